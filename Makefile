@@ -1,0 +1,42 @@
+# `make demo` and `make test` set up everything they need in .venv; again, they only redo what changed.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+BUILD_INPUTS := $(shell find csrc -type f) setup.py setup.cfg pyproject.toml
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/node_classification.py $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest tests $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info pyg_fast/_C.abi3.so
+	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Debian's python3 comes without the venv module's ensurepip; virtualenv brings its own pip.
+$(VENV)/.made:
+	@rm -rf $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo 'pyg_fast needs Python >= 3.10: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then $(PYTHON) -m venv $(VENV); \
+	elif $(PYTHON) -c 'import virtualenv' 2>/dev/null; then $(PYTHON) -m virtualenv -q $(VENV); \
+	else echo 'Python has no venv: install it, e.g. apt install python3-venv' >&2; exit 1; fi
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.made
+	$(BIN)/pip install '$(TORCH)'
+	@touch $@
+
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.torch $(BUILD_INPUTS)
+	$(BIN)/pip install -e '.[$*]'
+	@touch $@

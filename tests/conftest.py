@@ -1,0 +1,66 @@
+"""Fixtures of all tests: devices, real data, seeds; hypothesis settings."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile('default', deadline=None, max_examples=25)
+hypothesis.settings.register_profile(
+    'ci', hypothesis.settings.get_profile('default'), derandomize=True, database=None
+)
+hypothesis.settings.load_profile('ci' if os.environ.get('CI') else 'default')
+
+if 'OMP_NUM_THREADS' not in os.environ:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope='session', params=['cpu', 'cuda'])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Each device that has kernels."""
+    if request.param == 'cuda':
+        import pyg_fast
+
+        if not torch.cuda.is_available():
+            pytest.skip('no CUDA device')
+        if not pyg_fast.with_cuda():
+            pytest.skip('pyg_fast was built without CUDA')
+    return torch.device(request.param)
+
+
+@pytest.fixture(scope='session')
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Copies `name` of a collection of real graphs and gives the collection's folder.
+
+    `Planetoid(data_root('Planetoid', 'Cora'), 'Cora')` reads the copy; so does
+    `numpy.load(data_root('structure', 'ca_astroph.npz') / 'ca_astroph.npz')`.
+    """
+    if 'PYG_FAST_DATA' not in os.environ:
+        pytest.skip('PYG_FAST_DATA names no folder of real graphs')
+    source = Path(os.environ['PYG_FAST_DATA'])
+    target = tmp_path_factory.mktemp('data')
+
+    def copied(collection: str, name: str) -> Path:
+        place, copy = source / collection / name, target / collection / name
+        if not place.exists():
+            pytest.skip(f'PYG_FAST_DATA has no {collection}/{name}')
+        if not copy.exists():
+            copy.parent.mkdir(exist_ok=True)
+            if place.is_dir():  # contents only: the source may be read-only, the copy must not be
+                shutil.copytree(place, copy, copy_function=shutil.copyfile)
+                for folder in [copy, *filter(Path.is_dir, copy.rglob('*'))]:
+                    folder.chmod(0o755)
+            else:
+                shutil.copyfile(place, copy)
+        return copy.parent
+
+    return copied

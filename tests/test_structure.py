@@ -1,0 +1,126 @@
+"""Imports go down only, and kernels are free of torch."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What each part may import besides itself. What is not named here is the top and imports anything.
+OPS = {'ops', 'ops._library'}
+BELOW = {
+    'ops._library': set(),
+    'ops': OPS,
+    'formats': OPS,
+    'nn': OPS | {'formats'},
+    'datasets': OPS | {'formats'},
+    'transforms': OPS | {'formats', 'nn'},
+    'loader': OPS | {'formats', 'nn'},
+}
+
+
+def part_of(module: str) -> str:
+    """The part of the package that a module belongs to, such as 'nn' for 'pyg_fast.nn.gcn'."""
+    inner = module.removeprefix('pyg_fast').removeprefix('.')
+    return inner if inner in BELOW else inner.split('.')[0]
+
+
+def imported_modules(source: str, module: str, is_package: bool, known: set[str]) -> set[str]:
+    """The modules of `known` that the text of `module` imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ''
+            if node.level:
+                parents = module.split('.')[: None if is_package else -1]
+                parents = parents[: len(parents) - node.level + 1]
+                base = '.'.join(filter(None, [*parents, base]))
+            for alias in node.names:
+                inner = f'{base}.{alias.name}'
+                found.add(inner if inner in known else base)
+    return found & known
+
+
+def upward_imports(sources: dict[str, tuple[str, bool]]) -> list[str]:
+    """Imports against the direction, of modules given as name -> (text, is it a package)."""
+    wrong = []
+    for module, (text, is_package) in sources.items():
+        part = part_of(module)
+        if part not in BELOW:
+            continue
+        for other in imported_modules(text, module, is_package, set(sources)):
+            if part_of(other) not in BELOW[part] | {part}:
+                wrong.append(f'{module} imports {other}')
+    return sorted(wrong)
+
+
+def torch_includes(text: str) -> list[str]:
+    include = r'^\s*#\s*include\s*[<"]((?:torch|ATen|c10|caffe2)/[^>"]*)'
+    return re.findall(include, text, re.MULTILINE)
+
+
+def package_sources() -> dict[str, tuple[str, bool]]:
+    sources = {}
+    for path in (ROOT / 'pyg_fast').rglob('*.py'):
+        parts = path.relative_to(ROOT).with_suffix('').parts
+        is_package = parts[-1] == '__init__'
+        name = '.'.join(parts[:-1] if is_package else parts)
+        sources[name] = (path.read_text(), is_package)
+    return sources
+
+
+def test_imports_go_down() -> None:
+    sources = package_sources()
+    assert {'pyg_fast', 'pyg_fast.ops._library', 'pyg_fast.nn'} <= set(sources)
+    assert upward_imports(sources) == []
+
+
+@pytest.mark.parametrize(
+    ('module', 'text'),
+    [
+        ('pyg_fast.ops.spmm', 'from pyg_fast.formats.graph import Graph'),
+        ('pyg_fast.ops.spmm', 'from ..formats import graph'),
+        ('pyg_fast.ops.spmm', 'from pyg_fast import with_cuda'),
+        ('pyg_fast.ops._library', 'from . import spmm'),
+        ('pyg_fast.formats.graph', 'def f():\n    import pyg_fast.nn.gcn'),
+        ('pyg_fast.nn', 'from ..transforms import ToCSR'),
+        ('pyg_fast.transforms', 'from pyg_fast.loader import match'),
+        ('pyg_fast.datasets', 'from .nn import gcn'),
+        ('pyg_fast.nn', 'from pyg_fast import accelerate'),
+    ],
+)
+def test_upward_import_is_found(module: str, text: str) -> None:
+    packages = ['', '.ops', '.formats', '.nn', '.transforms', '.loader']
+    modules = ['.ops.spmm', '.ops._library', '.formats.graph', '.nn.gcn', '.datasets']
+    names = [*packages, *modules, '.accelerate']
+    sources = {f'pyg_fast{name}': ('', name in packages) for name in names}
+    sources[module] = (text, sources[module][1])
+    assert len(upward_imports(sources)) == 1
+
+
+def test_downward_import_is_fine() -> None:
+    sources = {
+        'pyg_fast': ('from .nn import gcn', True),
+        'pyg_fast.nn': ('from .gcn import GCN', True),
+        'pyg_fast.nn.gcn': ('from pyg_fast import ops\nfrom .. import formats', False),
+        'pyg_fast.formats': ('from ..ops._library import lib', True),
+        'pyg_fast.ops': ('from . import _library', True),
+        'pyg_fast.ops._library': ('import torch', False),
+    }
+    assert upward_imports(sources) == []
+
+
+def test_kernels_are_free_of_torch() -> None:
+    folders = [ROOT / 'csrc/cpu', ROOT / 'csrc/cuda']
+    files = [ROOT / 'csrc/kernels.h', *(f for folder in folders for f in folder.iterdir())]
+    assert len(files) > 4
+    assert {str(f): found for f in files if (found := torch_includes(f.read_text()))} == {}
+
+
+def test_torch_include_is_found() -> None:
+    text = '#include <vector>\n#  include <torch/library.h>\n#include "c10/util/Half.h"\n'
+    assert torch_includes(text) == ['torch/library.h', 'c10/util/Half.h']
