@@ -1,0 +1,22 @@
+// The CPU kernels, one line each. Every one picks the widest instruction set the machine has.
+// Calls that take [begin, end) work on those rows (or columns) only: the caller shares them out.
+#pragma once
+#include "../kernels.h"
+
+namespace pyg_fast::cpu {
+
+void spmm(const Spmm& p, int64_t row_begin, int64_t row_end);
+void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end);
+void sddmm(const Sddmm& p, int64_t row_begin, int64_t row_end);
+void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end);
+// Feature columns [begin, end): each thread owns its columns of grad_x, so nothing races.
+void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end);
+
+// The first row of share `k` of `n` when rows are split at (about) equal numbers of edges.
+int64_t row_of_share(const Csr& csr, int64_t k, int64_t n);
+
+// A function that runs body(ctx, k) for k in [0, n) on the caller's threads.
+using ParallelFor = void (*)(int64_t n, void (*body)(void* ctx, int64_t k), void* ctx);
+void to_csr(const ToCsr& p, int num_threads, ParallelFor parallel_for);
+
+}  // namespace pyg_fast::cpu

@@ -1,0 +1,93 @@
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu.h"
+#include "isa.h"
+#include "to_csr.h"
+
+namespace pyg_fast::cpu {
+namespace {
+
+// PYG_FAST_CPU_ISA caps the choice.
+const Kernels& choose() {
+#if defined(PYG_FAST_X86)
+  const char* cap = std::getenv("PYG_FAST_CPU_ISA");
+  const auto allowed = [cap](const char* below) {
+    return cap == nullptr || (std::strcmp(cap, "baseline") != 0 && std::strcmp(cap, below) != 0);
+  };
+  __builtin_cpu_init();
+  // Every machine with AVX2 also converts half precision (F16C).
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (avx2 && allowed("avx2") && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return avx512::kernels;
+  }
+  if (avx2 && allowed("baseline")) return avx2::kernels;
+#endif
+  return baseline::kernels;
+}
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();
+  return chosen;
+}
+
+template <typename Index>
+int64_t row_of_share(const Csr& csr, int64_t k, int64_t n) {
+  constexpr int64_t kEdgesOfRow = 2;  // what a row costs by itself
+  const auto* rowptr = static_cast<const Index*>(csr.rowptr);
+  const auto cost = [&](int64_t row) { return rowptr[row] + kEdgesOfRow * row; };
+  const int64_t total = cost(csr.num_rows);
+  const int64_t wanted = total / n * k + total % n * k / n;
+  int64_t low = 0, high = csr.num_rows;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (cost(middle) < wanted) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace
+
+void spmm(const Spmm& p, int64_t row_begin, int64_t row_end) {
+  kernels().spmm(p, row_begin, row_end);
+}
+
+void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
+  kernels().spmm_max(p, row_begin, row_end);
+}
+
+void sddmm(const Sddmm& p, int64_t row_begin, int64_t row_end) {
+  kernels().sddmm(p, row_begin, row_end);
+}
+
+void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end) {
+  kernels().spmm_max_backward_value(p, row_begin, row_end);
+}
+
+void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end) {
+  kernels().spmm_max_backward_x(p, dim_begin, dim_end);
+}
+
+int64_t row_of_share(const Csr& csr, int64_t k, int64_t n) {
+  if (k <= 0) return 0;
+  if (k >= n) return csr.num_rows;
+  return csr.index64 ? row_of_share<int64_t>(csr, k, n) : row_of_share<int32_t>(csr, k, n);
+}
+
+void to_csr(const ToCsr& p, int num_threads, ParallelFor parallel_for) {
+  if (p.in64) {
+    p.out64 ? CsrSort<int64_t, int64_t>(p, num_threads, parallel_for).run()
+            : CsrSort<int64_t, int32_t>(p, num_threads, parallel_for).run();
+  } else {
+    p.out64 ? CsrSort<int32_t, int64_t>(p, num_threads, parallel_for).run()
+            : CsrSort<int32_t, int32_t>(p, num_threads, parallel_for).run();
+  }
+}
+
+}  // namespace pyg_fast::cpu

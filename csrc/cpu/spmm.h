@@ -1,0 +1,174 @@
+// Sums over a row's edges: the accumulators of a tile of columns stay in registers.
+#pragma once
+#include "vec.h"
+
+namespace pyg_fast::cpu::PYG_FAST_ISA {
+
+// Columns of a packed tile: 64 of float, as many of half precision; fewer where registers end.
+template <typename T>
+constexpr int kPackedColumns = kLanes<T> * (kMaxVectors * kVectorBytes < 256 ? kMaxVectors
+                                                                            : 256 / kVectorBytes);
+
+// What happens to the sum of one row, vector by vector.
+template <typename T>
+struct Epilogue {
+  using Acc = acc_t<T>;
+  const Spmm& p;
+
+  PYG_FAST_INLINE Acc scale(int64_t row, int64_t count) const {
+    Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc{1};
+    if (p.mean && count > 1) scale /= static_cast<Acc>(count);
+    return scale;
+  }
+
+  template <int V>
+  PYG_FAST_INLINE void write(Vec<Acc, V> sum, Acc scale, int64_t row, int64_t column) const {
+    const int64_t at = row * p.dim + column;
+    sum *= scale;
+    if (p.diag) {
+      sum += load<V>(static_cast<const T*>(p.x) + at) * static_cast<const Acc*>(p.diag)[row];
+    }
+    if (p.out_acc) {
+      if (p.bias) sum += load<V>(static_cast<const Acc*>(p.bias) + column);
+      store<V>(static_cast<Acc*>(p.out) + at, sum);
+    } else {
+      if (p.bias) sum += load<V>(static_cast<const T*>(p.bias) + column);
+      store<V>(static_cast<T*>(p.out) + at, sum);
+    }
+  }
+};
+
+template <typename T, typename Index, bool kWeighted, int V, int N>
+void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight,
+               int64_t row_begin, int64_t row_end, int64_t prefetch_end, Tile tile) {
+  using Acc = acc_t<T>;
+  constexpr int U = N == 1 ? 4 : N <= 4 ? 2 : 1;  // edges in flight: sums have a latency
+  const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
+  const auto* col = static_cast<const Index*>(p.csr.col);
+  const int64_t last = tile.width - V;
+  const Epilogue<T> epilogue{p};
+
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t begin = rowptr[row], end = rowptr[row + 1];
+    Vec<Acc, V> sum[U][N] = {};
+    const auto add = [&](int u, int64_t e) PYG_FAST_ALWAYS {
+      const T* from = x + static_cast<int64_t>(col[e]) * stride;
+      PYG_FAST_UNROLL
+      for (int j = 0; j < N; ++j) {
+        const auto v = load<V>(from + offset<V, N>(j, last));
+        if constexpr (kWeighted) {
+          sum[u][j] += v * weight[e];
+        } else {
+          sum[u][j] += v;
+        }
+      }
+    };
+    int64_t e = begin;
+    for (; e + U <= end; e += U) {
+      if (e + kPrefetchEdges + U <= prefetch_end) {
+        PYG_FAST_UNROLL
+        for (int u = 0; u < U; ++u) {
+          prefetch_tile<T, V, N>(x + static_cast<int64_t>(col[e + kPrefetchEdges + u]) * stride);
+        }
+      }
+      PYG_FAST_UNROLL
+      for (int u = 0; u < U; ++u) add(u, e + u);
+    }
+    for (; e < end; ++e) add(0, e);
+
+    const Acc scale = epilogue.scale(row, end - begin);
+    PYG_FAST_UNROLL
+    for (int j = 0; j < N; ++j) {
+      PYG_FAST_UNROLL
+      for (int u = U / 2; u > 0; u /= 2) {
+        PYG_FAST_UNROLL
+        for (int k = 0; k < u; ++k) sum[k][j] += sum[k + u][j];
+      }
+      epilogue.template write<V>(sum[0][j], scale, row, tile.column + offset<V, N>(j, last));
+    }
+  }
+}
+
+// weight[e - begin] = value[e] * col_scale[col[e]]
+template <typename T, typename Index>
+void spmm_weights(const Spmm& p, int64_t begin, int64_t end, acc_t<T>* weight) {
+  using Acc = acc_t<T>;
+  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* perm = static_cast<const Index*>(p.csr.perm);
+  const auto* scale = static_cast<const Acc*>(p.col_scale);
+  if (p.value == nullptr) {
+    for (int64_t e = begin; e < end; ++e) weight[e - begin] = scale[col[e]];
+    return;
+  }
+  if (p.value_acc) {
+    gather_values(static_cast<const Acc*>(p.value), perm, begin, end, weight);
+  } else {
+    gather_values(static_cast<const T*>(p.value), perm, begin, end, weight);
+  }
+  if (scale != nullptr) {
+    for (int64_t e = begin; e < end; ++e) weight[e - begin] *= scale[col[e]];
+  }
+}
+
+// Tiles of wide features are copied together first where that makes them fit the cache (a stride
+// of a power of two would leave them a fraction of its sets) and the copy is read often enough.
+template <typename T>
+bool worth_packing(const Spmm& p, int64_t edges) {
+  constexpr int64_t kCacheBytes = int64_t{4} << 20, kReads = 8;
+  return p.dim >= 2 * kPackedColumns<T> && edges >= kReads * p.csr.num_cols &&
+         p.csr.num_cols * kPackedColumns<T> * static_cast<int64_t>(sizeof(T)) <= kCacheBytes;
+}
+
+template <typename T>
+void pack(const Spmm& p, Tile tile, T* packed) {
+  const T* from = static_cast<const T*>(p.x) + tile.column;
+  for (int64_t c = 0; c < p.csr.num_cols; ++c) {
+    __builtin_memcpy(packed + c * tile.width, from + c * p.dim,
+                     static_cast<size_t>(tile.width) * sizeof(T));
+  }
+}
+
+template <typename T, typename Index>
+void spmm_rows(const Spmm& p, int64_t row_begin, int64_t row_end) {
+  const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
+  const int64_t edge_end = rowptr[row_end];
+  const bool packing = worth_packing<T>(p, edge_end - rowptr[row_begin]);
+  const int vectors = packing ? kPackedColumns<T> / kLanes<T> : kMaxVectors;
+  Scratch<T> scratch;
+  for_tiles<T>(p.dim, vectors, [&](Tile tile) {
+    const T* x = static_cast<const T*>(p.x) + tile.column;
+    int64_t stride = p.dim;
+    if (packing) {
+      T* packed = scratch.of_size(p.csr.num_cols * kPackedColumns<T>);
+      pack(p, tile, packed);
+      x = packed;
+      stride = tile.width;
+    }
+    with_tile<T>(tile.width, [&](auto v, auto n) {
+      constexpr int V = decltype(v)::value, N = decltype(n)::value;
+      if (p.value == nullptr && p.col_scale == nullptr) {
+        spmm_tile<T, Index, false, V, N>(p, x, stride, nullptr, row_begin, row_end, edge_end,
+                                         tile);
+        return;
+      }
+      for_weighted_blocks<acc_t<T>>(
+          rowptr, row_begin, row_end,
+          [&](int64_t begin, int64_t end, acc_t<T>* weight) {
+            spmm_weights<T, Index>(p, begin, end, weight);
+          },
+          [&](int64_t begin, int64_t end, const acc_t<T>* weight) {
+            spmm_tile<T, Index, true, V, N>(p, x, stride, weight, begin, end, edge_end, tile);
+          });
+    });
+  });
+}
+
+static void spmm(const Spmm& p, int64_t row_begin, int64_t row_end) {
+  if (row_begin >= row_end || p.dim == 0) return;
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
+    spmm_rows<typename decltype(type)::type, typename decltype(index)::type>(p, row_begin,
+                                                                            row_end);
+  });
+}
+
+}  // namespace pyg_fast::cpu::PYG_FAST_ISA

@@ -1,0 +1,165 @@
+// What the kernels share: vectors of features, dispatch over types, the shape of a launch.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../kernels.h"
+
+namespace pyg_fast::cuda {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+// A row longer than this is shared by the warps of its block.
+constexpr int kHubDegree = 512;
+
+// Rows of a block at most; its warps take them one by one, so that no warp waits for another.
+constexpr int kMaxBlockRows = 128;
+
+template <typename T>
+using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename T>
+constexpr int kVec = 16 / static_cast<int>(sizeof(T));  // elements of a 16-byte load
+
+__device__ inline float to_acc(float v) { return v; }
+__device__ inline double to_acc(double v) { return v; }
+__device__ inline float to_acc(__half v) { return __half2float(v); }
+__device__ inline float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
+
+template <typename T>
+__device__ inline T from_acc(acc_t<T> v) {
+  if constexpr (std::is_same_v<T, __half>) return __float2half_rn(v);
+  else if constexpr (std::is_same_v<T, __nv_bfloat16>) return __float2bfloat16_rn(v);
+  else return v;
+}
+
+// VEC consecutive elements, loaded and stored as one word where VEC > 1.
+template <typename T, int VEC>
+struct alignas(sizeof(T) * VEC) Pack {
+  T data[VEC];
+};
+
+// Element c of a pack, ready for sums. Two bfloat16 of a word cost one instruction each.
+template <typename T, int VEC>
+__device__ inline acc_t<T> element(const Pack<T, VEC>& pack, int c) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && VEC > 1) {
+    const uint32_t word = reinterpret_cast<const uint32_t*>(&pack)[c / 2];
+    return __uint_as_float(c % 2 ? word & 0xffff0000u : word << 16);
+  } else {
+    return to_acc(pack.data[c]);
+  }
+}
+
+// Features are read many times and indices once: L1 and L2 are kept for the features.
+template <typename T, int VEC>
+__device__ inline Pack<T, VEC> load(const T* p) {
+  Pack<T, VEC> pack;
+  if constexpr (sizeof(T) * VEC == 16) {
+    *reinterpret_cast<uint4*>(&pack) = __ldg(reinterpret_cast<const uint4*>(p));
+  } else {
+    pack = *reinterpret_cast<const Pack<T, VEC>*>(p);
+  }
+  return pack;
+}
+
+template <typename T, int VEC>
+__device__ inline void store(T* p, const Pack<T, VEC>& pack) {
+  if constexpr (sizeof(T) * VEC == 16) {
+    __stcs(reinterpret_cast<uint4*>(p), *reinterpret_cast<const uint4*>(&pack));
+  } else {
+    *reinterpret_cast<Pack<T, VEC>*>(p) = pack;
+  }
+}
+
+template <typename I>
+__device__ inline I load_once(const I* p) {
+  if constexpr (sizeof(I) == 8) {
+    return static_cast<I>(__ldcs(reinterpret_cast<const long long*>(p)));
+  } else {
+    return __ldcs(p);
+  }
+}
+
+// Row `source` of features whose column of interest is at `base`: one wide multiply-add.
+__device__ inline const char* row_at(const char* base, int32_t source, uint32_t row_bytes) {
+  return base + static_cast<uint64_t>(static_cast<uint32_t>(source)) * row_bytes;
+}
+__device__ inline const char* row_at(const char* base, int64_t source, uint32_t row_bytes) {
+  return base + static_cast<uint64_t>(source) * row_bytes;
+}
+
+constexpr unsigned kWarpMask = 0xffffffffu;
+
+// How a launch covers rows and columns: a warp works on one row; `lanes` of its threads read one
+// edge's features, 32 / lanes edges at once; wide rows are cut into `tiles` of columns, tile by
+// tile over the whole graph, so that a tile of x can stay in L2.
+struct Shape {
+  int vec = 1;  // elements a thread reads at once
+  int lanes = 32;
+  int tiles = 1;
+  int block_rows = kWarps;
+
+  dim3 grid(int64_t num_rows) const {
+    return dim3(static_cast<unsigned>((num_rows + block_rows - 1) / block_rows),
+                tiles < 65535 ? tiles : 65535);
+  }
+};
+
+inline bool aligned16(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
+
+// Tiles of at most 256 bytes: wider ones gain nothing and fit L2 worse, narrower ones read the
+// indices more often.
+inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
+  Shape s;
+  s.vec = vec;
+  const int64_t vectors = (dim + vec - 1) / vec;
+  if (vec == 1) s.lanes = vectors == 1 ? 1 : vectors <= 8 ? 8 : 32;
+  else s.lanes = vectors <= 4 ? 4 : vectors <= 8 ? 8 : 16;
+  s.tiles = static_cast<int>((vectors + s.lanes - 1) / s.lanes);
+  // Enough blocks to fill the chip some times over.
+  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows > 16384)
+    s.block_rows *= 2;
+  return s;
+}
+
+// fn(VEC, LANES) as compile-time integers, for the shapes that shape_of makes.
+template <int VEC, typename Fn>
+void dispatch_shape(const Shape& s, Fn&& fn) {
+  using std::integral_constant;
+  if (s.vec == 1) {
+    if (s.lanes == 1) fn(integral_constant<int, 1>{}, integral_constant<int, 1>{});
+    else if (s.lanes == 8) fn(integral_constant<int, 1>{}, integral_constant<int, 8>{});
+    else fn(integral_constant<int, 1>{}, integral_constant<int, 32>{});
+  } else {
+    if (s.lanes == 4) fn(integral_constant<int, VEC>{}, integral_constant<int, 4>{});
+    else if (s.lanes == 8) fn(integral_constant<int, VEC>{}, integral_constant<int, 8>{});
+    else fn(integral_constant<int, VEC>{}, integral_constant<int, 16>{});
+  }
+}
+
+inline const char* last_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+// fn(T{}, I{}) for the element and index types at hand.
+template <typename Fn>
+const char* dispatch(DType dtype, bool index64, Fn&& fn) {
+  const auto with_index = [&](auto element) {
+    return index64 ? fn(element, int64_t{}) : fn(element, int32_t{});
+  };
+  switch (dtype) {
+    case DType::f32: return with_index(float{});
+    case DType::f64: return with_index(double{});
+    case DType::f16: return with_index(__half{});
+    case DType::bf16: return with_index(__nv_bfloat16{});
+  }
+  return "unknown dtype";
+}
+
+}  // namespace pyg_fast::cuda

@@ -1,0 +1,30 @@
+// The CUDA launchers. Free of torch and of CUDA headers: the bindings stay plain C++.
+// Each returns nullptr, or the text of a CUDA error. `scratch` is device memory of the size the
+// matching *_scratch function names. Nothing here synchronises or allocates.
+#pragma once
+#include "../kernels.h"
+
+namespace pyg_fast::cuda {
+
+int64_t spmm_scratch(const Spmm& p);
+const char* spmm(const Spmm& p, void* scratch, void* stream);
+
+const char* spmm_max(const SpmmMax& p, void* stream);
+
+const char* sddmm(const Sddmm& p, void* stream);
+
+const char* spmm_max_backward_value(const SpmmMaxBackwardValue& p, void* stream);
+
+// Atomic additions: fast, the last bits of a sum vary. f16 and bf16 accumulate in scratch.
+int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p);
+const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream);
+
+// The same gradient, deterministic: gathers over the transposed structure `transposed`, whose
+// `perm` gives the position of each of its edges in p.csr (nullptr: the identity).
+const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
+                                        void* stream);
+
+int64_t to_csr_scratch(const ToCsr& p);
+const char* to_csr(const ToCsr& p, void* scratch, void* stream);
+
+}  // namespace pyg_fast::cuda

@@ -1,0 +1,250 @@
+// Max and min aggregation with the edge that reached it, and its gradients.
+#include "cuda.h"
+#include "rows.cuh"
+
+namespace pyg_fast::cuda {
+namespace {
+
+// Minima are maxima of the negated values.
+template <typename T, typename I, int VEC, int LANES>
+struct MaxRow {
+  using Acc = acc_t<T>;
+  struct Sum {
+    Acc value[VEC];
+    I edge[VEC];  // -1: none yet
+
+    // NaN beats everything, ties go to the first edge; the order of offers does not matter.
+    __device__ void offer(int c, Acc v, I e) {
+      const bool larger = v > value[c] || (v != v && value[c] == value[c]);
+      const bool equal = v == value[c] || (v != v && value[c] != value[c]);
+      if (edge[c] < 0 || larger || (equal && e < edge[c])) {
+        value[c] = v;
+        edge[c] = e;
+      }
+    }
+  };
+  struct Edge {
+    I source = 0;
+    Acc weight = 0;
+
+    __device__ void load(const MaxRow& row, I e, I end) {
+      if (e >= end) return;
+      const SpmmMax& p = row.p;
+      source = load_once(static_cast<const I*>(p.csr.col) + e);
+      weight = p.minimum ? Acc(-1) : Acc(1);
+      if (p.value) {
+        const I v = p.csr.perm ? load_once(static_cast<const I*>(p.csr.perm) + e) : e;
+        weight *= to_acc(static_cast<const T*>(p.value)[v]);
+      }
+    }
+  };
+
+  const SpmmMax& p;
+  const char* x;  // at this thread's column
+  uint32_t row_bytes;
+  int64_t column;
+  bool active;
+
+  __device__ MaxRow(const SpmmMax& p, int tile) : p(p) {
+    column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
+    active = column < p.dim;
+    row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
+    // Threads past the last column read the first one and write nothing.
+    x = static_cast<const char*>(p.x) + (active ? column : 0) * sizeof(T);
+    asm("" : "+l"(x));  // one pointer, not a base and an offset to be added at every load
+  }
+
+  __device__ Sum empty() const {
+    Sum best;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      best.value[c] = 0;
+      best.edge[c] = -1;
+    }
+    return best;
+  }
+
+  __device__ void add(const Edge& edge, I base, int count, Sum& best) const {
+    constexpr int kSlots = 32 / LANES;
+    constexpr int kUnroll = LANES < 4 ? LANES : 4;  // loads in flight per thread
+    const int slot = (threadIdx.x & 31) / LANES;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kUnroll * kSlots) {
+      Pack<T, VEC> v[kUnroll];
+      // Past the end the last edge is read and offered again: the first offer won.
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int e = first + u * kSlots + slot;
+        const I source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+        v[u] = pyg_fast::cuda::load<T, VEC>(
+            reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int e = first + u * kSlots + slot, at = e < count ? e : count - 1;
+        const Acc weight = __shfl_sync(kWarpMask, edge.weight, at);
+#pragma unroll
+        for (int c = 0; c < VEC; ++c)
+          best.offer(c, weight * element(v[u], c), base + static_cast<I>(at));
+      }
+    }
+  }
+
+  __device__ void reduce(Sum& best) const {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset <<= 1) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        const Acc v = __shfl_xor_sync(kWarpMask, best.value[c], offset);
+        const I e = __shfl_xor_sync(kWarpMask, best.edge[c], offset);
+        if (e >= 0) best.offer(c, v, e);
+      }
+    }
+  }
+
+  __device__ void merge(Sum& best, const Sum& other) const {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      if (other.edge[c] >= 0) best.offer(c, other.value[c], other.edge[c]);
+    }
+  }
+
+  __device__ void finish(int64_t row, int64_t, const Sum& best) const {
+    if (!active) return;
+    Pack<T, VEC> out;
+    Pack<I, VEC> arg;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      const bool none = best.edge[c] < 0;
+      out.data[c] = from_acc<T>(none ? Acc(0) : p.minimum ? -best.value[c] : best.value[c]);
+      arg.data[c] = best.edge[c];
+    }
+    store<T, VEC>(static_cast<T*>(p.out) + row * p.dim + column, out);
+    store<I, VEC>(static_cast<I*>(p.arg) + row * p.dim + column, arg);
+  }
+};
+
+template <typename T, typename I, int VEC, int LANES>
+__global__ void __launch_bounds__(kThreads) spmm_max_kernel(SpmmMax p, Shape s) {
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    MaxRow<T, I, VEC, LANES> row(p, tile);
+    for_each_row<I, LANES>(p.csr, s.block_rows, row);
+  }
+}
+
+// One thread per (row, column): adds to the row of x that the maximum came from.
+template <typename T, typename I>
+__global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum) {
+  const I* col = static_cast<const I*>(p.csr.col);
+  const I* perm = static_cast<const I*>(p.csr.perm);
+  const I* arg = static_cast<const I*>(p.arg);
+  const T* grad = static_cast<const T*>(p.grad);
+  const T* value = static_cast<const T*>(p.value);
+  const int64_t total = p.csr.num_rows * p.dim, step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step) {
+    const I e = load_once(arg + k);
+    if (e < 0) continue;
+    acc_t<T> g = to_acc(grad[k]);
+    if (value) g *= to_acc(value[perm ? perm[e] : e]);
+    atomicAdd(sum + static_cast<int64_t>(col[e]) * p.dim + k % p.dim, g);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) round_kernel(const float* in, T* out, int64_t total) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
+    out[k] = from_acc<T>(in[k]);
+}
+
+// A warp per source j walks its outgoing edges and takes what they won, in a fixed order.
+template <typename T, typename I>
+__global__ void __launch_bounds__(kThreads) backward_x_ordered_kernel(SpmmMaxBackwardX p,
+                                                                      Csr transposed) {
+  const I* t_rowptr = static_cast<const I*>(transposed.rowptr);
+  const I* t_col = static_cast<const I*>(transposed.col);
+  const I* position = static_cast<const I*>(transposed.perm);
+  const I* perm = static_cast<const I*>(p.csr.perm);
+  const I* arg = static_cast<const I*>(p.arg);
+  const T* grad = static_cast<const T*>(p.grad);
+  const T* value = static_cast<const T*>(p.value);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
+  for (int64_t j = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; j < p.csr.num_cols;
+       j += step) {
+    const I begin = t_rowptr[j], end = t_rowptr[j + 1];
+    for (int64_t c = threadIdx.x & 31; c < p.dim; c += 32) {
+      acc_t<T> sum = 0;
+      for (I k = begin; k < end; ++k) {
+        const int64_t at = static_cast<int64_t>(t_col[k]) * p.dim + c;
+        const I e = position ? position[k] : k;
+        if (arg[at] != e) continue;
+        acc_t<T> g = to_acc(grad[at]);
+        if (value) g *= to_acc(value[perm ? perm[e] : e]);
+        sum += g;
+      }
+      static_cast<T*>(p.grad_x)[j * p.dim + c] = from_acc<T>(sum);
+    }
+  }
+}
+
+unsigned grid_for(int64_t threads) {
+  const int64_t blocks = (threads + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20);
+}
+
+}  // namespace
+
+const char* spmm_max(const SpmmMax& p, void* stream_) {
+  if (p.csr.num_rows == 0 || p.dim == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
+    const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+      spmm_max_kernel<T, I, vec, lanes><<<s.grid(p.csr.num_rows), kThreads, 0, stream>>>(p, s);
+    });
+    return last_error();
+  });
+}
+
+int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p) {
+  const bool half = p.dtype == DType::f16 || p.dtype == DType::bf16;
+  return half ? p.csr.num_cols * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
+}
+
+const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream_) {
+  const int64_t total = p.csr.num_cols * p.dim;
+  if (total == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    using Acc = acc_t<T>;
+    constexpr bool half = !std::is_same_v<T, Acc>;
+    Acc* sum = static_cast<Acc*>(half ? scratch : p.grad_x);
+    const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+    if (p.csr.num_rows > 0)
+      backward_x_kernel<T, I><<<grid_for(p.csr.num_rows * p.dim), kThreads, 0, stream>>>(p, sum);
+    if constexpr (half)
+      round_kernel<T><<<grid_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
+    return last_error();
+  });
+}
+
+const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
+                                        void* stream_) {
+  if (p.csr.num_cols == 0 || p.dim == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    backward_x_ordered_kernel<T, I>
+        <<<grid_for(p.csr.num_cols * 32), kThreads, 0, stream>>>(p, transposed);
+    return last_error();
+  });
+}
+
+}  // namespace pyg_fast::cuda

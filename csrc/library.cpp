@@ -1,0 +1,51 @@
+// Every op of the library with its schema: the table of contents. The bindings stand in <op>.cpp.
+#include "stable.h"
+
+namespace pyg_fast {
+
+bool with_cuda() {
+#ifdef PYG_FAST_WITH_CUDA
+  return true;
+#else
+  return false;
+#endif
+}
+
+}  // namespace pyg_fast
+
+STABLE_TORCH_LIBRARY(pyg_fast, m) {
+  // Coordinates to CSR: (rowptr, col, perm, invalid); stable, self-loops left out on demand.
+  m.def(
+      "to_csr(Tensor row, Tensor col, int num_rows, int num_cols, bool index64, bool drop_loops) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+
+  // row_scale * (A * (col_scale * x)) + diag * x + bias
+  m.def(
+      "spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, Tensor? row_scale, "
+      "Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc) -> Tensor");
+
+  // Maximum (or minimum) over each row's edges, and the edge that reached it.
+  m.def(
+      "spmm_max(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, bool minimum) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "spmm_max_backward_x(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor arg, "
+      "Tensor grad, int num_cols) -> Tensor");
+  m.def(
+      "spmm_max_backward_x_ordered(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, "
+      "Tensor arg, Tensor grad, Tensor t_rowptr, Tensor t_col, Tensor? t_position) -> Tensor");
+  m.def(
+      "spmm_max_backward_value(Tensor rowptr, Tensor col, Tensor? perm, Tensor arg, Tensor grad, "
+      "Tensor x, int num_values) -> Tensor");
+
+  // <a[i], b[j]> for every edge: the gradient of edge weights.
+  m.def(
+      "sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor a, Tensor b, Tensor? row_scale, "
+      "Tensor? col_scale, bool mean, int num_values) -> Tensor");
+
+  m.def("with_cuda() -> bool");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CompositeExplicitAutograd, m) {
+  m.impl("with_cuda", TORCH_BOX(&pyg_fast::with_cuda));
+}

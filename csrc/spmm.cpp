@@ -1,0 +1,95 @@
+#include "cpu/cpu.h"
+#include "stable.h"
+#ifdef PYG_FAST_WITH_CUDA
+#include "cuda/cuda.h"
+#endif
+
+namespace pyg_fast {
+namespace {
+
+// Checks, allocates the result, and calls run(p, x) with everything filled in.
+template <typename Run>
+Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& value_,
+            const Tensor& x_, const OptTensor& row_scale_, const OptTensor& col_scale_,
+            const OptTensor& diag_, const OptTensor& bias_, bool mean, bool out_acc,
+            const Run& run) {
+  STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
+  Spmm p;
+  p.dtype = dtype_of(x_, "x");
+  const ScalarType type = x_.scalar_type(), acc = acc_of(type);
+  p.out_acc = out_acc && acc != type;
+  p.mean = mean;
+  p.dim = x_.size(1);
+  p.csr = csr_of(rowptr, col, perm, x_.size(0));
+  check_device(x_, "x", col);
+  const Tensor x = to_contiguous(x_);
+  p.x = x.const_data_ptr();
+
+  const OptTensor value = to_contiguous(value_), bias = to_contiguous(bias_);
+  if (value) {
+    STD_TORCH_CHECK(value->dim() == 1, "value must have one dimension, got ", value->dim());
+    STD_TORCH_CHECK(value->size(0) >= p.csr.num_edges, "value must name every edge");
+    p.value_acc = value->scalar_type() == acc;
+    if (!p.value_acc) check_type(value, "value", type);
+    check_device(value, "value", col);
+    p.value = pointer(value);
+  }
+  const OptTensor row_scale = to_contiguous(row_scale_), col_scale = to_contiguous(col_scale_);
+  const OptTensor diag = to_contiguous(diag_);
+  const auto scale = [&](const OptTensor& t, const char* name, int64_t size) {
+    check_vector(t, name, size);
+    check_type(t, name, acc);
+    check_device(t, name, col);
+    return pointer(t);
+  };
+  p.row_scale = scale(row_scale, "row_scale", p.csr.num_rows);
+  p.col_scale = scale(col_scale, "col_scale", p.csr.num_cols);
+  p.diag = scale(diag, "diag", p.csr.num_rows);
+  STD_TORCH_CHECK(!diag || p.csr.num_rows == p.csr.num_cols, "diag needs a square graph");
+  const ScalarType out_type = p.out_acc ? acc : type;
+  check_vector(bias, "bias", p.dim);
+  check_type(bias, "bias", out_type);
+  check_device(bias, "bias", col);
+  p.bias = pointer(bias);
+
+  Tensor out = empty(x, {p.csr.num_rows, p.dim}, out_type);
+  p.out = out.mutable_data_ptr();
+  run(p, x);
+  return out;
+}
+
+Tensor spmm_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTensor value,
+                const Tensor& x, OptTensor row_scale, OptTensor col_scale, OptTensor diag,
+                OptTensor bias, bool mean, bool out_acc) {
+  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+              [](const Spmm& p, const Tensor&) {
+                const int64_t shares = num_threads();
+                const int64_t work = (p.csr.num_edges + p.csr.num_rows) * (p.dim + 8) / 16;
+                parallel(shares, work, [&](int64_t k) {
+                  cpu::spmm(p, cpu::row_of_share(p.csr, k, shares),
+                            cpu::row_of_share(p.csr, k + 1, shares));
+                });
+              });
+}
+
+#ifdef PYG_FAST_WITH_CUDA
+Tensor spmm_cuda(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTensor value,
+                 const Tensor& x, OptTensor row_scale, OptTensor col_scale, OptTensor diag,
+                 OptTensor bias, bool mean, bool out_acc) {
+  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+              [](const Spmm& p, const Tensor& on) {
+                Launch launch(on);
+                launch.check(cuda::spmm(p, launch.scratch(cuda::spmm_scratch(p)), launch.stream()),
+                             "spmm");
+              });
+}
+#endif
+
+}  // namespace
+}  // namespace pyg_fast
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) { m.impl("spmm", TORCH_BOX(&pyg_fast::spmm_cpu)); }
+
+#ifdef PYG_FAST_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CUDA, m) { m.impl("spmm", TORCH_BOX(&pyg_fast::spmm_cuda)); }
+#endif

@@ -1,0 +1,156 @@
+// All dealings with torch's stable ABI: what the bindings need of a tensor, and nothing else.
+#pragma once
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <optional>
+#include <tuple>
+
+#include "kernels.h"
+
+#ifdef PYG_FAST_WITH_CUDA
+// Lives in libtorch_cuda only: weak, so that the same file also loads under a CPU torch.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
+    int32_t device_index, void** ret_stream);
+#endif
+
+namespace pyg_fast {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+inline DType dtype_of(const Tensor& t, const char* name) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float: return DType::f32;
+    case ScalarType::Double: return DType::f64;
+    case ScalarType::Half: return DType::f16;
+    case ScalarType::BFloat16: return DType::bf16;
+    default:
+      STD_TORCH_CHECK(false, name, " must be float32, float64, float16 or bfloat16, got ",
+                      torch::headeronly::toString(t.scalar_type()));
+  }
+}
+
+// The type that sums run in.
+inline ScalarType acc_of(ScalarType type) {
+  return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+inline bool is_index64(const Tensor& t, const char* name) {
+  const ScalarType type = t.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Int || type == ScalarType::Long, name,
+                  " must be int32 or int64, got ", torch::headeronly::toString(type));
+  return type == ScalarType::Long;
+}
+
+// torch::stable::contiguous goes through the dispatcher each time; most tensors need nothing.
+inline Tensor to_contiguous(const Tensor& t) {
+  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+}
+
+inline OptTensor to_contiguous(const OptTensor& t) {
+  return t ? OptTensor(to_contiguous(*t)) : std::nullopt;
+}
+
+inline const void* pointer(const OptTensor& t) { return t ? t->const_data_ptr() : nullptr; }
+
+inline void check_vector(const OptTensor& t, const char* name, int64_t size) {
+  STD_TORCH_CHECK(!t || (t->dim() == 1 && t->size(0) == size), name, " must have shape [", size,
+                  "]");
+}
+
+inline void check_matrix(const Tensor& t, const char* name, int64_t rows, int64_t columns) {
+  STD_TORCH_CHECK(t.dim() == 2 && t.size(0) == rows && t.size(1) == columns, name,
+                  " must have shape [", rows, ", ", columns, "]");
+}
+
+inline void check_type(const OptTensor& t, const char* name, ScalarType type) {
+  STD_TORCH_CHECK(!t || t->scalar_type() == type, name, " must be ",
+                  torch::headeronly::toString(type));
+}
+
+inline void check_device(const OptTensor& t, const char* name, const Tensor& like) {
+  STD_TORCH_CHECK(!t || (t->is_cuda() == like.is_cuda() &&
+                         t->get_device_index() == like.get_device_index()),
+                  name, " is on another device than the graph");
+}
+
+// The graph as kernels see it. Its tensors must be contiguous and outlive the result.
+inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
+                  int64_t num_cols) {
+  const ScalarType type = col.scalar_type();
+  Csr csr;
+  csr.index64 = is_index64(col, "col");
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_rows + 1]");
+  STD_TORCH_CHECK(col.dim() == 1, "col must have one dimension");
+  check_type(rowptr, "rowptr", type);
+  check_type(perm, "perm", type);
+  check_device(rowptr, "rowptr", col);
+  check_device(perm, "perm", col);
+  csr.num_rows = rowptr.size(0) - 1;
+  csr.num_cols = num_cols;
+  csr.num_edges = col.size(0);
+  check_vector(perm, "perm", csr.num_edges);
+  STD_TORCH_CHECK(rowptr.is_contiguous() && col.is_contiguous() &&
+                      (!perm || perm->is_contiguous()),
+                  "rowptr, col and perm must be contiguous");
+  csr.rowptr = rowptr.const_data_ptr();
+  csr.col = col.const_data_ptr();
+  csr.perm = pointer(perm);
+  return csr;
+}
+
+inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> size, ScalarType type) {
+  return torch::stable::new_empty(like, size, type);
+}
+
+// Runs fn(k) for k in [0, n) on torch's threads; alone where `work` (about one per nanosecond)
+// would not pay for waking them.
+template <typename Fn>
+void parallel(int64_t n, int64_t work, const Fn& fn) {
+  if (n <= 1 || work < 20000) {
+    for (int64_t k = 0; k < n; ++k) fn(k);
+    return;
+  }
+  torch::stable::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) fn(k);
+  });
+}
+
+inline int64_t num_threads() { return torch::stable::get_num_threads(); }
+
+#ifdef PYG_FAST_WITH_CUDA
+// The device, its current stream, and memory from torch's allocator, for one launch.
+class Launch {
+ public:
+  explicit Launch(const Tensor& on) : on_(on), guard_(on.get_device_index()) {
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_get_current_cuda_stream(on.get_device_index(), &stream_));
+  }
+
+  void* stream() const { return stream_; }
+
+  void* scratch(int64_t bytes) {
+    if (bytes == 0) return nullptr;
+    scratch_ = torch::stable::new_empty(on_, {bytes}, ScalarType::Byte);
+    return scratch_->mutable_data_ptr();
+  }
+
+  static void check(const char* error, const char* op) {
+    STD_TORCH_CHECK(error == nullptr, "pyg_fast::", op, ": ", error);
+  }
+
+ private:
+  Tensor on_;
+  torch::stable::accelerator::DeviceGuard guard_;
+  void* stream_ = nullptr;
+  OptTensor scratch_;
+};
+#endif
+
+}  // namespace pyg_fast
