@@ -1,0 +1,5 @@
+"""The layers."""
+
+from .gcn import PathPreparedGCNConv
+
+__all__ = ['PathPreparedGCNConv']

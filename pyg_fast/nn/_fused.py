@@ -1,0 +1,83 @@
+"""What every fused layer shares: when it may run its kernel, and how it stays a PyG layer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.dense.linear import Linear
+
+from ..ops.spmm import DTYPES
+
+
+class Fused:
+    """Mixed into a subclass of a PyG convolution, which it leaves for the fused kernel where the
+    result is the same. All else (hooks, explainers, overridden messages, odd inputs) goes the
+    way of the base class."""
+
+    _base: type[MessagePassing]  # PyG's class
+
+    def _fusible(self: Any, x: Tensor) -> bool:
+        base = self._base
+        return (
+            self.fuse
+            and not self._explain
+            and self._decomposed_layers == 1
+            and self.node_dim == -2
+            and isinstance(x, Tensor)
+            and x.layout == torch.strided
+            and x.dim() == 2
+            and x.dtype in DTYPES
+            and not self._propagate_forward_pre_hooks
+            and not self._propagate_forward_hooks
+            and not self._message_forward_pre_hooks
+            and not self._message_forward_hooks
+            and not self._aggregate_forward_pre_hooks
+            and not self._aggregate_forward_hooks
+            and not self._message_and_aggregate_forward_pre_hooks
+            and not self._message_and_aggregate_forward_hooks
+            and not self._edge_update_forward_pre_hooks
+            and not self._edge_update_forward_hooks
+            and getattr(self.message, '__func__', None) is base.message
+            and getattr(self.aggregate, '__func__', None) is base.aggregate
+            and getattr(self.update, '__func__', None) is base.update
+            and getattr(self.message_and_aggregate, '__func__', None) is base.message_and_aggregate
+        )
+
+    def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
+        super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
+        # Else the base's compiled `propagate` would be taken for the original one.
+        type(self)._orig_propagate = MessagePassing.propagate
+
+    def __prepare_scriptable__(self: Any) -> MessagePassing:
+        return self.to_base()
+
+    def to_base(self: Any) -> MessagePassing:
+        """PyG's own layer, sharing the parameters."""
+        return recast(self, self._base)
+
+
+def recast(module: Any, cls: type) -> Any:
+    """A module of another class on the same parameters, buffers, submodules, hooks and options."""
+    out = cls.__new__(cls)
+    state = dict(module.__dict__)
+    for name in ('_parameters', '_buffers', '_modules'):
+        state[name] = state[name].copy()
+    # Set by explainers as bound methods of the old module.
+    for name in ('propagate', 'edge_updater'):
+        state.pop(name, None)
+    out.__dict__.update(state)
+    return out
+
+
+def is_plain_linear(linear: Module) -> bool:
+    """Whether a linear map is no more than its weight and bias."""
+    return (
+        type(linear) in (Linear, torch.nn.Linear)
+        and not linear._forward_hooks
+        and not linear._forward_pre_hooks
+        and not linear._backward_hooks
+        and not linear._backward_pre_hooks
+        and 'weight' in linear._parameters
+    )

@@ -1,0 +1,196 @@
+"""GCN layers."""
+
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv
+from torch_geometric.typing import Adj, OptTensor, SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
+
+from ..formats.gcn_norm import GCNNorm, gcn_norm
+from ..ops.graph import graph_of
+from ..ops.linear_spmm import linear_spmm
+from ..ops.spmm import acc_dtype, aggregate
+from ._fused import Fused, is_plain_linear
+
+
+class PathPreparedGCNConv(Fused, GCNConv):
+    r"""The graph convolution of the `"Semi-supervised Classification with Graph Convolutional
+    Networks" <https://arxiv.org/abs/1609.02907>`_ paper on a fused kernel.
+
+    .. math::
+        \mathbf{X}^{\prime} = \mathbf{\hat{D}}^{-1/2} \mathbf{\hat{A}}
+        \mathbf{\hat{D}}^{-1/2} \mathbf{X} \mathbf{\Theta}
+
+    A drop-in for :class:`~torch_geometric.nn.conv.GCNConv`: the same options, parameters,
+    state_dict, outputs and gradients. The normalisation happens on the kernel's way in and out,
+    so that unweighted edges carry no values at all; nothing of size
+    :math:`|\mathcal{E}| \times F` is made; linear map, aggregation and bias are one node of
+    autograd; and the narrower of :math:`\mathbf{X}` and :math:`\mathbf{X} \mathbf{\Theta}` is
+    aggregated.
+
+    A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted and normalised once. Any
+    other input works as in PyG, and is sorted at every call unless :obj:`cached=True`. An
+    :obj:`edge_weight` that requires a gradient is normalised at every call, since its gradient
+    flows through the degrees. Inputs that the kernel does not take (other types than float32,
+    float64, float16 and bfloat16, static batches, aggregations other than sums, hooks,
+    explainers) go through PyG's own code.
+
+    In half precision degrees and sums are counted in float32.
+
+    Args:
+        in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
+            input.
+        out_channels (int): Size of each output sample.
+        improved (bool, optional): Computes :math:`\mathbf{\hat{A}}` as
+            :math:`\mathbf{A} + 2 \mathbf{I}`; as in PyG, only for weighted or sparse input.
+            (default: :obj:`False`)
+        cached (bool, optional): Keeps the normalised graph of the first call for all others.
+            (default: :obj:`False`)
+        add_self_loops (bool, optional): Whether to add self-loops.
+            (default: :obj:`None`, as :obj:`normalize`)
+        normalize (bool, optional): Whether to add self-loops and normalise.
+            (default: :obj:`True`)
+        bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
+        **kwargs (optional): Additional arguments of
+            :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`, edge indices
+          :math:`(2, |\mathcal{E}|)` or sparse matrix :math:`(|\mathcal{V}|, |\mathcal{V}|)`,
+          edge weights :math:`(|\mathcal{E}|)` *(optional)*
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
+
+    Raises:
+        ValueError: If :obj:`edge_index` is on another device, or its size does not fit :obj:`x`,
+            or :obj:`edge_weight` has not one entry per edge.
+        IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
+    """
+
+    _base = GCNConv
+    _cached_norm: GCNNorm | None = None
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._cached_norm = None
+
+    def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
+        """"""
+        if self._fusible(x) and self.aggr in ('add', 'sum'):
+            norm = self._cached_norm
+            if norm is None:
+                norm = self._norm(x, edge_index, edge_weight)
+            if norm is not None:
+                return self._aggregate(x, norm)
+        return super().forward(x, edge_index, edge_weight)
+
+    def _norm(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> GCNNorm | None:
+        """The normalised graph, or None where PyG has to do it."""
+        num_nodes = x.size(0)
+        loops, fill_value = 'remaining', 2.0 if self.improved else 1.0
+        normalize, keep = self.normalize, self.cached and self.normalize
+        if keep and self._cached_edge_index is not None:  # From a PyG layer that we replace.
+            edge_index, edge_weight = self._cached_edge_index
+            normalize = False
+        elif keep and self._cached_adj_t is not None:
+            edge_index, edge_weight, normalize = self._cached_adj_t, None, False
+
+        if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
+            if torch.compiler.is_compiling() or self.flow != 'source_to_target':
+                return None
+            loops = 'replace' if isinstance(edge_index, SparseTensor) else 'add'
+            entries = _entries(edge_index, num_nodes)
+            # `edge_weight` beside a matrix is PyG's to refuse or to ignore.
+            if entries is None or edge_weight is not None:
+                return None
+            edge_index, edge_weight = entries
+        elif not isinstance(edge_index, Tensor):
+            return None
+        elif edge_weight is None:
+            fill_value = 1.0  # `improved` is for weighted graphs only, as in PyG.
+
+        if edge_index.device != x.device:
+            raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {x.device}")
+        if edge_weight is not None:
+            if edge_weight.dim() != 1 or not edge_weight.is_floating_point():
+                return None
+            if edge_weight.size(0) != edge_index.size(1):
+                raise ValueError(
+                    f"'edge_weight' must have shape [{edge_index.size(1)}], got "
+                    f'{list(edge_weight.shape)}'
+                )
+            if edge_weight.device != x.device:
+                raise ValueError(
+                    f"'edge_weight' is on {edge_weight.device}, but 'x' is on {x.device}"
+                )
+            wide = torch.promote_types(edge_weight.dtype, x.dtype)
+            if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
+                return None
+
+        transpose = torch.is_grad_enabled()
+        if normalize:
+            norm = gcn_norm(
+                edge_index, edge_weight, num_nodes, x.dtype, fill_value=fill_value,
+                loops=loops if self.add_self_loops else 'keep', flow=self.flow,
+                transpose=transpose or keep,
+            )  # fmt: skip
+        else:
+            reverse = self.flow == 'target_to_source'
+            graph = graph_of(
+                edge_index, num_nodes, num_nodes, transpose=transpose or reverse or keep
+            )
+            dtype = None if edge_weight is None else edge_weight.dtype
+            norm = GCNNorm(graph.t() if reverse else graph, edge_weight, None, None, dtype)
+        if keep:
+            self._cached_norm = norm
+        return norm
+
+    def _aggregate(self, x: Tensor, norm: GCNNorm) -> Tensor:
+        graph, value, scale, diag, weight_dtype = norm
+        if x.size(0) != graph.num_src:
+            raise ValueError(
+                f"'x' must have {graph.num_src} rows as the graph has nodes, got {list(x.shape)}"
+            )
+        lin, bias, dtype = self.lin, self.bias, x.dtype
+        autocast = torch.is_autocast_enabled(x.device.type) and dtype != torch.float64
+        if autocast:
+            dtype = torch.get_autocast_dtype(x.device.type)
+        # As in PyG a message has the wider type of features and weights, and so has the bias.
+        out_dtype = dtype if weight_dtype is None else torch.promote_types(weight_dtype, dtype)
+        if bias is not None:
+            out_dtype = torch.promote_types(bias.dtype, out_dtype)
+            bias = bias.to(out_dtype)
+        out_acc = out_dtype != dtype
+        if value is not None and value.dtype != acc_dtype(dtype):
+            value = value.to(dtype)
+
+        differentiable = (value is not None and value.requires_grad) or (
+            diag is not None and diag.requires_grad
+        )
+        if is_plain_linear(lin) and lin.bias is None and not differentiable:
+            weight = lin.weight
+            if autocast:
+                x, weight = x.to(dtype), weight.to(dtype)
+            return linear_spmm(x, weight, bias, graph, value, scale, diag, out_acc)
+
+        x = lin(x)
+        if not differentiable:
+            return aggregate(graph, x, value, bias, scale, scale, diag, out_acc=out_acc)
+        out = aggregate(graph, x, value, bias, scale, scale, out_acc=out_acc)
+        return out if diag is None else out + (diag.view(-1, 1) * x).to(out.dtype)
+
+
+def _entries(adj_t: Adj, num_nodes: int) -> tuple[Tensor, OptTensor] | None:
+    """Edges and weights of a transposed sparse matrix, or None where PyG has to do it."""
+    if adj_t.size(0) != num_nodes or adj_t.size(1) != num_nodes:
+        return None
+    value: OptTensor
+    if isinstance(adj_t, SparseTensor):
+        row, col, value = adj_t.coo()
+    else:
+        if adj_t.layout not in (torch.sparse_coo, torch.sparse_csr):
+            return None
+        (row, col), value = to_edge_index(adj_t)
+    if value is not None and (value.dim() != 1 or value.requires_grad):
+        return None
+    return torch.stack([col, row]), value

@@ -1,0 +1,129 @@
+"""Loads the compiled extension and gives its ops their fake kernels."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_PATH = Path(__file__).parent.parent / '_C.abi3.so'
+if not _PATH.exists():
+    raise ImportError(
+        f"pyg_fast's compiled extension is missing ({_PATH}): build it with 'pip install .', and "
+        f"do not import pyg_fast from the root of its source tree without 'pip install -e .'"
+    )
+torch.ops.load_library(_PATH)
+
+ops = torch.ops.pyg_fast
+
+
+def with_cuda() -> bool:
+    """Whether the CUDA kernels were compiled in."""
+    return ops.with_cuda()
+
+
+# Meta kernels by `Library.impl`: the first `torch.library.register_fake` of a process costs 50 ms.
+_meta = torch.library.Library('pyg_fast', 'IMPL')
+
+
+def _acc(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _to_csr(
+    row: Tensor, col: Tensor, num_rows: int, num_cols: int, index64: bool, drop_loops: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype = torch.int64 if index64 else torch.int32
+    return (
+        row.new_empty(num_rows + 1, dtype=dtype),
+        row.new_empty(row.size(0), dtype=dtype),
+        row.new_empty(row.size(0), dtype=dtype),
+        row.new_empty(1, dtype=torch.int64),
+    )
+
+
+def _spmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+) -> Tensor:
+    dtype = _acc(x.dtype) if out_acc else x.dtype
+    return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
+
+
+def _spmm_max(
+    rowptr: Tensor, col: Tensor, perm: Tensor | None, value: Tensor | None, x: Tensor, minimum: bool
+) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(rowptr.size(0) - 1, x.size(1))
+    return out, torch.empty_like(out, dtype=col.dtype)
+
+
+def _spmm_max_backward_x(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    arg: Tensor,
+    grad: Tensor,
+    num_cols: int,
+) -> Tensor:
+    return grad.new_empty(num_cols, grad.size(1))
+
+
+def _spmm_max_backward_x_ordered(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    arg: Tensor,
+    grad: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_position: Tensor | None,
+) -> Tensor:
+    return grad.new_empty(t_rowptr.size(0) - 1, grad.size(1))
+
+
+def _spmm_max_backward_value(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    arg: Tensor,
+    grad: Tensor,
+    x: Tensor,
+    num_values: int,
+) -> Tensor:
+    return grad.new_empty(num_values)
+
+
+def _sddmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    mean: bool,
+    num_values: int,
+) -> Tensor:
+    return a.new_empty(num_values)
+
+
+for _fake in (
+    _to_csr,
+    _spmm,
+    _spmm_max,
+    _spmm_max_backward_x,
+    _spmm_max_backward_x_ordered,
+    _spmm_max_backward_value,
+    _sddmm,
+):
+    _meta.impl(_fake.__name__[1:], _fake, 'Meta')

@@ -1,0 +1,159 @@
+"""The graph as kernels read it: a CSR structure and its transpose."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from .to_csr import check_edge_index, to_csr
+
+# The one attribute of ours on an EdgeIndex: {key: whatever was derived from it}.
+_CACHE = '_pyg_fast_cache'
+
+
+class _Cache(dict):
+    """A dict that copies and pickles as an empty one: it can always be made again."""
+
+    def __reduce__(self) -> tuple:
+        return (dict, ())
+
+
+class Graph(NamedTuple):
+    r"""A sparse matrix :math:`\mathbf{A}` in CSR form with rows = destinations, and its transpose.
+
+    Both lists of edges point into one order of edges, that of :obj:`edge_weight`: by :obj:`perm`
+    and :obj:`t_perm` (:obj:`None`: the list is in that order itself). All tensors are of one
+    integer type, int32 or int64.
+
+    Shapes:
+        - **rowptr:** :math:`(N_{dst} + 1)`, **col**, **perm:** :math:`(|\mathcal{E}|)`
+        - **t_rowptr:** :math:`(N_{src} + 1)`, **t_col**, **t_perm:** :math:`(|\mathcal{E}|)`;
+          :obj:`None` where no gradient will be asked for
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    perm: Tensor | None
+    t_rowptr: Tensor | None
+    t_col: Tensor | None
+    t_perm: Tensor | None
+    num_src: int
+    num_dst: int
+
+    def t(self) -> 'Graph':
+        """The transposed graph."""
+        if self.t_rowptr is None or self.t_col is None:
+            raise ValueError("'graph' was made without its transpose")
+        return Graph(
+            self.t_rowptr, self.t_col, self.t_perm, self.rowptr, self.col, self.perm,
+            self.num_dst, self.num_src,
+        )  # fmt: skip
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges that an :obj:`edge_weight` must have."""
+        return self.col.size(0)
+
+
+def graph_of(
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    *,
+    transpose: bool = True,
+    drop_loops: bool = False,
+) -> Graph:
+    r"""The graph of a plain or prepared :obj:`edge_index`.
+
+    A plain tensor is sorted at every call. What is derived from an
+    :class:`~torch_geometric.EdgeIndex` is kept on it, and made anew once its data, its size or
+    its device change.
+
+    Args:
+        edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
+        num_src (int): Number of source nodes.
+        num_dst (int): Number of destination nodes.
+        transpose (bool): Whether a backward pass will need the transpose.
+            (default: :obj:`True`)
+        drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
+
+    Raises:
+        TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`; ValueError also for an
+            EdgeIndex whose size or sort order is not what it claims.
+    """
+    if isinstance(edge_index, EdgeIndex):
+        if torch.compiler.is_compiling():
+            return _traced(edge_index, num_src, num_dst, drop_loops)
+        key = ('graph', num_src, num_dst, drop_loops)
+        cache = cache_of(edge_index)
+        graph = cache.get(key)
+        if graph is None:
+            graph = cache[key] = _prepare(edge_index, num_src, num_dst, drop_loops)
+        return graph
+    rowptr, col, perm = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops)
+    if not transpose:
+        return Graph(rowptr, col, perm, None, None, None, num_src, num_dst)
+    t_rowptr, t_col, t_perm = to_csr(edge_index, num_src, num_dst, by='src', drop_loops=drop_loops)
+    return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
+
+
+def cache_of(edge_index: EdgeIndex) -> dict:
+    """What was derived from an EdgeIndex; empty again once its data have changed."""
+    data = edge_index._data
+    # An edit counts in the version of that of the two tensors that it went through.
+    state = (id(data), _version(data), _version(edge_index), edge_index._sort_order)
+    cache = edge_index.__dict__.get(_CACHE)
+    if cache is None or cache.get('state') != state:
+        # `data` is held, so that its id cannot come back for another tensor.
+        cache = edge_index.__dict__[_CACHE] = _Cache(state=state, data=data)
+    return cache
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version  # Inference tensors count none.
+
+
+def num_loops(edge_index: EdgeIndex) -> int:
+    """The number of edges from a node to itself, counted once."""
+    cache = cache_of(edge_index)
+    if 'num_loops' not in cache:
+        cache['num_loops'] = int((edge_index._data[0] == edge_index._data[1]).sum())
+    return cache['num_loops']
+
+
+def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
+    data = edge_index.as_tensor()
+    check_edge_index(data)
+    size = tuple(edge_index.sparse_size())
+    for known, count, name in zip(size, (num_src, num_dst), ('source', 'destination'), strict=True):
+        if known is not None and known != count:
+            raise ValueError(
+                f"'edge_index' is of size {size} (sources, destinations), but there are {count} "
+                f'{name} nodes'
+            )
+    if drop_loops:
+        if num_loops(edge_index) == 0:
+            return graph_of(edge_index, num_src, num_dst)
+        return graph_of(data, num_src, num_dst, drop_loops=True)
+    graph = graph_of(data, num_src, num_dst)
+    if not edge_index.is_sorted:
+        return graph
+    # PyG's caches are not read: edits in place leave wrong ones behind.
+    by_row = edge_index.is_sorted_by_row
+    sorted_end = data[0 if by_row else 1]
+    if bool((sorted_end[1:] < sorted_end[:-1]).any()):
+        raise ValueError(
+            f"'edge_index' claims to be sorted by {edge_index.sort_order!r} but is not"
+        )
+    return graph._replace(t_perm=None) if by_row else graph._replace(perm=None)
+
+
+def _traced(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
+    # Methods of EdgeIndex do not trace, reading its attributes does.
+    cache = getattr(edge_index, _CACHE, None)
+    if cache is not None:
+        graph = cache.get(('graph', num_src, num_dst, drop_loops))
+        if graph is not None:
+            return graph
+    return graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)
