@@ -1,0 +1,211 @@
+"""Graphs sorted by destination, with CSR and CSC at hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.data.storage import EdgeStorage, NodeStorage
+from torch_geometric.edge_index import CatMetadata, SortOrder
+from torch_geometric.transforms import BaseTransform
+from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
+
+from ..formats import graph_of, to_edge_index
+from ..ops.to_csr import check_edge_index
+
+# Not permuted: what is being sorted, other edges, and the counts of a loader (lists that can by
+# chance be as long as there are edges).
+_NO_EDGE_ATTRS = frozenset(
+    ('edge_index', 'edge_label', 'edge_label_index', 'num_sampled_nodes', 'num_sampled_edges')
+)
+_ROOTED_ATTRS = frozenset(('sub_edge_index', 'n_id', 'e_id', 'n_sub_batch', 'e_sub_batch'))
+
+
+@functional_transform('to_csr')
+class ToCSR(BaseTransform):
+    r"""Sorts edges by destination and keeps their CSR and CSC forms at hand (functional name:
+    :obj:`to_csr`).
+
+    Every :obj:`edge_index` of a :class:`~torch_geometric.data.Data` or
+    :class:`~torch_geometric.data.HeteroData` object becomes an int64
+    :class:`~torch_geometric.EdgeIndex` with the size of its graph and filled caches:
+
+    .. math::
+        \mathbf{e}^{\prime}_k = \mathbf{e}_{\pi(k)}, \quad
+        \pi = \textrm{argsort}_{\textrm{stable}}(\textrm{destinations})
+
+    All edge-level attributes are permuted along, save :obj:`edge_label` and
+    :obj:`edge_label_index`. Attributes whose values are positions of edges keep their values.
+    An :class:`~torch_geometric.EdgeIndex` that is all this already stays the same object; a
+    cache that is missing or wrong is made anew. Stores without :obj:`edge_index`
+    (:obj:`adj_t`) are left alone.
+
+    The caches survive :obj:`to`, :obj:`clone`, copies, pickling, :func:`torch.save` and
+    :func:`torch.load` (with :obj:`weights_only=True` for tensors and :obj:`data.to_dict()`: PyG
+    itself does not register :class:`~torch_geometric.data.Data` as safe). Batching and selecting edges drop them:
+    apply the transform again to fill them; layers fill them by need.
+
+    If :obj:`num_nodes` is unknown, it is inferred from the edges, for a node type from all edge
+    types at it.
+
+    .. warning::
+        Put this transform last. These of PyG 2.8 raise an error after it, some of them for some
+        inputs only: :class:`~torch_geometric.transforms.FeaturePropagation`,
+        :class:`~torch_geometric.transforms.GDC`,
+        :class:`~torch_geometric.transforms.LineGraph`,
+        :class:`~torch_geometric.transforms.RandomLinkSplit` (negative samples between two node
+        types), :class:`~torch_geometric.transforms.RemoveDuplicatedEdges`,
+        :class:`~torch_geometric.transforms.RootedEgoNets`,
+        :class:`~torch_geometric.transforms.RootedRWSubgraph`,
+        :class:`~torch_geometric.transforms.SIGN` and
+        :class:`~torch_geometric.transforms.ToSparseTensor`. These give wrong results, since
+        :meth:`EdgeIndex.sort_by` mixes up the caches:
+        :class:`~torch_geometric.transforms.AddMetaPaths` and
+        :class:`~torch_geometric.transforms.AddRandomMetaPaths` (they can also crash the
+        interpreter), and :class:`~torch_geometric.transforms.TwoHop`.
+
+    Shapes:
+        - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer type
+        - **output:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`
+
+    Raises:
+        IndexError: If an index is negative or too large; like all errors, it names the store.
+        TypeError: If an :obj:`edge_index` is not an integer tensor.
+        ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`.
+    """
+
+    def forward(self, data: Data | HeteroData) -> Data | HeteroData:
+        stores = [store for store in data.edge_stores if 'edge_index' in store]
+        for store in stores:
+            _named(store, check_edge_index, store['edge_index'])
+        num_nodes = _node_counts(data, stores)
+        for store in stores:
+            key = store._key or (None, None)
+            _sort(data, store, (num_nodes[key[0]], num_nodes[key[-1]]))
+        return data
+
+
+def _named(store: EdgeStorage, func: Callable, *args: Any) -> Any:
+    """Calls a function, and has its errors name the store."""
+    try:
+        return func(*args)
+    except (IndexError, TypeError, ValueError) as error:
+        name = 'data' if store._key is None else f'data{list(store._key)}'
+        raise type(error)(f'{name}: {error}') from error
+
+
+def _node_counts(data: Data | HeteroData, stores: list[EdgeStorage]) -> dict[str | None, int]:
+    """The number of nodes by type, of one that data do not tell by the edges at it."""
+    if not isinstance(data, HeteroData):
+        return {None: data.num_nodes} if stores else {}
+    counts = {}
+    for node_type in dict.fromkeys(t for store in stores for t in (store._key[0], store._key[-1])):
+        # Asking for a type that is not there would create it.
+        known = data[node_type].num_nodes if node_type in data.node_types else None
+        counts[node_type] = _count_ends(stores, node_type) if known is None else known
+    return counts
+
+
+def _count_ends(stores: list[EdgeStorage], node_type: str) -> int:
+    count = 0
+    for store in stores:
+        edge_index = store['edge_index']
+        for end, dim in ((store._key[0], 0), (store._key[-1], 1)):
+            if end != node_type:
+                continue
+            if isinstance(edge_index, EdgeIndex):
+                count = max(count, edge_index.sparse_size(dim) or 0)
+            if edge_index.size(1) > 0:
+                count = max(count, int(edge_index[dim].max()) + 1)
+    return count
+
+
+def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) -> None:
+    edge_index = store['edge_index']
+    out, perm = _named(store, to_edge_index, edge_index, size)
+    if isinstance(edge_index, EdgeIndex):
+        # Caches are compared, not trusted: `EdgeIndex.sort_by` and edits in place leave wrong ones.
+        if _equal(edge_index, out):
+            graph_of(edge_index, *size)
+            return
+        out._is_undirected = edge_index.is_undirected and size[0] == size[1]
+    if isinstance(data, Batch):
+        out._cat_metadata = _cat_metadata(data, store._key, out)
+
+    # Which attributes belong to edges is asked before any of them changes.
+    skipped = _NO_EDGE_ATTRS
+    if isinstance(data, RootedSubgraphData):
+        skipped |= _ROOTED_ATTRS
+    attrs = {k: v for k, v in store.items() if k not in skipped and _is_edge_attr(store, k, v)}
+    store['edge_index'] = out
+    for key, value in attrs.items():
+        store[key] = _permuted(value, perm, data.__cat_dim__(key, value, store))
+    if isinstance(data, RootedSubgraphData):
+        position = torch.empty_like(perm)
+        position[perm] = torch.arange(perm.numel(), device=perm.device)
+        store['e_id'] = position[store['e_id']]
+
+
+def _is_edge_attr(store: EdgeStorage, key: str, value: Any) -> bool:
+    if (
+        isinstance(value, (list, tuple))
+        and isinstance(store, NodeStorage)
+        and len(value) == store.num_nodes == store.num_edges
+    ):
+        return 'edge' in key  # So decides PyG, but for tensors only.
+    return store.is_edge_attr(key)
+
+
+def _permuted(value: Any, perm: Tensor, dim: int) -> Any:
+    if isinstance(value, Tensor):
+        return value.index_select(dim, perm.to(value.device))
+    if isinstance(value, np.ndarray):
+        return np.take(value, perm.cpu().numpy(), axis=dim)
+    if isinstance(value, (list, tuple)):
+        return type(value)([value[i] for i in perm.tolist()])
+    return value[perm]  # A TensorFrame.
+
+
+def _equal(edge_index: EdgeIndex, other: EdgeIndex) -> bool:
+    """Whether two have equal edges, sizes, order and caches."""
+
+    def parts(index: EdgeIndex) -> tuple[Tensor | None, ...]:
+        return index._data, index._indptr, index._T_perm, *index._T_index, index._T_indptr
+
+    return (
+        # That of an empty one stays behind when it is moved.
+        edge_index.device == other.device
+        and tuple(edge_index.sparse_size()) == tuple(other.sparse_size())
+        and edge_index.sort_order == other.sort_order
+        and all(
+            isinstance(a, Tensor)
+            and isinstance(b, Tensor)
+            and (a.device, a.dtype, a.shape) == (b.device, b.dtype, b.shape)
+            and torch.equal(a, b)
+            for a, b in zip(parts(edge_index), parts(other), strict=True)
+        )
+    )
+
+
+def _cat_metadata(batch: Batch, key: Any, edge_index: EdgeIndex) -> CatMetadata | None:
+    """What `Batch.get_example` needs to give each graph its own size back."""
+    slices, incs = (
+        (attrs if key is None else attrs[key]).get('edge_index')
+        for attrs in (batch._slice_dict, batch._inc_dict)
+    )
+    if slices is None or incs is None or int(slices[-1]) != edge_index.size(1):
+        return None  # Edges came or went after batching, which PyG cannot undo either.
+    num_graphs = slices.numel() - 1
+    starts = incs.view(num_graphs, -1).expand(-1, 2)
+    # PyG subtracts a graph's start from its size.
+    sizes = [*map(tuple, starts[1:].tolist()), tuple(edge_index.sparse_size())]
+    return CatMetadata(
+        nnz=slices.diff().tolist(),
+        sparse_size=sizes,
+        sort_order=[SortOrder.COL] * num_graphs,
+        is_undirected=[edge_index.is_undirected] * num_graphs,
+    )
