@@ -1,0 +1,216 @@
+"""Graphs that need no download."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, InMemoryDataset
+
+SIGMA = 1.3  # of the log-normal propensities: the largest degree is some hundred times the mean
+
+
+class PlantedSize(NamedTuple):
+    """The size of a planted graph.
+
+    Args:
+        num_nodes: Number of nodes.
+        num_pairs: Number of node pairs drawn. A graph has at most twice as many (directed)
+            edges, less what duplicates take.
+        num_communities: Number of planted communities.
+        inside: Share of the pairs that is drawn within a community. (default: ``0.8``)
+    """
+
+    num_nodes: int
+    num_pairs: int
+    num_communities: int
+    inside: float = 0.8
+
+
+SIZES: dict[str, PlantedSize] = {
+    'tiny': PlantedSize(300, 1_500, 4),
+    'small': PlantedSize(3_000, 15_000, 7),
+    'medium': PlantedSize(50_000, 570_000, 16),
+    'arxiv-like': PlantedSize(169_343, 1_166_243, 40, 0.7),
+    'reddit-like': PlantedSize(232_965, 57_307_946, 41),
+    'products-like': PlantedSize(2_449_029, 61_859_140, 2000),
+}
+
+
+def planted_structure(
+    size: str | PlantedSize,
+    seed: int = 0,
+    device: torch.device | str = 'cpu',
+) -> tuple[Tensor, Tensor]:
+    """The structure of :class:`PlantedGraph` alone, for benchmarks.
+
+    Args:
+        size: A name in :obj:`SIZES`, or a :class:`PlantedSize`.
+        seed: Seed of the random generator. (default: ``0``)
+        device: Where the graph is drawn and kept. (default: ``'cpu'``)
+
+    Returns:
+        ``rowptr`` of shape ``[num_nodes + 1]`` and ``col`` of shape ``[num_edges]``, both int32,
+        columns ascending within a row.
+
+    Raises:
+        TypeError, ValueError: If ``size`` is neither known nor usable.
+    """
+    rowptr, col, _ = _plant(_resolve(size), _generator(seed, device))
+    return rowptr, col
+
+
+class PlantedGraph(InMemoryDataset):
+    r"""A graph of planted communities with skewed degrees, for node classification.
+
+    Node :math:`i` has a community :math:`c_i`, uniform, and a propensity
+    :math:`\theta_i = \exp(1.3 \, z_i)` with :math:`z_i \sim \mathcal{N}(0, 1)`. Each pair joins a
+    node :math:`i`, drawn in proportion to :math:`\theta_i`, to a node :math:`j` drawn with
+
+    .. math::
+        P(j \mid i) = p \, \frac{\theta_j [c_i = c_j]}{\sum_{k: c_k = c_i} \theta_k}
+        + (1 - p) \, \frac{\theta_j}{\sum_k \theta_k}
+
+    where :math:`p` is the share ``inside``. Edges run both ways and are sorted and free of
+    duplicates; a few are self-loops, and some nodes are isolated. A label :math:`y_i` is
+    :math:`c_i \bmod C`, but for a share ``astray`` of the nodes, where it is uniform: the edges of
+    those nodes mislead, which keeps graph convolutions short of a perfect accuracy. Features are
+
+    .. math::
+        \mathbf{x}_i = s \, \boldsymbol{\mu}_{y_i} + \boldsymbol{\epsilon}_i, \qquad
+        \boldsymbol{\epsilon}_i \sim \mathcal{N}(\mathbf{0}, \mathbf{I}), \qquad
+        \|\boldsymbol{\mu}_{y_i}\| = 1
+
+    with the strength ``signal`` as :math:`s`, too weak to tell a class by them alone. Half of the
+    nodes are for training, a quarter each for validation and test.
+
+    The same arguments give the same graph on the same type of device; a CPU and a GPU draw
+    different ones.
+
+    Args:
+        size: A name in :obj:`SIZES`, or a :class:`PlantedSize`. (default: ``'small'``)
+        seed: Seed of the random generator. (default: ``0``)
+        transform: Applied to the data on every access. (default: ``None``)
+        num_channels: Number of features of a node. (default: ``64``)
+        num_classes: Number of classes :math:`C`. (default: the number of communities, at most 47)
+        signal: Norm of the class centroids, in standard deviations of the noise.
+            (default: ``2.0``)
+        astray: Share of the nodes labelled regardless of their community. (default: ``0.05``)
+        device: Where the graph is drawn and kept. (default: ``'cpu'``)
+
+    Raises:
+        TypeError, ValueError: If an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        size: str | PlantedSize = 'small',
+        seed: int = 0,
+        transform: Callable[[Data], Data] | None = None,
+        *,
+        num_channels: int = 64,
+        num_classes: int | None = None,
+        signal: float = 2.0,
+        astray: float = 0.05,
+        device: torch.device | str = 'cpu',
+    ) -> None:
+        super().__init__(None, transform)
+        size = _resolve(size)
+        if num_classes is None:
+            num_classes = min(size.num_communities, 47)
+        _check('num_channels', num_channels, 1)
+        _check('num_classes', num_classes, 1, size.num_communities)
+        _check('astray', astray, 0, 1)
+
+        generator = _generator(seed, device)
+        rowptr, col, community = _plant(size, generator)  # first: planted_structure's draws
+        y = community % num_classes
+        strays = _uniform(size.num_nodes, generator) < astray
+        anything = torch.randint(
+            num_classes, y.shape, generator=generator, device=generator.device)
+        y = torch.where(strays, anything, y)
+        centroids = _normal(num_classes, num_channels, generator)
+        centroids *= signal / centroids.norm(dim=1, keepdim=True)
+        x = _normal(size.num_nodes, num_channels, generator).add_(centroids[y])
+        fold = torch.randperm(size.num_nodes, generator=generator, device=generator.device) % 4
+
+        degree = rowptr.diff()
+        nodes = torch.arange(size.num_nodes, device=degree.device)
+        self.data, self.slices = self.collate([Data(
+            x=x,
+            edge_index=torch.stack([nodes.repeat_interleave(degree), col.long()]),
+            y=y,
+            train_mask=fold < 2,
+            val_mask=fold == 2,
+            test_mask=fold == 3,
+        )])
+
+
+def _resolve(size: str | PlantedSize) -> PlantedSize:
+    if isinstance(size, str):
+        if size not in SIZES:
+            raise ValueError(f"size: got '{size}', expected one of {', '.join(SIZES)}")
+        return SIZES[size]
+    if not isinstance(size, PlantedSize):
+        raise TypeError(f'size: got {type(size).__name__}, expected a name or a PlantedSize')
+    _check('num_nodes', size.num_nodes, 1, 2**31 - 1)
+    _check('num_pairs', size.num_pairs, 0, 2**30 - 1)  # twice as many edges, counted in int32
+    _check('num_communities', size.num_communities, 1, size.num_nodes)
+    _check('inside', size.inside, 0, 1)
+    return size
+
+
+def _check(name: str, value: float, low: float, high: float = float('inf')) -> None:
+    if not low <= value <= high:
+        bounds = f'at least {low}' if high == float('inf') else f'{low} to {high}'
+        raise ValueError(f'{name}: got {value}, expected {bounds}')
+
+
+def _generator(seed: int, device: torch.device | str) -> torch.Generator:
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def _uniform(count: int, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.rand(count, dtype=dtype, generator=generator, device=generator.device)
+
+
+def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(rows, columns, generator=generator, device=generator.device)
+
+
+def _plant(size: PlantedSize, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns ``rowptr``, ``col`` and the community of every node.
+
+    Published figures were taken on these graphs: the order of the draws must not change.
+    """
+    num_nodes, num_pairs, num_communities, inside = size
+    device = generator.device
+    propensity = torch.randn(num_nodes, generator=generator, device=device).mul_(SIGMA).exp_()
+    community = torch.randint(num_communities, (num_nodes,), generator=generator, device=device)
+    order = community.argsort()  # communities become intervals of the cumulated propensities
+    community = community[order]
+    ends = propensity[order].double().cumsum(0)
+    total = ends[-1]
+    bounds = ends.new_zeros(num_communities + 1)
+    members = community.bincount(minlength=num_communities).cumsum(0)
+    bounds[1:] = torch.cat([ends.new_zeros(1), ends])[members]
+
+    def draw(low: Tensor | float, high: Tensor) -> Tensor:
+        point = low + (high - low) * _uniform(num_pairs, generator, torch.double)
+        return torch.searchsorted(ends, point).clamp_(max=num_nodes - 1)
+
+    src = draw(0.0, total)
+    stays = _uniform(num_pairs, generator) < inside
+    home = community[src]
+    dst = draw(torch.where(stays, bounds[home], 0.0), torch.where(stays, bounds[home + 1], total))
+
+    shuffle = torch.randperm(num_nodes, generator=generator, device=device)
+    src, dst = shuffle[src], shuffle[dst]
+    both = torch.cat([src * num_nodes + dst, dst * num_nodes + src])
+    del src, dst, stays, home
+    edge = torch.unique_consecutive(both.sort()[0])
+    rowptr = edge.new_zeros(num_nodes + 1)
+    rowptr[1:] = (edge // num_nodes).bincount(minlength=num_nodes).cumsum(0)
+    return rowptr.int(), (edge % num_nodes).int(), torch.empty_like(community).index_put_(
+        (shuffle,), community)

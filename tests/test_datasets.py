@@ -1,0 +1,207 @@
+"""The planted graph: structure, features, labels, masks, and what it is for."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import DataLoader
+from torch_geometric.nn import GCN, MLP
+from torch_geometric.transforms import NormalizeFeatures
+
+from pyg_fast.datasets import SIZES, PlantedGraph, PlantedSize, planted_structure
+
+
+def assert_sound(rowptr: Tensor, col: Tensor, size: PlantedSize) -> None:
+    """Symmetric, columns strictly ascending within a row, int32, within bounds."""
+    assert rowptr.dtype == col.dtype == torch.int32
+    assert rowptr.shape == (size.num_nodes + 1,)
+    assert rowptr[0] == 0
+    assert rowptr[-1] == col.numel() <= 2 * size.num_pairs
+    row = torch.arange(size.num_nodes).repeat_interleave(rowptr.diff().long())
+    edge = row * size.num_nodes + col
+    assert (edge.diff() > 0).all()
+    if col.numel() > 0:
+        assert 0 <= col.min() <= col.max() < size.num_nodes
+    assert torch.equal(edge, (col.long() * size.num_nodes + row).sort()[0])
+
+
+@pytest.mark.parametrize('name', ['tiny', 'small', 'medium'])
+def test_structure_of_named_sizes(name: str) -> None:
+    assert_sound(*planted_structure(name), SIZES[name])
+
+
+@given(st.data())
+def test_structure_of_any_size(data: st.DataObject) -> None:
+    num_nodes = data.draw(st.integers(1, 40))
+    size = PlantedSize(
+        num_nodes,
+        data.draw(st.integers(0, 100)),
+        data.draw(st.integers(1, num_nodes)),  # many of the communities are empty
+        data.draw(st.sampled_from([0.0, 0.5, 1.0])),
+    )
+    assert_sound(*planted_structure(size, seed=data.draw(st.integers(0, 2**32))), size)
+
+
+def test_structure_is_that_of_published_figures_on_cpu() -> None:
+    rowptr, col = planted_structure('small')
+    assert col.numel() == 25_174
+    assert (col.long() * torch.arange(col.numel())).sum() == 465_587_700_508
+    assert rowptr.diff().max() == 341
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')
+@pytest.mark.parametrize(
+    ('name', 'num_edges'),
+    [('arxiv-like', 2_287_963), ('reddit-like', 88_889_437), ('products-like', 105_462_338)],
+)
+def test_structure_is_that_of_published_figures_on_cuda(name: str, num_edges: int) -> None:
+    rowptr, col = planted_structure(name, device='cuda')
+    assert rowptr.is_cuda
+    assert rowptr.shape == (SIZES[name].num_nodes + 1,)
+    assert col.shape == (num_edges,)
+
+
+def test_degrees_are_skewed() -> None:
+    degree = planted_structure('medium')[0].diff().double()
+    assert degree.max() > 50 * degree.mean()
+    assert degree.median() < 0.6 * degree.mean()
+
+
+def test_edges_stay_inside_communities() -> None:
+    size = PlantedSize(4_000, 20_000, 8, inside=1.0)
+    data = PlantedGraph(size, astray=0.0)[0]
+    src, dst = data.y[data.edge_index]
+    assert torch.equal(src, dst)
+    data = PlantedGraph(size._replace(inside=0.5), astray=0.0)[0]
+    src, dst = data.y[data.edge_index]
+    assert (src == dst).double().mean() == pytest.approx(0.5 + 0.5 / 8, abs=0.04)
+
+
+def test_graph_has_the_structure(device: torch.device) -> None:
+    rowptr, col = planted_structure('tiny', seed=3, device=device)
+    data = PlantedGraph('tiny', seed=3, num_channels=5, signal=0.1, device=device)[0]
+    assert all(value.device.type == device.type for _, value in data)
+    assert torch.equal(data.edge_index[1], col.long())
+    assert torch.equal(data.edge_index[0].bincount(minlength=300), rowptr.diff().long())
+    assert data.is_coalesced()
+    assert data.is_undirected()
+
+
+def test_same_seed_same_graph(device: torch.device) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = PlantedGraph('tiny', seed=7, device=device)[0]
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    second = PlantedGraph('tiny', seed=7, device=device)[0]
+    other = PlantedGraph('tiny', seed=8, device=device)[0]
+    for key, value in first:
+        assert torch.equal(value, second[key])
+        assert not torch.equal(value, other[key])
+
+
+def test_labels() -> None:
+    size = PlantedSize(20_000, 1_000, 12)
+    communities = PlantedGraph(size, astray=0.0)[0].y
+    assert communities.unique().tolist() == list(range(12))
+    folded = PlantedGraph(size, astray=0.0, num_classes=5)
+    assert torch.equal(folded[0].y, communities % 5)
+    assert folded.num_classes == 5
+    strays = PlantedGraph(size, astray=0.3)[0].y != communities
+    assert strays.double().mean() == pytest.approx(0.3 * 11 / 12, abs=0.02)
+    assert PlantedGraph(PlantedSize(1_000, 0, 100)).num_classes == 47
+
+
+def test_features_are_noisy_centroids() -> None:
+    data = PlantedGraph(PlantedSize(40_000, 0, 3), num_channels=16, signal=5.0)[0]
+    assert data.x.dtype == torch.float32
+    for label in range(3):
+        x = data.x[data.y == label]
+        assert x.mean(dim=0).norm() == pytest.approx(5.0, abs=0.1)
+        assert x.std(dim=0) == pytest.approx(torch.ones(16), abs=0.05)
+
+
+def test_masks_part_the_nodes() -> None:
+    data = PlantedGraph('small')[0]
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.dtype == torch.bool
+    assert masks.sum(dim=0).eq(1).all()
+    assert masks.sum(dim=1).tolist() == [1500, 750, 750]
+
+
+def test_is_a_dataset() -> None:
+    dataset = PlantedGraph('tiny', transform=NormalizeFeatures(), num_channels=9)
+    assert len(dataset) == 1
+    assert repr(dataset) == 'PlantedGraph()'
+    assert (dataset.num_classes, dataset.num_features) == (4, 9)
+    data = dataset[0]
+    assert isinstance(data, Data)
+    assert data.validate()
+    assert data.num_nodes == 300
+    assert data.x.min() >= 0
+    assert PlantedGraph('tiny', num_channels=9)[0].x.min() < 0
+    for twin in (copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert torch.equal(twin[0].x, data.x)
+    assert next(iter(DataLoader(dataset))).num_nodes == 300
+
+
+def test_one_node_without_edges() -> None:
+    data = PlantedGraph(PlantedSize(1, 0, 1))[0]
+    assert data.x.shape == (1, 64)
+    assert data.edge_index.shape == (2, 0)
+    assert data.validate()
+
+
+def accuracy(model: torch.nn.Module, data: Data) -> float:
+    """Trains a model for a moment and tests it."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
+    for _ in range(25):
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)
+        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        optimizer.step()
+    correct = model(data.x, data.edge_index).argmax(dim=1) == data.y
+    return correct[data.test_mask].double().mean().item()
+
+
+class FeaturesOnly(MLP):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_convolution_beats_features_alone() -> None:
+    dataset = PlantedGraph('small')
+    gcn = GCN(64, 64, 2, dataset.num_classes, cached=True)
+    mlp = FeaturesOnly([64, 64, dataset.num_classes], dropout=0.5)
+    assert 0.85 < accuracy(gcn, dataset[0]) < 0.95
+    assert accuracy(mlp, dataset[0]) < 0.72
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ({'size': 'huge'}, ValueError, r"size: got 'huge', expected one of tiny, small"),
+        ({'size': 300}, TypeError, r'size: got int, expected a name or a PlantedSize'),
+        ({'size': PlantedSize(0, 1, 1)}, ValueError, r'num_nodes: got 0, expected 1 to'),
+        ({'size': PlantedSize(2**31, 1, 1)}, ValueError, r'num_nodes: got 2147483648'),
+        ({'size': PlantedSize(9, -1, 1)}, ValueError, r'num_pairs: got -1, expected 0 to'),
+        ({'size': PlantedSize(9, 2**30, 1)}, ValueError, r'num_pairs: got 1073741824'),
+        ({'size': PlantedSize(9, 9, 0)}, ValueError, r'num_communities: got 0, expected 1 to 9'),
+        ({'size': PlantedSize(9, 9, 10)}, ValueError, r'num_communities: got 10'),
+        ({'size': PlantedSize(9, 9, 2, 1.1)}, ValueError, r'inside: got 1.1, expected 0 to 1'),
+        ({'size': PlantedSize(9, 9, 2, float('nan'))}, ValueError, r'inside: got nan'),
+        ({'num_channels': 0}, ValueError, r'num_channels: got 0, expected at least 1'),
+        ({'num_classes': 5}, ValueError, r'num_classes: got 5, expected 1 to 4'),
+        ({'astray': -0.1}, ValueError, r'astray: got -0.1, expected 0 to 1'),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        PlantedGraph(**{'size': 'tiny', **arguments})
