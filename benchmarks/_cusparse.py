@@ -1,0 +1,204 @@
+"""cuSPARSE, called directly: one algorithm by choice, descriptors and work buffer made once."""
+import ctypes
+import functools
+import importlib.util
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+LIBRARY = 'libcusparse.so.12'
+ALGORITHMS = {'ALG1': 4, 'ALG2': 6, 'ALG3': 12}  # CUSPARSE_SPMM_CSR_ALG*
+
+_NON_TRANSPOSE, _TRANSPOSE = 0, 1
+_INDEX = {torch.int32: 2, torch.int64: 3}  # CUSPARSE_INDEX_32I, CUSPARSE_INDEX_64I
+_VALUE = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_*
+_ORDER_ROW = 2
+_BASE_ZERO = 0
+_SDDMM_DEFAULT = 0
+_NOT_SUPPORTED = 10
+
+_ptr, _enum, _i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_product = [_ptr, _enum, _enum, _ptr, _ptr, _ptr, _ptr, _ptr, _enum, _enum, _ptr]
+_PROTOTYPES = {
+    'cusparseCreate': [_ptr],
+    'cusparseSetStream': [_ptr, _ptr],
+    'cusparseGetVersion': [_ptr, _ptr],
+    'cusparseCreateCsr': [_ptr, _i64, _i64, _i64, _ptr, _ptr, _ptr, _enum, _enum, _enum, _enum],
+    'cusparseCreateDnMat': [_ptr, _i64, _i64, _i64, _ptr, _enum, _enum],
+    'cusparseDestroySpMat': [_ptr],
+    'cusparseDestroyDnMat': [_ptr],
+    'cusparseSpMM_bufferSize': _product,
+    'cusparseSpMM_preprocess': _product,
+    'cusparseSpMM': _product,
+    'cusparseSDDMM_bufferSize': _product,
+    'cusparseSDDMM_preprocess': _product,
+    'cusparseSDDMM': _product,
+}
+
+
+class CusparseError(RuntimeError):
+    """A cuSPARSE call that did not succeed."""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The one torch has loaded, the system's, or that of an installed nvidia package."""
+    spec = importlib.util.find_spec('nvidia')
+    roots = [] if spec is None else list(spec.submodule_search_locations or [])
+    packaged = [str(path) for root in roots for path in sorted(Path(root).glob(f'*/lib/{LIBRARY}'))]
+    errors = []
+    for name in [LIBRARY, *packaged]:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError as error:
+            errors.append(str(error))
+            continue
+        for function, argtypes in _PROTOTYPES.items():
+            getattr(library, function).argtypes = argtypes
+            getattr(library, function).restype = _enum
+        library.cusparseGetErrorString.argtypes = [_enum]
+        library.cusparseGetErrorString.restype = ctypes.c_char_p
+        return library
+    raise CusparseError('; '.join(errors))
+
+
+def _status(function: str, *args: object) -> int:
+    return getattr(_library(), function)(*args)
+
+
+def _call(function: str, *args: object) -> None:
+    status = _status(function, *args)
+    if status:
+        reason = _library().cusparseGetErrorString(status).decode()
+        raise CusparseError(f'{function}: {reason}')
+
+
+@functools.cache
+def _handle() -> ctypes.c_void_p:
+    torch.cuda.current_stream()  # cusparseCreate needs a context
+    handle = ctypes.c_void_p()
+    _call('cusparseCreate', ctypes.byref(handle))
+    return handle
+
+
+def version() -> int:
+    number = ctypes.c_int()
+    _call('cusparseGetVersion', _handle(), ctypes.byref(number))
+    return number.value
+
+
+class _Descriptor:
+    def __init__(self, create: str, destroy: str, *args: object) -> None:
+        self.pointer = ctypes.c_void_p()
+        _call(create, ctypes.byref(self.pointer), *args)
+        weakref.finalize(self, _status, destroy, self.pointer).atexit = False
+
+
+def _csr(rowptr: Tensor, col: Tensor, value: Tensor, num_cols: int) -> _Descriptor:
+    return _Descriptor(
+        'cusparseCreateCsr', 'cusparseDestroySpMat', rowptr.numel() - 1, num_cols, col.numel(),
+        rowptr.data_ptr(), col.data_ptr(), value.data_ptr(), _INDEX[rowptr.dtype],
+        _INDEX[col.dtype], _BASE_ZERO, _VALUE[value.dtype])
+
+
+def _dense(matrix: Tensor) -> _Descriptor:
+    if not matrix.is_contiguous():
+        raise ValueError('matrix: got strides, expected a contiguous tensor')
+    rows, columns = matrix.shape
+    return _Descriptor(
+        'cusparseCreateDnMat', 'cusparseDestroyDnMat', rows, columns, columns, matrix.data_ptr(),
+        _VALUE[matrix.dtype], _ORDER_ROW)
+
+
+class _Product:
+    """What SpMM and SDDMM share: ``first`` and ``second`` are multiplied into ``into``."""
+
+    def __init__(
+        self,
+        function: str,
+        op_second: int,
+        descriptors: tuple[_Descriptor, _Descriptor, _Descriptor],
+        tensors: tuple[Tensor, ...],
+        algorithm: int,
+    ) -> None:
+        dtype = tensors[-1].dtype
+        compute = torch.float64 if dtype == torch.float64 else torch.float32
+        scalar = ctypes.c_double if compute == torch.float64 else ctypes.c_float
+        self.function = function
+        self.kept = descriptors, tensors
+        self.alpha, self.beta = scalar(1), scalar(0)
+        first, second, into = (descriptor.pointer for descriptor in descriptors)
+        self.args = (
+            _handle(), _NON_TRANSPOSE, op_second, ctypes.byref(self.alpha), first, second,
+            ctypes.byref(self.beta), into, _VALUE[compute], algorithm)
+        size = ctypes.c_size_t()
+        self._on_stream()
+        _call(f'{function}_bufferSize', *self.args, ctypes.byref(size))
+        self.buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device=tensors[0].device)
+        status = _status(f'{function}_preprocess', *self.args, self.buffer.data_ptr())
+        if status not in (0, _NOT_SUPPORTED):  # it is optional, and not every algorithm has it
+            raise CusparseError(f'{function}_preprocess: status {status}')
+
+    def _on_stream(self) -> None:
+        _call('cusparseSetStream', _handle(), torch.cuda.current_stream().cuda_stream)
+
+    def _run(self) -> None:
+        self._on_stream()
+        _call(self.function, *self.args, self.buffer.data_ptr())
+
+
+class SpMM(_Product):
+    """``out = A @ x``, with ``A`` in CSR format (int32 or int64) and ``x`` row-major.
+
+    Sums run in float32 for the half types.
+
+    Args:
+        rowptr: Row pointers of ``A``, of shape ``[num_rows + 1]``.
+        col: Columns of ``A``, of shape ``[num_edges]``.
+        value: Values of ``A``, of shape ``[num_edges]``.
+        x: The dense matrix, of shape ``[num_cols, F]``.
+        algorithm: A name in :obj:`ALGORITHMS`.
+
+    Raises:
+        CusparseError: If the library is missing or refuses the call.
+    """
+
+    def __init__(
+        self, rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, algorithm: str,
+    ) -> None:
+        self.out = x.new_empty(rowptr.numel() - 1, x.size(1))
+        # A descriptor of its own: what preprocess finds is bound to it.
+        matrices = _csr(rowptr, col, value, x.size(0)), _dense(x), _dense(self.out)
+        super().__init__(
+            'cusparseSpMM', _NON_TRANSPOSE, matrices, (rowptr, col, value, x, self.out),
+            ALGORITHMS[algorithm])
+
+    def __call__(self) -> Tensor:
+        self._run()
+        return self.out
+
+
+class SDDMM(_Product):
+    """``out[e] = <a[row(e)], b[col(e)]>`` for the entries of a CSR structure.
+
+    Args:
+        rowptr: Row pointers, of shape ``[num_rows + 1]``.
+        col: Columns, of shape ``[num_edges]``.
+        a: Matrix of shape ``[num_rows, F]``.
+        b: Matrix of shape ``[num_cols, F]``.
+
+    Raises:
+        CusparseError: If the library is missing or refuses the call.
+    """
+
+    def __init__(self, rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> None:
+        self.out = a.new_zeros(col.numel())
+        matrices = _dense(a), _dense(b), _csr(rowptr, col, self.out, b.size(0))
+        super().__init__(
+            'cusparseSDDMM', _TRANSPOSE, matrices, (rowptr, col, a, b, self.out), _SDDMM_DEFAULT)
+
+    def __call__(self) -> Tensor:
+        self._run()
+        return self.out

@@ -1,0 +1,471 @@
+"""Aggregation over a graph: ours, cuSPARSE, torch.sparse, torch-sparse and PyG's scatter path.
+
+python -m benchmarks.spmm                                 the whole grid, float32
+python -m benchmarks.spmm --quick                         a minute or less
+python -m benchmarks.spmm --reduce sum,max --backward     gradients too
+python -m benchmarks.spmm --widths 16,64,256 --also reddit-like:64,256:bfloat16 \
+    arxiv-like:256:float32:max:backward
+"""
+import argparse
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter
+
+from pyg_fast import ops
+from pyg_fast.formats import to_edge_index
+
+from . import _cusparse, _graphs, _harness
+from ._graphs import Graph
+from ._harness import Cell, Contender, Section, Settings, Versus
+
+WIDTHS = (16, 32, 64, 128, 256, 512)
+QUICK_WIDTHS = (16, 64)
+REDUCE = ('sum', 'mean', 'max')
+FORWARD, STEP = 'forward', 'forward + backward'
+GRAD_X, GRAD_W = 'gradient of x', 'gradient of weights'
+_GRAPHS = _harness.choice('graph', _graphs.NAMES)
+_DTYPES = _harness.choice('dtype', tuple(_harness.DTYPES))
+_REDUCE = _harness.choice('reduction', REDUCE)
+_CHUNK = 1 << 24  # elements compared at a time
+_MAX_COLUMNS = 16  # of a maximum, compared
+_EDGES_COMPARED = 1 << 16  # of a gradient of weights
+
+OURS, PLAIN = 'ours', 'ours, unweighted'
+CUSPARSE = [f'cuSPARSE {algorithm}' for algorithm in _cusparse.ALGORITHMS]
+TORCH, TORCH_SPARSE, SCATTER = 'torch.sparse', 'torch-sparse', 'PyG scatter'
+SCATTER_REDUCE, SEGMENT = 'scatter_reduce', 'segment_csr'
+SAMPLED, SDDMM = 'torch sampled_addmm', 'cuSPARSE SDDMM'
+RIVALS = {
+    'cuSPARSE': CUSPARSE,
+    TORCH: [TORCH],
+    SAMPLED: [SAMPLED],
+    SDDMM: [SDDMM],
+    TORCH_SPARSE: [TORCH_SPARSE],
+    SEGMENT: [SEGMENT],
+    SCATTER_REDUCE: [SCATTER_REDUCE],
+    SCATTER: [SCATTER],
+}
+
+
+class Plan(NamedTuple):
+    """What to measure on one graph."""
+
+    graph: str
+    widths: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    reduces: tuple[str, ...]
+    backward: bool
+
+
+class Case:
+    """Inputs on one graph and dtype at the largest width, and the right results for them.
+
+    References are computed in float64; ``scale`` is what the terms of a sum add up to in
+    magnitude, on which the error allowed depends.
+    """
+
+    def __init__(self, graph: Graph, dtype: torch.dtype, width: int) -> None:
+        device = graph.col.device
+        generator = torch.Generator(device=device).manual_seed(1)
+        shape = graph.num_nodes, width
+        self.graph = graph
+        self.dtype = dtype
+        self.x = torch.randn(shape, generator=generator, device=device).to(dtype)
+        self.grad = torch.randn(shape, generator=generator, device=device).to(dtype)
+        self.weight = torch.rand(graph.num_edges, generator=generator, device=device).to(dtype)
+        self.ones = torch.ones_like(self.weight)
+        self.maxima: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._products: dict[tuple[str, bool], tuple[Tensor, Tensor]] = {}
+        self.inverse_degree = 1 / graph.degree.clamp(min=1).double()
+
+    @functools.cached_property
+    def prepared(self) -> Tensor:
+        size = (self.graph.num_nodes, self.graph.num_nodes)
+        edge_index, perm = to_edge_index(self.graph.edge_index, size)
+        # Weights, references and rivals all take the edges in the order they had before.
+        if not bool((perm == torch.arange(perm.numel(), device=perm.device)).all()):
+            raise _harness.Incorrect('to_edge_index: moved edges that were sorted already')
+        return edge_index
+
+    def value(self, reduce: str) -> Tensor:
+        """Values with which a plain sum gives the reduction."""
+        if reduce == 'mean':
+            return self.inverse_degree[self.graph.row].to(self.dtype)
+        return self.weight
+
+    def aggregated(self, weight: str) -> tuple[Tensor, Tensor]:
+        """The right sum or mean and its scale."""
+        return self._product(weight, self.x, transposed=False)
+
+    def grad_x(self, weight: str) -> tuple[Tensor, Tensor]:
+        """The right gradient of a sum or mean and its scale."""
+        return self._product(weight, self.grad, transposed=True)
+
+    def _product(self, weight: str, x: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
+        if (weight, transposed) not in self._products:
+            value = self.inverse_degree[self.graph.row] if weight == 'mean' else (
+                self.weight if weight == 'weighted' else self.ones).double()
+            matrix = self.graph.matrix(value, transposed)
+            kept = torch.promote_types(self.dtype, torch.float32)
+            self._products[weight, transposed] = (
+                torch.sparse.mm(matrix, x.double()).to(kept),
+                torch.sparse.mm(matrix, x.double().abs()).to(kept))  # no value is negative
+        return self._products[weight, transposed]
+
+    def grad_weight(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions of some edges, with the gradient and the scale there."""
+        generator = torch.Generator(device=self.x.device).manual_seed(2)
+        count = min(self.graph.num_edges, _EDGES_COMPARED)
+        edge = torch.randint(
+            max(self.graph.num_edges, 1), (count,), generator=generator, device=self.x.device)
+        terms = (
+            self.grad[self.graph.row[edge], :width].double()
+            * self.x[self.graph.col[edge].long(), :width].double())
+        return edge, terms.sum(1), terms.abs().sum(1)
+
+    def maximum(self, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Some columns: their maximum, its gradient of x, its scale, and what ties may move."""
+        graph = self.graph
+        count = min(width, _MAX_COLUMNS, max(2, (1 << 27) // max(graph.num_edges, 1)))
+        columns = torch.linspace(0, width - 1, count, device=self.x.device).long()
+        row = graph.row.view(-1, 1).expand(-1, count)
+        col = graph.col.long().view(-1, 1).expand(-1, count)
+        x, grad = self.x[:, columns].double(), self.grad[:, columns].double()
+        message = x.gather(0, col)
+        best = torch.zeros_like(x).scatter_reduce_(0, row, message, 'amax', include_self=False)
+        reached = (message == best.gather(0, row)).double()
+        ties = torch.zeros_like(x).scatter_add_(0, row, reached)
+        share = (grad / ties.clamp(min=1)).gather(0, row) * reached
+        tied = (grad.abs() * (ties > 1)).gather(0, row) * reached
+        zeros = torch.zeros_like(x)
+        grad_x, scale, slack = (
+            zeros.scatter_add(0, col, values) for values in (share, share.abs(), tied))
+        return columns, best, torch.stack([grad_x, scale]), slack
+
+
+def excess(
+    out: Tensor, reference: Tensor, scale: Tensor, slack: Tensor | None = None,
+) -> float:
+    """The largest error of ``out`` over what rounding allows."""
+    if out.shape != reference.shape:
+        return float('inf')
+    info = torch.finfo(out.dtype)
+    sums = torch.finfo(torch.promote_types(out.dtype, torch.float32)).eps
+    rounding = info.eps if info.bits < 32 else 0.0
+    rows = max(1, _CHUNK // max(out[0].numel(), 1)) if out.numel() else 1
+    worst = 0.0
+    for first in range(0, out.size(0) if out.numel() else 0, rows):
+        part = slice(first, first + rows)
+        expected = reference[part].double()
+        allowed = 32 * sums * scale[part].double() + rounding * expected.abs() + info.tiny
+        if slack is not None:
+            allowed += slack[part]
+        ratio = float(((out[part].double() - expected).abs_() / allowed).max())
+        if not ratio <= worst:
+            worst = ratio
+    return worst
+
+
+def gradient(
+    out: Tensor, of: Tensor, grad: Tensor,
+) -> Callable[[], Tensor]:
+    return lambda: torch.autograd.grad(out, of, grad, retain_graph=True)[0]
+
+
+def step(forward: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Callable[[], Any]:
+    x = x.detach().requires_grad_()
+
+    def run() -> tuple[Tensor, Tensor]:
+        out = forward(x)
+        return out.detach(), torch.autograd.grad(out, x, grad)[0]
+
+    return run
+
+
+@dataclasses.dataclass
+class Forwards:
+    """The ways to aggregate: each makes a function of x."""
+
+    case: Case
+    reduce: str
+    scatter_limit: float
+
+    def ours(self, weighted: bool) -> Callable[[Tensor], Tensor]:
+        weight = self.case.weight if weighted else None
+        return lambda x: ops.spmm(self.case.prepared, x, weight, reduce=self.reduce)
+
+    def torch_sparse_mm(self) -> Callable[[Tensor], Tensor]:
+        case, reduce = self.case, self.reduce
+        if reduce == 'max':
+            matrix = case.graph.matrix(case.ones)
+            return lambda x: torch.sparse.mm(matrix, x, 'amax')
+        matrix = case.graph.matrix(case.value(reduce))
+        return lambda x: torch.sparse.mm(matrix, x)
+
+    def torch_sparse(self) -> Callable[[Tensor], Tensor]:
+        from torch_sparse import SparseTensor, matmul
+
+        graph = self.case.graph
+        matrix = SparseTensor(
+            rowptr=graph.rowptr.long(), col=graph.col.long(),
+            value=self.case.weight if self.reduce == 'sum' else None,
+            sparse_sizes=(graph.num_nodes, graph.num_nodes), is_sorted=True, trust_data=True)
+        matrix.storage.csr2csc(), matrix.storage.colptr(), matrix.storage.rowcount()
+        return lambda x: matmul(matrix, x, reduce=self.reduce)
+
+    def scatter(self) -> Callable[[Tensor], Tensor]:
+        graph, reduce = self.case.graph, self.reduce
+        src, dst = graph.edge_index
+
+        def run(x: Tensor) -> Tensor:
+            message = x.index_select(0, src)
+            if reduce == 'sum':
+                message = self.case.weight.view(-1, 1) * message
+            return scatter(message, dst, 0, graph.num_nodes, reduce)
+
+        return run
+
+    def scatter_reduce(self) -> Callable[[Tensor], Tensor]:
+        graph = self.case.graph
+        src, dst = graph.edge_index
+
+        def run(x: Tensor) -> Tensor:
+            index = dst.view(-1, 1).expand(-1, x.size(1))
+            out = x.new_zeros(graph.num_nodes, x.size(1))
+            return out.scatter_reduce(
+                0, index, x.index_select(0, src), 'amax', include_self=False)
+
+        return run
+
+    def segment_csr(self) -> Callable[[Tensor], Tensor]:
+        from torch_scatter import segment_csr
+
+        graph = self.case.graph
+        rowptr, src = graph.rowptr.long(), graph.edge_index[0]
+        return lambda x: segment_csr(x.index_select(0, src), rowptr, reduce='max')
+
+    def named(self, width: int) -> dict[str, Callable[[], Callable[[Tensor], Tensor]]]:
+        """Those that can be expected to run here, cuSPARSE's own interface aside."""
+        case = self.case
+        found: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {}
+        if self.reduce == 'sum':
+            found[OURS] = lambda: self.ours(weighted=True)
+            found[PLAIN] = lambda: self.ours(weighted=False)
+        else:
+            found[OURS] = lambda: self.ours(weighted=False)
+        if self.reduce != 'max' or not case.x.is_cuda:
+            found[TORCH] = self.torch_sparse_mm
+        if importlib.util.find_spec('torch_sparse'):
+            found[TORCH_SPARSE] = self.torch_sparse
+        messages = case.graph.num_edges * width * case.x.element_size()
+        if messages <= self.scatter_limit * 2**30:
+            if self.reduce == 'max':
+                found[SCATTER_REDUCE] = self.scatter_reduce
+                if importlib.util.find_spec('torch_scatter'):
+                    found[SEGMENT] = self.segment_csr
+            else:
+                found[SCATTER] = self.scatter
+        return found
+
+
+def contenders(
+    case: Case, reduce: str, mode: str, width: int, scatter_limit: float,
+) -> list[Contender]:
+    """Everything that competes in one cell."""
+    graph, cuda = case.graph, case.x.is_cuda
+    x, grad = case.x[:, :width].contiguous(), case.grad[:, :width].contiguous()
+    forwards = Forwards(case, reduce, scatter_limit)
+    made: list[Contender] = []
+
+    def add(name: str, make: Callable[[], Callable[[], Any]], weight: str) -> None:
+        check = checker(case, reduce, mode, width, weight)
+        made.append(Contender(name, make, ours=name in (OURS, PLAIN), check=check))
+
+    usual = {'sum': 'weighted', 'mean': 'mean', 'max': 'max'}[reduce]
+    if mode == GRAD_W:
+        weight = case.weight.detach().requires_grad_()
+        add(OURS, lambda: gradient(ops.spmm(case.prepared, x, weight), weight, grad), usual)
+        matrix, transposed = graph.matrix(torch.zeros_like(case.weight)), x.t()
+        add(SAMPLED, lambda: lambda: torch.sparse.sampled_addmm(
+            matrix, grad, transposed, beta=0.0).values(), usual)
+        if cuda:
+            add(SDDMM, lambda: _cusparse.SDDMM(graph.rowptr, graph.col, grad, x), usual)
+        return made
+
+    def prepare(make: Callable[[], Callable[[Tensor], Tensor]]) -> Callable[[], Any]:
+        forward = make()
+        if mode == FORWARD:
+            return lambda: forward(x)
+        if mode == STEP:
+            return step(forward, x, grad)
+        leaf = x.detach().requires_grad_()
+        return gradient(forward(leaf), leaf, grad)
+
+    for name, make in forwards.named(width).items():
+        add(name, functools.partial(prepare, make), 'unweighted' if name == PLAIN else usual)
+    if cuda and reduce != 'max':
+        for name, algorithm in zip(CUSPARSE, _cusparse.ALGORITHMS, strict=True):
+            add(name, functools.partial(cusparse, case, reduce, mode, x, grad, algorithm), usual)
+    return made
+
+
+def cusparse(
+    case: Case, reduce: str, mode: str, x: Tensor, grad: Tensor, algorithm: str,
+) -> Callable[[], Any]:
+    graph, value = case.graph, case.value(reduce)
+
+    def backward() -> _cusparse.SpMM:
+        rowptr, col, perm = graph.transpose
+        return _cusparse.SpMM(rowptr, col, value[perm], grad, algorithm)
+
+    if mode == GRAD_X:
+        return backward()
+    there = _cusparse.SpMM(graph.rowptr, graph.col, value, x, algorithm)
+    if mode == FORWARD:
+        return there
+    back = backward()
+    return lambda: (there(), back())
+
+
+def checker(
+    case: Case, reduce: str, mode: str, width: int, weight: str,
+) -> Callable[[Any], float]:
+    if reduce == 'max':
+        def check(output: Any) -> float:
+            out, grad_x = (output, None) if mode == FORWARD else output
+            if width not in case.maxima:
+                case.maxima[width] = case.maximum(width)
+            columns, best, (expected, scale), slack = case.maxima[width]
+            error = excess(out[:, columns], best, best.abs())
+            if grad_x is not None:
+                error = max(error, excess(grad_x[:, columns], expected, scale, slack))
+            return error
+    elif mode == GRAD_W:
+        def check(output: Any) -> float:
+            edge, expected, scale = case.grad_weight(width)
+            return excess(output[edge], expected, scale)
+    else:
+        def check(output: Any) -> float:
+            pairs = {
+                FORWARD: [(output, case.aggregated)],
+                GRAD_X: [(output, case.grad_x)],
+                STEP: list(zip(output, (case.aggregated, case.grad_x), strict=False)),
+            }[mode]
+            errors = []
+            for out, reference in pairs:
+                expected, scale = reference(weight)
+                errors.append(excess(out, expected[:, :width], scale[:, :width]))
+            return max(errors)
+    return check
+
+
+def modes(reduce: str, backward: bool) -> tuple[str, ...]:
+    if not backward:
+        return (FORWARD,)
+    return (FORWARD, STEP, GRAD_X, GRAD_W) if reduce == 'sum' else (FORWARD, STEP)
+
+
+def section(report: _harness.Report, reduce: str, mode: str, dtype: str) -> Section:
+    names = [name for rivals in RIVALS.values() for name in rivals]
+    columns = {OURS: [OURS]} | ({PLAIN: [PLAIN]} if reduce == 'sum' and mode != GRAD_W else {})
+    versus = [Versus('the best', OURS, names)]
+    versus += [Versus(rival, OURS, variants) for rival, variants in RIVALS.items()]
+    title = f'{reduce}, {mode}, {dtype}'
+    return report.section(title, columns=columns | RIVALS, versus=versus)
+
+
+def run_graph(
+    graph: Graph, plans: Sequence[Plan], settings: Settings, report: _harness.Report,
+    scatter_limit: float,
+) -> None:
+    widest: dict[str, int] = {}
+    for plan in plans:
+        for dtype in plan.dtypes:
+            widest[dtype] = max(widest.get(dtype, 0), *plan.widths)
+    for name, width in widest.items():
+        case = Case(graph, _harness.DTYPES[name], width)
+        for reduce, mode, width in cells_of(plans, name):
+            results = _harness.measure(
+                contenders(case, reduce, mode, width, scatter_limit), settings)
+            state = _harness.cache_state(
+                graph.num_nodes * width * case.x.element_size(), settings.device)
+            into = section(report, reduce, mode, name)
+            into.cells.append(cell := Cell(graph.name, width, results, state))
+            best, ratio = into.versus[0].best(cell), into.versus[0].ratio(cell)
+            _harness.log(
+                f'{graph.name} {width} {into.title}: {results[OURS].text()} ms, '
+                + (f'{best[0]} {ratio:.2f} times that' if best and ratio else 'no rival ran'))
+
+
+def cells_of(plans: Sequence[Plan], dtype: str) -> list[tuple[str, str, int]]:
+    """Reduction, mode and width of every cell, each once."""
+    return list(dict.fromkeys(
+        (reduce, mode, width) for plan in plans if dtype in plan.dtypes
+        for reduce in plan.reduces for mode in modes(reduce, plan.backward)
+        for width in plan.widths))
+
+
+def _also(text: str) -> Plan:
+    graph, widths, *rest = text.split(':')
+    dtypes, reduces, backward = [*rest, *('float32', 'sum', '')[len(rest):]]
+    if backward not in ('', 'backward'):
+        raise argparse.ArgumentTypeError(f"got '{backward}', expected 'backward' or nothing")
+    return Plan(
+        _GRAPHS(graph)[0], _harness.integers(widths),
+        _DTYPES(dtypes), _REDUCE(reduces), backward == 'backward')
+
+
+def plans_of(args: argparse.Namespace, device: torch.device) -> Iterator[Plan]:
+    names = args.graphs or (_graphs.quick_names if args.quick else _graphs.default_names)(device)
+    widths = args.widths or (QUICK_WIDTHS if args.quick else WIDTHS)
+    for name in names:
+        yield Plan(name, widths, args.dtypes, args.reduce, args.backward)
+    yield from args.also
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = _harness.parser('Sparse-dense products against every rival at hand.')
+    parser.add_argument(
+        '--graphs', type=_GRAPHS, help=f"of {', '.join(_graphs.NAMES)}")
+    parser.add_argument('--widths', type=_harness.integers, help='numbers of features')
+    parser.add_argument(
+        '--dtypes', type=_DTYPES, default=('float32',))
+    parser.add_argument('--reduce', type=_REDUCE, default=('sum',))
+    parser.add_argument('--backward', action='store_true', help='gradients too')
+    parser.add_argument(
+        '--also', type=_also, nargs='+', default=(), metavar='GRAPH:WIDTHS[:DTYPES[:REDUCE[:'
+        'backward]]]', help='further cells')
+    parser.add_argument(
+        '--scatter-limit', type=float, metavar='GIB',
+        help='rivals that store a message per edge are left out beyond this (4 on CUDA, else 2)')
+    args = parser.parse_args(argv)
+    settings = dataclasses.replace(_harness.start(args), device_time=True)
+    if args.scatter_limit is None:
+        args.scatter_limit = 4.0 if args.device == 'cuda' else 2.0
+    report = _harness.Report('spmm', args, [
+        'Times in ms, medians; ratio: the best rival over ours. The graph is prepared beforehand '
+        'for everyone. Sums read edge weights, but for the column that says otherwise; means and '
+        'maxima have none. '
+        + ('Device time by CUDA events, launches hidden' if args.device == 'cuda' else 'Wall time')
+        + ', contenders taking turns, no cache flushed between them. '
+        '† less exact than rounding allows, ‡ one cold run.'])
+    if args.device == 'cuda':
+        report.environment['cusparse'] = _cusparse.version()
+    plans: dict[str, list[Plan]] = {}
+    for plan in plans_of(args, settings.device):
+        plans.setdefault(plan.graph, []).append(plan)
+    for graph in _graphs.load_each(plans, settings.device, report.left_out):
+        report.graphs[graph.name] = graph.summary()
+        run_graph(graph, plans[graph.name], settings, report, args.scatter_limit)
+        report.save()
+    report.finish()
+
+
+if __name__ == '__main__':
+    main()
