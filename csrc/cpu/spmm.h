@@ -4,11 +4,6 @@
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// Columns of a packed tile: 64 of float, as many of half precision; fewer where registers end.
-template <typename T>
-constexpr int kPackedColumns = kLanes<T> * (kMaxVectors * kVectorBytes < 256 ? kMaxVectors
-                                                                            : 256 / kVectorBytes);
-
 // What happens to the sum of one row, vector by vector.
 template <typename T>
 struct Epilogue {
@@ -38,11 +33,27 @@ struct Epilogue {
   }
 };
 
-template <typename T, typename Index, bool kWeighted, int V, int N>
+// Edges in flight, each with sums of its own, as an addition has a latency. They fix the order of
+// the sum, so that of wide features (`wide`) must not depend on N: whether tiles are packed, and so
+// how many vectors they have, depends on the rows of the call.
+constexpr int edges_in_flight(bool wide, int n) {
+  if (wide) return kManyRegisters ? 2 : 1;
+  return n == 1 ? 4 : kManyRegisters || n <= 4 ? 2 : 1;
+}
+
+// Columns of 128 bytes: the narrowest tile worth packing. Wide features have four or more of them.
+template <typename T>
+constexpr int64_t kNarrow = 128 / sizeof(T);
+
+template <typename T>
+bool is_wide(const Spmm& p) {
+  return p.dim >= 4 * kNarrow<T>;
+}
+
+template <typename T, typename Index, bool kWeighted, int V, int N, int U>
 void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight,
                int64_t row_begin, int64_t row_end, int64_t prefetch_end, Tile tile) {
   using Acc = acc_t<T>;
-  constexpr int U = N == 1 ? 4 : N <= 4 ? 2 : 1;  // edges in flight: sums have a latency
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
   const auto* col = static_cast<const Index*>(p.csr.col);
   const int64_t last = tile.width - V;
@@ -77,6 +88,7 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
     for (; e < end; ++e) add(0, e);
 
     const Acc scale = epilogue.scale(row, end - begin);
+    Acc row_sum[N * V];
     PYG_FAST_UNROLL
     for (int j = 0; j < N; ++j) {
       PYG_FAST_UNROLL
@@ -84,7 +96,12 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
         PYG_FAST_UNROLL
         for (int k = 0; k < u; ++k) sum[k][j] += sum[k + u][j];
       }
-      epilogue.template write<V>(sum[0][j], scale, row, tile.column + offset<V, N>(j, last));
+      store<V>(row_sum + j * V, sum[0][j]);
+    }
+    PYG_FAST_NO_UNROLL  // keeps the many kernels small
+    for (int j = 0; j < N; ++j) {
+      epilogue.template write<V>(load<V>(row_sum + j * V), scale, row,
+                                 tile.column + offset<V, N>(j, last));
     }
   }
 }
@@ -110,20 +127,22 @@ void spmm_weights(const Spmm& p, int64_t begin, int64_t end, acc_t<T>* weight) {
   }
 }
 
-// Tiles of wide features are copied together first where that makes them fit the cache (a stride
-// of a power of two would leave them a fraction of its sets) and the copy is read often enough.
+// Columns of the tiles that are to be copied together before they are gathered from, or 0. Done
+// for wide features where it makes a tile fit the cache (a stride of a power of two would leave it
+// a fraction of the cache's sets) and the copy is read often enough.
 template <typename T>
-bool worth_packing(const Spmm& p, int64_t edges) {
-  constexpr int64_t kCacheBytes = int64_t{4} << 20, kReads = 8;
-  return p.dim >= 2 * kPackedColumns<T> && edges >= kReads * p.csr.num_cols &&
-         p.csr.num_cols * kPackedColumns<T> * static_cast<int64_t>(sizeof(T)) <= kCacheBytes;
+int64_t packed_columns(const Spmm& p, int64_t edges) {
+  constexpr int64_t kReads = 8, kDoubleBytes = 3 << 19, kMostBytes = 4 << 20;
+  if (!is_wide<T>(p) || edges < kReads * p.csr.num_cols) return 0;
+  const int64_t bytes = p.csr.num_cols * kNarrow<T> * static_cast<int64_t>(sizeof(T));
+  return 2 * bytes <= kDoubleBytes ? 2 * kNarrow<T> : bytes <= kMostBytes ? kNarrow<T> : 0;
 }
 
 template <typename T>
-void pack(const Spmm& p, Tile tile, T* packed) {
+void pack(const Spmm& p, Tile tile, T* copy) {
   const T* from = static_cast<const T*>(p.x) + tile.column;
   for (int64_t c = 0; c < p.csr.num_cols; ++c) {
-    __builtin_memcpy(packed + c * tile.width, from + c * p.dim,
+    __builtin_memcpy(copy + c * tile.width, from + c * p.dim,
                      static_cast<size_t>(tile.width) * sizeof(T));
   }
 }
@@ -132,23 +151,23 @@ template <typename T, typename Index>
 void spmm_rows(const Spmm& p, int64_t row_begin, int64_t row_end) {
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
   const int64_t edge_end = rowptr[row_end];
-  const bool packing = worth_packing<T>(p, edge_end - rowptr[row_begin]);
-  const int vectors = packing ? kPackedColumns<T> / kLanes<T> : kMaxVectors;
+  const int64_t packed = packed_columns<T>(p, edge_end - rowptr[row_begin]);
+  const int64_t vectors = packed / kLanes<T>;
   Scratch<T> scratch;
-  for_tiles<T>(p.dim, vectors, [&](Tile tile) {
+  for_tiles<T>(p.dim, packed > 0 && vectors < kMaxVectors ? vectors : kMaxVectors, [&](Tile tile) {
     const T* x = static_cast<const T*>(p.x) + tile.column;
     int64_t stride = p.dim;
-    if (packing) {
-      T* packed = scratch.of_size(p.csr.num_cols * kPackedColumns<T>);
-      pack(p, tile, packed);
-      x = packed;
+    if (packed > 0) {
+      T* copy = scratch.of_size(p.csr.num_cols * packed);
+      pack(p, tile, copy);
+      x = copy;
       stride = tile.width;
     }
-    with_tile<T>(tile.width, [&](auto v, auto n) {
-      constexpr int V = decltype(v)::value, N = decltype(n)::value;
+    const auto run = [&](auto v, auto n, auto u) {
+      constexpr int V = decltype(v)::value, N = decltype(n)::value, U = decltype(u)::value;
       if (p.value == nullptr && p.col_scale == nullptr) {
-        spmm_tile<T, Index, false, V, N>(p, x, stride, nullptr, row_begin, row_end, edge_end,
-                                         tile);
+        spmm_tile<T, Index, false, V, N, U>(p, x, stride, nullptr, row_begin, row_end, edge_end,
+                                            tile);
         return;
       }
       for_weighted_blocks<acc_t<T>>(
@@ -157,8 +176,15 @@ void spmm_rows(const Spmm& p, int64_t row_begin, int64_t row_end) {
             spmm_weights<T, Index>(p, begin, end, weight);
           },
           [&](int64_t begin, int64_t end, const acc_t<T>* weight) {
-            spmm_tile<T, Index, true, V, N>(p, x, stride, weight, begin, end, edge_end, tile);
+            spmm_tile<T, Index, true, V, N, U>(p, x, stride, weight, begin, end, edge_end, tile);
           });
+    };
+    with_tile<T, kMaxVectors>(tile.width, [&](auto v, auto n) {
+      constexpr int N = decltype(n)::value;
+      if constexpr (decltype(v)::value == kLanes<T>) {
+        if (is_wide<T>(p)) return run(v, n, Int<edges_in_flight(true, N)>{});
+      }
+      run(v, n, Int<edges_in_flight(false, N)>{});
     });
   });
 }

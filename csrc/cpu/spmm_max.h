@@ -64,8 +64,10 @@ void spmm_max_tile(const SpmmMax& p, const acc_t<T>* weight, int64_t row_begin, 
 
 template <typename T, typename Index>
 void spmm_max_rows(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
-  for_tiles<T>(p.dim, kMaxVectors, [&](Tile tile) {
-    with_tile<T>(tile.width, [&](auto v, auto n) {
+  // A tile has two registers a vector: the best and its position.
+  constexpr int kVectors = kManyRegisters ? kMaxVectors : kMaxVectors / 2;
+  for_tiles<T>(p.dim, kVectors, [&](Tile tile) {
+    with_tile<T, kVectors>(tile.width, [&](auto v, auto n) {
       constexpr int V = decltype(v)::value, N = decltype(n)::value;
       if (p.value == nullptr) {
         spmm_max_tile<T, Index, false, V, N>(p, nullptr, row_begin, row_end, tile);

@@ -14,8 +14,10 @@
 #define PYG_FAST_INLINE inline PYG_FAST_ALWAYS
 #if defined(__clang__)
 #define PYG_FAST_UNROLL _Pragma("unroll")
+#define PYG_FAST_NO_UNROLL _Pragma("nounroll")
 #else
 #define PYG_FAST_UNROLL _Pragma("GCC unroll 16")
+#define PYG_FAST_NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
@@ -28,6 +30,7 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 constexpr int kMaxVectors = 8;  // accumulators of a tile: they have to stay in registers
+constexpr bool kManyRegisters = kVectorBytes == 64;  // 32 of them, not 16
 constexpr int kCacheLine = 64;
 
 struct Half {
@@ -219,7 +222,7 @@ PYG_FAST_INLINE int64_t offset(int j, int64_t last) {
   return j + 1 < N ? int64_t{j} * V : last;
 }
 
-constexpr int64_t kPrefetchEdges = 8;
+constexpr int64_t kPrefetchEdges = 16;
 
 template <typename T, int V, int N>
 PYG_FAST_INLINE void prefetch_tile(const T* x) {
@@ -229,7 +232,7 @@ PYG_FAST_INLINE void prefetch_tile(const T* x) {
   }
 }
 
-// f(Int<V>, Int<N>) of a width, which is at most kMaxVectors * kLanes.
+// f(Int<V>, Int<N>) of a width of at most kMost vectors.
 template <int V, typename F>
 PYG_FAST_INLINE void with_narrow(int64_t width, const F& f) {
   if (width == V) {
@@ -241,24 +244,28 @@ PYG_FAST_INLINE void with_narrow(int64_t width, const F& f) {
   }
 }
 
-template <typename T, typename F>
+template <int V, int N, int kMost, typename F>
+PYG_FAST_INLINE void with_vectors(int64_t vectors, const F& f) {
+  if (vectors == N) {
+    f(Int<V>{}, Int<N>{});
+  } else if constexpr (N < kMost) {
+    with_vectors<V, N + 1, kMost>(vectors, f);
+  }
+}
+
+template <typename T, int kMost, typename F>
 PYG_FAST_INLINE void with_tile(int64_t width, const F& f) {
   constexpr int V = kLanes<T>;
-  switch ((width + V - 1) / V) {
-    case 1: return with_narrow<V>(width, f);
-    case 2: return f(Int<V>{}, Int<2>{});
-    case 3: return f(Int<V>{}, Int<3>{});
-    case 4: return f(Int<V>{}, Int<4>{});
-    case 5: return f(Int<V>{}, Int<5>{});
-    case 6: return f(Int<V>{}, Int<6>{});
-    case 7: return f(Int<V>{}, Int<7>{});
-    case 8: return f(Int<V>{}, Int<8>{});
+  if (width <= V) {
+    with_narrow<V>(width, f);
+  } else {
+    with_vectors<V, 2, kMost>((width + V - 1) / V, f);
   }
 }
 
 // f(Tile) for tiles of about equal width, at most max_vectors, that cover `dim` columns.
 template <typename T, typename F>
-PYG_FAST_INLINE void for_tiles(int64_t dim, int max_vectors, const F& f) {
+PYG_FAST_INLINE void for_tiles(int64_t dim, int64_t max_vectors, const F& f) {
   constexpr int V = kLanes<T>;
   const int64_t vectors = (dim + V - 1) / V;
   const int64_t tiles = (vectors + max_vectors - 1) / max_vectors;
@@ -282,7 +289,8 @@ class Scratch {
     if (size > size_) {
       ::operator delete(data_, kAlign);
       data_ = nullptr;
-      data_ = static_cast<T*>(::operator new(static_cast<size_t>(size) * sizeof(T), kAlign));
+      const size_t bytes = static_cast<size_t>(size) * sizeof(T);
+      data_ = static_cast<T*>(::operator new(bytes, kAlign));
       size_ = size;
     }
     return data_;
