@@ -14,11 +14,8 @@ namespace pyg_fast::cuda {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// A row longer than this is shared by the warps of its block.
-constexpr int kHubDegree = 512;
-
 // Rows of a block at most; its warps take them one by one, so that no warp waits for another.
-constexpr int kMaxBlockRows = 128;
+constexpr int kMaxBlockRows = 64;
 
 template <typename T>
 using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -103,6 +100,7 @@ struct Shape {
   int lanes = 32;
   int tiles = 1;
   int block_rows = kWarps;
+  int hub_degree = 0;  // a longer row is shared by the warps of its block
 
   dim3 grid(int64_t num_rows) const {
     return dim3(static_cast<unsigned>((num_rows + block_rows - 1) / block_rows),
@@ -121,9 +119,11 @@ inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
   if (vec == 1) s.lanes = vectors == 1 ? 1 : vectors <= 8 ? 8 : 32;
   else s.lanes = vectors <= 4 ? 4 : vectors <= 8 ? 8 : 16;
   s.tiles = static_cast<int>((vectors + s.lanes - 1) / s.lanes);
-  // Enough blocks to fill the chip some times over.
-  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows > 16384)
+  // Many rows a block balance its warps, enough blocks fill the chip.
+  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 1600)
     s.block_rows *= 2;
+  // A long row on one warp is what a short launch waits for.
+  s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
   return s;
 }
 

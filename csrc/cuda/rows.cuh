@@ -16,16 +16,16 @@ namespace pyg_fast::cuda {
 //   merge(sum, other)                        combines two warps' sums, the earlier edges in `sum`
 //   finish(row, degree, sum)                 writes the row, called by LANES threads
 template <typename I, int LANES, typename Row>
-__device__ inline void for_each_row(const Csr& csr, int block_rows, Row& kernel) {
+__device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel) {
   using Edge = typename Row::Edge;
   using Sum = typename Row::Sum;
   __shared__ Sum partial[kWarps][LANES];
   __shared__ int next_row, num_hubs;
   __shared__ int hubs[kMaxBlockRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * block_rows;
-  const int rows = csr.num_rows - first_row < block_rows
-                       ? static_cast<int>(csr.num_rows - first_row) : block_rows;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * s.block_rows;
+  const int rows = csr.num_rows - first_row < s.block_rows
+                       ? static_cast<int>(csr.num_rows - first_row) : s.block_rows;
   const I* rowptr = static_cast<const I*>(csr.rowptr) + first_row;
   __syncthreads();  // a previous tile may still be reading
   if (threadIdx.x == 0) {
@@ -50,7 +50,7 @@ __device__ inline void for_each_row(const Csr& csr, int block_rows, Row& kernel)
     if (lane == 0) following = atomicAdd(&next_row, 1);
     following = __shfl_sync(kWarpMask, following, 0);
     const I row_begin = begin, row_end = end;
-    if (row_end - row_begin > kHubDegree) {
+    if (row_end - row_begin > s.hub_degree) {
       if (lane == 0) hubs[atomicAdd(&num_hubs, 1)] = row;
       open(following);
     } else {

@@ -5,6 +5,8 @@
 namespace pyg_fast::cuda {
 namespace {
 
+constexpr int kHubDegree = 512;  // a longer row is shared by the warps of its block
+
 // Runs fn(edge) for the edges of each row, `32 / LANES` edges of a warp at once; all lanes of an
 // edge's group take part, also where there is no edge left (edge < 0). Hub rows by the whole block.
 template <typename I, int LANES, typename Fn>

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     spmm_kernel(Spmm p, const void* x_self, Shape s) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     SpmmRow<T, I, VEC, LANES, WEIGHTED> row(p, x_self, tile);
-    for_each_row<I, LANES>(p.csr, s.block_rows, row);
+    for_each_row<I, LANES>(p.csr, s, row);
   }
 }
 

@@ -5,36 +5,31 @@
 namespace pyg_fast::cuda {
 namespace {
 
+constexpr int kUnroll = 4;  // loads in flight per thread
+
 // Minima are maxima of the negated values.
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 struct MaxRow {
   using Acc = acc_t<T>;
+  // `edge`: -1 as long as nothing exceeded -inf.
   struct Sum {
     Acc value[VEC];
-    I edge[VEC];  // -1: none yet
-
-    // NaN beats everything, ties go to the first edge; the order of offers does not matter.
-    __device__ void offer(int c, Acc v, I e) {
-      const bool larger = v > value[c] || (v != v && value[c] == value[c]);
-      const bool equal = v == value[c] || (v != v && value[c] != value[c]);
-      if (edge[c] < 0 || larger || (equal && e < edge[c])) {
-        value[c] = v;
-        edge[c] = e;
-      }
-    }
+    I edge[VEC];
   };
   struct Edge {
     I source = 0;
-    Acc weight = 0;
+    Acc weight = 1;
 
     __device__ void load(const MaxRow& row, I e, I end) {
       if (e >= end) return;
       const SpmmMax& p = row.p;
       source = load_once(static_cast<const I*>(p.csr.col) + e);
-      weight = p.minimum ? Acc(-1) : Acc(1);
-      if (p.value) {
-        const I v = p.csr.perm ? load_once(static_cast<const I*>(p.csr.perm) + e) : e;
-        weight *= to_acc(static_cast<const T*>(p.value)[v]);
+      if constexpr (WEIGHTED) {
+        weight = p.minimum ? Acc(-1) : Acc(1);
+        if (p.value) {
+          const I v = p.csr.perm ? load_once(static_cast<const I*>(p.csr.perm) + e) : e;
+          weight *= to_acc(static_cast<const T*>(p.value)[v]);
+        }
       }
     }
   };
@@ -58,35 +53,52 @@ struct MaxRow {
     Sum best;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
-      best.value[c] = 0;
+      best.value[c] = -static_cast<Acc>(INFINITY);
       best.edge[c] = -1;
     }
     return best;
   }
 
+  // A slot meets its edges in order, so that a later one must be larger to win; a first NaN wins
+  // over all numbers and stays. Past the end the last edge is met again, and changes nothing.
   __device__ void add(const Edge& edge, I base, int count, Sum& best) const {
     constexpr int kSlots = 32 / LANES;
-    constexpr int kUnroll = LANES < 4 ? LANES : 4;  // loads in flight per thread
+    constexpr int kSteps = LANES < kUnroll ? LANES : kUnroll;
     const int slot = (threadIdx.x & 31) / LANES;
 #pragma unroll 1
-    for (int first = 0; first < count; first += kUnroll * kSlots) {
-      Pack<T, VEC> v[kUnroll];
-      // Past the end the last edge is read and offered again: the first offer won.
+    for (int first = 0; first < count; first += kSteps * kSlots) {
+      Pack<T, VEC> v[kSteps];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
         const I source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
         v[u] = pyg_fast::cuda::load<T, VEC>(
             reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot, at = e < count ? e : count - 1;
-        const Acc weight = __shfl_sync(kWarpMask, edge.weight, at);
+        const Acc weight = WEIGHTED ? __shfl_sync(kWarpMask, edge.weight, at) : Acc(1);
+        const I position = base + static_cast<I>(at);
 #pragma unroll
-        for (int c = 0; c < VEC; ++c)
-          best.offer(c, weight * element(v[u], c), base + static_cast<I>(at));
+        for (int c = 0; c < VEC; ++c) {
+          const Acc term = element(v[u], c) * weight;
+          const bool wins = !(term <= best.value[c]) && best.value[c] == best.value[c];
+          best.value[c] = wins ? term : best.value[c];
+          best.edge[c] = wins ? position : best.edge[c];
+        }
       }
+    }
+  }
+
+  // Of two shares of a row; where both reached the same, the lower edge wins.
+  __device__ static void combine(Acc& value, I& edge, Acc other_value, I other_edge) {
+    const bool nan = value != value, other_nan = other_value != other_value;
+    const bool same = nan ? other_nan : other_value == value;
+    const bool larger = nan ? false : other_nan || other_value > value;
+    if (other_edge >= 0 && (edge < 0 || larger || (same && other_edge < edge))) {
+      value = other_value;
+      edge = other_edge;
     }
   }
 
@@ -95,40 +107,41 @@ struct MaxRow {
     for (int offset = LANES; offset < 32; offset <<= 1) {
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
-        const Acc v = __shfl_xor_sync(kWarpMask, best.value[c], offset);
-        const I e = __shfl_xor_sync(kWarpMask, best.edge[c], offset);
-        if (e >= 0) best.offer(c, v, e);
+        const Acc value = __shfl_xor_sync(kWarpMask, best.value[c], offset);
+        const I edge = __shfl_xor_sync(kWarpMask, best.edge[c], offset);
+        combine(best.value[c], best.edge[c], value, edge);
       }
     }
   }
 
   __device__ void merge(Sum& best, const Sum& other) const {
 #pragma unroll
-    for (int c = 0; c < VEC; ++c) {
-      if (other.edge[c] >= 0) best.offer(c, other.value[c], other.edge[c]);
-    }
+    for (int c = 0; c < VEC; ++c)
+      combine(best.value[c], best.edge[c], other.value[c], other.edge[c]);
   }
 
-  __device__ void finish(int64_t row, int64_t, const Sum& best) const {
+  __device__ void finish(int64_t row, int64_t degree, const Sum& best) const {
     if (!active) return;
+    const I first = static_cast<const I*>(p.csr.rowptr)[row];
     Pack<T, VEC> out;
     Pack<I, VEC> arg;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
-      const bool none = best.edge[c] < 0;
-      out.data[c] = from_acc<T>(none ? Acc(0) : p.minimum ? -best.value[c] : best.value[c]);
-      arg.data[c] = best.edge[c];
+      // Where nothing exceeded -inf all of the row is -inf, and its first edge has reached it.
+      const Acc value = degree == 0 ? Acc(0) : best.value[c];
+      out.data[c] = from_acc<T>(p.minimum && degree > 0 ? -value : value);
+      arg.data[c] = degree == 0 ? I(-1) : best.edge[c] < 0 ? first : best.edge[c];
     }
     store<T, VEC>(static_cast<T*>(p.out) + row * p.dim + column, out);
     store<I, VEC>(static_cast<I*>(p.arg) + row * p.dim + column, arg);
   }
 };
 
-template <typename T, typename I, int VEC, int LANES>
-__global__ void __launch_bounds__(kThreads) spmm_max_kernel(SpmmMax p, Shape s) {
+template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+__global__ void __launch_bounds__(kThreads, VEC == 8 ? 3 : 4) spmm_max_kernel(SpmmMax p, Shape s) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    MaxRow<T, I, VEC, LANES> row(p, tile);
-    for_each_row<I, LANES>(p.csr, s.block_rows, row);
+    MaxRow<T, I, VEC, LANES, WEIGHTED> row(p, tile);
+    for_each_row<I, LANES>(p.csr, s, row);
   }
 }
 
@@ -202,8 +215,16 @@ const char* spmm_max(const SpmmMax& p, void* stream_) {
     using I = decltype(index);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+    const dim3 grid = s.grid(p.csr.num_rows);
+    const bool weighted = p.value || p.minimum || sizeof(I) == 8;
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
-      spmm_max_kernel<T, I, vec, lanes><<<s.grid(p.csr.num_rows), kThreads, 0, stream>>>(p, s);
+      if constexpr (sizeof(I) == 4) {
+        if (!weighted) {
+          spmm_max_kernel<T, I, vec, lanes, false><<<grid, kThreads, 0, stream>>>(p, s);
+          return;
+        }
+      }
+      spmm_max_kernel<T, I, vec, lanes, true><<<grid, kThreads, 0, stream>>>(p, s);
     });
     return last_error();
   });
