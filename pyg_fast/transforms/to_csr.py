@@ -45,9 +45,10 @@ class ToCSR(BaseTransform):
     (:obj:`adj_t`) are left alone.
 
     The caches survive :obj:`to`, :obj:`clone`, copies, pickling, :func:`torch.save` and
-    :func:`torch.load` (with :obj:`weights_only=True` for tensors and :obj:`data.to_dict()`: PyG
-    itself does not register :class:`~torch_geometric.data.Data` as safe). Batching and selecting edges drop them:
-    apply the transform again to fill them; layers fill them by need.
+    :func:`torch.load` (with :obj:`weights_only=True` that of tensors and of
+    :obj:`data.to_dict()`: PyG does not register :class:`~torch_geometric.data.Data` as safe).
+    Batching and selecting edges drop them: apply the transform again to fill them; layers fill
+    them by need.
 
     If :obj:`num_nodes` is unknown, it is inferred from the edges, for a node type from all edge
     types at it.
@@ -57,7 +58,7 @@ class ToCSR(BaseTransform):
         inputs only: :class:`~torch_geometric.transforms.FeaturePropagation`,
         :class:`~torch_geometric.transforms.GDC`,
         :class:`~torch_geometric.transforms.LineGraph`,
-        :class:`~torch_geometric.transforms.RandomLinkSplit` (negative samples between two node
+        :class:`~torch_geometric.transforms.RandomLinkSplit` (of edges between two node
         types), :class:`~torch_geometric.transforms.RemoveDuplicatedEdges`,
         :class:`~torch_geometric.transforms.RootedEgoNets`,
         :class:`~torch_geometric.transforms.RootedRWSubgraph`,
@@ -66,7 +67,10 @@ class ToCSR(BaseTransform):
         :meth:`EdgeIndex.sort_by` mixes up the caches:
         :class:`~torch_geometric.transforms.AddMetaPaths` and
         :class:`~torch_geometric.transforms.AddRandomMetaPaths` (they can also crash the
-        interpreter), and :class:`~torch_geometric.transforms.TwoHop`.
+        interpreter), and :class:`~torch_geometric.transforms.TwoHop`. Of PyG's other means,
+        :obj:`data.sort()`, :obj:`data.coalesce()` and, without :obj:`pyg-lib`, samplers such as
+        :class:`~torch_geometric.loader.NeighborLoader` raise errors: give samplers the plain
+        graph, and this transform as their :obj:`transform`.
 
     Shapes:
         - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer type
@@ -140,17 +144,24 @@ def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) ->
     skipped = _NO_EDGE_ATTRS
     if isinstance(data, RootedSubgraphData):
         skipped |= _ROOTED_ATTRS
-    attrs = {k: v for k, v in store.items() if k not in skipped and _is_edge_attr(store, k, v)}
+    dims = {
+        key: data.__cat_dim__(key, value, store)
+        for key, value in store.items()
+        if key not in skipped
+    }
+    # An `adj_t` beside has two such dimensions.
+    dims = {k: d for k, d in dims.items() if isinstance(d, int) and _is_edge_attr(store, k)}
     store['edge_index'] = out
-    for key, value in attrs.items():
-        store[key] = _permuted(value, perm, data.__cat_dim__(key, value, store))
+    for key, dim in dims.items():
+        store[key] = _permuted(store[key], perm, dim)
     if isinstance(data, RootedSubgraphData):
         position = torch.empty_like(perm)
         position[perm] = torch.arange(perm.numel(), device=perm.device)
         store['e_id'] = position[store['e_id']]
 
 
-def _is_edge_attr(store: EdgeStorage, key: str, value: Any) -> bool:
+def _is_edge_attr(store: EdgeStorage, key: str) -> bool:
+    value = store[key]
     if (
         isinstance(value, (list, tuple))
         and isinstance(store, NodeStorage)

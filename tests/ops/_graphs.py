@@ -1,0 +1,127 @@
+"""Graphs to test on, features whose products are exact, and how close results have to be."""
+
+from typing import NamedTuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_fast.ops import Graph, reference
+from pyg_fast.ops.graph import graph_of
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+REDUCE = ['sum', 'mean', 'max', 'min']
+WIDTHS = [*range(6), 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 100, 128, 130, 256, 300]
+
+
+class Edges(NamedTuple):
+    """An edge list with its numbers of nodes."""
+
+    edge_index: Tensor
+    num_src: int
+    num_dst: int
+
+    def graph(self, dtype: torch.dtype = torch.int32, device: torch.device | str = 'cpu') -> Graph:
+        graph = graph_of(self.edge_index.to(device), self.num_src, self.num_dst)
+        return Graph(*(t.to(dtype) if isinstance(t, Tensor) else t for t in graph))
+
+
+def _random(num_src: int, num_dst: int, num_edges: int, *hubs: tuple[int, int, int]) -> Edges:
+    """Random edges; each hub (end, node, degree) has one end of `degree` more of them."""
+    generator = torch.Generator().manual_seed(num_src + num_dst + num_edges)
+    num_edges += sum(degree for _, _, degree in hubs)
+    draw = torch.rand(2, num_edges, generator=generator, dtype=torch.float64)
+    edge_index = (draw * torch.tensor([[num_src], [num_dst]])).long()
+    for end, node, degree in hubs:
+        num_edges -= degree
+        edge_index[end, num_edges : num_edges + degree] = node
+    order = torch.randperm(edge_index.size(1), generator=generator)
+    return Edges(edge_index[:, order], num_src, num_dst)
+
+
+# Kernels split rows of more than 512 edges.
+GRAPHS = {
+    'square': _random(30, 30, 200),  # with duplicates, loops and isolated nodes
+    'wide': _random(70, 9, 100),
+    'tall': _random(9, 70, 40),
+    'hub': _random(20, 12, 60, (1, 3, 520)),
+    'in_hubs': _random(50, 40, 100, (1, 3, 1500), (1, 39, 600), (1, 0, 512)),
+    'out_hubs': _random(50, 40, 100, (0, 7, 1100), (0, 49, 513)),
+    'one_node': Edges(torch.zeros(2, 3, dtype=torch.long), 1, 1),
+    'no_edges': Edges(torch.empty(2, 0, dtype=torch.long), 4, 3),
+    'no_sources': Edges(torch.empty(2, 0, dtype=torch.long), 0, 3),
+    'no_destinations': Edges(torch.empty(2, 0, dtype=torch.long), 3, 0),
+    'no_nodes': Edges(torch.empty(2, 0, dtype=torch.long), 0, 0),
+}
+
+
+@st.composite
+def edge_lists(draw: st.DrawFn, square: bool = False) -> Edges:
+    num_src = draw(st.integers(0, 12))
+    num_dst = num_src if square else draw(st.integers(0, 12))
+    if min(num_src, num_dst) == 0:
+        return Edges(torch.empty(2, 0, dtype=torch.long), num_src, num_dst)
+    edge = st.tuples(st.integers(0, num_src - 1), st.integers(0, num_dst - 1))
+    edges = draw(st.lists(edge, max_size=40))
+    edges += [draw(edge)] * draw(st.sampled_from([0, 0, 2, 513, 1025]))
+    return Edges(torch.tensor(edges, dtype=torch.long).view(-1, 2).t(), num_src, num_dst)
+
+
+def exact(*size: int, dtype: torch.dtype, device: torch.device | str = 'cpu') -> Tensor:
+    """Numbers with many ties, of which two multiply without rounding in every type."""
+    return (torch.randint(-8, 9, size) / 8).to(device, dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> None:
+    """Within a rounding of the result and those of a sum of `terms` in the accumulator.
+
+    `magnitude` is that sum with absolute values of everything.
+    """
+    assert actual.shape == expected.shape
+    rounding = torch.finfo(actual.dtype).eps
+    summing = torch.finfo(actual.dtype if actual.dtype == torch.float64 else torch.float32).eps
+    finite = expected.isfinite()
+    error = torch.where(finite, (actual.double() - expected).abs(), 0)
+    allowed = rounding * expected.abs() + (terms + 4) * summing * magnitude
+    allowed += torch.finfo(actual.dtype).smallest_normal * rounding
+    assert (error <= allowed)[finite].all(), f'off by {(error - allowed)[finite].max()}'
+    assert torch.equal(
+        torch.where(finite, 0, actual.double()).nan_to_num(nan=7.0),
+        torch.where(finite, 0, expected).nan_to_num(nan=7.0),
+    )
+
+
+def twin(
+    graph: Graph, x: Tensor, value: Tensor | None, reduce: str, grad: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Result, gradient of x and of value in float64, and the magnitudes of all three."""
+    csr = graph[:3]
+    x, grad = x.detach().double(), grad.detach().double()
+    value = None if value is None else value.detach().double()
+
+    if reduce in ('sum', 'mean'):
+
+        def run(x: Tensor, value: Tensor | None, grad: Tensor) -> tuple[Tensor, ...]:
+            inputs = [t.requires_grad_() for t in (x, value) if t is not None]
+            out = reference.spmm(*csr, value, x, mean=reduce == 'mean')
+            return out.detach(), *torch.autograd.grad(out, inputs, grad)
+
+        return (
+            run(x.clone(), None if value is None else value.clone(), grad),
+            run(x.abs(), None if value is None else value.abs(), grad.abs()),
+        )
+
+    # Not by autograd, which multiplies what did not reach the maximum by zero: inf would give NaN.
+    out, arg = reference.spmm_max(*csr, value, x, reduce == 'min')
+
+    def grads(x: Tensor, value: Tensor | None, grad: Tensor) -> tuple[Tensor, ...]:
+        grad_x = reference.spmm_max_backward_x(*csr, value, arg, grad, graph.num_src)
+        if value is None:
+            return (grad_x,)
+        return grad_x, reference.spmm_max_backward_value(*csr, arg, grad, x, graph.num_edges)
+
+    absolute = None if value is None else value.abs()
+    return (
+        (out, *grads(x, value, grad)),
+        (out.abs(), *grads(x.abs(), absolute, grad.abs())),
+    )

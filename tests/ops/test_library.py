@@ -1,0 +1,252 @@
+"""The raw ops: schemas, fake kernels, twins, and refusal of whatever does not fit together."""
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from pyg_fast.ops import reference
+from pyg_fast.ops._library import ops
+
+from ._graphs import DTYPES, GRAPHS, assert_near, exact
+
+OPS = [
+    'to_csr',
+    'spmm',
+    'spmm_max',
+    'spmm_max_backward_x',
+    'spmm_max_backward_x_ordered',
+    'spmm_max_backward_value',
+    'sddmm',
+]
+INDEX = [torch.int32, torch.int64]
+
+
+def sample(
+    op: str,
+    device: torch.device | str = 'cpu',
+    dtype: torch.dtype = torch.float32,
+    index: torch.dtype = torch.int32,
+    full: bool = True,
+) -> dict[str, object]:
+    """Arguments of an op on a square graph of 30 nodes; `full` gives the optional ones too."""
+    edges = GRAPHS['square']
+    if op == 'to_csr':
+        row, col = edges.edge_index.to(device, index)
+        return {
+            'row': row, 'col': col, 'num_rows': 30, 'num_cols': 30,
+            'index64': index == torch.int64, 'drop_loops': not full,
+        }  # fmt: skip
+    graph = edges.graph(index, device)
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    n, num_edges = 30, graph.num_edges
+    perm = graph.perm if full else None
+    value = exact(num_edges, dtype=dtype, device=device) if full else None
+    a, b = (exact(n, 9, dtype=dtype, device=device) for _ in range(2))
+    scales = [torch.rand(n, dtype=acc, device=device) if full else None for _ in range(3)]
+    csr = {'rowptr': graph.rowptr, 'col': graph.col, 'perm': perm}
+    if op == 'spmm':
+        bias = exact(9, dtype=dtype, device=device) if full else None
+        names = ('row_scale', 'col_scale', 'diag')
+        scaled = dict(zip(names, scales, strict=True))
+        return dict(**csr, value=value, x=a, **scaled, bias=bias, mean=full, out_acc=False)
+    if op == 'spmm_max':
+        return dict(**csr, value=value, x=a, minimum=not full)
+    if op == 'sddmm':
+        return dict(
+            **csr, a=a, b=b, row_scale=scales[0], col_scale=scales[1], mean=full,
+            num_values=num_edges,
+        )  # fmt: skip
+    arg = reference.spmm_max(*csr.values(), value, a, False)[1]
+    if op == 'spmm_max_backward_value':
+        return dict(**csr, arg=arg, grad=b, x=a, num_values=num_edges)
+    common = dict(**csr, value=value, arg=arg, grad=b)
+    if op == 'spmm_max_backward_x':
+        return dict(**common, num_cols=n)
+    position = torch.empty_like(graph.perm)  # of each edge of the transpose in `col`
+    position[graph.perm.long()] = torch.arange(num_edges, dtype=index, device=device)
+    position = position[graph.t_perm.long()]
+    return dict(**common, t_rowptr=graph.t_rowptr, t_col=graph.t_col, t_position=position)
+
+
+@pytest.mark.parametrize('op', OPS)
+def test_signature_is_that_of_the_twin(op: str) -> None:
+    schema = getattr(ops, op).default._schema
+    names = [argument.name for argument in schema.arguments]
+    assert names == list(inspect.signature(getattr(reference, op)).parameters) == list(sample(op))
+
+
+def test_every_op_is_here() -> None:
+    names = {name.split('::')[1] for name in torch._C._dispatch_get_all_op_names()
+             if name.startswith('pyg_fast::')}  # fmt: skip
+    assert names == {*OPS, 'with_cuda'}
+
+
+@pytest.mark.parametrize('op', OPS)
+@pytest.mark.parametrize('full', [False, True])
+def test_opcheck(device: torch.device, op: str, full: bool) -> None:
+    args = tuple(sample(op, device, full=full).values())
+    torch.library.opcheck(getattr(ops, op).default, args)
+
+
+@pytest.mark.parametrize('op', OPS)
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('index', INDEX)
+@pytest.mark.parametrize('full', [False, True])
+def test_twin_and_fake_kernel(
+    device: torch.device, op: str, dtype: torch.dtype, index: torch.dtype, full: bool
+) -> None:
+    kwargs = sample(op, device, dtype, index, full)
+    variants = [kwargs]
+    if op == 'spmm':
+        acc = torch.float64 if dtype == torch.float64 else torch.float32
+        bias = None if kwargs['bias'] is None else kwargs['bias'].to(acc)
+        value = None if kwargs['value'] is None else kwargs['value'].to(acc)
+        variants += [{**kwargs, 'out_acc': True, 'bias': bias}, {**kwargs, 'value': value}]
+    for kwargs in variants:
+        actual = getattr(ops, op)(*kwargs.values())
+        expected = getattr(reference, op)(*kwargs.values())
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = (mode.from_tensor(v) if isinstance(v, Tensor) else v for v in kwargs.values())
+            fake = getattr(ops, op)(*fakes)
+        absolute = {
+            k: v.abs() if isinstance(v, Tensor) and v.is_floating_point() else v
+            for k, v in kwargs.items()
+        }
+        magnitude = getattr(reference, op)(*absolute.values())
+        if isinstance(actual, Tensor):
+            actual, expected, fake, magnitude = (actual,), (expected,), (fake,), (magnitude,)
+        for a, e, f, m in zip(actual, expected, fake, magnitude, strict=True):
+            assert (a.shape, a.dtype, a.device) == (f.shape, f.dtype, f.device)
+            assert a.stride() == f.stride()
+            if a.is_floating_point():
+                assert_near(a, e, m, 200)
+            else:
+                assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize('value', [False, True])
+@pytest.mark.parametrize('name', ['square', 'in_hubs'])
+def test_backward_of_max_is_that_of_autograd(value: bool, name: str) -> None:
+    edges = GRAPHS[name]
+    graph = edges.graph()
+    x = exact(edges.num_src, 7, dtype=torch.float64).requires_grad_()
+    w = exact(graph.num_edges, dtype=torch.float64).requires_grad_() if value else None
+    out, arg = reference.spmm_max(*graph[:3], w, x, False)
+    grad = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (x, w) if value else (x,), grad)
+    expected = reference.spmm_max_backward_x(*graph[:3], w, arg, grad, edges.num_src)
+    torch.testing.assert_close(grads[0], expected)
+    if value:
+        expected = reference.spmm_max_backward_value(*graph[:3], arg, grad, x, graph.num_edges)
+        torch.testing.assert_close(grads[1], expected)
+
+
+# These make another graph, or features of another width.
+STILL_FITS = {
+    *(('spmm_max', 'rowptr', kind) for kind in ('shorter', 'longer')),
+    *(('spmm_max', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower')),
+    *(('spmm_max_backward_value', 'x', kind) for kind in ('shorter', 'longer', 'empty')),
+    *(('spmm_max_backward_x_ordered', 't_rowptr', kind) for kind in ('shorter', 'longer')),
+}
+
+
+def spoiled(name: str, t: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield 'more dimensions', t[None]
+    yield 'no dimensions', t.flatten()[0]
+    yield 'empty', t[:0]
+    yield 'complex', t.to(torch.complex64)
+    yield 'bool', t.bool()
+    yield 'other type', t.to(torch.int64 if t.dtype == torch.int32 else torch.float16)
+    yield 'shorter', t[:-1]
+    if name != 'value':  # which may hold what no edge names
+        yield 'longer', torch.cat([t, t[-1:]])
+    if t.dim() == 2:
+        yield 'narrower', t[:, 1:]
+    if t.is_cuda:
+        yield 'other device', t.cpu()
+
+
+@pytest.mark.parametrize('op', OPS)
+def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
+    run, good = getattr(ops, op), sample(op, device)
+    run(*good.values())
+    bad = [
+        (name, kind, tensor)
+        for name, value in good.items()
+        if isinstance(value, Tensor)
+        for kind, tensor in spoiled(name, value)
+        if (op, name, kind) not in STILL_FITS
+    ]
+    assert len(bad) > 10
+    for name, kind, tensor in bad:
+        try:
+            run(*{**good, name: tensor}.values())
+        except RuntimeError:
+            continue
+        pytest.fail(f'{op} took {name!r} with {kind}')
+
+
+@pytest.mark.parametrize('op', OPS)
+def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -> None:
+    good = sample(op, device)
+    for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e5m2):
+        bad = {
+            k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
+            for k, v in good.items()
+        }
+        if op == 'to_csr':
+            bad['row'], bad['col'] = (good[k].to(torch.float32) for k in ('row', 'col'))
+        with pytest.raises(RuntimeError):
+            getattr(ops, op)(*bad.values())
+
+
+@pytest.mark.parametrize(
+    ('op', 'name', 'number'),
+    [
+        ('to_csr', 'num_rows', -1),
+        ('to_csr', 'num_cols', -1),
+        ('to_csr', 'num_rows', 2**31),  # more than int32 counts
+        ('to_csr', 'num_cols', 2**33),
+        ('spmm_max_backward_x', 'num_cols', -1),
+        ('spmm_max_backward_value', 'num_values', 199),
+        ('spmm_max_backward_value', 'num_values', -1),
+        ('sddmm', 'num_values', 199),
+        ('sddmm', 'num_values', -1),
+    ],
+)
+@pytest.mark.parametrize('full', [False, True])
+def test_numbers_that_do_not_fit(
+    device: torch.device, op: str, name: str, number: int, full: bool
+) -> None:
+    kwargs = {**sample(op, device, full=full), name: number}
+    with pytest.raises(RuntimeError):
+        getattr(ops, op)(*kwargs.values())
+
+
+@pytest.mark.parametrize('op', OPS[1:])
+def test_graph_must_be_contiguous(device: torch.device, op: str) -> None:
+    good = sample(op, device)
+    for name in ('rowptr', 'col', 'perm'):
+        strided = good[name].repeat_interleave(2)[::2]
+        with pytest.raises(RuntimeError, match='contiguous'):
+            getattr(ops, op)(*{**good, name: strided}.values())
+
+
+def test_diag_needs_a_square_graph(device: torch.device) -> None:
+    graph = GRAPHS['tall'].graph(device=device)
+    x, diag = torch.rand(9, 4, device=device), torch.rand(70, device=device)
+    with pytest.raises(RuntimeError, match='square'):
+        ops.spmm(*graph[:3], None, x, None, None, diag, None, False, False)
+
+
+def test_counts_of_invalid_edges(device: torch.device) -> None:
+    row = torch.tensor([0, 5, 1, -1, 2, 2], device=device)
+    col = torch.tensor([0, 0, 9, 0, 2, 1], device=device)
+    for drop in (False, True):
+        actual = ops.to_csr(row, col, 3, 3, False, drop)
+        assert all(map(torch.equal, actual, reference.to_csr(row, col, 3, 3, False, drop)))
+        assert int(actual[3]) == 3
