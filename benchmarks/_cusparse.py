@@ -122,6 +122,7 @@ class _Product:
         descriptors: tuple[_Descriptor, _Descriptor, _Descriptor],
         tensors: tuple[Tensor, ...],
         algorithm: int,
+        preprocess: bool,
     ) -> None:
         dtype = tensors[-1].dtype
         compute = torch.float64 if dtype == torch.float64 else torch.float32
@@ -137,6 +138,8 @@ class _Product:
         self._on_stream()
         _call(f'{function}_bufferSize', *self.args, ctypes.byref(size))
         self.buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device=tensors[0].device)
+        if not preprocess:
+            return
         status = _status(f'{function}_preprocess', *self.args, self.buffer.data_ptr())
         if status not in (0, _NOT_SUPPORTED):  # it is optional, and not every algorithm has it
             raise CusparseError(f'{function}_preprocess: status {status}')
@@ -160,6 +163,7 @@ class SpMM(_Product):
         value: Values of ``A``, of shape ``[num_edges]``.
         x: The dense matrix, of shape ``[num_cols, F]``.
         algorithm: A name in :obj:`ALGORITHMS`.
+        preprocess: Whether to call ``cusparseSpMM_preprocess`` once, as for a graph that stays.
 
     Raises:
         CusparseError: If the library is missing or refuses the call.
@@ -167,13 +171,14 @@ class SpMM(_Product):
 
     def __init__(
         self, rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, algorithm: str,
+        preprocess: bool = False,
     ) -> None:
         self.out = x.new_empty(rowptr.numel() - 1, x.size(1))
         # A descriptor of its own: what preprocess finds is bound to it.
         matrices = _csr(rowptr, col, value, x.size(0)), _dense(x), _dense(self.out)
         super().__init__(
             'cusparseSpMM', _NON_TRANSPOSE, matrices, (rowptr, col, value, x, self.out),
-            ALGORITHMS[algorithm])
+            ALGORITHMS[algorithm], preprocess)
 
     def __call__(self) -> Tensor:
         self._run()
@@ -197,7 +202,8 @@ class SDDMM(_Product):
         self.out = a.new_zeros(col.numel())
         matrices = _dense(a), _dense(b), _csr(rowptr, col, self.out, b.size(0))
         super().__init__(
-            'cusparseSDDMM', _TRANSPOSE, matrices, (rowptr, col, a, b, self.out), _SDDMM_DEFAULT)
+            'cusparseSDDMM', _TRANSPOSE, matrices, (rowptr, col, a, b, self.out), _SDDMM_DEFAULT,
+            preprocess=True)
 
     def __call__(self) -> Tensor:
         self._run()

@@ -38,12 +38,16 @@ _EDGES_COMPARED = 1 << 16  # of a gradient of weights
 
 OURS, PLAIN = 'ours', 'ours, unweighted'
 CUSPARSE = [f'cuSPARSE {algorithm}' for algorithm in _cusparse.ALGORITHMS]
-TORCH, TORCH_SPARSE, SCATTER = 'torch.sparse', 'torch-sparse', 'PyG scatter'
+PREPROCESSED = [f'{name} preprocessed' for name in CUSPARSE]
+TORCH, TORCH64 = 'torch.sparse', 'torch.sparse int64'  # int64: what PyG's conversions give
+TORCH_SPARSE, SCATTER = 'torch-sparse', 'PyG scatter'
 SCATTER_REDUCE, SEGMENT = 'scatter_reduce', 'segment_csr'
 SAMPLED, SDDMM = 'torch sampled_addmm', 'cuSPARSE SDDMM'
 RIVALS = {
     'cuSPARSE': CUSPARSE,
+    'cuSPARSE preprocessed': PREPROCESSED,
     TORCH: [TORCH],
+    TORCH64: [TORCH64],
     SAMPLED: [SAMPLED],
     SDDMM: [SDDMM],
     TORCH_SPARSE: [TORCH_SPARSE],
@@ -200,12 +204,16 @@ class Forwards:
         weight = self.case.weight if weighted else None
         return lambda x: ops.spmm(self.case.prepared, x, weight, reduce=self.reduce)
 
-    def torch_sparse_mm(self) -> Callable[[Tensor], Tensor]:
+    def torch_sparse_mm(self, int64: bool = False) -> Callable[[Tensor], Tensor]:
         case, reduce = self.case, self.reduce
         if reduce == 'max':
             matrix = case.graph.matrix(case.ones)
             return lambda x: torch.sparse.mm(matrix, x, 'amax')
         matrix = case.graph.matrix(case.value(reduce))
+        if int64:
+            matrix = torch.sparse_csr_tensor(
+                matrix.crow_indices().long(), matrix.col_indices().long(), matrix.values(),
+                matrix.shape)
         return lambda x: torch.sparse.mm(matrix, x)
 
     def torch_sparse(self) -> Callable[[Tensor], Tensor]:
@@ -261,6 +269,8 @@ class Forwards:
             found[OURS] = lambda: self.ours(weighted=False)
         if self.reduce != 'max' or not case.x.is_cuda:
             found[TORCH] = self.torch_sparse_mm
+        if self.reduce != 'max' and not case.x.is_cuda:
+            found[TORCH64] = functools.partial(self.torch_sparse_mm, int64=True)
         if importlib.util.find_spec('torch_sparse'):
             found[TORCH_SPARSE] = self.torch_sparse
         messages = case.graph.num_edges * width * case.x.element_size()
@@ -310,23 +320,25 @@ def contenders(
     for name, make in forwards.named(width).items():
         add(name, functools.partial(prepare, make), 'unweighted' if name == PLAIN else usual)
     if cuda and reduce != 'max':
-        for name, algorithm in zip(CUSPARSE, _cusparse.ALGORITHMS, strict=True):
-            add(name, functools.partial(cusparse, case, reduce, mode, x, grad, algorithm), usual)
+        for names, preprocess in ((CUSPARSE, False), (PREPROCESSED, True)):
+            for name, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True):
+                add(name, functools.partial(
+                    cusparse, case, reduce, mode, x, grad, algorithm, preprocess), usual)
     return made
 
 
 def cusparse(
-    case: Case, reduce: str, mode: str, x: Tensor, grad: Tensor, algorithm: str,
+    case: Case, reduce: str, mode: str, x: Tensor, grad: Tensor, algorithm: str, preprocess: bool,
 ) -> Callable[[], Any]:
     graph, value = case.graph, case.value(reduce)
 
     def backward() -> _cusparse.SpMM:
         rowptr, col, perm = graph.transpose
-        return _cusparse.SpMM(rowptr, col, value[perm], grad, algorithm)
+        return _cusparse.SpMM(rowptr, col, value[perm], grad, algorithm, preprocess)
 
     if mode == GRAD_X:
         return backward()
-    there = _cusparse.SpMM(graph.rowptr, graph.col, value, x, algorithm)
+    there = _cusparse.SpMM(graph.rowptr, graph.col, value, x, algorithm, preprocess)
     if mode == FORWARD:
         return there
     back = backward()
