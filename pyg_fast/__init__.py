@@ -3,6 +3,10 @@
 __version__ = '0.1.0'
 
 from . import formats, nn, ops, transforms
+from ._accelerate import accelerate, accelerate_report, restore
 from .ops import with_cuda
 
-__all__ = ['__version__', 'formats', 'nn', 'ops', 'transforms', 'with_cuda']
+__all__ = [
+    '__version__', 'accelerate', 'accelerate_report', 'formats', 'nn', 'ops', 'restore',
+    'transforms', 'with_cuda',
+]  # fmt: skip

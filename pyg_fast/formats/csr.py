@@ -1,5 +1,6 @@
 """CSR and CSC of a graph, in PyG's own EdgeIndex."""
 
+import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
@@ -7,6 +8,7 @@ from ..ops.graph import Graph, cache_of
 from ..ops.to_csr import to_csr
 
 
+@torch.inference_mode(False)  # A graph prepared in it has to train, too.
 def to_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeIndex, Tensor]:
     r"""Sorts edges by destination into an :class:`~torch_geometric.EdgeIndex` with filled caches.
 

@@ -90,14 +90,15 @@ def gcn_norm(
     cache = cache_of(edge_index)
     if edge_weight is None:
         if key not in cache:
-            cache[key] = make()
+            with torch.inference_mode(False):  # It may serve a training step later.
+                cache[key] = make()
         return cache[key]
     if edge_weight.is_inference():
         return make()
     of = (edge_weight, edge_weight._version)
     if key in cache and cache[key][0][0] is of[0] and cache[key][0][1] == of[1]:
         return cache[key][1]
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         norm = make()
     cache[key] = (of, norm)
     return norm

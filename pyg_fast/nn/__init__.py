@@ -1,5 +1,7 @@
 """The layers."""
 
 from .gcn import PathPreparedGCNConv
+from .gin import FastGINConv
+from .sage import FastSAGEConv
 
-__all__ = ['PathPreparedGCNConv']
+__all__ = ['FastGINConv', 'FastSAGEConv', 'PathPreparedGCNConv']

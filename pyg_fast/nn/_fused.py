@@ -19,10 +19,12 @@ class Fused:
     _base: type[MessagePassing]  # PyG's class
 
     def _fusible(self: Any, x: Tensor) -> bool:
-        base = self._base
+        return self.fuse and self._unaltered(x)
+
+    def _unaltered(self: Any, x: Tensor) -> bool:
+        base, cls, own = self._base, type(self), self.__dict__
         return (
-            self.fuse
-            and not self._explain
+            not self._explain
             and self._decomposed_layers == 1
             and self.node_dim == -2
             and isinstance(x, Tensor)
@@ -39,10 +41,15 @@ class Fused:
             and not self._message_and_aggregate_forward_hooks
             and not self._edge_update_forward_pre_hooks
             and not self._edge_update_forward_hooks
-            and getattr(self.message, '__func__', None) is base.message
-            and getattr(self.aggregate, '__func__', None) is base.aggregate
-            and getattr(self.update, '__func__', None) is base.update
-            and getattr(self.message_and_aggregate, '__func__', None) is base.message_and_aggregate
+            # Asked of the class and of `own`: bound methods look different to torch.compile.
+            and cls.message is base.message
+            and cls.aggregate is base.aggregate
+            and cls.update is base.update
+            and cls.message_and_aggregate is base.message_and_aggregate
+            and 'message' not in own
+            and 'aggregate' not in own
+            and 'update' not in own
+            and 'message_and_aggregate' not in own
         )
 
     def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
@@ -58,7 +65,7 @@ class Fused:
         return recast(self, self._base)
 
 
-def recast(module: Any, cls: type) -> Any:
+def recast(module: Any, cls: Any) -> Any:
     """A module of another class on the same parameters, buffers, submodules, hooks and options."""
     out = cls.__new__(cls)
     state = dict(module.__dict__)

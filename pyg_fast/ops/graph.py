@@ -68,7 +68,7 @@ def graph_of(
 
     A plain tensor is sorted at every call. What is derived from an
     :class:`~torch_geometric.EdgeIndex` is kept on it, and made anew once its data, its size or
-    its device change.
+    its device change. Compiled code does not notice edits in place: it goes by what was kept.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
@@ -122,6 +122,7 @@ def num_loops(edge_index: EdgeIndex) -> int:
     return cache['num_loops']
 
 
+@torch.inference_mode(False)  # What is kept may be asked for gradients later.
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
     data = edge_index.as_tensor()
     check_edge_index(data)

@@ -19,6 +19,7 @@ def linear_spmm(
     scale: Tensor | None = None,
     diag: Tensor | None = None,
     out_acc: bool = False,
+    left: bool = False,
 ) -> Tensor:
     r"""Maps features linearly and aggregates them, in whichever order moves fewer of them.
 
@@ -43,14 +44,22 @@ def linear_spmm(
             (default: :obj:`None`, zero)
         out_acc (bool): Whether halves give a float32 result; :obj:`bias` is float32 then.
             (default: :obj:`False`)
+        left (bool): Whether :math:`\mathbf{D}` stands on the left of :math:`\mathbf{A}` only,
+            as in a mean. (default: :obj:`False`)
 
     Returns:
         Tensor: :math:`\mathbf{Y}` of shape :math:`(N_{dst}, F_{out})`.
     """
     return _LinearSpMM.apply(
         x, weight, bias, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col,
-        graph.t_perm, value, scale, diag, out_acc,
+        graph.t_perm, value, scale, diag, out_acc, left,
     )  # fmt: skip
+
+
+def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
+    """Whether aggregating before the linear map moves fewer features, given which gradients are
+    asked for. If so, and :obj:`x` needs none, the backward pass reads no transpose."""
+    return weight.size(1) * (1 + needs_x) < weight.size(0) * (1 + (needs_x or needs_weight))
 
 
 class _LinearSpMM(torch.autograd.Function):
@@ -70,13 +79,15 @@ class _LinearSpMM(torch.autograd.Function):
         scale: Tensor | None,
         diag: Tensor | None,
         out_acc: bool,
+        left: bool,
     ) -> Tensor:
+        right = None if left else scale
         needs_x, needs_weight, _ = ctx.needs_input_grad[:3]
-        first = weight.size(1) * (1 + needs_x) < weight.size(0) * (1 + (needs_x or needs_weight))
+        first = aggregates_first(weight, needs_x, needs_weight)
         first = first and not out_acc  # Under autocast it is the linear map that runs in halves.
         if first:
             aggregated = ops.spmm(
-                rowptr, col, perm, value, x, scale, scale, diag, None, False, False
+                rowptr, col, perm, value, x, scale, right, diag, None, False, False
             )
             out = aggregated @ weight.t() if bias is None else (
                 torch.addmm(bias, aggregated, weight.t())
@@ -84,9 +95,9 @@ class _LinearSpMM(torch.autograd.Function):
         else:
             aggregated = None
             out = ops.spmm(
-                rowptr, col, perm, value, x @ weight.t(), scale, scale, diag, bias, False, out_acc
+                rowptr, col, perm, value, x @ weight.t(), scale, right, diag, bias, False, out_acc
             )
-        ctx.first = first
+        ctx.first, ctx.left = first, left
         ctx.save_for_backward(
             x, weight, aggregated if needs_weight else None, rowptr, col, perm, t_rowptr, t_col,
             t_perm, value, scale, diag,
@@ -98,6 +109,7 @@ class _LinearSpMM(torch.autograd.Function):
         (
             x, weight, aggregated, rowptr, col, perm, t_rowptr, t_col, t_perm, value, scale, diag,
         ) = ctx.saved_tensors  # fmt: skip
+        right = None if ctx.left else scale
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_weight = None
         again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
@@ -109,10 +121,11 @@ class _LinearSpMM(torch.autograd.Function):
             if v is not None and v.dtype != acc_dtype(g.dtype):
                 v = v.to(g.dtype)
             if not again:
-                return ops.spmm(t_rowptr, t_col, t_perm, v, g, scale, scale, diag, None, False,
-                                False)  # fmt: skip
+                return ops.spmm(
+                    t_rowptr, t_col, t_perm, v, g, right, scale, diag, None, False, False
+                )
             return SpMM.apply(
-                g, v, None, t_rowptr, t_col, t_perm, rowptr, col, perm, scale, scale, diag,
+                g, v, None, t_rowptr, t_col, t_perm, rowptr, col, perm, right, scale, diag,
                 False, False,
             )  # fmt: skip
 
@@ -120,7 +133,7 @@ class _LinearSpMM(torch.autograd.Function):
             if needs_weight:
                 if again:
                     aggregated = SpMM.apply(
-                        x, value, None, rowptr, col, perm, t_rowptr, t_col, t_perm, scale, scale,
+                        x, value, None, rowptr, col, perm, t_rowptr, t_col, t_perm, scale, right,
                         diag, False, False,
                     )  # fmt: skip
                 grad_weight = grad.t() @ aggregated
@@ -133,4 +146,4 @@ class _LinearSpMM(torch.autograd.Function):
             if needs_x:
                 grad_x = grad_mapped @ weight
         grad_bias = grad.sum(0) if needs_bias else None
-        return (grad_x, grad_weight, grad_bias) + (None,) * 10
+        return (grad_x, grad_weight, grad_bias) + (None,) * 11

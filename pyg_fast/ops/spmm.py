@@ -100,6 +100,8 @@ def aggregate(
     Differentiable in :obj:`x`, :obj:`value` (:math:`w`) and :obj:`bias`, not in the scales, which
     are float32 (float64 for float64 features). :obj:`out_acc` returns float32 for halves.
     """
+    if col_scale is row_scale and row_scale is not None and torch.compiler.is_compiling():
+        col_scale = row_scale.clone()  # Dynamo refuses a tensor that is given twice.
     return SpMM.apply(
         x, value, bias, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col,
         graph.t_perm, row_scale, col_scale, diag, mean, out_acc,

@@ -297,7 +297,7 @@ def test_compile(device, graph_kind, weighted):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize('num_nodes,num_edges', [(0, 0), (1, 0), (1, 3), (5, 0)])
+@pytest.mark.parametrize(('num_nodes', 'num_edges'), [(0, 0), (1, 0), (1, 3), (5, 0)])
 def test_tiny_graphs(device, num_nodes, num_edges):
     edge_index = torch.zeros(2, num_edges, dtype=torch.long, device=device)
     theirs, ours = pair(4, 3, device=device)

@@ -1,0 +1,150 @@
+"""Swapping a model's layers for ours, and back."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch.nn import Module
+from torch_geometric.nn import MessagePassing
+
+from .nn import FastGINConv, FastSAGEConv, PathPreparedGCNConv
+from .nn._fused import Fused
+from .nn._reduce import may_fuse, why_not
+
+ModelT = TypeVar('ModelT', bound=Module)
+
+_FUSED: dict[type, type] = {
+    cls._base: cls for cls in (PathPreparedGCNConv, FastSAGEConv, FastGINConv)
+}
+_NAMES = {base.__name__ for base in _FUSED}
+# On the layers that `restore` changes back, whatever was copied or pickled in between.
+_MARK = '_accelerated'
+
+
+class LayerReport(NamedTuple):
+    """What :func:`accelerate` makes, or has made, of a layer."""
+
+    name: str  # in the model, as `named_modules` has it
+    layer: str  # the class that the user chose
+    fused: str | None  # our class; None where the layer stays as it is
+    reason: str | None  # why it stays
+
+
+def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
+    r"""Swaps each :class:`~torch_geometric.nn.conv.GCNConv`,
+    :class:`~torch_geometric.nn.conv.SAGEConv` and :class:`~torch_geometric.nn.conv.GINConv` of a
+    model for our exact equivalent, in place.
+
+    The layers stay the same objects (only their class changes, as that of lazy modules in PyTorch
+    does), and so do parameters, buffers, hooks and options: optimizers built before keep working,
+    state_dict and outputs stay the same. Subclasses of these layers, and options that have no
+    kernel, are left as they are.
+
+    Args:
+        model (torch.nn.Module): The model, or a layer itself.
+        verbose (bool, optional): Whether to print what was swapped, and what was left and why.
+            (default: :obj:`False`)
+
+    Returns:
+        torch.nn.Module: The :obj:`model`.
+
+    Raises:
+        TypeError: If :obj:`model` is not a module.
+
+    Example:
+        >>> model = pyg_fast.accelerate(GraphSAGE(128, 64, num_layers=3), verbose=True)
+        layer    class     runs as
+        convs.0  SAGEConv  FastSAGEConv
+        convs.1  SAGEConv  FastSAGEConv
+        convs.2  SAGEConv  FastSAGEConv
+    """
+    reports = []
+    for conv, report in _layers(model):
+        reports.append(report)
+        if report.fused is not None and type(conv) in _FUSED:
+            conv.__class__ = _FUSED[type(conv)]
+            setattr(conv, _MARK, True)
+    if verbose:
+        print(_table(reports))
+    return model
+
+
+def accelerate_report(model: Module) -> list[LayerReport]:
+    """What :func:`accelerate` would do, or has done, with each message passing layer of a model,
+    which is left as it is."""
+    return [report for _, report in _layers(model)]
+
+
+def restore(model: ModelT) -> ModelT:
+    """Undoes :func:`accelerate` in place, also on a copy of the model or one that was pickled.
+    Layers that were built as ours stay ours.
+
+    Args:
+        model (torch.nn.Module): The model, or a layer itself.
+
+    Returns:
+        torch.nn.Module: The :obj:`model`.
+
+    Raises:
+        TypeError: If :obj:`model` is not a module.
+    """
+    _check_model(model)
+    for module in model.modules():
+        if isinstance(module, Fused) and vars(module).pop(_MARK, False):
+            vars(module).pop('_cached_norm', None)
+            module.__class__ = module._base
+    return model
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, Module):
+        raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
+    _check_model(model)
+    for name, module in model.named_modules():
+        cls = type(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            original = getattr(module, 'original_name', '')
+            if original in _NAMES:
+                yield module, LayerReport(name, original, None, 'compiled by TorchScript')
+        elif isinstance(module, Fused):
+            layer = module._base.__name__ if _MARK in vars(module) else cls.__name__
+            yield module, LayerReport(name, layer, cls.__name__, None)
+        elif isinstance(module, MessagePassing):
+            reason = _reason(module)
+            fused = None if reason else _FUSED[cls].__name__
+            yield module, LayerReport(name, cls.__name__, fused, reason)
+
+
+def _reason(conv: Any) -> str | None:
+    """Why a layer cannot be swapped."""
+    cls = type(conv)
+    if cls not in _FUSED:
+        bases = [base.__name__ for base in _FUSED if isinstance(conv, base)]
+        return f'a subclass of {bases[0]}' if bases else 'no kernel for it'
+    patched = vars(conv).keys() & {
+        'forward', 'message', 'aggregate', 'update', 'message_and_aggregate'
+    }  # fmt: skip
+    if patched:
+        return f'its {min(patched)} is patched'
+    if conv.explain:
+        return 'explains'
+    if conv.node_dim != -2:
+        return f'node_dim={conv.node_dim}'
+    if conv.decomposed_layers != 1:
+        return f'decomposed_layers={conv.decomposed_layers}'
+    if not may_fuse(conv):
+        return 'fuse=False'
+    if cls is PathPreparedGCNConv._base:
+        return None if conv.aggr in ('add', 'sum') else f'aggr={conv.aggr!r}'
+    return why_not(conv.aggr_module)
+
+
+def _table(reports: list[LayerReport]) -> str:
+    rows = [('layer', 'class', 'runs as')]
+    for name, layer, fused, reason in reports:
+        rows.append((name or '(model)', layer, fused or f'{layer}: {reason}'))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    return '\n'.join(f'{a:<{widths[0]}}  {b:<{widths[1]}}  {c}' for a, b, c in rows)

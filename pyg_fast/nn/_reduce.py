@@ -1,0 +1,206 @@
+"""What layers share whose messages are the neighbours' features: PyG's aggregations of them."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.aggr import (
+    Aggregation,
+    MaxAggregation,
+    MeanAggregation,
+    MinAggregation,
+    MultiAggregation,
+    PowerMeanAggregation,
+    StdAggregation,
+    SumAggregation,
+    VarAggregation,
+)
+from torch_geometric.typing import Size
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from ..ops.graph import Graph, cache_of, graph_of
+from ..ops.spmm import SpMMMax, acc_dtype, aggregate, check_device, inverse_degree
+
+_FUSED = (
+    SumAggregation, MeanAggregation, MaxAggregation, MinAggregation, VarAggregation,
+    StdAggregation, PowerMeanAggregation,
+)  # fmt: skip
+_MEANS = (MeanAggregation, VarAggregation, StdAggregation, PowerMeanAggregation)
+# The names for which PyG fuses itself, and `fuse` says whether it may.
+_FUSE_AGGRS = ('sum', 'add', 'mean', 'max', 'min')
+
+
+def may_fuse(conv: Any) -> bool:
+    """Whether nobody has switched the fused path off."""
+    return conv.fuse or conv.aggr not in _FUSE_AGGRS
+
+
+def why_not(aggr: Any) -> str | None:
+    """Why an aggregation cannot be fused, or None if it can."""
+    parts = aggr.aggrs if type(aggr) is MultiAggregation else (aggr,)
+    kinds = [type(part) for part in parts]
+    for part, kind in zip(parts, kinds, strict=True):
+        if kind not in _FUSED:
+            return f'{kind.__name__} has no kernel'
+        # Its powers must be finite at nodes without edges too, which PyG never looks at.
+        if kind is PowerMeanAggregation and not (part.min_value or 0) > 0:
+            return f'{kind.__name__} has no positive clamp_min'
+        if _has_hooks(part):
+            return f'{kind.__name__} has hooks'
+    if len(set(kinds)) < len(kinds):
+        return 'an aggregation is listed twice'
+    if type(aggr) is MultiAggregation and (
+        _has_hooks(aggr) or (aggr.fused_aggr is not None and _has_hooks(aggr.fused_aggr))
+    ):
+        return 'MultiAggregation has hooks'
+    return None
+
+
+def _has_hooks(module: Any) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+class Neighbours(NamedTuple):
+    """Checked input of a layer: messages go from the rows of :obj:`source` over
+    :obj:`edge_index` to :obj:`num_dst` nodes, whose own features are :obj:`root`."""
+
+    source: Tensor
+    root: Tensor | None
+    edge_index: Tensor
+    num_dst: int
+    flow: str
+
+    def graph(self, transpose: bool) -> Graph:
+        """The graph, with its transpose if a backward pass will need it."""
+        reverse = self.flow == 'target_to_source'
+        num_src = self.source.size(0)
+        graph = graph_of(self.edge_index, num_src, self.num_dst, transpose=transpose or reverse)
+        return graph.t() if reverse else graph
+
+    def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
+        """The factors of a mean; a prepared graph keeps them."""
+        if not isinstance(self.edge_index, EdgeIndex):
+            return inverse_degree(graph.rowptr, dtype)
+        key = ('inverse_degree', graph.num_src, graph.num_dst, acc_dtype(dtype), self.flow)
+        if torch.compiler.is_compiling():
+            cache = getattr(self.edge_index, '_pyg_fast_cache', None)
+            if cache is not None and key in cache:
+                return cache[key]
+            return inverse_degree(graph.rowptr, dtype)
+        cache = cache_of(self.edge_index)
+        if key not in cache:
+            with torch.inference_mode(False):  # It may serve a training step later.
+                cache[key] = inverse_degree(graph.rowptr, dtype)
+        return cache[key]
+
+
+def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | None:
+    """The input in one form, or None where it is PyG's to take or to refuse."""
+    source, root = (x, x) if isinstance(x, Tensor) else x
+    if not isinstance(source, Tensor) or not isinstance(edge_index, Tensor):
+        return None
+    if is_torch_sparse_tensor(edge_index):
+        return None
+    if root is not None and (not isinstance(root, Tensor) or root.dim() != 2):
+        return None
+    if flow != 'source_to_target' and root is not source:
+        return None
+    check_device(edge_index, source, 'edge_index')
+    if isinstance(edge_index, EdgeIndex):
+        size = edge_index._sparse_size
+    num_src, num_dst = (None, None) if size is None else size
+    if num_src is not None and num_src != source.size(0):
+        return None
+    if root is not None and root is not source:
+        if root.device != source.device:
+            raise ValueError(f"'x[1]' is on {root.device}, but 'x[0]' is on {source.device}")
+        if num_dst is None:
+            num_dst = root.size(0)
+    if num_dst is None:
+        num_dst = source.size(0)
+    if root is not None and num_dst != root.size(0):
+        return None
+    return Neighbours(source, root, edge_index, num_dst, flow)
+
+
+def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
+    """What the aggregation, one that :func:`why_not` has nothing against, gives for each node.
+
+    Sums are shared between several aggregations. In half precision nothing is rounded before
+    the end, so that a variance does not cancel.
+    """
+    x = to.source
+    multi = type(aggr) is MultiAggregation
+    parts = list(aggr.aggrs) if multi else [aggr]
+    kinds = [type(part) for part in parts]
+    moments = VarAggregation in kinds or StdAggregation in kinds
+    wide = multi or moments
+
+    transpose = torch.is_grad_enabled() and (
+        x.requires_grad or any(kind is PowerMeanAggregation and part.learn
+                               for part, kind in zip(parts, kinds, strict=True))
+    )  # fmt: skip
+    graph = to.graph(transpose)
+    inverse: Any = None
+    if any(kind in _MEANS for kind in kinds):
+        inverse = to.inverse_degree(graph, x.dtype)
+
+    total: Any = None
+    mean: Any = None
+    var: Any = None
+    if SumAggregation in kinds:
+        total = aggregate(graph, x, out_acc=wide)
+    if MeanAggregation in kinds or moments:
+        if total is not None:
+            mean = total * inverse.view(-1, 1)
+        else:
+            mean = aggregate(graph, x, row_scale=inverse, out_acc=wide)
+    if moments:
+        semi_grad = any(getattr(part, 'semi_grad', False) for part in parts)
+        if not multi and kinds[0] is StdAggregation:
+            semi_grad = parts[0].var_aggr.semi_grad
+        square = (x.detach() if semi_grad else x).to(acc_dtype(x.dtype)).square()
+        var = aggregate(graph, square, row_scale=inverse) - mean * mean
+
+    outs = []
+    for part, kind in zip(parts, kinds, strict=True):
+        if kind is PowerMeanAggregation:
+            outs.append(_power_mean(part, graph, x, inverse))
+        elif kind is MaxAggregation or kind is MinAggregation:
+            outs.append(_extreme(graph, x, kind is MinAggregation))
+        elif kind is SumAggregation:
+            outs.append(total.to(x.dtype))
+        elif kind is MeanAggregation:
+            outs.append(mean.to(x.dtype))
+        elif kind is VarAggregation:
+            outs.append(var.to(x.dtype))
+        else:
+            std = var.clamp(min=1e-5).sqrt()
+            outs.append(std.masked_fill(std <= math.sqrt(1e-5), 0.0).to(x.dtype))
+    return aggr.combine(outs) if multi else outs[0]
+
+
+def _extreme(graph: Graph, x: Tensor, minimum: bool) -> Tensor:
+    return SpMMMax.apply(
+        x, None, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col, graph.t_perm,
+        minimum,
+    )  # fmt: skip
+
+
+def _power_mean(
+    aggr: PowerMeanAggregation, graph: Graph, x: Tensor, inverse: Tensor | None
+) -> Tensor:
+    p, low, high = aggr.p, aggr.min_value, aggr.max_value
+    if isinstance(p, Tensor):
+        p = p.view(-1, aggr.channels)
+    elif p == 1:
+        return aggregate(graph, x, row_scale=inverse)
+    mean = aggregate(graph, x.clamp(min=low, max=high).pow(p), row_scale=inverse)
+    return mean.clamp(min=low, max=high).pow(1.0 / p)

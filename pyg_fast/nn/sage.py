@@ -1,0 +1,115 @@
+"""GraphSAGE layers."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+from torch_geometric.typing import Adj, OptPairTensor, Size
+
+from ..ops.linear_spmm import aggregates_first, linear_spmm
+from ._fused import Fused, is_plain_linear
+from ._reduce import Neighbours, may_fuse, neighbours, reduce, why_not
+
+
+class FastSAGEConv(Fused, SAGEConv):
+    r"""The GraphSAGE operator of the `"Inductive Representation Learning on Large Graphs"
+    <https://arxiv.org/abs/1706.02216>`_ paper on a fused kernel.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{W}_1 \mathbf{x}_i + \mathbf{W}_2 \cdot
+        \mathrm{mean}_{j \in \mathcal{N}(i)} \mathbf{x}_j
+
+    A drop-in for :class:`~torch_geometric.nn.conv.SAGEConv`: the same options, parameters,
+    state_dict, outputs and gradients. No message is ever stored. For sums and means the linear
+    map and the aggregation are one node of autograd, and the narrower of :math:`\mathbf{X}` and
+    :math:`\mathbf{X} \mathbf{W}_2^{\top}` is aggregated.
+
+    The aggregations :obj:`"sum"`, :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`, :obj:`"var"`,
+    :obj:`"std"`, :obj:`"powermean"` and lists of these are fused, for plain and for prepared
+    (:class:`~pyg_fast.transforms.ToCSR`) graphs. All others, sparse matrices, static batches,
+    other types than float32, float64, float16 and bfloat16, hooks and explainers go through
+    PyG's own code. Where several neighbours reach a maximum, the first takes the gradient.
+
+    Args:
+        in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
+            first input. A tuple stands for the sizes of sources and destinations.
+        out_channels (int): Size of each output sample.
+        aggr (str or [str] or Aggregation, optional): The aggregation.
+            (default: :obj:`"mean"`)
+        normalize (bool, optional): Whether to :math:`\ell_2`-normalise the output.
+            (default: :obj:`False`)
+        root_weight (bool, optional): Whether to add the transformed features of the node itself.
+            (default: :obj:`True`)
+        project (bool, optional): Whether to apply a linear map and a ReLU before aggregating.
+            (default: :obj:`False`)
+        bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
+        **kwargs (optional): Additional arguments of
+            :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`, or
+          :math:`((|\mathcal{V}_s|, F_s), (|\mathcal{V}_t|, F_t))` if bipartite, edge indices
+          :math:`(2, |\mathcal{E}|)`
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`, or
+          :math:`(|\mathcal{V}_t|, F_{out})` if bipartite
+
+    Raises:
+        ValueError: If :obj:`edge_index` is on another device, or a size does not fit :obj:`x`.
+        IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
+    """
+
+    _base = SAGEConv
+
+    def forward(
+        self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None
+    ) -> Tensor:
+        """"""
+        to = self._neighbours(x, edge_index, size)
+        if to is None:
+            return super().forward(x, edge_index, size)
+
+        if self.project:
+            to = to._replace(source=self.lin(to.source).relu())
+        lin = self.lin_l
+        kind = type(self.aggr_module)
+        if kind in (SumAggregation, MeanAggregation) and is_plain_linear(lin):
+            out = _linear(lin.weight, lin.bias, to, kind is MeanAggregation)
+        else:
+            out = lin(reduce(self.aggr_module, to))
+
+        root = to.root
+        if self.root_weight and root is not None:
+            lin = self.lin_r
+            if is_plain_linear(lin) and lin.bias is None:
+                out = torch.addmm(out, root, lin.weight.t())
+            else:
+                out = out + lin(root)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def _neighbours(
+        self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size
+    ) -> Neighbours | None:
+        """The input of the fused path, or None where PyG's own has to be taken."""
+        if not may_fuse(self) or not self._unaltered(x if isinstance(x, Tensor) else x[0]):
+            return None
+        if self.project and self.flow != 'source_to_target':
+            return None
+        if why_not(self.aggr_module) is not None:
+            return None
+        return neighbours(x, edge_index, size, self.flow)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, to: Neighbours, mean: bool) -> Tensor:
+    """Linear map of the sum or mean of neighbours, in whichever order is narrower."""
+    x = to.source
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    grad = torch.is_grad_enabled()
+    needs_x, needs_weight = grad and x.requires_grad, grad and weight.requires_grad
+    first = aggregates_first(weight, needs_x, needs_weight)
+    graph = to.graph(transpose=needs_x or (needs_weight and not first))
+    scale = to.inverse_degree(graph, x.dtype) if mean else None
+    return linear_spmm(x, weight, bias, graph, scale=scale, left=True)

@@ -1,0 +1,406 @@
+"""`accelerate` swaps PyG's layers for ours, and `restore` swaps them back."""
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric
+from torch import Tensor
+from torch.nn import Module, ModuleDict, ModuleList
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    GINConv,
+    SAGEConv,
+    to_hetero,
+)
+
+import pyg_fast
+from pyg_fast.formats import to_edge_index
+from pyg_fast.nn import FastGINConv, FastSAGEConv, PathPreparedGCNConv
+
+OURS = {GCNConv: PathPreparedGCNConv, SAGEConv: FastSAGEConv, GINConv: FastGINConv}
+MODELS = ['GCN', 'GraphSAGE', 'GIN']
+NODES = 40
+
+
+def never(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("PyG's own path was taken")
+
+
+def graph() -> tuple[Tensor, Tensor]:
+    return torch.randn(NODES, 8), torch.randint(NODES, (2, 200))
+
+
+def model_of(name: str, in_channels: int = 8, **kwargs: Any) -> Module:
+    return getattr(torch_geometric.nn, name)(in_channels, 16, 3, 4, **kwargs)
+
+
+def convs(model: Module) -> Iterator[Module]:
+    kinds = (*OURS, *OURS.values())
+    return (module for module in model.modules() if type(module) in kinds)
+
+
+def must_fuse(model: Module) -> Module:
+    for conv in convs(model):
+        assert type(conv) in OURS.values()
+        conv.propagate = never
+    return model
+
+
+def gradients(model: Module, *args: Any) -> list[Tensor]:
+    out = model(*args)
+    return [out, *torch.autograd.grad(out.pow(2).sum(), list(model.parameters()))]
+
+
+@pytest.mark.parametrize('prepared', [False, True])
+@pytest.mark.parametrize('name', MODELS)
+def test_models(name: str, prepared: bool, device: torch.device) -> None:
+    theirs = model_of(name).to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    x, edge_index = (v.to(device) for v in graph())
+    given = to_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
+    expected, got = gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_everywhere_in_a_model() -> None:
+    shared = SAGEConv(8, 8)
+
+    class Net(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = ModuleList([shared, GCNConv(8, 8)])
+            self.by_name = ModuleDict({'a': GINConv(torch.nn.Linear(8, 8)), 'b': shared})
+            self.deep = torch.nn.Sequential(torch.nn.Sequential(SAGEConv(8, 8)))
+            self.pyg = torch_geometric.nn.Sequential(
+                'x, edge_index', [(GCNConv(8, 8), 'x, edge_index -> x'), torch.nn.ReLU()]
+            )
+            self.unregistered = [shared]
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            for conv in (*self.layers, *self.by_name.values(), self.deep[0][0], self.pyg):
+                x = conv(x, edge_index).tanh()
+            return self.unregistered[0](x, edge_index)
+
+    theirs = Net()
+    ours = copy.deepcopy(theirs)
+    assert pyg_fast.accelerate(ours) is ours
+    assert [type(conv) for conv in convs(ours)] == [OURS[type(conv)] for conv in convs(theirs)]
+    assert ours.layers[0] is ours.by_name['b'] is ours.unregistered[0]
+    x, edge_index = graph()
+    torch.testing.assert_close(
+        gradients(must_fuse(ours), x, edge_index), gradients(theirs, x, edge_index)
+    )
+    pyg_fast.restore(ours)
+    assert [type(conv) for conv in convs(ours)] == [type(conv) for conv in convs(theirs)]
+
+
+@pytest.mark.parametrize('first', [True, False])
+def test_hetero(first: bool) -> None:
+    class Net(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1 = SAGEConv((-1, -1), 8)
+            self.conv2 = SAGEConv((-1, -1), 4, aggr=['mean', 'max'])
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+    metadata = (['user', 'item'], [('user', 'buys', 'item'), ('item', 'of', 'user')])
+    x = {'user': torch.randn(9, 5), 'item': torch.randn(7, 6)}
+    edge_index = {
+        edge_type: torch.stack([
+            torch.randint(x[edge_type[0]].size(0), (30,)),
+            torch.randint(x[edge_type[2]].size(0), (30,)),
+        ])
+        for edge_type in metadata[1]
+    }  # fmt: skip
+    net = Net()
+    if first:
+        pyg_fast.accelerate(net)
+    ours = to_hetero(net, metadata)
+    if not first:
+        pyg_fast.accelerate(ours)
+    ours(x, edge_index)  # The lazy layers' first call.
+    theirs = pyg_fast.restore(copy.deepcopy(ours))
+    assert {type(conv) for conv in convs(theirs)} == {SAGEConv}
+    torch.testing.assert_close(must_fuse(ours)(x, edge_index), theirs(x, edge_index))
+
+
+def test_what_stays_the_same() -> None:
+    model = model_of('GraphSAGE', dropout=0.5).eval()
+    conv = model.convs[0]
+    parameters, keys, known = list(model.parameters()), list(model.state_dict()), set(vars(conv))
+    calls = []
+    conv.register_forward_hook(lambda *args: calls.append(args))
+    pyg_fast.accelerate(model)
+    assert type(conv) is FastSAGEConv
+    assert model.convs[0] is conv
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert list(model.state_dict()) == keys
+    assert not conv.training
+    assert repr(conv) == 'FastSAGEConv(8, 16, aggr=mean)'
+    model(*graph())
+    assert len(calls) == 1
+    before = conv.lin_l.weight.clone()
+    conv.reset_parameters()
+    assert not torch.equal(before, conv.lin_l.weight)
+    pyg_fast.restore(model)
+    assert type(conv) is SAGEConv
+    assert set(vars(conv)) == known
+
+
+def test_optimizer_built_before() -> None:
+    theirs = model_of('GIN')
+    ours = copy.deepcopy(theirs)
+    x, edge_index = graph()
+    results = []
+    for model in (theirs, ours):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if model is ours:
+            must_fuse(pyg_fast.accelerate(model))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x, edge_index).square().mean().backward()
+            optimizer.step()
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_itself() -> None:
+    conv = GCNConv(8, 4)
+    assert type(pyg_fast.accelerate(conv)) is PathPreparedGCNConv
+    assert type(pyg_fast.accelerate(conv)) is PathPreparedGCNConv
+    assert pyg_fast.accelerate_report(conv) == [('', 'GCNConv', 'PathPreparedGCNConv', None)]
+    assert type(pyg_fast.restore(conv)) is GCNConv
+    assert type(pyg_fast.restore(conv)) is GCNConv
+
+
+def test_restore_leaves_what_the_user_built() -> None:
+    model = ModuleList([PathPreparedGCNConv(8, 4), GCNConv(8, 4), FastSAGEConv(8, 4)])
+    pyg_fast.restore(pyg_fast.accelerate(model))
+    assert [type(conv) for conv in model] == [PathPreparedGCNConv, GCNConv, FastSAGEConv]
+
+
+def test_restore_drops_cached_norm() -> None:
+    conv, (x, edge_index) = GCNConv(8, 4, cached=True), graph()
+    known = set(vars(conv))
+    pyg_fast.accelerate(conv)(x, edge_index)
+    pyg_fast.restore(conv)
+    assert set(vars(conv)) == known
+    other = edge_index.flip(1)[:, 20:]
+    fresh = GCNConv(8, 4)
+    fresh.load_state_dict(conv.state_dict())
+    torch.testing.assert_close(conv(x, other), fresh(x, other))
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_copy_and_pickle(name: str) -> None:
+    theirs, (x, edge_index) = model_of(name), graph()
+    expected = theirs(x, edge_index)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert {type(conv) for conv in convs(again)} <= set(OURS.values())
+        torch.testing.assert_close(again(x, edge_index), expected)
+        pyg_fast.restore(again)
+        assert {type(conv) for conv in convs(again)} <= set(OURS)
+        torch.testing.assert_close(again(x, edge_index), expected)
+    theirs.load_state_dict(ours.state_dict())
+
+
+def test_saved_model_in_another_process(tmp_path: Path) -> None:
+    model, (x, edge_index) = model_of('GraphSAGE'), graph()
+    expected = model(x, edge_index).detach()
+    torch.save((pyg_fast.accelerate(model), x, edge_index, expected), tmp_path / 'model.pt')
+    script = f"""
+import torch
+model, x, edge_index, expected = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)
+assert type(model.convs[0]).__name__ == 'FastSAGEConv'
+torch.testing.assert_close(model(x, edge_index), expected)
+model.convs[0].register_message_forward_hook(lambda *args: None)  # PyG's own path.
+torch.testing.assert_close(model(x, edge_index), expected)
+import pyg_fast
+assert type(pyg_fast.restore(model).convs[0]).__name__ == 'SAGEConv'
+torch.testing.assert_close(model(x, edge_index), expected)
+"""
+    root = str(Path(pyg_fast.__file__).parents[1])
+    run = subprocess.run(
+        [sys.executable, '-c', script], cwd=root, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+
+
+class Custom(SAGEConv):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.relu()
+
+
+def explaining() -> Module:
+    conv = SAGEConv(8, 4)
+    conv.explain = True
+    return conv
+
+
+def patched() -> Module:
+    conv = SAGEConv(8, 4)
+    conv.message = lambda x_j: x_j.relu()
+    return conv
+
+
+def not_fused() -> Module:
+    conv = SAGEConv(8, 4)
+    conv.fuse = False
+    return conv
+
+
+@pytest.mark.parametrize(
+    ('made', 'reason'),
+    [
+        (lambda: Custom(8, 4), 'a subclass of SAGEConv'),
+        (lambda: GATConv(8, 4), 'no kernel for it'),
+        (lambda: SAGEConv(8, 4, aggr='lstm'), 'LSTMAggregation has no kernel'),
+        (lambda: SAGEConv(8, 4, aggr=['mean', 'median']), 'MedianAggregation has no kernel'),
+        (lambda: SAGEConv(8, 4, aggr=['mean', 'mean']), 'an aggregation is listed twice'),
+        (lambda: GINConv(torch.nn.Linear(8, 4), aggr='softmax'), 'SoftmaxAggregation has no'),
+        (lambda: GCNConv(8, 4, aggr='mean'), "aggr='mean'"),
+        (lambda: GCNConv(8, 4, node_dim=0), 'node_dim=0'),
+        (lambda: SAGEConv(8, 4, decomposed_layers=2), 'decomposed_layers=2'),
+        (explaining, 'explains'),
+        (patched, 'its message is patched'),
+        (not_fused, 'fuse=False'),
+    ],
+)
+def test_left_with_a_reason(made: Callable[[], Module], reason: str) -> None:
+    model = ModuleList([made(), GCNConv(8, 4)])
+    cls = type(model[0])
+    before = pyg_fast.accelerate_report(model)
+    assert type(model[1]) is GCNConv
+    pyg_fast.accelerate(model)
+    assert type(model[0]) is cls
+    assert type(model[1]) is PathPreparedGCNConv
+    after = pyg_fast.accelerate_report(model)
+    assert before == after
+    assert after[0][:3] == ('0', cls.__name__, None)
+    assert reason in after[0].reason
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
+def test_torchscript() -> None:
+    model, (x, edge_index) = model_of('GraphSAGE'), graph()
+    expected = model(x, edge_index)
+    scripted = torch.jit.script(pyg_fast.accelerate(model))
+    torch.testing.assert_close(scripted(x, edge_index), expected)
+    reports = pyg_fast.accelerate_report(pyg_fast.accelerate(ModuleList([scripted])))
+    assert [(r.fused, r.reason) for r in reports] == [(None, 'compiled by TorchScript')] * 3
+
+
+def test_verbose(capsys: pytest.CaptureFixture) -> None:
+    model = ModuleDict({
+        'first': SAGEConv(8, 4), 'second': SAGEConv(8, 4, aggr='median'), 'third': GATConv(8, 4)
+    })  # fmt: skip
+    pyg_fast.accelerate(model)
+    assert capsys.readouterr().out == ''
+    pyg_fast.accelerate(model, verbose=True)
+    assert capsys.readouterr().out.splitlines() == [
+        'layer   class     runs as',
+        'first   SAGEConv  FastSAGEConv',
+        'second  SAGEConv  SAGEConv: MedianAggregation has no kernel',
+        'third   GATConv   GATConv: no kernel for it',
+    ]
+
+
+@pytest.mark.parametrize(
+    'function', [pyg_fast.accelerate, pyg_fast.accelerate_report, pyg_fast.restore]
+)
+def test_not_a_module(function: Callable) -> None:
+    with pytest.raises(TypeError, match="'model' must be a torch.nn.Module, got list"):
+        function([GCNConv(8, 4)])
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_explainer(name: str) -> None:
+    theirs, (x, edge_index) = model_of(name).eval(), graph()
+    masks = []
+    for model in (theirs, pyg_fast.accelerate(copy.deepcopy(theirs))):
+        torch.manual_seed(1)
+        explainer = Explainer(
+            model,
+            GNNExplainer(epochs=5),
+            explanation_type='model',
+            edge_mask_type='object',
+            model_config={
+                'mode': 'multiclass_classification', 'task_level': 'node', 'return_type': 'raw'
+            },
+        )  # fmt: skip
+        masks.append(explainer(x, edge_index, index=3).edge_mask)
+    torch.testing.assert_close(masks[1], masks[0])
+    assert masks[0].unique().numel() > 10
+    torch.testing.assert_close(must_fuse(model)(x, edge_index), theirs(x, edge_index))
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_trains_after_inference(name: str, device: torch.device) -> None:
+    theirs = model_of(name).to(device)
+    ours = must_fuse(pyg_fast.accelerate(copy.deepcopy(theirs)))
+    x, edge_index = (v.to(device) for v in graph())
+    prepared, _ = to_edge_index(edge_index, (NODES, NODES))
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(x, prepared), theirs(x, edge_index))
+    got, expected = gradients(ours, x, prepared), gradients(theirs, x, edge_index)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_model(device: torch.device) -> None:
+    torch._dynamo.reset()
+    theirs = model_of('GraphSAGE').to(device)
+    ours = must_fuse(pyg_fast.accelerate(copy.deepcopy(theirs)))
+    x, edge_index = (v.to(device) for v in graph())
+    prepared, _ = to_edge_index(edge_index, (NODES, NODES))
+    compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
+    got, expected = gradients(compiled, x, prepared), gradients(theirs, x, edge_index)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+BY_INDEX = re.compile(r'\w+::_?(index|scatter|gather|sort|argsort|segment|sparse|spmm)')
+
+
+def share_of_our_kernels(model: Module, x: Tensor, edge_index: Tensor) -> float:
+    """Of the time in operations that read or write edges, how much is in ours."""
+    num_edges = edge_index.size(1)
+    model(x, edge_index).sum().backward()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if x.is_cuda:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
+        model(x, edge_index).sum().backward()
+    ours = others = 0.0
+    for event in profile.key_averages(group_by_input_shape=True):
+        time = event.self_device_time_total if x.is_cuda else event.self_cpu_time_total
+        if '::' not in event.key or event.key.startswith('autograd::'):
+            continue  # No operation: Python that calls some.
+        sizes = {n for shape in event.input_shapes for n in shape if isinstance(n, int)}
+        if event.key.startswith('pyg_fast::'):
+            ours += time
+        elif num_edges in sizes or num_edges + x.size(0) in sizes or BY_INDEX.match(event.key):
+            others += time
+    return ours / (ours + others)
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_aggregation_runs_in_our_kernels(name: str, device: torch.device) -> None:
+    num_nodes, num_edges = 5_000, 100_003
+    edge_index, _ = to_edge_index(torch.randint(num_nodes, (2, num_edges)), (num_nodes,) * 2)
+    edge_index = edge_index.to(device)
+    x = torch.randn(num_nodes, 64, device=device, requires_grad=True)
+    model = getattr(torch_geometric.nn, name)(64, 64, 3).to(device)
+    assert share_of_our_kernels(model, x, edge_index) == 0.0
+    assert share_of_our_kernels(pyg_fast.accelerate(model), x, edge_index) >= 0.9
