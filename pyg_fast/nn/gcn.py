@@ -156,8 +156,10 @@ class PathPreparedGCNConv(Fused, GCNConv):
         if autocast:
             dtype = torch.get_autocast_dtype(x.device.type)
         # As in PyG a message has the wider type of features and weights, and so has the bias.
-        out_dtype = dtype if weight_dtype is None else torch.promote_types(weight_dtype, dtype)
-        if bias is not None:
+        out_dtype = dtype
+        if weight_dtype is not None and weight_dtype != dtype:
+            out_dtype = torch.promote_types(weight_dtype, dtype)
+        if bias is not None and bias.dtype != out_dtype:
             out_dtype = torch.promote_types(bias.dtype, out_dtype)
             bias = bias.to(out_dtype)
         out_acc = out_dtype != dtype
@@ -167,7 +169,7 @@ class PathPreparedGCNConv(Fused, GCNConv):
         differentiable = (value is not None and value.requires_grad) or (
             diag is not None and diag.requires_grad
         )
-        if is_plain_linear(lin) and lin.bias is None and not differentiable:
+        if not differentiable and is_plain_linear(lin) and lin.bias is None:
             weight = lin.weight
             if autocast:
                 x, weight = x.to(dtype), weight.to(dtype)

@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ._library import ops
 from .graph import Graph
-from .spmm import SpMM, acc_dtype
+from .spmm import acc_dtype, aggregate
 
 
 def linear_spmm(
@@ -50,10 +51,8 @@ def linear_spmm(
     Returns:
         Tensor: :math:`\mathbf{Y}` of shape :math:`(N_{dst}, F_{out})`.
     """
-    return _LinearSpMM.apply(
-        x, weight, bias, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col,
-        graph.t_perm, value, scale, diag, out_acc, left,
-    )  # fmt: skip
+    constants = graph, value, scale, None if left else scale, diag, out_acc
+    return _LinearSpMM.apply(x, weight, bias, constants)
 
 
 def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
@@ -63,87 +62,81 @@ def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
 
 
 class _LinearSpMM(torch.autograd.Function):
+    # What takes no gradient comes as one argument and is kept as it is: that is cheaper, and
+    # torch.compile refuses tensors that are given twice.
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        rowptr: Tensor,
-        col: Tensor,
-        perm: Tensor | None,
-        t_rowptr: Tensor | None,
-        t_col: Tensor | None,
-        t_perm: Tensor | None,
-        value: Tensor | None,
-        scale: Tensor | None,
-        diag: Tensor | None,
-        out_acc: bool,
-        left: bool,
+        constants: tuple[Any, ...],
     ) -> Tensor:
-        right = None if left else scale
+        graph, value, row_scale, col_scale, diag, out_acc = constants
         needs_x, needs_weight, _ = ctx.needs_input_grad[:3]
-        first = aggregates_first(weight, needs_x, needs_weight)
-        first = first and not out_acc  # Under autocast it is the linear map that runs in halves.
+        # Under autocast it is the linear map that runs in halves.
+        first = not out_acc and aggregates_first(weight, needs_x, needs_weight)
+        ctx.first, ctx.constants = first, constants
+        rowptr, col, perm = graph[:3]
         if first:
-            aggregated = ops.spmm(
-                rowptr, col, perm, value, x, scale, right, diag, None, False, False
+            aggregated = ops.spmm.default(
+                rowptr, col, perm, value, x, row_scale, col_scale, diag, None, False, False
             )
-            out = aggregated @ weight.t() if bias is None else (
-                torch.addmm(bias, aggregated, weight.t())
-            )
-        else:
-            aggregated = None
-            out = ops.spmm(
-                rowptr, col, perm, value, x @ weight.t(), scale, right, diag, bias, False, out_acc
-            )
-        ctx.first, ctx.left = first, left
-        ctx.save_for_backward(
-            x, weight, aggregated if needs_weight else None, rowptr, col, perm, t_rowptr, t_col,
-            t_perm, value, scale, diag,
+            ctx.save_for_backward(x, weight, aggregated if needs_weight else None)
+            return F.linear(aggregated, weight, bias)
+        ctx.save_for_backward(x, weight, None)
+        return ops.spmm.default(
+            rowptr, col, perm, value, F.linear(x, weight), row_scale, col_scale, diag, bias,
+            False, out_acc,
         )  # fmt: skip
-        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (
-            x, weight, aggregated, rowptr, col, perm, t_rowptr, t_col, t_perm, value, scale, diag,
-        ) = ctx.saved_tensors  # fmt: skip
-        right = None if ctx.left else scale
+        x, weight, aggregated = ctx.saved_tensors
+        graph, value, row_scale, col_scale, diag, _ = ctx.constants
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_weight = None
         again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
-
-        def transposed(g: Tensor) -> Tensor:
-            if t_rowptr is None:
-                raise RuntimeError('this graph was made without the transpose that backward needs')
-            v = value
-            if v is not None and v.dtype != acc_dtype(g.dtype):
-                v = v.to(g.dtype)
-            if not again:
-                return ops.spmm(
-                    t_rowptr, t_col, t_perm, v, g, right, scale, diag, None, False, False
-                )
-            return SpMM.apply(
-                g, v, None, t_rowptr, t_col, t_perm, rowptr, col, perm, right, scale, diag,
-                False, False,
-            )  # fmt: skip
-
         if ctx.first:
             if needs_weight:
                 if again:
-                    aggregated = SpMM.apply(
-                        x, value, None, rowptr, col, perm, t_rowptr, t_col, t_perm, scale, right,
-                        diag, False, False,
-                    )  # fmt: skip
+                    aggregated = aggregate(
+                        graph, x, value, row_scale=row_scale, col_scale=col_scale, diag=diag
+                    )
                 grad_weight = grad.t() @ aggregated
             if needs_x:
-                grad_x = transposed(grad @ weight)
+                grad_x = _transposed(
+                    graph, grad @ weight, value, col_scale, row_scale, diag, again
+                )
         elif needs_x or needs_weight:
-            grad_mapped = transposed(grad).to(x.dtype)
+            mapped = _transposed(graph, grad, value, col_scale, row_scale, diag, again)
+            if mapped.dtype != x.dtype:
+                mapped = mapped.to(x.dtype)
             if needs_weight:
-                grad_weight = grad_mapped.t() @ x
+                grad_weight = mapped.t() @ x
             if needs_x:
-                grad_x = grad_mapped @ weight
+                grad_x = mapped @ weight
         grad_bias = grad.sum(0) if needs_bias else None
-        return (grad_x, grad_weight, grad_bias) + (None,) * 11
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _transposed(
+    graph: Graph,
+    grad: Tensor,
+    value: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    again: bool,
+) -> Tensor:
+    if value is not None and value.dtype != acc_dtype(grad.dtype):
+        value = value.to(grad.dtype)
+    graph = graph.t()
+    if again:
+        return aggregate(
+            graph, grad, value, row_scale=row_scale, col_scale=col_scale, diag=diag
+        )
+    return ops.spmm.default(
+        graph.rowptr, graph.col, graph.perm, value, grad, row_scale, col_scale, diag, None, False,
+        False,
+    )  # fmt: skip

@@ -65,9 +65,9 @@ class ToCSR(BaseTransform):
         :class:`~torch_geometric.transforms.SIGN` and
         :class:`~torch_geometric.transforms.ToSparseTensor`. These give wrong results, since
         :meth:`EdgeIndex.sort_by` mixes up the caches:
-        :class:`~torch_geometric.transforms.AddMetaPaths` and
-        :class:`~torch_geometric.transforms.AddRandomMetaPaths` (they can also crash the
-        interpreter), and :class:`~torch_geometric.transforms.TwoHop`. Of PyG's other means,
+        :class:`~torch_geometric.transforms.AddMetaPaths`,
+        :class:`~torch_geometric.transforms.AddRandomMetaPaths` and
+        :class:`~torch_geometric.transforms.TwoHop`; they can also crash the interpreter. Of PyG's other means,
         :obj:`data.sort()`, :obj:`data.coalesce()` and, without :obj:`pyg-lib`, samplers such as
         :class:`~torch_geometric.loader.NeighborLoader` raise errors: give samplers the plain
         graph, and this transform as their :obj:`transform`.

@@ -685,6 +685,8 @@ FAIL_AFTER_TO_CSR = {
     'TwoHop',
 }
 
+MULTIPLY_EDGE_INDEX = {'AddMetaPaths', 'TwoHop'}
+
 
 def stores_of(result: Any) -> list[Any]:
     if isinstance(result, tuple):
@@ -780,6 +782,8 @@ def test_transform_after_to_csr(name: str) -> None:
 def test_transform_still_fails_after_to_csr(name: str) -> None:
     if not torch_geometric.__version__.startswith('2.8.'):
         pytest.skip(f'the list was made for PyG 2.8, this is {torch_geometric.__version__}')
+    if name in MULTIPLY_EDGE_INDEX:
+        pytest.skip('its sparse product of mixed-up caches can crash the interpreter')
     if name == 'RootedRWSubgraph':  # It fails before it needs pyg-lib.
         with pytest.raises(AttributeError, match='dim_size'):
             T.RootedRWSubgraph(2)(ToCSR()(bare()))
