@@ -53,7 +53,11 @@ class Fused:
         )
 
     def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
+        # The template of the first layer in the process serves all: with the fused branch, even if
+        # this layer's aggregation cannot take it.
+        fuse, self.fuse = self.fuse, self.inspector.implements('message_and_aggregate')
         super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
+        self.fuse = fuse
         # Else the base's compiled `propagate` would be taken for the original one.
         type(self)._orig_propagate = MessagePassing.propagate
 

@@ -67,10 +67,10 @@ class ToCSR(BaseTransform):
         :meth:`EdgeIndex.sort_by` mixes up the caches:
         :class:`~torch_geometric.transforms.AddMetaPaths`,
         :class:`~torch_geometric.transforms.AddRandomMetaPaths` and
-        :class:`~torch_geometric.transforms.TwoHop`; they can also crash the interpreter. Of PyG's other means,
-        :obj:`data.sort()`, :obj:`data.coalesce()` and, without :obj:`pyg-lib`, samplers such as
-        :class:`~torch_geometric.loader.NeighborLoader` raise errors: give samplers the plain
-        graph, and this transform as their :obj:`transform`.
+        :class:`~torch_geometric.transforms.TwoHop`; they can also crash the interpreter. Of
+        PyG's other means, :obj:`data.sort()`, :obj:`data.coalesce()` and, without
+        :obj:`pyg-lib`, samplers such as :class:`~torch_geometric.loader.NeighborLoader` raise
+        errors: give samplers the plain graph, and this transform as their :obj:`transform`.
 
     Shapes:
         - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer type

@@ -30,14 +30,16 @@ def make_graph(device, dtype=torch.float64, num_nodes=NODES, num_edges=EDGES):
     if torch.device(device).type == 'cuda':
         # Which of several self-loops counts is left to chance in PyG on CUDA: let them be equal.
         loop = edge_index[0] == edge_index[1]
-        weight[loop] = 0.5 + edge_index[0][loop] / num_nodes
+        weight[loop] = 0.5 + edge_index[0][loop].double() / num_nodes
     return edge_index.to(device), weight.to(device, dtype)
 
 
 def pair(*args, device, dtype=torch.float64, **kwargs):
     torch.manual_seed(2)
-    theirs = GCNConv(*args, **kwargs).to(device, dtype)
-    torch.nn.init.normal_(theirs.bias) if theirs.bias is not None else None
+    theirs = GCNConv(*args, **kwargs)
+    if theirs.bias is not None:
+        torch.nn.init.normal_(theirs.bias)
+    theirs = theirs.to(device, dtype)
     ours = PathPreparedGCNConv(*args, **kwargs).to(device, dtype)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
