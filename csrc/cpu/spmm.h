@@ -170,6 +170,12 @@ void spmm_rows(const Spmm& p, int64_t row_begin, int64_t row_end) {
                                             tile);
         return;
       }
+      const bool as_stored = p.value_acc || p.dtype == DType::f32 || p.dtype == DType::f64;
+      if (as_stored && p.csr.perm == nullptr && p.col_scale == nullptr) {
+        spmm_tile<T, Index, true, V, N, U>(p, x, stride, static_cast<const acc_t<T>*>(p.value),
+                                           row_begin, row_end, edge_end, tile);
+        return;
+      }
       for_weighted_blocks<acc_t<T>>(
           rowptr, row_begin, row_end,
           [&](int64_t begin, int64_t end, acc_t<T>* weight) {

