@@ -120,7 +120,7 @@ inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
   else s.lanes = vectors <= 4 ? 4 : vectors <= 8 ? 8 : 16;
   s.tiles = static_cast<int>((vectors + s.lanes - 1) / s.lanes);
   // Many rows a block balance its warps, enough blocks fill the chip.
-  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 1600)
+  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 2400)
     s.block_rows *= 2;
   // A long row on one warp is what a short launch waits for.
   s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
