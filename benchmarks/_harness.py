@@ -579,7 +579,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         'driver': _driver() if cuda else None,
         'l2_bytes': torch.cuda.get_device_properties(device).L2_cache_size if cuda else None,
         'memory_bytes': torch.cuda.get_device_properties(device).total_memory if cuda else None,
-        'commit': _output('git', '-C', str(ROOT), 'rev-parse', 'HEAD'),
+        # The variable is for machines that have a copy of the tree, but no git.
+        'commit': os.environ.get('PYG_FAST_COMMIT')
+        or _output('git', '-C', str(ROOT), 'rev-parse', 'HEAD'),
         'dirty': bool(_output('git', '-C', str(ROOT), 'status', '--porcelain')),
     }
 

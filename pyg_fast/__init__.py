@@ -2,11 +2,11 @@
 
 __version__ = '0.1.0'
 
-from . import formats, nn, ops, transforms
+from . import datasets, formats, nn, ops, transforms
 from ._accelerate import accelerate, accelerate_report, restore
 from .ops import with_cuda
 
 __all__ = [
-    '__version__', 'accelerate', 'accelerate_report', 'formats', 'nn', 'ops', 'restore',
+    '__version__', 'accelerate', 'accelerate_report', 'datasets', 'formats', 'nn', 'ops', 'restore',
     'transforms', 'with_cuda',
 ]  # fmt: skip
