@@ -46,7 +46,8 @@ def gcn_norm(
 
     Without weights nothing of size :math:`|\mathcal{E}|` is made beside the sorted graph. For an
     :class:`~torch_geometric.EdgeIndex` the result is kept on it as long as its weights (which must
-    not require a gradient for it) stay the same.
+    not require a gradient for it) stay the same by torch's version counter, which does not see
+    edits through :obj:`.data`.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
