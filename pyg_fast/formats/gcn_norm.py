@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.graph import Graph, cache_of, graph_of, num_loops
+from ..ops.graph import Graph, cache_of, graph_of, kept, num_loops
 from ..ops.spmm import acc_dtype, aggregate
 
 
@@ -84,10 +84,8 @@ def gcn_norm(
         return make()
     key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, edge_weight is None)
     if torch.compiler.is_compiling():
-        cache = getattr(edge_index, '_pyg_fast_cache', None)
-        if cache is not None and edge_weight is None and key in cache:
-            return cache[key]
-        return make()
+        norm = kept(edge_index, key) if edge_weight is None else None
+        return make() if norm is None else norm
     cache = cache_of(edge_index)
     if edge_weight is None:
         if key not in cache:

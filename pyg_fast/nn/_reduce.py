@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.typing import Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..ops.graph import Graph, cache_of, graph_of
+from ..ops.graph import Graph, cache_of, graph_of, kept
 from ..ops.spmm import SpMMMax, acc_dtype, aggregate, check_device, inverse_degree
 
 _FUSED = (
@@ -90,10 +90,8 @@ class Neighbours(NamedTuple):
             return inverse_degree(graph.rowptr, dtype)
         key = ('inverse_degree', graph.num_src, graph.num_dst, acc_dtype(dtype), self.flow)
         if torch.compiler.is_compiling():
-            cache = getattr(self.edge_index, '_pyg_fast_cache', None)
-            if cache is not None and key in cache:
-                return cache[key]
-            return inverse_degree(graph.rowptr, dtype)
+            inverse = kept(self.edge_index, key)
+            return inverse_degree(graph.rowptr, dtype) if inverse is None else inverse
         cache = cache_of(self.edge_index)
         if key not in cache:
             with torch.inference_mode(False):  # It may serve a training step later.

@@ -1,6 +1,6 @@
 """The graph as kernels read it: a CSR structure and its transpose."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,6 +110,13 @@ def cache_of(edge_index: EdgeIndex) -> dict:
     return cache
 
 
+def kept(edge_index: EdgeIndex, key: tuple) -> Any:
+    """An entry of :func:`cache_of`, or None, in a form that :func:`torch.compile` traces."""
+    # Methods of EdgeIndex do not trace, reading its attributes does.
+    cache = getattr(edge_index, _CACHE, None)
+    return None if cache is None else cache.get(key)
+
+
 def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version  # Inference tensors count none.
 
@@ -151,10 +158,7 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
 
 
 def _traced(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
-    # Methods of EdgeIndex do not trace, reading its attributes does.
-    cache = getattr(edge_index, _CACHE, None)
-    if cache is not None:
-        graph = cache.get(('graph', num_src, num_dst, drop_loops))
-        if graph is not None:
-            return graph
-    return graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)
+    graph = kept(edge_index, ('graph', num_src, num_dst, drop_loops))
+    if graph is None:
+        graph = graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)
+    return graph

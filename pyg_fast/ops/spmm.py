@@ -268,9 +268,12 @@ class SpMMMax(torch.autograd.Function):
             )
             return (grad_x, grad_value) + (None,) * 7
         if ctx.needs_input_grad[0]:
-            if grad.is_cuda and torch.are_deterministic_algorithms_enabled() and (
-                t_rowptr is not None
-            ):
+            if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
+                if t_rowptr is None:
+                    raise RuntimeError(
+                        'this graph was made without the transpose that a deterministic backward '
+                        'needs'
+                    )
                 position = _t_position(rowptr, perm, t_perm)
                 grad_x = ops.spmm_max_backward_x_ordered(
                     rowptr, col, perm, value, arg, grad, t_rowptr, t_col, position

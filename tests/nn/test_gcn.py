@@ -456,7 +456,7 @@ def test_captured_training_step(device):
     x = features(8, device, torch.float32).detach()
     optimizer = torch.optim.Adam(conv.parameters(), capturable=True)
 
-    def step():
+    def step(conv=conv, optimizer=optimizer):
         optimizer.zero_grad(set_to_none=False)
         conv(x, graph).square().sum().backward()
         optimizer.step()
@@ -466,16 +466,18 @@ def test_captured_training_step(device):
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(stream)
-    eager, eager_state = copy.deepcopy(conv), copy.deepcopy(optimizer.state_dict())
+    eager = copy.deepcopy(conv)
+    eager_optimizer = torch.optim.Adam(eager.parameters(), capturable=True)
+    eager_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    before = conv.lin.weight.detach().clone()
     capture = torch.cuda.CUDAGraph()
     with torch.cuda.graph(capture):
         step()
-    conv.load_state_dict(eager.state_dict())
-    optimizer.load_state_dict(eager_state)
-    before = conv.lin.weight.detach().clone()
-    capture.replay()
-    torch.cuda.synchronize()
+    for _ in range(2):
+        capture.replay()
+        step(eager, eager_optimizer)
     assert not torch.equal(before, conv.lin.weight)
+    torch.testing.assert_close(dict(conv.named_parameters()), dict(eager.named_parameters()))
 
 
 def test_same_bits(device):

@@ -275,6 +275,18 @@ def test_gradient_needs_transpose(device: torch.device) -> None:
         graph.t()
 
 
+def test_deterministic_backward_of_max_needs_transpose(cuda: torch.device) -> None:
+    edges = GRAPHS['square']
+    graph = edges.graph(device=cuda)._replace(t_rowptr=None, t_col=None, t_perm=None)
+    out = spmm(graph, features(edges, 4, torch.float32, cuda).requires_grad_(), reduce='max')
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match='transpose'):
+            out.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def twin_of_aggregate(
     graph: Graph, inputs: dict[str, Tensor], scales: dict[str, Tensor], mean: bool, grad: Tensor
 ) -> tuple[Tensor, ...]:
