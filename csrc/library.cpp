@@ -43,6 +43,26 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor a, Tensor b, Tensor? row_scale, "
       "Tensor? col_scale, bool mean, int num_values) -> Tensor");
 
+  // The k largest entries of each row as CBSR: (values, columns).
+  m.def("maxk(Tensor x, int k, bool balanced) -> (Tensor, Tensor)");
+  m.def("cbsr_to_dense(Tensor values, Tensor columns, int dim) -> Tensor");
+  m.def("cbsr_sample(Tensor dense, Tensor columns) -> Tensor");
+
+  // spmm of CBSR features of `dim` columns, and its gradients.
+  m.def(
+      "cbsr_spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor values, "
+      "Tensor columns, int dim, Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, "
+      "bool mean, bool out_acc) -> Tensor");
+  m.def(
+      "cbsr_spmm_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor grad, "
+      "Tensor columns, Tensor? row_scale, Tensor? col_scale, Tensor? diag, bool mean) -> Tensor");
+  m.def(
+      "cbsr_spmm_backward_ordered(Tensor t_rowptr, Tensor t_col, Tensor? t_perm, Tensor? value, "
+      "Tensor grad, Tensor columns, Tensor? row_scale, Tensor? col_scale, Tensor? diag) -> Tensor");
+  m.def(
+      "cbsr_sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor values, "
+      "Tensor columns, Tensor? row_scale, Tensor? col_scale, bool mean, int num_values) -> Tensor");
+
   m.def("with_cuda() -> bool");
 }
 

@@ -12,6 +12,15 @@ void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, i
 // Feature columns [begin, end): each thread owns its columns of grad_x, so nothing races.
 void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end);
 
+void maxk(const MaxK& p, int64_t row_begin, int64_t row_end);
+void cbsr_to_dense(const CbsrDense& p, int64_t row_begin, int64_t row_end);
+void cbsr_sample(const CbsrDense& p, int64_t row_begin, int64_t row_end);
+void cbsr_spmm(const CbsrSpmm& p, int64_t row_begin, int64_t row_end);
+void cbsr_sddmm(const CbsrSddmm& p, int64_t row_begin, int64_t row_end);
+// Sources [begin, end): each thread walks all edges and adds up those of its own sources.
+void cbsr_spmm_backward(const CbsrBackward& p, int64_t source_begin, int64_t source_end);
+void cbsr_spmm_backward_ordered(const CbsrBackward& p, int64_t row_begin, int64_t row_end);
+
 // The first row of share `k` of `n` when rows are split at (about) equal numbers of edges.
 int64_t row_of_share(const Csr& csr, int64_t k, int64_t n);
 

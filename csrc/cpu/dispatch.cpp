@@ -74,6 +74,34 @@ void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t d
   kernels().spmm_max_backward_x(p, dim_begin, dim_end);
 }
 
+void maxk(const MaxK& p, int64_t begin, int64_t end) {
+  kernels().maxk(p, begin, end);
+}
+
+void cbsr_to_dense(const CbsrDense& p, int64_t begin, int64_t end) {
+  kernels().cbsr_to_dense(p, begin, end);
+}
+
+void cbsr_sample(const CbsrDense& p, int64_t begin, int64_t end) {
+  kernels().cbsr_sample(p, begin, end);
+}
+
+void cbsr_spmm(const CbsrSpmm& p, int64_t begin, int64_t end) {
+  kernels().cbsr_spmm(p, begin, end);
+}
+
+void cbsr_sddmm(const CbsrSddmm& p, int64_t begin, int64_t end) {
+  kernels().cbsr_sddmm(p, begin, end);
+}
+
+void cbsr_spmm_backward(const CbsrBackward& p, int64_t begin, int64_t end) {
+  kernels().cbsr_spmm_backward(p, begin, end);
+}
+
+void cbsr_spmm_backward_ordered(const CbsrBackward& p, int64_t begin, int64_t end) {
+  kernels().cbsr_spmm_backward_ordered(p, begin, end);
+}
+
 int64_t row_of_share(const Csr& csr, int64_t k, int64_t n) {
   if (k <= 0) return 0;
   if (k >= n) return csr.num_rows;

@@ -10,6 +10,13 @@ struct Kernels {
   void (*sddmm)(const Sddmm&, int64_t, int64_t);
   void (*spmm_max_backward_value)(const SpmmMaxBackwardValue&, int64_t, int64_t);
   void (*spmm_max_backward_x)(const SpmmMaxBackwardX&, int64_t, int64_t);
+  void (*maxk)(const MaxK&, int64_t, int64_t);
+  void (*cbsr_to_dense)(const CbsrDense&, int64_t, int64_t);
+  void (*cbsr_sample)(const CbsrDense&, int64_t, int64_t);
+  void (*cbsr_spmm)(const CbsrSpmm&, int64_t, int64_t);
+  void (*cbsr_sddmm)(const CbsrSddmm&, int64_t, int64_t);
+  void (*cbsr_spmm_backward)(const CbsrBackward&, int64_t, int64_t);
+  void (*cbsr_spmm_backward_ordered)(const CbsrBackward&, int64_t, int64_t);
 };
 
 namespace baseline {

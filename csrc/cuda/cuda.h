@@ -24,6 +24,23 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* 
 const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
                                         void* stream);
 
+const char* maxk(const MaxK& p, void* stream);
+const char* cbsr_to_dense(const CbsrDense& p, void* stream);
+const char* cbsr_sample(const CbsrDense& p, void* stream);
+
+// Many entries are added in several passes, for which halves need scratch.
+int64_t cbsr_spmm_scratch(const CbsrSpmm& p);
+const char* cbsr_spmm(const CbsrSpmm& p, void* scratch, void* stream);
+
+// Atomic additions, as above.
+int64_t cbsr_spmm_backward_scratch(const CbsrBackward& p);
+const char* cbsr_spmm_backward(const CbsrBackward& p, void* scratch, void* stream);
+
+// The same gradient, deterministic, over the transposed structure.
+const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* stream);
+
+const char* cbsr_sddmm(const CbsrSddmm& p, void* stream);
+
 int64_t to_csr_scratch(const ToCsr& p);
 const char* to_csr(const ToCsr& p, void* scratch, void* stream);
 

@@ -1,7 +1,8 @@
 """What transforms make and kernels read."""
 
+from ..ops.cbsr import CBSR
 from ..ops.graph import graph_of
 from .csr import to_edge_index
 from .gcn_norm import GCNNorm, gcn_norm
 
-__all__ = ['GCNNorm', 'gcn_norm', 'graph_of', 'to_edge_index']
+__all__ = ['CBSR', 'GCNNorm', 'gcn_norm', 'graph_of', 'to_edge_index']

@@ -117,6 +117,91 @@ def _sddmm(
     return a.new_empty(num_values)
 
 
+def column_dtype(num_columns: int) -> torch.dtype:
+    """The narrowest type that CBSR columns are stored in."""
+    if num_columns <= 256:
+        return torch.uint8
+    return torch.uint16 if num_columns <= 65536 else torch.int32
+
+
+def _maxk(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty(x.size(0), k),
+        x.new_empty(x.size(0), k, dtype=column_dtype(x.size(1))),
+    )
+
+
+def _cbsr_to_dense(values: Tensor, columns: Tensor, dim: int) -> Tensor:
+    return values.new_empty(values.size(0), dim)
+
+
+def _cbsr_sample(dense: Tensor, columns: Tensor) -> Tensor:
+    return dense.new_empty(columns.size(0), columns.size(1))
+
+
+def _cbsr_spmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    values: Tensor,
+    columns: Tensor,
+    dim: int,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+) -> Tensor:
+    dtype = _acc(values.dtype) if out_acc else values.dtype
+    return values.new_empty(rowptr.size(0) - 1, dim, dtype=dtype)
+
+
+def _cbsr_spmm_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    grad: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    mean: bool,
+) -> Tensor:
+    return grad.new_empty(columns.size(0), columns.size(1))
+
+
+def _cbsr_spmm_backward_ordered(
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    value: Tensor | None,
+    grad: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+) -> Tensor:
+    return grad.new_empty(columns.size(0), columns.size(1))
+
+
+def _cbsr_sddmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    grad: Tensor,
+    values: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    mean: bool,
+    num_values: int,
+) -> Tensor:
+    return grad.new_empty(num_values)
+
+
 for _fake in (
     _to_csr,
     _spmm,
@@ -125,5 +210,12 @@ for _fake in (
     _spmm_max_backward_x_ordered,
     _spmm_max_backward_value,
     _sddmm,
+    _maxk,
+    _cbsr_to_dense,
+    _cbsr_sample,
+    _cbsr_spmm,
+    _cbsr_spmm_backward,
+    _cbsr_spmm_backward_ordered,
+    _cbsr_sddmm,
 ):
     _meta.impl(_fake.__name__[1:], _fake, 'Meta')

@@ -134,6 +134,111 @@ def sddmm(
     return dot.new_zeros(num_values).index_add(0, position, dot)
 
 
+def maxk(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
+    """Entries in ascending order of columns; the kernels choose an order of their own."""
+    # A stable sort in descending order takes NaN first, and the lowest column among equals.
+    order = x.double().sort(dim=1, descending=True, stable=True)[1]
+    if balanced:
+        rank = torch.empty_like(order).scatter_(
+            1, order, torch.arange(x.size(1), device=x.device).expand_as(order)
+        )
+        groups = [rank[:, c::k].argmin(1) * k + c for c in range(k)]
+        columns = torch.stack(groups, 1)
+    else:
+        columns = order[:, :k]
+    columns = columns.sort(1)[0]
+    dtype = (
+        torch.uint8 if x.size(1) <= 256 else torch.uint16 if x.size(1) <= 65536 else torch.int32
+    )
+    return x.double().gather(1, columns), columns.to(dtype)
+
+
+def cbsr_to_dense(values: Tensor, columns: Tensor, dim: int) -> Tensor:
+    values = values.double()
+    return values.new_zeros(values.size(0), dim).scatter(1, columns.long(), values)
+
+
+def cbsr_sample(dense: Tensor, columns: Tensor) -> Tensor:
+    return dense.double().gather(1, columns.long())
+
+
+def cbsr_spmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    values: Tensor,
+    columns: Tensor,
+    dim: int,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    diag: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: bool = False,
+    out_acc: bool = False,
+) -> Tensor:
+    x = cbsr_to_dense(values, columns, dim)
+    return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean)
+
+
+def cbsr_spmm_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    grad: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    mean: bool,
+) -> Tensor:
+    row, source, position = _edges(rowptr, col, perm)
+    grad = grad.double()
+    message = _message(grad, value, row, position)
+    if mean:
+        message = message / rowptr.diff()[row, None]
+    if row_scale is not None:
+        message = message * row_scale.double()[row, None]
+    if col_scale is not None:
+        message = message * col_scale.double()[source, None]
+    out = grad.new_zeros(columns.size(0), grad.size(1)).index_add(0, source, message)
+    if diag is not None:
+        out = out + diag.double().view(-1, 1) * grad
+    return cbsr_sample(out, columns)
+
+
+def cbsr_spmm_backward_ordered(
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    value: Tensor | None,
+    grad: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+) -> Tensor:
+    out = spmm(t_rowptr, t_col, t_perm, value, grad, row_scale, col_scale, diag)
+    return cbsr_sample(out, columns)
+
+
+def cbsr_sddmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    grad: Tensor,
+    values: Tensor,
+    columns: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    mean: bool,
+    num_values: int,
+) -> Tensor:
+    x = cbsr_to_dense(values, columns, grad.size(1))
+    return sddmm(rowptr, col, perm, grad, x, row_scale, col_scale, mean, num_values)
+
+
 def _edges(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The row, the column and the position in `value` of every edge."""
     degree = rowptr.diff().long()

@@ -55,22 +55,7 @@ def spmm(
     if reduce not in REDUCE:
         raise ValueError(f"'reduce' must be one of {REDUCE}, got {reduce!r}")
     check_features(x, 'x')
-    if not isinstance(graph, Graph):
-        if not isinstance(graph, Tensor):
-            raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
-        check_device(graph, x, 'graph')
-        num_src, num_dst = getattr(graph, '_sparse_size', (None, None))
-        num_src = x.size(0) if num_src is None else num_src
-        transpose = torch.is_grad_enabled() and x.requires_grad
-        graph = graph_of(
-            graph, num_src, num_src if num_dst is None else num_dst, transpose=transpose
-        )
-    check_device(graph.col, x, 'graph')
-    if x.size(0) != graph.num_src:
-        raise ValueError(
-            f"'x' must have one row for each of the {graph.num_src} source nodes, got "
-            f'{list(x.shape)}'
-        )
+    graph = checked_graph(graph, x, 'x', torch.is_grad_enabled() and x.requires_grad)
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, graph.num_edges)
     if reduce in ('max', 'min'):
@@ -118,7 +103,7 @@ def inverse_degree(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
     return rowptr.diff().clamp_(min=1).to(acc_dtype(dtype)).reciprocal_()
 
 
-def _with_mean(
+def with_mean(
     row_scale: Tensor | None, mean: bool, rowptr: Tensor, dtype: torch.dtype
 ) -> Tensor | None:
     # The row scale that does the division of a mean as well.
@@ -171,7 +156,7 @@ class SpMM(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             if t_rowptr is None:
                 raise RuntimeError('this graph was made without the transpose that backward needs')
-            scale = _with_mean(row_scale, ctx.mean, rowptr, grad.dtype)
+            scale = with_mean(row_scale, ctx.mean, rowptr, grad.dtype)
             v = value
             if v is not None and v.dtype != acc_dtype(grad.dtype):
                 v = v.to(grad.dtype)
@@ -225,7 +210,7 @@ class SDDMM(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             if t_rowptr is None:
                 raise RuntimeError('this graph was made without the transpose that backward needs')
-            scale = _with_mean(row_scale, ctx.mean, rowptr, a.dtype)
+            scale = with_mean(row_scale, ctx.mean, rowptr, a.dtype)
             grad_b = SpMM.apply(
                 a, grad, None, t_rowptr, t_col, t_perm, rowptr, col, perm, col_scale, scale,
                 None, False, False,
@@ -330,6 +315,26 @@ def _max_backward(
     return grad_x, grad_value
 
 
+def checked_graph(graph: Graph | Tensor, x: Tensor, name: str, transpose: bool) -> Graph:
+    """The graph on the rows of :obj:`x`, called :obj:`name`, with its transpose if asked for."""
+    if not isinstance(graph, Graph):
+        if not isinstance(graph, Tensor):
+            raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
+        check_device(graph, x, 'graph', name)
+        num_src, num_dst = getattr(graph, '_sparse_size', (None, None))
+        num_src = x.size(0) if num_src is None else num_src
+        graph = graph_of(
+            graph, num_src, num_src if num_dst is None else num_dst, transpose=transpose
+        )
+    check_device(graph.col, x, 'graph', name)
+    if x.size(0) != graph.num_src:
+        raise ValueError(
+            f"'{name}' must have one row for each of the {graph.num_src} source nodes, got "
+            f'{list(x.shape)}'
+        )
+    return graph
+
+
 def check_features(x: Tensor, name: str) -> None:
     """Raises unless :obj:`x` is a matrix of a supported floating-point type."""
     if not isinstance(x, Tensor):
@@ -342,20 +347,20 @@ def check_features(x: Tensor, name: str) -> None:
         raise ValueError(f"'{name}' must have shape [num_nodes, channels], got {list(x.shape)}")
 
 
-def check_device(tensor: Tensor, x: Tensor, name: str) -> None:
+def check_device(tensor: Tensor, x: Tensor, name: str, of: str = 'x') -> None:
     """Raises unless :obj:`tensor` is where the features are."""
     if tensor.device != x.device:
-        raise ValueError(f"'{name}' is on {tensor.device}, but 'x' is on {x.device}")
+        raise ValueError(f"'{name}' is on {tensor.device}, but '{of}' is on {x.device}")
 
 
-def check_edge_weight(edge_weight: Tensor, x: Tensor, num_edges: int) -> None:
+def check_edge_weight(edge_weight: Tensor, x: Tensor, num_edges: int, of: str = 'x') -> None:
     """Raises unless there is one weight per edge, of the features' type and device."""
     if not isinstance(edge_weight, Tensor):
         raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
     if edge_weight.dtype != x.dtype:
-        raise TypeError(f"'edge_weight' must be {x.dtype} as 'x' is, got {edge_weight.dtype}")
+        raise TypeError(f"'edge_weight' must be {x.dtype} as '{of}' is, got {edge_weight.dtype}")
     if edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:
         raise ValueError(
             f"'edge_weight' must have shape [{num_edges}], got {list(edge_weight.shape)}"
         )
-    check_device(edge_weight, x, 'edge_weight')
+    check_device(edge_weight, x, 'edge_weight', of)

@@ -1,0 +1,264 @@
+"""CBSR: rows of which the same number of entries is stored."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._library import column_dtype, ops
+from .spmm import DTYPES, check_features
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
+
+
+class CBSR:
+    r"""A matrix of which each row stores the same number of entries: the *compressed balanced
+    sparse row* format of the `"MaxK-GNN" <https://arxiv.org/abs/2312.08656>`_ paper.
+
+    .. math::
+        \mathbf{X}_{i, \, \mathrm{columns}_{i, c}} = \mathrm{values}_{i, c}
+
+    Entries of a row stand in any order. What :func:`~pyg_fast.ops.maxk` makes is in the order that
+    the kernels on its device read best. Differentiable in :obj:`values`.
+
+    Args:
+        values (Tensor): Stored entries :math:`(N, k)` of type float32, float64, float16 or
+            bfloat16.
+        columns (Tensor): Their columns :math:`(N, k)`, distinct within a row, of any integer type;
+            kept as uint8 for up to 256 columns, as uint16 for up to 65,536, else as int32.
+        num_columns (int): Number of columns :math:`F` of the matrix.
+
+    Raises:
+        TypeError: If :obj:`values` are not floating-point numbers, :obj:`columns` not integers,
+            or :obj:`num_columns` is not an integer.
+        ValueError: If shapes or devices do not fit together, :math:`k` is not within
+            :math:`1, \ldots, F`, or a row names a column twice.
+        IndexError: If a column is not within :math:`0, \ldots, F - 1`.
+    """
+
+    values: Tensor
+    columns: Tensor
+    num_columns: int
+    # The version of `columns` that was found to be in order; None where nobody counts.
+    _checked: int | None
+
+    def __init__(self, values: Tensor, columns: Tensor, num_columns: int) -> None:
+        check_features(values, 'values')
+        if not isinstance(columns, Tensor):
+            raise TypeError(f"'columns' must be a tensor, got {type(columns).__name__}")
+        if columns.dtype not in _INTEGERS:
+            raise TypeError(f"'columns' must hold integers, got {columns.dtype}")
+        if isinstance(num_columns, bool) or not isinstance(num_columns, int):
+            raise TypeError(f"'num_columns' must be an integer, got {type(num_columns).__name__}")
+        if columns.shape != values.shape:
+            raise ValueError(
+                f"'columns' must have shape {list(values.shape)} as 'values', got "
+                f'{list(columns.shape)}'
+            )
+        if columns.device != values.device:
+            raise ValueError(
+                f"'columns' is on {columns.device}, but 'values' is on {values.device}"
+            )
+        check_k(values.size(1), num_columns)
+        self.values = values
+        self.num_columns = num_columns
+        if torch.compiler.is_compiling():
+            self.columns = columns.to(column_dtype(num_columns))
+            self._checked = None
+        else:
+            _check_columns(columns, num_columns)
+            self.columns = columns.to(column_dtype(num_columns))
+            self._checked = _version(self.columns)
+
+    @classmethod
+    def _of(cls, values: Tensor, columns: Tensor, num_columns: int) -> 'CBSR':
+        """What is known to be in order."""
+        out = cls.__new__(cls)
+        out.values, out.columns, out.num_columns = values, columns, num_columns
+        out._checked = None if torch.compiler.is_compiling() else _version(columns)
+        return out
+
+    @classmethod
+    def from_dense(cls, x: Tensor, k: int | None = None) -> 'CBSR':
+        r"""Stores the non-zero entries of a matrix.
+
+        Args:
+            x (Tensor): A matrix :math:`(N, F)`.
+            k (int, optional): Entries of a row; rows with fewer non-zeros store zeros as well.
+                (default: :obj:`None`, as many as the fullest row has)
+
+        Raises:
+            TypeError: If :obj:`x` has no supported type or :obj:`k` is not an integer.
+            ValueError: If :obj:`x` is no matrix, :obj:`k` not within :math:`1, \ldots, F`, or
+                below the non-zeros of some row.
+        """
+        check_features(x, 'x')
+        nonzero = x != 0
+        most = int(nonzero.sum(1).max()) if x.numel() > 0 else 0
+        if k is None:
+            k = max(most, 1)
+        check_k(k, x.size(1))
+        if most > k:
+            raise ValueError(f"'x' has a row of {most} non-zeros, more than the k={k} stored")
+        _, columns = ops.maxk(nonzero.to(x.dtype), k, False)
+        return cls._of(Sample.apply(x, columns), columns, x.size(1))
+
+    def to_dense(self) -> Tensor:
+        r"""The matrix :math:`(N, F)` itself."""
+        self._check()
+        return ToDense.apply(self.values, self.columns, self.num_columns)
+
+    def _check(self) -> None:
+        """Raises if columns have been edited since they were checked, and are no longer right."""
+        if torch.compiler.is_compiling():
+            return
+        version = _version(self.columns)
+        if version != self._checked:
+            _check_columns(self.columns, self.num_columns)
+            self._checked = version
+
+    @property
+    def k(self) -> int:
+        """Entries of a row."""
+        return self.values.size(1)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the matrix."""
+        return torch.Size((self.values.size(0), self.num_columns))
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape of the matrix, or one of its sizes."""
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the entries."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the entries are."""
+        return self.values.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the entries require a gradient."""
+        return self.values.requires_grad
+
+    def _with(self, values: Callable[[Tensor], Tensor], columns: Callable | None = None) -> 'CBSR':
+        self._check()
+        return CBSR._of(values(self.values), (columns or values)(self.columns), self.num_columns)
+
+    def to(
+        self,
+        device: torch.device | torch.dtype | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> 'CBSR':
+        """The matrix on another device, or with entries of another type."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype is not None and dtype not in DTYPES:
+            raise TypeError(f"'dtype' must be one of {DTYPES}, got {dtype}")
+        return self._with(
+            lambda t: t.to(device=device, dtype=dtype, non_blocking=non_blocking),
+            lambda t: t.to(device=device, non_blocking=non_blocking),
+        )
+
+    def cpu(self) -> 'CBSR':
+        """The matrix in the CPU's memory."""
+        return self.to('cpu')
+
+    def cuda(
+        self, device: torch.device | str | int | None = None, non_blocking: bool = False
+    ) -> 'CBSR':
+        """The matrix on a GPU."""
+        return self.to('cuda' if device is None else device, non_blocking=non_blocking)
+
+    def pin_memory(self) -> 'CBSR':
+        """The matrix in pinned memory."""
+        return self._with(Tensor.pin_memory)
+
+    def share_memory_(self) -> 'CBSR':
+        """Moves the matrix to shared memory."""
+        self.values.share_memory_()
+        self.columns.share_memory_()
+        return self
+
+    def clone(self) -> 'CBSR':
+        """A copy."""
+        return self._with(Tensor.clone)
+
+    def detach(self) -> 'CBSR':
+        """The matrix cut off from autograd."""
+        return self._with(Tensor.detach)
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}(shape={list(self.shape)}, k={self.k}, dtype={self.dtype}, '
+            f'device={self.device})'
+        )
+
+
+def check_k(k: Any, num_columns: int, name: str = 'k') -> None:
+    """Raises unless :obj:`k` entries of a row of :obj:`num_columns` can be stored."""
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"'{name}' must be an integer, got {type(k).__name__}")
+    if not 1 <= k <= num_columns:
+        raise ValueError(f"'{name}' must be 1 to {num_columns}, the number of columns, got {k}")
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _check_columns(columns: Tensor, num_columns: int) -> None:
+    if columns.numel() == 0:
+        return
+    columns = columns.long().sort(1)[0]
+    low, high = (int(v) for v in columns.aminmax())
+    if low < 0 or high >= num_columns:
+        raise IndexError(
+            f"'columns' must be within [0, {num_columns}), got values from {low} to {high}"
+        )
+    twice = (columns[:, 1:] == columns[:, :-1]).nonzero()
+    if twice.size(0) > 0:
+        row, at = twice[0].tolist()
+        raise ValueError(
+            f"'columns' must be distinct within a row, row {row} has column "
+            f'{int(columns[row, at])} twice'
+        )
+
+
+class ToDense(torch.autograd.Function):
+    """Spreads entries over their rows."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, columns: Tensor, num_columns: int) -> Tensor:
+        ctx.save_for_backward(columns)
+        return ops.cbsr_to_dense(values, columns, num_columns)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (columns,) = ctx.saved_tensors
+        return Sample.apply(grad, columns), None, None
+
+
+class Sample(torch.autograd.Function):
+    """Reads the entries at given columns: the adjoint of :class:`ToDense`."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, columns: Tensor) -> Tensor:
+        ctx.save_for_backward(columns)
+        ctx.num_columns = dense.size(1)
+        return ops.cbsr_sample(dense, columns)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (columns,) = ctx.saved_tensors
+        return ToDense.apply(grad, columns, ctx.num_columns), None
+
+
+torch.serialization.add_safe_globals([CBSR])

@@ -1,0 +1,219 @@
+"""Aggregation of CBSR features: sum and mean, with every gradient."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._library import ops
+from .cbsr import CBSR
+from .graph import Graph
+from .spmm import acc_dtype, check_edge_weight, checked_graph, with_mean
+
+REDUCE = ('sum', 'add', 'mean')
+# The share of the columns from which on dense rows are read faster than entries.
+_DENSE_SHARE = {'cuda': 3 / 8, 'cpu': 3 / 8}
+
+
+def cbsr_spmm(
+    graph: Graph | Tensor,
+    cbsr: CBSR,
+    edge_weight: Tensor | None = None,
+    reduce: str = 'sum',
+) -> Tensor:
+    r"""Aggregates the stored features of each node's in-neighbours: the SpGEMM of the `"MaxK-GNN"
+    <https://arxiv.org/abs/2312.08656>`_ paper, whose backward is its SSpMM.
+
+    .. math::
+        \mathbf{y}_i = \bigoplus_{e = (j, i) \in \mathcal{E}} w_e \cdot \mathbf{x}_j
+
+    where :math:`\mathbf{X}` is the matrix that :obj:`cbsr` stands for. Differentiable in its values
+    and in :obj:`edge_weight`, any number of times; the gradient of the values is computed at the
+    stored columns only. Sums of float16 and bfloat16 run in float32.
+
+    The result is the same bits every time. The gradient of the values on CUDA adds atomically
+    (float32 for halves), unless :func:`torch.use_deterministic_algorithms` is on, which gathers
+    over the transposed graph instead.
+
+    Args:
+        graph (EdgeIndex, Tensor or Graph): As in :func:`~pyg_fast.ops.spmm`.
+        cbsr (CBSR): Features of the source nodes :math:`(N_{src}, F)`, as
+            :func:`~pyg_fast.ops.maxk` makes them.
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of
+            :obj:`cbsr`, in the order of the edges. (default: :obj:`None`, all one)
+        reduce (str): :obj:`"sum"` (or :obj:`"add"`) or :obj:`"mean"`, which divides by the number
+            of edges. A node without edges gets zeros. (default: :obj:`"sum"`)
+
+    Returns:
+        Tensor: Aggregated features :math:`(N_{dst}, F)`, dense.
+
+    Raises:
+        TypeError: If :obj:`cbsr` is none, or the type of :obj:`edge_weight` differs from its.
+        ValueError: If a shape or device does not fit, :obj:`reduce` is unknown, or a column of
+            :obj:`cbsr` was edited and occurs twice in a row.
+        IndexError: If the graph holds a node that :obj:`cbsr` does not have, or an edited column
+            is out of range.
+    """
+    if reduce not in REDUCE:
+        raise ValueError(f"'reduce' must be one of {REDUCE}, got {reduce!r}")
+    if not isinstance(cbsr, CBSR):
+        raise TypeError(f"'cbsr' must be a CBSR, got {type(cbsr).__name__}")
+    cbsr._check()
+    graph = checked_graph(graph, cbsr.values, 'cbsr', needs_transpose(cbsr))
+    if edge_weight is not None:
+        check_edge_weight(edge_weight, cbsr.values, graph.num_edges, 'cbsr')
+    return aggregate_cbsr(graph, cbsr, edge_weight, mean=reduce == 'mean')
+
+
+def aggregate_cbsr(
+    graph: Graph,
+    cbsr: CBSR,
+    value: Tensor | None = None,
+    bias: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    diag: Tensor | None = None,
+    mean: bool = False,
+    out_acc: bool = False,
+) -> Tensor:
+    r"""The kernel behind :func:`cbsr_spmm` with its prologue and epilogue, unchecked.
+
+    .. math::
+        \mathbf{y}_i = r_i \sum_{e = (j, i)} w_e c_j \mathbf{x}_j + d_i \mathbf{x}_i + \mathbf{b}
+
+    Differentiable in the values of :obj:`cbsr`, :obj:`value` (:math:`w`) and :obj:`bias`, not in
+    the scales, which are float32 (float64 for float64 features). :obj:`out_acc` returns float32
+    for halves.
+    """
+    constants = _Constants(
+        graph, cbsr.columns, cbsr.num_columns, row_scale, col_scale, diag, mean, out_acc
+    )
+    return _CbsrSpMM.apply(cbsr.values, value, bias, constants)
+
+
+def needs_transpose(cbsr: CBSR) -> bool:
+    """Whether a backward pass to the values will read the transposed graph."""
+    return (
+        torch.is_grad_enabled()
+        and cbsr.values.requires_grad
+        and (torch.are_deterministic_algorithms_enabled() or _is_dense(cbsr.columns, cbsr.size(1)))
+    )
+
+
+def _is_dense(columns: Tensor, num_columns: int) -> bool:
+    return columns.size(1) > _DENSE_SHARE.get(columns.device.type, 1) * num_columns
+
+
+class _Constants(NamedTuple):
+    """What takes no gradient. One argument of a Function: torch.compile refuses tensors that are
+    given twice."""
+
+    graph: Graph
+    columns: Tensor
+    num_columns: int
+    row_scale: Tensor | None
+    col_scale: Tensor | None
+    diag: Tensor | None
+    mean: bool
+    out_acc: bool
+
+
+class _CbsrSpMM(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
+    ) -> Tensor:
+        graph, columns, num_columns, row_scale, col_scale, diag, mean, out_acc = constants
+        ctx.constants, ctx.dtype = constants, values.dtype
+        ctx.save_for_backward(values if ctx.needs_input_grad[1] else None, value)
+        rowptr, col, perm = graph[:3]
+        if _is_dense(columns, num_columns):
+            x = ops.cbsr_to_dense(values, columns, num_columns)
+            return ops.spmm(
+                rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc
+            )
+        return ops.cbsr_spmm(
+            rowptr, col, perm, value, values, columns, num_columns, row_scale, col_scale, diag,
+            bias, mean, out_acc,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, value = ctx.saved_tensors
+        grad_values = grad_value = None
+        if ctx.needs_input_grad[0]:
+            v = value
+            if v is not None and v.dtype != acc_dtype(grad.dtype):
+                v = v.to(grad.dtype)
+            grad_values = _CbsrSSpMM.apply(grad, v, ctx.constants).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            grad_value = _CbsrSDDMM.apply(
+                grad, values.to(grad.dtype), ctx.constants, value.size(0)
+            ).to(value.dtype)
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
+        return grad_values, grad_value, grad_bias, None
+
+
+class _CbsrSSpMM(torch.autograd.Function):
+    """The gradient of the values: a product with the transpose, sampled at their columns."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
+        graph, columns, num_columns, row_scale, col_scale, diag, mean, _ = constants
+        ctx.constants = constants
+        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, value)
+        ordered = columns.is_cuda and torch.are_deterministic_algorithms_enabled()
+        dense = _is_dense(columns, num_columns) and graph.t_rowptr is not None
+        if ordered and graph.t_rowptr is None:
+            raise RuntimeError(
+                'this graph was made without the transpose that a deterministic backward needs'
+            )
+        if not ordered and not dense:
+            return ops.cbsr_spmm_backward(
+                graph.rowptr, graph.col, graph.perm, value, grad, columns, row_scale, col_scale,
+                diag, mean,
+            )  # fmt: skip
+        scale = with_mean(row_scale, mean, graph.rowptr, grad.dtype)
+        csr = graph.t_rowptr, graph.t_col, graph.t_perm
+        if dense:
+            out = ops.spmm(*csr, value, grad, col_scale, scale, diag, None, False, False)
+            return ops.cbsr_sample(out, columns)
+        return ops.cbsr_spmm_backward_ordered(*csr, value, grad, columns, col_scale, scale, diag)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dense, value = ctx.saved_tensors
+        constants = ctx.constants._replace(out_acc=False)
+        grad_dense = grad_value = None
+        if ctx.needs_input_grad[0]:
+            grad_dense = _CbsrSpMM.apply(grad, value, None, constants)
+        if ctx.needs_input_grad[1]:
+            grad_value = _CbsrSDDMM.apply(dense, grad, constants, value.size(0)).to(value.dtype)
+        return grad_dense, grad_value, None
+
+
+class _CbsrSDDMM(torch.autograd.Function):
+    """Dense row i times stored row j for every edge (j, i): the gradient of edge weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dense: Tensor, values: Tensor, constants: Any, num_values: int
+    ) -> Tensor:
+        graph, columns, _, row_scale, col_scale, _, mean, _ = constants
+        ctx.constants = constants
+        ctx.save_for_backward(dense, values)
+        return ops.cbsr_sddmm(
+            graph.rowptr, graph.col, graph.perm, dense, values, columns, row_scale, col_scale, mean,
+            num_values,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dense, values = ctx.saved_tensors
+        constants = ctx.constants._replace(diag=None, out_acc=False)
+        grad_dense = grad_values = None
+        if ctx.needs_input_grad[0]:
+            grad_dense = _CbsrSpMM.apply(values, grad, None, constants)
+        if ctx.needs_input_grad[1]:
+            grad_values = _CbsrSSpMM.apply(dense, grad, constants)
+        return grad_dense, grad_values, None, None

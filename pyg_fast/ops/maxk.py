@@ -1,0 +1,57 @@
+"""The k largest entries of each row."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._library import ops
+from .cbsr import CBSR, ToDense, check_k
+from .spmm import check_features
+
+
+def maxk(x: Tensor, k: int, balanced: bool = False) -> CBSR:
+    r"""Keeps the :math:`k` largest entries of each row: the nonlinearity of the `"MaxK-GNN"
+    <https://arxiv.org/abs/2312.08656>`_ paper.
+
+    .. math::
+        h(\mathbf{x})_f = \begin{cases} x_f & \text{if } f \in \mathrm{top}_k(\mathbf{x}) \\
+        0 & \text{otherwise} \end{cases}
+
+    Exactly :math:`k` entries of a row are kept: of equal ones the lowest column, and NaN counts as
+    larger than any number. Deterministic, and differentiable any number of times: the gradient
+    goes to what was kept.
+
+    Args:
+        x (Tensor): Features :math:`(N, F)` of type float32, float64, float16 or bfloat16.
+        k (int): Entries to keep of each row, :math:`1 \leq k \leq F`.
+        balanced (bool): Another nonlinearity: keeps the largest entry of each of the :math:`k`
+            groups of columns that are equal modulo :math:`k` (about :math:`F / k` columns each),
+            which spreads the entries evenly over the columns. (default: :obj:`False`)
+
+    Returns:
+        CBSR: The kept entries and their columns, :math:`(N, k)` each.
+
+    Raises:
+        TypeError: If :obj:`x` is no matrix of a supported type, or :obj:`k` not an integer.
+        ValueError: If :obj:`x` is no matrix, or :obj:`k` not within :math:`1, \ldots, F`.
+    """
+    check_features(x, 'x')
+    check_k(k, x.size(1))
+    values, columns = _MaxK.apply(x, k, bool(balanced))
+    return CBSR._of(values, columns, x.size(1))
+
+
+class _MaxK(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
+        values, columns = ops.maxk(x, k, balanced)
+        ctx.save_for_backward(columns)
+        ctx.mark_non_differentiable(columns)
+        ctx.num_columns = x.size(1)
+        return values, columns
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        (columns,) = ctx.saved_tensors
+        return ToDense.apply(grad, columns, ctx.num_columns), None, None
