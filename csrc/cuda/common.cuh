@@ -142,6 +142,15 @@ void dispatch_shape(const Shape& s, Fn&& fn) {
   }
 }
 
+// Bytes of what sums over `dtype` are stored in.
+inline int64_t acc_bytes(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
+
+// Blocks of a kernel whose `threads` walk in strides of the grid.
+inline unsigned blocks_for(int64_t threads) {
+  const int64_t blocks = (threads + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks < (1 << 20) ? blocks : 1 << 20);
+}
+
 inline const char* last_error() {
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

@@ -6,15 +6,41 @@
 
 namespace pyg_fast::cuda {
 
+// An edge with what it multiplies its source by: value * col_scale.
+template <typename T, typename I, bool WEIGHTED>
+struct WeightedEdge {
+  using Acc = acc_t<T>;
+  I source = 0;
+  Acc weight = 0;
+
+  template <typename Row>
+  __device__ void load(const Row& row, I e, I end) {
+    if (e >= end) return;
+    const auto& p = row.p;
+    source = load_once(static_cast<const I*>(p.csr.col) + e);
+    if constexpr (WEIGHTED) {
+      weight = 1;
+      if (p.value) {
+        const I v = p.csr.perm ? load_once(static_cast<const I*>(p.csr.perm) + e) : e;
+        weight = p.value_acc ? static_cast<const Acc*>(p.value)[v]
+                             : to_acc(static_cast<const T*>(p.value)[v]);
+      }
+      if (p.col_scale) weight *= __ldg(static_cast<const Acc*>(p.col_scale) + source);
+    }
+  }
+};
+
 // `Row` is what a kernel does with a row, for one tile of columns:
 //   Edge                                     a thread's edge of the 32 that its warp reads at once
 //   Edge::load(row_kernel, e, end)           reads edge e, if e < end
-//   Sum, empty()                             what is accumulated, and its start
+//   Sum, empty(row)                          what is accumulated, and its start
 //   add(edge, base, count, sum)              adds the warp's edges base, ..., base + count - 1
 //   reduce(sum)                              combines the warp's slots; its first LANES threads
 //                                            then hold the result
 //   merge(sum, other)                        combines two warps' sums, the earlier edges in `sum`
 //   finish(row, degree, sum)                 writes the row, called by LANES threads
+//   kSharedSums                              whether sums lie in shared memory; instead of merge:
+//   finish_hub(row, degree)                  writes what all warps have summed, called by all
 template <typename I, int LANES, typename Row>
 __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel) {
   using Edge = typename Row::Edge;
@@ -54,7 +80,7 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
       if (lane == 0) hubs[atomicAdd(&num_hubs, 1)] = row;
       open(following);
     } else {
-      Sum sum = kernel.empty();
+      Sum sum = kernel.empty(first_row + row);
       for (I base = row_begin; base < row_end; base += 32) {
         const Edge now = edge;
         const int left = static_cast<int>(row_end - base);
@@ -77,7 +103,7 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
     const I share = ((row_end - row_begin) / kWarps + 32) / 32 * 32;
     const I first = row_begin + share * warp;
     const I last = row_end - first > share ? first + share : row_end;
-    Sum sum = kernel.empty();
+    Sum sum = kernel.empty(first_row + hubs[h]);
     if (first < last) edge.load(kernel, first + lane, last);
     for (I base = first; base < last; base += 32) {
       const Edge now = edge;
@@ -86,12 +112,17 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
       kernel.add(now, base, left < 32 ? static_cast<int>(left) : 32, sum);
     }
     kernel.reduce(sum);
-    if (lane < LANES) partial[warp][lane] = sum;
-    __syncthreads();
-    if (threadIdx.x < LANES) {
-      sum = partial[0][lane];
-      for (int w = 1; w < kWarps; ++w) kernel.merge(sum, partial[w][lane]);
-      kernel.finish(first_row + hubs[h], row_end - row_begin, sum);
+    if constexpr (Row::kSharedSums) {
+      __syncthreads();
+      kernel.finish_hub(first_row + hubs[h], row_end - row_begin);
+    } else {
+      if (lane < LANES) partial[warp][lane] = sum;
+      __syncthreads();
+      if (threadIdx.x < LANES) {
+        sum = partial[0][lane];
+        for (int w = 1; w < kWarps; ++w) kernel.merge(sum, partial[w][lane]);
+        kernel.finish(first_row + hubs[h], row_end - row_begin, sum);
+      }
     }
     __syncthreads();
   }

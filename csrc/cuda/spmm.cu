@@ -1,6 +1,7 @@
 // Sum and mean aggregation.
 #include "cuda.h"
 #include "rows.cuh"
+#include "scale.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
@@ -12,28 +13,11 @@ constexpr int kBlocks = 4;
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 struct SpmmRow {
   using Acc = acc_t<T>;
+  static constexpr bool kSharedSums = false;
   struct Sum {
     Acc data[VEC];
   };
-  struct Edge {
-    I source = 0;
-    Acc weight = 0;
-
-    __device__ void load(const SpmmRow& row, I e, I end) {
-      if (e >= end) return;
-      const Spmm& p = row.p;
-      source = load_once(static_cast<const I*>(p.csr.col) + e);
-      if constexpr (WEIGHTED) {
-        weight = 1;
-        if (p.value) {
-          const I v = p.csr.perm ? load_once(static_cast<const I*>(p.csr.perm) + e) : e;
-          weight = p.value_acc ? static_cast<const Acc*>(p.value)[v]
-                               : to_acc(static_cast<const T*>(p.value)[v]);
-        }
-        if (p.col_scale) weight *= __ldg(static_cast<const Acc*>(p.col_scale) + source);
-      }
-    }
-  };
+  using Edge = WeightedEdge<T, I, WEIGHTED>;
 
   const Spmm& p;
   const void* x_self;  // x before any prologue
@@ -51,7 +35,7 @@ struct SpmmRow {
     asm("" : "+l"(x));  // one pointer, not a base and an offset to be added at every load
   }
 
-  __device__ Sum empty() const {
+  __device__ Sum empty(int64_t) const {
     Sum sum;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.data[c] = 0;
@@ -145,28 +129,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// out[i] = scale[i] * x[i]: the prologue that spares every edge a look-up of its scale.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) scale_rows_kernel(const T* x, const T* scale, T* out,
-                                                              int64_t rows, int64_t dim) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; i < rows; i += step) {
-    const T factor = scale[i];
-    for (int64_t c = threadIdx.x & 31; c < dim; c += 32) out[i * dim + c] = x[i * dim + c] * factor;
-  }
-}
-
-// Worth a pass over x where each row of it is read many times. Not for halves, which would round.
-bool wants_prologue(const Spmm& p) {
-  return p.col_scale && !p.value && (p.dtype == DType::f32 || p.dtype == DType::f64) &&
-         p.csr.num_edges >= 32 * p.csr.num_cols && p.csr.num_edges >= (1 << 20);
-}
-
 }  // namespace
 
 int64_t spmm_scratch(const Spmm& p) {
   if (!wants_prologue(p)) return 0;
-  return p.csr.num_cols * p.dim * (p.dtype == DType::f64 ? 8 : 4);
+  return p.csr.num_cols * p.dim * acc_bytes(p.dtype);
 }
 
 const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
@@ -178,11 +145,8 @@ const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
     Spmm p = p_in;
     if constexpr (std::is_same_v<T, acc_t<T>>) {
       if (wants_prologue(p)) {
-        const int64_t blocks = (p.csr.num_cols + kWarps - 1) / kWarps;
-        scale_rows_kernel<T><<<static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20),
-                               kThreads, 0, stream>>>(
-            static_cast<const T*>(p.x), static_cast<const T*>(p.col_scale),
-            static_cast<T*>(scratch), p.csr.num_cols, p.dim);
+        scale_rows(static_cast<const T*>(p.x), static_cast<const T*>(p.col_scale),
+                   static_cast<T*>(scratch), p.csr.num_cols, p.dim, stream);
         p.x = scratch;
         p.col_scale = nullptr;
       }

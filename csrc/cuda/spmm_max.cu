@@ -11,6 +11,7 @@ constexpr int kUnroll = 4;  // loads in flight per thread
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 struct MaxRow {
   using Acc = acc_t<T>;
+  static constexpr bool kSharedSums = false;
   // `edge`: -1 as long as nothing exceeded -inf.
   struct Sum {
     Acc value[VEC];
@@ -49,7 +50,7 @@ struct MaxRow {
     asm("" : "+l"(x));  // one pointer, not a base and an offset to be added at every load
   }
 
-  __device__ Sum empty() const {
+  __device__ Sum empty(int64_t) const {
     Sum best;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
@@ -200,11 +201,6 @@ __global__ void __launch_bounds__(kThreads) backward_x_ordered_kernel(SpmmMaxBac
   }
 }
 
-unsigned grid_for(int64_t threads) {
-  const int64_t blocks = (threads + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20);
-}
-
 }  // namespace
 
 const char* spmm_max(const SpmmMax& p, void* stream_) {
@@ -248,9 +244,9 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* 
     const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
     if (error != cudaSuccess) return cudaGetErrorString(error);
     if (p.csr.num_rows > 0)
-      backward_x_kernel<T, I><<<grid_for(p.csr.num_rows * p.dim), kThreads, 0, stream>>>(p, sum);
+      backward_x_kernel<T, I><<<blocks_for(p.csr.num_rows * p.dim), kThreads, 0, stream>>>(p, sum);
     if constexpr (half)
-      round_kernel<T><<<grid_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
+      round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
     return last_error();
   });
 }
@@ -263,7 +259,7 @@ const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& tr
     using T = decltype(element);
     using I = decltype(index);
     backward_x_ordered_kernel<T, I>
-        <<<grid_for(p.csr.num_cols * 32), kThreads, 0, stream>>>(p, transposed);
+        <<<blocks_for(p.csr.num_cols * 32), kThreads, 0, stream>>>(p, transposed);
     return last_error();
   });
 }

@@ -1,0 +1,170 @@
+// The gradient of CBSR values without atomics: each row of the transpose gathers, tile by tile, the
+// columns of the gradient that its entries ask for.
+#include "cbsr.cuh"
+#include "cuda.h"
+#include "rows.cuh"
+
+namespace pyg_fast::cuda {
+namespace {
+
+constexpr int kTileBytes = 256;
+constexpr int kUnroll = 4;  // edges in flight per slot
+
+template <typename T>
+constexpr int kTileColumns = kTileBytes / static_cast<int>(sizeof(T));
+
+// The entries of a warp's row whose columns lie in the tile.
+template <typename T>
+struct Entries {
+  int column[kTileColumns<T>];    // within the tile
+  int position[kTileColumns<T>];  // in the row
+};
+
+template <typename T, typename I, typename C>
+struct GatherRow {
+  using Acc = acc_t<T>;
+  static constexpr bool kSharedSums = false;
+  using Edge = WeightedEdge<T, I, true>;
+  static constexpr int kRounds = kTileColumns<T> / 32;
+  struct Sum {
+    Acc data[kRounds];
+  };
+
+  const CbsrBackward& p;
+  Entries<T>* entries;  // this warp's
+  int64_t first_column;
+  const char* grad;
+  uint32_t row_bytes;
+  // `slots` edges at once, a thread for each of their n entries; with more than 32 entries a
+  // thread has several of one edge's.
+  int n = 0, slots = 1, slot = 0;
+  int column[kRounds];
+
+  __device__ GatherRow(const CbsrBackward& p, Entries<T>* entries, int tile)
+      : p(p), entries(entries) {
+    first_column = static_cast<int64_t>(tile) * kTileColumns<T>;
+    row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
+    grad = static_cast<const char*>(p.grad) + first_column * sizeof(T);
+  }
+
+  __device__ Sum empty(int64_t row) {
+    const int lane = threadIdx.x & 31;
+    const C* columns = static_cast<const C*>(p.columns) + row * p.k;
+    __syncwarp();
+    n = 0;
+    for (int64_t base = 0; base < p.k; base += 32) {
+      const int64_t at = base + lane;
+      const int64_t offset = at < p.k ? static_cast<int64_t>(columns[at]) - first_column : -1;
+      const bool inside = offset >= 0 && offset < kTileColumns<T>;
+      const unsigned found = __ballot_sync(kWarpMask, inside);
+      if (inside) {
+        const int to = n + __popc(found & ((1u << lane) - 1));
+        entries->column[to] = static_cast<int>(offset);
+        entries->position[to] = static_cast<int>(at);
+      }
+      n += __popc(found);
+    }
+    __syncwarp();
+    slots = n > 0 && n < 32 ? 32 / n : 1;
+    slot = n > 0 && n < 32 ? lane / n : 0;
+    Sum sum;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int entry = r * 32 + (n < 32 ? lane - slot * n : lane);
+      column[r] = entry < n && slot < slots ? entries->column[entry] : -1;
+      sum.data[r] = 0;
+    }
+    return sum;
+  }
+
+  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
+    if (n == 0) return;
+#pragma unroll 1
+    for (int first = 0; first < count; first += kUnroll * slots) {
+      T v[kUnroll][kRounds];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int e = first + u * slots + slot;
+        const I source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+        const T* row = reinterpret_cast<const T*>(row_at(grad, source, row_bytes));
+#pragma unroll
+        for (int r = 0; r < kRounds; ++r) {
+          if (column[r] >= 0) v[u][r] = __ldg(row + column[r]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int e = first + u * slots + slot;
+        const Acc weight = __shfl_sync(kWarpMask, edge.weight, e < count ? e : count - 1);
+        if (e >= count) continue;
+#pragma unroll
+        for (int r = 0; r < kRounds; ++r) {
+          if (column[r] >= 0) sum.data[r] += weight * to_acc(v[u][r]);
+        }
+      }
+    }
+  }
+
+  __device__ void reduce(Sum& sum) const {
+    int distance = 1;
+    while (2 * distance < slots) distance *= 2;
+    for (; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) {
+        const Acc other = __shfl_down_sync(kWarpMask, sum.data[r], distance * n & 31);
+        if (slot < distance && slot + distance < slots) sum.data[r] += other;
+      }
+    }
+  }
+
+  __device__ void merge(Sum& sum, const Sum& other) const {
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) sum.data[r] += other.data[r];
+  }
+
+  __device__ void finish(int64_t row, int64_t, const Sum& sum) const {
+    if (slot > 0) return;
+    const Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc(1);
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const int entry = r * 32 + (threadIdx.x & 31);
+      if (entry >= n) continue;
+      Acc total = sum.data[r] * scale;
+      if (p.diag) {
+        total += static_cast<const Acc*>(p.diag)[row] *
+                 to_acc(static_cast<const T*>(p.grad)[row * p.dim + first_column + column[r]]);
+      }
+      static_cast<T*>(p.grad_values)[row * p.k + entries->position[entry]] = from_acc<T>(total);
+    }
+  }
+};
+
+template <typename T, typename I, typename C>
+__global__ void __launch_bounds__(kThreads, 4) gather_kernel(CbsrBackward p, Shape s) {
+  __shared__ Entries<T> entries[kWarps];
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    GatherRow<T, I, C> row(p, entries + threadIdx.x / 32, tile);
+    for_each_row<I, 32>(p.csr, s, row);
+  }
+}
+
+}  // namespace
+
+const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* stream_) {
+  if (p.csr.num_rows == 0 || p.k == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
+    using T = decltype(element);
+    using I = decltype(index);
+    return dispatch_columns(p.column_type, [&](auto column) {
+      using C = decltype(column);
+      Shape s = shape_of(p.csr, p.dim, 1);
+      s.tiles = static_cast<int>((p.dim + kTileColumns<T> - 1) / kTileColumns<T>);
+      const dim3 grid = s.grid(p.csr.num_rows);
+      gather_kernel<T, I, C><<<grid, kThreads, 0, stream>>>(p, s);
+      return last_error();
+    });
+  });
+}
+
+}  // namespace pyg_fast::cuda
