@@ -203,12 +203,13 @@ void in_equal_shares(void (*kernel)(const P&, int64_t, int64_t), const P& p, int
            [&](int64_t k) { kernel(p, rows * k / shares, rows * (k + 1) / shares); });
 }
 
-// Shares of rows of the graph, by their edges.
+// Shares of rows (or of sources) of the graph, by their edges.
 template <typename P>
-void in_shares_of_edges(void (*kernel)(const P&, int64_t, int64_t), const P& p, int64_t work) {
+void in_shares_of_edges(void (*kernel)(const P&, int64_t, int64_t), const P& p, int64_t work,
+                        int64_t (*begin_of)(const Csr&, int64_t, int64_t) = cpu::row_of_share) {
   const int64_t shares = num_threads();
   parallel(shares, work, [&](int64_t k) {
-    kernel(p, cpu::row_of_share(p.csr, k, shares), cpu::row_of_share(p.csr, k + 1, shares));
+    kernel(p, begin_of(p.csr, k, shares), begin_of(p.csr, k + 1, shares));
   });
 }
 
@@ -246,8 +247,9 @@ Tensor backward_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, Opt
                     OptTensor col_scale, OptTensor diag, bool mean) {
   return backward(rowptr, col, perm, value, grad, columns, row_scale, col_scale, diag, mean, false,
                   [](const CbsrBackward& p, const Tensor&) {
-                    in_equal_shares(cpu::cbsr_spmm_backward, p, p.csr.num_cols,
-                                    p.csr.num_edges * p.k / 2 + p.csr.num_cols * p.k);
+                    in_shares_of_edges(cpu::cbsr_spmm_backward, p,
+                                       p.csr.num_edges * p.k / 4 + p.csr.num_cols * p.k,
+                                       cpu::source_of_share);
                   });
 }
 

@@ -1,196 +1,531 @@
-// Aggregation of CBSR features, and its gradients.
+// Aggregation of CBSR features, and its gradients: one dense row at a time, which stays in the
+// nearest cache or in registers, meets the entries of its sources.
 #pragma once
-#include <vector>
-
 #include "maxk.h"
+#include "sddmm.h"
 #include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
+// f(T, C) of elements as bits: they are only moved.
+template <typename F>
+PYG_FAST_INLINE void with_bits(const CbsrDense& p, const F& f) {
+  with_columns(p.column_type, [&](auto column) {
+    switch (p.dtype) {
+      case DType::f64: return f(uint64_t{}, column);
+      case DType::f32: return f(uint32_t{}, column);
+      default: return f(uint16_t{}, column);
+    }
+  });
+}
+
 static void cbsr_to_dense(const CbsrDense& p, int64_t row_begin, int64_t row_end) {
-  with_dtype(p.dtype, [&](auto type) {
-    with_columns(p.column_type, [&](auto column) {
-      using T = typename decltype(type)::type;
-      using C = typename decltype(column)::type;
-      for (int64_t row = row_begin; row < row_end; ++row) {
-        T* out = static_cast<T*>(p.out) + row * p.dim;
-        for (int64_t f = 0; f < p.dim; ++f) out[f] = T{};
-        for (int64_t at = row * p.k; at < (row + 1) * p.k; ++at)
-          out[static_cast<const C*>(p.columns)[at]] = static_cast<const T*>(p.in)[at];
-      }
-    });
+  with_bits(p, [&](auto bits, auto column) {
+    using T = decltype(bits);
+    using C = typename decltype(column)::type;
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      const T* in = static_cast<const T*>(p.in) + row * p.k;
+      const C* columns = static_cast<const C*>(p.columns) + row * p.k;
+      T* out = static_cast<T*>(p.out) + row * p.dim;
+      __builtin_memset(out, 0, static_cast<size_t>(p.dim) * sizeof(T));
+      for (int64_t c = 0; c < p.k; ++c) out[columns[c]] = in[c];
+    }
   });
 }
 
 static void cbsr_sample(const CbsrDense& p, int64_t row_begin, int64_t row_end) {
-  with_dtype(p.dtype, [&](auto type) {
-    with_columns(p.column_type, [&](auto column) {
-      using T = typename decltype(type)::type;
-      using C = typename decltype(column)::type;
-      for (int64_t row = row_begin; row < row_end; ++row) {
-        const T* in = static_cast<const T*>(p.in) + row * p.dim;
-        for (int64_t at = row * p.k; at < (row + 1) * p.k; ++at)
-          static_cast<T*>(p.out)[at] = in[static_cast<const C*>(p.columns)[at]];
+  with_bits(p, [&](auto bits, auto column) {
+    using T = decltype(bits);
+    using C = typename decltype(column)::type;
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      const T* in = static_cast<const T*>(p.in) + row * p.dim;
+      const C* columns = static_cast<const C*>(p.columns) + row * p.k;
+      T* out = static_cast<T*>(p.out) + row * p.k;
+      for (int64_t c = 0; c < p.k; ++c) out[c] = in[columns[c]];
+    }
+  });
+}
+
+constexpr int64_t kAhead = 8;  // edges between a prefetch and its use
+
+// The edges of some rows, of those from certain sources only.
+template <typename Acc>
+struct Block {
+  int64_t row_begin, row_end;
+  const int64_t* first;   // [row_end - row_begin + 1] where each row begins in the lists below
+  const int64_t* source;  // kAhead more of them may be read
+  const int64_t* edge;
+  const Acc* weight;
+};
+
+// f(Block) of all rows, in blocks that fit the cache. What an edge weighs:
+// scale(row) * weight(edge, source).
+template <typename Acc, typename Index, typename Scale, typename Weight, typename F>
+PYG_FAST_INLINE void for_blocks(const Csr& csr, int64_t row_begin, int64_t row_end,
+                                int64_t source_begin, int64_t source_end, const Scale& scale,
+                                const Weight& weight, const F& f) {
+  constexpr int64_t kRows = 512, kEdges = 2048;
+  const auto* rowptr = static_cast<const Index*>(csr.rowptr);
+  const auto* col = static_cast<const Index*>(csr.col);
+  const auto sources_wanted = static_cast<uint64_t>(source_end - source_begin);
+  const bool all = source_end - source_begin == csr.num_cols;
+  Scratch<int64_t> firsts, sources, edges;
+  Scratch<Acc> weights;
+  int64_t* first = firsts.of_size(kRows + 1);
+  while (row_begin < row_end) {
+    const int64_t begin = rowptr[row_begin];
+    int64_t stop = row_begin + 1;
+    while (stop < row_end && stop - row_begin < kRows && rowptr[stop + 1] - begin <= kEdges) ++stop;
+    const int64_t size = rowptr[stop] - begin > kEdges ? rowptr[stop] - begin : kEdges;
+    int64_t* source = sources.of_size(size + kAhead);
+    int64_t* edge = edges.of_size(size);
+    Acc* weight_of = weights.of_size(size);
+    int64_t count = 0;
+    for (int64_t row = row_begin; row < stop; ++row) {
+      const int64_t start = first[row - row_begin] = count;
+      const int64_t row_edge = rowptr[row], row_edges = rowptr[row + 1] - row_edge;
+      if (all) {
+        for (int64_t e = 0; e < row_edges; ++e) source[start + e] = col[row_edge + e];
+        for (int64_t e = 0; e < row_edges; ++e) edge[start + e] = row_edge + e;
+        count += row_edges;
+      } else {
+        for (int64_t e = row_edge; e < row_edge + row_edges; ++e) {
+          const int64_t j = col[e];
+          source[count] = j;
+          edge[count] = e;
+          count += static_cast<uint64_t>(j - source_begin) < sources_wanted;
+        }
+      }
+      const Acc row_scale = scale(row);
+      for (int64_t e = start; e < count; ++e) {
+        weight_of[e] = row_scale * weight(edge[e], source[e]);
+      }
+    }
+    first[stop - row_begin] = count;
+    for (int64_t e = count; e < count + kAhead; ++e) source[e] = source_begin;
+    f(Block<Acc>{row_begin, stop, first, source, edge, weight_of});
+    row_begin = stop;
+  }
+}
+
+// Asks for the entries of a source; what follows the first lines comes by itself.
+template <typename T>
+PYG_FAST_INLINE void prefetch_entries(const T* entries, int64_t k) {
+  const int64_t bytes = k * static_cast<int64_t>(sizeof(T));
+  for (int64_t byte = 0; byte < bytes && byte < 4 * kCacheLine; byte += kCacheLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(entries) + byte);
+  }
+}
+
+template <typename T, typename Index, typename P>
+PYG_FAST_INLINE acc_t<T> value_of(const P& p, int64_t edge) {
+  if (p.value == nullptr) return 1;
+  const auto* perm = static_cast<const Index*>(p.csr.perm);
+  const int64_t at = perm != nullptr ? int64_t{perm[edge]} : edge;
+  return p.value_acc ? static_cast<const acc_t<T>*>(p.value)[at]
+                     : load_one(static_cast<const T*>(p.value) + at);
+}
+
+template <typename Acc>
+PYG_FAST_INLINE Acc scale_of(const void* scale, int64_t row) {
+  return scale != nullptr ? static_cast<const Acc*>(scale)[row] : Acc{1};
+}
+
+// What a row's sum is multiplied by.
+template <typename Acc, typename Index, typename P>
+PYG_FAST_INLINE Acc scale_of_row(const P& p, int64_t row) {
+  const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
+  const int64_t degree = rowptr[row + 1] - rowptr[row];
+  const Acc scale = scale_of<Acc>(p.row_scale, row);
+  return p.mean && degree > 1 ? scale / static_cast<Acc>(degree) : scale;
+}
+
+// sum[columns[c]] += weight * values[c] for N entries. A fixed number of them makes straight-line
+// code, a third faster than a loop.
+template <int N, typename T, typename C>
+PYG_FAST_INLINE void scatter(const T* values, const C* columns, acc_t<T> weight, acc_t<T>* sum) {
+  constexpr int V = N < kLanes<T> ? N : kLanes<T>;
+  acc_t<T> product[N];
+  PYG_FAST_UNROLL
+  for (int c = 0; c < N; c += V) store<V>(product + c, load<V>(values + c) * weight);
+  PYG_FAST_UNROLL
+  for (int c = 0; c < N; ++c) sum[columns[c]] += product[c];
+}
+
+template <typename T, typename C>
+void add_entries(const CbsrSpmm& p, const Block<acc_t<T>>& block) {
+  using Acc = acc_t<T>;
+  constexpr int V = kLanes<T>;
+  const int64_t k = p.k;
+  const auto* all_values = static_cast<const T*>(p.values);
+  const auto* all_columns = static_cast<const C*>(p.columns);
+  Scratch<Acc> scratch;
+  Acc* sum = scratch.of_size(p.dim);
+  const auto add = [&](int64_t source, Acc weight) PYG_FAST_ALWAYS {
+    const T* values = all_values + source * k;
+    const C* columns = all_columns + source * k;
+    int64_t c = 0;
+    for (; c + 16 <= k; c += 16) scatter<16>(values + c, columns + c, weight, sum);
+    for (; c + 4 <= k; c += 4) scatter<4>(values + c, columns + c, weight, sum);
+    for (; c < k; ++c) scatter<1>(values + c, columns + c, weight, sum);
+  };
+  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+    const int64_t* first = block.first + (row - block.row_begin);
+    __builtin_memset(sum, 0, static_cast<size_t>(p.dim) * sizeof(Acc));
+    for (int64_t e = first[0]; e < first[1]; ++e) {
+      prefetch_entries(all_values + block.source[e + kAhead] * k, k);
+      prefetch_entries(all_columns + block.source[e + kAhead] * k, k);
+      add(block.source[e], block.weight[e]);
+    }
+    if (p.diag != nullptr) add(row, static_cast<const Acc*>(p.diag)[row]);
+    for_chunks<V>(0, p.dim, [&](auto v, int64_t f) PYG_FAST_ALWAYS {
+      constexpr int W = decltype(v)::value;
+      auto total = load<W>(sum + f);
+      if (p.out_acc) {
+        if (p.bias) total += load<W>(static_cast<const Acc*>(p.bias) + f);
+        store<W>(static_cast<Acc*>(p.out) + row * p.dim + f, total);
+      } else {
+        if (p.bias) total += load<W>(static_cast<const T*>(p.bias) + f);
+        store<W>(static_cast<T*>(p.out) + row * p.dim + f, total);
       }
     });
-  });
-}
-
-template <typename T, typename Index>
-PYG_FAST_INLINE acc_t<T> edge_value(const void* value, bool value_acc, const Index* perm,
-                                    int64_t e) {
-  using Acc = acc_t<T>;
-  if (value == nullptr) return Acc{1};
-  const int64_t at = perm != nullptr ? int64_t{perm[e]} : e;
-  return value_acc ? static_cast<const Acc*>(value)[at] : load_one(static_cast<const T*>(value) + at);
-}
-
-// f(Type<T>, Type<Index>, Type<C>)
-template <typename P, typename F>
-PYG_FAST_INLINE void with_cbsr_types(const P& p, const F& f) {
-  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
-    with_columns(p.column_type, [&](auto column) { f(type, index, column); });
-  });
+  }
 }
 
 static void cbsr_spmm(const CbsrSpmm& p, int64_t row_begin, int64_t row_end) {
-  with_cbsr_types(p, [&](auto type, auto index, auto column) {
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     using T = typename decltype(type)::type;
     using Index = typename decltype(index)::type;
-    using C = typename decltype(column)::type;
     using Acc = acc_t<T>;
-    const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-    const auto* col = static_cast<const Index*>(p.csr.col);
-    const auto* perm = static_cast<const Index*>(p.csr.perm);
-    const auto* values = static_cast<const T*>(p.values);
-    const auto* columns = static_cast<const C*>(p.columns);
-    std::vector<Acc> sum(p.dim);
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      for (auto& s : sum) s = 0;
-      for (int64_t e = rowptr[row]; e < rowptr[row + 1]; ++e) {
-        const int64_t j = col[e];
-        Acc weight = edge_value<T>(p.value, p.value_acc, perm, e);
-        if (p.col_scale) weight *= static_cast<const Acc*>(p.col_scale)[j];
-        for (int64_t c = 0; c < p.k; ++c)
-          sum[columns[j * p.k + c]] += weight * load_one(values + j * p.k + c);
-      }
-      Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc{1};
-      const int64_t degree = rowptr[row + 1] - rowptr[row];
-      if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
-      for (auto& s : sum) s *= scale;
-      if (p.diag) {
-        const Acc d = static_cast<const Acc*>(p.diag)[row];
-        for (int64_t c = 0; c < p.k; ++c)
-          sum[columns[row * p.k + c]] += d * load_one(values + row * p.k + c);
-      }
-      for (int64_t f = 0; f < p.dim; ++f) {
-        if (p.out_acc) {
-          static_cast<Acc*>(p.out)[row * p.dim + f] =
-              sum[f] + (p.bias ? static_cast<const Acc*>(p.bias)[f] : Acc{0});
-        } else {
-          const Acc bias = p.bias ? load_one(static_cast<const T*>(p.bias) + f) : Acc{0};
-          store_one(static_cast<T*>(p.out) + row * p.dim + f, sum[f] + bias);
-        }
+    void (*add)(const CbsrSpmm&, const Block<Acc>&) = nullptr;
+    with_columns(p.column_type, [&](auto column) {
+      add = add_entries<T, typename decltype(column)::type>;
+    });
+    for_blocks<Acc, Index>(
+        p.csr, row_begin, row_end, 0, p.csr.num_cols,
+        [&](int64_t row) { return scale_of_row<Acc, Index>(p, row); },
+        [&](int64_t edge, int64_t source) {
+          return value_of<T, Index>(p, edge) * scale_of<Acc>(p.col_scale, source);
+        },
+        [&](const Block<Acc>& block) { add(p, block); });
+  });
+}
+
+// A dense row, to be read at the columns of others: f(Int<V>, Vec<Acc, V>, c) of entries [c, c + V)
+// with V = kLanes, less in the end. Here it is read from the cache.
+template <typename T, typename C>
+class RowInCache {
+ public:
+  using Acc = acc_t<T>;
+  static constexpr int kLanes = kVectorBytes / sizeof(Acc) < 4 ? 2 : 4;
+
+  explicit RowInCache(int64_t dim) : dim_(dim) {}
+
+  PYG_FAST_INLINE void set(const T* row) {
+    if constexpr (sizeof(T) == sizeof(Acc)) {
+      row_ = row;
+    } else {
+      Acc* widened = scratch_.of_size(dim_);
+      for_chunks<kVectorBytes / sizeof(Acc)>(0, dim_, [&](auto v, int64_t f) PYG_FAST_ALWAYS {
+        constexpr int V = decltype(v)::value;
+        store<V>(widened + f, load<V>(row + f));
+      });
+      row_ = widened;
+    }
+  }
+
+  template <typename F>
+  PYG_FAST_INLINE void each(const C* columns, int64_t k, const F& f) const {
+    const auto at = [&](int64_t c) PYG_FAST_ALWAYS { return row_[columns[c]]; };
+    int64_t c = 0;
+    for (; c + kLanes <= k; c += kLanes) {
+      if constexpr (kLanes == 4) {
+        f(Int<4>{}, Vec<Acc, 4>{at(c), at(c + 1), at(c + 2), at(c + 3)}, c);
+      } else {
+        f(Int<2>{}, Vec<Acc, 2>{at(c), at(c + 1)}, c);
       }
     }
+    for (; c < k; ++c) f(Int<1>{}, Vec<Acc, 1>{at(c)}, c);
+  }
+
+ private:
+  const int64_t dim_;
+  const Acc* row_ = nullptr;
+  Scratch<Acc> scratch_;
+};
+
+#if defined(__AVX512F__)
+// From registers: the upper and the lower halves of 64 columns a page, as tables of 16-bit words
+// that 32 entries at a time are looked up in. Gathers from the cache take thrice as long.
+template <typename T, int kPages>
+class RowInRegisters {
+ public:
+  static constexpr int kLanes = 16;
+
+  explicit RowInRegisters(int64_t dim) : dim_(dim) {
+    for (int64_t f = 0; f < 64 * kPages; ++f) row_[f] = 0;
+  }
+
+  PYG_FAST_INLINE void set(const T* row) {
+    const void* from = row;
+    if (sizeof(T) != sizeof(float) || dim_ != 64 * kPages) {
+      for_chunks<16>(0, dim_, [&](auto v, int64_t f) PYG_FAST_ALWAYS {
+        constexpr int V = decltype(v)::value;
+        store<V>(row_ + f, load<V>(row + f));
+      });
+      from = row_;
+    }
+    Vec<uint16_t, 32> even;
+    for (int i = 0; i < 32; ++i) even[i] = static_cast<uint16_t>(2 * i);
+    const auto low = bit_cast<__m512i>(even), high = bit_cast<__m512i>(even + 1);
+    PYG_FAST_UNROLL
+    for (int i = 0; i < 2 * kPages; ++i) {
+      const auto* words = static_cast<const __m512i*>(from) + 2 * i;
+      const __m512i a = _mm512_loadu_si512(words), b = _mm512_loadu_si512(words + 1);
+      low_[i] = _mm512_permutex2var_epi16(a, low, b);
+      high_[i] = _mm512_permutex2var_epi16(a, high, b);
+    }
+  }
+
+  template <typename F>
+  PYG_FAST_INLINE void each(const uint8_t* columns, int64_t k, const F& f) const {
+    int64_t c = 0;
+    Vec<float, 16> entries[2];
+    for (; c + 32 <= k; c += 32) {
+      look_up(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(columns + c)), entries);
+      f(Int<16>{}, entries[0], c);
+      f(Int<16>{}, entries[1], c + 16);
+    }
+    if (c < k) {
+      const __mmask32 rest = (uint32_t{1} << (k - c)) - 1;
+      look_up(_mm256_maskz_loadu_epi8(rest, columns + c), entries);
+      float buffer[32];
+      __builtin_memcpy(buffer, entries, sizeof(buffer));
+      for_chunks<16>(c, k, [&](auto v, int64_t at) PYG_FAST_ALWAYS {
+        f(v, load<decltype(v)::value>(buffer + (at - c)), at);
+      });
+    }
+  }
+
+ private:
+  static PYG_FAST_INLINE __m512i in_table(const __m512i* table, __m512i at) {
+    const auto page = [&](int i) PYG_FAST_ALWAYS {
+      return _mm512_permutex2var_epi16(table[2 * i], at, table[2 * i + 1]);
+    };
+    if constexpr (kPages == 1) return page(0);
+    const __mmask32 odd = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
+    const __m512i front = _mm512_mask_blend_epi16(odd, page(0), page(1));
+    if constexpr (kPages == 2) return front;
+    const __m512i back = _mm512_mask_blend_epi16(odd, page(2), page(3));
+    return _mm512_mask_blend_epi16(_mm512_test_epi16_mask(at, _mm512_set1_epi16(128)), front, back);
+  }
+
+  PYG_FAST_INLINE void look_up(__m256i columns, Vec<float, 16>* entries) const {
+    // In the order that interleaving the two halves, lane by lane, puts right again.
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m512i at = _mm512_maskz_permutexvar_epi64(
+        0xff, order, _mm512_maskz_cvtepu8_epi16(~__mmask32{0}, columns));
+    const __m512i low = in_table(low_, at), high = in_table(high_, at);
+    entries[0] = bit_cast<Vec<float, 16>>(_mm512_unpacklo_epi16(low, high));
+    entries[1] = bit_cast<Vec<float, 16>>(_mm512_unpackhi_epi16(low, high));
+  }
+
+  const int64_t dim_;
+  alignas(kCacheLine) float row_[64 * kPages];
+  __m512i low_[2 * kPages], high_[2 * kPages];
+};
+#endif
+
+// f(Type<C>, Type<Row>): the way to read a dense row at the columns of others.
+template <typename T, typename P, typename F>
+PYG_FAST_INLINE void with_row(const P& p, const F& f) {
+  with_columns(p.column_type, [&](auto column) {
+    using C = typename decltype(column)::type;
+#if defined(__AVX512F__)
+    if constexpr (sizeof(C) == 1 && sizeof(acc_t<T>) == 4) {
+      if (p.dim <= 64) return f(column, Type<RowInRegisters<T, 1>>{});
+      if (p.dim <= 128) return f(column, Type<RowInRegisters<T, 2>>{});
+      return f(column, Type<RowInRegisters<T, 4>>{});
+    } else
+#endif
+    {
+      f(column, Type<RowInCache<T, C>>{});
+    }
+  });
+}
+
+// sums[j, c] += weight * grad[i, columns[j, c]]
+template <typename T, typename C, typename Row>
+void add_samples(const CbsrBackward& p, const Block<acc_t<T>>& block, acc_t<T>* sums) {
+  using Acc = acc_t<T>;
+  const int64_t k = p.k;
+  const auto* columns = static_cast<const C*>(p.columns);
+  Row grad(p.dim);
+  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+    const int64_t* first = block.first + (row - block.row_begin);
+    if (first[0] == first[1]) continue;
+    grad.set(static_cast<const T*>(p.grad) + row * p.dim);
+    for (int64_t e = first[0]; e < first[1]; ++e) {
+      prefetch_entries(sums + block.source[e + kAhead] * k, k);
+      prefetch_entries(columns + block.source[e + kAhead] * k, k);
+      Acc* sum = sums + block.source[e] * k;
+      const Acc weight = block.weight[e];
+      grad.each(columns + block.source[e] * k, k, [&](auto v, auto entries, int64_t c)
+                PYG_FAST_ALWAYS {
+        constexpr int V = decltype(v)::value;
+        store<V>(sum + c, load<V>(sum + c) + entries * weight);
+      });
+    }
+  }
+}
+
+// From the sums over a source's edges to its gradient.
+template <typename T, typename C>
+PYG_FAST_INLINE void finish_source(const CbsrBackward& p, const void* scales, int64_t source,
+                                   acc_t<T>* sum) {
+  using Acc = acc_t<T>;
+  const C* columns = static_cast<const C*>(p.columns) + source * p.k;
+  const Acc scale = scale_of<Acc>(scales, source);
+  const Acc diag = p.diag != nullptr ? static_cast<const Acc*>(p.diag)[source] : Acc{0};
+  const T* grad = static_cast<const T*>(p.grad) + source * p.dim;
+  T* out = static_cast<T*>(p.grad_values) + source * p.k;
+  for (int64_t c = 0; c < p.k; ++c) sum[c] *= scale;
+  if (p.diag != nullptr) {
+    for (int64_t c = 0; c < p.k; ++c) sum[c] += diag * load_one(grad + columns[c]);
+  }
+  for_chunks<kLanes<T>>(0, p.k, [&](auto v, int64_t c) PYG_FAST_ALWAYS {
+    constexpr int V = decltype(v)::value;
+    store<V>(out + c, load<V>(sum + c));
   });
 }
 
 static void cbsr_spmm_backward(const CbsrBackward& p, int64_t source_begin, int64_t source_end) {
-  with_cbsr_types(p, [&](auto type, auto index, auto column) {
+  if (source_begin >= source_end) return;
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     using T = typename decltype(type)::type;
     using Index = typename decltype(index)::type;
-    using C = typename decltype(column)::type;
     using Acc = acc_t<T>;
-    const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-    const auto* col = static_cast<const Index*>(p.csr.col);
-    const auto* perm = static_cast<const Index*>(p.csr.perm);
-    const auto* columns = static_cast<const C*>(p.columns);
-    const auto* grad = static_cast<const T*>(p.grad);
-    std::vector<Acc> sum((source_end - source_begin) * p.k, Acc{0});
-    for (int64_t row = 0; row < p.csr.num_rows; ++row) {
-      const int64_t degree = rowptr[row + 1] - rowptr[row];
-      Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc{1};
-      if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
-      for (int64_t e = rowptr[row]; e < rowptr[row + 1]; ++e) {
-        const int64_t j = col[e];
-        if (j < source_begin || j >= source_end) continue;
-        const Acc weight = scale * edge_value<T>(p.value, p.value_acc, perm, e);
-        for (int64_t c = 0; c < p.k; ++c)
-          sum[(j - source_begin) * p.k + c] +=
-              weight * load_one(grad + row * p.dim + columns[j * p.k + c]);
-      }
+    // Sums of the type of the result are built in place.
+    Scratch<Acc> scratch;
+    Acc* sums = nullptr;
+    const int64_t offset = source_begin * p.k, size = source_end * p.k - offset;
+    if constexpr (sizeof(T) == sizeof(Acc)) {
+      sums = static_cast<Acc*>(p.grad_values);
+    } else {
+      sums = scratch.of_size(size) - offset;
     }
-    for (int64_t j = source_begin; j < source_end; ++j) {
-      const Acc scale = p.col_scale ? static_cast<const Acc*>(p.col_scale)[j] : Acc{1};
-      for (int64_t c = 0; c < p.k; ++c) {
-        Acc total = sum[(j - source_begin) * p.k + c] * scale;
-        if (p.diag)
-          total += static_cast<const Acc*>(p.diag)[j] *
-                   load_one(grad + j * p.dim + columns[j * p.k + c]);
-        store_one(static_cast<T*>(p.grad_values) + j * p.k + c, total);
-      }
-    }
+    __builtin_memset(sums + offset, 0, static_cast<size_t>(size) * sizeof(Acc));
+    void (*add)(const CbsrBackward&, const Block<Acc>&, Acc*) = nullptr;
+    void (*finish)(const CbsrBackward&, const void*, int64_t, Acc*) = nullptr;
+    with_row<T>(p, [&](auto column, auto row) {
+      using C = typename decltype(column)::type;
+      add = add_samples<T, C, typename decltype(row)::type>;
+      finish = finish_source<T, C>;
+    });
+    for_blocks<Acc, Index>(
+        p.csr, 0, p.csr.num_rows, source_begin, source_end,
+        [&](int64_t row) { return scale_of_row<Acc, Index>(p, row); },
+        [&](int64_t edge, int64_t) { return value_of<T, Index>(p, edge); },
+        [&](const Block<Acc>& block) { add(p, block, sums); });
+    for (int64_t j = source_begin; j < source_end; ++j) finish(p, p.col_scale, j, sums + j * p.k);
   });
+}
+
+// Here the rows are the sources, and each edge meets another dense row.
+template <typename T, typename C>
+void gather_samples(const CbsrBackward& p, const Block<acc_t<T>>& block) {
+  using Acc = acc_t<T>;
+  const auto* grad = static_cast<const T*>(p.grad);
+  Scratch<Acc> scratch;
+  Acc* __restrict sum = scratch.of_size(p.k);
+  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+    const int64_t* first = block.first + (row - block.row_begin);
+    const C* columns = static_cast<const C*>(p.columns) + row * p.k;
+    __builtin_memset(sum, 0, static_cast<size_t>(p.k) * sizeof(Acc));
+    for (int64_t e = first[0]; e < first[1]; ++e) {
+      const T* from = grad + block.source[e] * p.dim;
+      const Acc weight = block.weight[e];
+      for (int64_t c = 0; c < p.k; ++c) sum[c] += weight * load_one(from + columns[c]);
+    }
+    finish_source<T, C>(p, p.row_scale, row, sum);
+  }
 }
 
 static void cbsr_spmm_backward_ordered(const CbsrBackward& p, int64_t row_begin, int64_t row_end) {
-  with_cbsr_types(p, [&](auto type, auto index, auto column) {
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     using T = typename decltype(type)::type;
     using Index = typename decltype(index)::type;
-    using C = typename decltype(column)::type;
     using Acc = acc_t<T>;
-    const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-    const auto* col = static_cast<const Index*>(p.csr.col);
-    const auto* perm = static_cast<const Index*>(p.csr.perm);
-    const auto* grad = static_cast<const T*>(p.grad);
-    std::vector<Acc> sum(p.k);
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      const C* columns = static_cast<const C*>(p.columns) + row * p.k;
-      for (auto& s : sum) s = 0;
-      for (int64_t e = rowptr[row]; e < rowptr[row + 1]; ++e) {
-        const int64_t i = col[e];
-        Acc weight = edge_value<T>(p.value, p.value_acc, perm, e);
-        if (p.col_scale) weight *= static_cast<const Acc*>(p.col_scale)[i];
-        for (int64_t c = 0; c < p.k; ++c) sum[c] += weight * load_one(grad + i * p.dim + columns[c]);
-      }
-      const Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc{1};
-      for (int64_t c = 0; c < p.k; ++c) {
-        Acc total = sum[c] * scale;
-        if (p.diag)
-          total += static_cast<const Acc*>(p.diag)[row] * load_one(grad + row * p.dim + columns[c]);
-        store_one(static_cast<T*>(p.grad_values) + row * p.k + c, total);
-      }
-    }
+    void (*gather)(const CbsrBackward&, const Block<Acc>&) = nullptr;
+    with_columns(p.column_type, [&](auto column) {
+      gather = gather_samples<T, typename decltype(column)::type>;
+    });
+    for_blocks<Acc, Index>(
+        p.csr, row_begin, row_end, 0, p.csr.num_cols, [](int64_t) { return Acc{1}; },
+        [&](int64_t edge, int64_t source) {
+          return value_of<T, Index>(p, edge) * scale_of<Acc>(p.col_scale, source);
+        },
+        [&](const Block<Acc>& block) { gather(p, block); });
   });
 }
 
+// dots[e] = weight * sum_c values[j, c] * grad[i, columns[j, c]]
+template <typename T, typename C, typename Row>
+void dots_with_samples(const CbsrSddmm& p, const Block<acc_t<T>>& block, acc_t<T>* dots) {
+  using Acc = acc_t<T>;
+  const int64_t k = p.k;
+  const auto* all_values = static_cast<const T*>(p.values);
+  const auto* columns = static_cast<const C*>(p.columns);
+  Row grad(p.dim);
+  for (int64_t row = block.row_begin; row < block.row_end; ++row) {
+    const int64_t* first = block.first + (row - block.row_begin);
+    if (first[0] == first[1]) continue;
+    grad.set(static_cast<const T*>(p.grad) + row * p.dim);
+    for (int64_t e = first[0]; e < first[1]; ++e) {
+      prefetch_entries(all_values + block.source[e + kAhead] * k, k);
+      prefetch_entries(columns + block.source[e + kAhead] * k, k);
+      const T* values = all_values + block.source[e] * k;
+      Vec<Acc, Row::kLanes> sum = {};
+      Acc rest = 0;
+      grad.each(columns + block.source[e] * k, k, [&](auto v, auto entries, int64_t c)
+                PYG_FAST_ALWAYS {
+        constexpr int V = decltype(v)::value;
+        if constexpr (V == Row::kLanes) {
+          sum += load<V>(values + c) * entries;
+        } else {
+          rest += sum_of<Acc, V>(load<V>(values + c) * entries);
+        }
+      });
+      dots[e] = block.weight[e] * (sum_of<Acc, Row::kLanes>(sum) + rest);
+    }
+  }
+}
+
 static void cbsr_sddmm(const CbsrSddmm& p, int64_t row_begin, int64_t row_end) {
-  with_cbsr_types(p, [&](auto type, auto index, auto column) {
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
     using T = typename decltype(type)::type;
     using Index = typename decltype(index)::type;
-    using C = typename decltype(column)::type;
     using Acc = acc_t<T>;
-    const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-    const auto* col = static_cast<const Index*>(p.csr.col);
+    void (*dots_of)(const CbsrSddmm&, const Block<Acc>&, Acc*) = nullptr;
+    with_row<T>(p, [&](auto column, auto row) {
+      dots_of = dots_with_samples<T, typename decltype(column)::type, typename decltype(row)::type>;
+    });
     const auto* perm = static_cast<const Index*>(p.csr.perm);
-    const auto* values = static_cast<const T*>(p.values);
-    const auto* columns = static_cast<const C*>(p.columns);
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      const T* grad = static_cast<const T*>(p.grad) + row * p.dim;
-      const int64_t degree = rowptr[row + 1] - rowptr[row];
-      Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc{1};
-      if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
-      for (int64_t e = rowptr[row]; e < rowptr[row + 1]; ++e) {
-        const int64_t j = col[e];
-        Acc dot = 0;
-        for (int64_t at = j * p.k; at < (j + 1) * p.k; ++at)
-          dot += load_one(values + at) * load_one(grad + columns[at]);
-        dot *= scale;
-        if (p.col_scale) dot *= static_cast<const Acc*>(p.col_scale)[j];
-        store_one(static_cast<T*>(p.out) + (perm != nullptr ? int64_t{perm[e]} : e), dot);
-      }
-    }
+    Scratch<Acc> scratch;
+    for_blocks<Acc, Index>(
+        p.csr, row_begin, row_end, 0, p.csr.num_cols,
+        [&](int64_t row) { return scale_of_row<Acc, Index>(p, row); },
+        [&](int64_t, int64_t source) { return scale_of<Acc>(p.col_scale, source); },
+        [&](const Block<Acc>& block) {
+          const int64_t count = block.first[block.row_end - block.row_begin];
+          Acc* dots = scratch.of_size(count);
+          dots_of(p, block, dots);
+          for (int64_t i = 0; i < count; ++i) {
+            const int64_t edge = block.edge[i];
+            store_one(static_cast<T*>(p.out) + (perm != nullptr ? int64_t{perm[edge]} : edge),
+                      dots[i]);
+          }
+        });
   });
 }
 

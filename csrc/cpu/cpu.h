@@ -23,6 +23,8 @@ void cbsr_spmm_backward_ordered(const CbsrBackward& p, int64_t row_begin, int64_
 
 // The first row of share `k` of `n` when rows are split at (about) equal numbers of edges.
 int64_t row_of_share(const Csr& csr, int64_t k, int64_t n);
+// The same for sources, the columns of the CSR.
+int64_t source_of_share(const Csr& csr, int64_t k, int64_t n);
 
 // A function that runs body(ctx, k) for k in [0, n) on the caller's threads.
 using ParallelFor = void (*)(int64_t n, void (*body)(void* ctx, int64_t k), void* ctx);

@@ -11,8 +11,10 @@ from .graph import Graph
 from .spmm import acc_dtype, check_edge_weight, checked_graph, with_mean
 
 REDUCE = ('sum', 'add', 'mean')
-# The share of the columns from which on dense rows are read faster than entries.
-_DENSE_SHARE = {'cuda': 3 / 8, 'cpu': 3 / 8}
+# The share of the columns from which on dense rows are read faster than entries; on CUDA those of
+# halves sooner, since an entry costs about the same whatever its type.
+_DENSE_SHARE = {'cuda': 1 / 3, 'cpu': 1 / 4}
+_OF_HALVES = 2 / 3
 
 
 def cbsr_spmm(
@@ -93,15 +95,20 @@ def aggregate_cbsr(
 
 def needs_transpose(cbsr: CBSR) -> bool:
     """Whether a backward pass to the values will read the transposed graph."""
-    return (
-        torch.is_grad_enabled()
-        and cbsr.values.requires_grad
-        and (torch.are_deterministic_algorithms_enabled() or _is_dense(cbsr.columns, cbsr.size(1)))
-    )
+    if not (torch.is_grad_enabled() and cbsr.values.requires_grad):
+        return False
+    return _is_ordered(cbsr.values) or _is_dense(cbsr.values, cbsr.k, cbsr.num_columns)
 
 
-def _is_dense(columns: Tensor, num_columns: int) -> bool:
-    return columns.size(1) > _DENSE_SHARE.get(columns.device.type, 1) * num_columns
+def _is_ordered(values: Tensor) -> bool:
+    return values.is_cuda and torch.are_deterministic_algorithms_enabled()
+
+
+def _is_dense(features: Tensor, k: int, num_columns: int) -> bool:
+    share = _DENSE_SHARE.get(features.device.type, 1)
+    if features.is_cuda and features.dtype.itemsize == 2:
+        share *= _OF_HALVES
+    return k > share * num_columns
 
 
 class _Constants(NamedTuple):
@@ -109,7 +116,7 @@ class _Constants(NamedTuple):
     given twice."""
 
     graph: Graph
-    columns: Tensor
+    columns: Tensor | None  # None where it waits for a backward pass: autograd keeps it there
     num_columns: int
     row_scale: Tensor | None
     col_scale: Tensor | None
@@ -124,10 +131,10 @@ class _CbsrSpMM(torch.autograd.Function):
         ctx: Any, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
     ) -> Tensor:
         graph, columns, num_columns, row_scale, col_scale, diag, mean, out_acc = constants
-        ctx.constants, ctx.dtype = constants, values.dtype
-        ctx.save_for_backward(values if ctx.needs_input_grad[1] else None, value)
+        ctx.constants, ctx.dtype = constants._replace(columns=None), values.dtype
+        ctx.save_for_backward(values if ctx.needs_input_grad[1] else None, value, columns)
         rowptr, col, perm = graph[:3]
-        if _is_dense(columns, num_columns):
+        if _is_dense(values, values.size(1), num_columns):
             x = ops.cbsr_to_dense(values, columns, num_columns)
             return ops.spmm(
                 rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc
@@ -139,16 +146,17 @@ class _CbsrSpMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, value = ctx.saved_tensors
+        values, value, columns = ctx.saved_tensors
+        constants = ctx.constants._replace(columns=columns)
         grad_values = grad_value = None
         if ctx.needs_input_grad[0]:
             v = value
             if v is not None and v.dtype != acc_dtype(grad.dtype):
                 v = v.to(grad.dtype)
-            grad_values = _CbsrSSpMM.apply(grad, v, ctx.constants).to(ctx.dtype)
+            grad_values = _CbsrSSpMM.apply(grad, v, constants).to(ctx.dtype)
         if ctx.needs_input_grad[1]:
             grad_value = _CbsrSDDMM.apply(
-                grad, values.to(grad.dtype), ctx.constants, value.size(0)
+                grad, values.to(grad.dtype), constants, value.size(0)
             ).to(value.dtype)
         grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
         return grad_values, grad_value, grad_bias, None
@@ -160,10 +168,10 @@ class _CbsrSSpMM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
         graph, columns, num_columns, row_scale, col_scale, diag, mean, _ = constants
-        ctx.constants = constants
-        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, value)
-        ordered = columns.is_cuda and torch.are_deterministic_algorithms_enabled()
-        dense = _is_dense(columns, num_columns) and graph.t_rowptr is not None
+        ctx.constants = constants._replace(columns=None)
+        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, value, columns)
+        ordered = _is_ordered(grad)
+        dense = _is_dense(grad, columns.size(1), num_columns) and graph.t_rowptr is not None
         if ordered and graph.t_rowptr is None:
             raise RuntimeError(
                 'this graph was made without the transpose that a deterministic backward needs'
@@ -182,8 +190,8 @@ class _CbsrSSpMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dense, value = ctx.saved_tensors
-        constants = ctx.constants._replace(out_acc=False)
+        dense, value, columns = ctx.saved_tensors
+        constants = ctx.constants._replace(columns=columns, out_acc=False)
         grad_dense = grad_value = None
         if ctx.needs_input_grad[0]:
             grad_dense = _CbsrSpMM.apply(grad, value, None, constants)
@@ -200,8 +208,8 @@ class _CbsrSDDMM(torch.autograd.Function):
         ctx: Any, dense: Tensor, values: Tensor, constants: Any, num_values: int
     ) -> Tensor:
         graph, columns, _, row_scale, col_scale, _, mean, _ = constants
-        ctx.constants = constants
-        ctx.save_for_backward(dense, values)
+        ctx.constants = constants._replace(columns=None)
+        ctx.save_for_backward(dense, values, columns)
         return ops.cbsr_sddmm(
             graph.rowptr, graph.col, graph.perm, dense, values, columns, row_scale, col_scale, mean,
             num_values,
@@ -209,8 +217,8 @@ class _CbsrSDDMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dense, values = ctx.saved_tensors
-        constants = ctx.constants._replace(diag=None, out_acc=False)
+        dense, values, columns = ctx.saved_tensors
+        constants = ctx.constants._replace(columns=columns, diag=None, out_acc=False)
         grad_dense = grad_values = None
         if ctx.needs_input_grad[0]:
             grad_dense = _CbsrSpMM.apply(values, grad, None, constants)

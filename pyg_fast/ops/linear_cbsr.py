@@ -1,0 +1,47 @@
+"""A linear map of CBSR features."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._library import ops
+from .cbsr import CBSR, Sample, ToDense
+
+
+def linear_cbsr(x: CBSR, weight: Tensor, out: Tensor) -> Tensor:
+    r"""Adds a linear map of sparse features: :math:`\mathbf{Y} + \mathbf{X} \mathbf{W}^{\top}`.
+
+    The dense form of :math:`\mathbf{X}`, :math:`(N, F)`, lives for the length of the product only:
+    what waits for the backward pass are the :math:`k` entries of each row. Differentiable in the
+    values of :obj:`x`, in :obj:`weight` and :obj:`out`, any number of times. Unchecked.
+
+    Args:
+        x (CBSR): :math:`\mathbf{X}` of shape :math:`(N, F)`.
+        weight (Tensor): :math:`\mathbf{W}` of shape :math:`(F_{out}, F)`.
+        out (Tensor): :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`, left as it is.
+    """
+    return _LinearCBSR.apply(x.values, weight, out, x.columns, x.num_columns)
+
+
+class _LinearCBSR(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, weight: Tensor, out: Tensor, columns: Tensor, num_columns: int
+    ) -> Tensor:
+        needs_values, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(
+            values if needs_weight else None, weight if needs_values else None, columns
+        )
+        ctx.num_columns = num_columns
+        return torch.addmm(out, ops.cbsr_to_dense(values, columns, num_columns), weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight, columns = ctx.saved_tensors
+        needs_values, needs_weight, needs_out = ctx.needs_input_grad[:3]
+        grad_values = Sample.apply(grad @ weight, columns) if needs_values else None
+        grad_weight = None
+        if needs_weight:
+            grad_weight = grad.t() @ ToDense.apply(values, columns, ctx.num_columns)
+        return grad_values, grad_weight, grad if needs_out else None, None, None
