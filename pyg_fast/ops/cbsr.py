@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ._library import column_dtype, ops
-from .spmm import DTYPES, check_features
+from .spmm import DTYPES, check_device, check_features
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
 
@@ -34,14 +34,16 @@ class CBSR:
             or :obj:`num_columns` is not an integer.
         ValueError: If shapes or devices do not fit together, :math:`k` is not within
             :math:`1, \ldots, F`, or a row names a column twice.
-        IndexError: If a column is not within :math:`0, \ldots, F - 1`.
+        IndexError: If a column is not within :math:`0, \ldots, F - 1`. Under
+            :func:`torch.compile` and in a CUDA graph the checks of columns become one device-side
+            assertion.
     """
 
     values: Tensor
     columns: Tensor
     num_columns: int
-    # The version of `columns` that was found to be in order; None where nobody counts.
-    _checked: int | None
+    # What was found to be in order: columns, their version, num_columns; None: nothing yet.
+    _checked: tuple[Tensor, int, int] | None
 
     def __init__(self, values: Tensor, columns: Tensor, num_columns: int) -> None:
         check_features(values, 'values')
@@ -49,6 +51,8 @@ class CBSR:
             raise TypeError(f"'columns' must be a tensor, got {type(columns).__name__}")
         if columns.dtype not in _INTEGERS:
             raise TypeError(f"'columns' must hold integers, got {columns.dtype}")
+        if columns.layout != torch.strided:
+            raise TypeError(f"'columns' must be a strided tensor, got {columns.layout}")
         if isinstance(num_columns, bool) or not isinstance(num_columns, int):
             raise TypeError(f"'num_columns' must be an integer, got {type(num_columns).__name__}")
         if columns.shape != values.shape:
@@ -56,27 +60,19 @@ class CBSR:
                 f"'columns' must have shape {list(values.shape)} as 'values', got "
                 f'{list(columns.shape)}'
             )
-        if columns.device != values.device:
-            raise ValueError(
-                f"'columns' is on {columns.device}, but 'values' is on {values.device}"
-            )
+        check_device(columns, values, 'columns', 'values')
         check_k(values.size(1), num_columns)
-        self.values = values
-        self.num_columns = num_columns
-        if torch.compiler.is_compiling():
-            self.columns = columns.to(column_dtype(num_columns))
-            self._checked = None
-        else:
-            _check_columns(columns, num_columns)
-            self.columns = columns.to(column_dtype(num_columns))
-            self._checked = _version(self.columns)
+        _check_columns(columns, num_columns)
+        self.values, self.num_columns = values, num_columns
+        self.columns = columns.to(column_dtype(num_columns))
+        self._set_checked()
 
     @classmethod
     def _of(cls, values: Tensor, columns: Tensor, num_columns: int) -> 'CBSR':
         """What is known to be in order."""
         out = cls.__new__(cls)
         out.values, out.columns, out.num_columns = values, columns, num_columns
-        out._checked = None if torch.compiler.is_compiling() else _version(columns)
+        out._set_checked()
         return out
 
     @classmethod
@@ -109,14 +105,32 @@ class CBSR:
         self._check()
         return ToDense.apply(self.values, self.columns, self.num_columns)
 
+    def _set_checked(self) -> None:
+        self._checked = None
+        if not torch.compiler.is_compiling():
+            self._checked = self.columns, _version(self.columns), self.num_columns
+
     def _check(self) -> None:
         """Raises if columns have been edited since they were checked, and are no longer right."""
         if torch.compiler.is_compiling():
             return
-        version = _version(self.columns)
-        if version != self._checked:
+        columns, *rest = self._checked or (None,)
+        if columns is not self.columns or rest != [_version(columns), self.num_columns]:
             _check_columns(self.columns, self.num_columns)
-            self._checked = version
+            self._set_checked()
+
+    def __getstate__(self) -> dict:
+        columns = self.columns
+        if columns.dtype == torch.uint16:  # pickle does not read it back
+            columns = columns.view(torch.int16)
+        return {**self.__dict__, 'columns': columns, '_checked': None}
+
+    def __setstate__(self, state: dict) -> None:
+        columns = state['columns']
+        if columns.dtype == torch.int16:
+            columns = columns.view(torch.uint16)
+        # Files may hold anything.
+        self.__dict__.update(state, columns=columns, _checked=None)
 
     @property
     def k(self) -> int:
@@ -210,14 +224,21 @@ def check_k(k: Any, num_columns: int, name: str = 'k') -> None:
         raise ValueError(f"'{name}' must be 1 to {num_columns}, the number of columns, got {k}")
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version  # Inference tensors count none.
 
 
 def _check_columns(columns: Tensor, num_columns: int) -> None:
     if columns.numel() == 0:
         return
     columns = columns.long().sort(1)[0]
+    if torch.compiler.is_compiling() or (
+        columns.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
+        right = (columns[:, 0] >= 0) & (columns[:, -1] < num_columns)
+        right &= (columns[:, 1:] != columns[:, :-1]).all(1)
+        torch._assert_async(right.all(), "pyg_fast: 'columns' are out of range or occur twice")
+        return
     low, high = (int(v) for v in columns.aminmax())
     if low < 0 or high >= num_columns:
         raise IndexError(

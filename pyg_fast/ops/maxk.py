@@ -48,10 +48,14 @@ class _MaxK(torch.autograd.Function):
         values, columns = ops.maxk(x, k, balanced)
         ctx.save_for_backward(columns)
         ctx.mark_non_differentiable(columns)
+        if not torch.compiler.is_compiling():
+            ctx.set_materialize_grads(False)  # No zeros in place of a gradient of columns.
         ctx.num_columns = x.size(1)
         return values, columns
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None
         (columns,) = ctx.saved_tensors
         return ToDense.apply(grad, columns, ctx.num_columns), None, None

@@ -136,21 +136,22 @@ def sddmm(
 
 def maxk(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
     """Entries in ascending order of columns; the kernels choose an order of their own."""
+    x = x.double()
+    # One zero and one NaN: a sort on CUDA would tell those of either sign apart.
+    alike = torch.where(x.isnan(), float('nan'), x + 0.0)
     # A stable sort in descending order takes NaN first, and the lowest column among equals.
-    order = x.double().sort(dim=1, descending=True, stable=True)[1]
+    order = alike.sort(dim=1, descending=True, stable=True)[1]
     if balanced:
         rank = torch.empty_like(order).scatter_(
             1, order, torch.arange(x.size(1), device=x.device).expand_as(order)
         )
-        groups = [rank[:, c::k].argmin(1) * k + c for c in range(k)]
-        columns = torch.stack(groups, 1)
+        groups = pad(rank, (0, -x.size(1) % k), value=x.size(1)).unflatten(1, (-1, k))
+        columns = groups.argmin(1) * k + torch.arange(k, device=x.device)
     else:
         columns = order[:, :k]
     columns = columns.sort(1)[0]
-    dtype = (
-        torch.uint8 if x.size(1) <= 256 else torch.uint16 if x.size(1) <= 65536 else torch.int32
-    )
-    return x.double().gather(1, columns), columns.to(dtype)
+    dtype = torch.uint8 if x.size(1) <= 256 else torch.uint16 if x.size(1) <= 65536 else torch.int32
+    return x.gather(1, columns), columns.to(dtype)
 
 
 def cbsr_to_dense(values: Tensor, columns: Tensor, dim: int) -> Tensor:

@@ -7,11 +7,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast.ops import Graph, reference
+from pyg_fast.ops._library import column_dtype
 from pyg_fast.ops.graph import graph_of
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 REDUCE = ['sum', 'mean', 'max', 'min']
 WIDTHS = [*range(6), 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 100, 128, 130, 256, 300]
+# Widths of which CBSR stores a part.
+MAXK_WIDTHS = [
+    *(1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 100, 128),
+    *(255, 256, 257, 300, 384, 512, 1000, 1024, 1025, 3000),
+]  # fmt: skip
 
 
 class Edges(NamedTuple):
@@ -70,6 +76,18 @@ def edge_lists(draw: st.DrawFn, square: bool = False) -> Edges:
 def exact(*size: int, dtype: torch.dtype, device: torch.device | str = 'cpu') -> Tensor:
     """Numbers with many ties, of which two multiply without rounding in every type."""
     return (torch.randint(-8, 9, size) / 8).to(device, dtype)
+
+
+def entries_of(width: int) -> list[int]:
+    """How many of `width` columns to store: few, some, all but one and all; odd ones among them."""
+    some = {1, 2, 3, 8, 13, 32, 64, width // 4, 3 * width // 8, width // 2 | 1, width - 1, width}
+    return sorted(k for k in some if 1 <= k <= width)
+
+
+def random_columns(num_rows: int, width: int, k: int, device: torch.device | str = 'cpu') -> Tensor:
+    """Distinct columns of each row, in no order."""
+    columns = torch.rand(num_rows, width).argsort(1)[:, :k]
+    return columns.to(device, column_dtype(width))
 
 
 def assert_near(actual: Tensor, expected: Tensor, magnitude: Tensor, terms: int) -> None:

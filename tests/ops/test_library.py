@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from pyg_fast.ops import reference
 from pyg_fast.ops._library import ops
 
-from ._graphs import DTYPES, GRAPHS, assert_near, exact
+from ._graphs import DTYPES, GRAPHS, assert_near, exact, random_columns
 
 OPS = [
     'to_csr',
@@ -21,6 +21,13 @@ OPS = [
     'spmm_max_backward_x_ordered',
     'spmm_max_backward_value',
     'sddmm',
+    'maxk',
+    'cbsr_to_dense',
+    'cbsr_sample',
+    'cbsr_spmm',
+    'cbsr_spmm_backward',
+    'cbsr_spmm_backward_ordered',
+    'cbsr_sddmm',
 ]
 INDEX = [torch.int32, torch.int64]
 
@@ -48,10 +55,34 @@ def sample(
     a, b = (exact(n, 9, dtype=dtype, device=device) for _ in range(2))
     scales = [torch.rand(n, dtype=acc, device=device) if full else None for _ in range(3)]
     csr = {'rowptr': graph.rowptr, 'col': graph.col, 'perm': perm}
+    scaled = dict(zip(('row_scale', 'col_scale', 'diag'), scales, strict=True))
+    bias = exact(9, dtype=dtype, device=device) if full else None
+    if op == 'maxk':
+        return dict(x=a, k=4, balanced=full)
+    if op.startswith('cbsr'):
+        values = exact(n, 4, dtype=dtype, device=device)
+        columns = random_columns(n, 9, 4, device)
+        if op == 'cbsr_to_dense':
+            return dict(values=values, columns=columns, dim=9)
+        if op == 'cbsr_sample':
+            return dict(dense=a, columns=columns)
+        if op == 'cbsr_spmm':
+            return dict(
+                **csr, value=value, values=values, columns=columns, dim=9, **scaled, bias=bias,
+                mean=full, out_acc=False,
+            )  # fmt: skip
+        if op == 'cbsr_spmm_backward':
+            return dict(**csr, value=value, grad=a, columns=columns, **scaled, mean=full)
+        if op == 'cbsr_spmm_backward_ordered':
+            return dict(
+                t_rowptr=graph.t_rowptr, t_col=graph.t_col, t_perm=graph.t_perm if full else None,
+                value=value, grad=a, columns=columns, **scaled,
+            )  # fmt: skip
+        return dict(
+            **csr, grad=a, values=values, columns=columns, row_scale=scales[0],
+            col_scale=scales[1], mean=full, num_values=num_edges,
+        )  # fmt: skip
     if op == 'spmm':
-        bias = exact(9, dtype=dtype, device=device) if full else None
-        names = ('row_scale', 'col_scale', 'diag')
-        scaled = dict(zip(names, scales, strict=True))
         return dict(**csr, value=value, x=a, **scaled, bias=bias, mean=full, out_acc=False)
     if op == 'spmm_max':
         return dict(**csr, value=value, x=a, minimum=not full)
@@ -101,11 +132,13 @@ def test_twin_and_fake_kernel(
 ) -> None:
     kwargs = sample(op, device, dtype, index, full)
     variants = [kwargs]
-    if op == 'spmm':
-        acc = torch.float64 if dtype == torch.float64 else torch.float32
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    if 'out_acc' in kwargs:
         bias = None if kwargs['bias'] is None else kwargs['bias'].to(acc)
+        variants += [{**kwargs, 'out_acc': True, 'bias': bias}]
+    if 'value' in kwargs and 'max' not in op:
         value = None if kwargs['value'] is None else kwargs['value'].to(acc)
-        variants += [{**kwargs, 'out_acc': True, 'bias': bias}, {**kwargs, 'value': value}]
+        variants += [{**kwargs, 'value': value}]
     for kwargs in variants:
         actual = getattr(ops, op)(*kwargs.values())
         expected = getattr(reference, op)(*kwargs.values())
@@ -122,6 +155,8 @@ def test_twin_and_fake_kernel(
         for a, e, f, m in zip(actual, expected, fake, magnitude, strict=True):
             assert (a.shape, a.dtype, a.device) == (f.shape, f.dtype, f.device)
             assert a.stride() == f.stride()
+            if op == 'maxk':  # whose kernel has an order of its own
+                a = a.gather(1, actual[1].long().argsort(1))
             if a.is_floating_point():
                 assert_near(a, e, m, 200)
             else:
@@ -145,12 +180,23 @@ def test_backward_of_max_is_that_of_autograd(value: bool, name: str) -> None:
         torch.testing.assert_close(grads[1], expected)
 
 
+CBSR_BACKWARD = ('cbsr_spmm_backward', 'cbsr_spmm_backward_ordered')
 # These make another graph, or features of another width.
 STILL_FITS = {
     *(('spmm_max', 'rowptr', kind) for kind in ('shorter', 'longer')),
     *(('spmm_max', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower')),
     *(('spmm_max_backward_value', 'x', kind) for kind in ('shorter', 'longer', 'empty')),
     *(('spmm_max_backward_x_ordered', 't_rowptr', kind) for kind in ('shorter', 'longer')),
+    *(('maxk', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower', 'other device')),
+    *(('maxk', 'x', 'other type'), ('cbsr_to_dense', 'values', 'other type')),
+    *(
+        ('cbsr_sample', 'dense', 'other type'),
+        *((op, 'grad', 'other type') for op in CBSR_BACKWARD),
+    ),
+    # Fewer entries of each row, or columns that are out of range, which nobody looks for here.
+    *((op, 'columns', 'narrower') for op in ('cbsr_sample', *CBSR_BACKWARD)),
+    *((op, 'grad', 'narrower') for op in (*CBSR_BACKWARD, 'cbsr_sddmm')),
+    ('cbsr_sample', 'dense', 'narrower'),
 }
 
 
@@ -181,7 +227,7 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         for kind, tensor in spoiled(name, value)
         if (op, name, kind) not in STILL_FITS
     ]
-    assert len(bad) > 10
+    assert len(bad) >= (4 if op == 'maxk' else 10)
     for name, kind, tensor in bad:
         try:
             run(*{**good, name: tensor}.values())
@@ -216,6 +262,17 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
         ('spmm_max_backward_value', 'num_values', -1),
         ('sddmm', 'num_values', 199),
         ('sddmm', 'num_values', -1),
+        ('cbsr_sddmm', 'num_values', 199),
+        ('cbsr_sddmm', 'num_values', -1),
+        ('maxk', 'k', 0),
+        ('maxk', 'k', -1),
+        ('maxk', 'k', 10),
+        ('maxk', 'k', 2**62),
+        *(
+            (op, 'dim', number)
+            for op in ('cbsr_to_dense', 'cbsr_spmm')
+            for number in (-1, 3, 257, 65537)  # below k, or of wider columns
+        ),
     ],
 )
 @pytest.mark.parametrize('full', [False, True])
@@ -227,10 +284,11 @@ def test_numbers_that_do_not_fit(
         getattr(ops, op)(*kwargs.values())
 
 
-@pytest.mark.parametrize('op', OPS[1:])
+@pytest.mark.parametrize('op', [op for op in OPS if 'mm' in op])
 def test_graph_must_be_contiguous(device: torch.device, op: str) -> None:
     good = sample(op, device)
-    for name in ('rowptr', 'col', 'perm'):
+    t = '' if 'rowptr' in good else 't_'
+    for name in (f'{t}rowptr', f'{t}col', f'{t}perm'):
         strided = good[name].repeat_interleave(2)[::2]
         with pytest.raises(RuntimeError, match='contiguous'):
             getattr(ops, op)(*{**good, name: strided}.values())
@@ -238,9 +296,19 @@ def test_graph_must_be_contiguous(device: torch.device, op: str) -> None:
 
 def test_diag_needs_a_square_graph(device: torch.device) -> None:
     graph = GRAPHS['tall'].graph(device=device)
-    x, diag = torch.rand(9, 4, device=device), torch.rand(70, device=device)
-    with pytest.raises(RuntimeError, match='square'):
-        ops.spmm(*graph[:3], None, x, None, None, diag, None, False, False)
+    x, grad = torch.rand(9, 4, device=device), torch.rand(70, 4, device=device)
+    columns = random_columns(9, 4, 4, device)
+    none, csr, t_csr = (None, None), graph[:3], graph[3:6]
+    diag = grad[:, 0].contiguous()
+    t_diag = x[:, 0].contiguous()
+    for run in (
+        lambda: ops.spmm(*csr, None, x, *none, diag, None, False, False),
+        lambda: ops.cbsr_spmm(*csr, None, x, columns, 4, *none, diag, None, False, False),
+        lambda: ops.cbsr_spmm_backward(*csr, None, grad, columns, *none, diag, False),
+        lambda: ops.cbsr_spmm_backward_ordered(*t_csr, None, grad, columns, *none, t_diag),
+    ):
+        with pytest.raises(RuntimeError, match='square'):
+            run()
 
 
 def test_counts_of_invalid_edges(device: torch.device) -> None:
