@@ -2,6 +2,11 @@
 
 from .gcn import PathPreparedGCNConv
 from .gin import FastGINConv
+from .maxk import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
+from .maxk_gnn import MaxKGNN
 from .sage import FastSAGEConv
 
-__all__ = ['FastGINConv', 'FastSAGEConv', 'PathPreparedGCNConv']
+__all__ = [
+    'FastGINConv', 'FastSAGEConv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv',
+    'PathPreparedGCNConv',
+]  # fmt: skip

@@ -8,6 +8,7 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
+from ..ops.cbsr import CBSR
 from ..ops.spmm import DTYPES
 
 
@@ -66,7 +67,9 @@ class Fused:
 
     def to_base(self: Any) -> MessagePassing:
         """PyG's own layer, sharing the parameters."""
-        return recast(self, self._base)
+        out = recast(self, self._base)
+        out._set_jittable_templates()  # TorchScript needs them; maybe it is the first of its class.
+        return out
 
 
 def recast(module: Any, cls: Any) -> Any:
@@ -92,3 +95,10 @@ def is_plain_linear(linear: Module) -> bool:
         and not linear._backward_pre_hooks
         and 'weight' in linear._parameters
     )
+
+
+def autocast_dtype(x: Tensor | CBSR) -> torch.dtype | None:
+    """The type to which autocast takes the operands of a linear map of :obj:`x`, if it does."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return None

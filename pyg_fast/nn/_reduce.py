@@ -20,8 +20,11 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.typing import Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..ops.cbsr import CBSR
+from ..ops.cbsr_spmm import aggregate_cbsr, needs_transpose
 from ..ops.graph import Graph, cache_of, graph_of, kept
 from ..ops.spmm import SpMMMax, acc_dtype, aggregate, check_device, inverse_degree
+from ._fused import Fused
 
 _FUSED = (
     SumAggregation, MeanAggregation, MaxAggregation, MinAggregation, VarAggregation,
@@ -67,12 +70,29 @@ def _has_hooks(module: Any) -> bool:
     )
 
 
+def source_of(x: Any) -> Any:
+    """What sends messages: the input, or the first of a pair."""
+    return x if isinstance(x, (Tensor, CBSR)) else x[0]
+
+
+def with_values(x: CBSR, values: Tensor) -> CBSR:
+    """Other entries at the same columns."""
+    return CBSR._of(values, x.columns, x.num_columns)
+
+
+def plus(out: Tensor, x: CBSR) -> Tensor:
+    """A sum with a sparse operand, which makes one new matrix."""
+    dense = x.to_dense()
+    wide = torch.promote_types(dense.dtype, out.dtype) != dense.dtype
+    return dense + out if wide else dense.add_(out)
+
+
 class Neighbours(NamedTuple):
     """Checked input of a layer: messages go from the rows of :obj:`source` over
     :obj:`edge_index` to :obj:`num_dst` nodes, whose own features are :obj:`root`."""
 
-    source: Tensor
-    root: Tensor | None
+    source: Tensor | CBSR
+    root: Tensor | CBSR | None
     edge_index: Tensor
     num_dst: int
     flow: str
@@ -83,6 +103,14 @@ class Neighbours(NamedTuple):
         num_src = self.source.size(0)
         graph = graph_of(self.edge_index, num_src, self.num_dst, transpose=transpose or reverse)
         return graph.t() if reverse else graph
+
+    def sum(self, **kwargs: Any) -> Tensor:
+        """The sum of what is sent, by the kernel of its format and with the options of that."""
+        x = self.source
+        if isinstance(x, CBSR):
+            return aggregate_cbsr(self.graph(needs_transpose(x)), x, **kwargs)
+        transpose = torch.is_grad_enabled() and x.requires_grad
+        return aggregate(self.graph(transpose), x, **kwargs)
 
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph keeps them."""
@@ -101,16 +129,20 @@ class Neighbours(NamedTuple):
 
 def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | None:
     """The input in one form, or None where it is PyG's to take or to refuse."""
-    source, root = (x, x) if isinstance(x, Tensor) else x
-    if not isinstance(source, Tensor) or not isinstance(edge_index, Tensor):
+    source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
+    if not isinstance(source, (Tensor, CBSR)) or not isinstance(edge_index, Tensor):
         return None
     if is_torch_sparse_tensor(edge_index):
         return None
-    if root is not None and (not isinstance(root, Tensor) or root.dim() != 2):
+    if root is not None and (not isinstance(root, (Tensor, CBSR)) or len(root.shape) != 2):
         return None
+    for given in (source, root):
+        if isinstance(given, CBSR):
+            given._check()
     if flow != 'source_to_target' and root is not source:
         return None
-    check_device(edge_index, source, 'edge_index')
+    values = source.values if isinstance(source, CBSR) else source
+    check_device(edge_index, values, 'edge_index')
     if isinstance(edge_index, EdgeIndex):
         size = edge_index._sparse_size
     num_src, num_dst = (None, None) if size is None else size
@@ -128,6 +160,28 @@ def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | N
     return Neighbours(source, root, edge_index, num_dst, flow)
 
 
+class FusedReduce(Fused):
+    """What is :class:`Fused` of a layer whose messages are the neighbours' features, or what it
+    makes of them."""
+
+    def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
+        """The input of the fused path, or None where PyG's own has to be taken."""
+        source = source_of(x)
+        if not may_fuse(self) or why_not(self.aggr_module) is not None:
+            return None
+        if not self._unaltered(source.values if isinstance(source, CBSR) else source):
+            return None
+        return neighbours(x, edge_index, size, self.flow)
+
+    def _sent(self, to: Neighbours) -> Neighbours:
+        """What the neighbours send in place of their features."""
+        return to
+
+    def _unfused(self, x: Any) -> Any:
+        """The input of PyG's own path."""
+        return x
+
+
 def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
     """What the aggregation, one that :func:`why_not` has nothing against, gives for each node.
 
@@ -135,6 +189,11 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
     the end, so that a variance does not cancel.
     """
     x = to.source
+    if isinstance(x, CBSR):
+        kind = type(aggr)
+        if kind is SumAggregation or kind is MeanAggregation:
+            return to.sum(mean=kind is MeanAggregation)
+        x = x.to_dense()
     multi = type(aggr) is MultiAggregation
     parts = list(aggr.aggrs) if multi else [aggr]
     kinds = [type(part) for part in parts]

@@ -1,5 +1,6 @@
 """GCN layers."""
 
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -8,10 +9,13 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 
 from ..formats.gcn_norm import GCNNorm, gcn_norm
+from ..ops.cbsr import CBSR
+from ..ops.cbsr_spmm import aggregate_cbsr
 from ..ops.graph import graph_of
 from ..ops.linear_spmm import linear_spmm
 from ..ops.spmm import acc_dtype, aggregate
-from ._fused import Fused, is_plain_linear
+from ._fused import Fused, autocast_dtype, is_plain_linear
+from ._reduce import plus, with_values
 
 
 class PathPreparedGCNConv(Fused, GCNConv):
@@ -77,15 +81,18 @@ class PathPreparedGCNConv(Fused, GCNConv):
     def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
         """"""
         if self._fusible(x) and self.aggr in ('add', 'sum'):
-            norm = self._cached_norm
-            if norm is None:
-                norm = self._norm(x, edge_index, edge_weight)
+            norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled())
             if norm is not None:
-                return self._aggregate(x, norm)
+                return self._mapped(x, norm)
         return super().forward(x, edge_index, edge_weight)
 
-    def _norm(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> GCNNorm | None:
-        """The normalised graph, or None where PyG has to do it."""
+    def _norm(
+        self, x: Tensor | CBSR, edge_index: Adj, edge_weight: OptTensor, transpose: bool
+    ) -> GCNNorm | None:
+        """The normalised graph, with its transpose if a backward pass will need it, or None where
+        PyG has to do it."""
+        if self._cached_norm is not None:
+            return self._cached_norm
         num_nodes = x.size(0)
         loops, fill_value = 'remaining', 2.0 if self.improved else 1.0
         normalize, keep = self.normalize, self.cached and self.normalize
@@ -127,7 +134,6 @@ class PathPreparedGCNConv(Fused, GCNConv):
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
 
-        transpose = torch.is_grad_enabled()
         if normalize:
             norm = gcn_norm(
                 edge_index, edge_weight, num_nodes, x.dtype, fill_value=fill_value,
@@ -145,16 +151,39 @@ class PathPreparedGCNConv(Fused, GCNConv):
             self._cached_norm = norm
         return norm
 
-    def _aggregate(self, x: Tensor, norm: GCNNorm) -> Tensor:
-        graph, value, scale, diag, weight_dtype = norm
-        if x.size(0) != graph.num_src:
-            raise ValueError(
-                f"'x' must have {graph.num_src} rows as the graph has nodes, got {list(x.shape)}"
-            )
-        lin, bias, dtype = self.lin, self.bias, x.dtype
-        autocast = torch.is_autocast_enabled(x.device.type) and dtype != torch.float64
-        if autocast:
-            dtype = torch.get_autocast_dtype(x.device.type)
+    def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
+        """The linear map and the aggregation."""
+        lin = self.lin
+        if _is_differentiable(norm) or not is_plain_linear(lin) or lin.bias is not None:
+            return self._aggregated(lin(x), norm)
+        _check_rows(x, norm)
+        weight, dtype = lin.weight, autocast_dtype(x)
+        if dtype is not None:
+            x, weight = x.to(dtype), weight.to(dtype)
+        value, bias, out_acc = self._suited(x.dtype, norm)
+        return linear_spmm(x, weight, bias, norm.graph, value, norm.scale, norm.diag, out_acc)
+
+    def _aggregated(self, x: Tensor | CBSR, norm: GCNNorm) -> Tensor:
+        """The aggregation of features that are mapped already."""
+        _check_rows(x, norm)
+        graph, _, scale, diag, _ = norm
+        value, bias, out_acc = self._suited(x.dtype, norm)
+        run: Callable[..., Tensor] = aggregate_cbsr if isinstance(x, CBSR) else aggregate
+        if not _is_differentiable(norm):
+            return run(graph, x, value, bias, scale, scale, diag, out_acc=out_acc)
+        out = run(graph, x, value, bias, scale, scale, out_acc=out_acc)
+        if diag is None:
+            return out
+        diag = diag.view(-1, 1)
+        if isinstance(x, CBSR):
+            return plus(out, with_values(x, (diag * x.values).to(out.dtype)))
+        return out + (diag * x).to(out.dtype)
+
+    def _suited(self, dtype: torch.dtype, norm: GCNNorm) -> tuple[OptTensor, OptTensor, bool]:
+        """The entries and the bias in types that suit features of :obj:`dtype`, and whether the
+        result has the type of sums."""
+        _, value, _, _, weight_dtype = norm
+        bias = self.bias
         # As in PyG a message has the wider type of features and weights, and so has the bias.
         out_dtype = dtype
         if weight_dtype is not None and weight_dtype != dtype:
@@ -162,24 +191,20 @@ class PathPreparedGCNConv(Fused, GCNConv):
         if bias is not None and bias.dtype != out_dtype:
             out_dtype = torch.promote_types(bias.dtype, out_dtype)
             bias = bias.to(out_dtype)
-        out_acc = out_dtype != dtype
         if value is not None and value.dtype != acc_dtype(dtype):
             value = value.to(dtype)
+        return value, bias, out_dtype != dtype
 
-        differentiable = (value is not None and value.requires_grad) or (
-            diag is not None and diag.requires_grad
+
+def _is_differentiable(norm: GCNNorm) -> bool:
+    return any(t is not None and t.requires_grad for t in (norm.value, norm.diag))
+
+
+def _check_rows(x: Tensor | CBSR, norm: GCNNorm) -> None:
+    if x.size(0) != norm.graph.num_src:
+        raise ValueError(
+            f"'x' must have {norm.graph.num_src} rows as the graph has nodes, got {list(x.shape)}"
         )
-        if not differentiable and is_plain_linear(lin) and lin.bias is None:
-            weight = lin.weight
-            if autocast:
-                x, weight = x.to(dtype), weight.to(dtype)
-            return linear_spmm(x, weight, bias, graph, value, scale, diag, out_acc)
-
-        x = lin(x)
-        if not differentiable:
-            return aggregate(graph, x, value, bias, scale, scale, diag, out_acc=out_acc)
-        out = aggregate(graph, x, value, bias, scale, scale, out_acc=out_acc)
-        return out if diag is None else out + (diag.view(-1, 1) * x).to(out.dtype)
 
 
 def _entries(adj_t: Adj, num_nodes: int) -> tuple[Tensor, OptTensor] | None:

@@ -6,12 +6,12 @@ from torch_geometric.nn import GINConv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from ..ops.spmm import acc_dtype, aggregate
-from ._fused import Fused
-from ._reduce import Neighbours, may_fuse, neighbours, reduce, why_not
+from ..ops.cbsr import CBSR
+from ..ops.spmm import acc_dtype
+from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values
 
 
-class FastGINConv(Fused, GINConv):
+class FastGINConv(FusedReduce, GINConv):
     r"""The graph isomorphism operator of the `"How Powerful are Graph Neural Networks?"
     <https://arxiv.org/abs/1810.00826>`_ paper on a fused kernel.
 
@@ -52,16 +52,10 @@ class FastGINConv(Fused, GINConv):
         self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None
     ) -> Tensor:
         """"""
-        to = None
-        if (
-            may_fuse(self)
-            and self._unaltered(x if isinstance(x, Tensor) else x[0])
-            and why_not(self.aggr_module) is None
-        ):
-            to = neighbours(x, edge_index, size, self.flow)
+        to = self._neighbours(x, edge_index, size)
         if to is None:
-            return super().forward(x, edge_index, size)
-        return self.nn(self._combined(to))
+            return super().forward(self._unfused(x), edge_index, size)
+        return self.nn(self._combined(self._sent(to)))
 
     def _combined(self, to: Neighbours) -> Tensor:
         """The aggregated neighbours and the node itself."""
@@ -74,8 +68,11 @@ class FastGINConv(Fused, GINConv):
             and type(self.aggr_module) is SumAggregation
             and dtype in (x.dtype, acc_dtype(x.dtype))
         ):
-            graph = to.graph(transpose=torch.is_grad_enabled() and x.requires_grad)
             diag = (1 + eps).to(acc_dtype(x.dtype)).expand(x.size(0)).contiguous()
-            return aggregate(graph, x, diag=diag, out_acc=dtype != x.dtype)
+            return to.sum(diag=diag, out_acc=dtype != x.dtype)
         out = reduce(self.aggr_module, to)
-        return out if root is None else torch.addcmul(out, root, 1 + eps)
+        if root is None:
+            return out
+        if isinstance(root, CBSR):
+            return plus(out, with_values(root, (1 + eps) * root.values))
+        return torch.addcmul(out, root, 1 + eps)

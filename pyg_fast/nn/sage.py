@@ -1,5 +1,7 @@
 """GraphSAGE layers."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,12 +9,14 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
+from ..ops.cbsr import CBSR
+from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_spmm import aggregates_first, linear_spmm
-from ._fused import Fused, is_plain_linear
-from ._reduce import Neighbours, may_fuse, neighbours, reduce, why_not
+from ._fused import autocast_dtype, is_plain_linear
+from ._reduce import FusedReduce, Neighbours, reduce, source_of
 
 
-class FastSAGEConv(Fused, SAGEConv):
+class FastSAGEConv(FusedReduce, SAGEConv):
     r"""The GraphSAGE operator of the `"Inductive Representation Learning on Large Graphs"
     <https://arxiv.org/abs/1706.02216>`_ paper on a fused kernel.
 
@@ -67,46 +71,54 @@ class FastSAGEConv(Fused, SAGEConv):
         """"""
         to = self._neighbours(x, edge_index, size)
         if to is None:
-            return super().forward(x, edge_index, size)
-
-        if self.project:
-            to = to._replace(source=self.lin(to.source).relu())
-        lin = self.lin_l
-        kind = type(self.aggr_module)
-        if kind in (SumAggregation, MeanAggregation) and is_plain_linear(lin):
-            out = _linear(lin.weight, lin.bias, to, kind is MeanAggregation)
-        else:
-            out = lin(reduce(self.aggr_module, to))
-
-        root = to.root
+            return super().forward(self._unfused(x), edge_index, size)
+        to = self._sent(to)
+        out, root = self._aggregated(to), to.root
         if self.root_weight and root is not None:
-            lin = self.lin_r
-            if is_plain_linear(lin) and lin.bias is None:
-                out = torch.addmm(out, root, lin.weight.t())
-            else:
-                out = out + lin(root)
+            out = self._with_root(out, root)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
-    def _neighbours(
-        self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size
-    ) -> Neighbours | None:
-        """The input of the fused path, or None where PyG's own has to be taken."""
-        if not may_fuse(self) or not self._unaltered(x if isinstance(x, Tensor) else x[0]):
+    def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
+        if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
             return None
-        if self.project and self.flow != 'source_to_target':
-            return None
-        if why_not(self.aggr_module) is not None:
-            return None
-        return neighbours(x, edge_index, size, self.flow)
+        return super()._neighbours(x, edge_index, size)
+
+    def _sent(self, to: Neighbours) -> Neighbours:
+        return to._replace(source=self.lin(to.source).relu()) if self.project else to
+
+    def _aggregated(self, to: Neighbours) -> Tensor:
+        """The linear map of what the neighbours have sent."""
+        x, lin, kind = to.source, self.lin_l, type(self.aggr_module)
+        dtype = autocast_dtype(x)
+        if isinstance(x, CBSR):
+            to = to if dtype is None else to._replace(source=x.to(dtype))
+            return lin(reduce(self.aggr_module, to))
+        if kind not in (SumAggregation, MeanAggregation) or not is_plain_linear(lin):
+            return lin(reduce(self.aggr_module, to))
+        weight, bias = lin.weight, lin.bias
+        if dtype is not None:
+            x, weight = x.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        return _linear(x, weight, bias, to, kind is MeanAggregation)
+
+    def _with_root(self, out: Tensor, root: Tensor | CBSR) -> Tensor:
+        """With the linear map of the node's own features."""
+        lin = self.lin_r
+        plain = is_plain_linear(lin) and lin.bias is None
+        if not isinstance(root, CBSR):
+            return torch.addmm(out, root, lin.weight.t()) if plain else out + lin(root)
+        if not plain:
+            return out + lin(root.to_dense())
+        weight, dtype = lin.weight, autocast_dtype(root)
+        if dtype is not None:
+            root, weight, out = root.to(dtype), weight.to(dtype), out.to(dtype)
+        return linear_cbsr(root, weight, out)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, to: Neighbours, mean: bool) -> Tensor:
+def _linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, to: Neighbours, mean: bool
+) -> Tensor:
     """Linear map of the sum or mean of neighbours, in whichever order is narrower."""
-    x = to.source
-    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
     grad = torch.is_grad_enabled()
     needs_x, needs_weight = grad and x.requires_grad, grad and weight.requires_grad
     first = aggregates_first(weight, needs_x, needs_weight)
