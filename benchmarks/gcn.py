@@ -7,6 +7,7 @@ python -m benchmarks.gcn --to-csr       sorting 2 million random edges
 """
 import functools
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,8 +49,9 @@ def deviation(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
             return float('inf')
         largest = right.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
         ratio = float(((out.double() - right).abs_() / largest).max()) / TOLERANCE
-        if not ratio <= worst:
-            worst = ratio
+        if math.isnan(ratio):
+            return float('inf')
+        worst = max(worst, ratio)
     return worst
 
 

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -171,8 +172,9 @@ def excess(
         if slack is not None:
             allowed += slack[part]
         ratio = float(((out[part].double() - expected).abs_() / allowed).max())
-        if not ratio <= worst:
-            worst = ratio
+        if math.isnan(ratio):
+            return float('inf')
+        worst = max(worst, ratio)
     return worst
 
 

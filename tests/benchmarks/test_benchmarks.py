@@ -78,6 +78,56 @@ def test_gcn(tmp_path: Path) -> None:
     assert all(result['error'] <= 1 for result in step.values())
 
 
+def test_maxk(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'maxk', tmp_path, '--graphs', 'tiny', '--widths', '12', '--k', '2,12,16', '--select-widths',
+        '16,300', '--dtypes', 'float32,float64', '--models', 'sage,gcn,gin', '--training-k', '2,4',
+        '--hidden', '8', '--layers', '2')
+    check_report(report, markdown)
+    sections = {section['title']: section for section in report['sections']}
+    assert list(sections) == [
+        *(f'Aggregation at F=12, {mode}, {dtype}' for dtype in ('float32', 'float64')
+          for mode in ('forward', 'gradient of the values')),
+        'Aggregation at F=12, forward, by dtype',
+        'Aggregation at F=12, gradient of the values, by dtype',
+        *(f'Selection at F={width}, {dtype}' for dtype in ('float32', 'float64')
+          for width in (16, 300)),
+        *(f'Training step, {model}, 2 layers, hidden 8' for model in ('sage', 'gcn', 'gin'))]
+    for title, section in sections.items():
+        assert [cell['width'] for cell in section['cells']] == (
+            [2, 12] if 'F=12' in title else [2, 12, 16] if 'F=' in title else [2, 4])
+        for cell in section['cells']:
+            for name, result in cell['results'].items():
+                assert name == 'copy of as many bytes' or 'aggregations' in name or (
+                    result['error'] <= 1)
+    forward = sections['Aggregation at F=12, forward, float32']
+    ours = {'ours', 'ours, unweighted', 'ours, balanced', 'ours, as dense'}
+    of_all_columns = {'ours, spmm', 'torch.sparse', 'torch.sparse int64'}
+    few, many = (cell['results'] for cell in forward['cells'])
+    assert few.keys() == many.keys() == ours | of_all_columns
+    assert all(few[name] == many[name] for name in of_all_columns)  # measured once
+    assert all(few[name] != many[name] for name in ours)
+    best = forward['summary'][0]
+    assert math.isclose(best['by_width']['2'], min(
+        few[name]['median_ms'] for name in of_all_columns - {'ours, spmm'}
+    ) / few['ours']['median_ms'])
+    gradient = sections['Aggregation at F=12, gradient of the values, float64']
+    assert 'ours, deterministic' in gradient['cells'][0]['results']
+    (by_dtype, _) = sections['Aggregation at F=12, forward, by dtype']['cells']
+    assert by_dtype['results']['float32'] == few['ours']
+    selection = sections['Selection at F=300, float32']['cells'][0]['results']
+    assert selection.keys() == {
+        'ours', 'ours, balanced', 'torch.topk', 'copy of as many bytes'}
+    training = sections['Training step, sage, 2 layers, hidden 8']['cells'][0]['results']
+    assert {
+        'ours, MaxK', 'ours, MaxK balanced', 'ours, ReLU', 'PyG edge_index', 'PyG torch CSR',
+    } <= training.keys()
+    share = training['aggregations of ours, ReLU']['median_ms'] / (
+        training['ours, ReLU']['median_ms'])
+    assert f'tiny, sage: aggregations take {share:.0%} of the step' in markdown
+    assert 'Amdahl' in markdown
+
+
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(ROOT))
@@ -94,6 +144,15 @@ def test_arguments_are_checked(harness, args, capsys: pytest.CaptureFixture) -> 
     assert args[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('args', [
+    ('--k', '0'), ('--widths', 'wide'), ('--models', 'sage,gat'), ('--dtypes', 'int8')])
+def test_arguments_of_maxk_are_checked(harness, args, capsys: pytest.CaptureFixture) -> None:
+    from benchmarks import maxk
+    with pytest.raises(SystemExit):
+        maxk.main(['--device', 'cpu', *args])
+    assert args[0] in capsys.readouterr().err
+
+
 def test_the_check_notices_small_errors(harness) -> None:
     from benchmarks import spmm
     right = torch.randn(500, 7, dtype=torch.double) + 3
@@ -105,6 +164,111 @@ def test_the_check_notices_small_errors(harness) -> None:
         out[321, 5] = math.nan
         assert not spmm.excess(out, right, right.abs()) <= 1
     assert spmm.excess(right[:, :3], right, right.abs()) == math.inf
+
+
+@pytest.fixture
+def maxk_case(harness):
+    from benchmarks import _graphs, maxk
+    graph = _graphs.load('tiny', torch.device('cpu'))
+    return maxk.Case(graph, torch.float32, 12)
+
+
+def test_maxk_compares_aggregations(maxk_case) -> None:
+    from benchmarks import maxk
+    case, cbsr = maxk_case, maxk_case.largest(4)
+    right = maxk.ops.cbsr_spmm(case.prepared, cbsr, case.weight)
+    assert case.error(right, cbsr, case.weight) <= 1
+    assert case.error(right, cbsr, case.ones) > 1
+    assert case.error(right, case.largest(4, balanced=True), case.weight) > 1
+    assert case.error(right[:, :3], cbsr, case.weight) == math.inf
+    hub, columns = int(case.graph.degree.argmax()), case.compared[0]
+    rest = next(row for row in range(300) if row not in case.compared[1])
+    assert columns.numel() < 12  # else there is no choice
+    for row, column in ((hub, 2), (rest, int(columns[3]))):
+        for slip in (1e-3, math.nan):
+            wrong = right.clone()
+            wrong[row, column] += slip
+            assert not case.error(wrong, cbsr, case.weight) <= 1
+    grad = maxk.gradients(case, 4)
+    assert [contender.name for contender in grad] == [
+        'ours', 'ours, deterministic', 'ours, balanced', 'ours, as dense']
+    for contender in grad:
+        out = contender.make()()
+        assert contender.check(out) <= 1
+        out[200, 3] += 1e-3
+        assert contender.check(out) > 1
+
+
+@pytest.mark.parametrize('balanced', [False, True])
+def test_maxk_compares_selections(harness, balanced: bool) -> None:
+    from benchmarks import maxk
+    selection = maxk.Selection(50, 20, torch.float32, torch.device('cpu'))
+    selection.x[7] = 1
+    x = selection.x
+    values, columns = maxk.kernels.maxk(x, 5, balanced)
+    order = torch.randperm(5)
+    assert selection.error((values[:, order], columns[:, order]), 5, balanced) == 0
+    assert selection.error((values, columns), 5, not balanced) > 1
+    assert selection.error((values[:, :4], columns[:, :4]), 5, balanced) > 1
+    assert selection.error((values, columns.roll(1, 1)), 5, balanced) > 1
+    other = columns.clone()
+    other[7, int(columns[7].argmax())] = 19  # as large, but not the lowest column
+    assert selection.error((x.gather(1, other.long()), other), 5, balanced) > 1
+    top = x.topk(5)[0]
+    assert selection.value_error(top, 5) == 0
+    top[49, 2] += 1e-6
+    assert selection.value_error(top, 5) > 1
+
+
+@pytest.mark.parametrize('model', ['sage', 'gcn', 'gin'])
+def test_maxk_compares_training(harness, model: str) -> None:
+    from benchmarks import _graphs, maxk
+    graph = _graphs.load('tiny', torch.device('cpu'))
+    training = maxk.Training(graph, model, hidden=8, layers=2)
+    for net, *which in (
+            (training.relu(), None, False), (training.maxk(3), 3, False),
+            (training.maxk(3, balanced=True), 3, True)):
+        outputs = training.step(net, training.prepared)()
+        assert len(outputs) == 1 + len(list(net.parameters()))
+        assert training.error(outputs, *which) <= 1
+        assert training.error(outputs, 3, not which[1]) > 1
+        assert training.error(outputs, 5) > 1
+        for wrong in (1.05 * outputs[3], outputs[3] + math.nan):
+            assert not training.error([*outputs[:3], wrong, *outputs[4:]], *which) <= 1
+
+
+@pytest.mark.parametrize(('kernel', 'section'), [
+    ('cbsr_spmm', '--kernels'), ('cbsr_spmm_backward', '--kernels'),
+    ('cbsr_spmm_backward_ordered', '--kernels'), ('maxk', '--select')])
+def test_maxk_does_not_time_a_wrong_kernel(
+    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, section: str,
+) -> None:
+    from benchmarks import maxk
+
+    class Broken:
+        def __getattr__(self, name):
+            right = getattr(torch.ops.pyg_fast, name)
+            if name != kernel:
+                return right
+            return lambda *args: torch.utils._pytree.tree_map(lambda t: t * 2, right(*args))
+
+    monkeypatch.setattr(maxk, 'kernels', Broken())
+    with pytest.raises(harness.Incorrect, match='ours'):
+        maxk.main([
+            '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--select-widths', '8', '--k',
+            '2', '--repeats', '1', '--out', str(tmp_path), section])
+
+
+def test_selection_needs_no_graph(harness, tmp_path: Path) -> None:
+    from benchmarks import maxk
+    maxk.main([
+        '--device', 'cpu', '--select', '--rows', '40', '--select-widths', '8', '--k', '2',
+        '--repeats', '1', '--out', str(tmp_path)])
+    (written,) = tmp_path.glob('*.json')
+    report = json.loads(written.read_text())
+    assert report['graphs'] == {}
+    assert [cell['graph'] for section in report['sections'] for cell in section['cells']] == [
+        '40 rows']
 
 
 def test_a_wrong_result_of_ours_stops_the_benchmark(harness) -> None:
