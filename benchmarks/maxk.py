@@ -57,6 +57,7 @@ CUSPARSE = {'cuSPARSE': spmm.CUSPARSE, 'cuSPARSE preprocessed': spmm.PREPROCESSE
 TORCH = {spmm.TORCH: [spmm.TORCH], spmm.TORCH64: [spmm.TORCH64]}
 TOPK, COPY = 'torch.topk', 'copy of as many bytes'
 MAXK, MAXK_BALANCED, RELU = 'ours, MaxK', 'ours, MaxK balanced', 'ours, ReLU'
+MAXK_ROOT = 'ours, MaxK of roots too'  # as in the paper
 AGGREGATIONS = 'aggregations of ours, ReLU'
 EDGE_INDEX, CSR, SPARSE_TENSOR = 'PyG edge_index', 'PyG torch CSR', 'PyG SparseTensor'
 PYG = [EDGE_INDEX, CSR, SPARSE_TENSOR]
@@ -405,7 +406,7 @@ class Training:
         self.target = torch.randint(
             CLASSES, (graph.num_nodes,), generator=generator, device=device)
         self.state = self.pyg().state_dict()
-        self._expected: dict[tuple[int | None, bool], list[Tensor]] = {}
+        self._expected: dict[tuple[int | None, bool, bool], list[Tensor]] = {}
 
     def net(self, conv: type[nn.Module], before: Callable[[Tensor], Any] = torch.relu,
             **kwargs: Any) -> Net:
@@ -418,9 +419,10 @@ class Training:
 
         return Net(make, hidden, self.layers, before).to(self.x.device)
 
-    def maxk(self, k: int, balanced: bool = False) -> Net:
+    def maxk(self, k: int, balanced: bool = False, root: bool = False) -> Net:
         conv = {'sage': MaxKSAGEConv, 'gcn': MaxKGCNConv, 'gin': MaxKGINConv}[self.model]
-        return self.net(conv, nn.Identity(), k=k, balanced=balanced)
+        options = {'maxk_root': True} if root else {}
+        return self.net(conv, nn.Identity(), k=k, balanced=balanced, **options)
 
     def relu(self) -> Net:
         conv = {'sage': FastSAGEConv, 'gcn': PathPreparedGCNConv, 'gin': FastGINConv}[self.model]
@@ -466,33 +468,42 @@ class Training:
 
         return run
 
-    def expected(self, k: int | None, balanced: bool = False) -> list[Tensor]:
+    def expected(
+        self, k: int | None, balanced: bool = False, root: bool = False,
+    ) -> list[Tensor]:
         """What the first step gives by PyG's layers in float64, with MaxK if there is a k."""
-        if (k, balanced) not in self._expected:
+        key = k, balanced, root
+        if key not in self._expected:
             net = self.pyg()
             net.load_state_dict(self.state)
             if k is not None and self.model == 'gcn':
                 net.before = nn.Identity()
                 for conv in net.convs:
                     conv.lin.register_forward_hook(lambda _, __, x: largest_only(x, k, balanced))
+            elif root:
+                net.before = lambda x: largest_only(x, k, balanced)
             elif k is not None:
                 net.before = lambda x: (largest_only(x, k, balanced), x)
-            self._expected[k, balanced] = self.step(net.double(), self.csr(torch.double))()
-        return self._expected[k, balanced]
+            self._expected[key] = self.step(net.double(), self.csr(torch.double))()
+        return self._expected[key]
 
     def error(
         self, outputs: Sequence[Tensor], k: int | None = None, balanced: bool = False,
+        root: bool = False,
     ) -> float:
         return worst(
             float((out.double() - right).norm() / right.norm()) / TOLERANCE
-            for out, right in zip(outputs, self.expected(k, balanced), strict=True))
+            for out, right in zip(outputs, self.expected(k, balanced, root), strict=True))
 
     def of_k(self, k: int) -> list[Contender]:
+        variants = {MAXK: {}, MAXK_BALANCED: {'balanced': True}}
+        if self.model != 'gcn':
+            variants[MAXK_ROOT] = {'root': True}
         return [
             Contender(
-                name, lambda balanced=balanced: self.step(self.maxk(k, balanced), self.prepared),
-                ours=True, check=functools.partial(self.error, k=k, balanced=balanced))
-            for name, balanced in ((MAXK, False), (MAXK_BALANCED, True))]
+                name, lambda options=options: self.step(self.maxk(k, **options), self.prepared),
+                ours=True, check=functools.partial(self.error, k=k, **options))
+            for name, options in variants.items()]
 
     def others(self, scatter_limit: float) -> list[Contender]:
         """The models with ReLU, and the aggregations that ours spends its time on."""
@@ -526,14 +537,15 @@ def run_training(
 ) -> None:
     for model in models:
         training = Training(graph, model, hidden, layers)
-        names = [MAXK, MAXK_BALANCED, RELU, AGGREGATIONS, *PYG]
+        names = [MAXK, MAXK_BALANCED, MAXK_ROOT, RELU, AGGREGATIONS, *PYG]
         section = report.section(
             f'Training step, {model}, {layers} layers, hidden {hidden}', width='k', memory=True,
             columns={name: [name] for name in names}, versus=[
                 Versus('PyG, best input', MAXK, PYG),
                 *(Versus(name, MAXK, [name]) for name in (RELU, *PYG)),
                 Versus('PyG, best input', RELU, PYG),
-                Versus(MAXK, MAXK_BALANCED, [MAXK])])
+                Versus(MAXK, MAXK_BALANCED, [MAXK]),
+                Versus(RELU, MAXK_ROOT, [RELU])])
         results = measure_over_k(
             {k: training.of_k(k) for k in ks}, training.others(scatter_limit), settings)
         for k, cell in results.items():
@@ -603,13 +615,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.device == 'cuda':
         report.environment['cusparse'] = _cusparse.version()
     if everything or args.kernels:
+        forward, backward = _DENSE_SHARE[args.device]
         report.notes.append(
             'Aggregation: the k largest of F columns are at hand, the graph is prepared for '
             f'everyone, and all but "{UNWEIGHTED}" read edge weights. "{BALANCED}": of columns '
             f'equal modulo k. "{AS_DENSE}": spread to dense rows and aggregated by spmm, which '
-            f'ops.cbsr_spmm does from k > {_DENSE_SHARE[args.device]:.2g} F on (in float32); the gradient '
-            f'likewise. "{DENSE}" and the rivals: a product with the whole of x, or of the '
-            f'gradient over the transposed graph, measured once for all k. "{ORDERED}": over the '
+            f'ops.cbsr_spmm does from k > {forward:.2g} F on (in float32); the gradient likewise, '
+            f'from k > {backward:.2g} F on. "{DENSE}" and the rivals: a product with the whole of '
+            'x, or of the gradient over the transposed graph, measured once for all k. '
+            f'"{ORDERED}": over the '
             'transposed graph. Compared with float64: of an aggregation of ours '
             f'{_COLUMNS_COMPARED} columns of every row and all columns of the fullest and other '
             f'rows, {_ROWS_COMPARED} or a few more; of all else everything.')

@@ -324,7 +324,8 @@ Tensor backward_ordered_cuda(const Tensor& rowptr, const Tensor& col, OptTensor 
   return backward(rowptr, col, perm, value, grad, columns, row_scale, col_scale, diag, false, true,
                   [](const CbsrBackward& p, const Tensor& on) {
                     Launch launch(on);
-                    launch.check(cuda::cbsr_spmm_backward_ordered(p, launch.stream()),
+                    void* scratch = launch.scratch(cuda::cbsr_spmm_backward_ordered_scratch(p));
+                    launch.check(cuda::cbsr_spmm_backward_ordered(p, scratch, launch.stream()),
                                  "cbsr_spmm_backward_ordered");
                   });
 }

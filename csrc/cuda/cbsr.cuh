@@ -96,6 +96,7 @@ void dispatch_steps(int64_t k, int64_t entries, const void* columns, const void*
       if (steps == 4 && packs<4>(k, columns, values)) return fn(Int<4>{}, std::true_type{});
     }
     if (steps == 2 && packs<2>(k, columns, values)) return fn(Int<2>{}, std::true_type{});
+    if (steps == 1) return fn(Int<1>{}, std::true_type{});
   }
   fn(Int<MOST>{}, std::false_type{});
 }

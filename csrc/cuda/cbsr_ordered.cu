@@ -3,35 +3,32 @@
 #include "cbsr.cuh"
 #include "cuda.h"
 #include "rows.cuh"
+#include "scale.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kTileBytes = 256;
 constexpr int kUnroll = 4;  // edges in flight per slot
 
-template <typename T>
-constexpr int kTileColumns = kTileBytes / static_cast<int>(sizeof(T));
-
 // The entries of a warp's row whose columns lie in the tile.
-template <typename T>
+template <int COLUMNS>
 struct Entries {
-  int column[kTileColumns<T>];    // within the tile
-  int position[kTileColumns<T>];  // in the row
+  int column[COLUMNS];    // within the tile
+  int position[COLUMNS];  // in the row
 };
 
-template <typename T, typename I, typename C>
+template <typename T, typename I, typename C, int COLUMNS>
 struct GatherRow {
   using Acc = acc_t<T>;
   static constexpr bool kSharedSums = false;
   using Edge = WeightedEdge<T, I, true>;
-  static constexpr int kRounds = kTileColumns<T> / 32;
+  static constexpr int kRounds = COLUMNS / 32;
   struct Sum {
     Acc data[kRounds];
   };
 
   const CbsrBackward& p;
-  Entries<T>* entries;  // this warp's
+  Entries<COLUMNS>* entries;  // this warp's
   int64_t first_column;
   const char* grad;
   uint32_t row_bytes;
@@ -40,9 +37,9 @@ struct GatherRow {
   int n = 0, slots = 1, slot = 0;
   int column[kRounds];
 
-  __device__ GatherRow(const CbsrBackward& p, Entries<T>* entries, int tile)
+  __device__ GatherRow(const CbsrBackward& p, Entries<COLUMNS>* entries, int tile)
       : p(p), entries(entries) {
-    first_column = static_cast<int64_t>(tile) * kTileColumns<T>;
+    first_column = static_cast<int64_t>(tile) * COLUMNS;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
     grad = static_cast<const char*>(p.grad) + first_column * sizeof(T);
   }
@@ -55,7 +52,7 @@ struct GatherRow {
     for (int64_t base = 0; base < p.k; base += 32) {
       const int64_t at = base + lane;
       const int64_t offset = at < p.k ? static_cast<int64_t>(columns[at]) - first_column : -1;
-      const bool inside = offset >= 0 && offset < kTileColumns<T>;
+      const bool inside = offset >= 0 && offset < COLUMNS;
       const unsigned found = __ballot_sync(kWarpMask, inside);
       if (inside) {
         const int to = n + __popc(found & ((1u << lane) - 1));
@@ -139,29 +136,51 @@ struct GatherRow {
   }
 };
 
-template <typename T, typename I, typename C>
+template <typename T, typename I, typename C, int COLUMNS>
 __global__ void __launch_bounds__(kThreads, 4) gather_kernel(CbsrBackward p, Shape s) {
-  __shared__ Entries<T> entries[kWarps];
+  __shared__ Entries<COLUMNS> entries[kWarps];
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    GatherRow<T, I, C> row(p, entries + threadIdx.x / 32, tile);
+    GatherRow<T, I, C, COLUMNS> row(p, entries + threadIdx.x / 32, tile);
     for_each_row<I, 32>(p.csr, s, row);
   }
 }
 
+// Columns of a tile: all that fit L2 while entries are few, since each tile reads the edges; the
+// more entries, the more of a narrower one they use.
+int columns_of(const CbsrBackward& p) {
+  return p.dtype == DType::f64 || (p.dtype == DType::f32 && 8 * p.k >= p.dim) ? 32 : 64;
+}
+
+int tiles_of(const CbsrBackward& p) {
+  return static_cast<int>((p.dim + columns_of(p) - 1) / columns_of(p));
+}
+
 }  // namespace
 
-const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* stream_) {
-  if (p.csr.num_rows == 0 || p.k == 0) return nullptr;
+int64_t cbsr_spmm_backward_ordered_scratch(const CbsrBackward& p) {
+  return wants_ordered_values(p, tiles_of(p)) ? p.csr.num_edges * acc_bytes(p.dtype) : 0;
+}
+
+const char* cbsr_spmm_backward_ordered(const CbsrBackward& p_in, void* scratch, void* stream_) {
+  if (p_in.csr.num_rows == 0 || p_in.k == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
-  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
+  return dispatch(p_in.dtype, p_in.csr.index64, [&](auto element, auto index) {
     using T = decltype(element);
     using I = decltype(index);
+    CbsrBackward p = p_in;
+    Shape s = shape_of(p.csr, p.dim, 1);
+    s.tiles = tiles_of(p);
+    if (wants_ordered_values(p, s.tiles)) order_values<T, I>(p, scratch, stream);
     return dispatch_columns(p.column_type, [&](auto column) {
       using C = decltype(column);
-      Shape s = shape_of(p.csr, p.dim, 1);
-      s.tiles = static_cast<int>((p.dim + kTileColumns<T> - 1) / kTileColumns<T>);
       const dim3 grid = s.grid(p.csr.num_rows);
-      gather_kernel<T, I, C><<<grid, kThreads, 0, stream>>>(p, s);
+      if constexpr (sizeof(T) >= 4) {
+        if (columns_of(p) == 32) {
+          gather_kernel<T, I, C, 32><<<grid, kThreads, 0, stream>>>(p, s);
+          return last_error();
+        }
+      }
+      if constexpr (sizeof(T) <= 4) gather_kernel<T, I, C, 64><<<grid, kThreads, 0, stream>>>(p, s);
       return last_error();
     });
   });

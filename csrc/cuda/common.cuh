@@ -111,7 +111,12 @@ struct Shape {
 inline bool aligned16(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
 
 // Tiles of at most 256 bytes: wider ones gain nothing and fit L2 worse, narrower ones read the
-// indices more often.
+// indices more often. Features that are read one by one have more tiles.
+inline int tiles_of(DType dtype, int64_t dim) {
+  const int64_t bytes = dim * (dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2);
+  return static_cast<int>((bytes + 255) / 256);
+}
+
 inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
   Shape s;
   s.vec = vec;

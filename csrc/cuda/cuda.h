@@ -37,7 +37,8 @@ int64_t cbsr_spmm_backward_scratch(const CbsrBackward& p);
 const char* cbsr_spmm_backward(const CbsrBackward& p, void* scratch, void* stream);
 
 // The same gradient, deterministic, over the transposed structure.
-const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* stream);
+int64_t cbsr_spmm_backward_ordered_scratch(const CbsrBackward& p);
+const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* scratch, void* stream);
 
 const char* cbsr_sddmm(const CbsrSddmm& p, void* stream);
 

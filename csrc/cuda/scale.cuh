@@ -1,4 +1,4 @@
-// Scaling the rows that edges read, before rather than at every edge.
+// What is done to features or edge values beforehand rather than at every edge.
 #pragma once
 #include "common.cuh"
 
@@ -19,6 +19,37 @@ template <typename T>
 void scale_rows(const T* x, const T* scale, T* out, int64_t rows, int64_t dim,
                 cudaStream_t stream) {
   scale_rows_kernel<T><<<blocks_for(rows * 32), kThreads, 0, stream>>>(x, scale, out, rows, dim);
+}
+
+// out[e] = value[perm[e]]
+template <typename T, typename I>
+__global__ void __launch_bounds__(kThreads) order_values_kernel(const void* value, bool value_acc,
+                                                                const I* perm, acc_t<T>* out,
+                                                                int64_t num_edges) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; e < num_edges; e += step) {
+    const I v = load_once(perm + e);
+    out[e] = value_acc ? static_cast<const acc_t<T>*>(value)[v]
+                       : to_acc(static_cast<const T*>(value)[v]);
+  }
+}
+
+// Worth a pass over the edges where they are read once a tile and their values are scattered.
+template <typename P>
+bool wants_ordered_values(const P& p, int tiles) {
+  return p.value && p.csr.perm && tiles > 1 && p.csr.num_edges >= (1 << 20);
+}
+
+// Puts the values into the order of the edges, and `p` into that state. Positions that no edge
+// names are not read: behind the last edge `perm` is zero.
+template <typename T, typename I, typename P>
+void order_values(P& p, void* scratch, cudaStream_t stream) {
+  order_values_kernel<T, I><<<blocks_for(p.csr.num_edges), kThreads, 0, stream>>>(
+      p.value, p.value_acc, static_cast<const I*>(p.csr.perm), static_cast<acc_t<T>*>(scratch),
+      p.csr.num_edges);
+  p.value = scratch;
+  p.value_acc = true;
+  p.csr.perm = nullptr;
 }
 
 // Worth a pass over x where each row of it is read many times. Not for halves, which would round.

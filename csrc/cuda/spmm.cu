@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 }  // namespace
 
 int64_t spmm_scratch(const Spmm& p) {
-  if (!wants_prologue(p)) return 0;
-  return p.csr.num_cols * p.dim * acc_bytes(p.dtype);
+  if (wants_ordered_values(p, tiles_of(p.dtype, p.dim))) return p.csr.num_edges * acc_bytes(p.dtype);
+  return wants_prologue(p) ? p.csr.num_cols * p.dim * acc_bytes(p.dtype) : 0;
 }
 
 const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
@@ -143,6 +143,7 @@ const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
     using T = decltype(element);
     using I = decltype(index);
     Spmm p = p_in;
+    if (wants_ordered_values(p, tiles_of(p.dtype, p.dim))) order_values<T, I>(p, scratch, stream);
     if constexpr (std::is_same_v<T, acc_t<T>>) {
       if (wants_prologue(p)) {
         scale_rows(static_cast<const T*>(p.x), static_cast<const T*>(p.col_scale),

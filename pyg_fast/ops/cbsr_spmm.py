@@ -11,9 +11,9 @@ from .graph import Graph
 from .spmm import acc_dtype, check_edge_weight, checked_graph, with_mean
 
 REDUCE = ('sum', 'add', 'mean')
-# The share of the columns from which on dense rows are read faster than entries; on CUDA those of
-# halves sooner, since an entry costs about the same whatever its type.
-_DENSE_SHARE = {'cuda': 1 / 3, 'cpu': 1 / 4}
+# The shares of the columns from which on dense rows are read faster than entries, forward and
+# backward; on CUDA those of halves sooner, since an entry costs about the same whatever its type.
+_DENSE_SHARE = {'cuda': (1 / 3, 1 / 3), 'cpu': (3 / 16, 1 / 2)}
 _OF_HALVES = 2 / 3
 
 
@@ -97,15 +97,16 @@ def needs_transpose(cbsr: CBSR) -> bool:
     """Whether a backward pass to the values will read the transposed graph."""
     if not (torch.is_grad_enabled() and cbsr.values.requires_grad):
         return False
-    return _is_ordered(cbsr.values) or _is_dense(cbsr.values, cbsr.k, cbsr.num_columns)
+    return _is_ordered(cbsr.values) or _is_dense(cbsr.values, cbsr.k, cbsr.num_columns, True)
 
 
 def _is_ordered(values: Tensor) -> bool:
     return values.is_cuda and torch.are_deterministic_algorithms_enabled()
 
 
-def _is_dense(features: Tensor, k: int, num_columns: int) -> bool:
-    share = _DENSE_SHARE.get(features.device.type, 1)
+def _is_dense(features: Tensor, k: int, num_columns: int, backward: bool) -> bool:
+    shares = _DENSE_SHARE.get(features.device.type, (1, 1))
+    share = shares[1] if backward else shares[0]
     if features.is_cuda and features.dtype.itemsize == 2:
         share *= _OF_HALVES
     return k > share * num_columns
@@ -134,7 +135,7 @@ class _CbsrSpMM(torch.autograd.Function):
         ctx.constants, ctx.dtype = constants._replace(columns=None), values.dtype
         ctx.save_for_backward(values if ctx.needs_input_grad[1] else None, value, columns)
         rowptr, col, perm = graph[:3]
-        if _is_dense(values, values.size(1), num_columns):
+        if _is_dense(values, values.size(1), num_columns, False):
             x = ops.cbsr_to_dense(values, columns, num_columns)
             return ops.spmm(
                 rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc
@@ -171,7 +172,7 @@ class _CbsrSSpMM(torch.autograd.Function):
         ctx.constants = constants._replace(columns=None)
         ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, value, columns)
         ordered = _is_ordered(grad)
-        dense = _is_dense(grad, columns.size(1), num_columns) and graph.t_rowptr is not None
+        dense = _is_dense(grad, columns.size(1), num_columns, True) and graph.t_rowptr is not None
         if ordered and graph.t_rowptr is None:
             raise RuntimeError(
                 'this graph was made without the transpose that a deterministic backward needs'

@@ -37,17 +37,22 @@ REDUCE = ['sum', 'mean']
 _module = importlib.import_module('pyg_fast.ops.cbsr_spmm')
 
 
+def set_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """The share of stored columns from which on features are read as dense rows."""
+    monkeypatch.setattr(_module, '_DENSE_SHARE', dict.fromkeys(('cuda', 'cpu'), (share, share)))
+
+
 @pytest.fixture
 def sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many entries there are, no dense rows are made of them."""
-    monkeypatch.setattr(_module, '_DENSE_SHARE', {'cuda': 2, 'cpu': 2})
+    set_share(monkeypatch, 2)
 
 
 @pytest.fixture(params=['sparse', 'dense'])
 def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Either way that features can be read."""
     share = 2 if request.param == 'sparse' else 0
-    monkeypatch.setattr(_module, '_DENSE_SHARE', {'cuda': share, 'cpu': share})
+    set_share(monkeypatch, share)
     return request.param
 
 
@@ -219,7 +224,7 @@ def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.Mo
             cbsr = entries(edges, 64, k, dtype, device)
             w = weights(edges, dtype, device)
             for share in (0, 3 / 8, 2):
-                monkeypatch.setattr(_module, '_DENSE_SHARE', {'cuda': share, 'cpu': share})
+                set_share(monkeypatch, share)
                 check(graph, cbsr, w, 'mean')
 
 
@@ -497,7 +502,7 @@ def test_prologue_and_epilogue(
 def test_higher_derivatives_of_everything(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, dense_share: int
 ) -> None:
-    monkeypatch.setattr(_module, '_DENSE_SHARE', {'cuda': dense_share, 'cpu': dense_share})
+    set_share(monkeypatch, dense_share)
     edges = Edges(torch.tensor([[0, 1, 2, 3, 3, 0, 2, 2], [0, 0, 0, 2, 2, 3, 3, 2]]), 4, 4)
     graph = edges.graph(device=device)
     scale = torch.rand(3, 4, dtype=torch.float64, device=device) + 0.5
