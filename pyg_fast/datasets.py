@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
+from .ops import Graph, spmm
+
 SIGMA = 1.3  # of the log-normal propensities: the largest degree is some hundred times the mean
 
 
@@ -35,6 +37,8 @@ SIZES: dict[str, PlantedSize] = {
     'arxiv-like': PlantedSize(169_343, 1_166_243, 40, 0.7),
     'reddit-like': PlantedSize(232_965, 57_307_946, 41),
     'products-like': PlantedSize(2_449_029, 61_859_140, 2000),
+    'dense-small': PlantedSize(3_000, 150_000, 12, 0.5),
+    'dense-medium': PlantedSize(50_000, 2_500_000, 16, 0.5),
 }
 
 
@@ -133,18 +137,111 @@ class PlantedGraph(InMemoryDataset):
         centroids = _normal(num_classes, num_channels, generator)
         centroids *= signal / centroids.norm(dim=1, keepdim=True)
         x = _normal(size.num_nodes, num_channels, generator).add_(centroids[y])
-        fold = torch.randperm(size.num_nodes, generator=generator, device=generator.device) % 4
-
-        degree = rowptr.diff()
-        nodes = torch.arange(size.num_nodes, device=degree.device)
         self.data, self.slices = self.collate([Data(
             x=x,
-            edge_index=torch.stack([nodes.repeat_interleave(degree), col.long()]),
+            edge_index=_edge_index(rowptr, col),
             y=y,
-            train_mask=fold < 2,
-            val_mask=fold == 2,
-            test_mask=fold == 3,
+            **_masks(size.num_nodes, generator),
         )])
+
+
+class MultiLabelPlantedGraph(InMemoryDataset):
+    r"""A graph of planted communities whose nodes have any number of labels each, which only their
+    neighbourhoods tell.
+
+    Communities :math:`c_i` and edges are those of :class:`PlantedGraph`. Community :math:`c`
+    favours label :math:`l` by :math:`b_{c, l} \sim \mathcal{N}(0, 1)`, and the score of a label is
+    what the neighbours of a node favour on average, with noise:
+
+    .. math::
+        s_{i, l} = \frac{1}{|\mathcal{N}(i)|} \sum_{j \in \mathcal{N}(i)} b_{c_j, l}
+        + \tau \, \nu_{i, l}, \qquad \nu_{i, l} \sim \mathcal{N}(0, 1)
+
+    The noise, of strength :math:`\tau`, keeps any model short of a perfect ranking. Label :math:`l`
+    goes to the share :math:`f_l` of the nodes whose score is highest, and shares are skewed: of
+    :math:`L` labels the most frequent has two nodes in five, the rarest one in fifty,
+
+    .. math::
+        f_l = \frac{2}{5} \cdot 20^{-l / (L - 1)}
+
+    Features :math:`\mathbf{x}_i = s \, \boldsymbol{\mu}_{c_i} + \boldsymbol{\epsilon}_i` are noisy
+    centroids as in :class:`PlantedGraph`, those of communities: too weak to tell a node's own one,
+    let alone its neighbours'. Half of the nodes are for training, a quarter each for validation
+    and test.
+
+    The same arguments give the same graph on the same type of device; a CPU and a GPU draw
+    different ones.
+
+    Args:
+        size: A name in :obj:`SIZES`, or a :class:`PlantedSize`. (default: ``'dense-small'``)
+        seed: Seed of the random generator. (default: ``0``)
+        transform: Applied to the data on every access. (default: ``None``)
+        num_channels: Number of features of a node. (default: ``64``)
+        num_labels: Number of labels :math:`L`, the columns of ``y``. (default: ``32``)
+        signal: Norm :math:`s` of the centroids, in standard deviations of the noise.
+            (default: ``2.0``)
+        noise: Standard deviation :math:`\tau` of the noise of the scores. (default: ``0.25``)
+        device: Where the graph is drawn and kept. (default: ``'cpu'``)
+
+    Raises:
+        TypeError, ValueError: If an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        size: str | PlantedSize = 'dense-small',
+        seed: int = 0,
+        transform: Callable[[Data], Data] | None = None,
+        *,
+        num_channels: int = 64,
+        num_labels: int = 32,
+        signal: float = 2.0,
+        noise: float = 0.25,
+        device: torch.device | str = 'cpu',
+    ) -> None:
+        super().__init__(None, transform)
+        size = _resolve(size)
+        _check('num_channels', num_channels, 1)
+        _check('num_labels', num_labels, 1)
+        _check('noise', noise, 0)
+
+        generator = _generator(seed, device)
+        rowptr, col, community = _plant(size, generator)  # first: planted_structure's draws
+        favours = _normal(size.num_communities, num_labels, generator).double()
+        num_nodes = size.num_nodes
+        graph = Graph(rowptr, col, None, None, None, None, num_nodes, num_nodes)
+        score = spmm(graph, favours[community], reduce='mean')
+        score += noise * _normal(num_nodes, num_labels, generator)
+        centroids = _normal(size.num_communities, num_channels, generator)
+        centroids *= signal / centroids.norm(dim=1, keepdim=True)
+        x = _normal(num_nodes, num_channels, generator).add_(centroids[community])
+        self.data, self.slices = self.collate([Data(
+            x=x,
+            edge_index=_edge_index(rowptr, col),
+            y=_top_shares(score),
+            **_masks(num_nodes, generator),
+        )])
+
+
+def _top_shares(score: Tensor) -> Tensor:
+    """Ones where the score is among a column's highest, zeros elsewhere."""
+    num_nodes, num_labels = score.shape
+    label = torch.arange(num_labels, device=score.device)
+    counts = (0.4 * num_nodes * 0.05 ** (label / max(num_labels - 1, 1))).round()
+    place = torch.arange(num_nodes, device=score.device).view(-1, 1)
+    order = score.argsort(dim=0, descending=True, stable=True)
+    return torch.empty_like(score, dtype=torch.float).scatter_(
+        0, order, (place < counts).float())
+
+
+def _edge_index(rowptr: Tensor, col: Tensor) -> Tensor:
+    nodes = torch.arange(rowptr.numel() - 1, device=rowptr.device)
+    return torch.stack([nodes.repeat_interleave(rowptr.diff()), col.long()])
+
+
+def _masks(num_nodes: int, generator: torch.Generator) -> dict[str, Tensor]:
+    fold = torch.randperm(num_nodes, generator=generator, device=generator.device) % 4
+    return {'train_mask': fold < 2, 'val_mask': fold == 2, 'test_mask': fold == 3}
 
 
 def _resolve(size: str | PlantedSize) -> PlantedSize:

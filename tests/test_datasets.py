@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCN, MLP
+from torch_geometric.nn import GCN, MLP, GraphSAGE
 from torch_geometric.transforms import NormalizeFeatures
 
-from pyg_fast.datasets import SIZES, PlantedGraph, PlantedSize, planted_structure
+import pyg_fast
+from pyg_fast import datasets
+from pyg_fast.datasets import (
+    SIZES,
+    MultiLabelPlantedGraph,
+    PlantedGraph,
+    PlantedSize,
+    planted_structure,
+)
 
 
 def assert_sound(rowptr: Tensor, col: Tensor, size: PlantedSize) -> None:
@@ -32,7 +40,7 @@ def assert_sound(rowptr: Tensor, col: Tensor, size: PlantedSize) -> None:
     assert torch.equal(edge, (col.long() * size.num_nodes + row).sort()[0])
 
 
-@pytest.mark.parametrize('name', ['tiny', 'small', 'medium'])
+@pytest.mark.parametrize('name', ['tiny', 'small', 'medium', 'dense-small'])
 def test_structure_of_named_sizes(name: str) -> None:
     assert_sound(*planted_structure(name), SIZES[name])
 
@@ -54,6 +62,14 @@ def test_structure_is_that_of_published_figures_on_cpu() -> None:
     assert col.numel() == 25_174
     assert (col.long() * torch.arange(col.numel())).sum() == 465_587_700_508
     assert rowptr.diff().max() == 341
+
+
+def test_data_are_those_of_published_figures_on_cpu() -> None:
+    data = PlantedGraph('small')[0]
+    place = torch.arange(3_000)
+    assert (data.y * place).sum() == 13_566_880
+    assert ((data.val_mask + 2 * data.test_mask.long()) * place).sum() == 3_375_193
+    assert data.x.double().sum() == pytest.approx(-1828.71595, abs=1e-3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')
@@ -185,6 +201,96 @@ def test_convolution_beats_features_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ('name', 'mean_degree'), [('dense-small', 65.2), ('dense-medium', 92.6)])
+def test_dense_sizes(name: str, mean_degree: float) -> None:
+    degree = planted_structure(name)[0].diff().double()
+    assert degree.mean() == pytest.approx(mean_degree, abs=0.1)
+    assert degree.max() > 20 * degree.mean()
+
+
+@pytest.mark.parametrize('noise', [0.0, 0.3])
+def test_labels_are_the_highest_scores(noise: float) -> None:
+    size = PlantedSize(400, 20_000, 5, 0.5)
+    data = MultiLabelPlantedGraph(size, seed=3, num_labels=6, noise=noise)[0]
+    generator = torch.Generator().manual_seed(3)
+    _, _, community = datasets._plant(size, generator)
+    favours = torch.randn(5, 6, generator=generator).double()
+    adjacency = torch.zeros(400, 400, dtype=torch.double)
+    adjacency[data.edge_index[1], data.edge_index[0]] = 1
+    share = adjacency / adjacency.sum(dim=1, keepdim=True).clamp(min=1)
+    score = share @ favours[community] + noise * torch.randn(400, 6, generator=generator)
+
+    assert data.y.dtype == torch.float32
+    for label in range(6):
+        having = data.y[:, label] == 1
+        assert (data.y[~having, label] == 0).all()
+        assert having.sum() == round(400 * 0.4 * 20 ** (-label / 5))
+        assert score[having, label].min() > score[~having, label].max() - 1e-9
+
+
+def test_features_are_noisy_centroids_of_communities() -> None:
+    size = PlantedSize(40_000, 1_000, 3)
+    data = MultiLabelPlantedGraph(size, num_channels=16, signal=5.0, num_labels=2)[0]
+    community = PlantedGraph(size, astray=0.0)[0].y
+    assert data.x.dtype == torch.float32
+    for c in range(3):
+        x = data.x[community == c]
+        assert x.mean(dim=0).norm() == pytest.approx(5.0, abs=0.1)
+        assert x.std(dim=0) == pytest.approx(torch.ones(16), abs=0.05)
+
+
+def test_multi_label_graph_has_the_structure(device: torch.device) -> None:
+    rowptr, col = planted_structure('tiny', seed=3, device=device)
+    dataset = MultiLabelPlantedGraph('tiny', 3, NormalizeFeatures(), num_labels=7, device=device)
+    data = dataset[0]
+    assert all(value.device.type == device.type for _, value in data)
+    assert torch.equal(data.edge_index[1], col.long())
+    assert torch.equal(data.edge_index[0].bincount(minlength=300), rowptr.diff().long())
+    assert data.validate()
+    assert data.x.min() >= 0
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.sum(dim=0).eq(1).all()
+    assert masks.sum(dim=1).tolist() == [150, 75, 75]
+    assert repr(dataset) == 'MultiLabelPlantedGraph()'
+    assert (dataset.num_classes, dataset.num_features) == (7, 64)
+    again, other = (MultiLabelPlantedGraph(
+        'tiny', seed, NormalizeFeatures(), num_labels=7, device=device)[0] for seed in (3, 4))
+    for key, value in data:
+        assert torch.equal(value, again[key])
+        assert not torch.equal(value, other[key])
+
+
+def test_one_label_of_one_node_without_edges() -> None:
+    data = MultiLabelPlantedGraph(PlantedSize(1, 0, 1), num_labels=1)[0]
+    assert data.y.tolist() == [[0.0]]
+    assert data.edge_index.shape == (2, 0)
+
+
+def pairs_in_order(model: torch.nn.Module, data: Data) -> float:
+    """Trains a model for a moment; the share of test nodes with and without a label it ranks."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)[data.train_mask]
+        F.binary_cross_entropy_with_logits(out, data.y[data.train_mask]).backward()
+        optimizer.step()
+    model.eval()
+    out = model(data.x, data.edge_index)[data.test_mask]
+    return torch.stack([
+        (score[label == 1].view(-1, 1) > score[label == 0]).double().mean()
+        for score, label in zip(out.t(), data.y[data.test_mask].t(), strict=True)]).mean().item()
+
+
+def test_neighbourhood_tells_labels_that_features_do_not() -> None:
+    size = PlantedSize(3_000, 100_000, 12, 0.5)
+    dataset = MultiLabelPlantedGraph(size, num_labels=8)
+    sage = pyg_fast.accelerate(GraphSAGE(64, 64, 3, dataset.num_classes, norm='batch_norm'))
+    mlp = FeaturesOnly([64, 64, dataset.num_classes], dropout=0.5)
+    assert 0.85 < pairs_in_order(sage, dataset[0]) < 0.97
+    assert pairs_in_order(mlp, dataset[0]) < 0.75
+
+
+@pytest.mark.parametrize(
     ('arguments', 'error', 'message'),
     [
         ({'size': 'huge'}, ValueError, r"size: got 'huge', expected one of tiny, small"),
@@ -205,3 +311,20 @@ def test_convolution_beats_features_alone() -> None:
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         PlantedGraph(**{'size': 'tiny', **arguments})
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ({'size': 'huge'}, ValueError, r"size: got 'huge', expected one of tiny, small"),
+        ({'num_channels': 0}, ValueError, r'num_channels: got 0, expected at least 1'),
+        ({'num_labels': 0}, ValueError, r'num_labels: got 0, expected at least 1'),
+        ({'noise': -0.1}, ValueError, r'noise: got -0.1, expected at least 0'),
+        ({'noise': float('nan')}, ValueError, r'noise: got nan'),
+    ],
+)
+def test_bad_arguments_of_a_multi_label_graph(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        MultiLabelPlantedGraph(**{'size': 'tiny', **arguments})

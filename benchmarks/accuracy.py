@@ -1,0 +1,192 @@
+"""Test scores of MaxK-GNNs beside those of the same networks with ReLU, and times per epoch.
+
+python -m benchmarks.accuracy             four real graphs and a multi-label one, five seeds
+python -m benchmarks.accuracy --quick     two small graphs, two seeds, few epochs
+
+The networks are trained by examples/maxk_training.py with its recipes, chosen for ReLU.
+"""
+import argparse
+import contextlib
+import dataclasses
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _graphs, _harness
+from ._harness import Cell, Result, Section, Versus
+
+sys.path.append(str(_harness.ROOT / 'examples'))  # scripts, which import each other by name
+import maxk_training
+
+REAL = {'Cora': 'Planetoid', 'PubMed': 'Planetoid', 'Computers': 'Amazon', 'CS': 'Coauthor'}
+CASES = (*REAL, maxk_training.MULTI_LABEL)
+QUICK = {'planted': 'small', maxk_training.MULTI_LABEL: 'dense-small'}
+TIMES = 'Time per epoch, ms'
+RELU = str(maxk_training.Variant())
+
+
+@dataclasses.dataclass
+class Trained(Result):
+    """Times of training steps, and a test score of every run, in percent."""
+
+    scores: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+
+class Scores(Section):
+    """A table of test scores, and their differences from ReLU's."""
+
+    def markdown(self) -> str:
+        rivals = [name for name in self.used() if name != RELU]
+        head = ['graph', self.width, RELU]
+        for name in rivals:
+            head += [name, 'difference']
+        rows = []
+        for cell in self.cells:
+            row = [cell.graph, str(cell.width), self._text(cell, RELU)]
+            for name in rivals:
+                row += [self._text(cell, name), f'{self._difference(cell, name):+.2f}']
+            rows.append(row)
+        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Means and differences, one row for each graph and variant."""
+        return [{
+            'graph': cell.graph,
+            'variant': name,
+            'mean': self._scores(cell, name).mean,
+            'difference': self._difference(cell, name),
+        } for cell in self.cells for name in cell.results]
+
+    @staticmethod
+    def _scores(cell: Cell, name: str) -> Trained:
+        result = cell.results[name]
+        assert isinstance(result, Trained)
+        return result
+
+    def _difference(self, cell: Cell, name: str) -> float:
+        return self._scores(cell, name).mean - self._scores(cell, RELU).mean
+
+    def _text(self, cell: Cell, name: str) -> str:
+        result = self._scores(cell, name)
+        spread = f' ± {statistics.stdev(result.scores):.2f}' if len(result.scores) > 1 else ''
+        return f'{result.mean:.2f}{spread}'
+
+
+@contextlib.contextmanager
+def arguments(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
+    """The command line of the example.
+
+    Raises:
+        Missing: If the files of a real graph are not there.
+    """
+    line = [
+        '--dataset', name, '--device', args.device, '--runs', str(args.runs), '--balanced',
+        '--k', ','.join(str(k) for k in args.k)]
+    for option in ('model', 'hidden', 'epochs'):
+        if getattr(args, option) is not None:
+            line += [f'--{option}', str(getattr(args, option))]
+    if args.quick and name in QUICK:
+        line += ['--size', QUICK[name]]
+    if name not in REAL:
+        yield line
+        return
+    raw = Path(REAL[name], name, 'raw')
+    source = _graphs._folder() / raw
+    if not source.is_dir():
+        raise _graphs.Missing(f'{source} does not exist')
+    with tempfile.TemporaryDirectory() as root:  # PyG writes beside the raw files
+        copy = Path(root) / raw
+        shutil.copytree(source, copy, copy_function=shutil.copyfile)
+        copy.chmod(0o755)  # to be removed, also where the source is read-only
+        yield [*line, '--root', root]
+
+
+def add(name: str, recipe: argparse.Namespace, report: _harness.Report) -> None:
+    """Trains all variants on one graph, and adds what came out."""
+    found = maxk_training.sweep(recipe)
+    share, limit = found.aggregation_share, found.limit
+    report.graphs[name] = found.graph
+    report.notes.append(
+        f'- {name}: {recipe.model}, {recipe.layers} layers, {recipe.epochs} epochs, learning rate '
+        f'{recipe.lr:g}, weight decay {recipe.weight_decay:g}, dropout {recipe.dropout:g}, norm '
+        f'{recipe.norm}; the aggregation takes {100 * share:.1f} % of an epoch with ReLU, which '
+        f'limits the speed-up to {limit:.2f}.')
+    columns = {str(variant): [str(variant)] for variant in recipe.variants}
+
+    def cell(scores: Sequence[Sequence[float]]) -> Cell:
+        results: dict[str, Result] = {}
+        for outcome, values in zip(found.outcomes, scores, strict=True):
+            times = [1e3 * point.seconds for run in outcome.runs for point in run]
+            results[str(outcome.variant)] = Trained(
+                statistics.median(times), min(times), max(times), len(times), scores=list(values))
+        return Cell(name, recipe.hidden, results)
+
+    for place, metric in enumerate(found.metrics):
+        title = f'Test {metric}, %'
+        if all(section.title != title for section in report.sections):
+            report.sections.append(Scores(title, columns, [], width='hidden'))
+        report.section(title).cells.append(cell([
+            [score[place] for score in outcome.scores] for outcome in found.outcomes]))
+    times = report.section(
+        TIMES, columns=columns, width='hidden',
+        versus=[Versus(RELU, name, [RELU]) for name in columns if name != RELU])
+    times.cells.append(cell([[] for _ in found.outcomes]))
+    _harness.log(f'{name}\n{maxk_training.table(found)}\n')
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description='MaxK-GNNs beside the same networks with ReLU.',
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument(
+        '--graphs', type=_harness.choice('graph', (*CASES, *QUICK)),
+        help=f"of {', '.join(dict.fromkeys((*CASES, *QUICK)))}")
+    parser.add_argument('--k', type=_harness.integers, default=(32,), help='entries to keep')
+    parser.add_argument('--model', choices=maxk_training.MODELS, help='instead of the usual one')
+    parser.add_argument('--hidden', type=int, help='instead of the usual width')
+    parser.add_argument('--epochs', type=int, help='instead of the usual number')
+    parser.add_argument('--runs', type=int, help='seeds')
+    parser.add_argument('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
+    parser.add_argument('--threads', type=int, help='CPU threads of torch')
+    parser.add_argument('--quick', action='store_true', help='a minute or less')
+    parser.add_argument(
+        '--out', type=Path, metavar='DIR', default=_harness.ROOT / 'benchmarks' / 'results')
+    args = parser.parse_args(argv)
+    if args.device == 'auto':
+        args.device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    args.threads = torch.get_num_threads()
+    args.graphs = args.graphs or tuple(QUICK if args.quick else CASES)
+    args.runs = args.runs or (2 if args.quick else 5)
+    args.epochs = args.epochs or (5 if args.quick else None)
+
+    report = _harness.Report('accuracy', args, [
+        'Test scores at the epoch of the best validation score, mean and standard deviation over '
+        f'{args.runs} seeds; difference: of the means, from ReLU. All variants have the recipe '
+        'chosen for ReLU, and start from the same weights. Times are of training steps, medians, '
+        'the variants taking turns by runs; ratio: ReLU over MaxK. float32.', ''])
+    for name in args.graphs:
+        try:
+            with arguments(name, args) as line:
+                add(name, maxk_training.parse(line), report)
+        except _graphs.Missing as reason:
+            report.left_out[name] = str(reason)
+            _harness.log(f'{name} left out: {reason}')
+        report.sections.sort(key=lambda section: section.title == TIMES)  # last
+        report.save()
+    report.finish()
+
+
+if __name__ == '__main__':
+    main()
