@@ -194,49 +194,53 @@ struct Selection {
     Acc sum, squares;
     if (full) open<true>(sum, squares);
     else open<false>(sum, squares);
-    Acc pivot = sum * guess.inverse_dim;
-    const Acc variance = squares * guess.inverse_dim - pivot * pivot;
+    const Acc mean = sum * guess.inverse_dim;
+    const Acc variance = fmax(squares * guess.inverse_dim - mean * mean, Acc(0));
     const Acc deviation =
         variance * static_cast<Acc>(rsqrtf(fmaxf(static_cast<float>(variance), 1e-30f)));
-    pivot += guess.z * deviation;
     const Acc spacing = guess.spacing * deviation;
     // At least k elements from `low` on, fewer from `high` on.
-    Acc low = -Acc(INFINITY), high = Acc(INFINITY);
-    // Sums that are no number, or none that can be told from others, are for the keys.
-    bool ordinary = deviation < Acc(INFINITY), found = false, tied = false;
-    const auto narrow = [&](bool step) {
-      const int n = count(pivot);
-      if (LANES == 32 || (ordinary && !found && !tied)) {
-        if (n >= k) low = pivot;
-        else high = pivot;
-        found = n == k;
-        tied = step && n > k;
-        // Newton's method with the slope of the normal distribution.
-        pivot += (n - k) * spacing;
-        if (!(pivot > low && pivot < high)) pivot = low + (high - low) / 2;
-      }
-      const bool done = found || tied || !ordinary;
+    Acc low = -Acc(INFINITY), high = Acc(INFINITY), pivot = mean + guess.z * deviation;
+    const auto inside = [&] { return pivot > low && pivot < high; };
+    // What is no number, or too large to be summed, is for the keys.
+    const bool ordinary = squares < Acc(INFINITY);
+    bool found = false, tied = false;
+    const auto row_done = [&] { return found || tied || !ordinary; };
+    const auto all_of_warp = [](bool done) {
       return LANES == 32 ? done : static_cast<bool>(__all_sync(kWarpMask, done));
     };
-    bool done = LANES == 32 ? !ordinary : static_cast<bool>(__all_sync(kWarpMask, !ordinary));
+    const auto narrow = [&](bool step) {
+      const int n = count(pivot);
+      if (row_done()) return;
+      if (n >= k) low = pivot;
+      else high = pivot;
+      found = n == k;
+      tied = step && n > k;
+      // Newton's method with the slope of the normal distribution.
+      pivot += (n - k) * spacing;
+      if (!inside()) pivot = low + (high - low) / 2;
+    };
+    // Guesses, as long as they fall between what is known: they may not if a bound is infinite.
 #pragma unroll 1
-    for (int round = 0; round < kGuesses && !done; ++round) done = narrow(false);
+    for (int round = 0; round < kGuesses && !all_of_warp(row_done()); ++round) {
+      if (!all_of_warp(row_done() || inside())) break;
+      narrow(false);
+    }
     // From then on every other time the next smaller element.
 #pragma unroll 1
-    for (int round = kGuesses; round < kRounds && !done; ++round) {
-      const bool step = round % 2 == 0 || !(pivot > low && pivot < high);
+    for (int round = kGuesses; round < kRounds && !all_of_warp(row_done()); ++round) {
+      const bool step = round % 2 == 0 || !inside();
       if (__any_sync(kWarpMask, step)) {
         const Acc next = below(high);
         pivot = step ? next : pivot;
       }
-      done = narrow(step);
+      narrow(step);
     }
     uint32_t bits = 0;
 #pragma unroll
     for (int c = 0; c < ELEMS; ++c) {
       if (x[c] >= low) bits |= 1u << c;
     }
-    if (__all_sync(kWarpMask, found)) return bits;
     if (__any_sync(kWarpMask, tied)) {
       uint32_t other = 0;
 #pragma unroll
@@ -245,9 +249,12 @@ struct Selection {
       other |= first_of_equal(tied ? k - above : 0, [&](int c) { return tied && x[c] == low; });
       if (tied) bits = other;
     }
-    if (__any_sync(kWarpMask, !found && !tied)) {
+    // Whatever led here: it is k, or the keys decide.
+    const int selected = sum_of<LANES>(__popc(bits));
+    const bool right = (found || tied) && selected == k;
+    if (!__all_sync(kWarpMask, right)) {
       const uint32_t other = select_by_keys();
-      if (!found && !tied) bits = other;
+      if (!right) bits = other;
     }
     return bits;
   }

@@ -96,6 +96,25 @@ def test_many_rows(device: torch.device, dtype: torch.dtype, balanced: bool) -> 
         check(torch.randn(rows, width, device=device).to(dtype), k, balanced)
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('width', [50, 64, 128, 256, 300, 512, 1024])
+def test_rows_of_hardly_any_spread(device: torch.device, dtype: torch.dtype, width: int) -> None:
+    mean = torch.randn(70, 1, dtype=torch.float64)
+    noise = torch.randn(70, width, dtype=torch.float64)
+    eps = torch.finfo(dtype).eps
+    for x in (
+        mean.expand(-1, width),
+        torch.where(noise > 1, mean * (1 + eps), mean),
+        torch.where(noise > 0, mean, -mean),
+        1000 + noise * 1e-4,
+        mean + noise * eps,
+        (noise - 2).relu(),
+        noise * 10.0 ** torch.randint(-30, 30, (70, 1)),
+    ):
+        for k in (1, 8, width // 8, width // 3, width - 1):
+            check(x.to(device, dtype), k)
+
+
 few = st.sampled_from([0.0, -0.0, 1.0, 2.0, -1.0, 0.5, NAN, -NAN, INF, -INF])
 
 
