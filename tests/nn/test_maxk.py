@@ -31,9 +31,9 @@ from pyg_fast.nn import (
 from pyg_fast.ops import CBSR, maxk
 
 NODES, DST, EDGES = 40, 25, 300
-IN, OUT = 16, 12
-# Of 16 and of 12 channels: few, which are read as entries, and many, which are read as dense rows.
-FEW, MANY = 3, 9
+IN, OUT = 16, 20
+# Of 16 and of 20 channels: few, which are read as entries, and many, which are read as dense rows.
+FEW, MANY = 3, 11
 KINDS = ('gcn', 'sage', 'gin')
 LAYERS = {
     'gcn': (GCNConv, PathPreparedGCNConv, MaxKGCNConv),
@@ -861,7 +861,7 @@ def test_bad_k() -> None:
         for k in (0, -1):
             with pytest.raises(ValueError, match="'k'"):
                 build(kind, 2, k=k)
-    with pytest.raises(ValueError, match="'k' must be 1 to 12, the number of channels, got 13"):
+    with pytest.raises(ValueError, match="'k' must be 1 to 20, the number of channels, got 21"):
         MaxKGCNConv(IN, OUT, k=OUT + 1)
     with pytest.raises(ValueError, match="'k'"):
         MaxKSAGEConv(IN, OUT, k=IN + 1)
@@ -939,7 +939,7 @@ def test_memory(root: bool, kind: str, device: torch.device) -> None:
         conv((x @ below).exp(), edge_index).sum().backward()
     assert below.grad is not None
     largest = max(math.prod(shape) for shape in shapes.seen)
-    assert largest <= max(NODES * IN, edge_index.numel()) < edge_index.size(1) * FEW
+    assert largest <= max(NODES * OUT, edge_index.numel()) < edge_index.size(1) * FEW
     # The two of the layers below, and for the linear map above what was aggregated.
     assert len(waiting[NODES, IN]) == 2 + (kind != 'gcn')
     assert (NODES, OUT) in shapes.seen
