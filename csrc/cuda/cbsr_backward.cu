@@ -126,14 +126,14 @@ struct StagedRow {
 #if __CUDA_ARCH__ >= 900
     if constexpr (std::is_same_v<Acc, float> && STEPS == 4) {
       atomicAdd(reinterpret_cast<float4*>(out), make_float4(g[0], g[1], g[2], g[3]));
-      return;
     } else if constexpr (std::is_same_v<Acc, float> && STEPS == 2) {
       atomicAdd(reinterpret_cast<float2*>(out), make_float2(g[0], g[1]));
-      return;
-    }
+    } else
 #endif
+    {
 #pragma unroll
-    for (int t = 0; t < STEPS; ++t) atomicAdd(out + t, g[t]);
+      for (int t = 0; t < STEPS; ++t) atomicAdd(out + t, g[t]);
+    }
   }
 
   __device__ void dots(const Edge& edge, int first, int count) const {
