@@ -93,8 +93,16 @@ class Outcome:
     @property
     def scores(self) -> list[tuple[float, ...]]:
         """Test scores of every run, in percent, at the best validation score."""
-        best = (max(run, key=lambda point: point.val[0]) for run in self.runs)
-        return [tuple(100 * score for score in point.test) for point in best]
+        return [tuple(100 * score for score in point.test) for point in self._best]
+
+    @property
+    def validation_scores(self) -> list[tuple[float, ...]]:
+        """The best validation score of every run, in percent."""
+        return [tuple(100 * score for score in point.val) for point in self._best]
+
+    @property
+    def _best(self) -> list[Point]:
+        return [max(run, key=lambda point: point.val[0]) for run in self.runs]
 
     @property
     def epoch_seconds(self) -> float:

@@ -278,6 +278,20 @@ def test_benchmark(tmp_path: Path) -> None:
         assert f"{row['mean']:.2f} ± " in markdown
 
 
+def test_benchmark_shows_validation_scores_alone(tmp_path: Path) -> None:
+    done = run_python(
+        '-m', 'benchmarks.accuracy', '--quick', '--graphs', 'planted', '--k', '4', '--hidden', '8',
+        '--epochs', '2', '--device', 'cpu', '--threads', '1', '--validation', '--seed', '100',
+        '--lr', '0.05', '--dropout', '0.1', '--out', str(tmp_path), cwd=SCRIPT.parents[1])
+    (written,) = tmp_path.glob('accuracy-*.json')
+    report = json.loads(written.read_text())
+    titles = [section['title'] for section in report['sections']]
+    assert titles == ['Validation accuracy, %', 'Time per epoch, ms']
+    assert any('learning rate 0.05' in note and 'dropout 0.1' in note for note in report['notes'])
+    assert 'seeds from 100 on' in report['notes'][0]
+    assert 'test accuracy' not in (done.stdout + done.stderr).lower()
+
+
 def test_cora_reaches_its_accuracy(
     example: ModuleType, data_root: Callable[[str, str], Path]
 ) -> None:
