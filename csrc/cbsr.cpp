@@ -26,28 +26,9 @@ void take_columns(P& p, const Tensor& columns, int64_t rows, int64_t dim, const 
   check_device(columns, "columns", on);
   p.dim = dim;
   p.k = columns.size(1);
-  STD_TORCH_CHECK(p.k <= dim, "columns must be at most ", dim, " in a row, got ", p.k);
+  STD_TORCH_CHECK(p.k >= 1 && p.k <= dim, "columns must be 1 to ", dim, " in a row, got ", p.k);
   p.column_type = column_type(columns.scalar_type());
   p.columns = columns.const_data_ptr();
-}
-
-const void* checked_value(const OptTensor& value, const Csr& csr, ScalarType type, bool& value_acc,
-                          const Tensor& on) {
-  if (!value) return nullptr;
-  STD_TORCH_CHECK(value->dim() == 1, "value must have one dimension, got ", value->dim());
-  STD_TORCH_CHECK(value->size(0) >= csr.num_edges, "value must name every edge");
-  value_acc = value->scalar_type() == acc_of(type);
-  if (!value_acc) check_type(value, "value", type);
-  check_device(value, "value", on);
-  return pointer(value);
-}
-
-const void* checked_scale(const OptTensor& scale, const char* name, int64_t size, ScalarType type,
-                          const Tensor& on) {
-  check_vector(scale, name, size);
-  check_type(scale, name, acc_of(type));
-  check_device(scale, name, on);
-  return pointer(scale);
 }
 
 template <typename Run>

@@ -26,25 +26,12 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, cons
   p.x = x.const_data_ptr();
 
   const OptTensor value = to_contiguous(value_), bias = to_contiguous(bias_);
-  if (value) {
-    STD_TORCH_CHECK(value->dim() == 1, "value must have one dimension, got ", value->dim());
-    STD_TORCH_CHECK(value->size(0) >= p.csr.num_edges, "value must name every edge");
-    p.value_acc = value->scalar_type() == acc;
-    if (!p.value_acc) check_type(value, "value", type);
-    check_device(value, "value", col);
-    p.value = pointer(value);
-  }
+  p.value = checked_value(value, p.csr, type, p.value_acc, col);
   const OptTensor row_scale = to_contiguous(row_scale_), col_scale = to_contiguous(col_scale_);
   const OptTensor diag = to_contiguous(diag_);
-  const auto scale = [&](const OptTensor& t, const char* name, int64_t size) {
-    check_vector(t, name, size);
-    check_type(t, name, acc);
-    check_device(t, name, col);
-    return pointer(t);
-  };
-  p.row_scale = scale(row_scale, "row_scale", p.csr.num_rows);
-  p.col_scale = scale(col_scale, "col_scale", p.csr.num_cols);
-  p.diag = scale(diag, "diag", p.csr.num_rows);
+  p.row_scale = checked_scale(row_scale, "row_scale", p.csr.num_rows, type, col);
+  p.col_scale = checked_scale(col_scale, "col_scale", p.csr.num_cols, type, col);
+  p.diag = checked_scale(diag, "diag", p.csr.num_rows, type, col);
   STD_TORCH_CHECK(!diag || p.csr.num_rows == p.csr.num_cols, "diag needs a square graph");
   const ScalarType out_type = p.out_acc ? acc : type;
   check_vector(bias, "bias", p.dim);

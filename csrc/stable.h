@@ -105,6 +105,26 @@ inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   return csr;
 }
 
+// One number per edge, of the features' type or (`value_acc`) of that of their sums.
+inline const void* checked_value(const OptTensor& value, const Csr& csr, ScalarType type,
+                                 bool& value_acc, const Tensor& on) {
+  if (!value) return nullptr;
+  STD_TORCH_CHECK(value->dim() == 1, "value must have one dimension, got ", value->dim());
+  STD_TORCH_CHECK(value->size(0) >= csr.num_edges, "value must name every edge");
+  value_acc = value->scalar_type() == acc_of(type);
+  if (!value_acc) check_type(value, "value", type);
+  check_device(value, "value", on);
+  return pointer(value);
+}
+
+inline const void* checked_scale(const OptTensor& scale, const char* name, int64_t size,
+                                 ScalarType type, const Tensor& on) {
+  check_vector(scale, name, size);
+  check_type(scale, name, acc_of(type));
+  check_device(scale, name, on);
+  return pointer(scale);
+}
+
 inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> size, ScalarType type) {
   return torch::stable::new_empty(like, size, type);
 }

@@ -498,6 +498,33 @@ def test_prologue_and_epilogue(
                 assert_near(a.detach().to(coarser), e, m, 200)
 
 
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_what_is_prepared_for_a_million_edges(device: torch.device, dtype: torch.dtype) -> None:
+    num_edges, n, width = 1_100_000, 2000, 520  # in several tiles of every type
+    graph = Edges(torch.randint(n, (2, num_edges)), n, n).graph(device=device)
+    csr, perm = graph[:2], graph.perm
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    x = exact(n, width, dtype=dtype, device=device)
+    kept = maxk(x, 20)
+    scale = torch.rand(n, dtype=acc, device=device)
+    for value in (exact(num_edges, dtype=d, device=device) for d in {dtype, acc}):
+        ordered = value[perm.long()]
+        for run in (
+            lambda perm, value: ops.spmm(
+                *csr, perm, value, x, None, None, None, None, False, False
+            ),
+            lambda perm, value: ops.cbsr_spmm_backward_ordered(
+                *csr, perm, value, x, kept.columns, None, scale, None
+            ),
+        ):
+            assert torch.equal(run(perm, value), run(None, ordered))
+    # A scale of the sources alone, which is applied beforehand where sums and features are alike.
+    args = None, None, kept.values, kept.columns, width, None, scale, None, None, False, True
+    out = ops.cbsr_spmm(*csr, *args).double()
+    dense = ops.spmm(*csr, None, None, kept.to_dense(), None, scale, None, None, False, True)
+    torch.testing.assert_close(out, dense.double(), rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize('dense_share', [0, 2])
 def test_higher_derivatives_of_everything(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, dense_share: int

@@ -318,3 +318,11 @@ def test_counts_of_invalid_edges(device: torch.device) -> None:
         actual = ops.to_csr(row, col, 3, 3, False, drop)
         assert all(map(torch.equal, actual, reference.to_csr(row, col, 3, 3, False, drop)))
         assert int(actual[3]) == 3
+
+
+@pytest.mark.parametrize('op', ['cbsr_to_dense', 'cbsr_sample', 'cbsr_spmm', 'cbsr_sddmm'])
+def test_rows_without_entries_are_refused(device: torch.device, op: str) -> None:
+    kwargs = sample(op, device)
+    cut = {k: v[:, :0] for k, v in kwargs.items() if k in ('values', 'columns')}
+    with pytest.raises(RuntimeError, match='columns must be 1 to'):
+        getattr(ops, op)(*{**kwargs, **cut}.values())
