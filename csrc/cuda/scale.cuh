@@ -40,8 +40,8 @@ bool wants_ordered_values(const P& p, int tiles) {
   return p.value && p.csr.perm && tiles > 1 && p.csr.num_edges >= (1 << 20);
 }
 
-// Puts the values into the order of the edges, and `p` into that state. Positions that no edge
-// names are not read: behind the last edge `perm` is zero.
+// Puts the values into the order of the edges, and `p` into that state. Behind the last edge `perm`
+// is zero: what is read for it is not used.
 template <typename T, typename I, typename P>
 void order_values(P& p, void* scratch, cudaStream_t stream) {
   order_values_kernel<T, I><<<blocks_for(p.csr.num_edges), kThreads, 0, stream>>>(

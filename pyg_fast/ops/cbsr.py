@@ -216,12 +216,12 @@ class CBSR:
         )
 
 
-def check_k(k: Any, num_columns: int, name: str = 'k') -> None:
+def check_k(k: Any, num_columns: int) -> None:
     """Raises unless :obj:`k` entries of a row of :obj:`num_columns` can be stored."""
     if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"'{name}' must be an integer, got {type(k).__name__}")
+        raise TypeError(f"'k' must be an integer, got {type(k).__name__}")
     if not 1 <= k <= num_columns:
-        raise ValueError(f"'{name}' must be 1 to {num_columns}, the number of columns, got {k}")
+        raise ValueError(f"'k' must be 1 to {num_columns}, the number of columns, got {k}")
 
 
 def _version(tensor: Tensor) -> int:
