@@ -390,7 +390,7 @@ class Section:
 
     title: str
     columns: Mapping[str, Sequence[str]]
-    versus: Sequence[Versus]
+    versus: Sequence[Versus] = ()
     width: str = 'F'
     memory: bool = False
     cells: list[Cell] = dataclasses.field(default_factory=list)
@@ -498,12 +498,12 @@ class Report:
         slug = re.sub(r'[^a-z0-9]+', '-', self.environment['device'].lower()).strip('-')
         self.path = args.out / f'{bench}-{slug}-{self.date:%Y%m%dT%H%M%S}'
 
-    def section(self, title: str, **kwargs: Any) -> Section:
+    def section(self, title: str, kind: type[Section] = Section, **kwargs: Any) -> Section:
         """The section of that title, made if there is none."""
         for section in self.sections:
             if section.title == title:
                 return section
-        self.sections.append(Section(title, **kwargs))
+        self.sections.append(kind(title, **kwargs))
         return self.sections[-1]
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 python -m benchmarks.accuracy             four real graphs and a multi-label one, five seeds
 python -m benchmarks.accuracy --quick     two small graphs, two seeds, few epochs
-python -m benchmarks.accuracy --validation --seed 100 --graphs Cora --lr 0.003
-    validation scores on other seeds, to choose a recipe by without a look at the test nodes
+python -m benchmarks.accuracy --choose    ReLU's validation scores over a grid, on other seeds
 
-The networks are trained by examples/maxk_training.py with its recipes, one for all variants.
+The networks are trained by examples/maxk_training.py with its recipes, one for all variants. Their
+learning rates and dropouts are those that `--choose` finds best.
 """
 import argparse
 import contextlib
@@ -30,6 +30,9 @@ REAL = {'Cora': 'Planetoid', 'PubMed': 'Planetoid', 'Computers': 'Amazon', 'CS':
 CASES = (*REAL, maxk_training.MULTI_LABEL)
 QUICK = {'planted': 'small', maxk_training.MULTI_LABEL: 'dense-small'}
 TIMES = 'Time per epoch, ms'
+RATES = (0.001, 0.003, 0.01)
+DROPOUTS = (0.2, 0.5, 0.7)
+CHOICE_SEED, CHOICE_RUNS = 100, 3  # none of the seeds of the test scores
 RELU = str(maxk_training.Variant())
 
 
@@ -43,6 +46,16 @@ class Trained(Result):
     def mean(self) -> float:
         return statistics.fmean(self.scores)
 
+    def scores_text(self) -> str:
+        spread = f' ± {statistics.stdev(self.scores):.2f}' if len(self.scores) > 1 else ''
+        return f'{self.mean:.2f}{spread}'
+
+
+def trained(cell: Cell, name: str) -> Trained:
+    result = cell.results[name]
+    assert isinstance(result, Trained)
+    return result
+
 
 class Scores(Section):
     """A table of test scores, and their differences from ReLU's."""
@@ -54,9 +67,10 @@ class Scores(Section):
             head += [name, 'difference']
         rows = []
         for cell in self.cells:
-            row = [cell.graph, str(cell.width), self._text(cell, RELU)]
+            row = [cell.graph, str(cell.width), trained(cell, RELU).scores_text()]
             for name in rivals:
-                row += [self._text(cell, name), f'{self._difference(cell, name):+.2f}']
+                row += [
+                    trained(cell, name).scores_text(), f'{self._difference(cell, name):+.2f}']
             rows.append(row)
         return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
 
@@ -65,23 +79,33 @@ class Scores(Section):
         return [{
             'graph': cell.graph,
             'variant': name,
-            'mean': self._scores(cell, name).mean,
+            'mean': trained(cell, name).mean,
             'difference': self._difference(cell, name),
         } for cell in self.cells for name in cell.results]
 
     @staticmethod
-    def _scores(cell: Cell, name: str) -> Trained:
-        result = cell.results[name]
-        assert isinstance(result, Trained)
-        return result
+    def _difference(cell: Cell, name: str) -> float:
+        return trained(cell, name).mean - trained(cell, RELU).mean
 
-    def _difference(self, cell: Cell, name: str) -> float:
-        return self._scores(cell, name).mean - self._scores(cell, RELU).mean
 
-    def _text(self, cell: Cell, name: str) -> str:
-        result = self._scores(cell, name)
-        spread = f' ± {statistics.stdev(result.scores):.2f}' if len(result.scores) > 1 else ''
-        return f'{result.mean:.2f}{spread}'
+class Choice(Section):
+    """A table of ReLU's validation scores over the grid, the best in bold."""
+
+    def markdown(self) -> str:
+        rows = []
+        for row, cell in zip(self.summary(), self.cells, strict=True):
+            texts = {name: trained(cell, name).scores_text() for name in cell.results}
+            texts[row['chosen']] = f"**{texts[row['chosen']]}**"
+            rows.append([cell.graph, str(cell.width), *texts.values()])
+        return '\n'.join([
+            f'## {self.title}', '', *_harness.table(['graph', self.width, *self.used()], rows)])
+
+    def summary(self) -> list[dict[str, Any]]:
+        """The best setting, one row for each graph."""
+        return [{
+            'graph': cell.graph,
+            'chosen': max(cell.results, key=lambda name: trained(cell, name).mean),
+        } for cell in self.cells]
 
 
 @contextlib.contextmanager
@@ -91,10 +115,8 @@ def arguments(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
     Raises:
         Missing: If the files of a real graph are not there.
     """
-    line = [
-        '--dataset', name, '--device', args.device, '--runs', str(args.runs), '--balanced',
-        '--k', ','.join(str(k) for k in args.k)]
-    for option in ('model', 'hidden', 'epochs', 'lr', 'dropout', 'seed'):
+    line = ['--dataset', name, '--device', args.device]
+    for option in ('model', 'hidden', 'epochs'):
         if getattr(args, option) is not None:
             line += [f'--{option}', str(getattr(args, option))]
     if args.quick and name in QUICK:
@@ -113,10 +135,36 @@ def arguments(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
         yield [*line, '--root', root]
 
 
-def add(
-    name: str, recipe: argparse.Namespace, report: _harness.Report, validation: bool,
+def choose(
+    name: str, line: Sequence[str], args: argparse.Namespace, report: _harness.Report,
+) -> None:
+    """Trains ReLU with every setting of the grid, and adds its validation scores."""
+    settings = {
+        f'lr {rate:g}, dropout {dropout:g}': (rate, dropout)
+        for rate in RATES for dropout in DROPOUTS}
+    results: dict[str, Result] = {}
+    for setting, (rate, dropout) in settings.items():
+        recipe = maxk_training.parse([
+            *line, '--lr', str(rate), '--dropout', str(dropout), '--k', 'relu',
+            '--seed', str(CHOICE_SEED), '--runs', str(args.runs)])
+        found = maxk_training.sweep(recipe)
+        (relu,) = found.outcomes
+        results[setting] = Trained(scores=[first for first, *_ in relu.validation_scores])
+        _harness.log(f'{name}: {setting}: {results[setting].scores_text()}')
+    report.graphs[name] = found.graph
+    report.notes.append(f'- {name}: {recipe.epochs} epochs, score: {found.metrics[0]}.')
+    report.section(
+        'Validation scores of ReLU, %', Choice,
+        columns={setting: [setting] for setting in settings}, width='hidden',
+    ).cells.append(Cell(name, recipe.hidden, results))
+
+
+def compare(
+    name: str, line: Sequence[str], args: argparse.Namespace, report: _harness.Report,
 ) -> None:
     """Trains all variants on one graph, and adds what came out."""
+    recipe = maxk_training.parse([
+        *line, '--runs', str(args.runs), '--balanced', '--k', ','.join(map(str, args.k))])
     found = maxk_training.sweep(recipe)
     share, limit = found.aggregation_share, found.limit
     report.graphs[name] = found.graph
@@ -136,18 +184,15 @@ def add(
         return Cell(name, recipe.hidden, results)
 
     for place, metric in enumerate(found.metrics):
-        title = f"{'Validation' if validation else 'Test'} {metric}, %"
-        if all(section.title != title for section in report.sections):
-            report.sections.append(Scores(title, columns, [], width='hidden'))
-        report.section(title).cells.append(cell([
-            [score[place] for score in (
-                outcome.validation_scores if validation else outcome.scores)]
-            for outcome in found.outcomes]))
+        report.section(
+            f'Test {metric}, %', Scores, columns=columns, width='hidden',
+        ).cells.append(cell([
+            [score[place] for score in outcome.scores] for outcome in found.outcomes]))
     times = report.section(
         TIMES, columns=columns, width='hidden',
         versus=[Versus(RELU, name, [RELU]) for name in columns if name != RELU])
     times.cells.append(cell([[] for _ in found.outcomes]))
-    _harness.log(name if validation else f'{name}\n{maxk_training.table(found)}\n')
+    _harness.log(f'{name}\n{maxk_training.table(found)}\n')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -161,11 +206,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--model', choices=maxk_training.MODELS, help='instead of the usual one')
     parser.add_argument('--hidden', type=int, help='instead of the usual width')
     parser.add_argument('--epochs', type=int, help='instead of the usual number')
-    parser.add_argument('--lr', type=float, help='instead of the usual learning rate')
-    parser.add_argument('--dropout', type=float, help='instead of the usual one')
     parser.add_argument('--runs', type=int, help='seeds')
-    parser.add_argument('--seed', type=int, default=0, help='the first of them')
-    parser.add_argument('--validation', action='store_true', help='its scores, not those of tests')
+    parser.add_argument('--choose', action='store_true', help='recipes, by validation scores')
     parser.add_argument('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     parser.add_argument('--threads', type=int, help='CPU threads of torch')
     parser.add_argument('--quick', action='store_true', help='a minute or less')
@@ -178,21 +220,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
     args.threads = torch.get_num_threads()
     args.graphs = args.graphs or tuple(QUICK if args.quick else CASES)
-    args.runs = args.runs or (2 if args.quick else 5)
+    args.runs = args.runs or (2 if args.quick else CHOICE_RUNS if args.choose else 5)
     args.epochs = args.epochs or (5 if args.quick else None)
 
-    what = 'Best validation scores' if args.validation else (
-        'Test scores at the epoch of the best validation score')
     report = _harness.Report('accuracy', args, [
-        f'{what}, mean and standard deviation over {args.runs} seeds from {args.seed} on; '
-        'difference: of the means, from ReLU. All variants have the same recipe and start from '
-        'the same weights. The usual recipes were found by hand, with test scores of ReLU and of '
-        'MaxK in sight on some of the seeds 0 to 4. Times are of training steps, medians, '
-        'the variants taking turns by runs; ratio: ReLU over MaxK. float32.', ''])
+        f'Best validation scores of ReLU, mean and standard deviation over {args.runs} seeds from '
+        f'{CHOICE_SEED} on. No test score is looked at.' if args.choose else
+        'Test scores at the epoch of the best validation score, mean and standard deviation over '
+        f'{args.runs} seeds; difference: of the means, from ReLU. All variants have the same '
+        "recipe, the best by ReLU's validation scores on other seeds, and start from the same "
+        'weights. Times are of training steps, medians, the variants taking turns by runs; ratio: '
+        'ReLU over MaxK. float32.', ''])
     for name in args.graphs:
         try:
             with arguments(name, args) as line:
-                add(name, maxk_training.parse(line), report, args.validation)
+                (choose if args.choose else compare)(name, line, args, report)
         except _graphs.Missing as reason:
             report.left_out[name] = str(reason)
             _harness.log(f'{name} left out: {reason}')

@@ -278,16 +278,21 @@ def test_benchmark(tmp_path: Path) -> None:
         assert f"{row['mean']:.2f} ± " in markdown
 
 
-def test_benchmark_shows_validation_scores_alone(tmp_path: Path) -> None:
+def test_benchmark_chooses_by_validation_scores_alone(tmp_path: Path) -> None:
     done = run_python(
-        '-m', 'benchmarks.accuracy', '--quick', '--graphs', 'planted', '--k', '4', '--hidden', '8',
-        '--epochs', '2', '--device', 'cpu', '--threads', '1', '--validation', '--seed', '100',
-        '--lr', '0.05', '--dropout', '0.1', '--out', str(tmp_path), cwd=SCRIPT.parents[1])
+        '-m', 'benchmarks.accuracy', '--choose', '--quick', '--graphs', 'planted', '--hidden', '8',
+        '--epochs', '2', '--device', 'cpu', '--threads', '1', '--out', str(tmp_path),
+        cwd=SCRIPT.parents[1])
     (written,) = tmp_path.glob('accuracy-*.json')
-    report = json.loads(written.read_text())
-    titles = [section['title'] for section in report['sections']]
-    assert titles == ['Validation accuracy, %', 'Time per epoch, ms']
-    assert any('learning rate 0.05' in note and 'dropout 0.1' in note for note in report['notes'])
+    report, markdown = json.loads(written.read_text()), written.with_suffix('.md').read_text()
+    (section,) = report['sections']
+    assert section['title'] == 'Validation scores of ReLU, %'
+    (cell,), (row,) = section['cells'], section['summary']
+    assert len(cell['results']) == 9
+    means = {name: sum(result['scores']) / 2 for name, result in cell['results'].items()}
+    assert len(set(means.values())) > 1
+    assert means[row['chosen']] == max(means.values())
+    assert f"**{means[row['chosen']]:.2f} ± " in markdown
     assert 'seeds from 100 on' in report['notes'][0]
     assert 'test accuracy' not in (done.stdout + done.stderr).lower()
 
