@@ -112,6 +112,82 @@ struct ToCsr {
   int64_t* invalid = nullptr;  // [1]
 };
 
+// A coordinate list in any order: edge e goes from src[e] to dst[e]. Invalid edges, with an index
+// outside [0, num_src) x [0, num_dst), are left out; so are self-loops if `drop_loops`.
+struct Coo {
+  const void* src = nullptr;  // [num_edges], int64_t if `index64` else int32_t
+  const void* dst = nullptr;
+  bool index64 = false;
+  bool drop_loops = false;
+  int64_t num_src = 0;
+  int64_t num_dst = 0;
+  int64_t num_edges = 0;
+};
+
+// out[i] = row_scale[i] * sum_{e: dst[e] == i} value[e] * col_scale[src[e]] * x[src[e]]
+//          + diag[i] * x[i]
+// Sums run in acc, as those of Spmm do; value, scales and diag may be nullptr.
+struct Scatter {
+  Coo coo;
+  DType dtype = DType::f32;
+  bool value_acc = false;  // value is stored as acc
+  int64_t dim = 0;
+  const void* x = nullptr;          // [num_src, dim]
+  const void* value = nullptr;      // [num_edges]
+  const void* row_scale = nullptr;  // [num_dst] acc
+  const void* col_scale = nullptr;  // [num_src] acc
+  const void* diag = nullptr;       // [num_dst] acc (num_src == num_dst)
+  void* out = nullptr;              // [num_dst, dim]
+  int64_t* invalid = nullptr;       // [1] number of invalid edges, or nullptr: not asked for
+};
+
+// out[e] = row_scale[dst[e]] * col_scale[src[e]] * <a[dst[e]], b[src[e]]>, 0 for edges left out.
+struct EdgeDot {
+  Coo coo;
+  DType dtype = DType::f32;  // of a, b and out
+  int64_t dim = 0;
+  const void* a = nullptr;          // [num_dst, dim]
+  const void* b = nullptr;          // [num_src, dim]
+  const void* row_scale = nullptr;  // [num_dst] acc or nullptr
+  const void* col_scale = nullptr;  // [num_src] acc or nullptr
+  void* out = nullptr;              // [num_edges]
+};
+
+// The symmetric normalisation of a GCN, in two steps. First
+//   degree[i] = sum_{e: dst[e] == i} value[e], in acc; without values a count, in int32_t;
+//   last[i] = 1 + the highest position of a loop of i, 0: none;
+//   counts = (invalid edges, loops). (num_src == num_dst in both.)
+struct GcnDegree {
+  Coo coo;
+  DType dtype = DType::f32;  // of value
+  bool weighted = false;     // whether there are values: those of no edges are a nullptr, too
+  const void* value = nullptr;  // [num_edges] or nullptr
+  void* degree = nullptr;       // [num_dst]
+  int64_t* last = nullptr;      // [num_dst] or nullptr
+  int64_t* counts = nullptr;    // [2]
+};
+
+// Then, with loop[i] = value[last[i] - 1], or fill_value if last[i] == 0 or there is no `last`,
+//   scale[i] = (degree[i] + loop[i])^(-1/2), 0 for a sum of 0;
+//   weight[k] = scale[src[e]] * value[e] * scale[dst[e]] for e = kept[k], 0 for edges left out;
+// and, if `loops` (else loop[i] = 0), a loop for each node behind the edges, of weight
+// scale[i] * loop[i] * scale[i], together with the list of all edges.
+struct GcnWeight {
+  Coo coo;
+  DType dtype = DType::f32;  // of value and weight
+  bool loops = false;
+  bool weighted = false;  // as above
+  double fill_value = 1;
+  int64_t num_kept = 0;
+  const void* value = nullptr;    // [num_edges] or nullptr
+  const void* degree = nullptr;   // [num_dst], as GcnDegree has it
+  const int64_t* last = nullptr;  // [num_dst] or nullptr
+  const int64_t* kept = nullptr;  // [num_kept] or nullptr: all edges
+  void* edge_index = nullptr;     // [2, num_kept + num_dst], as src and dst are, if `loops`
+  void* weight = nullptr;         // [num_kept (+ num_dst)]
+  void* scale = nullptr;          // [num_dst] acc
+};
+
 // CBSR: a row of `dim` features of which k are stored, with their columns, distinct and in any
 // order. Every struct below has values [rows, k] of `dtype` beside columns [rows, k].
 
@@ -202,6 +278,102 @@ struct CbsrSddmm {
   const void* row_scale = nullptr;
   const void* col_scale = nullptr;
   void* out = nullptr;  // [num_values]
+};
+
+// Attention. Of an edge e = (j, i) and head h the logit is
+//   GAT:   leaky(alpha_src[j, h] + alpha_dst[i, h] + alpha_edge[id, h])
+//   GATv2: sum_c att[h, c] * leaky(x[j, h, c] + x_dst[i, h, c])
+// with leaky(s) = s > 0 ? s : negative_slope * s; its weight p[e, h] is the softmax of the logits
+// over the edges of i. Beside the listed edges, row i < num_loops has one from node i itself.
+// The id of a listed edge is perm[e] (or e), that of the loop of i is csr.num_edges + i: the same
+// in the graph and in its transpose. Dropout keeps id and head where keeps(...) of dropout.h says
+// so: kept[e, h] = 1 / (1 - dropout), else 0.
+struct Attention {
+  Csr csr;
+  DType dtype = DType::f32;  // of x, x_dst, att and of out unless told otherwise
+  bool out_acc = false;      // out and bias (backward: grad) are stored as acc
+  int64_t num_loops = 0;     // at most num_rows and num_cols
+  int64_t heads = 0;
+  int64_t channels = 0;
+  double negative_slope = 0;
+  double dropout = 0;             // 0 to 1; at 1 nothing is kept
+  const int64_t* seed = nullptr;  // [1], where the features are; read if dropout > 0 only
+};
+
+// out[i, h] = sum_e kept * p * x[j, h] + bias[h]; a row without edges gives the bias.
+// What the backward needs is written where it is not nullptr (all or nothing), all of it acc:
+//   y[i, h] = out without bias; y_plus[i, h] = the part of y from edges of positive s;
+//   lse[i, h] = log sum_e exp(logit) (0 for an empty row); mass_plus[i, h] = sum of p, before
+//   dropout, over edges of positive s.
+struct Gat : Attention {
+  const void* x = nullptr;           // [num_cols, heads, channels]
+  const void* alpha_src = nullptr;   // [num_cols, heads] acc
+  const void* alpha_dst = nullptr;   // [num_rows, heads] acc
+  const void* alpha_edge = nullptr;  // [num_edges, heads] acc or nullptr
+  const void* alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
+  const void* bias = nullptr;        // [heads, channels] or nullptr
+  void* out = nullptr;               // [num_rows, heads, channels]
+  void* y = nullptr;                 // [num_rows, heads, channels]
+  void* y_plus = nullptr;            // [num_rows, heads, channels]
+  void* lse = nullptr;               // [num_rows, heads]
+  void* mass_plus = nullptr;         // [num_rows, heads]
+};
+
+// Backward of Gat, for destinations first. G[i, h] = <grad[i, h], y[i, h]>:
+//   stat[i] = (alpha_dst[i, :], lse[i, :], G[i, :])
+//   grad_alpha_dst[i, h] = (1 - negative_slope) * (<grad[i, h], y_plus[i, h]> - G * mass_plus)
+// Then, over the transpose (`csr`: a row for each source j, whose col names destinations i), with
+// ds[e, h] = p * (kept * <grad[i, h], x[j, h]> - G[i, h]) * leaky'(s):
+//   grad_x[j, h] = sum_e kept * p * grad[i, h];  grad_alpha_src[j, h] = sum_e ds[e, h]
+//   grad_alpha_edge[id, h] = ds[e, h], and likewise for loops; ids that no edge has are left alone.
+struct GatBackward : Attention {
+  const void* x = nullptr;           // [num_rows, heads, channels]
+  const void* alpha_src = nullptr;   // [num_rows, heads] acc
+  const void* alpha_dst = nullptr;   // [num_cols, heads] acc
+  const void* alpha_edge = nullptr;  // [num_edges, heads] acc or nullptr
+  const void* alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
+  const void* y = nullptr;           // [num_cols, heads, channels] acc, as the next three
+  const void* y_plus = nullptr;
+  const void* lse = nullptr;        // [num_cols, heads]
+  const void* mass_plus = nullptr;  // [num_cols, heads]
+  const void* grad = nullptr;       // [num_cols, heads, channels]
+  void* stat = nullptr;             // [num_cols, 3, heads] acc
+  void* grad_alpha_dst = nullptr;   // [num_cols, heads] acc
+  void* grad_x = nullptr;           // [num_rows, heads, channels]
+  void* grad_alpha_src = nullptr;   // [num_rows, heads] acc
+  void* grad_alpha_edge = nullptr;  // [num_edges, heads] acc or nullptr
+  void* grad_alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
+};
+
+// out[i, h] = sum_e kept * p * x[j, h] + bias[h]; y and lse as above.
+struct Gatv2 : Attention {
+  const void* x = nullptr;      // [num_cols, heads, channels]
+  const void* x_dst = nullptr;  // [num_rows, heads, channels]
+  const void* att = nullptr;    // [heads, channels]
+  const void* bias = nullptr;   // [heads, channels] or nullptr
+  void* out = nullptr;          // [num_rows, heads, channels]
+  void* y = nullptr;            // [num_rows, heads, channels] acc
+  void* lse = nullptr;          // [num_rows, heads] acc
+};
+
+// Backward of Gatv2 in two passes. With s[e, h, c] = x[j, h, c] + x_dst[i, h, c] and
+// dl[e, h] = p * (kept * <grad[i, h], x[j, h]> - G[i, h]), over the graph (`csr`):
+//   stat[i] = (lse[i, :], G[i, :]);  grad_x_dst[i, h, c] = att[h, c] * sum_e dl * leaky'(s)
+//   grad_att[h, c] = sum over all edges of dl * leaky(s)
+// and over the transpose (`t_csr`):
+//   grad_x[j, h, c] = sum_e kept * p * grad[i, h, c] + att[h, c] * dl * leaky'(s)
+struct Gatv2Backward : Attention {
+  Csr t_csr;
+  const void* x = nullptr;      // [num_cols, heads, channels]
+  const void* x_dst = nullptr;  // [num_rows, heads, channels]
+  const void* att = nullptr;    // [heads, channels]
+  const void* y = nullptr;      // [num_rows, heads, channels] acc
+  const void* lse = nullptr;    // [num_rows, heads] acc
+  const void* grad = nullptr;   // [num_rows, heads, channels]
+  void* stat = nullptr;         // [num_rows, 2, heads] acc
+  void* grad_x_dst = nullptr;   // [num_rows, heads, channels]
+  void* grad_att = nullptr;     // [heads, channels] acc
+  void* grad_x = nullptr;       // [num_cols, heads, channels]
 };
 
 }  // namespace pyg_fast

@@ -43,6 +43,24 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor a, Tensor b, Tensor? row_scale, "
       "Tensor? col_scale, bool mean, int num_values) -> Tensor");
 
+  // The same two over a coordinate list in any order: the first with the number of invalid edges, if
+  // `count`; `reverse` sums at sources.
+  m.def(
+      "scatter(Tensor edge_index, Tensor? value, Tensor x, Tensor? row_scale, Tensor? col_scale, "
+      "Tensor? diag, int num_dst, bool reverse, bool drop_loops, bool count) "
+      "-> (Tensor, Tensor)");
+  m.def(
+      "edge_dot(Tensor edge_index, Tensor a, Tensor b, Tensor? row_scale, Tensor? col_scale, "
+      "bool drop_loops) -> Tensor");
+
+  // The normalisation of a GCN: (degree, last, counts), then (edge_index, weight, scale).
+  m.def(
+      "gcn_degree(Tensor edge_index, Tensor? edge_weight, int num_nodes, bool drop_loops, "
+      "bool reverse) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "gcn_weight(Tensor edge_index, Tensor? edge_weight, Tensor degree, Tensor? last, Tensor? kept, "
+      "bool loops, float fill_value, ScalarType dtype) -> (Tensor, Tensor, Tensor)");
+
   // The k largest entries of each row as CBSR: (values, columns).
   m.def("maxk(Tensor x, int k, bool balanced) -> (Tensor, Tensor)");
   m.def("cbsr_to_dense(Tensor values, Tensor columns, int dim) -> Tensor");
@@ -62,6 +80,31 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   m.def(
       "cbsr_sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor values, "
       "Tensor columns, Tensor? row_scale, Tensor? col_scale, bool mean, int num_values) -> Tensor");
+
+  // Attention over each row's edges, and `num_loops` self-loops: the result, and (`training`) what
+  // the backward reads: y, y_plus, lse, mass_plus; y, lse.
+  m.def(
+      "gat(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor alpha_src, Tensor alpha_dst, "
+      "Tensor? alpha_edge, Tensor? alpha_loop, Tensor? bias, Tensor? seed, int num_loops, "
+      "float negative_slope, float dropout, bool training, bool out_acc) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "gatv2(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor x_dst, Tensor att, "
+      "Tensor? bias, Tensor? seed, int num_loops, float negative_slope, float dropout, "
+      "bool training, bool out_acc) -> (Tensor, Tensor, Tensor)");
+
+  // Their gradients: of x, alpha_src, alpha_dst, alpha_edge and alpha_loop (empty where there is
+  // none); of x, x_dst and att.
+  m.def(
+      "gat_backward(Tensor t_rowptr, Tensor t_col, Tensor? t_perm, Tensor x, Tensor alpha_src, "
+      "Tensor alpha_dst, Tensor? alpha_edge, Tensor? alpha_loop, Tensor? seed, Tensor y, "
+      "Tensor y_plus, Tensor lse, Tensor mass_plus, Tensor grad, int num_loops, "
+      "float negative_slope, float dropout) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "gatv2_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor t_rowptr, Tensor t_col, "
+      "Tensor? t_perm, Tensor x, Tensor x_dst, Tensor att, Tensor? seed, Tensor y, Tensor lse, "
+      "Tensor grad, int num_loops, float negative_slope, float dropout) "
+      "-> (Tensor, Tensor, Tensor)");
 
   m.def("with_cuda() -> bool");
 }

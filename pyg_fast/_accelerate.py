@@ -7,14 +7,15 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from .nn import FastGINConv, FastSAGEConv, PathPreparedGCNConv
+from .nn import FastGINConv, FastSAGEConv, FusedGATConv, FusedGATv2Conv, PathPreparedGCNConv
 from .nn._fused import Fused
 from .nn._reduce import may_fuse, why_not
 
 ModelT = TypeVar('ModelT', bound=Module)
 
-_FUSED: dict[type, type] = {
-    cls._base: cls for cls in (PathPreparedGCNConv, FastSAGEConv, FastGINConv)
+_FUSED: dict[type, Any] = {
+    cls._base: cls
+    for cls in (PathPreparedGCNConv, FastSAGEConv, FastGINConv, FusedGATConv, FusedGATv2Conv)
 }
 _NAMES = {base.__name__ for base in _FUSED}
 # On the layers that `restore` changes back, whatever was copied or pickled in between.
@@ -32,7 +33,8 @@ class LayerReport(NamedTuple):
 
 def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
     r"""Swaps each :class:`~torch_geometric.nn.conv.GCNConv`,
-    :class:`~torch_geometric.nn.conv.SAGEConv` and :class:`~torch_geometric.nn.conv.GINConv` of a
+    :class:`~torch_geometric.nn.conv.SAGEConv`, :class:`~torch_geometric.nn.conv.GINConv`,
+    :class:`~torch_geometric.nn.conv.GATConv` and :class:`~torch_geometric.nn.conv.GATv2Conv` of a
     model for our exact equivalent, in place.
 
     The layers stay the same objects (only their class changes, as that of lazy modules in PyTorch
@@ -125,19 +127,20 @@ def _reason(conv: Any) -> str | None:
         bases = [base.__name__ for base in _FUSED if isinstance(conv, base)]
         return f'a subclass of {bases[0]}' if bases else 'no kernel for it'
     patched = vars(conv).keys() & {
-        'forward', 'message', 'aggregate', 'update', 'message_and_aggregate'
+        'forward', 'message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update'
     }  # fmt: skip
     if patched:
         return f'its {min(patched)} is patched'
     if conv.explain:
         return 'explains'
-    if conv.node_dim != -2:
+    if conv.node_dim != _FUSED[cls]._node_dim:
         return f'node_dim={conv.node_dim}'
     if conv.decomposed_layers != 1:
         return f'decomposed_layers={conv.decomposed_layers}'
-    if not may_fuse(conv):
+    attention = cls in (FusedGATConv._base, FusedGATv2Conv._base)
+    if not attention and not may_fuse(conv):  # PyG never fuses attention.
         return 'fuse=False'
-    if cls is PathPreparedGCNConv._base:
+    if attention or cls is PathPreparedGCNConv._base:
         return None if conv.aggr in ('add', 'sum') else f'aggr={conv.aggr!r}'
     return why_not(conv.aggr_module)
 

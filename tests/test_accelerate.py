@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import Module, ModuleDict, ModuleList
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import (
-    GATConv,
     GCNConv,
     GINConv,
     SAGEConv,
+    TransformerConv,
     to_hetero,
 )
 
@@ -266,7 +266,7 @@ def not_fused() -> Module:
     ('made', 'reason'),
     [
         (lambda: Custom(8, 4), 'a subclass of SAGEConv'),
-        (lambda: GATConv(8, 4), 'no kernel for it'),
+        (lambda: TransformerConv(8, 4), 'no kernel for it'),
         (lambda: SAGEConv(8, 4, aggr='lstm'), 'LSTMAggregation has no kernel'),
         (lambda: SAGEConv(8, 4, aggr=['mean', 'median']), 'MedianAggregation has no kernel'),
         (lambda: SAGEConv(8, 4, aggr=['mean', 'mean']), 'an aggregation is listed twice'),
@@ -305,16 +305,17 @@ def test_torchscript() -> None:
 
 def test_verbose(capsys: pytest.CaptureFixture) -> None:
     model = ModuleDict({
-        'first': SAGEConv(8, 4), 'second': SAGEConv(8, 4, aggr='median'), 'third': GATConv(8, 4)
+        'first': SAGEConv(8, 4), 'second': SAGEConv(8, 4, aggr='median'),
+        'third': TransformerConv(8, 4),
     })  # fmt: skip
     pyg_fast.accelerate(model)
     assert capsys.readouterr().out == ''
     pyg_fast.accelerate(model, verbose=True)
     assert capsys.readouterr().out.splitlines() == [
-        'layer   class     runs as',
-        'first   SAGEConv  FastSAGEConv',
-        'second  SAGEConv  SAGEConv: MedianAggregation has no kernel',
-        'third   GATConv   GATConv: no kernel for it',
+        'layer   class            runs as',
+        'first   SAGEConv         FastSAGEConv',
+        'second  SAGEConv         SAGEConv: MedianAggregation has no kernel',
+        'third   TransformerConv  TransformerConv: no kernel for it',
     ]
 
 

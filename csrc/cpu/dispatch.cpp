@@ -90,6 +90,22 @@ void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t d
   kernels().spmm_max_backward_x(p, dim_begin, dim_end);
 }
 
+void scatter(const Scatter& p, int64_t begin, int64_t end) { kernels().scatter(p, begin, end); }
+
+void edge_dot(const EdgeDot& p, int64_t begin, int64_t end) { kernels().edge_dot(p, begin, end); }
+
+void gcn_degree(const GcnDegree& p, int64_t begin, int64_t end) {
+  kernels().gcn_degree(p, begin, end);
+}
+
+void gcn_scale(const GcnWeight& p, int64_t begin, int64_t end) {
+  kernels().gcn_scale(p, begin, end);
+}
+
+void gcn_weight(const GcnWeight& p, int64_t begin, int64_t end) {
+  kernels().gcn_weight(p, begin, end);
+}
+
 void maxk(const MaxK& p, int64_t begin, int64_t end) {
   kernels().maxk(p, begin, end);
 }
@@ -116,6 +132,26 @@ void cbsr_spmm_backward(const CbsrBackward& p, int64_t begin, int64_t end) {
 
 void cbsr_spmm_backward_ordered(const CbsrBackward& p, int64_t begin, int64_t end) {
   kernels().cbsr_spmm_backward_ordered(p, begin, end);
+}
+
+void gat(const Gat& p, int64_t begin, int64_t end) { kernels().gat(p, begin, end); }
+
+void gat_backward_dst(const GatBackward& p, int64_t begin, int64_t end) {
+  kernels().gat_backward_dst(p, begin, end);
+}
+
+void gat_backward_src(const GatBackward& p, int64_t begin, int64_t end) {
+  kernels().gat_backward_src(p, begin, end);
+}
+
+void gatv2(const Gatv2& p, int64_t begin, int64_t end) { kernels().gatv2(p, begin, end); }
+
+void gatv2_backward_dst(const Gatv2Backward& p, int64_t begin, int64_t end, void* grad_att) {
+  kernels().gatv2_backward_dst(p, begin, end, grad_att);
+}
+
+void gatv2_backward_src(const Gatv2Backward& p, int64_t begin, int64_t end) {
+  kernels().gatv2_backward_src(p, begin, end);
 }
 
 int64_t row_of_share(const Csr& csr, int64_t k, int64_t n) {

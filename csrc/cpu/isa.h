@@ -10,6 +10,11 @@ struct Kernels {
   void (*sddmm)(const Sddmm&, int64_t, int64_t);
   void (*spmm_max_backward_value)(const SpmmMaxBackwardValue&, int64_t, int64_t);
   void (*spmm_max_backward_x)(const SpmmMaxBackwardX&, int64_t, int64_t);
+  void (*scatter)(const Scatter&, int64_t, int64_t);
+  void (*edge_dot)(const EdgeDot&, int64_t, int64_t);
+  void (*gcn_degree)(const GcnDegree&, int64_t, int64_t);
+  void (*gcn_scale)(const GcnWeight&, int64_t, int64_t);
+  void (*gcn_weight)(const GcnWeight&, int64_t, int64_t);
   void (*maxk)(const MaxK&, int64_t, int64_t);
   void (*cbsr_to_dense)(const CbsrDense&, int64_t, int64_t);
   void (*cbsr_sample)(const CbsrDense&, int64_t, int64_t);
@@ -17,6 +22,12 @@ struct Kernels {
   void (*cbsr_sddmm)(const CbsrSddmm&, int64_t, int64_t);
   void (*cbsr_spmm_backward)(const CbsrBackward&, int64_t, int64_t);
   void (*cbsr_spmm_backward_ordered)(const CbsrBackward&, int64_t, int64_t);
+  void (*gat)(const Gat&, int64_t, int64_t);
+  void (*gat_backward_dst)(const GatBackward&, int64_t, int64_t);
+  void (*gat_backward_src)(const GatBackward&, int64_t, int64_t);
+  void (*gatv2)(const Gatv2&, int64_t, int64_t);
+  void (*gatv2_backward_dst)(const Gatv2Backward&, int64_t, int64_t, void*);
+  void (*gatv2_backward_src)(const Gatv2Backward&, int64_t, int64_t);
 };
 
 namespace baseline {

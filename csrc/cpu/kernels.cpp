@@ -1,7 +1,10 @@
 // Compiled once per instruction set, named by PYG_FAST_ISA: baseline, avx2 or avx512.
 #include "cbsr.h"
+#include "gat.h"
+#include "gatv2.h"
 #include "isa.h"
 #include "maxk.h"
+#include "scatter.h"
 #include "sddmm.h"
 #include "spmm.h"
 #include "spmm_max.h"
@@ -10,8 +13,11 @@ namespace pyg_fast::cpu::PYG_FAST_ISA {
 
 const Kernels kernels = {
     spmm,          spmm_max,    sddmm,     spmm_max_backward_value, spmm_max_backward_x,
+    scatter,       edge_dot,    gcn_degree, gcn_scale,              gcn_weight,
     maxk,          cbsr_to_dense, cbsr_sample, cbsr_spmm,           cbsr_sddmm,
     cbsr_spmm_backward, cbsr_spmm_backward_ordered,
+    gat,           gat_backward_dst, gat_backward_src, gatv2,
+    gatv2_backward_dst, gatv2_backward_src,
 };
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA

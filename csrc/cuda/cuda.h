@@ -24,6 +24,16 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* 
 const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
                                         void* stream);
 
+// Atomic additions, as above.
+int64_t scatter_scratch(const Scatter& p);
+const char* scatter(const Scatter& p, void* scratch, void* stream);
+
+const char* edge_dot(const EdgeDot& p, void* stream);
+
+// Atomic additions, if there are values.
+const char* gcn_degree(const GcnDegree& p, void* stream);
+const char* gcn_weight(const GcnWeight& p, void* stream);
+
 const char* maxk(const MaxK& p, void* stream);
 const char* cbsr_to_dense(const CbsrDense& p, void* stream);
 const char* cbsr_sample(const CbsrDense& p, void* stream);
@@ -41,6 +51,16 @@ int64_t cbsr_spmm_backward_ordered_scratch(const CbsrBackward& p);
 const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* scratch, void* stream);
 
 const char* cbsr_sddmm(const CbsrSddmm& p, void* stream);
+
+const char* gat(const Gat& p, void* stream);
+// Several sums of a wide head.
+int64_t gat_backward_scratch(const GatBackward& p);
+const char* gat_backward(const GatBackward& p, void* scratch, void* stream);
+
+const char* gatv2(const Gatv2& p, void* stream);
+// Sums of grad_att, block by block.
+int64_t gatv2_backward_scratch(const Gatv2Backward& p);
+const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream);
 
 int64_t to_csr_scratch(const ToCsr& p);
 const char* to_csr(const ToCsr& p, void* scratch, void* stream);

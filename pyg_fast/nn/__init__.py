@@ -1,5 +1,6 @@
 """The layers."""
 
+from .gat import FusedGATConv, FusedGATv2Conv
 from .gcn import PathPreparedGCNConv
 from .gin import FastGINConv
 from .maxk import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
@@ -7,6 +8,6 @@ from .maxk_gnn import MaxKGNN
 from .sage import FastSAGEConv
 
 __all__ = [
-    'FastGINConv', 'FastSAGEConv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv',
-    'PathPreparedGCNConv',
+    'FastGINConv', 'FastSAGEConv', 'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv',
+    'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv',
 ]  # fmt: skip

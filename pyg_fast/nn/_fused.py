@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import Adj, OptTensor, SparseTensor
+from torch_geometric.utils import to_edge_index
 
 from ..ops.cbsr import CBSR
 from ..ops.spmm import DTYPES
@@ -18,6 +20,7 @@ class Fused:
     way of the base class."""
 
     _base: type[MessagePassing]  # PyG's class
+    _node_dim = -2  # that the base counts nodes in
 
     def _fusible(self: Any, x: Tensor) -> bool:
         return self.fuse and self._unaltered(x)
@@ -27,7 +30,7 @@ class Fused:
         return (
             not self._explain
             and self._decomposed_layers == 1
-            and self.node_dim == -2
+            and self.node_dim == self._node_dim
             and isinstance(x, Tensor)
             and x.layout == torch.strided
             and x.dim() == 2
@@ -47,10 +50,12 @@ class Fused:
             and cls.aggregate is base.aggregate
             and cls.update is base.update
             and cls.message_and_aggregate is base.message_and_aggregate
+            and cls.edge_update is base.edge_update
             and 'message' not in own
             and 'aggregate' not in own
             and 'update' not in own
             and 'message_and_aggregate' not in own
+            and 'edge_update' not in own
         )
 
     def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
@@ -61,6 +66,7 @@ class Fused:
         self.fuse = fuse
         # Else the base's compiled `propagate` would be taken for the original one.
         type(self)._orig_propagate = MessagePassing.propagate
+        type(self)._orig_edge_updater = MessagePassing.edge_updater
 
     def __prepare_scriptable__(self: Any) -> MessagePassing:
         return self.to_base()
@@ -83,6 +89,22 @@ def recast(module: Any, cls: Any) -> Any:
         state.pop(name, None)
     out.__dict__.update(state)
     return out
+
+
+def entries(adj_t: Adj, num_src: int, num_dst: int) -> tuple[Tensor, OptTensor] | None:
+    """Edges and weights of a transposed sparse matrix, or None where PyG has to do it."""
+    if adj_t.size(0) != num_dst or adj_t.size(1) != num_src:
+        return None
+    value: OptTensor
+    if isinstance(adj_t, SparseTensor):
+        row, col, value = adj_t.coo()
+    else:
+        if adj_t.layout not in (torch.sparse_coo, torch.sparse_csr):
+            return None
+        (row, col), value = to_edge_index(adj_t)
+    if value is not None and (value.dim() != 1 or value.requires_grad):
+        return None
+    return torch.stack([col, row]), value
 
 
 def is_plain_linear(linear: Module) -> bool:

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
-from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
+from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..formats.gcn_norm import GCNNorm, gcn_norm
+from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import aggregate_cbsr
+from ..ops.gcn_norm import gcn_scale
 from ..ops.graph import graph_of
 from ..ops.linear_spmm import linear_spmm
 from ..ops.spmm import acc_dtype, aggregate
-from ._fused import Fused, autocast_dtype, is_plain_linear
+from ..ops.to_csr import check_edge_index
+from ._fused import Fused, autocast_dtype, entries, is_plain_linear
 from ._reduce import plus, with_values
 
 
@@ -34,7 +37,10 @@ class PathPreparedGCNConv(Fused, GCNConv):
     aggregated.
 
     A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted and normalised once. Any
-    other input works as in PyG, and is sorted at every call unless :obj:`cached=True`. An
+    other input works as in PyG, and is sorted at every call unless :obj:`cached=True`; but a plain
+    :obj:`edge_index` without weights is left as it is where scattering costs less, see
+    :func:`~pyg_fast.ops.aggregate`: on CUDA by atomic additions, whose last bits vary unless
+    :func:`torch.use_deterministic_algorithms` is on. An
     :obj:`edge_weight` that requires a gradient is normalised at every call, since its gradient
     flows through the degrees. Inputs that the kernel does not take (other types than float32,
     float64, float16 and bfloat16, static batches, aggregations other than sums, hooks,
@@ -81,10 +87,38 @@ class PathPreparedGCNConv(Fused, GCNConv):
     def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
         """"""
         if self._fusible(x) and self.aggr in ('add', 'sum'):
+            if self._scatters(x, edge_index, edge_weight):
+                return self._scattered(x, edge_index)
             norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled())
             if norm is not None:
                 return self._mapped(x, norm)
         return super().forward(x, edge_index, edge_weight)
+
+    def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
+        """Whether to leave a plain list of edges, without weights, in its order."""
+        return (
+            edge_weight is None
+            and self.normalize
+            and not self.cached
+            and type(edge_index) is Tensor
+            and edge_index.layout == torch.strided
+            and edge_index.device == x.device
+            and autocast_dtype(x) is None
+            and (self.bias is None or self.bias.dtype == x.dtype)
+            and not sorting_pays(edge_index.size(-1), self.out_channels, x.is_cuda)
+        )
+
+    def _scattered(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        check_edge_index(edge_index)
+        scale, diag = gcn_scale(
+            edge_index, None, x.size(0), x.dtype,
+            loops='remaining' if self.add_self_loops else 'keep', flow=self.flow,
+        )  # fmt: skip
+        out = scatter_sum(
+            edge_index, self.lin(x), None, x.size(0), scale, scale, diag,
+            reverse=self.flow == 'target_to_source', drop_loops=self.add_self_loops,
+        )  # fmt: skip
+        return out if self.bias is None else out + self.bias
 
     def _norm(
         self, x: Tensor | CBSR, edge_index: Adj, edge_weight: OptTensor, transpose: bool
@@ -106,11 +140,11 @@ class PathPreparedGCNConv(Fused, GCNConv):
             if torch.compiler.is_compiling() or self.flow != 'source_to_target':
                 return None
             loops = 'replace' if isinstance(edge_index, SparseTensor) else 'add'
-            entries = _entries(edge_index, num_nodes)
+            found = entries(edge_index, num_nodes, num_nodes)
             # `edge_weight` beside a matrix is PyG's to refuse or to ignore.
-            if entries is None or edge_weight is not None:
+            if found is None or edge_weight is not None:
                 return None
-            edge_index, edge_weight = entries
+            edge_index, edge_weight = found
         elif not isinstance(edge_index, Tensor):
             return None
         elif edge_weight is None:
@@ -205,19 +239,3 @@ def _check_rows(x: Tensor | CBSR, norm: GCNNorm) -> None:
         raise ValueError(
             f"'x' must have {norm.graph.num_src} rows as the graph has nodes, got {list(x.shape)}"
         )
-
-
-def _entries(adj_t: Adj, num_nodes: int) -> tuple[Tensor, OptTensor] | None:
-    """Edges and weights of a transposed sparse matrix, or None where PyG has to do it."""
-    if adj_t.size(0) != num_nodes or adj_t.size(1) != num_nodes:
-        return None
-    value: OptTensor
-    if isinstance(adj_t, SparseTensor):
-        row, col, value = adj_t.coo()
-    else:
-        if adj_t.layout not in (torch.sparse_coo, torch.sparse_csr):
-            return None
-        (row, col), value = to_edge_index(adj_t)
-    if value is not None and (value.dim() != 1 or value.requires_grad):
-        return None
-    return torch.stack([col, row]), value

@@ -1,11 +1,27 @@
 """The operations: typed checks, kernels, gradients."""
 
 from ._library import with_cuda
+from .aggregate import aggregate
 from .cbsr import CBSR
 from .cbsr_spmm import cbsr_spmm
+from .gat import gat
+from .gatv2 import gatv2
+from .gcn_norm import gcn_norm
 from .graph import Graph
 from .maxk import maxk
 from .spmm import spmm
 from .to_csr import to_csr
 
-__all__ = ['CBSR', 'Graph', 'cbsr_spmm', 'maxk', 'spmm', 'to_csr', 'with_cuda']
+__all__ = [
+    'CBSR',
+    'Graph',
+    'aggregate',
+    'cbsr_spmm',
+    'gat',
+    'gatv2',
+    'gcn_norm',
+    'maxk',
+    'spmm',
+    'to_csr',
+    'with_cuda',
+]

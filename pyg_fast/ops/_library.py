@@ -117,6 +117,69 @@ def _sddmm(
     return a.new_empty(num_values)
 
 
+def _scatter(
+    edge_index: Tensor,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    num_dst: int,
+    reverse: bool,
+    drop_loops: bool,
+    count: bool,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(num_dst, x.size(1)), x.new_empty(int(count), dtype=torch.int64)
+
+
+def _edge_dot(
+    edge_index: Tensor,
+    a: Tensor,
+    b: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    drop_loops: bool,
+) -> Tensor:
+    return a.new_empty(edge_index.size(1))
+
+
+def _gcn_degree(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    num_nodes: int,
+    drop_loops: bool,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.int32 if edge_weight is None else _acc(edge_weight.dtype)
+    return (
+        edge_index.new_empty(num_nodes, dtype=dtype),
+        edge_index.new_empty(
+            num_nodes if edge_weight is not None and drop_loops else 0, dtype=torch.int64
+        ),
+        edge_index.new_empty(2, dtype=torch.int64),
+    )
+
+
+def _gcn_weight(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    degree: Tensor,
+    last: Tensor | None,
+    kept: Tensor | None,
+    loops: bool,
+    fill_value: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = edge_index.size(1) if kept is None else kept.size(0)
+    if loops:
+        total = total + degree.size(0)
+    return (
+        edge_index.new_empty(2, total if loops else 0),
+        edge_index.new_empty(total, dtype=dtype),
+        torch.empty_like(degree, dtype=_acc(dtype)),
+    )
+
+
 def column_dtype(num_columns: int) -> torch.dtype:
     """The narrowest type that CBSR columns are stored in."""
     if num_columns <= 256:
@@ -202,6 +265,112 @@ def _cbsr_sddmm(
     return grad.new_empty(num_values)
 
 
+def _gat(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+    training: bool,
+    out_acc: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows, heads, channels = rowptr.size(0) - 1, x.size(1), x.size(2)
+    acc, kept = _acc(x.dtype), rows if training else 0
+    return (
+        x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
+        x.new_empty(kept, heads, channels, dtype=acc),
+        x.new_empty(kept, heads, channels, dtype=acc),
+        x.new_empty(kept, heads, dtype=acc),
+        x.new_empty(kept, heads, dtype=acc),
+    )
+
+
+def _gat_backward(
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    seed: Tensor | None,
+    y: Tensor,
+    y_plus: Tensor,
+    lse: Tensor,
+    mass_plus: Tensor,
+    grad: Tensor,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    heads = x.size(1)
+    return (
+        x.new_empty(x.shape),
+        alpha_src.new_empty(x.size(0), heads),
+        alpha_src.new_empty(alpha_dst.size(0), heads),
+        alpha_src.new_empty(0 if alpha_edge is None else t_col.size(0), heads),
+        alpha_src.new_empty(0 if alpha_loop is None else num_loops, heads),
+    )
+
+
+def _gatv2(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    x: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+    training: bool,
+    out_acc: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, heads, channels = rowptr.size(0) - 1, x.size(1), x.size(2)
+    acc, kept = _acc(x.dtype), rows if training else 0
+    return (
+        x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
+        x.new_empty(kept, heads, channels, dtype=acc),
+        x.new_empty(kept, heads, dtype=acc),
+    )
+
+
+def _gatv2_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    x: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    seed: Tensor | None,
+    y: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(x_dst.shape),
+        lse.new_empty(x.size(1), x.size(2)),
+    )
+
+
 for _fake in (
     _to_csr,
     _spmm,
@@ -210,6 +379,10 @@ for _fake in (
     _spmm_max_backward_x_ordered,
     _spmm_max_backward_value,
     _sddmm,
+    _scatter,
+    _edge_dot,
+    _gcn_degree,
+    _gcn_weight,
     _maxk,
     _cbsr_to_dense,
     _cbsr_sample,
@@ -217,5 +390,9 @@ for _fake in (
     _cbsr_spmm_backward,
     _cbsr_spmm_backward_ordered,
     _cbsr_sddmm,
+    _gat,
+    _gat_backward,
+    _gatv2,
+    _gatv2_backward,
 ):
     _meta.impl(_fake.__name__[1:], _fake, 'Meta')

@@ -2,7 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import leaky_relu, pad
+
+from ._attention import keeps
 
 
 def to_csr(
@@ -134,6 +136,108 @@ def sddmm(
     return dot.new_zeros(num_values).index_add(0, position, dot)
 
 
+def scatter(
+    edge_index: Tensor,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    diag: Tensor | None = None,
+    num_dst: int = 0,
+    reverse: bool = False,
+    drop_loops: bool = False,
+    count: bool = False,
+) -> tuple[Tensor, Tensor]:
+    src, dst = edge_index.long().flip(0) if reverse else edge_index.long()
+    x = x.double()
+    valid = (src >= 0) & (src < x.size(0)) & (dst >= 0) & (dst < num_dst)
+    used = (valid & (src != dst) if drop_loops else valid).nonzero().view(-1)
+    message = _message(x, value, src[used], used)
+    if col_scale is not None:
+        message = message * col_scale.double()[src[used], None]
+    out = x.new_zeros(num_dst, x.size(1)).index_add(0, dst[used], message)
+    if row_scale is not None:
+        out = out * row_scale.double().view(-1, 1)
+    if diag is not None:
+        out = out + diag.double().view(-1, 1) * x
+    return out, (~valid).sum().view(1)[: int(count)]
+
+
+def edge_dot(
+    edge_index: Tensor,
+    a: Tensor,
+    b: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    drop_loops: bool,
+) -> Tensor:
+    src, dst = edge_index.long()
+    valid = (src >= 0) & (src < b.size(0)) & (dst >= 0) & (dst < a.size(0))
+    used = (valid & (src != dst) if drop_loops else valid).nonzero().view(-1)
+    dot = (a.double()[dst[used]] * b.double()[src[used]]).sum(1)
+    if row_scale is not None:
+        dot = dot * row_scale.double()[dst[used]]
+    if col_scale is not None:
+        dot = dot * col_scale.double()[src[used]]
+    return dot.new_zeros(edge_index.size(1)).index_add(0, used, dot)
+
+
+def gcn_degree(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    num_nodes: int,
+    drop_loops: bool,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    src, dst = edge_index.long().flip(0) if reverse else edge_index.long()
+    valid = (src >= 0) & (src < num_nodes) & (dst >= 0) & (dst < num_nodes)
+    loop = valid & (src == dst)
+    used = (valid & ~loop if drop_loops else valid).nonzero().view(-1)
+    if edge_weight is None:
+        degree = torch.bincount(dst[used], minlength=num_nodes).int()
+    else:
+        degree = edge_weight.new_zeros(num_nodes, dtype=torch.float64)
+        degree = degree.index_add(0, dst[used], edge_weight.double()[used])
+    loops = loop.nonzero().view(-1)
+    last = src.new_zeros(0 if edge_weight is None or not drop_loops else num_nodes)
+    if last.size(0) > 0:
+        last = last.scatter_reduce(0, dst[loops], loops + 1, 'amax')
+    return degree, last, torch.stack([(~valid).sum(), loop.sum()])
+
+
+def gcn_weight(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    degree: Tensor,
+    last: Tensor | None,
+    kept: Tensor | None,
+    loops: bool,
+    fill_value: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_nodes = degree.size(0)
+    loop = degree.new_full((num_nodes,), fill_value if loops else 0, dtype=torch.float64)
+    if last is not None and edge_weight is not None and edge_weight.size(0) > 0:
+        loop = torch.where(last > 0, edge_weight.double()[(last - 1).clamp(min=0)], loop)
+    degree = degree.double() + loop
+    scale = torch.where(degree == 0, 0, torch.where(degree == 0, 1, degree).rsqrt())
+    if kept is not None:
+        edge_index = edge_index[:, kept]
+        edge_weight = None if edge_weight is None else edge_weight[kept]
+    src, dst = edge_index.long()
+    used = ((src >= 0) & (src < num_nodes) & (dst >= 0) & (dst < num_nodes)).nonzero().view(-1)
+    weight = scale[src[used]] * scale[dst[used]]
+    if edge_weight is not None:
+        weight = weight * edge_weight.double()[used]
+    weight = weight.new_zeros(src.size(0)).index_add(0, used, weight)
+    if not loops:
+        return edge_index[:, :0], weight, scale
+    node = torch.arange(num_nodes, device=edge_index.device).to(edge_index.dtype).expand(2, -1)
+    return (
+        torch.cat([edge_index, node], 1), torch.cat([weight, scale * loop * scale]), scale
+    )  # fmt: skip
+
+
 def maxk(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
     """Entries in ascending order of columns; the kernels choose an order of their own."""
     x = x.double()
@@ -240,6 +344,137 @@ def cbsr_sddmm(
     return sddmm(rowptr, col, perm, grad, x, row_scale, col_scale, mean, num_values)
 
 
+def gat(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+    training: bool,
+    out_acc: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    row, source, ids = _edges_and_loops(rowptr, col, perm, num_loops)
+    x, num_rows = x.double(), rowptr.size(0) - 1
+    ends, sizes = (alpha_src[source], alpha_dst[row]), (col.size(0), num_loops)
+    score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
+    p, lse = _softmax(leaky_relu(score, negative_slope), row, num_rows)
+    message = (p * _kept(seed, ids, x.size(1), dropout)).unsqueeze(-1) * x[source]
+    plus = (score > 0).double()
+    y = _sum(message, row, num_rows)
+    y_plus = _sum(message * plus.unsqueeze(-1), row, num_rows)
+    out = y if bias is None else y + bias.double().view(x.shape[1:])
+    rest = y, y_plus, lse, _sum(p * plus, row, num_rows)
+    return out, *(rest if training else (t[:0] for t in rest))
+
+
+def gat_backward(
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    seed: Tensor | None,
+    y: Tensor,
+    y_plus: Tensor,
+    lse: Tensor,
+    mass_plus: Tensor,
+    grad: Tensor,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    source, row, ids = _edges_and_loops(t_rowptr, t_col, t_perm, num_loops)
+    x, grad, num_edges = x.double(), grad.double(), t_col.size(0)
+    ends, sizes = (alpha_src[source], alpha_dst[row]), (num_edges, num_loops)
+    score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
+    p = (leaky_relu(score, negative_slope) - lse.double()[row]).exp()
+    kept = _kept(seed, ids, x.size(1), dropout)
+    mean = (grad * y.double()).sum(-1)
+    grad_p = kept * (grad[row] * x[source]).sum(-1)
+    grad_score = p * (grad_p - mean[row]) * _steepness(score, negative_slope)
+    grad_dst = (grad * y_plus.double()).sum(-1) - mean * mass_plus.double()
+    grad_edge = _sum(grad_score, ids, num_edges + num_loops)
+    return (
+        _sum((kept * p).unsqueeze(-1) * grad[row], source, x.size(0)),
+        _sum(grad_score, source, x.size(0)),
+        (1 - negative_slope) * grad_dst,
+        grad_edge[: 0 if alpha_edge is None else num_edges],
+        grad_edge[num_edges + num_loops if alpha_loop is None else num_edges :],
+    )
+
+
+def gatv2(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    x: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+    training: bool,
+    out_acc: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    row, source, ids = _edges_and_loops(rowptr, col, perm, num_loops)
+    x, num_rows = x.double(), rowptr.size(0) - 1
+    hidden = leaky_relu(x[source] + x_dst.double()[row], negative_slope)
+    p, lse = _softmax((att.double().view(x.shape[1:]) * hidden).sum(-1), row, num_rows)
+    weight = p * _kept(seed, ids, x.size(1), dropout)
+    y = _sum(weight.unsqueeze(-1) * x[source], row, num_rows)
+    out = y if bias is None else y + bias.double().view(x.shape[1:])
+    return (out, y, lse) if training else (out, y[:0], lse[:0])
+
+
+def gatv2_backward(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    x: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    seed: Tensor | None,
+    y: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    row, source, ids = _edges_and_loops(rowptr, col, perm, num_loops)
+    x, x_dst, grad = x.double(), x_dst.double(), grad.double()
+    att = att.double().view(x.shape[1:])
+    score = x[source] + x_dst[row]
+    hidden = leaky_relu(score, negative_slope)
+    p = ((att * hidden).sum(-1) - lse.double()[row]).exp()
+    kept = _kept(seed, ids, x.size(1), dropout)
+    mean = (grad * y.double()).sum(-1)
+    grad_logit = p * (kept * (grad[row] * x[source]).sum(-1) - mean[row])
+    grad_hidden = grad_logit.unsqueeze(-1) * _steepness(score, negative_slope)
+    grad_message = (kept * p).unsqueeze(-1) * grad[row] + att * grad_hidden
+    return (
+        _sum(grad_message, source, x.size(0)),
+        att * _sum(grad_hidden, row, x_dst.size(0)),
+        (grad_logit.unsqueeze(-1) * hidden).sum(0),
+    )
+
+
 def _edges(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The row, the column and the position in `value` of every edge."""
     degree = rowptr.diff().long()
@@ -259,3 +494,62 @@ def _reached(
     i, f = (arg >= 0).nonzero(as_tuple=True)
     edge = arg[i, f].long()
     return i, f, col[edge].long(), edge if perm is None else perm[edge].long()
+
+
+def _kept(seed: Tensor | None, ids: Tensor, heads: int, dropout: float) -> Tensor:
+    """What dropout multiplies the attention of every edge and head with."""
+    if seed is None or dropout == 0:
+        return torch.ones(ids.size(0), heads, dtype=torch.double, device=ids.device)
+    scale = 1 / (1 - dropout) if dropout < 1 else 0
+    return keeps(seed, ids, heads, dropout).double() * scale
+
+
+def _edges_and_loops(
+    rowptr: Tensor, col: Tensor, perm: Tensor | None, num_loops: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The row, the column and the id of every edge and of the self-loops of the first nodes."""
+    loops = torch.arange(num_loops, device=col.device)
+    row, column, position = _edges(rowptr, col, perm)
+    return (
+        torch.cat([row, loops]),
+        torch.cat([column, loops]),
+        torch.cat([position, loops + col.size(0)]),
+    )
+
+
+def _score(
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    ids: Tensor,
+    num_edges: int,
+    num_loops: int,
+) -> Tensor:
+    """Before the leaky ReLU, of every edge and head."""
+    score = alpha_src.double() + alpha_dst.double()
+    parts = ((alpha_edge, num_edges), (alpha_loop, num_loops))
+    given = [score.new_zeros(n, score.size(1)) if a is None else a.double() for a, n in parts]
+    return score + torch.cat(given)[ids]
+
+
+def _steepness(score: Tensor, negative_slope: float) -> Tensor:
+    """The derivative of the leaky ReLU."""
+    return torch.ones_like(score).masked_fill(score <= 0, negative_slope)
+
+
+def _softmax(logit: Tensor, row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Over the edges of each row; and the logarithm of the sum, 0 for a row without edges."""
+    size = num_rows, logit.size(1)
+    rows = row.view(-1, 1).expand_as(logit)
+    none = logit.new_full(size, -float('inf'))
+    largest = none.scatter_reduce(0, rows, logit.detach(), 'amax')
+    largest = largest.masked_fill(largest.isneginf(), 0)
+    e = (logit - largest[row]).exp()
+    total = _sum(e, row, num_rows)
+    lse = torch.where(total > 0, total, 1).log() + largest
+    return e / total[row], lse
+
+
+def _sum(values: Tensor, index: Tensor, size: int) -> Tensor:
+    return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)

@@ -69,7 +69,8 @@ def took_kernel(conv, *inputs):
     """Whether a call reaches our ops."""
     with torch.profiler.profile() as profile:
         conv(*inputs)
-    return any(event.key.startswith('pyg_fast::spmm') for event in profile.key_averages())
+    kernels = 'pyg_fast::spmm', 'pyg_fast::scatter'
+    return any(event.key.startswith(kernels) for event in profile.key_averages())
 
 
 OPTIONS = [

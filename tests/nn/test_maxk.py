@@ -419,9 +419,10 @@ def test_all_channels_give_the_base_layer(
             for fuse in (True, False):
                 theirs.fuse = ours.fuse = fuse
                 expected, got = gradients(theirs, x, graph), gradients(ours, x, graph)
-                if fuse or device.type == 'cpu':
+                # On CUDA PyG's own path adds in any order, and so does a GCN on edges as they are.
+                if device.type == 'cpu' or (fuse and (prepared or kind != 'gcn')):
                     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
-                else:  # PyG's own path adds in any order there.
+                else:
                     assert_same(expected, got)
 
 

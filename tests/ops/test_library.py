@@ -21,6 +21,10 @@ OPS = [
     'spmm_max_backward_x_ordered',
     'spmm_max_backward_value',
     'sddmm',
+    'scatter',
+    'edge_dot',
+    'gcn_degree',
+    'gcn_weight',
     'maxk',
     'cbsr_to_dense',
     'cbsr_sample',
@@ -57,6 +61,31 @@ def sample(
     csr = {'rowptr': graph.rowptr, 'col': graph.col, 'perm': perm}
     scaled = dict(zip(('row_scale', 'col_scale', 'diag'), scales, strict=True))
     bias = exact(9, dtype=dtype, device=device) if full else None
+    edge_index = edges.edge_index.to(device, index)
+    if op == 'scatter':
+        return dict(
+            edge_index=edge_index, value=value, x=a, **scaled, num_dst=n, reverse=full,
+            drop_loops=full, count=full,
+        )  # fmt: skip
+    if op == 'edge_dot':
+        return dict(
+            edge_index=edge_index, a=a, b=b, row_scale=scales[0], col_scale=scales[1],
+            drop_loops=full,
+        )  # fmt: skip
+    if op.startswith('gcn'):
+        positive = None if value is None else value.abs() + 1
+        first = dict(
+            edge_index=edge_index, edge_weight=positive, num_nodes=n, drop_loops=full, reverse=full
+        )  # fmt: skip
+        if op == 'gcn_degree':
+            return first
+        degree, last, _ = reference.gcn_degree(**first)
+        return dict(
+            edge_index=edge_index, edge_weight=positive, degree=degree.to(acc) if full else degree,
+            last=last if full else None,
+            kept=(edge_index[0] != edge_index[1]).nonzero().view(-1) if full else None,
+            loops=full, fill_value=2.0, dtype=dtype,
+        )  # fmt: skip
     if op == 'maxk':
         return dict(x=a, k=4, balanced=full)
     if op.startswith('cbsr'):
@@ -113,7 +142,8 @@ def test_signature_is_that_of_the_twin(op: str) -> None:
 def test_every_op_is_here() -> None:
     names = {name.split('::')[1] for name in torch._C._dispatch_get_all_op_names()
              if name.startswith('pyg_fast::')}  # fmt: skip
-    assert names == {*OPS, 'with_cuda'}
+    in_files_of_their_own = {'gat', 'gat_backward', 'gatv2', 'gatv2_backward'}
+    assert names == {*OPS, 'with_cuda', *in_files_of_their_own}
 
 
 @pytest.mark.parametrize('op', OPS)
@@ -187,6 +217,13 @@ STILL_FITS = {
     *(('spmm_max', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower')),
     *(('spmm_max_backward_value', 'x', kind) for kind in ('shorter', 'longer', 'empty')),
     *(('spmm_max_backward_x_ordered', 't_rowptr', kind) for kind in ('shorter', 'longer')),
+    *(
+        (op, 'edge_index', 'other type')
+        for op in ('scatter', 'edge_dot', 'gcn_degree', 'gcn_weight')
+    ),
+    *(('scatter', 'x', 'narrower'), ('scatter', 'x', 'other type')),
+    *(('edge_dot', 'edge_index', 'narrower'), ('gcn_degree', 'edge_weight', 'other type')),
+    *(('gcn_weight', 'kept', kind) for kind in ('empty', 'shorter', 'longer')),
     *(('maxk', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower', 'other device')),
     *(('maxk', 'x', 'other type'), ('cbsr_to_dense', 'values', 'other type')),
     *(
@@ -264,6 +301,8 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
         ('sddmm', 'num_values', -1),
         ('cbsr_sddmm', 'num_values', 199),
         ('cbsr_sddmm', 'num_values', -1),
+        ('scatter', 'num_dst', -1),
+        ('gcn_degree', 'num_nodes', -1),
         ('maxk', 'k', 0),
         ('maxk', 'k', -1),
         ('maxk', 'k', 10),

@@ -1,0 +1,203 @@
+// What the attention kernels share: where a thread stands among heads and channels, and dropout.
+#pragma once
+#include "../dropout.h"
+#include "rows.cuh"
+
+namespace pyg_fast::cuda {
+
+// Rounded before anything is subtracted from it, so that equal logits stay equal.
+__device__ inline float leaky(float s, float slope) { return s > 0 ? s : __fmul_rn(s, slope); }
+__device__ inline double leaky(double s, double slope) { return s > 0 ? s : __dmul_rn(s, slope); }
+
+__device__ inline float exponential(float v) { return __expf(v); }
+__device__ inline double exponential(double v) { return exp(v); }
+
+__device__ inline float negative_infinity(float) { return -__int_as_float(0x7f800000); }
+__device__ inline double negative_infinity(double) {
+  return -__longlong_as_double(0x7ff0000000000000LL);
+}
+
+// VEC elements from `at` on, which nobody else reads or writes soon: L2 is for what is gathered. The
+// type is asked for once.
+template <int VEC, typename Acc>
+__device__ inline void read_row(const void* p, DType type, int64_t at, Acc (&v)[VEC]) {
+  const auto as = [&](auto element_type) {
+    using T = decltype(element_type);
+    Pack<T, VEC> pack;
+    if constexpr (sizeof(pack) == 16) {
+      *reinterpret_cast<uint4*>(&pack) = __ldcs(reinterpret_cast<const uint4*>(static_cast<const T*>(p) + at));
+    } else {
+      pack = *reinterpret_cast<const Pack<T, VEC>*>(static_cast<const T*>(p) + at);
+    }
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) v[c] = static_cast<Acc>(to_acc(pack.data[c]));
+  };
+  if constexpr (std::is_same_v<Acc, double>) return as(double{});
+  else if (type == DType::f16) as(__half{});
+  else if (type == DType::bf16) as(__nv_bfloat16{});
+  else as(float{});
+}
+
+template <int VEC, typename Acc>
+__device__ inline void write_row(void* p, DType type, int64_t at, const Acc (&v)[VEC]) {
+  const auto as = [&](auto element_type) {
+    using T = decltype(element_type);
+    Pack<T, VEC> pack;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) pack.data[c] = from_acc<T>(v[c]);
+    store<T, VEC>(static_cast<T*>(p) + at, pack);
+  };
+  if constexpr (std::is_same_v<Acc, double>) return as(double{});
+  else if (type == DType::f16) as(__half{});
+  else if (type == DType::bf16) as(__nv_bfloat16{});
+  else as(float{});
+}
+
+// Element `at` of an array of the features' type or of that of their sums.
+template <typename Acc>
+__device__ inline Acc read(const void* p, DType type, int64_t at) {
+  Acc v[1];
+  read_row<1>(p, type, at, v);
+  return v[0];
+}
+
+inline __host__ __device__ DType acc_type(DType type) {
+  return type == DType::f64 ? DType::f64 : DType::f32;
+}
+
+inline __host__ __device__ DType out_type(const Attention& p) {
+  return p.out_acc ? acc_type(p.dtype) : p.dtype;
+}
+
+template <typename Acc>
+struct Dropout {
+  uint64_t seed = 0;
+  uint32_t threshold = 0;
+  Acc scale = 1;
+  bool on = false;
+
+  __device__ Dropout(const Attention& p, uint32_t threshold, Acc scale)
+      : threshold(threshold), scale(scale), on(p.dropout > 0) {
+    if (on) seed = static_cast<uint64_t>(*p.seed);
+  }
+
+  __device__ uint32_t bits(int64_t id) const {
+    return edge_bits(seed, static_cast<uint64_t>(id));
+  }
+  // What multiplies a weight of the edge whose bits these are.
+  __device__ Acc kept(uint32_t bits, int head) const {
+    return !on || keeps(bits, static_cast<uint32_t>(head), threshold) ? scale : Acc(0);
+  }
+};
+
+// A thread's edge of the 32 that its warp reads at once.
+template <typename I>
+struct AttentionEdge {
+  I source = 0;
+  I id = 0;
+  uint32_t bits = 0;
+
+  template <typename Row>
+  __device__ void load(const Row& row, I e, I end) {
+    if (e >= end) return;
+    source = load_once(static_cast<const I*>(row.csr.col) + e);
+    if (row.names_edges) {
+      id = row.csr.perm ? load_once(static_cast<const I*>(row.csr.perm) + e) : e;
+      if (row.dropout.on) bits = row.dropout.bits(id);
+    }
+  }
+};
+
+// A warp reads the channels of 32 / LANES edges at once. The LANES threads of an edge are dealt to
+// HEADS heads of a tile, LANES / HEADS each; a head that is too wide for LANES threads has several
+// tiles of its own.
+template <int VEC, int LANES, int HEADS>
+struct HeadTile {
+  static constexpr int kHeadLanes = LANES / HEADS;
+  int first_head;
+  int in_tile;      // this thread's head among those of the tile
+  int head;
+  int64_t channel;  // this thread's first
+  int64_t at;       // the same among all channels of a node; a valid one for idle threads too
+  bool active;
+
+  __device__ HeadTile(const Attention& p, int tile) {
+    const int lane = threadIdx.x % LANES;
+    const int tiles = HEADS > 1 ? 1 : static_cast<int>((p.channels + LANES * VEC - 1) / (LANES * VEC));
+    first_head = tile / tiles * HEADS;
+    in_tile = lane / kHeadLanes;
+    head = first_head + in_tile;
+    channel = (static_cast<int64_t>(tile % tiles) * LANES + lane % kHeadLanes) * VEC;
+    active = head < p.heads && channel < p.channels;
+    at = active ? head * p.channels + channel : first_head * p.channels;
+  }
+
+  // The sum over the threads of a head, for each of LANES threads that all call this.
+  template <typename Acc>
+  __device__ Acc sum_of_head(Acc v) const {
+    constexpr unsigned kMask = LANES == 32 ? kWarpMask : (1u << LANES) - 1;
+#pragma unroll
+    for (int offset = 1; offset < kHeadLanes; offset <<= 1) v += __shfl_xor_sync(kMask, v, offset);
+    return v;
+  }
+};
+
+// Blocks per SM: eight channels a thread, or those of other tiles, want more registers.
+constexpr int attention_blocks(int vec, bool wide = false) { return vec > 4 || wide ? 2 : 3; }
+
+struct HeadShape : Shape {
+  int heads = 1;  // of a tile
+};
+
+// The threads an edge takes at 16-byte vectors: 128 bytes of halves, up to 256 of floats, but no
+// more than four heads, whose weights a thread keeps in registers.
+inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, bool vectors) {
+  HeadShape s;
+  const bool half = gathered == DType::f16 || gathered == DType::bf16;
+  s.vec = !vectors ? 1 : half ? 8 : 4;
+  const int64_t head_lanes = (p.channels + s.vec - 1) / s.vec;
+  s.lanes = s.vec == 1 ? 32 : half || head_lanes <= 2 || p.heads * head_lanes <= 8 ? 8 : 16;
+  int lanes = 1;
+  while (lanes < s.lanes && lanes < head_lanes) lanes *= 2;
+  s.heads = s.lanes / lanes < 8 ? s.lanes / lanes : 8;
+  if (s.vec == 1) s.heads = s.heads >= 4 && !csr.index64 ? 4 : 1;
+  const int64_t tiles_of_head = s.heads > 1 ? 1 : (p.channels + s.lanes * s.vec - 1) / (s.lanes * s.vec);
+  s.tiles = static_cast<int>((p.heads + s.heads - 1) / s.heads * tiles_of_head);
+  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 2400)
+    s.block_rows *= 2;
+  s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
+  return s;
+}
+
+// 16-byte vectors stay within a head; graphs past int32 and doubles are rare, and do without.
+template <typename T, typename I, typename... Pointers>
+bool takes_vectors(const Attention& p, Pointers... features) {
+  return sizeof(T) <= 4 && sizeof(I) == 4 && p.channels % kVec<T> == 0 && (aligned16(features) && ...);
+}
+
+// fn(VEC, LANES, HEADS) as compile-time integers, for the shapes that head_shape makes.
+template <typename T, typename I, typename Fn>
+void dispatch_heads(const HeadShape& s, Fn&& fn) {
+  using std::integral_constant;
+  const auto with = [&](auto vec, auto lanes, auto heads) { fn(vec, lanes, heads); };
+  constexpr integral_constant<int, 1> one;
+  if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
+    constexpr integral_constant<int, kVec<T>> vec;
+    const auto with_heads = [&](auto lanes) {
+      if (s.heads == 1) with(vec, lanes, one);
+      else if (s.heads == 2) with(vec, lanes, integral_constant<int, 2>{});
+      else if (s.heads == 4) with(vec, lanes, integral_constant<int, 4>{});
+      else with(vec, lanes, integral_constant<int, 8>{});
+    };
+    if (s.vec > 1 && s.lanes == 8) return with_heads(integral_constant<int, 8>{});
+    if constexpr (sizeof(T) == 4) {
+      if (s.vec > 1) return with_heads(integral_constant<int, 16>{});
+    }
+  }
+  if constexpr (sizeof(I) == 4) {
+    if (s.heads == 4) return with(one, integral_constant<int, 32>{}, integral_constant<int, 4>{});
+  }
+  with(one, integral_constant<int, 32>{}, one);
+}
+
+}  // namespace pyg_fast::cuda

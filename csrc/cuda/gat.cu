@@ -1,0 +1,311 @@
+// Graph attention: scores, softmax, dropout and aggregation in one pass over the edges.
+#include "attention.cuh"
+#include "cuda.h"
+
+namespace pyg_fast::cuda {
+namespace {
+
+constexpr int kUnroll = 4;  // loads in flight per thread
+
+// The weights of 32 edges are worked out by threads that stand for (edge, head) pairs, 32 / HEADS
+// edges at once, and then handed to the threads that stand for (edge, channels).
+//
+// The softmax subtracts a running maximum, which follows the logits only once one of them is
+// kSlack above it: exponentials stay far from overflow, and rescaling stays rare.
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING>
+struct GatRow {
+  using Acc = acc_t<T>;
+  using Edge = AttentionEdge<I>;
+  static constexpr bool kSharedSums = false;
+  static constexpr float kSlack = 16;
+  static constexpr int kSlots = 32 / LANES;
+  static constexpr int kGroup = 32 / HEADS;  // edges whose weights are worked out at once
+  static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;
+
+  // Before `reduce` max, mass and mass_plus are those of the head of an (edge, head) pair, after it
+  // those of this thread's channels. In training weights of negative scores are negative in `out`
+  // and missing in `plus`: twice the one less the other is the sum of all.
+  struct Sum {
+    Acc out[VEC];
+    Acc plus[TRAINING ? VEC : 1];
+    Acc max, mass, mass_plus;
+    Acc dst;
+  };
+
+  const Gat& p;
+  const Csr& csr;
+  Dropout<Acc> dropout;
+  bool names_edges;
+  HeadTile<VEC, LANES, HEADS> tile;
+  int pair_head;  // the head of this thread as an (edge, head) pair
+  bool pairs;     // whether there is such a head
+  Acc slope;
+  const char* x;  // at this thread's channels
+  uint32_t row_bytes;
+  const Acc* alpha_src;  // at pair_head
+
+  __device__ GatRow(const Gat& p, uint32_t threshold, acc_t<T> scale, int tile_index)
+      : p(p), csr(p.csr), dropout(p, threshold, scale), tile(p, tile_index) {
+    names_edges = dropout.on || p.alpha_edge;
+    pair_head = tile.first_head + static_cast<int>(threadIdx.x % HEADS);
+    pairs = pair_head < p.heads;
+    slope = static_cast<Acc>(p.negative_slope);
+    x = static_cast<const char*>(p.x) + tile.at * sizeof(T);
+    asm("" : "+l"(x));
+    row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
+    alpha_src = static_cast<const Acc*>(p.alpha_src) + (pairs ? pair_head : 0);
+  }
+
+  __device__ Sum empty(int64_t row) const {
+    Sum sum;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.out[c] = 0;
+#pragma unroll
+    for (int c = 0; c < (TRAINING ? VEC : 1); ++c) sum.plus[c] = 0;
+    sum.max = negative_infinity(Acc{});
+    sum.mass = sum.mass_plus = 0;
+    sum.dst = pairs ? static_cast<const Acc*>(p.alpha_dst)[row * p.heads + pair_head] : Acc(0);
+    return sum;
+  }
+
+  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
+    if (count == 32) add_edges<true>(edge, count, sum);
+    else add_edges<false>(edge, count, sum);
+  }
+
+  template <bool FULL>
+  __device__ void add_edges(const Edge& edge, int count, Sum& sum) const {
+    Pack<T, VEC> v[kSteps];
+    gather<FULL>(edge, 0, count, v);
+    Acc weight[HEADS];
+    weigh<FULL>(edge, count, weight, sum);
+#pragma unroll
+    for (int step = 0; step < LANES; step += kSteps) {
+      if (!FULL && step * kSlots >= count) break;
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        constexpr int kStepsOfGroup = LANES / HEADS;
+        const int group = (step + u) / kStepsOfGroup;
+        const int slot = (step + u) % kStepsOfGroup * kSlots + (threadIdx.x & 31) / LANES;
+        const Acc w = __shfl_sync(kWarpMask, weight[group], slot * HEADS + tile.in_tile);
+        const bool valid = FULL || group * kGroup + slot < count;
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) {
+          const Acc term = element(v[u], c);
+          sum.out[c] += valid ? w * term : Acc(0);
+          if (TRAINING) sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
+        }
+      }
+      if (step + kSteps < LANES) gather<FULL>(edge, step + kSteps, count, v);
+    }
+  }
+
+  // Features of the slot's edges; past the end those of the last edge, which will not be used.
+  template <bool FULL>
+  __device__ void gather(const Edge& edge, int step, int count, Pack<T, VEC> (&v)[kSteps]) const {
+#pragma unroll
+    for (int u = 0; u < kSteps; ++u) {
+      const int e = (step + u) * kSlots + (threadIdx.x & 31) / LANES;
+      const I source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
+      v[u] = pyg_fast::cuda::load<T, VEC>(reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
+    }
+  }
+
+  template <bool FULL>
+  __device__ void weigh(const Edge& edge, int count, Acc (&weight)[HEADS], Sum& sum) const {
+    const int lane = threadIdx.x & 31;
+    const int groups = FULL ? HEADS : (count + kGroup - 1) / kGroup;
+    uint32_t positive = 0;
+    bool above = false;
+    Acc score[HEADS];
+#pragma unroll
+    for (int g = 0; g < HEADS; ++g) {
+      if (!FULL && g >= groups) break;
+      const int e = g * kGroup + lane / HEADS;
+      const I source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
+      score[g] = alpha_src[static_cast<int64_t>(source) * p.heads];
+    }
+    if (p.alpha_edge) {
+#pragma unroll
+      for (int g = 0; g < HEADS; ++g) {
+        if (!FULL && g >= groups) break;
+        const int e = g * kGroup + lane / HEADS;
+        const I id = __shfl_sync(kWarpMask, edge.id, FULL || e < count ? e : count - 1);
+        if (pairs) {
+          score[g] += static_cast<const Acc*>(
+              p.alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head];
+        }
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < HEADS; ++g) {
+      weight[g] = negative_infinity(Acc{});
+      if (!FULL && g >= groups) continue;
+      const Acc s = score[g] + sum.dst;
+      positive |= static_cast<uint32_t>(s > 0) << g;
+      const bool valid = pairs && (FULL || g * kGroup + lane / HEADS < count);
+      if (valid) weight[g] = leaky(s, slope);
+      above |= weight[g] > sum.max + Acc(kSlack);
+    }
+    if (__any_sync(kWarpMask, above)) raise(weight, sum);
+#pragma unroll
+    for (int g = 0; g < HEADS; ++g) {
+      if (!FULL && g >= groups) break;
+      Acc w = exponential(weight[g] - sum.max);
+      const bool plus = positive >> g & 1;
+      sum.mass += w;
+      if (TRAINING) sum.mass_plus += plus ? w : Acc(0);
+      if (dropout.on) {
+        const uint32_t bits = __shfl_sync(kWarpMask, edge.bits, g * kGroup + lane / HEADS);
+        w *= dropout.kept(bits, pair_head);
+      }
+      weight[g] = TRAINING && !plus ? -w : w;
+    }
+  }
+
+  __device__ void raise(const Acc (&logit)[HEADS], Sum& sum) const {
+    Acc top = logit[0];
+#pragma unroll
+    for (int g = 1; g < HEADS; ++g) top = logit[g] > top ? logit[g] : top;
+#pragma unroll
+    for (int offset = HEADS; offset < 32; offset <<= 1) {
+      const Acc other = __shfl_xor_sync(kWarpMask, top, offset);
+      top = other > top ? other : top;
+    }
+    top = sum.max > top ? sum.max : top;
+    const Acc factor = sum.max == top ? Acc(1) : exponential(sum.max - top);
+    sum.max = top;
+    sum.mass *= factor;
+    sum.mass_plus *= factor;
+    scale_features(sum, __shfl_sync(kWarpMask, factor, tile.in_tile));
+  }
+
+  __device__ void scale_features(Sum& sum, Acc factor) const {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      sum.out[c] *= factor;
+      if (TRAINING) sum.plus[c] *= factor;
+    }
+  }
+
+  __device__ void reduce(Sum& sum) const {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset <<= 1) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        sum.out[c] += __shfl_xor_sync(kWarpMask, sum.out[c], offset);
+        if (TRAINING) sum.plus[c] += __shfl_xor_sync(kWarpMask, sum.plus[c], offset);
+      }
+    }
+#pragma unroll
+    for (int offset = HEADS; offset < 32; offset <<= 1) {
+      sum.mass += __shfl_xor_sync(kWarpMask, sum.mass, offset);
+      if (TRAINING) sum.mass_plus += __shfl_xor_sync(kWarpMask, sum.mass_plus, offset);
+    }
+    sum.max = __shfl_sync(kWarpMask, sum.max, tile.in_tile);
+    sum.mass = __shfl_sync(kWarpMask, sum.mass, tile.in_tile);
+    if (TRAINING) sum.mass_plus = __shfl_sync(kWarpMask, sum.mass_plus, tile.in_tile);
+  }
+
+  // Brings `sum` to the larger of both maxima, and returns what brings the other there.
+  __device__ Acc rebase(Sum& sum, Acc other_max) const {
+    const Acc top = sum.max > other_max ? sum.max : other_max;
+    const Acc factor = sum.max == top ? Acc(1) : exponential(sum.max - top);
+    sum.max = top;
+    sum.mass *= factor;
+    sum.mass_plus *= factor;
+    scale_features(sum, factor);
+    return other_max == top ? Acc(1) : exponential(other_max - top);
+  }
+
+  __device__ void merge(Sum& sum, const Sum& other) const {
+    const Acc factor = rebase(sum, other.max);
+    sum.mass += factor * other.mass;
+    sum.mass_plus += factor * other.mass_plus;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      sum.out[c] += factor * other.out[c];
+      if (TRAINING) sum.plus[c] += factor * other.plus[c];
+    }
+  }
+
+  __device__ void add_loop(int64_t row, Sum& sum) const {
+    const int64_t at = row * p.heads + tile.head;
+    Acc s = static_cast<const Acc*>(p.alpha_src)[at] + static_cast<const Acc*>(p.alpha_dst)[at];
+    if (p.alpha_loop) s += static_cast<const Acc*>(p.alpha_loop)[at];
+    Acc w = rebase(sum, leaky(s, slope));
+    sum.mass += w;
+    if (s > 0) sum.mass_plus += w;
+    if (dropout.on) w *= dropout.kept(dropout.bits(csr.num_edges + row), tile.head);
+    const auto self = pyg_fast::cuda::load<T, VEC>(
+        static_cast<const T*>(p.x) + row * p.heads * p.channels + tile.at);
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      const Acc term = w * element(self, c);
+      if (TRAINING && s > 0) sum.plus[c] += term;
+      sum.out[c] += TRAINING && !(s > 0) ? -term : term;
+    }
+  }
+
+  __device__ void finish(int64_t row, int64_t, Sum& sum) const {
+    if (!tile.active) return;
+    if (row < p.num_loops) add_loop(row, sum);
+    const Acc inverse = sum.mass == 0 ? Acc(0) : 1 / sum.mass;
+    const int64_t at = row * p.heads * p.channels + tile.at;
+    const DType type = out_type(p);
+    Acc bias[VEC];
+    if (p.bias) read_row(p.bias, type, tile.at, bias);
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      const Acc plus = TRAINING ? sum.plus[c] * inverse : Acc(0);
+      sum.out[c] = TRAINING ? 2 * plus - sum.out[c] * inverse : sum.out[c] * inverse;
+      if (TRAINING) sum.plus[c] = plus;
+    }
+    if constexpr (TRAINING) {
+      write_row(p.y, acc_type(p.dtype), at, sum.out);
+      write_row(p.y_plus, acc_type(p.dtype), at, sum.plus);
+    }
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.out[c] += p.bias ? bias[c] : Acc(0);
+    write_row(p.out, type, at, sum.out);
+    if (TRAINING && tile.channel == 0) {
+      const int64_t of_head = row * p.heads + tile.head;
+      static_cast<Acc*>(p.lse)[of_head] = sum.mass == 0 ? Acc(0) : sum.max + log(sum.mass);
+      static_cast<Acc*>(p.mass_plus)[of_head] = sum.mass_plus * inverse;
+    }
+  }
+};
+
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING>
+__global__ void __launch_bounds__(kThreads, attention_blocks(VEC))
+    gat_kernel(Gat p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    GatRow<T, I, VEC, LANES, HEADS, TRAINING> row(p, threshold, scale, tile);
+    for_each_row<I, LANES>(p.csr, s, row);
+  }
+}
+
+}  // namespace
+
+const char* gat(const Gat& p, void* stream_) {
+  if (p.csr.num_rows == 0 || p.heads * p.channels == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const HeadShape s = head_shape(p, p.csr, p.dtype, takes_vectors<T, I>(p, p.x, p.bias, p.out));
+    const dim3 grid = s.grid(p.csr.num_rows);
+    const uint32_t threshold = dropout_threshold(p.dropout);
+    const double scale = dropout_scale(p.dropout);
+    dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+      if (p.y) {
+        gat_kernel<T, I, vec, lanes, heads, true><<<grid, kThreads, 0, stream>>>(p, s, threshold, static_cast<acc_t<T>>(scale));
+      } else {
+        gat_kernel<T, I, vec, lanes, heads, false><<<grid, kThreads, 0, stream>>>(p, s, threshold, static_cast<acc_t<T>>(scale));
+      }
+    });
+    return last_error();
+  });
+}
+
+}  // namespace pyg_fast::cuda

@@ -1,0 +1,383 @@
+// Gradients of graph attention. Destinations come first, node by node; then one pass over the edges
+// of each source gathers the gradients of its destinations, without atomics.
+#include "attention.cuh"
+#include "cuda.h"
+
+namespace pyg_fast::cuda {
+namespace {
+
+constexpr int kUnroll = 4;      // loads in flight per thread
+constexpr int kNodeLanes = 8;   // threads of a (node, head) or of an edge
+
+// stat and grad_alpha_dst: see GatBackward.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward p) {
+  using Acc = acc_t<T>;
+  const int64_t count = p.csr.num_cols * p.heads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
+  const int part = threadIdx.x % kNodeLanes;
+  // All threads of a warp stay: they exchange sums.
+  for (int64_t at = static_cast<int64_t>(blockIdx.x) * (kThreads / kNodeLanes) + threadIdx.x / kNodeLanes;
+       __any_sync(kWarpMask, at < count); at += step) {
+    Acc all = 0, plus = 0;
+    if (at < count) {
+      for (int64_t c = at * p.channels + part; c < (at + 1) * p.channels; c += kNodeLanes) {
+        const Acc g = to_acc(static_cast<const T*>(p.grad)[c]);
+        all += g * __ldcs(static_cast<const Acc*>(p.y) + c);
+        plus += g * __ldcs(static_cast<const Acc*>(p.y_plus) + c);
+      }
+    }
+#pragma unroll
+    for (int offset = 1; offset < kNodeLanes; offset <<= 1) {
+      all += __shfl_xor_sync(kWarpMask, all, offset);
+      plus += __shfl_xor_sync(kWarpMask, plus, offset);
+    }
+    if (part != 0 || at >= count) continue;
+    const int64_t node = at / p.heads, head = at % p.heads;
+    Acc* stat = static_cast<Acc*>(p.stat) + node * 3 * p.heads + head;
+    stat[0] = static_cast<const Acc*>(p.alpha_dst)[at];
+    stat[p.heads] = static_cast<const Acc*>(p.lse)[at];
+    stat[2 * p.heads] = all;
+    static_cast<Acc*>(p.grad_alpha_dst)[at] =
+        static_cast<Acc>(1 - p.negative_slope) * (plus - all * static_cast<const Acc*>(p.mass_plus)[at]);
+  }
+}
+
+// Of a source, as GatRow of a destination: weights of (edge, head) pairs, then gradients of
+// (edge, channels). T is what grad is stored as.
+template <typename T, typename I, int VEC, int LANES, int HEADS>
+struct GatBackwardRow {
+  using Acc = acc_t<T>;
+  using Edge = AttentionEdge<I>;
+  static constexpr bool kSharedSums = false;
+  static constexpr int kSlots = 32 / LANES;
+  static constexpr int kGroup = 32 / HEADS;
+  static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;
+
+  // Weights of negative scores are negative in `all`, and missing in `plus`. `mean` is the sum of
+  // p * leaky'(s) * G: before `reduce` of this thread's pairs, then of its channels' head.
+  struct Sum {
+    Acc all[VEC];
+    Acc plus[VEC];
+    Acc mean;
+    Acc src;
+  };
+
+  const GatBackward& p;
+  const Csr& csr;
+  Dropout<Acc> dropout;
+  bool names_edges;
+  HeadTile<VEC, LANES, HEADS> tile;
+  int pair_head;
+  bool pairs;
+  Acc slope;
+  const char* grad;  // at this thread's channels
+  uint32_t row_bytes;
+  const Acc* stat;  // at pair_head
+  Acc* partial;     // of grad_alpha_src, for this tile; nullptr where a head has one tile
+
+  __device__ GatBackwardRow(const GatBackward& p, uint32_t threshold, acc_t<T> scale, Acc* partial,
+                            int tile_index)
+      : p(p), csr(p.csr), dropout(p, threshold, scale), tile(p, tile_index), partial(partial) {
+    names_edges = dropout.on || p.alpha_edge;
+    pair_head = tile.first_head + static_cast<int>(threadIdx.x % HEADS);
+    pairs = pair_head < p.heads;
+    slope = static_cast<Acc>(p.negative_slope);
+    grad = static_cast<const char*>(p.grad) + tile.at * sizeof(T);
+    asm("" : "+l"(grad));
+    row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
+    stat = static_cast<const Acc*>(p.stat) + (pairs ? pair_head : 0);
+  }
+
+  __device__ Sum empty(int64_t row) const {
+    Sum sum;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.all[c] = sum.plus[c] = 0;
+    sum.mean = 0;
+    sum.src = pairs ? static_cast<const Acc*>(p.alpha_src)[row * p.heads + pair_head] : Acc(0);
+    return sum;
+  }
+
+  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
+    if (count == 32) add_edges<true>(edge, count, sum);
+    else add_edges<false>(edge, count, sum);
+  }
+
+  template <bool FULL>
+  __device__ void add_edges(const Edge& edge, int count, Sum& sum) const {
+    Pack<T, VEC> v[kSteps];
+    gather<FULL>(edge, 0, count, v);
+    Acc weight[HEADS];
+    weigh<FULL>(edge, count, weight, sum);
+#pragma unroll
+    for (int step = 0; step < LANES; step += kSteps) {
+      if (!FULL && step * kSlots >= count) break;
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        constexpr int kStepsOfGroup = LANES / HEADS;
+        const int group = (step + u) / kStepsOfGroup;
+        const int slot = (step + u) % kStepsOfGroup * kSlots + (threadIdx.x & 31) / LANES;
+        const Acc w = __shfl_sync(kWarpMask, weight[group], slot * HEADS + tile.in_tile);
+        const bool valid = FULL || group * kGroup + slot < count;
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) {
+          const Acc term = element(v[u], c);
+          sum.all[c] += valid ? w * term : Acc(0);
+          sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
+        }
+      }
+      if (step + kSteps < LANES) gather<FULL>(edge, step + kSteps, count, v);
+    }
+  }
+
+  template <bool FULL>
+  __device__ void gather(const Edge& edge, int step, int count, Pack<T, VEC> (&v)[kSteps]) const {
+#pragma unroll
+    for (int u = 0; u < kSteps; ++u) {
+      const int e = (step + u) * kSlots + (threadIdx.x & 31) / LANES;
+      const I node = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
+      v[u] = pyg_fast::cuda::load<T, VEC>(reinterpret_cast<const T*>(row_at(grad, node, row_bytes)));
+    }
+  }
+
+  template <bool FULL>
+  __device__ void weigh(const Edge& edge, int count, Acc (&weight)[HEADS], Sum& sum) const {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int g = 0; g < HEADS; ++g) {
+      if (!FULL && g * kGroup >= count) break;
+      const int e = g * kGroup + lane / HEADS;
+      const int from = FULL || e < count ? e : count - 1;
+      const bool valid = pairs && (FULL || e < count);
+      const I node = __shfl_sync(kWarpMask, edge.source, from);
+      const Acc* of_node = stat + static_cast<int64_t>(node) * 3 * p.heads;
+      Acc s = sum.src + of_node[0];
+      const Acc lse = of_node[p.heads], mean = of_node[2 * p.heads];
+      if (p.alpha_edge) {
+        const I id = __shfl_sync(kWarpMask, edge.id, from);
+        if (valid) {
+          s += static_cast<const Acc*>(
+              p.alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head];
+        }
+      }
+      Acc w = valid ? exponential(leaky(s, slope) - lse) : Acc(0);
+      sum.mean += valid ? w * (s > 0 ? mean : slope * mean) : Acc(0);
+      if (dropout.on) w *= dropout.kept(__shfl_sync(kWarpMask, edge.bits, from), pair_head);
+      weight[g] = s > 0 ? w : -w;
+    }
+  }
+
+  __device__ void reduce(Sum& sum) const {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset <<= 1) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        sum.all[c] += __shfl_xor_sync(kWarpMask, sum.all[c], offset);
+        sum.plus[c] += __shfl_xor_sync(kWarpMask, sum.plus[c], offset);
+      }
+    }
+#pragma unroll
+    for (int offset = HEADS; offset < 32; offset <<= 1)
+      sum.mean += __shfl_xor_sync(kWarpMask, sum.mean, offset);
+    sum.mean = __shfl_sync(kWarpMask, sum.mean, tile.in_tile);
+  }
+
+  __device__ void merge(Sum& sum, const Sum& other) const {
+    sum.mean += other.mean;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      sum.all[c] += other.all[c];
+      sum.plus[c] += other.plus[c];
+    }
+  }
+
+  __device__ void add_loop(int64_t row, Sum& sum) const {
+    const Acc* of_node = static_cast<const Acc*>(p.stat) + row * 3 * p.heads + tile.head;
+    const Acc mean = of_node[2 * p.heads];
+    Acc s = static_cast<const Acc*>(p.alpha_src)[row * p.heads + tile.head] + of_node[0];
+    if (p.alpha_loop) s += static_cast<const Acc*>(p.alpha_loop)[row * p.heads + tile.head];
+    Acc w = exponential(leaky(s, slope) - of_node[p.heads]);
+    sum.mean += w * (s > 0 ? mean : slope * mean);
+    if (dropout.on) w *= dropout.kept(dropout.bits(csr.num_edges + row), tile.head);
+    const auto self = pyg_fast::cuda::load<T, VEC>(
+        static_cast<const T*>(p.grad) + row * p.heads * p.channels + tile.at);
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      const Acc term = w * element(self, c);
+      if (s > 0) sum.plus[c] += term;
+      sum.all[c] += s > 0 ? term : -term;
+    }
+  }
+
+  __device__ void finish(int64_t row, int64_t, Sum& sum) const {
+    Acc dot = 0;
+    if (tile.active) {
+      if (row < p.num_loops) add_loop(row, sum);
+      const int64_t at = row * p.heads * p.channels + tile.at;
+Acc x[VEC];
+      read_row(p.x, p.dtype, at, x);
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        const Acc minus = sum.plus[c] - sum.all[c];
+        dot += (sum.plus[c] + slope * minus) * x[c];
+        sum.all[c] = sum.plus[c] + minus;
+      }
+      write_row(p.grad_x, p.dtype, at, sum.all);
+    }
+    dot = tile.sum_of_head(dot);
+    if (!tile.active || threadIdx.x % LANES % tile.kHeadLanes != 0) return;
+    if (tile.channel == 0) dot -= sum.mean;
+    Acc* out = partial ? partial : static_cast<Acc*>(p.grad_alpha_src);
+    out[row * p.heads + tile.head] = dot;
+  }
+};
+
+template <typename T, typename I, int VEC, int LANES, int HEADS>
+__global__ void __launch_bounds__(kThreads, attention_blocks(VEC))
+    gat_backward_kernel(GatBackward p, HeadShape s, uint32_t threshold, acc_t<T> scale, void* partial) {
+  using Acc = acc_t<T>;
+  const int64_t tiles_of_head = (p.channels + LANES * VEC - 1) / (LANES * VEC);
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    Acc* part = partial ? static_cast<Acc*>(partial) + tile % tiles_of_head * p.csr.num_rows * p.heads
+                        : nullptr;
+    GatBackwardRow<T, I, VEC, LANES, HEADS> row(p, threshold, scale, part, tile);
+    for_each_row<I, LANES>(p.csr, s, row);
+  }
+}
+
+// out[k] = sum over parts of partial[part, k]
+template <typename Acc>
+__global__ void __launch_bounds__(kThreads) sum_parts_kernel(const Acc* partial, Acc* out,
+                                                             int64_t count, int64_t parts) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step) {
+    Acc sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += partial[part * count + k];
+    out[k] = sum;
+  }
+}
+
+// The row of edge e.
+template <typename I>
+__device__ inline int64_t row_of(const I* rowptr, int64_t num_rows, int64_t e) {
+  int64_t low = 0, high = num_rows - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (rowptr[middle] <= e) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// Gradients of what edges and loops add to their scores: a dot product of channels each.
+template <typename T, typename I>
+__global__ void __launch_bounds__(kThreads)
+    gat_backward_edge_kernel(GatBackward p, uint32_t threshold, acc_t<T> scale) {
+  using Acc = acc_t<T>;
+  const auto* rowptr = static_cast<const I*>(p.csr.rowptr);
+  const int64_t listed = rowptr[p.csr.num_rows];
+  const int64_t first_loop = p.grad_alpha_edge ? listed : 0;
+  const int64_t count = first_loop + (p.grad_alpha_loop ? p.num_loops : 0);
+  const Dropout<Acc> dropout(p, threshold, scale);
+  const Acc slope = static_cast<Acc>(p.negative_slope);
+  const int part = threadIdx.x % kNodeLanes;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * (kThreads / kNodeLanes) + threadIdx.x / kNodeLanes;
+       __any_sync(kWarpMask, k < count); k += step) {
+    const bool valid = k < count, loop = k >= first_loop;
+    int64_t source = 0, node = 0, id = 0;
+    if (valid && loop) {
+      source = node = k - first_loop;
+      id = p.csr.num_edges + node;
+    } else if (valid) {
+      source = row_of(rowptr, p.csr.num_rows, k);
+      node = static_cast<const I*>(p.csr.col)[k];
+      id = p.csr.perm ? static_cast<int64_t>(static_cast<const I*>(p.csr.perm)[k]) : k;
+    }
+    const uint32_t bits = dropout.on ? dropout.bits(id) : 0;
+    const auto* extra = static_cast<const Acc*>(loop ? p.alpha_loop : p.alpha_edge);
+    auto* out = static_cast<Acc*>(loop ? p.grad_alpha_loop : p.grad_alpha_edge);
+    const int64_t at = loop ? node : id;
+    for (int head = 0; head < p.heads; ++head) {
+      Acc dot = 0;
+      if (valid) {
+        const int64_t from = (source * p.heads + head) * p.channels;
+        const auto* grad = static_cast<const T*>(p.grad) + (node * p.heads + head) * p.channels;
+        for (int64_t c = part; c < p.channels; c += kNodeLanes)
+          dot += to_acc(grad[c]) * read<Acc>(p.x, p.dtype, from + c);
+      }
+#pragma unroll
+      for (int offset = 1; offset < kNodeLanes; offset <<= 1)
+        dot += __shfl_xor_sync(kWarpMask, dot, offset);
+      if (!valid || part != 0) continue;
+      const Acc* stat = static_cast<const Acc*>(p.stat) + node * 3 * p.heads + head;
+      Acc s = static_cast<const Acc*>(p.alpha_src)[source * p.heads + head] + stat[0];
+      if (extra) s += extra[at * p.heads + head];
+      const Acc w = exponential(leaky(s, slope) - stat[p.heads]);
+      const Acc ds = w * (dropout.kept(bits, head) * dot - stat[2 * p.heads]);
+      out[at * p.heads + head] = s > 0 ? ds : slope * ds;
+    }
+  }
+}
+
+DType grad_type(const GatBackward& p) { return out_type(p); }
+
+template <typename T, typename I>
+HeadShape shape_of_backward(const GatBackward& p) {
+  return head_shape(p, p.csr, grad_type(p), takes_vectors<T, I>(p, p.grad, p.x, p.grad_x));
+}
+
+template <typename T, typename I>
+int64_t tiles_of_head(const GatBackward& p) {
+  const HeadShape s = shape_of_backward<T, I>(p);
+  return s.heads > 1 ? 1 : (p.channels + s.lanes * s.vec - 1) / (s.lanes * s.vec);
+}
+
+}  // namespace
+
+// A sum of grad_alpha_src for each tile of a head.
+int64_t gat_backward_scratch(const GatBackward& p) {
+  int64_t tiles = 1;
+  dispatch(grad_type(p), p.csr.index64, [&](auto element, auto index) -> const char* {
+    tiles = tiles_of_head<decltype(element), decltype(index)>(p);
+    return nullptr;
+  });
+  return tiles > 1 ? tiles * p.csr.num_rows * p.heads * acc_bytes(p.dtype) : 0;
+}
+
+const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
+  if (p.heads * p.channels == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const uint32_t threshold = dropout_threshold(p.dropout);
+  const double scale = dropout_scale(p.dropout);
+  return dispatch(grad_type(p), p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    using Acc = acc_t<T>;
+    if (p.csr.num_cols > 0) {
+      const unsigned blocks = blocks_for(p.csr.num_cols * p.heads * kNodeLanes);
+      gat_backward_dst_kernel<T><<<blocks, kThreads, 0, stream>>>(p);
+    }
+    if (p.csr.num_rows == 0) return last_error();
+    const HeadShape s = shape_of_backward<T, I>(p);
+    const dim3 grid = s.grid(p.csr.num_rows);
+    dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+      gat_backward_kernel<T, I, vec, lanes, heads><<<grid, kThreads, 0, stream>>>(
+          p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
+    });
+    if (scratch) {
+      const int64_t count = p.csr.num_rows * p.heads;
+      sum_parts_kernel<Acc><<<blocks_for(count), kThreads, 0, stream>>>(
+          static_cast<const Acc*>(scratch), static_cast<Acc*>(p.grad_alpha_src), count,
+          tiles_of_head<T, I>(p));
+    }
+    const int64_t edges = (p.grad_alpha_edge ? p.csr.num_edges : 0) + (p.grad_alpha_loop ? p.num_loops : 0);
+    if (edges > 0) {
+      gat_backward_edge_kernel<T, I><<<blocks_for(edges * kNodeLanes), kThreads, 0, stream>>>(
+          p, threshold, static_cast<Acc>(scale));
+    }
+    return last_error();
+  });
+}
+
+}  // namespace pyg_fast::cuda

@@ -1,0 +1,364 @@
+// Sums and dot products over a coordinate list, and the normalisation of a GCN.
+#include "common.cuh"
+#include "cuda.h"
+
+namespace pyg_fast::cuda {
+namespace {
+
+constexpr int kUnroll = 4;         // loads in flight per thread
+constexpr int64_t kEnough = 4096;  // warps that keep the chip busy
+
+struct CooEdge {
+  int64_t src = -1, dst = -1;
+  bool invalid = false;
+  bool used = false;
+};
+
+template <typename I>
+__device__ inline CooEdge coo_edge(const Coo& coo, int64_t e) {
+  CooEdge edge;
+  edge.src = load_once(static_cast<const I*>(coo.src) + e);
+  edge.dst = load_once(static_cast<const I*>(coo.dst) + e);
+  edge.invalid =
+      edge.src < 0 || edge.src >= coo.num_src || edge.dst < 0 || edge.dst >= coo.num_dst;
+  edge.used = !edge.invalid && !(coo.drop_loops && edge.src == edge.dst);
+  return edge;
+}
+
+// Adds up over the warp and to `counter` once. For whole warps.
+__device__ inline void count_in_warp(int64_t* counter, bool one) {
+  const unsigned set = __ballot_sync(kWarpMask, one);
+  if (set != 0 && (threadIdx.x & 31) == 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter),
+              static_cast<unsigned long long>(__popc(set)));
+  }
+}
+
+// What the edges are added to: diag * x or zeros. And the counter.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) scatter_init_kernel(Scatter p, acc_t<T>* sum) {
+  const int64_t total = p.coo.num_dst * p.dim, step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (first == 0 && p.invalid) *p.invalid = 0;
+  for (int64_t k = first; k < total; k += step) {
+    sum[k] = p.diag ? static_cast<const acc_t<T>*>(p.diag)[k / p.dim] *
+                          to_acc(static_cast<const T*>(p.x)[k])
+                    : acc_t<T>(0);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) scatter_round_kernel(const float* sum, T* out,
+                                                                 int64_t total) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
+    out[k] = from_acc<T>(sum[k]);
+}
+
+// VEC aligned sums: where the chip has it, one reduction of 16 bytes.
+template <typename Acc, int VEC>
+__device__ inline void add_to(Acc* out, const Acc (&v)[VEC]) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (std::is_same_v<Acc, float> && VEC % 4 == 0) {
+#pragma unroll
+    for (int c = 0; c < VEC; c += 4) {
+      atomicAdd(reinterpret_cast<float4*>(out + c),
+                make_float4(v[c], v[c + 1], v[c + 2], v[c + 3]));
+    }
+  } else if constexpr (std::is_same_v<Acc, float> && VEC == 2) {
+    atomicAdd(reinterpret_cast<float2*>(out), make_float2(v[0], v[1]));
+  } else
+#endif
+  {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) atomicAdd(out + c, v[c]);
+  }
+}
+
+// A warp reads `chunk` edges at once; each of its slots of LANES threads takes some that follow one
+// another, and adds to memory where the destination changes: sorted lists have few such places.
+template <typename T, typename I, int VEC, int LANES>
+__global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter p, acc_t<T>* out, int chunk,
+                                                           int tiles) {
+  using Acc = acc_t<T>;
+  constexpr int kSlots = 32 / LANES;
+  const int lane = threadIdx.x & 31, slot = lane / LANES, per_slot = chunk / kSlots;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const T* value = static_cast<const T*>(p.value);
+  const Acc* row_scale = static_cast<const Acc*>(p.row_scale);
+  const Acc* col_scale = static_cast<const Acc*>(p.col_scale);
+  for (int64_t first = warp * chunk; first < p.coo.num_edges; first += warps * chunk) {
+    const int64_t e = first + lane;
+    const bool listed = lane < chunk && e < p.coo.num_edges;
+    CooEdge edge;
+    if (listed) edge = coo_edge<I>(p.coo, e);
+    if (p.invalid && blockIdx.y == 0) count_in_warp(p.invalid, edge.invalid);
+    Acc weight = 1;
+    if (edge.used) {
+      if (value) weight = p.value_acc ? static_cast<const Acc*>(p.value)[e] : to_acc(value[e]);
+      if (col_scale) weight *= __ldg(col_scale + edge.src);
+      if (row_scale) weight *= __ldg(row_scale + edge.dst);
+    }
+    const I source = static_cast<I>(edge.src);
+    const I target = edge.used ? static_cast<I>(edge.dst) : I(-1);
+    for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+      const int64_t column = (static_cast<int64_t>(tile) * LANES + lane % LANES) * VEC;
+      const bool active = column < p.dim;
+      const T* x = static_cast<const T*>(p.x) + column;
+      I current = -1;
+      Acc sum[VEC];
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) sum[c] = 0;
+      const auto flush = [&] {
+        if (!active || current < 0) return;
+        add_to(out + static_cast<int64_t>(current) * p.dim + column, sum);
+      };
+#pragma unroll 1
+      for (int k = 0; k < per_slot; k += kUnroll) {
+        Pack<T, VEC> v[kUnroll];
+        I to[kUnroll];
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const int at = slot * per_slot + (k + u < per_slot ? k + u : 0);
+          const I from = __shfl_sync(kWarpMask, source, at);
+          to[u] = __shfl_sync(kWarpMask, target, at);
+          if (k + u >= per_slot) to[u] = -1;
+          if (active && to[u] >= 0) v[u] = load<T, VEC>(x + static_cast<int64_t>(from) * p.dim);
+        }
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          const int at = slot * per_slot + (k + u < per_slot ? k + u : 0);
+          const Acc w = __shfl_sync(kWarpMask, weight, at);
+          if (!active || to[u] < 0) continue;
+          if (to[u] != current) {
+            flush();
+            current = to[u];
+#pragma unroll
+            for (int c = 0; c < VEC; ++c) sum[c] = 0;
+          }
+#pragma unroll
+          for (int c = 0; c < VEC; ++c) sum[c] += w * element(v[u], c);
+        }
+      }
+      flush();
+    }
+  }
+}
+
+template <typename T, typename I, int VEC, int LANES>
+__global__ void __launch_bounds__(kThreads) edge_dot_kernel(EdgeDot p) {
+  using Acc = acc_t<T>;
+  constexpr int kSlots = kThreads / LANES;
+  const int slot = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+  const Acc* row_scale = static_cast<const Acc*>(p.row_scale);
+  const Acc* col_scale = static_cast<const Acc*>(p.col_scale);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kSlots;
+  // All threads of a warp take part in its sums, also where there is no edge left.
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kSlots; first < p.coo.num_edges;
+       first += step) {
+    const int64_t e = first + slot;
+    CooEdge edge;
+    if (e < p.coo.num_edges) edge = coo_edge<I>(p.coo, e);
+    Acc dot = 0;
+    if (edge.used) {
+      const T* a = static_cast<const T*>(p.a) + edge.dst * p.dim;
+      const T* b = static_cast<const T*>(p.b) + edge.src * p.dim;
+#pragma unroll 4
+      for (int64_t c = lane * VEC; c < p.dim; c += LANES * VEC) {
+        const auto u = load<T, VEC>(a + c), v = load<T, VEC>(b + c);
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) dot += element(u, k) * element(v, k);
+      }
+    }
+#pragma unroll
+    for (int offset = 1; offset < LANES; offset <<= 1)
+      dot += __shfl_xor_sync(kWarpMask, dot, offset);
+    if (e >= p.coo.num_edges || lane != 0) continue;
+    if (edge.used && row_scale) dot *= row_scale[edge.dst];
+    if (edge.used && col_scale) dot *= col_scale[edge.src];
+    static_cast<T*>(p.out)[e] = from_acc<T>(dot);
+  }
+}
+
+template <typename Degree>
+__global__ void __launch_bounds__(kThreads) gcn_init_kernel(GcnDegree p) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (first == 0) p.counts[0] = p.counts[1] = 0;
+  for (int64_t i = first; i < p.coo.num_dst; i += step) {
+    static_cast<Degree*>(p.degree)[i] = 0;
+    if (p.last) p.last[i] = 0;
+  }
+}
+
+template <typename T, typename I, bool WEIGHTED>
+__global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p) {
+  using Degree = std::conditional_t<WEIGHTED, acc_t<T>, int>;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads; first < p.coo.num_edges;
+       first += step) {
+    const int64_t e = first + threadIdx.x;
+    const bool listed = e < p.coo.num_edges;
+    CooEdge edge;
+    if (listed) edge = coo_edge<I>(p.coo, e);
+    const bool loop = listed && !edge.invalid && edge.src == edge.dst;
+    count_in_warp(p.counts, edge.invalid);
+    count_in_warp(p.counts + 1, loop);
+    if (loop && p.last)
+      atomicMax(reinterpret_cast<unsigned long long*>(p.last) + edge.dst,
+                static_cast<unsigned long long>(e + 1));
+    if (!edge.used) continue;
+    Degree v = 1;
+    if constexpr (WEIGHTED) v = to_acc(static_cast<const T*>(p.value)[e]);
+    atomicAdd(static_cast<Degree*>(p.degree) + edge.dst, v);
+  }
+}
+
+// scale[i], and loop[i] in `loop`.
+template <typename T, bool WEIGHTED>
+__device__ inline acc_t<T> gcn_scale(const GcnWeight& p, int64_t i, acc_t<T>& loop) {
+  using Acc = acc_t<T>;
+  using Degree = std::conditional_t<WEIGHTED, Acc, int>;
+  loop = p.loops ? static_cast<Acc>(p.fill_value) : Acc(0);
+  if constexpr (WEIGHTED) {
+    const int64_t last = p.last ? p.last[i] : 0;
+    if (last > 0) loop = to_acc(static_cast<const T*>(p.value)[last - 1]);
+  }
+  const Acc degree = static_cast<Acc>(static_cast<const Degree*>(p.degree)[i]) + loop;
+  if (degree == 0) return 0;
+  if constexpr (std::is_same_v<Acc, double>) return 1 / sqrt(degree);
+  else return rsqrtf(degree);
+}
+
+// A thread for each edge, then one for each node. Scales are made where they are used: that saves
+// a launch.
+template <typename T, typename I, bool WEIGHTED>
+__global__ void __launch_bounds__(kThreads) gcn_weight_kernel(GcnWeight p) {
+  using Acc = acc_t<T>;
+  const int64_t total = p.num_kept + p.coo.num_dst;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  I* edge_index = static_cast<I*>(p.edge_index);
+  T* weight = static_cast<T*>(p.weight);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (int64_t k = first; k < total; k += step) {
+    if (k >= p.num_kept) {
+      const int64_t i = k - p.num_kept;
+      Acc loop;
+      const Acc scale = gcn_scale<T, WEIGHTED>(p, i, loop);
+      static_cast<Acc*>(p.scale)[i] = scale;
+      if (!p.loops) continue;
+      weight[k] = from_acc<T>(scale * loop * scale);
+      edge_index[k] = edge_index[total + k] = static_cast<I>(i);
+      continue;
+    }
+    const int64_t e = p.kept ? load_once(p.kept + k) : k;
+    const CooEdge edge = coo_edge<I>(p.coo, e);
+    Acc w = 0, loop;
+    if (edge.used) {
+      w = gcn_scale<T, WEIGHTED>(p, edge.src, loop) * gcn_scale<T, WEIGHTED>(p, edge.dst, loop);
+      if constexpr (WEIGHTED) w *= to_acc(static_cast<const T*>(p.value)[e]);
+    }
+    weight[k] = from_acc<T>(w);
+    if (!p.loops) continue;
+    edge_index[k] = static_cast<I>(edge.src);
+    edge_index[total + k] = static_cast<I>(edge.dst);
+  }
+}
+
+bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
+
+}  // namespace
+
+int64_t scatter_scratch(const Scatter& p) {
+  return is_half(p.dtype) ? p.coo.num_dst * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
+}
+
+const char* scatter(const Scatter& p, void* scratch, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    using Acc = acc_t<T>;
+    const int64_t total = p.coo.num_dst * p.dim;
+    Acc* sum = static_cast<Acc*>(is_half(p.dtype) ? scratch : p.out);
+    if (p.diag || p.invalid) {
+      scatter_init_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(p, sum);
+    } else if (total > 0) {
+      const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
+      if (error != cudaSuccess) return cudaGetErrorString(error);
+    }
+    // Without columns there is nothing to add, but edges to be counted.
+    if (p.coo.num_edges > 0 && (total > 0 || p.invalid)) {
+      const bool vectors =
+          p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(sum);
+      Csr like;  // for its number of edges
+      like.num_edges = p.coo.num_edges;
+      const Shape s = shape_of(like, p.dim > 0 ? p.dim : 1, vectors ? kVec<T> : 1);
+      dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+        int chunk = 32;
+        while (lanes > 1 && chunk > 8 && p.coo.num_edges / chunk * s.tiles < kEnough) chunk /= 2;
+        const int64_t warps = (p.coo.num_edges + chunk - 1) / chunk;
+        const dim3 grid(blocks_for(warps * 32), s.tiles < 65535 ? s.tiles : 65535);
+        scatter_kernel<T, I, vec, lanes><<<grid, kThreads, 0, stream>>>(p, sum, chunk, s.tiles);
+      });
+    }
+    if constexpr (!std::is_same_v<T, Acc>) {
+      if (total > 0)
+        scatter_round_kernel<T>
+            <<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.out), total);
+    }
+    return last_error();
+  });
+}
+
+const char* edge_dot(const EdgeDot& p, void* stream_) {
+  if (p.coo.num_edges == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const auto run = [&](auto* kernel, int lanes) {
+      kernel<<<blocks_for(p.coo.num_edges * lanes), kThreads, 0, stream>>>(p);
+    };
+    if (p.dim % kVec<T> == 0 && aligned16(p.a) && aligned16(p.b)) {
+      run(edge_dot_kernel<T, I, kVec<T>, 8>, 8);
+    } else if (p.dim == 1) {
+      run(edge_dot_kernel<T, I, 1, 1>, 1);
+    } else {
+      run(edge_dot_kernel<T, I, 1, 8>, 8);
+    }
+    return last_error();
+  });
+}
+
+const char* gcn_degree(const GcnDegree& p, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const unsigned nodes = blocks_for(p.coo.num_dst), edges = blocks_for(p.coo.num_edges);
+    if (p.weighted) {
+      gcn_init_kernel<acc_t<T>><<<nodes, kThreads, 0, stream>>>(p);
+      gcn_degree_kernel<T, I, true><<<edges, kThreads, 0, stream>>>(p);
+    } else if constexpr (std::is_same_v<T, float>) {
+      gcn_init_kernel<int><<<nodes, kThreads, 0, stream>>>(p);
+      gcn_degree_kernel<T, I, false><<<edges, kThreads, 0, stream>>>(p);
+    }
+    return last_error();
+  });
+}
+
+const char* gcn_weight(const GcnWeight& p, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const unsigned blocks = blocks_for(p.num_kept + p.coo.num_dst);
+    if (p.weighted) gcn_weight_kernel<T, I, true><<<blocks, kThreads, 0, stream>>>(p);
+    else gcn_weight_kernel<T, I, false><<<blocks, kThreads, 0, stream>>>(p);
+    return last_error();
+  });
+}
+
+}  // namespace pyg_fast::cuda

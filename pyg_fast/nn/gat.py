@@ -1,0 +1,403 @@
+"""GAT and GATv2 layers."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from ..ops._attention import Setting, drawn_seed
+from ..ops.gat import attend
+from ..ops.gatv2 import attend_v2
+from ..ops.graph import Graph, graph_of
+from ..ops.spmm import acc_dtype
+from ._fused import Fused, entries, is_plain_linear
+
+
+class _FusedAttention(Fused):
+    # What both layers share.
+    _node_dim = 0
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if heads < 1:
+            raise ValueError(f"'heads' must be at least 1, got {heads}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
+        super().__init__(  # type: ignore[call-arg]
+            in_channels, out_channels, heads, concat, negative_slope, dropout, *args, **kwargs
+        )
+
+    def _ends(self: Any, x: Any) -> tuple[Tensor, Tensor] | None:
+        """Features of sources and destinations, or None where PyG has to do it."""
+        src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
+        if not self._unaltered(src) or self.aggr not in ('add', 'sum'):
+            return None
+        if dst is src:
+            return src, dst
+        # Against the flow PyG swaps the ends of a pair.
+        fits = self._unaltered(dst) and dst.dtype == src.dtype and dst.device == src.device
+        return (src, dst) if fits and self.flow == 'source_to_target' else None
+
+    def _graph(
+        self: Any, edge_index: Any, num_src: int, num_dst: int, x: Tensor, transpose: bool
+    ) -> Graph | None:
+        if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
+            if torch.compiler.is_compiling() or self.flow != 'source_to_target':
+                return None
+            found = entries(edge_index, num_src, num_dst)
+            if found is None:
+                return None
+            edge_index, _ = found
+        elif not isinstance(edge_index, Tensor):
+            return None
+        if edge_index.device != x.device:
+            raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {x.device}")
+        reverse = self.flow == 'target_to_source'
+        graph = graph_of(
+            edge_index, num_src, num_dst, transpose=transpose or reverse,
+            drop_loops=self.add_self_loops,
+        )  # fmt: skip
+        return graph.t() if reverse else graph
+
+    def _setting(self: Any, graph: Graph, x: Tensor, out_dtype: torch.dtype) -> Setting:
+        num_loops = min(graph.num_src, graph.num_dst) if self.add_self_loops else 0
+        dropout = self.dropout if self.training else 0.0
+        return Setting(
+            graph, num_loops, self.negative_slope, dropout, drawn_seed(None, dropout, x),
+            out_dtype != x.dtype,
+        )  # fmt: skip
+
+    def _check_edge_attr(self: Any, edge_index: Tensor, edge_attr: Tensor, x: Tensor) -> None:
+        wanted = [edge_index.size(1), self.edge_dim]
+        got = [*edge_attr.shape, 1] if edge_attr.dim() == 1 else list(edge_attr.shape)
+        if got != wanted:
+            raise ValueError(f"'edge_attr' must have shape {wanted}, got {list(edge_attr.shape)}")
+        if edge_attr.device != x.device:
+            raise ValueError(f"'edge_attr' is on {edge_attr.device}, but 'x' is on {x.device}")
+
+    def _fused_bias(self: Any, out_dtype: torch.dtype) -> OptTensor:
+        """The bias, if the kernel can add it."""
+        bias = self.bias
+        return bias if self.concat and bias is not None and bias.dtype == out_dtype else None
+
+    def _finished(self: Any, out: Tensor, res: OptTensor, has_bias: bool) -> Tensor:
+        """Heads joined, with the residual, and the bias if it is missing."""
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if res is not None:
+            out = out + res
+        return out if has_bias or self.bias is None else out + self.bias
+
+
+class FusedGATConv(_FusedAttention, GATConv):
+    r"""The graph attentional operator of the `"Graph Attention Networks"
+    <https://arxiv.org/abs/1710.10903>`_ paper on a fused kernel.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \sum_{j \in \mathcal{N}(i) \cup \{ i \}}
+        \alpha_{i,j} \mathbf{\Theta} \mathbf{x}_j, \quad
+        \alpha_{i,j} = \mathrm{softmax}_j \, \mathrm{LeakyReLU} \left(
+        \mathbf{a}^{\top}_{s} \mathbf{\Theta} \mathbf{x}_j
+        + \mathbf{a}^{\top}_{t} \mathbf{\Theta} \mathbf{x}_i
+        + \mathbf{a}^{\top}_{e} \mathbf{\Theta}_{e} \mathbf{e}_{i,j} \right)
+
+    A drop-in for :class:`~torch_geometric.nn.conv.GATConv`: the same options, parameters,
+    state_dict, outputs and gradients. Scores, softmax, dropout and aggregation are one kernel each
+    way, see :func:`~pyg_fast.ops.gat`; memory is :math:`O(N H C)`, and only edge features need
+    anything of size :math:`|\mathcal{E}| \times H`. Dropout drops other edges than PyG's would,
+    at the same rate, reproducibly under :func:`torch.manual_seed`.
+
+    A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted once, any other input at
+    every call. :obj:`return_attention_weights`, other types than float32, float64, float16 and
+    bfloat16, other aggregations than sums, a source without destination features, edge features of
+    self-loops as maximum, minimum or product, hooks and explainers go through PyG's own code.
+
+    Args:
+        in_channels (int or (int, int)): Size of each input sample, or :obj:`-1` to derive it from
+            the first input; a pair for source and destination nodes.
+        out_channels (int): Size of each output sample :math:`C`, per head.
+        heads (int, optional): Number of heads :math:`H`. (default: :obj:`1`)
+        concat (bool, optional): Whether heads are concatenated, else averaged.
+            (default: :obj:`True`)
+        negative_slope (float, optional): Slope of the leaky ReLU below zero.
+            (default: :obj:`0.2`)
+        dropout (float, optional): Probability that an attention weight is dropped in training.
+            (default: :obj:`0`)
+        add_self_loops (bool, optional): Whether each node attends to itself, once.
+            (default: :obj:`True`)
+        edge_dim (int, optional): Size of edge features. (default: :obj:`None`)
+        fill_value (float or Tensor or str, optional): Features of self-loops, or how to derive them
+            from those of a node's edges. (default: :obj:`"mean"`)
+        bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
+        residual (bool, optional): Whether to add a linear map of the node's own features.
+            (default: :obj:`False`)
+        **kwargs (optional): Additional arguments of
+            :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})` or
+          :math:`((|\mathcal{V}_s|, F_{s}), (|\mathcal{V}_t|, F_{t}))`, edge indices
+          :math:`(2, |\mathcal{E}|)` or sparse matrix
+          :math:`(|\mathcal{V}_t|, |\mathcal{V}_s|)`, edge features :math:`(|\mathcal{E}|, D)`
+          *(optional)*
+        - **output:** node features :math:`(|\mathcal{V}_t|, H C)`, or
+          :math:`(|\mathcal{V}_t|, C)` without :obj:`concat`
+
+    Raises:
+        ValueError: If :obj:`heads` or :obj:`dropout` is out of range, :obj:`edge_attr` has the
+            wrong shape, or :obj:`edge_index` is on another device or does not fit :obj:`x`.
+        IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
+    """
+
+    _base = GATConv
+
+    def forward(
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """"""
+        out = None
+        if not return_attention_weights:
+            out = self._fused(x, edge_index, edge_attr, size)
+        if out is None:
+            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+        return out
+
+    def _fused(
+        self, x: Any, edge_index: Any, edge_attr: OptTensor, size: Size
+    ) -> Tensor | None:
+        ends = self._ends(x)
+        if ends is None or (size is not None and tuple(size) != (ends[0].size(0), ends[1].size(0))):
+            return None
+        has_edges = self.lin_edge is not None and edge_attr is not None
+        sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
+        if self.lin_edge is not None and (
+            sparse or not is_plain_linear(self.lin_edge) or self.lin_edge.bias is not None
+        ):
+            return None
+        by_rule = isinstance(self.fill_value, str) and self.add_self_loops and has_edges
+        if by_rule and (self.fill_value not in ('mean', 'add', 'sum') or ends[0] is not ends[1]):
+            return None
+
+        src, dst = ends
+        res = None if self.res is None else self.res(dst)
+        heads, channels = self.heads, self.out_channels
+        mapped = (self.lin or self.lin_src)(src)
+        same = src is dst and self.lin is not None
+        mapped_dst = mapped if same else (self.lin or self.lin_dst)(dst)
+        alpha_src = _scores(mapped, self.att_src)
+        alpha_dst = _scores(mapped_dst, self.att_dst)
+        out_dtype = torch.promote_types(mapped.dtype, self.att_src.dtype)
+        acc = acc_dtype(mapped.dtype)
+        if out_dtype not in (mapped.dtype, acc):
+            return None
+        needs = mapped.requires_grad or alpha_src.requires_grad or alpha_dst.requires_grad
+        if has_edges:
+            self._check_edge_attr(edge_index, edge_attr, src)
+            of_edges = (edge_attr, self.lin_edge.weight, self.att_edge)
+            needs = needs or any(t.requires_grad for t in of_edges)
+        graph = self._graph(
+            edge_index, src.size(0), dst.size(0), mapped, torch.is_grad_enabled() and needs
+        )
+        if graph is None:
+            return None
+        setting = self._setting(graph, mapped, out_dtype)
+        alpha_edge = alpha_loop = None
+        if has_edges:
+            alpha_edge, alpha_loop = self._edge_scores(
+                edge_index, edge_attr, setting.num_loops, acc
+            )
+        bias = self._fused_bias(out_dtype)
+        out = attend(
+            mapped.view(-1, heads, channels), alpha_src.to(acc), alpha_dst.to(acc), alpha_edge,
+            alpha_loop, bias, setting,
+        )  # fmt: skip
+        return self._finished(out, res, bias is not None)
+
+    def _edge_scores(
+        self, edge_index: Tensor, edge_attr: Any, num_loops: int, dtype: torch.dtype
+    ) -> tuple[Tensor, OptTensor]:
+        """Scores of edges and of self-loops, without their features of all channels."""
+        edge_dim = self.lin_edge.weight.size(1)
+        edge_attr = edge_attr.view(-1, edge_dim)
+        with _no_autocast(edge_attr):
+            weight = self.lin_edge.weight.view(self.heads, self.out_channels, edge_dim)
+            weight = (weight * self.att_edge.view(self.heads, -1, 1)).sum(dim=1)
+            scores = F.linear(edge_attr.to(weight.dtype), weight)
+            if num_loops == 0:
+                return scores.to(dtype), None
+            fill = self.fill_value
+            if isinstance(fill, str):
+                data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+                index = data[1].long()
+                listed = (data[0] != data[1]).to(scores.dtype).view(-1, 1)
+                loops = scores.new_zeros(num_loops, self.heads).index_add(
+                    0, index, scores * listed
+                )
+                if fill == 'mean':
+                    count = scores.new_zeros(num_loops, 1).index_add(0, index, listed)
+                    loops = loops / count.clamp(min=1)
+            else:
+                if not isinstance(fill, Tensor):
+                    fill = edge_attr.new_full((edge_dim,), fill)
+                loops = F.linear(fill.to(weight).view(1, -1), weight).expand(num_loops, -1)
+        return scores.to(dtype), loops.to(dtype)
+
+
+class FusedGATv2Conv(_FusedAttention, GATv2Conv):
+    r"""The GATv2 operator of the `"How Attentive are Graph Attention Networks?"
+    <https://arxiv.org/abs/2105.14491>`_ paper on a fused kernel.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \sum_{j \in \mathcal{N}(i) \cup \{ i \}}
+        \alpha_{i,j} \mathbf{\Theta}_{s} \mathbf{x}_j, \quad
+        \alpha_{i,j} = \mathrm{softmax}_j \left( \mathbf{a}^{\top} \mathrm{LeakyReLU} \left(
+        \mathbf{\Theta}_{s} \mathbf{x}_j + \mathbf{\Theta}_{t} \mathbf{x}_i \right) \right)
+
+    A drop-in for :class:`~torch_geometric.nn.conv.GATv2Conv`: the same options, parameters,
+    state_dict, outputs and gradients. Scores, softmax, dropout and aggregation are one kernel, and
+    two in the backward pass, which work scores out again, see :func:`~pyg_fast.ops.gatv2`; memory
+    is :math:`O(N H C)`. Dropout drops other edges than PyG's would, at the same rate, reproducibly
+    under :func:`torch.manual_seed`.
+
+    A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted once, any other input at
+    every call. Edge features, :obj:`return_attention_weights`, other types than float32, float64,
+    float16 and bfloat16, other aggregations than sums, hooks and explainers go through PyG's own
+    code.
+
+    Args:
+        in_channels (int or (int, int)): Size of each input sample, or :obj:`-1` to derive it from
+            the first input; a pair for source and destination nodes.
+        out_channels (int): Size of each output sample :math:`C`, per head.
+        heads (int, optional): Number of heads :math:`H`. (default: :obj:`1`)
+        concat (bool, optional): Whether heads are concatenated, else averaged.
+            (default: :obj:`True`)
+        negative_slope (float, optional): Slope of the leaky ReLU below zero.
+            (default: :obj:`0.2`)
+        dropout (float, optional): Probability that an attention weight is dropped in training.
+            (default: :obj:`0`)
+        add_self_loops (bool, optional): Whether each node attends to itself, once.
+            (default: :obj:`True`)
+        edge_dim (int, optional): Size of edge features. (default: :obj:`None`)
+        fill_value (float or Tensor or str, optional): Features of self-loops, or how to derive them
+            from those of a node's edges. (default: :obj:`"mean"`)
+        bias (bool, optional): Whether to learn additive biases. (default: :obj:`True`)
+        share_weights (bool, optional): Whether :math:`\mathbf{\Theta}_{s}` and
+            :math:`\mathbf{\Theta}_{t}` are the same. (default: :obj:`False`)
+        residual (bool, optional): Whether to add a linear map of the node's own features.
+            (default: :obj:`False`)
+        **kwargs (optional): Additional arguments of
+            :class:`torch_geometric.nn.conv.MessagePassing`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})` or
+          :math:`((|\mathcal{V}_s|, F_{s}), (|\mathcal{V}_t|, F_{t}))`, edge indices
+          :math:`(2, |\mathcal{E}|)` or sparse matrix
+          :math:`(|\mathcal{V}_t|, |\mathcal{V}_s|)`, edge features :math:`(|\mathcal{E}|, D)`
+          *(optional)*
+        - **output:** node features :math:`(|\mathcal{V}_t|, H C)`, or
+          :math:`(|\mathcal{V}_t|, C)` without :obj:`concat`
+
+    Raises:
+        ValueError: If :obj:`heads` or :obj:`dropout` is out of range, or :obj:`edge_index` is on
+            another device or does not fit :obj:`x`.
+        IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
+    """
+
+    _base = GATv2Conv
+
+    def forward(
+        self,
+        x: Tensor | PairTensor,
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """"""
+        out = None
+        if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
+            if not is_torch_sparse_tensor(edge_index):
+                self._check_edge_attr(edge_index, edge_attr, x if isinstance(x, Tensor) else x[0])
+        elif not return_attention_weights and edge_attr is None:
+            out = self._fused(x, edge_index)
+        if out is None:
+            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+        return out
+
+    def _fused(self, x: Any, edge_index: Any) -> Tensor | None:
+        ends = self._ends(x)
+        if ends is None or (self.edge_dim is not None and not isinstance(edge_index, Tensor)):
+            return None
+        src, dst = ends
+        res = None if self.res is None else self.res(dst)
+        mapped = self.lin_l(src)
+        shared = src is dst and self.share_weights
+        mapped_dst = mapped if shared else self.lin_r(dst)
+        att, dtype = self.att, mapped.dtype
+        out_dtype = torch.promote_types(dtype, att.dtype)
+        if out_dtype not in (dtype, acc_dtype(dtype)):
+            return None
+        needs = mapped.requires_grad or mapped_dst.requires_grad or att.requires_grad
+        graph = self._graph(
+            edge_index, src.size(0), dst.size(0), mapped, torch.is_grad_enabled() and needs
+        )
+        if graph is None:
+            return None
+        heads, channels = self.heads, self.out_channels
+        bias = self._fused_bias(out_dtype)
+        sent = mapped.view(-1, heads, channels)
+        out = attend_v2(
+            sent, sent if shared else mapped_dst.view(-1, heads, channels),
+            att.to(dtype).view(heads, channels), bias, self._setting(graph, mapped, out_dtype),
+        )  # fmt: skip
+        return self._finished(out, res, bias is not None)
+
+
+def _scores(x: Tensor, att: Tensor) -> Tensor:
+    """Products of each head's channels with its attention vector: :math:`(N, H)`, float32 for
+    halves."""
+    _, heads, channels = att.shape
+    dtype = acc_dtype(torch.promote_types(x.dtype, att.dtype))
+    with _no_autocast(x):
+        if heads == 1:
+            weight = att.view(channels, 1)
+        else:  # One product of matrices, block by block.
+            eye = _eye(heads, att)
+            weight = (att.view(heads, channels, 1) * eye.view(heads, 1, heads)).view(-1, heads)
+        return x.to(dtype) @ weight.to(dtype)
+
+
+_EYES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def _eye(heads: int, like: Tensor) -> Tensor:
+    """An identity matrix, kept: on small graphs making it takes as long as using it."""
+    if torch.compiler.is_compiling():
+        return torch.eye(heads, dtype=like.dtype, device=like.device)
+    key = heads, like.dtype, like.device
+    if key not in _EYES:
+        with torch.inference_mode(False):
+            _EYES[key] = torch.eye(heads, dtype=like.dtype, device=like.device)
+    return _EYES[key]
+
+
+def _no_autocast(x: Tensor) -> Any:
+    # Scores are sums that PyG's layers leave in the wider type.
+    return torch.autocast(x.device.type, enabled=False)

@@ -1,0 +1,173 @@
+"""What both kinds of attention share: checks, dropout, and the softmax in torch's own ops."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from .graph import Graph, graph_of
+from .spmm import DTYPES, acc_dtype, check_device
+
+_WORD = 0xFFFFFFFF
+
+
+class Setting(NamedTuple):
+    """What attention takes no gradient of.
+
+    Beside the edges of the :obj:`graph`, each of the first :obj:`num_loops` nodes has one from
+    itself. Halves give a float32 result if :obj:`out_acc`.
+    """
+
+    graph: Graph
+    num_loops: int
+    negative_slope: float
+    dropout: float
+    seed: Tensor | None
+    out_acc: bool
+
+
+def setting_of(
+    graph: Graph | Tensor,
+    x: Tensor,
+    num_dst: int,
+    negative_slope: float,
+    dropout: float,
+    add_self_loops: bool,
+    seed: Tensor | None,
+    transpose: bool,
+) -> Setting:
+    """Checks all of it."""
+    for name, number in (('negative_slope', negative_slope), ('dropout', dropout)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise TypeError(f"'{name}' must be a number, got {type(number).__name__}")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
+    if seed is not None:
+        if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
+            raise TypeError("'seed' must be an int64 tensor, got "
+                            f'{seed.dtype if isinstance(seed, Tensor) else type(seed).__name__}')
+        if seed.shape != (1,):
+            raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
+        check_device(seed, x, 'seed')
+    if isinstance(graph, Graph):
+        if add_self_loops:
+            raise ValueError("'add_self_loops' must be False for a Graph, which is taken as it is")
+        check_device(graph.col, x, 'graph')
+        if (graph.num_src, graph.num_dst) != (x.size(0), num_dst):
+            raise ValueError(
+                f"'graph' has {graph.num_src} source and {graph.num_dst} destination nodes, but "
+                f'there are features of {x.size(0)} and {num_dst}'
+            )
+    elif isinstance(graph, Tensor):
+        check_device(graph, x, 'graph')
+        graph = graph_of(
+            graph, x.size(0), num_dst, transpose=transpose, drop_loops=add_self_loops
+        )
+    else:
+        raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
+    num_loops = min(x.size(0), num_dst) if add_self_loops else 0
+    return Setting(
+        graph, num_loops, float(negative_slope), float(dropout), drawn_seed(seed, dropout, x), False
+    )
+
+
+def drawn_seed(seed: Tensor | None, dropout: float, x: Tensor) -> Tensor | None:
+    """The seed of dropout: without one the next of torch's generator."""
+    if dropout > 0 and seed is None:
+        return torch.randint(2**63 - 1, (1,), device=x.device)
+    return seed if dropout > 0 else None
+
+
+def check_heads(x: Tensor, name: str, shape: tuple[int | None, ...] = (None, None, None)) -> None:
+    """Raises unless :obj:`x` is a strided floating-point tensor of that shape."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"'{name}' must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"'{name}' must be a strided tensor, got {x.layout}")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"'{name}' must be one of {DTYPES}, got {x.dtype}")
+    fits = x.dim() == len(shape) and all(
+        want is None or want == got for want, got in zip(shape, x.shape, strict=True)
+    )
+    if not fits:
+        names = ('num_nodes', 'heads', 'channels')
+        wanted = ', '.join(
+            str(names[k] if want is None else want) for k, want in enumerate(shape)
+        )
+        raise ValueError(f"'{name}' must have shape [{wanted}], got {list(x.shape)}")
+
+
+def keeps(seed: Tensor, ids: Tensor, heads: int, dropout: float) -> Tensor:
+    """Which heads of which edges dropout keeps, as the kernels know it: :math:`(n, H)`."""
+    low, high = seed & _WORD, seed >> 32 & _WORD
+    bits = _mixed(_mixed(ids & _WORD ^ _mixed(low)) + (ids >> 32 & _WORD) * 0x85EBCA6B) ^ high
+    head = torch.arange(1, heads + 1, device=ids.device)
+    threshold = min(int(dropout * 2**32), _WORD)
+    return _mixed(bits.view(-1, 1) + head * 0x9E3779B9) >= threshold
+
+
+def _mixed(h: Tensor) -> Tensor:
+    # 32 bits in int64, whose products may wrap around: their lower half is kept.
+    h = h & _WORD
+    h = (h ^ h >> 16) * 0x21F0AAAD & _WORD
+    h = (h ^ h >> 15) * 0x735A2D97 & _WORD
+    return h ^ h >> 15
+
+
+def composed(
+    x: Tensor,
+    logits: Callable[[Tensor, Tensor, Tensor], Tensor],
+    bias: Tensor | None,
+    setting: Setting,
+) -> Tensor:
+    """The result in torch's ops of size E x H x C, which can be differentiated any number of times.
+
+    :obj:`logits` gets source, destination and id of all edges, loops last.
+    """
+    (rowptr, col, perm, *_), num_loops, _, dropout, seed, out_acc = setting
+    heads, device = x.size(1), x.device
+    row = torch.arange(rowptr.size(0) - 1, device=device).repeat_interleave(rowptr.diff().long())
+    loops = torch.arange(num_loops, device=device)
+    ids = torch.arange(row.size(0), device=device) if perm is None else perm[: row.size(0)].long()
+    source = torch.cat([col[: row.size(0)].long(), loops])
+    row, ids = torch.cat([row, loops]), torch.cat([ids, loops + col.size(0)])
+    logit = logits(source, row, ids)
+    rows = row.view(-1, 1).expand_as(logit)
+    top = logit.new_full((rowptr.size(0) - 1, heads), -float('inf'))
+    top = top.scatter_reduce(0, rows, logit.detach(), 'amax')
+    weight = (logit - top[row]).exp()
+    weight = weight / torch.zeros_like(top).index_add(0, row, weight)[row]
+    if seed is not None:
+        scale = 1 / (1 - dropout) if dropout < 1 else 0.0
+        weight = weight * (keeps(seed, ids, heads, dropout) * scale).to(weight.dtype)
+    message = weight.unsqueeze(-1) * x[source].to(weight.dtype)
+    out = message.new_zeros(rowptr.size(0) - 1, *x.shape[1:]).index_add(0, row, message)
+    if bias is not None:
+        out = out + bias.to(out.dtype).view(x.shape[1:])
+    return out if out_acc else out.to(x.dtype)
+
+
+def again(
+    run: Callable[..., Tensor],
+    inputs: tuple[Tensor | None, ...],
+    needs: tuple[bool, ...],
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """Gradients of :obj:`run`, to be differentiated themselves."""
+    # Views stand between what one input may be made of and another.
+    views = [None if t is None else t.view_as(t) for t in inputs]
+    wanted = [t for t, need in zip(views, needs, strict=True) if need and t is not None]
+    found = iter(torch.autograd.grad(run(*views), wanted, grad, create_graph=True))
+    return [next(found) if need and t is not None else None
+            for t, need in zip(views, needs, strict=True)]
+
+
+def leaky(score: Tensor, setting: Setting) -> Tensor:
+    return leaky_relu(score, setting.negative_slope)
+
+
+def as_acc(t: Tensor, x: Tensor) -> Tensor:
+    """In the type that sums over :obj:`x` run in."""
+    return t.to(acc_dtype(x.dtype))

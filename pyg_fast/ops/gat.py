@@ -1,0 +1,176 @@
+"""Graph attention in one pass over the edges, and its gradient in another."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._attention import Setting, again, as_acc, check_heads, composed, leaky, setting_of
+from ._library import ops
+from .graph import Graph
+from .spmm import acc_dtype, check_device
+
+
+def gat(
+    graph: Graph | Tensor,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None = None,
+    *,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    add_self_loops: bool = False,
+    seed: Tensor | None = None,
+) -> Tensor:
+    r"""Aggregates the features of each node's in-neighbours by attention, as in the `"Graph
+    Attention Networks" <https://arxiv.org/abs/1710.10903>`_ paper.
+
+    .. math::
+        \mathbf{y}_i^h = \sum_{e = (j, i)} m_e^h p_e^h \mathbf{x}_j^h, \quad
+        p_e^h = \mathrm{softmax}_{e \to i} \, \mathrm{LeakyReLU}
+        \left( a_j^h + b_i^h + c_e^h \right)
+
+    with :math:`a` = :obj:`alpha_src`, :math:`b` = :obj:`alpha_dst`, :math:`c` = :obj:`alpha_edge`
+    and dropout :math:`m`. Scores, softmax, dropout and aggregation are one kernel, as proposed by
+    the `"fuseGNN" <https://dl.acm.org/doi/10.1145/3400302.3415610>`_ paper; the backward pass works
+    scores out again from a log-sum-exp per node and head. Nothing of size
+    :math:`|\mathcal{E}| \times H` is made unless :obj:`alpha_edge` is given.
+
+    The running maximum is subtracted before exponentials are taken, which with all sums are
+    float32 for halves. A node without edges gets zeros. Dropout of an edge depends on nothing but
+    the seed, the position of the edge and the head. Differentiable in all four tensors, any number
+    of times (the second time with tensors of size :math:`|\mathcal{E}| \times H \times C`).
+    Results and gradients are the same bits every time.
+
+    Args:
+        graph (EdgeIndex, Tensor or Graph): A graph prepared by
+            :class:`~pyg_fast.transforms.ToCSR`; or a plain :obj:`edge_index`
+            :math:`(2, |\mathcal{E}|)`, sorted at every call; or a :class:`~pyg_fast.ops.Graph`.
+        x (Tensor): Features of the source nodes :math:`(N_{src}, H, C)`, of type float32, float64,
+            float16 or bfloat16.
+        alpha_src (Tensor): Scores of the source nodes :math:`(N_{src}, H)`, of the type of
+            :obj:`x`, or float32 for halves.
+        alpha_dst (Tensor): Scores of the destination nodes :math:`(N_{dst}, H)`, likewise.
+        alpha_edge (Tensor, optional): Scores of the edges :math:`(|\mathcal{E}|, H)`, likewise.
+            (default: :obj:`None`, all zero)
+        negative_slope (float): Slope of the leaky ReLU below zero. (default: :obj:`0.2`)
+        dropout (float): Probability that a weight is dropped; the others are divided by one less
+            this. (default: :obj:`0.0`)
+        add_self_loops (bool): Leaves out edges from a node to itself, and gives each node
+            :math:`i < \min(N_{src}, N_{dst})` one, of edge score zero. Not for a
+            :class:`~pyg_fast.ops.Graph`. (default: :obj:`False`)
+        seed (Tensor, optional): Seed of dropout, int64 of shape :math:`(1)`, on the device of
+            :obj:`x`. (default: :obj:`None`, the next of torch's generator)
+
+    Returns:
+        Tensor: Aggregated features :math:`(N_{dst}, H, C)`.
+
+    Raises:
+        TypeError: If a type is not supported, or does not fit that of :obj:`x`.
+        ValueError: If a shape or device does not fit, or :obj:`dropout` is not from 0 to 1.
+        IndexError: If the graph holds a node without scores.
+    """
+    check_heads(x, 'x')
+    _check_scores(alpha_src, 'alpha_src', x.size(0), x)
+    _check_scores(alpha_dst, 'alpha_dst', None, x)
+    if alpha_edge is not None:
+        check_heads(alpha_edge, 'alpha_edge', (None, x.size(1)))
+    inputs = (x, alpha_src, alpha_dst, alpha_edge)
+    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    setting = setting_of(
+        graph, x, alpha_dst.size(0), negative_slope, dropout, add_self_loops, seed, needs_grad
+    )
+    if alpha_edge is not None:
+        _check_scores(alpha_edge, 'alpha_edge', setting.graph.num_edges, x)
+        alpha_edge = as_acc(alpha_edge, x)
+    return attend(x, as_acc(alpha_src, x), as_acc(alpha_dst, x), alpha_edge, None, None, setting)
+
+
+def attend(
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    bias: Tensor | None,
+    setting: Setting,
+) -> Tensor:
+    """The kernel behind :func:`gat`, unchecked, with scores of self-loops :math:`(L, H)` and a bias
+    :math:`(H C)` of the type of the result. Scores are float32 (float64 for float64 features)."""
+    return GAT.apply(x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, setting)
+
+
+class GAT(torch.autograd.Function):
+    """Attention; its backward needs the sums per node that forward keeps, and the transpose."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        alpha_src: Tensor,
+        alpha_dst: Tensor,
+        alpha_edge: Tensor | None,
+        alpha_loop: Tensor | None,
+        bias: Tensor | None,
+        setting: Setting,
+    ) -> Tensor:
+        (rowptr, col, perm, *_), num_loops, slope, dropout, seed, out_acc = setting
+        training = any(ctx.needs_input_grad[:5])
+        out, *kept = ops.gat.default(
+            rowptr, col, perm, x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, seed,
+            num_loops, slope, dropout, training, out_acc,
+        )  # fmt: skip
+        ctx.setting = setting
+        ctx.save_for_backward(x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, y, y_plus, lse, mass_plus = ctx.saved_tensors
+        setting, needs = ctx.setting, ctx.needs_input_grad[:6]
+        if torch.is_grad_enabled():  # Someone will differentiate again.
+            return *again(partial(_composed, setting), tuple(inputs), needs, grad), None
+        grads: list[Tensor | None] = [None] * 6
+        if any(needs[:5]):
+            graph, num_loops, slope, dropout, seed, _ = setting
+            if graph.t_rowptr is None:
+                raise RuntimeError('this graph was made without the transpose that backward needs')
+            grads[:5] = ops.gat_backward.default(
+                graph.t_rowptr, graph.t_col, graph.t_perm, *inputs[:5], seed, y, y_plus, lse,
+                mass_plus, grad, num_loops, slope, dropout,
+            )  # fmt: skip
+        if needs[5]:
+            grads[5] = grad.sum(0).view_as(inputs[5])
+        return *(g if need else None for g, need in zip(grads, needs, strict=True)), None
+
+
+def _composed(
+    setting: Setting,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    def logits(source: Tensor, row: Tensor, ids: Tensor) -> Tensor:
+        score = alpha_src[source] + alpha_dst[row]
+        if alpha_edge is not None or alpha_loop is not None:
+            num_edges, num_loops = setting.graph.num_edges, setting.num_loops
+            extra = (
+                score.new_zeros(num_edges, score.size(1)) if alpha_edge is None else alpha_edge,
+                score.new_zeros(num_loops, score.size(1)) if alpha_loop is None else alpha_loop,
+            )
+            score = score + torch.cat(extra)[ids]
+        return leaky(score, setting)
+
+    return composed(x, logits, bias, setting)
+
+
+def _check_scores(alpha: Tensor, name: str, rows: int | None, x: Tensor) -> None:
+    check_heads(alpha, name, (rows, x.size(1)))
+    if alpha.dtype not in (x.dtype, acc_dtype(x.dtype)):
+        raise TypeError(f"'{name}' must be {x.dtype} as 'x' is, got {alpha.dtype}")
+    check_device(alpha, x, name)

@@ -1,0 +1,296 @@
+"""The symmetric normalisation of a GCN over a list of edges in any order."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from ._library import ops
+from .aggregate import assert_no_invalid, cannot_wait, kernel_index, notes_of
+from .spmm import DTYPES, acc_dtype
+from .to_csr import check_edge_index, raise_index_error, to_csr
+
+FLOWS = ('source_to_target', 'target_to_source')
+LOOPS = ('remaining', 'replace', 'add', 'keep')
+
+
+def gcn_norm(
+    edge_index: Tensor,
+    edge_weight: Tensor | None = None,
+    num_nodes: int | None = None,
+    improved: bool = False,
+    add_self_loops: bool = True,
+    flow: str = 'source_to_target',
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Normalises edge weights symmetrically by in-degrees, as the `"Semi-supervised Classification
+    with Graph Convolutional Networks" <https://arxiv.org/abs/1609.02907>`_ paper does, in one pass
+    over the edges for the degrees and one for the weights.
+
+    .. math::
+        w'_e = \frac{w_e}{\sqrt{\hat{d}_i \hat{d}_j}}, \qquad
+        \hat{d}_i = \sum_{e = (j, i) \in \mathcal{E}} w_e
+
+    The results, and the order of edges, are those of
+    :func:`torch_geometric.nn.conv.gcn_conv.gcn_norm` for a plain :obj:`edge_index`: self-loops come
+    last, one for each node, with the weight that the node's last self-loop had (whose gradient all
+    self-loops of the node get). Differentiable in :obj:`edge_weight`, any number of times. Degrees
+    of float16 and bfloat16 weights are summed in float32.
+
+    On CUDA the degrees of weighted edges are added up atomically: their last bits vary from run to
+    run, unless :func:`torch.use_deterministic_algorithms` is on, which sorts the edges. All else
+    gives the same bits every time.
+
+    Args:
+        edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
+            type.
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of type float32, float64,
+            float16 or bfloat16. (default: :obj:`None`, all one, those of added self-loops too)
+        num_nodes (int, optional): Number of nodes :math:`N`. (default: :obj:`None`, the largest
+            index and one, which CUDA has to wait for)
+        improved (bool): Whether self-loops added to weighted edges have weight two.
+            (default: :obj:`False`)
+        add_self_loops (bool): Whether nodes without self-loop get one. How many there are decides
+            the result's shape: it is looked up once for each :obj:`edge_index`, and under
+            :func:`torch.compile` needs :obj:`capture_dynamic_output_shape_ops`.
+            (default: :obj:`True`)
+        flow (str): Degrees are those of destinations (:obj:`"source_to_target"`) or of sources
+            (:obj:`"target_to_source"`). (default: :obj:`"source_to_target"`)
+        dtype (torch.dtype, optional): The type of weights where none are given.
+            (default: :obj:`None`, torch's default type)
+
+    Returns:
+        :obj:`(edge_index, edge_weight)` with :math:`|\mathcal{E}'|` edges: without self-loops to
+        add, :obj:`edge_index` as it was given.
+
+    Raises:
+        TypeError: If a dtype is not supported.
+        ValueError: If a shape or device does not fit, or :obj:`flow` is unknown.
+        IndexError: If an index is negative or too large; see :func:`~pyg_fast.ops.aggregate`.
+    """
+    if flow not in FLOWS:
+        raise ValueError(f"'flow' must be one of {FLOWS}, got {flow!r}")
+    check_edge_index(edge_index)
+    if edge_weight is not None:
+        _check_weight(edge_weight, edge_index)
+        dtype = edge_weight.dtype
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype not in DTYPES:
+        raise TypeError(f"'dtype' must be one of {DTYPES}, got {dtype}")
+    if isinstance(edge_index, EdgeIndex):
+        if num_nodes is None and None not in edge_index._sparse_size:
+            num_nodes = max(edge_index._sparse_size)
+        edge_index = edge_index._data
+    if num_nodes is None:
+        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() > 0 else 0
+    if num_nodes < 0:
+        raise ValueError(f"'num_nodes' must not be negative, got {num_nodes}")
+    edges = kernel_index(edge_index)
+    differentiable = (
+        edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()
+    )
+    weight = edge_weight
+    if weight is not None and differentiable:
+        weight = weight.to(acc_dtype(dtype))  # Its gradient is made of the result.
+    reverse = flow == 'target_to_source'
+    degree, last, num_loops = _degree(
+        edge_index, edges, weight, num_nodes, add_self_loops, reverse
+    )  # fmt: skip
+    kept = None
+    if add_self_loops and num_loops != 0:
+        kept = (edges[0] != edges[1]).nonzero().view(-1)
+    fill_value = 2.0 if improved and edge_weight is not None else 1.0
+    if differentiable:
+        index, out = GCNWeight.apply(
+            weight, edges, degree, last, kept, add_self_loops, fill_value, reverse
+        )
+        out = out.to(dtype)
+    else:
+        index, out, _ = ops.gcn_weight(
+            edges, weight, degree, last, kept, add_self_loops, fill_value, dtype
+        )
+    return index if add_self_loops else edge_index, out
+
+
+def gcn_scale(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    num_nodes: int,
+    dtype: torch.dtype,
+    *,
+    fill_value: float = 1.0,
+    loops: str = 'remaining',
+    flow: str = 'source_to_target',
+) -> tuple[Tensor, Tensor | None]:
+    r"""The same normalisation as factors: the inverse roots of degrees :math:`\mathbf{D}` and the
+    self-loops :math:`\mathbf{E}` of :math:`\mathbf{D} \mathbf{A} \mathbf{D} + \mathbf{E}`.
+
+    For a plain :obj:`edge_index` in any order, without gradient; nothing of size
+    :math:`|\mathcal{E}|` is made. :math:`\mathbf{A}` has no self-loops where :obj:`loops` is
+    :obj:`"remaining"` or :obj:`"replace"`.
+
+    Args:
+        edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`.
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)`.
+        num_nodes (int): Number of nodes :math:`N`.
+        dtype (torch.dtype): The type of the features: the factors have that of their sums.
+        fill_value (float): Weight of added self-loops. (default: :obj:`1.0`)
+        loops (str): :obj:`"remaining"` gives each node one self-loop, with the last weight that it
+            already had, else :obj:`fill_value`; :obj:`"replace"` takes :obj:`fill_value` in any
+            case; :obj:`"add"` adds a loop to those that there are; :obj:`"keep"` changes nothing.
+            (default: :obj:`"remaining"`)
+        flow (str): As in :func:`gcn_norm`. (default: :obj:`"source_to_target"`)
+
+    Returns:
+        :obj:`(scale, diag)` of shape :math:`(N)`; :obj:`diag` is :obj:`None` for :obj:`"keep"`.
+    """
+    if loops not in LOOPS:
+        raise ValueError(f"'loops' must be one of {LOOPS}, got {loops!r}")
+    acc = acc_dtype(dtype)
+    weight = None if edge_weight is None else edge_weight.detach().to(acc)
+    edges = kernel_index(edge_index)
+    drop, reverse = loops in ('remaining', 'replace'), flow == 'target_to_source'
+    degree, last, _ = _degree(edge_index, edges, weight, num_nodes, drop, reverse)
+    if loops == 'replace':
+        last = None
+    none = edges.new_empty(0, dtype=torch.int64)
+    _, diag, scale = ops.gcn_weight(
+        edges, weight, degree, last, none, loops != 'keep', fill_value, acc
+    )
+    return scale, None if loops == 'keep' else diag
+
+
+def _check_weight(edge_weight: Any, edge_index: Tensor) -> None:
+    if not isinstance(edge_weight, Tensor):
+        raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
+    if edge_weight.layout != torch.strided:
+        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
+    if edge_weight.dtype not in DTYPES:
+        raise TypeError(f"'edge_weight' must be one of {DTYPES}, got {edge_weight.dtype}")
+    if edge_weight.dim() != 1 or edge_weight.size(0) != edge_index.size(1):
+        raise ValueError(
+            f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
+        )
+    if edge_weight.device != edge_index.device:
+        raise ValueError(
+            f"'edge_weight' is on {edge_weight.device}, but 'edge_index' is on {edge_index.device}"
+        )
+
+
+def _degree(
+    edge_index: Tensor,
+    edges: Tensor,
+    weight: Tensor | None,
+    num_nodes: int,
+    drop_loops: bool,
+    reverse: bool,
+) -> tuple[Tensor, Tensor | None, int | None]:
+    # The degrees, the last loop of each node, and the number of loops where it can be known.
+    weight = None if weight is None else weight.detach()
+    degree, last, counts = ops.gcn_degree(edges, weight, num_nodes, drop_loops, reverse)
+    num_loops = _num_loops(edge_index, counts, num_nodes)
+    if weight is None or not drop_loops or num_loops == 0:
+        last = None
+    if weight is not None and weight.is_cuda and torch.are_deterministic_algorithms_enabled():
+        csr = to_csr(
+            edges, num_nodes, num_nodes, by='src' if reverse else 'dst', drop_loops=drop_loops
+        )  # fmt: skip
+        ones = degree.new_ones(num_nodes, 1)
+        degree = ops.spmm(
+            *csr, weight.to(degree.dtype), ones, None, None, None, None, False, False
+        ).view(-1)  # fmt: skip
+    return degree, last, num_loops
+
+
+def _num_loops(edge_index: Tensor, counts: Tensor, num_nodes: int) -> int | None:
+    # Raises IndexError if there are invalid edges. Both counts are waited for at once, and once.
+    size = num_nodes, num_nodes
+    if torch.compiler.is_compiling():
+        assert_no_invalid(counts[0])
+        return None
+    notes = notes_of(edge_index)
+    if size not in notes or 'loops' not in notes:
+        if cannot_wait(edge_index):
+            assert_no_invalid(counts[0])
+            return None
+        num_invalid, num_loops = counts.tolist()
+        if num_invalid > 0:
+            raise_index_error(edge_index, *size)
+        notes[size], notes['loops'] = True, num_loops
+    return notes['loops']
+
+
+class GCNWeight(torch.autograd.Function):
+    """The second pass over the edges; its gradient is that of both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        weight: Tensor,
+        edges: Tensor,
+        degree: Tensor,
+        last: Tensor | None,
+        kept: Tensor | None,
+        loops: bool,
+        fill_value: float,
+        reverse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        index, out, scale = ops.gcn_weight(
+            edges, weight, degree, last, kept, loops, fill_value, weight.dtype
+        )
+        ctx.mark_non_differentiable(index)
+        ctx.save_for_backward(weight, edges, last, kept, index, out, scale)
+        ctx.loops, ctx.fill_value, ctx.reverse = loops, fill_value, reverse
+        return index, out
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, edges, last, kept, index, out, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # Someone will differentiate again: torch's own ops.
+            again = _in_torch(
+                weight, edges, last, kept, scale.size(0), ctx.loops, ctx.fill_value, ctx.reverse
+            )
+            grad_weight = torch.autograd.grad(again, weight, grad, create_graph=True)[0]
+            return (grad_weight,) + (None,) * 7
+        src, dst = index if ctx.loops else edges
+        # To the logarithms of the scales, and through them to the degrees.
+        grad_log = grad * out
+        grad_log = torch.zeros_like(scale).index_add_(0, src, grad_log).index_add_(0, dst, grad_log)
+        grad_degree = grad_log * scale * scale * -0.5
+        grad_all = grad * scale.index_select(0, src) * scale.index_select(0, dst)
+        grad_all += grad_degree.index_select(0, src if ctx.reverse else dst)
+        if kept is None:
+            return (grad_all[: weight.size(0)],) + (None,) * 7
+        is_loop = edges[0] == edges[1]
+        grad_loop = grad_all[kept.size(0) :].index_select(0, edges[0])
+        grad_weight = torch.zeros_like(weight).index_copy_(0, kept, grad_all[: kept.size(0)])
+        return (torch.where(is_loop, grad_loop, grad_weight),) + (None,) * 7
+
+
+def _in_torch(
+    weight: Tensor,
+    edges: Tensor,
+    last: Tensor | None,
+    kept: Tensor | None,
+    num_nodes: int,
+    loops: bool,
+    fill_value: float,
+    reverse: bool,
+) -> Tensor:
+    # All of the normalisation in ops that torch can differentiate.
+    loop = weight.new_full((num_nodes,), fill_value if loops else 0.0)
+    value = weight
+    if kept is not None:
+        assert last is not None
+        is_loop = edges[0] == edges[1]
+        loop = torch.where(last > 0, weight.detach()[(last - 1).clamp_(min=0)], loop)
+        zero = torch.where(is_loop, weight - weight.detach(), weight.new_zeros(()))
+        loop = loop.index_add(0, edges[0], zero)
+        value, edges = weight[kept], edges[:, kept]
+    src, dst = edges
+    degree = loop.index_add(0, src if reverse else dst, value)
+    isolated = degree == 0
+    scale = degree.masked_fill(isolated, 1.0).rsqrt().masked_fill(isolated, 0.0)
+    out = scale[src] * value * scale[dst]
+    return torch.cat([out, scale * loop * scale]) if loops else out
