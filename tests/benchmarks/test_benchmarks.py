@@ -128,6 +128,48 @@ def test_maxk(tmp_path: Path) -> None:
     assert 'Amdahl' in markdown
 
 
+def test_gat(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'gat', tmp_path, '--graphs', 'tiny', '--configs', '2x4,3x5', '--dtypes',
+        'float32,bfloat16', '--in-channels', '6')
+    check_report(report, markdown)
+    assert 'planted graph of the size of Cora' in markdown
+    sections = {section['title']: section for section in report['sections']}
+    layers = ('GATConv', 'GATv2Conv')
+    assert list(sections) == [
+        *(f'ops.gat, {mode}, {dtype}' for dtype in ('float32', 'bfloat16')
+          for mode in ('forward', 'backward')),
+        *(f'ops.gatv2, {mode}, {dtype}' for dtype in ('float32', 'bfloat16')
+          for mode in ('forward', 'forward + backward')),
+        *(f'One {layer} layer, forward + backward' for layer in layers),
+        *(f'Cora, {layer}, the {what}' for layer in layers
+          for what in ('two layers forward + backward', 'whole training step')),
+        *(f'Inductive: one {layer} layer, forward + backward, a new graph each step'
+          for layer in layers)]
+    forward, backward = (sections[f'ops.gat, {mode}, float32'] for mode in ('forward', 'backward'))
+    for section in (forward, backward):
+        assert [(cell['graph'], cell['width']) for cell in section['cells']] == [
+            ('tiny, 2 x 4', 8), ('tiny, 3 x 5', 15)]
+    assert forward['cells'][0]['results'].keys() == {
+        'ours, inference', 'ours, training', 'ours, training, dropout 0.6', 'PyG ops'}
+    assert backward['cells'][0]['results'].keys() == {'ours', 'ours, dropout 0.6', 'PyG ops'}
+    for title, section in sections.items():
+        for cell in section['cells']:
+            for name, result in cell['results'].items():
+                assert result['error'] <= 1 or (name == 'PyG ops' and 'bfloat16' in title)
+    layer = sections['One GATConv layer, forward + backward']
+    times = {k: r['median_ms'] for k, r in layer['cells'][0]['results'].items()}
+    assert times.keys() == {'ours, prepared', 'ours, edge_index', 'PyG'}
+    for ours, row in zip(('ours, prepared', 'ours, edge_index'), layer['summary'], strict=True):
+        assert (row['ours'], row['rival'], row['cells']) == (ours, 'PyG', 2)
+        other = layer['cells'][1]['results']
+        assert row['geometric_mean'] == pytest.approx(math.sqrt(
+            times['PyG'] / times[ours] * other['PyG']['median_ms'] / other[ours]['median_ms']))
+    inductive = sections[
+        'Inductive: one GATv2Conv layer, forward + backward, a new graph each step']
+    assert [cell['graph'] for cell in inductive['cells']] == ['Cora-sized, 2 x 4', 'tiny, 2 x 4']
+
+
 @pytest.fixture
 def harness(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(ROOT))
@@ -150,6 +192,15 @@ def test_arguments_of_maxk_are_checked(harness, args, capsys: pytest.CaptureFixt
     from benchmarks import maxk
     with pytest.raises(SystemExit):
         maxk.main(['--device', 'cpu', *args])
+    assert args[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('args', [
+    ('--configs', '8x0'), ('--configs', '8'), ('--models', 'gcn'), ('--dtypes', 'int8')])
+def test_arguments_of_gat_are_checked(harness, args, capsys: pytest.CaptureFixture) -> None:
+    from benchmarks import gat
+    with pytest.raises(SystemExit):
+        gat.main(['--device', 'cpu', *args])
     assert args[0] in capsys.readouterr().err
 
 
@@ -257,6 +308,93 @@ def test_maxk_does_not_time_a_wrong_kernel(
         maxk.main([
             '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--select-widths', '8', '--k',
             '2', '--repeats', '1', '--out', str(tmp_path), section])
+
+
+@pytest.mark.parametrize('model', ['gat', 'gatv2'])
+def test_gat_compares_kernels(harness, model: str) -> None:
+    from benchmarks import _graphs, gat
+    graph = _graphs.load('tiny', torch.device('cpu'))
+    case = gat.CASES[model](graph, torch.float32, 2, 5)
+    inputs = [t.double().requires_grad_() for t in case.inputs()]
+    out = case.composed(*inputs)
+    right = [out.detach(), *torch.autograd.grad(out, inputs, case.grad.double())]
+    assert case.step_error(right) <= 1  # of float64
+    for dropout in (0.0, gat.DROPOUT):
+        out, *kept = case.forward(True, dropout)
+        outputs = [out, *case.backward(kept, dropout)]
+        assert case.step_error(outputs, dropout) <= 1
+        assert case.step_error(outputs, gat.DROPOUT - dropout) > 1
+        for place, t in enumerate(outputs):
+            position = (int(case.rows[3] if t.size(0) == 300 else 1), *[1] * (t.dim() - 1))
+            for slip in (1e-2 * float(t.abs().max()), math.nan):
+                wrong = t.clone()
+                wrong[position] += slip
+                changed = [*outputs[:place], wrong, *outputs[place + 1:]]
+                assert not case.step_error(changed, dropout) <= 1, (place, slip)
+
+
+@pytest.mark.parametrize('model', ['gat', 'gatv2'])
+def test_gat_compares_layers(harness, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    from benchmarks import _graphs, gat
+    graph = _graphs.load('tiny', torch.device('cpu'))
+    layer = gat.Layer(graph.edge_index, graph.num_nodes, model, 2, 5, 7)
+    assert layer.by_pyg
+    for name in gat.LAYERS:
+        outputs = layer.step(name)()
+        assert layer.check(outputs) <= 1
+        for place, t in enumerate(outputs):
+            for slip in (t.norm() * 1e-3, math.nan):
+                wrong = t.clone()
+                wrong.view(-1)[-1] += slip
+                assert not layer.check([*outputs[:place], wrong, *outputs[place + 1:]]) <= 1
+    monkeypatch.setitem(gat._REFERENCE_BYTES, 'cpu', 0)
+    ours = gat.Layer(graph.edge_index, graph.num_nodes, model, 2, 5, 7)
+    assert not ours.by_pyg
+    ours.state = layer.state
+    assert layer.check(ours.expected) <= 1e-3
+
+
+@pytest.mark.parametrize(('kernel', 'section'), [
+    ('gat', '--kernels'), ('gat_backward', '--kernels'), ('gatv2', '--v2'),
+    ('gatv2_backward', '--v2')])
+def test_gat_does_not_time_a_wrong_kernel(
+    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, section: str,
+) -> None:
+    from benchmarks import gat
+
+    class Broken:
+        def __getattr__(self, name):
+            right = getattr(torch.ops.pyg_fast, name)
+            if name != kernel:
+                return right
+            return lambda *args: [1.001 * t for t in right(*args)]
+
+    monkeypatch.setattr(gat, 'kernels', Broken())
+    with pytest.raises(harness.Incorrect, match='ours'):
+        gat.main([
+            '--device', 'cpu', '--graphs', 'tiny', '--configs', '1x3', '--repeats', '1', '--out',
+            str(tmp_path), section])
+
+
+def test_gat_shows_launches(harness) -> None:
+    from benchmarks import gat
+    section = gat.Launches('Kernel launches', columns={name: [name] for name in gat.LAYERS})
+    for step, counts in (('a', (10, 20, 50)), ('b', (8, 9, None))):
+        section.cells.append(harness.Cell(step, 8, {
+            name: gat.Counted(launches=count)
+            for name, count in zip(gat.LAYERS, counts, strict=True)}))
+    assert section.summary() == [
+        {'graph': 'a', 'ours': 'ours, prepared', 'ratio': 5},
+        {'graph': 'a', 'ours': 'ours, edge_index', 'ratio': 2.5}]
+    assert section.markdown().splitlines()[-2:] == [
+        '| a | 10 | 20 | 50 | 5.00 | 2.50 |', '| b | 8 | 9 | – | – | – |']
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')
+def test_gat_counts_launches(harness) -> None:
+    from benchmarks import gat
+    x = torch.ones(1000, device='cuda')
+    assert gat.launches(lambda: x.clone().sin().cos()) == 2  # the copy is none
 
 
 def test_selection_needs_no_graph(harness, tmp_path: Path) -> None:
