@@ -1,5 +1,6 @@
 """GAT and GATv2 layers."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -398,6 +399,7 @@ def _eye(heads: int, like: Tensor) -> Tensor:
     return _EYES[key]
 
 
-def _no_autocast(x: Tensor) -> Any:
+def _no_autocast(x: Tensor) -> AbstractContextManager:
     # Scores are sums that PyG's layers leave in the wider type.
-    return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
