@@ -17,17 +17,18 @@ __device__ inline double negative_infinity(double) {
   return -__longlong_as_double(0x7ff0000000000000LL);
 }
 
-// VEC elements from `at` on, which nobody else reads or writes soon: L2 is for what is gathered. The
-// type is asked for once.
+// VEC elements from `at` on, which nobody else reads or writes soon: L2 is for what is gathered.
+// The type is asked for once.
 template <int VEC, typename Acc>
 __device__ inline void read_row(const void* p, DType type, int64_t at, Acc (&v)[VEC]) {
   const auto as = [&](auto element_type) {
     using T = decltype(element_type);
+    const T* from = static_cast<const T*>(p) + at;
     Pack<T, VEC> pack;
     if constexpr (sizeof(pack) == 16) {
-      *reinterpret_cast<uint4*>(&pack) = __ldcs(reinterpret_cast<const uint4*>(static_cast<const T*>(p) + at));
+      *reinterpret_cast<uint4*>(&pack) = __ldcs(reinterpret_cast<const uint4*>(from));
     } else {
-      pack = *reinterpret_cast<const Pack<T, VEC>*>(static_cast<const T*>(p) + at);
+      pack = *reinterpret_cast<const Pack<T, VEC>*>(from);
     }
 #pragma unroll
     for (int c = 0; c < VEC; ++c) v[c] = static_cast<Acc>(to_acc(pack.data[c]));
@@ -123,7 +124,8 @@ struct HeadTile {
 
   __device__ HeadTile(const Attention& p, int tile) {
     const int lane = threadIdx.x % LANES;
-    const int tiles = HEADS > 1 ? 1 : static_cast<int>((p.channels + LANES * VEC - 1) / (LANES * VEC));
+    constexpr int kChannels = LANES * VEC;
+    const int tiles = HEADS > 1 ? 1 : static_cast<int>((p.channels + kChannels - 1) / kChannels);
     first_head = tile / tiles * HEADS;
     in_tile = lane / kHeadLanes;
     head = first_head + in_tile;
@@ -146,11 +148,12 @@ struct HeadTile {
 constexpr int attention_blocks(int vec, bool wide = false) { return vec > 4 || wide ? 2 : 3; }
 
 struct HeadShape : Shape {
-  int heads = 1;  // of a tile
+  int heads = 1;          // of a tile
+  int tiles_of_head = 1;  // more than 1 only where a tile has one head
 };
 
 // The threads an edge takes at 16-byte vectors: 128 bytes of halves, up to 256 of floats, but no
-// more than four heads, whose weights a thread keeps in registers.
+// more than four heads (of four channels: eight), whose weights a thread keeps in registers.
 inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, bool vectors) {
   HeadShape s;
   const bool half = gathered == DType::f16 || gathered == DType::bf16;
@@ -159,20 +162,20 @@ inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, 
   s.lanes = s.vec == 1 ? 32 : half || head_lanes <= 2 || p.heads * head_lanes <= 8 ? 8 : 16;
   int lanes = 1;
   while (lanes < s.lanes && lanes < head_lanes) lanes *= 2;
-  s.heads = s.lanes / lanes < 8 ? s.lanes / lanes : 8;
+  s.heads = s.lanes / lanes;
   if (s.vec == 1) s.heads = s.heads >= 4 && !csr.index64 ? 4 : 1;
-  const int64_t tiles_of_head = s.heads > 1 ? 1 : (p.channels + s.lanes * s.vec - 1) / (s.lanes * s.vec);
-  s.tiles = static_cast<int>((p.heads + s.heads - 1) / s.heads * tiles_of_head);
-  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 2400)
-    s.block_rows *= 2;
-  s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
+  const int channels = s.lanes * s.vec;
+  s.tiles_of_head = s.heads > 1 ? 1 : static_cast<int>((p.channels + channels - 1) / channels);
+  s.tiles = static_cast<int>((p.heads + s.heads - 1) / s.heads) * s.tiles_of_head;
+  share_rows(s, csr);
   return s;
 }
 
 // 16-byte vectors stay within a head; graphs past int32 and doubles are rare, and do without.
 template <typename T, typename I, typename... Pointers>
 bool takes_vectors(const Attention& p, Pointers... features) {
-  return sizeof(T) <= 4 && sizeof(I) == 4 && p.channels % kVec<T> == 0 && (aligned16(features) && ...);
+  return sizeof(T) <= 4 && sizeof(I) == 4 && p.channels % kVec<T> == 0 &&
+         (aligned16(features) && ...);
 }
 
 // fn(VEC, LANES, HEADS) as compile-time integers, for the shapes that head_shape makes.
@@ -184,10 +187,12 @@ void dispatch_heads(const HeadShape& s, Fn&& fn) {
   if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
     constexpr integral_constant<int, kVec<T>> vec;
     const auto with_heads = [&](auto lanes) {
-      if (s.heads == 1) with(vec, lanes, one);
-      else if (s.heads == 2) with(vec, lanes, integral_constant<int, 2>{});
-      else if (s.heads == 4) with(vec, lanes, integral_constant<int, 4>{});
-      else with(vec, lanes, integral_constant<int, 8>{});
+      if (s.heads == 1) return with(vec, lanes, one);
+      if (s.heads == 2) return with(vec, lanes, integral_constant<int, 2>{});
+      if constexpr (lanes == 8) {  // 16 of them are for heads of more than two
+        if (s.heads == 8) return with(vec, lanes, integral_constant<int, 8>{});
+      }
+      with(vec, lanes, integral_constant<int, 4>{});
     };
     if (s.vec > 1 && s.lanes == 8) return with_heads(integral_constant<int, 8>{});
     if constexpr (sizeof(T) == 4) {

@@ -117,6 +117,15 @@ inline int tiles_of(DType dtype, int64_t dim) {
   return static_cast<int>((bytes + 255) / 256);
 }
 
+// Among blocks and their warps, once the tiles are known.
+inline void share_rows(Shape& s, const Csr& csr) {
+  // Many rows a block balance its warps, enough blocks fill the chip.
+  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 2400)
+    s.block_rows *= 2;
+  // A long row on one warp is what a short launch waits for.
+  s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
+}
+
 inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
   Shape s;
   s.vec = vec;
@@ -124,11 +133,7 @@ inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
   if (vec == 1) s.lanes = vectors == 1 ? 1 : vectors <= 8 ? 8 : 32;
   else s.lanes = vectors <= 4 ? 4 : vectors <= 8 ? 8 : 16;
   s.tiles = static_cast<int>((vectors + s.lanes - 1) / s.lanes);
-  // Many rows a block balance its warps, enough blocks fill the chip.
-  while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 2400)
-    s.block_rows *= 2;
-  // A long row on one warp is what a short launch waits for.
-  s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
+  share_rows(s, csr);
   return s;
 }
 

@@ -296,12 +296,14 @@ const char* gat(const Gat& p, void* stream_) {
     const HeadShape s = head_shape(p, p.csr, p.dtype, takes_vectors<T, I>(p, p.x, p.bias, p.out));
     const dim3 grid = s.grid(p.csr.num_rows);
     const uint32_t threshold = dropout_threshold(p.dropout);
-    const double scale = dropout_scale(p.dropout);
+    const auto scale = static_cast<acc_t<T>>(dropout_scale(p.dropout));
     dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
       if (p.y) {
-        gat_kernel<T, I, vec, lanes, heads, true><<<grid, kThreads, 0, stream>>>(p, s, threshold, static_cast<acc_t<T>>(scale));
+        gat_kernel<T, I, vec, lanes, heads, true><<<grid, kThreads, 0, stream>>>(
+            p, s, threshold, scale);
       } else {
-        gat_kernel<T, I, vec, lanes, heads, false><<<grid, kThreads, 0, stream>>>(p, s, threshold, static_cast<acc_t<T>>(scale));
+        gat_kernel<T, I, vec, lanes, heads, false><<<grid, kThreads, 0, stream>>>(
+            p, s, threshold, scale);
       }
     });
     return last_error();

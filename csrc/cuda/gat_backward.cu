@@ -17,8 +17,9 @@ __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward 
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
   const int part = threadIdx.x % kNodeLanes;
   // All threads of a warp stay: they exchange sums.
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * (kThreads / kNodeLanes) + threadIdx.x / kNodeLanes;
-       __any_sync(kWarpMask, at < count); at += step) {
+  constexpr int kNodes = kThreads / kNodeLanes;
+  int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / kNodeLanes;
+  for (; __any_sync(kWarpMask, at < count); at += step) {
     Acc all = 0, plus = 0;
     if (at < count) {
       for (int64_t c = at * p.channels + part; c < (at + 1) * p.channels; c += kNodeLanes) {
@@ -38,8 +39,9 @@ __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward 
     stat[0] = static_cast<const Acc*>(p.alpha_dst)[at];
     stat[p.heads] = static_cast<const Acc*>(p.lse)[at];
     stat[2 * p.heads] = all;
+    const Acc mass_plus = static_cast<const Acc*>(p.mass_plus)[at];
     static_cast<Acc*>(p.grad_alpha_dst)[at] =
-        static_cast<Acc>(1 - p.negative_slope) * (plus - all * static_cast<const Acc*>(p.mass_plus)[at]);
+        static_cast<Acc>(1 - p.negative_slope) * (plus - all * mass_plus);
   }
 }
 
@@ -136,7 +138,8 @@ struct GatBackwardRow {
     for (int u = 0; u < kSteps; ++u) {
       const int e = (step + u) * kSlots + (threadIdx.x & 31) / LANES;
       const I node = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
-      v[u] = pyg_fast::cuda::load<T, VEC>(reinterpret_cast<const T*>(row_at(grad, node, row_bytes)));
+      v[u] = pyg_fast::cuda::load<T, VEC>(
+          reinterpret_cast<const T*>(row_at(grad, node, row_bytes)));
     }
   }
 
@@ -234,12 +237,12 @@ Acc x[VEC];
 
 template <typename T, typename I, int VEC, int LANES, int HEADS>
 __global__ void __launch_bounds__(kThreads, attention_blocks(VEC))
-    gat_backward_kernel(GatBackward p, HeadShape s, uint32_t threshold, acc_t<T> scale, void* partial) {
+    gat_backward_kernel(GatBackward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
+                        void* partial) {
   using Acc = acc_t<T>;
-  const int64_t tiles_of_head = (p.channels + LANES * VEC - 1) / (LANES * VEC);
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    Acc* part = partial ? static_cast<Acc*>(partial) + tile % tiles_of_head * p.csr.num_rows * p.heads
-                        : nullptr;
+    const int64_t first = tile % s.tiles_of_head * p.csr.num_rows * p.heads;
+    Acc* part = partial ? static_cast<Acc*>(partial) + first : nullptr;
     GatBackwardRow<T, I, VEC, LANES, HEADS> row(p, threshold, scale, part, tile);
     for_each_row<I, LANES>(p.csr, s, row);
   }
@@ -250,7 +253,8 @@ template <typename Acc>
 __global__ void __launch_bounds__(kThreads) sum_parts_kernel(const Acc* partial, Acc* out,
                                                              int64_t count, int64_t parts) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step) {
+  int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (; k < count; k += step) {
     Acc sum = 0;
     for (int64_t part = 0; part < parts; ++part) sum += partial[part * count + k];
     out[k] = sum;
@@ -282,8 +286,8 @@ __global__ void __launch_bounds__(kThreads)
   const Acc slope = static_cast<Acc>(p.negative_slope);
   const int part = threadIdx.x % kNodeLanes;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * (kThreads / kNodeLanes) + threadIdx.x / kNodeLanes;
-       __any_sync(kWarpMask, k < count); k += step) {
+  int64_t k = static_cast<int64_t>(blockIdx.x) * (kThreads / kNodeLanes) + threadIdx.x / kNodeLanes;
+  for (; __any_sync(kWarpMask, k < count); k += step) {
     const bool valid = k < count, loop = k >= first_loop;
     int64_t source = 0, node = 0, id = 0;
     if (valid && loop) {
@@ -327,19 +331,13 @@ HeadShape shape_of_backward(const GatBackward& p) {
   return head_shape(p, p.csr, grad_type(p), takes_vectors<T, I>(p, p.grad, p.x, p.grad_x));
 }
 
-template <typename T, typename I>
-int64_t tiles_of_head(const GatBackward& p) {
-  const HeadShape s = shape_of_backward<T, I>(p);
-  return s.heads > 1 ? 1 : (p.channels + s.lanes * s.vec - 1) / (s.lanes * s.vec);
-}
-
 }  // namespace
 
 // A sum of grad_alpha_src for each tile of a head.
 int64_t gat_backward_scratch(const GatBackward& p) {
   int64_t tiles = 1;
   dispatch(grad_type(p), p.csr.index64, [&](auto element, auto index) -> const char* {
-    tiles = tiles_of_head<decltype(element), decltype(index)>(p);
+    tiles = shape_of_backward<decltype(element), decltype(index)>(p).tiles_of_head;
     return nullptr;
   });
   return tiles > 1 ? tiles * p.csr.num_rows * p.heads * acc_bytes(p.dtype) : 0;
@@ -369,9 +367,10 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
       const int64_t count = p.csr.num_rows * p.heads;
       sum_parts_kernel<Acc><<<blocks_for(count), kThreads, 0, stream>>>(
           static_cast<const Acc*>(scratch), static_cast<Acc*>(p.grad_alpha_src), count,
-          tiles_of_head<T, I>(p));
+          s.tiles_of_head);
     }
-    const int64_t edges = (p.grad_alpha_edge ? p.csr.num_edges : 0) + (p.grad_alpha_loop ? p.num_loops : 0);
+    const int64_t edges =
+        (p.grad_alpha_edge ? p.csr.num_edges : 0) + (p.grad_alpha_loop ? p.num_loops : 0);
     if (edges > 0) {
       gat_backward_edge_kernel<T, I><<<blocks_for(edges * kNodeLanes), kThreads, 0, stream>>>(
           p, threshold, static_cast<Acc>(scale));

@@ -32,7 +32,8 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
     const int head = this->head < p.heads ? this->head : this->first_head;
     att_of_head = static_cast<const T*>(p.att) + head * p.channels;
 #pragma unroll
-    for (int c = 0; c < VEC; ++c) att[c] = this->active ? to_acc(att_of_head[this->channel + c]) : Acc(0);
+    for (int c = 0; c < VEC; ++c)
+      att[c] = this->active ? to_acc(att_of_head[this->channel + c]) : Acc(0);
   }
 
   __device__ int64_t row_of(int64_t node) const { return node * node_size + this->at; }
@@ -73,7 +74,8 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
   }
 
   // The same for them.
-  __device__ Acc score_of_others(const void* src, int64_t source, const void* dst, int64_t node) const {
+  __device__ Acc score_of_others(const void* src, int64_t source, const void* dst,
+                                 int64_t node) const {
     Acc sum = 0;
     const int64_t first = static_cast<int64_t>(this->first_head) * channels;
     const T* from = static_cast<const T*>(src) + source * node_size + first;
@@ -144,8 +146,8 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   }
 
   __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
-    for (int first = (threadIdx.x & 31) / LANES; first - static_cast<int>(threadIdx.x & 31) / LANES < count;
-         first += kSteps * kSlots) {
+    const int slot = (threadIdx.x & 31) / LANES;
+    for (int first = slot; first - slot < count; first += kSteps * kSlots) {
       Pack<T, VEC> v[kSteps];
       I source[kSteps];
 #pragma unroll
@@ -219,7 +221,8 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       if constexpr (WIDE) logit += this->score_of_others(p.x, row, p.x_dst, row);
       Acc w = rebase(sum, this->sum_of_head(logit));
       sum.mass += w;
-      if (this->dropout.on) w *= this->dropout.kept(this->dropout.bits(csr.num_edges + row), this->head);
+      if (this->dropout.on)
+        w *= this->dropout.kept(this->dropout.bits(csr.num_edges + row), this->head);
 #pragma unroll
       for (int c = 0; c < VEC; ++c) sum.out[c] += w * self[c];
     }
@@ -258,8 +261,9 @@ __global__ void __launch_bounds__(kThreads) gatv2_stat_kernel(Gatv2Backward p) {
   const int64_t count = p.csr.num_rows * p.heads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
   const int part = threadIdx.x % kNodeLanes;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * (kThreads / kNodeLanes) + threadIdx.x / kNodeLanes;
-       __any_sync(kWarpMask, at < count); at += step) {
+  constexpr int kNodes = kThreads / kNodeLanes;
+  int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / kNodeLanes;
+  for (; __any_sync(kWarpMask, at < count); at += step) {
     Acc mean = 0;
     if (at < count) {
       for (int64_t c = at * p.channels + part; c < (at + 1) * p.channels; c += kNodeLanes)
@@ -318,7 +322,8 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     return sum;
   }
 
-  __device__ void add_edge(const Acc (&src)[VEC], Acc logit, Acc dot, uint32_t bits, Sum& sum) const {
+  __device__ void add_edge(const Acc (&src)[VEC], Acc logit, Acc dot, uint32_t bits,
+                           Sum& sum) const {
     const Acc dl = exponential(logit - sum.lse) *
                    (this->dropout.kept(bits, this->head) * dot - sum.mean);
 #pragma unroll
@@ -473,7 +478,8 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
         this->load_row(p.x_dst, node[u], dst[u]);
         this->load_grad(p.grad, grad_acc, node[u], grad[u]);
         const Acc* stat = static_cast<const Acc*>(p.stat) +
-                          static_cast<int64_t>(node[u]) * 2 * p.heads + (this->active ? this->head : 0);
+                          static_cast<int64_t>(node[u]) * 2 * p.heads +
+                          (this->active ? this->head : 0);
         lse[u] = stat[0];
         mean[u] = stat[p.heads];
       }
@@ -539,7 +545,8 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
 
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
 __global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
-    gatv2_dst_kernel(Gatv2Backward p, HeadShape s, uint32_t threshold, acc_t<T> scale, void* att_rows) {
+    gatv2_dst_kernel(Gatv2Backward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
+                     void* att_rows) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     Gatv2DstRow<T, I, VEC, LANES, HEADS, WIDE> row(p, threshold, scale, att_rows, tile);
     for_each_row<I, LANES>(p.csr, s, row);
@@ -631,7 +638,8 @@ const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_)
       gatv2_stat_kernel<Acc><<<blocks, kThreads, 0, stream>>>(p);
       const HeadShape s = head_shape(p, p.csr, p.dtype, vectors);
       dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
-        gatv2_dst_kernel<T, I, vec, lanes, heads, wide><<<s.grid(p.csr.num_rows), kThreads, 0, stream>>>(
+        const dim3 grid = s.grid(p.csr.num_rows);
+        gatv2_dst_kernel<T, I, vec, lanes, heads, wide><<<grid, kThreads, 0, stream>>>(
             p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
       });
       Acc* rows = static_cast<Acc*>(scratch);
@@ -645,7 +653,8 @@ const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_)
     if (p.t_csr.num_rows > 0) {
       const HeadShape s = head_shape(p, p.t_csr, p.dtype, vectors);
       dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
-        gatv2_src_kernel<T, I, vec, lanes, heads, wide><<<s.grid(p.t_csr.num_rows), kThreads, 0, stream>>>(
+        const dim3 grid = s.grid(p.t_csr.num_rows);
+        gatv2_src_kernel<T, I, vec, lanes, heads, wide><<<grid, kThreads, 0, stream>>>(
             p, s, threshold, static_cast<acc_t<T>>(scale));
       });
     }
