@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..ops.graph import Graph, cache_of, graph_of, kept, num_loops
-from ..ops.spmm import acc_dtype, aggregate
+from ..ops.spmm import acc_dtype, reduce_sum
 
 
 class GCNNorm(NamedTuple):
@@ -129,7 +129,7 @@ def _weighted(
     data = data.long()
     weight = edge_weight.to(acc_dtype(dtype))
     ones = weight.new_ones(graph.num_src, 1)
-    degree = aggregate(graph, ones, weight).view(-1)
+    degree = reduce_sum(graph, ones, weight).view(-1)
     loop = None
     if loops == 'remaining':
         loop = _loop_weights(edge_index, data, weight, graph.num_dst, fill_value)

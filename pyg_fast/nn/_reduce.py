@@ -23,7 +23,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import aggregate_cbsr, needs_transpose
 from ..ops.graph import Graph, cache_of, graph_of, kept
-from ..ops.spmm import SpMMMax, acc_dtype, aggregate, check_device, inverse_degree
+from ..ops.spmm import SpMMMax, acc_dtype, check_device, inverse_degree, reduce_sum
 from ._fused import Fused
 
 _FUSED = (
@@ -110,7 +110,7 @@ class Neighbours(NamedTuple):
         if isinstance(x, CBSR):
             return aggregate_cbsr(self.graph(needs_transpose(x)), x, **kwargs)
         transpose = torch.is_grad_enabled() and x.requires_grad
-        return aggregate(self.graph(transpose), x, **kwargs)
+        return reduce_sum(self.graph(transpose), x, **kwargs)
 
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph keeps them."""
@@ -213,18 +213,18 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
     mean: Any = None
     var: Any = None
     if SumAggregation in kinds:
-        total = aggregate(graph, x, out_acc=wide)
+        total = reduce_sum(graph, x, out_acc=wide)
     if MeanAggregation in kinds or moments:
         if total is not None:
             mean = total * inverse.view(-1, 1)
         else:
-            mean = aggregate(graph, x, row_scale=inverse, out_acc=wide)
+            mean = reduce_sum(graph, x, row_scale=inverse, out_acc=wide)
     if moments:
         semi_grad = any(getattr(part, 'semi_grad', False) for part in parts)
         if not multi and kinds[0] is StdAggregation:
             semi_grad = parts[0].var_aggr.semi_grad
         square = (x.detach() if semi_grad else x).to(acc_dtype(x.dtype)).square()
-        var = aggregate(graph, square, row_scale=inverse) - mean * mean
+        var = reduce_sum(graph, square, row_scale=inverse) - mean * mean
 
     outs = []
     for part, kind in zip(parts, kinds, strict=True):
@@ -258,6 +258,6 @@ def _power_mean(
     if isinstance(p, Tensor):
         p = p.view(-1, aggr.channels)
     elif p == 1:
-        return aggregate(graph, x, row_scale=inverse)
-    mean = aggregate(graph, x.clamp(min=low, max=high).pow(p), row_scale=inverse)
+        return reduce_sum(graph, x, row_scale=inverse)
+    mean = reduce_sum(graph, x.clamp(min=low, max=high).pow(p), row_scale=inverse)
     return mean.clamp(min=low, max=high).pow(1.0 / p)

@@ -15,7 +15,7 @@ from ..ops.cbsr_spmm import aggregate_cbsr
 from ..ops.gcn_norm import gcn_scale
 from ..ops.graph import graph_of
 from ..ops.linear_spmm import linear_spmm
-from ..ops.spmm import acc_dtype, aggregate
+from ..ops.spmm import acc_dtype, reduce_sum
 from ..ops.to_csr import check_edge_index
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear
 from ._reduce import plus, with_values
@@ -202,7 +202,7 @@ class PathPreparedGCNConv(Fused, GCNConv):
         _check_rows(x, norm)
         graph, _, scale, diag, _ = norm
         value, bias, out_acc = self._suited(x.dtype, norm)
-        run: Callable[..., Tensor] = aggregate_cbsr if isinstance(x, CBSR) else aggregate
+        run: Callable[..., Tensor] = aggregate_cbsr if isinstance(x, CBSR) else reduce_sum
         if not _is_differentiable(norm):
             return run(graph, x, value, bias, scale, scale, diag, out_acc=out_acc)
         out = run(graph, x, value, bias, scale, scale, out_acc=out_acc)

@@ -9,8 +9,7 @@ from torch_geometric import EdgeIndex
 
 from ._library import ops
 from .graph import Graph, graph_of
-from .spmm import aggregate as reduce_sum
-from .spmm import check_device, check_edge_weight, check_features
+from .spmm import check_device, check_edge_weight, check_features, reduce_sum
 from .to_csr import check_edge_index, raise_index_error, to_csr
 
 MODES = ('auto', 'reduce', 'scatter')

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._library import ops
 from .graph import Graph
-from .spmm import acc_dtype, aggregate
+from .spmm import acc_dtype, reduce_sum
 
 
 def linear_spmm(
@@ -100,7 +100,7 @@ class _LinearSpMM(torch.autograd.Function):
         if ctx.first:
             if needs_weight:
                 if again:
-                    aggregated = aggregate(
+                    aggregated = reduce_sum(
                         graph, x, value, row_scale=row_scale, col_scale=col_scale, diag=diag
                     )
                 grad_weight = grad.t() @ aggregated
@@ -133,7 +133,7 @@ def _transposed(
         value = value.to(grad.dtype)
     graph = graph.t()
     if again:
-        return aggregate(
+        return reduce_sum(
             graph, grad, value, row_scale=row_scale, col_scale=col_scale, diag=diag
         )
     return ops.spmm.default(

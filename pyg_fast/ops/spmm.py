@@ -63,10 +63,10 @@ def spmm(
             x, edge_weight, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col,
             graph.t_perm, reduce == 'min',
         )  # fmt: skip
-    return aggregate(graph, x, edge_weight, mean=reduce == 'mean')
+    return reduce_sum(graph, x, edge_weight, mean=reduce == 'mean')
 
 
-def aggregate(
+def reduce_sum(
     graph: Graph,
     x: Tensor,
     value: Tensor | None = None,

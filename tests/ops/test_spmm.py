@@ -15,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.formats import graph_of, to_edge_index
 from pyg_fast.ops import Graph, reference, spmm
-from pyg_fast.ops.spmm import _t_position, aggregate
+from pyg_fast.ops.spmm import _t_position, reduce_sum
 
 from ._graphs import (
     DTYPES,
@@ -314,7 +314,7 @@ def test_prologue_and_epilogue(
             inputs['value'] = weights(edges, value_dtype, device).requires_grad_()
             bias = exact(19, dtype=acc if out_acc else dtype, device=device)
             inputs['bias'] = bias.requires_grad_()
-        out = aggregate(graph, **inputs, **scales, mean=mean, out_acc=out_acc)
+        out = reduce_sum(graph, **inputs, **scales, mean=mean, out_acc=out_acc)
         assert out.dtype == (acc if out_acc else dtype)
         grad = exact(30, 19, dtype=out.dtype, device=device)
         actual = out, *torch.autograd.grad(out, list(inputs.values()), grad)
@@ -335,7 +335,7 @@ def test_scales_of_a_mean_in_higher_derivatives(device: torch.device) -> None:
     value = torch.randn(200, dtype=torch.float64, device=device, requires_grad=True)
 
     def run(x: Tensor, value: Tensor) -> Tensor:
-        return aggregate(graph, x, value, row_scale=scale[0], col_scale=scale[1], mean=True)
+        return reduce_sum(graph, x, value, row_scale=scale[0], col_scale=scale[1], mean=True)
 
     assert gradcheck(run, (x, value), fast_mode=True)
     assert gradgradcheck(run, (x, value), fast_mode=True)
