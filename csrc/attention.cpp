@@ -35,7 +35,7 @@ void check_per_channel(const OptTensor& t, const char* name, const Attention& p,
   check_device(t, name, on);
 }
 
-// What all of them share; `num_cols` nodes send, `x` is the features of some nodes.
+// What all of them share.
 void fill(Attention& p, const Csr& csr, const Tensor& x, const OptTensor& seed, int64_t num_loops,
           double negative_slope, double dropout) {
   STD_TORCH_CHECK(x.dim() == 3, "x must have three dimensions, got ", x.dim());

@@ -171,11 +171,12 @@ inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, 
   return s;
 }
 
-// 16-byte vectors stay within a head; graphs past int32 and doubles are rare, and do without.
+// 16-byte vectors stay within a head; graphs past int32 and doubles are rare, and do without. The
+// sums of eight halves are 32 bytes.
 template <typename T, typename I, typename... Pointers>
 bool takes_vectors(const Attention& p, Pointers... features) {
   return sizeof(T) <= 4 && sizeof(I) == 4 && p.channels % kVec<T> == 0 &&
-         (aligned16(features) && ...);
+         (((reinterpret_cast<uintptr_t>(features) & 31) == 0) && ...);
 }
 
 // fn(VEC, LANES, HEADS) as compile-time integers, for the shapes that head_shape makes.
