@@ -265,7 +265,7 @@ static void gcn_scale(const GcnWeight& p, int64_t node_begin, int64_t node_end) 
     const int64_t total = p.num_kept + p.coo.num_dst;
     for (int64_t i = node_begin; i < node_end; ++i) {
       Acc degree = p.weighted ? static_cast<const Acc*>(p.degree)[i]
-                                      : static_cast<Acc>(static_cast<const int32_t*>(p.degree)[i]);
+                              : static_cast<Acc>(static_cast<const int32_t*>(p.degree)[i]);
       Acc loop = p.loops ? static_cast<Acc>(p.fill_value) : Acc{0};
       if (p.last != nullptr && p.last[i] > 0) {
         loop = load_one(static_cast<const T*>(p.value) + p.last[i] - 1);

@@ -53,9 +53,10 @@ class _FusedAttention(Fused):
         fits = self._unaltered(dst) and dst.dtype == src.dtype and dst.device == src.device
         return (src, dst) if fits and self.flow == 'source_to_target' else None
 
-    def _graph(
-        self: Any, edge_index: Any, num_src: int, num_dst: int, x: Tensor, transpose: bool
-    ) -> Graph | None:
+    def _graph(self: Any, edge_index: Any, src: Tensor, dst: Tensor) -> Graph | None:
+        """The graph, with its transpose if a backward pass may follow, or None where PyG has to do
+        it."""
+        num_src, num_dst = src.size(0), dst.size(0)
         if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
             if torch.compiler.is_compiling() or self.flow != 'source_to_target':
                 return None
@@ -65,11 +66,11 @@ class _FusedAttention(Fused):
             edge_index, _ = found
         elif not isinstance(edge_index, Tensor):
             return None
-        if edge_index.device != x.device:
-            raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {x.device}")
+        if edge_index.device != src.device:
+            raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {src.device}")
         reverse = self.flow == 'target_to_source'
         graph = graph_of(
-            edge_index, num_src, num_dst, transpose=transpose or reverse,
+            edge_index, num_src, num_dst, transpose=torch.is_grad_enabled() or reverse,
             drop_loops=self.add_self_loops,
         )  # fmt: skip
         return graph.t() if reverse else graph
@@ -198,6 +199,12 @@ class FusedGATConv(_FusedAttention, GATConv):
             return None
 
         src, dst = ends
+        if has_edges:
+            self._check_edge_attr(edge_index, edge_attr, src)
+        # Before anything is mapped: PyG's way would do it again, with hooks.
+        graph = self._graph(edge_index, src, dst)
+        if graph is None:
+            return None
         res = None if self.res is None else self.res(dst)
         heads, channels = self.heads, self.out_channels
         mapped = (self.lin or self.lin_src)(src)
@@ -208,16 +215,6 @@ class FusedGATConv(_FusedAttention, GATConv):
         out_dtype = torch.promote_types(mapped.dtype, self.att_src.dtype)
         acc = acc_dtype(mapped.dtype)
         if out_dtype not in (mapped.dtype, acc):
-            return None
-        needs = mapped.requires_grad or alpha_src.requires_grad or alpha_dst.requires_grad
-        if has_edges:
-            self._check_edge_attr(edge_index, edge_attr, src)
-            of_edges = (edge_attr, self.lin_edge.weight, self.att_edge)
-            needs = needs or any(t.requires_grad for t in of_edges)
-        graph = self._graph(
-            edge_index, src.size(0), dst.size(0), mapped, torch.is_grad_enabled() and needs
-        )
-        if graph is None:
             return None
         setting = self._setting(graph, mapped, out_dtype)
         alpha_edge = alpha_loop = None
@@ -347,6 +344,9 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if ends is None or (self.edge_dim is not None and not isinstance(edge_index, Tensor)):
             return None
         src, dst = ends
+        graph = self._graph(edge_index, src, dst)  # before anything is mapped, as above
+        if graph is None:
+            return None
         res = None if self.res is None else self.res(dst)
         mapped = self.lin_l(src)
         shared = src is dst and self.share_weights
@@ -354,12 +354,6 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         att, dtype = self.att, mapped.dtype
         out_dtype = torch.promote_types(dtype, att.dtype)
         if out_dtype not in (dtype, acc_dtype(dtype)):
-            return None
-        needs = mapped.requires_grad or mapped_dst.requires_grad or att.requires_grad
-        graph = self._graph(
-            edge_index, src.size(0), dst.size(0), mapped, torch.is_grad_enabled() and needs
-        )
-        if graph is None:
             return None
         heads, channels = self.heads, self.out_channels
         bias = self._fused_bias(out_dtype)

@@ -334,6 +334,21 @@ def test_torch_sparse(kind: str, layout: torch.layout, loops: bool) -> None:
 
 
 @both
+@pytest.mark.filterwarnings('ignore:Sparse')
+def test_what_is_left_to_pyg_is_mapped_once(kind: str) -> None:
+    theirs, ours = layers(kind, heads=2, add_self_loops=False)
+    index = edges(SRC, SRC).unique(dim=1)
+    values = torch.ones(index.size(1), dtype=torch.float64, requires_grad=True)
+    adj_t = torch.sparse_coo_tensor(index, values, (SRC, SRC), is_coalesced=True)
+    x, calls = features(SRC, 8), []
+    (ours.lin if kind == 'gat' else ours.lin_l).register_forward_hook(
+        lambda *args: calls.append(args)
+    )
+    torch.testing.assert_close(ours(x, adj_t), theirs(x, adj_t))
+    assert len(calls) == 1
+
+
+@both
 @pytest.mark.parametrize('loops', [False, True])
 def test_sparse_tensor(kind: str, loops: bool) -> None:
     torch_sparse = pytest.importorskip('torch_sparse')
