@@ -225,7 +225,7 @@ def ours_of(conv: FastSAGEConv) -> FastSAGEConv:
 @pytest.mark.filterwarnings('ignore:Converting sparse tensor', 'ignore:Sparse')
 def test_torch_sparse_with_values(aggr: str, layout: torch.layout) -> None:
     theirs, ours = layers(8, 5, aggr=aggr, dtype=torch.float32)
-    row, col = edges(SRC, SRC).unique(dim=1).flip(0)
+    row, col = edges(SRC, SRC).flip(0).unique(dim=1)
     adj_t = torch.sparse_coo_tensor(
         torch.stack([row, col]), torch.rand(row.numel()), (SRC, SRC), is_coalesced=True
     )
