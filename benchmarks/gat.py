@@ -54,7 +54,7 @@ _REFERENCE_BYTES = {'cuda': 1 << 31, 'cpu': 1 << 29}  # of PyG's messages in flo
 _ROWS_COMPARED = 64  # of a kernel's gradients
 _CANCELLED = 1e-2  # of the largest gradient's norm
 _CHUNK = 1 << 26  # entries of a reference made at a time
-_NORM_TOLERANCE = 3e-4  # of a gradient, for float32
+_NORM_TOLERANCE = 1e-3  # of a gradient, for float32: PyG's and ours come to 3e-4 alike, by kinks
 _SUMS = 4  # one upon the other: softmax, result, its product with the gradient, gradient
 
 INFERENCE, TRAINING, OURS = 'ours, inference', 'ours, training', 'ours'

@@ -298,12 +298,6 @@ Gatv2Result gatv2_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, c
                });
 }
 
-// sum[c] += part[c]
-template <typename T>
-void add_to(void* sum, const void* part, int64_t count) {
-  for (int64_t c = 0; c < count; ++c) static_cast<T*>(sum)[c] += static_cast<const T*>(part)[c];
-}
-
 Gatv2Result gatv2_backward_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm,
                                const Tensor& t_rowptr, const Tensor& t_col, OptTensor t_perm,
                                const Tensor& x, const Tensor& x_dst, const Tensor& att,
@@ -313,18 +307,11 @@ Gatv2Result gatv2_backward_cpu(const Tensor& rowptr, const Tensor& col, OptTenso
   return gatv2_backward(
       rowptr, col, perm, t_rowptr, t_col, t_perm, x, x_dst, att, seed, y, lse, grad, num_loops,
       negative_slope, dropout, [&](const Gatv2Backward& p, const Tensor& on) {
-        const int64_t shares = num_threads(), count = p.heads * p.channels;
-        const bool wide = p.dtype == DType::f64;
-        Tensor parts = torch::stable::new_zeros(lse, {shares, count});
-        char* part = static_cast<char*>(parts.mutable_data_ptr());
-        const int64_t bytes = count * (wide ? 8 : 4);
+        SumOfShares sum(lse, num_threads(), p.heads * p.channels);
         share_rows(p.csr, work_of(p), [&](int64_t begin, int64_t end, int64_t k) {
-          cpu::gatv2_backward_dst(p, begin, end, part + k * bytes);
+          cpu::gatv2_backward_dst(p, begin, end, sum.share(k));
         });
-        for (int64_t k = 0; k < shares; ++k) {
-          wide ? add_to<double>(p.grad_att, part + k * bytes, count)
-               : add_to<float>(p.grad_att, part + k * bytes, count);
-        }
+        sum.write(p.grad_att);
         share_rows(p.t_csr, work_of(p), [&](int64_t begin, int64_t end, int64_t) {
           cpu::gatv2_backward_src(p, begin, end);
         });

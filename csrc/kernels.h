@@ -345,6 +345,36 @@ struct GatBackward : Attention {
   void* grad_alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
 };
 
+// What GAT's logits are made of, of one or both ends at once:
+//   alpha[k][i, h] = <x[i, h], att[k][h]> for k < num_scores
+struct HeadScores {
+  static constexpr int kMost = 2;
+
+  DType dtype = DType::f32;
+  int num_scores = 1;
+  int64_t num_rows = 0;
+  int64_t heads = 0;
+  int64_t channels = 0;
+  const void* x = nullptr;      // [num_rows, heads, channels]
+  const void* att[kMost] = {};  // [heads, channels] acc
+  void* alpha[kMost] = {};      // [num_rows, heads] acc
+};
+
+//   grad_x[i, h] = sum_k grad_alpha[k][i, h] * att[k][h]
+//   grad_att[k, h] = sum_i grad_alpha[k][i, h] * x[i, h]
+struct HeadScoresBackward {
+  DType dtype = DType::f32;
+  int num_scores = 1;
+  int64_t num_rows = 0;
+  int64_t heads = 0;
+  int64_t channels = 0;
+  const void* x = nullptr;                         // [num_rows, heads, channels]
+  const void* att[HeadScores::kMost] = {};         // [heads, channels] acc
+  const void* grad_alpha[HeadScores::kMost] = {};  // [num_rows, heads] acc
+  void* grad_x = nullptr;                          // [num_rows, heads, channels]
+  void* grad_att = nullptr;                        // [num_scores, heads, channels] acc
+};
+
 // out[i, h] = sum_e kept * p * x[j, h] + bias[h]; y and lse as above.
 struct Gatv2 : Attention {
   const void* x = nullptr;      // [num_cols, heads, channels]

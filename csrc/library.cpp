@@ -81,6 +81,13 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "cbsr_sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor values, "
       "Tensor columns, Tensor? row_scale, Tensor? col_scale, bool mean, int num_values) -> Tensor");
 
+  // <x[i, h], att[h]> for one or two vectors of attention; the gradients of x and of [att_src,
+  // att_dst].
+  m.def("head_scores(Tensor x, Tensor att_src, Tensor? att_dst) -> (Tensor, Tensor)");
+  m.def(
+      "head_scores_backward(Tensor x, Tensor att_src, Tensor? att_dst, Tensor grad_alpha_src, "
+      "Tensor? grad_alpha_dst) -> (Tensor, Tensor)");
+
   // Attention over each row's edges, and `num_loops` self-loops: the result, and (`training`) what
   // the backward reads: y, y_plus, lse, mass_plus; y, lse.
   m.def(

@@ -144,6 +144,36 @@ void parallel(int64_t n, int64_t work, const Fn& fn) {
 
 inline int64_t num_threads() { return torch::stable::get_num_threads(); }
 
+// A row of float32 or float64 numbers that several shares of the work add to, each in its own copy.
+class SumOfShares {
+ public:
+  // Of numbers like those of `like`.
+  SumOfShares(const Tensor& like, int64_t shares, int64_t count)
+      : parts_(torch::stable::new_zeros(like, {shares, count})), shares_(shares), count_(count),
+        wide_(like.scalar_type() == ScalarType::Double) {}
+
+  void* share(int64_t k) {
+    return static_cast<char*>(parts_.mutable_data_ptr()) + k * count_ * (wide_ ? 8 : 4);
+  }
+
+  void write(void* out) { wide_ ? add<double>(out) : add<float>(out); }
+
+ private:
+  template <typename T>
+  void add(void* out) {
+    const T* part = static_cast<const T*>(share(0));
+    for (int64_t c = 0; c < count_; ++c) {
+      T sum = part[c];
+      for (int64_t k = 1; k < shares_; ++k) sum += part[k * count_ + c];
+      static_cast<T*>(out)[c] = sum;
+    }
+  }
+
+  Tensor parts_;
+  int64_t shares_, count_;
+  bool wide_;
+};
+
 #ifdef PYG_FAST_WITH_CUDA
 // The device, its current stream, and memory from torch's allocator, for one launch.
 class Launch {

@@ -406,9 +406,10 @@ void weigh_backward(const Slots<Acc>& slots, const EdgeGradients<Acc>& of, Acc s
 
 // Features: heads x channels columns a node.
 struct Columns {
-  explicit Columns(const Attention& p)
-      : heads(p.heads), channels(p.channels), size(p.heads * p.channels),
-        head(scratch_.of_size(size)) {
+  explicit Columns(const Attention& p) : Columns(p.heads, p.channels) {}
+
+  Columns(int64_t heads, int64_t channels)
+      : heads(heads), channels(channels), size(heads * channels), head(scratch_.of_size(size)) {
     for (int64_t f = 0; f < size; ++f) head[f] = static_cast<int32_t>(f / channels);
   }
 

@@ -34,6 +34,11 @@ void gat(const Gat& p, int64_t row_begin, int64_t row_end);
 // First destinations [begin, end) (columns of the csr), then, once all of them are done, sources.
 void gat_backward_dst(const GatBackward& p, int64_t begin, int64_t end);
 void gat_backward_src(const GatBackward& p, int64_t row_begin, int64_t row_end);
+void head_scores(const HeadScores& p, int64_t row_begin, int64_t row_end);
+// grad_att [num_scores, heads, channels] acc takes the share of these rows alone, on top of what it
+// holds; p.grad_att is not touched.
+void head_scores_backward(const HeadScoresBackward& p, int64_t row_begin, int64_t row_end,
+                          void* grad_att);
 void gatv2(const Gatv2& p, int64_t row_begin, int64_t row_end);
 // Rows of the csr; grad_att [heads, channels] acc takes the share of these rows alone.
 void gatv2_backward_dst(const Gatv2Backward& p, int64_t row_begin, int64_t row_end, void* grad_att);

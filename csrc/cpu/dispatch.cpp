@@ -144,6 +144,15 @@ void gat_backward_src(const GatBackward& p, int64_t begin, int64_t end) {
   kernels().gat_backward_src(p, begin, end);
 }
 
+void head_scores(const HeadScores& p, int64_t begin, int64_t end) {
+  kernels().head_scores(p, begin, end);
+}
+
+void head_scores_backward(const HeadScoresBackward& p, int64_t begin, int64_t end,
+                          void* grad_att) {
+  kernels().head_scores_backward(p, begin, end, grad_att);
+}
+
 void gatv2(const Gatv2& p, int64_t begin, int64_t end) { kernels().gatv2(p, begin, end); }
 
 void gatv2_backward_dst(const Gatv2Backward& p, int64_t begin, int64_t end, void* grad_att) {

@@ -25,6 +25,8 @@ struct Kernels {
   void (*gat)(const Gat&, int64_t, int64_t);
   void (*gat_backward_dst)(const GatBackward&, int64_t, int64_t);
   void (*gat_backward_src)(const GatBackward&, int64_t, int64_t);
+  void (*head_scores)(const HeadScores&, int64_t, int64_t);
+  void (*head_scores_backward)(const HeadScoresBackward&, int64_t, int64_t, void*);
   void (*gatv2)(const Gatv2&, int64_t, int64_t);
   void (*gatv2_backward_dst)(const Gatv2Backward&, int64_t, int64_t, void*);
   void (*gatv2_backward_src)(const Gatv2Backward&, int64_t, int64_t);

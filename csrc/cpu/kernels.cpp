@@ -2,6 +2,7 @@
 #include "cbsr.h"
 #include "gat.h"
 #include "gatv2.h"
+#include "head_scores.h"
 #include "isa.h"
 #include "maxk.h"
 #include "scatter.h"
@@ -16,8 +17,8 @@ const Kernels kernels = {
     scatter,       edge_dot,    gcn_degree, gcn_scale,              gcn_weight,
     maxk,          cbsr_to_dense, cbsr_sample, cbsr_spmm,           cbsr_sddmm,
     cbsr_spmm_backward, cbsr_spmm_backward_ordered,
-    gat,           gat_backward_dst, gat_backward_src, gatv2,
-    gatv2_backward_dst, gatv2_backward_src,
+    gat,           gat_backward_dst, gat_backward_src,
+    head_scores,   head_scores_backward, gatv2, gatv2_backward_dst, gatv2_backward_src,
 };
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA

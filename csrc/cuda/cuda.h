@@ -57,6 +57,11 @@ const char* gat(const Gat& p, void* stream);
 int64_t gat_backward_scratch(const GatBackward& p);
 const char* gat_backward(const GatBackward& p, void* scratch, void* stream);
 
+const char* head_scores(const HeadScores& p, void* stream);
+// Sums of grad_att, block by block.
+int64_t head_scores_backward_scratch(const HeadScoresBackward& p);
+const char* head_scores_backward(const HeadScoresBackward& p, void* scratch, void* stream);
+
 const char* gatv2(const Gatv2& p, void* stream);
 // Sums of grad_att, block by block.
 int64_t gatv2_backward_scratch(const Gatv2Backward& p);

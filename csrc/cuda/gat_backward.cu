@@ -217,7 +217,7 @@ struct GatBackwardRow {
     if (tile.active) {
       if (row < p.num_loops) add_loop(row, sum);
       const int64_t at = row * p.heads * p.channels + tile.at;
-Acc x[VEC];
+      Acc x[VEC];
       read_row(p.x, p.dtype, at, x);
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {

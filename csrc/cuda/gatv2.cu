@@ -1,6 +1,7 @@
 // GATv2: its scores pass all channels through the leaky ReLU, so that each pass over the edges
 // works them out again from the features at both ends. Nothing of an edge is stored.
 #include "attention.cuh"
+#include "columns.cuh"
 #include "cuda.h"
 
 namespace pyg_fast::cuda {
@@ -8,7 +9,6 @@ namespace {
 
 constexpr float kSlack = 16;   // see GatRow
 constexpr int kNodeLanes = 8;  // threads of a (node, head)
-constexpr int kAttRows = 8;    // rows that a block sums up at once
 
 // What the three passes share. T is what the features are stored as; WIDE heads have more channels
 // than a tile.
@@ -562,31 +562,6 @@ __global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
   }
 }
 
-// out[blockIdx.y, c] = the sum of every gridDim.y-th group of kAttRows rows.
-template <typename Acc>
-__global__ void __launch_bounds__(kThreads)
-    sum_columns_kernel(const Acc* rows, Acc* out, int64_t num_rows, int64_t columns) {
-  __shared__ Acc part[kAttRows][32];
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x % 32;
-  const int group = threadIdx.x / 32;
-  Acc sum = 0;
-  if (column < columns) {
-    for (int64_t row = static_cast<int64_t>(blockIdx.y) * kAttRows + group; row < num_rows;
-         row += static_cast<int64_t>(gridDim.y) * kAttRows)
-      sum += rows[row * columns + column];
-  }
-  part[group][threadIdx.x % 32] = sum;
-  __syncthreads();
-  if (group != 0 || column >= columns) return;
-  for (int k = 1; k < kAttRows; ++k) sum += part[k][threadIdx.x];
-  out[blockIdx.y * columns + column] = sum;
-}
-
-int64_t att_blocks(int64_t num_rows) {
-  const int64_t blocks = (num_rows + kAttRows * 16 - 1) / (kAttRows * 16);
-  return blocks < 1 ? 1 : blocks < 512 ? blocks : 512;
-}
-
 // fn(VEC, LANES, HEADS, WIDE)
 template <typename T, typename I, typename Fn>
 void dispatch_scored(const Attention& p, const HeadShape& s, const Fn& fn) {
@@ -619,7 +594,7 @@ const char* gatv2(const Gatv2& p, void* stream_) {
 }
 
 int64_t gatv2_backward_scratch(const Gatv2Backward& p) {
-  return (p.csr.num_rows + att_blocks(p.csr.num_rows)) * p.heads * p.channels * acc_bytes(p.dtype);
+  return (p.csr.num_rows + column_blocks(p.csr.num_rows)) * p.heads * p.channels * acc_bytes(p.dtype);
 }
 
 const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_) {
@@ -644,7 +619,7 @@ const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_)
       });
       Acc* rows = static_cast<Acc*>(scratch);
       Acc* parts = rows + p.csr.num_rows * size;
-      const int64_t count = att_blocks(p.csr.num_rows);
+      const int64_t count = column_blocks(p.csr.num_rows);
       const dim3 grid(static_cast<unsigned>((size + 31) / 32), static_cast<unsigned>(count));
       sum_columns_kernel<Acc><<<grid, kThreads, 0, stream>>>(rows, parts, p.csr.num_rows, size);
       sum_columns_kernel<Acc><<<dim3(grid.x, 1), kThreads, 0, stream>>>(

@@ -15,6 +15,7 @@ from ..ops._attention import Setting, drawn_seed
 from ..ops.gat import attend
 from ..ops.gatv2 import attend_v2
 from ..ops.graph import Graph, graph_of
+from ..ops.head_scores import head_scores
 from ..ops.spmm import acc_dtype
 from ._fused import Fused, entries, is_plain_linear
 
@@ -210,12 +211,16 @@ class FusedGATConv(_FusedAttention, GATConv):
         mapped = (self.lin or self.lin_src)(src)
         same = src is dst and self.lin is not None
         mapped_dst = mapped if same else (self.lin or self.lin_dst)(dst)
-        alpha_src = _scores(mapped, self.att_src)
-        alpha_dst = _scores(mapped_dst, self.att_dst)
         out_dtype = torch.promote_types(mapped.dtype, self.att_src.dtype)
         acc = acc_dtype(mapped.dtype)
         if out_dtype not in (mapped.dtype, acc):
             return None
+        mapped = mapped.view(-1, heads, channels)
+        if same:
+            alpha_src, alpha_dst = head_scores(mapped, self.att_src, self.att_dst)
+        else:
+            (alpha_src,) = head_scores(mapped, self.att_src)
+            (alpha_dst,) = head_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
         setting = self._setting(graph, mapped, out_dtype)
         alpha_edge = alpha_loop = None
         if has_edges:
@@ -224,8 +229,7 @@ class FusedGATConv(_FusedAttention, GATConv):
             )
         bias = self._fused_bias(out_dtype)
         out = attend(
-            mapped.view(-1, heads, channels), alpha_src.to(acc), alpha_dst.to(acc), alpha_edge,
-            alpha_loop, bias, setting,
+            mapped, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, setting
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
 
@@ -363,34 +367,6 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             att.to(dtype).view(heads, channels), bias, self._setting(graph, mapped, out_dtype),
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
-
-
-def _scores(x: Tensor, att: Tensor) -> Tensor:
-    """Products of each head's channels with its attention vector: :math:`(N, H)`, float32 for
-    halves."""
-    _, heads, channels = att.shape
-    dtype = acc_dtype(torch.promote_types(x.dtype, att.dtype))
-    with _no_autocast(x):
-        if heads == 1:
-            weight = att.view(channels, 1)
-        else:  # One product of matrices, block by block.
-            eye = _eye(heads, att)
-            weight = (att.view(heads, channels, 1) * eye.view(heads, 1, heads)).view(-1, heads)
-        return x.to(dtype) @ weight.to(dtype)
-
-
-_EYES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-
-
-def _eye(heads: int, like: Tensor) -> Tensor:
-    """An identity matrix, kept: on small graphs making it takes as long as using it."""
-    if torch.compiler.is_compiling():
-        return torch.eye(heads, dtype=like.dtype, device=like.device)
-    key = heads, like.dtype, like.device
-    if key not in _EYES:
-        with torch.inference_mode(False):
-            _EYES[key] = torch.eye(heads, dtype=like.dtype, device=like.device)
-    return _EYES[key]
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager:

@@ -265,6 +265,24 @@ def _cbsr_sddmm(
     return grad.new_empty(num_values)
 
 
+def _head_scores(x: Tensor, att_src: Tensor, att_dst: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows, heads = x.size(0), x.size(1)
+    return (
+        att_src.new_empty(rows, heads),
+        att_src.new_empty(0 if att_dst is None else rows, heads),
+    )
+
+
+def _head_scores_backward(
+    x: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor | None,
+    grad_alpha_src: Tensor,
+    grad_alpha_dst: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), att_src.new_empty(1 if att_dst is None else 2, *att_src.shape)
+
+
 def _gat(
     rowptr: Tensor,
     col: Tensor,
@@ -390,6 +408,8 @@ for _fake in (
     _cbsr_spmm_backward,
     _cbsr_spmm_backward_ordered,
     _cbsr_sddmm,
+    _head_scores,
+    _head_scores_backward,
     _gat,
     _gat_backward,
     _gatv2,

@@ -344,6 +344,30 @@ def cbsr_sddmm(
     return sddmm(rowptr, col, perm, grad, x, row_scale, col_scale, mean, num_values)
 
 
+def head_scores(x: Tensor, att_src: Tensor, att_dst: Tensor | None) -> tuple[Tensor, Tensor]:
+    def score(att: Tensor) -> Tensor:
+        return (x.double() * att.double()).sum(-1)
+
+    src = score(att_src)
+    return src, src[:0] if att_dst is None else score(att_dst)
+
+
+def head_scores_backward(
+    x: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor | None,
+    grad_alpha_src: Tensor,
+    grad_alpha_dst: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    grad_x, grad_att = x.new_zeros(x.shape, dtype=torch.double), []
+    for att, grad in ((att_src, grad_alpha_src), (att_dst, grad_alpha_dst)):
+        if att is None or grad is None:
+            continue
+        grad_x = grad_x + grad.double().unsqueeze(-1) * att.double()
+        grad_att.append((grad.double().unsqueeze(-1) * x.double()).sum(0))
+    return grad_x, torch.stack(grad_att)
+
+
 def gat(
     rowptr: Tensor,
     col: Tensor,

@@ -32,6 +32,8 @@ OPS = [
     'cbsr_spmm_backward',
     'cbsr_spmm_backward_ordered',
     'cbsr_sddmm',
+    'head_scores',
+    'head_scores_backward',
 ]
 INDEX = [torch.int32, torch.int64]
 
@@ -86,6 +88,16 @@ def sample(
             kept=(edge_index[0] != edge_index[1]).nonzero().view(-1) if full else None,
             loops=full, fill_value=2.0, dtype=dtype,
         )  # fmt: skip
+    if op.startswith('head_scores'):
+        x = exact(n, 3, 5, dtype=dtype, device=device)
+        att, grads = (
+            [exact(*size, dtype=acc, device=device) if full or k == 0 else None for k in range(2)]
+            for size in ((3, 5), (n, 3))
+        )
+        first = dict(x=x, att_src=att[0], att_dst=att[1])
+        if op == 'head_scores':
+            return first
+        return dict(**first, grad_alpha_src=grads[0], grad_alpha_dst=grads[1])
     if op == 'maxk':
         return dict(x=a, k=4, balanced=full)
     if op.startswith('cbsr'):
@@ -234,6 +246,8 @@ STILL_FITS = {
     *((op, 'columns', 'narrower') for op in ('cbsr_sample', *CBSR_BACKWARD)),
     *((op, 'grad', 'narrower') for op in (*CBSR_BACKWARD, 'cbsr_sddmm')),
     ('cbsr_sample', 'dense', 'narrower'),
+    *(('head_scores', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'other type')),
+    ('head_scores_backward', 'x', 'other type'),
 }
 
 

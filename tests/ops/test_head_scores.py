@@ -1,0 +1,98 @@
+"""Scores of nodes against their twin: widths, types, gradients, determinism."""
+
+import pytest
+import torch
+
+from pyg_fast.ops import reference
+from pyg_fast.ops._library import ops
+from pyg_fast.ops.head_scores import head_scores
+
+from ._attention import SHAPES, acc_of
+from ._graphs import DTYPES, assert_near, exact
+
+ROWS = [0, 1, 30, 129, 1000]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('count', [1, 2])
+def test_widths(device: torch.device, dtype: torch.dtype, count: int) -> None:
+    acc = acc_of(dtype)
+    for k, (heads, channels) in enumerate(SHAPES + [(0, 3), (3, 0)]):
+        rows = ROWS[k % len(ROWS)]
+        x = exact(rows, heads, channels, dtype=dtype, device=device)
+        att = [exact(heads, channels, dtype=acc, device=device) for _ in range(count)]
+        grads = [exact(rows, heads, dtype=acc, device=device) for _ in range(count)]
+        both, gs = ([*given, None][:2] for given in (att, grads))
+        given = x, *both
+        sizes = x.abs(), *(None if t is None else t.abs() for t in both)
+        named = (
+            (ops.head_scores(*given), reference.head_scores(*given),
+             reference.head_scores(*sizes), channels),
+            (ops.head_scores_backward(*given, *gs), reference.head_scores_backward(*given, *gs),
+             reference.head_scores_backward(*sizes, *(None if g is None else g.abs() for g in gs)),
+             rows),
+        )  # fmt: skip
+        for actual, expected, magnitude, terms in named:
+            for a, e, m in zip(actual, expected, magnitude, strict=True):
+                assert_near(a, e, m, terms)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_layouts_and_types_of_vectors(device: torch.device, dtype: torch.dtype) -> None:
+    wide = exact(20, 8, 6, dtype=dtype, device=device)
+    x = wide[:, ::2, 1:].requires_grad_()
+    att = [exact(1, 4, 5, dtype=dtype, device=device).requires_grad_() for _ in range(2)]
+    out = head_scores(x, *att)
+    assert [t.dtype for t in out] == [acc_of(dtype)] * 2
+    grads = torch.autograd.grad(out[0].sum() + 2 * out[1].sum(), [x, *att])
+    assert [(g.shape, g.dtype) for g in grads] == [(t.shape, t.dtype) for t in (x, *att)]
+    expected = (att[0] + 2 * att[1]).double().expand(20, 4, 5)
+    assert_near(grads[0], expected, expected.abs(), 2)
+    total = x.double().sum(0)
+    assert_near(grads[2], 2 * total[None], 2 * x.double().abs().sum(0)[None], 20)
+
+
+@pytest.mark.parametrize('count', [1, 2])
+def test_gradients(device: torch.device, count: int) -> None:
+    x = exact(5, 3, 4, dtype=torch.double, device=device).requires_grad_()
+    att = [exact(1, 3, 4, dtype=torch.double, device=device).requires_grad_() for _ in range(count)]
+    assert torch.autograd.gradcheck(head_scores, (x, *att))
+    assert torch.autograd.gradgradcheck(head_scores, (x, *att))
+
+
+def test_unused_score_has_no_gradient(device: torch.device) -> None:
+    x = exact(5, 3, 4, dtype=torch.float, device=device).requires_grad_()
+    att = [exact(1, 3, 4, dtype=torch.float, device=device).requires_grad_() for _ in range(2)]
+    grads = torch.autograd.grad(head_scores(x, *att)[1].sum(), [x, *att])
+    assert torch.equal(grads[0], att[1].expand(5, 3, 4))
+    assert not grads[1].any()
+
+
+def test_same_bits_every_time(device: torch.device) -> None:
+    x = torch.randn(3000, 8, 8, device=device)
+    att, grads = torch.randn(2, 8, 8, device=device), torch.randn(2, 3000, 8, device=device)
+    first, second = (ops.head_scores_backward(x, *att, *grads) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_compile(device: torch.device) -> None:
+    x = exact(9, 3, 4, dtype=torch.float, device=device).requires_grad_()
+    att = [exact(1, 3, 4, dtype=torch.float, device=device).requires_grad_() for _ in range(2)]
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        src, dst = head_scores(*inputs)
+        return (src * dst).sum()
+
+    found = [torch.autograd.grad(f(x, *att), [x, *att])
+             for f in (run, torch.compile(run, fullgraph=True, backend='aot_eager'))]  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
+    x, att = (exact(*size, dtype=torch.float, device=device) for size in ((7, 3, 5), (3, 5)))
+    grad = exact(7, 3, dtype=torch.float, device=device)
+    for bad in ((ops.head_scores, x[0], att, None),
+                (ops.head_scores_backward, x, att, att, grad, None),
+                (ops.head_scores_backward, x, att, None, grad, grad)):  # fmt: skip
+        with pytest.raises(RuntimeError):
+            bad[0](*bad[1:])
