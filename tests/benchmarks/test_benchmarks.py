@@ -39,6 +39,16 @@ def check_report(report: dict, markdown: str) -> None:
                 assert result['count'] >= 2
 
 
+def test_aggregate(tmp_path: Path) -> None:
+    report, markdown, _ = run('aggregate', tmp_path)
+    check_report(report, markdown)
+    (section,) = report['sections']
+    assert len(section['cells']) == 4
+    for cell in section['cells']:
+        assert {'scatter', 'reduce', 'auto', 'PyG ops'} == cell['results'].keys()
+        assert all(result['error'] <= 1 for result in cell['results'].values())
+
+
 def test_spmm(tmp_path: Path) -> None:
     report, markdown, log = run(
         'spmm', tmp_path, '--graphs', 'tiny,ddi', '--widths', '8', '--reduce', 'sum,mean,max',
