@@ -95,11 +95,13 @@ class _FusedAttention(Fused):
     def _fused_bias(self: Any, out_dtype: torch.dtype) -> OptTensor:
         """The bias, if the kernel can add it."""
         bias = self.bias
-        return bias if self.concat and bias is not None and bias.dtype == out_dtype else None
+        if bias is None or bias.dtype != out_dtype:
+            return None
+        return bias if self.concat or self.heads == 1 else None
 
     def _finished(self: Any, out: Tensor, res: OptTensor, has_bias: bool) -> Tensor:
         """Heads joined, with the residual, and the bias if it is missing."""
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        out = out.flatten(1) if self.concat or self.heads == 1 else out.mean(dim=1)
         if res is not None:
             out = out + res
         return out if has_bias or self.bias is None else out + self.bias

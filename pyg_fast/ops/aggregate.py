@@ -108,11 +108,11 @@ def aggregate(
 
 
 # Where sorting a list of edges, for the transpose too, costs less than scattering over it: past so
-# many columns, on CUDA if there are as many additions, too. From whole steps of random graphs: on a
-# CPU of 2.7 to 100 thousand nodes and degrees 4 to 50, which cross over between 32 and 64 columns;
-# on an H200 of 2.7 to 200 thousand nodes and degrees 4 to 500, where 16 columns never do.
+# many columns, on CUDA if there are as many additions, too. From whole steps of random graphs, see
+# benchmarks/aggregate.py: on a CPU they cross over between 32 and 64 columns; on an H200 between 50
+# and 100 million additions, where 32 columns never do.
 _COLUMNS = 32
-_CUDA_ADDITIONS = 1 << 27
+_CUDA_ADDITIONS = 60_000_000
 
 
 def sorting_pays(num_edges: int, columns: int, cuda: bool) -> bool:
