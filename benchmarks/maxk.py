@@ -21,12 +21,12 @@ from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 from pyg_fast import ops
 from pyg_fast.formats import to_edge_index
 from pyg_fast.nn import (
-    FastGINConv,
-    FastSAGEConv,
     MaxKGCNConv,
     MaxKGINConv,
     MaxKSAGEConv,
     PathPreparedGCNConv,
+    PathPreparedGINConv,
+    PathPreparedSAGEConv,
 )
 from pyg_fast.ops import CBSR, reference
 from pyg_fast.ops.cbsr_spmm import _DENSE_SHARE
@@ -425,8 +425,9 @@ class Training:
         return self.net(conv, nn.Identity(), k=k, balanced=balanced, **options)
 
     def relu(self) -> Net:
-        conv = {'sage': FastSAGEConv, 'gcn': PathPreparedGCNConv, 'gin': FastGINConv}[self.model]
-        return self.net(conv)
+        convs = {
+            'sage': PathPreparedSAGEConv, 'gcn': PathPreparedGCNConv, 'gin': PathPreparedGINConv}
+        return self.net(convs[self.model])
 
     def pyg(self) -> Net:
         if self.model == 'gcn':

@@ -21,7 +21,8 @@ struct Csr {
   int64_t num_edges = 0;
 };
 
-// out[i] = row_scale[i] * sum_e value[e] * col_scale[col[e]] * x[col[e]] + diag[i] * x[i] + bias
+// out[i] = row_scale[i] * sum_e value[e] * col_scale[col[e]] * x[col[e]] + diag[i] * x[self] + bias
+// where self is i or self_row[i]; there is no such term where that is no row of x.
 // `acc` is float, for f64 double: all sums run in it, and the scales are stored in it.
 // Everything but csr, x and out may be nullptr (value, scales: 1; diag, bias: 0).
 struct Spmm {
@@ -35,7 +36,8 @@ struct Spmm {
   const void* value = nullptr;      // [num_values]
   const void* row_scale = nullptr;  // [num_rows] acc
   const void* col_scale = nullptr;  // [num_cols] acc
-  const void* diag = nullptr;       // [num_rows] acc (num_rows == num_cols)
+  const void* diag = nullptr;       // [num_rows] acc (num_rows == num_cols, unless self_row)
+  const void* self_row = nullptr;   // [num_rows], of the csr's index type
   const void* bias = nullptr;       // [dim]
   void* out = nullptr;              // [num_rows, dim]
 };
@@ -92,6 +94,44 @@ struct SpmmMaxBackwardValue {
   const void* grad = nullptr;  // [num_rows, dim]
   const void* x = nullptr;     // [num_cols, dim]
   void* grad_value = nullptr;  // [num_values]
+};
+
+// What execution paths need beside sums. A position that is no row of x, such as -1, stands for none.
+//   out[i] = x[position[i]], or fill
+struct ExpandRows {
+  DType dtype = DType::f32;
+  bool index64 = false;  // what `position` is
+  double fill = 0;
+  int64_t num_rows = 0;  // of out
+  int64_t num_x = 0;     // rows of x
+  int64_t dim = 0;
+  const void* x = nullptr;         // [num_x, dim]
+  const void* position = nullptr;  // [num_rows]
+  void* out = nullptr;             // [num_rows, dim]
+};
+
+// counter += the number of rows i with position[i] < 0 and an entry that is not zero
+struct CountOutside {
+  DType dtype = DType::f32;
+  bool index64 = false;
+  int64_t num_rows = 0;
+  int64_t dim = 0;
+  const void* x = nullptr;         // [num_rows, dim]
+  const void* position = nullptr;  // [num_rows]
+  int64_t* counter = nullptr;      // [1]
+};
+
+// Dropout that knows its node: out[i, c] = x[i, c] * scale where keeps(...) of dropout.h says so of
+// node nodes[i] (or i) and column c, else 0.
+struct NodeDropout {
+  DType dtype = DType::f32;
+  int64_t num_rows = 0;
+  int64_t dim = 0;
+  double dropout = 0;
+  const void* x = nullptr;         // [num_rows, dim]
+  const int64_t* nodes = nullptr;  // [num_rows] or nullptr
+  const int64_t* seed = nullptr;   // [1], where x is
+  void* out = nullptr;             // [num_rows, dim]
 };
 
 // Stable counting sort of edges (row[e], col[e]) by row: the CSR arrays of a coordinate list.

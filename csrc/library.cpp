@@ -19,10 +19,11 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "to_csr(Tensor row, Tensor col, int num_rows, int num_cols, bool index64, bool drop_loops) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 
-  // row_scale * (A * (col_scale * x)) + diag * x + bias
+  // row_scale * (A * (col_scale * x)) + diag * x[self_row] + bias
   m.def(
       "spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, Tensor? row_scale, "
-      "Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc) -> Tensor");
+      "Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
+      "Tensor? self_row=None) -> Tensor");
 
   // Maximum (or minimum) over each row's edges, and the edge that reached it.
   m.def(
@@ -42,6 +43,12 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   m.def(
       "sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor a, Tensor b, Tensor? row_scale, "
       "Tensor? col_scale, bool mean, int num_values) -> Tensor");
+
+  // Of execution paths: rows put back among all; rows outside of a path that are not zero; dropout
+  // keyed by (seed, node, column).
+  m.def("expand_rows(Tensor x, Tensor position, float fill) -> Tensor");
+  m.def("count_outside(Tensor x, Tensor position, Tensor(a!) counter) -> ()");
+  m.def("node_dropout(Tensor x, Tensor? nodes, Tensor seed, float dropout) -> Tensor");
 
   // The same two over a coordinate list in any order: the first with the number of invalid edges, if
   // `count`; `reverse` sums at sources.

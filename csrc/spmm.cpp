@@ -12,7 +12,7 @@ template <typename Run>
 Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& value_,
             const Tensor& x_, const OptTensor& row_scale_, const OptTensor& col_scale_,
             const OptTensor& diag_, const OptTensor& bias_, bool mean, bool out_acc,
-            const Run& run) {
+            const OptTensor& self_row_, const Run& run) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
   Spmm p;
   p.dtype = dtype_of(x_, "x");
@@ -32,7 +32,13 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, cons
   p.row_scale = checked_scale(row_scale, "row_scale", p.csr.num_rows, type, col);
   p.col_scale = checked_scale(col_scale, "col_scale", p.csr.num_cols, type, col);
   p.diag = checked_scale(diag, "diag", p.csr.num_rows, type, col);
-  STD_TORCH_CHECK(!diag || p.csr.num_rows == p.csr.num_cols, "diag needs a square graph");
+  const OptTensor self_row = to_contiguous(self_row_);
+  check_vector(self_row, "self_row", p.csr.num_rows);
+  check_type(self_row, "self_row", col.scalar_type());
+  check_device(self_row, "self_row", col);
+  p.self_row = pointer(self_row);
+  STD_TORCH_CHECK(!diag || self_row || p.csr.num_rows == p.csr.num_cols,
+                  "diag needs a square graph, or self_row");
   const ScalarType out_type = p.out_acc ? acc : type;
   check_vector(bias, "bias", p.dim);
   check_type(bias, "bias", out_type);
@@ -47,8 +53,8 @@ Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, cons
 
 Tensor spmm_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTensor value,
                 const Tensor& x, OptTensor row_scale, OptTensor col_scale, OptTensor diag,
-                OptTensor bias, bool mean, bool out_acc) {
-  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+                OptTensor bias, bool mean, bool out_acc, OptTensor self_row) {
+  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
               [](const Spmm& p, const Tensor&) {
                 const int64_t shares = num_threads();
                 const int64_t work = (p.csr.num_edges + p.csr.num_rows) * (p.dim + 8) / 16;
@@ -62,8 +68,8 @@ Tensor spmm_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTens
 #ifdef PYG_FAST_WITH_CUDA
 Tensor spmm_cuda(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTensor value,
                  const Tensor& x, OptTensor row_scale, OptTensor col_scale, OptTensor diag,
-                 OptTensor bias, bool mean, bool out_acc) {
-  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+                 OptTensor bias, bool mean, bool out_acc, OptTensor self_row) {
+  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
               [](const Spmm& p, const Tensor& on) {
                 Launch launch(on);
                 launch.check(cuda::spmm(p, launch.scratch(cuda::spmm_scratch(p)), launch.stream()),

@@ -7,7 +7,13 @@ import torch
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from .nn import FastGINConv, FastSAGEConv, FusedGATConv, FusedGATv2Conv, PathPreparedGCNConv
+from .nn import (
+    FusedGATConv,
+    FusedGATv2Conv,
+    PathPreparedGCNConv,
+    PathPreparedGINConv,
+    PathPreparedSAGEConv,
+)
 from .nn._fused import Fused
 from .nn._reduce import may_fuse, why_not
 
@@ -15,7 +21,10 @@ ModelT = TypeVar('ModelT', bound=Module)
 
 _FUSED: dict[type, Any] = {
     cls._base: cls
-    for cls in (PathPreparedGCNConv, FastSAGEConv, FastGINConv, FusedGATConv, FusedGATv2Conv)
+    for cls in (
+        PathPreparedGCNConv, PathPreparedSAGEConv, PathPreparedGINConv, FusedGATConv,
+        FusedGATv2Conv,
+    )
 }
 _NAMES = {base.__name__ for base in _FUSED}
 # On the layers that `restore` changes back, whatever was copied or pickled in between.
@@ -56,9 +65,9 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
     Example:
         >>> model = pyg_fast.accelerate(GraphSAGE(128, 64, num_layers=3), verbose=True)
         layer    class     runs as
-        convs.0  SAGEConv  FastSAGEConv
-        convs.1  SAGEConv  FastSAGEConv
-        convs.2  SAGEConv  FastSAGEConv
+        convs.0  SAGEConv  PathPreparedSAGEConv
+        convs.1  SAGEConv  PathPreparedSAGEConv
+        convs.2  SAGEConv  PathPreparedSAGEConv
     """
     reports = []
     for conv, report in _layers(model):

@@ -25,9 +25,9 @@ from torch_geometric.nn import (
 
 import pyg_fast
 from pyg_fast.formats import to_edge_index
-from pyg_fast.nn import FastGINConv, FastSAGEConv, PathPreparedGCNConv
+from pyg_fast.nn import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
 
-OURS = {GCNConv: PathPreparedGCNConv, SAGEConv: FastSAGEConv, GINConv: FastGINConv}
+OURS = {GCNConv: PathPreparedGCNConv, SAGEConv: PathPreparedSAGEConv, GINConv: PathPreparedGINConv}
 MODELS = ['GCN', 'GraphSAGE', 'GIN']
 NODES = 40
 
@@ -143,12 +143,12 @@ def test_what_stays_the_same() -> None:
     calls = []
     conv.register_forward_hook(lambda *args: calls.append(args))
     pyg_fast.accelerate(model)
-    assert type(conv) is FastSAGEConv
+    assert type(conv) is PathPreparedSAGEConv
     assert model.convs[0] is conv
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     assert list(model.state_dict()) == keys
     assert not conv.training
-    assert repr(conv) == 'FastSAGEConv(8, 16, aggr=mean)'
+    assert repr(conv) == 'PathPreparedSAGEConv(8, 16, aggr=mean)'
     model(*graph())
     assert len(calls) == 1
     before = conv.lin_l.weight.clone()
@@ -186,9 +186,9 @@ def test_a_layer_itself() -> None:
 
 
 def test_restore_leaves_what_the_user_built() -> None:
-    model = ModuleList([PathPreparedGCNConv(8, 4), GCNConv(8, 4), FastSAGEConv(8, 4)])
+    model = ModuleList([PathPreparedGCNConv(8, 4), GCNConv(8, 4), PathPreparedSAGEConv(8, 4)])
     pyg_fast.restore(pyg_fast.accelerate(model))
-    assert [type(conv) for conv in model] == [PathPreparedGCNConv, GCNConv, FastSAGEConv]
+    assert [type(conv) for conv in model] == [PathPreparedGCNConv, GCNConv, PathPreparedSAGEConv]
 
 
 def test_restore_drops_cached_norm() -> None:
@@ -224,7 +224,7 @@ def test_saved_model_in_another_process(tmp_path: Path) -> None:
     script = f"""
 import torch
 model, x, edge_index, expected = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)
-assert type(model.convs[0]).__name__ == 'FastSAGEConv'
+assert type(model.convs[0]).__name__ == 'PathPreparedSAGEConv'
 torch.testing.assert_close(model(x, edge_index), expected)
 model.convs[0].register_message_forward_hook(lambda *args: None)  # PyG's own path.
 torch.testing.assert_close(model(x, edge_index), expected)
@@ -313,7 +313,7 @@ def test_verbose(capsys: pytest.CaptureFixture) -> None:
     pyg_fast.accelerate(model, verbose=True)
     assert capsys.readouterr().out.splitlines() == [
         'layer   class            runs as',
-        'first   SAGEConv         FastSAGEConv',
+        'first   SAGEConv         PathPreparedSAGEConv',
         'second  SAGEConv         SAGEConv: MedianAggregation has no kernel',
         'third   TransformerConv  TransformerConv: no kernel for it',
     ]

@@ -21,6 +21,10 @@ void gcn_degree(const GcnDegree& p, int64_t dst_begin, int64_t dst_end);
 void gcn_scale(const GcnWeight& p, int64_t node_begin, int64_t node_end);
 void gcn_weight(const GcnWeight& p, int64_t edge_begin, int64_t edge_end);
 
+void expand_rows(const ExpandRows& p, int64_t row_begin, int64_t row_end);
+void count_outside(const CountOutside& p, int64_t row_begin, int64_t row_end);
+void node_dropout(const NodeDropout& p, int64_t row_begin, int64_t row_end);
+
 void maxk(const MaxK& p, int64_t row_begin, int64_t row_end);
 void cbsr_to_dense(const CbsrDense& p, int64_t row_begin, int64_t row_end);
 void cbsr_sample(const CbsrDense& p, int64_t row_begin, int64_t row_end);

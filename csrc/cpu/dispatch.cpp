@@ -106,6 +106,18 @@ void gcn_weight(const GcnWeight& p, int64_t begin, int64_t end) {
   kernels().gcn_weight(p, begin, end);
 }
 
+void expand_rows(const ExpandRows& p, int64_t begin, int64_t end) {
+  kernels().expand_rows(p, begin, end);
+}
+
+void count_outside(const CountOutside& p, int64_t begin, int64_t end) {
+  kernels().count_outside(p, begin, end);
+}
+
+void node_dropout(const NodeDropout& p, int64_t begin, int64_t end) {
+  kernels().node_dropout(p, begin, end);
+}
+
 void maxk(const MaxK& p, int64_t begin, int64_t end) {
   kernels().maxk(p, begin, end);
 }

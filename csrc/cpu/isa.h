@@ -15,6 +15,9 @@ struct Kernels {
   void (*gcn_degree)(const GcnDegree&, int64_t, int64_t);
   void (*gcn_scale)(const GcnWeight&, int64_t, int64_t);
   void (*gcn_weight)(const GcnWeight&, int64_t, int64_t);
+  void (*expand_rows)(const ExpandRows&, int64_t, int64_t);
+  void (*count_outside)(const CountOutside&, int64_t, int64_t);
+  void (*node_dropout)(const NodeDropout&, int64_t, int64_t);
   void (*maxk)(const MaxK&, int64_t, int64_t);
   void (*cbsr_to_dense)(const CbsrDense&, int64_t, int64_t);
   void (*cbsr_sample)(const CbsrDense&, int64_t, int64_t);

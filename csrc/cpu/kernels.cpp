@@ -5,6 +5,7 @@
 #include "head_scores.h"
 #include "isa.h"
 #include "maxk.h"
+#include "path.h"
 #include "scatter.h"
 #include "sddmm.h"
 #include "spmm.h"
@@ -15,6 +16,7 @@ namespace pyg_fast::cpu::PYG_FAST_ISA {
 const Kernels kernels = {
     spmm,          spmm_max,    sddmm,     spmm_max_backward_value, spmm_max_backward_x,
     scatter,       edge_dot,    gcn_degree, gcn_scale,              gcn_weight,
+    expand_rows,   count_outside, node_dropout,
     maxk,          cbsr_to_dense, cbsr_sample, cbsr_spmm,           cbsr_sddmm,
     cbsr_spmm_backward, cbsr_spmm_backward_ordered,
     gat,           gat_backward_dst, gat_backward_src,

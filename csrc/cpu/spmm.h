@@ -16,12 +16,23 @@ struct Epilogue {
     return scale;
   }
 
+  // The row of x that `diag` multiplies; negative: none.
+  PYG_FAST_INLINE int64_t self_row(int64_t row) const {
+    if (p.diag == nullptr) return -1;
+    if (p.self_row == nullptr) return row;
+    const int64_t self = p.csr.index64 ? static_cast<const int64_t*>(p.self_row)[row]
+                                       : static_cast<const int32_t*>(p.self_row)[row];
+    return self < p.csr.num_cols ? self : -1;
+  }
+
   template <int V>
-  PYG_FAST_INLINE void write(Vec<Acc, V> sum, Acc scale, int64_t row, int64_t column) const {
+  PYG_FAST_INLINE void write(Vec<Acc, V> sum, Acc scale, int64_t row, int64_t self,
+                             int64_t column) const {
     const int64_t at = row * p.dim + column;
     sum *= scale;
-    if (p.diag) {
-      sum += load<V>(static_cast<const T*>(p.x) + at) * static_cast<const Acc*>(p.diag)[row];
+    if (self >= 0) {
+      sum += load<V>(static_cast<const T*>(p.x) + self * p.dim + column) *
+             static_cast<const Acc*>(p.diag)[row];
     }
     if (p.out_acc) {
       if (p.bias) sum += load<V>(static_cast<const Acc*>(p.bias) + column);
@@ -88,6 +99,7 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
     for (; e < end; ++e) add(0, e);
 
     const Acc scale = epilogue.scale(row, end - begin);
+    const int64_t self = epilogue.self_row(row);
     Acc row_sum[N * V];
     PYG_FAST_UNROLL
     for (int j = 0; j < N; ++j) {
@@ -100,7 +112,7 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
     }
     PYG_FAST_NO_UNROLL  // keeps the many kernels small
     for (int j = 0; j < N; ++j) {
-      epilogue.template write<V>(load<V>(row_sum + j * V), scale, row,
+      epilogue.template write<V>(load<V>(row_sum + j * V), scale, row, self,
                                  tile.column + offset<V, N>(j, last));
     }
   }

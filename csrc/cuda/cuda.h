@@ -34,6 +34,10 @@ const char* edge_dot(const EdgeDot& p, void* stream);
 const char* gcn_degree(const GcnDegree& p, void* stream);
 const char* gcn_weight(const GcnWeight& p, void* stream);
 
+const char* expand_rows(const ExpandRows& p, void* stream);
+const char* count_outside(const CountOutside& p, void* stream);
+const char* node_dropout(const NodeDropout& p, void* stream);
+
 const char* maxk(const MaxK& p, void* stream);
 const char* cbsr_to_dense(const CbsrDense& p, void* stream);
 const char* cbsr_sample(const CbsrDense& p, void* stream);

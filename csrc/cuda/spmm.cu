@@ -98,9 +98,11 @@ struct SpmmRow {
     if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.data[c] *= scale;
-    if (p.diag) {
+    const int64_t own = p.self_row ? static_cast<const I*>(p.self_row)[row] : row;
+    if (p.diag && own >= 0 && own < p.csr.num_cols) {
       const Acc d = static_cast<const Acc*>(p.diag)[row];
-      const auto self = pyg_fast::cuda::load<T, VEC>(static_cast<const T*>(x_self) + row * p.dim + column);
+      const auto self = pyg_fast::cuda::load<T, VEC>(
+          static_cast<const T*>(x_self) + own * p.dim + column);
 #pragma unroll
       for (int c = 0; c < VEC; ++c) sum.data[c] += d * element(self, c);
     }

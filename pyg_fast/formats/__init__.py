@@ -3,6 +3,9 @@
 from ..ops.cbsr import CBSR
 from ..ops.graph import graph_of
 from .csr import to_edge_index
+from .execution_path import ExecutionPath, execution_paths
 from .gcn_norm import GCNNorm, gcn_norm
 
-__all__ = ['CBSR', 'GCNNorm', 'gcn_norm', 'graph_of', 'to_edge_index']
+__all__ = [
+    'CBSR', 'ExecutionPath', 'GCNNorm', 'execution_paths', 'gcn_norm', 'graph_of', 'to_edge_index',
+]  # fmt: skip

@@ -2,12 +2,12 @@
 
 from .gat import FusedGATConv, FusedGATv2Conv
 from .gcn import PathPreparedGCNConv
-from .gin import FastGINConv
+from .gin import PathPreparedGINConv
 from .maxk import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from .maxk_gnn import MaxKGNN
-from .sage import FastSAGEConv
+from .sage import PathPreparedSAGEConv
 
 __all__ = [
-    'FastGINConv', 'FastSAGEConv', 'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv',
-    'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv',
+    'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN',
+    'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedSAGEConv',
 ]  # fmt: skip

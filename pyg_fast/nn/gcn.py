@@ -1,6 +1,7 @@
 """GCN layers."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..formats.execution_path import ExecutionPath
 from ..formats.gcn_norm import GCNNorm, gcn_norm
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
@@ -15,13 +17,15 @@ from ..ops.cbsr_spmm import aggregate_cbsr
 from ..ops.gcn_norm import gcn_scale
 from ..ops.graph import graph_of
 from ..ops.linear_spmm import linear_spmm
+from ..ops.path_spmm import Operator, path_conv
 from ..ops.spmm import acc_dtype, reduce_sum
 from ..ops.to_csr import check_edge_index
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear
+from ._path import OnPath, linear_on_path
 from ._reduce import plus, with_values
 
 
-class PathPreparedGCNConv(Fused, GCNConv):
+class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     r"""The graph convolution of the `"Semi-supervised Classification with Graph Convolutional
     Networks" <https://arxiv.org/abs/1609.02907>`_ paper on a fused kernel.
 
@@ -48,6 +52,12 @@ class PathPreparedGCNConv(Fused, GCNConv):
 
     In half precision degrees and sums are counted in float32.
 
+    With an execution path, see :class:`~pyg_fast.transforms.ExecutionPaths`, the backward pass
+    touches what the loss reads and nothing else, and with :obj:`forward=True` the forward pass of
+    training as well; losses and gradients stay the same but for the order of sums. In evaluation,
+    with an :obj:`edge_weight` that requires a gradient and wherever PyG's own code runs, a path
+    changes nothing.
+
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
             input.
@@ -62,6 +72,11 @@ class PathPreparedGCNConv(Fused, GCNConv):
         normalize (bool, optional): Whether to add self-loops and normalise.
             (default: :obj:`True`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
+        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
+            tensor, unchanged, and takes no gradient, as that of a first layer without dropout:
+            :math:`\mathbf{A} (\mathbf{X} \mathbf{\Theta}) = (\mathbf{A} \mathbf{X})
+            \mathbf{\Theta}`. Warns and stops if the input changes at every call.
+            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -72,27 +87,93 @@ class PathPreparedGCNConv(Fused, GCNConv):
         - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
 
     Raises:
-        ValueError: If :obj:`edge_index` is on another device, or its size does not fit :obj:`x`,
-            or :obj:`edge_weight` has not one entry per edge.
+        TypeError: If :obj:`path` is not an execution path.
+        ValueError: If :obj:`path` is of another graph or device, or the last loss with it read
+            other nodes than it was made for; if :obj:`edge_index` is on another device, or its size
+            does not fit :obj:`x`, or :obj:`edge_weight` has not one entry per edge.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
     _base = GCNConv
     _cached_norm: GCNNorm | None = None
 
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *args: Any,
+        cache_input: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(in_channels, out_channels, *args, **kwargs)
+        self.cache_input = cache_input
+
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self._cached_norm = None
 
-    def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj,
+        edge_weight: OptTensor = None,
+        path: ExecutionPath | None = None,
+    ) -> Tensor:
         """"""
+        path = self._path(path, x, edge_index)
         if self._fusible(x) and self.aggr in ('add', 'sum'):
+            if path is not None or self.cache_input:
+                out = self._on_path(x, edge_index, edge_weight, path)
+                if out is not None:
+                    return out if path is None else path.watched(out)
             if self._scatters(x, edge_index, edge_weight):
                 return self._scattered(x, edge_index)
             norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled())
             if norm is not None:
                 return self._mapped(x, norm)
         return super().forward(x, edge_index, edge_weight)
+
+    def _on_path(
+        self,
+        x: Tensor,
+        edge_index: Adj,
+        edge_weight: OptTensor,
+        path: ExecutionPath | None,
+        compact: tuple[bool, bool] = (False, False),
+    ) -> Tensor | None:
+        """The layer on a path, or on an input that was aggregated before, or None where the
+        ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
+        num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
+        norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled(), num_nodes)
+        if norm is None or _is_differentiable(norm):
+            return None
+        lin = self.lin
+        plain = is_plain_linear(lin) and lin.bias is None
+        weight: Any = lin.weight if plain else None
+        dtype = autocast_dtype(x)
+        if plain and not compact[0]:
+            aggregated = self._cached_input(x, edge_index, edge_weight, lambda: _summed(x, norm))
+            if aggregated is not None:
+                bias = self.bias
+                if dtype is not None:
+                    aggregated, weight = aggregated.to(dtype), weight.to(dtype)
+                value, bias, out_acc = self._suited(aggregated.dtype, norm)
+                if not out_acc:
+                    return linear_on_path(
+                        self._input_cache, aggregated, weight, bias, path, compact[1]
+                    )
+                weight = lin.weight
+        if path is None:
+            return None
+        if not plain:
+            x = lin(x)
+        elif dtype is not None:
+            x, weight = x.to(dtype), weight.to(dtype)
+        graph, _, scale, diag, _ = norm
+        value, bias, out_acc = self._suited(x.dtype, norm)
+        whole = Operator(graph, value, scale, scale, diag, diag)
+        plan = self._plan(path, whole, value, scale, scale, diag, compact, out_acc)
+        return path_conv(x, weight, bias, None, plan)
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
         """Whether to leave a plain list of edges, without weights, in its order."""
@@ -121,13 +202,18 @@ class PathPreparedGCNConv(Fused, GCNConv):
         return out if self.bias is None else out + self.bias
 
     def _norm(
-        self, x: Tensor | CBSR, edge_index: Adj, edge_weight: OptTensor, transpose: bool
+        self,
+        x: Tensor | CBSR,
+        edge_index: Adj,
+        edge_weight: OptTensor,
+        transpose: bool,
+        num_nodes: int | None = None,
     ) -> GCNNorm | None:
         """The normalised graph, with its transpose if a backward pass will need it, or None where
         PyG has to do it."""
         if self._cached_norm is not None:
             return self._cached_norm
-        num_nodes = x.size(0)
+        num_nodes = x.size(0) if num_nodes is None else num_nodes
         loops, fill_value = 'remaining', 2.0 if self.improved else 1.0
         normalize, keep = self.normalize, self.cached and self.normalize
         if keep and self._cached_edge_index is not None:  # From a PyG layer that we replace.
@@ -228,6 +314,11 @@ class PathPreparedGCNConv(Fused, GCNConv):
         if value is not None and value.dtype != acc_dtype(dtype):
             value = value.to(dtype)
         return value, bias, out_dtype != dtype
+
+
+def _summed(x: Tensor, norm: GCNNorm) -> Tensor:
+    graph, value, scale, diag, _ = norm
+    return reduce_sum(graph, x, value, row_scale=scale, col_scale=scale, diag=diag)
 
 
 def _is_differentiable(norm: GCNNorm) -> bool:

@@ -1,17 +1,24 @@
 """Graph isomorphism layers."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric.nn import GINConv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
+from ..formats.execution_path import ExecutionPath
 from ..ops.cbsr import CBSR
-from ..ops.spmm import acc_dtype
+from ..ops.graph import graph_of
+from ..ops.path_spmm import Operator, Plan, Rows, expand, path_conv, take
+from ..ops.spmm import acc_dtype, reduce_sum
+from ._path import OnPath, check_commutes
 from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values
 
 
-class FastGINConv(FusedReduce, GINConv):
+class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
     r"""The graph isomorphism operator of the `"How Powerful are Graph Neural Networks?"
     <https://arxiv.org/abs/1810.00826>`_ paper on a fused kernel.
 
@@ -23,14 +30,23 @@ class FastGINConv(FusedReduce, GINConv):
     state_dict, outputs and gradients. No message is ever stored, and a constant
     :math:`\epsilon` is applied inside of the kernel.
 
-    Fused are the same inputs and aggregations as in :class:`~pyg_fast.nn.FastSAGEConv`; all else
-    goes through PyG's own code.
+    Fused are the same inputs and aggregations as in
+    :class:`~pyg_fast.nn.PathPreparedSAGEConv`; all else goes through PyG's own code.
+
+    With an execution path, see :class:`~pyg_fast.transforms.ExecutionPaths`, the backward pass of
+    sums touches what the loss reads and nothing else, and with :obj:`forward=True` the forward pass
+    of training as well, :obj:`nn` included; losses and gradients stay the same but for the order of
+    sums. In evaluation, on pairs of features and wherever PyG's own code runs, a path changes
+    nothing.
 
     Args:
         nn (torch.nn.Module): The network :math:`h_{\mathbf{\Theta}}` that maps features of size
             :math:`F_{in}` to :math:`F_{out}`.
         eps (float, optional): The (initial) :math:`\epsilon`. (default: :obj:`0.`)
         train_eps (bool, optional): Whether to learn :math:`\epsilon`. (default: :obj:`False`)
+        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
+            tensor, unchanged, and takes no gradient, as that of a first layer without dropout.
+            Warns and stops if the input changes at every call. (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -42,20 +58,97 @@ class FastGINConv(FusedReduce, GINConv):
           :math:`(|\mathcal{V}_t|, F_{out})` if bipartite
 
     Raises:
-        ValueError: If :obj:`edge_index` is on another device, or a size does not fit :obj:`x`.
+        TypeError: If :obj:`path` is not an execution path.
+        ValueError: If :obj:`path` is of another graph or device, the last loss with it read other
+            nodes than it was made for, or :obj:`nn` has a part that mixes nodes, such as a batch
+            norm, where only some are computed; if :obj:`edge_index` is on another device, or a size
+            does not fit :obj:`x`.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
     _base = GINConv
 
+    def __init__(
+        self,
+        nn: Callable,
+        eps: float = 0.0,
+        train_eps: bool = False,
+        cache_input: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(nn, eps, train_eps, **kwargs)
+        self.cache_input = cache_input
+
     def forward(
-        self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        size: Size = None,
+        path: ExecutionPath | None = None,
     ) -> Tensor:
         """"""
+        path = self._path(path, x, edge_index)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return super().forward(self._unfused(x), edge_index, size)
+        if path is not None or self.cache_input:
+            out = self._on_path(to, path)
+            if out is not None:
+                return out if path is None else path.watched(out)
         return self.nn(self._combined(self._sent(to)))
+
+    def _on_path(
+        self,
+        to: Neighbours,
+        path: ExecutionPath | None,
+        compact: tuple[bool, bool] = (False, False),
+    ) -> Tensor | None:
+        """The layer on a path, or on an input that was aggregated before, or None where the
+        ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
+        x: Any = to.source
+        eps = self.eps
+        if (
+            not isinstance(x, Tensor)
+            or to.root is not x
+            or type(self.aggr_module) is not SumAggregation
+            or torch.promote_types(x.dtype, eps.dtype) != x.dtype
+        ):
+            return None
+        num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
+        graph = graph_of(to.edge_index, num_nodes, num_nodes)
+        some = path is not None and path.forward  # Rows are computed of some nodes alone.
+        if some and isinstance(self.nn, torch.nn.Module):
+            check_commutes(self.nn)
+        out = None
+        if not compact[0]:
+            out = self._cached_input(x, to.edge_index, None, lambda: reduce_sum(graph, x))
+        if out is not None:
+            if path is not None and some:
+                out, x = self._input_cache.rows(path.dst), take(x, path.dst)
+            out = torch.addcmul(out, x, 1 + eps)
+        elif path is None:
+            return None
+        else:
+            learned = eps.requires_grad
+            whole = None
+            diag = path.loops
+            if not learned or diag is not None:
+                given = (path.loops, None if learned else eps, eps._version, acc_dtype(x.dtype))
+                diag, whole = path.kept('eps', (num_nodes, *given), _diagonals)
+            plan = self._plan(
+                path, Operator(graph, diag=whole, t_diag=whole), None, None, None, diag, compact
+            )
+            plan = plan._replace(compact_out=some)
+            out = path_conv(x, None, None, None, plan)
+            if learned:
+                own = x
+                if some:
+                    own = take(x, _own_rows(plan) if compact[0] else path.dst)
+                out = torch.addcmul(out, own, 1 + eps)
+        out = self.nn(out)
+        if path is None or not some or compact[1]:
+            return out
+        return expand(out, path.dst, float('nan') if path.debug else 0.0)
 
     def _combined(self, to: Neighbours) -> Tensor:
         """The aggregated neighbours and the node itself."""
@@ -76,3 +169,18 @@ class FastGINConv(FusedReduce, GINConv):
         if isinstance(root, CBSR):
             return plus(out, with_values(root, (1 + eps) * root.values))
         return torch.addcmul(out, root, 1 + eps)
+
+
+def _diagonals(
+    num_nodes: int, loops: Tensor | None, eps: Tensor | None, _: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """What each node adds of its own features: to a path, which has no loops, and to a graph."""
+    whole = None if eps is None else (1 + eps).to(dtype).expand(num_nodes).contiguous()
+    if loops is None:
+        return whole, whole
+    return loops.to(dtype) if whole is None else loops.to(dtype) + whole, whole
+
+
+def _own_rows(plan: Plan) -> Rows:
+    """Where the destinations stand among the rows of the sources."""
+    return Rows(plan.part.self_row, plan.part.t_self_row)

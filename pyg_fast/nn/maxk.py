@@ -16,8 +16,8 @@ from ..ops.maxk import maxk
 from ..ops.spmm import DTYPES
 from ._reduce import Neighbours
 from .gcn import PathPreparedGCNConv
-from .gin import FastGINConv
-from .sage import FastSAGEConv
+from .gin import PathPreparedGINConv
+from .sage import PathPreparedSAGEConv
 
 
 class MaxK(torch.nn.Module):
@@ -237,7 +237,9 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         )
         self._set_maxk(k, balanced, out_channels)
 
-    def forward(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None
+    ) -> Tensor:
         """"""
         k = self.k
         if k is None or k == self.out_channels:
@@ -252,7 +254,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         return self._base.forward(self, x, edge_index, edge_weight)
 
 
-class MaxKSAGEConv(_MaxKMessages, FastSAGEConv):
+class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
     r"""The GraphSAGE operator of :class:`~torch_geometric.nn.conv.SAGEConv` on sparse features, as
     in the `"MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural Networks
     Training" <https://arxiv.org/abs/2312.08656>`_ paper.
@@ -266,9 +268,9 @@ class MaxKSAGEConv(_MaxKMessages, FastSAGEConv):
     them, and so is their gradient, as in :class:`MaxKGCNConv`.
 
     Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.SAGEConv`, and with
-    :obj:`k=None` or :obj:`k=in_channels` it is :class:`~pyg_fast.nn.FastSAGEConv`. Sums and means
-    read the compressed form; the other aggregations that are fused there read the dense form of
-    it; all else goes through PyG's own code, MaxK included. TorchScript cannot compile it,
+    :obj:`k=None` or :obj:`k=in_channels` it is :class:`~pyg_fast.nn.PathPreparedSAGEConv`. Sums and
+    means read the compressed form; the other aggregations that are fused there read the dense
+    form of it; all else goes through PyG's own code, MaxK included. TorchScript cannot compile it,
     :func:`torch.compile` can.
 
     With :obj:`k=None` features may also come as a :class:`~pyg_fast.ops.CBSR`, of which MaxK (and
@@ -309,7 +311,7 @@ class MaxKSAGEConv(_MaxKMessages, FastSAGEConv):
         TypeError: If :obj:`k` is not an integer or not :obj:`None` for a CBSR, or features are not
             of type float32, float64, float16 or bfloat16.
         ValueError: If :obj:`k` is not within :math:`1, \ldots, F_{in}`; and as
-            :class:`~pyg_fast.nn.FastSAGEConv`.
+            :class:`~pyg_fast.nn.PathPreparedSAGEConv`.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
@@ -336,7 +338,7 @@ class MaxKSAGEConv(_MaxKMessages, FastSAGEConv):
         self.maxk_root = maxk_root
 
 
-class MaxKGINConv(_MaxKMessages, FastGINConv):
+class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
     r"""The graph isomorphism operator of :class:`~torch_geometric.nn.conv.GINConv` on sparse
     features, as in the `"MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural
     Networks Training" <https://arxiv.org/abs/2312.08656>`_ paper.
@@ -350,7 +352,7 @@ class MaxKGINConv(_MaxKMessages, FastGINConv):
     as in :class:`MaxKGCNConv`.
 
     Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.GINConv`, and with
-    :obj:`k=None` or as many as there are features it is :class:`~pyg_fast.nn.FastGINConv`.
+    :obj:`k=None` or as many as there are features it is :class:`~pyg_fast.nn.PathPreparedGINConv`.
     Aggregations, other inputs and CBSR features are as in :class:`MaxKSAGEConv`. With
     :obj:`maxk_root` (or for a CBSR) a constant :math:`\epsilon` is applied inside of the kernel,
     a learned one to the dense form of the node's own features.
@@ -380,7 +382,7 @@ class MaxKGINConv(_MaxKMessages, FastGINConv):
         TypeError: If :obj:`k` is not an integer or not :obj:`None` for a CBSR, or features are not
             of type float32, float64, float16 or bfloat16.
         ValueError: If :obj:`k` is not within :math:`1, \ldots, F_{in}`; and as
-            :class:`~pyg_fast.nn.FastGINConv`.
+            :class:`~pyg_fast.nn.PathPreparedGINConv`.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 

@@ -190,7 +190,7 @@ class GCNAggregation(PathPreparedGCNConv):
     def reset_parameters(self) -> None:
         MessagePassing.reset_parameters(self)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, x: Tensor | CBSR, edge_index: Adj, edge_weight: OptTensor = None
     ) -> Tensor:
         """"""

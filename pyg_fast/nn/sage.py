@@ -9,14 +9,19 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
+from ..formats.execution_path import ExecutionPath
 from ..ops.cbsr import CBSR
+from ..ops.graph import graph_of
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_spmm import aggregates_first, linear_spmm
+from ..ops.path_spmm import Operator, path_conv
+from ..ops.spmm import acc_dtype, reduce_sum
 from ._fused import autocast_dtype, is_plain_linear
+from ._path import OnPath, linear_of_rows, linear_on_path
 from ._reduce import FusedReduce, Neighbours, reduce, source_of
 
 
-class FastSAGEConv(FusedReduce, SAGEConv):
+class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
     r"""The GraphSAGE operator of the `"Inductive Representation Learning on Large Graphs"
     <https://arxiv.org/abs/1706.02216>`_ paper on a fused kernel.
 
@@ -35,6 +40,12 @@ class FastSAGEConv(FusedReduce, SAGEConv):
     other types than float32, float64, float16 and bfloat16, hooks and explainers go through
     PyG's own code. Where several neighbours reach a maximum, the first takes the gradient.
 
+    With an execution path, see :class:`~pyg_fast.transforms.ExecutionPaths`, the backward pass of
+    sums and means touches what the loss reads and nothing else, and with :obj:`forward=True` the
+    forward pass of training as well; losses and gradients stay the same but for the order of sums.
+    In evaluation, with :obj:`project`, on pairs of features and wherever PyG's own code runs, a
+    path changes nothing.
+
     Args:
         in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
             first input. A tuple stands for the sizes of sources and destinations.
@@ -48,6 +59,9 @@ class FastSAGEConv(FusedReduce, SAGEConv):
         project (bool, optional): Whether to apply a linear map and a ReLU before aggregating.
             (default: :obj:`False`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
+        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
+            tensor, unchanged, and takes no gradient, as that of a first layer without dropout.
+            Warns and stops if the input changes at every call. (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -59,24 +73,99 @@ class FastSAGEConv(FusedReduce, SAGEConv):
           :math:`(|\mathcal{V}_t|, F_{out})` if bipartite
 
     Raises:
-        ValueError: If :obj:`edge_index` is on another device, or a size does not fit :obj:`x`.
+        TypeError: If :obj:`path` is not an execution path.
+        ValueError: If :obj:`path` is of another graph or device, or the last loss with it read
+            other nodes than it was made for; if :obj:`edge_index` is on another device, or a size
+            does not fit :obj:`x`.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
     _base = SAGEConv
 
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        *args: Any,
+        cache_input: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(in_channels, out_channels, *args, **kwargs)
+        self.cache_input = cache_input
+
     def forward(
-        self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        size: Size = None,
+        path: ExecutionPath | None = None,
     ) -> Tensor:
         """"""
+        path = self._path(path, x, edge_index)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return super().forward(self._unfused(x), edge_index, size)
+        if path is not None or self.cache_input:
+            out = self._on_path(to, path)
+            if out is not None:
+                out = F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+                return out if path is None else path.watched(out)
         to = self._sent(to)
         out, root = self._aggregated(to), to.root
         if self.root_weight and root is not None:
             out = self._with_root(out, root)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def _on_path(
+        self,
+        to: Neighbours,
+        path: ExecutionPath | None,
+        compact: tuple[bool, bool] = (False, False),
+    ) -> Tensor | None:
+        """The layer on a path, or on an input that was aggregated before, or None where the
+        ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
+        x, lin, lin_r, kind = to.source, self.lin_l, None, type(self.aggr_module)
+        if self.root_weight:
+            lin_r = self.lin_r
+            if not is_plain_linear(lin_r) or lin_r.bias is not None:
+                return None
+        if (
+            not isinstance(x, Tensor)
+            or to.root is not x
+            or self.project
+            or kind not in (SumAggregation, MeanAggregation)
+            or not is_plain_linear(lin)
+        ):
+            return None
+        weight, bias = lin.weight, lin.bias
+        root_weight = None if lin_r is None else lin_r.weight
+        dtype = autocast_dtype(x)
+
+        def cast(t: Any) -> Any:
+            return t if t is None or dtype is None else t.to(dtype)
+
+        num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
+        graph = graph_of(to.edge_index, num_nodes, num_nodes)
+        scale = to.inverse_degree(graph, x.dtype) if kind is MeanAggregation else None
+        if not compact[0]:
+            aggregated = self._cached_input(
+                x, to.edge_index, None, lambda: reduce_sum(graph, x, row_scale=scale)
+            )
+            if aggregated is not None:
+                out = linear_on_path(
+                    self._input_cache, cast(aggregated), cast(weight), cast(bias), path, compact[1]
+                )
+                if root_weight is None:
+                    return out
+                own = linear_of_rows(cast(x), cast(root_weight), path, compact[1])
+                return out + own
+        if path is None:
+            return None
+        diag = None if path.loops is None else path.kept(
+            'loops', (path.loops, scale, acc_dtype(x.dtype)), _scaled_loops
+        )  # fmt: skip
+        plan = self._plan(path, Operator(graph, None, scale), None, scale, None, diag, compact)
+        return path_conv(cast(x), cast(weight), cast(bias), cast(root_weight), plan)
 
     def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
@@ -113,6 +202,10 @@ class FastSAGEConv(FusedReduce, SAGEConv):
         if dtype is not None:
             root, weight, out = root.to(dtype), weight.to(dtype), out.to(dtype)
         return linear_cbsr(root, weight, out)
+
+
+def _scaled_loops(loops: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return loops.to(dtype) if scale is None else loops.to(dtype) * scale
 
 
 def _linear(

@@ -53,6 +53,7 @@ def _spmm(
     bias: Tensor | None,
     mean: bool,
     out_acc: bool,
+    self_row: Tensor | None = None,
 ) -> Tensor:
     dtype = _acc(x.dtype) if out_acc else x.dtype
     return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
@@ -115,6 +116,18 @@ def _sddmm(
     num_values: int,
 ) -> Tensor:
     return a.new_empty(num_values)
+
+
+def _expand_rows(x: Tensor, position: Tensor, fill: float) -> Tensor:
+    return x.new_empty(position.size(0), x.size(1))
+
+
+def _count_outside(x: Tensor, position: Tensor, counter: Tensor) -> None:
+    return None
+
+
+def _node_dropout(x: Tensor, nodes: Tensor | None, seed: Tensor, dropout: float) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 def _scatter(
@@ -397,6 +410,9 @@ for _fake in (
     _spmm_max_backward_x_ordered,
     _spmm_max_backward_value,
     _sddmm,
+    _expand_rows,
+    _count_outside,
+    _node_dropout,
     _scatter,
     _edge_dot,
     _gcn_degree,

@@ -37,6 +37,7 @@ def spmm(
     bias: Tensor | None = None,
     mean: bool = False,
     out_acc: bool = False,
+    self_row: Tensor | None = None,
 ) -> Tensor:
     row, source, position = _edges(rowptr, col, perm)
     x = x.double()
@@ -49,7 +50,10 @@ def spmm(
     if row_scale is not None:
         out = out * row_scale.double().view(-1, 1)
     if diag is not None:
-        out = out + diag.double().view(-1, 1) * x
+        own = x
+        if self_row is not None:
+            own = torch.cat([x, x.new_zeros(1, x.size(1))])[self_row.long()]
+        out = out + diag.double().view(-1, 1) * own
     return out if bias is None else out + bias.double()
 
 
@@ -342,6 +346,15 @@ def cbsr_sddmm(
 ) -> Tensor:
     x = cbsr_to_dense(values, columns, grad.size(1))
     return sddmm(rowptr, col, perm, grad, x, row_scale, col_scale, mean, num_values)
+
+
+def expand_rows(x: Tensor, position: Tensor, fill: float) -> Tensor:
+    return torch.cat([x.double(), x.new_full((1, x.size(1)), fill).double()])[position.long()]
+
+
+def node_dropout(x: Tensor, nodes: Tensor | None, seed: Tensor, dropout: float) -> Tensor:
+    nodes = torch.arange(x.size(0), device=x.device) if nodes is None else nodes
+    return x.double() * _kept(seed if dropout > 0 else None, nodes, x.size(1), dropout)
 
 
 def head_scores(x: Tensor, att_src: Tensor, att_dst: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""FastGINConv against PyG's GINConv, on the same weights."""
+"""PathPreparedGINConv against PyG's GINConv, on the same weights."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.nn import MLP, GINConv
 
 from pyg_fast.formats import to_edge_index
-from pyg_fast.nn import FastGINConv
+from pyg_fast.nn import PathPreparedGINConv
 
 SRC, DST, EDGES = 30, 20, 150
 
@@ -26,10 +26,10 @@ def edges(num_src: int = SRC, num_dst: int = SRC, num_edges: int = EDGES) -> Ten
 
 def layers(
     device: Any = 'cpu', dtype: torch.dtype = torch.float64, in_channels: int = 6, **kwargs: Any
-) -> tuple[GINConv, FastGINConv]:
+) -> tuple[GINConv, PathPreparedGINConv]:
     network = Sequential(Linear(in_channels, 7), ReLU(), Linear(7, 5))
     theirs = GINConv(copy.deepcopy(network), **kwargs).to(device, dtype)
-    ours = FastGINConv(network, **kwargs).to(device, dtype)
+    ours = PathPreparedGINConv(network, **kwargs).to(device, dtype)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
 
@@ -113,7 +113,7 @@ def test_eps_of_another_dtype(
 ) -> None:
     theirs, ours = (
         conv(torch.nn.Identity(), eps=0.25, train_eps=train_eps).to(device, eps_dtype)
-        for conv in (GINConv, FastGINConv)
+        for conv in (GINConv, PathPreparedGINConv)
     )
     x, edge_index = torch.randn(SRC, 6, device=device).to(dtype), edges().to(device)
     expected, got = theirs(x, edge_index), must_fuse(ours)(x, edge_index)
@@ -146,7 +146,7 @@ def test_compile(prepared: bool, train_eps: bool, device: torch.device) -> None:
 
 @pytest.mark.parametrize('train_eps', [False, True])
 def test_second_derivatives(train_eps: bool, device: torch.device) -> None:
-    conv = FastGINConv(torch.nn.Tanh(), eps=0.3, train_eps=train_eps).to(device).double()
+    conv = PathPreparedGINConv(torch.nn.Tanh(), eps=0.3, train_eps=train_eps).to(device).double()
     edge_index = edges(7, 7, 20).to(device)
     x = torch.randn(7, 2, dtype=torch.float64, device=device, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x: must_fuse(conv)(x, edge_index), x)
@@ -204,12 +204,12 @@ def test_copies() -> None:
     theirs, ours = layers(eps=0.3, train_eps=True)
     x, edge_index = torch.randn(SRC, 6, dtype=torch.float64), edges()
     for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert type(again) is FastGINConv
+        assert type(again) is PathPreparedGINConv
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(again), x, edge_index))
 
 
 def test_lazy_channels_and_reset() -> None:
-    conv = FastGINConv(MLP([-1, 7, 5], norm=None), eps=0.3, train_eps=True)
+    conv = PathPreparedGINConv(MLP([-1, 7, 5], norm=None), eps=0.3, train_eps=True)
     x, edge_index = torch.randn(SRC, 6), edges()
     must_fuse(conv)(x, edge_index)
     assert conv.nn.lins[0].in_channels == 6

@@ -20,13 +20,13 @@ from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv
 import pyg_fast
 from pyg_fast.formats import to_edge_index
 from pyg_fast.nn import (
-    FastGINConv,
-    FastSAGEConv,
     MaxK,
     MaxKGCNConv,
     MaxKGINConv,
     MaxKSAGEConv,
     PathPreparedGCNConv,
+    PathPreparedGINConv,
+    PathPreparedSAGEConv,
 )
 from pyg_fast.ops import CBSR, maxk
 
@@ -37,8 +37,8 @@ FEW, MANY = 3, 11
 KINDS = ('gcn', 'sage', 'gin')
 LAYERS = {
     'gcn': (GCNConv, PathPreparedGCNConv, MaxKGCNConv),
-    'sage': (SAGEConv, FastSAGEConv, MaxKSAGEConv),
-    'gin': (GINConv, FastGINConv, MaxKGINConv),
+    'sage': (SAGEConv, PathPreparedSAGEConv, MaxKSAGEConv),
+    'gin': (GINConv, PathPreparedGINConv, MaxKGINConv),
 }
 
 
@@ -847,7 +847,7 @@ def test_accelerate_leaves_it_alone() -> None:
     assert [(r.layer, r.fused, r.reason) for r in pyg_fast.accelerate_report(model)] == [
         ('MaxKGCNConv', 'MaxKGCNConv', None),
         ('MaxKSAGEConv', 'MaxKSAGEConv', None),
-        ('SAGEConv', 'FastSAGEConv', None),
+        ('SAGEConv', 'PathPreparedSAGEConv', None),
     ]
     pyg_fast.restore(model)
     assert [type(conv) for conv in model] == [MaxKGCNConv, MaxKSAGEConv, SAGEConv]

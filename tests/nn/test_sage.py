@@ -1,4 +1,4 @@
-"""FastSAGEConv against PyG's SAGEConv, on the same weights."""
+"""PathPreparedSAGEConv against PyG's SAGEConv, on the same weights."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ from torch_geometric.nn.aggr import (
 )
 
 from pyg_fast.formats import to_edge_index
-from pyg_fast.nn import FastSAGEConv
+from pyg_fast.nn import PathPreparedSAGEConv
 
 SRC, DST, EDGES = 30, 20, 150
 # Given anew for every layer, since modules must not be shared.
@@ -73,9 +73,9 @@ def edges(num_src: int = SRC, num_dst: int = DST, num_edges: int = EDGES) -> Ten
 def layers(
     in_channels: Any, out_channels: int, options: Callable[[], dict[str, Any]] = dict,
     device: Any = 'cpu', dtype: torch.dtype = torch.float64, **kwargs: Any,
-) -> tuple[SAGEConv, FastSAGEConv]:  # fmt: skip
+) -> tuple[SAGEConv, PathPreparedSAGEConv]:  # fmt: skip
     theirs = SAGEConv(in_channels, out_channels, **options(), **kwargs)
-    ours = FastSAGEConv(in_channels, out_channels, **options(), **kwargs)
+    ours = PathPreparedSAGEConv(in_channels, out_channels, **options(), **kwargs)
     ours.load_state_dict(theirs.state_dict())
     return theirs.to(device, dtype), ours.to(device, dtype)
 
@@ -214,7 +214,7 @@ def test_target_to_source(name: str, project: bool, device: torch.device) -> Non
     assert_same(gradients(theirs, pair, edge_index), gradients(ours_of(ours), pair, edge_index))
 
 
-def ours_of(conv: FastSAGEConv) -> FastSAGEConv:
+def ours_of(conv: PathPreparedSAGEConv) -> PathPreparedSAGEConv:
     """The layer, free to take PyG's path again."""
     vars(conv).pop('propagate', None)
     return conv
@@ -336,7 +336,7 @@ def test_explain_and_fuse_switch() -> None:
 
 
 def test_subclass_with_its_own_message() -> None:
-    class Doubled(FastSAGEConv):
+    class Doubled(PathPreparedSAGEConv):
         def message(self, x_j: Tensor) -> Tensor:
             return 2 * x_j
 
@@ -368,12 +368,12 @@ def test_copies(copied: Callable) -> None:
     theirs, ours = layers(8, 5, FUSED['list'])
     x, edge_index = torch.randn(SRC, 8, dtype=torch.float64), edges(SRC, SRC)
     again = copied(ours)
-    assert type(again) is FastSAGEConv
+    assert type(again) is PathPreparedSAGEConv
     assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(again), x, edge_index))
 
 
 def test_lazy_channels(device: torch.device) -> None:
-    ours = FastSAGEConv((-1, -1), 5).to(device)
+    ours = PathPreparedSAGEConv((-1, -1), 5).to(device)
     x = (torch.randn(SRC, 8, device=device), torch.randn(DST, 6, device=device))
     edge_index = edges().to(device)
     first = ours(x, edge_index)

@@ -32,6 +32,8 @@ OPS = [
     'cbsr_spmm_backward',
     'cbsr_spmm_backward_ordered',
     'cbsr_sddmm',
+    'expand_rows',
+    'node_dropout',
     'head_scores',
     'head_scores_backward',
 ]
@@ -98,6 +100,11 @@ def sample(
         if op == 'head_scores':
             return first
         return dict(**first, grad_alpha_src=grads[0], grad_alpha_dst=grads[1])
+    if op == 'expand_rows':
+        return dict(x=a, position=torch.randint(-1, n, (50,), device=device).to(index), fill=0.5)
+    if op == 'node_dropout':
+        nodes = torch.randint(1 << 40, (n,), device=device) if full else None
+        return dict(x=a, nodes=nodes, seed=torch.tensor([2**40 + 3], device=device), dropout=0.5)
     if op == 'maxk':
         return dict(x=a, k=4, balanced=full)
     if op.startswith('cbsr'):
@@ -124,7 +131,11 @@ def sample(
             col_scale=scales[1], mean=full, num_values=num_edges,
         )  # fmt: skip
     if op == 'spmm':
-        return dict(**csr, value=value, x=a, **scaled, bias=bias, mean=full, out_acc=False)
+        self_row = torch.randint(-1, n, (n,), dtype=index, device=device) if full else None
+        return dict(
+            **csr, value=value, x=a, **scaled, bias=bias, mean=full, out_acc=False,
+            self_row=self_row,
+        )  # fmt: skip
     if op == 'spmm_max':
         return dict(**csr, value=value, x=a, minimum=not full)
     if op == 'sddmm':
@@ -154,7 +165,7 @@ def test_signature_is_that_of_the_twin(op: str) -> None:
 def test_every_op_is_here() -> None:
     names = {name.split('::')[1] for name in torch._C._dispatch_get_all_op_names()
              if name.startswith('pyg_fast::')}  # fmt: skip
-    in_files_of_their_own = {'gat', 'gat_backward', 'gatv2', 'gatv2_backward'}
+    in_files_of_their_own = {'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside'}
     assert names == {*OPS, 'with_cuda', *in_files_of_their_own}
 
 
@@ -248,6 +259,10 @@ STILL_FITS = {
     ('cbsr_sample', 'dense', 'narrower'),
     *(('head_scores', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'other type')),
     ('head_scores_backward', 'x', 'other type'),
+    *(('expand_rows', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
+    *(('expand_rows', 'x', 'empty'), ('expand_rows', 'position', 'other type')),
+    *(('expand_rows', 'position', kind) for kind in ('shorter', 'longer', 'empty')),
+    *(('node_dropout', 'x', kind) for kind in ('narrower', 'other type')),
 }
 
 
@@ -278,7 +293,7 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         for kind, tensor in spoiled(name, value)
         if (op, name, kind) not in STILL_FITS
     ]
-    assert len(bad) >= (4 if op == 'maxk' else 10)
+    assert len(bad) >= (4 if op in ('maxk', 'expand_rows') else 10)
     for name, kind, tensor in bad:
         try:
             run(*{**good, name: tensor}.values())

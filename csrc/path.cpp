@@ -1,0 +1,142 @@
+#include "cpu/cpu.h"
+#include "stable.h"
+#ifdef PYG_FAST_WITH_CUDA
+#include "cuda/cuda.h"
+#endif
+
+namespace pyg_fast {
+namespace {
+
+template <typename P>
+void fill(P& p, const Tensor& x, int64_t num_rows) {
+  STD_TORCH_CHECK(x.dim() == 2, "x must have two dimensions, got ", x.dim());
+  p.dtype = dtype_of(x, "x");
+  p.num_rows = num_rows;
+  p.dim = x.size(1);
+}
+
+template <typename Run>
+Tensor expand_rows(const Tensor& x_, const Tensor& position_, double fill_value, const Run& run) {
+  STD_TORCH_CHECK(position_.dim() == 1, "position must have one dimension");
+  ExpandRows p;
+  fill(p, x_, position_.size(0));
+  p.index64 = is_index64(position_, "position");
+  check_device(position_, "position", x_);
+  p.num_x = x_.size(0);
+  p.fill = fill_value;
+  const Tensor x = to_contiguous(x_), position = to_contiguous(position_);
+  p.x = x.const_data_ptr();
+  p.position = position.const_data_ptr();
+  Tensor out = empty(x, {p.num_rows, p.dim}, x.scalar_type());
+  p.out = out.mutable_data_ptr();
+  run(p, x);
+  return out;
+}
+
+template <typename Run>
+void count_outside(const Tensor& x_, const Tensor& position_, Tensor& counter, const Run& run) {
+  CountOutside p;
+  fill(p, x_, x_.dim() == 2 ? x_.size(0) : 0);
+  check_vector(position_, "position", p.num_rows);
+  p.index64 = is_index64(position_, "position");
+  check_device(position_, "position", x_);
+  check_vector(counter, "counter", 1);
+  check_type(counter, "counter", ScalarType::Long);
+  check_device(counter, "counter", x_);
+  const Tensor x = to_contiguous(x_), position = to_contiguous(position_);
+  p.x = x.const_data_ptr();
+  p.position = position.const_data_ptr();
+  p.counter = static_cast<int64_t*>(counter.mutable_data_ptr());
+  run(p, x);
+}
+
+template <typename Run>
+Tensor node_dropout(const Tensor& x_, const OptTensor& nodes_, const Tensor& seed, double dropout,
+                    const Run& run) {
+  STD_TORCH_CHECK(dropout >= 0 && dropout <= 1, "dropout must be from 0 to 1, got ", dropout);
+  NodeDropout p;
+  fill(p, x_, x_.dim() == 2 ? x_.size(0) : 0);
+  p.dropout = dropout;
+  check_vector(nodes_, "nodes", p.num_rows);
+  check_type(nodes_, "nodes", ScalarType::Long);
+  check_device(nodes_, "nodes", x_);
+  check_vector(seed, "seed", 1);
+  check_type(seed, "seed", ScalarType::Long);
+  check_device(seed, "seed", x_);
+  const Tensor x = to_contiguous(x_);
+  const OptTensor nodes = to_contiguous(nodes_);
+  p.x = x.const_data_ptr();
+  p.nodes = static_cast<const int64_t*>(pointer(nodes));
+  p.seed = static_cast<const int64_t*>(seed.const_data_ptr());
+  Tensor out = empty(x, {p.num_rows, p.dim}, x.scalar_type());
+  p.out = out.mutable_data_ptr();
+  run(p, x);
+  return out;
+}
+
+// run(row_begin, row_end) of equal shares.
+template <typename P, typename Run>
+void share_rows(const P& p, const Run& run) {
+  const int64_t shares = num_threads();
+  parallel(shares, p.num_rows * (p.dim + 8) / 8, [&](int64_t k) {
+    run(p.num_rows * k / shares, p.num_rows * (k + 1) / shares);
+  });
+}
+
+Tensor expand_rows_cpu(const Tensor& x, const Tensor& position, double fill_value) {
+  return expand_rows(x, position, fill_value, [](const ExpandRows& p, const Tensor&) {
+    share_rows(p, [&](int64_t begin, int64_t end) { cpu::expand_rows(p, begin, end); });
+  });
+}
+
+void count_outside_cpu(const Tensor& x, const Tensor& position, Tensor counter) {
+  count_outside(x, position, counter, [](const CountOutside& p, const Tensor&) {
+    share_rows(p, [&](int64_t begin, int64_t end) { cpu::count_outside(p, begin, end); });
+  });
+}
+
+Tensor node_dropout_cpu(const Tensor& x, OptTensor nodes, const Tensor& seed, double dropout) {
+  return node_dropout(x, nodes, seed, dropout, [](const NodeDropout& p, const Tensor&) {
+    share_rows(p, [&](int64_t begin, int64_t end) { cpu::node_dropout(p, begin, end); });
+  });
+}
+
+#ifdef PYG_FAST_WITH_CUDA
+Tensor expand_rows_cuda(const Tensor& x, const Tensor& position, double fill_value) {
+  return expand_rows(x, position, fill_value, [](const ExpandRows& p, const Tensor& on) {
+    Launch launch(on);
+    launch.check(cuda::expand_rows(p, launch.stream()), "expand_rows");
+  });
+}
+
+void count_outside_cuda(const Tensor& x, const Tensor& position, Tensor counter) {
+  count_outside(x, position, counter, [](const CountOutside& p, const Tensor& on) {
+    Launch launch(on);
+    launch.check(cuda::count_outside(p, launch.stream()), "count_outside");
+  });
+}
+
+Tensor node_dropout_cuda(const Tensor& x, OptTensor nodes, const Tensor& seed, double dropout) {
+  return node_dropout(x, nodes, seed, dropout, [](const NodeDropout& p, const Tensor& on) {
+    Launch launch(on);
+    launch.check(cuda::node_dropout(p, launch.stream()), "node_dropout");
+  });
+}
+#endif
+
+}  // namespace
+}  // namespace pyg_fast
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) {
+  m.impl("expand_rows", TORCH_BOX(&pyg_fast::expand_rows_cpu));
+  m.impl("count_outside", TORCH_BOX(&pyg_fast::count_outside_cpu));
+  m.impl("node_dropout", TORCH_BOX(&pyg_fast::node_dropout_cpu));
+}
+
+#ifdef PYG_FAST_WITH_CUDA
+STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CUDA, m) {
+  m.impl("expand_rows", TORCH_BOX(&pyg_fast::expand_rows_cuda));
+  m.impl("count_outside", TORCH_BOX(&pyg_fast::count_outside_cuda));
+  m.impl("node_dropout", TORCH_BOX(&pyg_fast::node_dropout_cuda));
+}
+#endif

@@ -1,0 +1,502 @@
+"""Execution paths: what each layer's backward pass reads and writes when only some nodes train."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from ..ops.aggregate import notes_of
+from ..ops.graph import Graph, cache_of, graph_of
+from ..ops.path_spmm import Operator, Rows, Watch
+from ..ops.to_csr import check_edge_index, to_csr
+
+WHOLE = 0.7  # A path with this share of the edges keeps no copy of them, nor of this many sources.
+
+
+class ExecutionPath:
+    r"""The part of a graph that one layer's backward pass touches, as in the `"Efficient
+    Parallelization of Graph Neural Network Training by Execution Path Preparation"
+    <https://arxiv.org/abs/2204.02662>`_ paper.
+
+    .. math::
+        \mathcal{S}_{\ell} = \mathcal{S}_{\ell + 1} \cup \mathcal{N}_{in}(\mathcal{S}_{\ell + 1}),
+        \quad \mathcal{S}_L = \mathcal{V}_{train}
+
+    The gradient of layer :math:`\ell` of :math:`0, \ldots, L - 1` is not zero in
+    :math:`\mathcal{S}_{\ell + 1}` alone, and what it sends on in :math:`\mathcal{S}_{\ell}`: the
+    path holds the edges into :math:`\mathcal{S}_{\ell + 1}` that are not loops. They are all that
+    a loss on the training nodes reads, so nothing is lost. A path with most of the edges keeps no
+    copy: its layer runs on all of them.
+
+    Made by :class:`~pyg_fast.transforms.ExecutionPaths` and handed to layers as :obj:`path`. A
+    gradient outside of :math:`\mathcal{S}_{\ell + 1}` comes from a loss on other nodes, and would
+    be lost: it is counted on the device, and raises an error at the next forward pass with this
+    path, or at :meth:`check`.
+
+    Shapes:
+        - **src_nodes:** :math:`\mathcal{S}_{\ell}`, ascending, :obj:`None` where rows of all nodes
+          are used; **dst_nodes:** :math:`\mathcal{S}_{\ell + 1}`, :obj:`None` likewise
+        - **dst_position:** the place of each node in :math:`\mathcal{S}_{\ell + 1}`, -1 for none
+          :math:`(N)`, int32; **src_position:** likewise
+        - **rowptr**, **col**, **perm**, **t_rowptr**, **t_col**, **t_perm:** the edges in CSR and
+          CSC form as in :class:`~pyg_fast.ops.Graph`, between these rows; :obj:`perm` only for
+          weighted graphs
+        - **loops:** the number of loops of each node :math:`(N)`, :obj:`None` if there are none
+        - **counter:** the rows of gradients outside of the path :math:`(1)`, int64
+    """
+
+    layer: int
+    num_layers: int
+    num_nodes: int
+    num_edges: int
+    num_src: int  # nodes in S_l
+    num_dst: int  # nodes in S_{l+1}
+    num_path_edges: int
+    graph_signature: tuple[int, ...]
+    mask_signature: tuple[int, ...]
+    forward: bool
+    checks: bool
+    strict: bool
+    debug: bool
+    rowptr: Tensor | None
+    col: Tensor | None
+    perm: Tensor | None
+    t_rowptr: Tensor | None
+    t_col: Tensor | None
+    t_perm: Tensor | None
+    src_nodes: Tensor | None
+    src_position: Tensor | None
+    dst_nodes: Tensor | None
+    dst_position: Tensor
+    self_row: Tensor | None
+    t_self_row: Tensor | None
+    loops: Tensor | None
+    counter: Tensor
+
+    _TENSORS = (
+        'rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm', 'src_nodes', 'src_position',
+        'dst_nodes', 'dst_position', 'self_row', 't_self_row', 'loops', 'counter',
+    )  # fmt: skip
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+        self._noted: tuple[Tensor, Any] | None = None
+        self._kept: dict[Any, tuple[tuple, Any]] = {}
+
+    # What a store of tensors can do ----------------------------------------------------------
+
+    def _mapped(self, func: Callable[[Tensor], Tensor]) -> 'ExecutionPath':
+        fields = {k: v for k, v in self.__dict__.items() if not k.startswith('_')}
+        moved: dict[int, Tensor] = {}  # Some fields are the same tensor, and stay so.
+        for name in self._TENSORS:
+            tensor = fields[name]
+            if tensor is not None:
+                if id(tensor) not in moved:
+                    moved[id(tensor)] = func(tensor)
+                fields[name] = moved[id(tensor)]
+        return ExecutionPath(**fields)
+
+    def to(
+        self, device: torch.device | str | int | None = None, non_blocking: bool = False
+    ) -> 'ExecutionPath':
+        """The path on another device."""
+        return self._mapped(lambda t: t.to(device=device, non_blocking=non_blocking))
+
+    def cpu(self) -> 'ExecutionPath':
+        """The path in the memory of the CPU."""
+        return self.to(device='cpu')
+
+    def cuda(
+        self, device: torch.device | str | int | None = None, non_blocking: bool = False
+    ) -> 'ExecutionPath':
+        """The path on a GPU."""
+        return self.to(device='cuda' if device is None else device, non_blocking=non_blocking)
+
+    def pin_memory(self) -> 'ExecutionPath':
+        """The path in pinned memory."""
+        return self._mapped(Tensor.pin_memory)
+
+    def share_memory_(self) -> 'ExecutionPath':
+        """Moves the path into shared memory."""
+        for name in self._TENSORS:
+            if getattr(self, name) is not None:
+                getattr(self, name).share_memory_()
+        return self
+
+    def clone(self) -> 'ExecutionPath':
+        """A copy."""
+        return self._mapped(Tensor.clone)
+
+    def detach(self) -> 'ExecutionPath':
+        """The same path: it never requires a gradient."""
+        return self._mapped(Tensor.detach)
+
+    def __copy__(self) -> 'ExecutionPath':
+        return self._mapped(lambda t: t)
+
+    def __deepcopy__(self, memo: dict) -> 'ExecutionPath':
+        return self._mapped(lambda t: copy.deepcopy(t, memo))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith('_')}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the path is."""
+        return self.dst_position.device
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the path has most edges, and so keeps no copy of them."""
+        return self.rowptr is None
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the path, in bytes, save what it shares with the next layer's."""
+        tensors = {id(t): t for t in (getattr(self, name) for name in self._TENSORS)
+                   if t is not None}  # fmt: skip
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
+    def __repr__(self) -> str:
+        share = self.num_path_edges / self.num_edges if self.num_edges else 1.0
+        whole = ', whole graph' if self.is_whole else ''
+        return (
+            f'{type(self).__name__}(layer={self.layer} of {self.num_layers}, '
+            f'active={self.num_dst} -> {self.num_src} of {self.num_nodes} nodes, '
+            f'edges={self.num_path_edges} ({share:.1%} of the graph{whole}), '
+            f'bytes={self.num_bytes})'
+        )
+
+    # What layers ask -------------------------------------------------------------------------
+
+    @property
+    def src(self) -> Rows:
+        """The rows of the layer's input."""
+        return Rows(self.src_nodes, self.src_position)
+
+    @property
+    def dst(self) -> Rows:
+        """The rows of the layer's output."""
+        return Rows(self.dst_nodes, self.dst_position if self.dst_nodes is not None else None)
+
+    def operator(
+        self,
+        value: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        diag: Tensor | None,
+    ) -> Operator:
+        """The path's part of a matrix of all nodes, whose scales are kept."""
+        return self.kept(
+            'operator', (value, row_scale, col_scale, diag), self._operator
+        )
+
+    def kept(self, key: Any, given: tuple, make: Callable[..., Any]) -> Any:
+        """What was made of the same tensors before; the last of each kind is kept."""
+        if torch.compiler.is_compiling():
+            return make(*given)
+        kept = self._kept.get(key)
+        if kept is None or any(a is not b for a, b in zip(kept[0], given, strict=True)):
+            with torch.no_grad():
+                kept = self._kept[key] = (given, make(*given))
+        return kept[1]
+
+    def _operator(
+        self,
+        value: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        diag: Tensor | None,
+    ) -> Operator:
+        assert self.rowptr is not None
+        assert self.col is not None
+        graph = Graph(
+            self.rowptr, self.col, self.perm, self.t_rowptr, self.t_col, self.t_perm,
+            self.num_nodes if self.src_nodes is None else self.num_src, self.num_dst,
+        )  # fmt: skip
+        if value is not None and self.perm is None:
+            raise ValueError(
+                "'path' was made for a graph without edge weights, but there are some: give "
+                'ExecutionPaths their name'
+            )
+
+        def of(rows: Rows, scale: Tensor | None) -> Tensor | None:
+            return None if scale is None else rows.of(scale)
+
+        src, dst = self.src, self.dst
+        return Operator(
+            graph, value, of(dst, row_scale), of(src, col_scale), of(dst, diag), of(src, diag),
+            self.self_row, self.t_self_row,
+        )  # fmt: skip
+
+    def watched(self, out: Tensor) -> Tensor:
+        """The output of a layer, whose gradient will be looked at outside of the path."""
+        if not self.checks or not (out.requires_grad and torch.is_grad_enabled()):
+            return out
+        noted = None if torch.compiler.is_compiling() else self._note
+        return Watch.apply(out, self.dst_position, self.counter, noted)
+
+    def _note(self) -> None:
+        # The counter is on its way to the host while the backward pass goes on.
+        if self.strict:
+            self.check()
+        elif not self.counter.is_cuda:
+            self._noted = self.counter, None
+        elif not torch.cuda.is_current_stream_capturing():
+            host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+            host.copy_(self.counter, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._noted = host, event
+
+    def check_noted(self) -> None:
+        """Raises if the last backward pass had a gradient outside of the path."""
+        if self._noted is None:
+            return
+        count, event = self._noted
+        self._noted = None
+        if event is not None:
+            event.synchronize()
+        if int(count):
+            self.check()
+
+    def check(self) -> None:
+        """Raises if any backward pass since the last check had a gradient outside of the path.
+
+        Waits for the device.
+
+        Raises:
+            ValueError: If so, with the number of rows.
+        """
+        count = int(self.counter)
+        self._noted = None
+        if count:
+            self.counter.zero_()
+            raise ValueError(
+                f"'path' of layer {self.layer} has lost gradients of {count} rows outside of its "
+                f'{self.num_dst} active nodes: the loss has to read nodes of the mask alone, or '
+                'the paths have to be prepared again'
+            )
+
+    def check_fits(self, x: Tensor, edge_index: Any, num_nodes: int) -> None:
+        """Raises unless the path is of this graph and where the features are."""
+        if self.device != x.device:
+            raise ValueError(f"'path' is on {self.device}, but 'x' is on {x.device}")
+        if num_nodes != self.num_nodes:
+            raise ValueError(
+                f"'path' is of a graph of {self.num_nodes} nodes, but there are {num_nodes}"
+            )
+        if isinstance(edge_index, Tensor) and not torch.compiler.is_compiling():
+            signature = signature_of(edge_index)
+            # Where edges have weights, their order counts.
+            length = len(signature) if self.perm is not None else -1
+            if signature[:length] != self.graph_signature[:length]:
+                raise ValueError(
+                    "'path' was made of another graph than 'edge_index', or the graph has changed "
+                    'since: prepare the paths again'
+                )
+
+
+def _hashed(values: Tensor) -> int:
+    # Any change of one number moves the sum; int64 wraps around.
+    mixed = (values ^ (values >> 31)) * -7046029254386353131
+    return int(((mixed ^ (mixed >> 29)) * -4417276706812531889).sum())
+
+
+def signature_of(edge_index: Tensor) -> tuple[int, ...]:
+    """What tells a list of edges from others: their number, set and order; found out once."""
+    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+    notes = cache_of(edge_index) if isinstance(edge_index, EdgeIndex) else notes_of(data)
+    if 'signature' not in notes:
+        src, dst = data.long()
+        edge = src * 3141592653589793239 + dst * 2718281828459045235
+        order = torch.arange(edge.numel(), device=edge.device) * 1618033988749894849
+        notes['signature'] = (edge.numel(), _hashed(edge), _hashed(edge ^ order))
+    return notes['signature']
+
+
+def mask_signature_of(mask: Tensor) -> tuple[int, ...]:
+    """What tells a mask from others; found out once."""
+    notes = notes_of(mask)
+    if 'mask' not in notes:
+        nodes = mask.nonzero().view(-1)
+        notes['mask'] = (mask.numel(), nodes.numel(), _hashed(nodes + 1))
+    return notes['mask']
+
+
+def check_mask(mask: Any, num_nodes: int | None = None, name: str = 'mask') -> None:
+    """Raises unless it is a mask of nodes, some of which train."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"'{name}' must be a bool tensor, got {got}")
+    if mask.dim() != 1 or (num_nodes is not None and mask.size(0) != num_nodes):
+        raise ValueError(f"'{name}' must have shape [{num_nodes}], got {list(mask.shape)}")
+    if not bool(mask.any()):
+        raise ValueError(f"'{name}' must hold a node, got none")
+
+
+@torch.inference_mode(False)  # What is made may serve a training step later.
+@torch.no_grad()
+def execution_paths(
+    edge_index: Tensor,
+    mask: Tensor,
+    num_layers: int,
+    weighted: bool = False,
+    forward: bool = False,
+    checks: bool = True,
+    strict: bool = False,
+    debug: bool = False,
+) -> list[ExecutionPath]:
+    r"""Prepares an execution path for each layer of a model that trains on some nodes.
+
+    Args:
+        edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`, on
+            the device on which the paths shall be.
+        mask (Tensor): The training nodes :math:`(N)`, bool.
+        num_layers (int): Number of layers :math:`L`.
+        weighted (bool): Whether edges have weights. (default: :obj:`False`)
+        forward (bool): Whether layers compute the active rows alone in training.
+            (default: :obj:`False`)
+        checks (bool): Whether gradients outside of a path are counted and raise an error.
+            (default: :obj:`True`)
+        strict (bool): Whether they do so at once, for which each backward pass waits for the
+            device. (default: :obj:`False`)
+        debug (bool): Whether rows that are not computed are NaN instead of zero.
+            (default: :obj:`False`)
+
+    Returns:
+        list[ExecutionPath]: A path for each layer, first to last.
+
+    Raises:
+        TypeError: If :obj:`mask` is not a bool tensor.
+        ValueError: If it is empty, of another device or of another length than there are nodes, or
+            :obj:`num_layers` is below one.
+        IndexError: If the graph holds a node that :obj:`mask` does not have.
+    """
+    if isinstance(num_layers, bool) or not isinstance(num_layers, int):
+        raise TypeError(f"'num_layers' must be an integer, got {type(num_layers).__name__}")
+    if num_layers < 1:
+        raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+    check_edge_index(edge_index)
+    size = getattr(edge_index, '_sparse_size', (None, None))
+    check_mask(mask, size[0] if size[0] is not None else size[1])
+    if mask.device != edge_index.device:
+        raise ValueError(f"'mask' is on {mask.device}, but 'edge_index' is on {edge_index.device}")
+    num_nodes = mask.size(0)
+    graph = graph_of(edge_index, num_nodes, num_nodes, drop_loops=True)
+    common = dict(
+        num_layers=num_layers, num_nodes=num_nodes, loops=_loops(edge_index, num_nodes),
+        graph_signature=signature_of(edge_index), mask_signature=mask_signature_of(mask),
+        forward=forward, checks=checks, strict=strict, debug=debug,
+    )  # fmt: skip
+    common['num_edges'] = num_edges = int(graph.rowptr[-1])
+
+    paths: list[ExecutionPath] = []
+    # Below a layer that has most edges all others have them too.
+    active, whole = mask, False
+    degree = graph.rowptr.diff()
+    for layer in reversed(range(num_layers)):
+        nodes = active.nonzero().view(-1)
+        counts = degree[nodes].long()
+        total = int(counts.sum())
+        fields = dict(
+            common, layer=layer, num_dst=nodes.numel(), num_path_edges=total,
+            dst_position=_positions(nodes, num_nodes),
+            counter=torch.zeros(1, dtype=torch.int64, device=mask.device),
+        )  # fmt: skip
+        whole = whole or total >= WHOLE * num_edges
+        picked = None if whole else _picked(graph, nodes, counts)
+        sources = active.clone()
+        if picked is None:
+            into = active.repeat_interleave(degree, output_size=num_edges)
+            picked_col = graph.col[:num_edges][into]
+        else:
+            picked_col = graph.col[picked]
+        sources[picked_col.long()] = True
+        fields['num_src'] = int(sources.sum())
+        paths.append(_path(fields, graph, nodes, counts, sources, picked, weighted))
+        active = sources
+    paths.reverse()
+    _join(paths)
+    return paths
+
+
+def _loops(edge_index: Tensor, num_nodes: int) -> Tensor | None:
+    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+    loops = data[0][data[0] == data[1]].long()
+    return torch.bincount(loops, minlength=num_nodes) if loops.numel() else None
+
+
+def _positions(nodes: Tensor, num_nodes: int) -> Tensor:
+    position = torch.full((num_nodes,), -1, dtype=torch.int32, device=nodes.device)
+    position[nodes] = torch.arange(nodes.numel(), dtype=torch.int32, device=nodes.device)
+    return position
+
+
+def _picked(graph: Graph, nodes: Tensor, counts: Tensor) -> Tensor:
+    """The places of the edges of some rows."""
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if ends.numel() else 0
+    start = (graph.rowptr[nodes].long() - (ends - counts)).repeat_interleave(
+        counts, output_size=total
+    )
+    return start + torch.arange(total, device=nodes.device)
+
+
+def _path(
+    fields: dict[str, Any],
+    graph: Graph,
+    nodes: Tensor,
+    counts: Tensor,
+    sources: Tensor,
+    picked: Tensor | None,
+    weighted: bool,
+) -> ExecutionPath:
+    if picked is None:
+        return ExecutionPath(**fields, **dict.fromkeys((
+            'rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm', 'src_nodes', 'src_position',
+            'dst_nodes', 'self_row', 't_self_row',
+        )))  # fmt: skip
+    num_dst, index = nodes.numel(), graph.col.dtype
+    src_nodes = src_position = None
+    if fields['num_src'] < WHOLE * fields['num_nodes']:  # Taking out most nodes does not pay.
+        src_nodes = sources.nonzero().view(-1)
+        src_position = _positions(src_nodes, fields['num_nodes'])
+    num_src = fields['num_nodes'] if src_nodes is None else src_nodes.numel()
+    col = graph.col[picked]
+    if src_position is not None:
+        col = src_position[col.long()].to(index)
+    rowptr = torch.zeros(num_dst + 1, dtype=index, device=nodes.device)
+    rowptr[1:] = counts.cumsum(0)
+    row = torch.arange(num_dst, device=nodes.device, dtype=index).repeat_interleave(
+        counts, output_size=picked.numel()
+    )
+    t_rowptr, t_col, t_perm = to_csr(torch.stack([col, row]), num_src, num_dst, by='src')
+    perm = None
+    if weighted:
+        perm = picked.to(index) if graph.perm is None else graph.perm[picked]
+        t_perm = perm[t_perm.long()]
+    dst_position = fields['dst_position']
+    return ExecutionPath(
+        **fields, rowptr=rowptr, col=col, perm=perm, t_rowptr=t_rowptr, t_col=t_col,
+        t_perm=t_perm if weighted else None, src_nodes=src_nodes, src_position=src_position,
+        dst_nodes=nodes,
+        self_row=(nodes if src_position is None else src_position[nodes]).to(index),
+        t_self_row=(dst_position if src_nodes is None else dst_position[src_nodes]).to(index),
+    )  # fmt: skip
+
+
+def _join(paths: Sequence[ExecutionPath]) -> None:
+    """A layer's sources are the destinations of the one below: one tensor serves both."""
+    for below, path in zip(paths, paths[1:], strict=False):
+        if path.src_nodes is not None and below.dst_nodes is not None:
+            path.src_nodes, path.src_position = below.dst_nodes, below.dst_position
+
+
+torch.serialization.add_safe_globals([ExecutionPath])

@@ -1,0 +1,327 @@
+"""Convolutions whose backward pass, or both passes, touch an execution path alone."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._library import ops
+from .graph import Graph
+from .linear_spmm import aggregates_first
+from .spmm import acc_dtype, reduce_sum
+
+
+class Rows(NamedTuple):
+    r"""Some nodes of a graph, as rows of a smaller matrix.
+
+    Shapes:
+        - **nodes:** which node a row is :math:`(n)`, int64; :obj:`None`: all of them
+        - **position:** the row of each node, -1 for none :math:`(N)`; :obj:`None` likewise
+    """
+
+    nodes: Tensor | None
+    position: Tensor | None
+
+    def of(self, full: Tensor) -> Tensor:
+        """The rows of a matrix or vector of all nodes."""
+        return full if self.nodes is None else full.index_select(0, self.nodes)
+
+
+class Operator(NamedTuple):
+    r"""A sparse matrix :math:`\mathbf{D}_r \mathbf{A} \mathbf{D}_c + \mathbf{E}` between the rows
+    of sources and destinations, where :math:`\mathbf{E}` joins the rows of the same node.
+
+    Shapes:
+        - **value:** entries of :math:`\mathbf{A}` :math:`(|\mathcal{E}|)`, :obj:`None` for ones
+        - **row_scale**, **col_scale:** :math:`\mathbf{D}_r` :math:`(n_{dst})` and
+          :math:`\mathbf{D}_c` :math:`(n_{src})`, :obj:`None` for ones
+        - **diag:** :math:`\mathbf{E}` by destination :math:`(n_{dst})`, :obj:`None` for zeros
+        - **t_diag:** the same by source :math:`(n_{src})`
+        - **self_row:** the source row of each destination :math:`(n_{dst})`, **t_self_row:** the
+          destination row of each source :math:`(n_{src})`; -1 for none, :obj:`None`: the same
+    """
+
+    graph: Graph
+    value: Tensor | None = None
+    row_scale: Tensor | None = None
+    col_scale: Tensor | None = None
+    diag: Tensor | None = None
+    t_diag: Tensor | None = None
+    self_row: Tensor | None = None
+    t_self_row: Tensor | None = None
+
+    def t(self) -> 'Operator':
+        """The transposed matrix."""
+        return Operator(
+            self.graph.t(), self.value, self.col_scale, self.row_scale, self.t_diag, self.diag,
+            self.t_self_row, self.self_row,
+        )  # fmt: skip
+
+    def times(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        out_acc: bool = False,
+        again: bool = False,
+    ) -> Tensor:
+        """Its product with features; :obj:`again`: in ops that torch can differentiate."""
+        value = self.value
+        if value is not None and value.dtype != acc_dtype(x.dtype):
+            value = value.to(x.dtype)
+        if not again:
+            return ops.spmm.default(
+                *self.graph[:3], value, x, self.row_scale, self.col_scale, self.diag, bias, False,
+                out_acc, self.self_row,
+            )  # fmt: skip
+        out = reduce_sum(
+            self.graph, x, value, bias, self.row_scale, self.col_scale, out_acc=out_acc
+        )
+        if self.diag is None:
+            return out
+        diag, own = self.diag, x
+        if self.self_row is not None:
+            diag = diag.masked_fill(self.self_row < 0, 0.0)
+            own = x.index_select(0, self.self_row.long().clamp(min=0))
+        return out + (diag.view(-1, 1) * own).to(out.dtype)
+
+
+class Plan(NamedTuple):
+    """How a convolution runs: over all edges or some of them, on all rows or some of them.
+
+    :obj:`whole` is the matrix of all nodes, where the forward pass takes it, and :obj:`part` that
+    of the path between the rows :obj:`src` and :obj:`dst`. What comes in and goes out has a row
+    for each node unless it is :obj:`compact`; rows that are not computed are :obj:`fill`.
+    """
+
+    part: Operator
+    src: Rows
+    dst: Rows
+    whole: Operator | None = None
+    compact_in: bool = False
+    compact_out: bool = False
+    fill: float = 0.0
+    out_acc: bool = False
+
+
+def path_conv(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    root_weight: Tensor | None,
+    plan: Plan,
+) -> Tensor:
+    r"""A linear map and an aggregation as one node of autograd, backward over an execution path.
+
+    .. math::
+        \mathbf{Y} = \mathbf{M} \mathbf{X} \mathbf{W}^{\top} + \mathbf{X} \mathbf{W}_r^{\top} +
+        \mathbf{b}
+
+    Of the gradient only the rows of the path's destinations are read; others count as zero.
+    Differentiable in all of them, any number of times. Unchecked.
+
+    Args:
+        x (Tensor): Features :math:`(N, F_{in})`, or of the path's sources alone.
+        weight (Tensor, optional): :math:`\mathbf{W}` of shape :math:`(F_{out}, F_{in})`;
+            :obj:`None` for the identity.
+        bias (Tensor, optional): :math:`\mathbf{b}` of shape :math:`(F_{out})`.
+        root_weight (Tensor, optional): :math:`\mathbf{W}_r` of the shape of :math:`\mathbf{W}`;
+            :obj:`None` for zero.
+        plan (Plan): The matrices :math:`\mathbf{M}` and the rows.
+
+    Returns:
+        Tensor: :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`, or the rows of the path's
+        destinations alone.
+    """
+    return PathConv.apply(x, weight, bias, root_weight, plan)
+
+
+class PathConv(torch.autograd.Function):
+    """Its backward is made of its own products, and so can be differentiated again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        root_weight: Tensor | None,
+        plan: Plan,
+    ) -> Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.first = False
+        if weight is not None and not plan.out_acc:
+            ctx.first = aggregates_first(weight, needs_x, needs_weight)
+        ctx.plan = plan
+        aggregated = None
+        sent = _sent(x, plan)
+        matrix = plan.part if plan.whole is None else plan.whole
+        if ctx.first and weight is not None:
+            aggregated = matrix.times(sent)
+            out = F.linear(aggregated, weight, bias)
+        else:
+            mapped = sent if weight is None else F.linear(sent, weight)
+            out = matrix.times(mapped, bias, plan.out_acc)
+        if root_weight is not None:
+            root = sent if plan.whole is not None else _root(x, sent, plan)
+            out = torch.addmm(out, root, root_weight.t())
+        ctx.save_for_backward(x, weight, root_weight, aggregated if needs_weight else None)
+        if plan.whole is None and not plan.compact_out and plan.dst.position is not None:
+            out = ops.expand_rows.default(out, plan.dst.position, plan.fill)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, root_weight, aggregated = ctx.saved_tensors
+        plan, part = ctx.plan, ctx.plan.part
+        needs_x, needs_weight, needs_bias, needs_root, _ = ctx.needs_input_grad
+        again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
+        if not plan.compact_out:
+            grad = plan.dst.of(grad)
+        grad_x: Any = None
+        grad_weight = grad_root = None
+        # Products with weights want the rows of the path alone, products with all are slower.
+        sent = x if plan.compact_in else plan.src.of(x)
+        if ctx.first:
+            if needs_weight:
+                if again:
+                    aggregated = part.times(sent, again=True)
+                elif plan.whole is not None:
+                    aggregated = plan.dst.of(aggregated)
+                grad_weight = grad.t() @ aggregated
+            if needs_x:
+                grad_x = part.t().times(grad @ weight, again=again)
+        elif needs_x or needs_weight:
+            mapped = part.t().times(grad, again=again)
+            if mapped.dtype != x.dtype:
+                mapped = mapped.to(x.dtype)
+            if needs_weight:
+                grad_weight = mapped.t() @ sent
+            if needs_x:
+                grad_x = mapped if weight is None else mapped @ weight
+        if root_weight is not None:
+            if needs_root:
+                grad_root = grad.t() @ _root(x, sent, plan)
+            if needs_x:
+                to_root = grad @ root_weight
+                if plan.part.self_row is None:
+                    grad_x = grad_x + to_root
+                else:
+                    grad_x = grad_x.index_add(0, plan.part.self_row, to_root)
+        if needs_x and not plan.compact_in and plan.src.nodes is not None:
+            grad_x = _expanded(grad_x, plan.src, again)
+        return grad_x, grad_weight, grad.sum(0) if needs_bias else None, grad_root, None
+
+
+def _sent(x: Tensor, plan: Plan) -> Tensor:
+    """The rows that the forward pass reads."""
+    return x if plan.compact_in or plan.whole is not None else plan.src.of(x)
+
+
+def _root(x: Tensor, sent: Tensor, plan: Plan) -> Tensor:
+    """The rows of the path's destinations."""
+    if plan.part.self_row is None:
+        return sent
+    return sent.index_select(0, plan.part.self_row)
+
+
+def _expanded(x: Tensor, rows: Rows, again: bool) -> Tensor:
+    """With zeros for all other nodes."""
+    assert rows.nodes is not None
+    assert rows.position is not None
+    if not again:
+        return ops.expand_rows.default(x, rows.position, 0.0)
+    return x.new_zeros(rows.position.size(0), x.size(1)).index_copy(0, rows.nodes.long(), x)
+
+
+def expand(x: Tensor, rows: Rows, fill: float = 0.0) -> Tensor:
+    """Rows put back among all nodes, of which others are :obj:`fill`; differentiable."""
+    return x if rows.nodes is None else Expand.apply(x, rows, fill)
+
+
+class Expand(torch.autograd.Function):
+    """Its backward takes the rows out again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows, fill: float) -> Tensor:
+        ctx.rows = rows
+        return ops.expand_rows.default(x, rows.position, fill)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.rows.of(grad), None, None
+
+
+def take(x: Tensor, rows: Rows) -> Tensor:
+    """The rows of some nodes; differentiable."""
+    return x if rows.nodes is None else Take.apply(x, rows)
+
+
+class Take(torch.autograd.Function):
+    """Its backward puts them back: without the additions that index_select has to make."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        ctx.rows = rows
+        return rows.of(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _expanded(grad, ctx.rows, torch.is_grad_enabled()), None
+
+
+class Watch(torch.autograd.Function):
+    """The identity; its backward counts the rows of the gradient that miss the path."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, position: Tensor, counter: Tensor, noted: Any) -> Tensor:
+        ctx.save_for_backward(position, counter)
+        ctx.noted = noted
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        position, counter = ctx.saved_tensors
+        ops.count_outside.default(grad.detach(), position, counter)
+        if ctx.noted is not None:
+            ctx.noted()
+        return grad, None, None, None
+
+
+def node_dropout(
+    x: Tensor, p: float, seed: Tensor, nodes: Tensor | None = None
+) -> Tensor:
+    r"""Dropout keyed by seed, node and column, the same for a node wherever its row stands.
+
+    .. math::
+        \mathbf{y}_{r,c} = \frac{\mathbf{x}_{r,c}}{1 - p} \cdot
+        [ u(\mathrm{seed}, \mathrm{nodes}_r, c) \geq p ]
+
+    Args:
+        x (Tensor): Features :math:`(n, F)`.
+        p (float): Probability that an entry is dropped.
+        seed (Tensor): int64 of shape :math:`(1)`, on the device of :obj:`x`.
+        nodes (Tensor, optional): Which node a row is :math:`(n)`, int64. (default: :obj:`None`,
+            the row itself)
+
+    Raises:
+        ValueError: If :obj:`p` is not from 0 to 1.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"'p' must be from 0 to 1, got {p}")
+    return x if p == 0 else NodeDropout.apply(x, nodes, seed, float(p))
+
+
+class NodeDropout(torch.autograd.Function):
+    """Its backward is itself: the same entries are dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, nodes: Tensor | None, seed: Tensor, p: float) -> Tensor:
+        ctx.save_for_backward(nodes, seed)
+        ctx.p = p
+        return ops.node_dropout.default(x, nodes, seed, p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        nodes, seed = ctx.saved_tensors
+        return NodeDropout.apply(grad, nodes, seed, ctx.p), None, None, None
