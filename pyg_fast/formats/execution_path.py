@@ -237,7 +237,8 @@ class ExecutionPath:
 
     def watched(self, out: Tensor) -> Tensor:
         """The output of a layer, whose gradient will be looked at outside of the path."""
-        if not self.checks or not (out.requires_grad and torch.is_grad_enabled()):
+        hidden = self.forward and self.debug  # The gradient of a NaN is one, even of zero.
+        if not self.checks or hidden or not (out.requires_grad and torch.is_grad_enabled()):
             return out
         noted = None if torch.compiler.is_compiling() else self._note
         return Watch.apply(out, self.dst_position, self.counter, noted)
@@ -367,8 +368,8 @@ def execution_paths(
             (default: :obj:`True`)
         strict (bool): Whether they do so at once, for which each backward pass waits for the
             device. (default: :obj:`False`)
-        debug (bool): Whether rows that are not computed are NaN instead of zero.
-            (default: :obj:`False`)
+        debug (bool): Whether rows that are not computed are NaN instead of zero, which shows in
+            whatever reads them; gradients are not checked then. (default: :obj:`False`)
 
     Returns:
         list[ExecutionPath]: A path for each layer, first to last.

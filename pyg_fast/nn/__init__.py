@@ -5,9 +5,11 @@ from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
 from .maxk import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from .maxk_gnn import MaxKGNN
+from .path_prepared_gnn import PathPreparedGNN
 from .sage import PathPreparedSAGEConv
 
 __all__ = [
     'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN',
-    'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedSAGEConv',
+    'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedGNN',
+    'PathPreparedSAGEConv',
 ]  # fmt: skip

@@ -60,6 +60,8 @@ class OnPath:
             path.check_fits(x, edge_index, x.size(0))
         if not torch.compiler.is_compiling():
             path.check_noted()
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            return None
         trains = self.training and torch.is_grad_enabled()
         return path if trains and not path.is_whole else None
 

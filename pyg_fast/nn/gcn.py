@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
@@ -147,6 +148,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled(), num_nodes)
         if norm is None or _is_differentiable(norm):
             return None
+        if self._cached_edge_index is not None or self._cached_adj_t is not None:
+            return None  # The edges are those of a PyG layer that we replace, normalised by it.
         lin = self.lin
         plain = is_plain_linear(lin) and lin.bias is None
         weight: Any = lin.weight if plain else None
@@ -172,6 +175,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         graph, _, scale, diag, _ = norm
         value, bias, out_acc = self._suited(x.dtype, norm)
         whole = Operator(graph, value, scale, scale, diag, diag)
+        if diag is None and path.loops is not None:  # Loops are edges like others.
+            given = (edge_index, value, scale, path.loops, acc_dtype(x.dtype))
+            diag = path.kept('loops', given, _loop_entries)
         plan = self._plan(path, whole, value, scale, scale, diag, compact, out_acc)
         return path_conv(x, weight, bias, None, plan)
 
@@ -319,6 +325,20 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 def _summed(x: Tensor, norm: GCNNorm) -> Tensor:
     graph, value, scale, diag, _ = norm
     return reduce_sum(graph, x, value, row_scale=scale, col_scale=scale, diag=diag)
+
+
+def _loop_entries(
+    edge_index: Tensor, value: OptTensor, scale: OptTensor, loops: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """What the loops of each node add up to."""
+    if value is None:
+        total = loops.to(dtype)
+    else:
+        data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+        at = (data[0] == data[1]).nonzero().view(-1)
+        total = torch.zeros(loops.shape, dtype=dtype, device=loops.device)
+        total.index_add_(0, data[0][at].long(), value[at].to(dtype))
+    return total if scale is None else scale * total * scale
 
 
 def _is_differentiable(norm: GCNNorm) -> bool:

@@ -1,5 +1,7 @@
 """Transforms that prepare graphs once, for all layers and epochs."""
 
+from .execution_paths import ExecutionPaths
+from .prepare import Prepare
 from .to_csr import ToCSR
 
-__all__ = ['ToCSR']
+__all__ = ['ExecutionPaths', 'Prepare', 'ToCSR']

@@ -1,0 +1,250 @@
+"""A model that runs on execution paths."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList, ReLU, Sequential
+from torch_geometric.nn import LayerNorm
+from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
+from torch_geometric.typing import Adj, OptTensor
+
+from ..formats.execution_path import (
+    ExecutionPath,
+    check_mask,
+    execution_paths,
+    mask_signature_of,
+    signature_of,
+)
+from ..ops.aggregate import notes_of
+from ..ops.path_spmm import Rows, expand, node_dropout
+from ._path import check_commutes
+from ._reduce import Neighbours, neighbours
+from .gcn import PathPreparedGCNConv
+from .gin import PathPreparedGINConv
+from .sage import PathPreparedSAGEConv
+
+CONVS = ('gcn', 'sage', 'gin')
+
+
+class PathPreparedGNN(Module):
+    r"""A graph neural network whose training touches what its loss reads, after the `"Efficient
+    Parallelization of Graph Neural Network Training by Execution Path Preparation"
+    <https://arxiv.org/abs/2204.02662>`_ paper.
+
+    .. math::
+        \mathbf{X}_{\ell + 1} = \mathrm{dropout}(\sigma(\mathrm{norm}(\mathrm{conv}_{\ell}
+        (\mathbf{X}_{\ell}))))
+
+    with a convolution alone as the last layer. It hands each layer its path. With paths that are
+    :obj:`forward` too, rows that the loss does not read exist in no layer: features go from layer
+    to layer in the rows of the paths, and only the output has one for every node.
+
+    Dropout goes by a counter keyed by (seed, node, column), with a seed from torch's generator: it
+    drops the same whether rows are computed of all nodes or of some. Without paths, and in
+    evaluation, the model is the stack of layers that it looks like.
+
+    Args:
+        conv (str): The kind of layers: :obj:`"gcn"`, :obj:`"sage"` or :obj:`"gin"` (with an MLP of
+            two linear maps).
+        in_channels (int): Size of each input sample.
+        hidden_channels (int): Size of each hidden sample.
+        out_channels (int): Size of each output sample.
+        num_layers (int): Number of layers.
+        dropout (float, optional): Dropout probability of hidden features. (default: :obj:`0.`)
+        act (str or Callable, optional): The non-linearity. (default: :obj:`"relu"`)
+        norm (str or torch.nn.Module, optional): The normalisation after each hidden layer, as in
+            :class:`~torch_geometric.nn.models.BasicGNN`, of each node by itself
+            (:obj:`"layer_norm"` is, unless :obj:`norm_kwargs` say otherwise).
+            (default: :obj:`None`)
+        norm_kwargs (dict, optional): Arguments of :obj:`norm`. (default: :obj:`None`)
+        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
+            tensor, see :class:`PathPreparedGCNConv`. (default: :obj:`False`)
+        **kwargs (optional): Additional arguments of the layers.
+
+    Raises:
+        ValueError: If :obj:`conv` is unknown, :obj:`num_layers` below one, :obj:`dropout` out of
+            range, or :obj:`norm` computes over all nodes.
+    """
+
+    def __init__(
+        self,
+        conv: str,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        dropout: float = 0.0,
+        act: str | Callable | None = 'relu',
+        norm: str | Module | None = None,
+        norm_kwargs: dict[str, Any] | None = None,
+        cache_input: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if conv not in CONVS:
+            raise ValueError(f"'conv' must be one of {CONVS}, got {conv!r}")
+        if num_layers < 1:
+            raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
+        self.conv = conv
+        self.in_channels = in_channels
+        self.hidden_channels = hidden_channels
+        self.out_channels = out_channels
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.act = activation_resolver(act) if act is not None else None
+        self.supports_edge_weight = conv == 'gcn'
+        widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        self.convs = ModuleList(
+            _conv(conv, widths[k], widths[k + 1], cache_input=cache_input and k == 0, **kwargs)
+            for k in range(num_layers)
+        )
+        self.norms = ModuleList()
+        for _ in range(num_layers - 1 if norm is not None else 0):
+            layer = normalization_resolver(norm, hidden_channels, **(norm_kwargs or {}))
+            if isinstance(norm, str) and type(layer) is LayerNorm and not norm_kwargs:
+                layer.mode = 'node'
+            check_commutes(layer)
+            self.norms.append(layer)
+
+    def reset_parameters(self) -> None:
+        """Resets all learnable parameters of the module."""
+        for module in (*self.convs, *self.norms):
+            if hasattr(module, 'reset_parameters'):
+                module.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Adj,
+        edge_weight: OptTensor = None,
+        paths: Sequence[ExecutionPath] | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Forward pass.
+
+        Args:
+            x (Tensor): Node features :math:`(|\\mathcal{V}|, F_{in})`.
+            edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as the layers take them.
+            edge_weight (Tensor, optional): Edge weights :math:`(|\\mathcal{E}|)`, for
+                :obj:`"gcn"`. (default: :obj:`None`)
+            paths (list[ExecutionPath], optional): The path of each layer.
+                (default: :obj:`None`)
+            mask (Tensor, optional): The nodes that the loss reads :math:`(|\\mathcal{V}|)`, bool.
+                With :obj:`paths` they are compared with it; without, they are prepared on the fly,
+                for the backward pass alone, and again when it changes. (default: :obj:`None`)
+
+        Raises:
+            TypeError: If :obj:`mask` is not a bool tensor.
+            ValueError: If there are edge weights that this kind of layers does not take, or
+                :obj:`paths` are not one for each layer, of this graph and this mask.
+        """
+        if edge_weight is not None and not self.supports_edge_weight:
+            raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
+        trains = self.training and torch.is_grad_enabled()
+        if paths is None and mask is not None and trains:
+            paths = self._prepared(edge_index, mask, edge_weight is not None)
+        if paths is not None:
+            self._check(paths, mask)
+        seed = None
+        if self.training and self.dropout > 0:
+            seed = torch.randint(2**63 - 1, (self.num_layers,), device=x.device)
+        rows = Rows(None, None)  # What the features have rows of.
+        num_nodes = x.size(0)
+        for k, conv in enumerate(self.convs):
+            path = None if paths is None else paths[k]
+            x, rows = self._layer(conv, x, rows, num_nodes, edge_index, edge_weight, path)
+            if k == self.num_layers - 1:
+                break
+            if len(self.norms) > 0:
+                x = self.norms[k](x)
+            if self.act is not None:
+                x = self.act(x)
+            if seed is not None:
+                x = node_dropout(x, self.dropout, seed[k : k + 1], rows.nodes)
+        if paths is None or rows.nodes is None:
+            return x
+        last = paths[-1]
+        return last.watched(expand(x, rows, float('nan') if last.debug else 0.0))
+
+    def _layer(
+        self,
+        conv: Any,
+        x: Tensor,
+        rows: Rows,
+        num_nodes: int,
+        edge_index: Adj,
+        edge_weight: OptTensor,
+        path: ExecutionPath | None,
+    ) -> tuple[Tensor, Rows]:
+        """A layer's output, and what it has rows of."""
+        args = (edge_index, edge_weight) if self.conv == 'gcn' else (edge_index,)
+        if path is None or path.is_whole or not path.forward or not conv.training:
+            return conv(expand(x, rows), *args, path=path), Rows(None, None)
+        if rows.nodes is None:
+            path.check_fits(x, edge_index, num_nodes)
+        if not torch.compiler.is_compiling():
+            path.check_noted()
+        out = None
+        fits = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+        if torch.is_grad_enabled() and fits and conv._unaltered(x):
+            if rows.nodes is not path.src_nodes and rows.nodes is not None:
+                x, rows = expand(x, rows), Rows(None, None)
+            compact = (rows.nodes is not None, True)
+            if self.conv == 'gcn':
+                out = conv._on_path(x, edge_index, edge_weight, path, compact)
+            else:
+                to: Neighbours | None
+                if compact[0]:
+                    to = Neighbours(x, x, edge_index, num_nodes, conv.flow)
+                else:
+                    to = neighbours(x, edge_index, None, conv.flow)
+                out = None if to is None else conv._on_path(to, path, compact)
+        if out is not None:
+            return out, path.dst
+        return conv(expand(x, rows), *args, path=path), Rows(None, None)
+
+    def _prepared(self, edge_index: Any, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
+        """Paths for a mask, prepared once for a graph and a mask."""
+        check_mask(mask)
+        if not isinstance(edge_index, Tensor):
+            raise ValueError("'mask' needs an edge_index as a tensor or EdgeIndex")
+        key = ('paths', signature_of(edge_index), self.num_layers, weighted)
+        notes = notes_of(mask)
+        if key not in notes:
+            notes[key] = execution_paths(edge_index, mask, self.num_layers, weighted)
+        return notes[key]
+
+    def _check(self, paths: Sequence[ExecutionPath], mask: Tensor | None) -> None:
+        if len(paths) != self.num_layers or any(
+            path.layer != k or path.num_layers != self.num_layers for k, path in enumerate(paths)
+        ):
+            raise ValueError(
+                f"'paths' must be those of {self.num_layers} layers, got "
+                f'{[f"{path.layer} of {path.num_layers}" for path in paths]}'
+            )
+        if mask is None or torch.compiler.is_compiling():
+            return
+        check_mask(mask, paths[0].num_nodes)
+        if mask_signature_of(mask) != paths[0].mask_signature:
+            raise ValueError("'paths' were made for another mask, or it has changed since")
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.conv!r}, {self.in_channels}, {self.hidden_channels}, '
+            f'{self.out_channels}, num_layers={self.num_layers})'
+        )
+
+
+def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
+    if kind == 'gcn':
+        return PathPreparedGCNConv(in_channels, out_channels, **kwargs)
+    if kind == 'sage':
+        return PathPreparedSAGEConv(in_channels, out_channels, **kwargs)
+    mlp = Sequential(
+        Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels)
+    )
+    return PathPreparedGINConv(mlp, **kwargs)

@@ -1,0 +1,106 @@
+"""An execution path for each layer of a model that trains on some nodes."""
+
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from ..formats.execution_path import check_mask, execution_paths
+
+
+@functional_transform('execution_paths')
+class ExecutionPaths(BaseTransform):
+    r"""Prepares what the backward pass of each layer touches when the loss reads the training nodes
+    alone, as in the `"Efficient Parallelization of Graph Neural Network Training by Execution Path
+    Preparation" <https://arxiv.org/abs/2204.02662>`_ paper (functional name:
+    :obj:`execution_paths`).
+
+    .. math::
+        \mathcal{S}_{\ell} = \mathcal{S}_{\ell + 1} \cup
+        \mathcal{N}_{in}(\mathcal{S}_{\ell + 1}), \quad \mathcal{S}_L = \mathcal{V}_{train}
+
+    Layer :math:`\ell` of :math:`0, \ldots, L - 1` reads gradients in
+    :math:`\mathcal{S}_{\ell + 1}` and writes them in :math:`\mathcal{S}_{\ell}`, over the edges
+    into :math:`\mathcal{S}_{\ell + 1}`. :obj:`data.execution_paths` becomes a list of
+    :class:`~pyg_fast.formats.ExecutionPath`, one for each layer, on the device of the graph, to be
+    handed to layers as :obj:`path=data.execution_paths[l]`, or all of them to
+    :class:`~pyg_fast.nn.PathPreparedGNN`. Nothing is lost: losses and gradients are those of the
+    whole graph but for the order of sums.
+
+    With :obj:`forward=True` layers in training also compute the rows in
+    :math:`\mathcal{S}_{\ell + 1}` alone. Others are zero, so that
+    :obj:`out[data.train_mask]` works as ever. Without dropout, and with that of
+    :class:`~pyg_fast.nn.PathPreparedGNN`, losses and gradients stay the same; with
+    :func:`torch.nn.functional.dropout` between layers they are the same in distribution. Norms over
+    all nodes and readouts see the zeros: use neither. In evaluation everything is computed.
+
+    Put it after :class:`~pyg_fast.transforms.ToCSR`, or use
+    :class:`~pyg_fast.transforms.Prepare`, which does both.
+
+    Args:
+        num_layers (int): Number of layers :math:`L`.
+        mask (str): Name of the mask of training nodes. (default: :obj:`"train_mask"`)
+        edge_weight (str, optional): Name of the edge weights that layers will be given: paths of
+            weighted graphs keep the positions of their edges. (default: :obj:`"edge_weight"`, if
+            there are such)
+        forward (bool): Whether the forward pass of training, too, is confined to the path.
+            (default: :obj:`False`)
+        checks (bool): Whether a loss on other nodes is noticed: rows of gradients outside of a path
+            are counted on the device, and raise an error at the next forward pass with it, or at
+            :meth:`path.check() <pyg_fast.formats.ExecutionPath.check>`. (default: :obj:`True`)
+        strict (bool): Whether the error comes at once, for which each backward pass waits for the
+            device. (default: :obj:`False`)
+        debug (bool): Whether rows that are not computed are NaN instead of zero, which shows in
+            whatever reads them; gradients are not checked then. (default: :obj:`False`)
+
+    Shapes:
+        - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`, :obj:`mask`
+          :math:`(|\mathcal{V}|)`, bool
+
+    Raises:
+        TypeError: If the mask is not a bool tensor, or data are heterogeneous.
+        ValueError: If the mask is missing, empty or of another length than there are nodes, there
+            is no :obj:`edge_index`, or :obj:`num_layers` is below one.
+        IndexError: If an index of :obj:`edge_index` is negative or too large.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        mask: str = 'train_mask',
+        edge_weight: str | None = 'edge_weight',
+        forward: bool = False,
+        checks: bool = True,
+        strict: bool = False,
+        debug: bool = False,
+    ) -> None:
+        if isinstance(num_layers, bool) or not isinstance(num_layers, int):
+            raise TypeError(f"'num_layers' must be an integer, got {type(num_layers).__name__}")
+        if num_layers < 1:
+            raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+        self.num_layers = num_layers
+        self.mask = mask
+        self.edge_weight = edge_weight
+        self.options = dict(forward=forward, checks=checks, strict=strict, debug=debug)
+
+    def forward(self, data: Data | HeteroData) -> Data:
+        if not isinstance(data, Data):
+            raise TypeError(f"'data' must be homogeneous, got {type(data).__name__}")
+        if 'edge_index' not in data:
+            raise ValueError("'data' must have an edge_index, got none")
+        mask = data.get(self.mask)
+        if mask is None:
+            raise ValueError(f"'data' must have the mask {self.mask!r}, got {sorted(data.keys())}")
+        check_mask(mask, data.num_nodes, f'data.{self.mask}')
+        weighted = self.edge_weight is not None and data.get(self.edge_weight) is not None
+        data.execution_paths = execution_paths(
+            data.edge_index, mask.to(data.edge_index.device), self.num_layers, weighted,
+            **self.options,
+        )  # fmt: skip
+        return data
+
+    def __repr__(self) -> str:
+        usual = dict(forward=False, checks=True, strict=False, debug=False)
+        options = ''.join(
+            f', {name}={value}' for name, value in self.options.items() if value != usual[name]
+        )
+        return f'{type(self).__name__}({self.num_layers}, mask={self.mask!r}{options})'

@@ -1,0 +1,38 @@
+"""All that a model on execution paths wants of a graph, in one transform."""
+
+from typing import Any
+
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.datapipes import functional_transform
+from torch_geometric.transforms import BaseTransform
+
+from .execution_paths import ExecutionPaths
+from .to_csr import ToCSR
+
+
+@functional_transform('prepare')
+class Prepare(BaseTransform):
+    r"""Sorts a graph and prepares the execution path of each layer (functional name:
+    :obj:`prepare`): :class:`~pyg_fast.transforms.ToCSR` and
+    :class:`~pyg_fast.transforms.ExecutionPaths` in one.
+
+    Args:
+        num_layers (int): Number of layers of the model.
+        mask (str): Name of the mask of training nodes. (default: :obj:`"train_mask"`)
+        **kwargs (optional): Additional arguments of
+            :class:`~pyg_fast.transforms.ExecutionPaths`.
+
+    Raises:
+        TypeError, ValueError, IndexError: As these.
+    """
+
+    def __init__(self, num_layers: int, mask: str = 'train_mask', **kwargs: Any) -> None:
+        self.transforms: list[BaseTransform] = [ToCSR(), ExecutionPaths(num_layers, mask, **kwargs)]
+
+    def forward(self, data: Data | HeteroData) -> Data | HeteroData:
+        for transform in self.transforms:
+            data = transform(data)
+        return data
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({", ".join(map(repr, self.transforms))})'

@@ -1,0 +1,526 @@
+"""Layers and models on execution paths, against themselves on all edges."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList
+
+from pyg_fast.formats import ExecutionPath, execution_paths, to_edge_index
+from pyg_fast.nn import (
+    PathPreparedGCNConv,
+    PathPreparedGINConv,
+    PathPreparedGNN,
+    PathPreparedSAGEConv,
+)
+
+KINDS = ['gcn', 'improved', 'plain', 'sage', 'sum', 'rootless', 'gin', 'eps']
+WIDTHS = [5, 7, 3, 6, 4, 8, 2]
+
+
+def conv_of(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Module:
+    if kind in ('gcn', 'improved', 'plain'):
+        return PathPreparedGCNConv(
+            in_channels, out_channels, improved=kind == 'improved', normalize=kind != 'plain',
+            **kwargs,
+        )  # fmt: skip
+    if kind in ('gin', 'eps'):
+        return PathPreparedGINConv(
+            Linear(in_channels, out_channels), eps=0.5, train_eps=kind == 'eps', **kwargs
+        )
+    return PathPreparedSAGEConv(
+        in_channels, out_channels, aggr='sum' if kind == 'sum' else 'mean',
+        root_weight=kind != 'rootless', normalize=kind == 'sum', **kwargs,
+    )  # fmt: skip
+
+
+class Case:
+    """A stack of layers on a graph of which some nodes train."""
+
+    def __init__(
+        self,
+        kind: str,
+        edge_index: Tensor,
+        mask: Tensor,
+        num_layers: int,
+        dtype: torch.dtype = torch.double,
+        weighted: bool = False,
+        learned_input: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        device = edge_index.device
+        self.edge_index, self.mask, self.num_layers = edge_index, mask, num_layers
+        widths = WIDTHS[: num_layers + 1]
+        self.net = ModuleList(
+            conv_of(kind, *widths[k : k + 2], **kwargs) for k in range(num_layers)
+        ).to(device, dtype)
+        x = torch.randn(mask.numel(), widths[0], dtype=dtype, device=device)
+        self.x = x.requires_grad_(learned_input)
+        self.args: tuple[Tensor, ...] = (edge_index,)
+        if weighted:
+            self.args += (torch.rand(edge_index.size(1), dtype=dtype, device=device) + 0.1,)
+
+    def paths(self, **kwargs: Any) -> list[ExecutionPath]:
+        return execution_paths(
+            self.edge_index, self.mask, self.num_layers, len(self.args) > 1, **kwargs
+        )
+
+    def out(self, paths: Any = None) -> Tensor:
+        x = self.x
+        for k, conv in enumerate(self.net):
+            x = conv(x, *self.args, path=None if paths is None else paths[k])
+            x = x.tanh() if k + 1 < self.num_layers else x
+        return x
+
+    def step(self, paths: Any = None) -> list[Tensor]:
+        """The output of training nodes, the loss, and all gradients."""
+        out = self.out(paths)[self.mask]
+        scale = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device)
+        loss = (out * scale.view_as(out)).sum() + (out * out).sum()
+        leaves = [t for t in (self.x, *self.net.parameters()) if t.requires_grad]
+        grads = torch.autograd.grad(loss, leaves)
+        return [out.detach(), loss.detach(), *grads]
+
+
+def assert_equal(actual: list[Tensor], expected: list[Tensor], tolerance: float = 1e-10) -> None:
+    for a, e in zip(actual, expected, strict=True):
+        assert (a.shape, a.dtype) == (e.shape, e.dtype)
+        assert not a.isnan().any()
+        assert (a - e).double().norm() <= tolerance * (1 + e.double().norm())
+
+
+def random_graph(
+    num_nodes: int, num_edges: int, share: float, device: torch.device, loops: bool = True
+) -> tuple[Tensor, Tensor]:
+    edge_index = torch.randint(num_nodes, (2, num_edges))
+    if not loops:
+        edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[torch.randperm(num_nodes)[: max(1, int(share * num_nodes))]] = True
+    return edge_index.to(device), mask.to(device)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
+    num_nodes = draw(st.integers(1, 30))
+    node = st.integers(0, num_nodes - 1)
+    pairs = draw(st.lists(st.tuples(node, node), max_size=50))
+    edge_index = torch.tensor(pairs, dtype=torch.long).view(-1, 2).t()
+    if draw(st.booleans()):  # undirected
+        edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
+    if draw(st.booleans()):
+        edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[draw(st.lists(node, min_size=1, max_size=4))] = True
+    return edge_index.contiguous(), mask, draw(st.integers(1, 6))
+
+
+@settings(max_examples=100)
+@given(problem=problems(), kind=st.sampled_from(KINDS), forward=st.booleans(),
+       prepared=st.booleans(), weighted=st.booleans(), learned_input=st.booleans())  # fmt: skip
+def test_same_as_all_active(
+    problem: Any, kind: str, forward: bool, prepared: bool, weighted: bool, learned_input: bool
+) -> None:
+    edge_index, mask, num_layers = problem
+    if prepared:
+        edge_index = to_edge_index(edge_index, (mask.numel(),) * 2)[0]
+    weighted = weighted and kind in ('gcn', 'improved', 'plain')
+    case = Case(
+        kind, edge_index, mask, num_layers, weighted=weighted, learned_input=learned_input
+    )
+    paths = case.paths(forward=forward, debug=forward)
+    expected = case.step()
+    for _ in range(2):  # The second time from what the first one kept.
+        assert_equal(case.step(paths), expected)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('forward', [False, True])
+@pytest.mark.parametrize(
+    'dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+def test_types(device: torch.device, kind: str, forward: bool, dtype: torch.dtype) -> None:
+    edge_index, mask = random_graph(400, 700, 0.05, device)
+    case = Case(kind, edge_index, mask, 3, dtype, kind == 'plain')
+    paths = case.paths(forward=forward)
+    assert any(not path.is_whole for path in paths)
+    tolerance = 1e-10 if dtype == torch.float64 else 30 * torch.finfo(dtype).eps
+    assert_equal(case.step(paths), case.step(), tolerance)
+
+
+@pytest.mark.parametrize('kind', ['gcn', 'sage', 'gin', 'eps'])
+@pytest.mark.parametrize('forward', [False, True])
+def test_dense_graph_runs_on_all_edges(device: torch.device, kind: str, forward: bool) -> None:
+    edge_index, mask = random_graph(60, 1500, 0.3, device)
+    case = Case(kind, edge_index, mask, 3)
+    paths = case.paths(forward=forward)
+    assert [path.is_whole for path in paths] == [True, True, False]
+    assert paths[2].src_nodes is None  # Most nodes are sources: their rows stay where they are.
+    assert_equal(case.step(paths), case.step())
+
+
+@pytest.mark.parametrize('kind', ['gcn', 'sage', 'gin', 'eps'])
+@pytest.mark.parametrize('forward', [False, True])
+def test_second_derivatives(device: torch.device, kind: str, forward: bool) -> None:
+    edge_index, mask = random_graph(12, 15, 0.2, device)
+    case = Case(kind, edge_index, mask, 2)
+    paths = case.paths(forward=forward, checks=False)
+    parameters = list(case.net.parameters())
+
+    def run(x: Tensor, *_: Tensor) -> Tensor:
+        case.x = x
+        return case.out(paths)[mask]
+
+    x = case.x.detach().requires_grad_()
+    assert torch.autograd.gradcheck(run, (x, *parameters))
+    assert torch.autograd.gradgradcheck(run, (x, *parameters))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_forward_computes_active_rows_alone(device: torch.device, kind: str) -> None:
+    edge_index, mask = random_graph(300, 400, 0.03, device)
+    case = Case(kind, edge_index, mask, 1)
+    whole = case.out()
+    for debug in (False, True):
+        path = case.paths(forward=True, debug=debug)[0]
+        out = case.out([path])
+        assert_equal([out[mask].detach()], [whole[mask].detach()])
+        rest = out[~mask].detach()
+        assert rest.isnan().all() if debug else not rest.any()
+        case.net.eval()
+        assert_equal([case.out([path]).detach()], [whole.detach()])
+        case.net.train()
+        with torch.no_grad():
+            assert_equal([case.out([path])], [whole.detach()])
+
+
+@pytest.mark.parametrize('forward', [False, True])
+def test_autocast(device: torch.device, forward: bool) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    for kind in ('gcn', 'sage'):
+        case = Case(kind, edge_index, mask, 2, torch.float32)
+        paths = case.paths(forward=forward)
+        with torch.autocast(device.type, torch.bfloat16):
+            assert case.out(paths).dtype == case.out().dtype
+            assert_equal(case.step(paths), case.step(), 0.1)
+
+
+# Gradients outside -------------------------------------------------------------------------------
+
+
+def outside(case: Case, paths: Any) -> Tensor:
+    """A loss that reads other nodes, too."""
+    return case.out(paths).square().sum()
+
+
+@pytest.mark.parametrize('kind', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('forward', [False, True])
+def test_loss_on_other_nodes_is_noticed(device: torch.device, kind: str, forward: bool) -> None:
+    edge_index, mask = random_graph(300, 300, 0.03, device)
+    case = Case(kind, edge_index, mask, 1)
+    (path,) = case.paths(forward=forward)
+    for _ in range(2):
+        path.check()  # nothing yet
+        loss = case.out([path]).sum()
+        loss.backward()
+        with pytest.raises(ValueError, match=f'lost gradients of {int((~mask).sum())} rows'):
+            case.out([path])
+        path.check()  # said once
+    outside(case, [path]) if not forward else case.out([path]).sum()
+    case.out([path]).sum().backward()
+    with pytest.raises(ValueError, match='lost gradients'):
+        path.check()
+    case.step([path])
+    case.step([path])
+
+
+def test_strict_raises_at_once(device: torch.device) -> None:
+    edge_index, mask = random_graph(300, 300, 0.03, device)
+    case = Case('gcn', edge_index, mask, 1)
+    with pytest.raises(ValueError, match='lost gradients'):
+        case.out(case.paths(strict=True)).sum().backward()
+
+
+def test_checks_can_be_off(device: torch.device) -> None:
+    edge_index, mask = random_graph(300, 300, 0.03, device)
+    case = Case('gcn', edge_index, mask, 1)
+    paths = case.paths(checks=False)
+    case.out(paths).sum().backward()
+    case.out(paths)
+    paths[0].check()
+
+
+def test_gradients_that_are_not_numbers_are_noticed(device: torch.device) -> None:
+    edge_index, mask = random_graph(50, 30, 0.03, device)
+    case = Case('gcn', edge_index, mask, 1)
+    (path,) = case.paths()
+    out = case.out([path])
+    out.backward(torch.where(mask.view(-1, 1), 0.0, float('nan')).expand_as(out))
+    with pytest.raises(ValueError, match='lost gradients'):
+        path.check()
+
+
+# What does not fit -------------------------------------------------------------------------------
+
+
+def test_another_graph(device: torch.device) -> None:
+    edge_index, mask = random_graph(100, 150, 0.05, device)
+    case = Case('gcn', edge_index, mask, 1)
+    (path,) = case.paths()
+    conv = case.net[0]
+    other = edge_index.clone()
+    other[0, 3] = (other[0, 3] + 1) % 100
+    with pytest.raises(ValueError, match='made of another graph'):
+        conv(case.x, other, path=path)
+    with pytest.raises(ValueError, match='made of another graph'):
+        conv(case.x, edge_index[:, 1:], path=path)
+    conv(case.x, edge_index.flip(1), path=path)  # The same edges in another order.
+    with pytest.raises(ValueError, match='of a graph of 100 nodes, but there are 101'):
+        conv(torch.randn(101, 5, dtype=torch.double, device=device), edge_index, path=path)
+    edge_index[0, 3] = (edge_index[0, 3] + 1) % 100
+    with pytest.raises(ValueError, match='the graph has changed'):
+        conv(case.x, edge_index, path=path)
+
+
+def test_order_of_weighted_edges(device: torch.device) -> None:
+    edge_index, mask = random_graph(100, 150, 0.05, device)
+    case = Case('gcn', edge_index, mask, 1, weighted=True)
+    (path,) = case.paths()
+    with pytest.raises(ValueError, match='made of another graph'):
+        case.net[0](case.x, edge_index.flip(1), case.args[1].flip(0), path=path)
+    (unweighted,) = execution_paths(edge_index, mask, 1)
+    with pytest.raises(ValueError, match='without edge weights'):
+        case.net[0](case.x, *case.args, path=unweighted).sum().backward()
+
+
+def test_bad_paths(device: torch.device) -> None:
+    edge_index, mask = random_graph(100, 150, 0.05, device)
+    case = Case('gcn', edge_index, mask, 2)
+    paths = case.paths()
+    with pytest.raises(TypeError, match="'path' must be an ExecutionPath, got list"):
+        case.net[0](case.x, edge_index, path=paths)
+    reverse = PathPreparedGCNConv(5, 3, flow='target_to_source').to(device, torch.double)
+    with pytest.raises(ValueError, match='source_to_target'):
+        reverse(case.x, edge_index, path=paths[0])
+    if device.type == 'cuda':
+        with pytest.raises(ValueError, match="'path' is on cpu, but 'x' is on cuda"):
+            case.net[0](case.x, edge_index, path=paths[0].cpu())
+
+
+def test_learned_weights_keep_their_gradient(device: torch.device) -> None:
+    edge_index, mask = random_graph(100, 150, 0.05, device)
+    case = Case('gcn', edge_index, mask, 1, weighted=True)
+    weight = case.args[1].requires_grad_()
+    expected, actual = (
+        torch.autograd.grad(case.out(paths)[mask].sum(), [weight, case.x])
+        for paths in (None, case.paths())
+    )
+    assert_equal(list(actual), list(expected))
+
+
+def test_batch_norm_in_gin(device: torch.device) -> None:
+    edge_index, mask = random_graph(100, 100, 0.05, device)
+    net = torch.nn.Sequential(Linear(5, 4), torch.nn.BatchNorm1d(4)).to(device)
+    conv = PathPreparedGINConv(net)
+    x = torch.randn(100, 5, device=device)
+    with pytest.raises(ValueError, match='BatchNorm1d computes over all nodes'):
+        conv(x, edge_index, path=execution_paths(edge_index, mask, 1, forward=True)[0])
+    conv(x, edge_index, path=execution_paths(edge_index, mask, 1)[0])
+
+
+# The input that is aggregated once ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize('kind', ['gcn', 'sage', 'rootless', 'gin', 'eps'])
+@pytest.mark.parametrize('forward', [None, False, True])
+@pytest.mark.parametrize('prepared', [False, True])
+def test_cached_input(
+    device: torch.device, kind: str, forward: bool | None, prepared: bool
+) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    if prepared:
+        edge_index = to_edge_index(edge_index, (300, 300))[0]
+    case = Case(kind, edge_index, mask, 2, learned_input=False)
+    expected = case.step()
+    paths = None if forward is None else case.paths(forward=forward)
+    case.net[0].cache_input = True
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for _ in range(3):
+            assert_equal(case.step(paths), expected)
+        case.x[0] += 1  # An edit is seen.
+        actual = case.step(paths)
+        case.net[0].cache_input = False
+        assert_equal(actual, case.step())
+
+
+def test_input_that_changes_is_reported(device: torch.device) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    case = Case('gcn', edge_index, mask, 1, learned_input=False, cache_input=True)
+    x = case.x
+
+    def step() -> list[Tensor]:
+        case.x = torch.nn.functional.dropout(x, 0.5)
+        return case.step()
+
+    step(), step()
+    with pytest.warns(UserWarning, match="'cache_input' is off"):
+        step()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        actual = step()
+    case.net[0].cache_input = False
+    assert_equal(actual, case.step())
+
+
+def test_learned_input_is_not_cached(device: torch.device) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    case = Case('gcn', edge_index, mask, 2, cache_input=True)
+    first = case.step()
+    assert_equal(case.step(case.paths()), first)
+
+
+def test_copies_of_a_layer_share_no_cache(device: torch.device) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    case = Case('gcn', edge_index, mask, 1, learned_input=False, cache_input=True)
+    case.step()
+    twin = copy.deepcopy(case.net[0])
+    assert twin._input_cache is not case.net[0]._input_cache
+    assert_equal([twin(case.x, edge_index)], [case.out().detach()])
+
+
+# Models ------------------------------------------------------------------------------------------
+
+
+def model_step(net: Module, x: Tensor, edge_index: Tensor, of: Tensor, **kwargs: Any) -> list:
+    torch.manual_seed(7)
+    out = net(x, edge_index, **kwargs)
+    loss = out[of].square().sum()
+    return [loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
+
+
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('forward', [False, True])
+@pytest.mark.parametrize('dropout', [0.0, 0.5])
+@pytest.mark.parametrize('edges', [450, 600, 4000])
+def test_model(
+    device: torch.device, conv: str, forward: bool, dropout: float, edges: int
+) -> None:
+    edge_index, mask = random_graph(400, edges, 0.05, device)
+    edge_index = to_edge_index(edge_index, (400, 400))[0]
+    paths = execution_paths(edge_index, mask, 3, forward=forward, debug=True)
+    net = PathPreparedGNN(conv, 7, 8, 5, 3, dropout=dropout, norm='layer_norm', cache_input=True)
+    net = net.to(device, torch.double)
+    x = torch.randn(400, 7, dtype=torch.double, device=device)
+    expected = model_step(net, x, edge_index, mask)
+    for kwargs in ({'paths': paths}, {'mask': mask}, {'paths': paths, 'mask': mask}):
+        assert_equal(model_step(net, x, edge_index, mask, **kwargs), expected)
+    net.eval()
+    assert_equal([net(x, edge_index, paths=paths)], [net(x, edge_index)])
+
+
+def test_model_is_a_stack_of_layers(device: torch.device) -> None:
+    edge_index, mask = random_graph(400, 600, 0.05, device)
+    net = PathPreparedGNN('sage', 7, 8, 5, 3).to(device, torch.double)
+    base = pyg.GraphSAGE(7, 8, 3, 5).to(device, torch.double)
+    base.load_state_dict(net.state_dict())
+    x = torch.randn(400, 7, dtype=torch.double, device=device)
+    paths = execution_paths(edge_index, mask, 3, forward=True)
+    assert_equal(
+        model_step(net, x, edge_index, mask, paths=paths), model_step(base, x, edge_index, mask)
+    )
+
+
+def test_model_notices_a_loss_on_other_nodes(device: torch.device) -> None:
+    edge_index, mask = random_graph(400, 500, 0.05, device)
+    net = PathPreparedGNN('gcn', 7, 8, 5, 2).to(device)
+    x = torch.randn(400, 7, device=device)
+    for forward in (False, True):
+        paths = execution_paths(edge_index, mask, 2, forward=forward)
+        net(x, edge_index, paths=paths).sum().backward()
+        with pytest.raises(ValueError, match='of layer 1 has lost gradients'):
+            net(x, edge_index, paths=paths)
+
+
+def test_model_prepares_again_for_another_mask(device: torch.device) -> None:
+    edge_index, mask = random_graph(400, 500, 0.05, device)
+    net = PathPreparedGNN('gcn', 7, 8, 5, 2).to(device, torch.double)
+    x = torch.randn(400, 7, dtype=torch.double, device=device)
+    for _ in range(2):
+        expected = model_step(net, x, edge_index, mask)
+        assert_equal(model_step(net, x, edge_index, mask, mask=mask), expected)
+        mask[:50] = ~mask[:50]  # in place
+
+
+def test_model_refuses_what_does_not_fit(device: torch.device) -> None:
+    edge_index, mask = random_graph(400, 500, 0.05, device)
+    net = PathPreparedGNN('gcn', 7, 8, 5, 2).to(device)
+    x = torch.randn(400, 7, device=device)
+    with pytest.raises(ValueError, match="'paths' must be those of 2 layers"):
+        net(x, edge_index, paths=execution_paths(edge_index, mask, 3))
+    paths = execution_paths(edge_index, mask, 2)
+    with pytest.raises(ValueError, match="'paths' must be those of 2 layers"):
+        net(x, edge_index, paths=paths[::-1])
+    with pytest.raises(ValueError, match='another mask'):
+        net(x, edge_index, paths=paths, mask=~mask)
+    for norm in ('batch_norm', 'graph_norm', 'pair_norm'):
+        with pytest.raises(ValueError, match='computes over all nodes'):
+            PathPreparedGNN('gcn', 7, 8, 5, 2, norm=norm)
+    for kwargs in ({'conv': 'gat'}, {'num_layers': 0}, {'dropout': 1.5}):
+        given = {'conv': 'gcn', 'num_layers': 2} | kwargs
+        with pytest.raises(ValueError, match=f"'{next(iter(kwargs))}' must be"):
+            PathPreparedGNN(in_channels=7, hidden_channels=8, out_channels=5, **given)
+    sage = PathPreparedGNN('sage', 7, 8, 5, 2).to(device)
+    with pytest.raises(ValueError, match="'edge_weight' is not supported"):
+        sage(x, edge_index, torch.ones(500, device=device))
+
+
+@pytest.mark.parametrize('kind', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('forward', [False, True])
+def test_compile(device: torch.device, kind: str, forward: bool) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    edge_index = to_edge_index(edge_index, (300, 300))[0]
+    case = Case(kind, edge_index, mask, 2, torch.float32)
+    paths = case.paths(forward=forward)
+    expected = case.step(paths)
+    compiled = torch.compile(case.out, fullgraph=True, backend='aot_eager')
+    case.out = lambda paths: compiled(paths)  # type: ignore[method-assign]
+    assert_equal(case.step(paths), expected, 1e-5)
+    case.out(paths).sum().backward()
+    assert any(int(path.counter) for path in paths)
+
+
+def test_cuda_graph(device: torch.device) -> None:
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    edge_index = to_edge_index(edge_index, (300, 300))[0]
+    nodes = mask.nonzero().view(-1)
+    net = PathPreparedGNN('gcn', 7, 8, 5, 2).to(device)
+    x = torch.randn(300, 7, device=device)
+    paths = execution_paths(edge_index, mask, 2, forward=True)
+    parameters = list(net.parameters())
+
+    def step() -> list[Tensor]:
+        loss = net(x, edge_index, paths=paths).index_select(0, nodes).square().sum()
+        return [loss.detach(), *torch.autograd.grad(loss, parameters)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            expected = step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    assert_equal(captured, expected, 1e-5)
+    for path in paths:
+        path.check()

@@ -1,0 +1,121 @@
+"""The transforms that put execution paths on data."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch_geometric.transforms as T
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import Planetoid
+
+from pyg_fast.formats import ExecutionPath
+from pyg_fast.nn import PathPreparedGNN
+from pyg_fast.transforms import ExecutionPaths, Prepare, ToCSR
+
+
+def example() -> Data:
+    mask = torch.zeros(100, dtype=torch.bool)
+    mask[:4] = True
+    return Data(
+        x=torch.randn(100, 5), edge_index=torch.randint(100, (2, 150)), y=torch.randint(3, (100,)),
+        train_mask=mask, val_mask=~mask,
+    )  # fmt: skip
+
+
+def test_prepare(device: torch.device) -> None:
+    data = example().to(device)
+    out = T.Compose([T.NormalizeFeatures(), Prepare(num_layers=2)])(data)
+    assert isinstance(out.edge_index, EdgeIndex)
+    assert [type(path) for path in out.execution_paths] == [ExecutionPath] * 2
+    assert out.execution_paths[0].device == out.edge_index.device
+    assert out.execution_paths[1].num_dst == 4
+    net = PathPreparedGNN('gcn', 5, 8, 3, 2).to(device)
+    for paths in (out.execution_paths, copy.copy(out).execution_paths):
+        loss = net(out.x, out.edge_index, paths=paths, mask=out.train_mask)[out.train_mask].sum()
+        loss.backward()
+
+
+def test_data_moves_its_paths(device: torch.device) -> None:
+    data = Prepare(2)(example()).to(device)
+    assert {path.device.type for path in data.execution_paths} == {device.type}
+    net = PathPreparedGNN('sage', 5, 8, 3, 2).to(device)
+    out = net(data.x, data.edge_index, paths=data.execution_paths, mask=data.train_mask)
+    out[data.train_mask].sum().backward()
+
+
+def test_another_mask_and_options() -> None:
+    data = ExecutionPaths(
+        3, mask='val_mask', forward=True, checks=False, strict=True, debug=True
+    )(example())  # fmt: skip
+    path = data.execution_paths[2]
+    assert (path.num_layers, path.num_dst) == (3, 96)
+    assert (path.forward, path.checks, path.strict, path.debug) == (True, False, True, True)
+
+
+def test_edge_weights() -> None:
+    data = example()
+    assert ExecutionPaths(1)(copy.copy(data)).execution_paths[0].perm is None
+    data.edge_weight = torch.rand(150)
+    assert ExecutionPaths(1)(copy.copy(data)).execution_paths[0].perm is not None
+    assert ExecutionPaths(1, edge_weight=None)(copy.copy(data)).execution_paths[0].perm is None
+
+
+def test_after_preparing_again_paths_are_new() -> None:
+    data = Prepare(2)(example())
+    data.train_mask = data.train_mask.roll(50)
+    again = Prepare(2)(data)
+    assert again.execution_paths[1].dst_nodes.tolist() == [50, 51, 52, 53]
+
+
+def test_repr() -> None:
+    assert repr(ExecutionPaths(2)) == "ExecutionPaths(2, mask='train_mask')"
+    assert repr(Prepare(2, 'm', forward=True)) == (
+        "Prepare(ToCSR(), ExecutionPaths(2, mask='m', forward=True))"
+    )
+
+
+def test_bad_data() -> None:
+    for num_layers in (0, -1):
+        with pytest.raises(ValueError, match="'num_layers' must be at least 1"):
+            ExecutionPaths(num_layers)
+    with pytest.raises(TypeError, match="'num_layers' must be an integer"):
+        Prepare('two')
+    with pytest.raises(TypeError, match="'data' must be homogeneous, got HeteroData"):
+        ExecutionPaths(1)(HeteroData())
+    with pytest.raises(ValueError, match="'data' must have an edge_index"):
+        ExecutionPaths(1)(Data(x=torch.ones(3, 1)))
+    data = example()
+    with pytest.raises(ValueError, match="'data' must have the mask 'test_mask'"):
+        ExecutionPaths(1, mask='test_mask')(data)
+    data.train_mask = data.train_mask[:50]
+    with pytest.raises(ValueError, match=r"'data.train_mask' must have shape \[100\], got \[50\]"):
+        ExecutionPaths(1)(data)
+    data.train_mask = torch.zeros(100)
+    with pytest.raises(TypeError, match="'data.train_mask' must be a bool tensor"):
+        ExecutionPaths(1)(data)
+
+
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('forward', [False, True])
+def test_real_data(data_root: Callable[[str, str], Path], conv: str, forward: bool) -> None:
+    data = Planetoid(data_root('Planetoid', 'Cora'), 'Cora')[0]
+    data = Prepare(2, forward=forward)(data)
+    assert not data.execution_paths[1].is_whole
+    net = PathPreparedGNN(conv, data.num_features, 16, 7, 2).double()
+    losses = []
+    for paths in (None, data.execution_paths):
+        out = net(data.x.double(), data.edge_index, paths=paths)
+        loss = torch.nn.functional.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        losses.append([loss.detach(), *grads])
+    for a, b in zip(*losses, strict=True):
+        assert (a - b).norm() <= 1e-6 * a.norm()
+
+
+def test_sorted_data_stay_sorted() -> None:
+    data = ToCSR()(example())
+    edge_index = data.edge_index
+    assert Prepare(2)(data).edge_index is edge_index
