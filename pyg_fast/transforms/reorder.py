@@ -31,16 +31,18 @@ class Reorder(BaseTransform):
         \mathbf{x}^{\prime}_k = \mathbf{x}_{\pi(k)}, \quad
         \mathbf{e}^{\prime} = \pi^{-1}(\mathbf{e})
 
-    - :obj:`"rabbit"`: `Rabbit Order <https://doi.org/10.1109/IPDPS.2016.110>`_, communities
-      within communities, so that there is a neighbourhood for each size of cache. The default: it
-      is best on graphs that have communities, as most that one learns on, costs about as much as
-      sorting the edges a few times, and needs nothing but this package.
-    - :obj:`"rcm"`: `reverse Cuthill-McKee <https://doi.org/10.1145/800195.805928>`_ by SciPy, a
-      narrow band, best on meshes and other graphs of a large diameter.
-    - :obj:`"degree"`: descending in-degree plus out-degree, which keeps hubs in the cache. By far
-      the cheapest, and the only one that runs on the GPU.
+    - :obj:`"rabbit"`: `Rabbit Order <https://doi.org/10.1109/IPDPS.2016.110>`_ puts communities
+      within communities, so that each size of cache has its neighbourhoods. The default, since
+      most graphs that one learns on have communities, and among them it brings neighbours
+      closest; it costs a few times what sorting the edges on the CPU does, and needs nothing but
+      this package.
+    - :obj:`"rcm"`: `reverse Cuthill-McKee <https://doi.org/10.1145/800195.805928>`_, by SciPy,
+      makes a narrow band of the adjacency matrix: best for meshes and other graphs of a large
+      diameter.
+    - :obj:`"degree"`: descending in-degree plus out-degree keeps hubs in the cache. The cheapest,
+      and the only one that is computed where the graph is; the others run on the CPU.
 
-    All three are deterministic, and only :obj:`"degree"` counts loops.
+    All three are deterministic. Nodes that come in a good order already gain nothing.
 
     Everything PyG takes for node-level (:meth:`~torch_geometric.data.Data.is_node_attr`) is
     permuted. Node ids are renumbered, in :obj:`edge_index` and in what PyG counts up by the number

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Batch, Data, HeteroData, TemporalData
 from torch_geometric.datasets import Planetoid
-from torch_geometric.loader import DataLoader
+from torch_geometric.loader import DataLoader, NeighborLoader
 from torch_geometric.nn import GCNConv
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 
@@ -380,6 +380,19 @@ def test_batches_and_subgraphs() -> None:
     assert_reordered(batch.get_example(1), graphs[1])
     part = Reorder()(graph()).subgraph(torch.tensor([1, 4, 6]))
     assert part.y.equal(part.perm_index)
+
+
+@pytest.mark.skipif(
+    not (torch_geometric.typing.WITH_PYG_LIB or torch_geometric.typing.WITH_TORCH_SPARSE),
+    reason='needs pyg-lib or torch-sparse',
+)
+@pytest.mark.filterwarnings('ignore:Using .NeighborSampler')
+def test_neighbor_loader() -> None:
+    data = PlantedGraph('tiny')[0]
+    batch = next(iter(NeighborLoader(Reorder()(data), [3, 3], batch_size=8)))
+    assert batch.x.equal(data.x[batch.perm_index])
+    with pytest.raises(ValueError, match='tells of a batch'):
+        Reorder()(batch)
 
 
 def test_functional_name_and_repr() -> None:
