@@ -133,7 +133,7 @@ def _check(data: Data) -> None:
             raise TypeError(f"'{key}' is a sparse matrix: apply Reorder before converting to it")
         if key in _OF_BATCHES:
             raise ValueError(f"'{key}' tells of a batch: apply Reorder to the whole graph first")
-        if _is_prepared(key, value):
+        if _is_prepared(value):
             raise ValueError(
                 f"'{key}' was prepared for the present order of nodes: apply Reorder first, and "
                 'prepare after'
@@ -143,13 +143,11 @@ def _check(data: Data) -> None:
     check_edge_index(data.edge_index)
 
 
-def _is_prepared(key: str, value: Any) -> bool:
-    """Whether an attribute is made of this package's own classes."""
+def _is_prepared(value: Any) -> bool:
+    """Whether an attribute is an object of this package, or several."""
     package = __name__.split('.')[0]
-    parts = value if isinstance(value, (list, tuple)) else (value,)
-    return key == 'execution_paths' or any(
-        type(part).__module__.split('.')[0] == package for part in (value, *parts)
-    )
+    parts = value if isinstance(value, (list, tuple)) else ()
+    return any(type(part).__module__.split('.')[0] == package for part in (value, *parts))
 
 
 def _inverse(perm: Tensor) -> Tensor:

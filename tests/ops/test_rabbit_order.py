@@ -111,7 +111,7 @@ def test_tensors_that_do_not_fit(bad: str) -> None:
 
 def test_time_grows_with_edges() -> None:
     # Neither a hub nor a long chain of merges makes it quadratic.
-    n = 100_000
+    n = 300_000
     node = torch.arange(1, n)
     graphs = {
         'star': torch.stack([node, torch.zeros_like(node)]),
@@ -124,5 +124,5 @@ def test_time_grows_with_edges() -> None:
         graph = csr(Edges(edge_index, n, n))
         start = time.perf_counter()
         perm = rabbit_order(*graph)
-        assert time.perf_counter() - start < 3, name  # Takes 0.1 s; n^2 steps take minutes.
+        assert time.perf_counter() - start < 3, name  # It takes some tenths.
         assert perm.bincount(minlength=n).eq(1).all()

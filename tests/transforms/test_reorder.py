@@ -20,6 +20,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 
 from pyg_fast.datasets import PlantedGraph
+from pyg_fast.formats import execution_paths
 from pyg_fast.nn import PathPreparedGCNConv
 from pyg_fast.ops import spmm
 from pyg_fast.transforms import Reorder, ToCSR
@@ -467,10 +468,8 @@ def test_what_loaders_made(key: str) -> None:
 
 
 def test_what_was_prepared_for_the_present_order() -> None:
-    prepared = ToCSR()  # Stands for any object of this package.
-    for key, value in (
-        ('execution_paths', []), ('groups', prepared), ('paths', (prepared, prepared))
-    ):  # fmt: skip
+    paths = execution_paths(EDGES, graph().train_mask, num_layers=2)
+    for key, value in {'execution_paths': paths, 'first': paths[0], 'pair': (*paths,)}.items():
         data = graph()
         data[key] = value
         with pytest.raises(ValueError, match=f"'{key}' was prepared for the present order"):
