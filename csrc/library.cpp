@@ -19,6 +19,9 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "to_csr(Tensor row, Tensor col, int num_rows, int num_cols, bool index64, bool drop_loops) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 
+  // Nodes of a square graph in Rabbit Order, int64; on the CPU alone.
+  m.def("rabbit_order(Tensor rowptr, Tensor col) -> Tensor");
+
   // row_scale * (A * (col_scale * x)) + diag * x[self_row] + bias
   m.def(
       "spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, Tensor? row_scale, "

@@ -57,4 +57,7 @@ int64_t source_of_share(const Csr& csr, int64_t k, int64_t n);
 using ParallelFor = void (*)(int64_t n, void (*body)(void* ctx, int64_t k), void* ctx);
 void to_csr(const ToCsr& p, int num_threads, ParallelFor parallel_for);
 
+// perm[k] = the node, of a square graph, that comes k-th.
+void rabbit_order(const Csr& csr, int64_t* perm);
+
 }  // namespace pyg_fast::cpu

@@ -3,6 +3,7 @@
 
 #include "cpu.h"
 #include "isa.h"
+#include "rabbit_order.h"
 #include "to_csr.h"
 
 namespace pyg_fast::cpu {
@@ -195,6 +196,10 @@ void to_csr(const ToCsr& p, int num_threads, ParallelFor parallel_for) {
     p.out64 ? CsrSort<int32_t, int64_t>(p, num_threads, parallel_for).run()
             : CsrSort<int32_t, int32_t>(p, num_threads, parallel_for).run();
   }
+}
+
+void rabbit_order(const Csr& csr, int64_t* perm) {
+  csr.index64 ? CommunityMerge<int64_t>(csr).run(perm) : CommunityMerge<int32_t>(csr).run(perm);
 }
 
 }  // namespace pyg_fast::cpu

@@ -41,6 +41,10 @@ def _to_csr(
     )
 
 
+def _rabbit_order(rowptr: Tensor, col: Tensor) -> Tensor:
+    return rowptr.new_empty(rowptr.size(0) - 1, dtype=torch.int64)
+
+
 def _spmm(
     rowptr: Tensor,
     col: Tensor,
@@ -404,6 +408,7 @@ def _gatv2_backward(
 
 for _fake in (
     _to_csr,
+    _rabbit_order,
     _spmm,
     _spmm_max,
     _spmm_max_backward_x,

@@ -13,6 +13,7 @@ from torch_geometric.data.storage import EdgeStorage, NodeStorage
 from torch_geometric.edge_index import CatMetadata, SortOrder
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
+from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..formats import graph_of, to_edge_index
 from ..ops.to_csr import check_edge_index
@@ -150,28 +151,33 @@ def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) ->
         if key not in skipped
     }
     # An `adj_t` beside has two such dimensions.
-    dims = {k: d for k, d in dims.items() if isinstance(d, int) and _is_edge_attr(store, k)}
+    dims = {k: d for k, d in dims.items() if isinstance(d, int) and is_edge_attr(store, k)}
     store['edge_index'] = out
     for key, dim in dims.items():
-        store[key] = _permuted(store[key], perm, dim)
+        store[key] = permuted(store[key], perm, dim)
     if isinstance(data, RootedSubgraphData):
         position = torch.empty_like(perm)
         position[perm] = torch.arange(perm.numel(), device=perm.device)
         store['e_id'] = position[store['e_id']]
 
 
-def _is_edge_attr(store: EdgeStorage, key: str) -> bool:
+def is_edge_attr(store: EdgeStorage, key: str) -> bool:
+    """As PyG decides, for lists and tuples too where there are as many nodes as edges."""
     value = store[key]
     if (
         isinstance(value, (list, tuple))
         and isinstance(store, NodeStorage)
         and len(value) == store.num_nodes == store.num_edges
     ):
-        return 'edge' in key  # So decides PyG, but for tensors only.
+        return 'edge' in key
     return store.is_edge_attr(key)
 
 
-def _permuted(value: Any, perm: Tensor, dim: int) -> Any:
+def permuted(value: Any, perm: Tensor, dim: int) -> Any:
+    """An attribute with its entries along a dimension in another order."""
+    if is_torch_sparse_tensor(value):
+        chosen = value.to_sparse_coo().index_select(dim, perm.to(value.device))
+        return chosen.to_sparse(layout=value.layout)
     if isinstance(value, Tensor):
         return value.index_select(dim, perm.to(value.device))
     if isinstance(value, np.ndarray):

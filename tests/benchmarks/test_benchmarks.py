@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -47,6 +48,47 @@ def test_aggregate(tmp_path: Path) -> None:
     for cell in section['cells']:
         assert {'scatter', 'reduce', 'auto', 'PyG ops'} == cell['results'].keys()
         assert all(result['error'] <= 1 for result in cell['results'].values())
+
+
+def test_reorder(tmp_path: Path) -> None:
+    report, markdown, _ = run('reorder', tmp_path, '--graphs', 'tiny,small', '--widths', '5,8')
+    check_report(report, markdown)
+    sums, costs = report['sections']
+    methods = {'rabbit', 'rcm', 'degree'}
+    assert [(cell['graph'], cell['width']) for cell in sums['cells']] == [
+        ('tiny', 5), ('tiny', 8), ('small', 5), ('small', 8)]
+    for cell in sums['cells']:
+        assert cell['results'].keys() == methods | {'as is'}
+        assert all(result['error'] <= 1 for result in cell['results'].values())
+    assert [cell['results'].keys() for cell in costs['cells']] == [methods | {'ToCSR'}] * 2
+    (places,) = (note for note in report['notes'] if note.startswith('small: '))
+    gap = {name: float(gap) for name, gap in re.findall(r'([a-z ]+) (0\.\d+), 0\.\d+', places)}
+    assert gap.keys() == {' as is', *(f' {method}' for method in methods)}
+    assert min(gap, key=gap.get) == ' rabbit'
+    assert max(gap, key=gap.get) == ' as is'
+
+
+def test_reorder_does_not_time_another_graph(
+    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:
+    from benchmarks import reorder
+
+    class Broken(reorder.Reorder):
+        def forward(self, data):
+            out = super().forward(data)
+            out.inverse_index = out.inverse_index.roll(1)
+            out.perm_index = out.perm_index.roll(1)
+            return out
+
+    monkeypatch.setattr(reorder, 'Reorder', Broken)
+    graph = reorder._graphs.load('tiny', torch.device('cpu'))
+    settings = harness.Settings(torch.device('cpu'), repeats=1, limit=10, budget=1)
+    with pytest.raises(harness.Incorrect, match='rabbit'):
+        harness.measure(reorder.costs(graph), settings)
+    with pytest.raises(harness.Incorrect, match='rabbit'):
+        reorder.main([
+            '--device', 'cpu', '--graphs', 'tiny', '--widths', '4', '--repeats', '1', '--out',
+            str(tmp_path)])
 
 
 def test_spmm(tmp_path: Path) -> None:
