@@ -40,6 +40,18 @@ def check_report(report: dict, markdown: str) -> None:
                 assert result['count'] >= 2
 
 
+def test_paths(tmp_path: Path) -> None:
+    report, markdown, _ = run('paths', tmp_path)
+    check_report(report, markdown)
+    titles = [section['title'].split(',')[0] for section in report['sections']]
+    assert titles == [
+        'Backward aggregation of the last layer', '2-layer GCN', '2-layer GCN', 'GCN',
+        'Preparing the paths of 2 layers beside a step of training']
+    for section in report['sections'][:-1]:
+        for cell in section['cells']:
+            assert all(result['error'] <= 1 for result in cell['results'].values())
+
+
 def test_aggregate(tmp_path: Path) -> None:
     report, markdown, _ = run('aggregate', tmp_path)
     check_report(report, markdown)
