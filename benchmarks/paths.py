@@ -36,7 +36,7 @@ WIDTHS, HIDDEN = (16, 64), (16, 128)
 SHARES = (0.1, 0.01)
 DEPTHS = (1, 2, 3, 4)
 IN_CHANNELS, NUM_CLASSES = 128, 40
-_TOLERANCE = 1e-4  # of the norm, for float32
+_TOLERANCE = 1e-3  # of the norm, for float32: rounding decides where a ReLU bends
 
 PATH, ACTIVE, IF_ELSE = 'ours, path', 'ours, all edges', 'if-else'
 CUSPARSE = 'cuSPARSE on the path'

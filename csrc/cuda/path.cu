@@ -8,7 +8,8 @@ namespace {
 
 // A warp takes a row; features pass once, so L2 is left to what is gathered.
 template <typename T, typename I, int VEC>
-__global__ void __launch_bounds__(kThreads) expand_rows_kernel(ExpandRows p, T fill) {
+__global__ void __launch_bounds__(kThreads) expand_rows_kernel(ExpandRows p) {
+  const T fill = from_acc<T>(static_cast<acc_t<T>>(p.fill));
   const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
   int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   for (; row < p.num_rows; row += step) {
@@ -88,11 +89,10 @@ const char* expand_rows(const ExpandRows& p, void* stream_) {
   return dispatch(p.dtype, p.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const T fill = from_acc<T>(static_cast<acc_t<T>>(p.fill));
     const unsigned blocks = blocks_of(p.num_rows);
     if (vectors<T>(p.dim, p.x, p.out))
-      expand_rows_kernel<T, I, kVec<T>><<<blocks, kThreads, 0, stream>>>(p, fill);
-    else expand_rows_kernel<T, I, 1><<<blocks, kThreads, 0, stream>>>(p, fill);
+      expand_rows_kernel<T, I, kVec<T>><<<blocks, kThreads, 0, stream>>>(p);
+    else expand_rows_kernel<T, I, 1><<<blocks, kThreads, 0, stream>>>(p);
     return last_error();
   });
 }

@@ -245,11 +245,11 @@ class ExecutionPath:
 
     def _note(self) -> None:
         # The counter is on its way to the host while the backward pass goes on.
-        if self.strict:
+        if self.strict and not _is_capturing(self.counter):
             self.check()
         elif not self.counter.is_cuda:
             self._noted = self.counter, None
-        elif not torch.cuda.is_current_stream_capturing():
+        elif not _is_capturing(self.counter):
             host = torch.empty(1, dtype=torch.int64, pin_memory=True)
             host.copy_(self.counter, non_blocking=True)
             event = torch.cuda.Event()
@@ -258,7 +258,7 @@ class ExecutionPath:
 
     def check_noted(self) -> None:
         """Raises if the last backward pass had a gradient outside of the path."""
-        if self._noted is None:
+        if self._noted is None or _is_capturing(self.counter):
             return
         count, event = self._noted
         self._noted = None
@@ -302,6 +302,10 @@ class ExecutionPath:
                     "'path' was made of another graph than 'edge_index', or the graph has changed "
                     'since: prepare the paths again'
                 )
+
+
+def _is_capturing(t: Tensor) -> bool:
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _hashed(values: Tensor) -> int:
