@@ -123,8 +123,8 @@ def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
     row = torch.where(is_long[row], -1 - number[row], row)
     long_ptr = pad(count[long_row].cumsum(0), (1, 0))
     long_shift = first[long_row] - long_ptr[:-1]
-    groups = Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic)
-    return groups._each(lambda t: t.to(dtype))
+    out = Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic)
+    return out._each(lambda t: t.to(dtype))
 
 
 def check_size(size: int) -> None:
