@@ -127,9 +127,9 @@ def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
     return out._each(lambda t: t.to(dtype))
 
 
-def check_size(size: int) -> None:
+def check_size(size: int, name: str = 'size') -> None:
     """Raises unless :obj:`size` is a positive integer."""
     if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"'size' must be an integer, got {type(size).__name__}")
+        raise TypeError(f"'{name}' must be an integer, got {type(size).__name__}")
     if size < 1:
-        raise ValueError(f"'size' must be positive, got {size}")
+        raise ValueError(f"'{name}' must be positive, got {size}")
