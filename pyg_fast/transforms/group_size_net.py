@@ -1,5 +1,6 @@
 """The graph classifier that chooses group sizes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,13 @@ class GroupSizeNet(nn.Module):
     Pooling" <https://arxiv.org/abs/1904.08082>`_ paper, read out after each; beside the degrees of
     the whole graph and the width they give a score for each size.
 
+    .. math::
+        \mathrm{score}_g = -t \left( \log_2 g - \mathbf{w}^{\top} \mathbf{f} -
+        \mathrm{MLP}(\mathbf{r}, \mathbf{f}) \right)^2
+
+    with the readout :math:`\mathbf{r}` and the features :math:`\mathbf{f}` of the whole graph:
+    sizes are in an order, which few graphs need not teach.
+
     Args:
         sizes (sequence): The group sizes to choose from.
         hidden (int): Number of hidden channels. (default: :obj:`16`)
@@ -59,11 +67,15 @@ class GroupSizeNet(nn.Module):
         self.convs = nn.ModuleList([GraphConv(3, hidden), GraphConv(hidden, hidden)])
         self.pools = nn.ModuleList(SAGPooling(hidden, ratio=0.5) for _ in range(2))
         num_features = len(Degrees(0, 0, 0, 0).features(1))
+        self.linear = nn.Linear(num_features, 1)
+        last = nn.Linear(hidden, 1)
+        nn.init.zeros_(last.weight)  # at first, degrees and width alone
+        nn.init.zeros_(last.bias)
         self.head = nn.Sequential(
-            nn.Linear(2 * hidden + num_features, 2 * hidden),
-            nn.ReLU(),
-            nn.Linear(2 * hidden, len(self.sizes)),
+            nn.Linear(2 * hidden + num_features, hidden), nn.ReLU(), nn.Dropout(0.2), last
         )
+        self.sharpness = nn.Parameter(torch.zeros(()))
+        self.register_buffer('powers', torch.tensor(self.sizes).log2(), persistent=False)
 
     def forward(self, data: Data) -> Tensor:
         x, edge_index = data.x, data.edge_index
@@ -75,7 +87,15 @@ class GroupSizeNet(nn.Module):
             x, edge_index, _, batch, _, _ = pool(x, edge_index, batch=batch)
             both = [fn(x, batch, num_graphs) for fn in (global_mean_pool, global_max_pool)]
             read = read + torch.cat(both, dim=1)
-        return self.head(torch.cat([read, data.features], dim=1))
+        features = data.features
+        best = self.linear(features) + self.head(torch.cat([read, features], dim=1))
+        return -self.sharpness.exp() * (self.powers - best).square()
+
+    @torch.no_grad()
+    def start_from(self, weights: Sequence[float]) -> None:
+        """Makes it choose as a regression does that gives the logarithm of a size."""
+        self.linear.weight.copy_(torch.tensor([weights]).mul(LOG_DEGREE))
+        self.linear.bias.zero_()
 
 
 def save(net: GroupSizeNet) -> dict[str, Any]:
