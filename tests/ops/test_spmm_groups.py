@@ -92,7 +92,7 @@ def test_any_graph(
 def test_many_groups(device: torch.device) -> None:
     # Enough for several of one team, and for partial sums of which some rows have more than warps.
     generator = torch.Generator().manual_seed(5)
-    edge_index = torch.randint(4000, (2, 60_000), generator=generator)
+    edge_index = torch.randint(4000, (2, 120_000), generator=generator)
     edge_index[1, :9000] = 17
     edge_index[1, 9000:9700] = 3999
     edges = Edges(edge_index, 4000, 4000)
