@@ -25,7 +25,7 @@ from benchmarks._harness import geometric_mean, log, table
 from pyg_fast.ops import Graph
 from pyg_fast.ops.graph import graph_of
 from pyg_fast.transforms import group_size_net
-from pyg_fast.transforms.group_size_net import GroupSizeNet, sample_of
+from pyg_fast.transforms.group_size_net import GroupSizeNet, as_data, sample_of
 from pyg_fast.transforms.group_sizes import (
     FITTED,
     SIZES,
@@ -48,6 +48,7 @@ DEGREES = (4, 16, 64, 256)
 MOST_EDGES = 1 << 25
 PLANTED = ('small', 'medium', 'dense-small', 'dense-medium', 'arxiv-like', 'reddit-like',
            'products-like')
+REAL = (*_graphs.REAL, 'Cora', 'ca-astroph')
 ROWS_KEPT = 0.1  # of a graph, as an execution path does
 NEAR = 1.1  # a size counts as right where it takes at most so many times the best one's time
 NONE = 'none'
@@ -93,7 +94,7 @@ def graphs(device: torch.device, quick: bool) -> Iterator[tuple[str, str, Graph]
                 yield name, name, graph_of(edges, 1 << scale, 1 << scale, transpose=False)
     names = PLANTED[:1] if quick else PLANTED
     left_out: dict[str, str] = {}
-    for loaded in _graphs.load_each((*names, *_graphs.REAL), device, left_out):
+    for loaded in _graphs.load_each((*names, *REAL), device, left_out):
         n = loaded.num_nodes
         graph = Graph(loaded.rowptr, loaded.col, None, None, None, None, n, n)
         yield loaded.name, loaded.name, graph
@@ -160,7 +161,7 @@ def measure(file: Path, device: torch.device, quick: bool) -> None:
         by_width = {width: measure_group_sizes(graph, width) for width in WIDTHS}
         cells.append({
             'name': name, 'base': base, 'degrees': degrees._asdict(),
-            'sample': {'x': rounded(data.x), 'edge_index': data.edge_index.tolist()},
+            'sample': sample_as_lists(data),
             'ms': {str(width): {str(size or NONE): ms for size, ms in times.items()}
                    for width, times in by_width.items()},
         })
@@ -173,8 +174,9 @@ def measure(file: Path, device: torch.device, quick: bool) -> None:
     log(f'{len(cells)} graphs in {seconds:.0f} s: {file}')
 
 
-def rounded(x: Tensor) -> list[list[float]]:
-    return [[round(v, 4) for v in row] for row in x.tolist()]
+def sample_as_lists(data: Data) -> dict[str, list]:
+    edges = data.edge_index[:, : data.edge_index.size(1) // 2]
+    return {'degrees': data.node_degrees.tolist(), 'edges': edges.tolist()}
 
 
 def read(file: Path) -> tuple[dict[str, Any], list[Measured]]:
@@ -183,10 +185,9 @@ def read(file: Path) -> tuple[dict[str, Any], list[Measured]]:
     for graph in report['graphs']:
         degrees = Degrees(**graph['degrees'])
         for width, times in graph['ms'].items():
-            features = torch.tensor([degrees.features(int(width))]).div_(group_size_net.LOG_DEGREE)
-            edge_index = torch.tensor(graph['sample']['edge_index'], dtype=torch.long).view(2, -1)
-            x = torch.tensor(graph['sample']['x']).view(-1, 3)
-            data = Data(x=x, edge_index=edge_index, features=features)
+            sample = (torch.tensor(graph['sample'][key], dtype=torch.long)
+                      for key in ('degrees', 'edges'))
+            data = as_data(*sample, degrees, int(width))
             name = graph['name'], graph['base']
             cells.append(Measured(*name, int(width), degrees, times, data))
     return report, cells

@@ -23,7 +23,6 @@ def sample_of(rowptr: Tensor, col: Tensor, num_cols: int, width: int) -> Data:
     whole graph. One pass over the edges counts those of columns.
     """
     degrees = Degrees.of(rowptr)
-    features = torch.tensor(degrees.features(width)).div_(LOG_DEGREE).view(1, -1)
     num_rows = min(degrees.num_rows, _ROWS)
     rowptr, device = rowptr.long(), rowptr.device
     row = torch.arange(num_rows, device=device) * degrees.num_rows // max(num_rows, 1)
@@ -35,13 +34,18 @@ def sample_of(rowptr: Tensor, col: Tensor, num_cols: int, width: int) -> Data:
     target = torch.arange(num_rows, device=device).view(-1, 1).expand_as(edge)[is_edge]
     source, number = col[edge[is_edge]].long().unique(return_inverse=True)
     of_source = torch.bincount(col[: degrees.num_edges], minlength=num_cols)[source]
-    log_degree = torch.cat([degree, of_source]).add(1).log2().div(LOG_DEGREE)
-    is_row = torch.arange(log_degree.size(0), device=device) < num_rows
-    mean = features[0, 2].to(device)
-    x = torch.stack([log_degree, is_row.float(), log_degree - mean], dim=1)
-    edge_index = torch.stack([number + num_rows, target])
-    edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
-    return Data(x=x, edge_index=edge_index, features=features).cpu()
+    edges = torch.stack([number + num_rows, target])
+    return as_data(torch.cat([degree, of_source]).cpu(), edges.cpu(), degrees, width)
+
+
+def as_data(node_degrees: Tensor, edges: Tensor, degrees: Degrees, width: int) -> Data:
+    """A sample as the classifier reads it: the degrees of its nodes, rows first, and its edges."""
+    features = torch.tensor([degrees.features(width)]).div_(LOG_DEGREE)
+    log_degree = node_degrees.add(1).log2().div(LOG_DEGREE)
+    is_row = torch.arange(log_degree.size(0)) < min(degrees.num_rows, _ROWS)
+    x = torch.stack([log_degree, is_row.float(), log_degree - features[0, 2]], dim=1)
+    edge_index = torch.cat([edges, edges.flip(0)], dim=1)
+    return Data(x=x, edge_index=edge_index, features=features, node_degrees=node_degrees)
 
 
 class GroupSizeNet(nn.Module):

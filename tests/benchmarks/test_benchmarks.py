@@ -551,7 +551,7 @@ def measured_graphs(harness, path: Path) -> list[dict]:
             graphs.append({
                 'name': f'{skew} {scale} {degree}', 'base': f'{skew} {scale} {degree}',
                 'degrees': degrees._asdict(), 'ms': {'64': {'none': 1.0, **times}},
-                'sample': {'x': data.x.tolist(), 'edge_index': data.edge_index.tolist()}})
+                'sample': bench.sample_as_lists(data)})
     environment = {'device': 'made up', 'torch': '0', 'commit': 'none'}
     path.write_text(json.dumps({'environment': environment, 'graphs': graphs}))
     return graphs
@@ -600,6 +600,10 @@ def test_group_sizes_between_those_measured(harness, tmp_path: Path) -> None:
     assert bench.score([cell], lambda _: 8) == (1, 1, 1)
     assert bench.score([cell, cell], lambda _: 4) == pytest.approx((0, 2, 2))
     assert len(cells) == len(graphs)
+    graph = bench.graph_of(
+        bench.rmat(6, 4, bench.SKEWS['even'], torch.device('cpu'), seed=6), 64, 64)
+    data = bench.sample_of(graph.rowptr, graph.col, 64, 64)
+    assert all(torch.equal(cells[0].data[key], data[key]) for key in ('x', 'edge_index', 'features'))
 
 
 @pytest.mark.parametrize('skew', ['even', 'graph500'])
