@@ -16,7 +16,8 @@ from torch_geometric.datasets import Amazon, HeterophilousGraphDataset, Planetoi
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
 
 DATA = 'PYG_FAST_DATA'
-_STRUCTURES = {'ddi': 'ogbl_ddi_train', 'moby': 'moby_thesaurus'}
+_STRUCTURES = {
+    'ddi': 'ogbl_ddi_train', 'moby': 'moby_thesaurus', 'ca-astroph': 'ca_astroph'}
 _DATASETS = {
     'Computers': (Amazon, 'Amazon/Computers'),
     'tolokers': (HeterophilousGraphDataset, 'HeterophilousGraphDataset/tolokers'),

@@ -42,6 +42,21 @@ struct Spmm {
   void* out = nullptr;              // [num_rows, dim]
 };
 
+// A graph's edges, in groups of at most `size` of one row each: what a GPU's threads are handed. All
+// arrays have the type of those of the csr.
+struct Groups {
+  int64_t size = 0;
+  bool atomic = false;  // long rows add up by atomic additions instead of partial sums
+  int64_t num_groups = 0;
+  int64_t num_long = 0;      // rows of several groups
+  int64_t num_partials = 0;  // groups of such rows
+  const void* ptr = nullptr;         // [num_groups + 1] first edge; groups follow one another
+  const void* row = nullptr;         // [num_groups] row, or -1 - k for a group of long row k
+  const void* long_row = nullptr;    // [num_long] row
+  const void* long_ptr = nullptr;    // [num_long + 1] first partial sum
+  const void* long_shift = nullptr;  // [num_long] group g makes partial sum g - shift
+};
+
 // out[i, f] = max (or min) over the row's edges of value[e] * x[col[e], f]; an empty row gives 0.
 // arg[i, f] = position in `col` of the first edge that reaches it, -1 for an empty row.
 // NaN counts as the largest (smallest) value, as in torch.amax and torch.amin.

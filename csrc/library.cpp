@@ -28,6 +28,14 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
       "Tensor? self_row=None) -> Tensor");
 
+  // The same, handed out by groups of at most `group_size` edges of a row; `atomic`: groups of one row
+  // add up in any order. On a CPU it is the same altogether.
+  m.def(
+      "spmm_groups(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, "
+      "Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
+      "Tensor? self_row, Tensor group_ptr, Tensor group_row, Tensor long_row, Tensor long_ptr, "
+      "Tensor long_shift, int num_partials, int group_size, bool atomic) -> Tensor");
+
   // Maximum (or minimum) over each row's edges, and the edge that reached it.
   m.def(
       "spmm_max(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, bool minimum) "

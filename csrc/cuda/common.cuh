@@ -73,6 +73,26 @@ __device__ inline void store(T* p, const Pack<T, VEC>& pack) {
   }
 }
 
+// Adds VEC aligned sums: where the chip has it, one reduction of 16 bytes.
+template <typename Acc, int VEC>
+__device__ inline void add_to(Acc* out, const Acc (&v)[VEC]) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (std::is_same_v<Acc, float> && VEC % 4 == 0) {
+#pragma unroll
+    for (int c = 0; c < VEC; c += 4) {
+      atomicAdd(reinterpret_cast<float4*>(out + c),
+                make_float4(v[c], v[c + 1], v[c + 2], v[c + 3]));
+    }
+  } else if constexpr (std::is_same_v<Acc, float> && VEC == 2) {
+    atomicAdd(reinterpret_cast<float2*>(out), make_float2(v[0], v[1]));
+  } else
+#endif
+  {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) atomicAdd(out + c, v[c]);
+  }
+}
+
 template <typename I>
 __device__ inline I load_once(const I* p) {
   if constexpr (sizeof(I) == 8) {

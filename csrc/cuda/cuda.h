@@ -9,6 +9,10 @@ namespace pyg_fast::cuda {
 int64_t spmm_scratch(const Spmm& p);
 const char* spmm(const Spmm& p, void* scratch, void* stream);
 
+// The same by groups: rows of several leave partial sums in scratch, added up in order.
+int64_t spmm_groups_scratch(const Spmm& p, const Groups& groups);
+const char* spmm_groups(const Spmm& p, const Groups& groups, void* scratch, void* stream);
+
 const char* spmm_max(const SpmmMax& p, void* stream);
 
 const char* sddmm(const Sddmm& p, void* stream);

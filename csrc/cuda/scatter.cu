@@ -55,26 +55,6 @@ __global__ void __launch_bounds__(kThreads) scatter_round_kernel(const float* su
     out[k] = from_acc<T>(sum[k]);
 }
 
-// VEC aligned sums: where the chip has it, one reduction of 16 bytes.
-template <typename Acc, int VEC>
-__device__ inline void add_to(Acc* out, const Acc (&v)[VEC]) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (std::is_same_v<Acc, float> && VEC % 4 == 0) {
-#pragma unroll
-    for (int c = 0; c < VEC; c += 4) {
-      atomicAdd(reinterpret_cast<float4*>(out + c),
-                make_float4(v[c], v[c + 1], v[c + 2], v[c + 3]));
-    }
-  } else if constexpr (std::is_same_v<Acc, float> && VEC == 2) {
-    atomicAdd(reinterpret_cast<float2*>(out), make_float2(v[0], v[1]));
-  } else
-#endif
-  {
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) atomicAdd(out + c, v[c]);
-  }
-}
-
 // A warp reads `chunk` edges at once; each of its slots of LANES threads takes some that follow one
 // another, and adds to memory where the destination changes: sorted lists have few such places.
 template <typename T, typename I, int VEC, int LANES>

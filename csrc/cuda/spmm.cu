@@ -1,126 +1,9 @@
 // Sum and mean aggregation.
 #include "cuda.h"
-#include "rows.cuh"
-#include "scale.cuh"
+#include "spmm.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
-
-// Loads in flight per thread, and blocks per SM: more of one costs the other its registers.
-constexpr int kUnroll = 4;
-constexpr int kBlocks = 4;
-
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
-struct SpmmRow {
-  using Acc = acc_t<T>;
-  static constexpr bool kSharedSums = false;
-  struct Sum {
-    Acc data[VEC];
-  };
-  using Edge = WeightedEdge<T, I, WEIGHTED>;
-
-  const Spmm& p;
-  const void* x_self;  // x before any prologue
-  const char* x;  // at this thread's column
-  uint32_t row_bytes;
-  int64_t column;
-  bool active;
-
-  __device__ SpmmRow(const Spmm& p, const void* x_self, int tile) : p(p), x_self(x_self) {
-    column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
-    active = column < p.dim;
-    row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
-    // Threads past the last column read the first one and write nothing.
-    x = static_cast<const char*>(p.x) + (active ? column : 0) * sizeof(T);
-    asm("" : "+l"(x));  // one pointer, not a base and an offset to be added at every load
-  }
-
-  __device__ Sum empty(int64_t) const {
-    Sum sum;
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) sum.data[c] = 0;
-    return sum;
-  }
-
-  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
-    constexpr int kSlots = 32 / LANES;
-    constexpr int kSteps = LANES < kUnroll ? LANES : kUnroll;
-    const int slot = (threadIdx.x & 31) / LANES;
-    int first = 0;
-#pragma unroll 1
-    for (; first + kSteps * kSlots <= count; first += kSteps * kSlots)
-      add_steps<kSteps, true>(edge, first + slot, count, sum);
-    if (first < count) add_steps<kSteps, false>(edge, first + slot, count, sum);
-  }
-
-  // STEPS of the slot's edges. Past the end it reads the last edge again and adds nothing.
-  template <int STEPS, bool FULL>
-  __device__ void add_steps(const Edge& edge, int e, int count, Sum& sum) const {
-    constexpr int kSlots = 32 / LANES;
-    Pack<T, VEC> v[STEPS];
-#pragma unroll
-    for (int u = 0; u < STEPS; ++u) {
-      const int at = FULL || e + u * kSlots < count ? e + u * kSlots : count - 1;
-      const I source = __shfl_sync(kWarpMask, edge.source, at);
-      v[u] = pyg_fast::cuda::load<T, VEC>(
-          reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
-    }
-#pragma unroll
-    for (int u = 0; u < STEPS; ++u) {
-      const bool valid = FULL || e + u * kSlots < count;
-      const Acc weight = WEIGHTED ? __shfl_sync(kWarpMask, edge.weight, e + u * kSlots) : Acc(1);
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) {
-        const Acc term = element(v[u], c);
-        if (FULL) sum.data[c] += weight * term;
-        else sum.data[c] += valid ? weight * term : Acc(0);
-      }
-    }
-  }
-
-  __device__ void reduce(Sum& sum) const {
-#pragma unroll
-    for (int offset = LANES; offset < 32; offset <<= 1) {
-#pragma unroll
-      for (int c = 0; c < VEC; ++c)
-        sum.data[c] += __shfl_xor_sync(kWarpMask, sum.data[c], offset);
-    }
-  }
-
-  __device__ void merge(Sum& sum, const Sum& other) const {
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) sum.data[c] += other.data[c];
-  }
-
-  __device__ void finish(int64_t row, int64_t degree, Sum& sum) const {
-    if (!active) return;
-    Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc(1);
-    if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) sum.data[c] *= scale;
-    const int64_t own = p.self_row ? static_cast<const I*>(p.self_row)[row] : row;
-    if (p.diag && own >= 0 && own < p.csr.num_cols) {
-      const Acc d = static_cast<const Acc*>(p.diag)[row];
-      const auto self = pyg_fast::cuda::load<T, VEC>(
-          static_cast<const T*>(x_self) + own * p.dim + column);
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) sum.data[c] += d * element(self, c);
-    }
-    if (p.out_acc) {
-      const Acc* bias = static_cast<const Acc*>(p.bias);
-      Acc* out = static_cast<Acc*>(p.out) + row * p.dim + column;
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) out[c] = sum.data[c] + (bias ? bias[column + c] : Acc(0));
-    } else {
-      const T* bias = static_cast<const T*>(p.bias);
-      Pack<T, VEC> result;
-#pragma unroll
-      for (int c = 0; c < VEC; ++c)
-        result.data[c] = from_acc<T>(sum.data[c] + (bias ? to_acc(bias[column + c]) : Acc(0)));
-      store<T, VEC>(static_cast<T*>(p.out) + row * p.dim + column, result);
-    }
-  }
-};
 
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -133,10 +16,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 }  // namespace
 
-int64_t spmm_scratch(const Spmm& p) {
-  if (wants_ordered_values(p, tiles_of(p.dtype, p.dim))) return p.csr.num_edges * acc_bytes(p.dtype);
-  return wants_prologue(p) ? p.csr.num_cols * p.dim * acc_bytes(p.dtype) : 0;
-}
+int64_t spmm_scratch(const Spmm& p) { return prologue_scratch(p); }
 
 const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
   if (p_in.csr.num_rows == 0 || p_in.dim == 0) return nullptr;
@@ -145,23 +25,13 @@ const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
     using T = decltype(element);
     using I = decltype(index);
     Spmm p = p_in;
-    if (wants_ordered_values(p, tiles_of(p.dtype, p.dim))) order_values<T, I>(p, scratch, stream);
-    if constexpr (std::is_same_v<T, acc_t<T>>) {
-      if (wants_prologue(p)) {
-        scale_rows(static_cast<const T*>(p.x), static_cast<const T*>(p.col_scale),
-                   static_cast<T*>(scratch), p.csr.num_cols, p.dim, stream);
-        p.x = scratch;
-        p.col_scale = nullptr;
-      }
-    }
+    prologue<T, I>(p, scratch, stream);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
     const dim3 grid = s.grid(p.csr.num_rows);
-    // Graphs past int32 are rare: they share the weighted kernel.
-    const bool weighted = p.value || p.col_scale || sizeof(I) == 8;
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       if constexpr (sizeof(I) == 4) {
-        if (!weighted) {
+        if (!is_weighted(p)) {
           spmm_kernel<T, I, vec, lanes, false><<<grid, kThreads, 0, stream>>>(p, p_in.x, s);
           return;
         }

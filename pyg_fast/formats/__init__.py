@@ -5,7 +5,9 @@ from ..ops.graph import graph_of
 from .csr import to_edge_index
 from .execution_path import ExecutionPath, execution_paths
 from .gcn_norm import GCNNorm, gcn_norm
+from .groups import Groups, groups_of, set_group_sizes, with_groups
 
 __all__ = [
-    'CBSR', 'ExecutionPath', 'GCNNorm', 'execution_paths', 'gcn_norm', 'graph_of', 'to_edge_index',
+    'CBSR', 'ExecutionPath', 'GCNNorm', 'Groups', 'execution_paths', 'gcn_norm', 'graph_of',
+    'groups_of', 'set_group_sizes', 'to_edge_index', 'with_groups',
 ]  # fmt: skip

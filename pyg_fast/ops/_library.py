@@ -63,6 +63,32 @@ def _spmm(
     return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
 
 
+def _spmm_groups(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+    self_row: Tensor | None,
+    group_ptr: Tensor,
+    group_row: Tensor,
+    long_row: Tensor,
+    long_ptr: Tensor,
+    long_shift: Tensor,
+    num_partials: int,
+    group_size: int,
+    atomic: bool,
+) -> Tensor:
+    dtype = _acc(x.dtype) if out_acc else x.dtype
+    return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
+
+
 def _spmm_max(
     rowptr: Tensor, col: Tensor, perm: Tensor | None, value: Tensor | None, x: Tensor, minimum: bool
 ) -> tuple[Tensor, Tensor]:
@@ -410,6 +436,7 @@ for _fake in (
     _to_csr,
     _rabbit_order,
     _spmm,
+    _spmm_groups,
     _spmm_max,
     _spmm_max_backward_x,
     _spmm_max_backward_x_ordered,

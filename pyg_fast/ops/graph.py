@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from .groups import Groups, check_size, groups_of
 from .to_csr import check_edge_index, to_csr
 
 # The one attribute of ours on an EdgeIndex: {key: whatever was derived from it}.
@@ -30,6 +31,9 @@ class Graph(NamedTuple):
         - **rowptr:** :math:`(N_{dst} + 1)`, **col**, **perm:** :math:`(|\mathcal{E}|)`
         - **t_rowptr:** :math:`(N_{src} + 1)`, **t_col**, **t_perm:** :math:`(|\mathcal{E}|)`;
           :obj:`None` where no gradient will be asked for
+
+    :obj:`groups` and :obj:`t_groups` hand out the edges of either on a GPU
+    (:obj:`None`: the kernel does it by rows).
     """
 
     rowptr: Tensor
@@ -40,6 +44,8 @@ class Graph(NamedTuple):
     t_perm: Tensor | None
     num_src: int
     num_dst: int
+    groups: Groups | None = None
+    t_groups: Groups | None = None
 
     def t(self) -> 'Graph':
         """The transposed graph."""
@@ -47,13 +53,33 @@ class Graph(NamedTuple):
             raise ValueError("'graph' was made without its transpose")
         return Graph(
             self.t_rowptr, self.t_col, self.t_perm, self.rowptr, self.col, self.perm,
-            self.num_dst, self.num_src,
+            self.num_dst, self.num_src, self.t_groups, self.groups,
         )  # fmt: skip
 
     @property
     def num_edges(self) -> int:
         """The number of edges that an :obj:`edge_weight` must have."""
         return self.col.size(0)
+
+    def with_groups(
+        self, size: int | None, t_size: int | None = None, atomic: bool = False
+    ) -> 'Graph':
+        """The same graph, its sums handed out by groups.
+
+        Args:
+            size (int, optional): The most edges of a group; :obj:`None`: no groups.
+            t_size (int, optional): The same for the transpose, if there is one.
+                (default: :obj:`None`)
+            atomic (bool): As in :func:`~pyg_fast.formats.groups_of`. (default: :obj:`False`)
+
+        Raises:
+            TypeError, ValueError: As :func:`~pyg_fast.formats.groups_of`.
+        """
+
+        def cut(rowptr: Tensor | None, size: int | None) -> Groups | None:
+            return None if rowptr is None or size is None else groups_of(rowptr, size, atomic)
+
+        return self._replace(groups=cut(self.rowptr, size), t_groups=cut(self.t_rowptr, t_size))
 
 
 def graph_of(
@@ -69,6 +95,7 @@ def graph_of(
     A plain tensor is sorted at every call. What is derived from an
     :class:`~torch_geometric.EdgeIndex` is kept on it, and made anew once its data, its size or
     its device change. Compiled code does not notice edits in place: it goes by what was kept.
+    If it was given group sizes, see :func:`set_group_sizes`, the graph comes with groups.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
@@ -89,7 +116,11 @@ def graph_of(
         cache = cache_of(edge_index)
         graph = cache.get(key)
         if graph is None:
-            graph = cache[key] = _prepare(edge_index, num_src, num_dst, drop_loops)
+            graph = _prepare(edge_index, num_src, num_dst, drop_loops)
+            sizes = cache.get('group_sizes')
+            if sizes is not None and graph.groups is graph.t_groups is None:
+                graph = graph.with_groups(*sizes)
+            cache[key] = graph
         return graph
     rowptr, col, perm = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops)
     if not transpose:
@@ -115,6 +146,32 @@ def kept(edge_index: EdgeIndex, key: tuple) -> Any:
     # Methods of EdgeIndex do not trace, reading its attributes does.
     cache = getattr(edge_index, _CACHE, None)
     return None if cache is None else cache.get(key)
+
+
+def set_group_sizes(
+    edge_index: EdgeIndex, size: int | None, t_size: int | None = None, atomic: bool = False
+) -> None:
+    """Has :func:`graph_of` give graphs of this very :obj:`edge_index` with groups from now on.
+
+    They are forgotten once its data change, and by copies of it.
+
+    Args:
+        edge_index (EdgeIndex): The graph.
+        size, t_size, atomic: As in :meth:`Graph.with_groups`.
+    """
+    for each in (size, t_size):
+        if each is not None:
+            check_size(each)
+    cache = cache_of(edge_index)
+    sizes = cache['group_sizes'] = size, t_size, atomic
+    made: dict[int, Graph] = {}  # by the graph before: what several keys share stays shared
+    for key, value in list(cache.items()):
+        if isinstance(value, Graph):
+            if id(value) not in made:
+                made[id(value)] = value.with_groups(*sizes)
+            cache[key] = made[id(value)]
+        elif isinstance(key, tuple):  # made of a graph with other groups
+            del cache[key]
 
 
 def _version(tensor: Tensor) -> int | None:

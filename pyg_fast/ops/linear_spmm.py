@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._library import ops
 from .graph import Graph
-from .spmm import acc_dtype, reduce_sum
+from .spmm import acc_dtype, reduce_sum, sum_rows
 
 
 def linear_spmm(
@@ -77,18 +76,18 @@ class _LinearSpMM(torch.autograd.Function):
         # Under autocast it is the linear map that runs in halves.
         first = not out_acc and aggregates_first(weight, needs_x, needs_weight)
         ctx.first, ctx.constants = first, constants
-        rowptr, col, perm = graph[:3]
+        csr, groups = graph[:3], graph.groups
         if first:
-            aggregated = ops.spmm.default(
-                rowptr, col, perm, value, x, row_scale, col_scale, diag, None, False, False
+            aggregated = sum_rows(
+                csr, groups, value, x, row_scale, col_scale, diag, None, False, False
             )
             ctx.save_for_backward(x, weight, aggregated if needs_weight else None)
             return F.linear(aggregated, weight, bias)
         ctx.save_for_backward(x, weight, None)
-        return ops.spmm.default(
-            rowptr, col, perm, value, F.linear(x, weight), row_scale, col_scale, diag, bias,
-            False, out_acc,
-        )  # fmt: skip
+        mapped = F.linear(x, weight)
+        return sum_rows(
+            csr, groups, value, mapped, row_scale, col_scale, diag, bias, False, out_acc
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,7 +135,6 @@ def _transposed(
         return reduce_sum(
             graph, grad, value, row_scale=row_scale, col_scale=col_scale, diag=diag
         )
-    return ops.spmm.default(
-        graph.rowptr, graph.col, graph.perm, value, grad, row_scale, col_scale, diag, None, False,
-        False,
-    )  # fmt: skip
+    return sum_rows(
+        graph[:3], graph.groups, value, grad, row_scale, col_scale, diag, None, False, False
+    )

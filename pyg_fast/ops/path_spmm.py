@@ -9,7 +9,7 @@ from torch import Tensor
 from ._library import ops
 from .graph import Graph
 from .linear_spmm import aggregates_first
-from .spmm import acc_dtype, reduce_sum
+from .spmm import acc_dtype, reduce_sum, sum_rows
 
 
 class Rows(NamedTuple):
@@ -70,9 +70,9 @@ class Operator(NamedTuple):
         if value is not None and value.dtype != acc_dtype(x.dtype):
             value = value.to(x.dtype)
         if not again:
-            return ops.spmm.default(
-                *self.graph[:3], value, x, self.row_scale, self.col_scale, self.diag, bias, False,
-                out_acc, self.self_row,
+            return sum_rows(
+                self.graph[:3], self.graph.groups, value, x, self.row_scale, self.col_scale,
+                self.diag, bias, False, out_acc, self.self_row,
             )  # fmt: skip
         out = reduce_sum(
             self.graph, x, value, bias, self.row_scale, self.col_scale, out_acc=out_acc

@@ -83,6 +83,41 @@ def spmm(
     return out if bias is None else out + bias.double()
 
 
+def spmm_groups(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+    self_row: Tensor | None,
+    group_ptr: Tensor,
+    group_row: Tensor,
+    long_row: Tensor,
+    long_ptr: Tensor,
+    long_shift: Tensor,
+    num_partials: int,
+    group_size: int,
+    atomic: bool,
+) -> Tensor:
+    """By the graph that the groups describe, as kernels read them."""
+    group = torch.arange(group_row.size(0), device=col.device)
+    is_long = group_row < 0
+    slot = group[is_long] - long_shift[(-1 - group_row[is_long]).long()]
+    row_of_slot = long_row.repeat_interleave(long_ptr.diff().long(), output_size=num_partials)
+    row = group_row.index_put((is_long,), row_of_slot[slot])
+    degree = rowptr.new_zeros(rowptr.size(0) - 1).index_add(0, row, group_ptr.diff())
+    rowptr = pad(degree.cumsum(0), (1, 0))
+    return spmm(
+        rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row
+    )
+
+
 def spmm_max(
     rowptr: Tensor, col: Tensor, perm: Tensor | None, value: Tensor | None, x: Tensor, minimum: bool
 ) -> tuple[Tensor, Tensor]:

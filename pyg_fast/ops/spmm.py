@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ._library import ops
 from .graph import Graph, graph_of
+from .groups import Groups
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REDUCE = ('sum', 'add', 'mean', 'max', 'min')
@@ -27,7 +28,7 @@ def spmm(
     bfloat16 run in float32. No tensor of size :math:`|\mathcal{E}| \times F` is ever made.
     Results are the same bits every time, with one exception: the gradient of
     :obj:`"max"`/:obj:`"min"` to :obj:`x` on CUDA adds atomically unless
-    :func:`torch.use_deterministic_algorithms` is on.
+    :func:`torch.use_deterministic_algorithms` is on. So do sums over a graph with atomic groups.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by
@@ -89,8 +90,30 @@ def reduce_sum(
         col_scale = row_scale.clone()  # Dynamo refuses a tensor that is given twice.
     return SpMM.apply(
         x, value, bias, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col,
-        graph.t_perm, row_scale, col_scale, diag, mean, out_acc,
+        graph.t_perm, row_scale, col_scale, diag, mean, out_acc, (graph.groups, graph.t_groups),
     )  # fmt: skip
+
+
+def sum_rows(
+    csr: tuple[Tensor, Tensor, Tensor | None],
+    groups: Groups | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+    self_row: Tensor | None = None,
+) -> Tensor:
+    """The raw op, by groups where there are any. Not differentiable."""
+    args = (*csr, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row)
+    if groups is None:
+        return ops.spmm.default(*args)
+    *parts, atomic = groups
+    atomic = atomic and not torch.are_deterministic_algorithms_enabled()
+    return ops.spmm_groups.default(*args, *parts, atomic)
 
 
 def acc_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -133,6 +156,7 @@ class SpMM(torch.autograd.Function):
         diag: Tensor | None,
         mean: bool,
         out_acc: bool,
+        groups: tuple[Groups | None, Groups | None],
     ) -> Tensor:
         needs_x, needs_value = ctx.needs_input_grad[:2]
         if needs_x or needs_value:
@@ -140,10 +164,11 @@ class SpMM(torch.autograd.Function):
                 x if needs_value else None, value, rowptr, col, perm, t_rowptr, t_col, t_perm,
                 row_scale, col_scale, diag,
             )  # fmt: skip
-        ctx.mean, ctx.dtype = mean, x.dtype
-        return ops.spmm(
-            rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc
-        )
+        ctx.mean, ctx.dtype, ctx.groups = mean, x.dtype, groups
+        return sum_rows(
+            (rowptr, col, perm), groups[0], value, x, row_scale, col_scale, diag, bias, mean,
+            out_acc,
+        )  # fmt: skip
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -162,15 +187,16 @@ class SpMM(torch.autograd.Function):
                 v = v.to(grad.dtype)
             grad_x = SpMM.apply(
                 grad, v, None, t_rowptr, t_col, t_perm, rowptr, col, perm, col_scale, scale, diag,
-                False, False,
+                False, False, ctx.groups[::-1],
             ).to(ctx.dtype)  # fmt: skip
         if ctx.needs_input_grad[1]:
             num_values = value.size(0)
             grad_value = SDDMM.apply(
-                grad, x.to(grad.dtype), *graph, row_scale, col_scale, ctx.mean, num_values
-            ).to(value.dtype)
+                grad, x.to(grad.dtype), *graph, row_scale, col_scale, ctx.mean, num_values,
+                ctx.groups,
+            ).to(value.dtype)  # fmt: skip
         grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
-        return (grad_x, grad_value, grad_bias) + (None,) * 11
+        return (grad_x, grad_value, grad_bias) + (None,) * 12
 
 
 class SDDMM(torch.autograd.Function):
@@ -191,11 +217,12 @@ class SDDMM(torch.autograd.Function):
         col_scale: Tensor | None,
         mean: bool,
         num_values: int,
+        groups: tuple[Groups | None, Groups | None],
     ) -> Tensor:
         ctx.save_for_backward(
             a, b, rowptr, col, perm, t_rowptr, t_col, t_perm, row_scale, col_scale
         )
-        ctx.mean = mean
+        ctx.mean, ctx.groups = mean, groups
         return ops.sddmm(rowptr, col, perm, a, b, row_scale, col_scale, mean, num_values)
 
     @staticmethod
@@ -205,7 +232,7 @@ class SDDMM(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_a = SpMM.apply(
                 b, grad, None, rowptr, col, perm, t_rowptr, t_col, t_perm, row_scale, col_scale,
-                None, ctx.mean, False,
+                None, ctx.mean, False, ctx.groups,
             )  # fmt: skip
         if ctx.needs_input_grad[1]:
             if t_rowptr is None:
@@ -213,9 +240,9 @@ class SDDMM(torch.autograd.Function):
             scale = with_mean(row_scale, ctx.mean, rowptr, a.dtype)
             grad_b = SpMM.apply(
                 a, grad, None, t_rowptr, t_col, t_perm, rowptr, col, perm, col_scale, scale,
-                None, False, False,
+                None, False, False, ctx.groups[::-1],
             )  # fmt: skip
-        return (grad_a, grad_b) + (None,) * 10
+        return (grad_a, grad_b) + (None,) * 11
 
 
 class SpMMMax(torch.autograd.Function):

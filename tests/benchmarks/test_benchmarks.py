@@ -533,3 +533,115 @@ def test_summary(harness) -> None:
     assert summary['by_width'] == {'16': pytest.approx(4), '64': pytest.approx(1)}
     assert summary['worst'] == {'ratio': 1.0, 'graph': 'b', 'width': 64}
     assert '| b | 16 | 1.00 | 2.00 (2) | rival 2 | 2.00 |' in section.markdown()
+
+
+def measured_graphs(harness, path: Path) -> list[dict]:
+    """What --measure writes, of times made up: an edge costs time, and so do each partial sum and
+    the longest group."""
+    from benchmarks import group_sizes as bench
+    graphs = []
+    for skew in ('even', 'graph500', 'strong'):
+        for scale, degree in ((6, 4), (6, 16), (8, 4), (8, 16), (9, 8), (10, 4)):
+            edges = bench.rmat(scale, degree, bench.SKEWS[skew], torch.device('cpu'), seed=scale)
+            graph = bench.graph_of(edges, 1 << scale, 1 << scale, transpose=False)
+            degrees = bench.Degrees.of(graph.rowptr)
+            data = bench.sample_of(graph.rowptr, graph.col, graph.num_src, 1)
+            sizes = [s for s in bench.SIZES if s < 2 * degrees.largest]
+            times = {str(s): degrees.num_edges * (1 + 3 / s) + 20.0 * s for s in sizes}
+            graphs.append({
+                'name': f'{skew} {scale} {degree}', 'base': f'{skew} {scale} {degree}',
+                'degrees': degrees._asdict(), 'ms': {'64': {'none': 1.0, **times}},
+                'sample': bench.sample_as_lists(data)})
+    environment = {'device': 'made up', 'torch': '0', 'commit': 'none'}
+    path.write_text(json.dumps({'environment': environment, 'graphs': graphs}))
+    return graphs
+
+
+def test_group_sizes_are_fitted(
+    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture,
+) -> None:
+    from benchmarks import group_sizes as bench
+    from pyg_fast.transforms import choose_group_size, group_sizes
+    monkeypatch.setattr(group_sizes, 'FITTED', tmp_path / 'weights.json')
+    group_sizes._file.cache_clear()
+    file, weights = tmp_path / 'measured.json', tmp_path / 'weights.json'
+    measured_graphs(harness, file)
+    bench.main(['--fit', str(file), '--weights', str(weights), '--epochs', '100'])
+    fitted = json.loads(weights.read_text())
+    assert (fitted['device'], fitted['measured']) == ('made up', 'measured.json')
+    markdown = file.with_suffix('.md').read_text()
+    assert markdown in capsys.readouterr().out
+    rows = [line.split(' | ') for line in markdown.splitlines()]
+    shares = {row[0].strip('| '): row[1] for row in rows if len(row) == 4}
+    for name in ('learned', 'regression, fitted'):
+        assert int(shares[name].rstrip('%')) >= 80 > int(shares['regression, paper'].rstrip('%'))
+    # And is what the package goes by, in this process too.
+    rowptr = torch.tensor([0, 500, 501])
+    col = torch.arange(501) % 7
+    sizes = [choose_group_size(rowptr, 7, 64, s, col=col) for s in ('regression', 'learned')]
+    paper = choose_group_size(rowptr, 7, 64, coefficients='paper')
+    assert sizes[0] != paper
+    assert sizes[1] in bench.SIZES
+    group_sizes._file.cache_clear()
+
+
+def test_group_sizes_between_those_measured(harness, tmp_path: Path) -> None:
+    from benchmarks import group_sizes as bench
+    file = tmp_path / 'measured.json'
+    graphs = measured_graphs(harness, file)
+    _, cells = bench.read(file)
+    assert {cell.is_held_out for cell in cells} == {False, True}
+    cell = cells[0]._replace(
+        times={'none': 1.0, '4': 8.0, '8': 4.0, '16': 16.0}, degrees=bench.Degrees(9, 40, 20, 0))
+    assert [cell.slowdown(size) for size in (1, 4, 8, 16, 20, 99)] == pytest.approx(
+        [2, 2, 1, 4, 4, 4])
+    assert cell.slowdown(12) == pytest.approx(4 ** math.log2(1.5))
+    assert [round(2 ** f(cell)) for f in (bench.best_size, bench.worst_size)] == [8, 16]
+    assert bench.score([cell], lambda _: 8) == (1, 1, 1)
+    assert bench.score([cell, cell], lambda _: 4) == pytest.approx((0, 2, 2))
+    assert len(cells) == len(graphs)
+    graph = bench.graph_of(
+        bench.rmat(6, 4, bench.SKEWS['even'], torch.device('cpu'), seed=6), 64, 64)
+    data = bench.sample_of(graph.rowptr, graph.col, 64, 64)
+    assert all(torch.equal(cells[0].data[key], data[key]) for key in ('x', 'edge_index', 'features'))
+
+
+@pytest.mark.parametrize('skew', ['even', 'graph500'])
+def test_rmat(harness, skew: str) -> None:
+    from benchmarks import group_sizes as bench
+    edges, again = (
+        bench.rmat(9, 16, bench.SKEWS[skew], torch.device('cpu'), seed=1) for _ in range(2))
+    assert torch.equal(edges, again)
+    assert edges.unique(dim=1).size(1) == edges.size(1)
+    assert int(edges.min()) >= 0
+    assert 400 < int(edges.max()) < 512
+    assert 0.6 * 16 * 512 < edges.size(1) <= 16 * 512
+    largest = int(edges[1].bincount().max())
+    assert largest < 40 if skew == 'even' else largest > 80
+
+
+def test_rows_of_a_path(harness) -> None:
+    from benchmarks import group_sizes as bench
+    edges = torch.randint(200, (2, 3000))
+    graph = bench.graph_of(edges, 200, 200)
+    part = bench.some_rows(graph, 0.25)
+    assert 20 < part.num_dst < 80
+    lists = [graph.col[a:b].tolist() for a, b in zip(graph.rowptr[:-1], graph.rowptr[1:],
+                                                      strict=True)]
+    for a, b in zip(part.rowptr[:-1], part.rowptr[1:], strict=True):
+        assert part.col[a:b].tolist() in lists
+    assert part.rowptr[-1] == part.col.numel()
+
+
+def test_group_sizes_are_measured_on_a_gpu(harness, tmp_path: Path) -> None:
+    from benchmarks import group_sizes as bench
+    file = tmp_path / 'measured.json'
+    with pytest.raises(SystemExit, match='needs a GPU'):
+        bench.main(['--measure', str(file), '--device', 'cpu'])
+    if not torch.cuda.is_available():
+        return
+    bench.main(['--measure', str(file), '--quick'])
+    report, cells = bench.read(file)
+    assert report['environment']['device'] == torch.cuda.get_device_name()
+    assert {cell.width for cell in cells} == set(bench.WIDTHS)
+    assert all(ms > 0 for cell in cells for ms in cell.times.values())

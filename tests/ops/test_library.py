@@ -10,12 +10,15 @@ from torch._subclasses import FakeTensorMode
 
 from pyg_fast.ops import reference
 from pyg_fast.ops._library import ops
+from pyg_fast.ops.groups import groups_of
+from pyg_fast.ops.spmm import sum_rows
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact, random_columns
 
 OPS = [
     'to_csr',
     'spmm',
+    'spmm_groups',
     'spmm_max',
     'spmm_max_backward_x',
     'spmm_max_backward_x_ordered',
@@ -130,12 +133,17 @@ def sample(
             **csr, grad=a, values=values, columns=columns, row_scale=scales[0],
             col_scale=scales[1], mean=full, num_values=num_edges,
         )  # fmt: skip
-    if op == 'spmm':
-        self_row = torch.randint(-1, n, (n,), dtype=index, device=device) if full else None
-        return dict(
-            **csr, value=value, x=a, **scaled, bias=bias, mean=full, out_acc=False,
-            self_row=self_row,
+    if op in ('spmm', 'spmm_groups'):
+        own = torch.randint(-1, n, (n,), dtype=index, device=device) if full else None
+        first = dict(
+            **csr, value=value, x=a, **scaled, bias=bias, mean=full, out_acc=False, self_row=own
         )  # fmt: skip
+        if op == 'spmm':
+            return first
+        *parts, atomic = groups_of(graph.rowptr, 3, atomic=full)
+        names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
+        groups = dict(zip((*names, 'group_size'), parts, strict=True))
+        return dict(**first, **groups, atomic=atomic)
     if op == 'spmm_max':
         return dict(**csr, value=value, x=a, minimum=not full)
     if op == 'sddmm':
@@ -328,6 +336,9 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
         ('spmm_max_backward_x', 'num_cols', -1),
         ('spmm_max_backward_value', 'num_values', 199),
         ('spmm_max_backward_value', 'num_values', -1),
+        ('spmm_groups', 'group_size', 0),
+        ('spmm_groups', 'num_partials', -1),
+        ('spmm_groups', 'num_partials', 10_000),
         ('sddmm', 'num_values', 199),
         ('sddmm', 'num_values', -1),
         ('cbsr_sddmm', 'num_values', 199),
@@ -373,6 +384,9 @@ def test_diag_needs_a_square_graph(device: torch.device) -> None:
     t_diag = x[:, 0].contiguous()
     for run in (
         lambda: ops.spmm(*csr, None, x, *none, diag, None, False, False),
+        lambda: sum_rows(
+            csr, groups_of(graph.rowptr, 3), None, x, *none, diag, None, False, False
+        ),
         lambda: ops.cbsr_spmm(*csr, None, x, columns, 4, *none, diag, None, False, False),
         lambda: ops.cbsr_spmm_backward(*csr, None, grad, columns, *none, diag, False),
         lambda: ops.cbsr_spmm_backward_ordered(*t_csr, None, grad, columns, *none, t_diag),

@@ -1,0 +1,378 @@
+"""Group sizes: how much they matter, what is fitted to choose them, and how well that chooses.
+
+Two commands, the second of which needs no GPU:
+    python -m benchmarks.group_sizes --measure benchmarks/results/group-sizes-nvidia-h200.json
+    python -m benchmarks.group_sizes --fit benchmarks/results/group-sizes-nvidia-h200.json
+The first times sums over many graphs by each size. The second fits the regression and trains the
+classifier on three quarters of the graphs, writes what pyg_fast.transforms.GroupSizes goes by, and
+reports on the other graphs, in a .md file beside the measurements.
+"""
+import argparse
+import json
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from benchmarks import _graphs, _harness
+from benchmarks._harness import geometric_mean, log, table
+from pyg_fast.ops import Graph
+from pyg_fast.ops.graph import graph_of
+from pyg_fast.transforms import group_size_net
+from pyg_fast.transforms.group_size_net import GroupSizeNet, as_data, sample_of
+from pyg_fast.transforms.group_sizes import (
+    FITTED,
+    SIZES,
+    Degrees,
+    clamped,
+    measure_group_sizes,
+    regressed_size,
+)
+
+WIDTHS = (16, 64, 128)
+# Probabilities of the quadrants, from no skew to more than Graph500 has.
+SKEWS = {
+    'even': (0.25, 0.25, 0.25),
+    'mild': (0.45, 0.22, 0.22),
+    'graph500': (0.57, 0.19, 0.19),
+    'strong': (0.65, 0.15, 0.15),
+}
+SCALES = (12, 14, 16, 18, 20)
+DEGREES = (4, 16, 64, 256)
+MOST_EDGES = 1 << 25
+PLANTED = ('small', 'medium', 'dense-small', 'dense-medium', 'arxiv-like', 'reddit-like',
+           'products-like')
+REAL = (*_graphs.REAL, 'Cora', 'ca-astroph')
+ROWS_KEPT = 0.1  # of a graph, as an execution path does
+NEAR = 1.1  # a size counts as right where it takes at most so many times the best one's time
+NONE = 'none'
+
+
+def rmat(
+    scale: int, degree: int, skew: tuple[float, float, float], device: torch.device, seed: int,
+) -> Tensor:
+    """Distinct edges of a recursive matrix (Chakrabarti et al., 2004), nodes in random order."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    a, b, c = skew
+    edges = torch.zeros(2, degree << scale, dtype=torch.long, device=device)
+    for _ in range(scale):
+        draw = torch.rand(edges.size(1), generator=generator, device=device)
+        edges *= 2
+        edges[0] += draw >= a + b
+        edges[1] += ((draw >= a) & (draw < a + b)) | (draw >= a + b + c)
+    key = ((edges[0] << scale) + edges[1]).unique()
+    order = torch.randperm(1 << scale, generator=generator, device=device)
+    return order[torch.stack([key >> scale, key & ((1 << scale) - 1)])]
+
+
+def some_rows(graph: Graph, share: float, seed: int = 0) -> Graph:
+    """The graph without the edges and rows of most of its nodes."""
+    generator = torch.Generator().manual_seed(seed)
+    keep = (torch.rand(graph.num_dst, generator=generator) < share).to(graph.col.device)
+    degree = graph.rowptr.long().diff()
+    col = graph.col[: int(graph.rowptr[-1])][keep.repeat_interleave(degree)]
+    rowptr = torch.nn.functional.pad(degree[keep].cumsum(0), (1, 0)).to(col.dtype)
+    return Graph(rowptr, col, None, None, None, None, graph.num_src, rowptr.size(0) - 1)
+
+
+def graphs(device: torch.device, quick: bool) -> Iterator[tuple[str, str, Graph]]:
+    """Name, name of the graph it is made of, and graph."""
+    scales = SCALES[:2] if quick else SCALES
+    for skew, probabilities in SKEWS.items():
+        for scale in scales:
+            for degree in DEGREES:
+                if degree << scale > MOST_EDGES:
+                    continue
+                edges = rmat(scale, degree, probabilities, device, seed=scale * 1000 + degree)
+                name = f'R-MAT {skew}, 2^{scale} x {degree}'
+                yield name, name, graph_of(edges, 1 << scale, 1 << scale, transpose=False)
+    names = PLANTED[:1] if quick else PLANTED
+    left_out: dict[str, str] = {}
+    for loaded in _graphs.load_each((*names, *REAL), device, left_out):
+        n = loaded.num_nodes
+        graph = Graph(loaded.rowptr, loaded.col, None, None, None, None, n, n)
+        yield loaded.name, loaded.name, graph
+        yield f'{loaded.name}, {ROWS_KEPT:.0%} of rows', loaded.name, some_rows(graph, ROWS_KEPT)
+
+
+class Measured(NamedTuple):
+    """A graph at one width.
+
+    Args:
+        times: Milliseconds by group size, ``'none'`` for rows.
+        data: What the classifier sees.
+    """
+
+    name: str
+    base: str
+    width: int
+    degrees: Degrees
+    times: dict[str, float]
+    data: Data
+
+    @property
+    def by_size(self) -> tuple[list[float], list[float]]:
+        """Logarithms of sizes and times, of groups alone."""
+        pairs = sorted((int(k), v) for k, v in self.times.items() if k != NONE)
+        return [math.log2(k) for k, _ in pairs], [math.log2(v) for _, v in pairs]
+
+    @property
+    def best(self) -> float:
+        return min(self.by_size[1])
+
+    def slowdown(self, size: int) -> float:
+        """The time of a size over the best one's, between measured sizes along straight lines of
+        logarithms."""
+        sizes, times = self.by_size
+        if size >= self.degrees.largest:  # no row is cut, as by the last size measured
+            size = round(2 ** sizes[-1])
+        at = min(max(math.log2(size), sizes[0]), sizes[-1])
+        k = max(1, next((k for k, s in enumerate(sizes) if s >= at), len(sizes) - 1))
+        if len(sizes) == 1:
+            return 1.0
+        share = (at - sizes[k - 1]) / (sizes[k] - sizes[k - 1])
+        return 2 ** (times[k - 1] + share * (times[k] - times[k - 1]) - self.best)
+
+    @property
+    def share(self) -> int:
+        """Which of eight parts the graph is in; all that is made of it stays together."""
+        return zlib.crc32(self.base.encode()) % 8
+
+    @property
+    def is_held_out(self) -> bool:
+        """A quarter of the graphs, always the same."""
+        return self.share < 2
+
+
+def measure(file: Path, device: torch.device, quick: bool) -> None:
+    """Times all graphs and writes what fitting needs."""
+    if device.type != 'cuda':
+        raise SystemExit('--measure: needs a GPU, groups are how work is handed out on one')
+    start, cells = time.perf_counter(), []
+    for name, base, graph in graphs(device, quick):
+        degrees = Degrees.of(graph.rowptr)
+        data = sample_of(graph.rowptr, graph.col, graph.num_src, 1)
+        by_width = {width: measure_group_sizes(graph, width) for width in WIDTHS}
+        cells.append({
+            'name': name, 'base': base, 'degrees': degrees._asdict(),
+            'sample': sample_as_lists(data),
+            'ms': {str(width): {str(size or NONE): ms for size, ms in times.items()}
+                   for width, times in by_width.items()},
+        })
+        best = min(by_width[64], key=by_width[64].__getitem__)
+        log(f'{name}: {degrees.num_edges} edges, best at 64: {best} {by_width[64][best]:.3g} ms')
+    file.parent.mkdir(parents=True, exist_ok=True)
+    seconds = time.perf_counter() - start
+    report = {'environment': _harness.environment(device), 'seconds': seconds, 'graphs': cells}
+    file.write_text(json.dumps(report) + '\n')
+    log(f'{len(cells)} graphs in {seconds:.0f} s: {file}')
+
+
+def sample_as_lists(data: Data) -> dict[str, list]:
+    edges = data.edge_index[:, : data.edge_index.size(1) // 2]
+    return {'degrees': data.node_degrees.tolist(), 'edges': edges.tolist()}
+
+
+def read(file: Path) -> tuple[dict[str, Any], list[Measured]]:
+    report = json.loads(file.read_text())
+    cells = []
+    for graph in report['graphs']:
+        degrees = Degrees(**graph['degrees'])
+        for width, times in graph['ms'].items():
+            sample = (torch.tensor(graph['sample'][key], dtype=torch.long)
+                      for key in ('degrees', 'edges'))
+            data = as_data(*sample, degrees, int(width))
+            name = graph['name'], graph['base']
+            cells.append(Measured(*name, int(width), degrees, times, data))
+    return report, cells
+
+
+def fit_regression(cells: Sequence[Measured], steps: int = 2000) -> list[float]:
+    """The weights whose sizes lose the least time, from those of least squares."""
+    features = torch.tensor(
+        [cell.degrees.features(cell.width) for cell in cells], dtype=torch.double)
+    grids = [cell.by_size for cell in cells]
+    middle = []
+    for sizes, times in grids:  # of all sizes that are as good as the best
+        good = [s for s, t in zip(sizes, times, strict=True) if t <= min(times) + math.log2(1.03)]
+        middle.append(sum(good) / len(good))
+    target = torch.tensor(middle, dtype=torch.double)[:, None]
+    weights = torch.linalg.lstsq(features, target).solution.view(-1).requires_grad_()
+    # Times where sizes end stay what they are there.
+    count = len(SIZES)
+    curves = torch.tensor([
+        times + times[-1:] * (count - len(times)) for _, times in grids], dtype=torch.double)
+    curves -= curves.min(dim=1, keepdim=True)[0]
+    first, step = math.log2(SIZES[0]), math.log2(SIZES[1] / SIZES[0])
+    optimizer = torch.optim.Adam([weights], lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        at = ((features @ weights - first) / step).clamp(0, count - 1)
+        low = at.detach().floor().clamp(max=count - 2).long()[:, None]
+        left, right = curves.gather(1, low)[:, 0], curves.gather(1, low + 1)[:, 0]
+        lost = left + (at - low[:, 0]) * (right - left)
+        (lost.mean() + lost.square().mean()).backward()
+        optimizer.step()
+    return [float(f'{w:.6g}') for w in weights.detach()]
+
+
+def train(
+    cells: Sequence[Measured], weights: Sequence[float], epochs: int, seed: int = 0,
+) -> GroupSizeNet:
+    """The classifier whose probabilities lose the least time, trained on from the weights of the
+    regression: that of the epoch at which it loses least on graphs that it was not trained on."""
+    torch.manual_seed(seed)
+    net = GroupSizeNet(SIZES)
+    net.start_from(weights)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.005, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.005, total_steps=epochs)
+    parts = [[cell for cell in cells if (cell.share == 2) == alone] for alone in (False, True)]
+    if not all(parts):
+        parts = [list(cells)] * 2
+    (batch, lost), (other, other_lost) = (
+        (Batch.from_data_list([cell.data for cell in part]),
+         torch.tensor([[math.log2(cell.slowdown(size)) for size in SIZES] for cell in part]))
+        for part in parts)
+    near = torch.softmax(-20 * lost, dim=1)  # all sizes that are as good as the best
+    least, best = math.inf, net.state_dict()
+    for epoch in range(epochs):
+        optimizer.zero_grad()
+        scores = net.train()(batch)
+        loss = (scores.softmax(1) * lost).sum(1).mean()
+        loss = loss + 0.1 * torch.nn.functional.cross_entropy(scores, near)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            loses = float((net.eval()(other).softmax(1) * other_lost).sum(1).mean())
+        if loses < least:
+            least, best = loses, {k: v.clone() for k, v in net.state_dict().items()}
+        if epoch % 50 == 49:
+            log(f'epoch {epoch + 1}: loss {float(loss.detach()):.4f}, unseen {loses:.4f}')
+    net.load_state_dict(best)
+    return net.eval()
+
+
+Chooser = Callable[[Measured], int]
+
+
+def best_constant(cells: Sequence[Measured]) -> int:
+    return min(SIZES, key=lambda size: geometric_mean(cell.slowdown(size) for cell in cells))
+
+
+def choosers(train_cells: Sequence[Measured], net: GroupSizeNet) -> dict[str, Chooser]:
+    constant = best_constant(train_cells)
+
+    @torch.no_grad()
+    def learned(cell: Measured) -> int:
+        return clamped(net.sizes[int(net(cell.data).argmax())], cell.degrees)
+
+    return {
+        'learned': learned,
+        'regression, fitted': lambda cell: regressed_size(cell.degrees, cell.width, 'fitted'),
+        'regression, paper': lambda cell: regressed_size(cell.degrees, cell.width, 'paper'),
+        f'always {constant}': lambda cell: constant,
+    }
+
+
+def score(cells: Iterable[Measured], choose: Chooser) -> tuple[float, float, float]:
+    """Share within 10 % of the best, geometric mean and worst of the slowdowns."""
+    slowdowns = [cell.slowdown(choose(cell)) for cell in cells]
+    near = sum(s <= NEAR for s in slowdowns) / len(slowdowns)
+    return near, geometric_mean(slowdowns), max(slowdowns)
+
+
+def report_lines(
+    report: dict[str, Any], held_out: Sequence[Measured], cells: Sequence[Measured],
+    methods: dict[str, Chooser],
+) -> list[str]:
+    environment = report['environment']
+    rows = [
+        [name, f'{near:.0%}', f'{mean:.3f}', f'{worst:.2f}']
+        for name, choose in methods.items() for near, mean, worst in [score(held_out, choose)]]
+    lines = [
+        '# Group sizes', '',
+        f"{environment['device']}, torch {environment['torch']}, commit {environment['commit']}. "
+        f"{len({c.name for c in cells})} graphs at {len({c.width for c in cells})} widths, "
+        f"{len({c.name for c in held_out})} of them held out: figures are of these.", '',
+        '## Choosing', '',
+        *table(['', 'within 10 % of the best', 'mean time over the best', 'worst'], rows), '',
+        '## By graph held out', '',
+    ]
+    head = ['graph', 'width', 'best size', *methods, 'no groups, over the best']
+    lines += table(head, [
+        [cell.name, str(cell.width), str(round(2 ** best_size(cell))),
+         *(f'{size} ({cell.slowdown(size):.2f})' for size in map(int, (
+             choose(cell) for choose in methods.values()))),
+         f'{cell.times[NONE] / 2 ** cell.best:.2f}'] for cell in held_out])
+    spread = sorted(cells, key=lambda c: c.best - max(c.by_size[1]))[:20]
+    lines += ['', '## Where the size matters most', '', *table(
+        ['graph', 'width', 'best size', 'ms', 'worst size', 'ms', 'worst over best'], [
+            [c.name, str(c.width), str(round(2 ** best_size(c))), f'{2 ** c.best:.3g}',
+             str(round(2 ** worst_size(c))), f'{2 ** max(c.by_size[1]):.3g}',
+             f'{2 ** (max(c.by_size[1]) - c.best):.2f}'] for c in spread])]
+    return lines
+
+
+def best_size(cell: Measured) -> float:
+    sizes, times = cell.by_size
+    return sizes[times.index(min(times))]
+
+
+def worst_size(cell: Measured) -> float:
+    sizes, times = cell.by_size
+    return sizes[times.index(max(times))]
+
+
+def fit(file: Path, target: Path, epochs: int) -> None:
+    """Fits on most graphs, writes it to where the package looks, and reports on the others."""
+    report, cells = read(file)
+    fitted_on = [cell for cell in cells if not cell.is_held_out]
+    held_out = [cell for cell in cells if cell.is_held_out]
+    if not fitted_on or not held_out:
+        raise SystemExit(f'--fit: {file} has too few graphs to hold some out')
+    weights = fit_regression(fitted_on)
+    fitted = {
+        'device': report['environment']['device'],
+        'measured': file.name,
+        'regression': {'weights': weights},
+        'classifier': group_size_net.save(train(fitted_on, weights, epochs)),
+    }
+    target.write_text(json.dumps(fitted) + '\n')
+    from pyg_fast.transforms import group_sizes
+
+    group_sizes.FITTED = target
+    group_sizes._file.cache_clear()
+    net = group_size_net.load(fitted['classifier'])
+    lines = report_lines(report, held_out, cells, choosers(fitted_on, net))
+    file.with_suffix('.md').write_text('\n'.join(lines) + '\n')
+    print('\n'.join(lines))
+    log(f"written: {target}, {file.with_suffix('.md')}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument('--measure', type=Path, metavar='FILE', help='time and write')
+    task.add_argument('--fit', type=Path, metavar='FILE', help='read, fit and report')
+    parser.add_argument('--device', default='cuda', help='of --measure')
+    parser.add_argument('--quick', action='store_true', help='few graphs, to see that it runs')
+    parser.add_argument(
+        '--weights', type=Path, default=FITTED, metavar='FILE', help='what --fit writes')
+    parser.add_argument('--epochs', type=int, default=400, help='of the classifier')
+    args = parser.parse_args(argv)
+    if args.measure:
+        measure(args.measure, torch.device(args.device), args.quick)
+    else:
+        fit(args.fit, args.weights, args.epochs)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,207 @@
+// Sum and mean aggregation by groups of edges: no thread waits for a longer row than a group.
+#include "cuda.h"
+#include "spmm.cuh"
+
+namespace pyg_fast::cuda {
+namespace {
+
+// Groups that a team takes one after another, reading ahead, where there are enough for all.
+constexpr int kMostInTurn = 8;
+
+template <typename Acc, int VEC>
+__device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
+  constexpr int kStep = VEC < kVec<Acc> ? VEC : kVec<Acc>;
+#pragma unroll
+  for (int c = 0; c < VEC; c += kStep)
+    *reinterpret_cast<Pack<Acc, kStep>*>(out + c) =
+        *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
+}
+
+// A team of threads takes a group; all teams of a warp go the same way.
+template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    spmm_groups_kernel(Spmm p, const void* x_self, Groups g, acc_t<T>* partial, Shape s) {
+  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM>;
+  using Edge = typename Row::Edge;
+  constexpr int kTeams = kThreads / TEAM;
+  const int team = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * s.block_rows;
+  const int groups = g.num_groups - first < s.block_rows ? static_cast<int>(g.num_groups - first)
+                                                         : s.block_rows;
+  const I* ptr = static_cast<const I*>(g.ptr) + first;
+  const I* row_of = static_cast<const I*>(g.row) + first;
+  const I* shift = static_cast<const I*>(g.long_shift);
+
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    const Row row(p, x_self, tile);
+    Edge edge;
+    I begin = 0, end = 0, target = 0;
+    const auto open = [&](int k) {
+      begin = end = 0;
+      if (k >= groups) return;
+      begin = ptr[k];
+      end = ptr[k + 1];
+      target = row_of[k];
+      edge.load(row, begin + lane, end);
+    };
+    open(team);
+    for (int turn = 0; turn < groups; turn += kTeams) {
+      const I from = begin, to = end, of = target;
+      auto sum = row.empty(0);
+      bool opened = false;
+      I left = to - from;
+      do {
+        const Edge now = edge;
+        const I base = to - left;
+        // The next group's first edges are on their way while this one is summed.
+        if (left > TEAM) {
+          edge.load(row, base + TEAM + lane, to);
+        } else if (!opened) {
+          open(turn + kTeams + team);
+          opened = true;
+        }
+        row.add(now, base, left <= 0 ? 0 : left < TEAM ? static_cast<int>(left) : TEAM, sum);
+        left -= TEAM;
+      } while (__any_sync(kWarpMask, left > 0));
+      row.reduce(sum);
+      if (turn + team >= groups || lane >= LANES) continue;
+      if (of >= 0) {
+        row.finish(of, to - from, sum);
+      } else if (row.active) {
+        const int64_t k = -1 - static_cast<int64_t>(of);
+        if (g.atomic) {
+          add_to<acc_t<T>, VEC>(partial + k * p.dim + row.column, sum.data);
+        } else {
+          const int64_t slot = first + turn + team - shift[k];
+          keep(partial + slot * p.dim + row.column, sum);
+        }
+      }
+    }
+  }
+}
+
+// A long row of which every edge is a partial sum, in their order.
+template <typename T, typename I, int VEC, int LANES>
+struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
+  using Sums = SpmmRow<acc_t<T>, I, VEC, LANES, false>;
+  struct Edge : Sums::Edge {
+    template <typename Row>
+    __device__ void load(const Row&, I e, I end) {
+      if (e < end) this->source = e;
+    }
+  };
+
+  const SpmmRow<T, I, VEC, LANES, false> out;
+  const Groups& g;
+
+  __device__ LongRow(const Spmm& sums, const Spmm& p, const void* x_self, const Groups& g, int tile)
+      : Sums(sums, nullptr, tile), out(p, x_self, tile), g(g) {}
+
+  __device__ void finish(int64_t k, int64_t, typename Sums::Sum& sum) const {
+    const I row = static_cast<const I*>(g.long_row)[k];
+    const I* rowptr = static_cast<const I*>(out.p.csr.rowptr);
+    out.finish(row, rowptr[row + 1] - rowptr[row], sum);
+  }
+};
+
+template <typename T, typename I, int VEC, int LANES>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    LongRow<T, I, VEC, LANES> row(sums, p, x_self, g, tile);
+    for_each_row<I, LANES>(sums.csr, s, row);
+  }
+}
+
+// The same where atomic additions have left one sum of each.
+template <typename T, typename I, int VEC, int LANES>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    finish_long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
+  const int64_t k = static_cast<int64_t>(blockIdx.x) * s.block_rows + threadIdx.x / LANES;
+  if (k >= g.num_long) return;
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    const LongRow<T, I, VEC, LANES> row(sums, p, x_self, g, tile);
+    if (!row.active) continue;
+    const auto* from = static_cast<const acc_t<T>*>(sums.x) + k * p.dim + row.column;
+    VectorSum<acc_t<T>, VEC> sum;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.data[c] = from[c];
+    row.finish(k, 0, sum);
+  }
+}
+
+int64_t partial_bytes(const Spmm& p, const Groups& g) {
+  const int64_t bytes = (g.atomic ? g.num_long : g.num_partials) * p.dim * acc_bytes(p.dtype);
+  return (bytes + 255) / 256 * 256;
+}
+
+// Whether the groups have too few edges to keep the slots of a warp busy: then teams of fewer
+// threads take one each, unless the longest ones would be waited for.
+bool wants_teams(const Spmm& p, const Groups& g, const Shape& s) {
+  const int64_t slots = 32 / s.lanes;
+  return slots > 1 && p.csr.num_edges <= kUnroll * slots * g.num_groups &&
+         g.size <= 4 * kUnroll * slots;
+}
+
+}  // namespace
+
+int64_t spmm_groups_scratch(const Spmm& p, const Groups& g) {
+  return partial_bytes(p, g) + prologue_scratch(p);
+}
+
+const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* stream_) {
+  if (p_in.csr.num_rows == 0 || p_in.dim == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const int64_t bytes = partial_bytes(p_in, g);
+  if (g.atomic && bytes > 0) cudaMemsetAsync(scratch, 0, bytes, stream);
+  return dispatch(p_in.dtype, p_in.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    Spmm p = p_in;
+    prologue<T, I>(p, static_cast<char*>(scratch) + bytes, stream);
+    const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
+    Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+      constexpr int kTeam = lanes < 8 ? 8 : lanes;
+      auto* partial = static_cast<acc_t<T>*>(scratch);
+      const auto launch = [&](auto team) {
+        s.block_rows = kThreads / team;
+        for (int turns = 1; turns < kMostInTurn && g.num_groups * s.tiles / s.block_rows >= 2400;
+             turns *= 2)
+          s.block_rows *= 2;
+        const dim3 grid = s.grid(g.num_groups);
+        if constexpr (sizeof(I) == 4) {
+          if (!is_weighted(p)) {
+            spmm_groups_kernel<T, I, vec, lanes, false, team>
+                <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
+            return;
+          }
+        }
+        spmm_groups_kernel<T, I, vec, lanes, true, team>
+            <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
+      };
+      if (wants_teams(p, g, s)) launch(std::integral_constant<int, kTeam>{});
+      else launch(std::integral_constant<int, 32>{});
+      if (g.num_long == 0) return;
+      Spmm sums;
+      sums.x = scratch;
+      sums.dim = p.dim;
+      sums.csr.rowptr = g.long_ptr;
+      sums.csr.num_rows = g.num_long;
+      sums.csr.num_edges = g.num_partials;
+      if (g.atomic) {
+        s.block_rows = kThreads / lanes;
+        finish_long_rows_kernel<T, I, vec, lanes>
+            <<<s.grid(g.num_long), kThreads, 0, stream>>>(sums, p, p_in.x, g, s);
+      } else {
+        s.block_rows = kWarps;
+        share_rows(s, sums.csr);
+        long_rows_kernel<T, I, vec, lanes>
+            <<<s.grid(g.num_long), kThreads, 0, stream>>>(sums, p, p_in.x, g, s);
+      }
+    });
+    return last_error();
+  });
+}
+
+}  // namespace pyg_fast::cuda

@@ -1,0 +1,135 @@
+"""The edges of a graph in groups, by which a GPU's threads are handed a sum."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class Groups(NamedTuple):
+    r"""The edges of each row of a CSR structure in groups of at most :obj:`size`, as in the
+    `"GNNAdvisor" <https://arxiv.org/abs/2006.06608>`_ paper.
+
+    Groups are in the order of the edges, without gaps; a row without edges has an empty one. A row
+    of several groups is *long*: each of its groups makes a partial sum. All tensors are of one
+    integer type, that of the graph. Groups are how work is handed out on a GPU; on a CPU they
+    change nothing.
+
+    Shapes:
+        - **ptr:** the first edge of each group :math:`(G + 1)`
+        - **row:** the row of each group :math:`(G)`, or :math:`-1 - k` for one of the
+          :math:`k`-th long row
+        - **long_row:** the long rows :math:`(L)`
+        - **long_ptr:** the first partial sum of each :math:`(L + 1)`
+        - **long_shift:** what to take from the number of a group of each for that of its partial
+          sum :math:`(L)`
+    """
+
+    ptr: Tensor
+    row: Tensor
+    long_row: Tensor
+    long_ptr: Tensor
+    long_shift: Tensor
+    num_partials: int
+    size: int
+    atomic: bool = False
+
+    def __repr__(self) -> str:
+        parts = f'size={self.size}, groups={self.row.size(0)}, long_rows={self.long_row.size(0)}'
+        return f'Groups({parts}{", atomic" if self.atomic else ""})'
+
+    def _each(self, fn: Callable[[Tensor], Tensor]) -> 'Groups':
+        return self._replace(
+            ptr=fn(self.ptr), row=fn(self.row), long_row=fn(self.long_row),
+            long_ptr=fn(self.long_ptr), long_shift=fn(self.long_shift),
+        )  # fmt: skip
+
+    def to(self, device: Any = None, non_blocking: bool = False) -> 'Groups':
+        """The same on another device."""
+        return self._each(lambda t: t.to(device=device, non_blocking=non_blocking))
+
+    def cpu(self) -> 'Groups':
+        """The same on the CPU."""
+        return self.to('cpu')
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> 'Groups':
+        """The same on a GPU."""
+        return self._each(lambda t: t.cuda(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> 'Groups':
+        """The same in pinned memory."""
+        return self._each(Tensor.pin_memory)
+
+    def share_memory_(self) -> 'Groups':
+        """Moves all to shared memory."""
+        return self._each(Tensor.share_memory_)
+
+    def clone(self) -> 'Groups':
+        """A copy."""
+        return self._each(Tensor.clone)
+
+    def detach(self) -> 'Groups':
+        """The same: integers have no gradient."""
+        return self._each(Tensor.detach)
+
+
+torch.serialization.add_safe_globals([Groups])
+
+
+@torch.inference_mode(False)  # They may serve a training step later.
+def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
+    r"""Cuts the rows of a CSR structure into groups of at most :obj:`size` edges.
+
+    Made where :obj:`rowptr` is; waits for the device once, to know their number.
+
+    Args:
+        rowptr (Tensor): Row pointers :math:`(N + 1)`, int32 or int64.
+        size (int): The most edges of a group.
+        atomic (bool): Whether the groups of a long row are to be added up atomically, in whatever
+            order they come, instead of one after another: less memory is written, but the last bits
+            of a result vary from run to run. Not heeded where
+            :func:`torch.use_deterministic_algorithms` is on. (default: :obj:`False`)
+
+    Raises:
+        TypeError: If :obj:`rowptr` is no tensor of int32 or int64, or :obj:`size` no integer.
+        ValueError: If :obj:`rowptr` is not a vector of at least one entry, :obj:`size` is not
+            positive, or the groups are more than an int32 counts, as :obj:`rowptr` is.
+    """
+    if not isinstance(rowptr, Tensor) or rowptr.dtype not in (torch.int32, torch.int64):
+        got = rowptr.dtype if isinstance(rowptr, Tensor) else type(rowptr).__name__
+        raise TypeError(f"'rowptr' must be a tensor of int32 or int64, got {got}")
+    if rowptr.dim() != 1 or rowptr.size(0) == 0:
+        raise ValueError(f"'rowptr' must have shape [num_rows + 1], got {list(rowptr.shape)}")
+    check_size(size)
+    dtype = rowptr.dtype
+    rowptr = rowptr.long()
+    count = ((rowptr.diff() + (size - 1)) // size).clamp_(min=1)
+    is_long = count > 1
+    groups = torch.stack([count.sum(), is_long.sum(), (count * is_long).sum()])
+    num_groups, num_long, num_partials = groups.tolist()
+    if num_groups > torch.iinfo(dtype).max:
+        raise ValueError(f'groups of {size} edges are {num_groups}, too many for {dtype}')
+
+    first = count.cumsum(0) - count
+    rows = torch.arange(count.size(0), device=rowptr.device)
+    row = rows.repeat_interleave(count, output_size=num_groups)
+    ptr = torch.arange(num_groups, device=rowptr.device).sub_(first[row]).mul_(size)
+    ptr = torch.cat([ptr.add_(rowptr[row]), rowptr[-1:]])
+    # Long rows in order; a stable sort of the flags needs no wait for how many they are.
+    long_row = is_long.sort(descending=True, stable=True)[1][:num_long]
+    number = is_long.cumsum(0) - 1
+    row = torch.where(is_long[row], -1 - number[row], row)
+    long_ptr = pad(count[long_row].cumsum(0), (1, 0))
+    long_shift = first[long_row] - long_ptr[:-1]
+    out = Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic)
+    return out._each(lambda t: t.to(dtype))
+
+
+def check_size(size: int, name: str = 'size') -> None:
+    """Raises unless :obj:`size` is a positive integer."""
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"'{name}' must be an integer, got {type(size).__name__}")
+    if size < 1:
+        raise ValueError(f"'{name}' must be positive, got {size}")

@@ -1,0 +1,368 @@
+"""The choice of group sizes: formulas, the classifier, measuring, and what graphs get of it."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.transforms as T
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Batch, Data, HeteroData
+
+import pyg_fast.transforms as FT
+from pyg_fast.formats import graph_of, to_edge_index
+from pyg_fast.nn import PathPreparedGCNConv
+from pyg_fast.transforms import GroupSizes, ToCSR, choose_group_size, group_size_net, group_sizes
+from pyg_fast.transforms.group_size_net import GroupSizeNet, sample_of
+from pyg_fast.transforms.group_sizes import SIZES, ChosenSize, Degrees, regressed_size
+
+N, E = 60, 900
+
+
+def homogeneous(device: torch.device | str = 'cpu') -> Data:
+    edge_index = torch.randint(N, (2, E), generator=torch.Generator().manual_seed(3))
+    edge_index[1, :200] = 7
+    x = torch.randn(N, 5)
+    return Data(x=x, edge_index=edge_index, edge_attr=torch.rand(E)).to(device)
+
+
+def rows_of(degrees: list[int]) -> Tensor:
+    return torch.tensor([0, *np.cumsum(degrees).tolist()])
+
+
+def made_up_net() -> GroupSizeNet:
+    torch.manual_seed(1)
+    net = GroupSizeNet(SIZES).eval()
+    net.start_from([2.0, 0, 0, 0, 0, 0.3])
+    torch.nn.init.normal_(net.head[-1].weight)  # or nodes would not matter
+    return net
+
+
+@pytest.fixture
+def unfitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A package without what --fit writes, and where it would be."""
+    monkeypatch.setattr(group_sizes, 'FITTED', tmp_path / 'group_sizes.json')
+    group_sizes._file.cache_clear()
+    yield tmp_path / 'group_sizes.json'
+    group_sizes._file.cache_clear()
+
+
+@pytest.fixture
+def fitted(unfitted: Path) -> dict:
+    """One with made-up weights."""
+    saved = {
+        'regression': {'weights': [0.5, 0.1, 0.3, 0.2, -0.1, 0.25]},
+        'classifier': group_size_net.save(made_up_net()),
+    }
+    unfitted.write_text(json.dumps(saved))
+    return saved
+
+
+# --- formulas ------------------------------------------------------------------------------------
+
+
+def test_degrees(device: torch.device) -> None:
+    for dtype in (torch.int32, torch.int64):
+        rowptr = rows_of([3, 0, 5, 1]).to(device, dtype)
+        assert Degrees.of(rowptr) == (4, 9, 5, 35)
+    assert Degrees.of(torch.tensor([0], device=device)) == (0, 0, 0, 0)
+    # Squares that an int32 does not hold.
+    assert Degrees.of(torch.tensor([0, 2**17], dtype=torch.int32)).squares == 2**34
+
+
+@pytest.mark.parametrize(('degrees', 'size'), [
+    # 0.65538 + 1.67431e-5 |V| - 2.24342e-6 |E| + 0.63641 |E| / |V|, undirected.
+    (Degrees(1000, 2 * 100_000, 5000, 0), 64),  # 0.655 + 0.017 - 0.224 + 63.641 = 64.09
+    (Degrees(1000, 2 * 100_000, 60, 0), 60),  # the largest degree
+    (Degrees(2_449_029, 2 * 61_859_140, 10_000, 0), 1),  # below zero
+    (Degrees(232_965, 2 * 57_307_946, 20_000, 0), 33),  # 0.655 + 3.901 - 128.566 + 156.553
+    (Degrees(0, 0, 0, 0), 1),
+    (Degrees(10, 0, 0, 0), 1),
+])  # fmt: skip
+def test_formula_of_the_paper(degrees: Degrees, size: int, unfitted: Path) -> None:
+    assert regressed_size(degrees, 64, 'paper') == regressed_size(degrees, 16) == size
+
+
+def test_fitted_formula(fitted: dict) -> None:
+    degrees = Degrees(1023, 1023 * 15, 255, 1023 * 15 * 63)
+    # log2: 0.5 + 0.1 * 10 + 0.3 * 4 + 0.2 * 8 - 0.1 * 6 + 0.25 * log2(width)
+    assert regressed_size(degrees, 64) == round(2**5.2)
+    assert regressed_size(degrees, 16, 'fitted') == round(2**4.7)
+    assert regressed_size(degrees._replace(largest=3), 64) == 3
+    assert regressed_size(degrees, 64, 'paper') != regressed_size(degrees, 64)
+
+
+def test_what_was_not_fitted_is_said(unfitted: Path) -> None:
+    graph = graph_of(homogeneous().edge_index, N, N)
+    for kwargs in ({'strategy': 'learned'}, {'coefficients': 'fitted'}):
+        with pytest.raises(RuntimeError, match=r'python -m benchmarks\.group_sizes.*--fit'):
+            choose_group_size(graph.rowptr, N, col=graph.col, **kwargs)
+
+
+def test_shipped_weights_fit_the_code() -> None:
+    if not group_sizes.FITTED.exists():
+        pytest.skip('nothing was fitted yet')
+    graph = graph_of(homogeneous().edge_index, N, N)
+    largest = Degrees.of(graph.rowptr).largest
+    for strategy in ('regression', 'learned'):
+        assert 1 <= choose_group_size(graph.rowptr, N, 64, strategy, col=graph.col) <= largest
+
+
+def test_weights_are_package_data() -> None:
+    setup = (Path(__file__).parents[2] / 'setup.cfg').read_text()
+    (patterns,) = re.findall(r'^pyg_fast = (.*)$', setup, re.MULTILINE)
+    package = Path(FT.__file__).parents[1]
+    name = group_sizes.FITTED.relative_to(package)
+    assert any(name.match(pattern.strip()) for pattern in patterns.split(','))
+
+
+# --- the classifier ------------------------------------------------------------------------------
+
+
+def test_sample(device: torch.device) -> None:
+    rowptr = rows_of([1, 0, 2, 9]).to(device, torch.int32)
+    col = torch.tensor([2, 0, 2, 0, 1, 2, 3, 3, 3, 3, 3, 2], dtype=torch.int32, device=device)
+    data = sample_of(rowptr, col, 5, 16)
+    degrees = 2 ** (data.x[:, 0] * group_size_net.LOG_DEGREE) - 1
+    rows, columns = degrees[:4], degrees[4:]
+    assert rows.tolist() == pytest.approx([1, 0, 2, 9], abs=1e-3)
+    # Of the last row, edges 1, 3, 5 and 7 of nine: columns 1, 3, 3 and 3.
+    assert columns.tolist() == pytest.approx([2, 1, 4, 5], abs=1e-3)
+    assert data.x[:, 1].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    half = data.edge_index.size(1) // 2
+    assert data.edge_index[:, :half].T.tolist() == [[6, 0], [4, 2], [6, 2], [5, 3], [7, 3], [7, 3],
+                                                    [7, 3]]  # fmt: skip
+    assert torch.equal(data.edge_index[:, half:], data.edge_index[:, :half].flip(0))
+    expected = torch.tensor(Degrees.of(rowptr).features(16)) / group_size_net.LOG_DEGREE
+    torch.testing.assert_close(data.features[0], expected)
+    assert data.x.device.type == 'cpu'
+
+
+@pytest.mark.parametrize('num_edges', [0, 1, 100_000])
+def test_sample_is_of_bounded_size(device: torch.device, num_edges: int) -> None:
+    edge_index = torch.randint(5000, (2, num_edges), device=device)
+    graph = graph_of(edge_index, 5000, 5000, transpose=False)
+    data = sample_of(graph.rowptr, graph.col, 5000, 64)
+    assert data.edge_index.size(1) <= 2 * 256 * 4
+    assert 256 <= data.num_nodes <= 256 * 5
+    assert data.x.isfinite().all()
+    again = sample_of(graph.rowptr, graph.col, 5000, 64)
+    assert torch.equal(again.x, data.x)
+    assert torch.equal(again.edge_index, data.edge_index)
+
+
+def test_edges_behind_the_last_row_count_for_nothing(device: torch.device) -> None:
+    edge_index = torch.tensor([[0, 1, 1, 2, 1], [0, 1, 1, 0, 0]], device=device)
+    dropped = graph_of(edge_index, 3, 3, drop_loops=True)
+    kept = graph_of(edge_index[:, 3:], 3, 3)
+    a, b = (sample_of(g.rowptr, g.col, 3, 64) for g in (dropped, kept))
+    assert torch.equal(a.x, b.x)
+    assert torch.equal(a.edge_index, b.edge_index)
+
+
+def test_scores_do_not_depend_on_the_batch() -> None:
+    net = made_up_net()
+    samples = []
+    for num_nodes, num_edges in ((30, 500), (900, 4000), (3, 0), (0, 0)):
+        edge_index = torch.randint(max(num_nodes, 1), (2, num_edges))
+        graph = graph_of(edge_index, num_nodes, num_nodes)
+        samples.append(sample_of(graph.rowptr, graph.col, num_nodes, 64))
+    with torch.no_grad():
+        alone = torch.cat([net(data) for data in samples])
+        together = net(Batch.from_data_list(samples))
+    assert together.shape == (4, len(SIZES))
+    torch.testing.assert_close(alone, together)
+
+
+def test_classifier_starts_from_the_regression() -> None:
+    net = GroupSizeNet(SIZES).eval()
+    weights = [0.5, 0.1, 0.3, 0.2, -0.1, 0.25]
+    net.start_from(weights)
+    graph = graph_of(homogeneous().edge_index, N, N)
+    degrees = Degrees.of(graph.rowptr)
+    power = sum(w * f for w, f in zip(weights, degrees.features(64), strict=True))
+    nearest = min(SIZES, key=lambda size: abs(math.log2(size) - power))
+    with torch.no_grad():
+        scores = net(sample_of(graph.rowptr, graph.col, N, 64))
+    assert SIZES[int(scores.argmax())] == nearest
+
+
+def test_saved_and_loaded() -> None:
+    net = GroupSizeNet(SIZES, hidden=8).eval()
+    other = group_size_net.load(json.loads(json.dumps(group_size_net.save(net))))
+    assert (other.sizes, other.hidden, other.training) == (SIZES, 8, False)
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
+
+
+def test_learned(device: torch.device, fitted: dict) -> None:
+    graph = graph_of(homogeneous(device).edge_index, N, N)
+    net = group_size_net.load(fitted['classifier'])
+    chosen = choose_group_size(graph.rowptr, N, 64, 'learned', col=graph.col)
+    best = net(sample_of(graph.rowptr, graph.col, N, 64)).argmax()
+    assert chosen == min(SIZES[int(best)], Degrees.of(graph.rowptr).largest)
+    with torch.no_grad():  # another answer
+        net.linear.bias += 100 if best == 0 else -100
+    fitted['classifier'] = group_size_net.save(net)
+    group_sizes.FITTED.write_text(json.dumps(fitted))
+    group_sizes._file.cache_clear()
+    other = Degrees.of(graph.rowptr).largest if best == 0 else SIZES[0]
+    assert choose_group_size(graph.rowptr, N, 64, 'learned', col=graph.col) == other
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def test_measured(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_sizes, '_remembered', {})
+    graph = graph_of(homogeneous(device).edge_index, N, N)
+    if device.type == 'cpu':
+        assert choose_group_size(graph.rowptr, N, 64, 'measured', col=graph.col) is None
+        return
+    times = group_sizes.measure_group_sizes(graph, 64)
+    largest = Degrees.of(graph.rowptr).largest
+    assert list(times) == [None, *(s for s in SIZES if s < 2 * largest)]
+    assert all(ms > 0 for ms in times.values())
+    calls = []
+
+    def measure(graph: object, width: int) -> dict:
+        calls.append(width)
+        return {None: 3.0, 4: 2.0, 8: 1.0 + width}
+
+    monkeypatch.setattr(group_sizes, 'measure_group_sizes', measure)
+    for _ in range(2):
+        for width, size in ((64, 4), (16, 4)):
+            chosen = choose_group_size(graph.rowptr, N, width, 'measured', col=graph.col)
+            assert chosen == size
+    assert calls == [64, 16]
+
+
+# --- the transform -------------------------------------------------------------------------------
+
+
+def sizes_of(edge_index: EdgeIndex, size: tuple[int, int]) -> tuple:
+    graph = graph_of(edge_index, *size)
+    return tuple(None if g is None else g.size for g in (graph.groups, graph.t_groups))
+
+
+@pytest.mark.parametrize('strategy', ['regression', 'learned'])
+def test_transform(device: torch.device, strategy: str, fitted: dict) -> None:
+    data = homogeneous(device)
+    out = GroupSizes(strategy, width=32)(data)
+    assert type(data.edge_index) is Tensor
+    assert 'group_sizes' not in data
+    prepared = ToCSR()(data)
+    assert torch.equal(out.edge_index.as_tensor(), prepared.edge_index.as_tensor())
+    assert torch.equal(out.edge_attr, prepared.edge_attr)
+    graph = graph_of(prepared.edge_index, N, N)
+    expected = tuple(
+        choose_group_size(g.rowptr, N, 32, strategy, col=g.col) for g in (graph, graph.t())
+    )
+    assert sizes_of(out.edge_index, (N, N)) == expected
+    assert out.group_sizes == ChosenSize(*expected, 32, strategy)
+    assert sizes_of(prepared.edge_index, (N, N)) == (None, None)
+
+
+def test_layers_use_the_groups(device: torch.device) -> None:
+    data = homogeneous(device)
+    conv = PathPreparedGCNConv(5, 4).to(device)
+    plain = conv(data.x, ToCSR()(data).edge_index)
+    out = GroupSizes(atomic=True)(data)
+    assert graph_of(out.edge_index, N, N).groups.atomic
+    seen = []
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    conv(data.x, out.edge_index)  # the normalisation
+    with Seen():
+        again = conv(data.x, out.edge_index)
+    torch.testing.assert_close(again, plain)
+    assert 'pyg_fast::spmm_groups' in seen
+    assert 'pyg_fast::spmm' not in seen
+
+
+def test_hetero_data(device: torch.device) -> None:
+    data = HeteroData()
+    data['a'].x, data['b'].x = torch.randn(9, 2), torch.randn(200, 2)
+    data['a', 'to', 'b'].edge_index = torch.stack([torch.randint(9, (800,)),
+                                                   torch.randint(200, (800,))])  # fmt: skip
+    data['b', 'of', 'b'].edge_index = torch.randint(200, (2, 30))
+    out = GroupSizes(coefficients='paper')(data.to(device))
+    for key, size in ((('a', 'to', 'b'), (9, 200)), (('b', 'of', 'b'), (200, 200))):
+        chosen = out[key].group_sizes
+        assert sizes_of(out[key].edge_index, size) == (chosen.size, chosen.t_size)
+    # 0.655 + 400 / 9 * 0.636 for rows of 89 edges.
+    assert out['a', 'to', 'b'].group_sizes == ChosenSize(2, 29, 64, 'regression')
+
+
+def test_strategy_without_a_choice() -> None:
+    out = GroupSizes('measured')(homogeneous())
+    assert sizes_of(out.edge_index, (N, N)) == (None, None)
+    assert repr(out.group_sizes) == 'no groups (measured, 64 wide)'
+
+
+def test_graph_that_is_prepared_already(device: torch.device) -> None:
+    data = homogeneous(device)
+    data.edge_index = to_edge_index(data.edge_index, (N, N))[0]
+    rowptr = graph_of(data.edge_index, N, N).rowptr
+    out = T.Compose([ToCSR(), GroupSizes()])(data)
+    assert out.edge_index is data.edge_index
+    assert graph_of(out.edge_index, N, N).rowptr is rowptr
+    assert graph_of(out.edge_index, N, N).groups is not None
+
+
+def test_moved_data_keeps_the_row_and_forgets_the_groups(device: torch.device) -> None:
+    out = GroupSizes()(homogeneous(device))
+    clone = out.clone()
+    assert clone.group_sizes == out.group_sizes
+    assert sizes_of(clone.edge_index, (N, N)) == (None, None)
+    assert out.to(device).group_sizes == out.group_sizes
+    batch = Batch.from_data_list([out, out])
+    assert batch.group_sizes == [out.group_sizes] * 2
+    assert sizes_of(batch.edge_index, (2 * N, 2 * N)) == (None, None)
+
+
+def test_data_without_edges(device: torch.device) -> None:
+    empty = Data(x=torch.randn(3, 2), edge_index=torch.empty(2, 0, dtype=torch.long)).to(device)
+    out = GroupSizes()(empty)
+    assert out.group_sizes.size == out.group_sizes.t_size == 1
+    assert 'group_sizes' not in GroupSizes()(Data(x=torch.randn(3, 2)))
+
+
+def test_repr() -> None:
+    assert repr(GroupSizes()) == "GroupSizes('regression', width=64)"
+    assert repr(GroupSizes('measured', 16, 'paper', atomic=True)) == (
+        "GroupSizes('measured', width=16, coefficients='paper', atomic=True)")  # fmt: skip
+    assert repr(ChosenSize(8, None, 64, 'learned')) == (
+        'groups of 8, transposed a row (learned, 64 wide)')  # fmt: skip
+
+
+@pytest.mark.parametrize('make', [GroupSizes, lambda **kwargs: choose_group_size(
+    torch.tensor([0, 1]), 1, col=torch.tensor([0]), **kwargs)])  # fmt: skip
+@pytest.mark.parametrize('bad', [
+    (ValueError, 'strategy', 'best'), (ValueError, 'coefficients', 'mine'),
+    (ValueError, 'width', 0), (TypeError, 'width', 64.0), (TypeError, 'width', True),
+])  # fmt: skip
+def test_bad_arguments(make: Callable, bad: tuple) -> None:
+    error, name, value = bad
+    with pytest.raises(error, match=f"'{name}'"):
+        make(**{name: value})
+
+
+def test_strategies_that_need_columns() -> None:
+    for strategy in ('measured', 'learned'):
+        with pytest.raises(ValueError, match=f"'col'.*'{strategy}'"):
+            choose_group_size(torch.tensor([0, 1]), 1, strategy=strategy)
+
+
+def test_bad_graph_names_the_store() -> None:
+    with pytest.raises(IndexError, match=r"data: 'edge_index\[0\]'"):
+        GroupSizes()(Data(edge_index=torch.tensor([[5], [0]]), num_nodes=3))
