@@ -36,6 +36,7 @@ WIDTHS, HIDDEN = (16, 64), (16, 128)
 SHARES = (0.1, 0.01)
 DEPTHS = (1, 2, 3, 4)
 IN_CHANNELS, NUM_CLASSES = 128, 40
+GROUP_SIZES = (8, 32, 128)
 _TOLERANCE = 1e-3  # of the norm, for float32: rounding decides where a ReLU bends
 
 PATH, ACTIVE, IF_ELSE = 'ours, path', 'ours, all edges', 'if-else'
@@ -62,6 +63,10 @@ extern "C" __global__ void if_else(const int* rowptr, const int* col, const bool
   }
 }
 """
+
+
+def grouped(size: int) -> str:
+    return f'{PATH}, groups of {size}'
 
 
 def log(graph: str, title: str, results: dict[str, Result]) -> None:
@@ -114,11 +119,13 @@ class Aggregation:
         matrix = whole.t()
         return lambda: matrix.times(self.grad)
 
-    def on_path(self) -> Callable[[], Tensor]:
+    def on_path(self, group_size: int | None = None) -> Callable[[], Tensor]:
         path, grad = self.path, self.grad
         if path.is_whole:
             return self.all_edges(Operator(self.graph, None, self.scale, self.scale))
         matrix = path.operator(None, self.scale, self.scale, None).t()
+        if group_size is not None:
+            matrix = matrix._replace(graph=matrix.graph.with_groups(group_size, None))
 
         def run() -> Tensor:
             out = matrix.times(path.dst.of(grad))
@@ -165,6 +172,8 @@ class Aggregation:
         whole = Operator(self.graph, None, self.scale, self.scale)
         made = [Contender(PATH, self.on_path, True, self.check),
                 Contender(ACTIVE, lambda: self.all_edges(whole), True, self.check)]
+        made += [Contender(grouped(size), functools.partial(self.on_path, size), True, self.check)
+                 for size in GROUP_SIZES]
         if self.grad.is_cuda:
             made.append(Contender(IF_ELSE, self.if_else, check=self.check))
             if not self.path.is_whole:
@@ -180,7 +189,8 @@ def run_kernels(
     rivals = [f'{CUSPARSE} {name}' for name in _cusparse.ALGORITHMS]
     section = report.section(
         'Backward aggregation of the last layer',
-        columns={PATH: [PATH], ACTIVE: [ACTIVE], IF_ELSE: [IF_ELSE], CUSPARSE: rivals},
+        columns={PATH: [PATH], **{grouped(size): [grouped(size)] for size in GROUP_SIZES},
+                 ACTIVE: [ACTIVE], IF_ELSE: [IF_ELSE], CUSPARSE: rivals},
         versus=[Versus(ACTIVE, PATH, [ACTIVE]), Versus(IF_ELSE, PATH, [IF_ELSE]),
                 Versus(CUSPARSE, PATH, rivals)])
     for share in shares:
@@ -264,7 +274,7 @@ def run_models(
     graph: Graph, hidden: Sequence[int], shares: Sequence[float], settings: Settings,
     report: _harness.Report,
 ) -> None:
-    title = '2-layer GCN'
+    title = '2-layer GCN' + (', launches hidden' if settings.device_time else ', eager')
     backward = report.section(
         f'{title}, backward pass', columns={name: [name] for name in (PLAIN, BACKWARD)},
         width='hidden', versus=[Versus(PLAIN, BACKWARD, [PLAIN])])
@@ -343,7 +353,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         'Times in ms, medians, contenders taking turns, float32. Aggregations '
         + ('by CUDA events, launches hidden; ' if args.device == 'cuda' else '')
         + 'from a gradient of all nodes to one of all nodes, GCN\'s scales included, graphs and '
-        'scales at hand. Models by wall time, without an optimizer: '
+        'scales at hand. Models without an optimizer, by wall time ("eager")'
+        + (' and likewise by CUDA events, as a CUDA graph would run them; depths by the latter: '
+           if args.device == 'cuda' else ': ') +
         f'{IN_CHANNELS} -> hidden -> {NUM_CLASSES}, features constant, cross entropy on the '
         'training nodes, which are drawn at random. Compared with float64 on all edges.'])
     names = {
@@ -358,9 +370,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if 'kernels' in asked and graph.name in names['kernels']:
             run_kernels(graph, WIDTHS, SHARES, kernel, report)
         if 'models' in asked and graph.name in names['models']:
-            run_models(graph, hidden, SHARES, wall, report)
+            for settings in (kernel, wall) if args.device == 'cuda' else (wall,):
+                run_models(graph, hidden, SHARES, settings, report)
         if 'depth' in asked and graph.name in names['depth']:
-            run_depth(graph, hidden[0], DEPTHS[:2] if args.quick else DEPTHS, 0.1, wall, report)
+            run_depth(graph, hidden[0], DEPTHS[:2] if args.quick else DEPTHS, 0.1, kernel, report)
         if 'prepare' in asked and graph.name in names['prepare']:
             run_preparation(graph, hidden[-1], 0.1, wall, report)
         report.save()

@@ -84,6 +84,7 @@ class ExecutionPath:
     def __init__(self, **fields: Any) -> None:
         self.__dict__.update(fields)
         self._noted: tuple[Tensor, Any] | None = None
+        self._is_noted = False
         self._kept: dict[Any, tuple[tuple, Any]] = {}
 
     # What a store of tensors can do ----------------------------------------------------------
@@ -235,34 +236,37 @@ class ExecutionPath:
             self.self_row, self.t_self_row,
         )  # fmt: skip
 
-    def watched(self, out: Tensor) -> Tensor:
-        """The output of a layer, whose gradient will be looked at outside of the path."""
+    def watch(self) -> Watch | None:
+        """What looks at the gradient of a layer's output outside of the path, if anything does."""
         hidden = self.forward and self.debug  # The gradient of a NaN is one, even of zero.
-        if not self.checks or hidden or not (out.requires_grad and torch.is_grad_enabled()):
-            return out
+        if not self.checks or hidden:
+            return None
         noted = None if torch.compiler.is_compiling() else self._note
-        return Watch.apply(out, self.dst_position, self.counter, noted)
+        return Watch(self.dst_position, self.counter, noted)
 
     def _note(self) -> None:
-        # The counter is on its way to the host while the backward pass goes on.
-        if self.strict and not _is_capturing(self.counter):
+        if _is_capturing(self.counter):
+            return
+        if self.strict:
             self.check()
-        elif not self.counter.is_cuda:
-            self._noted = self.counter, None
-        elif not _is_capturing(self.counter):
-            host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+            return
+        if self.counter.is_cuda:  # On its way to the host while the backward pass goes on.
+            if self._noted is None:
+                host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+                self._noted = host, torch.cuda.Event()
+            host, event = self._noted
             host.copy_(self.counter, non_blocking=True)
-            event = torch.cuda.Event()
             event.record()
-            self._noted = host, event
+        self._is_noted = True
 
     def check_noted(self) -> None:
         """Raises if the last backward pass had a gradient outside of the path."""
-        if self._noted is None or _is_capturing(self.counter):
+        if not self._is_noted or _is_capturing(self.counter):
             return
-        count, event = self._noted
-        self._noted = None
-        if event is not None:
+        self._is_noted = False
+        count = self.counter
+        if self._noted is not None:
+            count, event = self._noted
             event.synchronize()
         if int(count):
             self.check()
@@ -276,7 +280,7 @@ class ExecutionPath:
             ValueError: If so, with the number of rows.
         """
         count = int(self.counter)
-        self._noted = None
+        self._is_noted = False
         if count:
             self.counter.zero_()
             raise ValueError(

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric import nn as pyg
 
 from ..formats.execution_path import ExecutionPath
-from ..ops.path_spmm import Operator, Plan, Rows, expand, take
+from ..ops.path_spmm import Operator, Plan, Rows, Watch, expand, take
 
 # What mixes the rows of different nodes: on some rows alone it gives something else.
 _MIXES = (
@@ -40,6 +40,11 @@ def check_commutes(module: Module) -> None:
             f'{type(part).__name__} computes over all nodes, of which a path with forward=True '
             'leaves some out: give the path forward=False, or take another normalization'
         )
+
+
+def fill_of(path: ExecutionPath) -> float:
+    """What rows are that are not computed."""
+    return float('nan') if path.debug else 0.0
 
 
 class OnPath:
@@ -77,9 +82,10 @@ class OnPath:
         out_acc: bool = False,
     ) -> Plan:
         part = path.operator(value, row_scale, col_scale, diag)
-        fill = float('nan') if path.debug else 0.0
-        return Plan(part, path.src, path.dst, None if path.forward else whole, *compact, fill,
-                    out_acc)
+        return Plan(
+            part, path.src, path.dst, None if path.forward else whole, *compact, fill_of(path),
+            out_acc, None if compact[1] else path.watch(),
+        )  # fmt: skip
 
     def _cached_input(
         self: Any, x: Tensor, edge_index: Any, edge_weight: Any, make: Callable[[], Tensor]
@@ -172,9 +178,9 @@ def linear_on_path(
     if path is None:
         return F.linear(aggregated, weight, bias)
     if not path.forward:
-        return RowsLinear.apply(aggregated, weight, bias, path.dst)
+        return RowsLinear.apply(aggregated, weight, bias, path.dst, path.watch())
     out = F.linear(cache.rows(path.dst), weight, bias)
-    return out if compact_out else expand(out, path.dst, float('nan') if path.debug else 0.0)
+    return out if compact_out else expand(out, path.dst, fill_of(path), path.watch())
 
 
 def linear_of_rows(
@@ -184,9 +190,9 @@ def linear_of_rows(
     if path is None:
         return F.linear(x, weight)
     if not path.forward:
-        return RowsLinear.apply(x, weight, None, path.dst)
+        return RowsLinear.apply(x, weight, None, path.dst, None)
     out = F.linear(take(x, path.dst), weight)
-    return out if compact_out else expand(out, path.dst, float('nan') if path.debug else 0.0)
+    return out if compact_out else expand(out, path.dst, fill_of(path))
 
 
 class RowsLinear(torch.autograd.Function):
@@ -194,15 +200,22 @@ class RowsLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        rows: Rows,
+        watch: Watch | None,
     ) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.rows = rows
+        ctx.rows, ctx.watch = rows, watch
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,), rows = ctx.saved_tensors, ctx.rows
+        if ctx.watch is not None:
+            ctx.watch.look(grad)
         grad = rows.of(grad)
         grad_weight = grad.t() @ rows.of(x) if ctx.needs_input_grad[1] else None
-        return None, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None
+        return None, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None

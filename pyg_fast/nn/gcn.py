@@ -126,7 +126,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             if path is not None or self.cache_input:
                 out = self._on_path(x, edge_index, edge_weight, path)
                 if out is not None:
-                    return out if path is None else path.watched(out)
+                    return out
             if self._scatters(x, edge_index, edge_weight):
                 return self._scattered(x, edge_index)
             norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled())

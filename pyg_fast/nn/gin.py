@@ -14,7 +14,7 @@ from ..ops.cbsr import CBSR
 from ..ops.graph import graph_of
 from ..ops.path_spmm import Operator, Plan, Rows, expand, path_conv, take
 from ..ops.spmm import acc_dtype, reduce_sum
-from ._path import OnPath, check_commutes
+from ._path import OnPath, check_commutes, fill_of
 from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values
 
 
@@ -94,7 +94,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if path is not None or self.cache_input:
             out = self._on_path(to, path)
             if out is not None:
-                return out if path is None else path.watched(out)
+                return out
         return self.nn(self._combined(self._sent(to)))
 
     def _on_path(
@@ -148,7 +148,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         out = self.nn(out)
         if path is None or not some or compact[1]:
             return out
-        return expand(out, path.dst, float('nan') if path.debug else 0.0)
+        return expand(out, path.dst, fill_of(path), path.watch())
 
     def _combined(self, to: Neighbours) -> Tensor:
         """The aggregated neighbours and the node itself."""

@@ -19,7 +19,7 @@ from ..formats.execution_path import (
 )
 from ..ops.aggregate import notes_of
 from ..ops.path_spmm import Rows, expand, node_dropout
-from ._path import check_commutes
+from ._path import check_commutes, fill_of
 from ._reduce import Neighbours, neighbours
 from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
@@ -168,7 +168,7 @@ class PathPreparedGNN(Module):
         if paths is None or rows.nodes is None:
             return x
         last = paths[-1]
-        return last.watched(expand(x, rows, float('nan') if last.debug else 0.0))
+        return expand(x, rows, fill_of(last), last.watch())
 
     def _layer(
         self,

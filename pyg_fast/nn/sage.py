@@ -109,7 +109,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             out = self._on_path(to, path)
             if out is not None:
                 out = F.normalize(out, p=2.0, dim=-1) if self.normalize else out
-                return out if path is None else path.watched(out)
+                return out
         to = self._sent(to)
         out, root = self._aggregated(to), to.root
         if self.root_weight and root is not None:

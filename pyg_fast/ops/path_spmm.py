@@ -1,5 +1,6 @@
 """Convolutions whose backward pass, or both passes, touch an execution path alone."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -86,12 +87,34 @@ class Operator(NamedTuple):
         return out + (diag.view(-1, 1) * own).to(out.dtype)
 
 
+class Watch(NamedTuple):
+    r"""What counts the rows of gradients that miss a path.
+
+    Shapes:
+        - **position:** below zero for nodes that are not on it :math:`(N)`
+        - **counter:** :math:`(1)`, int64
+
+    :obj:`noted` is called after each backward pass; :obj:`None` in compiled code.
+    """
+
+    position: Tensor
+    counter: Tensor
+    noted: Callable[[], None] | None
+
+    def look(self, grad: Tensor) -> None:
+        """Counts the rows of a gradient."""
+        ops.count_outside.default(grad.detach(), self.position, self.counter)
+        if self.noted is not None:
+            self.noted()
+
+
 class Plan(NamedTuple):
     """How a convolution runs: over all edges or some of them, on all rows or some of them.
 
     :obj:`whole` is the matrix of all nodes, where the forward pass takes it, and :obj:`part` that
     of the path between the rows :obj:`src` and :obj:`dst`. What comes in and goes out has a row
-    for each node unless it is :obj:`compact`; rows that are not computed are :obj:`fill`.
+    for each node unless it is :obj:`compact`; rows that are not computed are :obj:`fill`, and
+    :obj:`watch` looks at their gradients.
     """
 
     part: Operator
@@ -102,6 +125,7 @@ class Plan(NamedTuple):
     compact_out: bool = False
     fill: float = 0.0
     out_acc: bool = False
+    watch: Watch | None = None
 
 
 def path_conv(
@@ -177,6 +201,8 @@ class PathConv(torch.autograd.Function):
         needs_x, needs_weight, needs_bias, needs_root, _ = ctx.needs_input_grad
         again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
         if not plan.compact_out:
+            if plan.watch is not None:
+                plan.watch.look(grad)
             grad = plan.dst.of(grad)
         grad_x: Any = None
         grad_weight = grad_root = None
@@ -234,22 +260,28 @@ def _expanded(x: Tensor, rows: Rows, again: bool) -> Tensor:
     return x.new_zeros(rows.position.size(0), x.size(1)).index_copy(0, rows.nodes.long(), x)
 
 
-def expand(x: Tensor, rows: Rows, fill: float = 0.0) -> Tensor:
+def expand(
+    x: Tensor, rows: Rows, fill: float = 0.0, watch: Watch | None = None
+) -> Tensor:
     """Rows put back among all nodes, of which others are :obj:`fill`; differentiable."""
-    return x if rows.nodes is None else Expand.apply(x, rows, fill)
+    return x if rows.nodes is None else Expand.apply(x, rows, fill, watch)
 
 
 class Expand(torch.autograd.Function):
     """Its backward takes the rows out again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Rows, fill: float) -> Tensor:
-        ctx.rows = rows
+    def forward(
+        ctx: Any, x: Tensor, rows: Rows, fill: float, watch: Watch | None
+    ) -> Tensor:
+        ctx.rows, ctx.watch = rows, watch
         return ops.expand_rows.default(x, rows.position, fill)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.rows.of(grad), None, None
+        if ctx.watch is not None:
+            ctx.watch.look(grad)
+        return ctx.rows.of(grad), None, None, None
 
 
 def take(x: Tensor, rows: Rows) -> Tensor:
@@ -268,24 +300,6 @@ class Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return _expanded(grad, ctx.rows, torch.is_grad_enabled()), None
-
-
-class Watch(torch.autograd.Function):
-    """The identity; its backward counts the rows of the gradient that miss the path."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, position: Tensor, counter: Tensor, noted: Any) -> Tensor:
-        ctx.save_for_backward(position, counter)
-        ctx.noted = noted
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        position, counter = ctx.saved_tensors
-        ops.count_outside.default(grad.detach(), position, counter)
-        if ctx.noted is not None:
-            ctx.noted()
-        return grad, None, None, None
 
 
 def node_dropout(
