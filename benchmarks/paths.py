@@ -36,12 +36,13 @@ WIDTHS, HIDDEN = (16, 64), (16, 128)
 SHARES = (0.1, 0.01)
 DEPTHS = (1, 2, 3, 4)
 IN_CHANNELS, NUM_CLASSES = 128, 40
-GROUP_SIZES = (8, 32, 128)
+GROUP_SIZES = (0, 8, 32, 128)
 _TOLERANCE = 1e-3  # of the norm, for float32: rounding decides where a ReLU bends
 
 PATH, ACTIVE, IF_ELSE = 'ours, path', 'ours, all edges', 'if-else'
 CUSPARSE = 'cuSPARSE on the path'
 BACKWARD, FORWARD, CACHED = 'path', 'path, forward too', 'and the input cached'
+ACTIVE_ONLY = 'and active rows alone'
 PLAIN, CACHED_ALONE = 'all active', 'all active, input cached'
 
 # As in the paper: every edge is read, those whose gradient is zero are skipped.
@@ -66,7 +67,7 @@ extern "C" __global__ void if_else(const int* rowptr, const int* col, const bool
 
 
 def grouped(size: int) -> str:
-    return f'{PATH}, groups of {size}'
+    return f'{PATH}, groups of {size}' if size else f'{PATH}, by rows'
 
 
 def log(graph: str, title: str, results: dict[str, Result]) -> None:
@@ -124,8 +125,8 @@ class Aggregation:
         if path.is_whole:
             return self.all_edges(Operator(self.graph, None, self.scale, self.scale))
         matrix = path.operator(None, self.scale, self.scale, None).t()
-        if group_size is not None:
-            matrix = matrix._replace(graph=matrix.graph.with_groups(group_size, None))
+        if group_size is not None:  # 0: by rows
+            matrix = matrix._replace(graph=matrix.graph.with_groups(group_size or None, None))
 
         def run() -> Tensor:
             out = matrix.times(path.dst.of(grad))
@@ -227,13 +228,16 @@ class Model:
     def loss(
         self, name: str, dtype: torch.dtype = torch.float32,
     ) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
-        net = self.net(name in (CACHED, CACHED_ALONE))
+        net = self.net(name in (CACHED, CACHED_ALONE, ACTIVE_ONLY))
         net.load_state_dict(self.state)
         net.to(dtype)
         paths = None if name in (PLAIN, CACHED_ALONE) else self.paths[name != BACKWARD]
         x = self.x.to(dtype)
 
         def loss() -> Tensor:
+            if name == ACTIVE_ONLY:
+                out = net(x, self.problem.edge_index, paths=paths, active_only=True)
+                return F.cross_entropy(out, self.target)
             out = net(x, self.problem.edge_index, paths=paths)
             return F.cross_entropy(out.index_select(0, self.problem.nodes), self.target)
 
@@ -278,10 +282,10 @@ def run_models(
     backward = report.section(
         f'{title}, backward pass', columns={name: [name] for name in (PLAIN, BACKWARD)},
         width='hidden', versus=[Versus(PLAIN, BACKWARD, [PLAIN])])
-    names = (PLAIN, BACKWARD, FORWARD, CACHED_ALONE, CACHED)
+    names = (PLAIN, BACKWARD, FORWARD, CACHED_ALONE, CACHED, ACTIVE_ONLY)
     step = report.section(
         f'{title}, whole step', columns={name: [name] for name in names}, width='hidden',
-        memory=True, versus=[Versus(PLAIN, name, [PLAIN]) for name in (BACKWARD, FORWARD, CACHED)])
+        memory=True, versus=[Versus(PLAIN, name, [PLAIN]) for name in names[1:]])
     for share in shares:
         problem = Problem(graph, share)
         for width in hidden:

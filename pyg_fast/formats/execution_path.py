@@ -10,10 +10,17 @@ from torch_geometric import EdgeIndex
 
 from ..ops.aggregate import notes_of
 from ..ops.graph import Graph, cache_of, graph_of
+from ..ops.groups import check_size
 from ..ops.path_spmm import Operator, Rows, Watch
 from ..ops.to_csr import check_edge_index, to_csr
 
-WHOLE = 0.7  # A path with this share of the edges keeps no copy of them, nor of this many sources.
+# Where rows are short, sums are handed out by groups: on an H200 faster than by rows on all paths
+# of benchmarks/paths.py with up to so many edges a row.
+_SHORT_ROWS, _GROUP_SIZE = 16, 32
+
+# A path with this share of the edges (with `forward`: of the nodes) keeps no copy of them; nor are
+# sources taken out where they are this share of the nodes.
+WHOLE = 0.7
 
 
 class ExecutionPath:
@@ -28,8 +35,9 @@ class ExecutionPath:
     The gradient of layer :math:`\ell` of :math:`0, \ldots, L - 1` is not zero in
     :math:`\mathcal{S}_{\ell + 1}` alone, and what it sends on in :math:`\mathcal{S}_{\ell}`: the
     path holds the edges into :math:`\mathcal{S}_{\ell + 1}` that are not loops. They are all that
-    a loss on the training nodes reads, so nothing is lost. A path with most of the edges keeps no
-    copy: its layer runs on all of them.
+    a loss on the training nodes reads, so nothing is lost. A path with most of the edges, or where
+    the forward pass is confined to it with most of the nodes, keeps no copy: its layer runs on all
+    of them.
 
     Made by :class:`~pyg_fast.transforms.ExecutionPaths` and handed to layers as :obj:`path`. A
     gradient outside of :math:`\mathcal{S}_{\ell + 1}` comes from a loss on other nodes, and would
@@ -61,6 +69,8 @@ class ExecutionPath:
     checks: bool
     strict: bool
     debug: bool
+    group_size: int | None
+    t_group_size: int | None
     rowptr: Tensor | None
     col: Tensor | None
     perm: Tensor | None
@@ -85,6 +95,7 @@ class ExecutionPath:
         self.__dict__.update(fields)
         self._noted: tuple[Tensor, Any] | None = None
         self._is_noted = False
+        self._grouped: Graph | None = None
         self._kept: dict[Any, tuple[tuple, Any]] = {}
 
     # What a store of tensors can do ----------------------------------------------------------
@@ -154,12 +165,12 @@ class ExecutionPath:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the path has most edges, and so keeps no copy of them."""
+        """Whether the path has most edges (or nodes), and so keeps no copy of them."""
         return self.rowptr is None
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the path, in bytes, save what it shares with the next layer's."""
+        """The memory of the path, in bytes; what it shares with another layer's counts in both."""
         tensors = {id(t): t for t in (getattr(self, name) for name in self._TENSORS)
                    if t is not None}  # fmt: skip
         return sum(t.numel() * t.element_size() for t in tensors.values())
@@ -167,11 +178,13 @@ class ExecutionPath:
     def __repr__(self) -> str:
         share = self.num_path_edges / self.num_edges if self.num_edges else 1.0
         whole = ', whole graph' if self.is_whole else ''
+        sizes = (self.group_size, self.t_group_size)
+        groups = '' if sizes == (None, None) else f', group_sizes={sizes}'
         return (
             f'{type(self).__name__}(layer={self.layer} of {self.num_layers}, '
             f'active={self.num_dst} -> {self.num_src} of {self.num_nodes} nodes, '
             f'edges={self.num_path_edges} ({share:.1%} of the graph{whole}), '
-            f'bytes={self.num_bytes})'
+            f'bytes={self.num_bytes}{groups})'
         )
 
     # What layers ask -------------------------------------------------------------------------
@@ -185,6 +198,35 @@ class ExecutionPath:
     def dst(self) -> Rows:
         """The rows of the layer's output."""
         return Rows(self.dst_nodes, self.dst_position if self.dst_nodes is not None else None)
+
+    def set_group_sizes(self, size: int | None, t_size: int | None) -> None:
+        """Has the sums of the forward and of the backward pass handed out by groups of that many
+        edges at most from now on; :obj:`None`: by rows.
+
+        Raises:
+            TypeError, ValueError: If one is no positive integer.
+        """
+        for name, value in (('size', size), ('t_size', t_size)):
+            if value is not None:
+                check_size(value, name)
+        self.group_size, self.t_group_size = size, t_size
+        self._kept.clear()
+        self._grouped = None
+
+    @property
+    def graph(self) -> Graph:
+        """The edges of a path that is not whole."""
+        if self.rowptr is None or self.col is None:
+            raise ValueError('a path with most edges of its graph keeps none of its own')
+        graph = Graph(
+            self.rowptr, self.col, self.perm, self.t_rowptr, self.t_col, self.t_perm,
+            self.num_nodes if self.src_nodes is None else self.num_src, self.num_dst,
+        )  # fmt: skip
+        if self.group_size is None and self.t_group_size is None:
+            return graph
+        if self._grouped is None and not torch.compiler.is_compiling():  # It waits for the device.
+            self._grouped = graph.with_groups(self.group_size, self.t_group_size)
+        return graph if self._grouped is None else self._grouped
 
     def operator(
         self,
@@ -215,12 +257,6 @@ class ExecutionPath:
         col_scale: Tensor | None,
         diag: Tensor | None,
     ) -> Operator:
-        assert self.rowptr is not None
-        assert self.col is not None
-        graph = Graph(
-            self.rowptr, self.col, self.perm, self.t_rowptr, self.t_col, self.t_perm,
-            self.num_nodes if self.src_nodes is None else self.num_src, self.num_dst,
-        )  # fmt: skip
         if value is not None and self.perm is None:
             raise ValueError(
                 "'path' was made for a graph without edge weights, but there are some: give "
@@ -232,7 +268,7 @@ class ExecutionPath:
 
         src, dst = self.src, self.dst
         return Operator(
-            graph, value, of(dst, row_scale), of(src, col_scale), of(dst, diag), of(src, diag),
+            self.graph, value, of(dst, row_scale), of(src, col_scale), of(dst, diag), of(src, diag),
             self.self_row, self.t_self_row,
         )  # fmt: skip
 
@@ -419,7 +455,10 @@ def execution_paths(
             dst_position=_positions(nodes, num_nodes),
             counter=torch.zeros(1, dtype=torch.int64, device=mask.device),
         )  # fmt: skip
-        whole = whole or total >= WHOLE * num_edges
+        # A pass over all edges is no loss where most are needed; rows of all nodes are, by far, in
+        # linear maps and the like.
+        most = nodes.numel() >= WHOLE * num_nodes if forward else total >= WHOLE * num_edges
+        whole = whole or most
         picked = None if whole else _picked(graph, nodes, counts)
         sources = active.clone()
         if picked is None:
@@ -470,7 +509,7 @@ def _path(
     if picked is None:
         return ExecutionPath(**fields, **dict.fromkeys((
             'rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm', 'src_nodes', 'src_position',
-            'dst_nodes', 'self_row', 't_self_row',
+            'dst_nodes', 'self_row', 't_self_row', 'group_size', 't_group_size',
         )))  # fmt: skip
     num_dst, index = nodes.numel(), graph.col.dtype
     src_nodes = src_position = None
@@ -494,11 +533,17 @@ def _path(
     dst_position = fields['dst_position']
     return ExecutionPath(
         **fields, rowptr=rowptr, col=col, perm=perm, t_rowptr=t_rowptr, t_col=t_col,
-        t_perm=t_perm if weighted else None, src_nodes=src_nodes, src_position=src_position,
+        t_perm=t_perm if weighted else None, group_size=_group_size(picked, num_dst),
+        t_group_size=_group_size(picked, num_src), src_nodes=src_nodes, src_position=src_position,
         dst_nodes=nodes,
         self_row=(nodes if src_position is None else src_position[nodes]).to(index),
         t_self_row=(dst_position if src_nodes is None else dst_position[src_nodes]).to(index),
     )  # fmt: skip
+
+
+def _group_size(edges: Tensor, num_rows: int) -> int | None:
+    short = edges.is_cuda and edges.numel() <= _SHORT_ROWS * num_rows
+    return _GROUP_SIZE if short else None
 
 
 def _join(paths: Sequence[ExecutionPath]) -> None:

@@ -18,7 +18,7 @@ from ..formats.execution_path import (
     signature_of,
 )
 from ..ops.aggregate import notes_of
-from ..ops.path_spmm import Rows, expand, node_dropout
+from ..ops.path_spmm import Rows, expand, node_dropout, take
 from ._path import check_commutes, fill_of
 from ._reduce import Neighbours, neighbours
 from .gcn import PathPreparedGCNConv
@@ -123,6 +123,7 @@ class PathPreparedGNN(Module):
         edge_weight: OptTensor = None,
         paths: Sequence[ExecutionPath] | None = None,
         mask: Tensor | None = None,
+        active_only: bool = False,
     ) -> Tensor:
         """Forward pass.
 
@@ -136,6 +137,10 @@ class PathPreparedGNN(Module):
             mask (Tensor, optional): The nodes that the loss reads :math:`(|\\mathcal{V}|)`, bool.
                 With :obj:`paths` they are compared with it; without, they are prepared on the fly,
                 for the backward pass alone, and again when it changes. (default: :obj:`None`)
+            active_only (bool): Whether to return the rows of the nodes that the loss reads alone,
+                ascending, as :obj:`out[mask]` has them, in training or not: needs :obj:`paths` or
+                :obj:`mask`. A matrix of all nodes is not made then where paths are
+                :obj:`forward`, nor is its gradient. (default: :obj:`False`)
 
         Raises:
             TypeError: If :obj:`mask` is not a bool tensor.
@@ -165,6 +170,10 @@ class PathPreparedGNN(Module):
                 x = self.act(x)
             if seed is not None:
                 x = node_dropout(x, self.dropout, seed[k : k + 1], rows.nodes)
+        if active_only:
+            if paths is None and mask is None:
+                raise ValueError("'active_only' needs 'paths' or 'mask'")
+            return self._active(x, rows, paths, mask)
         if paths is None or rows.nodes is None:
             return x
         last = paths[-1]
@@ -206,6 +215,23 @@ class PathPreparedGNN(Module):
         if out is not None:
             return out, path.dst
         return conv(expand(x, rows), *args, path=path), Rows(None, None)
+
+    def _active(
+        self,
+        x: Tensor,
+        rows: Rows,
+        paths: Sequence[ExecutionPath] | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        if rows.nodes is not None:
+            return x
+        if paths is not None:
+            position = paths[-1].dst_position
+            nodes = paths[-1].dst_nodes
+            nodes = (position >= 0).nonzero().view(-1) if nodes is None else nodes
+            return take(x, Rows(nodes, position))
+        assert mask is not None
+        return x[mask]
 
     def _prepared(self, edge_index: Any, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
         """Paths for a mask, prepared once for a graph and a mask."""

@@ -115,6 +115,9 @@ class GroupSizes(BaseTransform):
     this transform last, where the graph is to be used; :obj:`to`, copies and edits forget it. On a
     CPU groups change nothing, and there is nothing to measure: :obj:`"measured"` chooses none.
 
+    Each of :obj:`data.execution_paths` gets sizes of its own, since its degrees are other than
+    the graph's.
+
     Args:
         strategy (str): :obj:`"regression"`, :obj:`"measured"` or :obj:`"learned"`.
             (default: :obj:`"regression"`)
@@ -156,16 +159,24 @@ class GroupSizes(BaseTransform):
                 continue
             edge_index = store['edge_index']
             graph = graph_of(edge_index, *edge_index.sparse_size())
-            size, t_size = (
-                choose_group_size(
-                    each.rowptr, each.num_src, self.width, self.strategy, col=each.col,
-                    coefficients=self.coefficients,
-                )  # fmt: skip
-                for each in (graph, graph.t())
-            )
+            size, t_size = self._chosen(graph)
             set_group_sizes(edge_index, size, t_size, self.atomic)
             store['group_sizes'] = ChosenSize(size, t_size, self.width, self.strategy)
+        for path in data.get('execution_paths', []) if isinstance(data, Data) else []:
+            if not path.is_whole:
+                path.set_group_sizes(*self._chosen(path.graph))
         return data
+
+    def _chosen(self, graph: Graph) -> tuple[int | None, int | None]:
+        """The sizes of a graph and of its transpose."""
+        size, t_size = (
+            choose_group_size(
+                each.rowptr, each.num_src, self.width, self.strategy, col=each.col,
+                coefficients=self.coefficients,
+            )  # fmt: skip
+            for each in (graph, graph.t())
+        )
+        return size, t_size
 
     def __repr__(self) -> str:
         parts = [repr(self.strategy), f'width={self.width}']

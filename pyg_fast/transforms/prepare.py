@@ -7,18 +7,24 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from .execution_paths import ExecutionPaths
+from .group_sizes import GroupSizes
 from .to_csr import ToCSR
 
 
 @functional_transform('prepare')
 class Prepare(BaseTransform):
     r"""Sorts a graph and prepares the execution path of each layer (functional name:
-    :obj:`prepare`): :class:`~pyg_fast.transforms.ToCSR` and
-    :class:`~pyg_fast.transforms.ExecutionPaths` in one.
+    :obj:`prepare`): :class:`~pyg_fast.transforms.ToCSR`,
+    :class:`~pyg_fast.transforms.ExecutionPaths` and, if asked for,
+    :class:`~pyg_fast.transforms.GroupSizes` in one.
 
     Args:
         num_layers (int): Number of layers of the model.
         mask (str): Name of the mask of training nodes. (default: :obj:`"train_mask"`)
+        group_sizes (str, optional): The strategy of
+            :class:`~pyg_fast.transforms.GroupSizes`; :obj:`None`: sums are handed out by rows, on
+            paths with short rows on a GPU by groups of 32 edges. (default: :obj:`None`)
+        width (int): The number of features to choose group sizes for. (default: :obj:`64`)
         **kwargs (optional): Additional arguments of
             :class:`~pyg_fast.transforms.ExecutionPaths`.
 
@@ -26,8 +32,17 @@ class Prepare(BaseTransform):
         TypeError, ValueError, IndexError: As these.
     """
 
-    def __init__(self, num_layers: int, mask: str = 'train_mask', **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        mask: str = 'train_mask',
+        group_sizes: str | None = None,
+        width: int = 64,
+        **kwargs: Any,
+    ) -> None:
         self.transforms: list[BaseTransform] = [ToCSR(), ExecutionPaths(num_layers, mask, **kwargs)]
+        if group_sizes is not None:
+            self.transforms.append(GroupSizes(group_sizes, width))
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         for transform in self.transforms:

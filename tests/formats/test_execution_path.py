@@ -50,15 +50,17 @@ def listed(path: ExecutionPath, transposed: bool) -> list[tuple[int, ...]]:
 
 
 @settings(max_examples=100)
-@given(problem=problems(), weighted=st.booleans(), prepared=st.booleans())
-def test_paths_are_what_they_are_defined_as(problem: Any, weighted: bool, prepared: bool) -> None:
+@given(problem=problems(), weighted=st.booleans(), prepared=st.booleans(), forward=st.booleans())
+def test_paths_are_what_they_are_defined_as(
+    problem: Any, weighted: bool, prepared: bool, forward: bool
+) -> None:
     edge_index, mask, num_layers = problem
     if prepared:
         edge_index = to_edge_index(edge_index, (mask.numel(),) * 2)[0]
         edges = edge_index.as_tensor()
     else:
         edges = edge_index
-    paths = execution_paths(edge_index, mask, num_layers, weighted)
+    paths = execution_paths(edge_index, mask, num_layers, weighted, forward)
     active = sets(edges, mask, num_layers)
     numbered = [(*ends, k) for k, ends in enumerate(edges.t().tolist()) if ends[0] != ends[1]]
     below = None
@@ -73,7 +75,10 @@ def test_paths_are_what_they_are_defined_as(problem: Any, weighted: bool, prepar
             assert all(p.is_whole for p in paths[:layer])
             assert path.dst_nodes is None
         else:
-            assert len(expected) < WHOLE * len(numbered) or not numbered
+            if forward:
+                assert path.num_dst < WHOLE * path.num_nodes
+            else:
+                assert len(expected) < WHOLE * len(numbered) or not numbered
             assert path.dst_nodes.tolist() == sorted(active[layer + 1])
             if path.src_nodes is not None:
                 assert path.src_nodes.tolist() == sorted(active[layer])

@@ -327,7 +327,7 @@ def test_learned_weights_keep_their_gradient(device: torch.device) -> None:
 def test_batch_norm_in_gin(device: torch.device) -> None:
     edge_index, mask = random_graph(100, 100, 0.05, device)
     net = torch.nn.Sequential(Linear(5, 4), torch.nn.BatchNorm1d(4)).to(device)
-    conv = PathPreparedGINConv(net)
+    conv = PathPreparedGINConv(net).to(device)
     x = torch.randn(100, 5, device=device)
     with pytest.raises(ValueError, match='BatchNorm1d computes over all nodes'):
         conv(x, edge_index, path=execution_paths(edge_index, mask, 1, forward=True)[0])
@@ -421,8 +421,20 @@ def test_model(
     expected = model_step(net, x, edge_index, mask)
     for kwargs in ({'paths': paths}, {'mask': mask}, {'paths': paths, 'mask': mask}):
         assert_equal(model_step(net, x, edge_index, mask, **kwargs), expected)
+    for kwargs in ({'paths': paths}, {'mask': mask}):
+        torch.manual_seed(7)
+        out = net(x, edge_index, **kwargs, active_only=True)
+        assert out.size(0) == int(mask.sum())
+        loss = out.square().sum()
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        assert_equal([loss.detach(), *grads], expected)
     net.eval()
     assert_equal([net(x, edge_index, paths=paths)], [net(x, edge_index)])
+    for kwargs in ({'paths': paths}, {'mask': mask}):
+        some = net(x, edge_index, **kwargs, active_only=True)
+        assert_equal([some], [net(x, edge_index)[mask]])
+    with pytest.raises(ValueError, match="'active_only' needs 'paths' or 'mask'"):
+        net(x, edge_index, active_only=True)
 
 
 def test_model_is_a_stack_of_layers(device: torch.device) -> None:

@@ -70,6 +70,31 @@ def test_after_preparing_again_paths_are_new() -> None:
     assert again.execution_paths[1].dst_nodes.tolist() == [50, 51, 52, 53]
 
 
+@pytest.mark.parametrize('forward', [False, True])
+def test_groups(device: torch.device, forward: bool) -> None:
+    data = example().to(device)
+    plain = Prepare(2, forward=forward)(copy.copy(data))
+    grouped = Prepare(2, group_sizes='regression', width=16, forward=forward)(copy.copy(data))
+    usual = {(path.group_size, path.t_group_size)
+             for path in plain.execution_paths if not path.is_whole}  # fmt: skip
+    assert usual == {(32, 32) if device.type == 'cuda' else (None, None)}
+    sizes = {path.group_size for path in grouped.execution_paths if not path.is_whole}
+    assert sizes
+    assert None not in sizes
+    assert 'group_sizes=(' in repr(grouped.execution_paths[1])
+    net = PathPreparedGNN('gcn', 5, 8, 3, 2).to(device).double()
+    losses = []
+    for each in (plain, grouped, grouped.clone()):
+        out = net(data.x.double(), each.edge_index, paths=each.execution_paths)
+        loss = out[data.train_mask].square().sum()
+        losses.append([loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))])
+    for other in losses[1:]:
+        for a, b in zip(losses[0], other, strict=True):
+            assert (a - b).norm() <= 1e-10 * (1 + a.norm())
+    with pytest.raises(ValueError, match="'t_size' must be positive"):
+        grouped.execution_paths[1].set_group_sizes(4, 0)
+
+
 def test_repr() -> None:
     assert repr(ExecutionPaths(2)) == "ExecutionPaths(2, mask='train_mask')"
     assert repr(Prepare(2, 'm', forward=True)) == (
