@@ -6,17 +6,31 @@
 namespace pyg_fast::cuda {
 namespace {
 
-// A warp takes a row; features pass once, so L2 is left to what is gathered.
+// How threads cover rows: as many lanes have one as it has vectors, a power of two up to a warp.
+struct RowLanes {
+  int lanes = 1;
+  int64_t row_step = 0;
+
+  RowLanes(int64_t dim, int vec, unsigned blocks) {
+    while (lanes < 32 && lanes * vec < dim) lanes *= 2;
+    row_step = static_cast<int64_t>(blocks) * (kThreads / lanes);
+  }
+
+  __device__ int64_t first_row() const {
+    return (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / lanes;
+  }
+  __device__ int lane() const { return threadIdx.x & (lanes - 1); }
+};
+
 template <typename T, typename I, int VEC>
-__global__ void __launch_bounds__(kThreads) expand_rows_kernel(ExpandRows p) {
+__global__ void __launch_bounds__(kThreads) expand_rows_kernel(ExpandRows p, RowLanes r) {
   const T fill = from_acc<T>(static_cast<acc_t<T>>(p.fill));
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  for (; row < p.num_rows; row += step) {
+  for (int64_t row = r.first_row(); row < p.num_rows; row += r.row_step) {
     const int64_t from = static_cast<int64_t>(static_cast<const I*>(p.position)[row]);
-    for (int64_t c = (threadIdx.x & 31) * VEC; c < p.dim; c += 32 * VEC) {
+    const bool there = from >= 0 && from < p.num_x;
+    for (int64_t c = r.lane() * VEC; c < p.dim; c += r.lanes * VEC) {
       Pack<T, VEC> pack;
-      if (from >= 0 && from < p.num_x) {
+      if (there) {
         pack = load<T, VEC>(static_cast<const T*>(p.x) + from * p.dim + c);
       } else {
 #pragma unroll
@@ -28,21 +42,25 @@ __global__ void __launch_bounds__(kThreads) expand_rows_kernel(ExpandRows p) {
 }
 
 template <typename T, typename I, int VEC>
-__global__ void __launch_bounds__(kThreads) count_outside_kernel(CountOutside p) {
+__global__ void __launch_bounds__(kThreads) count_outside_kernel(CountOutside p, RowLanes r) {
   __shared__ unsigned found;
   if (threadIdx.x == 0) found = 0;
   __syncthreads();
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  for (; row < p.num_rows; row += step) {
-    if (static_cast<const I*>(p.position)[row] >= 0) continue;
+  const unsigned of_row = (r.lanes < 32 ? (1u << r.lanes) - 1 : ~0u)
+                          << (threadIdx.x & 31 & ~(r.lanes - 1));
+  // All threads of a warp stay: they vote.
+  int64_t row = r.first_row();
+  for (; __any_sync(kWarpMask, row < p.num_rows); row += r.row_step) {
     bool any = false;
-    for (int64_t c = (threadIdx.x & 31) * VEC; c < p.dim; c += 32 * VEC) {
-      const Pack<T, VEC> pack = load<T, VEC>(static_cast<const T*>(p.x) + row * p.dim + c);
+    if (row < p.num_rows && static_cast<const I*>(p.position)[row] < 0) {
+      for (int64_t c = r.lane() * VEC; c < p.dim; c += r.lanes * VEC) {
+        const Pack<T, VEC> pack = load<T, VEC>(static_cast<const T*>(p.x) + row * p.dim + c);
 #pragma unroll
-      for (int k = 0; k < VEC; ++k) any = any || to_acc(pack.data[k]) != 0;
+        for (int k = 0; k < VEC; ++k) any = any || to_acc(pack.data[k]) != 0;
+      }
     }
-    if (__any_sync(kWarpMask, any) && (threadIdx.x & 31) == 0) atomicAdd(&found, 1u);
+    const unsigned votes = __ballot_sync(kWarpMask, any);
+    if (r.lane() == 0 && (votes & of_row)) atomicAdd(&found, 1u);
   }
   __syncthreads();
   if (threadIdx.x == 0 && found > 0)
@@ -51,13 +69,11 @@ __global__ void __launch_bounds__(kThreads) count_outside_kernel(CountOutside p)
 
 template <typename T, int VEC>
 __global__ void __launch_bounds__(kThreads)
-    node_dropout_kernel(NodeDropout p, uint32_t threshold, acc_t<T> scale) {
+    node_dropout_kernel(NodeDropout p, RowLanes r, uint32_t threshold, acc_t<T> scale) {
   const auto seed = static_cast<uint64_t>(*p.seed);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  for (; row < p.num_rows; row += step) {
+  for (int64_t row = r.first_row(); row < p.num_rows; row += r.row_step) {
     const uint32_t bits = edge_bits(seed, static_cast<uint64_t>(p.nodes ? p.nodes[row] : row));
-    for (int64_t c = (threadIdx.x & 31) * VEC; c < p.dim; c += 32 * VEC) {
+    for (int64_t c = r.lane() * VEC; c < p.dim; c += r.lanes * VEC) {
       const int64_t at = row * p.dim + c;
       Pack<T, VEC> pack = load<T, VEC>(static_cast<const T*>(p.x) + at);
 #pragma unroll
@@ -75,10 +91,16 @@ bool vectors(int64_t dim, const void* a, const void* b) {
   return dim % kVec<T> == 0 && aligned16(a) && aligned16(b);
 }
 
-// Rows of many warps each: more blocks than fit at once only wait.
-unsigned blocks_of(int64_t num_rows) {
-  const unsigned blocks = blocks_for(num_rows * 32);
-  return blocks < 132 * 16 ? blocks : 132 * 16;
+// run(VEC, blocks, RowLanes) of a matrix of which all is read or written once.
+template <typename T, typename Run>
+const char* launch(int64_t num_rows, int64_t dim, const void* a, const void* b, const Run& run) {
+  const auto with = [&](auto vec) {
+    const unsigned blocks = blocks_for(num_rows * ((dim + vec - 1) / vec));
+    run(vec, blocks, RowLanes(dim, vec, blocks));
+  };
+  if (vectors<T>(dim, a, b)) with(std::integral_constant<int, kVec<T>>{});
+  else with(std::integral_constant<int, 1>{});
+  return last_error();
 }
 
 }  // namespace
@@ -88,12 +110,9 @@ const char* expand_rows(const ExpandRows& p, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, p.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    using I = decltype(index);
-    const unsigned blocks = blocks_of(p.num_rows);
-    if (vectors<T>(p.dim, p.x, p.out))
-      expand_rows_kernel<T, I, kVec<T>><<<blocks, kThreads, 0, stream>>>(p);
-    else expand_rows_kernel<T, I, 1><<<blocks, kThreads, 0, stream>>>(p);
-    return last_error();
+    return launch<T>(p.num_rows, p.dim, p.x, p.out, [&](auto vec, unsigned blocks, RowLanes r) {
+      expand_rows_kernel<T, decltype(index), vec><<<blocks, kThreads, 0, stream>>>(p, r);
+    });
   });
 }
 
@@ -102,12 +121,9 @@ const char* count_outside(const CountOutside& p, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, p.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    using I = decltype(index);
-    const unsigned blocks = blocks_of(p.num_rows);
-    if (vectors<T>(p.dim, p.x, p.x))
-      count_outside_kernel<T, I, kVec<T>><<<blocks, kThreads, 0, stream>>>(p);
-    else count_outside_kernel<T, I, 1><<<blocks, kThreads, 0, stream>>>(p);
-    return last_error();
+    return launch<T>(p.num_rows, p.dim, p.x, p.x, [&](auto vec, unsigned blocks, RowLanes r) {
+      count_outside_kernel<T, decltype(index), vec><<<blocks, kThreads, 0, stream>>>(p, r);
+    });
   });
 }
 
@@ -118,12 +134,10 @@ const char* node_dropout(const NodeDropout& p, void* stream_) {
   const double scale = dropout_scale(p.dropout);
   return dispatch(p.dtype, false, [&](auto element, auto) -> const char* {
     using T = decltype(element);
-    const unsigned blocks = blocks_of(p.num_rows);
-    const auto factor = static_cast<acc_t<T>>(scale);
-    if (vectors<T>(p.dim, p.x, p.out))
-      node_dropout_kernel<T, kVec<T>><<<blocks, kThreads, 0, stream>>>(p, threshold, factor);
-    else node_dropout_kernel<T, 1><<<blocks, kThreads, 0, stream>>>(p, threshold, factor);
-    return last_error();
+    return launch<T>(p.num_rows, p.dim, p.x, p.out, [&](auto vec, unsigned blocks, RowLanes r) {
+      node_dropout_kernel<T, vec><<<blocks, kThreads, 0, stream>>>(
+          p, r, threshold, static_cast<acc_t<T>>(scale));
+    });
   });
 }
 

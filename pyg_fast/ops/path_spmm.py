@@ -206,12 +206,14 @@ class PathConv(torch.autograd.Function):
             grad = plan.dst.of(grad)
         grad_x: Any = None
         grad_weight = grad_root = None
-        # Products with weights want the rows of the path alone, products with all are slower.
-        sent = x if plan.compact_in else plan.src.of(x)
+
+        def sent() -> Tensor:
+            return x if plan.compact_in else plan.src.of(x)
+
         if ctx.first:
             if needs_weight:
                 if again:
-                    aggregated = part.times(sent, again=True)
+                    aggregated = part.times(sent(), again=True)
                 elif plan.whole is not None:
                     aggregated = plan.dst.of(aggregated)
                 grad_weight = grad.t() @ aggregated
@@ -222,12 +224,13 @@ class PathConv(torch.autograd.Function):
             if mapped.dtype != x.dtype:
                 mapped = mapped.to(x.dtype)
             if needs_weight:
-                grad_weight = mapped.t() @ sent
+                grad_weight = mapped.t() @ sent()
             if needs_x:
                 grad_x = mapped if weight is None else mapped @ weight
         if root_weight is not None:
             if needs_root:
-                grad_root = grad.t() @ _root(x, sent, plan)
+                root = _root(x, sent(), plan) if plan.compact_in else plan.dst.of(x)
+                grad_root = grad.t() @ root
             if needs_x:
                 to_root = grad @ root_weight
                 if plan.part.self_row is None:

@@ -15,15 +15,16 @@ from .to_csr import ToCSR
 class Prepare(BaseTransform):
     r"""Sorts a graph and prepares the execution path of each layer (functional name:
     :obj:`prepare`): :class:`~pyg_fast.transforms.ToCSR`,
-    :class:`~pyg_fast.transforms.ExecutionPaths` and, if asked for,
-    :class:`~pyg_fast.transforms.GroupSizes` in one.
+    :class:`~pyg_fast.transforms.ExecutionPaths` and
+    :class:`~pyg_fast.transforms.GroupSizes` in one. Put it last, where the graph is to be used:
+    copies and :obj:`to` keep the paths with their group sizes, but not those of the graph.
 
     Args:
         num_layers (int): Number of layers of the model.
         mask (str): Name of the mask of training nodes. (default: :obj:`"train_mask"`)
         group_sizes (str, optional): The strategy of
             :class:`~pyg_fast.transforms.GroupSizes`; :obj:`None`: sums are handed out by rows, on
-            paths with short rows on a GPU by groups of 32 edges. (default: :obj:`None`)
+            paths with short rows on a GPU by groups of 32 edges. (default: :obj:`"regression"`)
         width (int): The number of features to choose group sizes for. (default: :obj:`64`)
         **kwargs (optional): Additional arguments of
             :class:`~pyg_fast.transforms.ExecutionPaths`.
@@ -36,7 +37,7 @@ class Prepare(BaseTransform):
         self,
         num_layers: int,
         mask: str = 'train_mask',
-        group_sizes: str | None = None,
+        group_sizes: str | None = 'regression',
         width: int = 64,
         **kwargs: Any,
     ) -> None:

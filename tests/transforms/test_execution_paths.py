@@ -73,8 +73,8 @@ def test_after_preparing_again_paths_are_new() -> None:
 @pytest.mark.parametrize('forward', [False, True])
 def test_groups(device: torch.device, forward: bool) -> None:
     data = example().to(device)
-    plain = Prepare(2, forward=forward)(copy.copy(data))
-    grouped = Prepare(2, group_sizes='regression', width=16, forward=forward)(copy.copy(data))
+    plain = Prepare(2, group_sizes=None, forward=forward)(copy.copy(data))
+    grouped = Prepare(2, width=16, forward=forward)(copy.copy(data))
     usual = {(path.group_size, path.t_group_size)
              for path in plain.execution_paths if not path.is_whole}  # fmt: skip
     assert usual == {(32, 32) if device.type == 'cuda' else (None, None)}
@@ -98,7 +98,11 @@ def test_groups(device: torch.device, forward: bool) -> None:
 def test_repr() -> None:
     assert repr(ExecutionPaths(2)) == "ExecutionPaths(2, mask='train_mask')"
     assert repr(Prepare(2, 'm', forward=True)) == (
-        "Prepare(ToCSR(), ExecutionPaths(2, mask='m', forward=True))"
+        "Prepare(ToCSR(), ExecutionPaths(2, mask='m', forward=True), "
+        "GroupSizes('regression', width=64))"
+    )
+    assert repr(Prepare(2, group_sizes=None)) == (
+        "Prepare(ToCSR(), ExecutionPaths(2, mask='train_mask'))"
     )
 
 
