@@ -367,9 +367,10 @@ def signature_of(edge_index: Tensor) -> tuple[int, ...]:
 
 
 def mask_signature_of(mask: Tensor) -> tuple[int, ...]:
-    """What tells a mask from others; found out once."""
-    notes = notes_of(mask)
+    """What tells a mask from others; checked and found out once."""
+    notes = notes_of(mask) if isinstance(mask, Tensor) else {}
     if 'mask' not in notes:
+        check_mask(mask)
         nodes = mask.nonzero().view(-1)
         notes['mask'] = (mask.numel(), nodes.numel(), _hashed(nodes + 1))
     return notes['mask']

@@ -136,7 +136,7 @@ class InputCache:
         self._given = [
             None if t is None else (weakref.ref(t), _version(t)) for t in given
         ]
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # It may serve a training step later.
             self._made, self._rows = make(), None
         return self._made
 

@@ -12,7 +12,6 @@ from torch_geometric.typing import Adj, OptTensor
 
 from ..formats.execution_path import (
     ExecutionPath,
-    check_mask,
     execution_paths,
     mask_signature_of,
     signature_of,
@@ -235,9 +234,11 @@ class PathPreparedGNN(Module):
 
     def _prepared(self, edge_index: Any, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
         """Paths for a mask, prepared once for a graph and a mask."""
-        check_mask(mask)
-        if not isinstance(edge_index, Tensor):
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise ValueError("'mask' needs an edge_index as a tensor or EdgeIndex")
+        if torch.compiler.is_compiling():
+            raise ValueError("'mask' needs 'paths' in compiled code: prepare them before")
+        mask_signature_of(mask)  # which checks it
         key = ('paths', signature_of(edge_index), self.num_layers, weighted)
         notes = notes_of(mask)
         if key not in notes:
@@ -254,7 +255,6 @@ class PathPreparedGNN(Module):
             )
         if mask is None or torch.compiler.is_compiling():
             return
-        check_mask(mask, paths[0].num_nodes)
         if mask_signature_of(mask) != paths[0].mask_signature:
             raise ValueError("'paths' were made for another mask, or it has changed since")
 

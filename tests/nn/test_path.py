@@ -360,6 +360,16 @@ def test_cached_input(
         assert_equal(actual, case.step())
 
 
+def test_input_cached_in_inference_mode_serves_training(device: torch.device) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    case = Case('gcn', edge_index, mask, 1, learned_input=False, cache_input=True)
+    with torch.inference_mode():
+        case.out()
+    cached = case.step()
+    case.net[0].cache_input = False
+    assert_equal(cached, case.step())
+
+
 def test_input_that_changes_is_reported(device: torch.device) -> None:
     edge_index, mask = random_graph(300, 400, 0.05, device)
     case = Case('gcn', edge_index, mask, 1, learned_input=False, cache_input=True)
@@ -481,6 +491,11 @@ def test_model_refuses_what_does_not_fit(device: torch.device) -> None:
         net(x, edge_index, paths=paths[::-1])
     with pytest.raises(ValueError, match='another mask'):
         net(x, edge_index, paths=paths, mask=~mask)
+    for bad, error in ((mask.long(), TypeError), (mask & False, ValueError)):
+        with pytest.raises(error, match="'mask' must"):
+            net(x, edge_index, mask=bad)
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        torch.compile(net, backend='eager', fullgraph=True)(x, edge_index, mask=mask)
     for norm in ('batch_norm', 'graph_norm', 'pair_norm'):
         with pytest.raises(ValueError, match='computes over all nodes'):
             PathPreparedGNN('gcn', 7, 8, 5, 2, norm=norm)
