@@ -241,11 +241,16 @@ class ExecutionPath:
         )
 
     def kept(self, key: Any, given: tuple, make: Callable[..., Any]) -> Any:
-        """What was made of the same tensors before; the last of each kind is kept."""
+        """What was made of the same tensors (and equal numbers) before; the last of each kind is
+        kept."""
         if torch.compiler.is_compiling():
             return make(*given)
         kept = self._kept.get(key)
-        if kept is None or any(a is not b for a, b in zip(kept[0], given, strict=True)):
+        same = kept is not None and all(
+            a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+            for a, b in zip(kept[0], given, strict=True)
+        )
+        if not same or kept is None:
             with torch.no_grad():
                 kept = self._kept[key] = (given, make(*given))
         return kept[1]

@@ -88,15 +88,14 @@ class OnPath:
         )  # fmt: skip
 
     def _cached_input(
-        self: Any, x: Tensor, edge_index: Any, edge_weight: Any, make: Callable[[], Tensor]
-    ) -> Tensor | None:
-        """The aggregated input of the layer, made once, or None where it cannot be kept."""
+        self: Any, x: Tensor, edge_index: Any, edge_weight: Any, make: Callable[[], Any]
+    ) -> Any:
+        """What :obj:`make` gives, the aggregated input of the layer first, made once; or None where
+        it cannot be kept."""
         if not self.cache_input or torch.compiler.is_compiling():
             return None
-        differs = any(
-            isinstance(t, Tensor) and t.requires_grad for t in (x, edge_weight)
-        )
-        if differs and torch.is_grad_enabled():
+        learned = any(isinstance(t, Tensor) and t.requires_grad for t in (x, edge_weight))
+        if learned and torch.is_grad_enabled():
             return None
         if self._input_cache is None:
             self._input_cache = InputCache()
@@ -112,11 +111,11 @@ class InputCache:
 
     def __init__(self) -> None:
         self._given: list[Any] = []
-        self._made: Tensor | None = None
+        self._made: Any = None  # the aggregation, and what belongs to it
         self._rows: tuple[Any, Tensor] | None = None
         self._changes = 0
 
-    def get(self, given: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor | None:
+    def get(self, given: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What was made of the same tensors, unchanged since; None once they change every time."""
         if self._changes > 1:
             return None
@@ -150,7 +149,7 @@ class InputCache:
         """Some rows of it, kept too."""
         assert self._made is not None
         if self._rows is None or self._rows[0] is not rows.nodes:
-            self._rows = rows.nodes, take(self._made, rows)
+            self._rows = rows.nodes, take(self._made[0], rows)
         return self._rows[1]
 
     def __deepcopy__(self, memo: dict) -> 'InputCache':

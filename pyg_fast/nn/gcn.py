@@ -144,29 +144,34 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     ) -> Tensor | None:
         """The layer on a path, or on an input that was aggregated before, or None where the
         ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
-        num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
-        norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled(), num_nodes)
-        if norm is None or _is_differentiable(norm):
-            return None
         if self._cached_edge_index is not None or self._cached_adj_t is not None:
             return None  # The edges are those of a PyG layer that we replace, normalised by it.
         lin = self.lin
         plain = is_plain_linear(lin) and lin.bias is None
         weight: Any = lin.weight if plain else None
         dtype = autocast_dtype(x)
+
+        def aggregated() -> tuple[Tensor, GCNNorm] | None:
+            norm = self._norm(x, edge_index, edge_weight, False)
+            if norm is None:
+                return None
+            rest = norm._replace(graph=None, value=None, scale=None, diag=None)  # type: ignore[arg-type]
+            return _summed(x, norm), rest
+
         if plain and not compact[0]:
-            aggregated = self._cached_input(x, edge_index, edge_weight, lambda: _summed(x, norm))
-            if aggregated is not None:
-                bias = self.bias
-                if dtype is not None:
-                    aggregated, weight = aggregated.to(dtype), weight.to(dtype)
-                value, bias, out_acc = self._suited(aggregated.dtype, norm)
+            made = self._cached_input(x, edge_index, edge_weight, aggregated)
+            if made is not None:
+                summed = made[0] if dtype is None else made[0].to(dtype)
+                _, bias, out_acc = self._suited(summed.dtype, made[1])
                 if not out_acc:
                     return linear_on_path(
-                        self._input_cache, aggregated, weight, bias, path, compact[1]
+                        self._input_cache, summed, weight.to(summed.dtype), bias, path, compact[1]
                     )
-                weight = lin.weight
         if path is None:
+            return None
+        num_nodes = path.num_nodes if compact[0] else x.size(0)
+        norm = self._norm(x, edge_index, edge_weight, True, num_nodes)
+        if norm is None or _is_differentiable(norm):
             return None
         if not plain:
             x = lin(x)

@@ -115,20 +115,25 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         ):
             return None
         num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
-        graph = graph_of(to.edge_index, num_nodes, num_nodes)
         some = path is not None and path.forward  # Rows are computed of some nodes alone.
         if some and isinstance(self.nn, torch.nn.Module):
             check_commutes(self.nn)
-        out = None
+
+        def aggregated() -> tuple[Tensor]:
+            return (reduce_sum(graph_of(to.edge_index, num_nodes, num_nodes, transpose=False), x),)
+
+        made = None
         if not compact[0]:
-            out = self._cached_input(x, to.edge_index, None, lambda: reduce_sum(graph, x))
-        if out is not None:
+            made = self._cached_input(x, to.edge_index, None, aggregated)
+        if made is not None:
+            (out,) = made
             if path is not None and some:
                 out, x = self._input_cache.rows(path.dst), take(x, path.dst)
             out = torch.addcmul(out, x, 1 + eps)
         elif path is None:
             return None
         else:
+            graph = graph_of(to.edge_index, num_nodes, num_nodes)
             learned = eps.requires_grad
             whole = None
             diag = path.loops

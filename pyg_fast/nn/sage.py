@@ -11,7 +11,7 @@ from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from ..formats.execution_path import ExecutionPath
 from ..ops.cbsr import CBSR
-from ..ops.graph import graph_of
+from ..ops.graph import Graph, graph_of
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_spmm import aggregates_first, linear_spmm
 from ..ops.path_spmm import Operator, path_conv
@@ -145,15 +145,21 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             return t if t is None or dtype is None else t.to(dtype)
 
         num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
-        graph = graph_of(to.edge_index, num_nodes, num_nodes)
-        scale = to.inverse_degree(graph, x.dtype) if kind is MeanAggregation else None
+
+        def scaled(transpose: bool) -> tuple[Graph, Tensor | None]:
+            graph = graph_of(to.edge_index, num_nodes, num_nodes, transpose=transpose)
+            mean = kind is MeanAggregation
+            return graph, to.inverse_degree(graph, x.dtype) if mean else None
+
+        def aggregated() -> tuple[Tensor]:
+            graph, scale = scaled(False)
+            return (reduce_sum(graph, x, row_scale=scale),)
+
         if not compact[0]:
-            aggregated = self._cached_input(
-                x, to.edge_index, None, lambda: reduce_sum(graph, x, row_scale=scale)
-            )
-            if aggregated is not None:
+            made = self._cached_input(x, to.edge_index, None, aggregated)
+            if made is not None:
                 out = linear_on_path(
-                    self._input_cache, cast(aggregated), cast(weight), cast(bias), path, compact[1]
+                    self._input_cache, cast(made[0]), cast(weight), cast(bias), path, compact[1]
                 )
                 if root_weight is None:
                     return out
@@ -161,6 +167,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
                 return out + own
         if path is None:
             return None
+        graph, scale = scaled(True)
         diag = None if path.loops is None else path.kept(
             'loops', (path.loops, scale, acc_dtype(x.dtype)), _scaled_loops
         )  # fmt: skip
