@@ -17,7 +17,9 @@ class Prepare(BaseTransform):
     :obj:`prepare`): :class:`~pyg_fast.transforms.ToCSR`,
     :class:`~pyg_fast.transforms.ExecutionPaths` and
     :class:`~pyg_fast.transforms.GroupSizes` in one. Put it last, where the graph is to be used:
-    copies and :obj:`to` keep the paths with their group sizes, but not those of the graph.
+    copies and :obj:`to` keep the paths with their group sizes, but not those of the graph. Its
+    :obj:`repr` then tells of each layer's path how many rows are active, its edges, their share of
+    the graph and its bytes.
 
     Args:
         num_layers (int): Number of layers of the model.
@@ -44,11 +46,16 @@ class Prepare(BaseTransform):
         self.transforms: list[BaseTransform] = [ToCSR(), ExecutionPaths(num_layers, mask, **kwargs)]
         if group_sizes is not None:
             self.transforms.append(GroupSizes(group_sizes, width))
+        self._prepared: list[str] = []
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         for transform in self.transforms:
             data = transform(data)
+        self._prepared = [repr(path) for path in data.execution_paths]
         return data
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({", ".join(map(repr, self.transforms))})'
+        parts = [repr(transform) for transform in self.transforms]
+        if self._prepared:
+            parts.append(f'last prepared: {"; ".join(self._prepared)}')
+        return f'{type(self).__name__}({", ".join(parts)})'

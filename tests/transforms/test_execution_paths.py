@@ -101,6 +101,10 @@ def test_repr() -> None:
         "Prepare(ToCSR(), ExecutionPaths(2, mask='m', forward=True), "
         "GroupSizes('regression', width=64))"
     )
+    transform = Prepare(2)
+    transform(example())
+    assert 'last prepared: ExecutionPath(layer=0 of 2, active=' in repr(transform)
+    assert '% of the graph' in repr(transform)
     assert repr(Prepare(2, group_sizes=None)) == (
         "Prepare(ToCSR(), ExecutionPaths(2, mask='train_mask'))"
     )
