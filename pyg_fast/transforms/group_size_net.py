@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphConv, SAGPooling, global_max_pool, global_mean_pool
 
-from .group_sizes import Degrees
+from ._degrees import Degrees
 
 # A sample of a graph: rows, evenly spaced, and edges of each, likewise.
 _ROWS = 256

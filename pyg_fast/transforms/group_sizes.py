@@ -3,11 +3,10 @@
 import functools
 import itertools
 import json
-import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from ..formats import graph_of, set_group_sizes
 from ..ops import Graph
 from ..ops.groups import check_size
 from ..ops.spmm import sum_rows
+from ._degrees import Degrees
 from .to_csr import ToCSR
 
 STRATEGIES = ('regression', 'measured', 'learned')
@@ -31,31 +31,6 @@ SCRIPT = "'python -m benchmarks.group_sizes'"
 
 # Of the paper's Section IV, for 1, |V|, |E| and the average degree.
 _PAPER = (0.65538, 1.67431e-5, -2.24342e-6, 0.63641)
-
-
-class Degrees(NamedTuple):
-    """What is asked of the rows of a CSR structure."""
-
-    num_rows: int
-    num_edges: int
-    largest: int
-    squares: int  # the sum of squared degrees
-
-    @classmethod
-    def of(cls, rowptr: Tensor) -> 'Degrees':
-        """Waits for the device once."""
-        degree = rowptr.long().diff()
-        if degree.size(0) == 0:
-            return cls(0, 0, 0, 0)
-        facts = torch.stack([degree.sum(), degree.max(), degree.square().sum()])
-        return cls(degree.size(0), *facts.tolist())
-
-    def features(self, width: int) -> list[float]:
-        """What the fitted regression and the classifier go by."""
-        mean = self.num_edges / max(self.num_rows, 1)
-        of_an_edge = self.squares / max(self.num_edges, 1)  # the degree where an edge ends
-        numbers = (self.num_rows, mean, self.largest, of_an_edge)
-        return [1.0, *(math.log2(1 + number) for number in numbers), math.log2(width)]
 
 
 @dataclass(frozen=True)
