@@ -177,6 +177,10 @@ class FusedReduce(Fused):
         """What the neighbours send in place of their features."""
         return to
 
+    def _sends_more(self) -> bool:
+        """Whether neighbours may send something else than their features."""
+        return False
+
     def _unfused(self, x: Any) -> Any:
         """The input of PyG's own path."""
         return x

@@ -144,6 +144,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     ) -> Tensor | None:
         """The layer on a path, or on an input that was aggregated before, or None where the
         ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
+        if self.aggr not in ('add', 'sum'):
+            return None
         if self._cached_edge_index is not None or self._cached_adj_t is not None:
             return None  # The edges are those of a PyG layer that we replace, normalised by it.
         lin = self.lin

@@ -110,6 +110,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if (
             not isinstance(x, Tensor)
             or to.root is not x
+            or self._sends_more()
             or type(self.aggr_module) is not SumAggregation
             or torch.promote_types(x.dtype, eps.dtype) != x.dtype
         ):

@@ -112,6 +112,9 @@ class _MaxKMessages:
             return x
         return _kept(x, self.k, self.balanced)
 
+    def _sends_more(self: Any) -> bool:
+        return self.k is not None
+
     def _sent(self: Any, to: Neighbours) -> Neighbours:
         to = super()._sent(to)  # type: ignore[misc]
         source, root = self._maxk(to.source), to.root

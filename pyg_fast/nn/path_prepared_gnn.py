@@ -19,7 +19,7 @@ from ..formats.execution_path import (
 from ..ops.aggregate import notes_of
 from ..ops.path_spmm import Rows, expand, node_dropout, take
 from ._path import check_commutes, fill_of
-from ._reduce import Neighbours, neighbours
+from ._reduce import Neighbours, may_fuse, neighbours
 from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
 from .sage import PathPreparedSAGEConv
@@ -192,13 +192,13 @@ class PathPreparedGNN(Module):
         args = (edge_index, edge_weight) if self.conv == 'gcn' else (edge_index,)
         if path is None or path.is_whole or not path.forward or not conv.training:
             return conv(expand(x, rows), *args, path=path), Rows(None, None)
+        runs: Any = path
         if rows.nodes is None:
-            path.check_fits(x, edge_index, num_nodes)
-        if not torch.compiler.is_compiling():
+            runs = conv._path(path, x, edge_index)
+        elif not torch.compiler.is_compiling():
             path.check_noted()
         out = None
-        fits = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
-        if torch.is_grad_enabled() and fits and conv._unaltered(x):
+        if runs is not None and torch.is_grad_enabled() and may_fuse(conv) and conv._unaltered(x):
             if rows.nodes is not path.src_nodes and rows.nodes is not None:
                 x, rows = expand(x, rows), Rows(None, None)
             compact = (rows.nodes is not None, True)

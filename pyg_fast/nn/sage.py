@@ -108,7 +108,6 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         if path is not None or self.cache_input:
             out = self._on_path(to, path)
             if out is not None:
-                out = F.normalize(out, p=2.0, dim=-1) if self.normalize else out
                 return out
         to = self._sent(to)
         out, root = self._aggregated(to), to.root
@@ -124,6 +123,12 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
     ) -> Tensor | None:
         """The layer on a path, or on an input that was aggregated before, or None where the
         ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
+        out = self._linear_on_path(to, path, compact)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize and out is not None else out
+
+    def _linear_on_path(
+        self, to: Neighbours, path: ExecutionPath | None, compact: tuple[bool, bool]
+    ) -> Tensor | None:
         x, lin, lin_r, kind = to.source, self.lin_l, None, type(self.aggr_module)
         if self.root_weight:
             lin_r = self.lin_r
@@ -133,6 +138,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             not isinstance(x, Tensor)
             or to.root is not x
             or self.project
+            or self._sends_more()
             or kind not in (SumAggregation, MeanAggregation)
             or not is_plain_linear(lin)
         ):

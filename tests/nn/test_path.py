@@ -14,6 +14,8 @@ from torch.nn import Linear, Module, ModuleList
 
 from pyg_fast.formats import ExecutionPath, execution_paths, to_edge_index
 from pyg_fast.nn import (
+    MaxKGINConv,
+    MaxKSAGEConv,
     PathPreparedGCNConv,
     PathPreparedGINConv,
     PathPreparedGNN,
@@ -313,6 +315,25 @@ def test_bad_paths(device: torch.device) -> None:
             case.net[0](case.x, edge_index, path=paths[0].cpu())
 
 
+@pytest.mark.parametrize('forward', [False, True])
+def test_layers_that_send_something_else_run_as_ever(device: torch.device, forward: bool) -> None:
+    edge_index, mask = random_graph(300, 400, 0.05, device)
+    case = Case('sage', edge_index, mask, 2, learned_input=False)
+    for make in (
+        lambda a, b: MaxKSAGEConv(a, b, k=2, cache_input=True),
+        lambda a, b: MaxKGINConv(Linear(a, b), k=2, cache_input=True),
+        lambda a, b: PathPreparedSAGEConv(a, b, project=True, cache_input=True),
+        lambda a, b: PathPreparedSAGEConv(a, b, aggr='max', cache_input=True),
+        lambda a, b: PathPreparedGCNConv(a, b, aggr='max', cache_input=True),
+    ):
+        case.net = ModuleList([make(5, 7), make(7, 3)]).to(device, torch.double)
+        assert_equal(case.step(case.paths(forward=forward)), case.step())
+        without = case.step()
+        for conv in case.net:
+            conv.cache_input = False
+        assert_equal(without, case.step())
+
+
 def test_learned_weights_keep_their_gradient(device: torch.device) -> None:
     edge_index, mask = random_graph(100, 150, 0.05, device)
     case = Case('gcn', edge_index, mask, 1, weighted=True)
@@ -445,6 +466,27 @@ def test_model(
         assert_equal([some], [net(x, edge_index)[mask]])
     with pytest.raises(ValueError, match="'active_only' needs 'paths' or 'mask'"):
         net(x, edge_index, active_only=True)
+
+
+@pytest.mark.parametrize(
+    ('conv', 'options'),
+    [('sage', {'normalize': True}), ('sage', {'aggr': 'max'}), ('sage', {'project': True}),
+     ('sage', {'root_weight': False, 'aggr': 'sum'}), ('gcn', {'aggr': 'max'}),
+     ('gcn', {'improved': True, 'bias': False}), ('gin', {'train_eps': True, 'eps': 0.3})],
+)  # fmt: skip
+def test_model_hands_options_on(device: torch.device, conv: str, options: dict[str, Any]) -> None:
+    edge_index, mask = random_graph(400, 500, 0.05, device)
+    net = PathPreparedGNN(conv, 7, 8, 5, 3, **options).to(device, torch.double)
+    x = torch.randn(400, 7, dtype=torch.double, device=device)
+    expected = model_step(net, x, edge_index, mask)
+    for forward in (False, True):
+        paths = execution_paths(edge_index, mask, 3, forward=forward)
+        assert_equal(model_step(net, x, edge_index, mask, paths=paths), expected)
+    net = PathPreparedGNN(conv, 7, 8, 5, 3, flow='target_to_source').to(device, torch.double)
+    for forward in (False, True):
+        paths = execution_paths(edge_index, mask, 3, forward=forward)
+        with pytest.raises(ValueError, match='source_to_target'):
+            net(x, edge_index, paths=paths)
 
 
 def test_model_is_a_stack_of_layers(device: torch.device) -> None:
