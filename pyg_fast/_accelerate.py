@@ -102,7 +102,8 @@ def restore(model: ModelT) -> ModelT:
     _check_model(model)
     for module in model.modules():
         if isinstance(module, Fused) and vars(module).pop(_MARK, False):
-            vars(module).pop('_cached_norm', None)
+            for name in module._own:
+                vars(module).pop(name, None)
             module.__class__ = module._base
     return model
 

@@ -21,6 +21,7 @@ class Fused:
 
     _base: type[MessagePassing]  # PyG's class
     _node_dim = -2  # that the base counts nodes in
+    _own = ('_cached_norm', '_input_cache', 'cache_input')  # attributes that no base has
 
     def _fusible(self: Any, x: Tensor) -> bool:
         return self.fuse and self._unaltered(x)
@@ -74,6 +75,8 @@ class Fused:
     def to_base(self: Any) -> MessagePassing:
         """PyG's own layer, sharing the parameters."""
         out = recast(self, self._base)
+        for name in self._own:
+            vars(out).pop(name, None)
         out._set_jittable_templates()  # TorchScript needs them; maybe it is the first of its class.
         return out
 
