@@ -54,7 +54,8 @@ _REFERENCE_BYTES = {'cuda': 1 << 31, 'cpu': 1 << 29}  # of PyG's messages in flo
 _ROWS_COMPARED = 64  # of a kernel's gradients
 _CANCELLED = 1e-2  # of the largest gradient's norm
 _CHUNK = 1 << 26  # entries of a reference made at a time
-_NORM_TOLERANCE = 1e-3  # of a gradient, for float32: PyG's and ours come to 3e-4 alike, by kinks
+# Of a gradient, for float32. GATv2 has a kink for each channel of an edge, not for each edge.
+_NORM_TOLERANCE = {'gat': 3e-4, 'gatv2': 1e-3}
 _SUMS = 4  # one upon the other: softmax, result, its product with the gradient, gradient
 
 INFERENCE, TRAINING, OURS = 'ours, inference', 'ours, training', 'ours'
@@ -433,7 +434,9 @@ def run_kernels(
 
 # Layers -----------------------------------------------------------------------------------------
 
-def step_error(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def step_error(
+    outputs: Sequence[Tensor], expected: Sequence[Tensor], model: str,
+) -> float:
     """The largest error in units of what is allowed, of a result and gradients.
 
     The result is compared row by row, gradients by their norms: rounding decides on which side of
@@ -446,7 +449,7 @@ def step_error(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     least = _CANCELLED * max(norms)
     return worst([
         deviation(outputs[:1], expected[:1]),
-        *(float((out.double() - right).norm()) / (_NORM_TOLERANCE * max(norm, least))
+        *(float((out.double() - right).norm()) / (_NORM_TOLERANCE[model] * max(norm, least))
           for out, right, norm in zip(outputs[1:], expected[1:], norms, strict=True))])
 
 
@@ -504,7 +507,7 @@ class Layer:
         return self.step(PYG if self.by_pyg else PREPARED, dtype=torch.double)()
 
     def check(self, outputs: Sequence[Tensor]) -> float:
-        return step_error(outputs, self.expected)
+        return step_error(outputs, self.expected, self.model)
 
     def contenders(self) -> list[Contender]:
         return [
@@ -635,8 +638,11 @@ def run_cora(
         case.check_training()
         expected = case.layers(PYG, torch.double)()
 
-        def check(outputs: Sequence[Tensor], expected: tuple[Tensor, ...] = expected) -> float:
-            return step_error(outputs, expected)
+        def check(
+            outputs: Sequence[Tensor], expected: tuple[Tensor, ...] = expected,
+            model: str = model,
+        ) -> float:
+            return step_error(outputs, expected, model)
 
         def finite(loss: Tensor) -> float:
             return 0.0 if bool(loss.isfinite()) else float('nan')

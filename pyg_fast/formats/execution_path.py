@@ -24,8 +24,8 @@ WHOLE = 0.7
 
 
 class ExecutionPath:
-    r"""The part of a graph that one layer's backward pass touches, as in the `"Efficient
-    Parallelization of Graph Neural Network Training by Execution Path Preparation"
+    r"""The part of a graph that one layer's backward pass touches, as in the
+    `"Accelerating Backward Aggregation in GCN Training with Execution Path Preparing on GPUs"
     <https://arxiv.org/abs/2204.02662>`_ paper.
 
     .. math::

@@ -28,8 +28,8 @@ CONVS = ('gcn', 'sage', 'gin')
 
 
 class PathPreparedGNN(Module):
-    r"""A graph neural network whose training touches what its loss reads, after the `"Efficient
-    Parallelization of Graph Neural Network Training by Execution Path Preparation"
+    r"""A graph neural network whose training touches what its loss reads, after the
+    `"Accelerating Backward Aggregation in GCN Training with Execution Path Preparing on GPUs"
     <https://arxiv.org/abs/2204.02662>`_ paper.
 
     .. math::
@@ -225,9 +225,10 @@ class PathPreparedGNN(Module):
         if rows.nodes is not None:
             return x
         if paths is not None:
-            position = paths[-1].dst_position
-            nodes = paths[-1].dst_nodes
-            nodes = (position >= 0).nonzero().view(-1) if nodes is None else nodes
+            path, position = paths[-1], paths[-1].dst_position
+            nodes = path.dst_nodes
+            if nodes is None:
+                nodes = path.kept('active', (position,), _on_path)
             return take(x, Rows(nodes, position))
         assert mask is not None
         return x[mask]
@@ -263,6 +264,10 @@ class PathPreparedGNN(Module):
             f'{type(self).__name__}({self.conv!r}, {self.in_channels}, {self.hidden_channels}, '
             f'{self.out_channels}, num_layers={self.num_layers})'
         )
+
+
+def _on_path(position: Tensor) -> Tensor:
+    return (position >= 0).nonzero().view(-1)
 
 
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:

@@ -10,8 +10,8 @@ from ..formats.execution_path import check_mask, execution_paths
 @functional_transform('execution_paths')
 class ExecutionPaths(BaseTransform):
     r"""Prepares what the backward pass of each layer touches when the loss reads the training nodes
-    alone, as in the `"Efficient Parallelization of Graph Neural Network Training by Execution Path
-    Preparation" <https://arxiv.org/abs/2204.02662>`_ paper (functional name:
+    alone, as in the `"Accelerating Backward Aggregation in GCN Training with Execution Path
+    Preparing on GPUs" <https://arxiv.org/abs/2204.02662>`_ paper (functional name:
     :obj:`execution_paths`).
 
     .. math::

@@ -19,7 +19,6 @@ from pyg_fast.formats import (
     groups_of,
     set_group_sizes,
     to_edge_index,
-    with_groups,
 )
 from pyg_fast.ops import Graph
 
@@ -148,17 +147,17 @@ def test_repr() -> None:
 def test_of_a_graph(device: torch.device) -> None:
     graph = plain_graph(device)
     assert graph.groups is graph.t_groups is None
-    both = with_groups(graph, 3, 17, atomic=True)
+    both = graph.with_groups(3, 17, atomic=True)
     assert_same(both.groups, groups_of(graph.rowptr, 3, atomic=True))
     assert_same(both.t_groups, groups_of(graph.t_rowptr, 17, atomic=True))
     assert both.t().groups is both.t_groups
     assert both.t().t_groups is both.groups
     assert all(a is b for a, b in zip(both[:8], graph[:8], strict=True))
-    one = with_groups(graph, None, 8)
+    one = graph.with_groups(None, 8)
     assert one.groups is None
     assert one.t_groups.size == 8
     alone = graph_of(EDGES, 30, 30, transpose=False)
-    assert with_groups(alone, 4, 4).t_groups is None
+    assert alone.with_groups(4, 4).t_groups is None
 
 
 def test_of_a_prepared_graph(device: torch.device) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import graph_of, groups_of, set_group_sizes, to_edge_index, with_groups
+from pyg_fast.formats import graph_of, groups_of, set_group_sizes, to_edge_index
 from pyg_fast.ops import Graph, reference, spmm
 from pyg_fast.ops._library import ops
 from pyg_fast.ops.linear_spmm import linear_spmm
@@ -51,7 +51,7 @@ def test_widths_and_sizes(
     edges = GRAPHS['hub']
     for k, width in enumerate(WIDTHS):
         for size in (SIZES[k % len(SIZES)], SIZES[(k + 3) % len(SIZES)]):
-            graph = with_groups(edges.graph(device=device), size, size + 1, atomic)
+            graph = Graph.with_groups(edges.graph(device=device), size, size + 1, atomic)
             check(graph, *inputs(edges, width, dtype, device, weighted))
 
 
@@ -61,7 +61,7 @@ def test_widths_and_sizes(
 def test_graphs(device: torch.device, name: str, index: torch.dtype, size: int) -> None:
     edges = GRAPHS[name]
     for atomic in (False, True):
-        graph = with_groups(edges.graph(index, device), size, size, atomic)
+        graph = Graph.with_groups(edges.graph(index, device), size, size, atomic)
         for dtype in DTYPES:
             for width, weighted, reduce in ((1, 0, 'mean'), (6, 1, 'sum'), (40, 1, 'mean')):
                 check(graph, *inputs(edges, width, dtype, device, bool(weighted)), reduce)
@@ -84,7 +84,7 @@ def test_any_graph(
     weighted: bool,
     atomic: bool,
 ) -> None:
-    graph = with_groups(edges.graph(device=device), size, size, atomic)
+    graph = Graph.with_groups(edges.graph(device=device), size, size, atomic)
     for reduce in ('sum', 'mean'):
         check(graph, *inputs(edges, width, dtype, device, weighted), reduce)
 
@@ -97,7 +97,7 @@ def test_many_groups(device: torch.device) -> None:
     edge_index[1, 9000:9700] = 3999
     edges = Edges(edge_index, 4000, 4000)
     for size in (2, 8, 64):
-        graph = with_groups(edges.graph(device=device), size, size)
+        graph = Graph.with_groups(edges.graph(device=device), size, size)
         for width, dtype in ((16, torch.float32), (64, torch.float32), (72, torch.bfloat16)):
             check(graph, *inputs(edges, width, dtype, device, width == 64))
 
@@ -111,7 +111,7 @@ def test_prologue_and_epilogue(
 ) -> None:
     edges, acc = GRAPHS['square'], acc_of(dtype)
     for k, size in enumerate((1, 3, 100)):
-        graph = with_groups(edges.graph(device=device), size, size, atomic)
+        graph = Graph.with_groups(edges.graph(device=device), size, size, atomic)
         scales = torch.rand(3, 30, dtype=acc, device=device)
         named = {
             name: scales[j]
@@ -153,7 +153,7 @@ def test_layouts(device: torch.device, dtype: torch.dtype) -> None:
             exact(width, 30, dtype=dtype, device=device).t(),
             exact(1, width, dtype=dtype, device=device).expand(30, width),
         ):
-            check(with_groups(edges.graph(device=device), 3, 3), x.detach(), None)
+            check(Graph.with_groups(edges.graph(device=device), 3, 3), x.detach(), None)
 
 
 def test_nan_stays_where_it_belongs(device: torch.device) -> None:
@@ -164,14 +164,14 @@ def test_nan_stays_where_it_belongs(device: torch.device) -> None:
             x = exact(5, width, dtype=torch.float32, device=device)
             x[2] = value
             for size in (1, 2, 8, 100):
-                check(with_groups(edges.graph(device=device), size, size), x.detach(), None)
+                check(Graph.with_groups(edges.graph(device=device), size, size), x.detach(), None)
 
 
 @pytest.mark.parametrize('atomic', [False, True])
 @pytest.mark.parametrize('weighted', [False, True])
 def test_gradcheck(device: torch.device, weighted: bool, atomic: bool) -> None:
     edge_index = torch.tensor([[0, 1, 2, 3, 3, 1, 0, 4], [0, 0, 0, 2, 2, 2, 3, 3]])
-    graph = with_groups(Edges(edge_index, 5, 4).graph(device=device), 2, 1, atomic)
+    graph = Graph.with_groups(Edges(edge_index, 5, 4).graph(device=device), 2, 1, atomic)
     x = torch.randn(5, 3, dtype=torch.float64, device=device, requires_grad=True)
     value = torch.randn(8, dtype=torch.float64, device=device, requires_grad=True)
     for reduce in ('sum', 'mean'):
@@ -188,7 +188,7 @@ def test_gradcheck(device: torch.device, weighted: bool, atomic: bool) -> None:
 @pytest.mark.parametrize('channels', [(4, 7), (7, 4)])
 def test_linear(device: torch.device, sizes: tuple, channels: tuple[int, int]) -> None:
     plain = GRAPHS['square'].graph(device=device)
-    graph = with_groups(plain, *sizes)
+    graph = Graph.with_groups(plain, *sizes)
     make = {'dtype': torch.float64, 'device': device}
     x = torch.randn(30, channels[0], **make, requires_grad=True)
     weight = torch.randn(channels[1], channels[0], **make, requires_grad=True)
@@ -223,7 +223,7 @@ def test_which_op_runs(device: torch.device, which: str) -> None:
     weight = torch.randn(4, 4, device=device, requires_grad=True)
     names = {True: 'spmm_groups', False: 'spmm'}
     for sizes in ((4, 8), (4, None), (None, 8), (None, None)):
-        graph = with_groups(plain, *sizes)
+        graph = Graph.with_groups(plain, *sizes)
         with Called() as called:
             out = spmm(graph, x) if which == 'spmm' else linear_spmm(x, weight, None, graph)
             out.sum().backward()
@@ -231,7 +231,7 @@ def test_which_op_runs(device: torch.device, which: str) -> None:
 
 
 def test_option_goes_to_the_op_but_not_where_results_must_repeat(device: torch.device) -> None:
-    graph = with_groups(GRAPHS['square'].graph(device=device), 4, 4, atomic=True)
+    graph = Graph.with_groups(GRAPHS['square'].graph(device=device), 4, 4, atomic=True)
     seen = []
 
     class Atomic(Called):
@@ -256,7 +256,7 @@ def test_option_goes_to_the_op_but_not_where_results_must_repeat(device: torch.d
 def test_same_bits_every_time(device: torch.device, dtype: torch.dtype, atomic: bool) -> None:
     edge_index = torch.randint(500, (2, 20000))
     edge_index[:, :2000] = 7
-    graph = with_groups(Edges(edge_index, 500, 500).graph(device=device), 16, 16, atomic)
+    graph = Graph.with_groups(Edges(edge_index, 500, 500).graph(device=device), 16, 16, atomic)
     x = torch.randn(500, 48, device=device).to(dtype).requires_grad_()
     value = torch.randn(20000, device=device).to(dtype).requires_grad_()
     torch.use_deterministic_algorithms(atomic)
@@ -276,7 +276,7 @@ def test_same_bits_every_time(device: torch.device, dtype: torch.dtype, atomic: 
 def test_on_a_cpu_groups_change_nothing() -> None:
     graph = GRAPHS['in_hubs'].graph()
     x = torch.randn(50, 20)
-    assert torch.equal(spmm(with_groups(graph, 3), x), spmm(graph, x))
+    assert torch.equal(spmm(Graph.with_groups(graph, 3), x), spmm(graph, x))
 
 
 # --- compilation ---------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_cuda_graph(device: torch.device) -> None:
     if device.type != 'cuda':
         pytest.skip('of CUDA only')
     for atomic in (False, True):
-        graph = with_groups(GRAPHS['in_hubs'].graph(device=device), 16, 16, atomic)
+        graph = Graph.with_groups(GRAPHS['in_hubs'].graph(device=device), 16, 16, atomic)
         x = torch.randn(50, 20, device=device, requires_grad=True)
 
         def step() -> tuple[Tensor, ...]:
