@@ -42,6 +42,60 @@ struct Spmm {
   void* out = nullptr;              // [num_rows, dim]
 };
 
+// How edges are sampled, see sample.h: a row's first ones; spread evenly; drawn at random; as the
+// authors of ES-SpMM do, by multiples of 577, some of them several times.
+enum class Strategy : int8_t { bucket, fastrand, unbiased, paper };
+
+constexpr int64_t kMostSamples = 4096;
+
+// At most num_samples edges of each row.
+struct Sampling {
+  int64_t num_samples = 0;
+  Strategy strategy = Strategy::bucket;
+  const int64_t* seed = nullptr;  // [1], where the graph is; for `unbiased`
+};
+
+// Spmm over a sample of the edges; a mean is that of those taken. Else `unbiased` multiplies sums by
+// degree / num_samples where not all edges are taken. self_row is not read.
+struct SampledSpmm : Spmm {
+  Sampling sampling;
+  bool quantized = false;  // x is int8; value and out are stored as acc, which is float
+};
+
+// The sampled edges themselves, row by row.
+struct SampleEdges {
+  Csr csr;
+  Sampling sampling;
+  int64_t num_slots = 0;
+  const void* rowptr = nullptr;  // [num_rows + 1] where each row's begin; at most num_slots in all
+  void* row = nullptr;           // [num_slots]; behind the last edge -1
+  void* col = nullptr;           // [num_slots]; behind the last edge 0
+  void* perm = nullptr;          // [num_slots] position in the values; behind the last edge 0
+};
+
+// The same edges out of the transpose, whose perm is the position of each edge in the order of the
+// rows: in the transpose's order, found without the rows. Not for `paper`.
+struct SampleTransposed {
+  Csr csr;  // of the transpose
+  Sampling sampling;
+  int64_t num_slots = 0;
+  const void* rowptr = nullptr;  // [num_cols + 1] of the rows that are sampled
+  void* out_rowptr = nullptr;    // [num_rows + 1]
+  void* col = nullptr;           // [num_slots]; behind the last edge 0
+  void* perm = nullptr;          // [num_slots] from csr.perm; behind the last edge 0
+};
+
+// out[i] = round(x[i] / scale[i]) with scale[i] = max |x[i]| / 127. A row that holds infinity or NaN
+// has a scale that is no number, or none that is finite, and zeros.
+struct QuantizeRows {
+  DType dtype = DType::f32;
+  int64_t num_rows = 0;
+  int64_t dim = 0;
+  const void* x = nullptr;  // [num_rows, dim]
+  int8_t* out = nullptr;    // [num_rows, dim]
+  float* scale = nullptr;   // [num_rows]
+};
+
 // A graph's edges, in groups of at most `size` of one row each: what a GPU's threads are handed. All
 // arrays have the type of those of the csr.
 struct Groups {

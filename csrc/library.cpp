@@ -36,6 +36,20 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "Tensor? self_row, Tensor group_ptr, Tensor group_row, Tensor long_row, Tensor long_ptr, "
       "Tensor long_shift, int num_partials, int group_size, bool atomic) -> Tensor");
 
+  // spmm over at most `num_samples` edges of each row; x may be quantized. Those edges: row, col, perm;
+  // and by source, on a GPU: t_rowptr, t_col, position.
+  m.def(
+      "sampled_spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, "
+      "Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
+      "int num_samples, int strategy, Tensor? seed) -> Tensor");
+  m.def(
+      "sample_edges(Tensor rowptr, Tensor col, Tensor? perm, Tensor sampled_rowptr, int num_slots, "
+      "int num_samples, int strategy, Tensor? seed) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "sample_transposed(Tensor rowptr, Tensor t_rowptr, Tensor t_col, Tensor position, "
+      "int num_slots, int num_samples, int strategy, Tensor? seed) -> (Tensor, Tensor, Tensor)");
+  m.def("quantize_rows(Tensor x) -> (Tensor, Tensor)");
+
   // Maximum (or minimum) over each row's edges, and the edge that reached it.
   m.def(
       "spmm_max(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, bool minimum) "

@@ -1,55 +1,11 @@
 #include "cpu/cpu.h"
-#include "stable.h"
+#include "spmm.h"
 #ifdef PYG_FAST_WITH_CUDA
 #include "cuda/cuda.h"
 #endif
 
 namespace pyg_fast {
 namespace {
-
-// Checks, allocates the result, and calls run(p, x) with everything filled in.
-template <typename Run>
-Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& value_,
-            const Tensor& x_, const OptTensor& row_scale_, const OptTensor& col_scale_,
-            const OptTensor& diag_, const OptTensor& bias_, bool mean, bool out_acc,
-            const OptTensor& self_row_, const Run& run) {
-  STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
-  Spmm p;
-  p.dtype = dtype_of(x_, "x");
-  const ScalarType type = x_.scalar_type(), acc = acc_of(type);
-  p.out_acc = out_acc && acc != type;
-  p.mean = mean;
-  p.dim = x_.size(1);
-  p.csr = csr_of(rowptr, col, perm, x_.size(0));
-  check_device(x_, "x", col);
-  const Tensor x = to_contiguous(x_);
-  p.x = x.const_data_ptr();
-
-  const OptTensor value = to_contiguous(value_), bias = to_contiguous(bias_);
-  p.value = checked_value(value, p.csr, type, p.value_acc, col);
-  const OptTensor row_scale = to_contiguous(row_scale_), col_scale = to_contiguous(col_scale_);
-  const OptTensor diag = to_contiguous(diag_);
-  p.row_scale = checked_scale(row_scale, "row_scale", p.csr.num_rows, type, col);
-  p.col_scale = checked_scale(col_scale, "col_scale", p.csr.num_cols, type, col);
-  p.diag = checked_scale(diag, "diag", p.csr.num_rows, type, col);
-  const OptTensor self_row = to_contiguous(self_row_);
-  check_vector(self_row, "self_row", p.csr.num_rows);
-  check_type(self_row, "self_row", col.scalar_type());
-  check_device(self_row, "self_row", col);
-  p.self_row = pointer(self_row);
-  STD_TORCH_CHECK(!diag || self_row || p.csr.num_rows == p.csr.num_cols,
-                  "diag needs a square graph, or self_row");
-  const ScalarType out_type = p.out_acc ? acc : type;
-  check_vector(bias, "bias", p.dim);
-  check_type(bias, "bias", out_type);
-  check_device(bias, "bias", col);
-  p.bias = pointer(bias);
-
-  Tensor out = empty(x, {p.csr.num_rows, p.dim}, out_type);
-  p.out = out.mutable_data_ptr();
-  run(p, x);
-  return out;
-}
 
 // The groups of the graph `csr`, checked as far as sizes and types go.
 Groups groups_of(const Csr& csr, const Tensor& col, const Tensor& ptr, const Tensor& row,
@@ -90,8 +46,8 @@ void run_cpu(const Spmm& p) {
 Tensor spmm_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTensor value,
                 const Tensor& x, OptTensor row_scale, OptTensor col_scale, OptTensor diag,
                 OptTensor bias, bool mean, bool out_acc, OptTensor self_row) {
-  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
-              [](const Spmm& p, const Tensor&) { run_cpu(p); });
+  return spmm(Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+              self_row, [](const Spmm& p, const Tensor&) { run_cpu(p); });
 }
 
 // Groups are how work is handed out on a GPU: here rows are.
@@ -101,8 +57,8 @@ Tensor spmm_groups_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, 
                        const Tensor& group_ptr, const Tensor& group_row, const Tensor& long_row,
                        const Tensor& long_ptr, const Tensor& long_shift, int64_t num_partials,
                        int64_t group_size, bool atomic) {
-  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
-              [&](const Spmm& p, const Tensor&) {
+  return spmm(Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+              self_row, [&](const Spmm& p, const Tensor&) {
                 groups_of(p.csr, col, group_ptr, group_row, long_row, long_ptr, long_shift,
                           num_partials, group_size, atomic);
                 run_cpu(p);
@@ -113,8 +69,8 @@ Tensor spmm_groups_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, 
 Tensor spmm_cuda(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTensor value,
                  const Tensor& x, OptTensor row_scale, OptTensor col_scale, OptTensor diag,
                  OptTensor bias, bool mean, bool out_acc, OptTensor self_row) {
-  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
-              [](const Spmm& p, const Tensor& on) {
+  return spmm(Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+              self_row, [](const Spmm& p, const Tensor& on) {
                 Launch launch(on);
                 launch.check(cuda::spmm(p, launch.scratch(cuda::spmm_scratch(p)), launch.stream()),
                              "spmm");
@@ -127,8 +83,8 @@ Tensor spmm_groups_cuda(const Tensor& rowptr, const Tensor& col, OptTensor perm,
                         const Tensor& group_ptr, const Tensor& group_row, const Tensor& long_row,
                         const Tensor& long_ptr, const Tensor& long_shift, int64_t num_partials,
                         int64_t group_size, bool atomic) {
-  return spmm(rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
-              [&](const Spmm& p, const Tensor& on) {
+  return spmm(Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
+              self_row, [&](const Spmm& p, const Tensor& on) {
                 const Groups g = groups_of(p.csr, col, group_ptr, group_row, long_row, long_ptr,
                                            long_shift, num_partials, group_size, atomic);
                 Launch launch(on);

@@ -6,6 +6,10 @@
 namespace pyg_fast::cpu {
 
 void spmm(const Spmm& p, int64_t row_begin, int64_t row_end);
+void sampled_spmm(const SampledSpmm& p, int64_t row_begin, int64_t row_end);
+// What lies behind the last edge is left alone.
+void sample_edges(const SampleEdges& p, int64_t row_begin, int64_t row_end);
+void quantize_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end);
 void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end);
 void sddmm(const Sddmm& p, int64_t row_begin, int64_t row_end);
 void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end);

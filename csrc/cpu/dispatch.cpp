@@ -75,6 +75,18 @@ void spmm(const Spmm& p, int64_t row_begin, int64_t row_end) {
   kernels().spmm(p, row_begin, row_end);
 }
 
+void sampled_spmm(const SampledSpmm& p, int64_t row_begin, int64_t row_end) {
+  kernels().sampled_spmm(p, row_begin, row_end);
+}
+
+void sample_edges(const SampleEdges& p, int64_t row_begin, int64_t row_end) {
+  kernels().sample_edges(p, row_begin, row_end);
+}
+
+void quantize_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
+  kernels().quantize_rows(p, row_begin, row_end);
+}
+
 void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
   kernels().spmm_max(p, row_begin, row_end);
 }

@@ -6,6 +6,9 @@ namespace pyg_fast::cpu {
 
 struct Kernels {
   void (*spmm)(const Spmm&, int64_t, int64_t);
+  void (*sampled_spmm)(const SampledSpmm&, int64_t, int64_t);
+  void (*sample_edges)(const SampleEdges&, int64_t, int64_t);
+  void (*quantize_rows)(const QuantizeRows&, int64_t, int64_t);
   void (*spmm_max)(const SpmmMax&, int64_t, int64_t);
   void (*sddmm)(const Sddmm&, int64_t, int64_t);
   void (*spmm_max_backward_value)(const SpmmMaxBackwardValue&, int64_t, int64_t);

@@ -7,6 +7,7 @@
 #include "maxk.h"
 #include "path.h"
 #include "scatter.h"
+#include "sampled.h"
 #include "sddmm.h"
 #include "spmm.h"
 #include "spmm_max.h"
@@ -14,7 +15,8 @@
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
 const Kernels kernels = {
-    spmm,          spmm_max,    sddmm,     spmm_max_backward_value, spmm_max_backward_x,
+    spmm,          sampled_spmm, sample_edges, quantize_rows,
+    spmm_max,      sddmm,     spmm_max_backward_value, spmm_max_backward_x,
     scatter,       edge_dot,    gcn_degree, gcn_scale,              gcn_weight,
     expand_rows,   count_outside, node_dropout,
     maxk,          cbsr_to_dense, cbsr_sample, cbsr_spmm,           cbsr_sddmm,

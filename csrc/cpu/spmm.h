@@ -1,5 +1,7 @@
 // Sums over a row's edges: the accumulators of a tile of columns stay in registers.
 #pragma once
+#include <type_traits>
+
 #include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
@@ -37,7 +39,7 @@ struct Epilogue {
     if (p.out_acc) {
       if (p.bias) sum += load<V>(static_cast<const Acc*>(p.bias) + column);
       store<V>(static_cast<Acc*>(p.out) + at, sum);
-    } else {
+    } else if constexpr (!std::is_same_v<T, int8_t>) {  // quantized features: always the former
       if (p.bias) sum += load<V>(static_cast<const T*>(p.bias) + column);
       store<V>(static_cast<T*>(p.out) + at, sum);
     }

@@ -99,6 +99,13 @@ PYG_FAST_INLINE Vec<double, V> load(const double* p) {
 }
 
 template <int V>
+PYG_FAST_INLINE Vec<float, V> load(const int8_t* p) {
+  Vec<int8_t, V> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return __builtin_convertvector(v, Vec<float, V>);
+}
+
+template <int V>
 PYG_FAST_INLINE Vec<uint32_t, V> load_bits(const void* p) {
   Vec<uint16_t, V> v;
   __builtin_memcpy(&v, p, sizeof(v));

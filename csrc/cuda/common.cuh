@@ -27,6 +27,7 @@ __device__ inline float to_acc(float v) { return v; }
 __device__ inline double to_acc(double v) { return v; }
 __device__ inline float to_acc(__half v) { return __half2float(v); }
 __device__ inline float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ inline float to_acc(int8_t v) { return v; }  // quantized
 
 template <typename T>
 __device__ inline T from_acc(acc_t<T> v) {

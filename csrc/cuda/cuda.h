@@ -75,6 +75,15 @@ const char* gatv2(const Gatv2& p, void* stream);
 int64_t gatv2_backward_scratch(const Gatv2Backward& p);
 const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream);
 
+// A coprime stride for each row.
+int64_t sampling_scratch(const Csr& csr, const Sampling& sampling);
+int64_t sampled_spmm_scratch(const SampledSpmm& p);
+const char* sampled_spmm(const SampledSpmm& p, void* scratch, void* stream);
+const char* sample_edges(const SampleEdges& p, void* scratch, void* stream);
+int64_t sample_transposed_scratch(const SampleTransposed& p);
+const char* sample_transposed(const SampleTransposed& p, void* scratch, void* stream);
+const char* quantize_rows(const QuantizeRows& p, void* stream);
+
 int64_t to_csr_scratch(const ToCsr& p);
 const char* to_csr(const ToCsr& p, void* scratch, void* stream);
 

@@ -120,10 +120,17 @@ struct SpmmRow {
       for (int c = 0; c < VEC; ++c) sum.data[c] += d * element(self, c);
     }
     if (p.out_acc) {
+      constexpr int kWide = VEC < kVec<Acc> ? VEC : kVec<Acc>;
       const Acc* bias = static_cast<const Acc*>(p.bias);
       Acc* out = static_cast<Acc*>(p.out) + row * p.dim + column;
 #pragma unroll
-      for (int c = 0; c < VEC; ++c) out[c] = sum.data[c] + (bias ? bias[column + c] : Acc(0));
+      for (int at = 0; at < VEC; at += kWide) {
+        Pack<Acc, kWide> result;
+#pragma unroll
+        for (int c = 0; c < kWide; ++c)
+          result.data[c] = sum.data[at + c] + (bias ? bias[column + at + c] : Acc(0));
+        store<Acc, kWide>(out + at, result);
+      }
     } else {
       const T* bias = static_cast<const T*>(p.bias);
       Pack<T, VEC> result;

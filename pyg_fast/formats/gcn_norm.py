@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..ops.graph import Graph, cache_of, graph_of, kept, num_loops
+from ..ops.sampled_spmm import Sampling, sampled_sum
 from ..ops.spmm import acc_dtype, reduce_sum
 
 
@@ -41,6 +42,7 @@ def gcn_norm(
     loops: str = 'remaining',
     flow: str = 'source_to_target',
     transpose: bool = True,
+    sampling: Sampling | None = None,
 ) -> GCNNorm:
     r"""Normalises an adjacency matrix symmetrically by its in-degrees.
 
@@ -63,6 +65,8 @@ def gcn_norm(
             (default: :obj:`"source_to_target"`)
         transpose (bool): Whether a backward pass will need the transpose.
             (default: :obj:`True`)
+        sampling (Sampling, optional): Degrees count those edges alone that it takes.
+            (default: :obj:`None`, all)
     """
     reverse = flow == 'target_to_source'
 
@@ -74,15 +78,18 @@ def gcn_norm(
         graph = graph.t() if reverse else graph
         if edge_weight is None:
             # As PyG has it: loops that are there already all have weight one.
-            return _unweighted(graph, dtype, None if loops == 'keep' else fill_value)
-        return _weighted(edge_index, edge_weight, graph, dtype, fill_value, loops, reverse)
+            return _unweighted(graph, dtype, None if loops == 'keep' else fill_value, sampling)
+        return _weighted(
+            edge_index, edge_weight, graph, dtype, fill_value, loops, reverse, sampling
+        )
 
     differentiable = (
         edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()
     )
     if not isinstance(edge_index, EdgeIndex) or differentiable:
         return make()
-    key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, edge_weight is None)
+    sampled = None if sampling is None else sampling[:2]
+    key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, edge_weight is None, sampled)
     if torch.compiler.is_compiling():
         norm = kept(edge_index, key) if edge_weight is None else None
         return make() if norm is None else norm
@@ -108,8 +115,13 @@ def _inverse_sqrt(degree: Tensor) -> Tensor:
     return scale.masked_fill(scale == float('inf'), 0.0)
 
 
-def _unweighted(graph: Graph, dtype: torch.dtype, fill_value: float | None) -> GCNNorm:
-    degree = graph.rowptr.diff().to(acc_dtype(dtype))
+def _unweighted(
+    graph: Graph, dtype: torch.dtype, fill_value: float | None, sampling: Sampling | None
+) -> GCNNorm:
+    degree = graph.rowptr.diff()
+    if sampling is not None:
+        degree = degree.clamp_(max=sampling.num_samples)
+    degree = degree.to(acc_dtype(dtype))
     if fill_value is None:
         return GCNNorm(graph, None, _inverse_sqrt(degree), None, dtype)
     scale = (degree + fill_value).rsqrt_()
@@ -124,12 +136,16 @@ def _weighted(
     fill_value: float,
     loops: str,
     reverse: bool,
+    sampling: Sampling | None,
 ) -> GCNNorm:
     data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
     data = data.long()
     weight = edge_weight.to(acc_dtype(dtype))
     ones = weight.new_ones(graph.num_src, 1)
-    degree = reduce_sum(graph, ones, weight).view(-1)
+    if sampling is None:
+        degree = reduce_sum(graph, ones, weight).view(-1)
+    else:
+        degree = sampled_sum(graph, sampling, ones, weight).view(-1)
     loop = None
     if loops == 'remaining':
         loop = _loop_weights(edge_index, data, weight, graph.num_dst, fill_value)

@@ -7,9 +7,10 @@ from .maxk import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from .maxk_gnn import MaxKGNN
 from .path_prepared_gnn import PathPreparedGNN
 from .sage import PathPreparedSAGEConv
+from .sampled import SampledGCNConv, SampledSAGEConv
 
 __all__ = [
     'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN',
     'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedGNN',
-    'PathPreparedSAGEConv',
+    'PathPreparedSAGEConv', 'SampledGCNConv', 'SampledSAGEConv',
 ]  # fmt: skip

@@ -21,7 +21,10 @@ class Fused:
 
     _base: type[MessagePassing]  # PyG's class
     _node_dim = -2  # that the base counts nodes in
-    _own = ('_cached_norm', '_input_cache', 'cache_input')  # attributes that no base has
+    _own = (  # attributes that no base has
+        '_cached_norm', '_input_cache', 'cache_input', 'num_samples', 'strategy', 'sample',
+        'quantize',
+    )  # fmt: skip
 
     def _fusible(self: Any, x: Tensor) -> bool:
         return self.fuse and self._unaltered(x)

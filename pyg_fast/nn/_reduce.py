@@ -89,16 +89,20 @@ def plus(out: Tensor, x: CBSR) -> Tensor:
 
 class Neighbours(NamedTuple):
     """Checked input of a layer: messages go from the rows of :obj:`source` over
-    :obj:`edge_index` to :obj:`num_dst` nodes, whose own features are :obj:`root`."""
+    :obj:`edge_index`, or :obj:`part` of it, to :obj:`num_dst` nodes, whose own features are
+    :obj:`root`."""
 
     source: Tensor | CBSR
     root: Tensor | CBSR | None
     edge_index: Tensor
     num_dst: int
     flow: str
+    part: Graph | None = None
 
     def graph(self, transpose: bool) -> Graph:
         """The graph, with its transpose if a backward pass will need it."""
+        if self.part is not None:
+            return self.part
         reverse = self.flow == 'target_to_source'
         num_src = self.source.size(0)
         graph = graph_of(self.edge_index, num_src, self.num_dst, transpose=transpose or reverse)
@@ -114,7 +118,7 @@ class Neighbours(NamedTuple):
 
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph keeps them."""
-        if not isinstance(self.edge_index, EdgeIndex):
+        if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
             return inverse_degree(graph.rowptr, dtype)
         key = ('inverse_degree', graph.num_src, graph.num_dst, acc_dtype(dtype), self.flow)
         if torch.compiler.is_compiling():

@@ -16,9 +16,10 @@ from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import aggregate_cbsr
 from ..ops.gcn_norm import gcn_scale
-from ..ops.graph import graph_of
+from ..ops.graph import Graph, graph_of
 from ..ops.linear_spmm import linear_spmm
 from ..ops.path_spmm import Operator, path_conv
+from ..ops.sampled_spmm import Sampling
 from ..ops.spmm import acc_dtype, reduce_sum
 from ..ops.to_csr import check_edge_index
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear
@@ -96,7 +97,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     """
 
     _base = GCNConv
-    _cached_norm: GCNNorm | None = None
+    _cached_norm: dict[Any, GCNNorm] | None = None
 
     def __init__(
         self,
@@ -132,6 +133,10 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled())
             if norm is not None:
                 return self._mapped(x, norm)
+        return self._by_pyg(x, edge_index, edge_weight)
+
+    def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
+        """PyG's own way."""
         return super().forward(x, edge_index, edge_weight)
 
     def _on_path(
@@ -173,7 +178,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             return None
         num_nodes = path.num_nodes if compact[0] else x.size(0)
         norm = self._norm(x, edge_index, edge_weight, True, num_nodes)
-        if norm is None or _is_differentiable(norm):
+        if norm is None or is_differentiable(norm):
             return None
         if not plain:
             x = lin(x)
@@ -224,8 +229,10 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     ) -> GCNNorm | None:
         """The normalised graph, with its transpose if a backward pass will need it, or None where
         PyG has to do it."""
-        if self._cached_norm is not None:
-            return self._cached_norm
+        sampling = self._norm_sampling()
+        key = None if sampling is None else sampling[:2]
+        if self._cached_norm is not None and key in self._cached_norm:
+            return self._cached_norm[key]
         num_nodes = x.size(0) if num_nodes is None else num_nodes
         loops, fill_value = 'remaining', 2.0 if self.improved else 1.0
         normalize, keep = self.normalize, self.cached and self.normalize
@@ -271,7 +278,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             norm = gcn_norm(
                 edge_index, edge_weight, num_nodes, x.dtype, fill_value=fill_value,
                 loops=loops if self.add_self_loops else 'keep', flow=self.flow,
-                transpose=transpose or keep,
+                transpose=transpose or keep, sampling=sampling,
             )  # fmt: skip
         else:
             reverse = self.flow == 'target_to_source'
@@ -281,15 +288,19 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             dtype = None if edge_weight is None else edge_weight.dtype
             norm = GCNNorm(graph.t() if reverse else graph, edge_weight, None, None, dtype)
         if keep:
-            self._cached_norm = norm
+            self._cached_norm = {**(self._cached_norm or {}), key: norm}
         return norm
+
+    def _norm_sampling(self) -> Sampling | None:
+        """The sample that degrees are counted in, if not all edges are."""
+        return None
 
     def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
         """The linear map and the aggregation."""
         lin = self.lin
-        if _is_differentiable(norm) or not is_plain_linear(lin) or lin.bias is not None:
+        if is_differentiable(norm) or not is_plain_linear(lin) or lin.bias is not None:
             return self._aggregated(lin(x), norm)
-        _check_rows(x, norm)
+        check_rows(x, norm)
         weight, dtype = lin.weight, autocast_dtype(x)
         if dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
@@ -298,19 +309,22 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     def _aggregated(self, x: Tensor | CBSR, norm: GCNNorm) -> Tensor:
         """The aggregation of features that are mapped already."""
-        _check_rows(x, norm)
+        check_rows(x, norm)
         graph, _, scale, diag, _ = norm
         value, bias, out_acc = self._suited(x.dtype, norm)
-        run: Callable[..., Tensor] = aggregate_cbsr if isinstance(x, CBSR) else reduce_sum
-        if not _is_differentiable(norm):
-            return run(graph, x, value, bias, scale, scale, diag, out_acc=out_acc)
-        out = run(graph, x, value, bias, scale, scale, out_acc=out_acc)
+        if not is_differentiable(norm):
+            return self._sum(graph, x, value, bias, scale, scale, diag, out_acc=out_acc)
+        out = self._sum(graph, x, value, bias, scale, scale, out_acc=out_acc)
         if diag is None:
             return out
         diag = diag.view(-1, 1)
         if isinstance(x, CBSR):
             return plus(out, with_values(x, (diag * x.values).to(out.dtype)))
         return out + (diag * x).to(out.dtype)
+
+    def _sum(self, graph: Graph, x: Tensor | CBSR, *args: Any, **kwargs: Any) -> Tensor:
+        run: Callable[..., Tensor] = aggregate_cbsr if isinstance(x, CBSR) else reduce_sum
+        return run(graph, x, *args, **kwargs)
 
     def _suited(self, dtype: torch.dtype, norm: GCNNorm) -> tuple[OptTensor, OptTensor, bool]:
         """The entries and the bias in types that suit features of :obj:`dtype`, and whether the
@@ -348,11 +362,11 @@ def _loop_entries(
     return total if scale is None else scale * total * scale
 
 
-def _is_differentiable(norm: GCNNorm) -> bool:
+def is_differentiable(norm: GCNNorm) -> bool:
     return any(t is not None and t.requires_grad for t in (norm.value, norm.diag))
 
 
-def _check_rows(x: Tensor | CBSR, norm: GCNNorm) -> None:
+def check_rows(x: Tensor | CBSR, norm: GCNNorm) -> None:
     if x.size(0) != norm.graph.num_src:
         raise ValueError(
             f"'x' must have {norm.graph.num_src} rows as the graph has nodes, got {list(x.shape)}"

@@ -104,7 +104,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         path = self._path(path, x, edge_index)
         to = self._neighbours(x, edge_index, size)
         if to is None:
-            return super().forward(self._unfused(x), edge_index, size)
+            return self._by_pyg(x, edge_index, size)
         if path is not None or self.cache_input:
             out = self._on_path(to, path)
             if out is not None:
@@ -114,6 +114,10 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         if self.root_weight and root is not None:
             out = self._with_root(out, root)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+    def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
+        """PyG's own way."""
+        return super().forward(self._unfused(x), edge_index, size)
 
     def _on_path(
         self,

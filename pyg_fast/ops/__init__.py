@@ -9,6 +9,7 @@ from .gatv2 import gatv2
 from .gcn_norm import gcn_norm
 from .graph import Graph
 from .maxk import maxk
+from .sampled_spmm import sampled_spmm
 from .spmm import spmm
 from .to_csr import to_csr
 
@@ -21,6 +22,7 @@ __all__ = [
     'gatv2',
     'gcn_norm',
     'maxk',
+    'sampled_spmm',
     'spmm',
     'to_csr',
     'with_cuda',

@@ -89,6 +89,61 @@ def _spmm_groups(
     return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
 
 
+def _sampled_spmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+    num_samples: int,
+    strategy: int,
+    seed: Tensor | None,
+) -> Tensor:
+    dtype = _acc(x.dtype) if out_acc or x.dtype == torch.int8 else x.dtype
+    return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
+
+
+def _sample_edges(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    sampled_rowptr: Tensor,
+    num_slots: int,
+    num_samples: int,
+    strategy: int,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return col.new_empty(num_slots), col.new_empty(num_slots), col.new_empty(num_slots)
+
+
+def _sample_transposed(
+    rowptr: Tensor,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    position: Tensor,
+    num_slots: int,
+    num_samples: int,
+    strategy: int,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        t_rowptr.new_empty(t_rowptr.shape), t_col.new_empty(num_slots), t_col.new_empty(num_slots)
+    )
+
+
+def _quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape, dtype=torch.int8),
+        x.new_empty(x.size(0), dtype=torch.float32),
+    )
+
+
 def _spmm_max(
     rowptr: Tensor, col: Tensor, perm: Tensor | None, value: Tensor | None, x: Tensor, minimum: bool
 ) -> tuple[Tensor, Tensor]:
@@ -437,6 +492,10 @@ for _fake in (
     _rabbit_order,
     _spmm,
     _spmm_groups,
+    _sampled_spmm,
+    _sample_edges,
+    _sample_transposed,
+    _quantize_rows,
     _spmm_max,
     _spmm_max_backward_x,
     _spmm_max_backward_x_ordered,

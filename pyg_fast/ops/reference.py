@@ -1,5 +1,7 @@
 """The pure-torch float64 twin of every op, differentiable, for tests and benchmarks only."""
 
+from math import gcd
+
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu, pad
@@ -116,6 +118,103 @@ def spmm_groups(
     return spmm(
         rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row
     )
+
+
+def _mixed(h: int) -> int:
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    h = (h ^ h >> 27) * 0x94D049BB133111EB % 2**64
+    return h ^ h >> 31
+
+
+def sampled_positions(
+    degree: int, num_samples: int, strategy: int, seed: int, row: int
+) -> list[int]:
+    """Which of the edges of a row are taken; strategies as :obj:`Strategy` in kernels.h."""
+    if degree <= num_samples:
+        return list(range(degree))
+    offset, stride = 0, 1
+    if strategy == 1:
+        golden = degree * 0x9E3779B97F4A7C15 >> 64
+        strides = (s for d in range(degree) for s in (golden + d, golden - d) if 0 < s < degree)
+        stride = next(s for s in strides if gcd(s, degree) == 1)
+    elif strategy == 2:
+        bits = _mixed((_mixed(seed % 2**64) + row * 0x9E3779B97F4A7C15) % 2**64)
+        offset = bits * degree >> 64
+        stride = 1 + (_mixed(bits) * (degree - 1) >> 64)
+        while gcd(stride, degree) > 1:
+            stride = stride % (degree - 1) + 1
+    elif strategy == 3:
+        stride = 577
+    return [(offset + k * stride) % degree for k in range(num_samples)]
+
+
+def _sampled(
+    rowptr: Tensor, num_samples: int, strategy: int, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Row and position in `col` of each sampled edge."""
+    number = 0 if seed is None else int(seed)
+    pointers = rowptr.tolist()
+    taken = [
+        (row, begin + position)
+        for row, (begin, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True))
+        for position in sampled_positions(end - begin, num_samples, strategy, number, row)
+    ]
+    row, edge = torch.tensor(taken, dtype=torch.long).view(-1, 2).t().to(rowptr.device)
+    return row, edge
+
+
+def sampled_spmm(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+    num_samples: int,
+    strategy: int,
+    seed: Tensor | None,
+) -> Tensor:
+    row, edge = _sampled(rowptr, num_samples, strategy, seed)
+    sampled_rowptr = pad(torch.bincount(row, minlength=rowptr.size(0) - 1).cumsum(0), (1, 0))
+    perm = edge if perm is None else perm[edge]
+    if strategy == 2 and not mean:
+        weight = (rowptr.diff().double() / num_samples).clamp(min=1)
+        row_scale = weight if row_scale is None else weight * row_scale
+    return spmm(
+        sampled_rowptr, col[edge], perm, value, x, row_scale, col_scale, diag, bias, mean
+    )
+
+
+def sample_edges(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    sampled_rowptr: Tensor,
+    num_slots: int,
+    num_samples: int,
+    strategy: int,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    row, edge = _sampled(rowptr, num_samples, strategy, seed)
+    tail = (0, num_slots - row.size(0))
+    return (
+        pad(row, tail, value=-1).to(col.dtype),
+        pad(col[edge], tail),
+        pad(edge.to(col.dtype) if perm is None else perm[edge], tail),
+    )
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.float()
+    largest = x.abs().amax(1) if x.size(1) > 0 else x.new_zeros(x.size(0))
+    inverse = (127 / largest).nan_to_num(nan=0, posinf=0)
+    rounded = torch.where(inverse.view(-1, 1) > 0, x * inverse.view(-1, 1), 0).round()
+    return rounded.to(torch.int8), largest / 127
 
 
 def spmm_max(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.nn.functional import pad
 
 from pyg_fast.ops import reference
 from pyg_fast.ops._library import ops
@@ -19,6 +20,9 @@ OPS = [
     'to_csr',
     'spmm',
     'spmm_groups',
+    'sampled_spmm',
+    'sample_edges',
+    'quantize_rows',
     'spmm_max',
     'spmm_max_backward_x',
     'spmm_max_backward_x_ordered',
@@ -144,6 +148,17 @@ def sample(
         names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
         groups = dict(zip((*names, 'group_size'), parts, strict=True))
         return dict(**first, **groups, atomic=atomic)
+    seed = torch.tensor([2**40 + 3], device=device) if full else None
+    sampling = dict(num_samples=4, strategy=2 if full else 1, seed=seed)
+    if op == 'sampled_spmm':
+        return dict(
+            **csr, value=value, x=a, **scaled, bias=bias, mean=not full, out_acc=False, **sampling
+        )  # fmt: skip
+    if op == 'sample_edges':
+        sampled_rowptr = pad(graph.rowptr.diff().clamp(max=4).cumsum(0), (1, 0)).to(index)
+        return dict(**csr, sampled_rowptr=sampled_rowptr, num_slots=4 * n, **sampling)
+    if op == 'quantize_rows':
+        return dict(x=a)
     if op == 'spmm_max':
         return dict(**csr, value=value, x=a, minimum=not full)
     if op == 'sddmm':
@@ -273,6 +288,8 @@ STILL_FITS = {
     *(('expand_rows', 'x', 'empty'), ('expand_rows', 'position', 'other type')),
     *(('expand_rows', 'position', kind) for kind in ('shorter', 'longer', 'empty')),
     *(('node_dropout', 'x', kind) for kind in ('narrower', 'other type')),
+    *(('quantize_rows', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
+    *(('quantize_rows', 'x', kind) for kind in ('empty', 'other device')),
 }
 
 
@@ -303,7 +320,7 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         for kind, tensor in spoiled(name, value)
         if (op, name, kind) not in STILL_FITS
     ]
-    assert len(bad) >= (4 if op in ('maxk', 'expand_rows') else 10)
+    assert len(bad) >= {'quantize_rows': 3, 'maxk': 4, 'expand_rows': 4}.get(op, 10)
     for name, kind, tensor in bad:
         try:
             run(*{**good, name: tensor}.values())
@@ -312,7 +329,7 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         pytest.fail(f'{op} took {name!r} with {kind}')
 
 
-@pytest.mark.parametrize('op', OPS)
+@pytest.mark.parametrize('op', [op for op in OPS if op != 'sample_edges'])  # which has none
 def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -> None:
     good = sample(op, device)
     for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e5m2):
@@ -339,6 +356,12 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
         ('spmm_groups', 'group_size', 0),
         ('spmm_groups', 'num_partials', -1),
         ('spmm_groups', 'num_partials', 10_000),
+        *(
+            (op, name, number)
+            for op in ('sampled_spmm', 'sample_edges')
+            for name, number in (('num_samples', 0), ('num_samples', 4097), ('strategy', 4))
+        ),
+        ('sample_edges', 'num_slots', -1),
         ('sddmm', 'num_values', 199),
         ('sddmm', 'num_values', -1),
         ('cbsr_sddmm', 'num_values', 199),
@@ -386,6 +409,9 @@ def test_diag_needs_a_square_graph(device: torch.device) -> None:
         lambda: ops.spmm(*csr, None, x, *none, diag, None, False, False),
         lambda: sum_rows(
             csr, groups_of(graph.rowptr, 3), None, x, *none, diag, None, False, False
+        ),
+        lambda: ops.sampled_spmm(
+            *csr, None, x, *none, diag, None, False, False, 4, 1, None
         ),
         lambda: ops.cbsr_spmm(*csr, None, x, columns, 4, *none, diag, None, False, False),
         lambda: ops.cbsr_spmm_backward(*csr, None, grad, columns, *none, diag, False),

@@ -1,0 +1,113 @@
+// Which edges of a row are sampled: arithmetic on its degree, so that any kernel can do it again.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels.h"
+
+#ifndef PYG_FAST_DEVICE
+#ifdef __CUDACC__
+#define PYG_FAST_DEVICE __host__ __device__
+#else
+#define PYG_FAST_DEVICE
+#endif
+#endif
+
+namespace pyg_fast {
+
+// The k-th edge taken of a row with more than `num_samples` is (offset + k * stride) mod degree; a row
+// with no more is taken as it is.
+template <typename I>
+struct alignas(2 * sizeof(I)) RowSample {
+  I offset;
+  I stride;
+};
+
+PYG_FAST_DEVICE inline uint64_t high_of_product(uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(a, b);
+#else
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+#endif
+}
+
+// A mixer of 64 bits: every bit of the input moves about half of those of the result.
+PYG_FAST_DEVICE inline uint64_t mixed64(uint64_t h) {
+  h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
+  h = (h ^ h >> 27) * 0x94d049bb133111ebu;
+  return h ^ h >> 31;
+}
+
+template <typename U>
+PYG_FAST_DEVICE inline bool coprime(U a, U b) {
+  while (b != 0) {
+    const U rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a == 1;
+}
+
+// The number coprime to `degree` that is nearest to its golden section, whose multiples are spread
+// evenly however many are taken.
+template <typename U>
+PYG_FAST_DEVICE inline U golden_stride(U degree) {
+  constexpr uint64_t kGoldenSection = 0x9e3779b97f4a7c15u;  // of 2^64
+  const U middle = static_cast<U>(high_of_product(degree, kGoldenSection));
+  for (U step = 0;; ++step) {
+    if (middle + step < degree && coprime<U>(degree, middle + step)) return middle + step;
+    if (step < middle && coprime<U>(degree, middle - step)) return middle - step;
+  }
+}
+
+// Uniform among the numbers below `degree`, and one coprime to it.
+template <typename U>
+PYG_FAST_DEVICE inline RowSample<U> random_sample(uint64_t seed, uint64_t row, U degree) {
+  const uint64_t bits = mixed64(mixed64(seed) + row * 0x9e3779b97f4a7c15u);
+  const U offset = static_cast<U>(high_of_product(bits, degree));
+  U stride = 1 + static_cast<U>(high_of_product(mixed64(bits), degree - 1));
+  while (!coprime<U>(degree, stride)) stride = stride + 1 < degree ? stride + 1 : 1;
+  return {offset, stride};
+}
+
+// Of a row with more edges than are taken. `seed` is read by `unbiased` only.
+template <typename I>
+PYG_FAST_DEVICE inline RowSample<I> row_sample(Strategy strategy, const int64_t* seed, int64_t row,
+                                               I degree) {
+  using U = std::make_unsigned_t<I>;
+  const U d = static_cast<U>(degree);
+  switch (strategy) {
+    case Strategy::fastrand: return {0, static_cast<I>(golden_stride(d))};
+    case Strategy::unbiased: {
+      const auto s = random_sample(static_cast<uint64_t>(*seed), static_cast<uint64_t>(row), d);
+      return {static_cast<I>(s.offset), static_cast<I>(s.stride)};
+    }
+    case Strategy::paper: return {0, 577};
+    case Strategy::bucket: break;
+  }
+  return {0, 1};
+}
+
+template <typename I>
+PYG_FAST_DEVICE inline I sampled_position(RowSample<I> sample, I k, I degree) {
+  if (sample.stride == 1 && sample.offset == 0) return k;
+  // Below this the products, of less than kMostSamples times a degree, fit 32 bits.
+  constexpr I kSmall = 1 << 20;
+  static_assert(kMostSamples <= (1 << 12), "4096 * 2^20 = 2^32");
+  if (degree <= kSmall) {
+    return static_cast<I>((static_cast<uint32_t>(sample.offset) +
+                           static_cast<uint32_t>(sample.stride) * static_cast<uint32_t>(k)) %
+                          static_cast<uint32_t>(degree));
+  }
+  return static_cast<I>((static_cast<uint64_t>(sample.offset) +
+                         static_cast<uint64_t>(sample.stride) * static_cast<uint64_t>(k)) %
+                        static_cast<uint64_t>(degree));
+}
+
+// What features are multiplied by so that the largest becomes 127; 0 where that is no finite number.
+PYG_FAST_DEVICE inline float quantization_of(float largest) {
+  const float inverse = 127 / largest;
+  return largest > 0 && largest <= 3.402823466e38f && inverse <= 3.402823466e38f ? inverse : 0.0f;
+}
+
+}  // namespace pyg_fast

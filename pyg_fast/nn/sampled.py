@@ -1,0 +1,335 @@
+"""Layers that aggregate a sample of each node's edges."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from ..formats.execution_path import ExecutionPath
+from ..formats.gcn_norm import GCNNorm
+from ..ops.graph import Graph, graph_of
+from ..ops.linear_spmm import aggregates_first
+from ..ops.sampled_spmm import (
+    Sampling,
+    check_sampling,
+    quantized_sum,
+    sampled_graph,
+    sampled_sum,
+)
+from ._fused import autocast_dtype, is_plain_linear
+from ._reduce import Neighbours
+from .gcn import PathPreparedGCNConv, check_rows, is_differentiable
+from .sage import PathPreparedSAGEConv
+
+SAMPLE = ('eval', 'always', 'never')
+
+
+class _Sampled:
+    """Mixed into a fused layer, which then aggregates a sample of the edges."""
+
+    num_samples: int
+    strategy: str
+    sample: str
+    quantize: bool
+
+    def _set_sampling(
+        self, num_samples: int, strategy: str, sample: str, quantize: bool
+    ) -> None:
+        check_sampling(num_samples, strategy)
+        if sample not in SAMPLE:
+            raise ValueError(f"'sample' must be one of {SAMPLE}, got {sample!r}")
+        if not isinstance(quantize, bool):
+            raise TypeError(f"'quantize' must be a bool, got {type(quantize).__name__}")
+        self.num_samples = num_samples
+        self.strategy = strategy
+        self.sample = sample
+        self.quantize = quantize
+
+    def _samples(self: Any) -> bool:
+        """Whether this call aggregates a sample."""
+        return self.sample == 'always' or (self.sample == 'eval' and not self.training)
+
+    def _sampling(self) -> Sampling:
+        return Sampling(self.num_samples, self.strategy)
+
+    def _sampled_sum(
+        self,
+        graph: Graph,
+        x: Tensor,
+        value: Tensor | None = None,
+        bias: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        learns = any(t is not None and t.requires_grad for t in (x, value, bias))
+        run = sampled_sum
+        if self.quantize and not (learns and torch.is_grad_enabled()):
+            run = quantized_sum
+        return run(graph, self._sampling().drawn(x.device), x, value, bias, *args, **kwargs)
+
+    def _aggregates_first(self: Any, x: Tensor, weight: Tensor) -> bool:
+        grad = torch.is_grad_enabled()
+        return aggregates_first(weight, grad and x.requires_grad, grad and weight.requires_grad)
+
+    def _path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
+        if path is not None and self.training and self._samples():
+            raise ValueError("'path' is for full aggregation: give the layer sample='eval'")
+        return super()._path(path, x, edge_index)  # type: ignore[misc]
+
+    def _on_path(self, *args: Any, **kwargs: Any) -> Tensor | None:
+        if self._samples():
+            return None
+        return super()._on_path(*args, **kwargs)  # type: ignore[misc]
+
+    def _given_edges(
+        self: Any, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """What PyG's own way is given: the edges that are sampled, and their positions; or None
+        where it takes them all: for explainers, which number the edges, and where that is what is
+        expected of the sample."""
+        if not self._samples() or self._explain or self.strategy == 'unbiased':
+            return None
+        if (
+            not isinstance(edge_index, Tensor)
+            or isinstance(edge_index, SparseTensor)
+            or is_torch_sparse_tensor(edge_index)
+        ):
+            raise NotImplementedError(
+                f'{type(self).__name__} cannot sample the edges of this input, which goes through '
+                "PyG's own code, from a sparse matrix: give it an 'edge_index', or sample='never'"
+            )
+        data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+        reverse = self.flow == 'target_to_source'
+        graph = graph_of(data, num_src, num_dst, transpose=reverse, drop_loops=drop_loops)
+        sampled = sampled_graph(graph.t() if reverse else graph, self._sampling())
+        at = sampled.perm[: int(sampled.rowptr[-1])].long()  # type: ignore[index]
+        if drop_loops:  # They are kept beside the sample.
+            at = torch.cat([at, (data[0] == data[1]).nonzero().view(-1)])
+        return data[:, at], at
+
+    def to_base(self) -> MessagePassing:
+        """PyG's own layer, sharing the parameters; there is one for :obj:`sample="never"` only."""
+        if self.sample != 'never':
+            raise NotImplementedError(
+                f'{type(self).__name__} has no equal in PyG, and TorchScript cannot compile it, '
+                "unless sample='never': use torch.compile"
+            )
+        return super().to_base()  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return (
+            f'{super().__repr__()[:-1]}, num_samples={self.num_samples}, '
+            f'strategy={self.strategy!r})'
+        )
+
+
+class SampledGCNConv(_Sampled, PathPreparedGCNConv):
+    r"""The graph convolution of :class:`~torch_geometric.nn.conv.GCNConv` over at most :math:`S`
+    edges of each node, picked inside the kernel, as in the `"ES-SpMM: Edge-Sampling SpMM"
+    <https://arxiv.org/abs/2104.10716>`_ paper.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{\Theta}^{\top} \left( \frac{\mathbf{x}_i}{\tilde{d}_i} +
+        \sum_{j \in \mathcal{S}(i)} \frac{\mathbf{x}_j}{\sqrt{\tilde{d}_i \tilde{d}_j}} \right)
+        + \mathbf{b}, \qquad \tilde{d}_i = \min(d_i, S) + 1
+
+    A node's self-loop is always kept and does not count towards :math:`S`. Weighted degrees are
+    the sums of the weights that were taken. With :obj:`strategy="unbiased"` degrees are the full
+    ones and the sum is multiplied by :math:`d_i / S`, so that the result and its gradients are
+    those of all edges in expectation; every call then draws anew, from torch's generator.
+
+    It trains on all edges and samples in evaluation, unless :obj:`sample` says otherwise: the
+    same parameters, options, outputs and gradients as
+    :class:`~pyg_fast.nn.PathPreparedGCNConv`. Where no node has more than :math:`S` edges, it
+    is that layer. While it samples, a path or :obj:`cache_input` has no effect. Hooks and other
+    inputs that go through PyG's own code are given the sampled edges, explainers all edges, and
+    with :obj:`strategy="unbiased"` both are. TorchScript cannot compile it, :func:`torch.compile`
+    can.
+
+    Args:
+        in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
+            input.
+        out_channels (int): Size of each output sample.
+        num_samples (int): :math:`S`, from 1 to 4096. See :func:`pyg_fast.choose_num_samples`.
+        strategy (str, optional): Which edges, as in :func:`~pyg_fast.ops.sampled_spmm`:
+            :obj:`"fastrand"`, :obj:`"bucket"`, :obj:`"unbiased"` or :obj:`"paper"`.
+            (default: :obj:`"fastrand"`)
+        sample (str, optional): When to sample: in evaluation (:obj:`"eval"`), also in training
+            (:obj:`"always"`), or :obj:`"never"`. (default: :obj:`"eval"`)
+        quantize (bool, optional): While it samples and no gradient is asked for, aggregates
+            features of eight bits, each node's scaled by its largest. (default: :obj:`False`)
+        **kwargs (optional): Additional arguments of
+            :class:`~pyg_fast.nn.PathPreparedGCNConv`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`, edge indices
+          :math:`(2, |\mathcal{E}|)` or sparse matrix :math:`(|\mathcal{V}|, |\mathcal{V}|)`,
+          edge weights :math:`(|\mathcal{E}|)` *(optional)*
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
+
+    Raises:
+        TypeError: If an option is of the wrong type.
+        ValueError: If :obj:`num_samples`, :obj:`strategy` or :obj:`sample` is unknown, a path is
+            given to a layer that samples in training, or as
+            :class:`~pyg_fast.nn.PathPreparedGCNConv` does.
+        NotImplementedError: If a sparse matrix goes through PyG's own code while it samples.
+        IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_samples: int,
+        strategy: str = 'fastrand',
+        *,
+        sample: str = 'eval',
+        quantize: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._set_sampling(num_samples, strategy, sample, quantize)
+        super().__init__(in_channels, out_channels, **kwargs)
+
+    def _scatters(self, *args: Any) -> bool:
+        return not self._samples() and super()._scatters(*args)
+
+    def _norm(self, x: Any, *args: Any) -> GCNNorm | None:
+        if self._samples():
+            args = (*args[:2], False, *args[3:])  # The backward pass reads no transpose.
+        return super()._norm(x, *args)
+
+    def _norm_sampling(self) -> Sampling | None:
+        return self._sampling() if self._samples() and self.strategy != 'unbiased' else None
+
+    def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
+        if not self._samples():
+            return super()._mapped(x, norm)
+        lin = self.lin
+        plain = is_plain_linear(lin) and lin.bias is None
+        if not plain or is_differentiable(norm) or not self._aggregates_first(x, lin.weight):
+            return self._aggregated(lin(x), norm)
+        check_rows(x, norm)
+        weight, dtype = lin.weight, autocast_dtype(x)
+        if dtype is not None:
+            x, weight = x.to(dtype), weight.to(dtype)
+        value, bias, out_acc = self._suited(x.dtype, norm)
+        if out_acc:  # It is the linear map that runs in halves.
+            return self._aggregated(F.linear(x, weight), norm)
+        graph, _, scale, diag, _ = norm
+        return F.linear(self._sum(graph, x, value, None, scale, scale, diag), weight, bias)
+
+    def _sum(self, graph: Graph, x: Any, *args: Any, **kwargs: Any) -> Tensor:
+        run = self._sampled_sum if self._samples() else super()._sum
+        return run(graph, x, *args, **kwargs)
+
+    def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
+        if not self._samples():
+            return super()._by_pyg(x, edge_index, edge_weight)
+        num_nodes = x.shape[self.node_dim]
+        given = self._given_edges(edge_index, num_nodes, num_nodes, self.add_self_loops)
+        if given is not None:
+            edge_index, at = given
+            edge_weight = None if edge_weight is None else edge_weight[at]
+        # What PyG caches is for training.
+        cached: tuple[Any, Any] = self._cached_edge_index, self._cached_adj_t  # type: ignore[has-type]
+        self._cached_edge_index = self._cached_adj_t = None
+        try:
+            return super()._by_pyg(x, edge_index, edge_weight)
+        finally:
+            self._cached_edge_index, self._cached_adj_t = cached
+
+
+class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
+    r"""The GraphSAGE operator of :class:`~torch_geometric.nn.conv.SAGEConv` over at most
+    :math:`S` edges of each node, picked inside the kernel, as in the `"ES-SpMM: Edge-Sampling
+    SpMM" <https://arxiv.org/abs/2104.10716>`_ paper.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{W}_1 \mathbf{x}_i + \mathbf{W}_2 \cdot
+        \mathrm{mean}_{j \in \mathcal{S}(i)} \mathbf{x}_j
+
+    A mean is that of the edges that were taken, a sum theirs, unless
+    :obj:`strategy="unbiased"`, which multiplies it by :math:`d_i / S`. When it samples, and all
+    else, is as in :class:`~pyg_fast.nn.SampledGCNConv`.
+
+    Args:
+        in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
+            first input. A tuple stands for the sizes of sources and destinations.
+        out_channels (int): Size of each output sample.
+        num_samples (int): :math:`S`, from 1 to 4096. See :func:`pyg_fast.choose_num_samples`.
+        strategy (str, optional): Which edges, as in :func:`~pyg_fast.ops.sampled_spmm`;
+            :obj:`"unbiased"` goes with the aggregations :obj:`"sum"` and :obj:`"mean"` only.
+            (default: :obj:`"fastrand"`)
+        sample (str, optional): When to sample: in evaluation (:obj:`"eval"`), also in training
+            (:obj:`"always"`), or :obj:`"never"`. (default: :obj:`"eval"`)
+        quantize (bool, optional): While it samples sums or means and no gradient is asked for,
+            aggregates features of eight bits, each node's scaled by its largest.
+            (default: :obj:`False`)
+        **kwargs (optional): Additional arguments of
+            :class:`~pyg_fast.nn.PathPreparedSAGEConv`.
+
+    Shapes:
+        - **input:** node features :math:`(|\mathcal{V}|, F_{in})`, or
+          :math:`((|\mathcal{V}_s|, F_s), (|\mathcal{V}_t|, F_t))` if bipartite, edge indices
+          :math:`(2, |\mathcal{E}|)`
+        - **output:** node features :math:`(|\mathcal{V}|, F_{out})`, or
+          :math:`(|\mathcal{V}_t|, F_{out})` if bipartite
+
+    Raises:
+        TypeError, ValueError, NotImplementedError, IndexError: As
+            :class:`~pyg_fast.nn.SampledGCNConv`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        num_samples: int,
+        strategy: str = 'fastrand',
+        *,
+        sample: str = 'eval',
+        quantize: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self._set_sampling(num_samples, strategy, sample, quantize)
+        super().__init__(in_channels, out_channels, **kwargs)
+        kind = type(self.aggr_module)
+        if strategy == 'unbiased' and kind not in (SumAggregation, MeanAggregation):
+            raise ValueError(
+                f"strategy='unbiased' is for sums and means, got the aggregation {kind.__name__}"
+            )
+
+    def _aggregated(self, to: Neighbours) -> Tensor:
+        if not self._samples():
+            return super()._aggregated(to)
+        x, lin, kind = to.source, self.lin_l, type(self.aggr_module)
+        assert isinstance(x, Tensor)
+        graph = to.graph(False)
+        if kind not in (SumAggregation, MeanAggregation):
+            part = sampled_graph(graph, self._sampling(), torch.is_grad_enabled())
+            return super()._aggregated(to._replace(part=part))
+        mean = kind is MeanAggregation
+        if not is_plain_linear(lin) or self._aggregates_first(x, lin.weight):
+            dtype = autocast_dtype(x)
+            x = x if dtype is None else x.to(dtype)
+            return lin(self._sampled_sum(graph, x, mean=mean))
+        x = F.linear(x, lin.weight)
+        bias = None if lin.bias is None else lin.bias.to(x.dtype)
+        return self._sampled_sum(graph, x, None, bias, mean=mean)
+
+    def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
+        if self._samples():
+            source, target = (x, x) if isinstance(x, Tensor) else x
+            num_src, num_dst = (None, None) if size is None else size
+            num_src = source.shape[self.node_dim] if num_src is None else num_src
+            if num_dst is None:
+                num_dst = num_src if target is None else target.shape[self.node_dim]
+            given = self._given_edges(edge_index, num_src, num_dst, False)
+            edge_index = edge_index if given is None else given[0]
+        return super()._by_pyg(x, edge_index, size)
