@@ -14,10 +14,14 @@ bool with_cuda() {
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY(pyg_fast, m) {
-  // Coordinates to CSR: (rowptr, col, perm, invalid); stable, self-loops left out on demand.
+  // Edges to CSR by destination, or by source if `reverse`: (rowptr, col, perm, invalid); stable,
+  // self-loops left out on demand. Then by both: destination, source, invalid.
   m.def(
-      "to_csr(Tensor row, Tensor col, int num_rows, int num_cols, bool index64, bool drop_loops) "
-      "-> (Tensor, Tensor, Tensor, Tensor)");
+      "to_csr(Tensor edge_index, int num_src, int num_dst, bool reverse, bool index64, "
+      "bool drop_loops) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "to_csr_csc(Tensor edge_index, int num_src, int num_dst, bool index64, bool drop_loops) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Nodes of a square graph in Rabbit Order, int64; on the CPU alone.
   m.def("rabbit_order(Tensor rowptr, Tensor col) -> Tensor");

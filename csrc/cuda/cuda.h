@@ -75,7 +75,9 @@ const char* gatv2(const Gatv2& p, void* stream);
 int64_t gatv2_backward_scratch(const Gatv2Backward& p);
 const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream);
 
-int64_t to_csr_scratch(const ToCsr& p);
-const char* to_csr(const ToCsr& p, void* scratch, void* stream);
+// The same edges sorted by one or (`count` is 2) by both of their ends, the sizes swapped: in one
+// launch if the graph is small.
+int64_t to_csr_scratch(const ToCsr* p, int count);
+const char* to_csr(const ToCsr* p, int count, void* scratch, void* stream);
 
 }  // namespace pyg_fast::cuda
