@@ -218,7 +218,7 @@ struct ToCsr {
   void* rowptr = nullptr;      // [num_rows + 1]
   void* sorted_col = nullptr;  // [num_edges]
   void* perm = nullptr;        // [num_edges]: position of each sorted edge in the input
-  int64_t* invalid = nullptr;  // [1]
+  int64_t* invalid = nullptr;  // [1]; nullptr: nobody asks
 };
 
 // A coordinate list in any order: edge e goes from src[e] to dst[e]. Invalid edges, with an index

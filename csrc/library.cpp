@@ -14,10 +14,14 @@ bool with_cuda() {
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY(pyg_fast, m) {
-  // Coordinates to CSR: (rowptr, col, perm, invalid); stable, self-loops left out on demand.
+  // Edges to CSR by destination, or by source if `reverse`: (rowptr, col, perm, invalid); stable,
+  // self-loops left out on demand. Then by both: destination, source, invalid.
   m.def(
-      "to_csr(Tensor row, Tensor col, int num_rows, int num_cols, bool index64, bool drop_loops) "
-      "-> (Tensor, Tensor, Tensor, Tensor)");
+      "to_csr(Tensor edge_index, int num_src, int num_dst, bool reverse, bool index64, "
+      "bool drop_loops) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "to_csr_csc(Tensor edge_index, int num_src, int num_dst, bool index64, bool drop_loops) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Nodes of a square graph in Rabbit Order, int64; on the CPU alone.
   m.def("rabbit_order(Tensor rowptr, Tensor col) -> Tensor");
@@ -36,15 +40,15 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "Tensor? self_row, Tensor group_ptr, Tensor group_row, Tensor long_row, Tensor long_ptr, "
       "Tensor long_shift, int num_partials, int group_size, bool atomic) -> Tensor");
 
-  // spmm over at most `num_samples` edges of each row; x may be quantized. Those edges: row, col, perm;
-  // and by source, on a GPU: t_rowptr, t_col, position.
+  // spmm over at most `num_samples` edges of each row; x may be quantized. Those edges,
+  // and their positions in the values; and by source, on a GPU: t_rowptr, t_col, position.
   m.def(
       "sampled_spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, "
       "Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
       "int num_samples, int strategy, Tensor? seed) -> Tensor");
   m.def(
       "sample_edges(Tensor rowptr, Tensor col, Tensor? perm, Tensor sampled_rowptr, int num_slots, "
-      "int num_samples, int strategy, Tensor? seed) -> (Tensor, Tensor, Tensor)");
+      "int num_samples, int strategy, Tensor? seed) -> (Tensor, Tensor)");
   m.def(
       "sample_transposed(Tensor rowptr, Tensor t_rowptr, Tensor t_col, Tensor position, "
       "int num_slots, int num_samples, int strategy, Tensor? seed) -> (Tensor, Tensor, Tensor)");

@@ -36,7 +36,7 @@ Tensor sampled_spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& pe
 }
 
 template <typename Run>
-std::tuple<Tensor, Tensor, Tensor> sample_edges(const Tensor& rowptr, const Tensor& col,
+std::tuple<Tensor, Tensor> sample_edges(const Tensor& rowptr, const Tensor& col,
                                                 const OptTensor& perm, const Tensor& sampled_rowptr,
                                                 int64_t num_slots, int64_t num_samples,
                                                 int64_t strategy, const OptTensor& seed,
@@ -52,13 +52,12 @@ std::tuple<Tensor, Tensor, Tensor> sample_edges(const Tensor& rowptr, const Tens
   const Tensor begins = to_contiguous(sampled_rowptr);
   p.rowptr = begins.const_data_ptr();
   p.num_slots = num_slots;
-  Tensor row = empty(col, {num_slots}, type), sampled_col = empty(col, {num_slots}, type);
-  Tensor sampled_perm = empty(col, {num_slots}, type);
-  p.row = row.mutable_data_ptr();
-  p.col = sampled_col.mutable_data_ptr();
+  Tensor edges = empty(col, {2, num_slots}, type), sampled_perm = empty(col, {num_slots}, type);
+  p.col = edges.mutable_data_ptr();
+  p.row = static_cast<char*>(p.col) + num_slots * (p.csr.index64 ? 8 : 4);
   p.perm = sampled_perm.mutable_data_ptr();
   run(p, col);
-  return {row, sampled_col, sampled_perm};
+  return {edges, sampled_perm};
 }
 
 template <typename Run>
@@ -113,7 +112,7 @@ void clear_tail(const SampleEdges& p) {
   }
 }
 
-std::tuple<Tensor, Tensor, Tensor> sample_edges_cpu(const Tensor& rowptr, const Tensor& col,
+std::tuple<Tensor, Tensor> sample_edges_cpu(const Tensor& rowptr, const Tensor& col,
                                                     OptTensor perm, const Tensor& sampled_rowptr,
                                                     int64_t num_slots, int64_t num_samples,
                                                     int64_t strategy, OptTensor seed) {
@@ -148,7 +147,7 @@ Tensor sampled_spmm_cuda(const Tensor& rowptr, const Tensor& col, OptTensor perm
                       });
 }
 
-std::tuple<Tensor, Tensor, Tensor> sample_edges_cuda(const Tensor& rowptr, const Tensor& col,
+std::tuple<Tensor, Tensor> sample_edges_cuda(const Tensor& rowptr, const Tensor& col,
                                                      OptTensor perm, const Tensor& sampled_rowptr,
                                                      int64_t num_slots, int64_t num_samples,
                                                      int64_t strategy, OptTensor seed) {

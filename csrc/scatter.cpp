@@ -7,14 +7,6 @@
 namespace pyg_fast {
 namespace {
 
-// [2, num_edges] whose rows can be read where they are.
-Tensor with_contiguous_rows(const Tensor& edge_index) {
-  STD_TORCH_CHECK(edge_index.dim() == 2 && edge_index.size(0) == 2,
-                  "edge_index must have shape [2, num_edges]");
-  const bool rows = edge_index.stride(1) == 1 || edge_index.size(1) <= 1;
-  return rows ? edge_index : to_contiguous(edge_index);
-}
-
 Coo coo_of(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool reverse,
            bool drop_loops) {
   STD_TORCH_CHECK(num_src >= 0 && num_dst >= 0, "numbers of nodes must not be negative");

@@ -80,6 +80,14 @@ inline void check_device(const OptTensor& t, const char* name, const Tensor& lik
                   name, " is on another device than the graph");
 }
 
+// [2, num_edges] whose rows can be read where they are.
+inline Tensor with_contiguous_rows(const Tensor& edge_index) {
+  STD_TORCH_CHECK(edge_index.dim() == 2 && edge_index.size(0) == 2,
+                  "edge_index must have shape [2, num_edges]");
+  const bool rows = edge_index.stride(1) == 1 || edge_index.size(1) <= 1;
+  return rows ? edge_index : to_contiguous(edge_index);
+}
+
 // The graph as kernels see it. Its tensors must be contiguous and outlive the result.
 inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                   int64_t num_cols) {

@@ -7,74 +7,120 @@
 namespace pyg_fast {
 namespace {
 
-using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+// What rows are sorted into.
+struct Sorted {
+  Tensor rowptr, col, perm;
 
-template <typename Run>
-Result to_csr(const Tensor& row_, const Tensor& col_, int64_t num_rows, int64_t num_cols,
-              bool index64, bool drop_loops, const Run& run) {
-  STD_TORCH_CHECK(row_.dim() == 1 && col_.dim() == 1 && row_.size(0) == col_.size(0),
-                  "row and col must be vectors of one length");
-  STD_TORCH_CHECK(num_rows >= 0 && num_cols >= 0, "num_rows and num_cols must not be negative");
+  // Allocates it for `num_rows` rows of the edges of p.
+  Sorted(const Tensor& edge_index, int64_t num_rows, int64_t num_cols, bool reverse, ToCsr& p)
+      : rowptr(empty(edge_index, {num_rows + 1}, type(p))),
+        col(empty(edge_index, {p.num_edges}, type(p))),
+        perm(empty(edge_index, {p.num_edges}, type(p))) {
+    const int64_t second = edge_index.stride(0) * (p.in64 ? 8 : 4);
+    const auto* data = static_cast<const char*>(edge_index.const_data_ptr());
+    p.row = reverse ? data : data + second;
+    p.col = reverse ? data + second : data;
+    p.num_rows = num_rows;
+    p.num_cols = num_cols;
+    p.rowptr = rowptr.mutable_data_ptr();
+    p.sorted_col = col.mutable_data_ptr();
+    p.perm = perm.mutable_data_ptr();
+  }
+
+  static ScalarType type(const ToCsr& p) { return p.out64 ? ScalarType::Long : ScalarType::Int; }
+};
+
+ToCsr checked(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool index64,
+              bool drop_loops) {
+  STD_TORCH_CHECK(num_src >= 0 && num_dst >= 0, "num_src and num_dst must not be negative");
   ToCsr p;
-  p.in64 = is_index64(row_, "row");
-  check_type(col_, "col", row_.scalar_type());
-  check_device(col_, "col", row_);
+  p.in64 = is_index64(edge_index, "edge_index");
   p.out64 = index64;
   p.drop_loops = drop_loops;
-  p.num_edges = row_.size(0);
-  p.num_rows = num_rows;
-  p.num_cols = num_cols;
+  p.num_edges = edge_index.size(1);
   constexpr int64_t kMax = 0x7fffffff;
-  STD_TORCH_CHECK(index64 || (p.num_edges <= kMax && num_rows < kMax && num_cols <= kMax),
+  STD_TORCH_CHECK(index64 || (p.num_edges <= kMax && num_src < kMax && num_dst < kMax),
                   "int32 cannot count this graph: ask for index64");
-  const Tensor row = to_contiguous(row_), col = to_contiguous(col_);
-  p.row = row.const_data_ptr();
-  p.col = col.const_data_ptr();
-  const ScalarType type = index64 ? ScalarType::Long : ScalarType::Int;
-  Tensor rowptr = empty(row, {num_rows + 1}, type);
-  Tensor sorted_col = empty(row, {p.num_edges}, type);
-  Tensor perm = empty(row, {p.num_edges}, type);
-  Tensor invalid = empty(row, {1}, ScalarType::Long);
-  p.rowptr = rowptr.mutable_data_ptr();
-  p.sorted_col = sorted_col.mutable_data_ptr();
-  p.perm = perm.mutable_data_ptr();
-  p.invalid = static_cast<int64_t*>(invalid.mutable_data_ptr());
-  run(p, row);
-  return {rowptr, sorted_col, perm, invalid};
+  return p;
 }
 
-Result to_csr_cpu(const Tensor& row, const Tensor& col, int64_t num_rows, int64_t num_cols,
-                  bool index64, bool drop_loops) {
-  return to_csr(row, col, num_rows, num_cols, index64, drop_loops,
-                [](const ToCsr& p, const Tensor&) {
-                  const bool small = p.num_edges < 20000;
-                  cpu::to_csr(p, small ? 1 : static_cast<int>(num_threads()),
-                              [](int64_t n, void (*body)(void*, int64_t), void* ctx) {
-                                parallel(n, INT64_MAX, [&](int64_t k) { body(ctx, k); });
-                              });
+template <typename Run>
+std::tuple<Tensor, Tensor, Tensor, Tensor> to_csr(const Tensor& edge_index_, int64_t num_src,
+                                                  int64_t num_dst, bool reverse, bool index64,
+                                                  bool drop_loops, const Run& run) {
+  const Tensor edge_index = with_contiguous_rows(edge_index_);
+  ToCsr p = checked(edge_index, num_src, num_dst, index64, drop_loops);
+  const Sorted out(edge_index, reverse ? num_src : num_dst, reverse ? num_dst : num_src, reverse, p);
+  Tensor invalid = empty(edge_index, {1}, ScalarType::Long);
+  p.invalid = static_cast<int64_t*>(invalid.mutable_data_ptr());
+  run(&p, 1, edge_index);
+  return {out.rowptr, out.col, out.perm, invalid};
+}
+
+template <typename Run>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> to_csr_csc(
+    const Tensor& edge_index_, int64_t num_src, int64_t num_dst, bool index64, bool drop_loops,
+    const Run& run) {
+  const Tensor edge_index = with_contiguous_rows(edge_index_);
+  const ToCsr common = checked(edge_index, num_src, num_dst, index64, drop_loops);
+  ToCsr p[] = {common, common};
+  const Sorted out(edge_index, num_dst, num_src, false, p[0]);
+  const Sorted t_out(edge_index, num_src, num_dst, true, p[1]);
+  Tensor invalid = empty(edge_index, {1}, ScalarType::Long);
+  p[0].invalid = static_cast<int64_t*>(invalid.mutable_data_ptr());
+  run(p, 2, edge_index);
+  return {out.rowptr, out.col, out.perm, t_out.rowptr, t_out.col, t_out.perm, invalid};
+}
+
+void sort_on_cpu(const ToCsr* p, int count, const Tensor&) {
+  const bool small = p->num_edges < 20000;
+  for (int k = 0; k < count; ++k) {
+    cpu::to_csr(p[k], small ? 1 : static_cast<int>(num_threads()),
+                [](int64_t n, void (*body)(void*, int64_t), void* ctx) {
+                  parallel(n, INT64_MAX, [&](int64_t share) { body(ctx, share); });
                 });
+  }
+}
+
+auto to_csr_cpu(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool reverse,
+                bool index64, bool drop_loops) {
+  return to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops, sort_on_cpu);
+}
+
+auto to_csr_csc_cpu(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool index64,
+                    bool drop_loops) {
+  return to_csr_csc(edge_index, num_src, num_dst, index64, drop_loops, sort_on_cpu);
 }
 
 #ifdef PYG_FAST_WITH_CUDA
-Result to_csr_cuda(const Tensor& row, const Tensor& col, int64_t num_rows, int64_t num_cols,
-                   bool index64, bool drop_loops) {
-  return to_csr(row, col, num_rows, num_cols, index64, drop_loops,
-                [](const ToCsr& p, const Tensor& on) {
-                  Launch launch(on);
-                  launch.check(
-                      cuda::to_csr(p, launch.scratch(cuda::to_csr_scratch(p)), launch.stream()),
-                      "to_csr");
-                });
+void sort_on_cuda(const ToCsr* p, int count, const Tensor& on) {
+  Launch launch(on);
+  void* scratch = launch.scratch(cuda::to_csr_scratch(p, count));
+  launch.check(cuda::to_csr(p, count, scratch, launch.stream()), "to_csr");
+}
+
+auto to_csr_cuda(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool reverse,
+                 bool index64, bool drop_loops) {
+  return to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops, sort_on_cuda);
+}
+
+auto to_csr_csc_cuda(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool index64,
+                     bool drop_loops) {
+  return to_csr_csc(edge_index, num_src, num_dst, index64, drop_loops, sort_on_cuda);
 }
 #endif
 
 }  // namespace
 }  // namespace pyg_fast
 
-STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) { m.impl("to_csr", TORCH_BOX(&pyg_fast::to_csr_cpu)); }
+STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) {
+  m.impl("to_csr", TORCH_BOX(&pyg_fast::to_csr_cpu));
+  m.impl("to_csr_csc", TORCH_BOX(&pyg_fast::to_csr_csc_cpu));
+}
 
 #ifdef PYG_FAST_WITH_CUDA
 STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CUDA, m) {
   m.impl("to_csr", TORCH_BOX(&pyg_fast::to_csr_cuda));
+  m.impl("to_csr_csc", TORCH_BOX(&pyg_fast::to_csr_csc_cuda));
 }
 #endif

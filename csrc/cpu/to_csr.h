@@ -43,7 +43,8 @@ class CsrSort {
     cursor_ = first_ + buckets_ + 1;      // [shares_, buckets_]
     invalid_ = cursor_ + shares_ * buckets_;  // [shares_]
     parallel(parallel_for_, shares_, [this](int64_t k) { count(k); });
-    *p_.invalid = place_buckets();
+    const int64_t invalid = place_buckets();
+    if (p_.invalid) *p_.invalid = invalid;
     const int64_t total = first_[buckets_];
     spread_ = static_cast<Edge*>(::operator new(static_cast<size_t>(total) * sizeof(Edge)));
     parallel(parallel_for_, shares_, [this](int64_t k) { spread(k); });

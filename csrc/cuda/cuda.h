@@ -84,7 +84,9 @@ int64_t sample_transposed_scratch(const SampleTransposed& p);
 const char* sample_transposed(const SampleTransposed& p, void* scratch, void* stream);
 const char* quantize_rows(const QuantizeRows& p, void* stream);
 
-int64_t to_csr_scratch(const ToCsr& p);
-const char* to_csr(const ToCsr& p, void* scratch, void* stream);
+// The same edges sorted by one or (`count` is 2) by both of their ends, the sizes swapped: in one
+// launch if the graph is small.
+int64_t to_csr_scratch(const ToCsr* p, int count);
+const char* to_csr(const ToCsr* p, int count, void* scratch, void* stream);
 
 }  // namespace pyg_fast::cuda

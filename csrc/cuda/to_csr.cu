@@ -1,4 +1,5 @@
-// Coordinate list to CSR by a stable radix sort over the bits that the row numbers need.
+// Coordinate list to CSR: a counting sort in one launch for small graphs, else a radix sort over the
+// bits that the row numbers need. Both are stable.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common.cuh"
@@ -16,7 +17,7 @@ int bits_for(int64_t largest) {
 }
 
 // Keys of 4 bytes where every row (and one past them) and every edge position fits.
-bool small(const ToCsr& p) { return p.num_rows < 0xfffffffe && p.num_edges < 0xfffffffe; }
+bool narrow(const ToCsr& p) { return p.num_rows < 0xfffffffe && p.num_edges < 0xfffffffe; }
 
 template <typename Key>
 const char* sort_bytes(const ToCsr& p, size_t& bytes) {
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key*
     keys[e] = static_cast<Key>(valid && !(p.drop_loops && r == c) ? r : p.num_rows);
     positions[e] = static_cast<Key>(e);
   }
-  if (invalid) atomicAdd(reinterpret_cast<unsigned long long*>(p.invalid), invalid);
+  if (invalid && p.invalid) atomicAdd(reinterpret_cast<unsigned long long*>(p.invalid), invalid);
 }
 
 // rowptr[i] = the first sorted edge whose row is at least i.
@@ -88,7 +89,8 @@ const char* run(const ToCsr& p, void* scratch, cudaStream_t stream) {
   Key* sorted = reinterpret_cast<Key*>(memory + array);
   Key* positions = reinterpret_cast<Key*>(memory + 2 * array);
   Key* sorted_positions = reinterpret_cast<Key*>(memory + 3 * array);
-  cudaError_t error = cudaMemsetAsync(p.invalid, 0, sizeof(int64_t), stream);
+  cudaError_t error = cudaSuccess;
+  if (p.invalid) error = cudaMemsetAsync(p.invalid, 0, sizeof(int64_t), stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   if (p.num_edges > 0) {
     keys_kernel<In, Key><<<grid_for(p.num_edges), kThreads, 0, stream>>>(p, keys, positions);
@@ -107,25 +109,188 @@ const char* run(const ToCsr& p, void* scratch, cudaStream_t stream) {
 
 template <typename In>
 const char* run(const ToCsr& p, void* scratch, cudaStream_t stream) {
-  if (!small(p)) return run<In, uint64_t, int64_t>(p, scratch, stream);
+  if (!narrow(p)) return run<In, uint64_t, int64_t>(p, scratch, stream);
   if (p.out64) return run<In, uint32_t, int64_t>(p, scratch, stream);
   return run<In, uint32_t, int32_t>(p, scratch, stream);
 }
 
-}  // namespace
+// Of a small graph each block sorts some of the rows, and reads all edges for it: blocks have nothing
+// to tell each other. Its warps take consecutive shares of the edges. They count the edges of each
+// row, then walk their shares again and know where the edges of a row go: behind those of earlier
+// rows, of earlier shares and of earlier threads. How edges are spread over rows changes no time.
+constexpr int kSmallThreads = 1024;
+constexpr int kShares = kSmallThreads / 32;
+constexpr int kSmallRows = 256;  // of a block
+constexpr int kRowsOfWarp = kSmallRows / kShares;
+constexpr int kSmallUnroll = 4;      // edges in flight per thread
+constexpr int64_t kSmall = 1 << 15;  // rows, or edges, at most
 
-int64_t to_csr_scratch(const ToCsr& p) {
-  if (p.num_edges == 0) return 0;
-  size_t bytes = 0;
-  const bool is_small = small(p);
-  const char* error = is_small ? sort_bytes<uint32_t>(p, bytes) : sort_bytes<uint64_t>(p, bytes);
-  if (error) return 0;  // to_csr meets the same error and reports it
-  return 4 * aligned(p.num_edges * (is_small ? 4 : 8)) + static_cast<int64_t>(bytes);
+bool small(const ToCsr& p) { return p.num_rows <= kSmall && p.num_edges <= kSmall; }
+
+struct Orientations {
+  ToCsr of[2];
+};
+
+// The sum over this and the earlier threads of a warp.
+__device__ inline int sum_so_far(int v) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset <<= 1) {
+    const int other = __shfl_up_sync(kWarpMask, v, offset);
+    if (lane >= offset) v += other;
+  }
+  return v;
 }
 
-const char* to_csr(const ToCsr& p, void* scratch, void* stream) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  return p.in64 ? run<int64_t>(p, scratch, s) : run<int32_t>(p, scratch, s);
+__device__ inline int sum_of_warp(int v) {
+  return __shfl_sync(kWarpMask, sum_so_far(v), 31);
+}
+
+template <typename In, typename Out>
+__global__ void __launch_bounds__(kSmallThreads, 1)
+    small_kernel(const __grid_constant__ Orientations orientations) {
+  const ToCsr& p = orientations.of[blockIdx.y];
+  const In* row = static_cast<const In*>(p.row);
+  const In* col = static_cast<const In*>(p.col);
+  Out* rowptr = static_cast<Out*>(p.rowptr);
+  Out* sorted_col = static_cast<Out*>(p.sorted_col);
+  Out* perm = static_cast<Out*>(p.perm);
+  // Edges of a row in a share, then where the next of them goes: counted from the first edge of this
+  // row's warp. Columns are padded against bank conflicts.
+  __shared__ int count[kSmallRows][kShares + 1];
+  __shared__ int below[kShares], invalid[kShares], of_warps[kShares];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+  const int num_edges = static_cast<int>(p.num_edges), num_rows = static_cast<int>(p.num_rows);
+  const int first_row = static_cast<int>(blockIdx.x) * kSmallRows;
+  const int share = (num_edges + kSmallThreads - 1) / kSmallThreads * 32;
+  const int begin = share * warp;
+  const int end = begin + share < num_edges ? begin + share : num_edges;
+
+  // fn(e, col[e], place, is_invalid), called by all threads of a warp. `place` is that of its row in
+  // this block: negative for earlier rows, kSmallRows or more for later ones and what is left out.
+  const auto walk = [&](const auto& fn) {
+    for (int base = begin; base < end; base += 32 * kSmallUnroll) {
+      In r[kSmallUnroll], c[kSmallUnroll];
+#pragma unroll
+      for (int u = 0; u < kSmallUnroll; ++u) {
+        const int e = base + u * 32 + lane;
+        r[u] = e < end ? __ldg(row + e) : In(0);
+        c[u] = e < end ? __ldg(col + e) : In(0);
+      }
+#pragma unroll
+      for (int u = 0; u < kSmallUnroll; ++u) {
+        const int e = base + u * 32 + lane;
+        const bool valid = r[u] >= 0 && r[u] < p.num_rows && c[u] >= 0 && c[u] < p.num_cols;
+        const bool kept = e < end && valid && !(p.drop_loops && r[u] == c[u]);
+        const int place = kept ? static_cast<int>(r[u]) - first_row : kSmallRows;
+        fn(e, c[u], place, e < end && !valid);
+      }
+    }
+  };
+
+  for (int r = warp; r < kSmallRows; r += kShares) count[r][lane] = 0;
+  __syncthreads();
+  int num_below = 0, num_invalid = 0;
+  walk([&](int, In, int place, bool is_invalid) {
+    num_below += place < 0;
+    num_invalid += is_invalid;
+    if (place >= 0 && place < kSmallRows) atomicAdd(&count[place][warp], 1);
+  });
+  num_below = sum_of_warp(num_below);
+  num_invalid = sum_of_warp(num_invalid);
+  __syncthreads();
+
+  int of_warp = 0;  // edges of the rows that this warp sums up
+#pragma unroll
+  for (int r = warp * kRowsOfWarp; r < (warp + 1) * kRowsOfWarp; ++r) {
+    const int n = count[r][lane], sum = sum_so_far(n);
+    count[r][lane] = of_warp + sum - n;
+    of_warp += __shfl_sync(kWarpMask, sum, 31);
+  }
+  if (lane == 0) {
+    below[warp] = num_below;
+    invalid[warp] = num_invalid;
+    of_warps[warp] = of_warp;
+  }
+  __syncthreads();
+  // In lane w: where the edges of warp w's rows begin.
+  const int edges_of_lane = of_warps[lane];
+  const int first_edge = sum_of_warp(below[lane]);
+  const int starts = first_edge + sum_so_far(edges_of_lane) - edges_of_lane;
+  const int start = __shfl_sync(kWarpMask, starts, warp);
+  const int row_of_lane = warp * kRowsOfWarp + lane;
+  if (lane < kRowsOfWarp && first_row + row_of_lane <= num_rows)
+    rowptr[first_row + row_of_lane] = static_cast<Out>(start + count[row_of_lane][0]);
+  if (blockIdx.x == 0 && p.invalid && warp == 0) {
+    const int sum = sum_of_warp(invalid[lane]);
+    if (lane == 0) *p.invalid = sum;
+  }
+  __syncthreads();
+
+  walk([&](int e, In c, int place, bool) {
+    const bool mine = place >= 0 && place < kSmallRows;
+    if (!__any_sync(kWarpMask, mine)) return;
+    const unsigned peers = __match_any_sync(kWarpMask, mine ? place : -1);
+    const int rank = __popc(peers & ((1u << lane) - 1));
+    const int from = __shfl_sync(kWarpMask, starts, mine ? place / kRowsOfWarp : 0);
+    const int next = mine ? count[place][warp] : 0;
+    __syncwarp();
+    if (mine) {
+      if (rank == 0) count[place][warp] = next + __popc(peers);
+      sorted_col[from + next + rank] = static_cast<Out>(c);
+      perm[from + next + rank] = static_cast<Out>(e);
+    }
+    __syncwarp();
+  });
+  // Behind all rows.
+  if (blockIdx.x + 1 < gridDim.x) return;
+  const int num_kept = first_edge + sum_of_warp(edges_of_lane);
+  for (int e = num_kept + threadIdx.x; e < num_edges; e += kSmallThreads)
+    sorted_col[e] = perm[e] = Out(0);
+}
+
+const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
+  const Orientations orientations{{p[0], p[count - 1]}};
+  // A block for each kSmallRows entries of rowptr, one more than rows.
+  const int64_t rows = p[0].num_rows > p[count - 1].num_rows ? p[0].num_rows : p[count - 1].num_rows;
+  const dim3 grid(static_cast<unsigned>(rows / kSmallRows + 1), count);
+  const auto with = [&](auto in, auto out) {
+    small_kernel<decltype(in), decltype(out)><<<grid, kSmallThreads, 0, stream>>>(orientations);
+  };
+  if (p->in64) p->out64 ? with(int64_t{}, int64_t{}) : with(int64_t{}, int32_t{});
+  else p->out64 ? with(int32_t{}, int64_t{}) : with(int32_t{}, int32_t{});
+  return last_error();
+}
+
+bool all_small(const ToCsr* p, int count) { return small(p[0]) && small(p[count - 1]); }
+
+}  // namespace
+
+int64_t to_csr_scratch(const ToCsr* p, int count) {
+  if (p->num_edges == 0 || all_small(p, count)) return 0;
+  int64_t most = 0;
+  for (int k = 0; k < count; ++k) {
+    size_t bytes = 0;
+    const bool is_narrow = narrow(p[k]);
+    const char* error =
+        is_narrow ? sort_bytes<uint32_t>(p[k], bytes) : sort_bytes<uint64_t>(p[k], bytes);
+    if (error) return 0;  // to_csr meets the same error and reports it
+    const int64_t array = aligned(p[k].num_edges * (is_narrow ? 4 : 8));
+    const int64_t wanted = 4 * array + static_cast<int64_t>(bytes);
+    if (wanted > most) most = wanted;
+  }
+  return most;
+}
+
+const char* to_csr(const ToCsr* p, int count, void* scratch, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  if (all_small(p, count)) return run_small(p, count, stream);
+  for (int k = 0; k < count; ++k) {
+    const char* error =
+        p[k].in64 ? run<int64_t>(p[k], scratch, stream) : run<int32_t>(p[k], scratch, stream);
+    if (error) return error;
+  }
+  return nullptr;
 }
 
 }  // namespace pyg_fast::cuda

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.aggregate import notes_of
+from ..ops._edges import check_edge_index, notes_of
 from ..ops.graph import Graph, cache_of, graph_of
 from ..ops.groups import check_size
 from ..ops.path_spmm import Operator, Rows, Watch
-from ..ops.to_csr import check_edge_index, to_csr
+from ..ops.to_csr import to_csr
 
 # Where rows are short, sums are handed out by groups: on an H200 faster than by rows on all paths
 # of benchmarks/paths.py with up to so many edges a row.

@@ -12,6 +12,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..formats.execution_path import ExecutionPath
 from ..formats.gcn_norm import GCNNorm, gcn_norm
+from ..ops._edges import check_edge_index
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import aggregate_cbsr
@@ -21,7 +22,6 @@ from ..ops.linear_spmm import linear_spmm
 from ..ops.path_spmm import Operator, path_conv
 from ..ops.sampled_spmm import Sampling
 from ..ops.spmm import acc_dtype, reduce_sum
-from ..ops.to_csr import check_edge_index
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear
 from ._path import OnPath, linear_on_path
 from ._reduce import plus, with_values

@@ -29,16 +29,27 @@ def _acc(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _to_csr(
-    row: Tensor, col: Tensor, num_rows: int, num_cols: int, index64: bool, drop_loops: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _sorted(edge_index: Tensor, num_rows: int, index64: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.int64 if index64 else torch.int32
     return (
-        row.new_empty(num_rows + 1, dtype=dtype),
-        row.new_empty(row.size(0), dtype=dtype),
-        row.new_empty(row.size(0), dtype=dtype),
-        row.new_empty(1, dtype=torch.int64),
+        edge_index.new_empty(num_rows + 1, dtype=dtype),
+        edge_index.new_empty(edge_index.size(1), dtype=dtype),
+        edge_index.new_empty(edge_index.size(1), dtype=dtype),
     )
+
+
+def _to_csr(
+    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool
+) -> tuple[Tensor, ...]:
+    csr = _sorted(edge_index, num_src if reverse else num_dst, index64)
+    return *csr, edge_index.new_empty(1, dtype=torch.int64)
+
+
+def _to_csr_csc(
+    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool
+) -> tuple[Tensor, ...]:
+    csr, csc = (_sorted(edge_index, rows, index64) for rows in (num_dst, num_src))
+    return *csr, *csc, edge_index.new_empty(1, dtype=torch.int64)
 
 
 def _rabbit_order(rowptr: Tensor, col: Tensor) -> Tensor:
@@ -118,8 +129,8 @@ def _sample_edges(
     num_samples: int,
     strategy: int,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return col.new_empty(num_slots), col.new_empty(num_slots), col.new_empty(num_slots)
+) -> tuple[Tensor, Tensor]:
+    return col.new_empty(2, num_slots), col.new_empty(num_slots)
 
 
 def _sample_transposed(
@@ -489,6 +500,7 @@ def _gatv2_backward(
 
 for _fake in (
     _to_csr,
+    _to_csr_csc,
     _rabbit_order,
     _spmm,
     _spmm_groups,

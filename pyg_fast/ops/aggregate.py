@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric import EdgeIndex
 
+from ._edges import check_edge_index, check_invalid, is_checked, kernel_index
 from ._library import ops
 from .graph import Graph, graph_of
 from .spmm import check_device, check_edge_weight, check_features, reduce_sum
-from .to_csr import check_edge_index, raise_index_error, to_csr
+from .to_csr import to_csr
 
 MODES = ('auto', 'reduce', 'scatter')
 
@@ -237,51 +237,3 @@ class EdgeDot(torch.autograd.Function):
                 ctx.drop_loops, False,
             )  # fmt: skip
         return (grad_a, grad_b) + (None,) * 5
-
-
-def kernel_index(edge_index: Tensor) -> Tensor:
-    """A plain list of edges in a type that kernels read."""
-    if edge_index.dtype in (torch.int32, torch.int64):
-        return edge_index
-    return edge_index.to(torch.int64)
-
-
-# What was found out about a list of edges, in the version it was then.
-_notes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-
-def notes_of(edge_index: Tensor) -> dict:
-    """What is known about this very list, as it is now; not to be asked in compiled code."""
-    if edge_index.is_inference():  # Such tensors count no versions.
-        return {}
-    notes = _notes.get(edge_index)
-    if notes is None or notes['version'] != edge_index._version:
-        notes = _notes[edge_index] = {'version': edge_index._version}
-    return notes
-
-
-def cannot_wait(edge_index: Tensor) -> bool:
-    """Whether results cannot be looked at: in compiled code and in the capture of a CUDA graph."""
-    return torch.compiler.is_compiling() or (
-        edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
-    )
-
-
-def is_checked(edge_index: Tensor, size: tuple[int, int]) -> bool:
-    """Whether all indices of the list are known to be in range."""
-    return not torch.compiler.is_compiling() and size in notes_of(edge_index)
-
-
-def check_invalid(edge_index: Tensor, invalid: Tensor, size: tuple[int, int]) -> None:
-    """Raises IndexError if there are invalid edges, else notes that there are none."""
-    if cannot_wait(edge_index):
-        assert_no_invalid(invalid)
-    elif int(invalid):
-        raise_index_error(edge_index, *size)
-    else:
-        notes_of(edge_index)[size] = True
-
-
-def assert_no_invalid(invalid: Tensor) -> None:
-    """The check on the device, for where its result cannot be waited for."""
-    torch._assert_async(invalid == 0, "pyg_fast: 'edge_index' holds indices outside of its graph")

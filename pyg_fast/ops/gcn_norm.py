@@ -6,10 +6,17 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from ._edges import (
+    assert_no_invalid,
+    cannot_wait,
+    check_edge_index,
+    kernel_index,
+    notes_of,
+    raise_index_error,
+)
 from ._library import ops
-from .aggregate import assert_no_invalid, cannot_wait, kernel_index, notes_of
 from .spmm import DTYPES, acc_dtype
-from .to_csr import check_edge_index, raise_index_error, to_csr
+from .to_csr import to_csr
 
 FLOWS = ('source_to_target', 'target_to_source')
 LOOPS = ('remaining', 'replace', 'add', 'keep')

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from ._edges import check_edge_index
 from .groups import Groups, check_size, groups_of
-from .to_csr import check_edge_index, to_csr
+from .to_csr import to_csr, to_csr_csc
 
 # The one attribute of ours on an EdgeIndex: {key: whatever was derived from it}.
 _CACHE = '_pyg_fast_cache'
@@ -92,7 +93,7 @@ def graph_of(
 ) -> Graph:
     r"""The graph of a plain or prepared :obj:`edge_index`.
 
-    A plain tensor is sorted at every call. What is derived from an
+    A plain tensor is sorted at every call, by both ends at once. What is derived from an
     :class:`~torch_geometric.EdgeIndex` is kept on it, and made anew once its data, its size or
     its device change. Compiled code does not notice edits in place: it goes by what was kept.
     If it was given group sizes, see :func:`set_group_sizes`, the graph comes with groups.
@@ -122,11 +123,11 @@ def graph_of(
                 graph = graph.with_groups(*sizes)
             cache[key] = graph
         return graph
-    rowptr, col, perm = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops)
-    if not transpose:
-        return Graph(rowptr, col, perm, None, None, None, num_src, num_dst)
-    t_rowptr, t_col, t_perm = to_csr(edge_index, num_src, num_dst, by='src', drop_loops=drop_loops)
-    return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
+    if transpose:
+        both = to_csr_csc(edge_index, num_src, num_dst, drop_loops=drop_loops)
+        return Graph(*both, num_src, num_dst)
+    csr = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops)
+    return Graph(*csr, None, None, None, num_src, num_dst)
 
 
 def cache_of(edge_index: EdgeIndex) -> dict:

@@ -10,8 +10,11 @@ from ._attention import keeps
 
 
 def to_csr(
-    row: Tensor, col: Tensor, num_rows: int, num_cols: int, index64: bool, drop_loops: bool
+    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (row, col), num_rows, num_cols = edge_index.flip(0), num_dst, num_src
+    if reverse:
+        row, col, num_rows, num_cols = col, row, num_cols, num_rows
     valid = (row >= 0) & (row < num_rows) & (col >= 0) & (col < num_cols)
     kept = valid & (row != col) if drop_loops else valid
     perm = kept.nonzero().view(-1)
@@ -25,6 +28,16 @@ def to_csr(
         pad(perm, tail).to(dtype),
         (~valid).sum().view(1),
     )
+
+
+def to_csr_csc(
+    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool
+) -> tuple[Tensor, ...]:
+    csr, csc = (
+        to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops)
+        for reverse in (False, True)
+    )
+    return *csr[:3], *csc
 
 
 def rabbit_order(rowptr: Tensor, col: Tensor) -> Tensor:
@@ -199,12 +212,11 @@ def sample_edges(
     num_samples: int,
     strategy: int,
     seed: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     row, edge = _sampled(rowptr, num_samples, strategy, seed)
     tail = (0, num_slots - row.size(0))
     return (
-        pad(row, tail, value=-1).to(col.dtype),
-        pad(col[edge], tail),
+        torch.stack([pad(col[edge], tail), pad(row, tail, value=-1).to(col.dtype)]),
         pad(edge.to(col.dtype) if perm is None else perm[edge], tail),
     )
 

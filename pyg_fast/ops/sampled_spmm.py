@@ -239,10 +239,10 @@ def sampled_graph(graph: Graph, sampling: Sampling, transpose: bool = False) -> 
     An edge that :obj:`"paper"` takes several times is there as often. Behind the last edge its
     arrays, of :math:`\min(|\mathcal{E}|, N_{dst} \cdot S)` edges, hold zeros.
     """
-    sampled, row = _sampled_rows(graph, sampling)
+    sampled, edges = _sampled_rows(graph, sampling)
     if not transpose:
         return sampled
-    t_csr = _transposed(graph, sampling, sampled, row)
+    t_csr = _transposed(graph, sampling, sampled, edges)
     return sampled._replace(t_rowptr=t_csr[0], t_col=t_csr[1], t_perm=t_csr[2])
 
 
@@ -251,17 +251,18 @@ def _num_slots(graph: Graph, sampling: Sampling) -> int:
 
 
 def _sampled_rows(graph: Graph, sampling: Sampling) -> tuple[Graph, Tensor]:
-    """The graph, and the row of each edge, -1 behind the last."""
+    """The graph, and its edges with rows of -1 behind the last."""
     kept = graph.rowptr.diff().clamp_(max=sampling.num_samples)
     rowptr = F.pad(kept.cumsum(0, dtype=graph.rowptr.dtype), (1, 0))
-    row, col, perm = ops.sample_edges.default(
+    edges, perm = ops.sample_edges.default(
         *graph[:3], rowptr, _num_slots(graph, sampling), *sampling.args()
     )
-    return Graph(rowptr, col, perm, None, None, None, graph.num_src, graph.num_dst), row
+    size = graph.num_src, graph.num_dst
+    return Graph(rowptr, edges[0], perm, None, None, None, *size), edges
 
 
 def _transposed(
-    graph: Graph, sampling: Sampling, sampled: Graph | None, row: Tensor | None
+    graph: Graph, sampling: Sampling, sampled: Graph | None, edges: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sampled edges by source: picked out of the transpose on a GPU, where that is there and
     names positions of rows; else sorted."""
@@ -270,12 +271,12 @@ def _transposed(
             graph.rowptr, graph.t_rowptr, graph.t_col, graph.t_perm, _num_slots(graph, sampling),
             *sampling.args(),
         )  # fmt: skip
-    if sampled is None or row is None:
-        sampled, row = _sampled_rows(graph, sampling)
+    if sampled is None or edges is None:
+        sampled, edges = _sampled_rows(graph, sampling)
     assert sampled.perm is not None
-    # The slots behind the last edge have no row: they are left out.
+    # What lies behind the last edge has no row, and is left out.
     t_rowptr, t_col, order, _ = ops.to_csr.default(
-        sampled.col, row, graph.num_src, graph.num_dst, row.dtype == torch.int64, False
+        edges, graph.num_src, graph.num_dst, True, edges.dtype == torch.int64, False
     )
     perm = sampled.perm
     return t_rowptr, t_col, perm if perm.size(0) == 0 else perm[order.long()]
@@ -323,13 +324,13 @@ class _SampledSpMM(torch.autograd.Function):
             if weight is not None:
                 row_scale = weight if row_scale is None else weight * row_scale
             again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
-            sampled = row = None
+            sampled = edges = None
             t_csr: tuple[Tensor | None, ...] = (None,) * 3
             if needs_value or again or not _picks(graph, sampling):
-                sampled, row = _sampled_rows(graph, sampling)
+                sampled, edges = _sampled_rows(graph, sampling)
             csr = (graph if sampled is None else sampled)[:3]
             if needs_x or again:
-                t_csr = _transposed(graph, sampling, sampled, row)
+                t_csr = _transposed(graph, sampling, sampled, edges)
         if needs_x:
             if mean:
                 taken = graph.rowptr.diff().clamp_(1, sampling.num_samples)
@@ -350,14 +351,13 @@ class _SampledSpMM(torch.autograd.Function):
                 (None, None),
             )  # fmt: skip
             if sampling.strategy == 'paper':
-                assert sampled is not None
-                grad_value = grad_value * _times(row, sampled.perm, value.size(0), grad.dtype)
+                grad_value = grad_value * _times(sampled, edges, value.size(0), grad.dtype)
             grad_value = grad_value.to(value.dtype)
         return grad_x, grad_value, grad.sum(0) if needs_bias else None, None
 
 
-def _times(row: Any, perm: Any, num_values: int, dtype: torch.dtype) -> Tensor:
+def _times(sampled: Any, edges: Any, num_values: int, dtype: torch.dtype) -> Tensor:
     """How many times each edge was taken, which the product for an edge does not know."""
-    times = torch.zeros(num_values, dtype=acc_dtype(dtype), device=row.device)
-    times.index_add_(0, perm.long(), (row >= 0).to(times.dtype))
+    times = torch.zeros(num_values, dtype=acc_dtype(dtype), device=edges.device)
+    times.index_add_(0, sampled.perm.long(), (edges[1] >= 0).to(times.dtype))
     return times.to(dtype)

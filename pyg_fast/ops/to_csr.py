@@ -1,26 +1,11 @@
-"""Sorting a coordinate list into CSR."""
+"""Sorting a list of edges into CSR."""
 
-import torch
 from torch import Tensor
 
+from ._edges import cannot_wait, check_edge_index, check_invalid, is_checked, kernel_index
 from ._library import ops
 
 _INT32_MAX = 2**31 - 1024  # Kernels step a little past the last edge.
-_INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def check_edge_index(edge_index: Tensor) -> None:
-    """Raises unless :obj:`edge_index` is an integer tensor of shape :obj:`[2, num_edges]`."""
-    if not isinstance(edge_index, Tensor):
-        raise TypeError(f"'edge_index' must be a tensor, got {type(edge_index).__name__}")
-    if edge_index.dtype not in _INDEX_DTYPES:
-        raise TypeError(f"'edge_index' must hold integers, got {edge_index.dtype}")
-    if edge_index.layout != torch.strided:
-        raise TypeError(f"'edge_index' must be a strided tensor, got {edge_index.layout}")
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise ValueError(
-            f"'edge_index' must have shape [2, num_edges], got {list(edge_index.shape)}"
-        )
 
 
 def fits_int32(*counts: int) -> bool:
@@ -39,7 +24,7 @@ def to_csr(
     r"""Sorts edges by one of their ends into a compressed sparse row structure.
 
     The sort is stable: edges of one row keep their order. Indices come back as int32 wherever
-    nodes and edges can be counted in it.
+    nodes and edges can be counted in it. On CUDA a small graph takes one kernel.
 
     Args:
         edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
@@ -61,39 +46,54 @@ def to_csr(
         ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, a size is negative, or
             :obj:`by` is unknown.
         IndexError: If an index is negative or too large. Eager calls check before anything uses
-            the result (on CUDA by one synchronisation); under :func:`torch.compile` and in a
-            CUDA graph the check becomes a device-side assertion.
+            the result: on CUDA by one synchronisation, when an :obj:`edge_index` is first met and
+            after edits in place; under :func:`torch.compile` and in a CUDA graph the check becomes
+            a device-side assertion. Edges out of range are left out in any case.
     """
-    check_edge_index(edge_index)
     if by not in ('dst', 'src'):
         raise ValueError(f"'by' must be 'dst' or 'src', got {by!r}")
+    edges, index64 = _prepared(edge_index, num_src, num_dst)
+    *csr, invalid = ops.to_csr.default(edges, num_src, num_dst, by == 'src', index64, drop_loops)
+    _check(edge_index, invalid, (num_src, num_dst))
+    return tuple(csr)
+
+
+def to_csr_csc(
+    edge_index: Tensor, num_src: int, num_dst: int, *, drop_loops: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    r"""Sorts edges by destination and by source, for less than :func:`to_csr` for each.
+
+    On CUDA both orders of a small graph take one kernel, and those of any graph one check.
+
+    Args:
+        edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
+            type.
+        num_src (int): Number of source nodes.
+        num_dst (int): Number of destination nodes.
+        drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
+
+    Returns:
+        :obj:`(rowptr, col, perm, t_rowptr, t_col, t_perm)`: what :func:`to_csr` returns for
+        :obj:`by="dst"`, then for :obj:`by="src"`.
+
+    Raises:
+        TypeError, ValueError, IndexError: As :func:`to_csr`.
+    """
+    edges, index64 = _prepared(edge_index, num_src, num_dst)
+    *both, invalid = ops.to_csr_csc.default(edges, num_src, num_dst, index64, drop_loops)
+    _check(edge_index, invalid, (num_src, num_dst))
+    return tuple(both)
+
+
+def _prepared(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, bool]:
+    check_edge_index(edge_index)
     if num_src < 0 or num_dst < 0:
         raise ValueError(f"'num_src' and 'num_dst' must not be negative, got {num_src}, {num_dst}")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        edge_index = edge_index.to(torch.int64)
-    src, dst = edge_index[0], edge_index[1]
-    row, col, num_rows, num_cols = (
-        (dst, src, num_dst, num_src) if by == 'dst' else (src, dst, num_src, num_dst)
-    )
-    index64 = not fits_int32(num_src, num_dst, edge_index.size(1))
-    rowptr, col, perm, invalid = ops.to_csr(row, col, num_rows, num_cols, index64, drop_loops)
-    if torch.compiler.is_compiling() or (
-        edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
-    ):
-        torch._assert_async(
-            invalid == 0, "pyg_fast: 'edge_index' holds indices outside of its graph"
-        )
-    elif int(invalid):
-        raise_index_error(edge_index, num_src, num_dst)
-    return rowptr, col, perm
+    return kernel_index(edge_index), not fits_int32(num_src, num_dst, edge_index.size(1))
 
 
-def raise_index_error(edge_index: Tensor, num_src: int, num_dst: int) -> None:
-    """Raises the IndexError that names the first offending end."""
-    for end, count, name in ((0, num_src, 'sources'), (1, num_dst, 'destinations')):
-        low, high = (int(v) for v in edge_index[end].aminmax())
-        if low < 0 or high >= count:
-            raise IndexError(
-                f"'edge_index[{end}]' must hold {name} in [0, {count}), got values from {low} "
-                f'to {high}'
-            )
+def _check(edge_index: Tensor, invalid: Tensor, size: tuple[int, int]) -> None:
+    # Only a synchronisation is worth leaving out. A captured graph may be given other edges later.
+    wait = edge_index.is_cuda and not cannot_wait(edge_index)
+    if not (wait and is_checked(edge_index, size)):
+        check_invalid(edge_index, invalid, size)

@@ -16,7 +16,7 @@ from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..formats import graph_of, to_edge_index
-from ..ops.to_csr import check_edge_index
+from ..ops._edges import check_edge_index
 
 # Not permuted: what is being sorted, other edges, and the counts of a loader (lists that can by
 # chance be as long as there are edges).

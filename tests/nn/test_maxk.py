@@ -521,9 +521,9 @@ def test_cached(device: torch.device) -> None:
     assert_same(gradients(theirs, x, edge_index, weight), gradients(ours, x, edge_index, weight))
     other = edge_index.flip(0)
     assert_same(gradients(theirs, x, other), gradients(ours, x, other))  # Both use the first.
-    assert 'to_csr' not in ops_of(lambda: ours(x, other))
+    assert not any('to_csr' in op for op in ops_of(lambda: ours(x, other)))
     ours.reset_parameters()
-    assert 'to_csr' in ops_of(lambda: ours(x, other))
+    assert any('to_csr' in op for op in ops_of(lambda: ours(x, other)))
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -122,7 +122,8 @@ def test_derived_once(device: torch.device) -> None:
 
 def test_preparing_fills_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     edge_index = prepared(device)
-    monkeypatch.setattr('pyg_fast.ops.graph.to_csr', None)
+    for name in ('to_csr', 'to_csr_csc'):
+        monkeypatch.setattr(f'pyg_fast.ops.graph.{name}', None)
     x = torch.randn(30, 2, device=device, requires_grad=True)
     spmm(edge_index, x).sum().backward()
 

@@ -18,6 +18,7 @@ from ._graphs import DTYPES, GRAPHS, assert_near, exact, random_columns
 
 OPS = [
     'to_csr',
+    'to_csr_csc',
     'spmm',
     'spmm_groups',
     'sampled_spmm',
@@ -56,12 +57,10 @@ def sample(
 ) -> dict[str, object]:
     """Arguments of an op on a square graph of 30 nodes; `full` gives the optional ones too."""
     edges = GRAPHS['square']
-    if op == 'to_csr':
-        row, col = edges.edge_index.to(device, index)
-        return {
-            'row': row, 'col': col, 'num_rows': 30, 'num_cols': 30,
-            'index64': index == torch.int64, 'drop_loops': not full,
-        }  # fmt: skip
+    if op.startswith('to_csr'):
+        first = dict(edge_index=edges.edge_index.to(device, index), num_src=30, num_dst=30)
+        last = dict(index64=index == torch.int64, drop_loops=not full)
+        return {**first, **({'reverse': full} if op == 'to_csr' else {}), **last}
     graph = edges.graph(index, device)
     acc = torch.float64 if dtype == torch.float64 else torch.float32
     n, num_edges = 30, graph.num_edges
@@ -190,6 +189,7 @@ def test_every_op_is_here() -> None:
              if name.startswith('pyg_fast::')}  # fmt: skip
     in_files_of_their_own = {
         'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside', 'rabbit_order',
+        'sample_transposed',
     }  # fmt: skip
     assert names == {*OPS, 'with_cuda', *in_files_of_their_own}
 
@@ -267,8 +267,9 @@ STILL_FITS = {
     *(('spmm_max_backward_x_ordered', 't_rowptr', kind) for kind in ('shorter', 'longer')),
     *(
         (op, 'edge_index', 'other type')
-        for op in ('scatter', 'edge_dot', 'gcn_degree', 'gcn_weight')
+        for op in ('to_csr', 'to_csr_csc', 'scatter', 'edge_dot', 'gcn_degree', 'gcn_weight')
     ),
+    *((op, 'edge_index', 'narrower') for op in ('to_csr', 'to_csr_csc')),
     *(('scatter', 'x', 'narrower'), ('scatter', 'x', 'other type')),
     *(('edge_dot', 'edge_index', 'narrower'), ('gcn_degree', 'edge_weight', 'other type')),
     *(('gcn_weight', 'kept', kind) for kind in ('empty', 'shorter', 'longer')),
@@ -320,7 +321,8 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         for kind, tensor in spoiled(name, value)
         if (op, name, kind) not in STILL_FITS
     ]
-    assert len(bad) >= {'quantize_rows': 3, 'maxk': 4, 'expand_rows': 4}.get(op, 10)
+    few = {'quantize_rows': 3, **dict.fromkeys(('maxk', 'expand_rows', 'to_csr', 'to_csr_csc'), 4)}
+    assert len(bad) >= few.get(op, 10)
     for name, kind, tensor in bad:
         try:
             run(*{**good, name: tensor}.values())
@@ -337,8 +339,8 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
             k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
             for k, v in good.items()
         }
-        if op == 'to_csr':
-            bad['row'], bad['col'] = (good[k].to(torch.float32) for k in ('row', 'col'))
+        if op.startswith('to_csr'):
+            bad['edge_index'] = good['edge_index'].to(torch.float32)
         with pytest.raises(RuntimeError):
             getattr(ops, op)(*bad.values())
 
@@ -346,10 +348,12 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
 @pytest.mark.parametrize(
     ('op', 'name', 'number'),
     [
-        ('to_csr', 'num_rows', -1),
-        ('to_csr', 'num_cols', -1),
-        ('to_csr', 'num_rows', 2**31),  # more than int32 counts
-        ('to_csr', 'num_cols', 2**33),
+        *(
+            (op, name, number)
+            for op in ('to_csr', 'to_csr_csc')
+            for name in ('num_src', 'num_dst')
+            for number in (-1, 2**31, 2**33)  # more than int32 counts
+        ),
         ('spmm_max_backward_x', 'num_cols', -1),
         ('spmm_max_backward_value', 'num_values', 199),
         ('spmm_max_backward_value', 'num_values', -1),
@@ -422,12 +426,17 @@ def test_diag_needs_a_square_graph(device: torch.device) -> None:
 
 
 def test_counts_of_invalid_edges(device: torch.device) -> None:
-    row = torch.tensor([0, 5, 1, -1, 2, 2], device=device)
-    col = torch.tensor([0, 0, 9, 0, 2, 1], device=device)
+    edge_index = torch.tensor([[0, 0, 9, 0, 2, 1], [0, 5, 1, -1, 2, 2]], device=device)
     for drop in (False, True):
-        actual = ops.to_csr(row, col, 3, 3, False, drop)
-        assert all(map(torch.equal, actual, reference.to_csr(row, col, 3, 3, False, drop)))
-        assert int(actual[3]) == 3
+        for reverse in (False, True):
+            actual = ops.to_csr(edge_index, 3, 3, reverse, False, drop)
+            expected = reference.to_csr(edge_index, 3, 3, reverse, False, drop)
+            assert all(map(torch.equal, actual, expected))
+            assert int(actual[3]) == 3
+        actual = ops.to_csr_csc(edge_index, 3, 3, False, drop)
+        expected = reference.to_csr_csc(edge_index, 3, 3, False, drop)
+        assert all(map(torch.equal, actual, expected))
+        assert int(actual[6]) == 3
 
 
 @pytest.mark.parametrize('op', ['cbsr_to_dense', 'cbsr_sample', 'cbsr_spmm', 'cbsr_sddmm'])

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.nn import functional as F
 
-from pyg_fast.formats import to_edge_index
+from pyg_fast.formats import graph_of, to_edge_index
 from pyg_fast.ops import Graph, reference, sampled_spmm, spmm
 from pyg_fast.ops._library import ops
 from pyg_fast.ops.sampled_spmm import (
@@ -208,6 +209,68 @@ def test_sampled_graph(device: torch.device, strategy: str) -> None:
     t_at = sampled.t_perm[:num_edges].long()
     assert sorted(t_at.tolist()) == sorted(at.tolist())
     assert torch.equal(dst[t_at], sampled.t_col[:num_edges].long())
+
+
+@pytest.mark.parametrize('strategy', [s for s in STRATEGIES if s != 'paper'])
+@pytest.mark.parametrize('index', [torch.int32, torch.int64])
+def test_sampled_edges_out_of_the_transpose(
+    device: torch.device, strategy: str, index: torch.dtype
+) -> None:
+    if device.type == 'cpu':
+        pytest.skip('a CPU sorts')
+    big = torch.stack([torch.randint(50, (200_000,)), torch.randint(2, (200_000,))])
+    for edges in (*GRAPHS.values(), Edges(big, 50, 2)):
+        for num_samples in SAMPLES:
+            size = edges.num_src, edges.num_dst
+            graph = graph_of(to_edge_index(edges.edge_index.to(device), size)[0], *size)
+            graph = Graph(*(t.to(index) if isinstance(t, Tensor) else t for t in graph))
+            assert graph.perm is None
+            sampling = sampling_of(strategy, num_samples, device)
+            actual = sampled_graph(graph, sampling, transpose=True)
+            order = torch.arange(graph.num_edges, dtype=index, device=device)
+            expected = sampled_graph(graph._replace(perm=order), sampling, transpose=True)
+            assert actual.t_perm is not None
+            assert expected.t_perm is not None
+            assert torch.equal(actual.t_rowptr, expected.t_rowptr)
+            assert torch.equal(actual.t_col, expected.t_col)
+            rows = torch.arange(graph.num_src + 1, device=device).repeat_interleave(
+                F.pad(actual.t_rowptr.diff(), (0, 1), value=actual.t_col.size(0))
+            )[: actual.t_col.size(0)]
+            for t in (actual, expected):  # edges of one row that are alike come in any order
+                t.t_perm[:] = t.t_perm[(rows * graph.num_edges + t.t_perm).argsort()]
+            assert torch.equal(actual.t_perm, expected.t_perm)
+            torch.library.opcheck(
+                ops.sample_transposed.default,
+                (graph.rowptr, graph.t_rowptr, graph.t_col, graph.t_perm, actual.t_col.size(0),
+                 *sampling.args()),
+                test_utils=('test_schema', 'test_faketensor'),
+            )  # fmt: skip
+
+
+def test_transposes_that_do_not_fit(device: torch.device) -> None:
+    if device.type == 'cpu':
+        pytest.skip('a CPU sorts')
+    graph = graph_of(to_edge_index(GRAPHS['square'].edge_index.to(device), (30, 30))[0], 30, 30)
+    good = graph.rowptr, graph.t_rowptr, graph.t_col, graph.t_perm, 90, 3, 1, None
+    ops.sample_transposed(*good)
+    for at, bad in (
+        (0, graph.rowptr.long()), (0, graph.rowptr.cpu()), (1, graph.t_rowptr[:0]),
+        (2, graph.t_col.float()), (3, graph.t_perm[1:]), (3, graph.t_perm.long()), (4, -1), (5, 0),
+        (6, 2), (6, 3), (6, 9),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError):
+            ops.sample_transposed(*good[:at], bad, *good[at + 1 :])
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('prepared', [False, True])
+def test_second_derivative_of_prepared_graphs(
+    device: torch.device, prepared: bool, strategy: str
+) -> None:
+    edges = GRAPHS['square'].edge_index.to(device)
+    graph = to_edge_index(edges, (30, 30))[0] if prepared else edges
+    x = torch.randn(30, 2, dtype=torch.float64, device=device, requires_grad=True)
+    assert gradgradcheck(lambda x: sampled_spmm(graph, x, 3, strategy, seed=SEED).sin(), x)
 
 
 @pytest.mark.parametrize('mean', [False, True])

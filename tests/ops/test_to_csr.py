@@ -1,46 +1,47 @@
 """Sorting into CSR: against the twin, at any size, and bad input."""
 
+from functools import partial
 from importlib import import_module
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
 
 from pyg_fast.ops import reference, to_csr
-from pyg_fast.ops.to_csr import fits_int32
+from pyg_fast.ops.to_csr import fits_int32, to_csr_csc
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
 MODULE = import_module('pyg_fast.ops.to_csr')  # its name is the function's too
 
 
-def check(device: torch.device, edges: Edges, dtype: torch.dtype, by: str, drop: bool) -> None:
+def check(device: torch.device, edges: Edges, dtype: torch.dtype, drop: bool) -> None:
     edge_index = edges.edge_index.to(device, dtype)
-    actual = to_csr(edge_index, edges.num_src, edges.num_dst, by=by, drop_loops=drop)
-    sizes = edges.num_dst, edges.num_src
-    row, col = edge_index.flip(0)
-    if by == 'src':
-        row, col, sizes = col, row, sizes[::-1]
-    expected = reference.to_csr(row, col, *sizes, False, drop)
-    assert expected[3] == 0
-    for a, e in zip(actual, expected, strict=False):
-        assert a.device == edge_index.device
-        assert a.dtype == torch.int32
-        assert torch.equal(a, e)
+    sizes = edges.num_src, edges.num_dst
+    actual = [to_csr(edge_index, *sizes, by=by, drop_loops=drop) for by in ('dst', 'src')]
+    expected = reference.to_csr_csc(edge_index, *sizes, False, drop)
+    assert expected[6] == 0
+    for made in ((*actual[0], *actual[1]), to_csr_csc(edge_index, *sizes, drop_loops=drop)):
+        for a, e in zip(made, expected[:6], strict=True):
+            assert a.device == edge_index.device
+            assert a.dtype == torch.int32
+            assert torch.equal(a, e)
 
 
 @pytest.mark.parametrize('name', GRAPHS)
-@pytest.mark.parametrize('by', ['dst', 'src'])
 @pytest.mark.parametrize('drop_loops', [False, True])
-def test_named_graphs(device: torch.device, name: str, by: str, drop_loops: bool) -> None:
+def test_named_graphs(device: torch.device, name: str, drop_loops: bool) -> None:
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        check(device, GRAPHS[name], dtype, by, drop_loops)
+        check(device, GRAPHS[name], dtype, drop_loops)
 
 
-@given(edge_lists(), st.sampled_from(['dst', 'src']), st.booleans())
-def test_any_graph(device: torch.device, edges: Edges, by: str, drop_loops: bool) -> None:
-    check(device, edges, torch.int64, by, drop_loops)
+@given(edge_lists(), st.booleans())
+def test_any_graph(device: torch.device, edges: Edges, drop_loops: bool) -> None:
+    check(device, edges, torch.int64, drop_loops)
 
 
 @pytest.mark.parametrize('num_src', [1, 2, 1000, 300_000])
@@ -50,8 +51,20 @@ def test_sizes(device: torch.device, num_src: int, num_edges: int) -> None:
     draw = torch.rand(2, num_edges, dtype=torch.float64).pow(3)
     for num_dst in (1, 100_003):
         edge_index = (draw * torch.tensor([[num_src], [num_dst]])).long()
-        for by in ('dst', 'src'):
-            check(device, Edges(edge_index, num_src, num_dst), torch.int64, by, True)
+        check(device, Edges(edge_index, num_src, num_dst), torch.int64, True)
+
+
+@pytest.mark.parametrize('num_src', [255, 256, 257, 32_767, 32_768, 32_769])
+@pytest.mark.parametrize('num_edges', [31, 1024, 1025, 4097, 32_768, 32_769])
+@pytest.mark.parametrize('dtype', [torch.int32, torch.int64])
+def test_steps_of_small_graphs(
+    device: torch.device, num_src: int, num_edges: int, dtype: torch.dtype
+) -> None:
+    # Of which one CUDA kernel sorts 256 rows a block, by shares of the edges.
+    draw = torch.rand(2, num_edges, dtype=torch.float64)
+    for num_dst, power in ((300, 1), (num_src, 4), (1, 1)):
+        edge_index = (draw.pow(power) * torch.tensor([[num_src], [num_dst]])).long()
+        check(device, Edges(edge_index, num_src, num_dst), dtype, power == 4)
 
 
 def test_layouts(device: torch.device) -> None:
@@ -85,7 +98,6 @@ def test_fits_int32() -> None:
     assert not fits_int32(2**40, 5)
 
 
-@pytest.mark.parametrize('by', ['dst', 'src'])
 @pytest.mark.parametrize('drop_loops', [False, True])
 @pytest.mark.parametrize(
     ('end', 'wrong', 'message'),
@@ -98,13 +110,104 @@ def test_fits_int32() -> None:
     ],
 )
 def test_index_out_of_range(
-    device: torch.device, by: str, drop_loops: bool, end: int, wrong: int, message: str
+    device: torch.device, drop_loops: bool, end: int, wrong: int, message: str
 ) -> None:
     for position in (0, 150, 299):
         edge_index = torch.stack([torch.arange(300) % 7, torch.arange(300) % 5]).to(device)
         edge_index[end, position] = wrong
-        with pytest.raises(IndexError, match=message):
-            to_csr(edge_index, 7, 5, by=by, drop_loops=drop_loops)
+        for sort in (to_csr, partial(to_csr, by='src'), to_csr_csc):
+            with pytest.raises(IndexError, match=message):
+                sort(edge_index, 7, 5, drop_loops=drop_loops)
+
+
+def test_edits_are_noticed(device: torch.device) -> None:
+    edge_index = torch.stack([torch.arange(300) % 7, torch.arange(300) % 5]).to(device)
+    for _ in range(2):
+        to_csr_csc(edge_index, 7, 5)
+    with pytest.raises(IndexError):  # a check does not hold for other sizes
+        to_csr_csc(edge_index, 7, 4)
+    edge_index[1, 7] = 5
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            to_csr_csc(edge_index, 7, 5)
+        with pytest.raises(IndexError):
+            to_csr(edge_index, 7, 5)
+    to_csr_csc(edge_index, 7, 6)
+
+
+def test_waits_for_each_list_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+
+    def check_invalid(edge_index: Tensor, invalid: Tensor, size: tuple[int, int]) -> None:
+        waits.append(size)
+        original(edge_index, invalid, size)
+
+    original = MODULE.check_invalid
+    monkeypatch.setattr(MODULE, 'check_invalid', check_invalid)
+    edge_index = GRAPHS['square'].edge_index.to(device).clone()
+    for _ in range(3):
+        to_csr(edge_index, 30, 30)
+        to_csr_csc(edge_index, 30, 30)
+    assert len(waits) == (1 if edge_index.is_cuda else 6)  # on a CPU there is nothing to wait for
+    edge_index[0, 0] = 1
+    to_csr_csc(edge_index, 30, 30)
+    to_csr_csc(edge_index.clone(), 30, 30)
+    assert len(waits) == (3 if edge_index.is_cuda else 8)
+
+
+@pytest.mark.parametrize('name', ['square', 'wide', 'no_edges', 'one_node'])
+def test_compiles(device: torch.device, name: str) -> None:
+    torch._dynamo.reset()
+    edge_index, *size = GRAPHS[name]
+    edge_index = edge_index.to(device, copy=True)
+    for sort in (to_csr, to_csr_csc):
+        compiled = torch.compile(sort, fullgraph=True, backend='aot_eager')
+        actual, expected = (run(edge_index, *size, drop_loops=True) for run in (compiled, sort))
+        assert all(map(torch.equal, actual, expected))
+    if min(size) > 0 and edge_index.size(1) > 0 and not edge_index.is_cuda:
+        edge_index[0, 0] = size[0]
+        with pytest.raises(RuntimeError, match='outside of its graph'):
+            compiled(edge_index, *size, drop_loops=True)
+
+
+@pytest.fixture
+def cuda(device: torch.device) -> torch.device:
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    return device
+
+
+def test_cuda_graph(cuda: torch.device) -> None:
+    first, second = (torch.randint(50, (2, 300), device=cuda) for _ in range(2))
+    edge_index = first.clone()
+    for _ in range(2):
+        to_csr_csc(edge_index, 50, 50)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = to_csr_csc(edge_index, 50, 50)
+    for other in (second, first):
+        edge_index.copy_(other)
+        graph.replay()
+        assert all(map(torch.equal, captured, to_csr_csc(other, 50, 50)))
+
+
+@pytest.mark.parametrize('num_edges', [0, 10_556])
+def test_one_kernel_sorts_a_small_graph(cuda: torch.device, num_edges: int) -> None:
+    edge_index = torch.randint(2_708, (2, num_edges), device=cuda)
+    runs = {
+        'to_csr': lambda: to_csr(edge_index, 2_708, 2_708),
+        'to_csr_csc': lambda: to_csr_csc(edge_index, 2_708, 2_708, drop_loops=True),
+    }
+    for name, run in runs.items():
+        run()  # checks the list
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profile:
+            run()
+            torch.cuda.synchronize()
+        on_device = [e for e in profile.events() if e.device_type == DeviceType.CUDA]
+        assert len(on_device) == 1, (name, [e.name for e in on_device])
 
 
 @pytest.mark.parametrize(
@@ -123,5 +226,7 @@ def test_index_out_of_range(
     ],
 )
 def test_bad_input(error: type, message: str, edge_index: object, options: dict) -> None:
-    with pytest.raises(error, match=message):
-        to_csr(edge_index, **{'num_src': 4, 'num_dst': 4, **options})
+    for sort in (to_csr, to_csr_csc):
+        if sort is to_csr or 'by' not in options:
+            with pytest.raises(error, match=message):
+                sort(edge_index, **{'num_src': 4, 'num_dst': 4, **options})
