@@ -7,29 +7,41 @@ namespace pyg_fast::cuda {
 namespace {
 
 constexpr int kUnroll = 4;      // loads in flight per thread
-constexpr int kNodeLanes = 8;   // threads of a (node, head) or of an edge
+constexpr int kNodeLanes = 8;   // threads of a (node, head), at most, or of an edge
+constexpr int kShortRows = 32;  // edges a row, on average, up to which wide tiles pay
 
-// stat and grad_alpha_dst: see GatBackward.
-template <typename T>
+// Eight heads of eight float32 channels, or the like.
+constexpr bool is_wide_tile(int lanes, int heads) { return lanes == 16 && heads == 8; }
+
+// stat and grad_alpha_dst: see GatBackward. LANES threads of a (node, head) read VEC channels each.
+template <typename T, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward p) {
   using Acc = acc_t<T>;
   const int64_t count = p.csr.num_cols * p.heads;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
-  const int part = threadIdx.x % kNodeLanes;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / LANES);
+  const int part = threadIdx.x % LANES;
   // All threads of a warp stay: they exchange sums.
-  constexpr int kNodes = kThreads / kNodeLanes;
-  int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / kNodeLanes;
+  constexpr int kNodes = kThreads / LANES;
+  int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / LANES;
   for (; __any_sync(kWarpMask, at < count); at += step) {
     Acc all = 0, plus = 0;
     if (at < count) {
-      for (int64_t c = at * p.channels + part; c < (at + 1) * p.channels; c += kNodeLanes) {
-        const Acc g = to_acc(static_cast<const T*>(p.grad)[c]);
-        all += g * __ldcs(static_cast<const Acc*>(p.y) + c);
-        plus += g * __ldcs(static_cast<const Acc*>(p.y_plus) + c);
+      const int64_t end = (at + 1) * p.channels;
+      for (int64_t c = at * p.channels + part * VEC; c < end; c += LANES * VEC) {
+        const auto grad = load<T, VEC>(static_cast<const T*>(p.grad) + c);
+        Acc y[VEC], y_plus[VEC];
+        read_row(p.y, acc_type(p.dtype), c, y);
+        read_row(p.y_plus, acc_type(p.dtype), c, y_plus);
+#pragma unroll
+        for (int k = 0; k < VEC; ++k) {
+          const Acc g = element(grad, k);
+          all += g * y[k];
+          plus += g * y_plus[k];
+        }
       }
     }
 #pragma unroll
-    for (int offset = 1; offset < kNodeLanes; offset <<= 1) {
+    for (int offset = 1; offset < LANES; offset <<= 1) {
       all += __shfl_xor_sync(kWarpMask, all, offset);
       plus += __shfl_xor_sync(kWarpMask, plus, offset);
     }
@@ -236,7 +248,7 @@ struct GatBackwardRow {
 };
 
 template <typename T, typename I, int VEC, int LANES, int HEADS>
-__global__ void __launch_bounds__(kThreads, attention_blocks(VEC))
+__global__ void __launch_bounds__(kThreads, is_wide_tile(LANES, HEADS) ? 3 : attention_blocks(VEC))
     gat_backward_kernel(GatBackward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
                         void* partial) {
   using Acc = acc_t<T>;
@@ -328,7 +340,51 @@ DType grad_type(const GatBackward& p) { return out_type(p); }
 
 template <typename T, typename I>
 HeadShape shape_of_backward(const GatBackward& p) {
-  return head_shape(p, p.csr, grad_type(p), takes_vectors<T, I>(p, p.grad, p.x, p.grad_x));
+  HeadShape s = head_shape(p, p.csr, grad_type(p), takes_vectors<T, I>(p, p.grad, p.x, p.grad_x));
+  // A tile of four heads leaves half of each sector of stat, and what it does besides its edges counts
+  // where rows are short: there eight heads are one tile, though less of it stays in L2.
+  if (sizeof(T) == 4 && s.vec > 1 && s.lanes == 8 && s.heads == 4 && p.heads > 4 &&
+      p.csr.num_edges <= kShortRows * p.csr.num_rows) {
+    s.lanes = 16;
+    s.heads = 8;
+    s.tiles = static_cast<int>((p.heads + 7) / 8);
+    s.block_rows = kWarps;
+    share_rows(s, p.csr);
+  }
+  return s;
+}
+
+// fn(VEC, LANES, HEADS), as dispatch_heads.
+template <typename T, typename I, typename Fn>
+void dispatch_backward(const HeadShape& s, Fn&& fn) {
+  if constexpr (std::is_same_v<T, float> && sizeof(I) == 4) {
+    if (is_wide_tile(s.lanes, s.heads)) {
+      using std::integral_constant;
+      return fn(integral_constant<int, 4>{}, integral_constant<int, 16>{},
+                integral_constant<int, 8>{});
+    }
+  }
+  dispatch_heads<T, I>(s, fn);
+}
+
+template <typename T, typename I>
+void run_dst(const GatBackward& p, cudaStream_t stream) {
+  const auto with = [&](auto vec, auto lanes) {
+    const unsigned blocks = blocks_for(p.csr.num_cols * p.heads * lanes);
+    gat_backward_dst_kernel<T, vec, lanes><<<blocks, kThreads, 0, stream>>>(p);
+  };
+  using std::integral_constant;
+  if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
+    constexpr integral_constant<int, kVec<T>> vec;
+    if (takes_vectors<T, I>(p, p.grad, p.y, p.y_plus)) {
+      const int64_t lanes = p.channels / vec;
+      if (lanes == 1) return with(vec, integral_constant<int, 1>{});
+      if (lanes == 2) return with(vec, integral_constant<int, 2>{});
+      if (lanes <= 4) return with(vec, integral_constant<int, 4>{});
+      return with(vec, integral_constant<int, kNodeLanes>{});
+    }
+  }
+  with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
 }
 
 }  // namespace
@@ -352,14 +408,11 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
     using T = decltype(element);
     using I = decltype(index);
     using Acc = acc_t<T>;
-    if (p.csr.num_cols > 0) {
-      const unsigned blocks = blocks_for(p.csr.num_cols * p.heads * kNodeLanes);
-      gat_backward_dst_kernel<T><<<blocks, kThreads, 0, stream>>>(p);
-    }
+    if (p.csr.num_cols > 0) run_dst<T, I>(p, stream);
     if (p.csr.num_rows == 0) return last_error();
     const HeadShape s = shape_of_backward<T, I>(p);
     const dim3 grid = s.grid(p.csr.num_rows);
-    dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+    dispatch_backward<T, I>(s, [&](auto vec, auto lanes, auto heads) {
       gat_backward_kernel<T, I, vec, lanes, heads><<<grid, kThreads, 0, stream>>>(
           p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
     });

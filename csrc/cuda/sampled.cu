@@ -7,6 +7,15 @@
 #include "spmm.cuh"
 
 namespace pyg_fast::cuda {
+
+// Found by SpmmRow in place of the one for all types: the chip converts bytes at a quarter of the rate
+// at which it puts one into the mantissa of 2^23 and takes that away again.
+template <int VEC, typename = std::enable_if_t<VEC % 4 == 0>>
+__device__ inline float element(const Pack<int8_t, VEC>& pack, int c) {
+  const uint32_t word = reinterpret_cast<const uint32_t*>(&pack)[c / 4] ^ 0x80808080u;
+  return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7650 | c % 4)) - 8388736.0f;
+}
+
 namespace {
 
 // Rows of a warp at most: its lanes hold where they begin, and where the one after them does.
@@ -255,99 +264,79 @@ __global__ void __launch_bounds__(kThreads) clear_tail_kernel(SampleEdges p) {
   }
 }
 
-// Whether an edge of a row is taken, asked by the edge: its position is (offset + k * stride) mod
-// degree for one k only, and k = (position - offset) / stride mod degree.
-template <typename I>
-struct alignas(4 * sizeof(I)) Membership {
-  I begin;
-  I degree;   // 0: all edges are taken
-  I offset;
-  I inverse;  // of the stride; 0: the first edges are taken
-
-  __device__ bool has(I edge, I num_samples) const {
-    if (degree == 0) return true;
-    I k = edge - begin - offset;
-    if (inverse == 0) return k < num_samples;
-    if (k < 0) k += degree;
-    if (degree <= 0xffff) {
-      k = static_cast<I>(static_cast<uint32_t>(k) * static_cast<uint32_t>(inverse) %
-                         static_cast<uint32_t>(degree));
-    } else if (sizeof(I) == 4) {
-      k = static_cast<I>(static_cast<uint64_t>(k) * static_cast<uint64_t>(inverse) %
-                         static_cast<uint64_t>(degree));
-    } else {
-      k = static_cast<I>(static_cast<unsigned __int128>(k) * static_cast<uint64_t>(inverse) %
-                         static_cast<uint64_t>(degree));
-    }
-    return k < num_samples;
-  }
-};
-
-// Of two coprime numbers, a < modulus.
-__device__ inline int64_t inverse_of(int64_t a, int64_t modulus) {
-  int64_t r0 = modulus, r1 = a, t0 = 0, t1 = 1;
-  while (r1 != 0) {
-    const int64_t q = r0 / r1, r2 = r0 - q * r1, t2 = t0 - q * t1;
-    r0 = r1;
-    r1 = r2;
-    t0 = t1;
-    t1 = t2;
-  }
-  return t0 < 0 ? t0 + modulus : t0;
-}
-
-template <typename I>
-__global__ void __launch_bounds__(kThreads) memberships_kernel(SampleTransposed p,
-                                                               Membership<I>* out) {
-  const I* rowptr = static_cast<const I*>(p.rowptr);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  for (; row < p.csr.num_cols; row += step) {
-    Membership<I> m{rowptr[row], 0, 0, 0};
-    const I degree = rowptr[row + 1] - m.begin;
-    if (degree > static_cast<I>(p.sampling.num_samples)) {
-      const auto sample = row_sample<I>(p.sampling.strategy, p.sampling.seed, row, degree);
-      m.degree = degree;
-      m.offset = sample.offset;
-      if (p.sampling.strategy != Strategy::bucket)
-        m.inverse = static_cast<I>(inverse_of(sample.stride, degree));
-    }
-    out[row] = m;
-  }
-}
-
-// One bit for each edge, and the number of bits of each word; one more word, of zeros.
+// One bit for each edge in the order of rows, `taken`, all zero before. A warp has a row, whose words
+// it puts together in shared memory unless they are too many; of neighbours it may share the outermost.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
-    taken_edges_kernel(SampleTransposed p, const Membership<I>* of, uint32_t* words, I* counts,
+    mark_taken_kernel(SampleTransposed p, const RowSample<I>* table, uint32_t* taken) {
+  constexpr int kWords = 256;
+  __shared__ uint32_t shared_words[kWarps][kWords];
+  uint32_t* const words = shared_words[threadIdx.x / 32];
+  const I* rowptr = static_cast<const I*>(p.rowptr);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
+  const int lane = threadIdx.x & 31;
+  int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  for (; row < p.csr.num_cols; row += step) {
+    const I begin = rowptr[row], end = rowptr[row + 1];
+    const SampledRow<I> of(p.sampling, begin, end, table ? table[row] : RowSample<I>{0, 1});
+    if (of.count == 0) continue;
+    const bool first_ones = of.sample.stride == 1 && of.sample.offset == 0;
+    const I first = begin >> 5;
+    const I last = (first_ones ? begin + of.count - 1 : end - 1) >> 5;
+    if (!first_ones && last - first >= kWords) {
+      for (I k = lane; k < of.count; k += 32) {
+        const I e = of.edge(k);
+        atomicOr(taken + (e >> 5), 1u << (e & 31));
+      }
+      continue;
+    }
+    if (!first_ones) {
+      for (int w = lane; w <= last - first; w += 32) words[w] = 0;
+      __syncwarp();
+      for (I k = lane; k < of.count; k += 32) {
+        const I e = of.edge(k);
+        atomicOr(words + ((e >> 5) - first), 1u << (e & 31));
+      }
+      __syncwarp();
+    }
+    for (I word = first + lane; word <= last; word += 32) {
+      uint32_t bits = first_ones ? ~0u : words[word - first];
+      if (first_ones && word == first) bits &= ~0u << (begin & 31);
+      if (first_ones && word == last) bits &= ~0u >> (31 - ((begin + of.count - 1) & 31));
+      if (word == first || word == last) atomicOr(taken + word, bits);
+      else taken[word] = bits;
+    }
+    __syncwarp();
+  }
+}
+
+// The same bits in the order of the transpose, and their number in each word; one more word, of zeros.
+template <typename I>
+__global__ void __launch_bounds__(kThreads)
+    taken_words_kernel(SampleTransposed p, const uint32_t* taken, uint32_t* words, I* counts,
                        int64_t num_words) {
   constexpr int kAtOnce = 4;
-  const I* col = static_cast<const I*>(p.csr.col);
   const I* position = static_cast<const I*>(p.csr.perm);
-  const I most = static_cast<I>(p.sampling.num_samples);
   const int64_t num_edges = static_cast<const I*>(p.csr.rowptr)[p.csr.num_rows];
   const int lane = threadIdx.x & 31;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps * kAtOnce;
   int64_t word = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kAtOnce;
   for (; word < num_words; word += step) {
-    I row[kAtOnce], edge[kAtOnce];
-    Membership<I> m[kAtOnce];
+    I edge[kAtOnce];
+    uint32_t bits[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int64_t e = (word + u) * 32 + lane;
-      row[u] = e < num_edges ? load_once(col + e) : I(-1);
-      edge[u] = e < num_edges ? load_once(position + e) : I(0);
+      edge[u] = e < num_edges ? load_once(position + e) : I(-1);
     }
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      if (row[u] >= 0) m[u] = of[row[u]];
-    }
+    for (int u = 0; u < kAtOnce; ++u) bits[u] = edge[u] >= 0 ? __ldg(taken + (edge[u] >> 5)) : 0;
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const uint32_t bits = __ballot_sync(kWarpMask, row[u] >= 0 && m[u].has(edge[u], most));
+      const uint32_t of_word = __ballot_sync(kWarpMask, bits[u] >> (edge[u] & 31) & 1);
       if (lane == 0 && word + u < num_words) {
-        words[word + u] = bits;
-        counts[word + u] = __popc(bits);
+        words[word + u] = of_word;
+        counts[word + u] = __popc(of_word);
       }
     }
   }
@@ -368,37 +357,37 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A thread has a word.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
     gather_taken_kernel(SampleTransposed p, const uint32_t* words, const I* before,
                         int64_t num_words) {
-  const int lane = threadIdx.x & 31;
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   I* col = static_cast<I*>(p.col);
   I* perm = static_cast<I*>(p.perm);
-  for (int64_t word = first; word < num_words; word += warps) {
-    const uint32_t bits = words[word];
-    if (!(bits >> lane & 1)) continue;
-    const int64_t e = word * 32 + lane;
-    const int64_t to = before[word] + __popc(bits & ((1u << lane) - 1));
-    col[to] = static_cast<const I*>(p.csr.col)[e];
-    perm[to] = static_cast<const I*>(p.csr.perm)[e];
+  for (int64_t word = first; word < num_words; word += step) {
+    int64_t to = before[word];
+    for (uint32_t bits = words[word]; bits != 0; bits &= bits - 1, ++to) {
+      const int64_t e = word * 32 + __ffs(static_cast<int>(bits)) - 1;
+      col[to] = static_cast<const I*>(p.csr.col)[e];
+      perm[to] = static_cast<const I*>(p.csr.perm)[e];
+    }
   }
   const int64_t taken = before[num_words - 1];  // the last word is empty
-  for (int64_t at = taken + first * 32 + lane; at < p.num_slots; at += warps * 32)
-    col[at] = perm[at] = 0;
+  for (int64_t at = taken + first; at < p.num_slots; at += step) col[at] = perm[at] = 0;
 }
 
 // How scratch is laid out.
 template <typename I>
 struct TransposedScratch {
-  int64_t num_words, words, counts, scan, bytes;
+  int64_t num_words, taken, words, counts, scan, bytes;
   size_t scan_bytes = 0;
 
   explicit TransposedScratch(const SampleTransposed& p) {
     num_words = (p.csr.num_edges + 31) / 32 + 1;
-    words = aligned(p.csr.num_cols * static_cast<int64_t>(sizeof(Membership<I>)));
+    taken = aligned(p.csr.num_cols * static_cast<int64_t>(sizeof(RowSample<I>)));
+    words = taken + aligned(num_words * 4);
     counts = words + aligned(num_words * 4);
     scan = counts + aligned(num_words * static_cast<int64_t>(sizeof(I)));
     cub::DeviceScan::ExclusiveSum(nullptr, scan_bytes, static_cast<I*>(nullptr),
@@ -411,21 +400,27 @@ template <typename I>
 const char* transpose(const SampleTransposed& p, void* scratch, cudaStream_t stream) {
   TransposedScratch<I> layout(p);
   char* memory = static_cast<char*>(scratch);
-  auto* memberships = reinterpret_cast<Membership<I>*>(memory);
+  auto* taken = reinterpret_cast<uint32_t*>(memory + layout.taken);
   auto* words = reinterpret_cast<uint32_t*>(memory + layout.words);
   I* counts = reinterpret_cast<I*>(memory + layout.counts);
+  cudaError_t error = cudaMemsetAsync(taken, 0, layout.num_words * 4, stream);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
   if (p.csr.num_cols > 0) {
-    memberships_kernel<I>
-        <<<blocks_for(p.csr.num_cols), kThreads, 0, stream>>>(p, memberships);
+    Csr rows;  // as far as they are sampled
+    rows.rowptr = p.rowptr;
+    rows.num_rows = p.csr.num_cols;
+    const RowSample<I>* table = row_samples<I>(rows, p.sampling, memory, stream);
+    mark_taken_kernel<I>
+        <<<blocks_for(rows.num_rows * 32), kThreads, 0, stream>>>(p, table, taken);
   }
-  taken_edges_kernel<I><<<blocks_for(layout.num_words * 8), kThreads, 0, stream>>>(
-      p, memberships, words, counts, layout.num_words);
-  const cudaError_t error = cub::DeviceScan::ExclusiveSum(
-      memory + layout.scan, layout.scan_bytes, counts, counts, layout.num_words, stream);
+  taken_words_kernel<I><<<blocks_for(layout.num_words * 8), kThreads, 0, stream>>>(
+      p, taken, words, counts, layout.num_words);
+  error = cub::DeviceScan::ExclusiveSum(memory + layout.scan, layout.scan_bytes, counts, counts,
+                                        layout.num_words, stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   taken_rowptr_kernel<I>
       <<<blocks_for(p.csr.num_rows + 1), kThreads, 0, stream>>>(p, words, counts);
-  gather_taken_kernel<I><<<blocks_for(layout.num_words * 32), kThreads, 0, stream>>>(
+  gather_taken_kernel<I><<<blocks_for(layout.num_words), kThreads, 0, stream>>>(
       p, words, counts, layout.num_words);
   return last_error();
 }

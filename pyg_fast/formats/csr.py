@@ -25,7 +25,7 @@ def to_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeIndex,
     Raises:
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`.
     """
-    data = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    data = edge_index.as_tensor().detach() if isinstance(edge_index, EdgeIndex) else edge_index
     num_src, num_dst = size
     colptr, row, perm = to_csr(data, num_src, num_dst)
     perm = perm.long()

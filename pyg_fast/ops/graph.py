@@ -189,7 +189,9 @@ def num_loops(edge_index: EdgeIndex) -> int:
 
 @torch.inference_mode(False)  # What is kept may be asked for gradients later.
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
-    data = edge_index.as_tensor()
+    # A new tensor, about which nothing is noted: edits through the EdgeIndex do not count in the
+    # version of its data.
+    data = edge_index.as_tensor().detach()
     check_edge_index(data)
     size = tuple(edge_index.sparse_size())
     for known, count, name in zip(size, (num_src, num_dst), ('source', 'destination'), strict=True):

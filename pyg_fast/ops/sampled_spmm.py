@@ -236,8 +236,8 @@ def quantized_sum(
 def sampled_graph(graph: Graph, sampling: Sampling, transpose: bool = False) -> Graph:
     r"""The graph of the sampled edges alone, in the order of :obj:`graph`'s edge weights.
 
-    An edge that :obj:`"paper"` takes several times is there as often. Behind the last edge its
-    arrays, of :math:`\min(|\mathcal{E}|, N_{dst} \cdot S)` edges, hold zeros.
+    An edge that :obj:`"paper"` takes several times is there as often. Its arrays have room for
+    :math:`\min(|\mathcal{E}|, N_{dst} \cdot S)` edges; behind the last one they name some edge.
     """
     sampled, edges = _sampled_rows(graph, sampling)
     if not transpose:

@@ -291,6 +291,7 @@ STILL_FITS = {
     *(('node_dropout', 'x', kind) for kind in ('narrower', 'other type')),
     *(('quantize_rows', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
     *(('quantize_rows', 'x', kind) for kind in ('empty', 'other device')),
+    *((op, 'edge_index', 'other device') for op in ('to_csr', 'to_csr_csc')),
 }
 
 
