@@ -1,5 +1,7 @@
 """Layers that aggregate a sample of each node's edges."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..formats.execution_path import ExecutionPath
 from ..formats.gcn_norm import GCNNorm
+from ..ops.cbsr import CBSR
 from ..ops.graph import Graph, graph_of
 from ..ops.linear_spmm import aggregates_first
 from ..ops.sampled_spmm import (
@@ -22,6 +25,7 @@ from ..ops.sampled_spmm import (
     sampled_graph,
     sampled_sum,
 )
+from ..ops.spmm import check_device
 from ._fused import autocast_dtype, is_plain_linear
 from ._reduce import Neighbours
 from .gcn import PathPreparedGCNConv, check_rows, is_differentiable
@@ -67,11 +71,12 @@ class _Sampled:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        learns = any(t is not None and t.requires_grad for t in (x, value, bias))
-        run = sampled_sum
-        if self.quantize and not (learns and torch.is_grad_enabled()):
-            run = quantized_sum
+        run = quantized_sum if self.quantize and not self._learns(x, value, bias) else sampled_sum
         return run(graph, self._sampling().drawn(x.device), x, value, bias, *args, **kwargs)
+
+    def _learns(self: Any, *inputs: Tensor | None) -> bool:
+        given = (*inputs, *self.parameters())
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
 
     def _aggregates_first(self: Any, x: Tensor, weight: Tensor) -> bool:
         grad = torch.is_grad_enabled()
@@ -88,7 +93,7 @@ class _Sampled:
         return super()._on_path(*args, **kwargs)  # type: ignore[misc]
 
     def _given_edges(
-        self: Any, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
+        self: Any, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
     ) -> tuple[Tensor, Tensor] | None:
         """What PyG's own way is given: the edges that are sampled, and their positions; or None
         where it takes them all: for explainers, which number the edges, and where that is what is
@@ -105,8 +110,9 @@ class _Sampled:
                 "PyG's own code, from a sparse matrix: give it an 'edge_index', or sample='never'"
             )
         data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+        check_device(data, x, 'edge_index')
         reverse = self.flow == 'target_to_source'
-        graph = graph_of(data, num_src, num_dst, transpose=reverse, drop_loops=drop_loops)
+        graph = graph_of(edge_index, num_src, num_dst, transpose=reverse, drop_loops=drop_loops)
         sampled = sampled_graph(graph.t() if reverse else graph, self._sampling())
         at = sampled.perm[: int(sampled.rowptr[-1])].long()  # type: ignore[index]
         if drop_loops:  # They are kept beside the sample.
@@ -200,9 +206,13 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         return not self._samples() and super()._scatters(*args)
 
     def _norm(self, x: Any, *args: Any) -> GCNNorm | None:
-        if self._samples():
-            args = (*args[:2], False, *args[3:])  # The backward pass reads no transpose.
-        return super()._norm(x, *args)
+        if not self._samples():
+            return super()._norm(x, *args)
+        args = (*args[:2], False, *args[3:])  # The backward pass reads no transpose.
+        if all(kept is None for kept in self._cached_by_pyg()):
+            return super()._norm(x, *args)
+        with self._without_cache():
+            return super()._norm(x, *args)
 
     def _norm_sampling(self) -> Sampling | None:
         return self._sampling() if self._samples() and self.strategy != 'unbiased' else None
@@ -231,18 +241,37 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
         if not self._samples():
             return super()._by_pyg(x, edge_index, edge_weight)
-        num_nodes = x.shape[self.node_dim]
-        given = self._given_edges(edge_index, num_nodes, num_nodes, self.add_self_loops)
-        if given is not None:
-            edge_index, at = given
-            edge_weight = None if edge_weight is None else edge_weight[at]
-        # What PyG caches is for training.
-        cached: tuple[Any, Any] = self._cached_edge_index, self._cached_adj_t  # type: ignore[has-type]
+        if isinstance(x, Tensor):
+            num_nodes = x.shape[self.node_dim]
+            given = self._given_edges(x, edge_index, num_nodes, num_nodes, self.add_self_loops)
+            if given is not None:
+                if edge_weight is not None:
+                    edge_weight = _taken(edge_weight, edge_index, given[1])
+                edge_index = given[0]
+        with self._without_cache():
+            return super()._by_pyg(x, edge_index, edge_weight)
+
+    def _cached_by_pyg(self: Any) -> tuple[Any, Any]:
+        return self._cached_edge_index, self._cached_adj_t
+
+    @contextmanager
+    def _without_cache(self: Any) -> Iterator[None]:
+        """What PyG caches is for training: all edges, normalised."""
+        cached = self._cached_by_pyg()
         self._cached_edge_index = self._cached_adj_t = None
         try:
-            return super()._by_pyg(x, edge_index, edge_weight)
+            yield
         finally:
             self._cached_edge_index, self._cached_adj_t = cached
+
+
+def _taken(edge_weight: Tensor, edge_index: Tensor, at: Tensor) -> Tensor:
+    if edge_weight.size(0) != edge_index.size(1):
+        raise ValueError(
+            f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
+        )
+    check_device(edge_weight, edge_index, 'edge_weight')
+    return edge_weight[at]
 
 
 class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
@@ -308,9 +337,10 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
     def _aggregated(self, to: Neighbours) -> Tensor:
         if not self._samples():
             return super()._aggregated(to)
-        x, lin, kind = to.source, self.lin_l, type(self.aggr_module)
-        assert isinstance(x, Tensor)
-        graph = to.graph(False)
+        if isinstance(to.source, CBSR):
+            to = to._replace(source=to.source.to_dense())
+        x: Any = to.source
+        lin, kind, graph = self.lin_l, type(self.aggr_module), to.graph(False)
         if kind not in (SumAggregation, MeanAggregation):
             part = sampled_graph(graph, self._sampling(), torch.is_grad_enabled())
             return super()._aggregated(to._replace(part=part))
@@ -326,10 +356,12 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
     def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
         if self._samples():
             source, target = (x, x) if isinstance(x, Tensor) else x
+            if isinstance(edge_index, EdgeIndex) and size is None:
+                size = edge_index._sparse_size
             num_src, num_dst = (None, None) if size is None else size
             num_src = source.shape[self.node_dim] if num_src is None else num_src
             if num_dst is None:
                 num_dst = num_src if target is None else target.shape[self.node_dim]
-            given = self._given_edges(edge_index, num_src, num_dst, False)
+            given = self._given_edges(source, edge_index, num_src, num_dst, False)
             edge_index = edge_index if given is None else given[0]
         return super()._by_pyg(x, edge_index, size)
