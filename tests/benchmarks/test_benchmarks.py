@@ -1,4 +1,5 @@
 """The benchmarks run and report, and do not time what is wrong."""
+import importlib
 import json
 import math
 import os
@@ -192,6 +193,50 @@ def test_maxk(tmp_path: Path) -> None:
     assert 'Amdahl' in markdown
 
 
+def test_sampled(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'sampled', tmp_path, '--graphs', 'tiny', '--widths', '12', '--samples', '3,8', '--dtypes',
+        'float32,float64,int8', '--channels', '9', '--hidden', '8', '--model-samples', '4')
+    check_report(report, markdown)
+    sections = {section['title']: section for section in report['sections']}
+    assert list(sections) == [
+        *(f'Aggregation at F=12, {rest}' for rest in (
+            'float32', 'float64', 'int8', 'fastrand, by dtype', 'forward + backward, float32')),
+        *(f'{what}, 9 to 8 to 41, float32' for what in (
+            'Training step of a GCN', 'Inference of a GCN, its aggregations alone',
+            'Inference of a GCN'))]
+    strategies = {'fastrand', 'bucket', 'unbiased', 'paper'}
+    full = {'in full', 'torch.sparse', 'torch.sparse int64'}
+    kernels = sections['Aggregation at F=12, float32']
+    few, many = (cell['results'] for cell in kernels['cells'])
+    of_sample = {'making the sample', *(f'given the sample: {name}' for name in full)}
+    assert few.keys() == many.keys() == (
+        strategies | full | of_sample | {'fastrand, unweighted'})
+    assert all(few[name] == many[name] for name in full)  # measured once
+    assert all(few[name] != many[name] for name in few.keys() - full)
+    int8 = sections['Aggregation at F=12, int8']['cells'][0]['results']
+    assert int8.keys() == strategies | {
+        'in full', 'fastrand, unweighted', 'fastrand, rounding included'}
+    (by_dtype, _) = sections['Aggregation at F=12, fastrand, by dtype']['cells']
+    assert by_dtype['results'] == {
+        'float32': few['fastrand'], 'int8': int8['fastrand'],
+        'float64': sections['Aggregation at F=12, float64']['cells'][0]['results']['fastrand'],
+        'fastrand, rounding included': int8['fastrand, rounding included']}
+    for title in list(sections)[4:]:
+        widths = [3, 8] if title.startswith('Aggregation') else [4]
+        assert [cell['width'] for cell in sections[title]['cells']] == widths
+        for cell in sections[title]['cells']:
+            eight_bits = {'fastrand, int8'} if 'Inference' in title else set()
+            assert cell['results'].keys() == strategies | {'in full'} | eight_bits
+    for section in report['sections']:
+        for cell in section['cells']:
+            assert all(result['error'] <= 1 for result in cell['results'].values())
+    row = next(row for row in kernels['summary'] if row['rival'] == 'ours in full')
+    assert row['by_width']['3'] == pytest.approx(
+        few['in full']['median_ms'] / few['fastrand']['median_ms'])
+    assert re.search(r'tiny keeps \d+\.\d% of its edges at S=3, \d+\.\d% of', markdown)
+
+
 def test_gat(tmp_path: Path) -> None:
     report, markdown, _ = run(
         'gat', tmp_path, '--graphs', 'tiny', '--configs', '2x4,3x5', '--dtypes',
@@ -265,6 +310,15 @@ def test_arguments_of_gat_are_checked(harness, args, capsys: pytest.CaptureFixtu
     from benchmarks import gat
     with pytest.raises(SystemExit):
         gat.main(['--device', 'cpu', *args])
+    assert args[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('args', [
+    ('--samples', '0'), ('--widths', 'wide'), ('--dtypes', 'int4'), ('--model-samples', '-1')])
+def test_arguments_of_sampled_are_checked(harness, args, capsys: pytest.CaptureFixture) -> None:
+    from benchmarks import sampled
+    with pytest.raises(SystemExit):
+        sampled.main(['--device', 'cpu', *args])
     assert args[0] in capsys.readouterr().err
 
 
@@ -372,6 +426,108 @@ def test_maxk_does_not_time_a_wrong_kernel(
         maxk.main([
             '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--select-widths', '8', '--k',
             '2', '--repeats', '1', '--out', str(tmp_path), section])
+
+
+@pytest.fixture
+def sampled_case(harness):
+    from benchmarks import _graphs, sampled
+    return sampled.Case(_graphs.load('tiny', torch.device('cpu')), 'float32', 12)
+
+
+def test_sampled_notices_other_edges(harness, sampled_case) -> None:
+    from benchmarks import sampled
+    graph = sampled_case.graph
+    samplings = {name: sampled.drawn(3, name, graph.col.device) for name in sampled.STRATEGIES}
+    for name, sampling in samplings.items():
+        made = sampled.sampled_graph(sampled_case.structure, sampling)
+        taken = sampled.Taken(graph, sampling, made)
+        assert taken.edges.numel() == int(graph.degree.clamp(max=3).sum())
+        for other in samplings.values():
+            if other is not sampling:
+                with pytest.raises(harness.Incorrect, match='took other edges'):
+                    sampled.Taken(graph, other, made)
+        unbiased = bool((taken.factor == (graph.degree.double() / 3).clamp(min=1)).all())
+        assert unbiased == (name == 'unbiased')
+        wrong = made._replace(col=made.col.flip(0))
+        with pytest.raises(harness.Incorrect, match='took other edges'):
+            sampled.Taken(graph, sampling, wrong)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8'])
+def test_sampled_compares_aggregations(harness, dtype: str) -> None:
+    from benchmarks import _graphs, sampled
+    case = sampled.Case(_graphs.load('tiny', torch.device('cpu')), dtype, 12)
+    contenders = sampled.sampling_contenders(case, 3) + sampled.full_contenders(case)
+    outputs = {}
+    for contender in contenders:
+        try:
+            outputs[contender.name] = out = contender.make()()
+        except NotImplementedError:  # of bfloat16 by torch.sparse
+            assert not contender.ours
+            continue
+        assert contender.check(out) <= 1, contender.name
+        if contender.name == 'making the sample':
+            out[1][5] += 1
+            assert contender.check(out) > 1
+            continue
+        for row, slip in ((0, 0.1), (299, 0.1), (150, math.nan)):
+            wrong = out.clone()
+            wrong[row, 11] += slip
+            assert not contender.check(wrong) <= 1, contender.name
+    checks = {contender.name: contender.check for contender in contenders}
+    for name in sampled.STRATEGIES:  # Of each of them other edges are right.
+        for other in (*sampled.STRATEGIES, 'fastrand, unweighted', 'in full'):
+            if other != name:
+                assert checks[name](outputs[other]) > 1
+    if dtype == 'int8':
+        exact = sampled.Case(case.graph, 'float32', 12)
+        assert checks['fastrand'](exact.run(sampled.Sampling(3), exact.weight)) > 1
+
+
+@pytest.mark.parametrize('what', ['inference', 'aggregations', 'step'])
+def test_sampled_compares_models(harness, what: str) -> None:
+    from benchmarks import _graphs, sampled
+    model = sampled.Model(_graphs.load('tiny', torch.device('cpu')), 9, 8)
+    names = (*sampled.STRATEGIES, 'in full', *(['fastrand, int8'] if what != 'step' else []))
+    contenders = model.contenders(what, 4, names)
+    outputs = {contender.name: contender.make()() for contender in contenders}
+    for contender in contenders:
+        assert contender.check(outputs[contender.name]) <= 1
+        for name, other in outputs.items():
+            # What is not rounded passes for what is, but not the other way round.
+            if name not in (contender.name, contender.name.removesuffix(', int8')):
+                assert contender.check(other) > 1, (contender.name, name)
+        for place, t in enumerate(outputs[contender.name]):
+            for slip in (t.norm() * 0.1, math.nan):
+                wrong = t.clone()
+                wrong.view(-1)[-1] += slip
+                changed = list(outputs[contender.name])
+                changed[place] = wrong
+                assert not contender.check(changed) <= 1, (contender.name, place)
+
+
+@pytest.mark.parametrize('section', ['--kernels', '--training', '--inference'])
+def test_sampled_does_not_time_a_wrong_kernel(
+    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str,
+) -> None:
+    from benchmarks import sampled
+    modules = [
+        importlib.import_module(f'pyg_fast.{name}') for name in ('nn.sampled', 'ops.sampled_spmm')]
+
+    class Broken:
+        def __getattr__(self, name):
+            right = getattr(torch.ops.pyg_fast, name)
+            return (lambda *args: 1.001 * right(*args)) if name == 'sampled_spmm' else right
+
+    right = modules[0].sampled_sum
+    monkeypatch.setattr(sampled, 'kernels', Broken())
+    for module in modules:
+        monkeypatch.setattr(
+            module, 'sampled_sum', lambda *args, **kwargs: 1.001 * right(*args, **kwargs))
+    with pytest.raises(harness.Incorrect, match='fastrand'):
+        sampled.main([
+            '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--samples', '2',
+            '--channels', '6', '--hidden', '5', '--repeats', '1', '--out', str(tmp_path), section])
 
 
 @pytest.mark.parametrize('model', ['gat', 'gatv2'])
