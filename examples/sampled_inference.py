@@ -311,14 +311,15 @@ def plot(result: Sweep, title: str, file: Path) -> None:
         error = statistics.stdev(scores) if len(scores) > 1 else 0.0
         return POINT * statistics.fmean(scores), POINT * error
 
+    timed = bool(result.full_seconds)
     with pyplot.rc_context(style):
-        figure, (scores, rates, times) = pyplot.subplots(
-            1, 3, figsize=(13, 3.8), layout='constrained')
+        figure, (scores, rates, *times) = pyplot.subplots(
+            1, 2 + timed, figsize=(9 + 4 * timed, 3.8), layout='constrained')
         scores.axhline(mean_and_error(result.full_scores)[0], color=gray, label='all edges')
-        rates.axhline(100, color=gray, label='all edges')
-        if result.full_seconds:
-            times.axhline(
-                1e3 * statistics.median(result.full_seconds), color=gray, label='all edges')
+        rates.axhline(100, color=gray)
+        for axes in times:
+            axes.axhline(1e3 * statistics.median(result.full_seconds), color=gray)
+            axes.set_title('Time per inference [ms]')
         for strategy in result.chosen:
             cells = result.of(strategy)
             line = {'color': colors[strategy], 'marker': 'o', 'linewidth': 1.8, 'label': strategy}
@@ -326,16 +327,15 @@ def plot(result: Sweep, title: str, file: Path) -> None:
             means, errors = zip(*(mean_and_error(cell.scores) for cell in cells), strict=True)
             scores.errorbar(samples, means, errors, capsize=3, **line)
             rates.plot(samples, [100 * cell.sampling_rate for cell in cells], **line)
-            if result.full_seconds:
-                times.plot(
+            for axes in times:
+                axes.plot(
                     samples, [1e3 * statistics.median(cell.seconds) for cell in cells], **line)
         scores.set_title(f'Test {result.metric} [%]')
         rates.set_title('Edges read [%]')
-        times.set_title('Time per inference [ms]')
-        for axes in (rates, times):
+        for axes in (rates, *times):
             axes.set_ylim(bottom=0)
         ticks = sorted({cell.num_samples for cell in result.cells})
-        for axes in (scores, rates, times):
+        for axes in (scores, rates, *times):
             axes.set_xlabel('S')
             axes.set_xscale('log', base=2)
             axes.set_xticks(ticks, [str(s) for s in ticks], fontsize=8)

@@ -232,7 +232,10 @@ def test_plot(example: ModuleType, result: Any, tmp_path: Path) -> None:
     result.full_seconds, result.cells = [], result.cells[:3]
     result.chosen = {'fastrand': [2, 4]}
     example.plot(result, 'GCN sampled', tmp_path / 'untimed.svg')
-    assert '<!-- bucket -->' not in (tmp_path / 'untimed.svg').read_text()
+    untimed = (tmp_path / 'untimed.svg').read_text()
+    assert '<!-- Edges read [%] -->' in untimed
+    assert '<!-- bucket -->' not in untimed
+    assert 'Time per inference' not in untimed
 
 
 def test_record(example: ModuleType, result: Any) -> None:
