@@ -196,7 +196,7 @@ def train(trainer: Trainer, epochs: int, name: str) -> None:
 @torch.no_grad()
 def inference_seconds(model: nn.Module, data: Data, repeats: int) -> Iterator[float]:
     """Yields the time of each inference, after one more."""
-    for repeat in range(1 + repeats):
+    for repeat in range(1 + repeats if repeats else 0):
         start = now(data.x.device)
         model(data.x, data.edge_index)
         if repeat > 0:
@@ -212,6 +212,7 @@ def sweep(args: argparse.Namespace) -> Sweep:
     result = Sweep({'nodes': data.num_nodes, 'edges': data.num_edges,
                     'largest_degree': int(data.edge_index[1].bincount().max()),
                     'features': data.num_features, 'classes': num_classes}, name)
+    samples = args.samples and within(args.samples, result.graph['largest_degree'])
     for run in range(args.runs):
         seed = args.seed + run
         parts = parts_of(data, num_classes, seed)
@@ -220,36 +221,49 @@ def sweep(args: argparse.Namespace) -> Sweep:
                     args.dropout).to(device)
         train(Trainer(model, data, parts, task, args), args.epochs,
               f'{args.model:4} run {run + 1}/{args.runs}')
-        measure(result, model, data, parts, metric, args)
+        measure(result, model, data, parts, metric, samples, args)
     return result
 
 
-@torch.no_grad()
+def within(samples: Sequence[int], largest_degree: int) -> list[int]:
+    """Returns the numbers of samples, ascending, up to the first that reads all edges."""
+    ascending = sorted(samples)
+    fewer = [s for s in ascending if s < largest_degree]
+    return ascending[:len(fewer) + 1]
+
+
 def measure(
     result: Sweep, model: Net, data: Data, parts: dict[str, Tensor],
-    metric: Callable[[Tensor, Tensor], float], args: argparse.Namespace,
+    metric: Callable[[Tensor, Tensor], float], samples: Sequence[int] | None,
+    args: argparse.Namespace,
 ) -> None:
     """Adds what a trained network does with every strategy and number of samples."""
-    def score(out: Tensor, data: Data, part: str = 'val') -> float:
-        return metric(out[parts[part]], data.y[parts[part]])
+    test_scores: list[float] = []
+
+    def score(out: Tensor, data: Data) -> float:
+        val, test = (metric(out[parts[part]], data.y[parts[part]]) for part in ('val', 'test'))
+        test_scores.append(test)
+        return val
 
     is_first = not result.full_scores
     repeats = args.repeats if is_first else 0
-    result.full_scores.append(score(model(data.x, data.edge_index), data, 'test'))
-    result.full_seconds += inference_seconds(model, data, repeats)
     for strategy in args.strategies:
         model.sample('eval', strategy=strategy)
+        test_scores.clear()
         choice = pyg_fast.choose_num_samples(
-            model, data, args.max_loss / POINT, candidates=args.samples, metric=score, apply=False)
+            model, data, args.max_loss / POINT, candidates=samples, metric=score, apply=False)
+        full, *scores = test_scores  # which is the order of its evaluations
         result.chosen.setdefault(strategy, []).append(choice.num_samples)
         if is_first:
             result.cells += [
                 Cell(strategy, row.num_samples, row.sampling_rate) for row in choice.table]
-        for cell in result.of(strategy):
+        for cell, reached in zip(result.of(strategy), scores, strict=True):
+            cell.scores.append(reached)
             model.sample('eval', cell.num_samples, strategy)
-            cell.scores.append(score(model(data.x, data.edge_index), data, 'test'))
             cell.seconds += inference_seconds(model, data, repeats)
     model.sample('never')
+    result.full_scores.append(full)
+    result.full_seconds += inference_seconds(model, data, repeats)
 
 
 # Reports ----------------------------------------------------------------------------------------
@@ -413,8 +427,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add('--root', type=Path, help='folder of the other data sets, downloaded if not there')
     add('--model', choices=CONVS, default='gcn', help='(default: gcn)')
     add('--samples', type=several(int, lambda s: 1 <= s <= 4096, 'numbers from 1 to 4096'),
-        metavar='S,...', help='edges to read of each node at most (default: the powers of two up '
-        'to the first that reads all, or to 4096)')
+        metavar='S,...', help='edges to read of each node at most, up to the first that reads '
+        'all (default: powers of two, to 4096)')
     add('--strategies', metavar='NAME,...', default='fastrand,bucket',
         type=several(str, STRATEGIES.__contains__, f'some of {", ".join(STRATEGIES)}'),
         help=f'of {", ".join(STRATEGIES)} (default: fastrand,bucket)')

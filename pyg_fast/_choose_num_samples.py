@@ -52,11 +52,11 @@ def choose_num_samples(
     the least whose validation score stays within :obj:`max_loss` of that of all edges, and with it
     the score of every larger candidate, since a score that recovers only to drop again is luck.
 
-    The model is evaluated once without sampling and once for each candidate, in evaluation mode and
-    without gradients. Nothing of it changes but :obj:`num_samples` (and the :obj:`strategy`, if one
-    is given) of its sampled layers, and these only if one was found and :obj:`apply` is set. Layers
-    with :obj:`sample="never"` read all edges throughout. With :obj:`strategy="unbiased"` a score is
-    that of one draw.
+    The model is evaluated once without sampling and then once for each candidate, ascending, in
+    evaluation mode and without gradients. Nothing of it changes but :obj:`num_samples` (and the
+    :obj:`strategy`, if one is given) of its sampled layers, and these only if one was found and
+    :obj:`apply` is set. Layers with :obj:`sample="never"` read all edges throughout. With
+    :obj:`strategy="unbiased"` a score is that of one draw.
 
     Args:
         model (torch.nn.Module): The model, with :class:`~pyg_fast.nn.SampledGCNConv` or

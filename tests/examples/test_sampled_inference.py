@@ -115,8 +115,10 @@ def test_trains_in_full_and_samples_at_inference(
         assert sum(training for training, _ in mine) == 12
         assert all(how[0] == 'never' for training, how in mine if training)
         for strategy in ('bucket', 'unbiased'):
-            for s in (1, 4, 128):  # a measured one at least, besides the validation's
-                assert (False, ('eval', s, strategy)) in mine
+            for s in (1, 4, 128):  # scored, and timed in the first run
+                assert mine.count((False, ('always', s, strategy))) == 1
+                timed = mine.count((False, ('eval', s, strategy)))
+                assert timed == (4 if network is networks[0] else 0)
     for cell in result.cells:
         assert len(cell.scores) == 2
         assert len(cell.seconds) == 3
@@ -128,6 +130,32 @@ def test_trains_in_full_and_samples_at_inference(
     assert bucket[-1].sampling_rate == 1 > bucket[0].sampling_rate > 0
     assert result.loss(bucket[-1]) == pytest.approx(0)
     assert min(result.full_scores) > 0.5
+
+
+def test_no_more_samples_than_edges(example: ModuleType) -> None:
+    assert example.within([8, 2, 4, 16], 4) == [2, 4]
+    assert example.within([8, 2, 4, 16], 5) == [2, 4, 8]
+    assert example.within([2, 4], 100) == [2, 4]
+    assert example.within([3, 5], 0) == [3]
+
+
+def test_test_scores_are_of_their_own_samples(example: ModuleType) -> None:
+    args = options(example, '--size tiny --epochs 3 --samples 1,2,128 --repeats 0')
+    data, num_classes, task = example.load_data(args)
+    data = example.ToCSR()(data)
+    parts = example.parts_of(data, num_classes, 0)
+    model = example.Net(example.SampledGCNConv, 64, 16, 4).eval()
+    result = example.Sweep({}, 'accuracy')
+    example.measure(result, model, data, parts, example.accuracy, [1, 2, 128], args)
+    test = parts['test']
+    for cell in result.cells:
+        model.sample('eval', cell.num_samples, cell.strategy)
+        out = model(data.x, data.edge_index)
+        assert cell.scores == [example.accuracy(out[test], data.y[test])]
+    model.sample('never')
+    out = model(data.x, data.edge_index)
+    assert result.full_scores == [example.accuracy(out[test], data.y[test])]
+    assert len({tuple(cell.scores) for cell in result.cells}) > 2
 
 
 def test_goes_back_to_the_best_weights(
