@@ -54,7 +54,7 @@ TOLOKERS = 'tolokers'
 PLANTED = {'planted': 'dense-small', MULTI_LABEL: 'dense-hubs'}  # and the usual sizes
 RECIPES = {
     'planted': Recipe(epochs=30),
-    MULTI_LABEL: Recipe(epochs=200, weight_decay=0, dropout=0.2),
+    MULTI_LABEL: Recipe(epochs=100, lr=0.05, weight_decay=0, dropout=0.2),
     **dict.fromkeys(('Cora', 'CiteSeer', 'PubMed'), Recipe(epochs=200)),
     **dict.fromkeys(('Computers', 'Photo'), Recipe(epochs=100)),
     'CS': Recipe(epochs=30),
