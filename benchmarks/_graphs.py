@@ -1,4 +1,5 @@
 """The graphs of the grid: planted ones, drawn on the spot, and real ones from PYG_FAST_DATA."""
+import contextlib
 import functools
 import os
 import shutil
@@ -19,9 +20,9 @@ DATA = 'PYG_FAST_DATA'
 _STRUCTURES = {
     'ddi': 'ogbl_ddi_train', 'moby': 'moby_thesaurus', 'ca-astroph': 'ca_astroph'}
 _DATASETS = {
-    'Computers': (Amazon, 'Amazon/Computers'),
-    'tolokers': (HeterophilousGraphDataset, 'HeterophilousGraphDataset/tolokers'),
-    'Cora': (Planetoid, 'Planetoid/Cora'),
+    'Computers': (Amazon, 'Amazon'),
+    'tolokers': (HeterophilousGraphDataset, 'HeterophilousGraphDataset'),
+    'Cora': (Planetoid, 'Planetoid'),
 }
 REAL = ('Computers', 'tolokers', 'ddi', 'moby')
 GRID = ('reddit-like', 'arxiv-like', 'products-like', 'ddi', 'moby', 'Computers', 'tolokers')
@@ -112,16 +113,27 @@ def dataset(name: str) -> Data:
     Raises:
         Missing: If the files are not there.
     """
-    cls, path = _DATASETS[name]
-    source = _folder() / path
+    cls, collection = _DATASETS[name]
+    with copied(collection, name) as root:
+        return cls(str(root / collection), name)[0]
+
+
+@contextlib.contextmanager
+def copied(collection: str, name: str) -> Iterator[Path]:
+    """A folder with a copy of the raw files of a real dataset, beside which PyG may write.
+
+    Raises:
+        Missing: If the files are not there.
+    """
+    source = _folder() / collection / name / 'raw'
     if not source.is_dir():
         raise Missing(f'{source} does not exist')
-    with tempfile.TemporaryDirectory() as root:  # PyG writes beside the raw files
-        raw = Path(root) / source.name / 'raw'
+    with tempfile.TemporaryDirectory() as root:
+        raw = Path(root) / collection / name / 'raw'
         raw.mkdir(parents=True)
-        for file in (source / 'raw').iterdir():
+        for file in source.iterdir():
             shutil.copyfile(file, raw / file.name)
-        return cls(root, name)[0]
+        yield Path(root)
 
 
 def load(name: str, device: torch.device) -> Graph:

@@ -10,10 +10,8 @@ learning rates and dropouts are those that `--choose` finds best.
 import argparse
 import contextlib
 import dataclasses
-import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,15 +122,8 @@ def arguments(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
     if name not in REAL:
         yield line
         return
-    raw = Path(REAL[name], name, 'raw')
-    source = _graphs._folder() / raw
-    if not source.is_dir():
-        raise _graphs.Missing(f'{source} does not exist')
-    with tempfile.TemporaryDirectory() as root:  # PyG writes beside the raw files
-        copy = Path(root) / raw
-        shutil.copytree(source, copy, copy_function=shutil.copyfile)
-        copy.chmod(0o755)  # to be removed, also where the source is read-only
-        yield [*line, '--root', root]
+    with _graphs.copied(REAL[name], name) as root:
+        yield [*line, '--root', str(root)]
 
 
 def choose(

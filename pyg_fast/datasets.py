@@ -39,6 +39,7 @@ SIZES: dict[str, PlantedSize] = {
     'products-like': PlantedSize(2_449_029, 61_859_140, 2000),
     'dense-small': PlantedSize(3_000, 150_000, 12, 0.5),
     'dense-medium': PlantedSize(50_000, 2_500_000, 16, 0.5),
+    'dense-hubs': PlantedSize(8_000, 5_400_000, 16, 0.5),
 }
 
 

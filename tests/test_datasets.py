@@ -90,6 +90,12 @@ def test_degrees_are_skewed() -> None:
     assert degree.median() < 0.6 * degree.mean()
 
 
+def test_hubs_are_in_the_regime_of_proteins() -> None:
+    degree = planted_structure('dense-hubs')[0].diff().double()
+    assert degree.mean() == pytest.approx(597, rel=0.01)  # that of ogbn-proteins
+    assert degree.max() > 10 * degree.mean()
+
+
 def test_edges_stay_inside_communities() -> None:
     size = PlantedSize(4_000, 20_000, 8, inside=1.0)
     data = PlantedGraph(size, astray=0.0)[0]

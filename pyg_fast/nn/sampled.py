@@ -55,6 +55,9 @@ class _Sampled:
         self.sample = sample
         self.quantize = quantize
 
+    def check_strategy(self, strategy: str) -> None:
+        """Raises unless the layer's aggregation goes with it."""
+
     def _samples(self: Any) -> bool:
         """Whether this call aggregates a sample."""
         return self.sample == 'always' or (self.sample == 'eval' and not self.training)
@@ -328,6 +331,9 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
     ) -> None:
         self._set_sampling(num_samples, strategy, sample, quantize)
         super().__init__(in_channels, out_channels, **kwargs)
+        self.check_strategy(strategy)
+
+    def check_strategy(self, strategy: str) -> None:
         kind = type(self.aggr_module)
         if strategy == 'unbiased' and kind not in (SumAggregation, MeanAggregation):
             raise ValueError(

@@ -1,0 +1,264 @@
+"""Choosing how many edges of each node a trained model needs to read."""
+
+import contextlib
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.utils import to_edge_index
+
+from .nn import SampledGCNConv, SampledSAGEConv
+from .ops.sampled_spmm import MOST_SAMPLES, check_sampling
+
+Sampled = SampledGCNConv | SampledSAGEConv
+# What an evaluation changes of a layer.
+_CHANGED = ('num_samples', 'strategy', 'sample', '_cached_norm')
+_ROUNDING = 1e-9  # A loss of 0.01 is one, though 0.81 - 0.8 is more.
+
+
+class SampleRow(NamedTuple):
+    """What :func:`choose_num_samples` measured of a number of samples."""
+
+    num_samples: int
+    score: float
+    loss: float  # of the score, against that without sampling
+    sampling_rate: float  # share of the edges that are read
+
+
+class SampleChoice(NamedTuple):
+    """What :func:`choose_num_samples` returns."""
+
+    num_samples: int | None  # None where no candidate holds
+    full_score: float  # without sampling
+    table: list[SampleRow]  # ascending
+
+
+def choose_num_samples(
+    model: Module,
+    data: Any,
+    max_loss: float = 0.01,
+    *,
+    candidates: Iterable[int] | None = None,
+    metric: Callable[[Any, Any], float] | None = None,
+    forward: Callable[[Module, Any], Any] | None = None,
+    strategy: str | None = None,
+    apply: bool = True,
+) -> SampleChoice:
+    r"""Chooses how many edges :math:`S` of each node the sampled layers of a trained model read:
+    the least whose validation score stays within :obj:`max_loss` of that of all edges, and with it
+    the score of every larger candidate, since a score that recovers only to drop again is luck.
+
+    The model is evaluated once without sampling and then once for each candidate, ascending, in
+    evaluation mode and without gradients. Nothing of it changes but :obj:`num_samples` (and the
+    :obj:`strategy`, if one is given) of its sampled layers, and these only if one was found and
+    :obj:`apply` is set. Layers with :obj:`sample="never"` read all edges throughout. With
+    :obj:`strategy="unbiased"` a score is that of one draw.
+
+    Args:
+        model (torch.nn.Module): The model, with :class:`~pyg_fast.nn.SampledGCNConv` or
+            :class:`~pyg_fast.nn.SampledSAGEConv` layers, or such a layer itself.
+        data (torch_geometric.data.Data): What it is evaluated on.
+        max_loss (float): How much of the score may be lost, a hundredth being one point of
+            accuracy. (default: :obj:`0.01`)
+        candidates (list[int], optional): The numbers of samples to try, from 1 to 4096.
+            (default: :obj:`None`, the powers of two up to the first that keeps every edge, or to
+            4096)
+        metric (Callable, optional): The score of the model's output, higher being better, from
+            :obj:`(out, data)`. (default: :obj:`None`, the accuracy on :obj:`data.val_mask`)
+        forward (Callable, optional): The model's output, from :obj:`(model, data)`.
+            (default: :obj:`None`, :obj:`model(data.x, data.edge_index)`)
+        strategy (str, optional): Which edges to take, in place of the layers' own choice.
+            (default: :obj:`None`)
+        apply (bool): Whether the layers are set to what was found. (default: :obj:`True`)
+
+    Returns:
+        SampleChoice: :obj:`num_samples`, or :obj:`None` if no candidate holds; :obj:`full_score`,
+        without sampling; and :obj:`table`, ascending, whose rows have :obj:`num_samples`,
+        :obj:`score`, :obj:`loss` and :obj:`sampling_rate`, the share of the edges that are read
+        (the mean over the layers, self-loops that a layer keeps beside the sample included).
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If the model has no layer that samples or runs none, :obj:`max_loss` is
+            negative, :obj:`candidates` are none or out of range, the :obj:`strategy` is unknown or
+            does not go with a layer, the full score is not a finite number, or, without a
+            :obj:`metric`, :obj:`data` has no :obj:`val_mask` of some nodes or not one class for
+            each node.
+
+    Example:
+        >>> choice = pyg_fast.choose_num_samples(model, data, max_loss=0.01)
+        >>> choice.num_samples
+        16
+        >>> for row in choice.table:
+        ...     print(row.num_samples, row.loss, row.sampling_rate)
+    """
+    layers = _sampled_layers(model, strategy)
+    if isinstance(max_loss, bool) or not isinstance(max_loss, int | float):
+        raise TypeError(f"'max_loss' must be a number, got {type(max_loss).__name__}")
+    if not max_loss >= 0:
+        raise ValueError(f"'max_loss' must be at least 0, got {max_loss}")
+    given = None if candidates is None else _checked(candidates)
+    if metric is None:
+        metric = _val_accuracy
+        _check_val_mask(data)
+    if forward is None:
+        forward = _forward
+
+    def score() -> float:
+        return float(metric(forward(model, data), data))
+
+    how = {} if strategy is None else {'strategy': strategy}
+    with _evaluating(model, layers):
+        _set(layers, sample='never')
+        with _edges_seen(layers) as seen:
+            full_score = score()
+        if not math.isfinite(full_score):
+            raise ValueError(f'the score without sampling is {full_score}')
+        if not seen:
+            raise ValueError("'model' was run, but none of its sampled layers")
+        rows = [_Rows.of(layer, edge_index) for layer, edge_index in seen]
+        _set(layers, sample='always', **how)
+        table = []
+        for num_samples in given or _powers(max(each.largest for each in rows)):
+            _set(layers, num_samples=num_samples)
+            reached = score()
+            rate = sum(each.rate(num_samples) for each in rows) / len(rows)
+            table.append(SampleRow(num_samples, reached, full_score - reached, rate))
+
+    chosen = None
+    for row in reversed(table):
+        if not row.loss <= max_loss + _ROUNDING:  # A NaN does not hold.
+            break
+        chosen = row.num_samples
+    if apply and chosen is not None:
+        _set(layers, num_samples=chosen, **how)
+    return SampleChoice(chosen, full_score, table)
+
+
+def _set(layers: Iterable[Sampled], **options: Any) -> None:
+    for layer in layers:
+        for name, value in options.items():
+            setattr(layer, name, value)
+
+
+def _sampled_layers(model: Module, strategy: str | None) -> list[Sampled]:
+    if not isinstance(model, Module):
+        raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
+    layers = [m for m in model.modules() if isinstance(m, SampledGCNConv | SampledSAGEConv)]
+    sampling = [layer for layer in layers if layer.sample != 'never']
+    if not sampling:
+        raise ValueError(
+            "'model' has no sampled layer" if not layers
+            else "'model' has no layer that samples: all have sample='never'"
+        )
+    if strategy is not None:
+        check_sampling(1, strategy)
+        for layer in sampling:
+            layer.check_strategy(strategy)
+    return sampling
+
+
+def _checked(candidates: Iterable[int]) -> list[int]:
+    chosen = list(candidates)
+    for num_samples in chosen:
+        check_sampling(num_samples, 'fastrand')
+    if not chosen:
+        raise ValueError("'candidates' must be some numbers of samples, got none")
+    return sorted(set(chosen))
+
+
+def _powers(largest: int) -> list[int]:
+    """Powers of two up to the first that is as large, or to the most there can be."""
+    last = min(max(largest, 1), MOST_SAMPLES)
+    return [1 << k for k in range((last - 1).bit_length() + 1)]
+
+
+def _check_val_mask(data: Any) -> None:
+    mask, y = getattr(data, 'val_mask', None), getattr(data, 'y', None)
+    if not isinstance(mask, Tensor) or not isinstance(y, Tensor):
+        raise ValueError("'data' must have a val_mask and y, or a 'metric' be given")
+    if mask.dtype != torch.bool or mask.dim() != 1 or not bool(mask.any()):
+        raise ValueError(
+            "'data.val_mask' must be a bool tensor with one entry for each node, some of them set"
+        )
+    if y.dim() != 1 or y.is_floating_point():
+        raise ValueError("'data.y' must be one class for each node, or a 'metric' be given")
+
+
+def _val_accuracy(out: Tensor, data: Any) -> float:
+    mask = data.val_mask
+    return (out[mask].argmax(dim=-1) == data.y[mask]).double().mean().item()
+
+
+def _forward(model: Module, data: Any) -> Any:
+    return model(data.x, data.edge_index)
+
+
+@contextlib.contextmanager
+def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
+    """Evaluation mode, without gradients; afterwards all is as it was."""
+    training = [(module, module.training) for module in model.modules()]
+    before = [
+        (layer, {name: vars(layer)[name] for name in _CHANGED if name in vars(layer)})
+        for layer in layers
+    ]
+    try:
+        model.eval()
+        # Compiled, it would be so again for every number of samples.
+        with torch.no_grad(), torch.compiler.set_stance('force_eager'):
+            yield
+    finally:
+        for module, flag in training:
+            module.training = flag
+        for layer, options in before:
+            _set([layer], **options)
+
+
+@contextlib.contextmanager
+def _edges_seen(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Any]]]:
+    """The edges that each call of a layer is given."""
+    seen: list[tuple[Sampled, Any]] = []
+
+    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+        seen.append((layer, given['edge_index']))
+
+    handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Rows(NamedTuple):
+    """The edges that a layer samples, by their number in each row."""
+
+    degree: Tensor
+    num_kept: int  # self-loops, which some layers keep beside the sample
+
+    @classmethod
+    def of(cls, layer: Sampled, edge_index: Any) -> '_Rows':
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            edge_index = to_edge_index(edge_index)[0].flip(0)  # Its rows are the destinations.
+        elif layer.flow == 'target_to_source':
+            edge_index = edge_index.flip(0)
+        src, dst = edge_index.as_subclass(Tensor)
+        kept = 0
+        if getattr(layer, 'add_self_loops', False):
+            sampled = dst[src != dst]
+            kept, dst = dst.numel() - sampled.numel(), sampled
+        return cls(dst.long().bincount(), kept)
+
+    @property
+    def largest(self) -> int:
+        return int(self.degree.max()) if self.degree.numel() > 0 else 0
+
+    def rate(self, num_samples: int) -> float:
+        edges = int(self.degree.sum())
+        read = int(self.degree.clamp(max=num_samples).sum())
+        return (read + self.num_kept) / max(edges + self.num_kept, 1)

@@ -1,0 +1,79 @@
+"""The accuracy of sampled inference: what is run, and what the report says of it."""
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import sampled_accuracy
+    return sampled_accuracy
+
+
+def test_report(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv('PYG_FAST_DATA', raising=False)
+    bench.main(['--quick', '--device', 'cpu', '--graphs', 'CS,planted', '--epochs', '3', '--out',
+                str(tmp_path)])
+    (written,) = tmp_path.glob('*.json')
+    report = json.loads(written.read_text())
+    assert report['left_out'] == {'CS': 'PYG_FAST_DATA is not set'}
+    rates, gcn, sage = report['sections']
+    assert [section['title'] for section in (gcn, sage)] == ['GCN', 'SAGE']
+    for section in (rates, gcn, sage):
+        (cell,) = section['cells']
+        full = cell['results']['all edges']['scores']
+        assert len(full) == 2
+        for strategy in bench.STRATEGIES:
+            last = cell['results'][f'{strategy}, S = 384']  # The largest degree is 341.
+            assert last['sampling_rate'] == 1
+            assert last['scores'] == pytest.approx(full)
+            assert f'{strategy}, S = 512' not in cell['results']
+            one = cell['results'][f'{strategy}, S = 1']
+            assert 0 < one['sampling_rate'] < 0.2
+            assert one['lost'] == pytest.approx((sum(full) - sum(one['scores'])) / 2)
+            assert len(cell['chosen'][strategy]) == 2
+    markdown = written.with_suffix('.md').read_text()
+    assert '| S | planted, fastrand | planted, bucket |' in markdown
+    assert '| 384 | 100.00 |' in markdown
+
+
+def test_least_samples(bench: Any) -> None:
+    def cell(graph: str, degree: float, fastrand: int | None, bucket: int | None) -> Any:
+        least = {'fastrand': fastrand, 'bucket': bucket}
+        results = {'all edges': bench.Sampled(scores=[80.0, 81.0]),
+                   'bucket, S = 6': bench.Sampled(lost=0.125)}
+        return bench.Swept(graph, 64, results, metric='AUC', mean_degree=degree, least=least,
+                           chosen={strategy: [s, None] for strategy, s in least.items()})
+
+    section = bench.Losses('GCN', columns={}, width='hidden', cells=[
+        cell('sparse', 5, 8, 4), cell('dense', 40, 8, 8), cell('denser', 60, 4, None),
+        cell('missed', 70, None, 4)])
+    lines = section.markdown().splitlines()
+    assert '| 6 | – | 0.12 | – | 0.12 | – | 0.12 | – | 0.12 |' in lines
+    assert '| sparse | 5.0 | 64 | AUC | 80.50 ± 0.71 | 8 | 8, none | 4 | 4, none |' in lines
+    assert lines[-1] == (
+        'Of 3 graphs with a mean degree above 30, fastrand needs no larger S than bucket on 2; it '
+        'does on missed.')
+    assert [row['fastrand_holds_first'] for row in section.summary()] == [False, True, True, False]
+
+
+def test_real_graphs_are_copied(
+    bench: Any, data_root: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import _graphs
+    root = data_root('HeterophilousGraphDataset', 'tolokers').parent
+    monkeypatch.setenv('PYG_FAST_DATA', str(root))
+    before = sorted(root.rglob('*'))
+    assert _graphs.dataset('tolokers').num_nodes == 11_758
+    with _graphs.copied('HeterophilousGraphDataset', 'tolokers') as copy:
+        assert [file.name for file in copy.rglob('*.npz')] == ['tolokers.npz']
+    assert not copy.exists()
+    assert sorted(root.rglob('*')) == before
+    with pytest.raises(_graphs.Missing, match='does not exist'), _graphs.copied('Amazon', 'none'):
+        pass
