@@ -38,12 +38,26 @@ PYG_FAST_DEVICE inline uint64_t mixed64(uint64_t h) {
   return h ^ h >> 31;
 }
 
+// The number of zero bits behind the last one.
+PYG_FAST_DEVICE inline int trailing_zeros(uint64_t v) {
+#ifdef __CUDA_ARCH__
+  return __ffsll(static_cast<long long>(v)) - 1;
+#else
+  return __builtin_ctzll(v);
+#endif
+}
+
+// By halving and subtracting, which is several times as fast as by division.
 template <typename U>
 PYG_FAST_DEVICE inline bool coprime(U a, U b) {
+  if (((a | b) & 1) == 0) return false;
+  if (a == 0 || b == 0) return a + b == 1;
+  a >>= trailing_zeros(a);
   while (b != 0) {
-    const U rest = a % b;
-    a = b;
-    b = rest;
+    b >>= trailing_zeros(b);
+    const U smaller = a < b ? a : b;
+    b = a < b ? b - a : a - b;
+    a = smaller;
   }
   return a == 1;
 }

@@ -15,7 +15,12 @@ PYG_FAST_INLINE void for_sampled(const Sampling& s, const Index* rowptr, int64_t
     return;
   }
   const RowSample<Index> sample = row_sample<Index>(s.strategy, s.seed, row, degree);
-  for (Index k = 0; k < most; ++k) f(k, begin + sampled_position<Index>(sample, k, degree));
+  const Index stride = sample.stride % degree;
+  Index position = sample.offset;  // as sampled_position has it, without a division for each
+  for (Index k = 0; k < most; ++k) {
+    f(k, begin + position);
+    position = position < degree - stride ? position + stride : position - (degree - stride);
+  }
 }
 
 // The samples of a block of rows go into small arrays that spmm takes for a graph.

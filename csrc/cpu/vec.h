@@ -102,7 +102,8 @@ template <int V>
 PYG_FAST_INLINE Vec<float, V> load(const int8_t* p) {
   Vec<int8_t, V> v;
   __builtin_memcpy(&v, p, sizeof(v));
-  return __builtin_convertvector(v, Vec<float, V>);
+  // By way of 32 bits, which is what there are instructions for.
+  return __builtin_convertvector(__builtin_convertvector(v, Vec<int32_t, V>), Vec<float, V>);
 }
 
 template <int V>
