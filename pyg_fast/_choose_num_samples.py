@@ -148,7 +148,7 @@ def _set(layers: Iterable[Sampled], **options: Any) -> None:
 def _sampled_layers(model: Module, strategy: str | None) -> list[Sampled]:
     if not isinstance(model, Module):
         raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
-    layers = [m for m in model.modules() if isinstance(m, SampledGCNConv | SampledSAGEConv)]
+    layers = [m for m in model.modules() if isinstance(m, Sampled)]
     sampling = [layer for layer in layers if layer.sample != 'never']
     if not sampling:
         raise ValueError(
