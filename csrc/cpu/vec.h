@@ -102,8 +102,21 @@ template <int V>
 PYG_FAST_INLINE Vec<float, V> load(const int8_t* p) {
   Vec<int8_t, V> v;
   __builtin_memcpy(&v, p, sizeof(v));
-  // By way of 32 bits, which is what there are instructions for.
-  return __builtin_convertvector(__builtin_convertvector(v, Vec<int32_t, V>), Vec<float, V>);
+#if defined(__AVX512F__)
+  if constexpr (V == 16) {
+    const auto wide = _mm512_maskz_cvtepi8_epi32(0xffff, bit_cast<__m128i>(v));
+    return bit_cast<Vec<float, V>>(_mm512_maskz_cvtepi32_ps(0xffff, wide));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (V == 8) {
+    const auto wide = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bit_cast<int64_t>(v)));
+    return bit_cast<Vec<float, V>>(_mm256_cvtepi32_ps(wide));
+  }
+#endif
+  // Step by step: compilers take wider steps element by element.
+  const auto wide = __builtin_convertvector(v, Vec<int16_t, V>);
+  return __builtin_convertvector(__builtin_convertvector(wide, Vec<int32_t, V>), Vec<float, V>);
 }
 
 template <int V>

@@ -122,7 +122,8 @@ def sampled_spmm(
             at every call: each edge is taken with probability :math:`S / d_i`, and a sum is
             multiplied by :math:`c_i = d_i / S`, so that it and its gradients are those of all
             edges in expectation. :obj:`"paper"` is the authors' choice of :math:`p_i = 577`, which
-            takes edges several times where 577 divides the degree. (default: :obj:`"fastrand"`)
+            takes edges several times where 577 divides the degree. The edges of a node are counted
+            in the order of the list, or of what it was sorted into. (default: :obj:`"fastrand"`)
         edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of :obj:`x`,
             in the order of the edges. (default: :obj:`None`, all one)
         reduce (str): :obj:`"sum"` (or :obj:`"add"`), :obj:`"mean"` of what was taken,
