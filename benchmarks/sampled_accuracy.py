@@ -163,6 +163,8 @@ def arguments(name: str, model: str, args: argparse.Namespace) -> Iterator[list[
             '--strategies', ','.join(STRATEGIES), '--samples', ','.join(map(str, SAMPLES))]
     if args.epochs is not None:
         line += ['--epochs', str(args.epochs)]
+    if args.quantize:
+        line.append('--quantize')
     if args.quick and name in QUICK:
         line += ['--size', QUICK[name]]
     if name not in REAL:
@@ -202,6 +204,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         help=f"of {', '.join(MODELS)}")
     parser.add_argument('--epochs', type=int, help='instead of the usual number')
     parser.add_argument('--runs', type=int, help='seeds')
+    parser.add_argument(
+        '--quantize', action='store_true', help='features of eight bits wherever it samples')
     parser.add_argument('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     parser.add_argument('--threads', type=int, help='CPU threads of torch')
     parser.add_argument('--quick', action='store_true', help='a minute or less')
@@ -223,7 +227,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         f'in points, below zero a gain. Least S: from which on every S loses at most {MAX_LOSS:g} '
         'point; chosen: what choose_num_samples returns by the validation nodes, for each seed. S '
         'are powers of two and one and a half times them, up to the first that reads all edges. '
-        'float32.', ''])
+        + ('Trained on float32, sampled with features of eight bits.' if args.quantize
+           else 'float32.'), ''])
     for name in args.graphs:
         for model in args.models:
             try:

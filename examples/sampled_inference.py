@@ -76,17 +76,19 @@ class Net(nn.Module):
         out_channels: Size of each output sample.
         num_layers: Number of layers. (default: ``2``)
         dropout: Of hidden samples. (default: ``0.5``)
+        quantize: Whether features have eight bits while it samples. (default: ``False``)
     """
 
     def __init__(
         self, conv: type[nn.Module], in_channels: int, hidden: int, out_channels: int,
-        num_layers: int = 2, dropout: float = 0.5,
+        num_layers: int = 2, dropout: float = 0.5, quantize: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
         sizes = [in_channels, *[hidden] * (num_layers - 1), out_channels]
         self.convs = nn.ModuleList(
-            conv(*pair, num_samples=1) for pair in zip(sizes[:-1], sizes[1:], strict=True))
+            conv(*pair, num_samples=1, quantize=quantize)
+            for pair in zip(sizes[:-1], sizes[1:], strict=True))
         self.sample('never')
 
     def sample(self, when: str, num_samples: int = 1, strategy: str = 'fastrand') -> None:
@@ -218,7 +220,7 @@ def sweep(args: argparse.Namespace) -> Sweep:
         parts = parts_of(data, num_classes, seed)
         torch.manual_seed(seed)
         model = Net(CONVS[args.model], data.num_features, args.hidden, num_classes, args.layers,
-                    args.dropout).to(device)
+                    args.dropout, args.quantize).to(device)
         train(Trainer(model, data, parts, task, args), args.epochs,
               f'{args.model:4} run {run + 1}/{args.runs}')
         measure(result, model, data, parts, metric, samples, args)
@@ -443,6 +445,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add('--runs', type=at_least(1, int), default=1, help='(default: 1)')
     add('--repeats', type=at_least(0, int), default=10,
         help='inferences to time, after one more; 0: none (default: 10)')
+    add('--quantize', action='store_true', help='features of eight bits wherever it samples')
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto', help='(default: auto)')
     add('--plot', type=Path, metavar='FILE', help='picture to write (.png, .pdf, .svg)')
     add('--markdown', type=Path, metavar='FILE', help='table to write')

@@ -43,6 +43,24 @@ def test_report(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert '| 384 | 100.00 |' in markdown
 
 
+def test_features_of_eight_bits(bench: Any, tmp_path: Path) -> None:
+    line = '--quick --device cpu --graphs planted --models sage --epochs 3'.split()
+    cells = []
+    for option in ([], ['--quantize']):
+        bench.main([*line, *option, '--out', str(tmp_path / str(len(option)))])
+        (written,) = (tmp_path / str(len(option))).glob('*.json')
+        report = json.loads(written.read_text())
+        assert ('eight bits' in report['notes'][0]) == bool(option)
+        cells.append(report['sections'][1]['cells'][0]['results'])
+    exact, rounded = cells
+    assert exact.keys() == rounded.keys()
+    # The same networks, which round wherever they sample, even if that is all edges.
+    assert exact.pop('all edges')['scores'] == rounded.pop('all edges')['scores']
+    pairs = [(exact[key]['scores'], rounded[key]['scores']) for key in exact]
+    assert any(a != b for a, b in pairs)
+    assert all(a == pytest.approx(b, abs=10) for a, b in pairs)
+
+
 def test_least_samples(bench: Any) -> None:
     def cell(graph: str, degree: float, fastrand: int | None, bucket: int | None) -> Any:
         least = {'fastrand': fastrand, 'bucket': bucket}
