@@ -44,7 +44,8 @@ def test_report(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_features_of_eight_bits(bench: Any, tmp_path: Path) -> None:
-    line = '--quick --device cpu --graphs planted --models sage --epochs 3'.split()
+    line = ['--quick', '--device', 'cpu', '--graphs', 'planted', '--models', 'sage']
+    line += ['--epochs', '3']
     cells = []
     for option in ([], ['--quantize']):
         bench.main([*line, *option, '--out', str(tmp_path / str(len(option)))])
