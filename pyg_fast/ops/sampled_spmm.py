@@ -25,6 +25,7 @@ MOST_SAMPLES = 4096
 _CODES = {'bucket': 0, 'fastrand': 1, 'unbiased': 2, 'paper': 3}
 STRATEGIES = ('fastrand', 'bucket', 'unbiased', 'paper')
 _WORD = 2**64
+_PAPER_STRIDE = 577
 
 
 class Sampling(NamedTuple):
@@ -324,41 +325,57 @@ class _SampledSpMM(torch.autograd.Function):
             weight = sampling.weight(graph.rowptr, mean, grad.dtype)
             if weight is not None:
                 row_scale = weight if row_scale is None else weight * row_scale
-            again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
-            sampled = edges = None
-            t_csr: tuple[Tensor | None, ...] = (None,) * 3
-            if needs_value or again or not _picks(graph, sampling):
-                sampled, edges = _sampled_rows(graph, sampling)
-            csr = (graph if sampled is None else sampled)[:3]
-            if needs_x or again:
-                t_csr = _transposed(graph, sampling, sampled, edges)
-        if needs_x:
             if mean:
                 taken = graph.rowptr.diff().clamp_(1, sampling.num_samples)
                 inverse = taken.to(acc_dtype(grad.dtype)).reciprocal_()
-                scale = inverse if row_scale is None else inverse * row_scale
-            else:
-                scale = row_scale
-            v = value
+                row_scale = inverse if row_scale is None else inverse * row_scale
+            again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
+            sampled = edges = times = None
+            t_csr: tuple[Tensor | None, ...] = (None,) * 3
+            if needs_value or again or not _picks(graph, sampling):
+                sampled, edges = _sampled_rows(graph, sampling)
+            if sampling.strategy == 'paper' and (needs_value or again):
+                assert edges is not None
+                sampled, times = _unrepeated(graph, sampling, sampled, edges, grad.dtype)
+                t_csr = sampled[3:6]
+            elif needs_x or again:
+                t_csr = _transposed(graph, sampling, sampled, edges)
+            csr = (graph if sampled is None else sampled)[:3]
+        if needs_x:
+            v = value if times is None else times if value is None else value * times
             if v is not None and v.dtype != acc_dtype(grad.dtype):
                 v = v.to(grad.dtype)
             # Nothing but a second derivative reads the rows.
             grad_x = SpMM.apply(
-                grad, v, None, *t_csr, *csr, col_scale, scale, diag, False, False, (None, None)
+                grad, v, None, *t_csr, *csr, col_scale, row_scale, diag, False, False, (None, None)
             ).to(ctx.dtype)
         if needs_value:
             grad_value = SDDMM.apply(
-                grad, x.to(grad.dtype), *csr, *t_csr, row_scale, col_scale, mean, value.size(0),
+                grad, x.to(grad.dtype), *csr, *t_csr, row_scale, col_scale, False, value.size(0),
                 (None, None),
             )  # fmt: skip
-            if sampling.strategy == 'paper':
-                grad_value = grad_value * _times(sampled, edges, value.size(0), grad.dtype)
-            grad_value = grad_value.to(value.dtype)
+            grad_value = (grad_value if times is None else grad_value * times).to(value.dtype)
         return grad_x, grad_value, grad.sum(0) if needs_bias else None, None
 
 
-def _times(sampled: Any, edges: Any, num_values: int, dtype: torch.dtype) -> Tensor:
-    """How many times each edge was taken, which the product for an edge does not know."""
-    times = torch.zeros(num_values, dtype=acc_dtype(dtype), device=edges.device)
+def _unrepeated(
+    graph: Graph, sampling: Sampling, sampled: Any, edges: Tensor, dtype: torch.dtype
+) -> tuple[Graph, Tensor]:
+    """The graph with each edge once that :obj:`"paper"` takes several times, and how many times it
+    takes each, which the product for an edge does not know."""
+    row = edges[1].clamp(min=0).long()
+    degree = graph.rowptr.diff()[row]
+    k = torch.arange(row.size(0), device=row.device) - sampled.rowptr[row]
+    repeats = (degree > sampling.num_samples) & (degree % _PAPER_STRIDE == 0)
+    period = torch.where(repeats, degree // _PAPER_STRIDE, sampling.num_samples)
+    once = torch.where(k < period, edges, -1)  # What has no row is left out.
+    rowptr, col, order, t_rowptr, t_col, t_order, _ = ops.to_csr_csc.default(
+        once, graph.num_src, graph.num_dst, edges.dtype == torch.int64, False
+    )
+    perm = t_perm = sampled.perm
+    if perm.size(0) > 0:
+        perm, t_perm = perm[order.long()], perm[t_order.long()]
+    size = graph.num_src, graph.num_dst
+    times = torch.zeros(graph.num_edges, dtype=acc_dtype(dtype), device=edges.device)
     times.index_add_(0, sampled.perm.long(), (edges[1] >= 0).to(times.dtype))
-    return times.to(dtype)
+    return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, *size), times.to(dtype)

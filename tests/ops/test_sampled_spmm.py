@@ -151,8 +151,25 @@ def test_paper_repeats_edges_where_577_divides_the_degree(device: torch.device) 
     graph = star(1154).graph(device=device)
     weight = torch.rand(1154, dtype=torch.float64, device=device, requires_grad=True)
     x = torch.rand(1154, 2, dtype=torch.float64, device=device)
-    check(graph, Sampling(16, 'paper'), x, weight, mean=False)
-    check(graph, Sampling(16, 'paper'), x, weight, mean=True)
+    for mean in (False, True):
+        check(graph, Sampling(16, 'paper'), x, weight, mean)
+        check(graph, Sampling(16, 'paper'), x, None, mean)
+    # Two rows, of which one repeats edges; the derivatives of all orders count them.
+    edge_index = torch.stack([torch.arange(584) % 9, torch.arange(584) // 577])
+    graph = Edges(edge_index, 9, 2).graph(device=device)
+    x = torch.rand(9, 1, dtype=torch.float64, device=device, requires_grad=True)
+    weight = torch.rand(584, dtype=torch.float64, device=device, requires_grad=True)
+    results = []
+    for out in (
+        sampled_sum(graph, Sampling(5, 'paper'), x, weight),
+        twin(graph, Sampling(5, 'paper'), x, weight, mean=False),
+    ):
+        y = out.pow(3).sum()
+        for _ in range(3):
+            grad_x, grad_weight = torch.autograd.grad(y, (x, weight), create_graph=True)
+            y = grad_x.pow(2).sum() + grad_weight.pow(2).sum()
+        results.append(y)
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES)
