@@ -74,30 +74,29 @@ Tensor node_dropout(const Tensor& x_, const OptTensor& nodes_, const Tensor& see
   return out;
 }
 
-// run(row_begin, row_end) of equal shares.
-template <typename P, typename Run>
-void share_rows(const P& p, const Run& run) {
-  const int64_t shares = num_threads();
-  parallel(shares, p.num_rows * (p.dim + 8) / 8, [&](int64_t k) {
-    run(p.num_rows * k / shares, p.num_rows * (k + 1) / shares);
-  });
+template <typename P>
+int64_t work_of(const P& p) {
+  return p.num_rows * (p.dim + 8) / 8;
 }
 
 Tensor expand_rows_cpu(const Tensor& x, const Tensor& position, double fill_value) {
   return expand_rows(x, position, fill_value, [](const ExpandRows& p, const Tensor&) {
-    share_rows(p, [&](int64_t begin, int64_t end) { cpu::expand_rows(p, begin, end); });
+    share_rows(p.num_rows, work_of(p),
+               [&](int64_t begin, int64_t end) { cpu::expand_rows(p, begin, end); });
   });
 }
 
 void count_outside_cpu(const Tensor& x, const Tensor& position, Tensor counter) {
   count_outside(x, position, counter, [](const CountOutside& p, const Tensor&) {
-    share_rows(p, [&](int64_t begin, int64_t end) { cpu::count_outside(p, begin, end); });
+    share_rows(p.num_rows, work_of(p),
+               [&](int64_t begin, int64_t end) { cpu::count_outside(p, begin, end); });
   });
 }
 
 Tensor node_dropout_cpu(const Tensor& x, OptTensor nodes, const Tensor& seed, double dropout) {
   return node_dropout(x, nodes, seed, dropout, [](const NodeDropout& p, const Tensor&) {
-    share_rows(p, [&](int64_t begin, int64_t end) { cpu::node_dropout(p, begin, end); });
+    share_rows(p.num_rows, work_of(p),
+               [&](int64_t begin, int64_t end) { cpu::node_dropout(p, begin, end); });
   });
 }
 

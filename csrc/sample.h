@@ -15,13 +15,21 @@
 
 namespace pyg_fast {
 
-// The k-th edge taken of a row with more than `num_samples` is (offset + k * stride) mod degree; a row
-// with no more is taken as it is.
+// The k-th edge taken of a row with more than `num_samples` is (offset + k * stride) mod degree; a
+// row with no more is taken as it is.
 template <typename I>
 struct alignas(2 * sizeof(I)) RowSample {
   I offset;
   I stride;
 };
+
+constexpr int kPaperStride = 577;
+
+// Edges taken of all rows at most.
+inline int64_t most_edges(const Csr& csr, const Sampling& s) {
+  const int64_t samples = csr.num_rows * s.num_samples;
+  return samples < csr.num_edges ? samples : csr.num_edges;
+}
 
 PYG_FAST_DEVICE inline uint64_t high_of_product(uint64_t a, uint64_t b) {
 #ifdef __CUDA_ARCH__
@@ -96,7 +104,7 @@ PYG_FAST_DEVICE inline RowSample<I> row_sample(Strategy strategy, const int64_t*
       const auto s = random_sample(static_cast<uint64_t>(*seed), static_cast<uint64_t>(row), d);
       return {static_cast<I>(s.offset), static_cast<I>(s.stride)};
     }
-    case Strategy::paper: return {0, 577};
+    case Strategy::paper: return {0, kPaperStride};
     case Strategy::bucket: break;
   }
   return {0, 1};

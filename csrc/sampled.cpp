@@ -1,4 +1,5 @@
 #include "cpu/cpu.h"
+#include "sample.h"
 #include "spmm.h"
 #ifdef PYG_FAST_WITH_CUDA
 #include "cuda/cuda.h"
@@ -75,19 +76,6 @@ std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x_, const Run& run) {
   p.scale = static_cast<float*>(scale.mutable_data_ptr());
   run(p, x);
   return {out, scale};
-}
-
-// run(begin, end) of equal shares of rows, as many edges of each being taken as of any other.
-template <typename Run>
-void share_rows(int64_t rows, int64_t work, const Run& run) {
-  const int64_t shares = num_threads();
-  parallel(shares, work,
-           [&](int64_t k) { run(rows * k / shares, rows * (k + 1) / shares); });
-}
-
-int64_t most_edges(const Csr& csr, const Sampling& s) {
-  return csr.num_edges < csr.num_rows * s.num_samples ? csr.num_edges
-                                                      : csr.num_rows * s.num_samples;
 }
 
 Tensor sampled_spmm_cpu(const Tensor& rowptr, const Tensor& col, OptTensor perm, OptTensor value,

@@ -152,6 +152,14 @@ void parallel(int64_t n, int64_t work, const Fn& fn) {
 
 inline int64_t num_threads() { return torch::stable::get_num_threads(); }
 
+// run(begin, end) of equal shares of `rows`, in parallel as far as their `work` pays for it.
+template <typename Run>
+void share_rows(int64_t rows, int64_t work, const Run& run) {
+  const int64_t shares = num_threads();
+  parallel(shares, work,
+           [&](int64_t k) { run(rows * k / shares, rows * (k + 1) / shares); });
+}
+
 // A row of float32 or float64 numbers that several shares of the work add to, each in its own copy.
 class SumOfShares {
  public:

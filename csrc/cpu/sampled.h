@@ -101,21 +101,30 @@ static void sample_edges(const SampleEdges& p, int64_t row_begin, int64_t row_en
                 : sample_rows<int32_t>(p, row_begin, row_end);
 }
 
+// Small loops, each of which compilers turn into vectors.
 template <typename T>
 void quantized_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
+  constexpr float kRounds = 0x1.8p23f;  // added and taken away, it leaves an integer
+  Scratch<float> scratch;
+  float* v = scratch.of_size(p.dim);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * p.dim;
-    float largest = 0;
+    int8_t* out = p.out + row * p.dim;
+    for (int64_t c = 0; c < p.dim; ++c) v[c] = static_cast<float>(load_one(x + c));
+    uint32_t most = 0;  // bits of magnitudes, of which those of NaN are the largest
     for (int64_t c = 0; c < p.dim; ++c) {
-      const float v = __builtin_fabsf(static_cast<float>(load_one(x + c)));
-      largest = v > largest || v != v ? v : largest;
+      const uint32_t bits = bit_cast<uint32_t>(v[c]) & 0x7fffffffu;
+      most = bits > most ? bits : most;
     }
-    const float inverse = quantization_of(largest);
-    for (int64_t c = 0; c < p.dim; ++c) {
-      const float v = inverse > 0 ? static_cast<float>(load_one(x + c)) * inverse : 0.0f;
-      p.out[row * p.dim + c] = static_cast<int8_t>(__builtin_rintf(v));
-    }
+    const float largest = bit_cast<float>(most), inverse = quantization_of(largest);
     p.scale[row] = largest / 127;
+    if (inverse == 0) {
+      __builtin_memset(out, 0, static_cast<size_t>(p.dim));
+      continue;
+    }
+    // A loop by itself: the product is rounded before the sum.
+    for (int64_t c = 0; c < p.dim; ++c) v[c] *= inverse;
+    for (int64_t c = 0; c < p.dim; ++c) out[c] = static_cast<int8_t>((v[c] + kRounds) - kRounds);
   }
 }
 

@@ -129,6 +129,9 @@ struct Shape {
   }
 };
 
+// Where the next of several arrays in one piece of scratch memory begins.
+inline int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
 inline bool aligned16(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
 
 // Tiles of at most 256 bytes: wider ones gain nothing and fit L2 worse, narrower ones read the

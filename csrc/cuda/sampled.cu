@@ -8,8 +8,8 @@
 
 namespace pyg_fast::cuda {
 
-// Found by SpmmRow in place of the one for all types: the chip converts bytes at a quarter of the rate
-// at which it puts one into the mantissa of 2^23 and takes that away again.
+// Found by SpmmRow in place of the one for all types: a byte is put into the mantissa of 2^23, and that
+// taken away again, in less time than the chip converts it in.
 template <int VEC, typename = std::enable_if_t<VEC % 4 == 0>>
 __device__ inline float element(const Pack<int8_t, VEC>& pack, int c) {
   const uint32_t word = reinterpret_cast<const uint32_t*>(&pack)[c / 4] ^ 0x80808080u;
@@ -73,7 +73,7 @@ struct SampledRow {
 template <typename I>
 __device__ inline RowSample<I> default_sample(const Sampling& s, I degree) {
   return s.strategy == Strategy::paper && degree > static_cast<I>(s.num_samples)
-             ? RowSample<I>{0, 577}
+             ? RowSample<I>{0, kPaperStride}
              : RowSample<I>{0, 1};
 }
 
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const I* rowptr = static_cast<const I*>(p.csr.rowptr);
   const bool weighs = p.sampling.strategy == Strategy::unbiased && !p.mean;
 
-  const auto row_at = [&](int64_t row) {
+  const auto sampled_row = [&](int64_t row) {
     const I begin = rowptr[row], end = rowptr[row + 1];
     const auto sample = table ? table[row] : default_sample<I>(p.sampling, end - begin);
     return SampledRow<I>(p.sampling, begin, end, sample);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
     if (p.sampling.num_samples <= s.hub_degree) continue;
     for (int r = 0; r < kWarps * warp_rows && block_row + r < p.csr.num_rows; ++r) {
-      const SampledRow<I> row = row_at(block_row + r);
+      const SampledRow<I> row = sampled_row(block_row + r);
       if (row.count <= s.hub_degree) continue;
       const I share = (row.count / kWarps + 32) / 32 * 32;
       const I first = share * warp;
@@ -186,13 +186,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 // Worth a pass over x where each row of it is read many times. Not for halves, which would round.
 bool wants_scaled_rows(const SampledSpmm& p) {
-  const int64_t sampled = p.csr.num_rows * p.sampling.num_samples;
-  const int64_t edges = sampled < p.csr.num_edges ? sampled : p.csr.num_edges;
+  const int64_t edges = most_edges(p.csr, p.sampling);
   return p.col_scale && !p.value && !p.quantized && (p.dtype == DType::f32 || p.dtype == DType::f64) &&
          edges >= 12 * p.csr.num_cols && edges >= (1 << 20);
 }
-
-int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 template <typename T, typename I>
 const char* run(SampledSpmm p, void* scratch, cudaStream_t stream) {

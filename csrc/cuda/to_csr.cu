@@ -8,8 +8,6 @@
 namespace pyg_fast::cuda {
 namespace {
 
-int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
 int bits_for(int64_t largest) {
   int bits = 1;
   while (bits < 64 && (largest >> bits) != 0) ++bits;

@@ -74,10 +74,12 @@ def setting_of(
 
 
 def drawn_seed(seed: Tensor | None, dropout: float, x: Tensor) -> Tensor | None:
-    """The seed of dropout: without one the next of torch's generator."""
-    if dropout > 0 and seed is None:
+    """The seed of dropout, as it is now: without one the next of torch's generator."""
+    if dropout == 0:
+        return None
+    if seed is None:
         return torch.randint(2**63 - 1, (1,), device=x.device)
-    return seed if dropout > 0 else None
+    return seed.clone()  # The backward pass drops the same.
 
 
 def check_heads(x: Tensor, name: str, shape: tuple[int | None, ...] = (None, None, None)) -> None:

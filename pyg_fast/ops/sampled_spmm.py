@@ -21,9 +21,8 @@ from .spmm import (
 )
 
 MOST_SAMPLES = 4096
-# In the order of `Strategy` in kernels.h.
-_CODES = {'bucket': 0, 'fastrand': 1, 'unbiased': 2, 'paper': 3}
-STRATEGIES = ('fastrand', 'bucket', 'unbiased', 'paper')
+_CODES = {'fastrand': 1, 'bucket': 0, 'unbiased': 2, 'paper': 3}  # of `Strategy` in kernels.h
+STRATEGIES = tuple(_CODES)
 _WORD = 2**64
 _PAPER_STRIDE = 577
 
@@ -41,12 +40,15 @@ class Sampling(NamedTuple):
         return self.num_samples, _CODES[self.strategy], self.seed
 
     def drawn(self, device: torch.device, seed: int | Tensor | None = None) -> 'Sampling':
-        """With a seed where it needs one: that given, or the next of torch's generator."""
+        """With a seed where it needs one: that given, as it is now, or the next of torch's
+        generator."""
         if self.strategy != 'unbiased':
             return self
         if seed is None:
             seed = torch.randint(2**63 - 1, (1,), device=device)
-        elif not isinstance(seed, Tensor):
+        elif isinstance(seed, Tensor):
+            seed = seed.clone()  # The backward pass works out the same sample.
+        else:
             seed = torch.full((1,), (seed + 2**63) % _WORD - 2**63, device=device)
         return self._replace(seed=seed)
 
@@ -107,7 +109,8 @@ def sampled_spmm(
 
     The edges are picked while the kernel loads them; nothing is prepared, and no other graph is
     made. A node with no more than :math:`S` edges keeps all of them. Differentiable in :obj:`x`
-    and :obj:`edge_weight`, any number of times: the backward pass works out the same sample again.
+    and :obj:`edge_weight`, any number of times: the backward pass works out the same sample again,
+    and lists it by source for as long as it runs.
     The results are the same bits every time.
 
     Args:

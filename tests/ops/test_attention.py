@@ -318,6 +318,17 @@ def test_reproducible(device: torch.device, op: str) -> None:
     assert not torch.equal(given[0][0], run(seed_of(10, device))[0])
 
 
+@both
+def test_a_seed_that_changes_before_the_backward_pass(device: torch.device, op: str) -> None:
+    edges = GRAPHS['square']
+    graph, inputs = edges.graph(device=device), inputs_of(op, edges, 3, 5, device=device)
+    expected = gradients(OPS[op](graph, *inputs, dropout=0.5, seed=seed_of(9, device)), inputs)
+    seed = seed_of(9, device)
+    out = OPS[op](graph, *inputs, dropout=0.5, seed=seed)
+    seed.fill_(10)
+    assert all(map(torch.equal, gradients(out, inputs), expected))
+
+
 # --- determinism and memory ----------------------------------------------------------------------
 
 

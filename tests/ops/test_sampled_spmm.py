@@ -393,6 +393,16 @@ def test_seeds(device: torch.device) -> None:
     assert torch.equal(run(seed=-1), run(seed=2**64 - 1))
 
 
+def test_a_seed_that_changes_before_the_backward_pass(device: torch.device) -> None:
+    graph = GRAPHS['in_hubs'].graph(device=device)
+    x = torch.randn(50, 4, device=device, requires_grad=True)
+    seed = torch.tensor([7], device=device)
+    expected = torch.autograd.grad(sampled_spmm(graph, x, 5, 'unbiased', seed=7).sum(), x)
+    out = sampled_spmm(graph, x, 5, 'unbiased', seed=seed)
+    seed.fill_(8)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], expected[0])
+
+
 @pytest.mark.parametrize('strategy', STRATEGIES)
 def test_deterministic(device: torch.device, strategy: str) -> None:
     graph = GRAPHS['out_hubs'].graph(device=device)
