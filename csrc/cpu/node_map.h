@@ -1,0 +1,49 @@
+// The map from global to local ids, by atomics where several threads share it.
+#pragma once
+#include "../minibatch.h"
+
+namespace pyg_fast::cpu {
+
+// The slot of an id, which a hashed map adds if it is `adding`; kNotFound where it is not there.
+template <bool adding>
+inline int64_t slot_of(const NodeMap& map, int64_t id) {
+  if (!map.key) return id;
+  for (int64_t slot = first_slot(map, id);; slot = (slot + 1) & (map.num_slots - 1)) {
+    int64_t held = __atomic_load_n(map.key + slot, __ATOMIC_RELAXED);
+    if (adding && held == -1 &&
+        __atomic_compare_exchange_n(map.key + slot, &held, id, false, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED)) {
+      return slot;
+    }
+    if (held == id) return slot;
+    if (!adding && held == -1) return kNotFound;
+  }
+}
+
+// Notes that an id is at a position, unless it is at an earlier one.
+inline void insert(const NodeMap& map, int64_t id, int64_t position) {
+  uint64_t* entry = map.entry + slot_of<true>(map, id);
+  const uint64_t wanted = map.stamp | static_cast<uint64_t>(position);
+  uint64_t held = __atomic_load_n(entry, __ATOMIC_RELAXED);
+  while (wanted < held && !__atomic_compare_exchange_n(entry, &held, wanted, true, __ATOMIC_RELAXED,
+                                                       __ATOMIC_RELAXED)) {
+  }
+}
+
+// The first position of an id in this batch, or kNotFound.
+inline int64_t find(const NodeMap& map, int64_t id) {
+  const int64_t slot = slot_of<false>(map, id);
+  if (slot == kNotFound) return kNotFound;
+  const uint64_t entry = __atomic_load_n(map.entry + slot, __ATOMIC_RELAXED);
+  return (entry & ~kPositionMask) == map.stamp ? static_cast<int64_t>(entry & kPositionMask)
+                                               : kNotFound;
+}
+
+// For a new batch: a hashed map is emptied.
+inline void start(const NodeMap& map) {
+  if (!map.key) return;
+  __builtin_memset(map.key, 0xff, static_cast<size_t>(map.num_slots) * 8);
+  __builtin_memset(map.entry, 0xff, static_cast<size_t>(map.num_slots) * 8);
+}
+
+}  // namespace pyg_fast::cpu

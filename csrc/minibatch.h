@@ -1,0 +1,43 @@
+// What the kernels of sampled mini-batches are handed, and the random numbers they draw. Free of
+// torch and of CUDA headers.
+#pragma once
+#include "kernels.h"
+#include "sample.h"
+
+namespace pyg_fast {
+
+// Where each node was first met in a batch: at which position of the batch's list of ids. An entry
+// is `stamp` (the batch) above and the position below. Stamps fall from batch to batch, so that the
+// smallest entry of a node is its first position in the newest batch, and nothing has to be emptied.
+// Direct: one entry per node. Hashed, where nodes are too many for that: slots found by `key`.
+struct NodeMap {
+  uint64_t* entry = nullptr;  // [num_slots]; all ones where there is none
+  int64_t* key = nullptr;     // [num_slots] -1 where a slot is empty; nullptr: direct
+  int64_t num_slots = 0;      // hashed: a power of two
+  uint64_t stamp = 0;         // the lower 32 bits are zero
+};
+
+constexpr uint64_t kPositionMask = 0xffffffffu;
+constexpr int64_t kNotFound = -1;
+
+// The slot that probing for an id starts at.
+PYG_FAST_DEVICE inline int64_t first_slot(const NodeMap& map, int64_t id) {
+  return static_cast<int64_t>(mixed64(static_cast<uint64_t>(id))) & (map.num_slots - 1);
+}
+
+// The `draw`-th number drawn for a node: 64 random bits.
+PYG_FAST_DEVICE inline uint64_t random_bits(uint64_t seed, uint64_t node, uint64_t draw) {
+  return mixed64(mixed64(seed + draw * 0xd1342543de82ef95u) + node * 0x9e3779b97f4a7c15u);
+}
+
+// A random integer in [0, count).
+PYG_FAST_DEVICE inline int64_t random_below(uint64_t bits, int64_t count) {
+  return static_cast<int64_t>(high_of_product(bits, static_cast<uint64_t>(count)));
+}
+
+// A random number in (0, 1].
+PYG_FAST_DEVICE inline double random_unit(uint64_t bits) {
+  return static_cast<double>((bits >> 11) + 1) * 0x1p-53;
+}
+
+}  // namespace pyg_fast

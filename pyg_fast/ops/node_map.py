@@ -1,0 +1,55 @@
+"""The map from the global ids of nodes to their local ones in a mini-batch."""
+
+import torch
+from torch import Tensor
+
+_NUM_STAMPS = 2**32 - 1
+_MOST_DIRECT = 2**27  # Nodes with an entry each: 1 GB.
+
+
+class NodeMap:
+    r"""Where each node was first met in a mini-batch.
+
+    With an entry of eight bytes for every node, stamped with the number of its batch, nothing has
+    to be emptied between two batches. Where nodes are too many for that, ids are hashed instead.
+
+    Args:
+        num_nodes (int): Number of nodes; ids are below it.
+        device (torch.device or str): Where the map is.
+        hashed (bool, optional): Whether ids are hashed; :obj:`None`: from :math:`2^{27}` nodes on.
+            (default: :obj:`None`)
+
+    Raises:
+        ValueError: If :obj:`num_nodes` is negative.
+    """
+
+    def __init__(
+        self, num_nodes: int, device: torch.device | str, hashed: bool | None = None
+    ) -> None:
+        if num_nodes < 0:
+            raise ValueError(f"'num_nodes' must not be negative, got {num_nodes}")
+        self.num_nodes = num_nodes
+        self.device = torch.device(device)
+        self.hashed = num_nodes > _MOST_DIRECT if hashed is None else hashed
+        self._stamp = 0
+        self._table: Tensor | None = None
+
+    def table(self, num_ids: int) -> Tensor:
+        """The table, with room for so many different ids: :obj:`[1, num_nodes]`, or hashed
+        :obj:`[2, num_slots]`, of entries and ids."""
+        size = self.num_nodes
+        if self.hashed:  # At most half full: probes stay short.
+            size = 1 << max(4, 2 * min(num_ids, self.num_nodes) - 1).bit_length()
+        if self._table is None or self._table.size(1) < size:
+            shape = (1 + self.hashed, size)
+            self._table = torch.full(shape, -1, dtype=torch.int64, device=self.device)
+        return self._table
+
+    def next_stamp(self, count: int = 1) -> int:
+        """The stamp of a new batch; of several: those of the others follow it downwards."""
+        if self._stamp < count:
+            if self._table is not None:
+                self._table.fill_(-1)
+            self._stamp = _NUM_STAMPS
+        self._stamp -= count
+        return self._stamp + count - 1
