@@ -149,6 +149,38 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "Tensor grad, int num_loops, float negative_slope, float dropout) "
       "-> (Tensor, Tensor, Tensor)");
 
+  // Sampled mini-batches. `map` and `stamp`: NodeMap in minibatch.h; `counts`: nodes and edges known
+  // after each hop, and before the first; `local`: local ids by position, those of seeds, then edges.
+  m.def(
+      "begin_sample(Tensor seeds, Tensor(a!) n_id, Tensor(b!) counts, Tensor(c!) map, "
+      "Tensor(d!) local, int stamp) -> ()");
+  // One hop: where the edges of each node begin; those edges, their sources into the map; new nodes.
+  // `max_nodes`, `max_edges`: in this hop, at most; the graph may lie in pinned host memory.
+  m.def(
+      "sample_counts(Tensor rowptr, Tensor? weight, Tensor n_id, Tensor(a!) counts, "
+      "Tensor(b!) sampled_rowptr, int hop, int fanout, bool replace, int max_nodes) -> ()");
+  m.def(
+      "sample_neighbors(Tensor rowptr, Tensor col, Tensor? perm, Tensor? weight, Tensor n_id, "
+      "Tensor counts, Tensor sampled_rowptr, Tensor(a!) neighbor, Tensor(b!) dst, Tensor(c!) e_id, "
+      "Tensor(d!) map, int stamp, int num_seeds, int hop, int fanout, bool replace, int seed, "
+      "int max_nodes, int max_edges) -> ()");
+  m.def(
+      "append_nodes(Tensor neighbor, Tensor(a!) n_id, Tensor(b!) counts, Tensor(c!) map, "
+      "Tensor(d!) local, int stamp, int num_seeds, int hop, int max_edges, bool inserts) -> ()");
+  // The batch: n_id, rowptr, col, edge_index, e_id. All edges among its nodes: rowptr; col,
+  // edge_index, e_id.
+  m.def(
+      "take_sample(Tensor n_id, Tensor sampled_rowptr, Tensor neighbor, Tensor dst, Tensor? e_id, "
+      "Tensor map, Tensor local, int stamp, int num_nodes, int num_rows, int num_edges) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "count_induced(Tensor rowptr, Tensor col, Tensor n_id, Tensor map, int stamp) -> Tensor");
+  m.def(
+      "induced_edges(Tensor rowptr, Tensor col, Tensor? perm, Tensor n_id, Tensor induced_rowptr, "
+      "Tensor map, Tensor local, int stamp, int num_edges) -> (Tensor, Tensor, Tensor)");
+  // Distinct ids in order of their first occurrence (padded), the place of each, their number.
+  m.def("relabel(Tensor ids, Tensor(a!) map, int stamp) -> (Tensor, Tensor, Tensor)");
+
   m.def("with_cuda() -> bool");
 }
 

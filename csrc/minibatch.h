@@ -40,4 +40,22 @@ PYG_FAST_DEVICE inline double random_unit(uint64_t bits) {
   return static_cast<double>((bits >> 11) + 1) * 0x1p-53;
 }
 
+// An edge in [begin, end), drawn in proportion to weights of which running sums over all edges are
+// given; some weight there is positive.
+PYG_FAST_DEVICE inline int64_t drawn_edge(const double* sum, int64_t begin, int64_t end,
+                                          uint64_t bits) {
+  const double low = begin == 0 ? 0 : sum[begin - 1];
+  double wanted = sum[end - 1] - random_unit(bits) * (sum[end - 1] - low);
+  if (wanted < low) wanted = low;
+  int64_t first = begin, last = end - 1;  // the first whose sum is above `wanted`
+  while (first < last) {
+    const int64_t middle = first + (last - first) / 2;
+    if (sum[middle] > wanted) last = middle;
+    else first = middle + 1;
+  }
+  // Rounded up to the end: not to an edge without weight.
+  while (first > begin && sum[first] == sum[first - 1]) --first;
+  return first;
+}
+
 }  // namespace pyg_fast

@@ -9,6 +9,8 @@ from .gatv2 import gatv2
 from .gcn_norm import gcn_norm
 from .graph import Graph
 from .maxk import maxk
+from .neighbor_sample import SampledSubgraph, neighbor_sample, relabel
+from .node_map import NodeMap
 from .sampled_spmm import sampled_spmm
 from .spmm import spmm
 from .to_csr import to_csr
@@ -16,12 +18,16 @@ from .to_csr import to_csr
 __all__ = [
     'CBSR',
     'Graph',
+    'NodeMap',
+    'SampledSubgraph',
     'aggregate',
     'cbsr_spmm',
     'gat',
     'gatv2',
     'gcn_norm',
     'maxk',
+    'neighbor_sample',
+    'relabel',
     'sampled_spmm',
     'spmm',
     'to_csr',

@@ -33,13 +33,14 @@ class NodeMap:
         self.hashed = num_nodes > _MOST_DIRECT if hashed is None else hashed
         self._stamp = 0
         self._table: Tensor | None = None
+        self._scratch: dict[str, Tensor] = {}
 
     def table(self, num_ids: int) -> Tensor:
         """The table, with room for so many different ids: :obj:`[1, num_nodes]`, or hashed
         :obj:`[2, num_slots]`, of entries and ids."""
         size = self.num_nodes
         if self.hashed:  # At most half full: probes stay short.
-            size = 1 << max(4, 2 * min(num_ids, self.num_nodes) - 1).bit_length()
+            size = 1 << max(16, 2 * min(num_ids, self.num_nodes) - 1).bit_length()
         if self._table is None or self._table.size(1) < size:
             shape = (1 + self.hashed, size)
             self._table = torch.full(shape, -1, dtype=torch.int64, device=self.device)
@@ -53,3 +54,15 @@ class NodeMap:
             self._stamp = _NUM_STAMPS
         self._stamp -= count
         return self._stamp + count - 1
+
+    def scratch(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
+        """Memory of at least that size which stays from batch to batch; where it has to grow, what
+        is in it is kept."""
+        held = self._scratch.get(name)
+        if held is None or held.dtype != dtype:
+            held = self._scratch[name] = torch.empty(size, dtype=dtype, device=self.device)
+        elif held.numel() < size:
+            grown = torch.empty(size + size // 4, dtype=dtype, device=self.device)
+            grown[: held.numel()] = held
+            held = self._scratch[name] = grown
+        return held

@@ -1,0 +1,290 @@
+#include "neighbor_sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "node_map.h"
+
+namespace pyg_fast::cpu {
+namespace {
+
+constexpr int64_t kAhead = 16;  // ids whose entries are on their way
+
+inline void fetch_entry(const NodeMap& map, int64_t id) {
+  __builtin_prefetch(map.key ? map.key + first_slot(map, id)
+                             : reinterpret_cast<const int64_t*>(map.entry + id));
+}
+
+// fn(k) for k in [begin, end), with the map's entries of id(k) fetched ahead.
+template <typename Id, typename Fn>
+void for_ids(const NodeMap& map, int64_t begin, int64_t end, const Id& id, const Fn& fn) {
+  for (int64_t k = begin; k < std::min(begin + kAhead, end); ++k) fetch_entry(map, id(k));
+  for (int64_t k = begin; k < end; ++k) {
+    if (k + kAhead < end) fetch_entry(map, id(k + kAhead));
+    fn(k);
+  }
+}
+
+// fn(I{}) for the graph's index type.
+template <typename Fn>
+auto with_index(bool index64, const Fn& fn) {
+  return index64 ? fn(int64_t{}) : fn(int32_t{});
+}
+
+// The numbers that a row's draws have taken.
+class Taken {
+ public:
+  // For at most `count` numbers.
+  void clear(int64_t count) {
+    numbers_.clear();
+    if (count <= kFew) return;
+    size_t slots = 16;
+    while (slots < static_cast<size_t>(2 * count)) slots *= 2;
+    slots_.assign(slots, -1);
+  }
+
+  // Whether it is new.
+  bool add(int64_t number, int64_t count) {
+    if (count <= kFew) {
+      if (std::find(numbers_.begin(), numbers_.end(), number) != numbers_.end()) return false;
+      numbers_.push_back(number);
+      return true;
+    }
+    const size_t last = slots_.size() - 1;
+    size_t slot = static_cast<size_t>(mixed64(static_cast<uint64_t>(number))) & last;
+    for (; slots_[slot] != -1; slot = (slot + 1) & last) {
+      if (slots_[slot] == number) return false;
+    }
+    slots_[slot] = number;
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kFew = 48;
+  std::vector<int64_t> numbers_, slots_;
+};
+
+template <typename I>
+class Row {
+ public:
+  Row(const SampleHop& p, int64_t node) : p_(p), node_(node), id_(p.n_id[node]) {
+    const I* rowptr = static_cast<const I*>(p.graph.rowptr) + id_;
+    begin_ = rowptr[0];
+    degree_ = rowptr[1] - begin_;
+  }
+
+  // How many edges are taken.
+  int64_t wanted() const {
+    if (p_.fanout < 0 || degree_ == 0) return degree_;
+    if (p_.replace) {
+      if (!p_.weight) return p_.fanout;
+      const double before = begin_ == 0 ? 0 : p_.weight[begin_ - 1];
+      return p_.weight[begin_ + degree_ - 1] > before ? p_.fanout : 0;
+    }
+    if (!p_.weight) return std::min(degree_, p_.fanout);
+    int64_t count = 0;  // edges that may be drawn
+    for (int64_t e = begin_; e < begin_ + degree_ && count < p_.fanout; ++e) {
+      count += p_.weight[e] > 0;
+    }
+    return count;
+  }
+
+  void draw(Taken& taken, std::vector<std::pair<double, int64_t>>& keys) const {
+    const int64_t start = p_.rowptr[node_], count = p_.rowptr[node_ + 1] - start;
+    const auto bits = [&](int64_t k) {
+      return random_bits(p_.seed, static_cast<uint64_t>(id_), static_cast<uint64_t>(k));
+    };
+    if (p_.replace && p_.fanout >= 0) {
+      for (int64_t k = 0; k < count; ++k) {
+        emit(start + k, p_.weight ? drawn_edge(p_.weight, begin_, begin_ + degree_, bits(k))
+                                  : begin_ + random_below(bits(k), degree_));
+      }
+    } else if (count == degree_) {
+      for (int64_t k = 0; k < count; ++k) emit(start + k, begin_ + k);
+    } else if (p_.weight) {
+      // The smallest of -log(u) / weight, after Efraimidis and Spirakis.
+      keys.clear();
+      for (int64_t e = 0; e < degree_; ++e) {
+        const double weight = p_.weight[begin_ + e];
+        if (weight > 0) keys.emplace_back(-std::log(random_unit(bits(e))) / weight, e);
+      }
+      std::partial_sort(keys.begin(), keys.begin() + count, keys.end());
+      for (int64_t k = 0; k < count; ++k) {
+        emit(start + k, begin_ + keys[static_cast<size_t>(k)].second);
+      }
+    } else {
+      // Floyd's algorithm.
+      taken.clear(count);
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t last = degree_ - count + k;
+        int64_t chosen = random_below(bits(k), last + 1);
+        if (!taken.add(chosen, count)) taken.add(chosen = last, count);
+        emit(start + k, begin_ + chosen);
+      }
+    }
+  }
+
+ private:
+  void emit(int64_t e, int64_t position) const {
+    static_cast<I*>(p_.neighbor)[e] = static_cast<const I*>(p_.graph.col)[position];
+    p_.dst[e] = static_cast<int32_t>(node_);
+    p_.e_id[e] = p_.graph.perm ? static_cast<const I*>(p_.graph.perm)[position] : position;
+  }
+
+  const SampleHop& p_;
+  int64_t node_, id_, begin_, degree_;
+};
+
+}  // namespace
+
+void start(const NodeMap& map) { empty_if_hashed(map); }
+
+void begin_sample(const SampleHop& p, const int64_t* seeds, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) {
+    p.n_id[k] = seeds[k];
+    p.local[k] = static_cast<int32_t>(k);
+    insert(p.map, seeds[k], k);
+  }
+}
+
+void sample_counts(const SampleHop& p, int64_t begin, int64_t end) {
+  with_index(p.graph.index64, [&](auto index) {
+    using I = decltype(index);
+    const I* rowptr = static_cast<const I*>(p.graph.rowptr);
+    for (int64_t node = begin; node < end; ++node) {
+      if (node + kAhead < end) __builtin_prefetch(rowptr + p.n_id[node + kAhead]);
+      p.rowptr[node + 1] = static_cast<int32_t>(Row<I>(p, node).wanted());
+    }
+  });
+}
+
+void sample_neighbors(const SampleHop& p, int64_t begin, int64_t end) {
+  with_index(p.graph.index64, [&](auto index) {
+    using I = decltype(index);
+    const I* rowptr = static_cast<const I*>(p.graph.rowptr);
+    const I* col = static_cast<const I*>(p.graph.col);
+    Taken taken;
+    std::vector<std::pair<double, int64_t>> keys;
+    for (int64_t node = begin; node < end; ++node) {
+      if (node + kAhead < end) __builtin_prefetch(rowptr + p.n_id[node + kAhead]);
+      if (node + kAhead / 4 < end) __builtin_prefetch(col + rowptr[p.n_id[node + kAhead / 4]]);
+      Row<I>(p, node).draw(taken, keys);
+    }
+  });
+}
+
+void insert_sources(const SampleHop& p, int64_t begin, int64_t end) {
+  with_index(p.graph.index64, [&](auto index) {
+    const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
+    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
+            [&](int64_t e) { insert(p.map, neighbor[e], p.num_seeds + e); });
+  });
+}
+
+int64_t count_new(const SampleHop& p, int64_t begin, int64_t end) {
+  return with_index(p.graph.index64, [&](auto index) {
+    const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
+    int64_t count = 0;
+    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; },
+            [&](int64_t e) { count += find(p.map, neighbor[e]) == p.num_seeds + e; });
+    return count;
+  });
+}
+
+int64_t append_nodes(const SampleHop& p, int64_t begin, int64_t end, int64_t node) {
+  with_index(p.graph.index64, [&](auto index) {
+    const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
+    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; }, [&](int64_t e) {
+      if (find(p.map, neighbor[e]) != p.num_seeds + e) return;
+      p.local[p.num_seeds + e] = static_cast<int32_t>(node);
+      p.n_id[node++] = neighbor[e];
+    });
+  });
+  return node;
+}
+
+void take_edges(const TakeSample& p, int64_t begin, int64_t end) {
+  with_index(p.index64, [&](auto index) {
+    const auto* neighbor = static_cast<const decltype(index)*>(p.neighbor);
+    for_ids(p.map, begin, end, [&](int64_t e) { return neighbor[e]; }, [&](int64_t e) {
+      const int32_t source = p.local[find(p.map, neighbor[e])];
+      p.out_col[e] = source;
+      p.out_src[e] = source;
+      p.out_dst[e] = p.dst[e];
+      if (p.out_e_id) p.out_e_id[e] = p.e_id[e];
+    });
+  });
+}
+
+void take_nodes(const TakeSample& p, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) {
+    p.out_n_id[k] = p.n_id[k];
+    p.out_rowptr[k] = k < p.num_rows ? p.rowptr[k] : static_cast<int32_t>(p.num_edges);
+  }
+  if (end == p.num_nodes) p.out_rowptr[end] = static_cast<int32_t>(p.num_edges);
+}
+
+void count_induced(const InducedEdges& p, int64_t begin, int64_t end) {
+  with_index(p.graph.index64, [&](auto index) {
+    using I = decltype(index);
+    const I* col = static_cast<const I*>(p.graph.col);
+    for (int64_t node = begin; node < end; ++node) {
+      const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
+      int64_t count = 0;
+      for_ids(p.map, rowptr[0], rowptr[1], [&](int64_t e) { return col[e]; },
+              [&](int64_t e) { count += find(p.map, col[e]) != kNotFound; });
+      p.rowptr[node + 1] = count;
+    }
+  });
+}
+
+void induced_edges(const InducedEdges& p, int64_t begin, int64_t end) {
+  with_index(p.graph.index64, [&](auto index) {
+    using I = decltype(index);
+    const I* col = static_cast<const I*>(p.graph.col);
+    const I* perm = static_cast<const I*>(p.graph.perm);
+    for (int64_t node = begin; node < end; ++node) {
+      const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
+      int64_t out = p.rowptr[node];
+      for_ids(p.map, rowptr[0], rowptr[1], [&](int64_t e) { return col[e]; }, [&](int64_t e) {
+        const int64_t position = find(p.map, col[e]);
+        if (position == kNotFound) return;
+        p.out_col[out] = p.local[position];
+        p.out_src[out] = p.local[position];
+        p.out_dst[out] = node;
+        p.out_e_id[out] = perm ? perm[e] : e;
+        ++out;
+      });
+    }
+  });
+}
+
+void insert_ids(const Relabel& p, int64_t begin, int64_t end) {
+  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; },
+          [&](int64_t k) { insert(p.map, p.ids[k], k); });
+}
+
+int64_t count_first(const Relabel& p, int64_t begin, int64_t end) {
+  int64_t count = 0;
+  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; },
+          [&](int64_t k) { count += find(p.map, p.ids[k]) == k; });
+  return count;
+}
+
+int64_t rank_first(const Relabel& p, int64_t begin, int64_t end, int64_t rank) {
+  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; }, [&](int64_t k) {
+    if (find(p.map, p.ids[k]) != k) return;
+    p.rank[k] = static_cast<int32_t>(rank);
+    p.unique[rank++] = p.ids[k];
+  });
+  return rank;
+}
+
+void places(const Relabel& p, int64_t begin, int64_t end) {
+  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; },
+          [&](int64_t k) { p.place[k] = p.rank[find(p.map, p.ids[k])]; });
+}
+
+}  // namespace pyg_fast::cpu

@@ -1,0 +1,547 @@
+// Sampled mini-batches: which edges are taken, and the local ids of the nodes at their ends. A source
+// enters the map in the same pass that samples it; no size is waited for in between.
+#include "neighbor_sample.h"
+
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
+
+#include <cub/device/device_scan.cuh>
+
+#include "node_map.cuh"
+
+namespace pyg_fast::cuda {
+namespace {
+
+constexpr unsigned kBlocksPerLaunch = 132 * 16;
+
+// An output of a scan that hands position and value to a function.
+template <typename Fn>
+class OutputTo {
+ public:
+  using iterator_category = std::random_access_iterator_tag;
+  using value_type = void;
+  using difference_type = int64_t;
+  using pointer = void;
+  using reference = void;
+
+  struct Place {
+    const Fn& fn;
+    int64_t at;
+    template <typename V>
+    __host__ __device__ const Place& operator=(V value) const {
+#ifdef __CUDA_ARCH__
+      fn(at, value);
+#endif
+      return *this;
+    }
+  };
+
+  __host__ __device__ explicit OutputTo(Fn fn, int64_t at = 0) : fn_(fn), at_(at) {}
+  __host__ __device__ Place operator[](int64_t k) const { return {fn_, at_ + k}; }
+  __host__ __device__ Place operator*() const { return {fn_, at_}; }
+  __host__ __device__ OutputTo operator+(int64_t k) const { return OutputTo(fn_, at_ + k); }
+  __host__ __device__ OutputTo& operator+=(int64_t k) {
+    at_ += k;
+    return *this;
+  }
+
+ private:
+  Fn fn_;
+  int64_t at_;
+};
+
+// out(k, in(0) + ... + in(k)) for k below `count`; without scratch, the bytes it needs.
+template <typename In, typename Out>
+cudaError_t sum_up(void* scratch, size_t& bytes, const In& in, const Out& out, int64_t count,
+                   cudaStream_t stream) {
+  const auto input = thrust::make_transform_iterator(thrust::counting_iterator<int64_t>(0), in);
+  return cub::DeviceScan::InclusiveSum(scratch, bytes, input, OutputTo<Out>(out), count, stream);
+}
+
+template <typename In, typename Out>
+int64_t scratch_of(const In& in, const Out& out, int64_t count) {
+  size_t bytes = 0;
+  sum_up(nullptr, bytes, in, out, count, nullptr);
+  return static_cast<int64_t>(bytes);
+}
+
+template <typename In, typename Out>
+const char* run_sum(void* scratch, int64_t bytes, const In& in, const Out& out, int64_t count,
+                    void* stream) {
+  size_t size = static_cast<size_t>(bytes);
+  const cudaError_t error =
+      sum_up(scratch, size, in, out, count, static_cast<cudaStream_t>(stream));
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+unsigned some_blocks(int64_t threads) {
+  const unsigned blocks = blocks_for(threads);
+  return blocks < kBlocksPerLaunch ? blocks : kBlocksPerLaunch;
+}
+
+// --- how many -----------------------------------------------------------------------------------
+
+template <typename I>
+struct EdgesOfNode {
+  SampleHop p;
+
+  __device__ int32_t operator()(int64_t k) const {
+    const int64_t node = p.first() + k;
+    if (node >= p.last()) return 0;
+    const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
+    const int64_t begin = rowptr[0], degree = rowptr[1] - begin;
+    if (p.fanout < 0 || degree == 0) return static_cast<int32_t>(degree);
+    if (p.replace) {
+      if (!p.weight) return static_cast<int32_t>(p.fanout);
+      const double before = begin == 0 ? 0 : p.weight[begin - 1];
+      return p.weight[begin + degree - 1] > before ? static_cast<int32_t>(p.fanout) : 0;
+    }
+    if (!p.weight) return static_cast<int32_t>(degree < p.fanout ? degree : p.fanout);
+    int32_t count = 0;  // edges that may be drawn
+    for (int64_t e = begin; e < begin + degree && count < p.fanout; ++e) count += p.weight[e] > 0;
+    return count;
+  }
+};
+
+struct StartOfNode {
+  SampleHop p;
+
+  __device__ void operator()(int64_t k, int32_t sum) const {
+    const int64_t end = p.num_edges[p.hop] + sum;
+    const int64_t node = p.first() + k;
+    if (k == 0) p.rowptr[node] = static_cast<int32_t>(p.num_edges[p.hop]);
+    if (node < p.last()) p.rowptr[node + 1] = static_cast<int32_t>(end);
+    if (k == p.max_nodes - 1) p.num_edges[p.hop + 1] = end;
+  }
+};
+
+// --- which --------------------------------------------------------------------------------------
+
+// Writes edge `e` of the batch as the edge of the graph at `position`.
+template <typename I>
+__device__ inline void emit(const SampleHop& p, int64_t e, int64_t node, int64_t position) {
+  const I neighbor = static_cast<const I*>(p.graph.col)[position];
+  static_cast<I*>(p.neighbor)[e] = neighbor;
+  p.dst[e] = static_cast<int32_t>(node);
+  p.e_id[e] = p.graph.perm ? static_cast<const I*>(p.graph.perm)[position] : position;
+  insert(p.map, neighbor, p.num_seeds + e);
+}
+
+// Floyd's algorithm: of the `count` draws the k-th, from the first degree - count + k + 1 edges, is
+// replaced by the last of these where it was taken before. Every set is as likely as any other.
+template <typename I, int LANES>
+__device__ inline void draw_distinct(const SampleHop& p, int64_t node, int64_t id, int64_t begin,
+                                     int64_t degree, int64_t start, int count, unsigned mask,
+                                     int lane) {
+  for (int first = 0; first < count; first += LANES) {
+    const int k = first + lane, here = count - first < LANES ? count - first : LANES;
+    const int64_t last = degree - count + k;
+    int chosen = 0;
+    if (k < count) {
+      chosen = static_cast<int>(random_below(random_bits(p.seed, id, k), last + 1));
+      // What was drawn before stands in place of the destinations.
+      for (int e = 0; e < first; ++e) {
+        if (__ldcg(p.dst + start + e) == chosen) {
+          chosen = static_cast<int>(last);
+          break;
+        }
+      }
+    }
+    for (int m = 0; m < here; ++m) {
+      const int drawn = __shfl_sync(mask, chosen, m, LANES);
+      const bool taken = __ballot_sync(mask, lane < m && drawn == chosen) != 0;
+      if (lane == m && taken) chosen = static_cast<int>(last);
+    }
+    if (k < count) {
+      if (count <= LANES) emit<I>(p, start + k, node, begin + chosen);
+      else p.dst[start + k] = chosen;
+    }
+    __syncwarp(mask);
+  }
+  if (count <= LANES) return;
+  for (int k = lane; k < count; k += LANES) {
+    emit<I>(p, start + k, node, begin + __ldcg(p.dst + start + k));
+  }
+}
+
+// The `count` smallest of -log(u) / weight, a warp's worth in each pass, after Efraimidis and
+// Spirakis: as drawing one by one, each in proportion to its weight among those left.
+template <typename I>
+__device__ inline void draw_weighted(const SampleHop& p, int64_t node, int64_t id, int64_t begin,
+                                     int64_t degree, int64_t start, int count, int lane) {
+  const double infinity = __longlong_as_double(0x7ff0000000000000);
+  double last_key = -1;
+  int64_t last = -1;
+  const auto before = [](double a, int64_t i, double b, int64_t j) {
+    return a < b || (a == b && i < j);
+  };
+  for (int first = 0; first < count; first += 32) {
+    const int here = count - first < 32 ? count - first : 32;
+    double best = infinity;  // of the lane: the smallest ones, in order
+    int64_t best_edge = degree;
+    for (int64_t e0 = 0; e0 < degree; e0 += 32) {
+      const int64_t e = e0 + lane;
+      double key = infinity;
+      if (e < degree) {
+        const double weight = p.weight[begin + e];
+        if (weight > 0) key = -log(random_unit(random_bits(p.seed, id, e))) / weight;
+      }
+      const double worst = __shfl_sync(kWarpMask, best, here - 1);
+      const bool candidate = key < worst && before(last_key, last, key, e);
+      unsigned left = __ballot_sync(kWarpMask, candidate);
+      while (left) {
+        const int from = __ffs(left) - 1;
+        left &= left - 1;
+        const double its_key = __shfl_sync(kWarpMask, key, from);
+        const int64_t its_edge = e0 + from;
+        const int place =
+            __popc(__ballot_sync(kWarpMask, before(best, best_edge, its_key, its_edge)));
+        const double moved_key = __shfl_up_sync(kWarpMask, best, 1);
+        const int64_t moved_edge = __shfl_up_sync(kWarpMask, best_edge, 1);
+        if (lane > place) {
+          best = moved_key;
+          best_edge = moved_edge;
+        } else if (lane == place) {
+          best = its_key;
+          best_edge = its_edge;
+        }
+      }
+    }
+    if (lane < here) emit<I>(p, start + first + lane, node, begin + best_edge);
+    last_key = __shfl_sync(kWarpMask, best, here - 1);
+    last = __shfl_sync(kWarpMask, best_edge, here - 1);
+  }
+}
+
+// LANES threads have a node.
+template <typename I, int LANES>
+__global__ void __launch_bounds__(kThreads) sample_kernel(SampleHop p) {
+  const int lane = threadIdx.x % LANES;
+  const unsigned mask = LANES == 32 ? kWarpMask
+                                    : ((1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
+  const int64_t groups = static_cast<int64_t>(gridDim.x) * (kThreads / LANES);
+  const int64_t last = p.last();
+  for (int64_t node = p.first() + (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / LANES;
+       node < last; node += groups) {
+    const int64_t id = p.n_id[node];
+    const I* rowptr = static_cast<const I*>(p.graph.rowptr) + id;
+    const int64_t begin = rowptr[0], degree = rowptr[1] - begin;
+    const int64_t start = p.rowptr[node];
+    const int count = static_cast<int>(p.rowptr[node + 1] - start);
+    if (p.replace && p.fanout >= 0) {
+      for (int k = lane; k < count; k += LANES) {
+        const uint64_t bits = random_bits(p.seed, id, k);
+        emit<I>(p, start + k, node,
+                p.weight ? drawn_edge(p.weight, begin, begin + degree, bits)
+                         : begin + random_below(bits, degree));
+      }
+    } else if (count == degree) {
+      for (int k = lane; k < count; k += LANES) emit<I>(p, start + k, node, begin + k);
+    } else if constexpr (LANES == 32) {
+      if (p.weight) draw_weighted<I>(p, node, id, begin, degree, start, count, lane);
+      else draw_distinct<I, 32>(p, node, id, begin, degree, start, count, mask, lane);
+    } else {
+      draw_distinct<I, LANES>(p, node, id, begin, degree, start, count, mask, lane);
+    }
+  }
+}
+
+// All edges of rows: a thread has an edge, so that long rows are shared.
+template <typename I>
+__global__ void __launch_bounds__(kThreads) all_edges_kernel(SampleHop p) {
+  const int64_t end = p.num_edges[p.hop + 1], step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t first = p.first(), last = p.last();
+  for (int64_t e = p.num_edges[p.hop] + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       e < end; e += step) {
+    int64_t low = first, high = last;  // the last node that begins at e or before, with edges
+    while (high - low > 1) {
+      const int64_t middle = (low + high) / 2;
+      if (p.rowptr[middle] <= e) low = middle;
+      else high = middle;
+    }
+    const int64_t begin = static_cast<const I*>(p.graph.rowptr)[p.n_id[low]];
+    emit<I>(p, e, low, begin + (e - p.rowptr[low]));
+  }
+}
+
+// --- local ids ----------------------------------------------------------------------------------
+
+template <typename I>
+__global__ void __launch_bounds__(kThreads) insert_kernel(SampleHop p) {
+  const int64_t end = p.num_edges[p.hop + 1], step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t e = p.num_edges[p.hop] + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       e < end; e += step) {
+    insert(p.map, static_cast<const I*>(p.neighbor)[e], p.num_seeds + e);
+  }
+}
+
+template <typename I>
+struct IsNew {
+  SampleHop p;
+
+  __device__ int32_t operator()(int64_t k) const {
+    const int64_t e = p.num_edges[p.hop] + k;
+    return e < p.num_edges[p.hop + 1] &&
+           find(p.map, static_cast<const I*>(p.neighbor)[e]) == p.num_seeds + e;
+  }
+};
+
+template <typename I>
+struct AddNode {
+  SampleHop p;
+
+  __device__ void operator()(int64_t k, int32_t sum) const {
+    const int64_t e = p.num_edges[p.hop] + k, end = p.num_nodes[p.hop] + sum;
+    if (IsNew<I>{p}(k)) {
+      p.local[p.num_seeds + e] = static_cast<int32_t>(end - 1);
+      p.n_id[end - 1] = static_cast<const I*>(p.neighbor)[e];
+    }
+    if (k == p.max_edges - 1) p.num_nodes[p.hop + 1] = end;
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) begin_kernel(SampleHop p, const int64_t* seeds) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (thread == 0) {
+    p.num_nodes[0] = p.num_seeds;
+    p.num_edges[0] = 0;
+  }
+  for (int64_t k = thread; k < p.num_seeds; k += step) {
+    p.n_id[k] = seeds[k];
+    p.local[k] = static_cast<int32_t>(k);
+    insert(p.map, seeds[k], k);
+  }
+}
+
+// Hops without nodes or edges leave the counts as they were.
+__global__ void same_edges_kernel(SampleHop p) { p.num_edges[p.hop + 1] = p.num_edges[p.hop]; }
+__global__ void same_nodes_kernel(SampleHop p) { p.num_nodes[p.hop + 1] = p.num_nodes[p.hop]; }
+
+template <typename I>
+__global__ void __launch_bounds__(kThreads) take_kernel(TakeSample p) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  for (int64_t e = thread; e < p.num_edges; e += step) {
+    const int32_t source = p.local[find(p.map, static_cast<const I*>(p.neighbor)[e])];
+    p.out_col[e] = source;
+    p.out_src[e] = source;
+    p.out_dst[e] = p.dst[e];
+    if (p.out_e_id) p.out_e_id[e] = p.e_id[e];
+  }
+  for (int64_t k = thread; k <= p.num_nodes; k += step) {
+    p.out_rowptr[k] = k < p.num_rows ? p.rowptr[k] : static_cast<int32_t>(p.num_edges);
+    if (k < p.num_nodes) p.out_n_id[k] = p.n_id[k];
+  }
+}
+
+// --- induced subgraphs --------------------------------------------------------------------------
+
+// A warp counts the edges of a row, or lists them, whose sources are in the batch too.
+template <typename I, bool lists>
+__global__ void __launch_bounds__(kThreads) induced_kernel(InducedEdges p) {
+  const int lane = threadIdx.x % 32;
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
+  for (int64_t node = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+       node < p.num_nodes; node += warps) {
+    const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
+    const int64_t begin = rowptr[0], end = rowptr[1];
+    int64_t at = lists ? p.rowptr[node] : 0;
+    for (int64_t e0 = begin; e0 < end; e0 += 32) {
+      const int64_t e = e0 + lane;
+      const int64_t position =
+          e < end ? find(p.map, static_cast<const I*>(p.graph.col)[e]) : kNotFound;
+      const unsigned found = __ballot_sync(kWarpMask, position != kNotFound);
+      if (lists && position != kNotFound) {
+        const int64_t out = at + __popc(found & ((1u << lane) - 1));
+        const int32_t source = p.local[position];
+        p.out_col[out] = source;
+        p.out_src[out] = source;
+        p.out_dst[out] = node;
+        p.out_e_id[out] = p.graph.perm ? static_cast<const I*>(p.graph.perm)[e] : e;
+      }
+      at += __popc(found);
+    }
+    if (!lists && lane == 0) p.rowptr[node + 1] = at;
+  }
+}
+
+struct Counted {
+  const int64_t* count;
+  __device__ int64_t operator()(int64_t k) const { return count[k]; }
+};
+
+struct Summed {
+  int64_t* sum;
+  __device__ void operator()(int64_t k, int64_t value) const { sum[k] = value; }
+};
+
+// --- relabel ------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) insert_ids_kernel(Relabel p) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_ids;
+       k += step) {
+    insert(p.map, p.ids[k], k);
+  }
+}
+
+struct IsFirst {
+  Relabel p;
+  __device__ int32_t operator()(int64_t k) const { return find(p.map, p.ids[k]) == k; }
+};
+
+struct AddId {
+  Relabel p;
+  __device__ void operator()(int64_t k, int32_t sum) const {
+    if (IsFirst{p}(k)) {
+      p.rank[k] = sum - 1;
+      p.unique[sum - 1] = p.ids[k];
+    }
+    if (k == p.num_ids - 1) *p.count = sum;
+  }
+};
+
+__global__ void __launch_bounds__(kThreads) places_kernel(Relabel p) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_ids;
+       k += step) {
+    p.place[k] = p.rank[find(p.map, p.ids[k])];
+  }
+}
+
+// fn(I{}) for the graph's index type.
+template <typename Fn>
+auto with_index(bool index64, const Fn& fn) {
+  return index64 ? fn(int64_t{}) : fn(int32_t{});
+}
+
+template <typename I>
+void sample(const SampleHop& p, cudaStream_t stream) {
+  const auto launch = [&](auto lanes) {
+    constexpr int kLanes = decltype(lanes)::value;
+    sample_kernel<I, kLanes><<<some_blocks(p.max_nodes * kLanes), kThreads, 0, stream>>>(p);
+  };
+  if (p.fanout < 0) {
+    all_edges_kernel<I><<<some_blocks(p.max_edges), kThreads, 0, stream>>>(p);
+  } else if (p.fanout > 16 || (p.weight && !p.replace)) {
+    launch(std::integral_constant<int, 32>{});
+  } else if (p.fanout > 8) {
+    launch(std::integral_constant<int, 16>{});
+  } else if (p.fanout > 4) {
+    launch(std::integral_constant<int, 8>{});
+  } else {
+    launch(std::integral_constant<int, 4>{});
+  }
+}
+
+}  // namespace
+
+const char* begin_sample(const SampleHop& p, const int64_t* seeds, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (const char* error = start(p.map, s)) return error;
+  begin_kernel<<<some_blocks(p.num_seeds), kThreads, 0, s>>>(p, seeds);
+  return last_error();
+}
+
+int64_t sample_counts_scratch(const SampleHop& p) {
+  return with_index(p.graph.index64, [&](auto index) {
+    return scratch_of(EdgesOfNode<decltype(index)>{p}, StartOfNode{p}, p.max_nodes);
+  });
+}
+
+const char* sample_counts(const SampleHop& p, void* scratch, void* stream) {
+  if (p.max_nodes == 0) {
+    same_edges_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(p);
+    return last_error();
+  }
+  const int64_t bytes = sample_counts_scratch(p);
+  return with_index(p.graph.index64, [&](auto index) {
+    return run_sum(scratch, bytes, EdgesOfNode<decltype(index)>{p}, StartOfNode{p}, p.max_nodes,
+                   stream);
+  });
+}
+
+const char* sample_neighbors(const SampleHop& p, void* stream) {
+  if (p.max_nodes == 0 || p.max_edges == 0) return nullptr;
+  with_index(p.graph.index64, [&](auto index) {
+    sample<decltype(index)>(p, static_cast<cudaStream_t>(stream));
+  });
+  return last_error();
+}
+
+int64_t append_nodes_scratch(const SampleHop& p) {
+  return with_index(p.graph.index64, [&](auto index) {
+    using I = decltype(index);
+    return scratch_of(IsNew<I>{p}, AddNode<I>{p}, p.max_edges);
+  });
+}
+
+const char* append_nodes(const SampleHop& p, bool inserts, void* scratch, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (p.max_edges == 0) {
+    same_nodes_kernel<<<1, 1, 0, s>>>(p);
+    return last_error();
+  }
+  const int64_t bytes = append_nodes_scratch(p);
+  return with_index(p.graph.index64, [&](auto index) {
+    using I = decltype(index);
+    if (inserts) insert_kernel<I><<<some_blocks(p.max_edges), kThreads, 0, s>>>(p);
+    return run_sum(scratch, bytes, IsNew<I>{p}, AddNode<I>{p}, p.max_edges, stream);
+  });
+}
+
+const char* take_sample(const TakeSample& p, void* stream) {
+  const int64_t most = p.num_edges > p.num_nodes ? p.num_edges : p.num_nodes + 1;
+  with_index(p.index64, [&](auto index) {
+    take_kernel<decltype(index)>
+        <<<some_blocks(most), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+  });
+  return last_error();
+}
+
+int64_t count_induced_scratch(const InducedEdges& p) {
+  return scratch_of(Counted{p.rowptr}, Summed{p.rowptr}, p.num_nodes + 1);
+}
+
+const char* count_induced(const InducedEdges& p, void* scratch, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  const cudaError_t error = cudaMemsetAsync(p.rowptr, 0, 8, s);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  if (p.num_nodes == 0) return nullptr;
+  with_index(p.graph.index64, [&](auto index) {
+    induced_kernel<decltype(index), false>
+        <<<some_blocks(p.num_nodes * 32), kThreads, 0, s>>>(p);
+  });
+  return run_sum(scratch, count_induced_scratch(p), Counted{p.rowptr}, Summed{p.rowptr},
+                 p.num_nodes + 1, stream);
+}
+
+const char* induced_edges(const InducedEdges& p, void* stream) {
+  if (p.num_nodes == 0) return nullptr;
+  with_index(p.graph.index64, [&](auto index) {
+    induced_kernel<decltype(index), true>
+        <<<some_blocks(p.num_nodes * 32), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+  });
+  return last_error();
+}
+
+int64_t relabel_scratch(const Relabel& p) { return scratch_of(IsFirst{p}, AddId{p}, p.num_ids); }
+
+const char* relabel(const Relabel& p, void* scratch, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (p.num_ids == 0) {
+    const cudaError_t error = cudaMemsetAsync(p.count, 0, 8, s);
+    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  }
+  if (const char* error = start(p.map, s)) return error;
+  insert_ids_kernel<<<some_blocks(p.num_ids), kThreads, 0, s>>>(p);
+  if (const char* error =
+          run_sum(scratch, relabel_scratch(p), IsFirst{p}, AddId{p}, p.num_ids, stream)) {
+    return error;
+  }
+  places_kernel<<<some_blocks(p.num_ids), kThreads, 0, s>>>(p);
+  return last_error();
+}
+
+}  // namespace pyg_fast::cuda

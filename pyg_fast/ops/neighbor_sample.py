@@ -1,0 +1,392 @@
+"""Mini-batches of sampled neighbours."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._library import ops
+from .node_map import NodeMap
+
+_INDEX_DTYPES = (torch.int32, torch.int64)
+_MOST_EDGES = 2**31 - 1  # of a mini-batch
+_MOST_GUESSED = 2**26  # Edges for which room is made before their number is known.
+
+
+class SampledSubgraph(NamedTuple):
+    r"""The nodes and edges of a mini-batch.
+
+    Shapes:
+        - **n_id:** :math:`(N)`, int64: nodes of the graph; the seeds first, repeated ones too, then
+          the others in the order in which they were met
+        - **edge_index:** :math:`(2, E)`, int64: sources and destinations among them, sorted by
+          destination
+        - **rowptr:** :math:`(N + 1)`, **col:** :math:`(E)`, int32: the same edges as CSR, rows =
+          destinations
+        - **e_id:** :math:`(E)`, int64: the edges of the graph that these are
+        - **num_sampled_nodes:** in each hop, the seeds first, **num_sampled_edges:** in each hop;
+          :obj:`None` for an induced subgraph, whose edges are of no hop
+    """
+
+    n_id: Tensor
+    edge_index: Tensor
+    rowptr: Tensor
+    col: Tensor
+    e_id: Tensor
+    num_sampled_nodes: list[int]
+    num_sampled_edges: list[int] | None
+
+
+def neighbor_sample(
+    rowptr: Tensor,
+    col: Tensor,
+    seeds: Tensor,
+    num_neighbors: Sequence[int],
+    *,
+    perm: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    replace: bool = False,
+    induced: bool = False,
+    seed: int | None = None,
+    node_map: NodeMap | None = None,
+) -> SampledSubgraph:
+    r"""Samples edges around seeds hop by hop, and numbers the nodes that are met, as in the
+    `"FastGL: A GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at Large Scale"
+    <https://arxiv.org/abs/2409.14939>`_ paper.
+
+    Of the :math:`d` edges that lead to a node, :math:`\min(d, k)` are drawn in each hop, every set
+    of them as likely as any other; with weights :math:`w` one by one without putting back, each in
+    proportion to its weight among those left. A node samples edges once, in the hop after that in
+    which it is met. The map from global to local ids is filled in the pass that samples.
+    The same seed gives the same bits, with equal weights or none on a CPU and a GPU alike.
+
+    Args:
+        rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
+        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, of the same type.
+        seeds (Tensor): The nodes to begin with, of any integer type; they may repeat.
+        num_neighbors (list of int): The most edges of each node in each hop, from the seeds
+            outwards; :obj:`-1`: all.
+        perm (Tensor, optional): What to call each edge in :obj:`e_id` :math:`(|\mathcal{E}|)`.
+            (default: :obj:`None`: its position)
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)`, in the order of :obj:`col`.
+            Edges without weight are taken only where all are. (default: :obj:`None`)
+        replace (bool): Put edges back: :math:`k` draws from each node that has any.
+            (default: :obj:`False`)
+        induced (bool): Return all edges of the graph among the nodes that were met.
+            (default: :obj:`False`)
+        seed (int, optional): Of the random numbers; :obj:`None`: the next of torch's generator.
+            (default: :obj:`None`)
+        node_map (NodeMap, optional): Kept from call to call, for less time.
+            (default: :obj:`None`)
+
+    Returns:
+        SampledSubgraph: On the device of :obj:`seeds`. The graph may lie in pinned host memory
+        instead, from which a GPU then reads what it samples.
+
+    Raises:
+        TypeError: If :obj:`rowptr`, :obj:`col`, :obj:`perm` or :obj:`seeds` do not hold integers,
+            or :obj:`edge_weight` no floating-point numbers.
+        ValueError: If a shape, a device or a number of neighbours does not fit, a weight is
+            negative or not finite, or a mini-batch has more than :math:`2^{31} - 1` edges.
+        IndexError: If a seed or a source is negative or too large.
+    """
+    fanouts = check_num_neighbors(num_neighbors)
+    _check_graph(rowptr, col, perm, seeds)
+    num_nodes = rowptr.numel() - 1
+    weight = None if edge_weight is None else sampling_weight(edge_weight, col, replace)
+    for name, ids in (('seeds', seeds), ('col', col)):
+        if ids.numel() > 0:
+            low, high = (int(v) for v in ids.aminmax())
+            if low < 0 or high >= num_nodes:
+                raise IndexError(
+                    f"'{name}' must hold nodes in [0, {num_nodes}), got values from {low} to {high}"
+                )
+    if seed is None:
+        seed = int(torch.randint(2**63 - 1, (1,)))
+    if node_map is None:
+        node_map = NodeMap(num_nodes, seeds.device)
+    elif (node_map.num_nodes, node_map.device) != (num_nodes, seeds.device):
+        raise ValueError(
+            f"'node_map' must be of {num_nodes} nodes on {seeds.device}, got one of "
+            f'{node_map.num_nodes} on {node_map.device}'
+        )
+    return sample_subgraph(
+        rowptr, col, perm, weight, seeds.long().contiguous(), fanouts, replace, induced, seed,
+        node_map,
+    )  # fmt: skip
+
+
+def check_num_neighbors(num_neighbors: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of neighbours by hop, each of them positive or -1.
+
+    Raises:
+        TypeError, ValueError: If they are not.
+    """
+    if not isinstance(num_neighbors, Sequence) or isinstance(num_neighbors, str):
+        raise TypeError(
+            f"'num_neighbors' must be a list of integers, got {type(num_neighbors).__name__}"
+        )
+    if len(num_neighbors) == 0:
+        raise ValueError("'num_neighbors' must name one hop at least, got none")
+    for number in num_neighbors:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"'num_neighbors' must hold integers, got {type(number).__name__}")
+        if number != -1 and not 0 < number < 2**31:
+            raise ValueError(
+                f"'num_neighbors' must hold positive numbers or -1 (all neighbors), got {number}"
+            )
+    return tuple(num_neighbors)
+
+
+def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
+    """Weights as the kernels read them: float64, their running sum if edges are put back.
+
+    Raises:
+        TypeError, ValueError: As :func:`neighbor_sample`.
+    """
+    if not isinstance(edge_weight, Tensor) or not edge_weight.is_floating_point():
+        got = edge_weight.dtype if isinstance(edge_weight, Tensor) else type(edge_weight).__name__
+        raise TypeError(f"'edge_weight' must hold floating-point numbers, got {got}")
+    if edge_weight.shape != col.shape:
+        raise ValueError(
+            f"'edge_weight' must have shape {list(col.shape)}, got {list(edge_weight.shape)}"
+        )
+    if edge_weight.device != col.device:
+        raise ValueError(f"'edge_weight' must be on {col.device}, got {edge_weight.device}")
+    weight = edge_weight.detach().double()
+    if not bool(((weight >= 0) & weight.isfinite()).all()):
+        raise ValueError("'edge_weight' must not be negative, infinite or NaN")
+    return weight.cumsum(0) if replace else weight.contiguous()
+
+
+def _check_graph(rowptr: Tensor, col: Tensor, perm: Tensor | None, seeds: Tensor) -> None:
+    named = {'rowptr': rowptr, 'col': col, 'seeds': seeds}
+    for name, tensor in (named if perm is None else {**named, 'perm': perm}).items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"'{name}' must be a tensor, got {type(tensor).__name__}")
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+            raise TypeError(f"'{name}' must hold integers, got {tensor.dtype}")
+        if tensor.dim() != 1:
+            raise ValueError(f"'{name}' must have one dimension, got {tensor.dim()}")
+    if rowptr.dtype not in _INDEX_DTYPES:
+        raise TypeError(f"'rowptr' must hold int32 or int64, got {rowptr.dtype}")
+    if rowptr.numel() == 0:
+        raise ValueError("'rowptr' must have an entry more than there are nodes, got none")
+    for name, tensor in (('col', col), ('perm', perm)):
+        if tensor is None:
+            continue
+        if tensor.dtype != rowptr.dtype:
+            raise TypeError(f"'{name}' must hold {rowptr.dtype}, as 'rowptr', got {tensor.dtype}")
+        if tensor.device != rowptr.device:
+            raise ValueError(f"'{name}' must be on {rowptr.device}, got {tensor.device}")
+        if tensor.shape != col.shape:
+            raise ValueError(f"'{name}' must have {col.numel()} entries, got {tensor.numel()}")
+    if rowptr.device != seeds.device and not all(
+        t is None or (t.device.type == 'cpu' and t.is_pinned()) for t in (rowptr, col, perm)
+    ):
+        raise ValueError(
+            f"'rowptr' must be on {seeds.device} or in pinned host memory, got {rowptr.device}"
+        )
+    steps = rowptr.diff()
+    if int(rowptr[0]) != 0 or int(rowptr[-1]) > col.numel() or bool((steps < 0).any()):
+        raise ValueError(
+            f"'rowptr' must ascend from 0 to at most {col.numel()}, the length of 'col'"
+        )
+
+
+def sample_subgraph(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    weight: Tensor | None,
+    seeds: Tensor,
+    fanouts: tuple[int, ...],
+    replace: bool,
+    induced: bool,
+    seed: int,
+    node_map: NodeMap,
+) -> SampledSubgraph:
+    """:func:`neighbor_sample` of checked input: weights by :func:`sampling_weight`, seeds int64.
+
+    On a GPU it is waited for once, for the sizes of the result, and once in each hop for which too
+    much memory would be needed beforehand.
+    """
+    batch = _Growing(rowptr, col, seeds, len(fanouts), node_map)
+    seed = (seed + 2**63) % 2**64 - 2**63
+    for hop, fanout in enumerate(fanouts):
+        max_nodes, max_edges = batch.grow(hop, fanout, replace, weight)
+        ops.sample_neighbors(
+            rowptr, col, perm, weight, batch.n_id, batch.counts, batch.rowptr, batch.neighbor,
+            batch.dst, batch.e_id, batch.table, batch.stamp, batch.num_seeds, hop, fanout, replace,
+            seed, max_nodes, max_edges,
+        )  # fmt: skip
+        batch.append(hop, max_edges)
+    return batch.induced(perm) if induced else batch.take()
+
+
+class _Growing:
+    """A mini-batch while its hops are sampled.
+
+    Room is made for what there can be, where that is not too much: then nothing is waited for.
+    """
+
+    def __init__(
+        self, rowptr: Tensor, col: Tensor, seeds: Tensor, num_hops: int, node_map: NodeMap
+    ) -> None:
+        self.graph = rowptr, col
+        self.map = node_map
+        self.seeds = seeds
+        self.num_seeds = seeds.numel()
+        self.known = not seeds.is_cuda  # Sizes are, at any time.
+        self.max_nodes = self.max_new = self.num_seeds  # so far, and in the last hop
+        self.max_edges = 0
+        self.counts = torch.empty(2, num_hops + 1, dtype=torch.int64, device=seeds.device)
+        self.table = node_map.table(self.num_seeds)
+        self.stamp = node_map.next_stamp()
+        self._reserve()
+        ops.begin_sample(seeds, self.n_id, self.counts, self.table, self.local, self.stamp)
+
+    def _reserve(self) -> None:
+        most = self.num_seeds + self.max_edges
+        if most > _MOST_EDGES:
+            raise ValueError(
+                f"a mini-batch may have {_MOST_EDGES} edges, got {most}: lower 'num_neighbors' or "
+                f'take fewer seeds'
+            )
+        scratch = self.map.scratch
+        self.n_id = scratch('n_id', self.max_nodes, torch.int64)
+        # As long as the longest asks for, which may have more room than it needs.
+        self.rowptr = scratch('rowptr', self.n_id.numel() + 1, torch.int32)
+        self.neighbor = scratch('neighbor', self.max_edges, self.graph[1].dtype)
+        size = self.neighbor.numel()
+        self.dst = scratch('dst', size, torch.int32)
+        self.e_id = scratch('e_id', size, torch.int64)
+        self.local = scratch('local', self.num_seeds + size, torch.int32)
+
+    def grow(
+        self, hop: int, fanout: int, replace: bool, weight: Tensor | None
+    ) -> tuple[int, int]:
+        """Finds the numbers of edges of a hop, and makes room: for how many nodes and edges."""
+        rowptr, col = self.graph
+        ops.sample_counts(
+            rowptr, weight, self.n_id, self.counts, self.rowptr, hop, fanout, replace, self.max_new
+        )
+        max_nodes = self.max_new
+        max_edges = max_nodes * fanout if fanout > 0 else _MOST_EDGES
+        if hop > 0 and not replace:  # Its nodes differ.
+            max_edges = min(max_edges, col.numel())
+        if self.known or self.max_edges + max_edges > _MOST_GUESSED:
+            nodes, edges = self.counts[:, : hop + 2].tolist()
+            max_nodes = nodes[hop] - (nodes[hop - 1] if hop > 0 else 0)
+            max_edges = edges[hop + 1] - edges[hop]
+            self.max_nodes, self.max_edges = nodes[hop], edges[hop]
+        self.max_edges += max_edges
+        self.max_new = min(max_edges, self.map.num_nodes)
+        self.max_nodes += self.max_new
+        self._reserve()
+        self._fit_table(hop)
+        return max_nodes, max_edges
+
+    def _fit_table(self, hop: int) -> None:
+        table = self.map.table(self.max_nodes)
+        if table is not self.table:  # A hashed one has become too small.
+            self.table = table
+            met = self.neighbor[: int(self.counts[1, hop])]
+            ops.relabel(torch.cat([self.seeds, met.long()]), table, self.stamp)
+
+    def append(self, hop: int, max_edges: int, inserts: bool = False) -> None:
+        """Nodes that were met for the first time in this hop get their local ids."""
+        ops.append_nodes(
+            self.neighbor, self.n_id, self.counts, self.table, self.local, self.stamp,
+            self.num_seeds, hop, max_edges, inserts,
+        )  # fmt: skip
+
+    def take(self) -> SampledSubgraph:
+        """What was sampled."""
+        nodes, edges = self.counts.tolist()
+        n_id, rowptr, col, edge_index, e_id = ops.take_sample(
+            self.n_id, self.rowptr, self.neighbor, self.dst, self.e_id, self.table, self.local,
+            self.stamp, nodes[-1], nodes[-2], edges[-1],
+        )  # fmt: skip
+        return SampledSubgraph(
+            n_id, edge_index, rowptr, col, e_id, _steps([0, *nodes]), _steps(edges)
+        )
+
+    def induced(self, perm: Tensor | None) -> SampledSubgraph:
+        """All edges among the nodes that were met."""
+        nodes = self.counts[0].tolist()
+        n_id = self.n_id[: nodes[-1]].clone()
+        pointers = ops.count_induced(*self.graph, n_id, self.table, self.stamp)
+        num_edges = int(pointers[-1])
+        if num_edges > _MOST_EDGES:
+            raise ValueError(f'a mini-batch may have {_MOST_EDGES} edges, got {num_edges}')
+        col, edge_index, e_id = ops.induced_edges(
+            *self.graph, perm, n_id, pointers, self.table, self.local, self.stamp, num_edges
+        )
+        return SampledSubgraph(
+            n_id, edge_index, pointers.int(), col, e_id, _steps([0, *nodes]), None
+        )
+
+
+def _steps(counts: list[int]) -> list[int]:
+    return [after - before for before, after in zip(counts, counts[1:], strict=False)]
+
+
+def relabel(
+    ids: Tensor, num_ids: int | None = None, *, node_map: NodeMap | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Numbers distinct ids in the order of their first occurrence.
+
+    .. math::
+        \textrm{ids}_k = \textrm{n\_id}_{\textrm{local}_k}
+
+    The map of `FastGL <https://arxiv.org/abs/2409.14939>`_ by itself: unlike
+    :func:`torch.unique`, it does not sort. The same bits every time.
+
+    Args:
+        ids (Tensor): The ids :math:`(K)`, of any integer type.
+        num_ids (int, optional): What all ids are below; :obj:`None`: one more than the largest.
+            (default: :obj:`None`)
+        node_map (NodeMap, optional): Kept from call to call, for less time; its number of nodes
+            then is :obj:`num_ids`. (default: :obj:`None`)
+
+    Returns:
+        (Tensor, Tensor): :obj:`n_id`, the distinct ids, and :obj:`local`, the place of each id
+        among them :math:`(K)`, both int64.
+
+    Raises:
+        TypeError: If :obj:`ids` does not hold integers.
+        ValueError: If it does not have one dimension, or :math:`2^{31}` ids or more, or
+            :obj:`node_map` does not fit.
+        IndexError: If an id is negative or too large.
+    """
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
+        got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"'ids' must be a tensor of integers, got {got}")
+    if ids.dim() != 1:
+        raise ValueError(f"'ids' must have one dimension, got {ids.dim()}")
+    if ids.numel() > _MOST_EDGES:
+        raise ValueError(f"'ids' must have fewer than {_MOST_EDGES + 1} entries")
+    if node_map is not None:
+        num_ids = node_map.num_nodes if num_ids is None else num_ids
+        if (node_map.num_nodes, node_map.device) != (num_ids, ids.device):
+            raise ValueError(
+                f"'node_map' must be of {num_ids} nodes on {ids.device}, got one of "
+                f'{node_map.num_nodes} on {node_map.device}'
+            )
+    low, high = (int(v) for v in ids.aminmax()) if ids.numel() > 0 else (0, -1)
+    if low < 0 or high >= (high + 1 if num_ids is None else num_ids):
+        bound = high + 1 if num_ids is None else num_ids
+        raise IndexError(f"'ids' must be in [0, {bound}), got values from {low} to {high}")
+    if node_map is None:
+        # An entry for every possible id costs more than hashing where few of them occur.
+        bound = high + 1 if num_ids is None else num_ids
+        node_map = NodeMap(bound, ids.device, hashed=bound > 64 * ids.numel() + 1024)
+    return relabel_ids(ids.long().contiguous(), node_map)
+
+
+def relabel_ids(ids: Tensor, node_map: NodeMap) -> tuple[Tensor, Tensor]:
+    """:func:`relabel` of checked int64 ids."""
+    unique, local, count = ops.relabel(ids, node_map.table(ids.numel()), node_map.next_stamp())
+    return unique[: int(count)], local
