@@ -498,6 +498,50 @@ def _gatv2_backward(
     )
 
 
+def _take_sample(
+    n_id: Tensor,
+    sampled_rowptr: Tensor,
+    neighbor: Tensor,
+    dst: Tensor,
+    e_id: Tensor | None,
+    map: Tensor,
+    local: Tensor,
+    stamp: int,
+    num_nodes: int,
+    num_rows: int,
+    num_edges: int,
+) -> tuple[Tensor, ...]:
+    return (
+        n_id.new_empty(num_nodes),
+        dst.new_empty(num_nodes + 1),
+        dst.new_empty(num_edges),
+        n_id.new_empty(2, num_edges),
+        n_id.new_empty(0 if e_id is None else num_edges),
+    )
+
+
+def _count_induced(rowptr: Tensor, col: Tensor, n_id: Tensor, map: Tensor, stamp: int) -> Tensor:
+    return n_id.new_empty(n_id.size(0) + 1)
+
+
+def _induced_edges(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    n_id: Tensor,
+    induced_rowptr: Tensor,
+    map: Tensor,
+    local: Tensor,
+    stamp: int,
+    num_edges: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return local.new_empty(num_edges), n_id.new_empty(2, num_edges), n_id.new_empty(num_edges)
+
+
+def _relabel(ids: Tensor, map: Tensor, stamp: int) -> tuple[Tensor, Tensor, Tensor]:
+    return ids.new_empty(ids.size(0)), ids.new_empty(ids.size(0)), ids.new_empty(1)
+
+
 for _fake in (
     _to_csr,
     _to_csr_csc,
@@ -533,5 +577,17 @@ for _fake in (
     _gat_backward,
     _gatv2,
     _gatv2_backward,
+    _take_sample,
+    _count_induced,
+    _induced_edges,
+    _relabel,
 ):
     _meta.impl(_fake.__name__[1:], _fake, 'Meta')
+
+
+def _changes_its_arguments(*args: object) -> None:
+    """The fake kernel of ops that return nothing."""
+
+
+for _name in ('begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes'):
+    _meta.impl(_name, _changes_its_arguments, 'Meta')

@@ -123,7 +123,7 @@ def check_num_neighbors(num_neighbors: Sequence[int]) -> tuple[int, ...]:
     Raises:
         TypeError, ValueError: If they are not.
     """
-    if not isinstance(num_neighbors, Sequence) or isinstance(num_neighbors, str):
+    if not isinstance(num_neighbors, (list, tuple)):
         raise TypeError(
             f"'num_neighbors' must be a list of integers, got {type(num_neighbors).__name__}"
         )
@@ -161,8 +161,10 @@ def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
 
 
 def _check_graph(rowptr: Tensor, col: Tensor, perm: Tensor | None, seeds: Tensor) -> None:
-    named = {'rowptr': rowptr, 'col': col, 'seeds': seeds}
-    for name, tensor in (named if perm is None else {**named, 'perm': perm}).items():
+    named = {'rowptr': rowptr, 'col': col, 'seeds': seeds, 'perm': perm}
+    if perm is None:
+        del named['perm']
+    for name, tensor in named.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"'{name}' must be a tensor, got {type(tensor).__name__}")
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -173,7 +175,8 @@ def _check_graph(rowptr: Tensor, col: Tensor, perm: Tensor | None, seeds: Tensor
         raise TypeError(f"'rowptr' must hold int32 or int64, got {rowptr.dtype}")
     if rowptr.numel() == 0:
         raise ValueError("'rowptr' must have an entry more than there are nodes, got none")
-    for name, tensor in (('col', col), ('perm', perm)):
+    for name in ('col', 'perm'):
+        tensor = named.get(name)
         if tensor is None:
             continue
         if tensor.dtype != rowptr.dtype:

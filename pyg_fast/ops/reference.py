@@ -1,6 +1,7 @@
 """The pure-torch float64 twin of every op, differentiable, for tests and benchmarks only."""
 
-from math import gcd
+from collections.abc import Sequence
+from math import gcd, log
 
 import torch
 from torch import Tensor
@@ -137,6 +138,107 @@ def _mixed(h: int) -> int:
     h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     h = (h ^ h >> 27) * 0x94D049BB133111EB % 2**64
     return h ^ h >> 31
+
+
+def random_bits(seed: int, node: int, draw: int) -> int:
+    """The `draw`-th 64 random bits of a node."""
+    start = _mixed((seed + draw * 0xD1342543DE82EF95) % 2**64)
+    return _mixed((start + node * 0x9E3779B97F4A7C15) % 2**64)
+
+
+def drawn_edges(
+    degree: int,
+    fanout: int,
+    weight: list[float] | None,
+    running: list[float] | None,
+    replace: bool,
+    seed: int,
+    node: int,
+) -> list[int]:
+    """Which of a node's edges are sampled, in order.
+
+    `running`: where edges are put back, the sums of the weights of all edges up to each of these,
+    and that before them.
+    """
+    bits = (random_bits(seed, node, k) for k in range(2**62))
+    if fanout < 0 or degree == 0:
+        return list(range(degree))
+    if replace and running is not None:
+        low, *sums = running
+        last = max((e for e in range(degree) if sums[e] > (sums[e - 1] if e else low)), default=-1)
+        units = (((next(bits) >> 11) + 1) * 2**-53 for _ in range(fanout if last >= 0 else 0))
+        wanted = (max(low, sums[-1] - unit * (sums[-1] - low)) for unit in units)
+        return [next((e for e in range(degree) if sums[e] > w), last) for w in wanted]
+    if replace:
+        return [next(bits) * degree >> 64 for _ in range(fanout)]
+    if weight is not None:
+        count = min(fanout, sum(w > 0 for w in weight))
+        if count == degree:
+            return list(range(degree))
+        keys = [(-log(((b >> 11) + 1) * 2**-53), w) for w, b in zip(weight, bits, strict=False)]
+        order = sorted((key / w, e) for e, (key, w) in enumerate(keys) if w > 0)
+        return [e for _, e in order[:count]]
+    if degree <= fanout:
+        return list(range(degree))
+    chosen: list[int] = []
+    for last in range(degree - fanout, degree):
+        drawn = next(bits) * (last + 1) >> 64
+        chosen.append(last if drawn in chosen else drawn)
+    return chosen
+
+
+def neighbor_sample(
+    rowptr: Tensor,
+    col: Tensor,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    edge_weight: Tensor | None = None,
+    replace: bool = False,
+    induced: bool = False,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
+    """n_id, edge_index, e_id, and the numbers of nodes and edges of each hop."""
+    pointers, sources, n_id = rowptr.tolist(), col.tolist(), seeds.tolist()
+    weights = None if edge_weight is None else edge_weight.double().tolist()
+    sums = None if edge_weight is None else [0.0, *edge_weight.double().cumsum(0).tolist()]
+    local: dict[int, int] = {}
+    for k, node in enumerate(n_id):
+        local.setdefault(node, k)
+    edges: list[tuple[int, int, int]] = []
+    nodes, counts, first = [len(n_id)], [], 0
+    for fanout in fanouts:
+        last, before = len(n_id), len(edges)
+        for dst in range(first, last):
+            begin, end = pointers[n_id[dst]], pointers[n_id[dst] + 1]
+            weight = None if weights is None else weights[begin:end]
+            running = None if sums is None else sums[begin : end + 1]
+            drawn = drawn_edges(end - begin, fanout, weight, running, replace, seed, n_id[dst])
+            edges += [(sources[begin + e], dst, begin + e) for e in drawn]
+        for source, _, _ in edges[before:]:
+            if source not in local:
+                local[source] = len(n_id)
+                n_id.append(source)
+        first = last
+        nodes.append(len(n_id) - last)
+        counts.append(len(edges) - before)
+    if induced:
+        edges = [
+            (sources[e], dst, e)
+            for dst, node in enumerate(n_id)
+            for e in range(pointers[node], pointers[node + 1])
+            if sources[e] in local
+        ]
+    src, dst, e_id = torch.tensor(
+        [(local[s], d, e) for s, d, e in edges], dtype=torch.long
+    ).view(-1, 3).t()  # fmt: skip
+    return torch.tensor(n_id, dtype=torch.long), torch.stack([src, dst]), e_id, nodes, counts
+
+
+def relabel(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids in the order of their first occurrence, and the place of each."""
+    place: dict[int, int] = {}
+    local = [place.setdefault(i, len(place)) for i in ids.tolist()]
+    return torch.tensor([*place], dtype=torch.long), torch.tensor(local, dtype=torch.long)
 
 
 def sampled_positions(

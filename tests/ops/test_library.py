@@ -189,7 +189,8 @@ def test_every_op_is_here() -> None:
              if name.startswith('pyg_fast::')}  # fmt: skip
     in_files_of_their_own = {
         'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside', 'rabbit_order',
-        'sample_transposed',
+        'sample_transposed', 'begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes',
+        'take_sample', 'count_induced', 'induced_edges', 'relabel',
     }  # fmt: skip
     assert names == {*OPS, 'with_cuda', *in_files_of_their_own}
 
