@@ -85,19 +85,19 @@ template <typename I>
 struct EdgesOfNode {
   SampleHop p;
 
-  __device__ int32_t operator()(int64_t k) const {
+  __device__ int64_t operator()(int64_t k) const {
     const int64_t node = p.first() + k;
     if (node >= p.last()) return 0;
     const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
     const int64_t begin = rowptr[0], degree = rowptr[1] - begin;
-    if (p.fanout < 0 || degree == 0) return static_cast<int32_t>(degree);
+    if (p.fanout < 0 || degree == 0) return degree;
     if (p.replace) {
-      if (!p.weight) return static_cast<int32_t>(p.fanout);
+      if (!p.weight) return p.fanout;
       const double before = begin == 0 ? 0 : p.weight[begin - 1];
-      return p.weight[begin + degree - 1] > before ? static_cast<int32_t>(p.fanout) : 0;
+      return p.weight[begin + degree - 1] > before ? p.fanout : 0;
     }
-    if (!p.weight) return static_cast<int32_t>(degree < p.fanout ? degree : p.fanout);
-    int32_t count = 0;  // edges that may be drawn
+    if (!p.weight) return degree < p.fanout ? degree : p.fanout;
+    int64_t count = 0;  // edges that may be drawn
     for (int64_t e = begin; e < begin + degree && count < p.fanout; ++e) count += p.weight[e] > 0;
     return count;
   }
@@ -106,7 +106,7 @@ struct EdgesOfNode {
 struct StartOfNode {
   SampleHop p;
 
-  __device__ void operator()(int64_t k, int32_t sum) const {
+  __device__ void operator()(int64_t k, int64_t sum) const {
     const int64_t end = p.num_edges[p.hop] + sum;
     const int64_t node = p.first() + k;
     if (k == 0) p.rowptr[node] = static_cast<int32_t>(p.num_edges[p.hop]);

@@ -29,7 +29,7 @@ class NodeMap:
         if num_nodes < 0:
             raise ValueError(f"'num_nodes' must not be negative, got {num_nodes}")
         self.num_nodes = num_nodes
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # with its number
         self.hashed = num_nodes > _MOST_DIRECT if hashed is None else hashed
         self._stamp = 0
         self._table: Tensor | None = None
