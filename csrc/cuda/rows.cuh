@@ -41,11 +41,51 @@ struct WeightedEdge {
 //   finish(row, degree, sum)                 writes the row, called by LANES threads
 //   kSharedSums                              whether sums lie in shared memory; instead of merge:
 //   finish_hub(row, degree)                  writes what all warps have summed, called by all
+
+// Rows of a block that its warps share: all of its threads call it.
+template <typename I, int LANES, typename Row>
+__device__ inline void sum_hubs(Row& kernel, const I* rowptr, int64_t first_row, const int* hubs,
+                                int num_hubs) {
+  using Edge = typename Row::Edge;
+  using Sum = typename Row::Sum;
+  __shared__ Sum partial[kWarps][LANES];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  Edge edge;
+  for (int h = 0; h < num_hubs; ++h) {
+    const I row_begin = rowptr[hubs[h]], row_end = rowptr[hubs[h] + 1];
+    // Each warp a contiguous share, so that merging keeps the order of edges.
+    const I share = ((row_end - row_begin) / kWarps + 32) / 32 * 32;
+    const I first = row_begin + share * warp;
+    const I last = row_end - first > share ? first + share : row_end;
+    Sum sum = kernel.empty(first_row + hubs[h]);
+    if (first < last) edge.load(kernel, first + lane, last);
+    for (I base = first; base < last; base += 32) {
+      const Edge now = edge;
+      const I left = last - base;
+      edge.load(kernel, base + 32 + lane, last);
+      kernel.add(now, base, left < 32 ? static_cast<int>(left) : 32, sum);
+    }
+    kernel.reduce(sum);
+    if constexpr (Row::kSharedSums) {
+      __syncthreads();
+      kernel.finish_hub(first_row + hubs[h], row_end - row_begin);
+    } else {
+      if (lane < LANES) partial[warp][lane] = sum;
+      __syncthreads();
+      if (threadIdx.x < LANES) {
+        sum = partial[0][lane];
+        for (int w = 1; w < kWarps; ++w) kernel.merge(sum, partial[w][lane]);
+        kernel.finish(first_row + hubs[h], row_end - row_begin, sum);
+      }
+    }
+    __syncthreads();
+  }
+}
+
 template <typename I, int LANES, typename Row>
 __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel) {
   using Edge = typename Row::Edge;
   using Sum = typename Row::Sum;
-  __shared__ Sum partial[kWarps][LANES];
   __shared__ int next_row, num_hubs;
   __shared__ int hubs[kMaxBlockRows];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
@@ -96,36 +136,7 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
     row = following;
   }
   __syncthreads();
-
-  for (int h = 0; h < num_hubs; ++h) {
-    const I row_begin = rowptr[hubs[h]], row_end = rowptr[hubs[h] + 1];
-    // Each warp a contiguous share, so that merging keeps the order of edges.
-    const I share = ((row_end - row_begin) / kWarps + 32) / 32 * 32;
-    const I first = row_begin + share * warp;
-    const I last = row_end - first > share ? first + share : row_end;
-    Sum sum = kernel.empty(first_row + hubs[h]);
-    if (first < last) edge.load(kernel, first + lane, last);
-    for (I base = first; base < last; base += 32) {
-      const Edge now = edge;
-      const I left = last - base;
-      edge.load(kernel, base + 32 + lane, last);
-      kernel.add(now, base, left < 32 ? static_cast<int>(left) : 32, sum);
-    }
-    kernel.reduce(sum);
-    if constexpr (Row::kSharedSums) {
-      __syncthreads();
-      kernel.finish_hub(first_row + hubs[h], row_end - row_begin);
-    } else {
-      if (lane < LANES) partial[warp][lane] = sum;
-      __syncthreads();
-      if (threadIdx.x < LANES) {
-        sum = partial[0][lane];
-        for (int w = 1; w < kWarps; ++w) kernel.merge(sum, partial[w][lane]);
-        kernel.finish(first_row + hubs[h], row_end - row_begin, sum);
-      }
-    }
-    __syncthreads();
-  }
+  sum_hubs<I, LANES>(kernel, rowptr, first_row, hubs, num_hubs);
 }
 
 }  // namespace pyg_fast::cuda

@@ -87,6 +87,27 @@ def test_any_graph(
         check(graph, features(edges, width, dtype, device), value, reduce)
 
 
+def test_short_rows(device: torch.device) -> None:
+    """As in sampled mini-batches, with some long ones."""
+    if device.type == 'cpu':
+        pytest.skip('rows are all alike there')
+    num_nodes = 16_391
+    edge_index = torch.randint(num_nodes, (2, 50_000))
+    for end in (0, 1):
+        for node, degree in ((5, 129), (6, 128), (16_390, 900), (63, 2000)):
+            edge_index[end, torch.randperm(50_000)[:degree]] = node
+    edge_index[1, edge_index[1] % 3 == 1] = 0
+    edges = Edges(edge_index, num_nodes, num_nodes)
+    for index in (torch.int32, torch.int64):
+        graph = edges.graph(index, device)
+        assert graph.num_edges <= 8 * num_nodes
+        for dtype in DTYPES:
+            for width in (8, 16, 24, 64, 72, 136) if index == torch.int32 else (8, 136):
+                check(graph, features(edges, width, dtype, device), None, 'sum')
+                value = weights(edges, dtype, device)
+                check(graph, features(edges, width, dtype, device), value, 'mean')
+
+
 @pytest.mark.parametrize('reduce', REDUCE)
 def test_threads(reduce: str) -> None:
     edges = Edges(torch.randint(1000, (2, 9000)), 1000, 1000)
