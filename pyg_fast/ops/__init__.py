@@ -4,10 +4,12 @@ from ._library import with_cuda
 from .aggregate import aggregate
 from .cbsr import CBSR
 from .cbsr_spmm import cbsr_spmm
+from .fetch_rows import fetch_rows
 from .gat import gat
 from .gatv2 import gatv2
 from .gcn_norm import gcn_norm
 from .graph import Graph
+from .match import match, match_degree
 from .maxk import maxk
 from .sampled_spmm import sampled_spmm
 from .spmm import spmm
@@ -18,9 +20,12 @@ __all__ = [
     'Graph',
     'aggregate',
     'cbsr_spmm',
+    'fetch_rows',
     'gat',
     'gatv2',
     'gcn_norm',
+    'match',
+    'match_degree',
     'maxk',
     'sampled_spmm',
     'spmm',

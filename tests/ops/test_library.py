@@ -190,6 +190,7 @@ def test_every_op_is_here() -> None:
     in_files_of_their_own = {
         'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside', 'rabbit_order',
         'sample_transposed',
+        'match', 'match_degree', 'fetch_rows',
     }  # fmt: skip
     assert names == {*OPS, 'with_cuda', *in_files_of_their_own}
 
