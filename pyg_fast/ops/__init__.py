@@ -4,10 +4,12 @@ from ._library import with_cuda
 from .aggregate import aggregate
 from .cbsr import CBSR
 from .cbsr_spmm import cbsr_spmm
+from .fetch_rows import fetch_rows
 from .gat import gat
 from .gatv2 import gatv2
 from .gcn_norm import gcn_norm
 from .graph import Graph
+from .match import match, match_degree
 from .maxk import maxk
 from .neighbor_sample import SampledSubgraph, neighbor_sample, relabel
 from .node_map import NodeMap
@@ -22,9 +24,12 @@ __all__ = [
     'SampledSubgraph',
     'aggregate',
     'cbsr_spmm',
+    'fetch_rows',
     'gat',
     'gatv2',
     'gcn_norm',
+    'match',
+    'match_degree',
     'maxk',
     'neighbor_sample',
     'relabel',

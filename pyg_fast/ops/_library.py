@@ -542,6 +542,26 @@ def _relabel(ids: Tensor, map: Tensor, stamp: int) -> tuple[Tensor, Tensor, Tens
     return ids.new_empty(ids.size(0)), ids.new_empty(ids.size(0)), ids.new_empty(1)
 
 
+def _match(n_id: Tensor, previous: Tensor, map: Tensor, stamp: int) -> Tensor:
+    return torch.empty_like(n_id, memory_format=torch.contiguous_format)
+
+
+def _match_degree(ids: Tensor, ptr: Tensor, map: Tensor, stamp: int) -> Tensor:
+    return ids.new_empty(ptr.size(0) - 1, ptr.size(0) - 1)
+
+
+def _fetch_rows(
+    x: Tensor,
+    index: Tensor,
+    match: Tensor | None,
+    previous: Tensor | None,
+    cache_position: Tensor | None,
+    cache: Tensor | None,
+    counter: Tensor | None,
+) -> Tensor:
+    return index.new_empty(index.size(0), *x.shape[1:], dtype=x.dtype)
+
+
 for _fake in (
     _to_csr,
     _to_csr_csc,
@@ -581,6 +601,9 @@ for _fake in (
     _count_induced,
     _induced_edges,
     _relabel,
+    _match,
+    _match_degree,
+    _fetch_rows,
 ):
     _meta.impl(_fake.__name__[1:], _fake, 'Meta')
 

@@ -786,6 +786,42 @@ def gatv2_backward(
     )
 
 
+def match(n_id: Tensor, previous: Tensor, map: Tensor, stamp: int) -> Tensor:
+    ids = previous.tolist()
+    row = {node: k for k, node in reversed(list(enumerate(ids)))}
+    return n_id.new_tensor([row.get(node, -1) for node in n_id.tolist()])
+
+
+def match_degree(ids: Tensor, ptr: Tensor, map: Tensor, stamp: int) -> Tensor:
+    batches = [set(batch.tolist()) for batch in ids.tensor_split(ptr[1:-1])]
+    return ids.new_tensor([[len(a & b) for b in batches] for a in batches])
+
+
+def fetch_rows(
+    x: Tensor,
+    index: Tensor,
+    match: Tensor | None,
+    previous: Tensor | None,
+    cache_position: Tensor | None,
+    cache: Tensor | None,
+    counter: Tensor | None,
+) -> Tensor:
+    rows, index = [], index.long()
+    for i, node in enumerate(index.tolist()):
+        k = -1 if match is None else int(match[i])
+        c = -1 if cache_position is None else int(cache_position[node])
+        if previous is not None and 0 <= k < previous.size(0):
+            rows.append((previous[k], 1))
+        elif cache is not None and 0 <= c < cache.size(0):
+            rows.append((cache[c], 2))
+        else:
+            rows.append((x[node].to(index.device), 0))
+    if counter is not None:
+        counter += index.new_tensor([sum(b == a for _, b in rows) for a in range(3)])
+    out = x.new_empty(index.size(0), *x.shape[1:], device=index.device)
+    return torch.stack([row for row, _ in rows]) if rows else out
+
+
 def _edges(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The row, the column and the position in `value` of every edge."""
     degree = rowptr.diff().long()

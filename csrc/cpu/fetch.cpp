@@ -1,0 +1,113 @@
+#include "fetch.h"
+
+#include <cstddef>
+
+#include "node_map.h"
+
+namespace pyg_fast::cpu {
+namespace {
+
+constexpr int64_t kAhead = 16;  // Memory is asked for so many ids early.
+
+// The map's entry, or, where ids are hashed, the slot that probing for it begins at.
+void prefetch_entry(const NodeMap& map, int64_t id) {
+  if (map.key) __builtin_prefetch(map.key + first_slot(map, id));
+  else if (may_hold(map, id)) __builtin_prefetch(map.entry + id);
+}
+
+// Notes that an id is in a batch; returns the bits of those that it was in before.
+uint32_t note_batch(const NodeMap& map, int64_t id, uint32_t bit) {
+  uint64_t* entry = map.entry + slot_of<true>(map, id);
+  uint64_t held = __atomic_load_n(entry, __ATOMIC_RELAXED);
+  for (;;) {
+    const uint32_t batches =
+        (held & ~kPositionMask) == map.stamp ? static_cast<uint32_t>(held & kPositionMask) : 0;
+    if (batches & bit) return batches;
+    if (__atomic_compare_exchange_n(entry, &held, map.stamp | batches | bit, true, __ATOMIC_RELAXED,
+                                    __ATOMIC_RELAXED)) {
+      return batches;
+    }
+  }
+}
+
+// Copies rows of `bytes` each, which is known beforehand where it is not 0.
+template <int64_t bytes>
+void copy_rows(const FetchRows& p, int64_t begin, int64_t end) {
+  constexpr int64_t kLine = 64, kMostLines = 8, kRowsAhead = bytes ? 16 : 4;
+  const auto size = static_cast<size_t>(bytes ? bytes : p.row_bytes);
+  const int64_t prefetched = p.row_bytes < kMostLines * kLine ? p.row_bytes : kMostLines * kLine;
+  int64_t found[4] = {};
+  FetchedRow ahead[kRowsAhead];
+  const auto look = [&](int64_t i) {
+    if (i >= end) return;
+    const FetchedRow row = ahead[i % kRowsAhead] = source_of(p, i);
+    for (int64_t c = 0; c < prefetched; c += kLine) __builtin_prefetch(row.data + c);
+  };
+  for (int64_t i = begin; i < begin + kRowsAhead; ++i) look(i);
+  for (int64_t i = begin; i < end; ++i) {
+    const FetchedRow row = ahead[i % kRowsAhead];
+    char* out = p.out + i * p.row_bytes;
+    if (row.data) __builtin_memcpy(out, row.data, size);
+    else __builtin_memset(out, 0, size);
+    ++found[static_cast<int>(row.from)];
+    look(i + kRowsAhead);
+  }
+  if (!p.counter) return;
+  for (int k = 0; k < 3; ++k) __atomic_fetch_add(p.counter + k, found[k], __ATOMIC_RELAXED);
+}
+
+}  // namespace
+
+void begin_batch(const NodeMap& map) { start(map); }
+
+void note_previous(const Match& p, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) {
+    if (k + kAhead < end) prefetch_entry(p.map, p.previous[k + kAhead]);
+    if (may_hold(p.map, p.previous[k])) insert(p.map, p.previous[k], k);
+  }
+}
+
+void match(const Match& p, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) {
+    if (k + kAhead < end) prefetch_entry(p.map, p.n_id[k + kAhead]);
+    p.out[k] = may_hold(p.map, p.n_id[k]) ? find(p.map, p.n_id[k]) : kNotFound;
+  }
+}
+
+void match_degree(const MatchDegree& p, int64_t begin, int64_t end) {
+  for (int64_t batch = 0; batch < p.num_batches; ++batch) {
+    const int64_t first = begin > p.begin[batch] ? begin : p.begin[batch];
+    const int64_t last = end < p.begin[batch + 1] ? end : p.begin[batch + 1];
+    int64_t count[kMostBatches] = {};
+    for (int64_t k = first; k < last; ++k) {
+      if (k + kAhead < last) prefetch_entry(p.map, p.ids[k + kAhead]);
+      if (!may_hold(p.map, p.ids[k])) continue;
+      const uint32_t bit = 1u << batch;
+      uint32_t others = note_batch(p.map, p.ids[k], bit);
+      if (others & bit) continue;  // a repeated seed
+      ++count[batch];
+      for (; others; others &= others - 1) ++count[__builtin_ctz(others)];
+    }
+    for (int64_t other = 0; other < p.num_batches; ++other) {
+      if (count[other] == 0) continue;
+      __atomic_fetch_add(p.count + batch * p.num_batches + other, count[other], __ATOMIC_RELAXED);
+      if (other != batch) {
+        __atomic_fetch_add(p.count + other * p.num_batches + batch, count[other],
+                           __ATOMIC_RELAXED);
+      }
+    }
+  }
+}
+
+void fetch_rows(const FetchRows& p, int64_t begin, int64_t end) {
+  switch (p.row_bytes) {
+    case 1: return copy_rows<1>(p, begin, end);
+    case 2: return copy_rows<2>(p, begin, end);
+    case 4: return copy_rows<4>(p, begin, end);
+    case 8: return copy_rows<8>(p, begin, end);
+    case 16: return copy_rows<16>(p, begin, end);
+    default: return copy_rows<0>(p, begin, end);
+  }
+}
+
+}  // namespace pyg_fast::cpu

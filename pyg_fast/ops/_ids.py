@@ -1,0 +1,57 @@
+"""Lists of nodes and the map that goes with them: their checks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .node_map import NodeMap
+
+
+def check_ids(name: str, ids: Any, device: torch.device | None = None) -> None:
+    """Raises unless these are integers in one dimension, and on a device if one is named."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"'{name}' must be a tensor, got {type(ids).__name__}")
+    if ids.layout != torch.strided:
+        raise TypeError(f"'{name}' must be a strided tensor, got {ids.layout}")
+    if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        raise TypeError(f"'{name}' must hold integers, got {ids.dtype}")
+    if ids.dim() != 1:
+        raise ValueError(f"'{name}' must have one dimension, got {ids.dim()}")
+    if device is not None and ids.device != device:
+        raise ValueError(f"'{name}' must be on {device}, got {ids.device}")
+
+
+def check_range(name: str, ids: Tensor, num_nodes: int) -> None:
+    """Raises IndexError unless all ids are nodes; on CUDA it waits for the answer."""
+    if ids.numel() == 0:
+        return
+    low, high = torch.stack(ids.aminmax()).tolist()
+    if low < 0 or high >= num_nodes:
+        raise IndexError(
+            f"'{name}' must hold nodes in [0, {num_nodes}), got values from {low} to {high}"
+        )
+
+
+def check_num_nodes(num_nodes: Any) -> None:
+    """Raises unless this is a number of nodes."""
+    if not isinstance(num_nodes, int) or isinstance(num_nodes, bool):
+        raise TypeError(f"'num_nodes' must be an integer, got {type(num_nodes).__name__}")
+    if num_nodes < 0:
+        raise ValueError(f"'num_nodes' must not be negative, got {num_nodes}")
+
+
+def fitting_map(
+    node_map: NodeMap | None, num_nodes: int, num_ids: int, device: torch.device
+) -> NodeMap:
+    """The map that was given, or a new one for so many ids."""
+    if node_map is None:
+        # An entry for each node costs more than hashing where few of them occur.
+        return NodeMap(num_nodes, device, hashed=num_nodes > 64 * num_ids + 1024)
+    same = node_map.device.type == device.type and node_map.device.index in (None, device.index)
+    if node_map.num_nodes != num_nodes or not same:
+        raise ValueError(
+            f"'node_map' must be of {num_nodes} nodes on {device}, got one of "
+            f'{node_map.num_nodes} on {node_map.device}'
+        )
+    return node_map

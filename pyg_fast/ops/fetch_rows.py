@@ -1,0 +1,135 @@
+"""The features of a mini-batch, from wherever they are."""
+
+import torch
+from torch import Tensor
+
+from ._ids import check_ids, check_range
+from ._library import ops
+
+
+def fetch_rows(
+    x: Tensor,
+    index: Tensor,
+    *,
+    match: Tensor | None = None,
+    previous: Tensor | None = None,
+    cache_position: Tensor | None = None,
+    cache: Tensor | None = None,
+    counter: Tensor | None = None,
+) -> Tensor:
+    r"""Gathers rows from what the device already has, and only the rest from where all of them are,
+    as in the `"FastGL: A GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at
+    Large Scale" <https://arxiv.org/abs/2409.14939>`_ paper.
+
+    .. math::
+        \textrm{out}_i = \begin{cases}
+            \textrm{previous}_{\textrm{match}_i} & \textrm{if } \textrm{match}_i \textrm{ is a row
+            of it, else} \\
+            \textrm{cache}_{\textrm{cache\_position}_{\textrm{index}_i}} & \textrm{if that is a row
+            of it, else} \\
+            \mathbf{x}_{\textrm{index}_i} &
+        \end{cases}
+
+    Where :obj:`x` is in pinned host memory and :obj:`index` on a GPU, the GPU reads those rows over
+    the bus by itself, in one kernel, without a copy on the host in between. Rows are copied as they
+    are; there is no gradient.
+
+    Args:
+        x (Tensor): Features :math:`(N, *)`, of any type: on the device of :obj:`index`, or for a
+            GPU in pinned host memory, contiguous.
+        index (Tensor): The rows wanted :math:`(n)`, of any integer type.
+        match (Tensor, optional): Rows of :obj:`previous`, as :func:`match` finds them
+            :math:`(n)`, int64. (default: :obj:`None`)
+        previous (Tensor, optional): Rows that were fetched before :math:`(m, *)`.
+            (default: :obj:`None`)
+        cache_position (Tensor, optional): The row of :obj:`cache` that a row of :obj:`x` is kept
+            in, -1 for none :math:`(N)`, int32 or int64. (default: :obj:`None`)
+        cache (Tensor, optional): Rows that are kept :math:`(c, *)`. (default: :obj:`None`)
+        counter (Tensor, optional): To its three entries, int64, the numbers of rows from :obj:`x`,
+            :obj:`previous` and :obj:`cache` are added. (default: :obj:`None`)
+
+    Returns:
+        Tensor: :math:`(n, *)`, of the type of :obj:`x`, on the device of :obj:`index`.
+
+    Raises:
+        TypeError: If a type does not fit.
+        ValueError: If a shape or a device does not fit, :obj:`x` is in host memory that is not
+            pinned, or one of two tensors is given that belong together.
+        IndexError: On a CPU, if an index is negative or too large. On CUDA, where finding out takes
+            a synchronisation, nobody looks; the row then is zero.
+    """
+    check_ids('index', index)
+    x = _features(x, index.device)
+    if (match is None) != (previous is None):
+        raise ValueError("'match' and 'previous' must be given together, got one of them")
+    if (cache_position is None) != (cache is None):
+        raise ValueError("'cache_position' and 'cache' must be given together, got one of them")
+    if match is not None and previous is not None:
+        check_ids('match', match, index.device)
+        if match.dtype != torch.int64:
+            raise TypeError(f"'match' must be int64, got {match.dtype}")
+        if match.shape != index.shape:
+            raise ValueError(
+                f"'match' must have shape {list(index.shape)}, got {list(match.shape)}"
+            )
+        previous = _kept('previous', previous, x, index.device)
+    if cache_position is not None and cache is not None:
+        check_ids('cache_position', cache_position, index.device)
+        if cache_position.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"'cache_position' must be int32 or int64, got {cache_position.dtype}")
+        if cache_position.numel() != x.size(0):
+            raise ValueError(
+                f"'cache_position' must have {x.size(0)} entries, got {cache_position.numel()}"
+            )
+        cache = _kept('cache', cache, x, index.device)
+    if counter is not None:
+        check_ids('counter', counter, index.device)
+        if counter.dtype != torch.int64:
+            raise TypeError(f"'counter' must be int64, got {counter.dtype}")
+        if counter.shape != (3,) or not counter.is_contiguous():
+            raise ValueError(
+                f"'counter' must have shape [3] and be contiguous, got {list(counter.shape)} with "
+                f'stride {list(counter.stride())}'
+            )
+    if not index.is_cuda:
+        check_range('index', index, x.size(0))
+    if index.dtype not in (torch.int32, torch.int64):
+        index = index.long()
+    return ops.fetch_rows.default(x, index, match, previous, cache_position, cache, counter)
+
+
+def _features(x: Tensor, device: torch.device) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"'x' must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"'x' must be a strided tensor, got {x.layout}")
+    if x.dim() == 0:
+        raise ValueError("'x' must have one dimension at least, got none")
+    x = x.detach()
+    if x.device == device:
+        return x.contiguous()
+    if device.type != 'cuda' or x.device.type != 'cpu' or not x.is_pinned():
+        raise ValueError(
+            f"'x' must be on {device}, or for a GPU in pinned host memory, got {x.device}"
+        )
+    if not x.is_contiguous():
+        raise ValueError(
+            f"'x' must be contiguous in host memory, got shape {list(x.shape)} with stride "
+            f'{list(x.stride())}'
+        )
+    return x
+
+
+def _kept(name: str, rows: Tensor, x: Tensor, device: torch.device) -> Tensor:
+    """Rows like those of x that are on a device."""
+    if not isinstance(rows, Tensor):
+        raise TypeError(f"'{name}' must be a tensor, got {type(rows).__name__}")
+    if rows.dtype != x.dtype or rows.layout != torch.strided:
+        raise TypeError(f"'{name}' must be {x.dtype} as 'x', got {rows.dtype}, {rows.layout}")
+    if rows.dim() == 0 or rows.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            f"'{name}' must have rows of shape {list(x.shape[1:])} as 'x', got {list(rows.shape)}"
+        )
+    if rows.device != device:
+        raise ValueError(f"'{name}' must be on {device}, got {rows.device}")
+    return rows.detach().contiguous()

@@ -1,0 +1,122 @@
+"""What mini-batches have in common."""
+
+from collections.abc import Sequence
+from itertools import accumulate, combinations
+
+import torch
+from torch import Tensor
+
+from ._ids import check_ids, check_num_nodes, check_range, fitting_map
+from ._library import ops
+from .node_map import NodeMap
+
+_MOST_BATCHES = 32  # at once
+
+
+def match(
+    n_id: Tensor, previous: Tensor, num_nodes: int, *, node_map: NodeMap | None = None
+) -> Tensor:
+    r"""Finds the nodes of a mini-batch that were in the one before, whose features need not be
+    fetched again, as in the `"FastGL: A GPU-Efficient Framework for Accelerating Sampling-Based GNN
+    Training at Large Scale" <https://arxiv.org/abs/2409.14939>`_ paper.
+
+    .. math::
+        \textrm{out}_i = \begin{cases}
+            \min \{ j : \textrm{previous}_j = \textrm{n\_id}_i \} & \textrm{if there is any} \\
+            -1 & \textrm{otherwise}
+        \end{cases}
+
+    Nothing is sorted: the nodes of the one batch are noted in a map, in which those of the other
+    are looked up.
+
+    Args:
+        n_id (Tensor): The nodes of a mini-batch :math:`(N)`, of any integer type.
+        previous (Tensor): Those of the one before :math:`(M)`, on the same device. Of nodes that
+            repeat, as seeds may, the first counts.
+        num_nodes (int): What all nodes are below.
+        node_map (NodeMap, optional): Kept from call to call, for less time; of :obj:`num_nodes`
+            nodes. (default: :obj:`None`)
+
+    Returns:
+        Tensor: The position in :obj:`previous` of each node, or -1 :math:`(N)`, int64.
+
+    Raises:
+        TypeError: If :obj:`n_id` or :obj:`previous` does not hold integers, or :obj:`num_nodes` is
+            none.
+        ValueError: If a shape, a device, :obj:`num_nodes` or :obj:`node_map` does not fit.
+        IndexError: If a node is negative or too large. On CUDA, where finding out takes a
+            synchronisation, nobody looks if a :obj:`node_map` is given; the result for such a node
+            then is -1.
+    """
+    check_ids('n_id', n_id)
+    check_ids('previous', previous, n_id.device)
+    check_num_nodes(num_nodes)
+    if node_map is None or not n_id.is_cuda:
+        check_range('n_id', n_id, num_nodes)
+        check_range('previous', previous, num_nodes)
+    node_map = fitting_map(node_map, num_nodes, previous.numel(), n_id.device)
+    table = node_map.table(previous.numel())
+    return ops.match(n_id.long(), previous.long(), table, node_map.next_stamp())
+
+
+def match_degree(
+    n_ids: Sequence[Tensor], num_nodes: int, *, node_map: NodeMap | None = None
+) -> Tensor:
+    r"""How much of a mini-batch any other shares, by which `FastGL
+    <https://arxiv.org/abs/2409.14939>`_ orders them:
+
+    .. math::
+        \textrm{out}_{a,b} = \frac{|\mathcal{V}_a \cap \mathcal{V}_b|}
+            {\min(|\mathcal{V}_a|, |\mathcal{V}_b|)}
+
+    of the sets :math:`\mathcal{V}` of their nodes: one that repeats counts once. Zero if a batch
+    has no nodes. The counts are exact, whatever the order in which they are added up.
+
+    Args:
+        n_ids (list of Tensor): The nodes of each mini-batch, of any integer type.
+        num_nodes (int): What all nodes are below.
+        node_map (NodeMap, optional): As of :func:`match`. (default: :obj:`None`)
+
+    Returns:
+        Tensor: float64, :math:`(B, B)` for :math:`B` mini-batches, on their device.
+
+    Raises:
+        TypeError: If :obj:`n_ids` is no list of tensors of integers, or :obj:`num_nodes` no
+            integer.
+        ValueError: If there are no mini-batches, or a shape, a device, :obj:`num_nodes` or
+            :obj:`node_map` does not fit.
+        IndexError: If a node is negative or too large, looked for as in :func:`match`; it counts
+            as none.
+    """
+    if not isinstance(n_ids, Sequence):
+        raise TypeError(f"'n_ids' must be a list of tensors, got {type(n_ids).__name__}")
+    if len(n_ids) == 0:
+        raise ValueError("'n_ids' must hold one tensor at least, got none")
+    for k, n_id in enumerate(n_ids):
+        check_ids(f'n_ids[{k}]', n_id, None if k == 0 else n_ids[0].device)
+    check_num_nodes(num_nodes)
+    if node_map is None or not n_ids[0].is_cuda:
+        for k, n_id in enumerate(n_ids):
+            check_range(f'n_ids[{k}]', n_id, num_nodes)
+    most = sum(n_id.numel() for n_id in n_ids)
+    node_map = fitting_map(node_map, num_nodes, most, n_ids[0].device)
+    count = _shared(n_ids, node_map)
+    size = count.diagonal()
+    return count.double() / torch.minimum(size.view(-1, 1), size).clamp(min=1)
+
+
+def _shared(n_ids: Sequence[Tensor], node_map: NodeMap) -> Tensor:
+    """The numbers of distinct nodes that two batches share."""
+    num_batches = len(n_ids)
+    if num_batches <= _MOST_BATCHES:
+        ptr = torch.tensor([0, *accumulate(n_id.numel() for n_id in n_ids)])
+        ids = torch.cat([n_id.long() for n_id in n_ids])
+        return ops.match_degree(ids, ptr, node_map.table(ids.numel()), node_map.next_stamp())
+    count = torch.empty(num_batches, num_batches, dtype=torch.int64, device=n_ids[0].device)
+    half = _MOST_BATCHES // 2
+    halves = [range(k, min(k + half, num_batches)) for k in range(0, num_batches, half)]
+    for a, b in combinations(halves, 2):
+        batches = [*a, *b]
+        at = torch.tensor(batches, device=count.device)
+        count[at.view(-1, 1), at] = _shared([n_ids[k] for k in batches], node_map)
+    return count
