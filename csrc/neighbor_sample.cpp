@@ -3,6 +3,7 @@
 #include <numeric>
 #include <vector>
 
+#include "cpu/node_map.h"
 #include "minibatch_binding.h"
 #ifdef PYG_FAST_WITH_CUDA
 #include "cuda/neighbor_sample.h"

@@ -139,8 +139,6 @@ class Row {
 
 }  // namespace
 
-void start(const NodeMap& map) { empty_if_hashed(map); }
-
 void begin_sample(const SampleHop& p, const int64_t* seeds, int64_t begin, int64_t end) {
   for (int64_t k = begin; k < end; ++k) {
     p.n_id[k] = seeds[k];

@@ -4,8 +4,6 @@
 
 namespace pyg_fast::cpu {
 
-// A hashed map is emptied for a new batch.
-void start(const NodeMap& map);
 // Seeds.
 void begin_sample(const SampleHop& p, const int64_t* seeds, int64_t begin, int64_t end);
 // Nodes of this hop, by local id: how many edges of each are taken goes into p.rowptr[node + 1].

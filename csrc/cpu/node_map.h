@@ -40,7 +40,7 @@ inline int64_t find(const NodeMap& map, int64_t id) {
 }
 
 // For a new batch: a hashed map is emptied.
-inline void empty_if_hashed(const NodeMap& map) {
+inline void start(const NodeMap& map) {
   if (!map.key) return;
   __builtin_memset(map.key, 0xff, static_cast<size_t>(map.num_slots) * 8);
   __builtin_memset(map.entry, 0xff, static_cast<size_t>(map.num_slots) * 8);
