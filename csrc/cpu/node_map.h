@@ -1,5 +1,7 @@
 // The map from global to local ids, by atomics where several threads share it.
 #pragma once
+#include <cstddef>
+
 #include "../minibatch.h"
 
 namespace pyg_fast::cpu {
@@ -42,8 +44,8 @@ inline int64_t find(const NodeMap& map, int64_t id) {
 // For a new batch: a hashed map is emptied.
 inline void start(const NodeMap& map) {
   if (!map.key) return;
-  __builtin_memset(map.key, 0xff, static_cast<size_t>(map.num_slots) * 8);
-  __builtin_memset(map.entry, 0xff, static_cast<size_t>(map.num_slots) * 8);
+  __builtin_memset(map.key, 0xff, static_cast<std::size_t>(map.num_slots) * 8);
+  __builtin_memset(map.entry, 0xff, static_cast<std::size_t>(map.num_slots) * 8);
 }
 
 }  // namespace pyg_fast::cpu
