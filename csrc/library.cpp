@@ -166,7 +166,7 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "int max_nodes, int max_edges) -> ()");
   m.def(
       "append_nodes(Tensor neighbor, Tensor(a!) n_id, Tensor(b!) counts, Tensor(c!) map, "
-      "Tensor(d!) local, int stamp, int num_seeds, int hop, int max_edges, bool inserts) -> ()");
+      "Tensor(d!) local, int stamp, int num_seeds, int hop, int max_edges) -> ()");
   // The batch: n_id, rowptr, col, edge_index, e_id. All edges among its nodes: rowptr; col,
   // edge_index, e_id.
   m.def(

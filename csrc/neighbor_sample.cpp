@@ -323,17 +323,12 @@ void sample_neighbors_cpu(const Tensor& rowptr, const Tensor& col, OptTensor per
 }
 
 void append_nodes_cpu(const Tensor& neighbor, Tensor n_id, Tensor counts, Tensor map, Tensor local,
-                      int64_t stamp, int64_t num_seeds, int64_t hop, int64_t max_edges,
-                      bool inserts) {
+                      int64_t stamp, int64_t num_seeds, int64_t hop, int64_t max_edges) {
   append_nodes(neighbor, n_id, counts, map, local, stamp, num_seeds, hop, max_edges,
-               [&](const SampleHop& p) {
+               [](const SampleHop& p) {
                  const int64_t first = p.num_edges[p.hop], last = p.num_edges[p.hop + 1];
                  STD_TORCH_CHECK(last <= p.max_edges_of_all,
                                  "neighbor must have room for all edges");
-                 if (inserts) {
-                   share(first, last,
-                         [&](int64_t begin, int64_t end) { cpu::insert_sources(p, begin, end); });
-                 }
                  p.num_nodes[p.hop + 1] = number_found(
                      first, last, p.num_nodes[p.hop],
                      [&](int64_t begin, int64_t end) { return cpu::count_new(p, begin, end); },
@@ -425,14 +420,12 @@ void sample_neighbors_cuda(const Tensor& rowptr, const Tensor& col, OptTensor pe
 }
 
 void append_nodes_cuda(const Tensor& neighbor, Tensor n_id, Tensor counts, Tensor map, Tensor local,
-                       int64_t stamp, int64_t num_seeds, int64_t hop, int64_t max_edges,
-                       bool inserts) {
+                       int64_t stamp, int64_t num_seeds, int64_t hop, int64_t max_edges) {
   append_nodes(neighbor, n_id, counts, map, local, stamp, num_seeds, hop, max_edges,
                [&](const SampleHop& p) {
                  Launch launch(n_id);
                  void* scratch = launch.scratch(cuda::append_nodes_scratch(p));
-                 launch.check(cuda::append_nodes(p, inserts, scratch, launch.stream()),
-                              "append_nodes");
+                 launch.check(cuda::append_nodes(p, scratch, launch.stream()), "append_nodes");
                });
 }
 

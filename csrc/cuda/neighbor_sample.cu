@@ -267,15 +267,6 @@ __global__ void __launch_bounds__(kThreads) all_edges_kernel(SampleHop p) {
 // --- local ids ----------------------------------------------------------------------------------
 
 template <typename I>
-__global__ void __launch_bounds__(kThreads) insert_kernel(SampleHop p) {
-  const int64_t end = p.num_edges[p.hop + 1], step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t e = p.num_edges[p.hop] + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-       e < end; e += step) {
-    insert(p.map, static_cast<const I*>(p.neighbor)[e], p.num_seeds + e);
-  }
-}
-
-template <typename I>
 struct IsNew {
   SampleHop p;
 
@@ -477,16 +468,14 @@ int64_t append_nodes_scratch(const SampleHop& p) {
   });
 }
 
-const char* append_nodes(const SampleHop& p, bool inserts, void* scratch, void* stream) {
-  const auto s = static_cast<cudaStream_t>(stream);
+const char* append_nodes(const SampleHop& p, void* scratch, void* stream) {
   if (p.max_edges == 0) {
-    same_nodes_kernel<<<1, 1, 0, s>>>(p);
+    same_nodes_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(p);
     return last_error();
   }
   const int64_t bytes = append_nodes_scratch(p);
   return with_index(p.graph.index64, [&](auto index) {
     using I = decltype(index);
-    if (inserts) insert_kernel<I><<<some_blocks(p.max_edges), kThreads, 0, s>>>(p);
     return run_sum(scratch, bytes, IsNew<I>{p}, AddNode<I>{p}, p.max_edges, stream);
   });
 }

@@ -14,9 +14,9 @@ const char* sample_counts(const SampleHop& p, void* scratch, void* stream);
 // Which ones, and their sources into the map.
 const char* sample_neighbors(const SampleHop& p, void* stream);
 
-// Sources that are new become nodes; `inserts`: they are not in the map yet.
+// Sources that are new become nodes.
 int64_t append_nodes_scratch(const SampleHop& p);
-const char* append_nodes(const SampleHop& p, bool inserts, void* scratch, void* stream);
+const char* append_nodes(const SampleHop& p, void* scratch, void* stream);
 
 const char* take_sample(const TakeSample& p, void* stream);
 

@@ -298,11 +298,11 @@ class _Growing:
             met = self.neighbor[: int(self.counts[1, hop])]
             ops.relabel(torch.cat([self.seeds, met.long()]), table, self.stamp)
 
-    def append(self, hop: int, max_edges: int, inserts: bool = False) -> None:
+    def append(self, hop: int, max_edges: int) -> None:
         """Nodes that were met for the first time in this hop get their local ids."""
         ops.append_nodes(
             self.neighbor, self.n_id, self.counts, self.table, self.local, self.stamp,
-            self.num_seeds, hop, max_edges, inserts,
+            self.num_seeds, hop, max_edges,
         )  # fmt: skip
 
     def take(self) -> SampledSubgraph:
