@@ -30,30 +30,50 @@ uint32_t note_batch(const NodeMap& map, int64_t id, uint32_t bit) {
   }
 }
 
-// Copies rows of `bytes` each, which is known beforehand where it is not 0.
+void add_counts(const FetchRows& p, const int64_t (&found)[4]) {
+  if (!p.counter) return;
+  for (int k = 0; k < 3; ++k) __atomic_fetch_add(p.counter + k, found[k], __ATOMIC_RELAXED);
+}
+
+// Rows of `bytes` each, few enough for a register or two, all from x.
+template <int64_t bytes, typename I>
+void copy_short_rows(const FetchRows& p, int64_t begin, int64_t end) {
+  const auto* index = static_cast<const I*>(p.index);
+  int64_t found[4] = {};
+  for (int64_t i = begin; i < end; ++i) {
+    const auto id = static_cast<int64_t>(index[i]);
+    char* out = p.out + i * bytes;
+    const bool there = static_cast<uint64_t>(id) < static_cast<uint64_t>(p.num_x);
+    if (there) __builtin_memcpy(out, p.x + id * bytes, bytes);
+    else __builtin_memset(out, 0, bytes);
+    found[0] += there;
+  }
+  add_counts(p, found);
+}
+
 template <int64_t bytes>
+void copy_short_rows(const FetchRows& p, int64_t begin, int64_t end) {
+  if (p.index64) copy_short_rows<bytes, int64_t>(p, begin, end);
+  else copy_short_rows<bytes, int32_t>(p, begin, end);
+}
+
 void copy_rows(const FetchRows& p, int64_t begin, int64_t end) {
-  constexpr int64_t kLine = 64, kMostLines = 8, kRowsAhead = bytes ? 16 : 4;
-  const auto size = static_cast<size_t>(bytes ? bytes : p.row_bytes);
+  constexpr int64_t kLine = 64, kMostLines = 8, kRowsAhead = 6;
+  const auto size = static_cast<size_t>(p.row_bytes);
   const int64_t prefetched = p.row_bytes < kMostLines * kLine ? p.row_bytes : kMostLines * kLine;
   int64_t found[4] = {};
-  FetchedRow ahead[kRowsAhead];
-  const auto look = [&](int64_t i) {
-    if (i >= end) return;
-    const FetchedRow row = ahead[i % kRowsAhead] = source_of(p, i);
-    for (int64_t c = 0; c < prefetched; c += kLine) __builtin_prefetch(row.data + c);
-  };
-  for (int64_t i = begin; i < begin + kRowsAhead; ++i) look(i);
   for (int64_t i = begin; i < end; ++i) {
-    const FetchedRow row = ahead[i % kRowsAhead];
+    if (i + kRowsAhead < end) {
+      const char* next = source_of(p, i + kRowsAhead).data;
+      for (int64_t c = 0; c < prefetched; c += kLine) __builtin_prefetch(next + c);
+    }
+    const FetchedRow row = source_of(p, i);
     char* out = p.out + i * p.row_bytes;
     if (row.data) __builtin_memcpy(out, row.data, size);
     else __builtin_memset(out, 0, size);
     ++found[static_cast<int>(row.from)];
-    look(i + kRowsAhead);
   }
-  if (!p.counter) return;
-  for (int k = 0; k < 3; ++k) __atomic_fetch_add(p.counter + k, found[k], __ATOMIC_RELAXED);
+  add_counts(p, found);
 }
 
 }  // namespace
@@ -100,13 +120,14 @@ void match_degree(const MatchDegree& p, int64_t begin, int64_t end) {
 }
 
 void fetch_rows(const FetchRows& p, int64_t begin, int64_t end) {
+  if (p.match || p.cache_position) return copy_rows(p, begin, end);
   switch (p.row_bytes) {
-    case 1: return copy_rows<1>(p, begin, end);
-    case 2: return copy_rows<2>(p, begin, end);
-    case 4: return copy_rows<4>(p, begin, end);
-    case 8: return copy_rows<8>(p, begin, end);
-    case 16: return copy_rows<16>(p, begin, end);
-    default: return copy_rows<0>(p, begin, end);
+    case 1: return copy_short_rows<1>(p, begin, end);
+    case 2: return copy_short_rows<2>(p, begin, end);
+    case 4: return copy_short_rows<4>(p, begin, end);
+    case 8: return copy_short_rows<8>(p, begin, end);
+    case 16: return copy_short_rows<16>(p, begin, end);
+    default: return copy_rows(p, begin, end);
   }
 }
 
