@@ -191,6 +191,14 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   m.def(
       "fetch_rows(Tensor x, Tensor index, Tensor? match, Tensor? previous, Tensor? cache_position, "
       "Tensor? cache, Tensor(a!)? counter) -> Tensor");
+  // Walks from nodes to sources of their edges, which may lie in pinned host memory: [n, length + 1];
+  // the nodes that several walks from each node visit most, and how often.
+  m.def(
+      "random_walk(Tensor rowptr, Tensor col, Tensor start, int walk_length, float restart, int seed) "
+      "-> Tensor");
+  m.def(
+      "visited_neighbors(Tensor rowptr, Tensor col, Tensor nodes, int num_neighbors, int num_walks, "
+      "int walk_length, float restart, int seed) -> (Tensor, Tensor)");
 
   m.def("with_cuda() -> bool");
 }

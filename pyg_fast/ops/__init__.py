@@ -13,6 +13,7 @@ from .match import match, match_degree
 from .maxk import maxk
 from .neighbor_sample import SampledSubgraph, neighbor_sample, relabel
 from .node_map import NodeMap
+from .random_walk import random_walk, visited_neighbors
 from .sampled_spmm import sampled_spmm
 from .spmm import spmm
 from .to_csr import to_csr
@@ -32,9 +33,11 @@ __all__ = [
     'match_degree',
     'maxk',
     'neighbor_sample',
+    'random_walk',
     'relabel',
     'sampled_spmm',
     'spmm',
     'to_csr',
+    'visited_neighbors',
     'with_cuda',
 ]

@@ -48,10 +48,35 @@ def fitting_map(
     if node_map is None:
         # An entry for each node costs more than hashing where few of them occur.
         return NodeMap(num_nodes, device, hashed=num_nodes > 64 * num_ids + 1024)
-    same = node_map.device.type == device.type and node_map.device.index in (None, device.index)
-    if node_map.num_nodes != num_nodes or not same:
+    if (node_map.num_nodes, node_map.device) != (num_nodes, device):
         raise ValueError(
             f"'node_map' must be of {num_nodes} nodes on {device}, got one of "
             f'{node_map.num_nodes} on {node_map.device}'
         )
     return node_map
+
+
+def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """A graph as kernels read it, from a device or, for a GPU, from pinned host memory.
+
+    What it holds is not looked at.
+    """
+    check_ids('rowptr', rowptr)
+    check_ids('col', col, rowptr.device)
+    if rowptr.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"'rowptr' must hold int32 or int64, got {rowptr.dtype}")
+    if col.dtype != rowptr.dtype:
+        raise TypeError(f"'col' must hold {rowptr.dtype}, as 'rowptr', got {col.dtype}")
+    if rowptr.numel() == 0:
+        raise ValueError("'rowptr' must have an entry more than there are nodes, got none")
+    if rowptr.device == device:
+        return rowptr.contiguous(), col.contiguous()
+    for name, tensor in (('rowptr', rowptr), ('col', col)):
+        if device.type != 'cuda' or tensor.device.type != 'cpu' or not tensor.is_pinned():
+            raise ValueError(
+                f"'{name}' must be on {device}, or for a GPU in pinned host memory, got "
+                f'{tensor.device}'
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(f"'{name}' must be contiguous in host memory")
+    return rowptr, col

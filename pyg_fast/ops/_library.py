@@ -562,6 +562,26 @@ def _fetch_rows(
     return index.new_empty(index.size(0), *x.shape[1:], dtype=x.dtype)
 
 
+def _random_walk(
+    rowptr: Tensor, col: Tensor, start: Tensor, walk_length: int, restart: float, seed: int
+) -> Tensor:
+    return start.new_empty(start.size(0), walk_length + 1)
+
+
+def _visited_neighbors(
+    rowptr: Tensor,
+    col: Tensor,
+    nodes: Tensor,
+    num_neighbors: int,
+    num_walks: int,
+    walk_length: int,
+    restart: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    size = nodes.size(0), num_neighbors
+    return nodes.new_empty(size), nodes.new_empty(size)
+
+
 for _fake in (
     _to_csr,
     _to_csr_csc,
@@ -604,6 +624,8 @@ for _fake in (
     _match,
     _match_degree,
     _fetch_rows,
+    _random_walk,
+    _visited_neighbors,
 ):
     _meta.impl(_fake.__name__[1:], _fake, 'Meta')
 

@@ -822,6 +822,65 @@ def fetch_rows(
     return torch.stack([row for row, _ in rows]) if rows else out
 
 
+def random_walk(
+    rowptr: Tensor, col: Tensor, start: Tensor, walk_length: int, restart: float, seed: int
+) -> Tensor:
+    graph, out = (rowptr.tolist(), col.tolist()), []
+    for key, first in enumerate(start.tolist()):
+        path = [first]
+        for step in range(walk_length):
+            node = _next_node(graph, first, path[-1], seed, key, step, restart)
+            path.append(path[-1] if node is None else node)
+        out.append(path)
+    return start.new_tensor(out).view(-1, walk_length + 1)
+
+
+def visited_neighbors(
+    rowptr: Tensor,
+    col: Tensor,
+    nodes: Tensor,
+    num_neighbors: int,
+    num_walks: int,
+    walk_length: int,
+    restart: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    graph, out = (rowptr.tolist(), col.tolist()), []
+    for first in nodes.tolist():
+        visits: dict[int, int] = {}
+        for walk in range(num_walks):
+            at = first
+            for step in range(walk * walk_length, (walk + 1) * walk_length):
+                node = _next_node(graph, first, at, seed, first, step, restart)
+                if node is not None:
+                    at = node
+                    visits[at] = visits.get(at, 0) + (at != first)
+        visits.pop(first, None)
+        most = sorted(visits.items(), key=lambda item: -item[1])[:num_neighbors]  # stable
+        out.append(most + [(-1, 0)] * (num_neighbors - len(most)))
+    both = nodes.new_tensor(out).view(-1, num_neighbors, 2)
+    return both[:, :, 0].contiguous(), both[:, :, 1].contiguous()
+
+
+def _next_node(
+    graph: tuple[list[int], list[int]],
+    first: int,
+    node: int,
+    seed: int,
+    key: int,
+    step: int,
+    restart: float,
+) -> int | None:
+    """The next node of a walk; None where no edge leads on."""
+    rowptr, col = graph
+    if restart > 0 and ((random_bits(seed, key, 2 * step) >> 11) + 1) * 2.0**-53 <= restart:
+        node = first
+    degree = rowptr[node + 1] - rowptr[node]
+    if degree == 0:
+        return None
+    return col[rowptr[node] + (random_bits(seed, key, 2 * step + 1) * degree >> 64)]
+
+
 def _edges(rowptr: Tensor, col: Tensor, perm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The row, the column and the position in `value` of every edge."""
     degree = rowptr.diff().long()

@@ -191,7 +191,7 @@ def test_every_op_is_here() -> None:
         'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside', 'rabbit_order',
         'sample_transposed', 'begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes',
         'take_sample', 'count_induced', 'induced_edges', 'relabel',
-        'match', 'match_degree', 'fetch_rows',
+        'match', 'match_degree', 'fetch_rows', 'random_walk', 'visited_neighbors',
     }  # fmt: skip
     assert names == {*OPS, 'with_cuda', *in_files_of_their_own}
 

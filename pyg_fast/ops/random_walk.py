@@ -1,0 +1,142 @@
+"""Random walks, and the nodes that they visit most."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._ids import check_csr, check_ids, check_range
+from ._library import ops
+
+_MOST_VISITS = 1024  # of the walks from one node
+
+
+def random_walk(
+    rowptr: Tensor,
+    col: Tensor,
+    start: Tensor,
+    walk_length: int,
+    *,
+    restart: float = 0.0,
+    seed: int | None = None,
+) -> Tensor:
+    r"""Walks from nodes to sources of their edges, each of them as likely as any other.
+
+    A node without edges is not left. The same seed gives the same walks, on a CPU and a GPU alike;
+    walks that begin at the same node differ.
+
+    Args:
+        rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
+        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, of the same type.
+        start (Tensor): Where the walks begin :math:`(n)`, of any integer type; nodes may repeat.
+        walk_length (int): The number of steps.
+        restart (float): The probability that a step is taken from the walk's first node instead of
+            that which it is at. (default: :obj:`0.0`)
+        seed (int, optional): Of the random numbers; :obj:`None`: the next of torch's generator.
+            (default: :obj:`None`)
+
+    Returns:
+        Tensor: Where each walk is after each step, its first node first
+        :math:`(n, \textrm{walk\_length} + 1)`, int64, on the device of :obj:`start`. The graph may
+        lie in pinned host memory instead, from which a GPU then reads the edges that it needs.
+
+    Raises:
+        TypeError: If :obj:`rowptr`, :obj:`col` or :obj:`start` does not hold integers of a type
+            that fits, or a number is of the wrong kind.
+        ValueError: If a shape or a device does not fit, :obj:`walk_length` is negative, or
+            :obj:`restart` is not a probability.
+        IndexError: If a node to start from is negative or too large; on CUDA finding out takes a
+            synchronisation.
+    """
+    rowptr, col = _checked('start', start, rowptr, col, restart)
+    _check_number('walk_length', walk_length, 0)
+    return ops.random_walk(
+        rowptr, col, start.long(), walk_length, float(restart), _seed_of(seed)
+    )
+
+
+def visited_neighbors(
+    rowptr: Tensor,
+    col: Tensor,
+    nodes: Tensor,
+    num_neighbors: int,
+    *,
+    num_walks: int,
+    walk_length: int,
+    restart: float = 0.0,
+    seed: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""The nodes that random walks visit most: the neighbourhoods of the `"Graph Convolutional
+    Neural Networks for Web-Scale Recommender Systems" <https://arxiv.org/abs/1806.01973>`_ paper.
+
+    From each node :obj:`num_walks` walks of :obj:`walk_length` steps are taken, as
+    :func:`random_walk` takes them, and each step that an edge allows counts as a visit of the node
+    it leads to, other than that where the walk began. Of nodes visited equally often those come
+    first that were met first, walk by walk. The same seed gives the same neighbours, on a CPU and a
+    GPU alike, whatever the other nodes are.
+
+    Args:
+        rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
+        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, of the same type.
+        nodes (Tensor): The nodes to find neighbours of :math:`(n)`, of any integer type.
+        num_neighbors (int): The most neighbours of each, :math:`k`.
+        num_walks (int): The number of walks from each.
+        walk_length (int): The number of steps of each walk; of all from a node at most 1024.
+        restart (float): The probability that a step is taken from the walk's first node instead of
+            that which it is at. (default: :obj:`0.0`)
+        seed (int, optional): Of the random numbers; :obj:`None`: the next of torch's generator.
+            (default: :obj:`None`)
+
+    Returns:
+        (Tensor, Tensor): The neighbours of each node, -1 where there are no more :math:`(n, k)`,
+        and how often they were visited, both int64, on the device of :obj:`nodes`. The graph may
+        lie in pinned host memory, as in :func:`random_walk`.
+
+    Raises:
+        TypeError, IndexError: As :func:`random_walk`.
+        ValueError: If a shape or a device does not fit, a number is not positive, there are more
+            than 1024 steps from a node, or :obj:`restart` is not a probability.
+    """
+    rowptr, col = _checked('nodes', nodes, rowptr, col, restart)
+    for name, number in (
+        ('num_neighbors', num_neighbors), ('num_walks', num_walks), ('walk_length', walk_length)
+    ):  # fmt: skip
+        _check_number(name, number, 1)
+    if num_walks * walk_length > _MOST_VISITS:
+        raise ValueError(
+            f"'num_walks' times 'walk_length' must be at most {_MOST_VISITS}, got {num_walks} "
+            f'times {walk_length}'
+        )
+    return ops.visited_neighbors(
+        rowptr, col, nodes.long(), num_neighbors, num_walks, walk_length, float(restart),
+        _seed_of(seed),
+    )  # fmt: skip
+
+
+def _checked(
+    name: str, nodes: Tensor, rowptr: Tensor, col: Tensor, restart: float
+) -> tuple[Tensor, Tensor]:
+    check_ids(name, nodes)
+    rowptr, col = check_csr(rowptr, col, nodes.device)
+    if isinstance(restart, bool) or not isinstance(restart, (int, float)):
+        raise TypeError(f"'restart' must be a number, got {type(restart).__name__}")
+    if not 0 <= restart <= 1:
+        raise ValueError(f"'restart' must be from 0 to 1, got {restart}")
+    check_range(name, nodes, rowptr.numel() - 1)
+    return rowptr, col
+
+
+def _check_number(name: str, number: Any, least: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"'{name}' must be an integer, got {type(number).__name__}")
+    if number < least:
+        raise ValueError(f"'{name}' must be at least {least}, got {number}")
+
+
+def _seed_of(seed: Any) -> int:
+    """A seed that fits an int64."""
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (1,)))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
+    return (seed + 2**63) % 2**64 - 2**63
