@@ -17,9 +17,22 @@ const int64_t* ids_of(const Tensor& t, const char* name, const Tensor& on) {
   return static_cast<const int64_t*>(t.const_data_ptr());
 }
 
+// For lists of so many ids in all.
+MapOfNodes map_of(const Tensor& map, int64_t stamp, int64_t num_nodes, int64_t num_ids,
+                  const Tensor& on) {
+  MapOfNodes m;
+  static_cast<NodeMap&>(m) = node_map_of(map, stamp, on);
+  m.num_nodes = num_nodes;
+  const int64_t most = num_ids < num_nodes ? num_ids : num_nodes;
+  // Of a hashed one a slot stays empty, or looking for an id would not end.
+  STD_TORCH_CHECK(m.key ? most < m.num_slots : num_nodes <= m.num_slots, "map has ", m.num_slots,
+                  " slots, too few for ", m.key ? most : num_nodes, " nodes");
+  return m;
+}
+
 template <typename Run>
 Tensor match(const Tensor& n_id_, const Tensor& previous_, const Tensor& map, int64_t stamp,
-             const Run& run) {
+             int64_t num_nodes, const Run& run) {
   const Tensor n_id = to_contiguous(n_id_), previous = to_contiguous(previous_);
   Match p;
   p.n_id = ids_of(n_id, "n_id", n_id);
@@ -28,7 +41,7 @@ Tensor match(const Tensor& n_id_, const Tensor& previous_, const Tensor& map, in
   p.num_previous = previous.size(0);
   STD_TORCH_CHECK(p.num_previous <= static_cast<int64_t>(kPositionMask),
                   "previous must have fewer than 2^32 ids");
-  p.map = node_map_of(map, stamp, n_id);
+  p.map = map_of(map, stamp, num_nodes, p.num_previous, n_id);
   Tensor out = empty(n_id, {p.num_ids}, ScalarType::Long);
   p.out = static_cast<int64_t*>(out.mutable_data_ptr());
   run(p, n_id);
@@ -37,7 +50,7 @@ Tensor match(const Tensor& n_id_, const Tensor& previous_, const Tensor& map, in
 
 template <typename Run>
 Tensor match_degree(const Tensor& ids_, const Tensor& ptr_, const Tensor& map, int64_t stamp,
-                    const Run& run) {
+                    int64_t num_nodes, const Run& run) {
   const Tensor ids = to_contiguous(ids_), ptr = to_contiguous(ptr_);
   MatchDegree p;
   p.ids = ids_of(ids, "ids", ids);
@@ -52,7 +65,7 @@ Tensor match_degree(const Tensor& ids_, const Tensor& ptr_, const Tensor& map, i
     STD_TORCH_CHECK(begin[b] >= (b == 0 ? 0 : begin[b - 1]) && begin[b] <= ids.size(0),
                     "ptr must ascend from 0 to the number of ids");
   }
-  p.map = node_map_of(map, stamp, ids);
+  p.map = map_of(map, stamp, num_nodes, ids.size(0), ids);
   Tensor count = empty(ids, {p.num_batches, p.num_batches}, ScalarType::Long);
   p.count = static_cast<int64_t*>(count.mutable_data_ptr());
   run(p, ids);
@@ -128,8 +141,9 @@ Tensor fetch_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_
 
 constexpr int64_t kLookup = 20;  // nanoseconds that an id takes on a CPU
 
-Tensor match_cpu(const Tensor& n_id, const Tensor& previous, Tensor map, int64_t stamp) {
-  return match(n_id, previous, map, stamp, [](const Match& p, const Tensor&) {
+Tensor match_cpu(const Tensor& n_id, const Tensor& previous, Tensor map, int64_t stamp,
+                 int64_t num_nodes) {
+  return match(n_id, previous, map, stamp, num_nodes, [](const Match& p, const Tensor&) {
     cpu::begin_batch(p.map);
     share_rows(p.num_previous, p.num_previous * kLookup,
                [&](int64_t begin, int64_t end) { cpu::note_previous(p, begin, end); });
@@ -138,8 +152,9 @@ Tensor match_cpu(const Tensor& n_id, const Tensor& previous, Tensor map, int64_t
   });
 }
 
-Tensor match_degree_cpu(const Tensor& ids, const Tensor& ptr, Tensor map, int64_t stamp) {
-  return match_degree(ids, ptr, map, stamp, [](const MatchDegree& p, const Tensor&) {
+Tensor match_degree_cpu(const Tensor& ids, const Tensor& ptr, Tensor map, int64_t stamp,
+                        int64_t num_nodes) {
+  return match_degree(ids, ptr, map, stamp, num_nodes, [](const MatchDegree& p, const Tensor&) {
     cpu::begin_batch(p.map);
     for (int64_t k = 0; k < p.num_batches * p.num_batches; ++k) p.count[k] = 0;
     const int64_t first = p.begin[0], num_ids = p.begin[p.num_batches] - first;
@@ -159,15 +174,17 @@ Tensor fetch_rows_cpu(const Tensor& x, const Tensor& index, OptTensor match, Opt
 }
 
 #ifdef PYG_FAST_WITH_CUDA
-Tensor match_cuda(const Tensor& n_id, const Tensor& previous, Tensor map, int64_t stamp) {
-  return match(n_id, previous, map, stamp, [](const Match& p, const Tensor& on) {
+Tensor match_cuda(const Tensor& n_id, const Tensor& previous, Tensor map, int64_t stamp,
+                  int64_t num_nodes) {
+  return match(n_id, previous, map, stamp, num_nodes, [](const Match& p, const Tensor& on) {
     Launch launch(on);
     launch.check(cuda::match(p, launch.stream()), "match");
   });
 }
 
-Tensor match_degree_cuda(const Tensor& ids, const Tensor& ptr, Tensor map, int64_t stamp) {
-  return match_degree(ids, ptr, map, stamp, [](const MatchDegree& p, const Tensor& on) {
+Tensor match_degree_cuda(const Tensor& ids, const Tensor& ptr, Tensor map, int64_t stamp,
+                         int64_t num_nodes) {
+  return match_degree(ids, ptr, map, stamp, num_nodes, [](const MatchDegree& p, const Tensor& on) {
     Launch launch(on);
     launch.check(cuda::match_degree(p, launch.stream()), "match_degree");
   });

@@ -4,14 +4,16 @@
 
 namespace pyg_fast {
 
-// An id outside of the map's range is nowhere.
-PYG_FAST_DEVICE inline bool may_hold(const NodeMap& map, int64_t id) {
-  return id >= 0 && (map.key || id < map.num_slots);
-}
+// A map that has room for all of its nodes. Other ids are in no batch.
+struct MapOfNodes : NodeMap {
+  int64_t num_nodes = 0;
+
+  PYG_FAST_DEVICE bool may_hold(int64_t id) const { return id >= 0 && id < num_nodes; }
+};
 
 // out[i] = the first position of n_id[i] in `previous`, or -1.
 struct Match {
-  NodeMap map;
+  MapOfNodes map;
   int64_t num_ids = 0;
   int64_t num_previous = 0;
   const int64_t* n_id = nullptr;
@@ -24,7 +26,7 @@ constexpr int64_t kMostBatches = 32;
 
 // How many distinct ids two batches share: count[a, b]; count[a, a]: those of one.
 struct MatchDegree {
-  NodeMap map;
+  MapOfNodes map;
   int64_t num_batches = 0;
   int64_t begin[kMostBatches + 1] = {};  // batch b is ids[begin[b]:begin[b + 1]]
   const int64_t* ids = nullptr;

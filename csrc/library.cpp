@@ -184,8 +184,8 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   // Between mini-batches: the first position in `previous` of each id, -1 for none; how many distinct
   // ids two of the batches share whose ids follow one another, `ptr` in host memory. `map`, `stamp`:
   // of a NodeMap.
-  m.def("match(Tensor n_id, Tensor previous, Tensor(a!) map, int stamp) -> Tensor");
-  m.def("match_degree(Tensor ids, Tensor ptr, Tensor(a!) map, int stamp) -> Tensor");
+  m.def("match(Tensor n_id, Tensor previous, Tensor(a!) map, int stamp, int num_nodes) -> Tensor");
+  m.def("match_degree(Tensor ids, Tensor ptr, Tensor(a!) map, int stamp, int num_nodes) -> Tensor");
   // Rows previous[match[i]], cache[cache_position[index[i]]] or x[index[i]], the first there is;
   // x may lie in pinned host memory. Added to counter: the numbers of rows from x, previous, cache.
   m.def(

@@ -10,9 +10,9 @@ namespace {
 constexpr int64_t kAhead = 16;  // Memory is asked for so many ids early.
 
 // The map's entry, or, where ids are hashed, the slot that probing for it begins at.
-void prefetch_entry(const NodeMap& map, int64_t id) {
+void prefetch_entry(const MapOfNodes& map, int64_t id) {
   if (map.key) __builtin_prefetch(map.key + first_slot(map, id));
-  else if (may_hold(map, id)) __builtin_prefetch(map.entry + id);
+  else if (map.may_hold(id)) __builtin_prefetch(map.entry + id);
 }
 
 // Notes that an id is in a batch; returns the bits of those that it was in before.
@@ -83,14 +83,14 @@ void begin_batch(const NodeMap& map) { start(map); }
 void note_previous(const Match& p, int64_t begin, int64_t end) {
   for (int64_t k = begin; k < end; ++k) {
     if (k + kAhead < end) prefetch_entry(p.map, p.previous[k + kAhead]);
-    if (may_hold(p.map, p.previous[k])) insert(p.map, p.previous[k], k);
+    if (p.map.may_hold(p.previous[k])) insert(p.map, p.previous[k], k);
   }
 }
 
 void match(const Match& p, int64_t begin, int64_t end) {
   for (int64_t k = begin; k < end; ++k) {
     if (k + kAhead < end) prefetch_entry(p.map, p.n_id[k + kAhead]);
-    p.out[k] = may_hold(p.map, p.n_id[k]) ? find(p.map, p.n_id[k]) : kNotFound;
+    p.out[k] = p.map.may_hold(p.n_id[k]) ? find(p.map, p.n_id[k]) : kNotFound;
   }
 }
 
@@ -101,7 +101,7 @@ void match_degree(const MatchDegree& p, int64_t begin, int64_t end) {
     int64_t count[kMostBatches] = {};
     for (int64_t k = first; k < last; ++k) {
       if (k + kAhead < last) prefetch_entry(p.map, p.ids[k + kAhead]);
-      if (!may_hold(p.map, p.ids[k])) continue;
+      if (!p.map.may_hold(p.ids[k])) continue;
       const uint32_t bit = 1u << batch;
       uint32_t others = note_batch(p.map, p.ids[k], bit);
       if (others & bit) continue;  // a repeated seed

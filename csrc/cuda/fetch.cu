@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) note_previous_kernel(Match p) {
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_previous;
        k += step) {
     const int64_t id = p.previous[k];
-    if (may_hold(p.map, id)) insert(p.map, id, k);
+    if (p.map.may_hold(id)) insert(p.map, id, k);
   }
 }
 
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kThreads) match_kernel(Match p) {
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_ids;
        k += step) {
     const int64_t id = p.n_id[k];
-    p.out[k] = may_hold(p.map, id) ? find(p.map, id) : kNotFound;
+    p.out[k] = p.map.may_hold(id) ? find(p.map, id) : kNotFound;
   }
 }
 
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) match_degree_kernel(MatchDegree p) {
   for (int64_t k = p.begin[blockIdx.y] + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
        __any_sync(kWarpMask, k < end); k += step) {
     uint32_t batches = 0;
-    if (k < end && may_hold(p.map, p.ids[k])) {
+    if (k < end && p.map.may_hold(p.ids[k])) {
       const uint32_t others = note_batch(p.map, p.ids[k], bit);
       if (!(others & bit)) batches = others | bit;  // else a repeated seed
     }

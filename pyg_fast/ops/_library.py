@@ -542,11 +542,15 @@ def _relabel(ids: Tensor, map: Tensor, stamp: int) -> tuple[Tensor, Tensor, Tens
     return ids.new_empty(ids.size(0)), ids.new_empty(ids.size(0)), ids.new_empty(1)
 
 
-def _match(n_id: Tensor, previous: Tensor, map: Tensor, stamp: int) -> Tensor:
+def _match(
+    n_id: Tensor, previous: Tensor, map: Tensor, stamp: int, num_nodes: int
+) -> Tensor:
     return torch.empty_like(n_id, memory_format=torch.contiguous_format)
 
 
-def _match_degree(ids: Tensor, ptr: Tensor, map: Tensor, stamp: int) -> Tensor:
+def _match_degree(
+    ids: Tensor, ptr: Tensor, map: Tensor, stamp: int, num_nodes: int
+) -> Tensor:
     return ids.new_empty(ptr.size(0) - 1, ptr.size(0) - 1)
 
 

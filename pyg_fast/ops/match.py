@@ -56,7 +56,7 @@ def match(
         check_range('previous', previous, num_nodes)
     node_map = fitting_map(node_map, num_nodes, previous.numel(), n_id.device)
     table = node_map.table(previous.numel())
-    return ops.match(n_id.long(), previous.long(), table, node_map.next_stamp())
+    return ops.match(n_id.long(), previous.long(), table, node_map.next_stamp(), num_nodes)
 
 
 def match_degree(
@@ -111,7 +111,8 @@ def _shared(n_ids: Sequence[Tensor], node_map: NodeMap) -> Tensor:
     if num_batches <= _MOST_BATCHES:
         ptr = torch.tensor([0, *accumulate(n_id.numel() for n_id in n_ids)])
         ids = torch.cat([n_id.long() for n_id in n_ids])
-        return ops.match_degree(ids, ptr, node_map.table(ids.numel()), node_map.next_stamp())
+        table = node_map.table(ids.numel())
+        return ops.match_degree(ids, ptr, table, node_map.next_stamp(), node_map.num_nodes)
     count = torch.empty(num_batches, num_batches, dtype=torch.int64, device=n_ids[0].device)
     half = _MOST_BATCHES // 2
     halves = [range(k, min(k + half, num_batches)) for k in range(0, num_batches, half)]

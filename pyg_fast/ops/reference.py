@@ -786,13 +786,17 @@ def gatv2_backward(
     )
 
 
-def match(n_id: Tensor, previous: Tensor, map: Tensor, stamp: int) -> Tensor:
+def match(
+    n_id: Tensor, previous: Tensor, map: Tensor, stamp: int, num_nodes: int
+) -> Tensor:
     ids = previous.tolist()
     row = {node: k for k, node in reversed(list(enumerate(ids)))}
     return n_id.new_tensor([row.get(node, -1) for node in n_id.tolist()])
 
 
-def match_degree(ids: Tensor, ptr: Tensor, map: Tensor, stamp: int) -> Tensor:
+def match_degree(
+    ids: Tensor, ptr: Tensor, map: Tensor, stamp: int, num_nodes: int
+) -> Tensor:
     batches = [set(batch.tolist()) for batch in ids.tensor_split(ptr[1:-1])]
     return ids.new_tensor([[len(a & b) for b in batches] for a in batches])
 

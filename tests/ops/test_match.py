@@ -38,7 +38,7 @@ def test_any_batches(
     node_map = NodeMap(NODES, device, hashed)
     for ids, others in pairs:
         n_id, previous = tensor(ids, device), tensor(others, device)
-        expected = reference.match(n_id, previous, n_id, 0)
+        expected = reference.match(n_id, previous, n_id, 0, NODES)
         for given_map in (node_map, None):
             assert match(n_id, previous, NODES, node_map=given_map).equal(expected)
 
@@ -63,7 +63,7 @@ def test_large_batches(device: torch.device, hashed: bool) -> None:
         row = torch.full((num_nodes,), -1)
         row[previous] = torch.arange(size)
         if previous is n_ids[1]:  # which has ids twice
-            row = reference.match(torch.arange(num_nodes), previous, previous, 0)
+            row = reference.match(torch.arange(num_nodes), previous, previous, 0, num_nodes)
         for _ in range(2):
             out = match(n_id.to(device), previous.to(device), num_nodes, node_map=node_map)
             assert out.cpu().equal(row[n_id])
@@ -95,7 +95,7 @@ def test_known_degrees(device: torch.device) -> None:
 def test_types_and_strides(device: torch.device, dtype: torch.dtype) -> None:
     n_id = torch.randint(NODES, (60,), device=device).to(dtype)
     previous = torch.randperm(NODES, device=device).to(dtype)
-    expected = reference.match(n_id[::2].long(), previous[::3].long(), n_id, 0)
+    expected = reference.match(n_id[::2].long(), previous[::3].long(), n_id, 0, NODES)
     assert match(n_id[::2], previous[::3], NODES).equal(expected)
     degrees = match_degree([n_id[::2], previous[::3]], NODES).cpu()
     assert degrees.equal(degree_by_sets([n_id[::2], previous[::3]]))
@@ -109,7 +109,7 @@ def test_stamps_that_run_out(device: torch.device, hashed: bool) -> None:
     for stamp in (2, 1, 0):
         node_map._stamp = stamp
         for previous in (n_id[:5], n_id[5:], n_id[:0]):
-            expected = reference.match(n_id, previous, n_id, 0)
+            expected = reference.match(n_id, previous, n_id, 0, NODES)
             assert match(n_id, previous, NODES, node_map=node_map).equal(expected)
             degrees = match_degree([n_id, previous], NODES, node_map=node_map).cpu()
             assert degrees.equal(degree_by_sets([n_id, previous]))
@@ -128,13 +128,12 @@ def test_empty(device: torch.device) -> None:
 def test_ids_out_of_range_match_nothing(device: torch.device, hashed: bool) -> None:
     # As the loader calls it on a GPU, where nobody looks beforehand.
     node_map = NodeMap(NODES, device, hashed)
-    wild = tensor([-1, 2, -(2**62), 5, -1], device)
-    if not hashed:
-        wild = torch.cat([wild, tensor([NODES, 2**62], device)])
+    wild = tensor([-1, 2, -(2**62), 5, -1, NODES, 2**62, *range(NODES, 200)], device)
     table, stamp = node_map.table(wild.numel()), node_map.next_stamp()
-    found = ops.match(wild, wild, table, stamp).tolist()
+    found = ops.match(wild, wild, table, stamp, NODES).tolist()
     assert found == [k if node in (2, 5) else -1 for k, node in enumerate(wild.tolist())]
-    count = ops.match_degree(wild, torch.tensor([0, wild.numel()]), table, node_map.next_stamp())
+    ptr, stamp = torch.tensor([0, wild.numel()]), node_map.next_stamp()
+    count = ops.match_degree(wild, ptr, table, stamp, NODES)
     assert count.tolist() == [[2]]
 
 
@@ -144,7 +143,7 @@ def test_opcheck_and_fake_kernels(device: torch.device) -> None:
     ptr = torch.tensor([0, 4, 4, 9])
     for name, first in (('match', (ids, previous)), ('match_degree', (ids, ptr))):
         op = getattr(ops, name)
-        args = (*first, node_map.table(9), node_map.next_stamp())
+        args = (*first, node_map.table(9), node_map.next_stamp(), NODES)
         torch.library.opcheck(op.default, args)
         out = op(*args)
         assert out.equal(getattr(reference, name)(*args))
@@ -166,6 +165,8 @@ def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
         ('match', (ids, ids, table, -1)),
         ('match', (ids, ids, table, 2**32)),
         ('match', (ids, ids, table.new_zeros(2, 12), 1)),
+        ('match', (ids, ids, table.new_full((2, 8), -1), 1)),
+        ('match', (ids, ids, table[:, 1:].contiguous(), 1)),
         ('match_degree', (ids.int(), ptr, table, 1)),
         ('match_degree', (ids, ptr.int(), table, 1)),
         ('match_degree', (ids, ptr[:0], table, 1)),
@@ -174,13 +175,14 @@ def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
         ('match_degree', (ids, ptr + 1, table, 1)),
         ('match_degree', (ids, ptr[None], table, 1)),
         ('match_degree', (ids, torch.zeros(34, dtype=torch.int64), table, 1)),
+        ('match_degree', (ids, ptr, table.new_full((2, 8), -1), 1)),
     ]
     if device.type == 'cuda':
         bad += [('match', (ids, ids.cpu(), table, 1)), ('match', (ids, ids, table.cpu(), 1))]
         bad += [('match_degree', (ids, ptr.to(device), table, 1))]
     for name, args in bad:
         with pytest.raises(RuntimeError):
-            getattr(ops, name)(*args)
+            getattr(ops, name)(*args, NODES)
 
 
 IDS = torch.arange(4)
