@@ -1,4 +1,5 @@
 #include "cpu/fetch.h"
+#include "cpu/node_map.h"
 
 #include <vector>
 
@@ -144,7 +145,7 @@ constexpr int64_t kLookup = 20;  // nanoseconds that an id takes on a CPU
 Tensor match_cpu(const Tensor& n_id, const Tensor& previous, Tensor map, int64_t stamp,
                  int64_t num_nodes) {
   return match(n_id, previous, map, stamp, num_nodes, [](const Match& p, const Tensor&) {
-    cpu::begin_batch(p.map);
+    cpu::start(p.map);
     share_rows(p.num_previous, p.num_previous * kLookup,
                [&](int64_t begin, int64_t end) { cpu::note_previous(p, begin, end); });
     share_rows(p.num_ids, p.num_ids * kLookup,
@@ -155,7 +156,7 @@ Tensor match_cpu(const Tensor& n_id, const Tensor& previous, Tensor map, int64_t
 Tensor match_degree_cpu(const Tensor& ids, const Tensor& ptr, Tensor map, int64_t stamp,
                         int64_t num_nodes) {
   return match_degree(ids, ptr, map, stamp, num_nodes, [](const MatchDegree& p, const Tensor&) {
-    cpu::begin_batch(p.map);
+    cpu::start(p.map);
     for (int64_t k = 0; k < p.num_batches * p.num_batches; ++k) p.count[k] = 0;
     const int64_t first = p.begin[0], num_ids = p.begin[p.num_batches] - first;
     share_rows(num_ids, num_ids * kLookup, [&](int64_t begin, int64_t end) {

@@ -78,8 +78,6 @@ void copy_rows(const FetchRows& p, int64_t begin, int64_t end) {
 
 }  // namespace
 
-void begin_batch(const NodeMap& map) { start(map); }
-
 void note_previous(const Match& p, int64_t begin, int64_t end) {
   for (int64_t k = begin; k < end; ++k) {
     if (k + kAhead < end) prefetch_entry(p.map, p.previous[k + kAhead]);

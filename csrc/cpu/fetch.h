@@ -13,7 +13,4 @@ void match_degree(const MatchDegree& p, int64_t begin, int64_t end);
 
 void fetch_rows(const FetchRows& p, int64_t begin, int64_t end);
 
-// Before the first of them in a batch.
-void begin_batch(const NodeMap& map);
-
 }  // namespace pyg_fast::cpu

@@ -203,7 +203,7 @@ const char* match_degree(const MatchDegree& p, void* stream_) {
 }
 
 const char* fetch_rows(const FetchRows& p, void* stream_) {
-  if (p.num_rows == 0 || p.row_bytes == 0) return nullptr;
+  if (p.num_rows == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
   const uint64_t bits = static_cast<uint64_t>(p.row_bytes) | reinterpret_cast<uintptr_t>(p.x) |
                         reinterpret_cast<uintptr_t>(p.previous) |

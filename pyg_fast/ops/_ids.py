@@ -56,6 +56,14 @@ def fitting_map(
     return node_map
 
 
+def is_readable(tensor: Tensor, device: torch.device) -> bool:
+    """Whether a device's kernels can read it: there, or for a GPU in pinned host memory."""
+    if tensor.device == device:
+        return True
+    on_host = device.type == 'cuda' and tensor.device.type == 'cpu'
+    return on_host and (tensor.numel() == 0 or tensor.is_pinned())  # What is empty is not pinned.
+
+
 def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     """A graph as kernels read it, from a device or, for a GPU, from pinned host memory.
 
@@ -72,7 +80,7 @@ def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tens
     if rowptr.device == device:
         return rowptr.contiguous(), col.contiguous()
     for name, tensor in (('rowptr', rowptr), ('col', col)):
-        if device.type != 'cuda' or tensor.device.type != 'cpu' or not tensor.is_pinned():
+        if not is_readable(tensor, device):
             raise ValueError(
                 f"'{name}' must be on {device}, or for a GPU in pinned host memory, got "
                 f'{tensor.device}'

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ._ids import check_ids, check_range
+from ._ids import check_ids, check_range, is_readable
 from ._library import ops
 
 
@@ -108,7 +108,7 @@ def _features(x: Tensor, device: torch.device) -> Tensor:
     x = x.detach()
     if x.device == device:
         return x.contiguous()
-    if device.type != 'cuda' or x.device.type != 'cpu' or not x.is_pinned():
+    if not is_readable(x, device):
         raise ValueError(
             f"'x' must be on {device}, or for a GPU in pinned host memory, got {x.device}"
         )

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._ids import check_csr, check_ids, check_range, fitting_map, is_readable
 from ._library import ops
 from .node_map import NodeMap
 
-_INDEX_DTYPES = (torch.int32, torch.int64)
 _MOST_EDGES = 2**31 - 1  # of a mini-batch
 _MOST_GUESSED = 2**26  # Edges for which room is made before their number is known.
 
@@ -92,25 +92,25 @@ def neighbor_sample(
         IndexError: If a seed or a source is negative or too large.
     """
     fanouts = check_num_neighbors(num_neighbors)
-    _check_graph(rowptr, col, perm, seeds)
+    check_ids('seeds', seeds)
+    rowptr, col = check_csr(rowptr, col, seeds.device)
+    if perm is not None:
+        check_ids('perm', perm, col.device)
+        if perm.dtype != col.dtype:
+            raise TypeError(f"'perm' must hold {col.dtype}, as 'col', got {perm.dtype}")
+        if perm.shape != col.shape:
+            raise ValueError(f"'perm' must have {col.numel()} entries, got {perm.numel()}")
+        if not is_readable(perm, seeds.device):
+            raise ValueError("'perm' must be in pinned host memory, as 'col'")
+        perm = perm.contiguous()
+    _check_pointers(rowptr, col.numel())
     num_nodes = rowptr.numel() - 1
     weight = None if edge_weight is None else sampling_weight(edge_weight, col, replace)
-    for name, ids in (('seeds', seeds), ('col', col)):
-        if ids.numel() > 0:
-            low, high = (int(v) for v in ids.aminmax())
-            if low < 0 or high >= num_nodes:
-                raise IndexError(
-                    f"'{name}' must hold nodes in [0, {num_nodes}), got values from {low} to {high}"
-                )
+    check_range('seeds', seeds, num_nodes)
+    check_range('col', col, num_nodes)
     if seed is None:
         seed = int(torch.randint(2**63 - 1, (1,)))
-    if node_map is None:
-        node_map = NodeMap(num_nodes, seeds.device)
-    elif (node_map.num_nodes, node_map.device) != (num_nodes, seeds.device):
-        raise ValueError(
-            f"'node_map' must be of {num_nodes} nodes on {seeds.device}, got one of "
-            f'{node_map.num_nodes} on {node_map.device}'
-        )
+    node_map = fitting_map(node_map, num_nodes, num_nodes, seeds.device)
     return sample_subgraph(
         rowptr, col, perm, weight, seeds.long().contiguous(), fanouts, replace, induced, seed,
         node_map,
@@ -160,41 +160,11 @@ def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
     return weight.cumsum(0) if replace else weight.contiguous()
 
 
-def _check_graph(rowptr: Tensor, col: Tensor, perm: Tensor | None, seeds: Tensor) -> None:
-    named = {'rowptr': rowptr, 'col': col, 'seeds': seeds, 'perm': perm}
-    if perm is None:
-        del named['perm']
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"'{name}' must be a tensor, got {type(tensor).__name__}")
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-            raise TypeError(f"'{name}' must hold integers, got {tensor.dtype}")
-        if tensor.dim() != 1:
-            raise ValueError(f"'{name}' must have one dimension, got {tensor.dim()}")
-    if rowptr.dtype not in _INDEX_DTYPES:
-        raise TypeError(f"'rowptr' must hold int32 or int64, got {rowptr.dtype}")
-    if rowptr.numel() == 0:
-        raise ValueError("'rowptr' must have an entry more than there are nodes, got none")
-    for name in ('col', 'perm'):
-        tensor = named.get(name)
-        if tensor is None:
-            continue
-        if tensor.dtype != rowptr.dtype:
-            raise TypeError(f"'{name}' must hold {rowptr.dtype}, as 'rowptr', got {tensor.dtype}")
-        if tensor.device != rowptr.device:
-            raise ValueError(f"'{name}' must be on {rowptr.device}, got {tensor.device}")
-        if tensor.shape != col.shape:
-            raise ValueError(f"'{name}' must have {col.numel()} entries, got {tensor.numel()}")
-    if rowptr.device != seeds.device and not all(
-        t is None or (t.device.type == 'cpu' and t.is_pinned()) for t in (rowptr, col, perm)
-    ):
+def _check_pointers(rowptr: Tensor, num_edges: int) -> None:
+    ends = rowptr[0], rowptr[-1]
+    if int(ends[0]) != 0 or int(ends[1]) > num_edges or bool((rowptr.diff() < 0).any()):
         raise ValueError(
-            f"'rowptr' must be on {seeds.device} or in pinned host memory, got {rowptr.device}"
-        )
-    steps = rowptr.diff()
-    if int(rowptr[0]) != 0 or int(rowptr[-1]) > col.numel() or bool((steps < 0).any()):
-        raise ValueError(
-            f"'rowptr' must ascend from 0 to at most {col.numel()}, the length of 'col'"
+            f"'rowptr' must ascend from 0 to at most {num_edges}, the length of 'col'"
         )
 
 
@@ -364,28 +334,13 @@ def relabel(
             :obj:`node_map` does not fit.
         IndexError: If an id is negative or too large.
     """
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype == torch.bool:
-        got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"'ids' must be a tensor of integers, got {got}")
-    if ids.dim() != 1:
-        raise ValueError(f"'ids' must have one dimension, got {ids.dim()}")
+    check_ids('ids', ids)
     if ids.numel() > _MOST_EDGES:
         raise ValueError(f"'ids' must have fewer than {_MOST_EDGES + 1} entries")
-    if node_map is not None:
-        num_ids = node_map.num_nodes if num_ids is None else num_ids
-        if (node_map.num_nodes, node_map.device) != (num_ids, ids.device):
-            raise ValueError(
-                f"'node_map' must be of {num_ids} nodes on {ids.device}, got one of "
-                f'{node_map.num_nodes} on {node_map.device}'
-            )
-    low, high = (int(v) for v in ids.aminmax()) if ids.numel() > 0 else (0, -1)
-    if low < 0 or high >= (high + 1 if num_ids is None else num_ids):
-        bound = high + 1 if num_ids is None else num_ids
-        raise IndexError(f"'ids' must be in [0, {bound}), got values from {low} to {high}")
-    if node_map is None:
-        # An entry for every possible id costs more than hashing where few of them occur.
-        bound = high + 1 if num_ids is None else num_ids
-        node_map = NodeMap(bound, ids.device, hashed=bound > 64 * ids.numel() + 1024)
+    if num_ids is None:
+        num_ids = node_map.num_nodes if node_map else int(ids.max()) + 1 if ids.numel() else 0
+    check_range('ids', ids, num_ids)
+    node_map = fitting_map(node_map, num_ids, ids.numel(), ids.device)
     return relabel_ids(ids.long().contiguous(), node_map)
 
 
