@@ -17,11 +17,11 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   // Edges to CSR by destination, or by source if `reverse`: (rowptr, col, perm, invalid); stable,
   // self-loops left out on demand. Then by both: destination, source, invalid.
   m.def(
-      "to_csr(Tensor edge_index, int num_src, int num_dst, bool reverse, bool index64, "
+      "to_csr(Tensor edge_index, SymInt num_src, SymInt num_dst, bool reverse, bool index64, "
       "bool drop_loops) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "to_csr_csc(Tensor edge_index, int num_src, int num_dst, bool index64, bool drop_loops) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "to_csr_csc(Tensor edge_index, SymInt num_src, SymInt num_dst, bool index64, "
+      "bool drop_loops) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Nodes of a square graph in Rabbit Order, int64; on the CPU alone.
   m.def("rabbit_order(Tensor rowptr, Tensor col) -> Tensor");
@@ -60,18 +60,18 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "-> (Tensor, Tensor)");
   m.def(
       "spmm_max_backward_x(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor arg, "
-      "Tensor grad, int num_cols) -> Tensor");
+      "Tensor grad, SymInt num_cols) -> Tensor");
   m.def(
       "spmm_max_backward_x_ordered(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, "
       "Tensor arg, Tensor grad, Tensor t_rowptr, Tensor t_col, Tensor? t_position) -> Tensor");
   m.def(
       "spmm_max_backward_value(Tensor rowptr, Tensor col, Tensor? perm, Tensor arg, Tensor grad, "
-      "Tensor x, int num_values) -> Tensor");
+      "Tensor x, SymInt num_values) -> Tensor");
 
   // <a[i], b[j]> for every edge: the gradient of edge weights.
   m.def(
       "sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor a, Tensor b, Tensor? row_scale, "
-      "Tensor? col_scale, bool mean, int num_values) -> Tensor");
+      "Tensor? col_scale, bool mean, SymInt num_values) -> Tensor");
 
   // Of execution paths: rows put back among all; rows outside of a path that are not zero; dropout
   // keyed by (seed, node, column).
@@ -83,7 +83,7 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   // `count`; `reverse` sums at sources.
   m.def(
       "scatter(Tensor edge_index, Tensor? value, Tensor x, Tensor? row_scale, Tensor? col_scale, "
-      "Tensor? diag, int num_dst, bool reverse, bool drop_loops, bool count) "
+      "Tensor? diag, SymInt num_dst, bool reverse, bool drop_loops, bool count) "
       "-> (Tensor, Tensor)");
   m.def(
       "edge_dot(Tensor edge_index, Tensor a, Tensor b, Tensor? row_scale, Tensor? col_scale, "
@@ -91,7 +91,7 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
 
   // The normalisation of a GCN: (degree, last, counts), then (edge_index, weight, scale).
   m.def(
-      "gcn_degree(Tensor edge_index, Tensor? edge_weight, int num_nodes, bool drop_loops, "
+      "gcn_degree(Tensor edge_index, Tensor? edge_weight, SymInt num_nodes, bool drop_loops, "
       "bool reverse) -> (Tensor, Tensor, Tensor)");
   m.def(
       "gcn_weight(Tensor edge_index, Tensor? edge_weight, Tensor degree, Tensor? last, Tensor? kept, "
@@ -115,7 +115,8 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "Tensor grad, Tensor columns, Tensor? row_scale, Tensor? col_scale, Tensor? diag) -> Tensor");
   m.def(
       "cbsr_sddmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor grad, Tensor values, "
-      "Tensor columns, Tensor? row_scale, Tensor? col_scale, bool mean, int num_values) -> Tensor");
+      "Tensor columns, Tensor? row_scale, Tensor? col_scale, bool mean, SymInt num_values) "
+      "-> Tensor");
 
   // <x[i, h], att[h]> for one or two vectors of attention; the gradients of x and of [att_src,
   // att_dst].
@@ -128,12 +129,12 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   // the backward reads: y, y_plus, lse, mass_plus; y, lse.
   m.def(
       "gat(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor alpha_src, Tensor alpha_dst, "
-      "Tensor? alpha_edge, Tensor? alpha_loop, Tensor? bias, Tensor? seed, int num_loops, "
+      "Tensor? alpha_edge, Tensor? alpha_loop, Tensor? bias, Tensor? seed, SymInt num_loops, "
       "float negative_slope, float dropout, bool training, bool out_acc) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "gatv2(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor x_dst, Tensor att, "
-      "Tensor? bias, Tensor? seed, int num_loops, float negative_slope, float dropout, "
+      "Tensor? bias, Tensor? seed, SymInt num_loops, float negative_slope, float dropout, "
       "bool training, bool out_acc) -> (Tensor, Tensor, Tensor)");
 
   // Their gradients: of x, alpha_src, alpha_dst, alpha_edge and alpha_loop (empty where there is
@@ -141,12 +142,12 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   m.def(
       "gat_backward(Tensor t_rowptr, Tensor t_col, Tensor? t_perm, Tensor x, Tensor alpha_src, "
       "Tensor alpha_dst, Tensor? alpha_edge, Tensor? alpha_loop, Tensor? seed, Tensor y, "
-      "Tensor y_plus, Tensor lse, Tensor mass_plus, Tensor grad, int num_loops, "
+      "Tensor y_plus, Tensor lse, Tensor mass_plus, Tensor grad, SymInt num_loops, "
       "float negative_slope, float dropout) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "gatv2_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor t_rowptr, Tensor t_col, "
       "Tensor? t_perm, Tensor x, Tensor x_dst, Tensor att, Tensor? seed, Tensor y, Tensor lse, "
-      "Tensor grad, int num_loops, float negative_slope, float dropout) "
+      "Tensor grad, SymInt num_loops, float negative_slope, float dropout) "
       "-> (Tensor, Tensor, Tensor)");
 
   // Sampled mini-batches. `map` and `stamp`: NodeMap in minibatch.h; `counts`: nodes and edges known

@@ -92,10 +92,12 @@ def gcn_norm(
     key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, edge_weight is None, sampled)
     if torch.compiler.is_compiling():
         norm = kept(edge_index, key) if edge_weight is None else None
-        return make() if norm is None else norm
+        if norm is None or (transpose and norm.graph.t_rowptr is None):
+            return make()
+        return norm
     cache = cache_of(edge_index)
     if edge_weight is None:
-        if key not in cache:
+        if key not in cache or (transpose and cache[key].graph.t_rowptr is None):
             with torch.inference_mode(False):  # It may serve a training step later.
                 cache[key] = make()
         return cache[key]
@@ -103,7 +105,9 @@ def gcn_norm(
         return make()
     of = (edge_weight, edge_weight._version)
     if key in cache and cache[key][0][0] is of[0] and cache[key][0][1] == of[1]:
-        return cache[key][1]
+        norm = cache[key][1]
+        if not transpose or norm.graph.t_rowptr is not None:
+            return norm
     with torch.inference_mode(False), torch.no_grad():
         norm = make()
     cache[key] = (of, norm)

@@ -1,14 +1,16 @@
 """The graph as kernels read it: a CSR structure and its transpose."""
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ._edges import check_edge_index
+from ._edges import check_edge_index, kernel_index
+from ._library import ops
 from .groups import Groups, check_size, groups_of
-from .to_csr import to_csr, to_csr_csc
+from .to_csr import fits_int32, to_csr, to_csr_csc
 
 # The one attribute of ours on an EdgeIndex: {key: whatever was derived from it}.
 _CACHE = '_pyg_fast_cache'
@@ -96,6 +98,7 @@ def graph_of(
     A plain tensor is sorted at every call, by both ends at once. What is derived from an
     :class:`~torch_geometric.EdgeIndex` is kept on it, and made anew once its data, its size or
     its device change. Compiled code does not notice edits in place: it goes by what was kept.
+    That of a mini-batch, see :func:`keep_block`, is transposed when that is first asked for.
     If it was given group sizes, see :func:`set_group_sizes`, the graph comes with groups.
 
     Args:
@@ -112,16 +115,21 @@ def graph_of(
     """
     if isinstance(edge_index, EdgeIndex):
         if torch.compiler.is_compiling():
-            return _traced(edge_index, num_src, num_dst, drop_loops)
+            return _traced(edge_index, num_src, num_dst, transpose, drop_loops)
         key = ('graph', num_src, num_dst, drop_loops)
         cache = cache_of(edge_index)
         graph = cache.get(key)
         if graph is None:
-            graph = _prepare(edge_index, num_src, num_dst, drop_loops)
+            graph = _of_block(edge_index, num_src, num_dst, drop_loops)
+            if graph is None:
+                graph = _prepare(edge_index, num_src, num_dst, drop_loops)
             sizes = cache.get('group_sizes')
             if sizes is not None and graph.groups is graph.t_groups is None:
                 graph = graph.with_groups(*sizes)
             cache[key] = graph
+        if transpose and graph.t_rowptr is None:
+            graph = cache[key] = _with_transpose(graph, edge_index, drop_loops)
+            _share_transpose(edge_index, cache, graph)
         return graph
     if transpose:
         both = to_csr_csc(edge_index, num_src, num_dst, drop_loops=drop_loops)
@@ -147,6 +155,39 @@ def kept(edge_index: EdgeIndex, key: tuple) -> Any:
     # Methods of EdgeIndex do not trace, reading its attributes does.
     cache = getattr(edge_index, _CACHE, None)
     return None if cache is None else cache.get(key)
+
+
+def keep_block(
+    edge_index: EdgeIndex,
+    rowptr: Tensor,
+    col: Tensor,
+    hops: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+    loop_free: bool = False,
+) -> None:
+    r"""Notes the CSR form of a sampled :obj:`edge_index` on it, so that nothing has to be sorted.
+
+    What :func:`torch_geometric.utils.trim_to_layer` leaves of it is known, too.
+
+    Args:
+        edge_index (EdgeIndex): Edges sorted by destination, all in range.
+        rowptr (Tensor): Where those of each destination start :math:`(N + 1)`, int32.
+        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32.
+        hops (tuple, optional): How many nodes and how many edges each hop has added, from the
+            seeds on: none of the first :math:`h` hops' edges has a node beyond them.
+            (default: :obj:`None`)
+        loop_free (bool): Whether no edge is from a node to itself. (default: :obj:`False`)
+    """
+    size = rowptr.size(0) - 1
+    graph = Graph(rowptr, col, None, None, None, None, size, size)
+    cache = cache_of(edge_index)
+    cache['graph', size, size, False] = graph
+    if loop_free:
+        cache['num_loops'] = 0
+        cache['graph', size, size, True] = graph
+    cache['hops'] = ()
+    if hops is not None:
+        nodes, edges = (list(accumulate(counts)) for counts in hops)
+        cache['hops'] = tuple(zip([0, *edges], nodes, strict=True))
 
 
 def set_group_sizes(
@@ -217,8 +258,95 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
     return graph._replace(t_perm=None) if by_row else graph._replace(perm=None)
 
 
-def _traced(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
+def _of_block(
+    edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
+) -> Graph | None:
+    """The graph of a mini-batch or of its first edges, if that is what these are."""
+    cache = cache_of(edge_index)
+    if 'hops' in cache:
+        graph = cache.get(('graph', num_src, num_dst, False))
+    elif isinstance(edge_index._base, EdgeIndex):
+        cache = cache_of(edge_index._base)
+        graph = _part_of_block(edge_index, edge_index._base, cache, num_src, num_dst)
+    else:
+        return None
+    if graph is None or not drop_loops or cache.get('num_loops') == 0:
+        return graph
+    return _without_loops(graph, edge_index)
+
+
+def _part_of_block(
+    edge_index: EdgeIndex, whole: EdgeIndex, cache: dict, num_src: int, num_dst: int
+) -> Graph | None:
+    size, count = whole.sparse_size(0), edge_index.size(1)
+    data, whole_data = edge_index._data, whole._data
+    if (
+        'hops' not in cache
+        or edge_index._sort_order != whole._sort_order
+        or tuple(edge_index.sparse_size()) != (num_src, num_dst)
+        or (data.data_ptr(), data.stride()) != (whole_data.data_ptr(), whole_data.stride())
+        or data.dtype != whole_data.dtype
+        or count > whole_data.size(1)
+    ):
+        return None
+    num_nodes = next((nodes for edges, nodes in cache['hops'] if count <= edges), size)
+    if min(num_src, num_dst) < num_nodes or max(num_src, num_dst) > size:
+        return None
+    key = ('part', count, num_src, num_dst)
+    if key not in cache:
+        graph = cache['graph', size, size, False]
+        rowptr = graph.rowptr[: num_dst + 1].clamp(max=count)
+        cache[key] = Graph(rowptr, graph.col[:count], None, None, None, None, num_src, num_dst)
+    return cache[key]
+
+
+@torch.inference_mode(False)
+def _without_loops(graph: Graph, edge_index: EdgeIndex) -> Graph:
+    # In the order of before, so without a sort; in known sizes, so without waiting.
+    col, data = graph.col, edge_index._data
+    num_edges = col.size(0)
+    keep = data[0] != data[1]
+    before = torch.cat([keep.new_zeros(1, dtype=col.dtype), keep.cumsum(0, dtype=col.dtype)])
+    target = torch.where(keep, before[:-1], num_edges).long()
+
+    def kept(values: Tensor) -> Tensor:
+        return values.new_zeros(num_edges + 1).scatter_(0, target, values)[:-1]
+
+    position = torch.arange(num_edges, dtype=col.dtype, device=col.device)
+    return graph._replace(
+        rowptr=before[graph.rowptr.long()], col=kept(col), perm=kept(position),
+        t_rowptr=None, t_col=None, t_perm=None,
+    )  # fmt: skip
+
+
+def _share_transpose(edge_index: EdgeIndex, cache: dict, graph: Graph) -> None:
+    """Gives it to all that is kept of the same edges."""
+    caches = [cache]
+    if isinstance(edge_index._base, EdgeIndex):
+        caches.append(cache_of(edge_index._base))
+    for each in caches:
+        for key, value in list(each.items()):
+            if isinstance(value, Graph) and value.col is graph.col:
+                each[key] = graph
+
+
+@torch.inference_mode(False)
+def _with_transpose(graph: Graph, edge_index: EdgeIndex, drop_loops: bool) -> Graph:
+    # Its edges are known to be in range, so that nothing is waited for.
+    size = (graph.num_src, graph.num_dst)
+    index64 = not fits_int32(*size, graph.num_edges)
+    *csc, _ = ops.to_csr.default(
+        kernel_index(edge_index._data), *size, True, index64, drop_loops
+    )
+    return graph._replace(t_rowptr=csc[0], t_col=csc[1], t_perm=csc[2])
+
+
+def _traced(
+    edge_index: EdgeIndex, num_src: int, num_dst: int, transpose: bool, drop_loops: bool
+) -> Graph:
     graph = kept(edge_index, ('graph', num_src, num_dst, drop_loops))
     if graph is None:
-        graph = graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)
+        return graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)
+    if transpose and graph.t_rowptr is None:
+        return _with_transpose(graph, edge_index, drop_loops)
     return graph

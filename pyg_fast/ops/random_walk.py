@@ -8,7 +8,7 @@ from torch import Tensor
 from ._ids import check_csr, check_ids, check_range
 from ._library import ops
 
-_MOST_VISITS = 1024  # of the walks from one node
+MOST_VISITS = 1024  # of the walks from one node
 
 
 def random_walk(
@@ -102,9 +102,9 @@ def visited_neighbors(
         ('num_neighbors', num_neighbors), ('num_walks', num_walks), ('walk_length', walk_length)
     ):  # fmt: skip
         _check_number(name, number, 1)
-    if num_walks * walk_length > _MOST_VISITS:
+    if num_walks * walk_length > MOST_VISITS:
         raise ValueError(
-            f"'num_walks' times 'walk_length' must be at most {_MOST_VISITS}, got {num_walks} "
+            f"'num_walks' times 'walk_length' must be at most {MOST_VISITS}, got {num_walks} "
             f'times {walk_length}'
         )
     return ops.visited_neighbors(

@@ -1,0 +1,194 @@
+"""One copy of a graph in host memory for all processes of a machine."""
+
+import io
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import BaseData
+
+from ..ops.graph import Graph, cache_of
+
+T = TypeVar('T')
+
+_ALIGNMENT = 4096  # Pages, which a GPU driver locks one by one.
+_MEMORY = '/dev/shm'
+
+
+def share_data(make_data: Callable[[], T], group: Any = None) -> T:
+    r"""Makes data in one process of each machine and shares its tensors with the others there.
+
+    What :obj:`torchrun` starts are processes that have nothing in common: without this, each of
+    them would hold the whole graph. It is laid out once in shared memory instead, page by page as
+    a GPU driver can lock it, and every process maps it, :class:`~torch_geometric.EdgeIndex` caches
+    and what our kernels derive from them included. All have to call this. Its memory has no name
+    any more once all have it: it is gone when the last process is, however that ends.
+
+    Where processes are forked or spawned, PyG's :meth:`data.share_memory_` does the same.
+
+    .. code-block:: python
+
+        torch.distributed.init_process_group('nccl')
+        data = share_data(lambda: ToCSR()(PygNodePropPredDataset('ogbn-products')[0]))
+
+    Args:
+        make_data (callable): Returns data, on the CPU; anything that can be pickled, besides
+            tensors. Called in the first process of each machine alone.
+        group (ProcessGroup, optional): The processes. (default: :obj:`None`, all; just
+            :obj:`make_data()` where :mod:`torch.distributed` was not initialized)
+
+    Returns:
+        What :obj:`make_data` returns. What one process writes to its tensors, all others read.
+
+    Raises:
+        RuntimeError: In all processes, if one of them cannot make, share or map the data.
+        OSError: As its cause, where shared memory does not suffice.
+    """
+    if isinstance(make_data, BaseData) or not callable(make_data):
+        raise TypeError(f"'make_data' must be callable, got {type(make_data).__name__}")
+    if not (dist.is_available() and dist.is_initialized()):
+        return make_data()
+    rank = dist.get_rank(group)
+    machines = _gather(_machine(), group)
+    leader = machines.index(machines[rank])
+    path = error = None
+    try:
+        if rank == leader:
+            try:
+                path = _write(make_data())
+            except Exception as reason:
+                error = reason
+        made = _gather((path, None if error is None else repr(error)), group)
+        _raise_first([text for _, text in made], error)
+        data = None
+        try:
+            data = _map(made[leader][0])
+        except Exception as reason:
+            error = reason
+        # Also: nobody goes on before all have mapped it, and its name can go.
+        _raise_first(_gather(None if error is None else repr(error), group), error)
+    finally:
+        if path is not None:
+            os.unlink(path)
+    return data  # type: ignore[return-value]
+
+
+def _machine() -> str:
+    # Containers of one host may have one name but not one shared memory.
+    folder = os.stat(_folder())
+    return f'{socket.gethostname()}:{folder.st_dev}:{folder.st_ino}'
+
+
+def _folder() -> str:
+    return _MEMORY if os.path.isdir(_MEMORY) else tempfile.gettempdir()
+
+
+def _gather(value: Any, group: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return values
+
+
+def _raise_first(texts: list[str | None], cause: Exception | None) -> None:
+    for rank, text in enumerate(texts):
+        if text is not None:
+            raise RuntimeError(f'share_data failed in process {rank}: {text}') from cause
+
+
+class _Pickler(pickle.Pickler):
+    """Leaves out dense tensors, and notes them."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Tensor] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        if type(value) is not Tensor or value.layout != torch.strided or value.requires_grad:
+            return None
+        if value.device.type != 'cpu':
+            raise ValueError(f'data to share must be on the CPU, got a tensor on {value.device}')
+        place = self._places.setdefault(id(value), len(self.tensors))
+        if place == len(self.tensors):
+            self.tensors.append(value)
+        return place
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, place: int) -> Tensor:
+        return self._tensors[place]
+
+
+def _write(data: Any) -> str:
+    """Writes data to a new file of the shared memory, and returns its path."""
+    skeleton = io.BytesIO()
+    pickler = _Pickler(skeleton)
+    pickler.dump((data, [_graphs(index) for index in _edge_indices(data)]))
+    tensors = [tensor.contiguous() for tensor in pickler.tensors]
+    layout, size = [], 0
+    for tensor in tensors:
+        layout.append((size, tensor.dtype, tuple(tensor.shape)))
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    head = pickle.dumps((size, layout, skeleton.getvalue()))
+    file, path = tempfile.mkstemp(prefix='pyg_fast_', dir=_folder())
+    try:
+        # Memory that is not there would otherwise kill the process at the first write to it.
+        os.posix_fallocate(file, 0, size + len(head) + 8)
+        memory = _memory(path, size)
+        for (start, dtype, shape), tensor in zip(layout, tensors, strict=True):
+            _view(memory, start, dtype, shape).copy_(tensor)
+        os.pwrite(file, head + len(head).to_bytes(8, 'little'), size)
+    except BaseException:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(file)
+    return path
+
+
+def _map(path: str) -> Any:
+    """What :func:`_write` wrote, in the memory of the file."""
+    with open(path, 'rb') as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(8), 'little')
+        file.seek(-8 - length, os.SEEK_END)
+        size, layout, skeleton = pickle.loads(file.read(length))
+    memory = _memory(path, size)
+    tensors = [_view(memory, *place) for place in layout]
+    data, graphs = _Unpickler(io.BytesIO(skeleton), tensors).load()
+    for edge_index, kept in zip(_edge_indices(data), graphs, strict=True):
+        cache_of(edge_index).update(kept)
+    return data
+
+
+def _memory(path: str, size: int) -> Tensor:
+    return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+
+
+def _view(memory: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    count = torch.Size(shape).numel() * dtype.itemsize
+    # With a version of its own: views of one tensor count edits of all of them.
+    return memory[start : start + count].view(dtype).view(shape).data
+
+
+def _edge_indices(data: Any) -> list[EdgeIndex]:
+    if not isinstance(data, (Data, HeteroData)):
+        return []
+    return [v for store in data.stores for v in store.values() if isinstance(v, EdgeIndex)]
+
+
+def _graphs(edge_index: EdgeIndex) -> dict:
+    cache = cache_of(edge_index)
+    return {key: value for key, value in cache.items() if isinstance(value, Graph)}

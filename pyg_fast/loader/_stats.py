@@ -1,0 +1,139 @@
+"""What a loader has done so far."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """What a loader has done since it was made or :meth:`reset_stats` was called.
+
+    Batches count once they were fetched, those that wait to be handed out too. Bytes are those of
+    node-level attributes, and 0 where a batch lies in the memory that its features come from.
+    """
+
+    #: Number of batches.
+    num_batches: int = 0
+    #: Number of their nodes.
+    num_nodes: int = 0
+    #: Number of their edges.
+    num_edges: int = 0
+    #: :math:`\sum |A \cap B| / \sum \min(|A|, |B|)` over all pairs of successive batches;
+    #: :obj:`None` where nothing is matched.
+    match_degree: float | None = None
+    #: Number of nodes whose features came from the cache.
+    cache_hits: int = 0
+    #: Bytes that crossed the bus, or came from a remote store.
+    bytes_moved: int = 0
+    #: Bytes that did not since the batch before had them.
+    bytes_saved_by_match: int = 0
+    #: Bytes that did not since the cache had them.
+    bytes_saved_by_cache: int = 0
+    #: Seconds of sampling, matching and ordering; on CUDA those of the loader's own stream.
+    sample_seconds: float = 0.0
+    #: Seconds of fetching attributes.
+    fetch_seconds: float = 0.0
+    #: Seconds in which a batch was waited for: by the caller, on CUDA by its stream.
+    wait_seconds: float = 0.0
+
+
+class Meter:
+    """Counts and measures; its own lock guards what threads share."""
+
+    _PENDING = 512  # Pairs of events after which finished ones are added up.
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        with self._lock:
+            self._seconds = dict.fromkeys(('sample', 'fetch', 'wait'), 0.0)
+            self._events: deque[tuple[str, Any, Any]] = deque()
+            self._counts = dict.fromkeys(('batches', 'nodes', 'edges', 'smaller'), 0)
+            self._matched = False
+            self._rows: list[tuple[Tensor, int]] = []
+
+    def add_batch(self, num_nodes: int, num_edges: int) -> None:
+        with self._lock:
+            self._counts['batches'] += 1
+            self._counts['nodes'] += num_nodes
+            self._counts['edges'] += num_edges
+
+    def add_pair(self, smaller: int) -> None:
+        """Two batches that were matched, the smaller one with so many nodes."""
+        with self._lock:
+            self._counts['smaller'] += smaller
+            self._matched = True
+
+    def counter(self, row_bytes: int) -> Tensor:
+        """What :func:`~pyg_fast.ops.fetch_rows` adds rows of so many bytes to."""
+        with self._lock:
+            for counter, size in self._rows:
+                if size == row_bytes:
+                    return counter
+            counter = torch.zeros(3, dtype=torch.int64, device=self._device)
+            self._rows.append((counter, row_bytes))
+            return counter
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the time that the inside takes; on CUDA, the current stream takes."""
+        if self._device.type != 'cuda':
+            start = time.perf_counter()
+            yield
+            with self._lock:
+                self._seconds[name] += time.perf_counter() - start
+            return
+        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.current_stream(self._device)
+        start_event.record(stream)
+        yield
+        end_event.record(stream)
+        with self._lock:
+            self._events.append((name, start_event, end_event))
+            if len(self._events) > self._PENDING:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        left: deque = deque()
+        for name, start, end in self._events:
+            if end.query():
+                self._seconds[name] += start.elapsed_time(end) / 1000
+            else:
+                left.append((name, start, end))
+        self._events = left
+
+    def read(self, stream: Any) -> LoaderStats:
+        """The numbers so far; waits for the loader's stream and no other."""
+        with self._lock:
+            if stream is not None:
+                with torch.cuda.stream(stream):
+                    rows = [(counter.tolist(), size) for counter, size in self._rows]
+            else:
+                rows = [(counter.tolist(), size) for counter, size in self._rows]
+            self._add_up()
+            moved, matched, cached = (
+                sum(counts[k] * size for counts, size in rows) for k in range(3)
+            )
+            num_matched, num_cached = (sum(counts[k] for counts, _ in rows) for k in (1, 2))
+            counts, seconds = self._counts, self._seconds
+            degree = None
+            if self._matched:
+                degree = num_matched / counts['smaller'] if counts['smaller'] else 0.0
+            return LoaderStats(
+                num_batches=counts['batches'], num_nodes=counts['nodes'],
+                num_edges=counts['edges'], match_degree=degree, cache_hits=num_cached,
+                bytes_moved=moved, bytes_saved_by_match=matched, bytes_saved_by_cache=cached,
+                sample_seconds=seconds['sample'], fetch_seconds=seconds['fetch'],
+                wait_seconds=seconds['wait'],
+            )  # fmt: skip

@@ -1,0 +1,638 @@
+"""Sampled mini-batches, made where they are needed."""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.sampler import NumNeighbors
+from torch_geometric.sampler.base import SubgraphType
+
+from ..ops._library import with_cuda
+from ..ops.match import match, match_degree
+from ..ops.neighbor_sample import check_num_neighbors, sample_subgraph
+from ..ops.node_map import NodeMap
+from ..ops.random_walk import MOST_VISITS
+from ._batch import Subgraph, batch_of
+from ._features import PLACES, Budget, Cache, Remote, Table, is_apart, most_sampled
+from ._order import greedy_order
+from ._pipeline import InlineIterator, ThreadedIterator
+from ._seeds import Seeds, mixed, resolve_input_nodes
+from ._stats import LoaderStats, Meter
+from ._structure import Structure, structure_of_data, structure_of_store
+from ._walks import Walks, walk_subgraph
+
+SAMPLERS = ('neighbor', 'random_walk')
+_PREFETCH = 2  # Batches that wait on the device.
+# Of workers, which are not there.
+_WITHOUT_EFFECT = frozenset((
+    'num_workers', 'persistent_workers', 'pin_memory', 'pin_memory_device', 'prefetch_factor',
+    'worker_init_fn', 'multiprocessing_context', 'timeout', 'in_order', 'filter_per_worker',
+))  # fmt: skip
+
+
+class FastNeighborLoader:
+    r"""PyG's :class:`~torch_geometric.loader.NeighborLoader` on the kernels of the `"FastGL: A
+    GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at Large Scale"
+    <https://arxiv.org/abs/2409.14939>`_ paper (ASPLOS 2024): mini-batches of sampled neighbours,
+    made where they are needed.
+
+    Neighbours are sampled and renumbered on :obj:`device`. Features that do not fit there stay in
+    pinned host memory, from which a GPU fetches rows by itself: those of nodes that the batch
+    before has on the device already (*match*) or that a cache holds are copied there instead. Of
+    every :obj:`window` of batches the one comes next that shares most with the last (*reorder*).
+    On CUDA a thread makes batches ahead on a stream of its own; on a CPU all kernels use torch's
+    threads. There are no worker processes.
+
+    .. code-block:: python
+
+        loader = FastNeighborLoader(data, num_neighbors=[15, 10, 5], batch_size=1024,
+                                    input_nodes=data.train_mask, shuffle=True, device='cuda')
+        for batch in loader:
+            out = model(batch.x, batch.edge_index)[:batch.batch_size]
+            loss = F.cross_entropy(out, batch.y[:batch.batch_size])
+
+    **Batches** are as PyG's: a copy of :obj:`data` with the rows of the sampled nodes and edges of
+    every node-level and edge-level attribute, and :obj:`edge_index`, :obj:`n_id`, :obj:`e_id`,
+    :obj:`input_id`, :obj:`batch_size`, :obj:`num_sampled_nodes`, :obj:`num_sampled_edges`. Seeds
+    come first, then other nodes in the order in which they were met. The :obj:`edge_index` is an
+    :class:`~torch_geometric.EdgeIndex` sorted by destination that kernels read as it is;
+    :func:`~torch_geometric.utils.trim_to_layer` keeps it that way. All of it is on :obj:`device`.
+    For :func:`torch.compile` take :obj:`batch.edge_index.as_tensor()`: PyG's
+    :class:`~torch_geometric.EdgeIndex` would have models compiled anew for each size.
+    A graph given as :obj:`adj_t` (a :obj:`SparseTensor`, or in layout :obj:`torch.sparse_csr`)
+    comes back as such.
+
+    **Randomness.** What a batch holds depends on :obj:`seed`, the number of the epoch and its own
+    number alone, not on :obj:`window`, :obj:`match`, :obj:`reorder` or the device. Every epoch is
+    another; :attr:`epoch` is the number of the next, and may be set to go on after a restart.
+
+    **Changed data.** Attributes that are replaced or edited in place show up in batches fetched
+    from then on, even in the middle of an epoch (on CUDA up to two of them are fetched ahead), and
+    nothing is taken from the batch before. Edits made in other processes, by a remote store, or to
+    tensors made in inference mode go unnoticed where rows are matched, cached or copied to the
+    device. The graph itself and the weights of :obj:`weight_attr` are read once.
+
+    **Memory.** On CUDA, features and graph stay in host memory where they do not fit: tensors that
+    are pinned or in shared memory (:func:`share_data`) as they are, of others a pinned copy is
+    made.
+
+    Arguments of PyG's loader and of :class:`torch.utils.data.DataLoader` that are not listed below:
+
+    ================================== =============================================================
+    Argument                           Here
+    ================================== =============================================================
+    :obj:`num_workers`,                Without effect: there are no workers.
+    :obj:`persistent_workers`,
+    :obj:`prefetch_factor`,
+    :obj:`worker_init_fn`,
+    :obj:`multiprocessing_context`,
+    :obj:`timeout`, :obj:`in_order`,
+    :obj:`filter_per_worker`
+    :obj:`pin_memory`,                 Without effect: batches are on :obj:`device`.
+    :obj:`pin_memory_device`
+    :obj:`directed`                    Deprecated as in PyG: :obj:`False` is
+                                       :obj:`subgraph_type='induced'`.
+    :obj:`disjoint`, :obj:`time_attr`, ValueError: not supported.
+    :obj:`input_time`,
+    :obj:`temporal_strategy`
+    :obj:`neighbor_sampler`,           TypeError: this loader samples itself; use :obj:`transform`.
+    :obj:`collate_fn`
+    :obj:`HeteroData`, a dictionary    TypeError: graphs have one type of nodes and edges.
+    as :obj:`num_neighbors`
+    ================================== =============================================================
+
+    Args:
+        data (Data or (FeatureStore, GraphStore)): The graph. Of a remote backend the structure is
+            read once, and features by :meth:`multi_get_tensor`, for the nodes that do not match.
+        num_neighbors (list of int): The most edges sampled for each node in each hop, from the
+            seeds outwards; :obj:`-1`: all.
+        batch_size (int): Number of seeds of a batch. (default: :obj:`1`)
+        input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them.
+            (default: :obj:`None`, all nodes)
+        replace (bool): Sample with replacement. (default: :obj:`False`)
+        shuffle (bool): Take the seeds in another order in every epoch. (default: :obj:`False`)
+        drop_last (bool): Leave out a last batch that is smaller. (default: :obj:`False`)
+        window (int): Number of batches that are sampled ahead. (default: :obj:`8`)
+        match (bool): Reuse what the batch before has on the device, where features come from host
+            memory or a remote store; elsewhere nothing is matched. (default: :obj:`True`)
+        reorder (bool, optional): Whether batches of a window change places. (default:
+            :obj:`None`, where rows are matched and :obj:`shuffle` is set)
+        cache_ratio (float): Share of the nodes, those with most outgoing edges, whose features are
+            kept on the device if others are in host memory. (default: :obj:`0.`)
+        device (torch.device or str, optional): Where batches are made.
+            (default: :obj:`None`, where :obj:`data` is)
+        features (str): Where features are on CUDA: on the :obj:`"device"`, in :obj:`"host"`
+            memory, or :obj:`"auto"`: attributes go to the device, small ones first, as long as
+            they fit. (default: :obj:`"auto"`)
+        topology (str): The same for the graph. (default: :obj:`"auto"`)
+        seed (int, optional): Of all randomness; the same batches come again for the same seed.
+            (default: :obj:`None`, drawn from :obj:`generator`)
+        transform (callable, optional): Called with each batch when it is handed out.
+            (default: :obj:`None`)
+        sampler (str or Sampler): :obj:`"neighbor"`; or :obj:`"random_walk"`: neighbours are the
+            nodes that walks from a node against its edges visit most, as in the `"Graph
+            Convolutional Neural Networks for Web-Scale Recommender Systems"
+            <https://arxiv.org/abs/1806.01973>`_ paper, their shares of the visits are
+            :obj:`batch.edge_weight`, and there is no :obj:`e_id` and no edge attribute. Or
+            PyTorch's argument of that name: positions in :obj:`input_nodes`.
+            (default: :obj:`"neighbor"`)
+        subgraph_type (SubgraphType or str): :obj:`"directional"`, :obj:`"bidirectional"` or
+            :obj:`"induced"`, as in PyG. (default: :obj:`"directional"`)
+        weight_attr (str, optional): Name of an edge-level attribute: edges are sampled in
+            proportion to it. (default: :obj:`None`)
+        transform_sampler_output (callable, optional): Called with the
+            :class:`~torch_geometric.sampler.SamplerOutput` of each batch, whose :obj:`edge` are
+            positions in :obj:`data.edge_index`, before attributes are fetched; on CUDA in the
+            loader's thread. (default: :obj:`None`)
+        is_sorted (bool): Whether edges are sorted by destination. That is noticed anyhow, and here
+            demanded. (default: :obj:`False`)
+        custom_cls (callable, optional): Makes the batches of a remote backend.
+            (default: :obj:`None`, :class:`~torch_geometric.data.Data`)
+        input_id (Tensor, optional): What :obj:`batch.input_id` tells of each seed. (default:
+            :obj:`None`, its position in :obj:`input_nodes`, of a mask the node)
+        batch_sampler (Sampler, optional): Gives lists of positions in :obj:`input_nodes`, in place
+            of :obj:`batch_size`, :obj:`shuffle` and :obj:`drop_last`. (default: :obj:`None`)
+        generator (torch.Generator, optional): What the seed is drawn from.
+            (default: :obj:`None`, torch's own)
+        rank (int, optional): Number of this replica, where several share the seeds. (default:
+            :obj:`None`, all seeds are this one's)
+        num_replicas (int, optional): Number of replicas. Each gets the same number of batches, and
+            all together every seed once in an epoch. (default: :obj:`None`)
+        num_walks (int): Number of random walks from each node. (default: :obj:`10`)
+        walk_length (int): Number of steps of each; of all from a node at most 1024.
+            (default: :obj:`3`)
+        restart (float): Probability to go back to the start before each step.
+            (default: :obj:`0.`)
+        max_device_bytes (int, optional): Memory that graph and features may take on the device by
+            :obj:`"auto"`. (default: :obj:`None`, half of what is free)
+
+    Raises:
+        TypeError: If an argument has a type that is not supported.
+        ValueError: If a value or a shape does not fit.
+        IndexError: If :obj:`input_nodes` or the graph name nodes that are not there.
+    """
+
+    def __init__(
+        self,
+        data: Data | tuple[FeatureStore, GraphStore],
+        num_neighbors: list[int],
+        batch_size: int = 1,
+        input_nodes: Any = None,
+        replace: bool = False,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        window: int = 8,
+        match: bool = True,
+        reorder: bool | None = None,
+        cache_ratio: float = 0.0,
+        device: torch.device | str | None = None,
+        features: str = 'auto',
+        topology: str = 'auto',
+        seed: int | None = None,
+        transform: Callable | None = None,
+        sampler: str | Iterable = 'neighbor',
+        *,
+        subgraph_type: SubgraphType | str = 'directional',
+        weight_attr: str | None = None,
+        transform_sampler_output: Callable | None = None,
+        is_sorted: bool = False,
+        custom_cls: Callable | None = None,
+        input_id: Tensor | None = None,
+        batch_sampler: Iterable | None = None,
+        generator: torch.Generator | None = None,
+        rank: int | None = None,
+        num_replicas: int | None = None,
+        num_walks: int = 10,
+        walk_length: int = 3,
+        restart: float = 0.0,
+        max_device_bytes: int | None = None,
+        disjoint: bool = False,
+        time_attr: str | None = None,
+        input_time: Tensor | None = None,
+        temporal_strategy: str = 'uniform',
+        neighbor_sampler: Any = None,
+        directed: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        _check_data(data)
+        _refuse(disjoint, time_attr, input_time, temporal_strategy, neighbor_sampler, kwargs)
+        if not directed:
+            warnings.warn(
+                "'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=2
+            )
+            subgraph_type = 'induced'
+        for name, flag in (
+            ('replace', replace), ('shuffle', shuffle), ('drop_last', drop_last), ('match', match),
+            ('is_sorted', is_sorted),
+        ):  # fmt: skip
+            _check_bool(name, flag)
+        if reorder is not None:
+            _check_bool('reorder', reorder)
+        for name, count in (('batch_size', batch_size), ('window', window)):
+            _check_count(name, count)
+        _check_share('cache_ratio', cache_ratio)
+        if max_device_bytes is not None:
+            _check_count('max_device_bytes', max_device_bytes, 0)
+        for name, place in (('features', features), ('topology', topology)):
+            if place not in PLACES:
+                raise ValueError(f"'{name}' must be one of {PLACES}, got {place!r}")
+        for name, function in (
+            ('transform', transform), ('transform_sampler_output', transform_sampler_output),
+        ):  # fmt: skip
+            if function is not None and not callable(function):
+                raise TypeError(f"'{name}' must be callable, got {type(function).__name__}")
+        fanouts, kind = _fanouts(num_neighbors), SubgraphType(subgraph_type)
+        walks, positions = None, None
+        if not isinstance(sampler, str):
+            positions = sampler
+        else:
+            if sampler not in SAMPLERS:
+                raise ValueError(f"'sampler' must be one of {SAMPLERS}, got {sampler!r}")
+            if sampler == 'random_walk':
+                walks = _walks(num_walks, walk_length, restart)
+                _check_walks(fanouts, kind, replace, weight_attr)
+        if generator is not None and seed is not None:
+            raise ValueError("'seed' and 'generator' must not both be given")
+        rank, num_replicas = _replicas(rank, num_replicas)
+        given = (positions is not None) + (batch_sampler is not None)
+        if given == 2 or (given == 1 and (shuffle or num_replicas > 1)):
+            raise ValueError(
+                "'sampler' and 'batch_sampler' must be given alone, without 'shuffle' and "
+                "'num_replicas'"
+            )
+        if batch_sampler is not None and (batch_size != 1 or drop_last):
+            raise ValueError("'batch_sampler' must be given without 'batch_size' and 'drop_last'")
+        if seed is None:
+            if num_replicas > 1 and shuffle:
+                raise ValueError(
+                    "'seed' must be given, the same to all, where several replicas shuffle"
+                )
+            seed = int(torch.randint(2**62, (1,), generator=generator))
+        elif isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
+
+        self.data = data
+        self.transform = transform
+        self._core = core = _Core(
+            data, fanouts, walks, replace, kind, weight_attr, transform_sampler_output,
+            is_sorted, custom_cls, _device_of(data, device), features, topology, cache_ratio,
+            max_device_bytes, seed,
+        )  # fmt: skip
+        nodes, input_id = resolve_input_nodes(input_nodes, core.num_nodes, input_id)
+        core.nodes, core.input_id = nodes, input_id
+        core.match = match and core.crosses
+        core.reorder = (shuffle and core.match) if reorder is None else reorder
+        core.window = window if core.device.type == 'cuda' or core.reorder else 1
+        self._seeds = Seeds(
+            nodes.numel(), batch_size, shuffle, drop_last, seed, rank, num_replicas,
+            positions, batch_sampler,
+        )  # fmt: skip
+        #: The number of the next epoch.
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._seeds)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch = self.epoch
+        self.epoch += 1
+        core = self._core
+        made = core.made(self._seeds.batches(epoch), epoch)
+        args = (made, self.transform, core.meter, len(self))
+        if core.stream is None:
+            return InlineIterator(*args)
+        core.stream.wait_stream(torch.cuda.current_stream(core.device))
+        return ThreadedIterator(*args, core.stream, _PREFETCH)
+
+    @property
+    def stats(self) -> LoaderStats:
+        """What the loader has done so far."""
+        return self._core.meter.read(self._core.stream)
+
+    def reset_stats(self) -> None:
+        """Starts counting anew."""
+        self._core.meter.reset()
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}()'
+
+
+class _Core:
+    """All that the iterators of a loader share; it does not know the loader."""
+
+    nodes: Tensor
+    input_id: Tensor | None
+    match: bool
+    reorder: bool
+    window: int
+
+    def __init__(
+        self, data: Any, fanouts: tuple[int, ...], walks: Walks | None, replace: bool,
+        subgraph_type: SubgraphType, weight_attr: str | None,
+        transform_sampler_output: Callable | None, is_sorted: bool, custom_cls: Callable | None,
+        device: torch.device, features: str, topology: str, cache_ratio: float,
+        limit: int | None, seed: int,
+    ) -> None:  # fmt: skip
+        self.fanouts, self.walks, self.replace = fanouts, walks, replace
+        self.subgraph_type = subgraph_type
+        self.transform_sampler_output, self.custom_cls = transform_sampler_output, custom_cls
+        self.device, self.seed = device, seed
+        self.meter = Meter(device)
+        self.stream = torch.cuda.Stream(device) if device.type == 'cuda' else None
+        self._maps: list[NodeMap] = []
+        self._lock = threading.Lock()
+        budget = Budget(device, limit)
+
+        self.data: Data | None = None
+        self.remote: Remote | None = None
+        if isinstance(data, Data):
+            self.data = data
+            structure = structure_of_data(data, is_sorted, weight_attr, replace)
+        else:
+            if weight_attr is not None:
+                raise ValueError("'weight_attr' must not be given for a (FeatureStore, GraphStore)")
+            structure = structure_of_store(*data)
+            self.remote = Remote(data[0], device)
+        self.num_nodes = structure.num_nodes
+        on_host = device.type == 'cuda' and not budget.takes(topology, structure.num_bytes)
+        cache = None
+        if cache_ratio > 0 and is_apart(torch.device('cpu'), device):
+            nodes = most_sampled(structure.col, self.num_nodes, cache_ratio, device)
+            cache = Cache(nodes, self.num_nodes)
+        self.structure: Structure = structure.placed(device, on_host)
+        if self.data is not None:
+            counts: tuple = (('node', self.num_nodes), ('edge', structure.col.numel()))
+            self.node_table, self.edge_table = (
+                Table(
+                    self.data, level, count, device, features, budget,
+                    cache if level == 'node' else None, self._synchronize,
+                )
+                for level, count in counts
+            )  # fmt: skip
+
+    @property
+    def crosses(self) -> bool:
+        """Whether any features come from elsewhere than where batches are."""
+        if self.remote is not None:
+            return True
+        return any(column.on_host for column in self.node_table.update()[1].values())
+
+    def _synchronize(self) -> None:
+        if self.stream is not None:
+            torch.cuda.synchronize(self.device)
+
+    def made(
+        self, batches: Iterator[tuple[int, Tensor]], epoch: int
+    ) -> Iterator[tuple[Data, list[Tensor]]]:
+        """All batches of an epoch, in the order they are handed out in."""
+        with self._lock:
+            node_map = self._maps.pop() if self._maps else NodeMap(self.num_nodes, self.device)
+        fetcher = _Fetcher(self, node_map)
+        try:
+            while window := list(islice(batches, self.window)):
+                with self.meter.timed('sample'):
+                    parts = [
+                        self._sample(positions, mixed(self.seed, epoch, number, 1), node_map)
+                        for number, positions in window
+                    ]
+                    order = list(range(len(parts)))
+                    if self.reorder and len(parts) > 2:
+                        n_ids = [part.n_id for part in parts]
+                        order = greedy_order(match_degree(n_ids, self.num_nodes, node_map=node_map))
+                for k in order:
+                    part, parts[k] = parts[k], None  # type: ignore[call-overload]
+                    with self.meter.timed('fetch'):
+                        made = fetcher.batch(part)
+                    yield made
+                    del made, part
+        finally:
+            with self._lock:
+                self._maps.append(node_map)
+
+    def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Subgraph:
+        structure = self.structure
+        seeds = self.nodes[positions].to(self.device)
+        input_id = positions if self.input_id is None else self.input_id[positions]
+        input_id = input_id.to(self.device)
+        if self.walks is not None:
+            part = walk_subgraph(
+                structure, seeds, self.fanouts, self.walks, seed, input_id, node_map
+            )
+        else:
+            induced = self.subgraph_type == SubgraphType.induced
+            out = sample_subgraph(
+                structure.rowptr, structure.col, structure.perm, structure.weight, seeds,
+                self.fanouts, self.replace, induced, seed, node_map,
+            )  # fmt: skip
+            nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
+            hops = None if edges is None else (tuple(nodes), tuple(edges))
+            part = Subgraph(
+                out.n_id, out.edge_index, out.rowptr, out.col, out.e_id,
+                None if edges is None else nodes, edges, input_id, hops,
+            )  # fmt: skip
+        if self.subgraph_type == SubgraphType.bidirectional:
+            part = part.to_bidirectional()
+        if self.transform_sampler_output is not None:
+            part = part.transformed(self.transform_sampler_output)
+        return part
+
+
+class _Fetcher:
+    """Fetches the attributes of one batch after the other, and keeps what the next may share."""
+
+    def __init__(self, core: _Core, node_map: NodeMap) -> None:
+        self._core, self._node_map = core, node_map
+        self._n_id: Tensor | None = None
+        self._rows: dict[str, Tensor] = {}
+        self._version = -1
+
+    def batch(self, part: Subgraph) -> tuple[Data, list[Tensor]]:
+        core = self._core
+        if core.remote is not None:
+            nodes = self._fetch_remote(part.n_id)
+        else:
+            nodes = self._fetch(part.n_id)
+        edges: dict[str, Any] = {}
+        keys: list[str] = []
+        if core.data is not None:
+            columns = core.edge_table.update()[1]
+            keys = list(columns)
+            if part.e_id is not None:
+                edges = {key: columns[key].rows_at(part.e_id) for key in keys}
+        core.meter.add_batch(part.n_id.numel(), part.edge_index.size(1))
+        structure = core.structure
+        return batch_of(
+            core.data, core.custom_cls, part, structure.layout, structure.loop_free, nodes, edges,
+            keys,
+        )  # fmt: skip
+
+    def _fetch(self, n_id: Tensor) -> dict[str, Any]:
+        core = self._core
+        version, columns = core.node_table.update()
+        if version != self._version:  # What was fetched before may have changed since.
+            self._n_id, self._version = None, version
+        hosted = [column for column in columns.values() if column.on_host]
+        counter = core.meter.counter(sum(c.row_bytes for c in hosted)) if hosted else None
+        matching = core.match and bool(hosted)
+        found = self._matched(n_id) if matching else None
+        out, kept = {}, {}
+        for key, column in columns.items():
+            if not column.on_host:
+                out[key] = column.rows_at(n_id)
+                continue
+            before = self._rows.get(key) if found is not None else None
+            rows = column.rows_at(n_id, None if before is None else found, before, counter)
+            counter = None  # All columns have the same rows from the same places.
+            if matching:
+                kept[key] = rows
+            out[key] = rows.clone() if matching else rows
+        if matching:
+            self._n_id, self._rows = n_id.clone(), kept
+        return out
+
+    def _fetch_remote(self, n_id: Tensor) -> dict[str, Any]:
+        core = self._core
+        assert core.remote is not None
+        found = self._matched(n_id) if core.match else None
+        rows = core.remote.rows_at(
+            n_id, found, self._rows if found is not None else None, core.meter.counter
+        )
+        if core.match:
+            self._n_id, self._rows = n_id.clone(), rows
+            return {key: value.clone() for key, value in rows.items()}
+        return rows
+
+    def _matched(self, n_id: Tensor) -> Tensor | None:
+        """The rows that the batch before has of these nodes."""
+        if self._n_id is None:
+            return None
+        self._core.meter.add_pair(min(n_id.numel(), self._n_id.numel()))
+        return match(n_id, self._n_id, self._core.num_nodes, node_map=self._node_map)
+
+
+def _check_data(data: Any) -> None:
+    if isinstance(data, HeteroData):
+        raise TypeError(
+            "'data' must be a graph with one type of nodes and edges, got HeteroData: use "
+            'torch_geometric.loader.NeighborLoader, or data.to_homogeneous()'
+        )
+    if isinstance(data, Data):
+        return
+    pair = isinstance(data, (tuple, list)) and len(data) == 2
+    if not (pair and isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore)):
+        raise TypeError(
+            f"'data' must be a Data object or a (FeatureStore, GraphStore), got "
+            f'{type(data).__name__}'
+        )
+
+
+def _refuse(
+    disjoint: bool, time_attr: Any, input_time: Any, temporal_strategy: str, neighbor_sampler: Any,
+    kwargs: dict[str, Any],
+) -> None:  # fmt: skip
+    instead = 'use torch_geometric.loader.NeighborLoader'
+    if disjoint:
+        raise ValueError(f"'disjoint' must be False, batches are one graph: {instead}")
+    if time_attr is not None or input_time is not None or temporal_strategy != 'uniform':
+        raise ValueError(
+            f"'time_attr', 'input_time' and 'temporal_strategy' must not be given, edges have no "
+            f'time here: {instead}'
+        )
+    if neighbor_sampler is not None:
+        raise TypeError(f"'neighbor_sampler' must be None, this loader samples itself: {instead}")
+    if 'collate_fn' in kwargs:
+        raise TypeError("'collate_fn' must not be given: use 'transform'")
+    unknown = sorted(set(kwargs) - _WITHOUT_EFFECT)
+    if unknown:
+        raise TypeError(f'FastNeighborLoader got unexpected arguments {unknown}')
+
+
+def _check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"'{name}' must be True or False, got {value!r}")
+
+
+def _check_count(name: str, value: Any, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"'{name}' must be an integer, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"'{name}' must be at least {least}, got {value}")
+
+
+def _check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"'{name}' must be a number, got {type(value).__name__}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"'{name}' must be from 0 to 1, got {value}")
+
+
+def _fanouts(num_neighbors: Any) -> tuple[int, ...]:
+    if isinstance(num_neighbors, NumNeighbors):
+        num_neighbors = num_neighbors.values
+    if isinstance(num_neighbors, (list, tuple)):
+        num_neighbors = [_plain_int(count) for count in num_neighbors]
+    return check_num_neighbors(num_neighbors)
+
+
+def _walks(num_walks: int, walk_length: int, restart: float) -> Walks:
+    for name, count in (('num_walks', num_walks), ('walk_length', walk_length)):
+        _check_count(name, count)
+    _check_share('restart', restart)
+    if num_walks * walk_length > MOST_VISITS:
+        raise ValueError(
+            f"'num_walks' times 'walk_length' must be at most {MOST_VISITS}, got {num_walks} times "
+            f'{walk_length}'
+        )
+    return Walks(num_walks, walk_length, restart)
+
+
+def _check_walks(
+    fanouts: tuple[int, ...], kind: SubgraphType, replace: bool, weight_attr: str | None
+) -> None:
+    if -1 in fanouts:
+        raise ValueError("'num_neighbors' must be positive for random walks, got -1")
+    if kind != SubgraphType.directional or replace or weight_attr is not None:
+        raise ValueError(
+            "'subgraph_type', 'replace' and 'weight_attr' must not be given for random walks"
+        )
+
+
+def _plain_int(value: Any) -> Any:
+    """An int for what counts as one, such as those of numpy."""
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _replicas(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
+    if (rank is None) != (num_replicas is None):
+        raise ValueError("'rank' and 'num_replicas' must be given together")
+    if rank is None or num_replicas is None:
+        return 0, 1
+    _check_count('num_replicas', num_replicas)
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f"'rank' must be an integer, got {type(rank).__name__}")
+    if not 0 <= rank < num_replicas:
+        raise ValueError(f"'rank' must be from 0 to {num_replicas - 1}, got {rank}")
+    return rank, num_replicas
+
+
+def _device_of(data: Any, device: torch.device | str | None) -> torch.device:
+    if device is None:
+        tensors = data._store.values() if isinstance(data, Data) else ()
+        devices = [value.device for value in tensors if isinstance(value, Tensor)]
+        out = devices[0] if devices else torch.device('cpu')
+    else:
+        out = torch.device(device)
+    if out.type not in ('cpu', 'cuda'):
+        raise ValueError(f"'device' must be a CPU or a CUDA device, got {str(out)!r}")
+    if out.type == 'cuda':
+        if not with_cuda():
+            raise ValueError("'device' must be 'cpu': pyg_fast was built without CUDA")
+        if str(out) == 'cuda':
+            out = torch.device('cuda', torch.cuda.current_device())
+    return out

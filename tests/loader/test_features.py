@@ -1,0 +1,273 @@
+"""Features from host memory: match, the cache, and data that change meanwhile."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_fast.loader import FastNeighborLoader, _features, neighbor_loader
+from tests.loader._graphs import Apart, equal, random_data
+
+ARGS = {'batch_size': 11, 'shuffle': True, 'seed': 2}
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Apart:
+    """Makes loaders whose features are in host memory."""
+    return Apart(monkeypatch, device)
+
+
+@pytest.fixture
+def data() -> Data:
+    return random_data(200, 1500)
+
+
+def rows_asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Of each fetch, how many rows were matched and how many not."""
+    seen = []
+    inner = _features._rows
+
+    def rows(x: Any, index: Any, match: Any, *args: Any) -> Any:
+        found = 0 if match is None else int((match >= 0).sum())
+        seen.append((found, index.numel() - found))
+        return inner(x, index, match, *args)
+
+    monkeypatch.setattr(_features, '_rows', rows)
+    return seen
+
+
+def test_match_changes_nothing(device: torch.device, apart: Apart, data: Data) -> None:
+    plain = list(apart(data, [3, 2], match=False, device=device, **ARGS))
+    for reorder in (False, True):
+        got = list(apart(data, [3, 2], match=True, reorder=reorder, device=device, **ARGS))
+        if reorder:
+            got.sort(key=lambda batch: int(batch.n_id[0]))
+            plain.sort(key=lambda batch: int(batch.n_id[0]))
+        assert all(map(equal, plain, got))
+        for batch in got:
+            assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+
+
+def test_only_the_rest_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, apart: Apart, data: Data
+) -> None:
+    del data.y, data.train_mask, data.edge_attr
+    seen = rows_asked_for(monkeypatch)
+    loader = apart(data, [3, 2], reorder=False, device=device, **ARGS)
+    nodes = [set(batch.n_id.tolist()) for batch in loader]
+    shared = [0] + [len(a & b) for a, b in zip(nodes, nodes[1:], strict=False)]
+    assert seen == [(k, len(n) - k) for k, n in zip(shared, nodes, strict=True)]
+    stats = loader.stats
+    smaller = sum(min(len(a), len(b)) for a, b in zip(nodes, nodes[1:], strict=False))
+    assert stats.match_degree == pytest.approx(sum(shared) / smaller)
+    assert stats.bytes_saved_by_match == 20 * sum(shared)
+    assert stats.bytes_moved == 20 * (stats.num_nodes - sum(shared))
+    assert stats.bytes_saved_by_cache == stats.cache_hits == 0
+
+
+def test_bytes_are_those_of_all_columns(device: torch.device, apart: Apart, data: Data) -> None:
+    loader = apart(data, [3, 2], match=False, device=device, **ARGS)
+    list(loader)
+    assert loader.stats.bytes_moved == (20 + 8 + 1) * loader.stats.num_nodes
+    assert loader.stats.match_degree is None
+
+
+def test_reorder_raises_the_match_degree(
+    device: torch.device, apart: Apart, data: Data
+) -> None:
+    degrees = []
+    for reorder in (False, None):
+        loader = apart(data, [3, 2], reorder=reorder, device=device, **ARGS)
+        list(loader)
+        degrees.append(loader.stats.match_degree)
+    assert degrees[0] < degrees[1]
+
+
+def test_rows_come_in_order_without_shuffle(
+    device: torch.device, apart: Apart, data: Data
+) -> None:
+    loader = apart(data, [3, 2], batch_size=11, device=device)
+    seeds = torch.cat([batch.n_id[: batch.batch_size].cpu() for batch in loader])
+    assert torch.equal(seeds, torch.arange(200))
+    assert loader.stats.match_degree > 0
+
+
+def test_edits_of_a_batch_never_reach_the_next(
+    device: torch.device, apart: Apart, data: Data
+) -> None:
+    def transform(batch: Data) -> Data:
+        batch.x.fill_(float('nan'))
+        batch.n_id.fill_(0)
+        return batch
+
+    plain = list(apart(data, [3, 2], device=device, **ARGS))
+    loader = apart(data, [3, 2], device=device, transform=transform, **ARGS)
+    seen = []
+    fetcher = neighbor_loader._Fetcher.batch
+
+    def spy(self: Any, part: Any) -> Any:
+        batch, tensors = fetcher(self, part)
+        seen.append((batch.n_id.cpu().clone(), batch.x.cpu().clone()))
+        return batch, tensors
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbor_loader._Fetcher, 'batch', spy)
+        edited = list(loader)
+    assert all(batch.x.isnan().all() for batch in edited)
+    assert loader.stats.match_degree > 0
+    for (n_id, x), batch in zip(seen, plain, strict=True):
+        assert torch.equal(n_id, batch.n_id.cpu())
+        assert torch.equal(x, batch.x.cpu())
+
+
+@pytest.mark.parametrize('ratio', [0.0, 0.1, 1.0])
+def test_cache(device: torch.device, apart: Apart, data: Data, ratio: float) -> None:
+    plain = list(apart(data, [3, 2], match=False, device=device, **ARGS))
+    loader = apart(data, [3, 2], match=False, cache_ratio=ratio, device=device, **ARGS)
+    got = list(loader)
+    assert all(map(equal, plain, got))
+    degree = torch.bincount(data.edge_index[0], minlength=200)
+    kept = degree.argsort(descending=True, stable=True)[: round(ratio * 200)]
+    hits = sum(int(torch.isin(batch.n_id.cpu(), kept).sum()) for batch in got)
+    stats = loader.stats
+    assert stats.cache_hits == hits
+    assert stats.bytes_saved_by_cache == 29 * hits
+    assert stats.bytes_moved == 29 * (stats.num_nodes - hits)
+    both = apart(data, [3, 2], cache_ratio=ratio, reorder=False, device=device, **ARGS)
+    assert all(map(equal, plain, both))
+    assert both.stats.cache_hits <= hits
+
+
+def test_other_attributes_from_host_memory(
+    device: torch.device, apart: Apart, data: Data
+) -> None:
+    data.flags = torch.rand(200, 3) < 0.5
+    data.half = torch.randn(200, 2, 2).bfloat16()
+    data.strided = torch.randn(200, 8)[:, ::2]
+    data.names = [str(k) for k in range(200)]
+    for batch in apart(data, [3, 2], cache_ratio=0.2, device=device, **ARGS):
+        n_id = batch.n_id.cpu()
+        for key in ('flags', 'half', 'strided', 'y', 'train_mask'):
+            assert torch.equal(batch[key].cpu(), data[key][n_id])
+            assert batch[key].device.type == device.type
+        assert torch.equal(batch.edge_attr.cpu(), data.edge_attr[batch.e_id.cpu()])
+        assert batch.names == [str(k) for k in n_id.tolist()]
+
+
+@pytest.mark.parametrize('cache_ratio', [0.0, 0.3])
+@pytest.mark.parametrize('place', ['host', 'device'])
+def test_edits_in_the_middle_of_an_epoch(
+    device: torch.device, apart: Apart, data: Data, place: str, cache_ratio: float
+) -> None:
+    args = {**ARGS, 'batch_size': 4, 'device': device, 'cache_ratio': cache_ratio}
+    if place == 'host':
+        loader = apart(data, [3, 2], **args)
+    else:
+        loader = FastNeighborLoader(data, [3, 2], features='device', **args)
+    before = data.x.clone()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    data.x.add_(100)
+    changed = [torch.equal(b.x.cpu(), data.x[b.n_id.cpu()]) for b in iterator]
+    ahead = 3 if device.type == 'cuda' else 0
+    assert all(changed[ahead:])
+    loader.epoch = 0
+    data.x.copy_(before)
+    for k, batch in enumerate(loader):
+        if k == 6:
+            data.x = before * 3
+        wanted = before if k <= 6 else before * 3
+        if not 6 < k <= 6 + ahead:
+            assert torch.equal(batch.x.cpu(), wanted[batch.n_id.cpu()])
+
+
+def test_attributes_that_come_and_go(device: torch.device, apart: Apart, data: Data) -> None:
+    loader = apart(data, [3, 2], device=device, **ARGS)
+    list(loader)
+    data.z = torch.randn(200, 2)
+    del data.y
+    for batch in loader:
+        assert 'y' not in batch
+        assert torch.equal(batch.z.cpu(), data.z[batch.n_id.cpu()])
+        assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+
+
+def test_other_numbers_of_nodes(device: torch.device, data: Data) -> None:
+    loader = FastNeighborLoader(data, [3, 2], device=device, **ARGS)
+    next(iter(loader))
+    for key in ('x', 'y', 'train_mask'):
+        data[key] = data[key][:50]
+    with pytest.raises(ValueError, match=r"'data\.\w+' must have 200 rows"):
+        next(iter(loader))
+
+
+def test_nothing_is_matched_where_features_are_at_hand(device: torch.device, data: Data) -> None:
+    loader = FastNeighborLoader(data, [3, 2], features='device', device=device, **ARGS)
+    list(loader)
+    assert loader.stats.match_degree is None
+    assert loader.stats.bytes_moved == 0
+
+
+def test_budget() -> None:
+    budget = _features.Budget(torch.device('cpu'), None)
+    budget.left = 100
+    assert budget.takes('auto', 60)
+    assert not budget.takes('auto', 60)
+    assert budget.takes('auto', 40)
+    assert budget.takes('device', 1000)
+    assert not budget.takes('auto', 1)
+    assert not budget.takes('host', 0)
+
+
+@pytest.mark.parametrize('limit', [0, 7000, 10**9])
+def test_larger_than_a_limit(device: torch.device, data: Data, limit: int) -> None:
+    wanted = list(FastNeighborLoader(data, [3, 2], **ARGS))
+    loader = FastNeighborLoader(
+        data, [3, 2], max_device_bytes=limit, reorder=False, device=device, **ARGS
+    )
+    assert all(map(equal, wanted, loader))
+    if device.type == 'cuda':
+        assert loader._core.structure.col.is_cuda == (limit > 10_000)
+        # Small attributes come first: the mask of 200 bytes, then y, then x.
+        hosted = {k for k, c in loader._core.node_table.update()[1].items() if c.on_host}
+        assert hosted == {0: {'x', 'y', 'train_mask'}, 7000: set(), 10**9: set()}[limit]
+
+
+@pytest.mark.parametrize('place', ['host', 'device'])
+@pytest.mark.parametrize('kind', ['directional', 'induced'])
+def test_topology(device: torch.device, data: Data, place: str, kind: str) -> None:
+    data.weight = torch.rand(1500)
+    args = {**ARGS, 'subgraph_type': kind, 'weight_attr': 'weight'}
+    wanted = list(FastNeighborLoader(data, [3, 2], topology='device', device=device, **args))
+    loader = FastNeighborLoader(
+        data, [3, 2], topology=place, reorder=False, device=device, **args
+    )
+    assert all(map(equal, wanted, loader))
+
+
+def test_shared_and_pinned_memory_is_not_copied(device: torch.device, data: Data) -> None:
+    if device.type == 'cpu':
+        pytest.skip('host memory is locked for a GPU')
+    data.x = data.x.share_memory_()
+    data.z = data.x.clone().pin_memory()
+    address = data.x.data_ptr()
+    loaders = [
+        FastNeighborLoader(data, [3, 2], features='host', device=device, **ARGS) for _ in range(2)
+    ]
+    for loader in loaders:
+        columns = loader._core.node_table.update()[1]
+        for key in ('x', 'z'):
+            assert columns[key].source.data_ptr() == data[key].data_ptr()
+    from pyg_fast.loader import _pinned
+
+    assert _pinned._users[address] == 2
+    first, second = loaders
+    list(first)
+    del loaders, first, loader, columns
+    assert _pinned._users[address] == 1
+    for batch in second:
+        assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+    del second
+    assert address not in _pinned._users

@@ -1,0 +1,82 @@
+"""Which seeds each batch gets, with one replica and with several."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+from pyg_fast.loader import FastNeighborLoader
+from pyg_fast.loader._seeds import Seeds, mixed
+from tests.loader._graphs import equal, random_data
+
+
+def seeds_of(
+    count: int, size: int, rank: int = 0, num_replicas: int = 1, shuffle: bool = True,
+    drop_last: bool = False,
+) -> Seeds:  # fmt: skip
+    return Seeds(count, size, shuffle, drop_last, 3, rank, num_replicas, None, None)
+
+
+@given(
+    count=st.integers(0, 300),
+    size=st.integers(1, 40),
+    num_replicas=st.integers(1, 5),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+)
+def test_no_seed_is_lost_or_repeated(
+    count: int, size: int, num_replicas: int, shuffle: bool, drop_last: bool
+) -> None:
+    steps = count // (size * num_replicas) if drop_last else -(-count // (size * num_replicas))
+    if num_replicas > 1 and steps * num_replicas > count:
+        with pytest.raises(ValueError, match='input_nodes'):
+            seeds_of(count, size, 0, num_replicas, shuffle, drop_last)
+        return
+    batches = {}
+    for rank in range(num_replicas):
+        seeds = seeds_of(count, size, rank, num_replicas, shuffle, drop_last)
+        mine = dict(seeds.batches(0))
+        assert len(mine) == len(seeds) == steps
+        assert not set(mine) & set(batches)
+        batches.update(mine)
+    assert sorted(batches) == list(range(steps * num_replicas))
+    order = torch.cat([torch.empty(0, dtype=torch.long), *(batches[k] for k in sorted(batches))])
+    assert order.unique().numel() == order.numel()
+    assert order.numel() == (steps * num_replicas * size if drop_last else count)
+    sizes = [batch.numel() for batch in batches.values()]
+    assert all(0 < each <= size for each in sizes)
+    if num_replicas > 1 and sizes:
+        assert max(sizes) - min(sizes) <= 1
+    if not shuffle:
+        assert torch.equal(order, torch.arange(order.numel()))
+
+
+def test_epochs_differ_and_come_again() -> None:
+    orders = [torch.cat([b for _, b in seeds_of(50, 7).batches(epoch)]) for epoch in (0, 1, 0)]
+    assert torch.equal(orders[0], orders[2])
+    assert not torch.equal(orders[0], orders[1])
+
+
+def test_mixed() -> None:
+    numbers = {mixed(a, b) for a in range(50) for b in range(50)}
+    assert len(numbers) == 2500
+    assert all(0 <= number < 2**63 for number in numbers)
+    assert mixed(-5, 2**70) == mixed(-5, 2**70)
+    ones = sum(bin(number).count('1') for number in numbers) / 2500
+    assert 31 < ones < 32
+
+
+def test_replicas_share_the_work_of_one_epoch() -> None:
+    data = random_data()
+    args = {'batch_size': 5, 'shuffle': True, 'seed': 3}
+    loaders = [
+        FastNeighborLoader(data, [2, 2], rank=rank, num_replicas=3, **args) for rank in range(3)
+    ]
+    for _ in range(2):
+        parts = [list(loader) for loader in loaders]
+        assert [len(part) for part in parts] == [4, 4, 4]
+        nodes = torch.cat([b.n_id[: b.batch_size] for part in parts for b in part])
+        assert torch.equal(nodes.sort()[0], torch.arange(60))
+    alone = FastNeighborLoader(data, [2, 2], rank=0, num_replicas=1, **args)
+    plain = FastNeighborLoader(data, [2, 2], **args)
+    assert all(map(equal, alone, plain))

@@ -1,0 +1,135 @@
+"""One copy of a graph for all processes of a machine."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_fast.loader import _share, share_data
+from pyg_fast.ops.graph import cache_of
+from pyg_fast.transforms import ToCSR
+from tests.loader._graphs import equal, random_data
+
+WORKER = """
+import os, sys, torch, torch.distributed as dist
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=2)
+from pyg_fast.loader import FastNeighborLoader, _share, share_data
+from pyg_fast.ops.graph import cache_of
+from pyg_fast.transforms import ToCSR
+from tests.loader._graphs import random_data
+_share._MEMORY = folder + '/shared'
+
+def make():
+    assert rank == 0
+    data = ToCSR()(random_data(100, 600))
+    data.half, data.wide = torch.randn(100).half(), torch.randn(100, 0)
+    return data
+
+data = share_data(make)
+dist.barrier()
+assert os.listdir(_share._MEMORY) == []  # Its name is gone.
+assert data.x.is_shared() and data.edge_index._data.is_shared()
+assert data.edge_index._indptr.is_shared()
+(graph,) = (v for v in cache_of(data.edge_index).values() if isinstance(v, tuple) and len(v) == 10)
+assert graph.col.is_shared() and graph.col.dtype == torch.int32
+if rank == 0:
+    data.x[5] = 7.0
+dist.barrier()
+assert (data.x[5] == 7).all()
+
+args = dict(batch_size=9, shuffle=True, seed=1, rank=rank, num_replicas=2)
+seeds = torch.cat([b.n_id[:b.batch_size] for b in FastNeighborLoader(data, [3, 2], **args)])
+both = [None, None]
+dist.all_gather_object(both, seeds)
+assert torch.equal(torch.cat(both).sort()[0], torch.arange(100))
+
+def fail():
+    raise KeyError('mine')
+
+for wrong in (fail, lambda: lambda: 3):
+    try:
+        share_data(wrong)
+    except RuntimeError as error:
+        assert 'process 0' in str(error)
+        assert (error.__cause__ is not None) == (rank == 0)
+    else:
+        raise AssertionError
+dist.barrier()
+assert os.listdir(_share._MEMORY) == []
+dist.destroy_process_group()
+
+# A thread that makes batches ahead does not outlive the interpreter.
+from pyg_fast.loader._pipeline import ThreadedIterator
+from pyg_fast.loader._stats import Meter
+
+def endless():
+    while True:
+        yield data, []
+
+left = ThreadedIterator(endless(), None, Meter(torch.device('cpu')), 1, None, 2)
+next(left)
+print('done')
+"""
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    (tmp_path / 'shared').mkdir()
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([root, os.environ.get('PYTHONPATH', '')])}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, '-c', WORKER, str(rank), str(tmp_path)], text=True, env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        for worker in workers:
+            out, err = worker.communicate(timeout=120)
+            assert (worker.returncode, out) == (0, 'done\n'), err
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_alone() -> None:
+    data = random_data()
+    assert share_data(lambda: data) is data
+    with pytest.raises(TypeError, match='make_data'):
+        share_data(data)  # type: ignore[arg-type]
+
+
+def test_writing_and_mapping() -> None:
+    data = ToCSR()(random_data())
+    data.again = data.x
+    data.strided = torch.randn(60, 8)[:, ::2]
+    data.names = ['a'] * 60
+    data.scalar = torch.tensor(3)
+    path = _share._write(data)
+    try:
+        got = _share._map(path)
+    finally:
+        os.unlink(path)
+    assert equal(got, data)
+    assert got.again is got.x
+    assert got.x.data_ptr() % 4096 == got.y.data_ptr() % 4096 == 0
+    assert got.edge_index.is_sorted_by_col
+    assert torch.equal(got.edge_index._indptr, data.edge_index._indptr)
+    got.x.zero_()  # An edit of one is none of the others.
+    assert ('graph', 60, 60, False) in cache_of(got.edge_index)
+
+
+def test_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_share, '_MEMORY', str(tmp_path))
+
+    def full(*args: object) -> None:
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(os, 'posix_fallocate', full)
+    with pytest.raises(OSError, match='No space'):
+        _share._write(random_data())
+    assert os.listdir(tmp_path) == []
