@@ -28,6 +28,23 @@ class Sampled(NamedTuple):
     edge_index: Tensor
 
 
+class HostEdges:
+    """The edges of a graph in host memory."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    @functools.cached_property
+    def plain(self) -> Tensor:
+        return self._graph.edge_index.cpu()
+
+    @functools.cached_property
+    def prepared(self) -> Tensor:
+        """Sorted once for all loaders of ours."""
+        return ToCSR()(Data(
+            edge_index=self._graph.edge_index.cpu(), num_nodes=self._graph.num_nodes)).edge_index
+
+
 class Inputs:
     """A graph with random features and labels in host memory, and its training nodes.
 
@@ -35,10 +52,14 @@ class Inputs:
         graph: The graph, on the device where batches are wanted.
         width: Number of features of a node.
         num_nodes: Number of training nodes at most. (default: all of them)
+        edges: Its edges in host memory, if they are there already.
     """
 
-    def __init__(self, graph: Graph, width: int, num_nodes: int | None = None) -> None:
-        self.graph, self.width = graph, width
+    def __init__(
+        self, graph: Graph, width: int, num_nodes: int | None = None,
+        edges: HostEdges | None = None,
+    ) -> None:
+        self.graph, self.width, self.edges = graph, width, edges or HostEdges(graph)
         self.device = graph.col.device
         generator = torch.Generator().manual_seed(1)
         count = int(TRAIN_SHARE.get(graph.name, 0.5) * graph.num_nodes)
@@ -47,20 +68,21 @@ class Inputs:
             self.nodes = self.nodes[:num_nodes]
         self.x = torch.randn(graph.num_nodes, width, generator=generator)
         self.y = torch.randint(CLASSES, (graph.num_nodes,), generator=generator)
+        if self.device.type == 'cuda':  # once, not by every loader
+            self.x = self.x.pin_memory()
 
     @functools.cached_property
     def data(self) -> Data:
-        """Everything in host memory, for PyG's loaders, which move it into shared memory."""
-        return Data(
-            x=self.x.clone(), y=self.y.clone(), edge_index=self.graph.edge_index.cpu(),
-            num_nodes=self.graph.num_nodes)
+        """For PyG's loaders, which move it into shared memory."""
+        return self._data(self.x.clone(), self.y.clone(), self.edges.plain)
 
     @functools.cached_property
     def prepared(self) -> Data:
-        """The same for all loaders of ours, its edges sorted once."""
-        return ToCSR()(Data(
-            x=self.x, y=self.y, edge_index=self.graph.edge_index.cpu(),
-            num_nodes=self.graph.num_nodes))
+        """For ours."""
+        return self._data(self.x, self.y, self.edges.prepared)
+
+    def _data(self, x: Tensor, y: Tensor, edge_index: Tensor) -> Data:
+        return Data(x=x, y=y, edge_index=edge_index, num_nodes=self.graph.num_nodes)
 
     def seeds(self, batch_size: int, count: int, device: torch.device) -> list[Tensor]:
         """That many batches of distinct nodes."""

@@ -45,7 +45,7 @@ from pyg_fast.ops.neighbor_sample import sample_subgraph
 from . import _cusparse, _graphs, _harness, _minibatch, maxk
 from ._graphs import Graph
 from ._harness import Cell, Contender, Result, Section, Settings, Versus
-from ._minibatch import CLASSES, Inputs, Plain, Sampled
+from ._minibatch import CLASSES, HostEdges, Inputs, Plain, Sampled
 from .spmm import FORWARD, STEP, excess
 
 SECTIONS = ('sample', 'aggregate', 'epoch', 'match', 'ablation', 'sweep', 'wait', 'gpus')
@@ -656,7 +656,7 @@ def run_ablation(
 
 
 def run_sweep(
-    graph: Graph, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings, report: _harness.Report,
 ) -> None:
     """The first and the last step of the ablation, one measure varied at a time."""
     swept: dict[str, Sequence[Any]] = SWEEP
@@ -671,7 +671,7 @@ def run_sweep(
             width = value if measure == 'width' else args.width
             batch_size = value if measure == 'batch size' else args.batch_size
             num_neighbors = value if measure == 'fanout' else args.fanouts[0]
-            inputs = Inputs(graph, width, args.sweep_batches * batch_size)
+            inputs = Inputs(graph, width, args.sweep_batches * batch_size, edges)
             results = _harness.measure([
                 step_of(name, inputs, num_neighbors, batch_size, args.hidden)
                 for name in (NAIVE, FUSED_MAP)], few_times(settings))
@@ -728,10 +728,10 @@ class Waits(Section):
 
 
 def run_wait(
-    graph: Graph, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings, report: _harness.Report,
 ) -> None:
     num_neighbors, batch_size = args.fanouts[0], args.batch_size
-    inputs = Inputs(graph, args.width, args.wait_batches * batch_size)
+    inputs = Inputs(graph, args.width, args.wait_batches * batch_size, edges)
     num_batches, device = inputs.num_batches(batch_size), inputs.device
     loader = fast(inputs, num_neighbors, batch_size)
 
@@ -884,7 +884,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = args.graphs if set(sections) - {'gpus'} else ()
     for graph in _graphs.load_each(names, settings.device, report.left_out):
         report.graphs[graph.name] = graph.summary()
-        inputs = Inputs(graph, args.width, args.nodes)
+        inputs = Inputs(graph, args.width, args.nodes, edges := HostEdges(graph))
         if 'sample' in sections:
             run_sample(inputs, args.fanouts, args.batch_sizes, settings, report)
             report.save()
@@ -897,10 +897,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             report.save()
         del inputs
         if 'sweep' in sections and graph.name == args.graphs[0]:
-            run_sweep(graph, args, settings, report)
+            run_sweep(graph, edges, args, settings, report)
             report.save()
         if 'wait' in sections:
-            run_wait(graph, args, settings, report)
+            run_wait(graph, edges, args, settings, report)
             report.save()
     if 'gpus' in sections:
         for name in args.graphs:
