@@ -656,7 +656,8 @@ def run_ablation(
 
 
 def run_sweep(
-    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings,
+    report: _harness.Report,
 ) -> None:
     """The first and the last step of the ablation, one measure varied at a time."""
     swept: dict[str, Sequence[Any]] = SWEEP
@@ -728,7 +729,8 @@ class Waits(Section):
 
 
 def run_wait(
-    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings,
+    report: _harness.Report,
 ) -> None:
     num_neighbors, batch_size = args.fanouts[0], args.batch_size
     inputs = Inputs(graph, args.width, args.wait_batches * batch_size, edges)
@@ -799,7 +801,7 @@ def run_gpus(
                 '--dataset', 'planted', '--size', name, '--device', args.device, '--batch-size',
                 str(args.batch_size), '--hidden', str(args.hidden), '--epochs',
                 str(1 + max(1, min(args.repeats, _EPOCH_REPEATS))), '--fanout',
-                ','.join(map(str, args.fanouts[0])), '--no-evaluation', '--json', str(record)]
+                ','.join(map(str, args.fanouts[0])), '--evaluate-every', '0', '--json', str(record)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
             label = f'{count} process{"es" * (count > 1)}'
             if done.returncode != 0:

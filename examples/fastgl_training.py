@@ -147,38 +147,55 @@ class Inference:
     """Infers all nodes layer by layer, each from all of its neighbours.
 
     Args:
-        data: The graph.
+        data: The graph, as :func:`inference_graph` gives it.
+        x: Features of its nodes.
         args: Options of the network and the loader.
+        gather: Puts together what several processes have inferred. (default: nothing to do)
+        options: Further arguments of pyg_fast's loader.
     """
 
-    def __init__(self, data: Data, args: argparse.Namespace) -> None:
-        self.x, self.args = data.x, args
-        graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
-        if args.model == 'gcn':  # a batch does not have the degrees of its outer nodes
-            graph = GCNNorm()(graph)
+    def __init__(
+        self, data: Data, x: Tensor, args: argparse.Namespace,
+        gather: Callable[[Tensor], Any] | None = None, **options: Any,
+    ) -> None:
+        self.x, self.args, self.gather = x, args, gather
         if args.loader == 'full':
-            graph = sorted_by(graph, args)
-            graph.n_id, graph.batch_size = slice(None), data.num_nodes
-            self.batches: Iterable[Data] = [graph]
+            data = sorted_by(data, args)
+            data.n_id, data.batch_size = torch.arange(data.num_nodes), data.num_nodes
+            self.batches: Iterable[Data] = [data.to(args.device)]
         else:
-            self.batches = new_loader(graph, None, [-1], args, shuffle=False)
+            self.batches = new_loader(data, None, [-1], args, shuffle=False, **options)
 
     @torch.no_grad()
     def __call__(self, model: torch.nn.Module) -> Tensor:
         model.eval()
         x = self.x.to(self.args.device)
         with already_normalized(model):
-            for place, conv in enumerate(model.convs):
-                x = torch.cat([self._layer(model, place, conv, x, batch.to(self.args.device))
-                               for batch in self.batches])
+            for place in range(model.num_layers):
+                x = self._layer(model, place, x)
         return x
 
-    def _layer(
-        self, model: torch.nn.Module, place: int, conv: torch.nn.Module, x: Tensor, batch: Data,
-    ) -> Tensor:
-        weight = (batch.edge_weight,) if 'edge_weight' in batch else ()
-        out = conv(x[batch.n_id], batch.edge_index, *weight)[:batch.batch_size]
-        return out if place == model.num_layers - 1 else model.act(model.norms[place](out))
+    def _layer(self, model: torch.nn.Module, place: int, x: Tensor) -> Tensor:
+        out: Tensor | None = None
+        for batch in self.batches:
+            batch = batch.to(self.args.device)
+            weight = (batch.edge_weight,) if 'edge_weight' in batch else ()
+            rows = model.convs[place](x[batch.n_id], batch.edge_index, *weight)[:batch.batch_size]
+            if place < model.num_layers - 1:
+                rows = model.act(model.norms[place](rows))
+            if out is None:
+                out = rows.new_zeros(x.size(0), rows.size(1))
+            out[batch.n_id[:batch.batch_size]] = rows
+        if self.gather is not None:
+            self.gather(out)
+        return out
+
+
+def inference_graph(data: Data, args: argparse.Namespace) -> Data:
+    """Returns a graph without features, with GCN's weights if it is for GCN: a batch does not have
+    the degrees of its outermost nodes."""
+    graph = Data(edge_index=data.edge_index, num_nodes=data.num_nodes)
+    return GCNNorm()(graph) if args.model == 'gcn' else graph
 
 
 @contextmanager
@@ -216,7 +233,7 @@ def run(
         batches: Iterable[Data] = [graph]
     else:
         batches = new_loader(data, parts['train'].cpu(), args.fanout, args, seed=seed)
-    infer, labels = Inference(data, args), data.y.to(device)
+    infer, labels = Inference(inference_graph(data, args), data.x, args), data.y.to(device)
     points = []
     for epoch in range(args.epochs):
         start = now(device)
@@ -262,8 +279,8 @@ def record(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
     return {
         'arguments': {key: str(value) if isinstance(value, Path) else value
                       for key, value in vars(args).items()},
-        'device': torch.cuda.get_device_name() if args.device == 'cuda' else platform.processor()
-        or platform.machine(),
+        'device': torch.cuda.get_device_name() if torch.device(args.device).type == 'cuda'
+        else platform.processor() or platform.machine(),
         'threads': torch.get_num_threads(),
         'versions': {
             'python': platform.python_version(),
