@@ -26,7 +26,7 @@ from fastgl_training import (
     checked,
     inference_graph,
     line,
-    load,
+    load_data,
     new_loader,
     nodes_of,
     options,
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Outcome:
     part = {'rank': rank, 'num_replicas': count}
 
     def loaded() -> tuple:
-        data, num_classes = load(args)
+        data, num_classes = load_data(args)
         return ToCSR()(data), num_classes
 
     data, num_classes = share_data(loaded)
