@@ -35,6 +35,7 @@ from fastgl_training import (
     summary,
     title,
     train,
+    with_degrees,
 )
 from node_classification import now
 from torch.nn.parallel import DistributedDataParallel
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> Outcome:
 
     def loaded() -> tuple:
         data, num_classes = load_data(args)
-        return ToCSR()(data), num_classes
+        return ToCSR()(with_degrees(data, args)), num_classes
 
     data, num_classes = share_data(loaded)
     outcome = Outcome(size(data, num_classes), [[]])

@@ -10,6 +10,7 @@ there are no batches: each epoch is one step on the whole graph.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import statistics
@@ -104,6 +105,14 @@ def nodes_of(data: Data, seed: int) -> dict[str, Tensor]:
     return dict(zip(PARTS, shuffled.split(sizes), strict=True))
 
 
+def with_degrees(data: Data, args: argparse.Namespace) -> Data:
+    """Returns a graph whose nodes know their degrees, if it is for GCN."""
+    if args.model == 'gcn':
+        data = copy.copy(data)
+        data.in_degree = data.edge_index[1].bincount(minlength=data.num_nodes).float()
+    return data
+
+
 def build(args: argparse.Namespace, in_channels: int, num_classes: int) -> torch.nn.Module:
     """Returns the network, of PyG's layers or of pyg_fast's."""
     options = {'gin': {'norm': 'batch_norm'}, 'gat': {'heads': HEADS}}.get(args.model, {})
@@ -141,7 +150,7 @@ def train(
         trimmed = {
             'num_sampled_nodes_per_hop': batch.num_sampled_nodes,
             'num_sampled_edges_per_hop': batch.num_sampled_edges} if args.trim else {}
-        out = model(batch.x, batch.edge_index, **trimmed)
+        out = model(*inputs(batch), **trimmed)
         rows = batch.rows if 'rows' in batch else slice(batch.batch_size)
         loss = F.cross_entropy(out[rows], batch.y[rows])
         loss.backward()
@@ -149,6 +158,24 @@ def train(
         total += batch.batch_size * loss.detach()
         count += batch.batch_size
     return total.item() / max(count, 1)
+
+
+def inputs(batch: Data) -> tuple[Tensor, ...]:
+    """Returns what the network takes of a batch.
+
+    For GCN that are weights, too. A sample's own degrees are not those of the graph, by which GCN
+    normalizes: with each edge counted as often as its node has edges for each one sampled, they
+    are. Nodes of the last hop, of which none was sampled, are scaled by theirs beforehand.
+    """
+    if 'in_degree' not in batch:
+        return batch.x, batch.edge_index
+    target = batch.edge_index[1]
+    sampled = torch.zeros_like(batch.in_degree).index_add_(
+        0, target, batch.in_degree.new_ones(target.numel()))
+    weight = (batch.in_degree / sampled.clamp(min=1))[target]
+    alone = (sampled == 0) & (batch.in_degree > 0)
+    scale = torch.where(alone, (batch.in_degree + 1).rsqrt(), 1.0)
+    return scale.view(-1, 1) * batch.x, batch.edge_index, weight
 
 
 class Inference:
@@ -240,7 +267,8 @@ def run(
         graph.rows, graph.batch_size = parts['train'], parts['train'].numel()
         batches: Iterable[Data] = [graph]
     else:
-        batches = new_loader(data, parts['train'].cpu(), args.fanout, args, seed=seed)
+        batches = new_loader(
+            with_degrees(data, args), parts['train'].cpu(), args.fanout, args, seed=seed)
     infer, labels = Inference(inference_graph(data, args), data.x, args), data.y.to(device)
     points = []
     for epoch in range(args.epochs):
@@ -390,6 +418,8 @@ def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse
         parser.error(f'--cache-ratio: got {args.cache_ratio:g}, expected at most 1')
     if args.trim and args.loader != 'fast':
         parser.error(f'--trim needs --loader fast, got {args.loader}')
+    if args.trim and args.model == 'gcn':
+        parser.error('--trim is not for gcn, which needs the degrees of nodes that are cut off')
     if args.json is not None and not args.json.parent.is_dir():
         parser.error(f'--json {args.json}: no such folder')
     return args
