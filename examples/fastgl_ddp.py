@@ -106,11 +106,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Runs the example."""
     args = parse(argv)
-    on_gpu = args.device != 'cpu'
-    if on_gpu:
+    timeout = datetime.timedelta(seconds=args.timeout)
+    if args.device == 'cpu':
+        dist.init_process_group('gloo', timeout=timeout)
+    else:
         torch.cuda.set_device(args.device)
-    dist.init_process_group(
-        'nccl' if on_gpu else 'gloo', timeout=datetime.timedelta(seconds=args.timeout))
+        dist.init_process_group('nccl', timeout=timeout, device_id=torch.device(args.device))
     rank = dist.get_rank()
     if rank == 0:
         print(f'{title(args)}; {dist.get_world_size()} processes', flush=True)
