@@ -17,10 +17,14 @@ _VALUE = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 
 _ORDER_ROW = 2
 _BASE_ZERO = 0
 _SDDMM_DEFAULT = 0
+_NUMERIC = 1
+_CSR2CSC_DEFAULT = 1
 _NOT_SUPPORTED = 10
 
 _ptr, _enum, _i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _product = [_ptr, _enum, _enum, _ptr, _ptr, _ptr, _ptr, _ptr, _enum, _enum, _ptr]
+_int = ctypes.c_int
+_transposition = [_ptr, _int, _int, _int, *[_ptr] * 6, _enum, _enum, _enum, _enum, _ptr]
 _PROTOTYPES = {
     'cusparseCreate': [_ptr],
     'cusparseSetStream': [_ptr, _ptr],
@@ -35,6 +39,8 @@ _PROTOTYPES = {
     'cusparseSDDMM_bufferSize': _product,
     'cusparseSDDMM_preprocess': _product,
     'cusparseSDDMM': _product,
+    'cusparseCsr2cscEx2_bufferSize': _transposition,
+    'cusparseCsr2cscEx2': _transposition,
 }
 
 
@@ -118,6 +124,7 @@ class _Product:
     def __init__(
         self,
         function: str,
+        op_first: int,
         op_second: int,
         descriptors: tuple[_Descriptor, _Descriptor, _Descriptor],
         tensors: tuple[Tensor, ...],
@@ -132,7 +139,7 @@ class _Product:
         self.alpha, self.beta = scalar(1), scalar(0)
         first, second, into = (descriptor.pointer for descriptor in descriptors)
         self.args = (
-            _handle(), _NON_TRANSPOSE, op_second, ctypes.byref(self.alpha), first, second,
+            _handle(), op_first, op_second, ctypes.byref(self.alpha), first, second,
             ctypes.byref(self.beta), into, _VALUE[compute], algorithm)
         size = ctypes.c_size_t()
         self._on_stream()
@@ -153,7 +160,8 @@ class _Product:
 
 
 class SpMM(_Product):
-    """``out = A @ x``, with ``A`` in CSR format (int32 or int64) and ``x`` row-major.
+    """``out = A @ x`` or ``A.t() @ x``, with ``A`` in CSR format (int32 or int64) and ``x``
+    row-major.
 
     Sums run in float32 for the half types.
 
@@ -161,9 +169,10 @@ class SpMM(_Product):
         rowptr: Row pointers of ``A``, of shape ``[num_rows + 1]``.
         col: Columns of ``A``, of shape ``[num_edges]``.
         value: Values of ``A``, of shape ``[num_edges]``.
-        x: The dense matrix, of shape ``[num_cols, F]``.
+        x: The dense matrix, of shape ``[num_cols, F]``; ``[num_rows, F]`` for ``A.t()``.
         algorithm: A name in :obj:`ALGORITHMS`.
         preprocess: Whether to call ``cusparseSpMM_preprocess`` once, as for a graph that stays.
+        num_cols: To multiply with ``A.t()``, the number of columns of ``A``.
 
     Raises:
         CusparseError: If the library is missing or refuses the call.
@@ -171,14 +180,17 @@ class SpMM(_Product):
 
     def __init__(
         self, rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, algorithm: str,
-        preprocess: bool = False,
+        preprocess: bool = False, num_cols: int | None = None,
     ) -> None:
-        self.out = x.new_empty(rowptr.numel() - 1, x.size(1))
+        transposed = num_cols is not None
+        self.out = x.new_empty(num_cols if transposed else rowptr.numel() - 1, x.size(1))
         # A descriptor of its own: what preprocess finds is bound to it.
-        matrices = _csr(rowptr, col, value, x.size(0)), _dense(x), _dense(self.out)
+        matrices = (
+            _csr(rowptr, col, value, num_cols if transposed else x.size(0)),
+            _dense(x), _dense(self.out))
         super().__init__(
-            'cusparseSpMM', _NON_TRANSPOSE, matrices, (rowptr, col, value, x, self.out),
-            ALGORITHMS[algorithm], preprocess)
+            'cusparseSpMM', _TRANSPOSE if transposed else _NON_TRANSPOSE, _NON_TRANSPOSE, matrices,
+            (rowptr, col, value, x, self.out), ALGORITHMS[algorithm], preprocess)
 
     def __call__(self) -> Tensor:
         self._run()
@@ -202,9 +214,31 @@ class SDDMM(_Product):
         self.out = a.new_zeros(col.numel())
         matrices = _dense(a), _dense(b), _csr(rowptr, col, self.out, b.size(0))
         super().__init__(
-            'cusparseSDDMM', _TRANSPOSE, matrices, (rowptr, col, a, b, self.out), _SDDMM_DEFAULT,
-            preprocess=True)
+            'cusparseSDDMM', _NON_TRANSPOSE, _TRANSPOSE, matrices, (rowptr, col, a, b, self.out),
+            _SDDMM_DEFAULT, preprocess=True)
 
     def __call__(self) -> Tensor:
         self._run()
         return self.out
+
+
+def transpose(
+    rowptr: Tensor, col: Tensor, value: Tensor, num_cols: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``A.t()`` in CSR format, by ``cusparseCsr2cscEx2``; indices are int32.
+
+    Raises:
+        CusparseError: If the library is missing or refuses the call.
+    """
+    t_rowptr = rowptr.new_empty(num_cols + 1)
+    t_col, t_value = torch.empty_like(col), torch.empty_like(value)
+    args = (
+        _handle(), rowptr.numel() - 1, num_cols, col.numel(), value.data_ptr(), rowptr.data_ptr(),
+        col.data_ptr(), t_value.data_ptr(), t_rowptr.data_ptr(), t_col.data_ptr(),
+        _VALUE[value.dtype], _NUMERIC, _BASE_ZERO, _CSR2CSC_DEFAULT)
+    _call('cusparseSetStream', _handle(), torch.cuda.current_stream().cuda_stream)
+    size = ctypes.c_size_t()
+    _call('cusparseCsr2cscEx2_bufferSize', *args, ctypes.byref(size))
+    buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device=col.device)
+    _call('cusparseCsr2cscEx2', *args, buffer.data_ptr())
+    return t_rowptr, t_col, t_value

@@ -1,0 +1,947 @@
+"""The loader: sampling, aggregation on what was sampled, whole epochs, and what each part gains.
+
+python -m benchmarks.loader                                     everything below, but for gpus
+python -m benchmarks.loader --quick                             a minute or less
+python -m benchmarks.loader --sections sample,aggregate         or any of
+    sample     sampled edges per second with the id map, and the map alone
+    aggregate  sums over fresh blocks, with what others have to convert
+    epoch      an epoch of loading, and one of training, beside PyG's NeighborLoader
+    match      bytes over the bus and times: naive, Match, Match and Reorder, cache
+    ablation   training: naive, + Match and Reorder, + our layers, + our sampler
+    sweep      the first and the last of these over batch sizes, widths and fanouts
+    wait       the share of an epoch that waits for data
+    gpus       epochs of examples/fastgl_ddp.py over numbers of processes
+python -m benchmarks.loader --sections gpus --gpus 1,2
+"""
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import GCN
+from torch_geometric.utils import scatter
+
+import pyg_fast
+from pyg_fast import ops
+from pyg_fast.loader import FastNeighborLoader
+from pyg_fast.ops.graph import Graph as Structure
+from pyg_fast.ops.graph import cache_of
+from pyg_fast.ops.neighbor_sample import sample_subgraph
+
+from . import _cusparse, _graphs, _harness, _minibatch, maxk
+from ._graphs import Graph
+from ._harness import Cell, Contender, Result, Section, Settings, Versus
+from ._minibatch import CLASSES, HostEdges, Inputs, Plain, Sampled
+from .spmm import FORWARD, STEP, excess
+
+SECTIONS = ('sample', 'aggregate', 'epoch', 'match', 'ablation', 'sweep', 'wait', 'gpus')
+GRAPHS = {'cuda': ('products-like', 'reddit-like', 'arxiv-like'), 'cpu': ('medium', 'arxiv-like')}
+QUICK_GRAPHS = {'cuda': ('arxiv-like',), 'cpu': ('small',)}
+FANOUTS = ((15, 10, 5), (5, 10, 15), (25, 10))
+BATCH_SIZES = {'cuda': (1024, 8000), 'cpu': (1024,)}
+EPOCH_BATCH_SIZE = {'cuda': 8000, 'cpu': 1024}
+WIDTHS = {'cuda': (64, 128, 256, 512), 'cpu': (64, 256)}
+BLOCK_DEGREES = (5, 10, 15)
+BLOCK_ROWS = {'cuda': 100_000, 'cpu': 10_000}
+SWEEP = {
+    'batch size': (1000, 2000, 4000, 8000),
+    'width': (32, 64, 128, 256, 512),
+    'fanout': ((5, 5), (10, 10), (5, 10, 15), (15, 10, 5), (10, 10, 10, 10)),
+}
+WINDOW = 8
+CACHE_RATIO = 0.1
+WAIT_HIDDEN = 256
+_CALLS = 8  # batches sampled between two readings of the clock
+_COLUMNS_COMPARED = 8
+_EPOCH_REPEATS = 5  # at most: each reads the clock once an epoch
+
+OURS, TORCH, TRIMMED = 'ours', 'torch ops', 'ours, trimmed'
+CHECKED, HASHING = 'ours, input checked', 'ours, hashing'
+UNIQUE = 'torch.unique'
+PYG, PER_WORKER = 'PyG', 'PyG, filter_per_worker'
+CUSPARSE = {
+    way: [f'cuSPARSE {way}, {algorithm}' for algorithm in _cusparse.ALGORITHMS]
+    for way in ('sorted', 'csr2csc', 'op(A)')}
+TORCH_SPARSE, SCATTER = 'torch.sparse', 'PyG scatter'
+NAIVE, MATCH, REORDER = 'naive', '+ match', '+ reorder'
+CACHE = f'+ cache of {CACHE_RATIO:.0%}'
+VARIANTS: dict[str, dict[str, Any]] = {
+    NAIVE: {'match': False, 'reorder': False},
+    MATCH: {'reorder': False},
+    REORDER: {'reorder': True},
+    CACHE: {'reorder': True, 'cache_ratio': CACHE_RATIO},
+}
+MATCH_REORDER, MEMORY_AWARE, FUSED_MAP = '+ match-reorder', '+ memory-aware', '+ fused-map'
+STEPS = (NAIVE, MATCH_REORDER, MEMORY_AWARE, FUSED_MAP)
+TRAINING, AT_HAND, LOADING = 'loading and training', 'training on batches at hand', 'loading'
+
+kernels = torch.ops.pyg_fast
+
+
+def text(num_neighbors: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, num_neighbors))}]"
+
+
+def log(cell: Cell, title: str) -> None:
+    _harness.log(f'{title}: {cell.graph}, {cell.width}: ' + ', '.join(
+        f'{name} {result.text()}' for name, result in cell.results.items()))
+
+
+# Sampling ---------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Counted(Result):
+    """A time, and how many edges or ids it was for."""
+
+    items: float = 0.0
+
+    @property
+    def per_second(self) -> float | None:
+        return self.items / self.median_ms * 1e3 if self.median_ms else None
+
+
+class Rates(Section):
+    """A table of times, and of what was done per second."""
+
+    def markdown(self) -> str:
+        def rate(result: Result | None) -> str:
+            found = result.per_second if isinstance(result, Counted) else None
+            return '–' if found is None else f'{found / 1e6:,.{1 if found < 1e9 else 0}f}'
+
+        rows = [[
+            cell.graph, f'{cell.width:,}', *(rate(cell.results.get(name)) for name in self.used())]
+            for cell in self.cells]
+        return '\n'.join([
+            super().markdown(), '', 'Millions per second:', '',
+            *_harness.table(['graph', self.width, *self.used()], rows)])
+
+
+def counted(results: Mapping[str, Result], items: Mapping[str, float]) -> dict[str, Result]:
+    return {
+        name: Counted(**vars(result), items=items[name]) for name, result in results.items()}
+
+
+class Draws:
+    """Samples all batches at a call and returns the last sample; counts edges the first time."""
+
+    def __init__(self, sample: Callable[[Tensor], Any], batches: Sequence[Tensor]) -> None:
+        self.sample, self.batches = sample, batches
+        self.edges: list[int] = []
+
+    def __call__(self) -> Any:
+        for seeds in self.batches:
+            last = self.sample(seeds)
+            if len(self.edges) < len(self.batches):
+                self.edges.append(last.edge_index.size(1))
+        return last
+
+
+def samplers(
+    inputs: Inputs, num_neighbors: tuple[int, ...], node_map: ops.NodeMap,
+) -> dict[str, Callable[[Tensor], Any]]:
+    """The ways to sample on the device."""
+    rowptr, col, seed = inputs.graph.rowptr, inputs.graph.col, itertools.count()
+    return {
+        OURS: lambda seeds: sample_subgraph(  # what the loader calls
+            rowptr, col, None, None, seeds, num_neighbors, False, False, next(seed), node_map),
+        CHECKED: lambda seeds: ops.neighbor_sample(
+            rowptr, col, seeds, num_neighbors, node_map=node_map),
+        TORCH: lambda seeds: _minibatch.torch_sample(rowptr, col, seeds, num_neighbors)}
+
+
+def run_sample(
+    inputs: Inputs, fanouts: Sequence[tuple[int, ...]], batch_sizes: Sequence[int],
+    settings: Settings, report: _harness.Report,
+) -> None:
+    graph, device = inputs.graph, inputs.device
+    calls = _CALLS if device.type == 'cuda' else 2
+    node_map = ops.NodeMap(graph.num_nodes, device)
+    rivals = [TORCH]
+    try:
+        pyg = f'{PYG}, {_minibatch.pyg_backend()} on the CPU'
+        rivals.append(pyg)
+    except _graphs.Missing as reason:
+        report.left_out["PyG's sampler"] = str(reason)
+    section = report.section(
+        'Sampling with the id map', Rates, width='batch', memory=True,
+        columns={name: [name] for name in (OURS, CHECKED, *rivals)},
+        versus=[Versus(name, OURS, [name]) for name in reversed(rivals)])
+    for num_neighbors, batch_size in itertools.product(fanouts, batch_sizes):
+        batches = inputs.seeds(batch_size, calls, device)
+        draws = {name: Draws(sample, batches) for name, sample in samplers(
+            inputs, num_neighbors, node_map).items()}
+        if len(rivals) > 1:
+            few = batches[:1] if device.type == 'cuda' else batches
+            draws[pyg] = Draws(
+                _minibatch.pyg_sampler(inputs, num_neighbors), [seeds.cpu() for seeds in few])
+
+        def check(
+            sub: Any, seeds: Tensor = batches[-1], num_neighbors: tuple[int, ...] = num_neighbors,
+        ) -> float:
+            return 0.0 if _minibatch.fits(graph, seeds, num_neighbors, sub) else math.inf
+
+        results = _harness.measure([
+            Contender(name, lambda each=each: each, name not in rivals,
+                      None if name in rivals else check, len(each.batches))
+            for name, each in draws.items()], settings)
+        edges = {name: statistics.fmean(each.edges or [0]) for name, each in draws.items()}
+        cell = Cell(f'{graph.name}, {text(num_neighbors)}', batch_size, counted(results, edges))
+        section.cells.append(cell)
+        log(cell, section.title)
+    run_relabel(inputs, node_map, fanouts[0], batch_sizes[-1], settings, report)
+
+
+def run_relabel(
+    inputs: Inputs, node_map: ops.NodeMap, num_neighbors: Sequence[int], batch_size: int,
+    settings: Settings, report: _harness.Report,
+) -> None:
+    """The map alone, of all the ids that a sample of the first fanout has to map."""
+    graph = inputs.graph
+    (seeds,) = inputs.seeds(batch_size, 1, inputs.device)
+    sub = ops.neighbor_sample(
+        graph.rowptr, graph.col, seeds, num_neighbors, node_map=node_map, seed=1)
+    ids = torch.cat([seeds, sub.n_id[sub.edge_index[0]]])
+    expected = _minibatch.torch_relabel(ids)
+
+    def check(output: tuple[Tensor, Tensor]) -> float:
+        same = all(torch.equal(*pair) for pair in zip(output, expected, strict=True))
+        return 0.0 if same else math.inf
+
+    calls = _CALLS if settings.device.type == 'cuda' else 2
+
+    def repeated(run: Callable[[], Any]) -> Callable[[], Any]:
+        def several() -> Any:
+            for _ in range(calls):
+                output = run()
+            return output
+        return several
+
+    results = _harness.measure([
+        Contender(OURS, lambda: repeated(lambda: ops.relabel(
+            ids, graph.num_nodes, node_map=node_map)), ours=True, check=check, calls=calls),
+        Contender(HASHING, lambda: repeated(functools.partial(
+            ops.relabel, ids, graph.num_nodes,
+            node_map=ops.NodeMap(graph.num_nodes, inputs.device, hashed=True))),
+            ours=True, check=check, calls=calls),
+        Contender(UNIQUE, lambda: repeated(lambda: ids.unique(return_inverse=True)), calls=calls),
+    ], settings)
+    section = report.section(
+        'The id map alone', Rates, width='ids',
+        columns={name: [name] for name in (OURS, HASHING, UNIQUE)},
+        versus=[Versus(UNIQUE, OURS, [UNIQUE])])
+    cell = Cell(
+        graph.name, ids.numel(), counted(results, dict.fromkeys(results, float(ids.numel()))))
+    section.cells.append(cell)
+    log(cell, section.title)
+
+
+# Aggregation ------------------------------------------------------------------------------------
+
+class Block:
+    """What was sampled, as a bipartite graph; whatever is derived from it is made anew at every
+    step, as in a training where no block comes twice.
+
+    Args:
+        name: What to call it.
+        sub: The sample.
+        num_dst: The nodes that are summed at.
+        width: Number of columns.
+    """
+
+    def __init__(self, name: str, sub: ops.SampledSubgraph, num_dst: int, width: int) -> None:
+        device = sub.n_id.device
+        generator = torch.Generator(device=device).manual_seed(1)
+        self.name, self.num_src, self.num_dst = name, sub.n_id.numel(), num_dst
+        self.rowptr, self.col = sub.rowptr[:num_dst + 1], sub.col
+        self.edge_index = sub.edge_index
+        self.x = torch.randn(self.num_src, width, generator=generator, device=device)
+        self.grad = torch.randn(num_dst, width, generator=generator, device=device)
+        self.columns = maxk.spread(_COLUMNS_COMPARED, width, device)
+
+    def structure(self, transposed: bool) -> Structure:
+        size = self.num_src, self.num_dst
+        back = (None, None, None)
+        if transposed:  # as graph_of does it for a batch of the loader
+            back = kernels.to_csr(self.edge_index, *size, True, False, False)[:3]
+        return Structure(self.rowptr, self.col, None, *back, *size)
+
+    def ours(self) -> tuple[Tensor, ...]:
+        return (ops.spmm(self.structure(False), self.x),)
+
+    def ours_step(self) -> tuple[Tensor, ...]:
+        x = self.x.detach().requires_grad_()
+        out = ops.spmm(self.structure(True), x)
+        return out.detach(), *torch.autograd.grad(out, x, self.grad)
+
+    def scatter(self, backward: bool) -> tuple[Tensor, ...]:
+        x = self.x.detach().requires_grad_(backward)
+        src, dst = self.edge_index
+        out = scatter(x.index_select(0, src), dst, 0, self.num_dst)
+        return out.detach(), *(torch.autograd.grad(out, x, self.grad) if backward else ())
+
+    def torch_sparse(self, backward: bool) -> tuple[Tensor, ...]:
+        rowptr, col, value = self._csr()
+        out = torch.sparse_csr_tensor(rowptr, col, value, (self.num_dst, self.num_src)) @ self.x
+        if not backward:
+            return (out,)
+        t_rowptr, t_col = self._sorted()
+        back = torch.sparse_csr_tensor(t_rowptr, t_col, value, (self.num_src, self.num_dst))
+        return out, back @ self.grad
+
+    def cusparse(self, way: str, algorithm: str, backward: bool) -> tuple[Tensor, ...]:
+        rowptr, col, value = self._csr()
+        out = _cusparse.SpMM(rowptr, col, value, self.x, algorithm)()
+        if not backward:
+            return (out,)
+        if way == 'op(A)':
+            back = _cusparse.SpMM(
+                rowptr, col, value, self.grad, algorithm, num_cols=self.num_src)
+        elif way == 'csr2csc':
+            back = _cusparse.SpMM(
+                *_cusparse.transpose(rowptr, col, value, self.num_src), self.grad, algorithm)
+        else:
+            back = _cusparse.SpMM(*self._sorted(), value, self.grad, algorithm)
+        return out, back()
+
+    def _csr(self) -> tuple[Tensor, Tensor, Tensor]:
+        """From the list of edges, which is sorted by destination already."""
+        src, dst = self.edge_index
+        rowptr = torch._convert_indices_from_coo_to_csr(dst, self.num_dst, out_int32=True)
+        return rowptr, src.int(), torch.ones(src.numel(), device=src.device)
+
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        src, perm = self.edge_index[0].int().sort()
+        rowptr = torch._convert_indices_from_coo_to_csr(src, self.num_src, out_int32=True)
+        return rowptr, self.edge_index[1].int()[perm]
+
+    def check(self, outputs: Sequence[Tensor]) -> float:
+        """The error in some columns."""
+        src, dst = self.edge_index
+        errors = []
+        for out, given, from_, to, size in zip(
+                outputs, (self.x, self.grad), (src, dst), (dst, src),
+                (self.num_dst, self.num_src), strict=False):
+            terms = given[:, self.columns].double()[from_]
+            right = terms.new_zeros(size, self.columns.numel())
+            errors.append(excess(
+                out[:, self.columns], right.index_add(0, to, terms),
+                right.index_add(0, to, terms.abs())))
+        return maxk.worst(errors)
+
+
+def blocks(
+    inputs: Inputs, batch_size: int, rows: int, width: int,
+) -> Iterator[tuple[str, ops.SampledSubgraph, int]]:
+    graph = inputs.graph
+    generator = torch.Generator().manual_seed(3)
+    nodes = torch.randperm(graph.num_nodes, generator=generator)[:rows].to(inputs.device)
+    for degree in BLOCK_DEGREES:
+        sub = ops.neighbor_sample(graph.rowptr, graph.col, nodes, [degree], seed=degree)
+        yield f'at most {degree}', sub, nodes.numel()
+    (seeds,) = inputs.seeds(batch_size, 1, inputs.device)
+    sub = ops.neighbor_sample(graph.rowptr, graph.col, seeds, FANOUTS[0], seed=1)
+    yield f'batch of {text(FANOUTS[0])}', sub, sub.n_id.numel()
+
+
+def run_aggregate(
+    inputs: Inputs, batch_size: int, rows: int, widths: Sequence[int], settings: Settings,
+    report: _harness.Report,
+) -> None:
+    for width in widths:
+        for name, sub, num_dst in blocks(inputs, batch_size, rows, width):
+            block = Block(name, sub, num_dst, width)
+            for title, backward in ((FORWARD, False), (STEP, True)):
+                made = [Contender(
+                    OURS, lambda backward=backward, block=block: (
+                        block.ours_step if backward else block.ours), ours=True)]
+                for rival in (TORCH_SPARSE, SCATTER):
+                    method = block.torch_sparse if rival == TORCH_SPARSE else block.scatter
+                    made.append(Contender(rival, lambda method=method, backward=backward:
+                                          functools.partial(method, backward)))
+                if settings.device.type == 'cuda':
+                    for way, names in CUSPARSE.items():
+                        for each, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True):
+                            if backward or way == 'sorted':
+                                made.append(Contender(each, functools.partial(
+                                    functools.partial, block.cusparse, way, algorithm, backward)))
+                made = [dataclasses.replace(contender, check=block.check) for contender in made]
+                rivals = [c.name for c in made if c.name.startswith('cuSPARSE')]
+                section = report.section(
+                    f'Sums over fresh blocks, {title}, float32', memory=False,
+                    columns={OURS: [OURS], **CUSPARSE, TORCH_SPARSE: [TORCH_SPARSE],
+                             SCATTER: [SCATTER]},
+                    versus=[Versus(group, OURS, found) for group, found in (
+                        ('cuSPARSE', rivals), (TORCH_SPARSE, [TORCH_SPARSE]),
+                        (SCATTER, [SCATTER])) if found])
+                state = _harness.cache_state(4 * width * block.num_src, settings.device)
+                cell = Cell(f'{inputs.graph.name}, {name}', width,
+                            _harness.measure(made, settings), state)
+                section.cells.append(cell)
+                log(cell, section.title)
+
+
+# Epochs -----------------------------------------------------------------------------------------
+
+def fast(
+    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, **options: Any,
+) -> FastNeighborLoader:
+    return FastNeighborLoader(
+        inputs.prepared, list(num_neighbors), batch_size, input_nodes=inputs.nodes, shuffle=True,
+        window=WINDOW, seed=1, device=inputs.device, features='host', **options)
+
+
+def neighbor_loader(
+    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
+    **options: Any,
+) -> NeighborLoader:
+    return NeighborLoader(
+        inputs.data, list(num_neighbors), input_nodes=inputs.nodes[:batches * batch_size],
+        batch_size=batch_size, shuffle=True, num_workers=workers, is_sorted=True,
+        persistent_workers=workers > 0, pin_memory=inputs.device.type == 'cuda', **options)
+
+
+class Network:
+    """A GCN and its steps of training."""
+
+    def __init__(
+        self, width: int, hidden: int, num_layers: int, device: torch.device, ours: bool,
+        trim: bool = False,
+    ) -> None:
+        torch.manual_seed(1)
+        model = GCN(width, hidden, num_layers, CLASSES).to(device)
+        self.model = pyg_fast.accelerate(model) if ours else model
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 0.001)
+        self.trim = trim
+
+    def step(self, batch: Data) -> Tensor:
+        trimmed = {
+            f'{which}_per_hop': batch[which] for which in (
+                'num_sampled_nodes', 'num_sampled_edges')} if self.trim else {}
+        self.optimizer.zero_grad()
+        out = self.model(batch.x, batch.edge_index, **trimmed)[:batch.batch_size]
+        loss = F.cross_entropy(out, batch.y[:batch.batch_size])
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def load(loader: Iterable[Data], device: torch.device) -> Callable[[], Data]:
+    """An epoch of loading; returns the last batch."""
+    def run() -> Data:
+        for batch in loader:
+            last = batch.to(device, non_blocking=True)
+        return last
+
+    return run
+
+
+def train(
+    loader: Iterable[Data], network: Network, device: torch.device,
+) -> Callable[[], Tensor]:
+    """An epoch of training; returns the sum of its losses."""
+    def run() -> Tensor:
+        total = torch.zeros((), device=device)
+        for batch in loader:
+            total += network.step(batch.to(device, non_blocking=True))
+        return total
+
+    return run
+
+
+def loaded(inputs: Inputs, batch: Data) -> float:
+    """Zero for a batch with the right features, labels and edges of the graph."""
+    n_id = batch.n_id.cpu()
+    num_seeds = batch.batch_size
+    src, dst = n_id[torch.stack(tuple(batch.edge_index)).cpu()]
+    graph = inputs.graph
+    key = (dst * graph.num_nodes + src).to(inputs.device)
+    keys = graph.row * graph.num_nodes + graph.col
+    place = torch.searchsorted(keys, key).clamp(max=keys.numel() - 1)
+    right = all([
+        torch.equal(batch.x.cpu(), inputs.x[n_id]),
+        torch.equal(batch.y[:num_seeds].cpu(), inputs.y[n_id[:num_seeds]]),
+        bool((keys[place] == key).all()),
+        n_id.unique().numel() == n_id.numel(),
+    ])
+    return 0.0 if right else math.inf
+
+
+def finite(loss: Tensor) -> float:
+    return 0.0 if bool(loss.isfinite()) else math.inf
+
+
+def few_times(settings: Settings) -> Settings:
+    return dataclasses.replace(settings, repeats=min(settings.repeats, _EPOCH_REPEATS))
+
+
+def run_epoch(
+    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+) -> None:
+    device, num_batches = inputs.device, inputs.num_batches(args.batch_size)
+    sizes = args.fanouts[0], args.batch_size
+    taken = min(args.rival_batches, num_batches)
+    loader = functools.partial(fast, inputs, *sizes)
+    rivals = {}
+    try:
+        _minibatch.pyg_backend()
+        for name, options in {PYG: {}, PER_WORKER: {'filter_per_worker': True}}.items():
+            rivals[name] = functools.partial(
+                neighbor_loader, inputs, *sizes, args.workers, taken, **options)
+    except _graphs.Missing as reason:
+        report.left_out["PyG's NeighborLoader"] = str(reason)
+    for title in ('loading', 'training'):
+        made = []
+
+        def add(
+            name: str, make: Callable[[], Iterable[Data]], ours: bool, trim: bool = False,
+            training: bool = title == 'training', into: list[Contender] = made,
+        ) -> None:
+            def prepare() -> Callable[[], Any]:
+                if not training:
+                    return load(make(), device)
+                return train(make(), Network(
+                    inputs.width, args.hidden, len(args.fanouts[0]), device, ours, trim), device)
+
+            into.append(Contender(
+                name, prepare, ours, finite if training else functools.partial(loaded, inputs),
+                calls=num_batches if ours else taken))
+
+        add(OURS, loader, True)
+        if title == 'training':
+            add(TRIMMED, loader, True, trim=True)
+        for name, make in rivals.items():
+            add(name, make, False)
+        results = _harness.measure(made, few_times(settings))
+        columns = {OURS: [OURS], TRIMMED: [TRIMMED], **{name: [name] for name in (
+            PYG, PER_WORKER)}}
+        section = report.section(
+            f'An epoch of {title}, ms per batch', columns=columns, width='batch', memory=True,
+            versus=[Versus('NeighborLoader', OURS, list(columns)[2:])])
+        cell = Cell(f'{inputs.graph.name}, {text(sizes[0])}', args.batch_size, results)
+        section.cells.append(cell)
+        log(cell, section.title)
+        if len(rivals) > 1:  # only the better one trains
+            rivals = {best[0]: rivals[best[0]]} if (best := section.versus[0].best(cell)) else {}
+    share = f'the first {taken} of them' if taken < num_batches else 'all of them'
+    report.notes.append(
+        f'An epoch of {inputs.graph.name} has {num_batches} batches; {PYG} was given {share}.')
+
+
+# Match, Reorder and the cache -------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Moved(Result):
+    """A time, and the traffic of an epoch."""
+
+    bytes_moved: float = 0.0
+    saved_by_match: float = 0.0
+    saved_by_cache: float = 0.0
+    match_degree: float | None = None
+
+    @property
+    def saved(self) -> float:
+        """The share of the bytes that did not cross the bus."""
+        total = self.bytes_moved + self.saved_by_match + self.saved_by_cache
+        return 1 - self.bytes_moved / total if total else 0.0
+
+
+class Traffic(Section):
+    """A table of times, and of what crossed the bus."""
+
+    def markdown(self) -> str:
+        rows = []
+        for cell in self.cells:
+            for name in self.used():
+                result = cell.results[name]
+                assert isinstance(result, Moved)
+                degree = result.match_degree
+                rows.append([
+                    cell.graph, name, f'{result.bytes_moved / 1e6:,.1f}',
+                    '–' if degree is None else f'{degree:.3f}', f'{result.saved:.3f}',
+                    *(f'{share / 1e6:,.1f}' for share in (
+                        result.saved_by_match, result.saved_by_cache))])
+        head = ['graph', 'loader', 'MB moved per batch', 'match degree', 'share saved',
+                'MB saved by match', 'MB saved by cache']
+        return '\n'.join([super().markdown(), '', *_harness.table(head, rows)])
+
+
+def run_match(
+    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+) -> None:
+    num_neighbors, batch_size = args.fanouts[0], args.batch_size
+    num_batches = inputs.num_batches(batch_size)
+    loaders: dict[str, FastNeighborLoader] = {}
+
+    def make(name: str) -> Callable[[], Data]:
+        loaders[name] = fast(inputs, num_neighbors, batch_size, **VARIANTS[name])
+        return load(loaders[name], inputs.device)
+
+    results = _harness.measure([
+        Contender(name, functools.partial(make, name), ours=True,
+                  check=functools.partial(loaded, inputs), calls=num_batches)
+        for name in VARIANTS], few_times(settings))
+    moved: dict[str, Result] = {}
+    for name, result in results.items():
+        stats = loaders[name].stats
+        count = max(stats.num_batches, 1)
+        moved[name] = Moved(
+            **vars(result), bytes_moved=stats.bytes_moved / count,
+            saved_by_match=stats.bytes_saved_by_match / count,
+            saved_by_cache=stats.bytes_saved_by_cache / count, match_degree=stats.match_degree)
+    section = report.section(
+        f'Loading, features in host memory, {inputs.width} wide, ms per batch', Traffic,
+        columns={name: [name] for name in VARIANTS}, width='batch', memory=True, versus=[
+            Versus(NAIVE, REORDER, [NAIVE]), Versus(NAIVE, MATCH, [NAIVE]),
+            Versus(MATCH, REORDER, [MATCH]), Versus(NAIVE, CACHE, [NAIVE])])
+    cell = Cell(f'{inputs.graph.name}, {text(num_neighbors)}', batch_size, moved)
+    section.cells.append(cell)
+    log(cell, section.title)
+
+
+# Ablation ---------------------------------------------------------------------------------------
+
+def step_of(
+    name: str, inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, hidden: int,
+) -> Contender:
+    """An epoch of training by the paper's system up to one of its parts.
+
+    The naive one samples on the device by torch ops, with torch.unique as its map, gathers
+    features on the CPU, copies them, and aggregates by PyG's gather and scatter.
+    """
+    def sample(seeds: Tensor) -> Sampled:
+        return _minibatch.torch_sample(
+            inputs.graph.rowptr, inputs.graph.col, seeds, num_neighbors)
+
+    def make() -> Callable[[], Tensor]:
+        network = Network(
+            inputs.width, hidden, len(num_neighbors), inputs.device,
+            ours=name in (MEMORY_AWARE, FUSED_MAP))
+        if name == FUSED_MAP:
+            return train(fast(inputs, num_neighbors, batch_size), network, inputs.device)
+        window = 0 if name == NAIVE else WINDOW
+        return train(Plain(inputs, batch_size, sample, window), network, inputs.device)
+
+    return Contender(
+        name, make, ours=name == FUSED_MAP, check=finite, calls=inputs.num_batches(batch_size))
+
+
+def run_ablation(
+    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+) -> None:
+    sizes = args.fanouts[0], args.batch_size
+    section = report.section(
+        'Training by the parts of the system, ms per batch', width='batch', memory=True,
+        columns={name: [name] for name in STEPS}, versus=[
+            Versus(before, after, [before]) for before, after in (
+                (NAIVE, FUSED_MAP), *itertools.pairwise(STEPS))])
+    results = _harness.measure(
+        [step_of(name, inputs, *sizes, args.hidden) for name in STEPS], few_times(settings))
+    cell = Cell(f'{inputs.graph.name}, {text(sizes[0])}', sizes[1], results)
+    section.cells.append(cell)
+    log(cell, section.title)
+
+
+def run_sweep(
+    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings,
+    report: _harness.Report,
+) -> None:
+    """The first and the last step of the ablation, one measure varied at a time."""
+    swept: dict[str, Sequence[Any]] = SWEEP
+    if args.quick:
+        swept = {'batch size': (64, 128), 'width': (8, 16), 'fanout': ((2, 2), (3, 2))}
+    for measure, values in swept.items():
+        section = report.section(
+            f'Training over {measure}, ms per batch', width=measure if measure != 'fanout' else
+            'hops', columns={name: [name] for name in (NAIVE, FUSED_MAP)},
+            versus=[Versus(NAIVE, FUSED_MAP, [NAIVE])])
+        for value in values:
+            width = value if measure == 'width' else args.width
+            batch_size = value if measure == 'batch size' else args.batch_size
+            num_neighbors = value if measure == 'fanout' else args.fanouts[0]
+            inputs = Inputs(graph, width, args.sweep_batches * batch_size, edges)
+            results = _harness.measure([
+                step_of(name, inputs, num_neighbors, batch_size, args.hidden)
+                for name in (NAIVE, FUSED_MAP)], few_times(settings))
+            shown = f'{graph.name}, {text(num_neighbors)}'
+            cell = Cell(shown, len(value) if measure == 'fanout' else value, results)
+            section.cells.append(cell)
+            log(cell, section.title)
+
+
+# Waiting ----------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Waited(Result):
+    """A time, and what the loader says of an epoch, in milliseconds per batch."""
+
+    sample_ms: float = 0.0
+    fetch_ms: float = 0.0
+    wait_ms: float = 0.0
+
+
+class Waits(Section):
+    """A table of the shares of an epoch that waits for data."""
+
+    @staticmethod
+    def shares(cell: Cell) -> tuple[float, float]:
+        """By the time of the same steps on batches at hand, and by what the loader counted."""
+        both, alone = cell.results[TRAINING], cell.results[AT_HAND]
+        assert isinstance(both, Waited)
+        if not both.median_ms or not alone.median_ms:
+            return math.nan, math.nan
+        return 1 - alone.median_ms / both.median_ms, both.wait_ms / both.median_ms
+
+    def markdown(self) -> str:
+        rows = []
+        for cell in self.cells:
+            both, fetch = cell.results[TRAINING], cell.results[LOADING]
+            assert isinstance(both, Waited)
+            rows.append([
+                cell.graph, f'{cell.width:,}',
+                *(cell.results[name].text() for name in (TRAINING, AT_HAND, LOADING)),
+                *(_harness.milliseconds(ms) for ms in (both.sample_ms, both.fetch_ms)),
+                *(f'{share:.1%}' for share in self.shares(cell)),
+                'step' if (cell.results[AT_HAND].median_ms or 0) > (fetch.median_ms or 0)
+                else 'fetch'])
+        head = ['graph', self.width, TRAINING, AT_HAND, LOADING, 'sampling', 'fetching',
+                'waiting, by difference', 'by the loader', 'what takes longer']
+        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
+
+    def summary(self) -> list[dict[str, Any]]:
+        return [{
+            'graph': cell.graph, 'hidden': cell.width,
+            'by_difference': self.shares(cell)[0], 'by_loader': self.shares(cell)[1],
+        } for cell in self.cells]
+
+
+def run_wait(
+    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings,
+    report: _harness.Report,
+) -> None:
+    num_neighbors, batch_size = args.fanouts[0], args.batch_size
+    inputs = Inputs(graph, args.width, args.wait_batches * batch_size, edges)
+    num_batches, device = inputs.num_batches(batch_size), inputs.device
+    loader = fast(inputs, num_neighbors, batch_size)
+
+    def network() -> Network:
+        return Network(inputs.width, args.wait_hidden, len(num_neighbors), device, ours=True)
+
+    def training() -> Callable[[], Tensor]:
+        epoch = train(loader, network(), device)
+        counted = {'runs': 0}
+
+        def run() -> Tensor:
+            counted['runs'] += 1
+            if counted['runs'] == 2:  # the first one is cold
+                loader.reset_stats()
+            return epoch()
+
+        return run
+
+    def at_hand() -> Callable[[], Tensor]:
+        kept = [batch.to(device) for batch in fast(inputs, num_neighbors, batch_size)]
+        fresh = [dict(cache_of(batch.edge_index)) for batch in kept]
+
+        def run() -> Tensor:
+            for batch, state in zip(kept, fresh, strict=True):
+                cache = cache_of(batch.edge_index)
+                cache.clear()  # what a step leaves on a batch, the next one would find
+                cache.update(state)
+            return epoch()
+
+        epoch = train(kept, network(), device)
+        return run
+
+    results = _harness.measure([
+        Contender(TRAINING, training, ours=True, check=finite, calls=num_batches),
+        Contender(AT_HAND, at_hand, ours=True, check=finite, calls=num_batches),
+        Contender(LOADING, lambda: load(fast(inputs, num_neighbors, batch_size), device),
+                  ours=True, check=functools.partial(loaded, inputs), calls=num_batches),
+    ], few_times(settings))
+    stats = loader.stats
+    count = max(stats.num_batches, 1)
+    results[TRAINING] = Waited(
+        **vars(results[TRAINING]), sample_ms=1e3 * stats.sample_seconds / count,
+        fetch_ms=1e3 * stats.fetch_seconds / count, wait_ms=1e3 * stats.wait_seconds / count)
+    section = report.section(
+        f'Waiting for data, batch {batch_size:,}, ms per batch', Waits, width='hidden',
+        columns={name: [name] for name in (TRAINING, AT_HAND, LOADING)})
+    cell = Cell(f'{graph.name}, {text(num_neighbors)}', args.wait_hidden, results)
+    section.cells.append(cell)
+    log(cell, section.title)
+
+
+# Processes --------------------------------------------------------------------------------------
+
+def run_gpus(
+    name: str, args: argparse.Namespace, report: _harness.Report,
+) -> None:
+    """Epochs of the example, one process a GPU (on a CPU: processes by gloo)."""
+    results: dict[str, Result] = {}
+    for count in args.gpus:
+        with tempfile.TemporaryDirectory() as folder:
+            record = Path(folder) / 'record.json'
+            command = [
+                sys.executable, '-m', 'torch.distributed.run', '--standalone',
+                f'--nproc-per-node={count}', str(_harness.ROOT / 'examples' / 'fastgl_ddp.py'),
+                '--dataset', 'planted', '--size', name, '--device', args.device, '--batch-size',
+                str(args.batch_size), '--hidden', str(args.hidden), '--epochs',
+                str(1 + max(1, min(args.repeats, _EPOCH_REPEATS))), '--fanout',
+                ','.join(map(str, args.fanouts[0])), '--evaluate-every', '0', '--json', str(record)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+            label = f'{count} process{"es" * (count > 1)}'
+            if done.returncode != 0:
+                lines = [line for line in done.stderr.splitlines() if 'Error' in line]
+                results[label] = Result(note=f'failed: {(lines or ["?"])[0][:200]}')
+                _harness.log(f'{name}, {label}: {results[label].note}')
+                continue
+            seconds = json.loads(record.read_text())['seconds'][1:]  # the first one is cold
+            times = [1e3 * each for each in seconds]
+            results[label] = Result(
+                statistics.median(times), min(times), max(times), len(times))
+    first, *others = results
+    section = report.section(
+        'One epoch, ms', columns={label: [label] for label in results}, width='batch of each',
+        versus=[Versus(first, other, [first]) for other in others] or [Versus(first, first, [])])
+    cell = Cell(name, args.batch_size, results)
+    section.cells.append(cell)
+    log(cell, section.title)
+
+
+# All of it --------------------------------------------------------------------------------------
+
+def fanout(value: str) -> tuple[int, ...]:
+    return _harness.integers(value)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = _harness.parser('The loader beside others, and what each of its parts gains.')
+    parser.add_argument(
+        '--sections', type=_harness.choice('section', SECTIONS), help=f"of {', '.join(SECTIONS)}; "
+        'gpus only if named')
+    parser.add_argument(
+        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
+        help=f"of {', '.join(_graphs.NAMES)}")
+    parser.add_argument(
+        '--fanouts', type=fanout, nargs='+', help='neighbours by hop, from the seeds outwards; '
+        'whole epochs take the first')
+    parser.add_argument('--batch-sizes', type=_harness.integers, help='of sample')
+    parser.add_argument('--batch-size', type=int, help='of everything else')
+    parser.add_argument('--widths', type=_harness.integers, help='of aggregate')
+    parser.add_argument('--rows', type=int, help='destinations in a block of aggregate')
+    parser.add_argument('--width', type=int, default=100, help='features of a node')
+    parser.add_argument('--hidden', type=int, default=64, help='channels of the GCN')
+    parser.add_argument('--workers', type=int, help="of PyG's NeighborLoader")
+    parser.add_argument(
+        '--rival-batches', type=int, default=32, help='its batches in an epoch, at most')
+    parser.add_argument('--nodes', type=int, help='training nodes, at most')
+    parser.add_argument('--sweep-batches', type=int, default=8, help='batches in an epoch of sweep')
+    parser.add_argument('--wait-batches', type=int, default=16, help='likewise of wait')
+    parser.add_argument('--wait-hidden', type=int, default=WAIT_HIDDEN, help='channels in wait')
+    parser.add_argument('--gpus', type=_harness.integers, default=(1, 2), help='of gpus')
+    args = parser.parse_args(argv)
+    settings = _harness.start(args)
+    kernel = dataclasses.replace(settings, device_time=True)
+    sections = args.sections or tuple(name for name in SECTIONS if name != 'gpus')
+    small = args.quick and args.device == 'cpu'
+    usual: dict[str, Any] = {
+        'graphs': (QUICK_GRAPHS if args.quick else GRAPHS)[args.device],
+        'fanouts': ((4, 3),) if small else FANOUTS[:1] if args.quick else FANOUTS,
+        'batch_sizes': (64,) if small else BATCH_SIZES[args.device],
+        'batch_size': 64 if small else EPOCH_BATCH_SIZE[args.device],
+        'widths': (8,) if small else WIDTHS[args.device][:2 if args.quick else None],
+        'rows': 200 if small else BLOCK_ROWS[args.device],
+        'workers': 2 if args.device == 'cpu' else 8,
+    }
+    for option, value in usual.items():
+        if getattr(args, option) is None:
+            setattr(args, option, value)
+    for option in ('batch_size', 'rows', 'width', 'hidden', 'rival_batches', 'sweep_batches',
+                   'wait_batches', 'wait_hidden'):
+        if getattr(args, option) < 1:
+            parser.error(f"--{option.replace('_', '-')}: got {getattr(args, option)}, "
+                         'expected at least 1')
+    report = _harness.Report('loader', args, [
+        'Times in ms, medians, contenders taking turns; ratio: the best rival over ours. '
+        + ('Aggregations by CUDA events, launches hidden, all else by' if args.device == 'cuda'
+           else 'All by') + ' wall time to the end of the work. † inexact, ‡ one cold run.'])
+    notes(sections, args, report)
+    if args.device == 'cuda':
+        report.environment['cusparse'] = _cusparse.version()
+    whole = [name for name in ('epoch', 'match', 'ablation') if name in sections]
+    names = args.graphs if set(sections) - {'gpus'} else ()
+    for graph in _graphs.load_each(names, settings.device, report.left_out):
+        report.graphs[graph.name] = graph.summary()
+        inputs = Inputs(graph, args.width, args.nodes, edges := HostEdges(graph))
+        if 'sample' in sections:
+            run_sample(inputs, args.fanouts, args.batch_sizes, settings, report)
+            report.save()
+        if 'aggregate' in sections:
+            run_aggregate(inputs, args.batch_size, args.rows, args.widths, kernel, report)
+            report.save()
+        for name in whole:
+            {'epoch': run_epoch, 'match': run_match, 'ablation': run_ablation}[name](
+                inputs, args, settings, report)
+            report.save()
+        del inputs
+        if 'sweep' in sections and graph.name == args.graphs[0]:
+            run_sweep(graph, edges, args, settings, report)
+            report.save()
+        if 'wait' in sections:
+            run_wait(graph, edges, args, settings, report)
+            report.save()
+    if 'gpus' in sections:
+        for name in args.graphs:
+            run_gpus(name, args, report)
+            report.save()
+    report.finish()
+
+
+def notes(
+    sections: Sequence[str], args: argparse.Namespace, report: _harness.Report,
+) -> None:
+    """Says what the tables compare."""
+    said = {
+        'sample': f'Sampling: without replacement, ours checked edge by edge; "{CHECKED}" is the '
+        f'public function, which looks at the whole graph at every call. "{TORCH}": put together '
+        'on the same device, drawing with replacement, with torch.unique as its map. PyG samples '
+        'on the CPU, in one thread.',
+        'aggregate': 'Aggregation: sums without weights over blocks that come once. Every '
+        'contender starts from the list of edges, sorted by destination; ours has the row '
+        'pointers besides, which sampling gives. All make what their gradient needs anew: ours '
+        'the transpose, cuSPARSE row pointers, int32 columns and ones, and a transpose by a sort '
+        "of torch's, by cusparseCsr2cscEx2, or none for its transposed product.",
+        'epoch': f'Epochs: features of {args.width} columns in host memory; training nodes: '
+        + ', '.join(f'{share:.0%} of {name}' for name, share in _minibatch.TRAIN_SHARE.items())
+        + f". PyG's NeighborLoader has {args.workers} workers, which stay, and pinned memory; its "
+        'batches are copied to the device. GCN, on ours accelerated, trains on them. '
+        'Starting a loader is not counted to anyone.',
+        'match': f'Match: windows of {WINDOW} batches; "{NAIVE}" fetches all features of every '
+        'batch by the same kernel. The match degree is that of successive batches.',
+        'ablation': f'Ablation: "{NAIVE}" samples on the device by torch ops with torch.unique as '
+        "its map, gathers features on the CPU, copies them, and trains PyG's GCN on a list of "
+        f'edges. "{MATCH_REORDER}" fetches what the batch before lacks, in windows of {WINDOW}; '
+        f'"{MEMORY_AWARE}" trains on our kernels; "{FUSED_MAP}" is FastNeighborLoader.',
+        'wait': f'Waiting: a GCN of {args.wait_hidden} channels. "{AT_HAND}": the same steps on '
+        'batches loaded before.',
+        'gpus': 'Processes: examples/fastgl_ddp.py under torchrun, the batch on each.',
+    }
+    report.notes += [said[name] for name in sections if name in said]
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,292 @@
+"""The benchmarks of the loader: what they compare, and that nothing wrong is timed."""
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+LINE = ['--quick', '--device', 'cpu', '--threads', '1', '--repeats', '2', '--graphs', 'tiny',
+        '--fanouts', '4,3', '--batch-size', '64', '--batch-sizes', '16,64', '--rows', '50',
+        '--width', '12', '--hidden', '8', '--wait-hidden', '8', '--workers', '0',
+        '--sweep-batches', '2', '--wait-batches', '2']
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT))
+    threads = torch.get_num_threads()
+    from benchmarks import loader
+    yield loader
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def report(bench: Any, tmp_path: Path) -> Callable[..., tuple[dict, str]]:
+    def run(*args: str) -> tuple[dict, str]:
+        bench.main([*LINE, '--out', str(tmp_path), *args])
+        (written,) = tmp_path.glob('*.json')
+        return json.loads(written.read_text()), written.with_suffix('.md').read_text()
+
+    return run
+
+
+def sections_of(report: dict) -> dict[str, dict]:
+    """By the first words of their titles; everything in them was measured, and is right."""
+    for section in report['sections']:
+        for cell in section['cells']:
+            for name, result in cell['results'].items():
+                assert result['median_ms'] is not None, (section['title'], name, result['note'])
+                assert 0 < result['min_ms'] <= result['median_ms'] <= result['max_ms']
+                assert result['error'] is None or result['error'] <= 1, (section['title'], name)
+    return {section['title'].split(',')[0]: section for section in report['sections']}
+
+
+def test_sampling(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
+    found, markdown = report('--sections', 'sample')
+    sections = sections_of(found)
+    sampling, alone = sections['Sampling with the id map'], sections['The id map alone']
+    assert [(cell['graph'], cell['width']) for cell in sampling['cells']] == [
+        ('tiny, [4, 3]', 16), ('tiny, [4, 3]', 64)]
+    backend = [name for name in sampling['cells'][0]['results'] if name.startswith('PyG')]
+    assert bool(backend) == ("PyG's sampler" not in found['left_out'])
+    for cell in sampling['cells']:
+        results = cell['results']
+        assert results.keys() == {bench.OURS, bench.CHECKED, bench.TORCH, *backend}
+        assert 0 < results[bench.OURS]['items'] <= cell['width'] * (4 + 4 * 3)
+        for name in results:  # of the same distribution
+            assert results[name]['items'] == pytest.approx(results[bench.OURS]['items'], rel=0.3)
+    (cell,) = alone['cells']
+    assert {result['items'] for result in cell['results'].values()} == {cell['width']}
+    rate = cell['width'] / cell['results'][bench.OURS]['median_ms'] / 1e3
+    assert f'| tiny | {cell["width"]:,} | {rate:,.1f} |' in markdown
+
+
+def test_aggregation(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
+    found, _ = report('--sections', 'aggregate', '--widths', '5,8')
+    assert [section['title'] for section in found['sections']] == [
+        'Sums over fresh blocks, forward, float32',
+        'Sums over fresh blocks, forward + backward, float32']
+    sections_of(found)
+    for section in found['sections']:
+        assert [cell['graph'] for cell in section['cells'][:4]] == [
+            'tiny, at most 5', 'tiny, at most 10', 'tiny, at most 15', 'tiny, batch of [15, 10, 5]']
+        for cell in section['cells']:
+            assert cell['results'].keys() == {bench.OURS, bench.TORCH_SPARSE, bench.SCATTER}
+            assert all(result['error'] > 0 for result in cell['results'].values())
+
+
+def test_epochs(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
+    found, markdown = report('--sections', 'epoch,ablation', '--rival-batches', '2')
+    sections = sections_of(found)
+    loading = sections['An epoch of loading']['cells'][0]['results']
+    training = sections['An epoch of training']['cells'][0]['results']
+    rivals = set() if "PyG's NeighborLoader" in found['left_out'] else {
+        bench.PYG, bench.PER_WORKER}
+    assert loading.keys() == {bench.OURS, *rivals}
+    assert {bench.OURS, bench.TRIMMED} < training.keys() or not rivals
+    assert len(rivals & training.keys()) == len(rivals) // 2  # only the better one
+    assert 'An epoch of tiny has 3 batches; PyG was given the first 2 of them.' in markdown
+    ablation = sections['Training by the parts of the system']
+    assert tuple(ablation['cells'][0]['results']) == bench.STEPS
+
+
+def test_match_and_waiting(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
+    found, markdown = report('--sections', 'match,wait')
+    sections = sections_of(found)
+    cell = sections['Loading']['cells'][0]
+    assert tuple(cell['results']) == tuple(bench.VARIANTS)
+    waiting = sections['Waiting for data']
+    (shares,) = waiting['summary']
+    results = waiting['cells'][0]['results']
+    assert shares['by_difference'] == pytest.approx(
+        1 - results[bench.AT_HAND]['median_ms'] / results[bench.TRAINING]['median_ms'])
+    assert 0 <= shares['by_loader'] < 1
+    assert f"{shares['by_loader']:.1%} |" in markdown
+
+
+def test_sweep(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
+    found, _ = report('--sections', 'sweep')
+    sections = sections_of(found)
+    assert [(cell['width']) for cell in sections['Training over batch size']['cells']] == [64, 128]
+    assert [(cell['width']) for cell in sections['Training over width']['cells']] == [8, 16]
+    assert [cell['graph'] for cell in sections['Training over fanout']['cells']] == [
+        'tiny, [2, 2]', 'tiny, [3, 2]']
+
+
+def test_numbers_of_processes(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
+    found, _ = report('--sections', 'gpus', '--gpus', '1')
+    (cell,) = sections_of(found)['One epoch']['cells']
+    assert cell['results']['1 process']['count'] == 2  # the first epoch is not counted
+
+
+def test_a_process_that_fails_is_told(
+    bench: Any, report: Callable[..., tuple[dict, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = bench.subprocess.run
+
+    def failing(command: list[str], **options: Any) -> Any:
+        if '--nproc-per-node=2' not in command:
+            return run(command, **options)
+        return bench.subprocess.CompletedProcess(command, 1, '', 'x\nRuntimeError: out of luck\n')
+
+    monkeypatch.setattr(bench.subprocess, 'run', failing)
+    (cell,) = report('--sections', 'gpus', '--gpus', '2')[0]['sections'][0]['cells']
+    assert cell['results']['2 processes']['note'] == 'failed: RuntimeError: out of luck'
+
+
+def test_what_crossed_the_bus(bench: Any) -> None:
+    moved = {
+        bench.NAIVE: bench.Moved(4.0, bytes_moved=8e6),
+        bench.MATCH: bench.Moved(
+            2.0, bytes_moved=5e6, saved_by_match=2e6, saved_by_cache=1e6, match_degree=0.25)}
+    section = bench.Traffic(
+        'Loading', columns={name: [name] for name in moved},
+        versus=[bench.Versus(bench.NAIVE, bench.MATCH, [bench.NAIVE])],
+        cells=[bench.Cell('g', 64, moved)])
+    lines = section.markdown().splitlines()
+    assert '| g | 64 | 4.00 | 2.00 | naive | 2.00 |' in lines
+    assert '| g | naive | 8.0 | – | 0.000 | 0.0 | 0.0 |' in lines
+    assert '| g | + match | 5.0 | 0.250 | 0.375 | 2.0 | 1.0 |' in lines
+
+
+@pytest.mark.parametrize('change', ['twice', 'other edge', 'fewer', 'other seed', 'order'])
+def test_a_sample_is_compared_with_the_graph(bench: Any, change: str) -> None:
+    graph = bench._graphs.load('tiny', torch.device('cpu'))
+    seeds = torch.arange(0, 300, 10)
+    right = bench.ops.neighbor_sample(graph.rowptr, graph.col, seeds, [4, 3], seed=1)
+    assert bench._minibatch.fits(graph, seeds, (4, 3), right)
+    sub, fanout = right, (4, 3)
+    if change == 'twice':
+        first = int((right.rowptr.diff() > 1).nonzero()[0])
+        at = int(right.rowptr[first])
+        e_id, edge_index, col = right.e_id.clone(), right.edge_index.clone(), right.col.clone()
+        e_id[at + 1], edge_index[0, at + 1], col[at + 1] = e_id[at], edge_index[0, at], col[at]
+        sub = right._replace(e_id=e_id, edge_index=edge_index, col=col)
+    elif change == 'other edge':
+        sub = right._replace(e_id=right.e_id.roll(1))
+    elif change == 'fewer':
+        fanout = (5, 3)
+    elif change == 'other seed':
+        seeds = seeds.roll(1)
+    else:
+        sub = right._replace(edge_index=right.edge_index.flip(1))
+    assert not bench._minibatch.fits(graph, seeds, fanout, sub)
+
+
+def test_torch_ops_sample_the_same_way(bench: Any) -> None:
+    graph = bench._graphs.load('tiny', torch.device('cpu'))
+    seeds = torch.arange(0, 300, 7)
+    sub = bench._minibatch.torch_sample(graph.rowptr, graph.col, seeds, [4, 3])
+    assert torch.equal(sub.n_id[:seeds.numel()], seeds)
+    assert sub.n_id.unique().numel() == sub.n_id.numel()
+    src, dst = sub.n_id[sub.edge_index]
+    edges = set(zip(*graph.edge_index.tolist(), strict=True))
+    assert set(zip(src.tolist(), dst.tolist(), strict=True)) <= edges
+    number = sub.edge_index[1].bincount(minlength=sub.n_id.numel())
+    assert torch.equal(number[:seeds.numel()], graph.degree[seeds].clamp(max=4).long())
+    ids = torch.tensor([5, 2, 5, 9, 2])
+    found, local = bench._minibatch.torch_relabel(ids)
+    assert (found.tolist(), local.tolist()) == ([5, 2, 9], [0, 1, 0, 2, 1])
+
+
+@pytest.mark.parametrize('window', [0, 4])
+def test_the_loader_of_torch_ops_loads_what_is_right(bench: Any, window: int) -> None:
+    graph = bench._graphs.load('tiny', torch.device('cpu'))
+    inputs = bench.Inputs(graph, 6)
+    plain = bench.Plain(
+        inputs, 20, lambda seeds: bench._minibatch.torch_sample(
+            graph.rowptr, graph.col, seeds, [4, 3]), window)
+    batches = list(plain)
+    assert len(batches) == len(plain) == 8
+    assert all(bench.loaded(inputs, batch) == 0 for batch in batches)
+    seeds = torch.cat([batch.n_id[:batch.batch_size] for batch in batches])
+    assert torch.equal(seeds.sort()[0], inputs.nodes.sort()[0])
+    wrong = batches[0].clone()
+    wrong.x[-1, -1] += 1
+    assert bench.loaded(inputs, wrong) == math.inf
+
+
+def test_aggregations_of_blocks_are_compared(bench: Any) -> None:
+    graph = bench._graphs.load('tiny', torch.device('cpu'))
+    inputs = bench.Inputs(graph, 6)
+    for name, sub, num_dst in bench.blocks(inputs, 32, 40, 6):
+        block = bench.Block(name, sub, num_dst, 6)
+        out, grad = block.ours_step()
+        assert block.check((out, grad)) <= 1
+        assert block.check((out, grad + 1e-3)) > 1
+        assert block.check((out * 1.001,)) > 1
+        assert block.check(block.scatter(True)) <= 1
+        assert block.check(block.torch_sparse(True)) <= 1
+
+
+def test_a_wrong_sampler_stops_the_benchmark(
+    bench: Any, report: Callable[..., tuple[dict, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = bench.sample_subgraph
+
+    def wrong(*args: Any) -> Any:
+        sub = right(*args)
+        return sub._replace(e_id=sub.e_id.roll(1))
+
+    monkeypatch.setattr(bench, 'sample_subgraph', wrong)
+    with pytest.raises(bench._harness.Incorrect, match='ours'):
+        report('--sections', 'sample')
+
+
+@pytest.mark.parametrize('args', [
+    ('--sections', 'load'), ('--fanouts', '5,0'), ('--batch-size', '0'), ('--gpus', 'two')])
+def test_arguments_are_checked(
+    bench: Any, args: tuple[str, str], capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(['--device', 'cpu', *args])
+    assert args[0] in capsys.readouterr().err
+
+
+def test_accuracy(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from benchmarks import loader_accuracy
+
+    monkeypatch.delenv('PYG_FAST_DATA', raising=False)
+    pyg = bench._minibatch.importlib.util.find_spec('torch_sparse')
+    if not pyg:
+        monkeypatch.delitem(loader_accuracy.WAYS, loader_accuracy.PYG)
+    loader_accuracy.main([
+        '--quick', '--device', 'cpu', '--threads', '1', '--graphs', 'CS,planted', '--models',
+        'sage', '--epochs', '2', '--out', str(tmp_path)])
+    (written,) = tmp_path.glob('*.json')
+    report = json.loads(written.read_text())
+    assert report['left_out'] == {'CS': 'PYG_FAST_DATA is not set'}
+    (section,) = report['sections']
+    (cell,), (row,) = section['cells'], section['summary']
+    assert cell['results'].keys() == loader_accuracy.WAYS.keys()
+    full, ours = (cell['results'][name]['scores'] for name in (
+        loader_accuracy.FULL, loader_accuracy.LOADER))
+    assert len(full) == len(ours) == 2
+    assert row['lost'] == pytest.approx((sum(full) - sum(ours)) / 2)
+    assert '## SAGE' in written.with_suffix('.md').read_text()
+
+
+def test_how_far_curves_differ(bench: Any) -> None:
+    from benchmarks import loader_accuracy as accuracy
+
+    def trained(scores: list[float], *losses: list[float]) -> Any:
+        return accuracy.Trained(scores=scores, losses=list(losses))
+
+    section = accuracy.Scores('GCN', columns={}, cells=[bench.Cell('g', 0, {
+        accuracy.FULL: trained([90.0, 92.0], [1.0]),
+        accuracy.LOADER: trained([89.0, 89.0], [2.0, 1.0], [4.0, 1.0]),
+        accuracy.PLAIN: trained([90.0, 90.0], [2.0, 1.0], [3.0, 2.0])})])
+    (row,) = section.summary()
+    assert (row['lost'], row['curves_differ'], row['last_losses_differ']) == (2.0, 0.5, 0.5)
+    assert row['seeds_differ'] == pytest.approx(0.5**0.5)
+    assert section.markdown().endswith('The loader loses at most 1 point on 0 of 1; more on g.')
+    better = dataclasses.replace(section, cells=[bench.Cell('g', 0, {
+        **section.cells[0].results, accuracy.LOADER: section.cells[0].results[accuracy.PLAIN]})])
+    assert better.markdown().endswith('The loader loses at most 1 point on 1 of 1.')
