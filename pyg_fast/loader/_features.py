@@ -15,6 +15,7 @@ from ..ops.fetch_rows import fetch_rows
 from ._pinned import pinned
 
 PLACES = ('auto', 'host', 'device')
+_SHORT_ROW = 16  # Bytes: a label costs the bus as much as several features.
 
 
 def is_apart(memory: torch.device, device: torch.device) -> bool:
@@ -69,6 +70,8 @@ class Column:
             and value.dim() > 0 and not value.requires_grad
         )  # fmt: skip
         if plain:
+            if place == 'host' and value[:1].nbytes <= _SHORT_ROW:
+                place = 'auto'
             apart = is_apart(value.device, device)
             self.on_host = apart and not budget.takes(place, value.nbytes)
             self.read()

@@ -128,8 +128,9 @@ class FastNeighborLoader:
         device (torch.device or str, optional): Where batches are made.
             (default: :obj:`None`, where :obj:`data` is)
         features (str): Where features are on CUDA: on the :obj:`"device"`, in :obj:`"host"`
-            memory, or :obj:`"auto"`: attributes go to the device, small ones first, as long as
-            they fit. (default: :obj:`"auto"`)
+            memory (labels and other rows of at most 16 bytes on the device even then, if they
+            fit), or :obj:`"auto"`: attributes go to the device, small ones first, as long as they
+            fit. (default: :obj:`"auto"`)
         topology (str): The same for the graph. (default: :obj:`"auto"`)
         seed (int, optional): Of all randomness; the same batches come again for the same seed.
             (default: :obj:`None`, drawn from :obj:`generator`)
