@@ -129,16 +129,21 @@ def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> Any:
     return type(value)([value[k] for k in index.tolist()])
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits for all that a device has been given."""
+    if device.type == 'cuda':
+        torch.cuda.synchronize(device)
+
+
 class Table:
     """The node-level or the edge-level attributes of data, kept in step with it."""
 
     def __init__(
         self, data: Data, level: str, num_rows: int, device: torch.device, place: str,
-        budget: Budget, cache: Cache | None, synchronize: Callable[[], None],
+        budget: Budget, cache: Cache | None,
     ) -> None:  # fmt: skip
         self._data, self._level, self._num_rows = data, level, num_rows
         self._device, self._place, self._budget, self._cache = device, place, budget, cache
-        self._synchronize = synchronize
         self._lock = threading.Lock()
         self._columns: dict[str, Column] = {}
         self._version = 0
@@ -162,7 +167,7 @@ class Table:
             added = [k for k in held if k not in self._columns or k in changed]
             if changed or stale or added:
                 if self._columns:
-                    self._synchronize()  # Kernels may still read what goes now.
+                    synchronize(self._device)  # Kernels may still read what goes now.
                 self._version += 1
             columns = {k: c for k, c in self._columns.items() if k not in changed}
             for column in stale:

@@ -372,7 +372,7 @@ class _Core:
             self.node_table, self.edge_table = (
                 Table(
                     self.data, level, count, device, features, budget,
-                    cache if level == 'node' else None, self._synchronize,
+                    cache if level == 'node' else None,
                 )
                 for level, count in counts
             )  # fmt: skip
@@ -383,10 +383,6 @@ class _Core:
         if self.remote is not None:
             return True
         return any(column.on_host for column in self.node_table.update()[1].values())
-
-    def _synchronize(self) -> None:
-        if self.stream is not None:
-            torch.cuda.synchronize(self.device)
 
     def made(
         self, batches: Iterator[tuple[int, Tensor]], epoch: int

@@ -65,6 +65,7 @@ def test_with_replacement(device: torch.device, num_neighbors: list[int]) -> Non
 
 
 def test_all_neighbors_are_those_of_pyg(device: torch.device) -> None:
+    pytest.importorskip('torch_sparse')
     data = random_data()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -202,6 +203,7 @@ def test_adj_t(device: torch.device, layout: str) -> None:
     dense[data.edge_index[1], data.edge_index[0]] = torch.rand(300) + 0.1
     del data.edge_index, data.edge_attr
     if layout == 'SparseTensor':
+        pytest.importorskip('torch_sparse')
         data.adj_t = SparseTensor.from_dense(dense)
     else:
         data.adj_t = dense.to_sparse_csr()
