@@ -155,14 +155,14 @@ const char* fetch(const FetchRows& p, cudaStream_t stream) {
   int64_t blocks = (p.num_rows + rows_of_block - 1) / rows_of_block;
   int64_t most = 1 << 20;
   if (p.x_on_host) {
-    // One block on each multiprocessor keeps the bus busy. More would only keep kernels of other
+    // A block on every fourth multiprocessor keeps the bus busy. More would only keep kernels of other
     // streams from running.
     int device = 0, processors = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
       error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return cudaGetErrorString(error);
-    most = processors;
+    most = (processors + 3) / 4;
   }
   if (blocks > most) blocks = most;
   fetch_rows_kernel<BYTES>

@@ -345,7 +345,8 @@ class _Core:
         self.transform_sampler_output, self.custom_cls = transform_sampler_output, custom_cls
         self.device, self.seed = device, seed
         self.meter = Meter(device)
-        self.stream = torch.cuda.Stream(device) if device.type == 'cuda' else None
+        # Its small kernels go first: those of a training step leave them no room otherwise.
+        self.stream = torch.cuda.Stream(device, -1) if device.type == 'cuda' else None
         self._maps: list[NodeMap] = []
         self._lock = threading.Lock()
         budget = Budget(device, limit)
