@@ -12,6 +12,7 @@ from torch_geometric.typing import SparseTensor
 from ..ops.graph import cache_of
 from ..ops.neighbor_sample import sampling_weight
 from ..ops.to_csr import fits_int32, to_csr
+from ._pinned import pinned
 
 
 class Structure(NamedTuple):
@@ -40,7 +41,7 @@ class Structure(NamedTuple):
             if tensor is None:
                 return None
             if on_host:
-                return tensor.cpu().contiguous().pin_memory()
+                return pinned(tensor.cpu())
             return tensor.to(device).contiguous()
 
         return self._replace(

@@ -59,7 +59,10 @@ def neighbor_sample(
     of them as likely as any other; with weights :math:`w` one by one without putting back, each in
     proportion to its weight among those left. A node samples edges once, in the hop after that in
     which it is met. The map from global to local ids is filled in the pass that samples.
-    The same seed gives the same bits, with equal weights or none on a CPU and a GPU alike.
+    The same seed gives the same bits, without weights on a CPU and a GPU alike.
+
+    The whole graph is checked at every call;
+    :class:`~pyg_fast.loader.FastNeighborLoader` does so once.
 
     Args:
         rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
