@@ -1,4 +1,5 @@
-# `make demo` and `make test` set up everything they need in .venv; again, they only redo what changed.
+# `make demo`, `make test` and `make docs` set up everything they need in .venv; again, they only redo
+# what changed.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
@@ -6,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BUILD_INPUTS := $(shell find csrc -type f) setup.py setup.cfg pyproject.toml
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/node_classification.py $(ARGS)
@@ -18,8 +19,11 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info pyg_fast/_C.abi3.so
+	rm -rf $(VENV) build dist *.egg-info pyg_fast/_C.abi3.so docs/_build
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -37,6 +41,6 @@ $(VENV)/.torch: $(VENV)/.made
 	$(BIN)/pip install '$(TORCH)'
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(VENV)/.torch $(BUILD_INPUTS)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.torch $(BUILD_INPUTS)
 	$(BIN)/pip install -e '.[$*]'
 	@touch $@

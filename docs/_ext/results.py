@@ -1,0 +1,96 @@
+"""The directive `result`: a table of benchmarks/results, with the run that it comes from.
+
+.. result:: spmm-nvidia-h200-20261121T061127.md
+   :section: Title of the section whose first table is shown
+   :columns: graph; ours; PyG        all, if not given
+   :rows: arxiv-like; reddit-like    those that begin so in any of the columns, all if not given
+"""
+
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+RESULTS = Path(__file__).parents[2] / 'benchmarks' / 'results'
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip('|').split('|')]
+
+
+def table_of(text: str, section: str) -> list[list[str]]:
+    """The first table below a heading, its head first."""
+    lines = text.splitlines()
+    if f'## {section}' not in lines:
+        raise ValueError(f'no section {section!r}')
+    rows: list[list[str]] = []
+    for line in lines[lines.index(f'## {section}') + 1 :]:
+        if line.startswith('|'):
+            rows.append(cells(line))
+        elif rows or line.startswith('## '):
+            break
+    if len(rows) < 3:
+        raise ValueError(f'no table in section {section!r}')
+    return [rows[0], *rows[2:]]
+
+
+def chosen(
+    table: list[list[str]], columns: list[str], rows: list[str]
+) -> list[list[str]]:
+    """Some columns and rows of a table; it has to have all of them."""
+    head, *body = table
+    places = [head.index(column) for column in columns] if columns else range(len(head))
+    for start in rows:
+        if not any(cell.startswith(start) for row in body for cell in row):
+            raise ValueError(f'no row {start!r}')
+    kept = [
+        row for row in body
+        if not rows or any(cell.startswith(start) for cell in row for start in rows)
+    ]  # fmt: skip
+    return [[row[k] for k in places] for row in [head, *kept]]
+
+
+def parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(';') if part.strip()]
+
+
+class Result(SphinxDirective):
+    """The table, and below it the file and the machine."""
+
+    required_arguments = 1
+    option_spec = {
+        'section': directives.unchanged_required,
+        'columns': parts,
+        'rows': parts,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        file = RESULTS / self.arguments[0]
+        self.env.note_dependency(str(file))
+        try:
+            text = file.read_text()
+            table = table_of(text, self.options['section'])
+            table = chosen(table, self.options.get('columns', []), self.options.get('rows', []))
+        except (OSError, KeyError, ValueError) as error:
+            raise self.error(f'{file.name}: {error}') from error
+        title = text.splitlines()[0].removeprefix('# ')
+        source = [f'Run "{title}": ``benchmarks/results/{file.name}``, section', '']
+        source[0] += f' "{self.options["section"]}".'
+        lines = ['.. list-table::', '   :header-rows: 1', '']
+        for row in table:
+            for k, cell in enumerate(row):
+                lines.append(f'   {"* " if k == 0 else "  "}- {cell}')
+        return self.parsed([*lines, '', *source])
+
+    def parsed(self, lines: list[str]) -> list[nodes.Node]:
+        holder = nodes.container()
+        self.state.nested_parse(StringList(lines, source=self.arguments[0]), 0, holder)
+        return holder.children
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive('result', Result)
+    return {'parallel_read_safe': True}
