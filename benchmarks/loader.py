@@ -493,7 +493,7 @@ def run_epoch(
 ) -> None:
     device, num_batches = inputs.device, inputs.num_batches(args.batch_size)
     sizes = args.fanouts[0], args.batch_size
-    taken = min(args.rival_batches, num_batches)
+    taken = min(max(args.rival_batches, args.workers), num_batches)  # all workers have one
     loader = functools.partial(fast, inputs, *sizes)
     rivals = {}
     try:
@@ -847,7 +847,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--hidden', type=int, default=64, help='channels of the GCN')
     parser.add_argument('--workers', type=int, help="of PyG's NeighborLoader")
     parser.add_argument(
-        '--rival-batches', type=int, default=32, help='its batches in an epoch, at most')
+        '--rival-batches', type=int, default=32, help='its batches in an epoch, at most, if more '
+        'than it has workers')
     parser.add_argument('--nodes', type=int, help='training nodes, at most')
     parser.add_argument('--sweep-batches', type=int, default=8, help='batches in an epoch of sweep')
     parser.add_argument('--wait-batches', type=int, default=16, help='likewise of wait')

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _graphs, _harness
+from . import _graphs, _harness, _minibatch
 from ._harness import Cell, Result, Section
 
 sys.path.append(str(_harness.ROOT / 'examples'))  # scripts, which import each other by name
@@ -90,7 +90,8 @@ class Scores(Section):
             rows.append([cell.graph, *texts, f"{row['lost']:+.2f}", *(
                 f'{row[key]:.3f}' for key in
                 ('curves_differ', 'last_losses_differ', 'seeds_differ'))])
-        head = ['graph', *WAYS, 'lost, points', 'losses differ by at most', 'at the end',
+        ways = [way for way in WAYS if any(way in cell.results for cell in self.cells)]
+        head = ['graph', *ways, 'lost, points', 'losses differ by at most', 'at the end',
                 'deviation over seeds']
         missed = [row['graph'] for row in self.summary() if row['lost'] > MAX_LOSS]
         verdict = (
@@ -149,12 +150,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         'seeds, with and without Match and Reorder, beside their standard deviation over seeds, '
         'the largest of all epochs. Half of the nodes are for training; batches of sampled '
         f'neighbours, {list(args.fanout)}; evaluation on all neighbours. float32.', ''])
+    ways = dict(WAYS)
+    try:
+        _minibatch.pyg_backend()
+    except _graphs.Missing as reason:
+        report.left_out[PYG] = str(reason)
+        del ways[PYG]
     for name in args.graphs:
         for model in args.models:
             results: dict[str, Result] = {}
             try:
                 with arguments(name, model, args) as line:
-                    for way, options in WAYS.items():
+                    for way, options in ways.items():
                         if args.epochs is not None and way != FULL:
                             options = [*options, '--epochs', str(args.epochs)]
                         elif args.quick:
