@@ -9,9 +9,9 @@ namespace pyg_fast {
 // Checks, allocates the result, and calls run(p, x) with everything filled in.
 template <typename P, typename Run>
 Tensor spmm(P p, const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
-            const OptTensor& value_, const Tensor& x_, const OptTensor& row_scale_, const OptTensor& col_scale_,
-            const OptTensor& diag_, const OptTensor& bias_, bool mean, bool out_acc,
-            const OptTensor& self_row_, const Run& run) {
+            const OptTensor& value_, const Tensor& x_, const OptTensor& row_scale_,
+            const OptTensor& col_scale_, const OptTensor& diag_, const OptTensor& bias_, bool mean,
+            bool out_acc, const OptTensor& self_row_, const Run& run) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
   ScalarType type = x_.scalar_type();
   bool quantized = false;
