@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_geometric
-from node_classification import RECIPES, load, now
+from node_classification import RECIPES, at_least, choose_device, load, now
 from torch import Tensor
 from torch_geometric.data import Data
 from tqdm import tqdm
@@ -377,17 +377,6 @@ def record(args: argparse.Namespace, sweeps: Sequence[Sweep]) -> dict[str, Any]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the options, all filled in and checked."""
-    def at_least(least: float, kind: type, below: float = float('inf')):
-        def convert(text: str) -> float:
-            value = kind(text)
-            if not least <= value < below:
-                raise argparse.ArgumentTypeError(
-                    f'got {text}, expected at least {least}'
-                    + (f' and less than {below}' if below != float('inf') else ''))
-            return value
-        convert.__name__ = kind.__name__
-        return convert
-
     def several(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str):
         def convert(text: str) -> list[Any]:
             try:
@@ -424,13 +413,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add('--json', type=Path, metavar='FILE', help='record to write')
     args = parser.parse_args(argv)
 
-    has_cuda = torch.cuda.is_available()
-    if args.device == 'auto':
-        args.device = 'cuda' if has_cuda and pyg_fast.with_cuda() else 'cpu'
-    if args.device == 'cuda' and not has_cuda:
-        parser.error('--device cuda: no GPU that torch can use')
-    if args.device == 'cuda' and not pyg_fast.with_cuda():
-        parser.error('--device cuda: pyg_fast was built without CUDA')
+    choose_device(parser, args)
     if args.graphs is None:
         args.graphs = GRAPHS[args.device].split(',')
     real = [name for name in args.graphs if name in REAL]

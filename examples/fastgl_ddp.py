@@ -21,7 +21,6 @@ from fastgl_training import (
     Inference,
     Outcome,
     Point,
-    at_least,
     build,
     checked,
     inference_graph,
@@ -37,7 +36,7 @@ from fastgl_training import (
     train,
     with_degrees,
 )
-from node_classification import now
+from node_classification import at_least, now
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_fast.loader import share_data

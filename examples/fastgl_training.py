@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_geometric
-from node_classification import AMAZON, PARTS, PLANETOID, load, now
+from node_classification import AMAZON, PARTS, PLANETOID, at_least, choose_device, load, now
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
@@ -334,19 +334,6 @@ def record(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
 
 # Options ----------------------------------------------------------------------------------------
 
-def at_least(least: float, kind: type, below: float = float('inf')) -> Callable[[str], float]:
-    """Returns what reads a number from `least` on, less than `below`."""
-    def convert(text: str) -> float:
-        value = kind(text)
-        if not least <= value < below:
-            raise argparse.ArgumentTypeError(
-                f'got {text}, expected at least {least}'
-                + (f' and less than {below}' if below != float('inf') else ''))
-        return value
-    convert.__name__ = kind.__name__
-    return convert
-
-
 def fanout(text: str) -> list[int]:
     """Reads numbers of neighbours between commas."""
     try:
@@ -405,13 +392,7 @@ def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse
     for name, value in recipe.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    has_cuda = torch.cuda.is_available()
-    if args.device == 'auto':
-        args.device = 'cuda' if has_cuda and pyg_fast.with_cuda() else 'cpu'
-    if args.device == 'cuda' and not has_cuda:
-        parser.error('--device cuda: no GPU that torch can use')
-    if args.device == 'cuda' and not pyg_fast.with_cuda():
-        parser.error('--device cuda: pyg_fast was built without CUDA')
+    choose_device(parser, args)
     if args.dataset != 'planted' and args.root is None:
         parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
     if args.cache_ratio > 1:

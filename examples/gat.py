@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_geometric
-from node_classification import load, now, split
+from node_classification import at_least, choose_device, load, now, split
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv
@@ -232,17 +232,6 @@ def record(
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the options, all filled in and checked."""
-    def at_least(least: float, kind: type, below: float = float('inf')):
-        def convert(text: str) -> float:
-            value = kind(text)
-            if not least <= value < below:
-                raise argparse.ArgumentTypeError(
-                    f'got {text}, expected at least {least}'
-                    + (f' and less than {below}' if below != float('inf') else ''))
-            return value
-        convert.__name__ = kind.__name__
-        return convert
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -269,13 +258,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name, value in RECIPES[args.dataset]._asdict().items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    has_cuda = torch.cuda.is_available()
-    if args.device == 'auto':
-        args.device = 'cuda' if has_cuda and pyg_fast.with_cuda() else 'cpu'
-    if args.device == 'cuda' and not has_cuda:
-        parser.error('--device cuda: no GPU that torch can use')
-    if args.device == 'cuda' and not pyg_fast.with_cuda():
-        parser.error('--device cuda: pyg_fast was built without CUDA')
+    choose_device(parser, args)
     if args.dataset != 'planted' and args.root is None:
         parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
     if args.json is not None and not args.json.parent.is_dir():

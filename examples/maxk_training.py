@@ -19,13 +19,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from node_classification import load, now, split
+from node_classification import at_least, choose_device, load, now, split
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch_geometric.data import Data
 from tqdm import tqdm
 
-import pyg_fast
 from pyg_fast.datasets import SIZES, MultiLabelPlantedGraph
 from pyg_fast.nn import MaxKGNN
 from pyg_fast.transforms import ToCSR
@@ -369,17 +368,6 @@ def nonlinearities(text: str) -> list[int | None]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the options, all filled in and checked."""
-    def at_least(least: float, kind: type, below: float = float('inf')):
-        def convert(text: str) -> float:
-            value = kind(text)
-            if not least <= value < below:
-                raise argparse.ArgumentTypeError(
-                    f'got {text}, expected at least {least}'
-                    + (f' and less than {below}' if below != float('inf') else ''))
-            return value
-        convert.__name__ = kind.__name__
-        return convert
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -414,13 +402,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
             parser.error(f'--k {k}: more than the {args.hidden} hidden channels')
     args.variants = [Variant(), *(Variant(k, balanced) for balanced in (False, True)[
         :1 + args.balanced] for k in ks)]
-    has_cuda = torch.cuda.is_available()
-    if args.device == 'auto':
-        args.device = 'cuda' if has_cuda and pyg_fast.with_cuda() else 'cpu'
-    if args.device == 'cuda' and not has_cuda:
-        parser.error('--device cuda: no GPU that torch can use')
-    if args.device == 'cuda' and not pyg_fast.with_cuda():
-        parser.error('--device cuda: pyg_fast was built without CUDA')
+    choose_device(parser, args)
     if args.dataset not in PLANTED and args.root is None:
         parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
     if args.plot is not None:

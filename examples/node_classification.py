@@ -15,7 +15,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -317,19 +317,32 @@ def plot(outcomes: dict[str, Outcome], title: str, file: Path) -> None:
         pyplot.close(figure)
 
 
+def at_least(least: float, kind: type, below: float = float('inf')) -> Callable[[str], float]:
+    """Returns what reads a number from `least` on, less than `below`."""
+    def convert(text: str) -> float:
+        value = kind(text)
+        if not least <= value < below:
+            raise argparse.ArgumentTypeError(
+                f'got {text}, expected at least {least}'
+                + (f' and less than {below}' if below != float('inf') else ''))
+        return value
+    convert.__name__ = kind.__name__
+    return convert
+
+
+def choose_device(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Settles on which device to run, or says why not on a GPU."""
+    has_cuda = torch.cuda.is_available()
+    if args.device == 'auto':
+        args.device = 'cuda' if has_cuda and pyg_fast.with_cuda() else 'cpu'
+    if args.device == 'cuda' and not has_cuda:
+        parser.error('--device cuda: no GPU that torch can use')
+    if args.device == 'cuda' and not pyg_fast.with_cuda():
+        parser.error('--device cuda: pyg_fast was built without CUDA')
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the options, all filled in and checked."""
-    def at_least(least: float, kind: type, below: float = float('inf')):
-        def convert(text: str) -> float:
-            value = kind(text)
-            if not least <= value < below:
-                raise argparse.ArgumentTypeError(
-                    f'got {text}, expected at least {least}'
-                    + (f' and less than {below}' if below != float('inf') else ''))
-            return value
-        convert.__name__ = kind.__name__
-        return convert
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -353,13 +366,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name, value in RECIPES[args.dataset]._asdict().items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    has_cuda = torch.cuda.is_available()
-    if args.device == 'auto':
-        args.device = 'cuda' if has_cuda and pyg_fast.with_cuda() else 'cpu'
-    if args.device == 'cuda' and not has_cuda:
-        parser.error('--device cuda: no GPU that torch can use')
-    if args.device == 'cuda' and not pyg_fast.with_cuda():
-        parser.error('--device cuda: pyg_fast was built without CUDA')
+    choose_device(parser, args)
     if args.dataset != 'planted' and args.root is None:
         parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
     if args.cached and args.model != 'gcn':

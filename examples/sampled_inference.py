@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric
 from maxk_training import MULTI_LABEL, Task, Trainer, accuracy, auc
-from node_classification import now, split
+from node_classification import at_least, choose_device, now, split
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.datasets import HeterophilousGraphDataset
@@ -398,17 +398,6 @@ def record(args: argparse.Namespace, result: Sweep) -> dict[str, Any]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the options, all filled in and checked."""
-    def at_least(least: float, kind: type, below: float = float('inf')):
-        def convert(text: str) -> float:
-            value = kind(text)
-            if not least <= value < below:
-                raise argparse.ArgumentTypeError(
-                    f'got {text}, expected at least {least}'
-                    + (f' and less than {below}' if below != float('inf') else ''))
-            return value
-        convert.__name__ = kind.__name__
-        return convert
-
     def several(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str):
         def convert(text: str) -> list[Any]:
             try:
@@ -456,13 +445,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         'size': PLANTED.get(args.dataset)}.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    has_cuda = torch.cuda.is_available()
-    if args.device == 'auto':
-        args.device = 'cuda' if has_cuda and pyg_fast.with_cuda() else 'cpu'
-    if args.device == 'cuda' and not has_cuda:
-        parser.error('--device cuda: no GPU that torch can use')
-    if args.device == 'cuda' and not pyg_fast.with_cuda():
-        parser.error('--device cuda: pyg_fast was built without CUDA')
+    choose_device(parser, args)
     if args.dataset not in PLANTED and args.root is None:
         parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
     if args.plot is not None:

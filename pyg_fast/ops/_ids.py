@@ -1,4 +1,4 @@
-"""Lists of nodes and the map that goes with them: their checks."""
+"""Lists of nodes, the map and the seed that go with them: their checks."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def fitting_map(
     """The map that was given, or a new one for so many ids."""
     if node_map is None:
         # An entry for each node costs more than hashing where few of them occur.
-        return NodeMap(num_nodes, device, hashed=num_nodes > 64 * num_ids + 1024)
+        return NodeMap(num_nodes, device, hashed=True if num_nodes > 64 * num_ids + 1024 else None)
     if (node_map.num_nodes, node_map.device) != (num_nodes, device):
         raise ValueError(
             f"'node_map' must be of {num_nodes} nodes on {device}, got one of "
@@ -88,3 +88,12 @@ def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tens
         if not tensor.is_contiguous():
             raise ValueError(f"'{name}' must be contiguous in host memory")
     return rowptr, col
+
+
+def seed_of(seed: Any) -> int:
+    """A seed that fits an int64: that given, or the next of torch's generator."""
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (1,)))
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
+    return (seed + 2**63) % 2**64 - 2**63

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._ids import check_csr, check_ids, check_range, fitting_map, is_readable
+from ._ids import check_csr, check_ids, check_range, fitting_map, is_readable, seed_of
 from ._library import ops
 from .node_map import NodeMap
 
@@ -89,7 +89,7 @@ def neighbor_sample(
 
     Raises:
         TypeError: If :obj:`rowptr`, :obj:`col`, :obj:`perm` or :obj:`seeds` do not hold integers,
-            or :obj:`edge_weight` no floating-point numbers.
+            :obj:`edge_weight` no floating-point numbers, or :obj:`seed` is no integer.
         ValueError: If a shape, a device or a number of neighbours does not fit, a weight is
             negative or not finite, or a mini-batch has more than :math:`2^{31} - 1` edges.
         IndexError: If a seed or a source is negative or too large.
@@ -111,12 +111,10 @@ def neighbor_sample(
     weight = None if edge_weight is None else sampling_weight(edge_weight, col, replace)
     check_range('seeds', seeds, num_nodes)
     check_range('col', col, num_nodes)
-    if seed is None:
-        seed = int(torch.randint(2**63 - 1, (1,)))
     node_map = fitting_map(node_map, num_nodes, num_nodes, seeds.device)
     return sample_subgraph(
-        rowptr, col, perm, weight, seeds.long().contiguous(), fanouts, replace, induced, seed,
-        node_map,
+        rowptr, col, perm, weight, seeds.long().contiguous(), fanouts, replace, induced,
+        seed_of(seed), node_map,
     )  # fmt: skip
 
 
@@ -164,8 +162,7 @@ def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
 
 
 def _check_pointers(rowptr: Tensor, num_edges: int) -> None:
-    ends = rowptr[0], rowptr[-1]
-    if int(ends[0]) != 0 or int(ends[1]) > num_edges or bool((rowptr.diff() < 0).any()):
+    if int(rowptr[0]) != 0 or int(rowptr[-1]) > num_edges or bool((rowptr.diff() < 0).any()):
         raise ValueError(
             f"'rowptr' must ascend from 0 to at most {num_edges}, the length of 'col'"
         )
@@ -183,13 +180,13 @@ def sample_subgraph(
     seed: int,
     node_map: NodeMap,
 ) -> SampledSubgraph:
-    """:func:`neighbor_sample` of checked input: weights by :func:`sampling_weight`, seeds int64.
+    """:func:`neighbor_sample` of checked input: weights by :func:`sampling_weight`, nodes and
+    :obj:`seed` of int64.
 
     On a GPU it is waited for once, for the sizes of the result, and once in each hop for which too
     much memory would be needed beforehand.
     """
     batch = _Growing(rowptr, col, seeds, len(fanouts), node_map)
-    seed = (seed + 2**63) % 2**64 - 2**63
     for hop, fanout in enumerate(fanouts):
         max_nodes, max_edges = batch.grow(hop, fanout, replace, weight)
         ops.sample_neighbors(

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ._ids import check_csr, check_ids, check_range
+from ._ids import check_csr, check_ids, check_range, seed_of
 from ._library import ops
 
 MOST_VISITS = 1024  # of the walks from one node
@@ -51,7 +50,7 @@ def random_walk(
     rowptr, col = _checked('start', start, rowptr, col, restart)
     _check_number('walk_length', walk_length, 0)
     return ops.random_walk(
-        rowptr, col, start.long(), walk_length, float(restart), _seed_of(seed)
+        rowptr, col, start.long(), walk_length, float(restart), seed_of(seed)
     )
 
 
@@ -109,7 +108,7 @@ def visited_neighbors(
         )
     return ops.visited_neighbors(
         rowptr, col, nodes.long(), num_neighbors, num_walks, walk_length, float(restart),
-        _seed_of(seed),
+        seed_of(seed),
     )  # fmt: skip
 
 
@@ -131,12 +130,3 @@ def _check_number(name: str, number: Any, least: int) -> None:
         raise TypeError(f"'{name}' must be an integer, got {type(number).__name__}")
     if number < least:
         raise ValueError(f"'{name}' must be at least {least}, got {number}")
-
-
-def _seed_of(seed: Any) -> int:
-    """A seed that fits an int64."""
-    if seed is None:
-        return int(torch.randint(2**63 - 1, (1,)))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
-    return (seed + 2**63) % 2**64 - 2**63

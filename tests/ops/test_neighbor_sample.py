@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_fast.datasets import planted_structure
 from pyg_fast.ops import NodeMap, SampledSubgraph, neighbor_sample, reference, relabel, to_csr
+from pyg_fast.ops._ids import fitting_map
 from pyg_fast.ops._library import ops
 
 from ._graphs import GRAPHS, Edges, edge_lists
@@ -33,13 +34,13 @@ def sample(
     )
 
 
-def assert_equal(out: SampledSubgraph, expected: tuple) -> None:
+def assert_equal(out: SampledSubgraph, expected: tuple, induced: bool = False) -> None:
     n_id, edge_index, e_id, nodes, edges = expected
     assert torch.equal(out.n_id.cpu(), n_id)
     assert torch.equal(out.edge_index.cpu(), edge_index)
     assert torch.equal(out.e_id.cpu(), e_id)
     assert out.num_sampled_nodes == nodes
-    assert out.num_sampled_edges in (edges, None)
+    assert out.num_sampled_edges == (None if induced else edges)
     assert torch.equal(out.col.cpu(), edge_index[0].int())
     rowptr = torch.bincount(edge_index[1], minlength=n_id.numel()).cumsum(0)
     assert torch.equal(out.rowptr.cpu(), torch.nn.functional.pad(rowptr, (1, 0)).int())
@@ -72,7 +73,7 @@ def test_is_its_definition(
                 out = sample(
                     device, (rowptr, col), seeds, fanouts, seed=seed, node_map=node_map, **options
                 )
-                assert_equal(out, expected)
+                assert_equal(out, expected, 'induced' in options)
 
 
 @given(
@@ -94,7 +95,7 @@ def test_random_graphs(
     options = dict(replace=replace, induced=induced, seed=seed)
     expected = reference.neighbor_sample(rowptr, col, seeds, fanouts, weight, **options)
     out = sample(device, (rowptr, col), seeds, tuple(fanouts), edge_weight=weight, **options)
-    assert_equal(out, expected)
+    assert_equal(out, expected, induced)
     named = sample(
         device, (rowptr, col), seeds.int(), tuple(fanouts), edge_weight=weight, perm=perm, **options
     )
@@ -218,7 +219,10 @@ def test_many_weighted_neighbors(device: torch.device) -> None:
 
 def test_seeds_of_random_numbers(device: torch.device) -> None:
     csr = planted_structure('tiny')
-    run = lambda **seed: sample(device, csr, torch.arange(50), (3, 2), **seed).e_id  # noqa: E731
+
+    def run(**seed: int) -> Tensor:
+        return sample(device, csr, torch.arange(50), (3, 2), **seed).e_id
+
     assert torch.equal(run(seed=4), run(seed=4))
     assert not torch.equal(run(seed=4), run(seed=5))
     torch.manual_seed(1)
@@ -231,7 +235,10 @@ def test_seeds_of_random_numbers(device: torch.device) -> None:
 def test_stamps_run_out(device: torch.device) -> None:
     csr = planted_structure('tiny')
     node_map = NodeMap(300, device)
-    run = lambda: sample(device, csr, torch.arange(9), (3, 2), seed=1, node_map=node_map)  # noqa: E731
+
+    def run() -> SampledSubgraph:
+        return sample(device, csr, torch.arange(9), (3, 2), seed=1, node_map=node_map)
+
     first = run()
     node_map._stamp = 2
     for _ in range(5):
@@ -316,6 +323,7 @@ GOOD = {
         (ValueError, "'edge_weight' must not be negative",
          {'edge_weight': torch.tensor([1.0, -1.0, 1.0])}),
         (ValueError, "'edge_weight' must not", {'edge_weight': torch.tensor([1, torch.nan, 1])}),
+        (TypeError, "'seed' must be an integer, got float", {'seed': 1.0}),
         (ValueError, "'node_map' must be of 2 nodes", {'node_map': NodeMap(3, 'cpu')}),
     ],
 )  # fmt: skip
@@ -382,6 +390,10 @@ def test_node_map() -> None:
         NodeMap(-1, 'cpu')
     assert not NodeMap(2**27, 'cpu').hashed
     assert NodeMap(2**27 + 1, 'cpu').hashed
+    cpu = torch.device('cpu')
+    assert fitting_map(None, 2**27 + 1, 2**27 + 1, cpu).hashed
+    assert fitting_map(None, 10**6, 10, cpu).hashed
+    assert not fitting_map(None, 10**6, 10**6, cpu).hashed
 
 
 # --- raw ops -------------------------------------------------------------------------------------
