@@ -5,6 +5,10 @@ TORCH ?= torch==2.13.0
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Without a GPU here CUDA kernels would compile for all of them, and run on none.
+ifeq ($(shell nvidia-smi -L 2>/dev/null),)
+export PYG_FAST_CUDA ?= 0
+endif
 BUILD_INPUTS := $(shell find csrc -type f) setup.py setup.cfg pyproject.toml
 
 .PHONY: demo test lint docs clean

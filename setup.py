@@ -2,7 +2,8 @@
 
 Read from the environment:
     PYG_FAST_CUDA        auto (default: with nvcc, if there), 1 (nvcc or an error), 0 (CPU only)
-    PYG_FAST_CUDA_ARCHS  GPU architectures, such as '80;90' (default: every major one from 7.5 on)
+    PYG_FAST_CUDA_ARCHS  GPU architectures, such as '80;90', or 'all': every major one from 7.5 on
+                         (default: those of the GPUs here, all if there are none)
     MAX_JOBS             parallel compilations (default: one per core)
     CXX, CXXFLAGS, LDFLAGS, CUDA_HOME
 """
@@ -99,16 +100,34 @@ def find_ninja() -> str:
     return shutil.which('ninja', path=path) or fail('needs ninja to build: pip install ninja.')
 
 
+def gpus_here() -> list[int]:
+    """Compute capabilities of this machine's GPUs that have kernels, times ten."""
+    tool = shutil.which('nvidia-smi')
+    if tool is None:
+        return []
+    command = [tool, '--query-gpu=compute_cap', '--format=csv,noheader']
+    listed = subprocess.run(command, capture_output=True, text=True).stdout
+    found = {int(major) * 10 + int(minor) for major, minor in re.findall(r'(\d+)\.(\d)\b', listed)}
+    return sorted(gpu for gpu in found if gpu >= MIN_CUDA_ARCH)
+
+
 def cuda_archs(nvcc: str) -> list[str]:
-    if named := os.environ.get('PYG_FAST_CUDA_ARCHS'):
+    named = os.environ.get('PYG_FAST_CUDA_ARCHS')
+    if named and named != 'all':
         archs = re.split(r'[;,\s]+', named.replace('.', '').strip(';, '))
         if not all(re.fullmatch(r'\d{2,3}[af]?', arch) for arch in archs):
-            fail(f"PYG_FAST_CUDA_ARCHS must look like '80;90', got {named!r}.")
+            fail(f"PYG_FAST_CUDA_ARCHS must look like '80;90' or be all, got {named!r}.")
         return archs
     listed = subprocess.run([nvcc, '--list-gpu-arch'], capture_output=True, text=True)
-    found = sorted(map(int, re.findall(r'compute_(\d+)\b', listed.stdout)))
-    # Code for 8.0 runs on 8.6 and 8.9 too: one architecture of each generation serves all of it.
-    archs = [str(a) for a in found if a == MIN_CUDA_ARCH or (a > MIN_CUDA_ARCH and a % 10 == 0)]
+    known = sorted(map(int, re.findall(r'compute_(\d+)\b', listed.stdout)))
+    # Code for 8.0 runs on 8.6 and 8.9 too, though not the other way round.
+    here = [
+        max((arch for arch in known if gpu // 10 * 10 <= arch <= gpu), default=0)
+        for gpu in ([] if named else gpus_here())
+    ]
+    if here and all(here):
+        return list(map(str, sorted(set(here))))
+    archs = [str(a) for a in known if a == MIN_CUDA_ARCH or (a > MIN_CUDA_ARCH and a % 10 == 0)]
     return archs or fail(f'{nvcc} --list-gpu-arch names none of {MIN_CUDA_ARCH} or newer.')
 
 

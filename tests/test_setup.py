@@ -151,7 +151,7 @@ def test_bad_archs(project: Path, env: Environment, tmp_path: Path) -> None:
     fake_nvcc(env, tmp_path / 'cuda')
     env |= {'PYG_FAST_CUDA': '1', 'PYG_FAST_CUDA_ARCHS': 'hopper'}
     line = refusal(project, env)
-    assert line.endswith("PYG_FAST_CUDA_ARCHS must look like '80;90', got 'hopper'.")
+    assert line.endswith("PYG_FAST_CUDA_ARCHS must look like '80;90' or be all, got 'hopper'.")
 
 
 @pytest.mark.usefixtures('compiler')
@@ -243,3 +243,29 @@ def test_cuda_architectures(project: Path, env: Environment, tmp_path: Path) -> 
     fake_nvcc(env, tmp_path / 'other', lists='compute_70 compute_80 compute_86')
     run_setup(project, env, 'build_ext')
     assert re.findall(r',code=(\w+)', listed(project)) == ['sm_80', 'compute_80']
+
+
+@pytest.mark.usefixtures('compiler')
+@pytest.mark.parametrize(
+    ('gpus', 'asked', 'expected'),
+    [
+        ('8.6', None, ['86']),
+        ('9.0\n7.5\n9.0', None, ['75', '90']),
+        ('8.9', None, ['86']),  # the newest code that runs on it
+        ('9.0\n6.1', None, ['90']),  # too old for kernels
+        ('6.1', None, ['75', '80', '90']),
+        ('12.0', None, ['75', '80', '90']),  # nvcc knows none of its generation
+        ('9.0', 'all', ['75', '80', '90']),
+        ('9.0', '80', ['80']),
+    ],
+)
+def test_architectures_of_gpus_here(
+    project: Path, env: Environment, tmp_path: Path, gpus: str, asked: str, expected: list[str]
+) -> None:
+    fake_nvcc(env, tmp_path / 'cuda', lists='compute_75 compute_80 compute_86 compute_90')
+    smi = tmp_path / 'bin/nvidia-smi'
+    smi.write_text(f'#!/bin/sh\necho "{gpus}"\n')
+    smi.chmod(0o755)
+    env |= {'PYG_FAST_CUDA': '1'} | ({'PYG_FAST_CUDA_ARCHS': asked} if asked else {})
+    run_setup(project, env, 'build_ext')
+    assert re.findall(r',code=sm_(\w+)', listed(project)) == expected
