@@ -13,6 +13,9 @@ hypothesis.settings.register_profile('default', deadline=None, max_examples=25)
 hypothesis.settings.register_profile(
     'ci', hypothesis.settings.get_profile('default'), derandomize=True, database=None
 )
+hypothesis.settings.register_profile(  # under a sanitizer, which slows all down
+    'few', hypothesis.settings.get_profile('ci'), max_examples=5
+)
 hypothesis.settings.load_profile('ci' if os.environ.get('CI') else 'default')
 
 if 'OMP_NUM_THREADS' not in os.environ:

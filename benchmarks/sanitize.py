@@ -1,0 +1,204 @@
+"""NVIDIA's compute-sanitizer over the CUDA tests: memcheck, racecheck, initcheck.
+
+python -m benchmarks.sanitize                                all tools, ops and robustness
+python -m benchmarks.sanitize --tools memcheck --tests tests/ops/test_gat.py --match 'cuda and hub'
+python -m benchmarks.sanitize --seconds 420 --jobs 15        begin nothing after seven minutes
+
+Tests are drawn from all test functions in turns and handed to processes of their own. What is left
+when the time is over is counted as not run. Allocations are torch's own, uncached, so that a read
+past the end of a tensor is one past the end of an allocation.
+"""
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _harness
+from ._harness import Cell, Section
+
+TOOLS = {
+    'memcheck': [],
+    'racecheck': [],
+    'initcheck': [],
+}
+TESTS = ('tests/ops', 'tests/robustness')
+# Compiled code runs the same kernels, long after; a profiler and the sanitizer exclude each other.
+MATCH = 'cuda and not compile and not opcheck and not profile and not memory and not large'
+PIECE = 24  # tests of a process, which takes seconds to start
+_LINES = 40  # of a process that found something
+GRACE = 120.0  # seconds that what has begun may take when the time is over
+_SUMMARY = re.compile(r'(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)')
+
+
+@dataclasses.dataclass
+class Checked(Cell):
+    """What one tool found in the tests of one file."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    not_run: int = 0
+
+
+class Counts(Section):
+    """A table of tests, tools by files."""
+
+    def checked(self) -> list[Checked]:
+        return [cell for cell in self.cells if isinstance(cell, Checked)]
+
+    def summary(self) -> list[dict[str, Any]]:
+        return []
+
+    def markdown(self) -> str:
+        rows = [[
+            cell.graph, str(cell.passed), str(cell.failed), str(cell.skipped), str(cell.not_run),
+        ] for cell in self.checked()]
+        total = [
+            str(sum(getattr(cell, name) for cell in self.checked()))
+            for name in ('passed', 'failed', 'skipped', 'not_run')]
+        return '\n'.join([f'## {self.title}', '', *_harness.table(
+            ['tests of', 'passed', 'failed', 'skipped', 'not run'], [*rows, ['all', *total]])])
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Of one process.
+
+    Args:
+        tests: Outcome of each test that ended: ``'passed'``, ``'failed'`` or ``'skipped'``.
+        errors: That the tool counts; None if it did not come to an end.
+        output: The end of what it printed, if there is something to tell.
+    """
+
+    tests: dict[str, str]
+    errors: int | None
+    output: str = ''
+
+
+def collected(tests: Sequence[str], match: str) -> list[str]:
+    """The chosen tests, one of each test function before the second of any."""
+    command = [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-k', match, *tests]
+    done = subprocess.run(
+        [*command, '-p', 'no:cacheprovider'], capture_output=True, text=True, cwd=_harness.ROOT)
+    names = [line for line in done.stdout.splitlines() if '::' in line and ' ' not in line[:1]]
+    if done.returncode or not names:
+        raise SystemExit(f'no test collected:\n{done.stdout[-2000:]}{done.stderr[-2000:]}')
+    functions = collections.defaultdict(list)
+    for name in names:
+        functions[name.split('[')[0]].append(name)
+    for some in functions.values():
+        random.Random(0).shuffle(some)
+    turns = itertools.zip_longest(*functions.values())
+    return [name for turn in turns for name in turn if name is not None]
+
+
+def file_of(name: str) -> str:
+    return name.split('::')[0]
+
+
+def check(tool: str, names: Sequence[str], timeout: float) -> Outcome:
+    """Runs some tests under a tool."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / 'found.xml'
+        command = [
+            'compute-sanitizer', '--tool', tool, *TOOLS[tool], '--error-exitcode', '9',
+            sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-p', 'no:xdist',
+            '--hypothesis-profile=few', f'--junit-xml={found}', '-o', 'junit_family=xunit1',
+            *names]
+        env = os.environ | {'PYTORCH_NO_CUDA_MEMORY_CACHING': '1', 'OMP_NUM_THREADS': '1'}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=_harness.ROOT, env=env,
+                timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return Outcome({}, None, 'stopped: no time left')
+        tests = outcomes(found.read_text()) if found.exists() else {}
+    counts = [int(a or b) for a, b in _SUMMARY.findall(done.stdout)]
+    errors = sum(counts) if counts else None
+    quiet = done.returncode == 0 and errors == 0
+    lines = [
+        line for line in done.stdout.splitlines()
+        if line.startswith(('=========', 'FAILED', 'E  '))]
+    return Outcome(tests, errors, '' if quiet else '\n'.join(lines[:_LINES]))
+
+
+def outcomes(xml_text: str) -> dict[str, str]:
+    """Outcomes by file and name, as pytest writes them."""
+    found = {}
+    for case in xml.etree.ElementTree.fromstring(xml_text).iter('testcase'):
+        kinds = {child.tag for child in case}
+        outcome = (
+            'failed' if kinds & {'failure', 'error'} else
+            'skipped' if 'skipped' in kinds else 'passed')
+        found[f"{case.get('file')}::{case.get('classname')}::{case.get('name')}"] = outcome
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog='python -m benchmarks.sanitize', description='compute-sanitizer over CUDA tests.')
+    parser.add_argument(
+        '--tools', type=_harness.choice('tool', tuple(TOOLS)), default=tuple(TOOLS))
+    parser.add_argument('--tests', nargs='+', default=TESTS)
+    parser.add_argument('--match', default=MATCH, help="as pytest's -k")
+    parser.add_argument('--jobs', type=int, default=os.cpu_count())
+    parser.add_argument('--seconds', type=float, default=3600.0)
+    parser.add_argument(
+        '--out', type=Path, metavar='DIR', default=_harness.ROOT / 'benchmarks' / 'results')
+    args = parser.parse_args(argv)
+    args.device = 'cuda'
+    start = time.monotonic()
+    names = collected(args.tests, args.match)
+    pieces = [names[k:k + PIECE] for k in range(0, len(names), PIECE)]
+    report = _harness.Report('sanitize', args, [
+        f"compute-sanitizer over the CUDA tests of {', '.join(args.tests)} that match "
+        f'"{args.match}", hypothesis drawing five examples each, torch caching no memory.'])
+
+    def piece(tool: str, some: list[str]) -> tuple[str, list[str], Outcome]:
+        left = args.seconds - (time.monotonic() - start)
+        if left <= 0:
+            return tool, some, Outcome({}, None, 'stopped: no time left')
+        return tool, some, check(tool, some, left + GRACE)
+
+    ran: dict[str, dict[str, collections.Counter[str]]] = {
+        tool: collections.defaultdict(collections.Counter) for tool in args.tools}
+    errors: collections.Counter[str] = collections.Counter()
+    troubles = []
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        futures = [pool.submit(piece, tool, some) for some in pieces for tool in args.tools]
+        for future in concurrent.futures.as_completed(futures):
+            tool, some, outcome = future.result()
+            for name in some:
+                ran[tool][file_of(name)]['chosen'] += 1
+            for name, kind in outcome.tests.items():
+                ran[tool][file_of(name)][kind] += 1
+            errors[tool] += outcome.errors or 0
+            if outcome.output and not outcome.output.startswith('stopped'):
+                troubles.append(f'{tool}, from {some[0]}:\n{outcome.output}')
+                _harness.log(troubles[-1])
+    for tool in args.tools:
+        section = report.section(f'{tool}: {errors[tool]} errors', Counts, columns={})
+        for file, counts in sorted(ran[tool].items()):
+            done = {kind: counts[kind] for kind in ('passed', 'failed', 'skipped')}
+            section.cells.append(Checked(
+                file, 0, {}, **done, not_run=counts['chosen'] - sum(done.values())))
+    report.notes += [f'```\n{trouble}\n```' for trouble in troubles]
+    report.finish()
+    if troubles:
+        raise SystemExit(1)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,81 @@
+"""benchmarks.sanitize, with a script in place of compute-sanitizer."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks import sanitize
+
+SANITIZER = """#!/bin/sh
+while [ "$1" != 9 ]; do shift; done
+shift
+"$@"
+status=$?
+echo "========= Invalid __global__ read of size 4 bytes"
+echo "========= {summary}"
+[ $status = 0 ] && exit {status} || exit $status
+"""
+TESTS = """
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert 1 == 2
+def test_skips(): pytest.skip('not here')
+@pytest.mark.parametrize('k', range(3))
+def test_each(k): pass
+def test_other(): pass
+"""
+
+
+@pytest.fixture
+def tests(tmp_path: Path) -> Path:
+    (tmp_path / 'conftest.py').write_text(
+        'import hypothesis\nhypothesis.settings.register_profile("few")\n')
+    (tmp_path / 'test_it.py').write_text(TESTS)
+    return tmp_path / 'test_it.py'
+
+
+def stand_in(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, summary: str, status: int = 0
+) -> None:
+    (folder / 'bin').mkdir()
+    program = folder / 'bin' / 'compute-sanitizer'
+    program.write_text(SANITIZER.format(summary=summary, status=status))
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_functions_take_turns(tests: Path) -> None:
+    names = [name.split('::')[1] for name in sanitize.collected([str(tests)], 'each or other')]
+    assert sorted(names) == ['test_each[0]', 'test_each[1]', 'test_each[2]', 'test_other']
+    assert names.index('test_other') == 1
+    with pytest.raises(SystemExit, match='no test collected'):
+        sanitize.collected([str(tests)], 'nothing_is_called_so')
+
+
+@pytest.mark.parametrize(
+    ('summary', 'status', 'errors'),
+    [
+        ('ERROR SUMMARY: 0 errors', 0, 0),
+        ('RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warnings)', 9, 3),
+        ('killed before its summary', 9, None),
+    ],
+)
+def test_errors_are_counted(
+    monkeypatch: pytest.MonkeyPatch, tests: Path, summary: str, status: int, errors: int | None
+) -> None:
+    stand_in(monkeypatch, tests.parent, summary, status)
+    outcome = sanitize.check('memcheck', [f'{tests}::test_passes'], 60)
+    assert outcome.errors == errors
+    assert list(outcome.tests.values()) == ['passed']
+    assert bool(outcome.output) == (errors != 0)
+
+
+def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch, tests: Path) -> None:
+    stand_in(monkeypatch, tests.parent, 'ERROR SUMMARY: 0 errors')
+    outcome = sanitize.check('memcheck', [str(tests)], 60)
+    assert sorted(outcome.tests.values()) == ['failed', *['passed'] * 5, 'skipped']
+    assert {sanitize.file_of(name) for name in outcome.tests} == {tests.name}
+    assert 'assert 1 == 2' in outcome.output
+    assert sanitize.check('memcheck', [str(tests)], 0.01).errors is None
