@@ -163,6 +163,11 @@ class Run:
         self.device = wall.device
         self.quick: bool = args.quick
 
+    @property
+    def rival(self) -> str:
+        """What sums over a graph for others on this device."""
+        return 'cuSPARSE' if self.device.type == 'cuda' else 'torch.sparse'
+
     def like(self, name: str) -> Graph:
         """A generated graph of the size of one in :obj:`SIZES`, or a fraction of it."""
         size, parts = SIZES[name], 1

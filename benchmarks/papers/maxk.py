@@ -119,10 +119,6 @@ def kernels(run: Run, name: str) -> Kernels | None:
         for mode, make in MODES.items()})
 
 
-def _rival(run: Run) -> str:
-    return 'cuSPARSE' if run.device.type == 'cuda' else 'torch.sparse'
-
-
 def table2(run: Run) -> None:
     exhibit = run.exhibit(
         f'Table 2: memory traffic, k = {K}',
@@ -137,7 +133,7 @@ def table2(run: Run) -> None:
     forward, backward = results[maxk.FORWARD], results[maxk.GRADIENT]
     dense, sparse = WIDTH * 4, K * (4 + 1)  # bytes; a column number below 256 has one
     for title, cell, names, asked in (
-            (f'all columns, {_rival(run)}', forward, RIVALS, dense),
+            (f'all columns, {run.rival}', forward, RIVALS, dense),
             ('all columns, ours', forward, [maxk.DENSE], dense),
             ('forward, ours', forward, [maxk.OURS], sparse),
             ('backward, ours', backward, [maxk.OURS], sparse),
@@ -150,16 +146,16 @@ def table2(run: Run) -> None:
 
 
 def figure8(run: Run) -> None:
-    over, rival = f'over {_rival(run)}', _rival(run)
+    over = f'over {run.rival}'
     exhibit = run.exhibit(
         f'Figure 8: kernels over k, {WIDTH} columns', width='k',
         shows='Over 24 graphs: the smaller k, the faster are both kernels than a product with all '
         'columns. The figures quoted are the averages that the authors give for their backward on '
         f'those of a mean degree above {DENSE_DEGREE}.',
-        differs=f'Fewer graphs. Speed-ups are over the best algorithm of {rival} for each graph '
-        'and direction, with its preprocessing where it has one, graph and transpose prepared for '
-        'all; means are geometric. The backward is the usual, atomic one; a deterministic one '
-        'stands beside it. GNNAdvisor cannot be had here.')
+        differs='Fewer graphs. Speed-ups are over the best algorithm of '
+        f'{run.rival} for each graph and direction, with its preprocessing where it has one, graph '
+        'and transpose prepared for all; means are geometric. The backward is the usual, atomic '
+        'one; a deterministic one stands beside it. GNNAdvisor cannot be had here.')
     dense: dict[int, list[Kernels]] = {}
     for name in QUICK_GRAPHS if run.quick else GRAPHS:
         found = kernels(run, name)
