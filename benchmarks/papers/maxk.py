@@ -17,6 +17,7 @@ from ._exhibit import SIZES, Figure, Maker, Paper, Run, fastest, ratio
 
 GRAPHS, QUICK_GRAPHS = ('ogbn-arxiv', 'ddi', 'Reddit'), ('ogbn-arxiv', 'Reddit')
 KS, QUICK_KS = (8, 16, 32, 64, 128), (8, 32)
+UNITS = (4, 16, 64)
 WIDTH = 256
 K = 32  # where one has to do
 MODES = {maxk.FORWARD: maxk.forwards, maxk.GRADIENT: maxk.gradients}
@@ -76,7 +77,7 @@ def figure4(run: Run) -> None:
         'closer to y = x² the more hidden units it has.',
         differs='Root mean square errors over [-1, 1], medians of nine networks, k a quarter of '
         'the hidden units; networks and training are our own.')
-    for hidden in (4, 16, 64):
+    for hidden in UNITS[:2] if run.quick else UNITS:
         exhibit.line('parabola', hidden, here={
             'MaxK, error': error_of_square(hidden, MaxK(hidden // 4), run.device),
             'ReLU, error': error_of_square(hidden, torch.relu, run.device)})
@@ -103,6 +104,10 @@ class Kernels:
         return ratio(fastest(results, *RIVALS), fastest(results, maxk.OURS))
 
 
+def _ks(run: Run) -> tuple[int, ...]:
+    return QUICK_KS if run.quick else KS
+
+
 @functools.cache
 def kernels(run: Run, name: str) -> Kernels | None:
     """None if the graph is not at hand."""
@@ -114,7 +119,7 @@ def kernels(run: Run, name: str) -> Kernels | None:
     return Kernels(graph.name, graph.num_nodes, graph.num_edges, {
         mode: maxk.measure_over_k(
             {k: [contender for contender in make(case, k) if contender.name in ours]
-             for k in (QUICK_KS if run.quick else KS)},
+             for k in _ks(run)},
             maxk.all_columns(case, mode), run.kernel)
         for mode, make in MODES.items()})
 
@@ -156,7 +161,7 @@ def figure8(run: Run) -> None:
         f'{run.rival} for each graph and direction, with its preprocessing where it has one, graph '
         'and transpose prepared for all; means are geometric. The backward is the usual, atomic '
         'one; a deterministic one stands beside it. GNNAdvisor cannot be had here.')
-    dense: dict[int, list[Kernels]] = {}
+    dense = []
     for name in QUICK_GRAPHS if run.quick else GRAPHS:
         found = kernels(run, name)
         if found is None:
@@ -174,9 +179,9 @@ def figure8(run: Run) -> None:
                     'backward, ms': fastest(backward, maxk.OURS),
                     'deterministic, ms': fastest(backward, maxk.ORDERED),
                     f'backward {over}': found.speedup(maxk.GRADIENT, k)})
-            if found.mean_degree > DENSE_DEGREE:
-                dense.setdefault(k, []).append(found)
-    for k, graphs in dense.items():
+        if found.mean_degree > DENSE_DEGREE:
+            dense.append(found)
+    for k in _ks(run):
         exhibit.line(
             f'mean, degree above {DENSE_DEGREE}', k,
             paper={
@@ -184,7 +189,7 @@ def figure8(run: Run) -> None:
                     ('backward over cuSPARSE', OVER_CUSPARSE),
                     ('backward over GNNAdvisor', OVER_GNNADVISOR)) if k in figures},
             here={
-                f'{name} {over}': _mean([found.speedup(mode, k) for found in graphs])
+                f'{name} {over}': _mean([found.speedup(mode, k) for found in dense])
                 for name, mode in (('forward', maxk.FORWARD), ('backward', maxk.GRADIENT))})
 
 
