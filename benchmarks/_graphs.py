@@ -22,7 +22,7 @@ _STRUCTURES = {
 _DATASETS = {
     'Computers': (Amazon, 'Amazon'),
     'tolokers': (HeterophilousGraphDataset, 'HeterophilousGraphDataset'),
-    'Cora': (Planetoid, 'Planetoid'),
+    **dict.fromkeys(('Cora', 'CiteSeer', 'PubMed'), (Planetoid, 'Planetoid')),
 }
 REAL = ('Computers', 'tolokers', 'ddi', 'moby')
 GRID = ('reddit-like', 'arxiv-like', 'products-like', 'ddi', 'moby', 'Computers', 'tolokers')
