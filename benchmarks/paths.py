@@ -67,6 +67,11 @@ extern "C" __global__ void if_else(const int* rowptr, const int* col, const bool
 """
 
 
+@functools.cache
+def _if_else_kernel() -> Callable[..., None]:
+    return torch.cuda._compile_kernel(_IF_ELSE, 'if_else')
+
+
 def grouped(size: int) -> str:
     return f'{PATH}, groups of {size}' if size else f'{PATH}, by rows'
 
@@ -155,7 +160,7 @@ class Aggregation:
         return run
 
     def if_else(self) -> Callable[[], Tensor]:
-        kernel = torch.cuda._compile_kernel(_IF_ELSE, 'if_else')
+        kernel = _if_else_kernel()
         num_nodes, width = self.grad.shape
         blocks = min((num_nodes + 7) // 8, 1 << 20)
         graph = self.graph.t()

@@ -18,6 +18,7 @@ from .._harness import Cell, Result, Section, Settings
 # As OGB, PyG, SNAP and the papers list them: nodes, pairs of nodes (directed edges: half their
 # number), communities (classes, or a guess).
 SIZES: dict[str, PlantedSize] = {
+    'Cora': PlantedSize(2_708, 5_278, 7),
     'Reddit': PlantedSize(232_965, 57_307_946, 41),
     'ogbn-arxiv': PlantedSize(169_343, 1_166_243, 40, 0.7),
     'ogbn-proteins': PlantedSize(132_534, 39_561_252, 16, 0.5),
