@@ -191,8 +191,7 @@ def test_gat_times_the_same_training(
     from benchmarks.papers import gat
 
     monkeypatch.setattr(_cusparse, 'SpMM', FakeSpMM)
-    monkeypatch.setattr(gat, 'FEATURES', 5)
-    task = gat.Task(_graphs.load('tiny', DEVICE).without_loops(), model)
+    task = gat.Task(_graphs.load('tiny', DEVICE).without_loops(), model, 5)
     names = {gat.OURS, gat.FRESH, *gat.PYG[model], *(gat.CUSPARSE if model == 'GCN' else [])}
     for name in task.inputs.keys() & names:
         assert task.error(name, fresh=name == gat.FRESH) <= 1, name
