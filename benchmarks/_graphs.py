@@ -22,7 +22,7 @@ _STRUCTURES = {
 _DATASETS = {
     'Computers': (Amazon, 'Amazon'),
     'tolokers': (HeterophilousGraphDataset, 'HeterophilousGraphDataset'),
-    'Cora': (Planetoid, 'Planetoid'),
+    **dict.fromkeys(('Cora', 'CiteSeer', 'PubMed'), (Planetoid, 'Planetoid')),
 }
 REAL = ('Computers', 'tolokers', 'ddi', 'moby')
 GRID = ('reddit-like', 'arxiv-like', 'products-like', 'ddi', 'moby', 'Computers', 'tolokers')
@@ -113,6 +113,11 @@ def dataset(name: str) -> Data:
     Raises:
         Missing: If the files are not there.
     """
+    return _read(name, _folder()).clone()
+
+
+@functools.lru_cache(maxsize=4)
+def _read(name: str, folder: Path) -> Data:
     cls, collection = _DATASETS[name]
     with copied(collection, name) as root:
         return cls(str(root / collection), name)[0]

@@ -31,20 +31,24 @@ _NORM_TOLERANCE = 1e-4  # for float32
 SCATTER, REDUCE, AUTO, PYG = 'scatter', 'reduce', 'auto', 'PyG ops'
 
 
-class Case:
-    """A random graph with its edges in no order, and features of one width."""
+def random_edges(num_nodes: int, num_edges: int, device: torch.device) -> Tensor:
+    """A random graph, its edges in no order."""
+    generator = torch.Generator(device=device).manual_seed(num_nodes + num_edges)
+    return torch.randint(num_nodes, (2, num_edges), generator=generator, device=device)
 
-    def __init__(self, num_nodes: int, num_edges: int, width: int, device: torch.device) -> None:
-        generator = torch.Generator(device=device).manual_seed(num_nodes + num_edges + width)
+
+class Case:
+    """A graph, features of one width and edge weights."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int, width: int) -> None:
+        generator = torch.Generator(device=edge_index.device).manual_seed(width)
 
         def random(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, device=device)
+            return torch.randn(size, generator=generator, device=edge_index.device)
 
-        self.num_nodes, self.width = num_nodes, width
-        self.edge_index = torch.randint(
-            num_nodes, (2, num_edges), generator=generator, device=device)
+        self.edge_index, self.num_nodes, self.width = edge_index, num_nodes, width
         self.x, self.grad = random(num_nodes, width), random(num_nodes, width)
-        self.weight = random(num_edges).abs()
+        self.weight = random(edge_index.size(1)).abs()
 
     def step(
         self, run: Callable[[Tensor, Tensor, Tensor], Tensor], dtype: torch.dtype,
@@ -110,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for (num_nodes, num_edges), width in itertools.product(sizes, widths):
         if args.device == 'cpu' and num_edges > _CPU_EDGES:
             continue
-        case = Case(num_nodes, num_edges, width, settings.device)
+        case = Case(random_edges(num_nodes, num_edges, settings.device), num_nodes, width)
         results = _harness.measure(case.contenders(), settings)
         taken = REDUCE if sorting_pays(num_edges, width, args.device == 'cuda') else SCATTER
         name = f'{num_nodes:,} nodes, {num_edges:,} edges ({taken})'

@@ -538,15 +538,16 @@ def run_layers(
 # Cora -------------------------------------------------------------------------------------------
 
 class Net(nn.Module):
-    """The model of the paper for Cora."""
+    """The model of the paper, by default for Cora."""
 
     def __init__(
         self, conv: type[nn.Module], in_channels: int, num_classes: int, dropout: float,
+        heads: int = HEADS, hidden: int = HIDDEN,
     ) -> None:
         super().__init__()
         self.dropout = dropout
-        self.conv1 = conv(in_channels, HIDDEN, HEADS, dropout=dropout)
-        self.conv2 = conv(HEADS * HIDDEN, num_classes, 1, concat=False, dropout=dropout)
+        self.conv1 = conv(in_channels, hidden, heads, dropout=dropout)
+        self.conv2 = conv(heads * hidden, num_classes, 1, concat=False, dropout=dropout)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = F.dropout(x, self.dropout, self.training)

@@ -174,10 +174,13 @@ class Net(torch.nn.Module):
     # On a CPU dropout of 1433 input features costs many times what both layers do.
     input_dropout = True
 
-    def __init__(self, cls: type[GCNConv], num_features: int, cached: bool) -> None:
+    def __init__(
+        self, cls: type[GCNConv], num_features: int, cached: bool, hidden: int = HIDDEN,
+        num_classes: int = CLASSES,
+    ) -> None:
         super().__init__()
-        self.conv1 = cls(num_features, HIDDEN, cached=cached)
-        self.conv2 = cls(HIDDEN, CLASSES, cached=cached)
+        self.conv1 = cls(num_features, hidden, cached=cached)
+        self.conv2 = cls(hidden, num_classes, cached=cached)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         x = F.dropout(x, 0.5, self.training and self.input_dropout)

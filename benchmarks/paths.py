@@ -67,6 +67,11 @@ extern "C" __global__ void if_else(const int* rowptr, const int* col, const bool
 """
 
 
+@functools.cache
+def _if_else_kernel() -> Callable[..., None]:
+    return torch.cuda._compile_kernel(_IF_ELSE, 'if_else')
+
+
 def grouped(size: int) -> str:
     return f'{PATH}, groups of {size}' if size else f'{PATH}, by rows'
 
@@ -105,17 +110,34 @@ class Problem:
         return execution_paths(self.edge_index, self.mask, num_layers, forward=forward)
 
 
-# The aggregation of the last layer's backward pass -----------------------------------------------
+    def active(self, steps: int) -> Tensor:
+        """The nodes from which so many steps lead to one that trains."""
+        src, dst = self.edge_index.as_tensor()
+        active = self.mask
+        for _ in range(steps):
+            active = active.clone()
+            active[src[active[dst]]] = True
+        return active
+
+
+# The aggregation of a layer's backward pass ------------------------------------------------------
 
 class Aggregation:
-    """GCN's, without its self-loops, from a gradient of all nodes to one of all nodes."""
+    """GCN's, without its self-loops, from a gradient of all nodes to one of all nodes.
 
-    def __init__(self, problem: Problem, width: int) -> None:
+    Args:
+        problem: The graph and what trains.
+        width: Of the gradient.
+        above: How many layers lie above. (default: ``0``, the last layer)
+    """
+
+    def __init__(self, problem: Problem, width: int, above: int = 0) -> None:
         self.problem = problem
         self.graph = graph_of(problem.edge_index, problem.num_nodes, problem.num_nodes)
-        self.path = problem.paths(1)[0]
+        self.path = problem.paths(above + 1)[0]
+        self.active = problem.active(above)
         self.scale = (self.graph.rowptr.diff() + 1).float().rsqrt()
-        self.grad = problem.random(problem.num_nodes, width) * problem.mask.view(-1, 1)
+        self.grad = problem.random(problem.num_nodes, width) * self.active.view(-1, 1)
         whole = Operator(self.graph, None, self.scale, self.scale)
         self.expected = self.all_edges(whole)()
 
@@ -138,7 +160,7 @@ class Aggregation:
         return run
 
     def if_else(self) -> Callable[[], Tensor]:
-        kernel = torch.cuda._compile_kernel(_IF_ELSE, 'if_else')
+        kernel = _if_else_kernel()
         num_nodes, width = self.grad.shape
         blocks = min((num_nodes + 7) // 8, 1 << 20)
         graph = self.graph.t()
@@ -146,7 +168,7 @@ class Aggregation:
         def run() -> Tensor:
             out = torch.empty_like(self.grad)
             kernel((blocks, 1, 1), (256, 1, 1), (
-                graph.rowptr, graph.col, self.problem.mask, self.scale, self.grad, out, num_nodes,
+                graph.rowptr, graph.col, self.active, self.scale, self.grad, out, num_nodes,
                 width))
             return out
 

@@ -15,13 +15,16 @@ from .. import _cusparse, _graphs, _harness
 from .._graphs import Graph
 from .._harness import Cell, Result, Section, Settings
 
-# As OGB, PyG and the papers list them: nodes, pairs of nodes (directed edges: half their number),
-# communities (classes, or a guess).
+# As OGB, PyG, SNAP and the papers list them: nodes, pairs of nodes (directed edges: half their
+# number), communities (classes, or a guess).
 SIZES: dict[str, PlantedSize] = {
+    'Cora': PlantedSize(2_708, 5_278, 7),
     'Reddit': PlantedSize(232_965, 57_307_946, 41),
     'ogbn-arxiv': PlantedSize(169_343, 1_166_243, 40, 0.7),
     'ogbn-proteins': PlantedSize(132_534, 39_561_252, 16, 0.5),
     'ogbn-products': PlantedSize(2_449_029, 61_859_140, 2000),
+    'BlogCatalog': PlantedSize(88_784, 2_093_195, 40),
+    'YouTube': PlantedSize(1_134_890, 2_987_624, 8000),
 }
 
 Figure = float | str  # a number, or what stands for it

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from pyg_fast.nn import MaxK
 
@@ -41,7 +42,7 @@ def run(papers: Any, folder: Path, *args: str) -> tuple[dict[str, Any], str]:
     return json.loads(written.read_text()), written.with_suffix('.md').read_text()
 
 
-@pytest.mark.parametrize('name', ['maxk', 'sampled'])
+@pytest.mark.parametrize('name', ['maxk', 'sampled', 'gat', 'paths'])
 def test_every_exhibit_is_rerun(papers: Any, tmp_path: Path, name: str) -> None:
     report, markdown = run(papers, tmp_path, name)
     paper = __import__(f'benchmarks.papers.{name}', fromlist=['PAPER']).PAPER
@@ -176,3 +177,50 @@ def test_approximates_a_parabola_better_with_more_units(papers: Any) -> None:
     assert some < 0.7 * few
     assert many < 0.8 * some
     assert many < 0.15 * linear
+
+
+class FakeSpMM:
+    """What cuSPARSE does, into one and the same tensor."""
+
+    def __init__(
+        self, rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor, algorithm: str,
+        preprocess: bool,
+    ) -> None:
+        assert algorithm in ('ALG1', 'ALG2', 'ALG3')
+        assert preprocess
+        size = (rowptr.numel() - 1, x.size(0))
+        self.matrix = torch.sparse_csr_tensor(rowptr, col, value, size)
+        self.x, self.out = x, x.new_empty(size[0], x.size(1))
+
+    def __call__(self) -> Tensor:
+        return self.out.copy_(self.matrix @ self.x)
+
+
+@pytest.mark.parametrize('model', ['GCN', 'GAT'])
+def test_gat_times_the_same_training(
+    papers: Any, monkeypatch: pytest.MonkeyPatch, model: str,
+) -> None:
+    from benchmarks import _cusparse, _graphs
+    from benchmarks.papers import gat
+
+    monkeypatch.setattr(_cusparse, 'SpMM', FakeSpMM)
+    task = gat.Task(_graphs.load('tiny', DEVICE).without_loops(), model, 5)
+    names = {gat.OURS, gat.FRESH, *gat.PYG[model], *(gat.CUSPARSE if model == 'GCN' else [])}
+    for name in task.inputs.keys() & names:
+        assert task.error(name, fresh=name == gat.FRESH) <= 1, name
+        assert task.step(name)().isfinite()
+    task.state['conv1.bias'] += 0.1
+    assert task.error(gat.OURS, fresh=False) > 1
+
+
+def test_paths_below_the_last_layer(papers: Any) -> None:
+    from benchmarks import _graphs, paths
+
+    problem = paths.Problem(_graphs.load('tiny', DEVICE), 0.01)
+    src, dst = problem.edge_index.as_tensor().tolist()
+    reached = set(problem.nodes.tolist())
+    for above in range(3):
+        case = paths.Aggregation(problem, 5, above)
+        assert set(case.active.nonzero().view(-1).tolist()) == reached
+        assert case.check(case.on_path()()) <= 1
+        reached |= {u for u, v in zip(src, dst, strict=True) if v in reached}
