@@ -1,0 +1,213 @@
+"""What a paper reports beside what comes out here."""
+import argparse
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pyg_fast.datasets import PlantedSize, planted_structure
+
+from .. import _graphs, _harness
+from .._graphs import Graph
+from .._harness import Cell, Result, Section, Settings
+
+# As OGB, PyG and the papers list them: nodes, pairs of nodes (directed edges: half their number),
+# communities (classes, or a guess).
+SIZES: dict[str, PlantedSize] = {
+    'Reddit': PlantedSize(232_965, 57_307_946, 41),
+    'ogbn-arxiv': PlantedSize(169_343, 1_166_243, 40, 0.7),
+    'ogbn-products': PlantedSize(2_449_029, 61_859_140, 2000),
+}
+
+Figure = float | str  # a number, or what stands for it
+
+
+@dataclasses.dataclass
+class Line(Cell):
+    """A row of an exhibit.
+
+    Args:
+        paper: What the paper has there, by column.
+        here: What came out, by column; ``results`` holds what was timed for it.
+    """
+
+    paper: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
+    here: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Exhibit(Section):
+    """A table or figure of a paper, rerun.
+
+    Args:
+        shows: What the paper shows there and concludes, in words of ours, and on what hardware if
+            it is not the paper's usual one.
+        differs: What is not as in the paper.
+    """
+
+    columns: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    shows: str = ''
+    differs: str = ''
+
+    def line(self, graph: str, width: int, **kwargs: Any) -> Line:
+        """A row, added."""
+        line = Line(graph, width, kwargs.pop('results', {}), **kwargs)
+        self.cells.append(line)
+        here = ', '.join(f'{name} {text(value)}' for name, value in line.here.items())
+        _harness.log(f'{self.title}: {graph} {self.width}={width}: {here}')
+        return line
+
+    def lines(self) -> list[Line]:
+        return [cell for cell in self.cells if isinstance(cell, Line)]
+
+    def names(self) -> list[str]:
+        """Columns, in the order in which they came up."""
+        return list(dict.fromkeys(
+            name for line in self.lines() for name in (*line.here, *line.paper)))
+
+    def summary(self) -> list[dict[str, Any]]:
+        return [{'shows': self.shows, 'differs': self.differs}]
+
+    def markdown(self) -> str:
+        lines = [f'## {self.title}', '', self.shows, '']
+        sides = [
+            (side, name) for name in self.names() for side in ('paper', 'here')
+            if any(name in getattr(line, side) for line in self.lines())]
+        widths = {line.width for line in self.lines()}
+        head = ['graph', *[self.width] * (widths != {0}), *(f'{n}, {s}' for s, n in sides)]
+        lines += _harness.table(head, [
+            [
+                line.graph, *[f'{line.width:,}' if line.width else '–'] * (widths != {0}),
+                *(text(getattr(line, side).get(name, '–')) for side, name in sides),
+            ] for line in self.lines()])
+        return '\n'.join([*lines, *['', self.differs] * bool(self.differs)])
+
+
+def text(figure: Figure) -> str:
+    """Three significant digits."""
+    if isinstance(figure, str):
+        return figure
+    return f'{figure:,.0f}' if abs(figure) >= 1000 else f'{figure:.3g}'
+
+
+def fastest(results: Mapping[str, Result], *names: str) -> Figure:
+    """The least median of those that were timed, in ms."""
+    times = [
+        time for name in names if name in results
+        and (time := results[name].median_ms) is not None]
+    return min(times, default='–')
+
+
+def ratio(above: Figure, below: Figure) -> Figure:
+    """A quotient, if both are numbers."""
+    if isinstance(above, str) or isinstance(below, str) or not below:
+        return '–'
+    return above / below
+
+
+@dataclasses.dataclass(frozen=True)
+class Maker:
+    """How an exhibit is made.
+
+    Args:
+        name: Such as ``'Table 2'``.
+        make: Adds it to the report of a run.
+    """
+
+    name: str
+    make: Callable[['Run'], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+    """A paper and what is rerun of it.
+
+    Args:
+        key: What it is called on the command line.
+        title: Its title.
+        where: Where it was published, and its address.
+        hardware: That its figures come from, unless an exhibit says otherwise.
+        exhibits: What is rerun.
+        left_out: Those of its tables and figures that are not, with the reason.
+    """
+
+    key: str
+    title: str
+    where: str
+    hardware: str
+    exhibits: Sequence[Maker]
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Run:
+    """What the exhibits of a paper share.
+
+    Args:
+        args: The arguments.
+        wall: How to measure to the end of the work; :obj:`kernel` by what the device takes.
+    """
+
+    report: _harness.Report
+
+    def __init__(self, args: argparse.Namespace, wall: Settings) -> None:
+        self.args = args
+        self.wall = wall
+        self.kernel = dataclasses.replace(wall, device_time=True)
+        self.device = wall.device
+        self.quick: bool = args.quick
+
+    def like(self, name: str) -> Graph:
+        """A generated graph of the size of one in :obj:`SIZES`, or a fraction of it."""
+        size, parts = SIZES[name], 1
+        while 2 * size.num_pairs // parts > self.args.max_edges:
+            parts *= 2
+        return self._generated(name, parts)
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019 (a run lives as long as its process)
+    def _generated(self, name: str, parts: int) -> Graph:
+        size = SIZES[name]
+        communities = max(1, min(size.num_communities, size.num_nodes // parts // 20))
+        size = size._replace(
+            num_nodes=size.num_nodes // parts, num_pairs=size.num_pairs // parts,
+            num_communities=communities)
+        called = f'{name}-like' + (f' 1/{parts}' if parts > 1 else '') + ' (generated)'
+        return self._noted(Graph(called, *planted_structure(size, seed=0, device=self.device)))
+
+    def real(self, names: Iterable[str]) -> Iterator[Graph]:
+        """Those of the real graphs that are at hand."""
+        for graph in _graphs.load_each(names, self.device, self.report.left_out):
+            yield self._noted(graph)
+
+    def _noted(self, graph: Graph) -> Graph:
+        self.report.graphs[graph.name] = graph.summary()
+        return graph
+
+    def exhibit(self, title: str, **kwargs: Any) -> Exhibit:
+        section = self.report.section(title, Exhibit, **kwargs)
+        assert isinstance(section, Exhibit)
+        return section
+
+
+def reported(paper: Paper, exhibits: Sequence[Maker], run: Run) -> None:
+    """Makes the exhibits and writes them down."""
+    run.report = _harness.Report(f'papers-{paper.key}', run.args, [
+        f'{paper.title} ({paper.where}). Its figures, in the columns "paper", come from '
+        f'{paper.hardware}; those in the columns "here" from this run, on {_here(run)}. Times are '
+        'medians. Graphs called generated have the size of the one in their name and nothing else '
+        'of it; 1/n: an nth of its nodes and edges.'])
+    run.report.left_out.update(paper.left_out)
+    for made in exhibits:
+        start = time.perf_counter()
+        made.make(run)
+        run.report.save()
+        _harness.log(f'{paper.key}, {made.name}: {time.perf_counter() - start:.1f} s')
+    run.report.finish()
+
+
+def _here(run: Run) -> str:
+    if run.device.type == 'cuda':
+        return f'one {torch.cuda.get_device_name()}'
+    return f'{run.wall.device.type.upper()}, {torch.get_num_threads()} threads'

@@ -1,0 +1,3 @@
+from ._exhibit import Paper
+
+PAPER = Paper('fastgl', 'fastgl', '', '', [])
