@@ -45,12 +45,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     wall = _harness.start(args)
     if args.max_edges is None:
         args.max_edges = MAX_EDGES[args.device, args.quick]
+    failed: list[str] = []
     for name, module in modules.items():
         chosen = [
             made for made in module.PAPER.exhibits if names is None or made.name in names]
         if chosen:
             arguments = argparse.Namespace(**{**vars(args), 'papers': [name]})
-            reported(module.PAPER, chosen, Run(arguments, wall))
+            failed += [
+                f'{name}, {made}'
+                for made in reported(module.PAPER, chosen, Run(arguments, wall))]
+    if failed:
+        parser.exit(1, f"failed: {'; '.join(failed)}\n")
 
 
 if __name__ == '__main__':

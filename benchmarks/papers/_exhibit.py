@@ -3,6 +3,7 @@ import argparse
 import dataclasses
 import functools
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from pyg_fast.datasets import PlantedSize, planted_structure
 
-from .. import _graphs, _harness
+from .. import _cusparse, _graphs, _harness
 from .._graphs import Graph
 from .._harness import Cell, Result, Section, Settings
 
@@ -19,6 +20,7 @@ from .._harness import Cell, Result, Section, Settings
 SIZES: dict[str, PlantedSize] = {
     'Reddit': PlantedSize(232_965, 57_307_946, 41),
     'ogbn-arxiv': PlantedSize(169_343, 1_166_243, 40, 0.7),
+    'ogbn-proteins': PlantedSize(132_534, 39_561_252, 16, 0.5),
     'ogbn-products': PlantedSize(2_449_029, 61_859_140, 2000),
 }
 
@@ -132,6 +134,7 @@ class Paper:
         hardware: That its figures come from, unless an exhibit says otherwise.
         exhibits: What is rerun.
         left_out: Those of its tables and figures that are not, with the reason.
+        note: Where its figures were read, and what else holds for all exhibits.
     """
 
     key: str
@@ -140,6 +143,7 @@ class Paper:
     hardware: str
     exhibits: Sequence[Maker]
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    note: str = ''
 
 
 class Run:
@@ -191,20 +195,29 @@ class Run:
         return section
 
 
-def reported(paper: Paper, exhibits: Sequence[Maker], run: Run) -> None:
-    """Makes the exhibits and writes them down."""
+def reported(paper: Paper, exhibits: Sequence[Maker], run: Run) -> list[str]:
+    """Makes the exhibits, writes them down and returns those that failed."""
     run.report = _harness.Report(f'papers-{paper.key}', run.args, [
         f'{paper.title} ({paper.where}). Its figures, in the columns "paper", come from '
         f'{paper.hardware}; those in the columns "here" from this run, on {_here(run)}. Times are '
         'medians. Graphs called generated have the size of the one in their name and nothing else '
-        'of it; 1/n: an nth of its nodes and edges.'])
+        'of it; 1/n: an nth of its nodes and edges.', *['', paper.note] * bool(paper.note)])
+    if run.device.type == 'cuda':
+        run.report.environment['cusparse'] = _cusparse.version()
     run.report.left_out.update(paper.left_out)
+    failed = []
     for made in exhibits:
         start = time.perf_counter()
-        made.make(run)
+        try:
+            made.make(run)
+        except Exception as error:  # which must not cost what the others measure
+            traceback.print_exc()
+            failed.append(made.name)
+            run.report.left_out[made.name] = f'it failed: {error}'
         run.report.save()
         _harness.log(f'{paper.key}, {made.name}: {time.perf_counter() - start:.1f} s')
     run.report.finish()
+    return failed
 
 
 def _here(run: Run) -> str:
