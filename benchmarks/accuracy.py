@@ -150,6 +150,17 @@ def choose(
     ).cells.append(Cell(name, recipe.hidden, results))
 
 
+def outcomes(found: maxk_training.Sweep, place: int | None = None) -> dict[str, Trained]:
+    """Times of all variants, with their scores by one of the metrics."""
+    results = {}
+    for outcome in found.outcomes:
+        times = [1e3 * point.seconds for run in outcome.runs for point in run]
+        results[str(outcome.variant)] = Trained(
+            statistics.median(times), min(times), max(times), len(times),
+            scores=[] if place is None else [score[place] for score in outcome.scores])
+    return results
+
+
 def compare(
     name: str, line: Sequence[str], args: argparse.Namespace, report: _harness.Report,
 ) -> None:
@@ -165,24 +176,14 @@ def compare(
         f'{recipe.norm}; the aggregation takes {100 * share:.1f} % of an epoch with ReLU, which '
         f'limits the speed-up to {limit:.2f}.')
     columns = {str(variant): [str(variant)] for variant in recipe.variants}
-
-    def cell(scores: Sequence[Sequence[float]]) -> Cell:
-        results: dict[str, Result] = {}
-        for outcome, values in zip(found.outcomes, scores, strict=True):
-            times = [1e3 * point.seconds for run in outcome.runs for point in run]
-            results[str(outcome.variant)] = Trained(
-                statistics.median(times), min(times), max(times), len(times), scores=list(values))
-        return Cell(name, recipe.hidden, results)
-
     for place, metric in enumerate(found.metrics):
         report.section(
             f'Test {metric}, %', Scores, columns=columns, width='hidden',
-        ).cells.append(cell([
-            [score[place] for score in outcome.scores] for outcome in found.outcomes]))
+        ).cells.append(Cell(name, recipe.hidden, {**outcomes(found, place)}))
     times = report.section(
         TIMES, columns=columns, width='hidden',
         versus=[Versus(RELU, name, [RELU]) for name in columns if name != RELU])
-    times.cells.append(cell([[] for _ in found.outcomes]))
+    times.cells.append(Cell(name, recipe.hidden, {**outcomes(found)}))
     _harness.log(f'{name}\n{maxk_training.table(found)}\n')
 
 
