@@ -39,7 +39,7 @@ MODEL_GRAPHS = {'cuda': ('reddit-like',), 'cpu': ('Computers',)}
 QUICK_GRAPHS = ('tiny',)
 CHANNELS, HIDDEN, CLASSES = 602, 128, 41  # of Reddit, and of the paper
 SEED = 1
-_TOLERANCE = 1e-4  # of a norm, for float32
+TOLERANCE = 1e-4  # of a norm, for float32
 _KINKED = 1e-3  # likewise, of gradients: rounding decides where a ReLU bends
 _ROUNDED = 3e-2  # likewise, of features of eight bits
 
@@ -423,7 +423,7 @@ class Model:
         make, right = getattr(self, what), getattr(self, f'right_{what}')
 
         def check(name: str, outputs: Sequence[Tensor]) -> float:
-            tolerance = _ROUNDED if name == INT8 else _KINKED if what == 'step' else _TOLERANCE
+            tolerance = _ROUNDED if name == INT8 else _KINKED if what == 'step' else TOLERANCE
             return norm_error(outputs, right(name, num_samples), tolerance)
 
         return [
