@@ -198,45 +198,6 @@ def test_module_refuses() -> None:
         MaxK(1)(torch.tensor(1.0))
 
 
-def error_of_square(hidden: int, nonlinearity: Callable[[Tensor], Tensor]) -> float:
-    """How far trained networks with one hidden layer are from a parabola: median of nine."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(bound: float, *size: int) -> Tensor:
-        uniform = torch.rand(9, *size, generator=generator, dtype=torch.float64)
-        return ((2 * uniform - 1) * bound).requires_grad_()
-
-    first, shift, second, end = (
-        draw(1, 1, hidden), draw(1, 1, hidden), draw(hidden**-0.5, hidden, 1),
-        draw(hidden**-0.5, 1, 1),
-    )  # fmt: skip
-
-    def errors(points: int) -> Tensor:
-        x = torch.linspace(-1, 1, points, dtype=torch.float64).view(-1, 1)
-        out = nonlinearity(x * first + shift) @ second + end
-        return (out - x.square()).square().mean((1, 2))
-
-    optimizer = torch.optim.Adam([first, shift, second, end], lr=0.02)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
-    for _ in range(300):
-        optimizer.zero_grad()
-        errors(200).sum().backward()
-        optimizer.step()
-        schedule.step()
-    with torch.no_grad():
-        return float(errors(999).sqrt().median())
-
-
-def test_approximates_a_parabola_better_with_more_units() -> None:
-    """The figure of the paper: as many networks as there are widths, k a quarter of each."""
-    linear = error_of_square(16, lambda x: x)
-    few, some, many = (error_of_square(hidden, MaxK(hidden // 4)) for hidden in (4, 16, 64))
-    assert few < 0.9 * linear
-    assert some < 0.7 * few
-    assert many < 0.8 * some
-    assert many < 0.15 * linear
-
-
 # A matrix that says it all --------------------------------------------------------------------
 
 
