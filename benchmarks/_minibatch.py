@@ -72,7 +72,7 @@ class Inputs:
             graph.num_nodes, width, device=self.device,
             generator=torch.Generator(self.device).manual_seed(1))
         # Pinned once, not by every loader.
-        self.x = torch.empty_like(drawn, device='cpu', pin_memory=drawn.is_cuda).copy_(drawn)
+        self.x = torch.empty(drawn.shape, pin_memory=drawn.is_cuda).copy_(drawn)
 
     def first(self, num_nodes: int) -> 'Inputs':
         """The same with fewer training nodes."""

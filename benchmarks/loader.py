@@ -826,22 +826,21 @@ def run_wait(
 
 # Processes --------------------------------------------------------------------------------------
 
-def processes(
-    name: str, counts: Sequence[int], batch_size: int, hidden: int, num_neighbors: Sequence[int],
-    settings: Settings,
-) -> dict[str, Result]:
+def run_gpus(
+    name: str, args: argparse.Namespace, report: _harness.Report,
+) -> None:
     """Epochs of the example, one process a GPU (on a CPU: processes by gloo)."""
     results: dict[str, Result] = {}
-    for count in counts:
+    for count in args.gpus:
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / 'record.json'
             command = [
                 sys.executable, '-m', 'torch.distributed.run', '--standalone',
                 f'--nproc-per-node={count}', str(_harness.ROOT / 'examples' / 'fastgl_ddp.py'),
-                '--dataset', 'planted', '--size', name, '--device', settings.device.type,
-                '--batch-size', str(batch_size), '--hidden', str(hidden), '--epochs',
-                str(1 + max(1, few_times(settings).repeats)), '--fanout',
-                ','.join(map(str, num_neighbors)), '--evaluate-every', '0', '--json', str(record)]
+                '--dataset', 'planted', '--size', name, '--device', args.device, '--batch-size',
+                str(args.batch_size), '--hidden', str(args.hidden), '--epochs',
+                str(1 + max(1, min(args.repeats, _EPOCH_REPEATS))), '--fanout',
+                ','.join(map(str, args.fanouts[0])), '--evaluate-every', '0', '--json', str(record)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
             label = f'{count} process{"es" * (count > 1)}'
             if done.returncode != 0:
@@ -853,14 +852,6 @@ def processes(
             times = [1e3 * each for each in seconds]
             results[label] = Result(
                 statistics.median(times), min(times), max(times), len(times))
-    return results
-
-
-def run_gpus(
-    name: str, args: argparse.Namespace, settings: Settings, report: _harness.Report,
-) -> None:
-    results = processes(
-        name, args.gpus, args.batch_size, args.hidden, args.fanouts[0], settings)
     first, *others = results
     section = report.section(
         'One epoch, ms', columns={label: [label] for label in results}, width='batch of each',
@@ -955,7 +946,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             report.save()
     if 'gpus' in sections:
         for name in args.graphs:
-            run_gpus(name, args, settings, report)
+            run_gpus(name, args, report)
             report.save()
     report.finish()
 

@@ -22,6 +22,8 @@ SIZES: dict[str, PlantedSize] = {
     'ogbn-arxiv': PlantedSize(169_343, 1_166_243, 40, 0.7),
     'ogbn-proteins': PlantedSize(132_534, 39_561_252, 16, 0.5),
     'ogbn-products': PlantedSize(2_449_029, 61_859_140, 2000),
+    'ogbn-papers100M': PlantedSize(111_059_956, 807_842_936, 172),
+    'IGB-large': PlantedSize(100_000_000, 611_785_682, 19),
 }
 
 Figure = float | str  # a number, or what stands for it
@@ -163,10 +165,11 @@ class Run:
         self.device = wall.device
         self.quick: bool = args.quick
 
-    def like(self, name: str) -> Graph:
+    def like(self, name: str, max_edges: int | None = None) -> Graph:
         """A generated graph of the size of one in :obj:`SIZES`, or a fraction of it."""
         size, parts = SIZES[name], 1
-        while 2 * size.num_pairs // parts > self.args.max_edges:
+        most = min(self.args.max_edges, max_edges or self.args.max_edges)
+        while 2 * size.num_pairs // parts > most:
             parts *= 2
         return self._generated(name, parts)
 
