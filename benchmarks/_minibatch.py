@@ -1,4 +1,5 @@
 """What the loader is compared with: samplers of others, and a loader made of torch ops."""
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -66,10 +67,18 @@ class Inputs:
         self.nodes = torch.randperm(graph.num_nodes, generator=generator)[:max(count, 1)]
         if num_nodes is not None:
             self.nodes = self.nodes[:num_nodes]
-        self.x = torch.randn(graph.num_nodes, width, generator=generator)
         self.y = torch.randint(CLASSES, (graph.num_nodes,), generator=generator)
-        if self.device.type == 'cuda':  # once, not by every loader
-            self.x = self.x.pin_memory()
+        drawn = torch.randn(
+            graph.num_nodes, width, device=self.device,
+            generator=torch.Generator(self.device).manual_seed(1))
+        # Pinned once, not by every loader.
+        self.x = torch.empty(drawn.shape, pin_memory=drawn.is_cuda).copy_(drawn)
+
+    def first(self, num_nodes: int) -> 'Inputs':
+        """The same with fewer training nodes."""
+        fewer = copy.copy(self)
+        fewer.nodes = self.nodes[:num_nodes]
+        return fewer
 
     @functools.cached_property
     def data(self) -> Data:

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import GCN
+from torch_geometric.nn import GAT, GCN, GIN
 from torch_geometric.utils import scatter
 
 import pyg_fast
@@ -62,6 +62,9 @@ SWEEP = {
     'width': (32, 64, 128, 256, 512),
     'fanout': ((5, 5), (10, 10), (5, 10, 15), (15, 10, 5), (10, 10, 10, 10)),
 }
+MODELS: dict[str, Callable[..., torch.nn.Module]] = {
+    'GCN': GCN, 'GIN': functools.partial(GIN, norm='batch_norm'),
+    'GAT': functools.partial(GAT, heads=8)}
 WINDOW = 8
 CACHE_RATIO = 0.1
 WAIT_HIDDEN = 256
@@ -163,14 +166,41 @@ def samplers(
         TORCH: lambda seeds: _minibatch.torch_sample(rowptr, col, seeds, num_neighbors)}
 
 
+def sampled(
+    inputs: Inputs, num_neighbors: tuple[int, ...], batch_size: int, node_map: ops.NodeMap,
+    settings: Settings, pyg: str | None,
+) -> dict[str, Result]:
+    """The ways to sample, PyG's if it has a name."""
+    device = inputs.device
+    batches = inputs.seeds(batch_size, _CALLS if device.type == 'cuda' else 2, device)
+    draws = {name: Draws(sample, batches) for name, sample in samplers(
+        inputs, num_neighbors, node_map).items()}
+    if pyg is not None:
+        few = batches[:1] if device.type == 'cuda' else batches
+        draws[pyg] = Draws(
+            _minibatch.pyg_sampler(inputs, num_neighbors), [seeds.cpu() for seeds in few])
+
+    def check(sub: Any) -> float:
+        right = _minibatch.fits(inputs.graph, batches[-1], num_neighbors, sub)
+        return 0.0 if right else math.inf
+
+    made = []
+    for name, each in draws.items():
+        ours = name in (OURS, CHECKED)
+        made.append(Contender(
+            name, lambda each=each: each, ours, check if ours else None, len(each.batches)))
+    results = _harness.measure(made, settings)
+    return counted(results, {
+        name: statistics.fmean(each.edges or [0]) for name, each in draws.items()})
+
+
 def run_sample(
     inputs: Inputs, fanouts: Sequence[tuple[int, ...]], batch_sizes: Sequence[int],
     settings: Settings, report: _harness.Report,
 ) -> None:
-    graph, device = inputs.graph, inputs.device
-    calls = _CALLS if device.type == 'cuda' else 2
-    node_map = ops.NodeMap(graph.num_nodes, device)
-    rivals = [TORCH]
+    graph = inputs.graph
+    node_map = ops.NodeMap(graph.num_nodes, inputs.device)
+    rivals, pyg = [TORCH], None
     try:
         pyg = f'{PYG}, {_minibatch.pyg_backend()} on the CPU'
         rivals.append(pyg)
@@ -181,35 +211,25 @@ def run_sample(
         columns={name: [name] for name in (OURS, CHECKED, *rivals)},
         versus=[Versus(name, OURS, [name]) for name in reversed(rivals)])
     for num_neighbors, batch_size in itertools.product(fanouts, batch_sizes):
-        batches = inputs.seeds(batch_size, calls, device)
-        draws = {name: Draws(sample, batches) for name, sample in samplers(
-            inputs, num_neighbors, node_map).items()}
-        if len(rivals) > 1:
-            few = batches[:1] if device.type == 'cuda' else batches
-            draws[pyg] = Draws(
-                _minibatch.pyg_sampler(inputs, num_neighbors), [seeds.cpu() for seeds in few])
-
-        def check(
-            sub: Any, seeds: Tensor = batches[-1], num_neighbors: tuple[int, ...] = num_neighbors,
-        ) -> float:
-            return 0.0 if _minibatch.fits(graph, seeds, num_neighbors, sub) else math.inf
-
-        results = _harness.measure([
-            Contender(name, lambda each=each: each, name not in rivals,
-                      None if name in rivals else check, len(each.batches))
-            for name, each in draws.items()], settings)
-        edges = {name: statistics.fmean(each.edges or [0]) for name, each in draws.items()}
-        cell = Cell(f'{graph.name}, {text(num_neighbors)}', batch_size, counted(results, edges))
+        cell = Cell(f'{graph.name}, {text(num_neighbors)}', batch_size, sampled(
+            inputs, num_neighbors, batch_size, node_map, settings, pyg))
         section.cells.append(cell)
         log(cell, section.title)
-    run_relabel(inputs, node_map, fanouts[0], batch_sizes[-1], settings, report)
+    section = report.section(
+        'The id map alone', Rates, width='ids',
+        columns={name: [name] for name in (OURS, HASHING, UNIQUE)},
+        versus=[Versus(UNIQUE, OURS, [UNIQUE])])
+    cell = Cell(graph.name, *relabelled(
+        inputs, node_map, fanouts[0], batch_sizes[-1], settings))
+    section.cells.append(cell)
+    log(cell, section.title)
 
 
-def run_relabel(
+def relabelled(
     inputs: Inputs, node_map: ops.NodeMap, num_neighbors: Sequence[int], batch_size: int,
-    settings: Settings, report: _harness.Report,
-) -> None:
-    """The map alone, of all the ids that a sample of the first fanout has to map."""
+    settings: Settings,
+) -> tuple[int, dict[str, Result]]:
+    """The map alone, of all the ids that a sample has to map; their number, and its times."""
     graph = inputs.graph
     (seeds,) = inputs.seeds(batch_size, 1, inputs.device)
     sub = ops.neighbor_sample(
@@ -239,14 +259,7 @@ def run_relabel(
             ours=True, check=check, calls=calls),
         Contender(UNIQUE, lambda: repeated(lambda: ids.unique(return_inverse=True)), calls=calls),
     ], settings)
-    section = report.section(
-        'The id map alone', Rates, width='ids',
-        columns={name: [name] for name in (OURS, HASHING, UNIQUE)},
-        versus=[Versus(UNIQUE, OURS, [UNIQUE])])
-    cell = Cell(
-        graph.name, ids.numel(), counted(results, dict.fromkeys(results, float(ids.numel()))))
-    section.cells.append(cell)
-    log(cell, section.title)
+    return ids.numel(), counted(results, dict.fromkeys(results, float(ids.numel())))
 
 
 # Aggregation ------------------------------------------------------------------------------------
@@ -357,6 +370,19 @@ def blocks(
     yield f'batch of {text(FANOUTS[0])}', sub, sub.n_id.numel()
 
 
+def block_contenders(block: Block, backward: bool) -> list[Contender]:
+    made = [Contender(OURS, lambda: block.ours_step if backward else block.ours, ours=True)]
+    for rival, method in ((TORCH_SPARSE, block.torch_sparse), (SCATTER, block.scatter)):
+        made.append(Contender(rival, functools.partial(functools.partial, method, backward)))
+    if block.x.is_cuda:
+        for way, names in CUSPARSE.items():
+            for each, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True):
+                if backward or way == 'sorted':
+                    made.append(Contender(each, functools.partial(
+                        functools.partial, block.cusparse, way, algorithm, backward)))
+    return [dataclasses.replace(contender, check=block.check) for contender in made]
+
+
 def run_aggregate(
     inputs: Inputs, batch_size: int, rows: int, widths: Sequence[int], settings: Settings,
     report: _harness.Report,
@@ -365,20 +391,7 @@ def run_aggregate(
         for name, sub, num_dst in blocks(inputs, batch_size, rows, width):
             block = Block(name, sub, num_dst, width)
             for title, backward in ((FORWARD, False), (STEP, True)):
-                made = [Contender(
-                    OURS, lambda backward=backward, block=block: (
-                        block.ours_step if backward else block.ours), ours=True)]
-                for rival in (TORCH_SPARSE, SCATTER):
-                    method = block.torch_sparse if rival == TORCH_SPARSE else block.scatter
-                    made.append(Contender(rival, lambda method=method, backward=backward:
-                                          functools.partial(method, backward)))
-                if settings.device.type == 'cuda':
-                    for way, names in CUSPARSE.items():
-                        for each, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True):
-                            if backward or way == 'sorted':
-                                made.append(Contender(each, functools.partial(
-                                    functools.partial, block.cusparse, way, algorithm, backward)))
-                made = [dataclasses.replace(contender, check=block.check) for contender in made]
+                made = block_contenders(block, backward)
                 rivals = [c.name for c in made if c.name.startswith('cuSPARSE')]
                 section = report.section(
                     f'Sums over fresh blocks, {title}, float32', memory=False,
@@ -415,15 +428,15 @@ def neighbor_loader(
 
 
 class Network:
-    """A GCN and its steps of training."""
+    """A network and its steps of training."""
 
     def __init__(
         self, width: int, hidden: int, num_layers: int, device: torch.device, ours: bool,
-        trim: bool = False,
+        trim: bool = False, model: str = 'GCN',
     ) -> None:
         torch.manual_seed(1)
-        model = GCN(width, hidden, num_layers, CLASSES).to(device)
-        self.model = pyg_fast.accelerate(model) if ours else model
+        made = MODELS[model](width, hidden, num_layers, CLASSES).to(device)
+        self.model = pyg_fast.accelerate(made) if ours else made
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.001)
         self.trim = trim
 
@@ -462,8 +475,8 @@ def train(
     return run
 
 
-def loaded(inputs: Inputs, batch: Data) -> float:
-    """Zero for a batch with the right features, labels and edges of the graph."""
+def loaded(inputs: Inputs, batch: Data, walks: bool = False) -> float:
+    """Zero for a batch with the right features, labels and edges of the graph; walks lead on."""
     n_id = batch.n_id.cpu()
     num_seeds = batch.batch_size
     src, dst = n_id[torch.stack(tuple(batch.edge_index)).cpu()]
@@ -474,7 +487,7 @@ def loaded(inputs: Inputs, batch: Data) -> float:
     right = all([
         torch.equal(batch.x.cpu(), inputs.x[n_id]),
         torch.equal(batch.y[:num_seeds].cpu(), inputs.y[n_id[:num_seeds]]),
-        bool((keys[place] == key).all()),
+        walks or bool((keys[place] == key).all()),
         n_id.unique().numel() == n_id.numel(),
     ])
     return 0.0 if right else math.inf
@@ -488,43 +501,59 @@ def few_times(settings: Settings) -> Settings:
     return dataclasses.replace(settings, repeats=min(settings.repeats, _EPOCH_REPEATS))
 
 
+def pyg_loaders(
+    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
+) -> dict[str, Callable[[], NeighborLoader]]:
+    """PyG's loader and its variant.
+
+    Raises:
+        Missing: If there is nothing that it could sample with.
+    """
+    _minibatch.pyg_backend()
+    return {
+        name: functools.partial(
+            neighbor_loader, inputs, num_neighbors, batch_size, workers, batches, **options)
+        for name, options in ((PYG, {}), (PER_WORKER, {'filter_per_worker': True}))}
+
+
+def epoch_of(
+    name: str, inputs: Inputs, make: Callable[[], Iterable[Data]], batches: int,
+    network: Callable[[], Network] | None = None,
+) -> Contender:
+    """An epoch of loading, or of training if there is a network."""
+    def prepare() -> Callable[[], Any]:
+        if network is None:
+            return load(make(), inputs.device)
+        return train(make(), network(), inputs.device)
+
+    check = functools.partial(loaded, inputs) if network is None else finite
+    return Contender(name, prepare, name in (OURS, TRIMMED), check, batches)
+
+
 def run_epoch(
     inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
 ) -> None:
-    device, num_batches = inputs.device, inputs.num_batches(args.batch_size)
+    num_batches = inputs.num_batches(args.batch_size)
     sizes = args.fanouts[0], args.batch_size
     taken = min(max(args.rival_batches, args.workers), num_batches)  # all workers have one
-    loader = functools.partial(fast, inputs, *sizes)
-    rivals = {}
+    rivals: dict[str, Callable[[], NeighborLoader]] = {}
     try:
-        _minibatch.pyg_backend()
-        for name, options in {PYG: {}, PER_WORKER: {'filter_per_worker': True}}.items():
-            rivals[name] = functools.partial(
-                neighbor_loader, inputs, *sizes, args.workers, taken, **options)
+        rivals = pyg_loaders(inputs, *sizes, args.workers, taken)
     except _graphs.Missing as reason:
         report.left_out["PyG's NeighborLoader"] = str(reason)
+
+    def network(name: str) -> Network:
+        return Network(inputs.width, args.hidden, len(args.fanouts[0]), inputs.device,
+                       name in (OURS, TRIMMED), name == TRIMMED)
+
     for title in ('loading', 'training'):
-        made = []
-
-        def add(
-            name: str, make: Callable[[], Iterable[Data]], ours: bool, trim: bool = False,
-            training: bool = title == 'training', into: list[Contender] = made,
-        ) -> None:
-            def prepare() -> Callable[[], Any]:
-                if not training:
-                    return load(make(), device)
-                return train(make(), Network(
-                    inputs.width, args.hidden, len(args.fanouts[0]), device, ours, trim), device)
-
-            into.append(Contender(
-                name, prepare, ours, finite if training else functools.partial(loaded, inputs),
-                calls=num_batches if ours else taken))
-
-        add(OURS, loader, True)
-        if title == 'training':
-            add(TRIMMED, loader, True, trim=True)
-        for name, make in rivals.items():
-            add(name, make, False)
+        training = title == 'training'
+        ours = functools.partial(fast, inputs, *sizes)
+        made = [
+            epoch_of(name, inputs, make, taken if name in rivals else num_batches,
+                     functools.partial(network, name) if training else None)
+            for name, make in {OURS: ours, **({TRIMMED: ours} if training else {}),
+                               **rivals}.items()]
         results = _harness.measure(made, few_times(settings))
         columns = {OURS: [OURS], TRIMMED: [TRIMMED], **{name: [name] for name in (
             PYG, PER_WORKER)}}
@@ -579,22 +608,23 @@ class Traffic(Section):
         return '\n'.join([super().markdown(), '', *_harness.table(head, rows)])
 
 
-def run_match(
-    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
-) -> None:
-    num_neighbors, batch_size = args.fanouts[0], args.batch_size
-    num_batches = inputs.num_batches(batch_size)
+def traffic(
+    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, settings: Settings,
+    variants: Iterable[str] = tuple(VARIANTS), **options: Any,
+) -> dict[str, Moved]:
+    """Epochs of loading, with and without what saves traffic."""
     loaders: dict[str, FastNeighborLoader] = {}
+    check = functools.partial(loaded, inputs, walks=options.get('sampler') == 'random_walk')
 
     def make(name: str) -> Callable[[], Data]:
-        loaders[name] = fast(inputs, num_neighbors, batch_size, **VARIANTS[name])
+        loaders[name] = fast(inputs, num_neighbors, batch_size, **VARIANTS[name], **options)
         return load(loaders[name], inputs.device)
 
     results = _harness.measure([
-        Contender(name, functools.partial(make, name), ours=True,
-                  check=functools.partial(loaded, inputs), calls=num_batches)
-        for name in VARIANTS], few_times(settings))
-    moved: dict[str, Result] = {}
+        Contender(name, functools.partial(make, name), ours=True, check=check,
+                  calls=inputs.num_batches(batch_size))
+        for name in variants], few_times(settings))
+    moved: dict[str, Moved] = {}
     for name, result in results.items():
         stats = loaders[name].stats
         count = max(stats.num_batches, 1)
@@ -602,12 +632,20 @@ def run_match(
             **vars(result), bytes_moved=stats.bytes_moved / count,
             saved_by_match=stats.bytes_saved_by_match / count,
             saved_by_cache=stats.bytes_saved_by_cache / count, match_degree=stats.match_degree)
+    return moved
+
+
+def run_match(
+    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
+) -> None:
+    num_neighbors, batch_size = args.fanouts[0], args.batch_size
     section = report.section(
         f'Loading, features in host memory, {inputs.width} wide, ms per batch', Traffic,
         columns={name: [name] for name in VARIANTS}, width='batch', memory=True, versus=[
             Versus(NAIVE, REORDER, [NAIVE]), Versus(NAIVE, MATCH, [NAIVE]),
             Versus(MATCH, REORDER, [MATCH]), Versus(NAIVE, CACHE, [NAIVE])])
-    cell = Cell(f'{inputs.graph.name}, {text(num_neighbors)}', batch_size, moved)
+    cell = Cell(f'{inputs.graph.name}, {text(num_neighbors)}', batch_size, {
+        **traffic(inputs, num_neighbors, batch_size, settings)})
     section.cells.append(cell)
     log(cell, section.title)
 
@@ -616,6 +654,7 @@ def run_match(
 
 def step_of(
     name: str, inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, hidden: int,
+    model: str = 'GCN',
 ) -> Contender:
     """An epoch of training by the paper's system up to one of its parts.
 
@@ -629,7 +668,7 @@ def step_of(
     def make() -> Callable[[], Tensor]:
         network = Network(
             inputs.width, hidden, len(num_neighbors), inputs.device,
-            ours=name in (MEMORY_AWARE, FUSED_MAP))
+            ours=name in (MEMORY_AWARE, FUSED_MAP), model=model)
         if name == FUSED_MAP:
             return train(fast(inputs, num_neighbors, batch_size), network, inputs.device)
         window = 0 if name == NAIVE else WINDOW

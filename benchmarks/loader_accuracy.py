@@ -117,6 +117,14 @@ def arguments(name: str, model: str, args: argparse.Namespace) -> Iterator[list[
         yield [*line, '--root', str(root)]
 
 
+def trained(line: Sequence[str]) -> tuple[Trained, dict[str, int]]:
+    """What the example made of a command line, and the size of its graph."""
+    found = fastgl_training.main([*line])
+    return Trained(
+        1e3 * found.epoch_seconds, scores=found.accuracies,
+        losses=[[point.loss for point in run] for run in found.runs]), found.graph
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description='Networks trained on sampled batches, and on whole graphs.',
@@ -166,16 +174,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                             options = [*options, '--epochs', str(args.epochs)]
                         elif args.quick:
                             options = [*options, '--epochs', '40']
-                        found = fastgl_training.main([*line, *options])
-                        results[way] = Trained(
-                            1e3 * found.epoch_seconds, scores=found.accuracies,
-                            losses=[[point.loss for point in run] for run in found.runs])
-                        _harness.log(f'{name}, {model}, {way}: {found.accuracies}')
+                        result, size = trained([*line, *options])
+                        results[way] = result
+                        _harness.log(f'{name}, {model}, {way}: {result.scores}')
             except _graphs.Missing as reason:
                 report.left_out[name] = str(reason)
                 _harness.log(f'{name} left out: {reason}')
                 break
-            report.graphs[name] = found.graph
+            report.graphs[name] = size
             report.section(model.upper(), Scores, columns={}).cells.append(Cell(name, 0, results))
             report.save()
     report.finish()

@@ -25,6 +25,8 @@ SIZES: dict[str, PlantedSize] = {
     'ogbn-products': PlantedSize(2_449_029, 61_859_140, 2000),
     'BlogCatalog': PlantedSize(88_784, 2_093_195, 40),
     'YouTube': PlantedSize(1_134_890, 2_987_624, 8000),
+    'ogbn-papers100M': PlantedSize(111_059_956, 807_842_936, 172),
+    'IGB-large': PlantedSize(100_000_000, 611_785_682, 19),
 }
 
 Figure = float | str  # a number, or what stands for it
@@ -171,10 +173,11 @@ class Run:
         """What sums over a graph for others on this device."""
         return 'cuSPARSE' if self.device.type == 'cuda' else 'torch.sparse'
 
-    def like(self, name: str) -> Graph:
+    def like(self, name: str, max_edges: int | None = None) -> Graph:
         """A generated graph of the size of one in :obj:`SIZES`, or a fraction of it."""
         size, parts = SIZES[name], 1
-        while 2 * size.num_pairs // parts > self.args.max_edges:
+        most = min(self.args.max_edges, max_edges or self.args.max_edges)
+        while 2 * size.num_pairs // parts > most:
             parts *= 2
         return self._generated(name, parts)
 
