@@ -611,20 +611,21 @@ def _output(*command: str) -> str | None:
     return None
 
 
+def cache_bytes(device: torch.device) -> int:
+    """Size of the last-level cache, 0 if it is not known."""
+    if device.type == 'cuda':
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    with contextlib.suppress(OSError, ValueError):
+        text = Path('/sys/devices/system/cpu/cpu0/cache/index3/size').read_text()
+        return int(text.strip().removesuffix('K')) << 10
+    return 0
+
+
 def cache_state(bytes_of_x: int, device: torch.device) -> str:
     """How the gathered matrix compares with the last-level cache."""
-    if device.type == 'cuda':
-        name, cache = 'L2', torch.cuda.get_device_properties(device).L2_cache_size
-    else:
-        name, cache = 'L3', _sysconf('SC_LEVEL3_CACHE_SIZE')
+    name, cache = 'L2' if device.type == 'cuda' else 'L3', cache_bytes(device)
     known = f" {'<=' if bytes_of_x <= cache else '>'} {name}" if cache else ''
     return f'{megabytes(bytes_of_x)} MB{known}'
-
-
-def _sysconf(name: str) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return os.sysconf(name)
-    return 0
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -1,0 +1,738 @@
+"""What each kernel has to move and what it gathers, beside what the device can do, in one run.
+
+python -m benchmarks.roofline                         everything below
+python -m benchmarks.roofline --quick                 a minute or less
+python -m benchmarks.roofline --parts sums,maxk       the ceilings, and any of
+    sums        spmm, its gradients, and that of an execution path
+    maxk        selection, aggregation of what was selected, and its gradient
+    attention   GAT and GATv2: inference, training, gradients
+    sampled     aggregation of a sample
+    batches     to_csr, neighbor_sample, relabel, match, fetch_rows, random_walk
+"""
+import argparse
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_fast import ops
+from pyg_fast.ops.sampled_spmm import Sampling
+
+from . import _graphs, _harness, _minibatch, gat, loader, maxk, paths, sampled, spmm
+from ._graphs import Graph
+from ._harness import Cell, Contender, Result, Section, Settings
+from ._minibatch import Inputs
+from .paths import Operator
+from .spmm import FORWARD
+
+PARTS = ('sums', 'maxk', 'attention', 'sampled', 'batches')
+GRAPHS = {'cuda': ('arxiv-like', 'reddit-like', 'products-like'), 'cpu': ('Computers', 'medium')}
+QUICK_GRAPHS = {'cuda': ('arxiv-like',), 'cpu': ('medium',)}
+WIDTHS, QUICK_WIDTHS = (16, 64, 256), (16, 64)
+DTYPES = ('float32', 'bfloat16')
+ROWS = (8, 64, 128, 256, 512, 1024)  # bytes
+TABLES = {'cuda': (8, 32, 128, 512, 2048), 'cpu': (1, 8, 64, 512)}  # MiB
+QUICK_TABLES = {'cuda': (8, 512), 'cpu': (1, 64)}
+BUFFERS = {'cuda': 2048, 'cpu': 256}  # MiB
+GATHERED = {'cuda': 1 << 30, 'cpu': 1 << 24}  # bytes at a call
+MOST_GATHERS = 1 << 24
+CEILING_REPEATS = 20  # at least
+BAG = 32
+K, HEADS, CHANNELS, SAMPLES, SHARE, PATH_WIDTH = 32, 8, 8, 32, 0.1, 64
+BATCH_SIZE = {'cuda': 8000, 'cpu': 1024}
+FANOUT, BATCH_WIDTH = (15, 10, 5), 100
+NUM_WALKS, WALK_LENGTH = {'cuda': 1 << 18, 'cpu': 1 << 13}, 10
+INDEX = 4  # bytes, of the graphs' int32
+
+COPY, READ, WRITE, BUS = 'copy', 'read (sum)', 'write (fill)', 'host to device, pinned'
+SELECT, EMBEDDING_BAG, PLAIN = 'index_select', f'embedding_bag, {BAG} rows a bag', 'plain kernel'
+MEMORY, CACHE = 'memory', 'cache'
+
+# Threads next to one another read one row after the other, four loads under way each. Nothing is
+# written: what is read never adds up to `never`.
+_PLAIN = r"""
+extern "C" __global__ void gather(const VECTOR* table, const int* index, int* out, int shift,
+                                  int total, int never) {
+  const int chunks = 1 << shift, stride = gridDim.x * blockDim.x;
+  int sum = 0;
+  for (int t = blockIdx.x * blockDim.x + threadIdx.x; t < total; t += 4 * stride) {
+    VECTOR part[4];
+    for (int k = 0; k < 4; ++k) {
+      const int at = t + k * stride;
+      part[k] = table[((long long)index[at >> shift] << shift) + (at & (chunks - 1))];
+    }
+    for (int k = 0; k < 4; ++k) sum += part[k].x | part[k].y;
+  }
+  if (sum == never) out[0] = sum;
+}
+"""
+
+kernels = torch.ops.pyg_fast
+
+
+def size(*tensors: Tensor | None) -> int:
+    """Bytes of arrays."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def distinct(index: Tensor, num_nodes: int) -> int:
+    named = torch.zeros(num_nodes, dtype=torch.bool, device=index.device)
+    named[index.long()] = True
+    return int(named.sum())
+
+
+# Ceilings ---------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Rate(Result):
+    """A time, and for how many bytes it was."""
+
+    num_bytes: int = 0
+
+    @property
+    def per_second(self) -> float:
+        """Of the fastest repeat, since that is what the device can do."""
+        return self.num_bytes / self.min_ms * 1e3 if self.min_ms else 0.0
+
+
+def rate(result: Result) -> float:
+    assert isinstance(result, Rate)
+    return result.per_second
+
+
+def gigabytes(per_second: float) -> str:
+    """In GB per second."""
+    return f'{per_second / 1e9:,.{0 if per_second >= 1e11 else 1}f}' if per_second else '–'
+
+
+class Rates(Section):
+    """A table of bytes per second."""
+
+    def markdown(self) -> str:
+        rows = [[
+            cell.graph, f'{cell.width:,}',
+            *(gigabytes(rate(cell.results[name])) if name in cell.results else '–'
+              for name in self.used())] for cell in self.cells]
+        return '\n'.join([
+            f'## {self.title}', '', *_harness.table(['of', self.width, *self.used()], rows)])
+
+
+class Ceilings:
+    """What the device can do, in bytes per second, as measured in this run."""
+
+    def __init__(self, cache: int) -> None:
+        self.cache = cache
+        self.memory = self.bus = 0.0
+        self.rows: dict[tuple[int, int], float] = {}  # by bytes of a row and of the table
+
+    def random_rows(self, row: int, table: int) -> float:
+        """Of rows and a table of about that size."""
+        return self.rows[min(self.rows, key=lambda known: (
+            abs(math.log(known[0] / row)), abs(math.log(known[1] / max(table, 1)))))]
+
+    def cached(self, row: int) -> float:
+        """Of rows of about that size, from whichever table they come fastest."""
+        nearest = min({known for known, _ in self.rows}, key=lambda k: abs(math.log(k / row)))
+        return max(rate for (known, _), rate in self.rows.items() if known == nearest)
+
+    def stream(self, num_bytes: int) -> tuple[str, float]:
+        """Of so many bytes read and written once, and what they come from."""
+        cached = self.cached(ROWS[-1])
+        if num_bytes <= self.cache and cached > self.memory:
+            return CACHE, cached
+        return MEMORY, self.memory
+
+
+def measure_streams(
+    megabytes: int, ceilings: Ceilings, settings: Settings, report: _harness.Report,
+) -> None:
+    count = megabytes << 18
+    x, y = (torch.ones(count, device=settings.device) for _ in range(2))
+    ways: dict[str, tuple[Callable[[], Any], int]] = {
+        COPY: (lambda: y.copy_(x), 2 * size(x)),
+        READ: (x.sum, size(x)),
+        WRITE: (lambda: y.fill_(1.0), size(y))}
+    if settings.device.type == 'cuda':
+        host = torch.ones(min(count, 1 << 26)).pin_memory()
+        part = y[:host.numel()]
+        ways[BUS] = lambda: part.copy_(host, non_blocking=True), size(host)
+    measured = _harness.measure(
+        [Contender(name, lambda run=run: run, ours=True) for name, (run, _) in ways.items()],
+        settings)
+    results: dict[str, Result] = {
+        name: Rate(**vars(result), num_bytes=ways[name][1]) for name, result in measured.items()}
+    section = report.section(
+        'Streams, GB/s', Rates, columns={name: [name] for name in ways}, width='MiB')
+    section.cells.append(Cell('float32', megabytes, results))
+    ceilings.memory = max(rate(results[COPY]), rate(results[READ]))
+    ceilings.bus = rate(results[BUS]) if BUS in results else 0.0
+
+
+def plain_kernel(table: Tensor, index: Tensor) -> Callable[[], Tensor]:
+    row = size(table[:1])
+    vector = min(row, 16)
+    code = _PLAIN.replace('VECTOR', f'int{vector // 4}')
+    kernel = torch.cuda._compile_kernel(code, 'gather')
+    out = index.new_empty(1)
+    total = index.numel() * row // vector
+    # A power of two, as the total is, so that no thread has to ask whether it is past the end.
+    blocks = min(1 << 12, max(1, total // (4 * 256)))
+
+    def run() -> Tensor:
+        kernel((blocks, 1, 1), (256, 1, 1), (
+            table, index, out, (row // vector).bit_length() - 1, total, -1))
+        return out
+
+    return run
+
+
+def gathers(table: Tensor, index: Tensor) -> list[Contender]:
+    """The ways to read random rows."""
+    offsets = torch.arange(0, index.numel(), BAG, device=index.device, dtype=index.dtype)
+    out = table.new_empty(index.numel(), table.size(1))
+    ways: dict[str, Callable[[], Callable[[], Any]]] = {
+        SELECT: lambda: lambda: torch.index_select(table, 0, index, out=out),
+        EMBEDDING_BAG: lambda: lambda: F.embedding_bag(index, table, offsets, mode='sum')}
+    if table.is_cuda:
+        ways[PLAIN] = lambda: plain_kernel(table, index)
+    return [Contender(name, make, ours=name == SELECT) for name, make in ways.items()]
+
+
+def measure_gathers(
+    tables: Sequence[int], ceilings: Ceilings, settings: Settings, report: _harness.Report,
+) -> None:
+    device = settings.device
+    generator = torch.Generator(device=device).manual_seed(1)
+    section = report.section(
+        'Random rows, GB/s', Rates, width='bytes of a row',
+        columns={name: [name] for name in (SELECT, EMBEDDING_BAG, PLAIN)})
+    for megabytes in tables:
+        for row in ROWS:
+            table = torch.ones((megabytes << 20) // row, row // 4, device=device)
+            count = min(GATHERED[device.type] // row, MOST_GATHERS)
+            index = torch.randint(
+                table.size(0), (count,), generator=generator, device=device, dtype=torch.int)
+            measured = _harness.measure(gathers(table, index), settings)
+            results: dict[str, Result] = {
+                name: Rate(**vars(result), num_bytes=count * (row + INDEX))
+                for name, result in measured.items()}
+            section.cells.append(Cell(f'a table of {megabytes} MiB', row, results))
+            ceilings.rows[row, megabytes << 20] = max(rate(r) for r in results.values())
+    _harness.log(f'memory {gigabytes(ceilings.memory)} GB/s, random rows of cached tables '
+                 + ', '.join(f'{row} B {gigabytes(ceilings.cached(row))}' for row in ROWS))
+
+
+# What kernels do --------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Work:
+    """What a kernel has to do.
+
+    Args:
+        must_move: Bytes of its inputs and results, each read or written once as if caches were
+            perfect; of what is gathered from, the rows that are named. Scratch is left out.
+        gathered: Bytes that it asks for: a row as often as it is named. ``0``: it gathers nothing.
+        row: Bytes of a row that is gathered.
+        table: Bytes of all rows.
+        bus: Whether they come over the bus. (default: ``False``)
+    """
+
+    must_move: int
+    gathered: int = 0
+    row: int = 0
+    table: int = 0
+    bus: bool = False
+
+
+def over_edges(
+    csr: Iterable[Tensor | None], col: Tensor, row: int, num_rows: int, once: int,
+) -> Work:
+    """The work of a kernel that goes over the edges of a CSR structure, and reads a row of some
+    array for each; ``once``: bytes of what is read or written once besides."""
+    once += size(*csr)
+    return Work(distinct(col, num_rows) * row + once, col.numel() * row + once, row, num_rows * row)
+
+
+@dataclasses.dataclass
+class Kernel:
+    """A kernel, its work, and what of it is counted."""
+
+    contender: Contender
+    work: Work
+    counted: str
+
+
+def picked(contenders: Iterable[Contender], name: str) -> Contender:
+    return next(contender for contender in contenders if contender.name == name)
+
+
+def ours(name: str, contender: Contender, work: Work, counted: str) -> Kernel:
+    return Kernel(dataclasses.replace(contender, name=name), work, counted)
+
+
+def raw(
+    name: str, run: Callable[[], Any], check: Callable[[Any], bool], work: Work, counted: str,
+) -> Kernel:
+    """Of an op whose result is right or not."""
+    contender = Contender(
+        name, lambda: run, ours=True, check=lambda out: 0.0 if check(out) else math.inf)
+    return Kernel(contender, work, counted)
+
+
+@dataclasses.dataclass
+class Reached(Result):
+    """A time, the work, and the ceilings that fit it, in bytes per second; shares of them.
+
+    ``share`` is that of the least time which both ceilings allow, ``limit`` the ceiling that sets
+    it: memory (or cache, if everything fits it) for what must move, cached rows for what is
+    gathered. ``of_random_rows`` compares with rows drawn at random from a table of that size.
+    """
+
+    must_move: int = 0
+    gathered: int = 0
+    row: int = 0
+    table: int = 0
+    stream: str = MEMORY
+    stream_ceiling: float = 0.0
+    gather_ceiling: float = 0.0
+    random_ceiling: float = 0.0
+    of_stream: float = 0.0
+    of_gather: float = 0.0
+    of_random_rows: float = 0.0
+    share: float = 0.0
+    limit: str = MEMORY
+
+
+def reached(result: Result, work: Work, ceilings: Ceilings) -> Reached:
+    assert result.median_ms is not None
+    seconds = result.median_ms / 1e3
+    source, stream = ceilings.stream(work.must_move)
+    if work.bus:
+        source, stream = 'bus', ceilings.bus
+    found = Reached(
+        **vars(result), must_move=work.must_move, gathered=work.gathered, row=work.row,
+        table=work.table, stream=source, stream_ceiling=stream,
+        of_stream=work.must_move / seconds / stream)
+    found.share, found.limit = found.of_stream, source
+    if work.gathered and not work.bus:
+        found.gather_ceiling = ceilings.cached(work.row)
+        found.random_ceiling = ceilings.random_rows(work.row, work.table)
+        found.of_gather = work.gathered / seconds / found.gather_ceiling
+        found.of_random_rows = work.gathered / seconds / found.random_ceiling
+        if found.of_gather > found.share:
+            found.share, found.limit = found.of_gather, 'cached rows'
+    return found
+
+
+class Roofline(Section):
+    """A table of kernels, one to a line."""
+
+    def markdown(self) -> str:
+        head = ['kernel', 'graph', self.width, 'ms', 'must move, MB', 'GB/s', 'of', 'share',
+                'gathers, MB', 'GB/s', 'of cached rows', 'of random rows', 'limit', 'of the limit']
+        rows = []
+        for cell in self.cells:
+            for name, result in cell.results.items():
+                assert isinstance(result, Reached)
+                of = f'{result.stream}, {gigabytes(result.stream_ceiling)}'
+                ms = result.median_ms or math.nan
+                row = [name, cell.graph, f'{cell.width:,}', result.text(),
+                       _harness.megabytes(result.must_move),
+                       gigabytes(result.must_move / ms * 1e3), of, f'{result.of_stream:.0%}']
+                if result.gather_ceiling:
+                    row += [
+                        _harness.megabytes(result.gathered),
+                        gigabytes(result.gathered / ms * 1e3),
+                        *(f'{share:.0%} of {gigabytes(ceiling)}' for share, ceiling in (
+                            (result.of_gather, result.gather_ceiling),
+                            (result.of_random_rows, result.random_ceiling)))]
+                else:
+                    row += ['–'] * 4
+                rows.append([*row, result.limit, f'{result.share:.0%}'])
+        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
+
+
+class Bench:
+    """One graph: what is measured on it goes into the report."""
+
+    def __init__(
+        self, graph: Graph, ceilings: Ceilings, settings: Settings, report: _harness.Report,
+        counted: dict[str, str],
+    ) -> None:
+        self.graph, self.ceilings, self.settings = graph, ceilings, settings
+        self.report, self.counted = report, counted
+
+    def measure(
+        self, title: str, width: int, made: Sequence[Kernel], label: str = 'F', of: str = '',
+    ) -> None:
+        results = _harness.measure([each.contender for each in made], self.settings)
+        found: dict[str, Result] = {}
+        for each in made:
+            name = each.contender.name
+            found[name] = reached(results[name], each.work, self.ceilings)
+            self.counted[name] = each.counted
+        section = self.report.section(title, Roofline, columns={}, width=label)
+        section.cells.append(Cell(self.graph.name + of, width, found))
+        self.report.save()
+        _harness.log(f'{self.graph.name} {width} {title}: ' + ', '.join(
+            f'{name} {result.text()} ms, {result.share:.0%} of {result.limit}'
+            for name, result in found.items() if isinstance(result, Reached)))
+
+
+# Sums -------------------------------------------------------------------------------------------
+
+def sums(bench: Bench, widths: Sequence[int], dtypes: Sequence[str]) -> None:
+    for dtype in dtypes:
+        case = maxk.Case(bench.graph, _harness.DTYPES[dtype], max(widths))
+        for width in widths:
+            bench.measure(f'Sums, {dtype}', width, sums_of(case, width))
+        del case
+
+
+def sums_of(case: maxk.Case, width: int) -> list[Kernel]:
+    graph, weight = case.structure, case.weight
+    rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
+    num_nodes, row = case.graph.num_nodes, width * case.x.element_size()
+    assert t_rowptr is not None
+    assert t_col is not None
+
+    def of(mode: str, name: str = spmm.OURS) -> Contender:
+        return picked(spmm.contenders(case, 'sum', mode, width, 0), name)
+
+    result = num_nodes * row
+    return [
+        ours('spmm', of(FORWARD), over_edges(
+            (rowptr, col, perm, weight), col, row, num_nodes, result),
+            'a row of x for each edge, besides its source and weight; pointers and the result '
+            'once, since a row of it is summed up in registers'),
+        ours('spmm, unweighted', of(FORWARD, spmm.PLAIN), over_edges(
+            (rowptr, col, perm), col, row, num_nodes, result),
+            'the same without weights'),
+        ours('spmm, gradient of x', of(spmm.GRAD_X), over_edges(
+            (t_rowptr, t_col, t_perm, weight), t_col, row, num_nodes, result),
+            'spmm over the transpose, whose weights are looked up by the position of each edge'),
+        ours('spmm, gradient of weights', of(spmm.GRAD_W), over_edges(
+            (rowptr, col, perm, weight), col, row, num_nodes, result),
+            'a row of x for each edge and a number written to it; a row of the gradient once, '
+            'since all edges of a destination use it'),
+    ]
+
+
+def path(bench: Bench, share: float, width: int) -> None:
+    problem = paths.Problem(bench.graph, share)
+    case = paths.Aggregation(problem, width)
+    part, scale = case.path, case.scale
+    if part.is_whole:
+        matrix = Operator(case.graph, None, scale, scale).t()
+    else:
+        matrix = part.operator(None, scale, scale, None).t()
+    csr, row = matrix.graph, 4 * width
+    assert matrix.col_scale is not None
+    own = size(matrix.row_scale) + row * csr.num_dst
+    work = over_edges(csr[:3], csr.col, row + INDEX, csr.num_src, own)
+    # Rows of the gradient are taken out first, and those of the result put back among all.
+    apart = 2 * row * csr.num_src + row * csr.num_dst + size(part.src_position)
+    work.must_move += row * (problem.num_nodes - csr.num_dst)
+    work.gathered += apart + row * problem.num_nodes
+    bench.measure(f'Execution paths, {share:.0%} training', width, [ours(
+        'spmm on a path', picked(case.contenders(), paths.PATH), work,
+        'a row of the gradient and its scale for each edge of the path; the rows of training nodes '
+        'taken out before, the result written for the path and copied to all nodes')])
+
+
+# MaxK -------------------------------------------------------------------------------------------
+
+def largest(bench: Bench, k: int, width: int, dtypes: Sequence[str]) -> None:
+    num_nodes = bench.graph.num_nodes
+    for dtype in dtypes:
+        selection = maxk.Selection(
+            num_nodes, width, _harness.DTYPES[dtype], bench.settings.device)
+        case = maxk.Case(bench.graph, _harness.DTYPES[dtype], width)
+        graph, weight, cbsr = case.structure, case.weight, case.largest(k)
+        item, column = case.x.element_size(), cbsr.columns.element_size()
+        entries, dense = k * (item + column), num_nodes * width * item
+        gradient = over_edges(
+            (*graph[:3], weight), graph.col, entries, num_nodes, dense)
+        ordered = over_edges(
+            (*graph[3:6], weight), graph.t_col, k * item, num_nodes, num_nodes * entries)
+        # Of a row of the gradient, other columns for each edge: all of them are needed once.
+        ordered.must_move = size(*graph[3:6], weight) + dense + num_nodes * entries
+        ordered.table = dense
+        bench.measure(f'MaxK, k = {k}, {dtype}', width, [
+            ours('maxk', picked(selection.contenders(k), maxk.OURS),
+                   Work(size(selection.x) + num_nodes * entries),
+                   'x once, values and columns once'),
+            ours('cbsr_spmm', picked(maxk.forwards(case, k), maxk.OURS), over_edges(
+                (*graph[:3], weight), graph.col, entries, num_nodes, dense),
+                'k values and columns for each edge, besides its source and weight; the dense '
+                'result once'),
+            ours('cbsr_spmm, gradient', picked(maxk.gradients(case, k), maxk.OURS), gradient,
+                   'k columns for each edge and k values added to memory; a dense row of the '
+                   'gradient once, since all edges of a destination use it'),
+            ours('cbsr_spmm, gradient, deterministic', picked(
+                maxk.gradients(case, k), maxk.ORDERED), ordered,
+                'k entries of a row of the gradient for each edge of the transpose; columns and '
+                'values of a source once'),
+        ])
+        del case, selection
+
+
+# Attention --------------------------------------------------------------------------------------
+
+def attention(bench: Bench, heads: int, channels: int) -> None:
+    size_of = f', {heads} x {channels}'
+    width, num_nodes = heads * channels, bench.graph.num_nodes
+    row, scores = 4 * width, 4 * heads  # bytes of a node
+    case: gat.Case = gat.GATCase(bench.graph, torch.float32, heads, channels)
+    graph = case.structure
+    csr, t_csr = graph[:3], graph[3:6]
+    forward = gat.kernel_contenders(case, FORWARD, 0)
+    kept = 2 * (row + scores)
+    assert graph.t_col is not None
+    inference = over_edges(
+        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores))
+    training = over_edges(
+        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores + kept))
+    backward = over_edges(
+        t_csr, graph.t_col, row + 3 * scores, num_nodes,
+        num_nodes * (2 * row + 2 * scores + kept + 2 * scores))
+    bench.measure('Attention, float32', width, [
+        ours('gat, inference', picked(forward, gat.INFERENCE), inference,
+               'a row of x and a score of each head for each edge; scores of destinations and the '
+               'result once'),
+        ours('gat, training', picked(forward, gat.TRAINING), training,
+               'the same, and what the backward pass reads written once: two more sums of rows, '
+               'two numbers of each head'),
+        ours('gat, gradient', picked(
+            gat.kernel_contenders(case, gat.BACKWARD, 0), gat.OURS), backward,
+            'a row of the gradient and three numbers of each head for each edge of the transpose; '
+            'x, what was kept, and all gradients once'),
+    ], of=size_of)
+    case = gat.GATv2Case(bench.graph, torch.float32, heads, channels)
+    forward = gat.kernel_contenders(case, FORWARD, 0)
+    pair = num_nodes * 2 * row  # x_dst or the gradient, and a result
+    steps = [
+        over_edges(csr, graph.col, row, num_nodes, pair),
+        over_edges(csr, graph.col, row, num_nodes, pair + num_nodes * (row + scores))]
+    by_src = over_edges(t_csr, graph.t_col, 2 * row + 2 * scores, num_nodes, pair)
+    by_dst = over_edges(csr, graph.col, row, num_nodes, num_nodes * (3 * row + 2 * scores))
+    both = Work(
+        by_src.must_move + by_dst.must_move - num_nodes * row, by_src.gathered + by_dst.gathered,
+        by_src.row, by_src.table)
+
+    def gradient() -> Callable[[], tuple[Tensor, ...]]:
+        needed = case.forward(True, 0.0)[1:]
+        return lambda: case.backward(needed, 0.0)
+
+    bench.measure('Attention, float32', width, [
+        ours('gatv2, inference', picked(forward, gat.INFERENCE), steps[0],
+               'a row of x for each edge; rows of destinations and the result once'),
+        ours('gatv2, training', picked(forward, gat.TRAINING), steps[1],
+               'the same, and what the backward pass reads written once'),
+        Kernel(Contender('gatv2, gradient', gradient, ours=True, check=case.grad_error), both,
+               'a row of x for each edge; for each edge of the transpose a row of the gradient, '
+               'one of the destinations and two numbers of each head; all else once'),
+    ], of=size_of)
+
+
+# Samples ----------------------------------------------------------------------------------------
+
+def samples(bench: Bench, num_samples: int, width: int) -> None:
+    num_nodes = bench.graph.num_nodes
+    for dtype in (*DTYPES, 'int8'):
+        case = sampled.Case(bench.graph, dtype, width)
+        x, scale = case.given
+        made = []
+        contenders = sampled.sampling_contenders(case, num_samples)
+        for strategy in ('fastrand', 'bucket'):
+            taken = case.sample(Sampling(num_samples, strategy)).graph
+            # Of sources and weights those alone that are taken.
+            once = taken.num_edges * (INDEX + case.weight.element_size()) + num_nodes * width * (
+                4 if case.is_int8 else x.element_size())
+            row = width * x.element_size() + INDEX * (scale is not None)
+            made.append(ours(
+                f'sampled_spmm, {strategy}', picked(contenders, strategy),
+                over_edges((bench.graph.rowptr,), taken.col, row, num_nodes, once),
+                'as spmm, of the edges that are taken; of eight bits with a scale for each row'))
+        bench.measure(f'Sampled sums, S = {num_samples}, {dtype}', width, made)
+        del case
+
+
+# Mini-batches -----------------------------------------------------------------------------------
+
+def batches(
+    bench: Bench, batch_size: int, num_neighbors: tuple[int, ...], width: int, num_walks: int,
+) -> None:
+    graph, num_nodes = bench.graph, bench.graph.num_nodes
+    inputs = Inputs(graph, width)
+    device, rowptr, col = inputs.device, graph.rowptr, graph.col
+    seeds, others = inputs.seeds(batch_size, 2, device)
+    node_map = ops.NodeMap(num_nodes, device)
+    sample = loader.samplers(inputs, num_neighbors, node_map)[loader.OURS]
+    sub, before = sample(seeds), sample(others)
+    n_id, num_edges = sub.n_id, sub.e_id.numel()
+    numbered = n_id.numel() - sub.num_sampled_nodes[-1]  # nodes that have sampled
+    entry = 8  # bytes of the map, of a node
+    result = size(n_id, sub.edge_index, sub.rowptr, sub.col, sub.e_id)
+    read = size(seeds) + num_edges * INDEX + numbered * 2 * INDEX
+    ids = torch.cat([seeds, n_id[sub.edge_index[0]]])
+    unique, local = _minibatch.torch_relabel(ids)
+    start = torch.randint(num_nodes, (num_walks,), device=device)
+    shuffled = graph.edge_index[:, torch.randperm(graph.num_edges, device=device)]
+    x, row = inputs.x.to(device), size(inputs.x[:1])
+    expected = x[n_id]
+    fetched = Work(
+        size(n_id, expected) + distinct(n_id, num_nodes) * row, size(n_id) + 2 * size(expected),
+        row, size(x))
+
+    def sorted_right(out: Sequence[Tensor]) -> bool:
+        src, dst = shuffled[:, out[2].long()]
+        return torch.equal(out[0], graph.rowptr) and torch.equal(
+            dst, graph.row) and torch.equal(src.int(), out[1])
+
+    def relabeled(out: Sequence[Tensor]) -> bool:
+        return torch.equal(out[0][:unique.numel()], unique) and torch.equal(out[1], local)
+
+    def matched(out: Tensor) -> bool:
+        place = torch.full((num_nodes,), -1, device=device)
+        place[before.n_id] = torch.arange(before.n_id.numel(), device=device)
+        return torch.equal(out, place[n_id])
+
+    def fetch(table: Tensor) -> Callable[[], Tensor]:
+        return lambda: kernels.fetch_rows(table, n_id, None, None, None, None, None)
+
+    def is_right(out: Tensor) -> bool:
+        return torch.equal(out, expected)
+
+    made = [
+        raw('to_csr', lambda: kernels.to_csr(shuffled, num_nodes, num_nodes, False, False, False),
+            sorted_right, Work(size(shuffled, rowptr) + graph.num_edges * 2 * INDEX),
+            'the list of edges once, sorted sources and positions once; passes of the sort are '
+            'its own affair'),
+        raw('neighbor_sample', lambda: sample(seeds),
+            lambda out: _minibatch.fits(graph, seeds, num_neighbors, out),
+            Work(read + result, read + result + num_edges * 2 * entry, entry, size(node_map.table(
+                n_id.numel()))),
+            'two pointers of each node that samples, a source for each edge, the batch; gathered '
+            'besides: an entry of the map for each edge as it is met and as it gets its number. '
+            'The time includes waiting once for the sizes'),
+        raw('relabel', lambda: kernels.relabel(
+            ids, node_map.table(ids.numel()), node_map.next_stamp()), relabeled,
+            Work(size(ids, unique, local), size(ids, unique, local) + ids.numel() * 2 * entry,
+                 entry, num_nodes * entry),
+            'ids, distinct ids and places once; gathered besides: an entry of the map for each id, '
+            'twice'),
+        raw('match', lambda: kernels.match(
+            n_id, before.n_id, node_map.table(before.n_id.numel()), node_map.next_stamp(),
+            num_nodes), matched,
+            Work(2 * size(n_id) + size(before.n_id), 2 * size(n_id) + size(before.n_id)
+                 + (n_id.numel() + before.n_id.numel()) * entry, entry, num_nodes * entry),
+            'both batches and the positions once; gathered besides: an entry of the map for each '
+            'node of either'),
+        raw('fetch_rows, on the device', fetch(x), is_right, fetched,
+            'ids, rows read and rows written'),
+        raw('random_walk', lambda: kernels.random_walk(rowptr, col, start, WALK_LENGTH, 0.0, 1),
+            lambda out: is_walk(graph, start, out),
+            Work(size(start) * (WALK_LENGTH + 2), size(start) * (WALK_LENGTH + 2)
+                 + num_walks * WALK_LENGTH * 3 * INDEX, 2 * INDEX, size(rowptr, col)),
+            'walks written once; gathered besides: two pointers and a source at each step'),
+    ]
+    if device.type == 'cuda':
+        made.append(raw(
+            'fetch_rows, from the host', fetch(inputs.x), is_right,
+            Work(distinct(n_id, num_nodes) * row, bus=True), 'distinct rows, over the bus'))
+    bench.measure('Mini-batches and preparation', batch_size, made, 'batch')
+
+
+def is_walk(graph: Graph, start: Tensor, out: Tensor) -> bool:
+    """Whether each step follows an edge, or stays where there is none."""
+    key = graph.row * graph.num_nodes + graph.col
+    at, to = out[:, :-1].reshape(-1), out[:, 1:].reshape(-1)
+    wanted = at * graph.num_nodes + to
+    place = torch.searchsorted(key, wanted).clamp(max=key.numel() - 1)
+    follows = (key[place] == wanted) | ((graph.degree[at] == 0) & (at == to))
+    return torch.equal(out[:, 0], start) and bool(follows.all())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = _harness.parser('Kernels beside the ceilings of the device.')
+    parser.add_argument(
+        '--parts', type=_harness.choice('part', PARTS), default=PARTS,
+        help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
+        help=f"of {', '.join(_graphs.NAMES)}")
+    parser.add_argument('--widths', type=_harness.integers, help='numbers of columns F')
+    parser.add_argument(
+        '--tables', type=_harness.integers, metavar='MIB', help='to gather from, for the ceilings')
+    parser.add_argument(
+        '--buffer', type=int, metavar='MIB', help='to copy, for the ceilings: far beyond caches')
+    parser.add_argument('--batch-size', type=int, help='seeds of a mini-batch')
+    args = parser.parse_args(argv)
+    settings = dataclasses.replace(_harness.start(args), device_time=True)
+    usual: Mapping[str, Any] = {
+        'graphs': (QUICK_GRAPHS if args.quick else GRAPHS)[args.device],
+        'widths': QUICK_WIDTHS if args.quick else WIDTHS,
+        'tables': (QUICK_TABLES if args.quick else TABLES)[args.device],
+        'buffer': BUFFERS[args.device], 'batch_size': BATCH_SIZE[args.device]}
+    for option, value in usual.items():
+        if getattr(args, option) is None:
+            setattr(args, option, value)
+    for option in ('buffer', 'batch_size'):
+        if getattr(args, option) < 1:
+            parser.error(f"--{option.replace('_', '-')}: got {getattr(args, option)}, "
+                         'expected at least 1')
+    measure_all(args, settings)
+
+
+def measure_all(args: argparse.Namespace, settings: Settings) -> None:
+    ceilings = Ceilings(_harness.cache_bytes(settings.device))
+    report = _harness.Report('roofline', args, [
+        'Times in ms, medians, kernels taking turns, no cache flushed between them; '
+        + ('by CUDA events, launches hidden.' if args.device == 'cuda' else 'wall time.')
+        + ' Ceilings are of this very run, by their fastest repeat. "Must move": inputs and '
+        'results, each once, as if caches were perfect; its ceiling is the faster of copying and '
+        f'reading {args.buffer} MiB ("{MEMORY}"), or for what fits the last cache '
+        f'({_harness.megabytes(ceilings.cache)} MB) that of random rows of {ROWS[-1]} bytes from '
+        f'the table that is fastest, if it is higher ("{CACHE}"). "Gathers": what a kernel asks '
+        'for, a row as often as it is named. "Cached rows": random rows of about that size from '
+        'the table that is fastest; "random rows": from a table of about that size, which kernels '
+        'exceed where a graph names some rows far more often than others. "Of the limit": of the '
+        'least time that memory and cached rows allow.',
+        f'Random rows: the fastest of "{SELECT}" (which writes them, too), "{EMBEDDING_BAG}" and, '
+        f'on a GPU, "{PLAIN}", which reads rows and writes nothing; rows and their int32 indices '
+        'count.'])
+    counted: dict[str, str] = {}
+    notes = list(report.notes)
+    often = dataclasses.replace(settings, repeats=max(settings.repeats, CEILING_REPEATS))
+    measure_streams(args.buffer, ceilings, often, report)
+    measure_gathers(args.tables, ceilings, often, report)
+    report.save()
+    widest = max(args.widths)
+    for graph in _graphs.load_each(args.graphs, settings.device, report.left_out):
+        report.graphs[graph.name] = graph.summary()
+        bench = Bench(graph, ceilings, settings, report, counted)
+        parts: dict[str, Sequence[Callable[[], None]]] = {
+            'sums': (functools.partial(sums, bench, args.widths, DTYPES),
+                     functools.partial(path, bench, SHARE, PATH_WIDTH)),
+            'maxk': (functools.partial(largest, bench, min(K, widest), widest, DTYPES),),
+            'attention': (functools.partial(attention, bench, HEADS, CHANNELS),),
+            'sampled': (functools.partial(samples, bench, SAMPLES, widest),),
+            'batches': (functools.partial(
+                batches, bench, args.batch_size, FANOUT, BATCH_WIDTH, NUM_WALKS[args.device]),)}
+        for part in args.parts:
+            for run in parts[part]:
+                run()
+        del bench, parts
+        report.notes = [*notes, 'Counted:', *(
+            f'- {name}: {what}.' for name, what in counted.items())]
+    report.finish()
+
+
+if __name__ == '__main__':
+    main()
