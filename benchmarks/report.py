@@ -312,7 +312,8 @@ def papers(runs: Sequence[Run]) -> list[str]:
                 found.setdefault((section['title'], run.device), run)
         newest = next(run for run in runs if run.bench == bench)
         title, _, about = newest.data['notes'][0].partition(' (')
-        lines += [f'## {title}', '', '(' + about if about else '', '']
+        where, _, about = about.partition('). ')
+        lines += [f'## {title}', '', f'{where}. {about}' if about else where, '']
         lines += [line for line in newest.data['notes'][1:] if line] + ['']
         for (section, device), run in sorted(found.items(), key=lambda item: (
                 _numbered(item[0][0]), item[0][1].startswith('CPU'), item[0][1])):

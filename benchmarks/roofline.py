@@ -706,7 +706,8 @@ def measure_all(args: argparse.Namespace, settings: Settings) -> None:
         'least time that memory and cached rows allow.',
         f'Random rows: the fastest of "{SELECT}" (which writes them, too), "{EMBEDDING_BAG}" and, '
         f'on a GPU, "{PLAIN}", which reads rows and writes nothing; rows and their int32 indices '
-        'count.'])
+        'count. linear_spmm and linear_cbsr have no line: they are dense products of torch beside '
+        'the kernels below.'])
     counted: dict[str, str] = {}
     notes = list(report.notes)
     often = dataclasses.replace(settings, repeats=max(settings.repeats, CEILING_REPEATS))

@@ -178,7 +178,7 @@ def test_papers(tree: Tree) -> None:
                  notes=['The paper (somewhere). Its figures.'], left_out={'Table 1': 'it is long'})
     tree.run()
     page = tree.page()
-    assert '## The paper\n\n(somewhere). Its figures.\n' in page
+    assert '## The paper\n\nsomewhere. Its figures.\n' in page
     first, second = page.index('### Figure 9: y (NVIDIA Made-Up)\n\nIt is new.'), page.index(
         '### Figure 10: x (NVIDIA Made-Up)\n\nIt is old.')
     assert first < second
