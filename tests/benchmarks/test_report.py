@@ -61,6 +61,7 @@ class Tree:
 
 @pytest.fixture
 def tree(report: Any, tmp_path: Path) -> Tree:
+    pytest.importorskip('matplotlib')
     return Tree(report, tmp_path)
 
 
