@@ -1,5 +1,5 @@
-# `make demo`, `make test` and `make docs` set up everything they need in .venv; again, they only redo
-# what changed.
+# `make demo`, `make test`, `make docs` and `make report` set up everything they need in .venv; again,
+# they only redo what changed.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
@@ -11,7 +11,7 @@ export PYG_FAST_CUDA ?= 0
 endif
 BUILD_INPUTS := $(shell find csrc -type f) setup.py setup.cfg pyproject.toml
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs report clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/node_classification.py $(ARGS)
@@ -25,6 +25,9 @@ lint: $(VENV)/.lint
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html -d docs/_build/doctrees docs docs/_build/html $(ARGS)
+
+report: $(VENV)/.report
+	$(BIN)/python -m benchmarks.report $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info pyg_fast/_C.abi3.so docs/_build
@@ -45,6 +48,6 @@ $(VENV)/.torch: $(VENV)/.made
 	$(BIN)/pip install '$(TORCH)'
 	@touch $@
 
-$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.torch $(BUILD_INPUTS)
+$(VENV)/.demo $(VENV)/.test $(VENV)/.lint $(VENV)/.docs $(VENV)/.report: $(VENV)/.%: $(VENV)/.torch $(BUILD_INPUTS)
 	$(BIN)/pip install -e '.[$*]'
 	@touch $@

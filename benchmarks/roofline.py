@@ -5,9 +5,9 @@ python -m benchmarks.roofline --quick                 a minute or less
 python -m benchmarks.roofline --parts sums,maxk       the ceilings, and any of
     sums        spmm, its gradients, and that of an execution path
     maxk        selection, aggregation of what was selected, and its gradient
-    attention   GAT and GATv2: inference, training, gradients
     sampled     aggregation of a sample
     batches     to_csr, neighbor_sample, relabel, match, fetch_rows, random_walk
+    attention   GAT and GATv2: inference, training, gradients
 """
 import argparse
 import dataclasses
@@ -30,7 +30,7 @@ from ._minibatch import Inputs
 from .paths import Operator
 from .spmm import FORWARD
 
-PARTS = ('sums', 'maxk', 'attention', 'sampled', 'batches')
+PARTS = ('sums', 'maxk', 'sampled', 'batches', 'attention')
 GRAPHS = {'cuda': ('arxiv-like', 'reddit-like', 'products-like'), 'cpu': ('Computers', 'medium')}
 QUICK_GRAPHS = {'cuda': ('arxiv-like',), 'cpu': ('medium',)}
 WIDTHS, QUICK_WIDTHS = (16, 64, 256), (16, 64)
@@ -482,64 +482,6 @@ def largest(bench: Bench, k: int, width: int, dtypes: Sequence[str]) -> None:
         del case, selection
 
 
-# Attention --------------------------------------------------------------------------------------
-
-def attention(bench: Bench, heads: int, channels: int) -> None:
-    size_of = f', {heads} x {channels}'
-    width, num_nodes = heads * channels, bench.graph.num_nodes
-    row, scores = 4 * width, 4 * heads  # bytes of a node
-    case: gat.Case = gat.GATCase(bench.graph, torch.float32, heads, channels)
-    graph = case.structure
-    csr, t_csr = graph[:3], graph[3:6]
-    forward = gat.kernel_contenders(case, FORWARD, 0)
-    kept = 2 * (row + scores)
-    assert graph.t_col is not None
-    inference = over_edges(
-        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores))
-    training = over_edges(
-        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores + kept))
-    backward = over_edges(
-        t_csr, graph.t_col, row + 3 * scores, num_nodes,
-        num_nodes * (2 * row + 2 * scores + kept + 2 * scores))
-    bench.measure('Attention, float32', width, [
-        ours('gat, inference', picked(forward, gat.INFERENCE), inference,
-               'a row of x and a score of each head for each edge; scores of destinations and the '
-               'result once'),
-        ours('gat, training', picked(forward, gat.TRAINING), training,
-               'the same, and what the backward pass reads written once: two more sums of rows, '
-               'two numbers of each head'),
-        ours('gat, gradient', picked(
-            gat.kernel_contenders(case, gat.BACKWARD, 0), gat.OURS), backward,
-            'a row of the gradient and three numbers of each head for each edge of the transpose; '
-            'x, what was kept, and all gradients once'),
-    ], of=size_of)
-    case = gat.GATv2Case(bench.graph, torch.float32, heads, channels)
-    forward = gat.kernel_contenders(case, FORWARD, 0)
-    pair = num_nodes * 2 * row  # x_dst or the gradient, and a result
-    steps = [
-        over_edges(csr, graph.col, row, num_nodes, pair),
-        over_edges(csr, graph.col, row, num_nodes, pair + num_nodes * (row + scores))]
-    by_src = over_edges(t_csr, graph.t_col, 2 * row + 2 * scores, num_nodes, pair)
-    by_dst = over_edges(csr, graph.col, row, num_nodes, num_nodes * (3 * row + 2 * scores))
-    both = Work(
-        by_src.must_move + by_dst.must_move - num_nodes * row, by_src.gathered + by_dst.gathered,
-        by_src.row, by_src.table)
-
-    def gradient() -> Callable[[], tuple[Tensor, ...]]:
-        needed = case.forward(True, 0.0)[1:]
-        return lambda: case.backward(needed, 0.0)
-
-    bench.measure('Attention, float32', width, [
-        ours('gatv2, inference', picked(forward, gat.INFERENCE), steps[0],
-               'a row of x for each edge; rows of destinations and the result once'),
-        ours('gatv2, training', picked(forward, gat.TRAINING), steps[1],
-               'the same, and what the backward pass reads written once'),
-        Kernel(Contender('gatv2, gradient', gradient, ours=True, check=case.grad_error), both,
-               'a row of x for each edge; for each edge of the transpose a row of the gradient, '
-               'one of the destinations and two numbers of each head; all else once'),
-    ], of=size_of)
-
-
 # Samples ----------------------------------------------------------------------------------------
 
 def samples(bench: Bench, num_samples: int, width: int) -> None:
@@ -659,6 +601,64 @@ def is_walk(graph: Graph, start: Tensor, out: Tensor) -> bool:
     return torch.equal(out[:, 0], start) and bool(follows.all())
 
 
+# Attention --------------------------------------------------------------------------------------
+
+def attention(bench: Bench, heads: int, channels: int) -> None:
+    size_of = f', {heads} x {channels}'
+    width, num_nodes = heads * channels, bench.graph.num_nodes
+    row, scores = 4 * width, 4 * heads  # bytes of a node
+    case: gat.Case = gat.GATCase(bench.graph, torch.float32, heads, channels)
+    graph = case.structure
+    csr, t_csr = graph[:3], graph[3:6]
+    forward = gat.kernel_contenders(case, FORWARD, 0)
+    kept = 2 * (row + scores)
+    assert graph.t_col is not None
+    inference = over_edges(
+        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores))
+    training = over_edges(
+        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores + kept))
+    backward = over_edges(
+        t_csr, graph.t_col, row + 3 * scores, num_nodes,
+        num_nodes * (2 * row + 2 * scores + kept + 2 * scores))
+    bench.measure('Attention, float32', width, [
+        ours('gat, inference', picked(forward, gat.INFERENCE), inference,
+               'a row of x and a score of each head for each edge; scores of destinations and the '
+               'result once'),
+        ours('gat, training', picked(forward, gat.TRAINING), training,
+               'the same, and what the backward pass reads written once: two more sums of rows, '
+               'two numbers of each head'),
+        ours('gat, gradient', picked(
+            gat.kernel_contenders(case, gat.BACKWARD, 0), gat.OURS), backward,
+            'a row of the gradient and three numbers of each head for each edge of the transpose; '
+            'x, what was kept, and all gradients once'),
+    ], of=size_of)
+    case = gat.GATv2Case(bench.graph, torch.float32, heads, channels)
+    forward = gat.kernel_contenders(case, FORWARD, 0)
+    pair = num_nodes * 2 * row  # x_dst or the gradient, and a result
+    steps = [
+        over_edges(csr, graph.col, row, num_nodes, pair),
+        over_edges(csr, graph.col, row, num_nodes, pair + num_nodes * (row + scores))]
+    by_src = over_edges(t_csr, graph.t_col, 2 * row + 2 * scores, num_nodes, pair)
+    by_dst = over_edges(csr, graph.col, row, num_nodes, num_nodes * (3 * row + 2 * scores))
+    both = Work(
+        by_src.must_move + by_dst.must_move - num_nodes * row, by_src.gathered + by_dst.gathered,
+        by_src.row, by_src.table)
+
+    def gradient() -> Callable[[], tuple[Tensor, ...]]:
+        needed = case.forward(True, 0.0)[1:]
+        return lambda: case.backward(needed, 0.0)
+
+    bench.measure('Attention, float32', width, [
+        ours('gatv2, inference', picked(forward, gat.INFERENCE), steps[0],
+               'a row of x for each edge; rows of destinations and the result once'),
+        ours('gatv2, training', picked(forward, gat.TRAINING), steps[1],
+               'the same, and what the backward pass reads written once'),
+        Kernel(Contender('gatv2, gradient', gradient, ours=True, check=case.grad_error), both,
+               'a row of x for each edge; for each edge of the transpose a row of the gradient, '
+               'one of the destinations and two numbers of each head; all else once'),
+    ], of=size_of)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = _harness.parser('Kernels beside the ceilings of the device.')
     parser.add_argument(
@@ -706,7 +706,8 @@ def measure_all(args: argparse.Namespace, settings: Settings) -> None:
         'least time that memory and cached rows allow.',
         f'Random rows: the fastest of "{SELECT}" (which writes them, too), "{EMBEDDING_BAG}" and, '
         f'on a GPU, "{PLAIN}", which reads rows and writes nothing; rows and their int32 indices '
-        'count.'])
+        'count. linear_spmm and linear_cbsr have no line: they are dense products of torch beside '
+        'the kernels below.'])
     counted: dict[str, str] = {}
     notes = list(report.notes)
     often = dataclasses.replace(settings, repeats=max(settings.repeats, CEILING_REPEATS))
@@ -721,10 +722,10 @@ def measure_all(args: argparse.Namespace, settings: Settings) -> None:
             'sums': (functools.partial(sums, bench, args.widths, DTYPES),
                      functools.partial(path, bench, SHARE, PATH_WIDTH)),
             'maxk': (functools.partial(largest, bench, min(K, widest), widest, DTYPES),),
-            'attention': (functools.partial(attention, bench, HEADS, CHANNELS),),
             'sampled': (functools.partial(samples, bench, SAMPLES, widest),),
             'batches': (functools.partial(
-                batches, bench, args.batch_size, FANOUT, BATCH_WIDTH, NUM_WALKS[args.device]),)}
+                batches, bench, args.batch_size, FANOUT, BATCH_WIDTH, NUM_WALKS[args.device]),),
+            'attention': (functools.partial(attention, bench, HEADS, CHANNELS),)}
         for part in args.parts:
             for run in parts[part]:
                 run()

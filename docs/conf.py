@@ -11,7 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent / '_ext'))
 project = 'pyg_fast'
 author = copyright = 'The pyg_fast authors'
 release = version = pyg_fast.__version__
-extensions = ['sphinx.ext.autodoc', 'sphinx.ext.mathjax', 'sphinx.ext.napoleon', 'results']
+extensions = [
+    'sphinx.ext.autodoc',
+    'sphinx.ext.mathjax',
+    'sphinx.ext.napoleon',
+    'myst_parser',  # for the one page that a program writes
+    'results',
+]
 exclude_patterns = ['_build']
 html_theme = 'furo'
 html_title = f'pyg_fast {release}'

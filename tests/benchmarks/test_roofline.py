@@ -31,9 +31,8 @@ def test_report(bench: Any, tmp_path: Path) -> None:
     assert list(sections) == [
         'Streams, GB/s', 'Random rows, GB/s', 'Sums, float32', 'Sums, bfloat16',
         'Execution paths, 10% training', 'MaxK, k = 16, float32', 'MaxK, k = 16, bfloat16',
-        'Attention, float32', 'Sampled sums, S = 32, float32', 'Sampled sums, S = 32, bfloat16',
-        'Sampled sums, S = 32, int8',
-        'Mini-batches and preparation']
+        'Sampled sums, S = 32, float32', 'Sampled sums, S = 32, bfloat16',
+        'Sampled sums, S = 32, int8', 'Mini-batches and preparation', 'Attention, float32']
     (streams,) = sections['Streams, GB/s']['cells']
     copy, read = (streams['results'][name] for name in (bench.COPY, bench.READ))
     assert copy['num_bytes'] == 2 * read['num_bytes'] == 2 << 21

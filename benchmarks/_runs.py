@@ -1,0 +1,243 @@
+"""The runs in benchmarks/results, and tables drawn from them."""
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _harness
+from ._harness import Cell, Result, Section, Versus
+
+sys.path.append(str(_harness.ROOT / 'docs' / '_ext'))
+from result_tables import table_of
+
+LETTERS = 'abcdefghijklmnopqrstuvwxyz'
+
+
+class Unsupported(Exception):
+    """A figure without its run, or a run that does not say what it was."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """What a benchmark wrote.
+
+    Args:
+        name: Its file, without the ending.
+        data: Its JSON.
+        markdown: Its report.
+    """
+
+    name: str
+    data: Mapping[str, Any] = dataclasses.field(repr=False)
+    markdown: str = dataclasses.field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> 'Run | None':
+        """The run in a JSON file; ``None`` if that is of another kind.
+
+        Raises:
+            Unsupported: If it does not tell its device, date and commit, or lacks its report.
+        """
+        data = json.loads(path.read_text(encoding='utf-8'))
+        if 'bench' not in data:
+            return None
+        environment = data.get('environment', {})
+        for key, found in (('date', data), ('device', environment), ('commit', environment)):
+            if not found.get(key):
+                raise Unsupported(f'{path.name} does not tell its {key}')
+        report = path.with_suffix('.md')
+        if not report.is_file():
+            raise Unsupported(f'{path.name} has no {report.name} beside it')
+        return cls(path.stem, data, report.read_text(encoding='utf-8'))
+
+    @property
+    def bench(self) -> str:
+        return self.data['bench']
+
+    @property
+    def device(self) -> str:
+        return self.data['environment']['device']
+
+    @property
+    def is_gpu(self) -> bool:
+        return not self.device.startswith('CPU')
+
+    @property
+    def date(self) -> str:
+        return self.data['date']
+
+    def cells(self, section: str) -> list[dict[str, Any]]:
+        return next(
+            (each['cells'] for each in self.data['sections'] if each['title'] == section), [])
+
+    def cited(self) -> str:
+        environment = self.data['environment']
+        changed = ' with changes' if environment.get('dirty') else ''
+        return (
+            f'`benchmarks/results/{self.name}.md`, {self.device}, {self.date[:10]}, commit '
+            f"{environment['commit'][:7]}{changed}")
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """All runs, the newest first, but for quick ones."""
+    found = (Run.read(path) for path in sorted(folder.glob('*.json')))
+    runs = [run for run in found if run and not run.data['arguments'].get('quick')]
+    return sorted(runs, key=lambda run: (run.date, run.name), reverse=True)
+
+
+def slug(text: str) -> str:
+    return re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of a section, and the run that it is of."""
+
+    run: Run
+    cell: Cell
+
+
+def result_of(data: Mapping[str, Any]) -> Result:
+    known = {field.name for field in dataclasses.fields(Result)}
+    return Result(**{key: value for key, value in data.items() if key in known})
+
+
+def rows_of(runs: Iterable[Run], bench: str, section: str) -> dict[str, list[Row]]:
+    """By device, GPUs first: of each graph those of the newest run that has it."""
+    found: dict[str, list[Row]] = {}
+    for run in runs:
+        if run.bench != bench:
+            continue
+        known = {row.cell.graph for row in found.get(run.device, [])}
+        new = [
+            Row(run, Cell(cell['graph'], cell['width'], {
+                name: result_of(result) for name, result in cell['results'].items()}))
+            for cell in run.cells(section) if cell['graph'] not in known]
+        if new:
+            found.setdefault(run.device, []).extend(new)
+    return dict(sorted(found.items(), key=lambda item: item[0].startswith('CPU')))
+
+
+def sources(runs: Sequence[Run]) -> list[str]:
+    """Lines that name runs, by letters if there are several."""
+    different = list(dict.fromkeys(runs))
+    if len(different) == 1:
+        return [f'Run: {different[0].cited()}.']
+    return ['Runs: ' + '; '.join(
+        f'({letter}) {run.cited()}' for letter, run in zip(LETTERS, different, strict=False)
+    ) + '.']
+
+
+def with_letters(
+    head: Sequence[str], rows: Sequence[Sequence[str]], runs: Sequence[Run],
+) -> list[str]:
+    """A table, each row with the letter of its run if there are several."""
+    if len(rows) != len(runs):
+        raise Unsupported(f'{len(rows)} rows of a table have {len(runs)} runs')
+    different = list(dict.fromkeys(runs))
+    if len(different) == 1:
+        return _harness.table(head, rows)
+    return _harness.table([*head, 'run'], [
+        [*row, LETTERS[different.index(run)]] for row, run in zip(rows, runs, strict=True)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A table of times.
+
+    Args:
+        title: Its heading.
+        bench: The benchmark.
+        section: Its section.
+        ours: The contender of ours that rivals are compared with.
+        rivals: What their names begin with.
+        also: Other contenders to show.
+        width: What widths are called.
+        called: Other names of contenders.
+    """
+
+    title: str
+    bench: str
+    section: str
+    ours: str
+    rivals: Sequence[str]
+    also: Sequence[str] = ()
+    width: str = 'F'
+    called: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def rows(self, runs: Iterable[Run]) -> dict[str, list[Row]]:
+        return rows_of(runs, self.bench, self.section)
+
+    def name(self, contender: str) -> str:
+        return self.called.get(contender, contender)
+
+    def as_section(self, rows: Sequence[Row]) -> Section:
+        names = list(dict.fromkeys(name for row in rows for name in row.cell.results))
+        rivals = [name for name in names if name.startswith(tuple(self.rivals))
+                  and name not in (self.ours, *self.also)]
+        columns: dict[str, list[str]] = {
+            self.name(name): [name] for name in (self.ours, *self.also)}
+        for name in rivals:  # Algorithms of one library share a column.
+            head = re.sub(r' ALG\d( preprocessed)?$', r'\1', name)
+            columns.setdefault(self.name(head), []).append(name)
+        versus = [Versus('the best rival', self.ours, rivals)]
+        return Section(self.title, columns, versus, self.width, cells=[row.cell for row in rows])
+
+    def markdown(self, runs: Sequence[Run]) -> list[str]:
+        lines: list[str] = []
+        for device, rows in self.rows(runs).items():
+            section = self.as_section(rows)
+            head = ['graph', self.width, *section.used(), 'best rival', 'ratio']
+            of = [row.run for row in rows]
+            lines += [f'On {device}:', '', *with_letters(
+                head, [section.row(row.cell) for row in rows], of), '']
+            for summary in section.summary():
+                worst = summary['worst']
+                lines += [
+                    f"The best rival takes {summary['geometric_mean']:.2f} times as long over "
+                    f"these {summary['cells']} rows (geometric mean), at worst "
+                    f"{worst['ratio']:.2f} times ({worst['graph']}, {worst['width']:,})."
+                ] if summary['cells'] > 1 else []
+            lines += [*sources(of), '']
+        return [f'### {self.title}', '', *lines] if lines else []
+
+
+@dataclasses.dataclass(frozen=True)
+class Cited:
+    """A table as a run has it.
+
+    Args:
+        title: Its heading.
+        bench: The benchmark.
+        section: The heading in the run.
+        without: Arguments that a run must not have.
+    """
+
+    title: str
+    bench: str
+    section: str
+    without: Sequence[str] = ()
+
+    def markdown(self, runs: Sequence[Run]) -> list[str]:
+        found: dict[str, list[tuple[list[str], Run]]] = {}
+        heads: dict[str, list[str]] = {}
+        for run in runs:
+            if run.bench != self.bench or f'## {self.section}' not in run.markdown.splitlines():
+                continue
+            if any(run.data['arguments'].get(name) for name in self.without):
+                continue
+            head, *rows = table_of(run.markdown, self.section)
+            if heads.setdefault(run.device, head) != head:
+                continue
+            known = {row[0] for row, _ in found.get(run.device, [])}
+            found.setdefault(run.device, []).extend(
+                (row, run) for row in rows if row[0] not in known)
+        lines: list[str] = []
+        for device, pairs in found.items():
+            of = [run for _, run in pairs]
+            lines += [f'On {device}:', '', *with_letters(
+                heads[device], [row for row, _ in pairs], of), '', *sources(of), '']
+        return [f'### {self.title}', '', *lines] if lines else []

@@ -1,0 +1,515 @@
+"""The page docs/performance.md, its plots and README's table, from the runs in benchmarks/results.
+
+python -m benchmarks.report             writes them
+python -m benchmarks.report --check     exits with 1 if they are not what the runs give
+
+What is drawn from which run: of each benchmark, on each device, each section takes the rows of a
+graph from the newest run that has them. Runs with --quick are left aside.
+"""
+import argparse
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _harness, _plots, gat, gcn, loader, maxk, paths, sampled, spmm
+from ._harness import Cell
+from ._runs import Cited, Run, Timed, Unsupported, read_runs, result_of, slug, sources
+from .roofline import gigabytes
+
+RESULTS = _harness.ROOT / 'benchmarks' / 'results'
+PAGE, PLOTS, README = 'docs/performance.md', 'docs/performance', 'README.md'
+BEGIN, END = '<!-- begin: python -m benchmarks.report -->', '<!-- end -->'
+PAPERS = 'papers-'
+_FIGURE = re.compile(
+    r'(?<![\w.])\d[\d.,]*(?:st|nd|rd|th)?\s?(?:ms|µs|seconds?|times|x|[GM]B|GB/s|%|points?)(?!\w)'
+    r'|\ba \d+(?:st|nd|rd|th)\b')
+
+
+# What is shown ----------------------------------------------------------------------------------
+
+CUSPARSE = 'cuSPARSE'
+SUMS = Timed(
+    'Sums of neighbours, weighted, float32', 'spmm', 'sum, forward, float32', spmm.OURS,
+    [CUSPARSE, *spmm.RIVALS], [spmm.PLAIN])
+GCN_LAYER = Timed(
+    'A GCN layer, forward and backward', 'gcn', 'One layer, forward + backward', gcn.PREPARED,
+    ['PyG'], [gcn.PLAIN], 'channels')
+PREPARING = Timed(
+    'Sorting a graph both ways', 'gcn', 'Preparing a graph, CSR and CSC', 'ours', ['PyG'],
+    width='nodes')
+FRESH = Timed(
+    'Sums over lists of edges that are new at every step, forward and backward', 'aggregate',
+    'forward + backward', 'auto', ['PyG'], ['scatter', 'reduce'])
+REORDERED = Timed(
+    'Sums on a graph in Rabbit Order', 'reorder', 'sum, forward, float32', 'rabbit', ['as is'],
+    ['rcm', 'degree'])
+MAXK = Timed(
+    'Aggregation of the k largest of 256 features', 'maxk',
+    'Aggregation at F=256, forward, float32', maxk.OURS,
+    [maxk.DENSE, CUSPARSE, spmm.TORCH], [maxk.BALANCED], 'k')
+MAXK_GRADIENT = Timed(
+    'Its gradient', 'maxk', 'Aggregation at F=256, gradient of the values, float32', maxk.OURS,
+    [maxk.DENSE, CUSPARSE, spmm.TORCH], [maxk.ORDERED, maxk.BALANCED], 'k')
+MAXK_STEP = Timed(
+    'A training step of three SAGE layers, 256 channels', 'maxk',
+    'Training step, sage, 3 layers, hidden 256', maxk.MAXK, ['PyG', maxk.RELU],
+    [maxk.MAXK_BALANCED, maxk.MAXK_ROOT], 'k')
+GAT_LAYER, GATV2_LAYER = (Timed(
+    f'A {name} layer, forward and backward', 'gat', f'One {name} layer, forward + backward',
+    gat.PREPARED, [gat.PYG], [gat.PLAIN], 'H C') for name in ('GATConv', 'GATv2Conv'))
+GAT_FORWARD = Timed(
+    'The kernel of GAT, forward', 'gat', 'ops.gat, forward, float32', gat.INFERENCE,
+    [gat.COMPOSED], [gat.TRAINING, gat.DROPPED], 'H C')
+GAT_BACKWARD = Timed(
+    'The kernel of GAT, gradients', 'gat', 'ops.gat, backward, float32', gat.OURS, [gat.COMPOSED],
+    [gat.OURS_DROPPED], 'H C')
+GAT_CORA = Timed(
+    "A training step of the GAT paper's model on Cora", 'gat',
+    'Cora, GATConv, the whole training step', gat.PREPARED, [gat.PYG], [gat.PLAIN], 'H C')
+SAMPLED = Timed(
+    'Aggregation of at most S edges of each node, 256 features, weighted, float32', 'sampled',
+    'Aggregation at F=256, float32', sampled.FASTRAND,
+    [sampled.FULL, CUSPARSE, spmm.TORCH], ['bucket', sampled.UNBIASED], 'S',
+    {sampled.FULL: 'ours, all edges'})
+SAMPLED_MODEL = Timed(
+    "Inference of the paper's GCN", 'sampled', 'Inference of a GCN, 602 to 128 to 41, float32',
+    sampled.FASTRAND, [sampled.FULL], ['bucket', sampled.UNBIASED, sampled.INT8], 'S',
+    {sampled.FULL: 'ours, all edges'})
+PATH = Timed(
+    "The last layer's backward aggregation, by share of training nodes", 'paths',
+    'Backward aggregation of the last layer', paths.PATH,
+    [paths.ACTIVE, paths.IF_ELSE, paths.CUSPARSE])
+PATH_STEP, PATH_EAGER = (Timed(
+    f'A training step of a GCN of two layers, {what}', 'paths', f'2-layer GCN, {what}, whole step',
+    paths.FORWARD, [paths.PLAIN], [paths.BACKWARD, paths.CACHED, paths.CACHED_ALONE], 'hidden',
+    {paths.PLAIN: 'ours, all nodes active'})
+    for what in ('launches hidden', 'eager'))
+SAMPLING = Timed(
+    'Sampling, with the map to local ids', 'loader', 'Sampling with the id map', loader.OURS,
+    [loader.TORCH, loader.PYG], [loader.CHECKED], 'batch')
+LOADING = Timed(
+    'An epoch of loading, ms a batch', 'loader', 'An epoch of loading, ms per batch', loader.OURS,
+    [loader.PYG], width='batch')
+EPOCH = Timed(
+    'An epoch of training, ms a batch', 'loader', 'An epoch of training, ms per batch',
+    loader.OURS, [loader.PYG], [loader.TRIMMED], 'batch')
+HOST = Timed(
+    'Loading features of 100 columns from host memory, ms a batch', 'loader',
+    'Loading, features in host memory, 100 wide, ms per batch', loader.MATCH, [loader.NAIVE],
+    [loader.REORDER, loader.CACHE], 'batch', {loader.NAIVE: 'ours, all rows fetched'})
+ABLATION = Timed(
+    'Training by the parts of the system, ms a batch', 'loader',
+    'Training by the parts of the system, ms per batch', loader.FUSED_MAP, [loader.NAIVE],
+    [loader.MATCH_REORDER, loader.MEMORY_AWARE], 'batch')
+BLOCKS = Timed(
+    'Sums over fresh blocks, forward and backward', 'loader',
+    'Sums over fresh blocks, forward + backward, float32', loader.OURS,
+    [CUSPARSE, loader.TORCH_SPARSE, loader.SCATTER])
+
+
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """A row of README's table: what was measured, and where it stands."""
+
+    what: str
+    table: Timed
+    graph: str
+    width: int
+    gpu: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A plot of some sections' rows on one GPU.
+
+    Args:
+        name: Of its file.
+        alt: What is seen on it.
+        tables: The sections.
+        graphs: What the names of the graphs that it is about begin with.
+        draw: Draws a figure, given the rows of each section.
+    """
+
+    name: str
+    alt: str
+    tables: Sequence[Timed]
+    graphs: Sequence[str]
+    draw: Callable[[list[list[Cell]]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A chapter of the page."""
+
+    title: str
+    about: str
+    tables: Sequence[Timed | Cited]
+    plots: Sequence[Plot] = ()
+    headlines: Sequence[Headline] = ()
+
+
+_BIG = ('reddit-like', 'products-like', 'arxiv-like')
+
+SYSTEMS = (
+    System(
+        'Aggregation',
+        'Exact layers, on prepared and on plain graphs; [which one to take](start/choose.rst).',
+        (SUMS, GCN_LAYER, PREPARING, FRESH, REORDERED),
+        (Plot('sums', 'Time of a weighted sum over the number of features, ours beside cuSPARSE',
+              [SUMS], _BIG, _plots.widths({
+                  'ours': [spmm.OURS], 'cuSPARSE': spmm.CUSPARSE,
+                  'cuSPARSE preprocessed': spmm.PREPROCESSED})),),
+        (Headline('sums of neighbours, 64 features', SUMS, 'reddit-like', 64),
+         Headline('sums of neighbours, 64 features', SUMS, 'Computers', 64),
+         Headline('a GCN layer, forward and backward', GCN_LAYER, 'reddit-like', 64),
+         Headline('a GCN layer, forward and backward', GCN_LAYER, 'Computers', 64, gpu=False))),
+    System(
+        'MaxK-GNN', 'Another model than with ReLU, not another way to compute it: '
+        '[MaxK-GNN](systems/maxk.rst).',
+        (MAXK, MAXK_GRADIENT, MAXK_STEP,
+         Cited('Test accuracy beside ReLU', 'accuracy', 'Test accuracy, %'),
+         Cited('Times of an epoch, ms', 'accuracy', 'Time per epoch, ms')),
+        (Plot('maxk', 'Time of the aggregation and of its gradient over k, beside products with '
+              'all columns', [MAXK, MAXK_GRADIENT], ('reddit-like',), _plots.over_k(
+                  'k', ('aggregation', 'gradient'),
+                  {'MaxK': [maxk.OURS], 'MaxK, balanced': [maxk.BALANCED]},
+                  {'all columns, ours': [maxk.DENSE],
+                   'all columns, cuSPARSE': [*spmm.CUSPARSE, *spmm.PREPROCESSED]})),),
+        (Headline('MaxK aggregation, k = 32 of 256', MAXK, 'reddit-like', 32),
+         Headline('a training step of three SAGE layers with MaxK, k = 32', MAXK_STEP,
+                  'reddit-like', 32))),
+    System(
+        'Attention', 'GAT and GATv2 with the results of PyG: [Attention](systems/attention.rst).',
+        (GAT_LAYER, GATV2_LAYER, GAT_FORWARD, GAT_BACKWARD, GAT_CORA),
+        (Plot('attention', 'Times of layers with attention, forward and backward, ours beside '
+              "PyG's", [GAT_LAYER, GATV2_LAYER], ('arxiv-like', 'reddit-like'), _plots.bars(
+                  ('GATConv', 'GATv2Conv'), {'ours, prepared graph': gat.PREPARED,
+                                             'ours, edge_index': gat.PLAIN, 'PyG': gat.PYG})),),
+        (Headline('a GAT layer of 8 heads, forward and backward', GAT_LAYER,
+                  'arxiv-like, 8 x 8', 64),
+         Headline('a GATv2 layer of 8 heads, forward and backward', GATV2_LAYER,
+                  'arxiv-like, 8 x 8', 64),
+         Headline('a GAT layer of 8 heads, forward and backward', GAT_LAYER,
+                  'Computers, 8 x 8', 64, gpu=False))),
+    System(
+        'Sampled aggregation',
+        'It reads some of the edges, which costs accuracy: '
+        '[Sampled aggregation](systems/sampled.rst).',
+        (SAMPLED, SAMPLED_MODEL,
+         Cited('The least S of GCN that loses at most one point', 'sampled-accuracy',
+               'GCN: S that loses at most 1 point', ['quantize']),
+         Cited('The least S of SAGE that loses at most one point', 'sampled-accuracy',
+               'SAGE: S that loses at most 1 point', ['quantize'])),
+        (Plot('sampled', 'Time of sampled aggregation over S, beside that of all edges', [SAMPLED],
+              ('reddit-like', 'arxiv-like'), _plots.over_k(
+                  'S', (), {'fastrand': [sampled.FASTRAND], 'bucket': ['bucket']},
+                  {'all edges, ours': [sampled.FULL],
+                   'all edges, cuSPARSE': [*spmm.CUSPARSE, *spmm.PREPROCESSED]})),),
+        (Headline('sums of at most 32 edges, 256 features', SAMPLED, 'reddit-like', 32),
+         Headline('sums of at most 32 edges, 256 features', SAMPLED, 'arxiv-like', 32))),
+    System(
+        'Execution paths',
+        'The same losses and gradients for less, where few nodes train: '
+        '[Execution paths](systems/paths.rst).',
+        (PATH, PATH_STEP, PATH_EAGER),
+        (Plot('paths', 'Time of a training step by share of training nodes, beside that with all '
+              'nodes active', [PATH_STEP], (), _plots.shares(
+                  128, {'all nodes active': paths.PLAIN, 'path': paths.BACKWARD,
+                        'path, forward too': paths.FORWARD,
+                        'and the input cached': paths.CACHED})),),
+        (Headline('a training step of a GCN on paths, launches hidden, a tenth training', PATH_STEP,
+                  'products-like, 10%', 128),
+         Headline('the same in eager mode', PATH_EAGER, 'arxiv-like, 10%', 128))),
+    System(
+        'Mini-batches', 'Sampling, loading, training: [Mini-batches](systems/mini_batches.rst).',
+        (SAMPLING, LOADING, EPOCH, HOST, ABLATION, BLOCKS,
+         Cited('Waiting for data', 'loader', 'Waiting for data, batch 8,000, ms per batch'),
+         Cited('One epoch on one or more GPUs, ms', 'loader', 'One epoch, ms'),
+         Cited('Accuracy of GCN trained by the loader', 'loader-accuracy', 'GCN')),
+        (Plot('loader', 'Times of sampling and of loading from host memory, by batch',
+              [SAMPLING, HOST], (), _plots.loading(
+                  {'ours': loader.OURS, 'torch ops': loader.TORCH, 'PyG, on the CPU': 'PyG'},
+                  {name: name for name in loader.VARIANTS})),),
+        (Headline('sampling a batch, fan-out 15, 10, 5', SAMPLING, 'products-like, [15, 10, 5]',
+                  8000),
+         Headline('a batch of training a GCN', EPOCH, 'reddit-like, [15, 10, 5]', 8000),
+         Headline('loading a batch from host memory', HOST, 'products-like, [15, 10, 5]', 8000),
+         Headline('sampling a batch, fan-out 15, 10, 5', SAMPLING, 'medium, [15, 10, 5]', 1024,
+                  gpu=False))),
+)
+
+
+# Ceilings ---------------------------------------------------------------------------------------
+
+ROOFLINE = (
+    'Of one run: what each kernel must move (inputs and results once) and what it gathers (a row '
+    'as often as an edge names it), and the share that it reaches of the least time which memory '
+    'and cached random rows allow on that device.')
+
+
+def roofline(runs: Sequence[Run], plots: 'Plots') -> list[str]:
+    """A chapter of the newest run of benchmarks.roofline on each device."""
+    lines: list[str] = []
+    newest: dict[str, Run] = {}
+    for run in runs:
+        if run.bench == 'roofline':
+            newest.setdefault(run.device, run)
+    for device, run in newest.items():
+        kernels = [
+            (section['title'], cell, name, result) for section in run.data['sections']
+            for cell in section['cells'] for name, result in cell['results'].items()
+            if 'must_move' in result and result['median_ms']]
+        ceilings = {
+            (section['title'], cell['graph'], cell['width']): {
+                name: result['num_bytes'] / result['min_ms'] * 1e3
+                for name, result in cell['results'].items() if result.get('min_ms')}
+            for section in run.data['sections'] for cell in section['cells']
+            if all('num_bytes' in result for result in cell['results'].values())}
+        lines += [f'### {device}', '']
+        for stem, alt, draw in (
+            ('reached', 'Share of the least time that memory and caches allow, by kernel',
+             _plots.reached),
+            ('roofline', 'Bytes gathered per second over how often a byte is gathered, below the '
+             'ceilings of memory and of cached rows', _plots.roofline)):
+            data = [[title, cell['graph'], cell['width'], name, result]
+                    for title, cell, name, result in kernels]
+            if data:
+                lines += plots.add(f'{stem}-{slug(device)}', alt, data, draw, [run])
+        lines += ['Ceilings, GB per second:', '', *_harness.table(
+            ['section', 'of', 'width', 'way', 'GB/s'],
+            [[title.split(',')[0], graph, f'{width:,}', best, gigabytes(rates[best])]
+             for (title, graph, width), rates in ceilings.items() if rates
+             for best in [max(rates, key=lambda name: rates[name])]]), '', *sources([run]), '']
+        if kernels:
+            lines += ['Kernels:', '', *_harness.table(
+                ['kernel', 'table', 'graph', 'width', 'ms', 'must move, GB/s', 'gathers, GB/s',
+                 'of random rows', 'limit', 'of the limit'],
+                [[name, title, cell['graph'], f"{cell['width']:,}", result_of(result).text(),
+                  gigabytes(result['must_move'] / result['median_ms'] * 1e3),
+                  *((gigabytes(result['gathered'] / result['median_ms'] * 1e3),
+                     f"{result['of_random_rows']:.0%}") if result['gather_ceiling'] else
+                    ('–', '–')),
+                  result['limit'], f"{result['share']:.0%}"]
+                 for title, cell, name, result in kernels]), '', *sources([run]), '']
+    return ['## Rooflines', '', ROOFLINE, '', *lines] if lines else []
+
+
+# Papers -----------------------------------------------------------------------------------------
+
+def papers(runs: Sequence[Run]) -> list[str]:
+    """A chapter for each paper: of each table or figure the newest rerun on each device."""
+    lines: list[str] = []
+    benches = sorted({run.bench for run in runs if run.bench.startswith(PAPERS)})
+    for bench in benches:
+        found: dict[tuple[str, str], Run] = {}
+        for run in (run for run in runs if run.bench == bench):
+            for section in run.data['sections']:
+                found.setdefault((section['title'], run.device), run)
+        newest = next(run for run in runs if run.bench == bench)
+        title, _, about = newest.data['notes'][0].partition(' (')
+        where, _, about = about.partition('). ')
+        lines += [f'## {title}', '', f'{where}. {about}' if about else where, '']
+        lines += [line for line in newest.data['notes'][1:] if line] + ['']
+        for (section, device), run in sorted(found.items(), key=lambda item: (
+                _numbered(item[0][0]), item[0][1].startswith('CPU'), item[0][1])):
+            text = section_of(run, section)
+            if text:
+                lines += [f'### {section} ({device})', '', *text, '', *sources([run]), '']
+        for name, reason in newest.data.get('left_out', {}).items():
+            lines += [f'Left out: {name}, since {reason}.', '']
+    return lines
+
+
+def _numbered(title: str) -> list[tuple[int, str]]:
+    """Figure 10 after Figure 9."""
+    return [(int(part), '') if part.isdigit() else (0, part) for part in re.split(r'(\d+)', title)]
+
+
+def section_of(run: Run, title: str) -> list[str]:
+    """The lines of a section in a run's report, without its heading."""
+    lines = run.markdown.splitlines()
+    if f'## {title}' not in lines:
+        return []
+    first = lines.index(f'## {title}') + 1
+    last = next((k for k in range(first, len(lines)) if lines[k].startswith('## ')), len(lines))
+    return '\n'.join(lines[first:last]).strip().splitlines()
+
+
+# Plots ------------------------------------------------------------------------------------------
+
+class Plots:
+    """The plots of the page: their files by name, and what draws them."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, tuple[str, Callable[[], Any]]] = {}
+
+    def add(
+        self, name: str, alt: str, data: Any, draw: Callable[[Any], Any], runs: Sequence[Run],
+    ) -> list[str]:
+        """Lines that show a plot; its file says by a digest what it was drawn from, and how."""
+        text = json.dumps(data, sort_keys=True, default=vars)
+        text += Path(_plots.__file__).read_text(encoding='utf-8')
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.made[f'{name}.svg'] = digest, lambda: draw(data)
+        return [f'![{alt}]({Path(PLOTS).name}/{name}.svg)', '', *sources(runs), '']
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob('*.svg'):
+            if file.name not in self.made:
+                file.unlink()
+        for name, (digest, draw) in self.made.items():
+            if not self.is_current(folder / name, digest):
+                _plots.save(draw, folder / name, f'data {digest}')
+
+    def stale(self, folder: Path) -> list[str]:
+        """Names of files that are missing, of other data, or too many."""
+        there = {file.name for file in folder.glob('*.svg')}
+        return sorted((there - self.made.keys()) | {
+            name for name, (digest, _) in self.made.items()
+            if not self.is_current(folder / name, digest)})
+
+    @staticmethod
+    def is_current(file: Path, digest: str) -> bool:
+        return file.is_file() and f'data {digest}<' in file.read_text(encoding='utf-8')
+
+
+def plotted(plot: Plot, runs: Sequence[Run], plots: Plots) -> list[str]:
+    lines: list[str] = []
+    by_table = [table.rows(runs) for table in plot.tables]
+    for device in dict.fromkeys(device for rows in by_table for device in rows):
+        if device.startswith('CPU'):
+            continue
+        chosen = [
+            [row for row in rows.get(device, [])
+             if not plot.graphs or row.cell.graph.startswith(tuple(plot.graphs))]
+            for rows in by_table]
+        if all(chosen):
+            lines += plots.add(
+                f'{plot.name}-{slug(device)}', f'{plot.alt}, {device}',
+                [[row.cell for row in rows] for rows in chosen], plot.draw,
+                [row.run for rows in chosen for row in rows])
+    return lines
+
+
+# The page and README ----------------------------------------------------------------------------
+
+HEAD = """# Performance
+
+<!-- Written by `python -m benchmarks.report`: do not edit. -->
+
+Every figure here was drawn by `python -m benchmarks.report` from a run that is named below its
+table or plot; the runs lie in `benchmarks/results/`, with versions, graphs and everything else that
+was measured. Of each section of a benchmark, on each device, the rows of a graph come from the
+newest run that has them. Times are medians in milliseconds unless it says otherwise; ratio: the
+best rival over ours, so that less than one means that the rival is faster; † less exact than
+rounding allows, ‡ one cold run, OOM out of memory. Graphs that end in "-like" are generated in the
+size of the one that they are named after: `pyg_fast.datasets.PlantedGraph`."""
+
+
+def page(runs: Sequence[Run], plots: Plots) -> str:
+    lines = [HEAD, '']
+    for system in SYSTEMS:
+        body = [line for plot in system.plots for line in plotted(plot, runs, plots)]
+        body += [line for table in system.tables for line in table.markdown(runs)]
+        if body:
+            lines += [f'## {system.title}', '', system.about, '', *body]
+    lines += [*roofline(runs, plots), *papers(runs)]
+    return re.sub(r'\n{3,}', '\n\n', '\n'.join(lines)).rstrip() + '\n'
+
+
+def readme_table(runs: Sequence[Run]) -> str:
+    head = ['', 'on', 'ours, ms', 'best rival, ms', 'ratio', 'all rows: mean (worst)', 'run']
+    rows = []
+    for headline in (each for system in SYSTEMS for each in system.headlines):
+        wanted = headline.graph, headline.width
+        found = [
+            (row, rows) for device, rows in headline.table.rows(runs).items() for row in rows
+            if row.run.is_gpu == headline.gpu and (row.cell.graph, row.cell.width) == wanted]
+        if not found:
+            continue
+        row, others = max(found, key=lambda pair: pair[0].run.date)
+        section = headline.table.as_section(others)
+        versus = section.versus[0]
+        best, ratio = versus.best(row.cell), versus.ratio(row.cell)
+        if best is None or ratio is None:
+            continue
+        (summary,) = section.summary()
+        rows.append([
+            f"{headline.what}, {headline.graph.split(', ')[0]}", row.run.device,
+            row.cell.results[versus.ours].text(),
+            f'{row.cell.results[best[0]].text()} ({headline.table.name(best[0])})', f'{ratio:.2f}',
+            f"{summary['geometric_mean']:.2f} ({summary['worst']['ratio']:.2f})",
+            f'[{row.run.bench} {row.run.date[:10]}](benchmarks/results/{row.run.name}.md)'])
+    return '\n'.join(_harness.table(head, rows))
+
+
+def with_table(readme: str, table: str) -> str:
+    """README with its table replaced.
+
+    Raises:
+        Unsupported: If it has no place for it.
+    """
+    first, last = readme.find(BEGIN), readme.find(END)
+    if first < 0 or last < first:
+        raise Unsupported(f'{README} has no lines {BEGIN!r} and {END!r}')
+    return f'{readme[:first + len(BEGIN)]}\n\n{table}\n\n{readme[last:]}'
+
+
+def unsupported(readme: str) -> list[str]:
+    """Figures in README's words, which name no run."""
+    words = re.sub(rf'{re.escape(BEGIN)}.*?{re.escape(END)}', '', readme, flags=re.DOTALL)
+    words = re.sub(r'```.*?```', '', words, flags=re.DOTALL)
+    words = re.sub(r'`[^`]*`', '', words)
+    return [match[0] for match in _FIGURE.finditer(words)]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description="docs/performance.md, its plots and README's table, from the runs.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument('--check', action='store_true', help='write nothing; 1 if they differ')
+    parser.add_argument('--results', type=Path, metavar='DIR', default=RESULTS)
+    parser.add_argument(
+        '--root', type=Path, metavar='DIR', default=_harness.ROOT, help='of README and docs')
+    args = parser.parse_args(argv)
+    try:
+        failed = write(args.results, args.root, args.check)
+    except Unsupported as error:
+        raise SystemExit(str(error)) from error
+    if failed:
+        raise SystemExit('\n'.join([*failed, 'Run `python -m benchmarks.report`.']))
+
+
+def write(results: Path, root: Path, check: bool) -> list[str]:
+    """Writes what the runs give; with ``check`` returns what is different from it instead."""
+    runs, plots = read_runs(results), Plots()
+    readme = (root / README).read_text(encoding='utf-8')
+    figures = unsupported(readme)
+    if figures:
+        raise Unsupported(f"{README} has figures that name no run: {', '.join(figures)}")
+    files = {PAGE: page(runs, plots), README: with_table(readme, readme_table(runs))}
+    if check:
+        failed = []
+        for name, text in files.items():
+            file = root / name
+            there = file.read_text(encoding='utf-8') if file.is_file() else ''
+            failed += list(difflib.unified_diff(
+                there.splitlines(), text.splitlines(), name, f'{name}, as the runs give it', '',
+                '', 0, ''))
+        return failed + [f'{PLOTS}/{name} is not what the runs give'
+                         for name in plots.stale(root / PLOTS)]
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding='utf-8')
+    plots.write(root / PLOTS)
+    return []
+
+
+if __name__ == '__main__':
+    main()
