@@ -132,7 +132,7 @@ def copied(collection: str, name: str) -> Iterator[Path]:
     """
     source = _folder() / collection / name / 'raw'
     if not source.is_dir():
-        raise Missing(f'{source} does not exist')
+        raise Missing(f'${DATA}/{collection}/{name}/raw does not exist')
     with tempfile.TemporaryDirectory() as root:
         raw = Path(root) / collection / name / 'raw'
         raw.mkdir(parents=True)
@@ -153,7 +153,7 @@ def load(name: str, device: torch.device) -> Graph:
     elif name in _STRUCTURES:
         path = _folder() / 'structure' / f'{_STRUCTURES[name]}.npz'
         if not path.is_file():
-            raise Missing(f'{path} does not exist')
+            raise Missing(f'${DATA}/structure/{path.name} does not exist')
         with np.load(path) as arrays:
             edge_index = torch.from_numpy(np.stack([arrays['col'], arrays['row']]))
             num_nodes = int(arrays['num_nodes'])
