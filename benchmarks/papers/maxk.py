@@ -253,6 +253,10 @@ def figure9(run: Run) -> None:
                 'limit, ReLU': ratio(relu, rest)})
 
 
+def _epochs(run: Run) -> int:
+    return QUICK_EPOCHS if run.quick else EPOCHS
+
+
 @functools.cache
 def trained(run: Run, name: str) -> maxk_training.Sweep:
     """What training a network with ReLU and with MaxK gave.
@@ -262,7 +266,7 @@ def trained(run: Run, name: str) -> maxk_training.Sweep:
     """
     args = argparse.Namespace(
         device=run.args.device, quick=run.quick, model=None, hidden=None,
-        epochs=QUICK_EPOCHS if run.quick else EPOCHS)
+        epochs=min(_epochs(run), maxk_training.RECIPES[name].epochs))
     with accuracy.arguments(name, args) as line:
         return maxk_training.sweep(maxk_training.parse([
             *line, '--runs', str(QUICK_RUNS if run.quick else RUNS),
@@ -279,7 +283,7 @@ def sweeps(run: Run) -> Iterator[tuple[str, maxk_training.Sweep]]:
 
 def _recipes(run: Run) -> str:
     return (
-        f'Other graphs (planted: a generated one); {QUICK_EPOCHS if run.quick else EPOCHS} epochs, '
+        f'Other graphs (planted: a generated one); at most {_epochs(run)} epochs, '
         f'number of seeds: {QUICK_RUNS if run.quick else RUNS}; recipes of '
         'examples/maxk_training.py, the same for ReLU and MaxK. Five seeds and all epochs: '
         'python -m benchmarks.accuracy.')
