@@ -2,7 +2,7 @@
 
 python -m benchmarks.papers                       all five, a report each
 python -m benchmarks.papers maxk paths            two of them
-python -m benchmarks.papers gat --only 'Table 3'  one table of one
+python -m benchmarks.papers maxk --only Kernels   one exhibit of one
 python -m benchmarks.papers --quick               small graphs: a minute or two
 python -m benchmarks.papers --list                what there is
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _harness.parser('The tables and figures of the papers.')
     parser.add_argument('papers', nargs='*', metavar='PAPER', help=f"of {', '.join(PAPERS)}")
     parser.add_argument(
-        '--only', metavar='NAMES', help="tables and figures between commas, such as 'Table 3'")
+        '--only', metavar='NAMES', help='exhibits between commas, as --list names them')
     parser.add_argument('--max-edges', type=int, help='of a generated graph')
     parser.add_argument('--list', action='store_true', help='what there is, and nothing else')
     args = parser.parse_args(argv)

@@ -120,7 +120,7 @@ class Maker:
     """How an exhibit is made.
 
     Args:
-        name: Such as ``'Table 2'``.
+        name: Such as ``'Table 2'``, or its subject.
         make: Adds it to the report of a run.
     """
 
