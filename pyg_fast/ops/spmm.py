@@ -384,6 +384,8 @@ def check_edge_weight(edge_weight: Tensor, x: Tensor, num_edges: int, of: str = 
     """Raises unless there is one weight per edge, of the features' type and device."""
     if not isinstance(edge_weight, Tensor):
         raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
+    if edge_weight.layout != torch.strided:
+        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
     if edge_weight.dtype != x.dtype:
         raise TypeError(f"'edge_weight' must be {x.dtype} as '{of}' is, got {edge_weight.dtype}")
     if edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:

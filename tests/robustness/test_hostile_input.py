@@ -1,0 +1,206 @@
+"""Whatever the input: a result as by the reference, or an error that names the argument."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_fast import ops
+
+from ._entries import ENTRIES, WITHOUT_INPUT
+from ._mutations import mutations
+
+# Of graphs of whose content nobody looks: no crash, and no word on what the walks are.
+UNCHECKED = {'random_walk': ('rowptr', 'col'), 'visited_neighbors': ('rowptr', 'col')}
+# What messages call it.
+ALSO = {'graph': 'edge_index'}
+
+
+@pytest.fixture(autouse=True, scope='module')
+def one_thread() -> Iterator[None]:
+    """Waking a second one takes longer than anything here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def copied(value: Any) -> Any:
+    """The same, with the same strides, in memory of its own."""
+    if isinstance(value, list):
+        return [copied(v) for v in value]
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+        return value
+    with torch.inference_mode(value.is_inference()):
+        if 0 in value.stride() or not value.is_contiguous():
+            return value.detach()  # never written to, see `same`
+        return value.detach().clone()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether both are the same bits."""
+    if isinstance(a, list):
+        return isinstance(b, list) and all(map(same, a, b))
+    if not isinstance(a, Tensor):
+        return a is b or type(a) is not type(b) or a == b
+    if a.layout != torch.strided or a.is_meta:
+        return True
+    plain = (t.clone(memory_format=torch.contiguous_format) for t in (a, b))
+    bits = (t.view(-1).view(torch.uint8) for t in plain)
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(*bits)
+
+
+def leaves(args: dict[str, Any]) -> dict[str, Tensor]:
+    """Those that gradients are asked for."""
+    return {
+        name: value
+        for name, value in args.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+
+
+def compare(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Raises unless both are equal but for rounding, NaN where NaN is."""
+    assert actual.shape == expected.shape, f'{what}: {actual.shape}, not {expected.shape}'
+    actual, expected = actual.detach(), expected.detach()
+    if not actual.is_floating_point():
+        assert torch.equal(actual.to(expected.dtype), expected), what
+        return
+    # Halves are rounded once, at the end.
+    eps = torch.finfo(actual.dtype).eps if actual.dtype.itemsize < 4 else 0.0
+    expected, actual = expected.to(actual.dtype).double(), actual.double()
+    finite = expected.isfinite()
+    size = expected.abs().where(finite, 0)
+    allowed = (2e-5 + 2 * eps) * (size + size.amax() if size.numel() else size) + 1e-6
+    near = torch.where(finite, (actual - expected).abs() <= allowed, actual == expected)
+    near |= actual.isnan() & expected.isnan()
+    assert near.all(), f'{what} is {actual[~near][:4]}, not {expected[~near][:4]}'
+
+
+def is_random(args: dict[str, Any]) -> bool:
+    """Whether no seed was given, or a slope is too steep for a softmax in float32."""
+    slope = args.get('negative_slope', 0.2)
+    return args.get('seed', 0) is None or not abs(slope) < 2**31
+
+
+def check(name: str, args: dict[str, Any], changed: set[str]) -> bool:
+    """Whether the op took these arguments, of which some are not as they should be."""
+    entry = ENTRIES[name]
+    before = {key: copied(value) for key, value in args.items()}
+    given = {key: copied(value) for key, value in args.items()}
+    actual, message = None, ''
+    try:
+        actual = entry.run(**given)
+    except (TypeError, ValueError, IndexError) as error:
+        message = f'{error!r}'
+    for key in given.keys() - {entry.changes}:
+        assert same(given[key], before[key]), f'{key} was modified'
+        assert same(args[key], before[key]), f'{key} was modified'
+    if actual is None:
+        assert names_argument(args, message), message
+        return False
+    on_meta = any(t.is_meta for t in actual)
+    if on_meta or is_random(args) or changed & set(UNCHECKED.get(entry.op, ())):
+        return True
+    for k, (a, e) in enumerate(zip(actual, entry.twin(**args), strict=True)):
+        compare(a, e, f'result {k}')
+    return True
+
+
+def names_argument(args: dict[str, Any], message: str) -> bool:
+    names = {*args, *(ALSO[key] for key in args if key in ALSO)}
+    return bool(names & set(re.findall(r"'(\w+)", message)))
+
+
+def check_gradients(name: str, args: dict[str, Any]) -> None:
+    """Gradients of an op that takes these arguments."""
+    entry, wanted = ENTRIES[name], leaves(args)
+    if not entry.differentiable or args.get('quantize') or is_random(args):
+        return
+    if any(t.is_meta or not t.isfinite().all() for t in wanted.values()):
+        return
+    if any(isinstance(t, Tensor) and t.is_inference() for t in args.values()):
+        return  # Torch does not save these for a backward pass.
+    both = []
+    for run in (entry.run, entry.twin):
+        inputs = {key: value.detach().requires_grad_() for key, value in wanted.items()}
+        out = run(**{**args, **inputs})[-1]
+        if not out.requires_grad:
+            return
+        grad = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
+        both.append(torch.autograd.grad(out, list(inputs.values()), grad, allow_unused=True))
+    for key, a, e in zip(wanted, *both, strict=True):
+        assert (a is None) == (e is None), key
+        if a is not None:
+            compare(a, e.double(), f'gradient of {key}')
+
+
+def made(name: str, seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    return ENTRIES[name].make()
+
+
+def test_every_op_has_an_entry() -> None:
+    assert {entry.op for entry in ENTRIES.values()} | WITHOUT_INPUT == set(ops.__all__)
+
+
+def test_every_argument_is_in_an_entry() -> None:
+    given: dict[str, set[str]] = {}
+    for name, entry in ENTRIES.items():
+        given.setdefault(entry.op, set()).update(made(name))
+    for op, names in given.items():
+        known = set(inspect.signature(getattr(ops, op)).parameters)
+        known |= {'x', 'k'} if op == 'CBSR' else set()  # of `from_dense`
+        if op == 'cbsr_spmm':
+            known = known - {'cbsr'} | {'values', 'columns', 'num_columns'}
+        elif op == 'NodeMap':
+            known -= {'device', 'hashed'}
+        assert names == known, op
+
+
+@pytest.mark.parametrize('name', ENTRIES)
+def test_valid_input(name: str) -> None:
+    args = made(name)
+    assert check(name, args, set())
+    check_gradients(name, args)
+
+
+@pytest.mark.parametrize('name', ENTRIES)
+def test_one_argument_is_not_as_it_should_be(name: str) -> None:
+    good = made(name)
+    taken = refused = 0
+    for key, value in good.items():
+        for kind, other in mutations(value):
+            if key == ENTRIES[name].changes and kind == 'of inference':
+                continue  # Torch itself refuses to change these.
+            try:
+                if check(name, {**good, key: copied(other)}, {key}):
+                    taken += 1
+                else:
+                    refused += 1
+            except Exception as error:
+                raise AssertionError(f'{name} with {key} = {kind}: {error!r}') from error
+    assert taken >= 2
+    assert refused >= 20
+
+
+@pytest.mark.parametrize('name', ENTRIES)
+@given(data=st.data())
+@settings(max_examples=12)
+def test_several_arguments_are_not_as_they_should_be(name: str, data: st.DataObject) -> None:
+    good = made(name, data.draw(st.integers(0, 2**20), 'seed'))
+    args = dict(good)
+    keys = {data.draw(st.sampled_from([*good])) for _ in range(2)}
+    for key in sorted(keys):
+        kinds = dict(mutations(good[key]))
+        if key == ENTRIES[name].changes:
+            del kinds['of inference']
+        args[key] = kinds[data.draw(st.sampled_from([*kinds]), key)]
+    if check(name, args, keys):
+        check_gradients(name, args)
