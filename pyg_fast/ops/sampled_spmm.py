@@ -114,7 +114,9 @@ def sampled_spmm(
     made. A node with no more than :math:`S` edges keeps all of them. Differentiable in :obj:`x`
     and :obj:`edge_weight`, any number of times: the backward pass works out the same sample again,
     and lists it by source for as long as it runs.
-    The results are the same bits every time.
+    The results are the same bits every time, with one exception: the gradient of
+    :obj:`"max"`/:obj:`"min"` to :obj:`x` on CUDA adds atomically, as in
+    :func:`~pyg_fast.ops.spmm`.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): As in :func:`~pyg_fast.ops.spmm`. Gradients need no

@@ -30,6 +30,15 @@ class Entry(NamedTuple):
     differentiable: bool = True
 
 
+def on(device: torch.device, value: Any) -> Any:
+    """An argument on another device."""
+    if isinstance(value, ops.NodeMap):
+        return ops.NodeMap(value.num_nodes, device)
+    if isinstance(value, list):
+        return [on(device, v) for v in value]
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
 def edges() -> Tensor:
     """Random ones, with loops, some twice there; the last node has none."""
     return torch.randint(NUM_NODES - 1, (2, NUM_EDGES))

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,15 +19,6 @@ from ._mutations import mutations
 UNCHECKED = {'random_walk': ('rowptr', 'col'), 'visited_neighbors': ('rowptr', 'col')}
 # What messages call it.
 ALSO = {'graph': 'edge_index'}
-
-
-@pytest.fixture(autouse=True, scope='module')
-def one_thread() -> Iterator[None]:
-    """Waking a second one takes longer than anything here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def copied(value: Any) -> Any:
