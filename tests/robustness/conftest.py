@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pyg_fast import with_cuda
+
 
 @pytest.fixture(autouse=True, scope='package')
 def one_thread() -> Iterator[None]:
@@ -13,3 +15,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available() or not with_cuda():
+        pytest.skip('of CUDA only')
+    return torch.device('cuda')

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from pyg_fast import ops
 
-from ._entries import ENTRIES, WITHOUT_INPUT
-from ._mutations import mutations
+from ._entries import ENTRIES, WITHOUT_INPUT, on
+from ._mutations import FLOATS, LAYOUTS, mutations
 
 # Of graphs of whose content nobody looks: no crash, and no word on what the walks are.
 UNCHECKED = {'random_walk': ('rowptr', 'col'), 'visited_neighbors': ('rowptr', 'col')}
+CPU = torch.device('cpu')
 # What messages call it.
 ALSO = {'graph': 'edge_index'}
 
@@ -98,8 +99,9 @@ def check(name: str, args: dict[str, Any], changed: set[str]) -> bool:
     on_meta = any(t.is_meta for t in actual)
     if on_meta or is_random(args) or changed & set(UNCHECKED.get(entry.op, ())):
         return True
-    for k, (a, e) in enumerate(zip(actual, entry.twin(**args), strict=True)):
-        compare(a, e, f'result {k}')
+    expected = entry.twin(**{key: on(CPU, value) for key, value in args.items()})
+    for k, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        compare(a.cpu(), e, f'result {k}')
     return True
 
 
@@ -131,9 +133,9 @@ def check_gradients(name: str, args: dict[str, Any]) -> None:
             compare(a, e.double(), f'gradient of {key}')
 
 
-def made(name: str, seed: int = 0) -> dict[str, Any]:
+def made(name: str, seed: int = 0, device: torch.device | None = None) -> dict[str, Any]:
     torch.manual_seed(seed)
-    return ENTRIES[name].make()
+    return {k: v if device is None else on(device, v) for k, v in ENTRIES[name].make().items()}
 
 
 def test_every_op_has_an_entry() -> None:
@@ -194,3 +196,21 @@ def test_several_arguments_are_not_as_they_should_be(name: str, data: st.DataObj
         args[key] = kinds[data.draw(st.sampled_from([*kinds]), key)]
     if check(name, args, keys):
         check_gradients(name, args)
+
+
+@pytest.mark.parametrize('name', ENTRIES)
+def test_one_argument_on_cuda(cuda: torch.device, name: str) -> None:
+    good = made(name, device=cuda)
+    assert check(name, good, set())
+    for key, value in good.items():
+        if not isinstance(value, Tensor):
+            continue
+        kinds = {**LAYOUTS, **(FLOATS if value.is_floating_point() else {})}
+        if key == ENTRIES[name].changes:
+            del kinds['of inference']
+        for change in kinds.values():
+            check(name, {**good, key: change(value)}, {key})
+        mixed = {**good, key: value.cpu()}
+        # The only tensor brings its device with it.
+        alone = not any(isinstance(v, Tensor) for k, v in good.items() if k != key)
+        assert check(name, mixed, {key}) == (alone and 'node_map' not in good)
