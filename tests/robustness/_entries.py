@@ -39,6 +39,24 @@ def on(device: torch.device, value: Any) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
+def compare(actual: Tensor, expected: Tensor, what: str) -> None:
+    """Raises unless both are equal but for rounding, NaN where NaN is."""
+    assert actual.shape == expected.shape, f'{what}: {actual.shape}, not {expected.shape}'
+    actual, expected = actual.detach(), expected.detach()
+    if not actual.is_floating_point():
+        assert torch.equal(actual.to(expected.dtype), expected), what
+        return
+    # Halves are rounded once, at the end.
+    eps = torch.finfo(actual.dtype).eps if actual.dtype.itemsize < 4 else 0.0
+    expected, actual = expected.to(actual.dtype).double(), actual.double()
+    finite = expected.isfinite()
+    size = expected.abs().where(finite, 0)
+    allowed = (2e-5 + 2 * eps) * (size + size.amax() if size.numel() else size) + 1e-6
+    near = torch.where(finite, (actual - expected).abs() <= allowed, actual == expected)
+    near |= actual.isnan() & expected.isnan()
+    assert near.all(), f'{what} is {actual[~near][:4]}, not {expected[~near][:4]}'
+
+
 def edges() -> Tensor:
     """Random ones, with loops, some twice there; the last node has none."""
     return torch.randint(NUM_NODES - 1, (2, NUM_EDGES))

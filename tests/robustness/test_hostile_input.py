@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_fast import ops
 
-from ._entries import ENTRIES, WITHOUT_INPUT, on
+from ._entries import ENTRIES, WITHOUT_INPUT, compare, on
 from ._mutations import FLOATS, LAYOUTS, mutations
 
 # Of graphs of whose content nobody looks: no crash, and no word on what the walks are.
@@ -54,24 +54,6 @@ def leaves(args: dict[str, Any]) -> dict[str, Tensor]:
         for name, value in args.items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }
-
-
-def compare(actual: Tensor, expected: Tensor, what: str) -> None:
-    """Raises unless both are equal but for rounding, NaN where NaN is."""
-    assert actual.shape == expected.shape, f'{what}: {actual.shape}, not {expected.shape}'
-    actual, expected = actual.detach(), expected.detach()
-    if not actual.is_floating_point():
-        assert torch.equal(actual.to(expected.dtype), expected), what
-        return
-    # Halves are rounded once, at the end.
-    eps = torch.finfo(actual.dtype).eps if actual.dtype.itemsize < 4 else 0.0
-    expected, actual = expected.to(actual.dtype).double(), actual.double()
-    finite = expected.isfinite()
-    size = expected.abs().where(finite, 0)
-    allowed = (2e-5 + 2 * eps) * (size + size.amax() if size.numel() else size) + 1e-6
-    near = torch.where(finite, (actual - expected).abs() <= allowed, actual == expected)
-    near |= actual.isnan() & expected.isnan()
-    assert near.all(), f'{what} is {actual[~near][:4]}, not {expected[~near][:4]}'
 
 
 def is_random(args: dict[str, Any]) -> bool:
