@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from ._numbers import check_flag
-from .graph import Graph, graph_of
+from .graph import Graph, check_graph, graph_of
 from .spmm import DTYPES, acc_dtype, check_device
 
 _WORD = 0xFFFFFFFF
@@ -56,6 +56,7 @@ def setting_of(
             raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
         check_device(seed, x, 'seed')
     if isinstance(graph, Graph):
+        check_graph(graph)
         if add_self_loops:
             raise ValueError("'add_self_loops' must be False for a Graph, which is taken as it is")
         check_device(graph.col, x, 'graph')

@@ -9,7 +9,7 @@ from torch_geometric import EdgeIndex
 from ._edges import check_edge_index, check_invalid, is_checked, kernel_index
 from ._library import ops
 from ._numbers import check_number
-from .graph import Graph, graph_of
+from .graph import Graph, check_graph, graph_of
 from .spmm import check_device, check_edge_weight, check_features, reduce_sum
 from .to_csr import to_csr
 
@@ -73,6 +73,7 @@ def aggregate(
     if isinstance(graph, Graph):
         if mode == 'scatter':
             raise ValueError("'graph' must be an edge_index where 'mode' is 'scatter'")
+        check_graph(graph)
         known: tuple[int | None, int | None] = graph.num_src, graph.num_dst
         check_device(graph.col, x, 'graph')
         num_edges = graph.num_edges

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import ops
-from .graph import Graph, graph_of
+from .graph import Graph, check_graph, graph_of
 from .groups import Groups
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -353,6 +353,8 @@ def checked_graph(graph: Graph | Tensor, x: Tensor, name: str, transpose: bool) 
         graph = graph_of(
             graph, num_src, num_src if num_dst is None else num_dst, transpose=transpose
         )
+    else:
+        check_graph(graph)
     check_device(graph.col, x, 'graph', name)
     if x.size(0) != graph.num_src:
         raise ValueError(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast import ops
+from pyg_fast.ops.graph import graph_of
 
 from ._entries import ENTRIES, WITHOUT_INPUT, compare, on
-from ._mutations import FLOATS, LAYOUTS, mutations
+from ._mutations import FLOATS, LAYOUTS, OTHERS, SHAPES, TYPES, mutations
 
 # Of graphs of whose content nobody looks: no crash, and no word on what the walks are.
 UNCHECKED = {'random_walk': ('rowptr', 'col'), 'visited_neighbors': ('rowptr', 'col')}
@@ -178,6 +179,32 @@ def test_several_arguments_are_not_as_they_should_be(name: str, data: st.DataObj
         args[key] = kinds[data.draw(st.sampled_from([*kinds]), key)]
     if check(name, args, keys):
         check_gradients(name, args)
+
+
+@pytest.mark.parametrize(
+    'name', [name for name in ENTRIES if 'graph' in made(name) and name != 'aggregate scatter']
+)
+def test_tensor_of_a_graph_is_not_as_it_should_be(device: torch.device, name: str) -> None:
+    good = made(name, device=device)
+    size = max(t.size(0) for key, t in good.items() if 'x' in key or key == 'values')
+    graph = graph_of(good['graph'], size, size)
+    good['add_self_loops'] = False
+    if 'dropout' not in good:
+        del good['add_self_loops']
+    ENTRIES[name].run(**{**good, 'graph': graph})
+    for field in ('rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm'):
+        t = getattr(graph, field)
+        bad = [change(t) for kind, change in SHAPES.items() if kind != 'flat']
+        bad += [change(t) for kind, change in TYPES.items() if kind != 'int32']
+        bad += [other for other in OTHERS if other is not None or 'perm' not in field]
+        for other in bad:
+            if other is None and field == 't_rowptr':
+                continue  # A graph without its transpose.
+            with pytest.raises((TypeError, ValueError), match="'graph"):
+                ENTRIES[name].run(**{**good, 'graph': graph._replace(**{field: other})})
+    for other in (graph.t()._replace(num_src=size + 1), graph._replace(num_dst=size - 1)):
+        with pytest.raises((TypeError, ValueError), match="'(graph|x|x_src|alpha_dst)"):
+            ENTRIES[name].run(**{**good, 'graph': other})
 
 
 @pytest.mark.parametrize('name', ENTRIES)
