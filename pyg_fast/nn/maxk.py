@@ -178,8 +178,8 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
     They are aggregated in the compressed form in which :func:`~pyg_fast.ops.maxk` gives them, and
     so is their gradient: :math:`k` numbers move for each edge, and nothing of size
     :math:`|\mathcal{E}| \times F` is made. A plain :obj:`edge_index` is sorted once a call, not
-    twice: the backward pass reads no transpose, unless
-    :func:`torch.use_deterministic_algorithms` is on.
+    twice: the backward pass reads no transpose. On CUDA it adds atomically instead, unless
+    :func:`torch.use_deterministic_algorithms` is on: the last bits of gradients vary.
 
     Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.GCNConv`, and with
     :obj:`k=None` or :obj:`k=out_channels` it is :class:`~pyg_fast.nn.PathPreparedGCNConv`. Hooks,
@@ -268,7 +268,7 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
 
     where :math:`h` keeps the :math:`k` largest of the :obj:`in_channels` features of each
     neighbour. They are aggregated in the compressed form in which :func:`~pyg_fast.ops.maxk` gives
-    them, and so is their gradient, as in :class:`MaxKGCNConv`.
+    them, and so is their gradient, on CUDA atomically, as in :class:`MaxKGCNConv`.
 
     Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.SAGEConv`, and with
     :obj:`k=None` or :obj:`k=in_channels` it is :class:`~pyg_fast.nn.PathPreparedSAGEConv`. Sums and
@@ -352,7 +352,7 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
 
     where :math:`h` keeps the :math:`k` largest features of each neighbour. They are aggregated in
     the compressed form in which :func:`~pyg_fast.ops.maxk` gives them, and so is their gradient,
-    as in :class:`MaxKGCNConv`.
+    on CUDA atomically, as in :class:`MaxKGCNConv`.
 
     Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.GINConv`, and with
     :obj:`k=None` or as many as there are features it is :class:`~pyg_fast.nn.PathPreparedGINConv`.

@@ -45,7 +45,8 @@ class MaxKGNN(Module):
 
     Nothing dense is made between MaxK and the aggregation. The dense form of :math:`h` is made for
     the node's own term only: for :obj:`"sage"`, for the length of a product in the forward and in
-    the backward pass, and for :obj:`"gin"` to add to; neither is kept.
+    the backward pass, and for :obj:`"gin"` to add to; neither is kept. Gradients add atomically on
+    CUDA, as in :class:`MaxKGCNConv`.
 
     Args:
         conv (str): The kind of layers: :obj:`"gcn"`, :obj:`"sage"` or :obj:`"gin"`.

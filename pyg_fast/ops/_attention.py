@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from .graph import Graph, graph_of
+from ._numbers import check_flag
+from .graph import Graph, check_graph, graph_of
 from .spmm import DTYPES, acc_dtype, check_device
 
 _WORD = 0xFFFFFFFF
@@ -42,16 +43,20 @@ def setting_of(
     for name, number in (('negative_slope', negative_slope), ('dropout', dropout)):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise TypeError(f"'{name}' must be a number, got {type(number).__name__}")
+    check_flag('add_self_loops', add_self_loops)
     if not 0 <= dropout <= 1:
         raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
     if seed is not None:
         if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
             raise TypeError("'seed' must be an int64 tensor, got "
                             f'{seed.dtype if isinstance(seed, Tensor) else type(seed).__name__}')
+        if seed.layout != torch.strided:
+            raise TypeError(f"'seed' must be a strided tensor, got {seed.layout}")
         if seed.shape != (1,):
             raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
         check_device(seed, x, 'seed')
     if isinstance(graph, Graph):
+        check_graph(graph)
         if add_self_loops:
             raise ValueError("'add_self_loops' must be False for a Graph, which is taken as it is")
         check_device(graph.col, x, 'graph')

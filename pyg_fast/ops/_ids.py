@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .node_map import NodeMap
 
+_WITHOUT_MATHS = (torch.uint16, torch.uint32, torch.uint64)
+
 
 def check_ids(name: str, ids: Any, device: torch.device | None = None) -> None:
     """Raises unless these are integers in one dimension, and on a device if one is named."""
@@ -24,8 +26,12 @@ def check_ids(name: str, ids: Any, device: torch.device | None = None) -> None:
 
 def check_range(name: str, ids: Tensor, num_nodes: int) -> None:
     """Raises IndexError unless all ids are nodes; on CUDA it waits for the answer."""
+    if ids.is_meta:
+        raise ValueError(f"'{name}' must hold data, got a tensor on meta")
     if ids.numel() == 0:
         return
+    if ids.dtype in _WITHOUT_MATHS:
+        ids = ids.long()
     low, high = torch.stack(ids.aminmax()).tolist()
     if low < 0 or high >= num_nodes:
         raise IndexError(
@@ -33,18 +39,17 @@ def check_range(name: str, ids: Tensor, num_nodes: int) -> None:
         )
 
 
-def check_num_nodes(num_nodes: Any) -> None:
-    """Raises unless this is a number of nodes."""
-    if not isinstance(num_nodes, int) or isinstance(num_nodes, bool):
-        raise TypeError(f"'num_nodes' must be an integer, got {type(num_nodes).__name__}")
-    if num_nodes < 0:
-        raise ValueError(f"'num_nodes' must not be negative, got {num_nodes}")
+def check_map(node_map: Any) -> None:
+    """Raises unless this is a map, or none."""
+    if node_map is not None and not isinstance(node_map, NodeMap):
+        raise TypeError(f"'node_map' must be a NodeMap, got {type(node_map).__name__}")
 
 
 def fitting_map(
     node_map: NodeMap | None, num_nodes: int, num_ids: int, device: torch.device
 ) -> NodeMap:
     """The map that was given, or a new one for so many ids."""
+    check_map(node_map)
     if node_map is None:
         # An entry for each node costs more than hashing where few of them occur.
         return NodeMap(num_nodes, device, hashed=True if num_nodes > 64 * num_ids + 1024 else None)

@@ -8,7 +8,8 @@ from torch_geometric import EdgeIndex
 
 from ._edges import check_edge_index, check_invalid, is_checked, kernel_index
 from ._library import ops
-from .graph import Graph, graph_of
+from ._numbers import check_number
+from .graph import Graph, check_graph, graph_of
 from .spmm import check_device, check_edge_weight, check_features, reduce_sum
 from .to_csr import to_csr
 
@@ -72,6 +73,7 @@ def aggregate(
     if isinstance(graph, Graph):
         if mode == 'scatter':
             raise ValueError("'graph' must be an edge_index where 'mode' is 'scatter'")
+        check_graph(graph)
         known: tuple[int | None, int | None] = graph.num_src, graph.num_dst
         check_device(graph.col, x, 'graph')
         num_edges = graph.num_edges
@@ -87,9 +89,12 @@ def aggregate(
         )
     if num_dst is None:
         num_dst = num_src if known[1] is None else known[1]
-    elif num_dst < 0 or num_dst != (num_dst if known[1] is None else known[1]):
-        of = 'not be negative' if known[1] is None else f'be {known[1]} as the graph has it'
-        raise ValueError(f"'num_dst' must {of}, got {num_dst}")
+    else:
+        check_number('num_dst', num_dst)
+        if num_dst != (num_dst if known[1] is None else known[1]):
+            raise ValueError(
+                f"'num_dst' must be {known[1]} as the graph has it, got {num_dst}"
+            )
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, num_edges)
     if isinstance(graph, Graph):

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from ._library import column_dtype, ops
+from ._numbers import check_number
 from .spmm import DTYPES, check_device, check_features
 
+_MOST_COLUMNS = 2**31 - 1
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
 
 
@@ -53,15 +55,20 @@ class CBSR:
             raise TypeError(f"'columns' must hold integers, got {columns.dtype}")
         if columns.layout != torch.strided:
             raise TypeError(f"'columns' must be a strided tensor, got {columns.layout}")
-        if isinstance(num_columns, bool) or not isinstance(num_columns, int):
-            raise TypeError(f"'num_columns' must be an integer, got {type(num_columns).__name__}")
+        check_number('num_columns', num_columns, 1)
         if columns.shape != values.shape:
             raise ValueError(
                 f"'columns' must have shape {list(values.shape)} as 'values', got "
                 f'{list(columns.shape)}'
             )
         check_device(columns, values, 'columns', 'values')
-        check_k(values.size(1), num_columns)
+        if not 1 <= values.size(1) <= num_columns:
+            raise ValueError(
+                f"'values' must have 1 to {num_columns} columns, as 'num_columns' has it, got "
+                f'{list(values.shape)}'
+            )
+        if num_columns > _MOST_COLUMNS:
+            raise ValueError(f"'num_columns' must be at most {_MOST_COLUMNS}, got {num_columns}")
         _check_columns(columns, num_columns)
         self.values, self.num_columns = values, num_columns
         self.columns = columns.to(column_dtype(num_columns))
@@ -90,6 +97,8 @@ class CBSR:
                 below the non-zeros of some row.
         """
         check_features(x, 'x')
+        if x.is_meta:
+            raise ValueError("'x' must hold data, got a tensor on meta")
         nonzero = x != 0
         most = int(nonzero.sum(1).max()) if x.numel() > 0 else 0
         if k is None:

@@ -40,7 +40,8 @@ def gatv2(
     float32 for halves. A node without edges gets zeros. Dropout of an edge depends on nothing but
     the seed, the position of the edge and the head. Differentiable in all three tensors, any number
     of times (the second time with tensors of size :math:`|\mathcal{E}| \times H \times C`).
-    Results and gradients are the same bits every time.
+    Results and gradients are the same bits every time; those of :obj:`att` on a CPU depend on the
+    number of threads.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by

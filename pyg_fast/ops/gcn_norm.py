@@ -15,6 +15,7 @@ from ._edges import (
     raise_index_error,
 )
 from ._library import ops
+from ._numbers import check_flag, check_number
 from .spmm import DTYPES, acc_dtype
 from .to_csr import to_csr
 
@@ -78,6 +79,8 @@ def gcn_norm(
     """
     if flow not in FLOWS:
         raise ValueError(f"'flow' must be one of {FLOWS}, got {flow!r}")
+    check_flag('improved', improved)
+    check_flag('add_self_loops', add_self_loops)
     check_edge_index(edge_index)
     if edge_weight is not None:
         _check_weight(edge_weight, edge_index)
@@ -91,8 +94,7 @@ def gcn_norm(
         edge_index = edge_index._data
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() > 0 else 0
-    if num_nodes < 0:
-        raise ValueError(f"'num_nodes' must not be negative, got {num_nodes}")
+    check_number('num_nodes', num_nodes)
     edges = kernel_index(edge_index)
     differentiable = (
         edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()

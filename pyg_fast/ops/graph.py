@@ -28,7 +28,8 @@ class Graph(NamedTuple):
 
     Both lists of edges point into one order of edges, that of :obj:`edge_weight`: by :obj:`perm`
     and :obj:`t_perm` (:obj:`None`: the list is in that order itself). All tensors are of one
-    integer type, int32 or int64.
+    integer type, int32 or int64. Ops check that they fit together, and not what they hold: pointers
+    and indices out of range crash. :func:`~pyg_fast.formats.graph_of` makes right ones.
 
     Shapes:
         - **rowptr:** :math:`(N_{dst} + 1)`, **col**, **perm:** :math:`(|\mathcal{E}|)`
@@ -83,6 +84,42 @@ class Graph(NamedTuple):
             return None if rowptr is None or size is None else groups_of(rowptr, size, atomic)
 
         return self._replace(groups=cut(self.rowptr, size), t_groups=cut(self.t_rowptr, t_size))
+
+
+def check_graph(graph: Graph) -> None:
+    """Raises unless the tensors of a graph fit together; what they hold is not looked at."""
+    if torch.compiler.is_compiling():  # There the kernels' own checks do.
+        return
+    rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst = graph[:8]
+    if not isinstance(rowptr, Tensor) or rowptr.dtype not in (torch.int32, torch.int64):
+        got = rowptr.dtype if isinstance(rowptr, Tensor) else type(rowptr).__name__
+        raise TypeError(f"'graph.rowptr' must be a tensor of int32 or int64, got {got}")
+    _check_like(rowptr, 'rowptr', rowptr, num_dst + 1)
+    _check_like(col, 'col', rowptr, None)
+    num_edges = col.size(0)
+    if perm is not None:
+        _check_like(perm, 'perm', rowptr, num_edges)
+    if t_rowptr is not None:
+        _check_like(t_rowptr, 't_rowptr', rowptr, num_src + 1)
+        _check_like(t_col, 't_col', rowptr, num_edges)
+        if t_perm is not None:
+            _check_like(t_perm, 't_perm', rowptr, num_edges)
+
+
+def _check_like(t: Any, name: str, rowptr: Tensor, size: int | None) -> None:
+    if not isinstance(t, Tensor) or t.dtype != rowptr.dtype or t.layout != torch.strided:
+        got = f'{t.dtype}, {t.layout}' if isinstance(t, Tensor) else type(t).__name__
+        raise TypeError(f"'graph.{name}' must be a strided tensor of {rowptr.dtype}, got {got}")
+    if t.dim() != 1 or (size is not None and t.size(0) != size) or not t.is_contiguous():
+        wanted = 'one dimension' if size is None else f'shape [{size}]'
+        raise ValueError(
+            f"'graph.{name}' must have {wanted} and be contiguous, got {list(t.shape)} with stride "
+            f'{list(t.stride())}'
+        )
+    if t.device != rowptr.device:
+        raise ValueError(
+            f"'graph.{name}' is on {t.device}, but 'graph.rowptr' is on {rowptr.device}"
+        )
 
 
 def graph_of(

@@ -6,8 +6,9 @@ from itertools import accumulate, combinations
 import torch
 from torch import Tensor
 
-from ._ids import check_ids, check_num_nodes, check_range, fitting_map
+from ._ids import check_ids, check_range, fitting_map
 from ._library import ops
+from ._numbers import check_number
 from .node_map import NodeMap
 
 _MOST_BATCHES = 32  # at once
@@ -50,7 +51,7 @@ def match(
     """
     check_ids('n_id', n_id)
     check_ids('previous', previous, n_id.device)
-    check_num_nodes(num_nodes)
+    check_number('num_nodes', num_nodes)
     if node_map is None or not n_id.is_cuda:
         check_range('n_id', n_id, num_nodes)
         check_range('previous', previous, num_nodes)
@@ -94,7 +95,7 @@ def match_degree(
         raise ValueError("'n_ids' must hold one tensor at least, got none")
     for k, n_id in enumerate(n_ids):
         check_ids(f'n_ids[{k}]', n_id, None if k == 0 else n_ids[0].device)
-    check_num_nodes(num_nodes)
+    check_number('num_nodes', num_nodes)
     if node_map is None or not n_ids[0].is_cuda:
         for k, n_id in enumerate(n_ids):
             check_range(f'n_ids[{k}]', n_id, num_nodes)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import ops
+from ._numbers import check_flag
 from .cbsr import CBSR, ToDense, check_k
 from .spmm import check_features
 
@@ -38,6 +39,7 @@ def maxk(x: Tensor, k: int, balanced: bool = False) -> CBSR:
     """
     check_features(x, 'x')
     check_k(k, x.size(1))
+    check_flag('balanced', balanced)
     values, columns = _MaxK.apply(x, k, bool(balanced))
     return CBSR._of(values, columns, x.size(1))
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._ids import check_csr, check_ids, check_range, fitting_map, is_readable, seed_of
+from ._ids import check_csr, check_ids, check_map, check_range, fitting_map, is_readable, seed_of
 from ._library import ops
+from ._numbers import check_flag, check_number
 from .node_map import NodeMap
 
 _MOST_EDGES = 2**31 - 1  # of a mini-batch
@@ -95,6 +96,8 @@ def neighbor_sample(
         IndexError: If a seed or a source is negative or too large.
     """
     fanouts = check_num_neighbors(num_neighbors)
+    check_flag('replace', replace)
+    check_flag('induced', induced)
     check_ids('seeds', seeds)
     rowptr, col = check_csr(rowptr, col, seeds.device)
     if perm is not None:
@@ -149,6 +152,8 @@ def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
     if not isinstance(edge_weight, Tensor) or not edge_weight.is_floating_point():
         got = edge_weight.dtype if isinstance(edge_weight, Tensor) else type(edge_weight).__name__
         raise TypeError(f"'edge_weight' must hold floating-point numbers, got {got}")
+    if edge_weight.layout != torch.strided:
+        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
     if edge_weight.shape != col.shape:
         raise ValueError(
             f"'edge_weight' must have shape {list(col.shape)}, got {list(edge_weight.shape)}"
@@ -337,8 +342,10 @@ def relabel(
     check_ids('ids', ids)
     if ids.numel() > _MOST_EDGES:
         raise ValueError(f"'ids' must have fewer than {_MOST_EDGES + 1} entries")
+    check_map(node_map)
     if num_ids is None:
         num_ids = node_map.num_nodes if node_map else int(ids.max()) + 1 if ids.numel() else 0
+    check_number('num_ids', num_ids)
     check_range('ids', ids, num_ids)
     node_map = fitting_map(node_map, num_ids, ids.numel(), ids.device)
     return relabel_ids(ids.long().contiguous(), node_map)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ._numbers import check_number
+
 _NUM_STAMPS = 2**32 - 1
 _MOST_DIRECT = 2**27  # Nodes with an entry each: 1 GB.
 
@@ -20,14 +22,14 @@ class NodeMap:
             (default: :obj:`None`)
 
     Raises:
-        ValueError: If :obj:`num_nodes` is negative.
+        TypeError: If :obj:`num_nodes` is not an integer.
+        ValueError: If it is negative.
     """
 
     def __init__(
         self, num_nodes: int, device: torch.device | str, hashed: bool | None = None
     ) -> None:
-        if num_nodes < 0:
-            raise ValueError(f"'num_nodes' must not be negative, got {num_nodes}")
+        check_number('num_nodes', num_nodes)
         self.num_nodes = num_nodes
         self.device = torch.empty(0, device=device).device  # with its number
         self.hashed = num_nodes > _MOST_DIRECT if hashed is None else hashed

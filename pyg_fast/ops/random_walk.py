@@ -1,11 +1,10 @@
 """Random walks, and the nodes that they visit most."""
 
-from typing import Any
-
 from torch import Tensor
 
 from ._ids import check_csr, check_ids, check_range, seed_of
 from ._library import ops
+from ._numbers import check_number
 
 MOST_VISITS = 1024  # of the walks from one node
 
@@ -22,7 +21,8 @@ def random_walk(
     r"""Walks from nodes to sources of their edges, each of them as likely as any other.
 
     A node without edges is not left. The same seed gives the same walks, on a CPU and a GPU alike;
-    walks that begin at the same node differ.
+    walks that begin at the same node differ. What the graph holds is not checked: a walk that gets
+    to a node which is not there stays, and no edge is read that :obj:`col` does not have.
 
     Args:
         rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
@@ -48,7 +48,7 @@ def random_walk(
             synchronisation.
     """
     rowptr, col = _checked('start', start, rowptr, col, restart)
-    _check_number('walk_length', walk_length, 0)
+    check_number('walk_length', walk_length)
     return ops.random_walk(
         rowptr, col, start.long(), walk_length, float(restart), seed_of(seed)
     )
@@ -100,7 +100,7 @@ def visited_neighbors(
     for name, number in (
         ('num_neighbors', num_neighbors), ('num_walks', num_walks), ('walk_length', walk_length)
     ):  # fmt: skip
-        _check_number(name, number, 1)
+        check_number(name, number, 1)
     if num_walks * walk_length > MOST_VISITS:
         raise ValueError(
             f"'num_walks' times 'walk_length' must be at most {MOST_VISITS}, got {num_walks} "
@@ -123,10 +123,3 @@ def _checked(
         raise ValueError(f"'restart' must be from 0 to 1, got {restart}")
     check_range(name, nodes, rowptr.numel() - 1)
     return rowptr, col
-
-
-def _check_number(name: str, number: Any, least: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"'{name}' must be an integer, got {type(number).__name__}")
-    if number < least:
-        raise ValueError(f"'{name}' must be at least {least}, got {number}")

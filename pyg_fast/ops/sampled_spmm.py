@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._library import ops
+from ._numbers import check_flag
 from .graph import Graph
 from .spmm import (
     REDUCE,
@@ -82,6 +83,8 @@ def _check_seed(seed: Any, step: Any, x: Tensor) -> None:
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64:
             raise TypeError(f"'seed' must be an int64 tensor, got {seed.dtype}")
+        if seed.layout != torch.strided:
+            raise TypeError(f"'seed' must be a strided tensor, got {seed.layout}")
         if seed.shape != (1,):
             raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
         check_device(seed, x, 'seed')
@@ -111,7 +114,9 @@ def sampled_spmm(
     made. A node with no more than :math:`S` edges keeps all of them. Differentiable in :obj:`x`
     and :obj:`edge_weight`, any number of times: the backward pass works out the same sample again,
     and lists it by source for as long as it runs.
-    The results are the same bits every time.
+    The results are the same bits every time, with one exception: the gradient of
+    :obj:`"max"`/:obj:`"min"` to :obj:`x` on CUDA adds atomically, as in
+    :func:`~pyg_fast.ops.spmm`.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): As in :func:`~pyg_fast.ops.spmm`. Gradients need no
@@ -154,6 +159,7 @@ def sampled_spmm(
     check_sampling(num_samples, strategy)
     if reduce not in REDUCE:
         raise ValueError(f"'reduce' must be one of {REDUCE}, got {reduce!r}")
+    check_flag('quantize', quantize)
     check_features(x, 'x')
     _check_seed(seed, step, x)
     extreme = reduce in ('max', 'min')

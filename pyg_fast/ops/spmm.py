@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import ops
-from .graph import Graph, graph_of
+from .graph import Graph, check_graph, graph_of
 from .groups import Groups
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -353,6 +353,8 @@ def checked_graph(graph: Graph | Tensor, x: Tensor, name: str, transpose: bool) 
         graph = graph_of(
             graph, num_src, num_src if num_dst is None else num_dst, transpose=transpose
         )
+    else:
+        check_graph(graph)
     check_device(graph.col, x, 'graph', name)
     if x.size(0) != graph.num_src:
         raise ValueError(
@@ -384,6 +386,8 @@ def check_edge_weight(edge_weight: Tensor, x: Tensor, num_edges: int, of: str = 
     """Raises unless there is one weight per edge, of the features' type and device."""
     if not isinstance(edge_weight, Tensor):
         raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
+    if edge_weight.layout != torch.strided:
+        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
     if edge_weight.dtype != x.dtype:
         raise TypeError(f"'edge_weight' must be {x.dtype} as '{of}' is, got {edge_weight.dtype}")
     if edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:

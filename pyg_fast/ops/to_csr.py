@@ -4,6 +4,7 @@ from torch import Tensor
 
 from ._edges import cannot_wait, check_edge_index, check_invalid, is_checked, kernel_index
 from ._library import ops
+from ._numbers import check_flag, check_number
 
 _INT32_MAX = 2**31 - 1024  # Kernels step a little past the last edge.
 
@@ -52,7 +53,7 @@ def to_csr(
     """
     if by not in ('dst', 'src'):
         raise ValueError(f"'by' must be 'dst' or 'src', got {by!r}")
-    edges, index64 = _prepared(edge_index, num_src, num_dst)
+    edges, index64 = _prepared(edge_index, num_src, num_dst, drop_loops)
     *csr, invalid = ops.to_csr.default(edges, num_src, num_dst, by == 'src', index64, drop_loops)
     _check(edge_index, invalid, (num_src, num_dst))
     return tuple(csr)
@@ -79,16 +80,19 @@ def to_csr_csc(
     Raises:
         TypeError, ValueError, IndexError: As :func:`to_csr`.
     """
-    edges, index64 = _prepared(edge_index, num_src, num_dst)
+    edges, index64 = _prepared(edge_index, num_src, num_dst, drop_loops)
     *both, invalid = ops.to_csr_csc.default(edges, num_src, num_dst, index64, drop_loops)
     _check(edge_index, invalid, (num_src, num_dst))
     return tuple(both)
 
 
-def _prepared(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, bool]:
+def _prepared(
+    edge_index: Tensor, num_src: int, num_dst: int, drop_loops: bool
+) -> tuple[Tensor, bool]:
     check_edge_index(edge_index)
-    if num_src < 0 or num_dst < 0:
-        raise ValueError(f"'num_src' and 'num_dst' must not be negative, got {num_src}, {num_dst}")
+    check_number('num_src', num_src)
+    check_number('num_dst', num_dst)
+    check_flag('drop_loops', drop_loops)
     return kernel_index(edge_index), not fits_int32(num_src, num_dst, edge_index.size(1))
 
 

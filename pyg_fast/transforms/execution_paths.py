@@ -5,6 +5,7 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from ..formats.execution_path import check_mask, execution_paths
+from ..ops._edges import check_edge_index
 
 
 @functional_transform('execution_paths')
@@ -87,6 +88,7 @@ class ExecutionPaths(BaseTransform):
             raise TypeError(f"'data' must be homogeneous, got {type(data).__name__}")
         if 'edge_index' not in data:
             raise ValueError("'data' must have an edge_index, got none")
+        check_edge_index(data.edge_index)
         mask = data.get(self.mask)
         if mask is None:
             raise ValueError(f"'data' must have the mask {self.mask!r}, got {sorted(data.keys())}")

@@ -366,10 +366,10 @@ VALUES, COLUMNS = torch.ones(2, 2), torch.tensor([[0, 1], [3, 0]])
         (TypeError, "'num_columns' must be an integer, got float", VALUES, COLUMNS, 4.0),
         (TypeError, "'num_columns' must be an integer, got bool", VALUES, COLUMNS, True),
         (TypeError, "'num_columns' must be an integer, got NoneType", VALUES, COLUMNS, None),
-        (ValueError, "'k' must be 1 to 1", VALUES, COLUMNS, 1),
-        (ValueError, "'k' must be 1 to 0", VALUES, COLUMNS, 0),
-        (ValueError, "'k' must be 1 to -1", VALUES, COLUMNS, -1),
-        (ValueError, "'k' must be 1 to 4.*got 0", VALUES[:, :0], COLUMNS[:, :0], 4),
+        (ValueError, "'values' must have 1 to 1 columns", VALUES, COLUMNS, 1),
+        (ValueError, "'num_columns' must be at least 1, got 0", VALUES, COLUMNS, 0),
+        (ValueError, "'num_columns' must be at least 1, got -1", VALUES, COLUMNS, -1),
+        (ValueError, "'values' must have 1 to 4 columns", VALUES[:, :0], COLUMNS[:, :0], 4),
     ],
 )  # fmt: skip
 def test_bad_input(

@@ -221,8 +221,8 @@ def test_one_kernel_sorts_a_small_graph(cuda: torch.device, num_edges: int) -> N
         (ValueError, r'\[2, num_edges\], got \[3, 2\]', torch.zeros(3, 2).long(), {}),
         (ValueError, r'\[2, num_edges\], got \[2, 3, 1\]', torch.zeros(2, 3, 1).long(), {}),
         (ValueError, "'by' must be", torch.zeros(2, 3).long(), {'by': 'row'}),
-        (ValueError, "'num_src'.*-1, 4", torch.zeros(2, 3).long(), {'num_src': -1}),
-        (ValueError, "'num_dst'.*4, -2", torch.zeros(2, 3).long(), {'num_dst': -2}),
+        (ValueError, "'num_src' must not be neg", torch.zeros(2, 3).long(), {'num_src': -1}),
+        (ValueError, "'num_dst' must not.*-2", torch.zeros(2, 3).long(), {'num_dst': -2}),
     ],
 )
 def test_bad_input(error: type, message: str, edge_index: object, options: dict) -> None:

@@ -1,0 +1,24 @@
+"""Fixtures of these tests."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pyg_fast import with_cuda
+
+
+@pytest.fixture(autouse=True, scope='package')
+def one_thread() -> Iterator[None]:
+    """Waking a second one takes longer than most of what is run here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available() or not with_cuda():
+        pytest.skip('of CUDA only')
+    return torch.device('cuda')

@@ -1,0 +1,139 @@
+"""Training takes no more memory the longer it lasts, and what is kept of a graph goes with it."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_fast.loader import FastNeighborLoader
+from pyg_fast.ops import _edges
+
+from ._layers import LAYERS, graph, prepared, run, train
+
+FIRST, LAST = 100, 1000  # steps
+# One of each kind of kernel.
+FAMILIES = [
+    'FusedGATConv', 'MaxKGCNConv', 'PathPreparedGCNConv', 'PathPreparedGNN', 'SampledGCNConv'
+]  # fmt: skip
+NODES, EDGES = 400, 2500
+MEGABYTE = 2**20
+
+
+class Usage(NamedTuple):
+    """What is held: of tensors, of notes about lists of edges, and in bytes."""
+
+    tensors: int
+    notes: int
+    cuda: int
+    resident: int
+
+
+def usage(device: torch.device) -> Usage:
+    gc.collect()
+    tensors = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+    notes = len(_edges._notes)
+    if device.type == 'cuda':
+        torch.cuda.synchronize()
+        return Usage(tensors, notes, torch.cuda.memory_allocated(), 0)
+    with open('/proc/self/statm') as file:
+        pages = int(file.read().split()[1])
+    return Usage(tensors, notes, 0, pages * 4096)
+
+
+def assert_no_growth(before: Usage, after: Usage, cuda: int = 0) -> None:
+    """Raises if more is held after than before; of CUDA's memory so many bytes may be more."""
+    assert after.tensors <= before.tensors
+    assert after.notes <= before.notes
+    assert after.cuda - before.cuda <= cuda
+    # A leak of one row of features a node and step would be twice that.
+    assert after.resident - before.resident <= 8 * MEGABYTE
+
+
+def watched(device: torch.device, steps: tuple[int, int]) -> tuple[list[Usage], Callable]:
+    """Usages, and a function that notes them after two of the steps."""
+    found: list[Usage] = []
+
+    def watch(step: int) -> None:
+        if step + 1 in steps:
+            found.append(usage(device))
+
+    return found, watch
+
+
+def test_a_leak_is_found(device: torch.device) -> None:
+    held, before = [], usage(device)
+    for _ in range(LAST - FIRST):
+        held.append(torch.ones(NODES, 12, device=device))
+    after = usage(device)
+    for single in ('tensors', 'cuda' if device.type == 'cuda' else 'resident'):
+        with pytest.raises(AssertionError):
+            assert_no_growth(before, before._replace(**{single: getattr(after, single)}))
+    del held
+
+
+@pytest.mark.parametrize('name', FAMILIES)
+def test_training(device: torch.device, name: str) -> None:
+    data = prepared(graph(device, NODES, EDGES))
+    found, watch = watched(device, (FIRST, LAST))
+    train(name, data, LAST, watch)
+    assert_no_growth(*found)
+
+
+@pytest.mark.parametrize('plain', [False, True])
+def test_new_graph_at_each_step(device: torch.device, plain: bool) -> None:
+    first, last = 20, 80
+    layers = [LAYERS[name]().to(device) for name in FAMILIES]
+    found, watch = watched(device, (first, last))
+    for step in range(last):
+        data = graph(device, NODES, EDGES)
+        if not plain:
+            data = prepared(data)
+        x = data.x.requires_grad_()
+        for layer in layers:
+            run(layer, x, data)[data.train_mask].sum().backward()
+        del data, x
+        watch(step)
+    assert_no_growth(*found, cuda=MEGABYTE)  # Paths are of different sizes.
+
+
+def test_loader(device: torch.device) -> None:
+    data = graph(torch.device('cpu'), NODES, EDGES)
+    loader = FastNeighborLoader(data, [4, 3], batch_size=50, device=device, shuffle=True)
+    layer = LAYERS['PathPreparedGCNConv']().to(device)
+    first, last = FIRST // len(loader), LAST // len(loader)
+    found, watch = watched(device, (first, last))
+    for epoch in range(last):
+        for batch in loader:
+            layer(batch.x, batch.edge_index)[: batch.batch_size].sum().backward()
+            layer.zero_grad()
+        del batch
+        watch(epoch)
+    assert_no_growth(*found, cuda=MEGABYTE)  # Batches are of different sizes.
+
+
+@pytest.mark.parametrize('plain', [False, True])
+def test_what_is_kept_goes_with_the_graph(device: torch.device, plain: bool) -> None:
+    names = [name for name in FAMILIES if not (plain and name == 'PathPreparedGNN')]
+
+    def used(data: Data) -> list[weakref.ref]:
+        for name in names:
+            train(name, data, 2)
+        return [weakref.ref(data.edge_index), weakref.ref(data)]
+
+    def make() -> Data:
+        return graph(device, NODES, EDGES) if plain else prepared(graph(device, NODES, EDGES))
+
+    used(make())
+    before = usage(device)
+    data = make()
+    refs = used(data)
+    assert all(ref() is not None for ref in refs)
+    del data
+    after = usage(device)
+    assert all(ref() is None for ref in refs)
+    assert_no_growth(before, after)
