@@ -417,14 +417,27 @@ def fast(
         window=WINDOW, seed=1, device=inputs.device, features='host', **options)
 
 
-def neighbor_loader(
-    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
-    **options: Any,
-) -> NeighborLoader:
-    return NeighborLoader(
-        inputs.data, list(num_neighbors), input_nodes=inputs.nodes[:batches * batch_size],
-        batch_size=batch_size, shuffle=True, num_workers=workers, is_sorted=True,
-        persistent_workers=workers > 0, pin_memory=inputs.device.type == 'cuda', **options)
+class PyGLoader:
+    """PyG's NeighborLoader, whose workers end as soon as nobody has it any more.
+
+    It is part of a cycle otherwise, and collected as such closes the queues of its workers before
+    it tells them to stop; then it waits five seconds for each.
+    """
+
+    def __init__(
+        self, inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int,
+        batches: int, **options: Any,
+    ) -> None:
+        self._loader = NeighborLoader(
+            inputs.data, list(num_neighbors), input_nodes=inputs.nodes[:batches * batch_size],
+            batch_size=batch_size, shuffle=True, num_workers=workers, is_sorted=True,
+            persistent_workers=workers > 0, pin_memory=inputs.device.type == 'cuda', **options)
+
+    def __iter__(self) -> Iterator[Data]:
+        return iter(self._loader)
+
+    def __del__(self) -> None:
+        self._loader._iterator = None
 
 
 class Network:
@@ -503,7 +516,7 @@ def few_times(settings: Settings) -> Settings:
 
 def pyg_loaders(
     inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
-) -> dict[str, Callable[[], NeighborLoader]]:
+) -> dict[str, Callable[[], PyGLoader]]:
     """PyG's loader and its variant.
 
     Raises:
@@ -512,7 +525,7 @@ def pyg_loaders(
     _minibatch.pyg_backend()
     return {
         name: functools.partial(
-            neighbor_loader, inputs, num_neighbors, batch_size, workers, batches, **options)
+            PyGLoader, inputs, num_neighbors, batch_size, workers, batches, **options)
         for name, options in ((PYG, {}), (PER_WORKER, {'filter_per_worker': True}))}
 
 
@@ -536,7 +549,7 @@ def run_epoch(
     num_batches = inputs.num_batches(args.batch_size)
     sizes = args.fanouts[0], args.batch_size
     taken = min(max(args.rival_batches, args.workers), num_batches)  # all workers have one
-    rivals: dict[str, Callable[[], NeighborLoader]] = {}
+    rivals: dict[str, Callable[[], PyGLoader]] = {}
     try:
         rivals = pyg_loaders(inputs, *sizes, args.workers, taken)
     except _graphs.Missing as reason:

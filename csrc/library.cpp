@@ -171,7 +171,7 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   // The batch: n_id, rowptr, col, edge_index, e_id. All edges among its nodes: rowptr; col,
   // edge_index, e_id.
   m.def(
-      "take_sample(Tensor n_id, Tensor sampled_rowptr, Tensor neighbor, Tensor dst, Tensor? e_id, "
+      "take_sample(Tensor n_id, Tensor sampled_rowptr, Tensor neighbor, Tensor dst, Tensor e_id, "
       "Tensor map, Tensor local, int stamp, int num_nodes, int num_rows, int num_edges) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(

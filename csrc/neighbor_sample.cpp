@@ -32,7 +32,6 @@ void fill_counts(SampleHop& p, const Tensor& counts, int64_t hop, const Tensor& 
   STD_TORCH_CHECK(counts.dim() == 2 && counts.size(0) == 2 && hop >= 0 && hop + 1 < counts.size(1),
                   "counts must have shape [2, num_hops + 1]");
   p.hop = hop;
-  p.num_hops = counts.size(1) - 1;
   p.num_nodes = int64s(counts, "counts", on);
   p.num_edges = p.num_nodes + counts.size(1);
 }
@@ -143,12 +142,12 @@ void append_nodes(const Tensor& neighbor, const Tensor& n_id, const Tensor& coun
 template <typename Run>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> take_sample(
     const Tensor& n_id, const Tensor& sampled_rowptr, const Tensor& neighbor, const Tensor& dst,
-    const OptTensor& e_id, const Tensor& map, const Tensor& local, int64_t stamp, int64_t num_nodes,
+    const Tensor& e_id, const Tensor& map, const Tensor& local, int64_t stamp, int64_t num_nodes,
     int64_t num_rows, int64_t num_edges, const Run& run) {
   STD_TORCH_CHECK(num_rows >= 0 && num_rows <= num_nodes && num_nodes <= n_id.size(0) &&
                       num_nodes < sampled_rowptr.size(0) && num_edges >= 0 &&
                       num_edges <= neighbor.size(0) && num_edges <= dst.size(0) &&
-                      (!e_id || num_edges <= e_id->size(0)),
+                      num_edges <= e_id.size(0),
                   "there is not as much to take");
   TakeSample p;
   p.map = node_map_of(map, stamp, n_id);
@@ -161,19 +160,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> take_sample(
   p.rowptr = int32s(sampled_rowptr, "sampled_rowptr", n_id);
   p.neighbor = neighbor.const_data_ptr();
   p.dst = int32s(dst, "dst", n_id);
-  p.e_id = e_id ? int64s(*e_id, "e_id", n_id) : nullptr;
+  p.e_id = int64s(e_id, "e_id", n_id);
   p.local = int32s(local, "local", n_id);
   Tensor out_n_id = empty(n_id, {num_nodes}, ScalarType::Long);
   Tensor rowptr = empty(n_id, {num_nodes + 1}, ScalarType::Int);
   Tensor col = empty(n_id, {num_edges}, ScalarType::Int);
   Tensor edge_index = empty(n_id, {2, num_edges}, ScalarType::Long);
-  Tensor out_e_id = empty(n_id, {e_id ? num_edges : 0}, ScalarType::Long);
+  Tensor out_e_id = empty(n_id, {num_edges}, ScalarType::Long);
   p.out_n_id = static_cast<int64_t*>(out_n_id.mutable_data_ptr());
   p.out_rowptr = static_cast<int32_t*>(rowptr.mutable_data_ptr());
   p.out_col = static_cast<int32_t*>(col.mutable_data_ptr());
   p.out_src = static_cast<int64_t*>(edge_index.mutable_data_ptr());
   p.out_dst = p.out_src + num_edges;
-  if (e_id) p.out_e_id = static_cast<int64_t*>(out_e_id.mutable_data_ptr());
+  p.out_e_id = static_cast<int64_t*>(out_e_id.mutable_data_ptr());
   run(p);
   return {out_n_id, rowptr, col, edge_index, out_e_id};
 }
@@ -339,7 +338,7 @@ void append_nodes_cpu(const Tensor& neighbor, Tensor n_id, Tensor counts, Tensor
 }
 
 auto take_sample_cpu(const Tensor& n_id, const Tensor& sampled_rowptr, const Tensor& neighbor,
-                     const Tensor& dst, OptTensor e_id, const Tensor& map, const Tensor& local,
+                     const Tensor& dst, const Tensor& e_id, const Tensor& map, const Tensor& local,
                      int64_t stamp, int64_t num_nodes, int64_t num_rows, int64_t num_edges) {
   return take_sample(n_id, sampled_rowptr, neighbor, dst, e_id, map, local, stamp, num_nodes,
                      num_rows, num_edges, [](const TakeSample& p) {
@@ -430,7 +429,7 @@ void append_nodes_cuda(const Tensor& neighbor, Tensor n_id, Tensor counts, Tenso
 }
 
 auto take_sample_cuda(const Tensor& n_id, const Tensor& sampled_rowptr, const Tensor& neighbor,
-                      const Tensor& dst, OptTensor e_id, const Tensor& map, const Tensor& local,
+                      const Tensor& dst, const Tensor& e_id, const Tensor& map, const Tensor& local,
                       int64_t stamp, int64_t num_nodes, int64_t num_rows, int64_t num_edges) {
   return take_sample(n_id, sampled_rowptr, neighbor, dst, e_id, map, local, stamp, num_nodes,
                      num_rows, num_edges, [&](const TakeSample& p) {

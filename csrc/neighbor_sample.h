@@ -12,7 +12,6 @@ struct SampleHop {
   const double* weight = nullptr;  // [num_edges] > 0 where an edge may be drawn; its sum over all
                                    // edges up to it, if `replace`; nullptr: uniform
   int64_t hop = 0;
-  int64_t num_hops = 0;
   int64_t fanout = 0;              // -1: all edges
   bool replace = false;
   uint64_t seed = 0;
@@ -39,7 +38,6 @@ struct SampleHop {
 struct TakeSample {
   NodeMap map;
   bool index64 = false;            // of neighbor
-  int64_t num_seeds = 0;
   int64_t num_nodes = 0;
   int64_t num_rows = 0;            // nodes whose edges were sampled; the others have none
   int64_t num_edges = 0;
@@ -54,7 +52,7 @@ struct TakeSample {
   int32_t* out_col = nullptr;      // [num_edges]
   int64_t* out_src = nullptr;      // [num_edges]
   int64_t* out_dst = nullptr;      // [num_edges]
-  int64_t* out_e_id = nullptr;     // [num_edges], or nullptr
+  int64_t* out_e_id = nullptr;     // [num_edges]
 };
 
 // All edges of the graph among the nodes of a batch.

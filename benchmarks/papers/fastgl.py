@@ -414,4 +414,6 @@ PAPER = Paper(
         'Figure 15a, over GPUs': (
             'python -m benchmarks.loader --sections gpus runs it, where there are several'),
         "DGL, GNNLab, GNNAdvisor and the paper's own code": 'they cannot be had here',
-        'MAG of Figure 9': 'its size could not be had here'})
+        'MAG of Figure 9': 'its size could not be had here'},
+    "Speed-ups were read in the paper's abstract, hardware and settings in its authors' code, "
+    'https://github.com/a1bc2def6g/fastgl-ae.')

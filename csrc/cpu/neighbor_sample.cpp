@@ -211,7 +211,7 @@ void take_edges(const TakeSample& p, int64_t begin, int64_t end) {
       p.out_col[e] = source;
       p.out_src[e] = source;
       p.out_dst[e] = p.dst[e];
-      if (p.out_e_id) p.out_e_id[e] = p.e_id[e];
+      p.out_e_id[e] = p.e_id[e];
     });
   });
 }

@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kThreads) take_kernel(TakeSample p) {
     p.out_col[e] = source;
     p.out_src[e] = source;
     p.out_dst[e] = p.dst[e];
-    if (p.out_e_id) p.out_e_id[e] = p.e_id[e];
+    p.out_e_id[e] = p.e_id[e];
   }
   for (int64_t k = thread; k <= p.num_nodes; k += step) {
     p.out_rowptr[k] = k < p.num_rows ? p.rowptr[k] : static_cast<int32_t>(p.num_edges);

@@ -503,7 +503,7 @@ def _take_sample(
     sampled_rowptr: Tensor,
     neighbor: Tensor,
     dst: Tensor,
-    e_id: Tensor | None,
+    e_id: Tensor,
     map: Tensor,
     local: Tensor,
     stamp: int,
@@ -516,7 +516,7 @@ def _take_sample(
         dst.new_empty(num_nodes + 1),
         dst.new_empty(num_edges),
         n_id.new_empty(2, num_edges),
-        n_id.new_empty(0 if e_id is None else num_edges),
+        n_id.new_empty(num_edges),
     )
 
 

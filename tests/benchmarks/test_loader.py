@@ -2,6 +2,8 @@
 import dataclasses
 import json
 import math
+import multiprocessing
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,22 @@ def test_torch_ops_sample_the_same_way(bench: Any) -> None:
     ids = torch.tensor([5, 2, 5, 9, 2])
     found, local = bench._minibatch.torch_relabel(ids)
     assert (found.tolist(), local.tolist()) == ([5, 2, 9], [0, 1, 0, 2, 1])
+
+
+@pytest.mark.parametrize('name', ['PyG', 'PyG, filter_per_worker'])
+def test_workers_of_the_rival_end_with_it(bench: Any, name: str) -> None:
+    inputs = bench.Inputs(bench._graphs.load('tiny', torch.device('cpu')), 6)
+    before = set(multiprocessing.active_children())
+    try:
+        loader = bench.pyg_loaders(inputs, (4, 3), 20, 1, 2)[name]()
+    except bench._graphs.Missing as reason:
+        pytest.skip(str(reason))
+    assert len(list(loader)) == len(list(loader)) == 2
+    (worker,) = set(multiprocessing.active_children()) - before
+    start = time.perf_counter()
+    del loader
+    assert not worker.is_alive()
+    assert time.perf_counter() - start < 4  # torch gives up on a worker after 5
 
 
 @pytest.mark.parametrize('window', [0, 4])
