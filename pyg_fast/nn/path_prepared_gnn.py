@@ -42,7 +42,8 @@ class PathPreparedGNN(Module):
 
     Dropout goes by a counter keyed by (seed, node, column), with a seed from torch's generator: it
     drops the same whether rows are computed of all nodes or of some. Without paths, and in
-    evaluation, the model is the stack of layers that it looks like.
+    evaluation, the model is the stack of layers that it looks like: those of :obj:`"gcn"` may add
+    atomically on CUDA where :obj:`edge_index` is a plain one, see :class:`PathPreparedGCNConv`.
 
     Args:
         conv (str): The kind of layers: :obj:`"gcn"`, :obj:`"sage"` or :obj:`"gin"` (with an MLP of

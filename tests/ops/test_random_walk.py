@@ -313,7 +313,7 @@ FAILS: list[tuple[type[Exception], str, tuple, dict]] = [
     (IndexError, 'must hold nodes in', (ROWPTR, COL, NODES - 1, 2), {}),
     (TypeError, "must be an integer, got float", (ROWPTR, COL, NODES, 2.0), {}),
     (TypeError, "must be an integer, got bool", (ROWPTR, COL, NODES, True), {}),
-    (ValueError, 'must be at least [01], got -1', (ROWPTR, COL, NODES, -1), {}),
+    (ValueError, 'must (not be negative|be at least 1), got -1', (ROWPTR, COL, NODES, -1), {}),
     (TypeError, "'restart' must be a number, got str", (ROWPTR, COL, NODES, 2), {'restart': '0'}),
     (ValueError, "'restart' must be from 0 to 1, got 1.5", (ROWPTR, COL, NODES, 2),
      {'restart': 1.5}),

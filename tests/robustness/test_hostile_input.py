@@ -102,14 +102,16 @@ def check_gradients(name: str, args: dict[str, Any]) -> None:
         return
     if any(isinstance(t, Tensor) and t.is_inference() for t in args.values()):
         return  # Torch does not save these for a backward pass.
-    both = []
+    both, grad = [], None
     for run in (entry.run, entry.twin):
         inputs = {key: value.detach().requires_grad_() for key, value in wanted.items()}
         out = run(**{**args, **inputs})[-1]
         if not out.requires_grad:
             return
-        grad = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
-        both.append(torch.autograd.grad(out, list(inputs.values()), grad, allow_unused=True))
+        if grad is None:  # Rounded as the op's result is, for both.
+            grad = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
+        grads = torch.autograd.grad(out, [*inputs.values()], grad.to(out.dtype), allow_unused=True)
+        both.append(grads)
     for key, a, e in zip(wanted, *both, strict=True):
         assert (a is None) == (e is None), key
         if a is not None:

@@ -26,7 +26,7 @@ ATOMIC = {
 BY_THREADS = {'gatv2'}
 # Layers that do on a graph that was prepared, and on one that was not.
 ATOMIC_LAYERS = {'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv'}
-ATOMIC_IF_PLAIN = {'PathPreparedGCNConv'}
+ATOMIC_IF_PLAIN = {'PathPreparedGCNConv', 'PathPreparedGNN'}
 STEPS = 20
 
 
