@@ -8,6 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from torch_geometric.nn import GINConv, SAGEConv
 
 hypothesis.settings.register_profile('default', deadline=None, max_examples=25)
 hypothesis.settings.register_profile(
@@ -25,6 +26,13 @@ if 'OMP_NUM_THREADS' not in os.environ:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope='session')
+def compiled_propagate() -> None:
+    """PyG compiles a class for the options of its first instance, such as aggr='median', for which
+    later ones would refuse sparse matrices: whichever test came first."""
+    SAGEConv(1, 1), GINConv(torch.nn.Identity())
 
 
 @pytest.fixture(scope='session', params=['cpu', 'cuda'])

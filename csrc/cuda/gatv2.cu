@@ -61,7 +61,7 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
     Acc sum = 0;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum += att[c] * leaky(src[c] + dst[c], slope);
-    return sum;
+    return this->active ? sum : Acc(0);  // others read of another head, where a NaN may be
   }
 
   // fn(channel of the head) for what this thread has of the other tiles of a wide head.

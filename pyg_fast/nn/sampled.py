@@ -23,6 +23,7 @@ from ..ops.sampled_spmm import (
     check_sampling,
     quantized_sum,
     sampled_graph,
+    sampled_on_its_own,
     sampled_sum,
 )
 from ..ops.spmm import check_device
@@ -348,7 +349,7 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         x: Any = to.source
         lin, kind, graph = self.lin_l, type(self.aggr_module), to.graph(False)
         if kind not in (SumAggregation, MeanAggregation):
-            part = sampled_graph(graph, self._sampling(), torch.is_grad_enabled())
+            part, _ = sampled_on_its_own(graph, self._sampling(), torch.is_grad_enabled())
             return super()._aggregated(to._replace(part=part))
         mean = kind is MeanAggregation
         if not is_plain_linear(lin) or self._aggregates_first(x, lin.weight):

@@ -177,10 +177,12 @@ def sampled_spmm(
         seed = _stepped(seed, step, x)
     sampling = Sampling(num_samples, strategy).drawn(x.device, seed)
     if extreme:
-        sampled = sampled_graph(graph, sampling, torch.is_grad_enabled() and x.requires_grad)
+        transpose = torch.is_grad_enabled() and x.requires_grad
+        sampled, perm = sampled_on_its_own(graph, sampling, transpose)
+        value = None if edge_weight is None else edge_weight.gather(0, perm.long())
         return SpMMMax.apply(
-            x, edge_weight, sampled.rowptr, sampled.col, sampled.perm, sampled.t_rowptr,
-            sampled.t_col, sampled.t_perm, reduce == 'min',
+            x, value, sampled.rowptr, sampled.col, None, sampled.t_rowptr, sampled.t_col,
+            sampled.t_perm, reduce == 'min',
         )  # fmt: skip
     mean = reduce == 'mean'
     if quantize:
@@ -257,6 +259,20 @@ def sampled_graph(graph: Graph, sampling: Sampling, transpose: bool = False) -> 
     return sampled._replace(t_rowptr=t_csr[0], t_col=t_csr[1], t_perm=t_csr[2])
 
 
+def sampled_on_its_own(
+    graph: Graph, sampling: Sampling, transpose: bool = False
+) -> tuple[Graph, Tensor]:
+    """The same graph with edge weights in its own order, and where each is in that of
+    :obj:`graph`'s."""
+    sampled, edges = _sampled_rows(graph, sampling)
+    assert sampled.perm is not None
+    own = sampled._replace(perm=None)
+    if transpose:
+        t_rowptr, t_col, t_perm = _sorted_by_source(sampled, edges)
+        own = own._replace(t_rowptr=t_rowptr, t_col=t_col, t_perm=t_perm)
+    return own, sampled.perm
+
+
 def _num_slots(graph: Graph, sampling: Sampling) -> int:
     return min(graph.num_edges, graph.num_dst * sampling.num_samples)
 
@@ -285,12 +301,16 @@ def _transposed(
     if sampled is None or edges is None:
         sampled, edges = _sampled_rows(graph, sampling)
     assert sampled.perm is not None
-    # What lies behind the last edge has no row, and is left out.
-    t_rowptr, t_col, order, _ = ops.to_csr.default(
-        edges, graph.num_src, graph.num_dst, True, edges.dtype == torch.int64, False
-    )
+    t_rowptr, t_col, order = _sorted_by_source(sampled, edges)
     perm = sampled.perm
     return t_rowptr, t_col, perm if perm.size(0) == 0 else perm[order.long()]
+
+
+def _sorted_by_source(sampled: Graph, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # What lies behind the last edge has no row, and is left out.
+    return ops.to_csr.default(
+        edges, sampled.num_src, sampled.num_dst, True, edges.dtype == torch.int64, False
+    )[:3]
 
 
 def _picks(graph: Graph, sampling: Sampling) -> bool:

@@ -419,6 +419,29 @@ def test_deterministic(device: torch.device, strategy: str) -> None:
         assert all(map(torch.equal, bits(), first))
 
 
+@pytest.mark.parametrize('strategy', [s for s in STRATEGIES if s != 'unbiased'])
+@pytest.mark.parametrize('weighted', [False, True])
+def test_deterministic_extremes(device: torch.device, strategy: str, weighted: bool) -> None:
+    edges = GRAPHS['in_hubs']
+    graph = edges.graph(device=device)
+    x = torch.randn(edges.num_src, 8, device=device, dtype=torch.float64, requires_grad=True)
+    value = torch.rand(graph.num_edges, device=device).double().requires_grad_()
+    inputs = (x, value) if weighted else (x,)
+
+    def results() -> tuple[Tensor, ...]:
+        out = sampled_spmm(graph, x, 5, strategy, value if weighted else None, 'max')
+        return out, *torch.autograd.grad(out.sin().sum(), inputs)
+
+    usual = results()
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = results(), results()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(map(torch.equal, first, second))
+    torch.testing.assert_close(first, usual)
+
+
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_quantized(device: torch.device, dtype: torch.dtype) -> None:
     edges = GRAPHS['in_hubs']

@@ -219,6 +219,8 @@ def test_one_argument_on_cuda(cuda: torch.device, name: str) -> None:
         kinds = {**LAYOUTS, **(FLOATS if value.is_floating_point() else {})}
         if key == ENTRIES[name].changes:
             del kinds['of inference']
+        if name == 'gcn_norm':
+            kinds.pop('denormal', None)  # Atomic additions of a GPU flush these to zero.
         for change in kinds.values():
             check(name, {**good, key: change(value)}, {key})
         mixed = {**good, key: value.cpu()}
