@@ -78,7 +78,7 @@ class Outcome:
 
     Args:
         tests: Outcome of each test that ended: ``'passed'``, ``'failed'`` or ``'skipped'``.
-        errors: That the tool counts; None if it did not come to an end.
+        errors: That the tool counted; None if it did not come to an end.
         output: The end of what it printed, if there is something to tell.
     """
 
@@ -125,13 +125,18 @@ def check(tool: str, names: Sequence[str], timeout: float) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome({}, None, 'stopped: no time left')
         tests = outcomes(found.read_text()) if found.exists() else {}
-    counts = [int(a or b) for a, b in _SUMMARY.findall(done.stdout)]
-    errors = sum(counts) if counts else None
+    errors = counted(done.stdout)
     quiet = done.returncode == 0 and errors == 0
     lines = [
         line for line in done.stdout.splitlines()
         if line.startswith(('=========', 'FAILED', 'E  '))]
     return Outcome(tests, errors, '' if quiet else '\n'.join(lines[:_LINES]))
+
+
+def counted(output: str) -> int | None:
+    """The errors of all summaries, None if there is no summary."""
+    counts = [int(a or b) for a, b in _SUMMARY.findall(output)]
+    return sum(counts) if counts else None
 
 
 def outcomes(xml_text: str) -> dict[str, str]:

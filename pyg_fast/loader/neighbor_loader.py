@@ -280,6 +280,10 @@ class FastNeighborLoader:
 
         self.data = data
         self.transform = transform
+        #: Seeds of a batch.
+        self.batch_size = batch_size
+        #: Whether seeds that fill no batch are left out.
+        self.drop_last = drop_last
         self._core = core = _Core(
             data, fanouts, walks, replace, kind, weight_attr, transform_sampler_output,
             is_sorted, custom_cls, _device_of(data, device), features, topology, cache_ratio,
@@ -294,6 +298,8 @@ class FastNeighborLoader:
             nodes.numel(), batch_size, shuffle, drop_last, seed, rank, num_replicas,
             positions, batch_sampler,
         )  # fmt: skip
+        #: Positions in :obj:`input_nodes`, as many as there are.
+        self.dataset = range(nodes.numel())
         #: The number of the next epoch.
         self.epoch = 0
 

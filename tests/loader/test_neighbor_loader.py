@@ -297,6 +297,15 @@ def test_length_and_drop_last() -> None:
         assert sizes[:8] == [7] * 8
 
 
+def test_attributes_of_a_torch_loader() -> None:
+    mask = torch.arange(60) % 3 == 0
+    loader = FastNeighborLoader(random_data(), [3], batch_size=7, input_nodes=mask, drop_last=True)
+    theirs = NeighborLoader(random_data(), [3], batch_size=7, input_nodes=mask, drop_last=True)
+    assert loader.dataset == theirs.dataset == range(20)
+    assert loader.batch_size == theirs.batch_size
+    assert loader.drop_last == theirs.drop_last
+
+
 def test_order_without_shuffle(device: torch.device) -> None:
     nodes = torch.randperm(60)[:33]
     batches = loaded(random_data(), [3], input_nodes=nodes, batch_size=4, device=device)
