@@ -91,6 +91,10 @@ def without_pyg() -> str:
     return ''
 
 
+def sampled_by() -> str:
+    return without_pyg() or f' PyG samples by {_minibatch.pyg_backend()}.'
+
+
 def pyg_epoch(
     run: Run, inputs: Inputs, variants: Sequence[str], model: str | None = None,
 ) -> list[_harness.Contender]:
@@ -134,7 +138,7 @@ def figure9(run: Run) -> None:
             f'{scale.workers} workers. Epochs of these have {scale.rival_batches} batches and, if '
             f'they take over {LIMIT:g} s, are timed once, cold; ours have up to {scale.batches}. '
             "GCN alone goes through PyG's loader, for the time that it takes. The mean of the last "
-            'row is geometric; the abstract does not say which its mean is.' + without_pyg()))
+            'row is geometric; the abstract does not say which its mean is.' + sampled_by()))
     over_pyg: list[float] = []
     for name, models in list(TRAINED.items())[-2 if run.quick else 0:]:
         inputs = inputs_of(run, name)
@@ -161,7 +165,7 @@ def loading(run: Run) -> None:
             'without training.'),
         differs=(
             'PyG, filter_per_worker: its workers gather the features, too. Else as Figure 9.'
-            + without_pyg()))
+            + sampled_by()))
     scale = scale_of(run)
     inputs = inputs_of(run, PRODUCTS)
     results = _harness.measure([
@@ -248,7 +252,7 @@ def sampling(run: Run) -> None:
         differs=(
             f'"{_RIVAL}" draw with replacement, which takes less, on the same device, with '
             'torch.unique as their map. PyG samples on the CPU, in one thread; it was given the '
-            'first of the fan-outs.' + without_pyg()))
+            'first of the fan-outs.' + sampled_by()))
     inputs, size, settings = inputs_of(run, PRODUCTS), scale_of(run).batch_size, settings_of(run)
     node_map = ops.NodeMap(inputs.graph.num_nodes, inputs.device)
     pyg = None if without_pyg() else f'{PYG}, {_minibatch.pyg_backend()}'
