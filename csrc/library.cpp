@@ -89,13 +89,18 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "edge_dot(Tensor edge_index, Tensor a, Tensor b, Tensor? row_scale, Tensor? col_scale, "
       "bool drop_loops) -> Tensor");
 
-  // The normalisation of a GCN: (degree, last, counts), then (edge_index, weight, scale).
+  // The normalisation of a GCN: (degree, last, counts, chunk_loops), then (edge_index, weight,
+  // scale), and the gradient of edge_weight.
   m.def(
       "gcn_degree(Tensor edge_index, Tensor? edge_weight, SymInt num_nodes, bool drop_loops, "
-      "bool reverse) -> (Tensor, Tensor, Tensor)");
+      "bool reverse) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "gcn_weight(Tensor edge_index, Tensor? edge_weight, Tensor degree, Tensor? last, Tensor? kept, "
-      "bool loops, float fill_value, ScalarType dtype) -> (Tensor, Tensor, Tensor)");
+      "gcn_weight(Tensor edge_index, Tensor? edge_weight, Tensor degree, Tensor? last, "
+      "Tensor? before, SymInt num_kept, bool loops, float fill_value, ScalarType dtype) "
+      "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "gcn_weight_backward(Tensor edge_index, Tensor grad, Tensor scale, Tensor grad_degree, "
+      "Tensor? before, bool reverse) -> Tensor");
 
   // The k largest entries of each row as CBSR: (values, columns).
   m.def("maxk(Tensor x, int k, bool balanced) -> (Tensor, Tensor)");

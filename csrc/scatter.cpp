@@ -118,9 +118,10 @@ Tensor edge_dot_cpu(const Tensor& edge_index, const Tensor& a, const Tensor& b,
 }
 
 template <typename Run>
-std::tuple<Tensor, Tensor, Tensor> gcn_degree(const Tensor& edge_index_,
-                                              const OptTensor& edge_weight_, int64_t num_nodes,
-                                              bool drop_loops, bool reverse, const Run& run) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> gcn_degree(const Tensor& edge_index_,
+                                                      const OptTensor& edge_weight_,
+                                                      int64_t num_nodes, bool drop_loops,
+                                                      bool reverse, const Run& run) {
   GcnDegree p;
   const Tensor edge_index = with_contiguous_rows(edge_index_);
   p.coo = coo_of(edge_index, num_nodes, num_nodes, reverse, drop_loops);
@@ -134,16 +135,20 @@ std::tuple<Tensor, Tensor, Tensor> gcn_degree(const Tensor& edge_index_,
   Tensor degree = empty(edge_index, {num_nodes}, type);
   Tensor last = empty(edge_index, {value && drop_loops ? num_nodes : 0}, ScalarType::Long);
   Tensor counts = empty(edge_index, {2}, ScalarType::Long);
+  Tensor chunk_loops =
+      empty(edge_index, {drop_loops ? loop_chunks(p.coo.num_edges) : 0}, ScalarType::Long);
   p.degree = degree.mutable_data_ptr();
   if (value && drop_loops) p.last = static_cast<int64_t*>(last.mutable_data_ptr());
   p.counts = static_cast<int64_t*>(counts.mutable_data_ptr());
+  if (drop_loops) p.chunk_loops = static_cast<int64_t*>(chunk_loops.mutable_data_ptr());
   run(p, edge_index);
-  return {degree, last, counts};
+  return {degree, last, counts, chunk_loops};
 }
 
-std::tuple<Tensor, Tensor, Tensor> gcn_degree_cpu(const Tensor& edge_index, OptTensor edge_weight,
-                                                  int64_t num_nodes, bool drop_loops,
-                                                  bool reverse) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> gcn_degree_cpu(const Tensor& edge_index,
+                                                          OptTensor edge_weight,
+                                                          int64_t num_nodes, bool drop_loops,
+                                                          bool reverse) {
   return gcn_degree(edge_index, edge_weight, num_nodes, drop_loops, reverse,
                     [](const GcnDegree& p, const Tensor&) {
                       shared_out(p.coo.num_dst, p.coo.num_edges, [&](int64_t begin, int64_t end) {
@@ -152,12 +157,18 @@ std::tuple<Tensor, Tensor, Tensor> gcn_degree_cpu(const Tensor& edge_index, OptT
                     });
 }
 
+void check_before(const OptTensor& before, const Coo& coo, const Tensor& on) {
+  check_vector(before, "before", loop_chunks(coo.num_edges));
+  check_type(before, "before", ScalarType::Long);
+  check_device(before, "before", on);
+}
+
 template <typename Run>
 std::tuple<Tensor, Tensor, Tensor> gcn_weight(const Tensor& edge_index_,
                                               const OptTensor& edge_weight_,
                                               const Tensor& degree_, const OptTensor& last_,
-                                              const OptTensor& kept_, bool loops,
-                                              double fill_value, ScalarType dtype,
+                                              const OptTensor& before_, int64_t num_kept,
+                                              bool loops, double fill_value, ScalarType dtype,
                                               const Run& run) {
   STD_TORCH_CHECK(degree_.dim() == 1, "degree must have one dimension, got ", degree_.dim());
   GcnWeight p;
@@ -167,25 +178,27 @@ std::tuple<Tensor, Tensor, Tensor> gcn_weight(const Tensor& edge_index_,
   p.loops = loops;
   p.fill_value = fill_value;
   const OptTensor value = to_contiguous(edge_weight_), last = to_contiguous(last_);
-  const OptTensor kept = to_contiguous(kept_);
+  const OptTensor before = to_contiguous(before_);
   check_vector(value, "edge_weight", p.coo.num_edges);
   check_type(value, "edge_weight", dtype);
   check_type(degree, "degree", value ? acc_of(dtype) : ScalarType::Int);
   STD_TORCH_CHECK(!last || (value && loops), "last needs values and loops");
   check_vector(last, "last", num_nodes);
   check_type(last, "last", ScalarType::Long);
-  STD_TORCH_CHECK(!kept || kept->dim() == 1, "kept must have one dimension");
-  check_type(kept, "kept", ScalarType::Long);
+  check_before(before, p.coo, edge_index);
+  // Without loops to leave out, all edges are asked for or none.
+  STD_TORCH_CHECK(num_kept == 0 || num_kept == p.coo.num_edges ||
+                      (before && num_kept > 0 && num_kept < p.coo.num_edges),
+                  "num_kept must fit the number of edges, got ", num_kept);
   check_device(value, "edge_weight", edge_index);
   check_device(degree, "degree", edge_index);
   check_device(last, "last", edge_index);
-  check_device(kept, "kept", edge_index);
-  p.num_kept = kept ? kept->size(0) : p.coo.num_edges;
+  p.num_kept = num_kept;
   p.weighted = value.has_value();
   p.value = pointer(value);
   p.degree = degree.const_data_ptr();
   p.last = static_cast<const int64_t*>(pointer(last));
-  p.kept = static_cast<const int64_t*>(pointer(kept));
+  p.before = static_cast<const int64_t*>(pointer(before));
   const int64_t total = p.num_kept + (loops ? num_nodes : 0);
   Tensor weight = empty(edge_index, {total}, dtype);
   p.dtype = dtype_of(weight, "dtype");
@@ -200,17 +213,62 @@ std::tuple<Tensor, Tensor, Tensor> gcn_weight(const Tensor& edge_index_,
 
 std::tuple<Tensor, Tensor, Tensor> gcn_weight_cpu(const Tensor& edge_index, OptTensor edge_weight,
                                                   const Tensor& degree, OptTensor last,
-                                                  OptTensor kept, bool loops, double fill_value,
-                                                  ScalarType dtype) {
-  return gcn_weight(edge_index, edge_weight, degree, last, kept, loops, fill_value, dtype,
-                    [](const GcnWeight& p, const Tensor&) {
+                                                  OptTensor before, int64_t num_kept, bool loops,
+                                                  double fill_value, ScalarType dtype) {
+  return gcn_weight(edge_index, edge_weight, degree, last, before, num_kept, loops, fill_value,
+                    dtype, [](const GcnWeight& p, const Tensor&) {
                       shared_out(p.coo.num_dst, 4 * p.coo.num_dst, [&](int64_t begin, int64_t end) {
                         cpu::gcn_scale(p, begin, end);
                       });
-                      shared_out(p.num_kept, 2 * p.num_kept, [&](int64_t begin, int64_t end) {
+                      if (p.num_kept == 0) return;
+                      const int64_t chunks = loop_chunks(p.coo.num_edges);
+                      shared_out(chunks, 2 * p.coo.num_edges, [&](int64_t begin, int64_t end) {
                         cpu::gcn_weight(p, begin, end);
                       });
                     });
+}
+
+template <typename Run>
+Tensor gcn_weight_backward(const Tensor& edge_index_, const Tensor& grad_, const Tensor& scale_,
+                           const Tensor& grad_degree_, const OptTensor& before_, bool reverse,
+                           const Run& run) {
+  STD_TORCH_CHECK(grad_.dim() == 1, "grad must have one dimension, got ", grad_.dim());
+  STD_TORCH_CHECK(scale_.dim() == 1, "scale must have one dimension, got ", scale_.dim());
+  GcnWeightBackward p;
+  const Tensor edge_index = with_contiguous_rows(edge_index_), grad = to_contiguous(grad_);
+  const int64_t num_nodes = scale_.size(0);
+  p.coo = coo_of(edge_index, num_nodes, num_nodes, reverse, false);
+  p.dtype = dtype_of(grad, "grad");
+  check_device(grad, "grad", edge_index);
+  const OptTensor before = to_contiguous(before_);
+  check_before(before, p.coo, edge_index);
+  const int64_t num_edges = p.coo.num_edges, num_others = grad.size(0) - num_nodes;
+  STD_TORCH_CHECK(before ? num_others >= 0 && num_others <= num_edges
+                         : num_others == num_edges || grad.size(0) == num_edges,
+                  "grad must fit the numbers of edges and nodes, got ", grad.size(0));
+  p.num_kept = before ? num_others : num_edges;
+  const ScalarType type = grad.scalar_type();
+  const Tensor scale = to_contiguous(scale_), grad_degree = to_contiguous(grad_degree_);
+  p.scale = checked_scale(scale, "scale", num_nodes, type, edge_index);
+  p.grad_degree = checked_scale(grad_degree, "grad_degree", num_nodes, type, edge_index);
+  Tensor out = empty(grad, {num_edges}, type);
+  p.before = static_cast<const int64_t*>(pointer(before));
+  p.grad = grad.const_data_ptr();
+  p.out = out.mutable_data_ptr();
+  run(p, edge_index);
+  return out;
+}
+
+Tensor gcn_weight_backward_cpu(const Tensor& edge_index, const Tensor& grad, const Tensor& scale,
+                               const Tensor& grad_degree, OptTensor before, bool reverse) {
+  return gcn_weight_backward(
+      edge_index, grad, scale, grad_degree, before, reverse,
+      [](const GcnWeightBackward& p, const Tensor&) {
+        const int64_t chunks = loop_chunks(p.coo.num_edges);
+        shared_out(chunks, 2 * p.coo.num_edges, [&](int64_t begin, int64_t end) {
+          cpu::gcn_weight_backward(p, begin, end);
+        });
+      });
 }
 
 #ifdef PYG_FAST_WITH_CUDA
@@ -235,9 +293,10 @@ Tensor edge_dot_cuda(const Tensor& edge_index, const Tensor& a, const Tensor& b,
                   });
 }
 
-std::tuple<Tensor, Tensor, Tensor> gcn_degree_cuda(const Tensor& edge_index,
-                                                   OptTensor edge_weight, int64_t num_nodes,
-                                                   bool drop_loops, bool reverse) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> gcn_degree_cuda(const Tensor& edge_index,
+                                                           OptTensor edge_weight,
+                                                           int64_t num_nodes, bool drop_loops,
+                                                           bool reverse) {
   return gcn_degree(edge_index, edge_weight, num_nodes, drop_loops, reverse,
                     [](const GcnDegree& p, const Tensor& on) {
                       Launch launch(on);
@@ -247,13 +306,23 @@ std::tuple<Tensor, Tensor, Tensor> gcn_degree_cuda(const Tensor& edge_index,
 
 std::tuple<Tensor, Tensor, Tensor> gcn_weight_cuda(const Tensor& edge_index, OptTensor edge_weight,
                                                    const Tensor& degree, OptTensor last,
-                                                   OptTensor kept, bool loops, double fill_value,
-                                                   ScalarType dtype) {
-  return gcn_weight(edge_index, edge_weight, degree, last, kept, loops, fill_value, dtype,
-                    [](const GcnWeight& p, const Tensor& on) {
+                                                   OptTensor before, int64_t num_kept, bool loops,
+                                                   double fill_value, ScalarType dtype) {
+  return gcn_weight(edge_index, edge_weight, degree, last, before, num_kept, loops, fill_value,
+                    dtype, [](const GcnWeight& p, const Tensor& on) {
                       Launch launch(on);
                       launch.check(cuda::gcn_weight(p, launch.stream()), "gcn_weight");
                     });
+}
+
+Tensor gcn_weight_backward_cuda(const Tensor& edge_index, const Tensor& grad, const Tensor& scale,
+                                const Tensor& grad_degree, OptTensor before, bool reverse) {
+  return gcn_weight_backward(edge_index, grad, scale, grad_degree, before, reverse,
+                             [](const GcnWeightBackward& p, const Tensor& on) {
+                               Launch launch(on);
+                               launch.check(cuda::gcn_weight_backward(p, launch.stream()),
+                                            "gcn_weight_backward");
+                             });
 }
 #endif
 
@@ -265,6 +334,7 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) {
   m.impl("edge_dot", TORCH_BOX(&pyg_fast::edge_dot_cpu));
   m.impl("gcn_degree", TORCH_BOX(&pyg_fast::gcn_degree_cpu));
   m.impl("gcn_weight", TORCH_BOX(&pyg_fast::gcn_weight_cpu));
+  m.impl("gcn_weight_backward", TORCH_BOX(&pyg_fast::gcn_weight_backward_cpu));
 }
 
 #ifdef PYG_FAST_WITH_CUDA
@@ -273,5 +343,6 @@ STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CUDA, m) {
   m.impl("edge_dot", TORCH_BOX(&pyg_fast::edge_dot_cuda));
   m.impl("gcn_degree", TORCH_BOX(&pyg_fast::gcn_degree_cuda));
   m.impl("gcn_weight", TORCH_BOX(&pyg_fast::gcn_weight_cuda));
+  m.impl("gcn_weight_backward", TORCH_BOX(&pyg_fast::gcn_weight_backward_cuda));
 }
 #endif

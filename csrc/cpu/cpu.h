@@ -21,9 +21,10 @@ void scatter(const Scatter& p, int64_t dst_begin, int64_t dst_end);
 void edge_dot(const EdgeDot& p, int64_t edge_begin, int64_t edge_end);
 // As scatter does, with p.counts.
 void gcn_degree(const GcnDegree& p, int64_t dst_begin, int64_t dst_end);
-// First the scales and loops of nodes [begin, end), then, once all are done, edges of p.kept.
+// First the scales and loops of nodes [begin, end), then, once all are done, chunks of edges.
 void gcn_scale(const GcnWeight& p, int64_t node_begin, int64_t node_end);
-void gcn_weight(const GcnWeight& p, int64_t edge_begin, int64_t edge_end);
+void gcn_weight(const GcnWeight& p, int64_t chunk_begin, int64_t chunk_end);
+void gcn_weight_backward(const GcnWeightBackward& p, int64_t chunk_begin, int64_t chunk_end);
 
 void expand_rows(const ExpandRows& p, int64_t row_begin, int64_t row_end);
 void count_outside(const CountOutside& p, int64_t row_begin, int64_t row_end);

@@ -119,6 +119,10 @@ void gcn_weight(const GcnWeight& p, int64_t begin, int64_t end) {
   kernels().gcn_weight(p, begin, end);
 }
 
+void gcn_weight_backward(const GcnWeightBackward& p, int64_t begin, int64_t end) {
+  kernels().gcn_weight_backward(p, begin, end);
+}
+
 void expand_rows(const ExpandRows& p, int64_t begin, int64_t end) {
   kernels().expand_rows(p, begin, end);
 }

@@ -18,6 +18,7 @@ const Kernels kernels = {
     spmm,          sampled_spmm, sample_edges, quantize_rows,
     spmm_max,      sddmm,     spmm_max_backward_value, spmm_max_backward_x,
     scatter,       edge_dot,    gcn_degree, gcn_scale,              gcn_weight,
+    gcn_weight_backward,
     expand_rows,   count_outside, node_dropout,
     maxk,          cbsr_to_dense, cbsr_sample, cbsr_spmm,           cbsr_sddmm,
     cbsr_spmm_backward, cbsr_spmm_backward_ordered,

@@ -228,11 +228,17 @@ void gcn_degrees(const GcnDegree& p, int64_t dst_begin, int64_t dst_end, const V
     degree[i] = 0;
     if (p.last != nullptr) p.last[i] = 0;
   }
+  // The first share counts for all.
+  int64_t* chunk_loops = dst_begin == 0 ? p.chunk_loops : nullptr;
+  if (chunk_loops != nullptr) {
+    for (int64_t c = 0; c < loop_chunks(p.coo.num_edges); ++c) chunk_loops[c] = 0;
+  }
   int64_t invalid = 0, loops = 0;
   for_coo<Index>(p.coo, 0, p.coo.num_edges, [&](int64_t e, int64_t s, int64_t d, bool valid) {
     const bool loop = valid & (s == d), mine = valid & (d >= dst_begin) & (d < dst_end);
     invalid += !valid;
     loops += loop;
+    if (loop && chunk_loops != nullptr) ++chunk_loops[e / kLoopChunk];
     if (!mine) return;
     if (loop && p.last != nullptr) p.last[d] = e + 1;
     if (!loop || !p.coo.drop_loops) degree[d] += value(e);
@@ -281,7 +287,24 @@ static void gcn_scale(const GcnWeight& p, int64_t node_begin, int64_t node_end) 
   });
 }
 
-static void gcn_weight(const GcnWeight& p, int64_t edge_begin, int64_t edge_end) {
+// f(e, k, src, dst, valid) for the edges of the chunks [begin, end), where k is the place of edge e
+// among those that are no loops, or -1; without `before`, of all.
+template <typename Index, typename F>
+PYG_FAST_INLINE void for_places(const Coo& coo, const int64_t* before, int64_t num_kept,
+                                int64_t begin, int64_t end, const F& f) {
+  const int64_t first = begin * kLoopChunk, last = end * kLoopChunk;
+  int64_t next = first - (before != nullptr && begin > 0 ? before[begin - 1] : 0);
+  for_coo<Index>(coo, first, last < coo.num_edges ? last : coo.num_edges,
+                 [&](int64_t e, int64_t s, int64_t d, bool valid) {
+                   const bool left_out = before != nullptr && valid && s == d;
+                   // Also where sums of another graph are given, nothing else is written to.
+                   const bool fits = next >= 0 && next < num_kept;
+                   f(e, !left_out && fits ? next : -1, s, d, valid);
+                   next += !left_out;
+                 });
+}
+
+static void gcn_weight(const GcnWeight& p, int64_t chunk_begin, int64_t chunk_end) {
   with_types(p.dtype, p.coo.index64, [&](auto type, auto index) {
     using T = typename decltype(type)::type;
     using Index = typename decltype(index)::type;
@@ -289,17 +312,35 @@ static void gcn_weight(const GcnWeight& p, int64_t edge_begin, int64_t edge_end)
     const auto* scale = static_cast<const Acc*>(p.scale);
     auto* edge_index = static_cast<Index*>(p.edge_index);
     const int64_t total = p.num_kept + p.coo.num_dst;
-    for (int64_t k = edge_begin; k < edge_end; ++k) {
-      const int64_t e = p.kept != nullptr ? p.kept[k] : k;
-      for_coo<Index>(p.coo, e, e + 1, [&](int64_t, int64_t s, int64_t d, bool valid) {
-        Acc w = valid ? scale[s] * scale[d] : Acc{0};
-        if (p.weighted && valid) w *= load_one(static_cast<const T*>(p.value) + e);
-        store_one(static_cast<T*>(p.weight) + k, w);
-        if (!p.loops) return;
-        edge_index[k] = static_cast<Index>(s);
-        edge_index[total + k] = static_cast<Index>(d);
-      });
-    }
+    for_places<Index>(p.coo, p.before, p.num_kept, chunk_begin, chunk_end,
+                      [&](int64_t e, int64_t k, int64_t s, int64_t d, bool valid) {
+                        if (k < 0) return;
+                        Acc w = valid ? scale[s] * scale[d] : Acc{0};
+                        if (p.weighted && valid) w *= load_one(static_cast<const T*>(p.value) + e);
+                        store_one(static_cast<T*>(p.weight) + k, w);
+                        if (!p.loops) return;
+                        edge_index[k] = static_cast<Index>(s);
+                        edge_index[total + k] = static_cast<Index>(d);
+                      });
+  });
+}
+
+static void gcn_weight_backward(const GcnWeightBackward& p, int64_t chunk_begin,
+                                int64_t chunk_end) {
+  with_types(p.dtype, p.coo.index64, [&](auto type, auto index) {
+    using T = typename decltype(type)::type;
+    using Acc = acc_t<T>;
+    const auto* grad = static_cast<const T*>(p.grad);
+    const auto* scale = static_cast<const Acc*>(p.scale);
+    const auto* grad_degree = static_cast<const Acc*>(p.grad_degree);
+    for_places<typename decltype(index)::type>(
+        p.coo, p.before, p.num_kept, chunk_begin, chunk_end,
+        [&](int64_t e, int64_t k, int64_t s, int64_t d, bool valid) {
+          if (k < 0 && valid && s == d) k = p.num_kept + d;
+          Acc g = 0;
+          if (valid && k >= 0) g = load_one(grad + k) * scale[s] * scale[d] + grad_degree[d];
+          store_one(static_cast<T*>(p.out) + e, g);
+        });
   });
 }
 

@@ -37,6 +37,7 @@ const char* edge_dot(const EdgeDot& p, void* stream);
 // Atomic additions, if there are values.
 const char* gcn_degree(const GcnDegree& p, void* stream);
 const char* gcn_weight(const GcnWeight& p, void* stream);
+const char* gcn_weight_backward(const GcnWeightBackward& p, void* stream);
 
 const char* expand_rows(const ExpandRows& p, void* stream);
 const char* count_outside(const CountOutside& p, void* stream);

@@ -15,6 +15,8 @@ torch.ops.load_library(_PATH)
 
 ops = torch.ops.pyg_fast
 
+LOOP_CHUNK = 128  # edges whose self-loops gcn_degree counts together, as csrc/kernels.h has it
+
 
 def with_cuda() -> bool:
     """Whether the CUDA kernels were compiled in."""
@@ -258,7 +260,7 @@ def _gcn_degree(
     num_nodes: int,
     drop_loops: bool,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = torch.int32 if edge_weight is None else _acc(edge_weight.dtype)
     return (
         edge_index.new_empty(num_nodes, dtype=dtype),
@@ -266,6 +268,10 @@ def _gcn_degree(
             num_nodes if edge_weight is not None and drop_loops else 0, dtype=torch.int64
         ),
         edge_index.new_empty(2, dtype=torch.int64),
+        edge_index.new_empty(
+            (edge_index.size(1) + LOOP_CHUNK - 1) // LOOP_CHUNK if drop_loops else 0,
+            dtype=torch.int64,
+        ),
     )
 
 
@@ -274,19 +280,29 @@ def _gcn_weight(
     edge_weight: Tensor | None,
     degree: Tensor,
     last: Tensor | None,
-    kept: Tensor | None,
+    before: Tensor | None,
+    num_kept: int,
     loops: bool,
     fill_value: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = edge_index.size(1) if kept is None else kept.size(0)
-    if loops:
-        total = total + degree.size(0)
+    total = num_kept + degree.size(0) if loops else num_kept
     return (
         edge_index.new_empty(2, total if loops else 0),
         edge_index.new_empty(total, dtype=dtype),
         torch.empty_like(degree, dtype=_acc(dtype)),
     )
+
+
+def _gcn_weight_backward(
+    edge_index: Tensor,
+    grad: Tensor,
+    scale: Tensor,
+    grad_degree: Tensor,
+    before: Tensor | None,
+    reverse: bool,
+) -> Tensor:
+    return grad.new_empty(edge_index.size(1))
 
 
 def column_dtype(num_columns: int) -> torch.dtype:
@@ -608,6 +624,7 @@ for _fake in (
     _edge_dot,
     _gcn_degree,
     _gcn_weight,
+    _gcn_weight_backward,
     _maxk,
     _cbsr_to_dense,
     _cbsr_sample,

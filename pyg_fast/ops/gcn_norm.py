@@ -103,21 +103,23 @@ def gcn_norm(
     if weight is not None and differentiable:
         weight = weight.to(acc_dtype(dtype))  # Its gradient is made of the result.
     reverse = flow == 'target_to_source'
-    degree, last, num_loops = _degree(
+    degree, last, chunk_loops, num_loops = _degree(
         edge_index, edges, weight, num_nodes, add_self_loops, reverse
     )  # fmt: skip
-    kept = None
+    before, num_kept = None, edges.size(1)
     if add_self_loops and num_loops != 0:
-        kept = (edges[0] != edges[1]).nonzero().view(-1)
+        before = chunk_loops.cumsum(0)
+        # Where counts cannot be waited for, the size of a tensor stands for the number.
+        num_kept -= _is_loop(edges).nonzero().size(0) if num_loops is None else num_loops
     fill_value = 2.0 if improved and edge_weight is not None else 1.0
     if differentiable:
         index, out = GCNWeight.apply(
-            weight, edges, degree, last, kept, add_self_loops, fill_value, reverse
+            weight, edges, degree, last, before, num_kept, add_self_loops, fill_value, reverse
         )
         out = out.to(dtype)
     else:
         index, out, _ = ops.gcn_weight(
-            edges, weight, degree, last, kept, add_self_loops, fill_value, dtype
+            edges, weight, degree, last, before, num_kept, add_self_loops, fill_value, dtype
         )
     return index if add_self_loops else edge_index, out
 
@@ -160,12 +162,11 @@ def gcn_scale(
     weight = None if edge_weight is None else edge_weight.detach().to(acc)
     edges = kernel_index(edge_index)
     drop, reverse = loops in ('remaining', 'replace'), flow == 'target_to_source'
-    degree, last, _ = _degree(edge_index, edges, weight, num_nodes, drop, reverse)
+    degree, last, _, _ = _degree(edge_index, edges, weight, num_nodes, drop, reverse)
     if loops == 'replace':
         last = None
-    none = edges.new_empty(0, dtype=torch.int64)
     _, diag, scale = ops.gcn_weight(
-        edges, weight, degree, last, none, loops != 'keep', fill_value, acc
+        edges, weight, degree, last, None, 0, loops != 'keep', fill_value, acc
     )
     return scale, None if loops == 'keep' else diag
 
@@ -194,10 +195,13 @@ def _degree(
     num_nodes: int,
     drop_loops: bool,
     reverse: bool,
-) -> tuple[Tensor, Tensor | None, int | None]:
-    # The degrees, the last loop of each node, and the number of loops where it can be known.
+) -> tuple[Tensor, Tensor | None, Tensor, int | None]:
+    # The degrees, the last loop of each node, the numbers of loops in the chunks of edges, and that
+    # of all loops where it can be known.
     weight = None if weight is None else weight.detach()
-    degree, last, counts = ops.gcn_degree(edges, weight, num_nodes, drop_loops, reverse)
+    degree, last, counts, chunk_loops = ops.gcn_degree(
+        edges, weight, num_nodes, drop_loops, reverse
+    )  # fmt: skip
     num_loops = _num_loops(edge_index, counts, num_nodes)
     if weight is None or not drop_loops or num_loops == 0:
         last = None
@@ -209,7 +213,11 @@ def _degree(
         degree = ops.spmm(
             *csr, weight.to(degree.dtype), ones, None, None, None, None, False, False
         ).view(-1)  # fmt: skip
-    return degree, last, num_loops
+    return degree, last, chunk_loops, num_loops
+
+
+def _is_loop(edges: Tensor) -> Tensor:
+    return edges[0] == edges[1]
 
 
 def _num_loops(edge_index: Tensor, counts: Tensor, num_nodes: int) -> int | None:
@@ -240,48 +248,47 @@ class GCNWeight(torch.autograd.Function):
         edges: Tensor,
         degree: Tensor,
         last: Tensor | None,
-        kept: Tensor | None,
+        before: Tensor | None,
+        num_kept: int,
         loops: bool,
         fill_value: float,
         reverse: bool,
     ) -> tuple[Tensor, Tensor]:
         index, out, scale = ops.gcn_weight(
-            edges, weight, degree, last, kept, loops, fill_value, weight.dtype
+            edges, weight, degree, last, before, num_kept, loops, fill_value, weight.dtype
         )
         ctx.mark_non_differentiable(index)
-        ctx.save_for_backward(weight, edges, last, kept, index, out, scale)
-        ctx.loops, ctx.fill_value, ctx.reverse = loops, fill_value, reverse
+        ctx.save_for_backward(weight, edges, last, before, index, out, scale)
+        ctx.num_kept, ctx.loops = num_kept, loops
+        ctx.fill_value, ctx.reverse = fill_value, reverse
         return index, out
 
     @staticmethod
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, edges, last, kept, index, out, scale = ctx.saved_tensors
+        weight, edges, last, before, index, out, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # Someone will differentiate again: torch's own ops.
+            num_kept = None if before is None else ctx.num_kept
             again = _in_torch(
-                weight, edges, last, kept, scale.size(0), ctx.loops, ctx.fill_value, ctx.reverse
+                weight, edges, last, num_kept, scale.size(0), ctx.loops, ctx.fill_value, ctx.reverse
             )
             grad_weight = torch.autograd.grad(again, weight, grad, create_graph=True)[0]
-            return (grad_weight,) + (None,) * 7
+            return (grad_weight,) + (None,) * 8
         src, dst = index if ctx.loops else edges
         # To the logarithms of the scales, and through them to the degrees.
         grad_log = grad * out
         grad_log = torch.zeros_like(scale).index_add_(0, src, grad_log).index_add_(0, dst, grad_log)
         grad_degree = grad_log * scale * scale * -0.5
-        grad_all = grad * scale.index_select(0, src) * scale.index_select(0, dst)
-        grad_all += grad_degree.index_select(0, src if ctx.reverse else dst)
-        if kept is None:
-            return (grad_all[: weight.size(0)],) + (None,) * 7
-        is_loop = edges[0] == edges[1]
-        grad_loop = grad_all[kept.size(0) :].index_select(0, edges[0])
-        grad_weight = torch.zeros_like(weight).index_copy_(0, kept, grad_all[: kept.size(0)])
-        return (torch.where(is_loop, grad_loop, grad_weight),) + (None,) * 7
+        grad_weight = ops.gcn_weight_backward(
+            edges, grad, scale, grad_degree, before, ctx.reverse
+        )  # fmt: skip
+        return (grad_weight,) + (None,) * 8
 
 
 def _in_torch(
     weight: Tensor,
     edges: Tensor,
     last: Tensor | None,
-    kept: Tensor | None,
+    num_kept: int | None,
     num_nodes: int,
     loops: bool,
     fill_value: float,
@@ -290,9 +297,10 @@ def _in_torch(
     # All of the normalisation in ops that torch can differentiate.
     loop = weight.new_full((num_nodes,), fill_value if loops else 0.0)
     value = weight
-    if kept is not None:
+    if num_kept is not None:
         assert last is not None
-        is_loop = edges[0] == edges[1]
+        is_loop = _is_loop(edges)
+        kept = (~is_loop).nonzero_static(size=num_kept).view(-1)
         loop = torch.where(last > 0, weight.detach()[(last - 1).clamp_(min=0)], loop)
         zero = torch.where(is_loop, weight - weight.detach(), weight.new_zeros(()))
         loop = loop.index_add(0, edges[0], zero)

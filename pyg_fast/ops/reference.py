@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu, pad
 
 from ._attention import keeps
+from ._library import LOOP_CHUNK
 
 
 def to_csr(
@@ -466,7 +467,7 @@ def gcn_degree(
     num_nodes: int,
     drop_loops: bool,
     reverse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     src, dst = edge_index.long().flip(0) if reverse else edge_index.long()
     valid = (src >= 0) & (src < num_nodes) & (dst >= 0) & (dst < num_nodes)
     loop = valid & (src == dst)
@@ -480,7 +481,9 @@ def gcn_degree(
     last = src.new_zeros(0 if edge_weight is None or not drop_loops else num_nodes)
     if last.size(0) > 0:
         last = last.scatter_reduce(0, dst[loops], loops + 1, 'amax')
-    return degree, last, torch.stack([(~valid).sum(), loop.sum()])
+    chunks = pad(loop.long(), (0, -loop.size(0) % LOOP_CHUNK)).view(-1, LOOP_CHUNK)
+    chunk_loops = chunks.sum(1)[: None if drop_loops else 0]
+    return degree, last, torch.stack([(~valid).sum(), loop.sum()]), chunk_loops
 
 
 def gcn_weight(
@@ -488,7 +491,8 @@ def gcn_weight(
     edge_weight: Tensor | None,
     degree: Tensor,
     last: Tensor | None,
-    kept: Tensor | None,
+    before: Tensor | None,
+    num_kept: int,
     loops: bool,
     fill_value: float,
     dtype: torch.dtype,
@@ -499,9 +503,12 @@ def gcn_weight(
         loop = torch.where(last > 0, edge_weight.double()[(last - 1).clamp(min=0)], loop)
     degree = degree.double() + loop
     scale = torch.where(degree == 0, 0, torch.where(degree == 0, 1, degree).rsqrt())
-    if kept is not None:
+    if before is not None:
+        kept = (edge_index[0] != edge_index[1]).nonzero().view(-1)
         edge_index = edge_index[:, kept]
         edge_weight = None if edge_weight is None else edge_weight[kept]
+    edge_index = edge_index[:, :num_kept]
+    edge_weight = None if edge_weight is None else edge_weight[:num_kept]
     src, dst = edge_index.long()
     used = ((src >= 0) & (src < num_nodes) & (dst >= 0) & (dst < num_nodes)).nonzero().view(-1)
     weight = scale[src[used]] * scale[dst[used]]
@@ -514,6 +521,24 @@ def gcn_weight(
     return (
         torch.cat([edge_index, node], 1), torch.cat([weight, scale * loop * scale]), scale
     )  # fmt: skip
+
+
+def gcn_weight_backward(
+    edge_index: Tensor,
+    grad: Tensor,
+    scale: Tensor,
+    grad_degree: Tensor,
+    before: Tensor | None,
+    reverse: bool,
+) -> Tensor:
+    src, dst = edge_index.long()
+    num_nodes = scale.size(0)
+    place = torch.arange(src.size(0), device=src.device)
+    if before is not None:
+        kept = src != dst
+        place = torch.where(kept, kept.cumsum(0) - 1, grad.size(0) - num_nodes + dst)
+    scale, grad_degree = scale.double(), grad_degree.double()
+    return grad.double()[place] * scale[src] * scale[dst] + grad_degree[src if reverse else dst]
 
 
 def maxk(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:

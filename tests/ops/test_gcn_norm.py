@@ -92,6 +92,32 @@ def test_any_graph(
     check(edges, edge_index, weights_of(edges, torch.float64, device), improved, loops, flow)
 
 
+@pytest.mark.parametrize('num_edges', [1, 127, 128, 129, 1025, 20001])
+@pytest.mark.parametrize('which', ['first', 'last', 'ends', 'only', 'all but one', 'many', 'few'])
+def test_places_of_edges(device: torch.device, which: str, num_edges: int) -> None:
+    # Kernels count the loops of each 128 edges.
+    generator = torch.Generator().manual_seed(num_edges)
+    # Of thousands of self-loops PyG may take another than a node's last: then each has but one.
+    n = 40 if num_edges < 2000 else num_edges
+    src = torch.randperm(num_edges, generator=generator) % n
+    dst = (src + torch.randint(1, n, (num_edges,), generator=generator)) % n
+    position = torch.arange(num_edges)
+    loops = {
+        'first': position == 0,
+        'last': position == num_edges - 1,
+        'ends': (position + 1) % 128 < 2,
+        'only': position >= 0,
+        'all but one': position != num_edges // 2,
+        'many': torch.rand(num_edges, generator=generator) < 0.5,
+        'few': position % 300 == 17,
+    }[which]
+    edges = Edges(torch.stack([src, torch.where(loops, src, dst)]), n + 1, n + 1)
+    edge_index = edges.edge_index.to(device)
+    for flow in FLOWS:
+        check(edges, edge_index, None, True, True, flow)
+        check(edges, edge_index.int(), weights_of(edges, torch.float64, device), True, True, flow)
+
+
 def test_options(device: torch.device) -> None:
     edge_index = SQUARE['many_loops'].edge_index.to(device)
     for dtype in DTYPES:

@@ -33,6 +33,7 @@ OPS = [
     'edge_dot',
     'gcn_degree',
     'gcn_weight',
+    'gcn_weight_backward',
     'maxk',
     'cbsr_to_dense',
     'cbsr_sample',
@@ -89,12 +90,20 @@ def sample(
         )  # fmt: skip
         if op == 'gcn_degree':
             return first
-        degree, last, _ = reference.gcn_degree(**first)
+        degree, last, _, chunk_loops = reference.gcn_degree(**first)
+        before = chunk_loops.cumsum(0) if full else None
+        num_kept = int((edge_index[0] != edge_index[1]).sum()) if full else num_edges
+        if op == 'gcn_weight_backward':
+            grad = exact(num_kept + n if full else num_edges, dtype=dtype, device=device)
+            scale, grad_degree = (torch.rand(n, dtype=acc, device=device) for _ in range(2))
+            return dict(
+                edge_index=edge_index, grad=grad, scale=scale, grad_degree=grad_degree,
+                before=before, reverse=full,
+            )  # fmt: skip
         return dict(
             edge_index=edge_index, edge_weight=positive, degree=degree.to(acc) if full else degree,
-            last=last if full else None,
-            kept=(edge_index[0] != edge_index[1]).nonzero().view(-1) if full else None,
-            loops=full, fill_value=2.0, dtype=dtype,
+            last=last if full else None, before=before, num_kept=num_kept, loops=full,
+            fill_value=2.0, dtype=dtype,
         )  # fmt: skip
     if op.startswith('head_scores'):
         x = exact(n, 3, 5, dtype=dtype, device=device)
@@ -271,10 +280,12 @@ STILL_FITS = {
         (op, 'edge_index', 'other type')
         for op in ('to_csr', 'to_csr_csc', 'scatter', 'edge_dot', 'gcn_degree', 'gcn_weight')
     ),
+    *(('gcn_weight_backward', 'edge_index', kind) for kind in ('other type', 'narrower')),
+    # Fewer or more edges of all that are no loops.
+    *(('gcn_weight_backward', 'grad', kind) for kind in ('shorter', 'longer', 'other type')),
     *((op, 'edge_index', 'narrower') for op in ('to_csr', 'to_csr_csc')),
     *(('scatter', 'x', 'narrower'), ('scatter', 'x', 'other type')),
     *(('edge_dot', 'edge_index', 'narrower'), ('gcn_degree', 'edge_weight', 'other type')),
-    *(('gcn_weight', 'kept', kind) for kind in ('empty', 'shorter', 'longer')),
     *(('maxk', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower', 'other device')),
     *(('maxk', 'x', 'other type'), ('cbsr_to_dense', 'values', 'other type')),
     *(
@@ -375,6 +386,7 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
         ('cbsr_sddmm', 'num_values', -1),
         ('scatter', 'num_dst', -1),
         ('gcn_degree', 'num_nodes', -1),
+        *(('gcn_weight', 'num_kept', number) for number in (-1, 5000)),
         ('maxk', 'k', 0),
         ('maxk', 'k', -1),
         ('maxk', 'k', 10),
