@@ -133,12 +133,15 @@ def gcn_norm_twin(
     if num_nodes is None:
         num_nodes = int(index.max()) + 1 if index.numel() > 0 else 0
     reverse = flow == 'target_to_source'
-    degree, last, _ = reference.gcn_degree(index, edge_weight, num_nodes, add_self_loops, reverse)
-    kept = (index[0] != index[1]).nonzero().view(-1) if add_self_loops else None
+    degree, last, _, chunk_loops = reference.gcn_degree(
+        index, edge_weight, num_nodes, add_self_loops, reverse
+    )  # fmt: skip
+    before = chunk_loops.cumsum(0) if add_self_loops else None
+    num_kept = index.size(1) - int(chunk_loops.sum())  # of no chunk where loops are not dropped
     fill = 2.0 if improved and edge_weight is not None else 1.0
     out, weight, _ = reference.gcn_weight(
-        index, edge_weight, degree, last if last.size(0) else None, kept, add_self_loops, fill,
-        torch.float64,
+        index, edge_weight, degree, last if last.size(0) else None, before, num_kept,
+        add_self_loops, fill, torch.float64,
     )  # fmt: skip
     return [out if add_self_loops else index, weight]
 
