@@ -34,8 +34,11 @@ TOOLS = {
     'initcheck': [],
 }
 TESTS = ('tests/ops', 'tests/robustness')
-# Compiled code runs the same kernels, long after; a profiler and the sanitizer exclude each other.
-MATCH = 'cuda and not compile and not opcheck and not profile and not memory and not large'
+# Compiled code runs the same kernels, long after; a profiler and the sanitizer exclude each other,
+# and so do captures and allocations that are not cached.
+MATCH = (
+    'cuda and not compile and not opcheck and not profile and not memory and not large '
+    'and not cuda_graph and not capture')
 PIECE = 24  # tests of a process, which takes seconds to start
 _LINES = 40  # of a process that found something
 GRACE = 120.0  # seconds that what has begun may take when the time is over

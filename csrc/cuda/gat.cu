@@ -233,7 +233,9 @@ struct GatRow {
     const int64_t at = row * p.heads + tile.head;
     Acc s = static_cast<const Acc*>(p.alpha_src)[at] + static_cast<const Acc*>(p.alpha_dst)[at];
     if (p.alpha_loop) s += static_cast<const Acc*>(p.alpha_loop)[at];
-    Acc w = rebase(sum, leaky(s, slope));
+    const Acc logit = leaky(s, slope);
+    rebase(sum, logit);
+    Acc w = exponential(logit - sum.max);  // of infinite ones NaN, as of an edge
     sum.mass += w;
     if (s > 0) sum.mass_plus += w;
     if (dropout.on) w *= dropout.kept(dropout.bits(csr.num_edges + row), tile.head);

@@ -219,7 +219,9 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       this->load_row(p.x, row, self);
       Acc logit = this->score(self, sum.dst);
       if constexpr (WIDE) logit += this->score_of_others(p.x, row, p.x_dst, row);
-      Acc w = rebase(sum, this->sum_of_head(logit));
+      logit = this->sum_of_head(logit);
+      rebase(sum, logit);
+      Acc w = exponential(logit - sum.max);  // of infinite ones NaN, as of an edge
       sum.mass += w;
       if (this->dropout.on)
         w *= this->dropout.kept(this->dropout.bits(csr.num_edges + row), this->head);
