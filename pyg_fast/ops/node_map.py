@@ -62,9 +62,10 @@ class NodeMap:
         is in it is kept."""
         held = self._scratch.get(name)
         if held is None or held.dtype != dtype:
-            held = self._scratch[name] = torch.empty(size, dtype=dtype, device=self.device)
+            # Zeros: what was never written is copied along when it grows.
+            held = self._scratch[name] = torch.zeros(size, dtype=dtype, device=self.device)
         elif held.numel() < size:
-            grown = torch.empty(size + size // 4, dtype=dtype, device=self.device)
+            grown = torch.zeros(size + size // 4, dtype=dtype, device=self.device)
             grown[: held.numel()] = held
             held = self._scratch[name] = grown
         return held
