@@ -5,8 +5,8 @@ python -m benchmarks.sanitize --tools memcheck --tests tests/ops --match 'cuda a
 python -m benchmarks.sanitize --seconds 420 --jobs 15     begin nothing after seven minutes
 
 Tests are drawn from all test functions in turns and handed to processes of their own. What is left
-when the time is over is counted as not run: all of tests/ops takes hours. Torch caches no memory, so
-that a read past the end of a tensor is one past the end of an allocation.
+when the time is over is counted as not run: all of tests/ops takes hours. Torch caches no memory,
+so that a read past the end of a tensor is one past the end of an allocation.
 """
 import argparse
 import collections
