@@ -79,6 +79,7 @@ def test_outcomes_are_told_apart(monkeypatch: pytest.MonkeyPatch, tests: Path) -
     stand_in(monkeypatch, tests.parent, 'ERROR SUMMARY: 0 errors')
     outcome = sanitize.check('memcheck', [str(tests)], 60)
     assert sorted(outcome.tests.values()) == ['failed', *['passed'] * 5, 'skipped']
-    assert {sanitize.file_of(name) for name in outcome.tests} == {tests.name}
+    files = {sanitize.file_of(name) for name in outcome.tests}
+    assert [Path(file).name for file in files] == [tests.name]
     assert 'assert 1 == 2' in outcome.output
     assert sanitize.check('memcheck', [str(tests)], 0.01).errors is None
