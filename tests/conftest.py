@@ -1,5 +1,6 @@
 """Fixtures of all tests: devices, real data, seeds; hypothesis settings."""
 
+import gc
 import os
 import shutil
 from collections.abc import Callable
@@ -21,6 +22,12 @@ hypothesis.settings.load_profile('ci' if os.environ.get('CI') else 'default')
 
 if 'OMP_NUM_THREADS' not in os.environ:
     torch.set_num_threads(2)
+
+
+def pytest_collection_finish() -> None:
+    """Lets collections of garbage, of which tests make many, pass over all that was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
