@@ -107,8 +107,8 @@ def gpus_here() -> list[int]:
         return []
     command = [tool, '--query-gpu=compute_cap', '--format=csv,noheader']
     listed = subprocess.run(command, capture_output=True, text=True).stdout
-    found = {int(major) * 10 + int(minor) for major, minor in re.findall(r'(\d+)\.(\d)\b', listed)}
-    return sorted(gpu for gpu in found if gpu >= MIN_CUDA_ARCH)
+    found = re.findall(r'(?m)^(\d+)\.(\d)$', listed)
+    return sorted({gpu for a, b in found if (gpu := int(a + b)) >= MIN_CUDA_ARCH})
 
 
 def cuda_archs(nvcc: str) -> list[str]:

@@ -28,11 +28,7 @@ from typing import Any
 from . import _harness
 from ._harness import Cell, Section
 
-TOOLS = {
-    'memcheck': [],
-    'racecheck': [],
-    'initcheck': [],
-}
+TOOLS = ('memcheck', 'racecheck', 'initcheck')
 TESTS = ('tests/robustness/test_same_bits.py', 'tests/ops/test_gcn_norm.py')
 # Compiled code runs the same kernels, long after; a profiler and the sanitizer exclude each other,
 # and so do captures and allocations that are not cached.
@@ -117,7 +113,7 @@ def check(tool: str, names: Sequence[str], timeout: float) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / 'found.xml'
         command = [
-            'compute-sanitizer', '--tool', tool, *TOOLS[tool], '--error-exitcode', '9',
+            'compute-sanitizer', '--tool', tool, '--error-exitcode', '9',
             sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-p', 'no:xdist',
             '--hypothesis-profile=few', f'--junit-xml={found}', '-o', 'junit_family=xunit1',
             *names]
@@ -164,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog='python -m benchmarks.sanitize', description='compute-sanitizer over CUDA tests.')
     parser.add_argument(
-        '--tools', type=_harness.choice('tool', tuple(TOOLS)), default=tuple(TOOLS))
+        '--tools', type=_harness.choice('tool', TOOLS), default=TOOLS)
     parser.add_argument('--tests', nargs='+', default=TESTS)
     parser.add_argument('--match', default=MATCH, help="as pytest's -k")
     parser.add_argument('--jobs', type=int, default=os.cpu_count())

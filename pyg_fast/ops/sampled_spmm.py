@@ -177,7 +177,9 @@ def sampled_spmm(
         seed = _stepped(seed, step, x)
     sampling = Sampling(num_samples, strategy).drawn(x.device, seed)
     if extreme:
-        transpose = torch.is_grad_enabled() and x.requires_grad
+        # Only the deterministic gradient reads the transpose, which takes a sort.
+        ordered = x.is_cuda and torch.are_deterministic_algorithms_enabled()
+        transpose = ordered and torch.is_grad_enabled() and x.requires_grad
         sampled, perm = sampled_on_its_own(graph, sampling, transpose)
         value = None if edge_weight is None else edge_weight.gather(0, perm.long())
         return SpMMMax.apply(
