@@ -211,6 +211,7 @@ struct ToCsr {
   const void* col = nullptr;
   bool in64 = true;
   bool out64 = false;  // type of the three outputs
+  bool by_src = false;  // rows are sources: `row` is row 0 of the user's edge_index
   bool drop_loops = false;
   int64_t num_edges = 0;
   int64_t num_rows = 0;
@@ -228,6 +229,7 @@ struct Coo {
   const void* dst = nullptr;
   bool index64 = false;
   bool drop_loops = false;
+  bool reversed = false;  // `dst` is row 0 of the user's edge_index
   int64_t num_src = 0;
   int64_t num_dst = 0;
   int64_t num_edges = 0;

@@ -17,6 +17,7 @@ Coo coo_of(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool reve
   coo.src = reverse ? data + second : data;
   coo.dst = reverse ? data : data + second;
   coo.drop_loops = drop_loops;
+  coo.reversed = reverse;
   coo.num_src = num_src;
   coo.num_dst = num_dst;
   coo.num_edges = edge_index.size(1);

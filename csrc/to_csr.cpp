@@ -20,6 +20,7 @@ struct Sorted {
     const auto* data = static_cast<const char*>(edge_index.const_data_ptr());
     p.row = reverse ? data : data + second;
     p.col = reverse ? data + second : data;
+    p.by_src = reverse;
     p.num_rows = num_rows;
     p.num_cols = num_cols;
     p.rowptr = rowptr.mutable_data_ptr();

@@ -1,10 +1,17 @@
 // The CUDA launchers. Free of torch and of CUDA headers: the bindings stay plain C++.
 // Each returns nullptr, or the text of a CUDA error. `scratch` is device memory of the size the
-// matching *_scratch function names. Nothing here synchronises or allocates.
+// matching *_scratch function names. Nothing here synchronises, and error_record alone allocates.
 #pragma once
 #include "../kernels.h"
 
 namespace pyg_fast::cuda {
+
+// The record of an edge that a kernel had to leave out, see record.cuh: one a process, in pinned host
+// memory that all devices write to, made by the first call, and never freed. nullptr: no device.
+int64_t* error_record();
+
+// The text of an error that leaves the device unusable, nullptr if there was none.
+const char* device_error();
 
 int64_t spmm_scratch(const Spmm& p);
 const char* spmm(const Spmm& p, void* scratch, void* stream);

@@ -1,6 +1,7 @@
 // Sums and dot products over a coordinate list, and the normalisation of a GCN.
 #include "common.cuh"
 #include "cuda.h"
+#include "record.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
@@ -27,6 +28,11 @@ template <typename I>
 __device__ inline CooEdge coo_edge(const Coo& coo, int64_t e) {
   return coo_edge(coo, load_once(static_cast<const I*>(coo.src) + e),
                   load_once(static_cast<const I*>(coo.dst) + e));
+}
+
+__device__ inline void record_edge(const Coo& coo, int64_t* record, const CooEdge& edge) {
+  if (coo.reversed) record_ends(record, edge.dst, coo.num_dst, edge.src, coo.num_src);
+  else record_ends(record, edge.src, coo.num_src, edge.dst, coo.num_dst);
 }
 
 // Adds up over the warp and to `counter` once. For whole warps.
@@ -63,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) scatter_round_kernel(const float* su
 // another, and adds to memory where the destination changes: sorted lists have few such places.
 template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter p, acc_t<T>* out, int chunk,
-                                                           int tiles) {
+                                                           int tiles, int64_t* record) {
   using Acc = acc_t<T>;
   constexpr int kSlots = 32 / LANES;
   const int lane = threadIdx.x & 31, slot = lane / LANES, per_slot = chunk / kSlots;
@@ -78,6 +84,7 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter p, acc_t<T>* 
     CooEdge edge;
     if (listed) edge = coo_edge<I>(p.coo, e);
     if (p.invalid && blockIdx.y == 0) count_in_warp(p.invalid, edge.invalid);
+    if (edge.invalid) record_edge(p.coo, record, edge);
     Acc weight = 1;
     if (edge.used) {
       if (value) weight = p.value_acc ? static_cast<const Acc*>(p.value)[e] : to_acc(value[e]);
@@ -211,7 +218,7 @@ __device__ inline bool is_loop(const CooEdge& edge) {
 }
 
 template <typename T, typename I, bool WEIGHTED>
-__global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p) {
+__global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64_t* record) {
   using Degree = std::conditional_t<WEIGHTED, acc_t<T>, int>;
   const int lane = threadIdx.x & 31;
   const auto add = [](int64_t* counter, int n) {
@@ -229,6 +236,11 @@ __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p) {
         if (edge[u].used) v[u] = to_acc(static_cast<const T*>(p.value)[first + 32 * u + lane]);
       invalid += __popc(__ballot_sync(kWarpMask, edge[u].invalid));
       loops += __popc(__ballot_sync(kWarpMask, is_loop(edge[u])));
+    }
+    if (invalid > 0) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (edge[u].invalid) record_edge(p.coo, record, edge[u]);
     }
     if (lane == 0) {
       if (invalid > 0) add(p.counts, invalid);
@@ -403,8 +415,9 @@ const char* scatter(const Scatter& p, void* scratch, void* stream_) {
       const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
       if (error != cudaSuccess) return cudaGetErrorString(error);
     }
-    // Without columns there is nothing to add, but edges to be counted.
-    if (p.coo.num_edges > 0 && (total > 0 || p.invalid)) {
+    // Without columns there is nothing to add, but edges to be looked at.
+    if (p.coo.num_edges > 0) {
+      int64_t* const record = error_record();
       const bool vectors =
           p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(sum);
       Csr like;  // for its number of edges
@@ -415,7 +428,8 @@ const char* scatter(const Scatter& p, void* scratch, void* stream_) {
         while (lanes > 1 && chunk > 8 && p.coo.num_edges / chunk * s.tiles < kEnough) chunk /= 2;
         const int64_t warps = (p.coo.num_edges + chunk - 1) / chunk;
         const dim3 grid(blocks_for(warps * 32), s.tiles < 65535 ? s.tiles : 65535);
-        scatter_kernel<T, I, vec, lanes><<<grid, kThreads, 0, stream>>>(p, sum, chunk, s.tiles);
+        scatter_kernel<T, I, vec, lanes><<<grid, kThreads, 0, stream>>>(p, sum, chunk, s.tiles,
+                                                                       record);
       });
     }
     if constexpr (!std::is_same_v<T, Acc>) {
@@ -454,12 +468,13 @@ const char* gcn_degree(const GcnDegree& p, void* stream_) {
     using I = decltype(index);
     const unsigned nodes = blocks_for(p.coo.num_dst);
     const unsigned edges = blocks_for(32 * loop_chunks(p.coo.num_edges));
+    int64_t* const record = error_record();
     if (p.weighted) {
       gcn_init_kernel<acc_t<T>><<<nodes, kThreads, 0, stream>>>(p);
-      gcn_degree_kernel<T, I, true><<<edges, kThreads, 0, stream>>>(p);
+      gcn_degree_kernel<T, I, true><<<edges, kThreads, 0, stream>>>(p, record);
     } else if constexpr (std::is_same_v<T, float>) {
       gcn_init_kernel<int><<<nodes, kThreads, 0, stream>>>(p);
-      gcn_degree_kernel<T, I, false><<<edges, kThreads, 0, stream>>>(p);
+      gcn_degree_kernel<T, I, false><<<edges, kThreads, 0, stream>>>(p, record);
     }
     return last_error();
   });

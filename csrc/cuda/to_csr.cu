@@ -4,6 +4,7 @@
 
 #include "common.cuh"
 #include "cuda.h"
+#include "record.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
@@ -26,9 +27,16 @@ const char* sort_bytes(const ToCsr& p, size_t& bytes) {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+template <typename I>
+__device__ inline void record_edge(const ToCsr& p, int64_t* record, I row, I col) {
+  if (p.by_src) record_ends(record, row, p.num_rows, col, p.num_cols);
+  else record_ends(record, col, p.num_cols, row, p.num_rows);
+}
+
 // Edges that are left out get the key num_rows, which sorts behind all rows.
 template <typename In, typename Key>
-__global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key* positions) {
+__global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key* positions,
+                                                        int64_t* record) {
   const In* row = static_cast<const In*>(p.row);
   const In* col = static_cast<const In*>(p.col);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -37,7 +45,10 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key*
        e += step) {
     const int64_t r = row[e], c = col[e];
     const bool valid = r >= 0 && r < p.num_rows && c >= 0 && c < p.num_cols;
-    invalid += !valid;
+    if (!valid) {
+      if (invalid == 0) record_edge(p, record, r, c);
+      ++invalid;
+    }
     keys[e] = static_cast<Key>(valid && !(p.drop_loops && r == c) ? r : p.num_rows);
     positions[e] = static_cast<Key>(e);
   }
@@ -80,7 +91,7 @@ unsigned grid_for(int64_t threads) {
 }
 
 template <typename In, typename Key, typename Out>
-const char* run(const ToCsr& p, void* scratch, cudaStream_t stream) {
+const char* run(const ToCsr& p, void* scratch, int64_t* record, cudaStream_t stream) {
   char* memory = static_cast<char*>(scratch);
   const int64_t array = aligned(p.num_edges * static_cast<int64_t>(sizeof(Key)));
   Key* keys = reinterpret_cast<Key*>(memory);
@@ -91,7 +102,8 @@ const char* run(const ToCsr& p, void* scratch, cudaStream_t stream) {
   if (p.invalid) error = cudaMemsetAsync(p.invalid, 0, sizeof(int64_t), stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   if (p.num_edges > 0) {
-    keys_kernel<In, Key><<<grid_for(p.num_edges), kThreads, 0, stream>>>(p, keys, positions);
+    keys_kernel<In, Key><<<grid_for(p.num_edges), kThreads, 0, stream>>>(p, keys, positions,
+                                                                            record);
     size_t bytes = 0;
     if (const char* text = sort_bytes<Key>(p, bytes)) return text;
     error = cub::DeviceRadixSort::SortPairs(memory + 4 * array, bytes, keys, sorted, positions,
@@ -106,10 +118,10 @@ const char* run(const ToCsr& p, void* scratch, cudaStream_t stream) {
 }
 
 template <typename In>
-const char* run(const ToCsr& p, void* scratch, cudaStream_t stream) {
-  if (!narrow(p)) return run<In, uint64_t, int64_t>(p, scratch, stream);
-  if (p.out64) return run<In, uint32_t, int64_t>(p, scratch, stream);
-  return run<In, uint32_t, int32_t>(p, scratch, stream);
+const char* run(const ToCsr& p, void* scratch, int64_t* record, cudaStream_t stream) {
+  if (!narrow(p)) return run<In, uint64_t, int64_t>(p, scratch, record, stream);
+  if (p.out64) return run<In, uint32_t, int64_t>(p, scratch, record, stream);
+  return run<In, uint32_t, int32_t>(p, scratch, record, stream);
 }
 
 // Of a small graph each block sorts some of the rows, and reads all edges for it: blocks have nothing
@@ -146,7 +158,7 @@ __device__ inline int sum_of_warp(int v) {
 
 template <typename In, typename Out>
 __global__ void __launch_bounds__(kSmallThreads, 1)
-    small_kernel(const __grid_constant__ Orientations orientations) {
+    small_kernel(const __grid_constant__ Orientations orientations, int64_t* record) {
   const ToCsr& p = orientations.of[blockIdx.y];
   const In* row = static_cast<const In*>(p.row);
   const In* col = static_cast<const In*>(p.col);
@@ -164,7 +176,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const int begin = share * warp;
   const int end = begin + share < num_edges ? begin + share : num_edges;
 
-  // fn(e, col[e], place, is_invalid), called by all threads of a warp. `place` is that of its row in
+  // fn(e, row[e], col[e], place, is_invalid), called by all threads of a warp. `place` is that of its row in
   // this block: negative for earlier rows, kSmallRows or more for later ones and what is left out.
   const auto walk = [&](const auto& fn) {
     for (int base = begin; base < end; base += 32 * kSmallUnroll) {
@@ -181,7 +193,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
         const bool valid = r[u] >= 0 && r[u] < p.num_rows && c[u] >= 0 && c[u] < p.num_cols;
         const bool kept = e < end && valid && !(p.drop_loops && r[u] == c[u]);
         const int place = kept ? static_cast<int>(r[u]) - first_row : kSmallRows;
-        fn(e, c[u], place, e < end && !valid);
+        fn(e, r[u], c[u], place, e < end && !valid);
       }
     }
   };
@@ -189,9 +201,10 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   for (int r = warp; r < kSmallRows; r += kShares) count[r][lane] = 0;
   __syncthreads();
   int num_below = 0, num_invalid = 0;
-  walk([&](int, In, int place, bool is_invalid) {
+  walk([&](int, In r, In c, int place, bool is_invalid) {
     num_below += place < 0;
     num_invalid += is_invalid;
+    if (is_invalid && blockIdx.x + blockIdx.y == 0) record_edge(p, record, r, c);
     if (place >= 0 && place < kSmallRows) atomicAdd(&count[place][warp], 1);
   });
   num_below = sum_of_warp(num_below);
@@ -225,7 +238,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   }
   __syncthreads();
 
-  walk([&](int e, In c, int place, bool) {
+  walk([&](int e, In, In c, int place, bool) {
     const bool mine = place >= 0 && place < kSmallRows;
     if (!__any_sync(kWarpMask, mine)) return;
     const unsigned peers = __match_any_sync(kWarpMask, mine ? place : -1);
@@ -253,7 +266,8 @@ const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
   const int64_t rows = p[0].num_rows > p[count - 1].num_rows ? p[0].num_rows : p[count - 1].num_rows;
   const dim3 grid(static_cast<unsigned>(rows / kSmallRows + 1), count);
   const auto with = [&](auto in, auto out) {
-    small_kernel<decltype(in), decltype(out)><<<grid, kSmallThreads, 0, stream>>>(orientations);
+    small_kernel<decltype(in), decltype(out)>
+        <<<grid, kSmallThreads, 0, stream>>>(orientations, error_record());
   };
   if (p->in64) p->out64 ? with(int64_t{}, int64_t{}) : with(int64_t{}, int32_t{});
   else p->out64 ? with(int32_t{}, int64_t{}) : with(int32_t{}, int32_t{});
@@ -283,9 +297,11 @@ int64_t to_csr_scratch(const ToCsr* p, int count) {
 const char* to_csr(const ToCsr* p, int count, void* scratch, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   if (all_small(p, count)) return run_small(p, count, stream);
+  int64_t* const record = error_record();
   for (int k = 0; k < count; ++k) {
     const char* error =
-        p[k].in64 ? run<int64_t>(p[k], scratch, stream) : run<int32_t>(p[k], scratch, stream);
+        p[k].in64 ? run<int64_t>(p[k], scratch, record, stream)
+                  : run<int32_t>(p[k], scratch, record, stream);
     if (error) return error;
   }
   return nullptr;

@@ -202,7 +202,7 @@ def test_every_op_is_here() -> None:
         'take_sample', 'count_induced', 'induced_edges', 'relabel',
         'match', 'match_degree', 'fetch_rows', 'random_walk', 'visited_neighbors',
     }  # fmt: skip
-    assert names == {*OPS, 'with_cuda', *in_files_of_their_own}
+    assert names == {*OPS, 'with_cuda', 'error_record', *in_files_of_their_own}
 
 
 @pytest.mark.parametrize('op', OPS)

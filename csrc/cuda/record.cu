@@ -1,0 +1,51 @@
+#include <mutex>
+
+#include "common.cuh"
+#include "cuda.h"
+#include "record.cuh"
+
+namespace pyg_fast::cuda {
+namespace {
+
+int64_t* make_record() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  // Allowed while this or another thread captures a graph, which the allocation has no part in.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  void* memory = nullptr;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  const cudaError_t error = cudaHostAlloc(&memory, kRecordWords * sizeof(int64_t),
+                                          cudaHostAllocPortable | cudaHostAllocMapped);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  auto* record = static_cast<int64_t*>(memory);
+  for (int k = 0; k < kRecordWords; ++k) record[k] = 0;
+  return record;
+}
+
+}  // namespace
+
+int64_t* error_record() {
+  // Asked again where it failed: a process may use its device only later.
+  static std::mutex mutex;
+  static int64_t* record = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (record == nullptr) record = make_record();
+  return record;
+}
+
+const char* device_error() {
+  size_t free = 0, total = 0;
+  const cudaError_t error = cudaMemGetInfo(&free, &total);
+  cudaGetLastError();
+  return error == cudaSuccess || error == cudaErrorMemoryAllocation ? nullptr
+                                                                    : cudaGetErrorString(error);
+}
+
+}  // namespace pyg_fast::cuda
