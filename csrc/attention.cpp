@@ -150,7 +150,7 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
   Tensor grad_src = empty(x, {sources, p.heads}, acc);
   Tensor grad_dst = empty(x, {destinations, p.heads}, acc);
   // Zeros for the edges that the graph leaves out.
-  Tensor grad_edge = torch::stable::new_zeros(alpha_src, {alpha_edge ? csr.num_edges : 0, p.heads});
+  Tensor grad_edge = zeros(alpha_src, {alpha_edge ? csr.num_edges : 0, p.heads});
   Tensor grad_loop = empty(x, {alpha_loop ? num_loops : 0, p.heads}, acc);
   Tensor stat = empty(x, {destinations, 3, p.heads}, acc);
   p.grad_x = grad_x.mutable_data_ptr();
@@ -230,7 +230,7 @@ Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTen
   p.grad = grad.const_data_ptr();
 
   Tensor grad_x = empty_as(x, sources, p, type), grad_x_dst = empty_as(x, destinations, p, type);
-  Tensor grad_att = torch::stable::new_zeros(lse, {p.heads, p.channels});
+  Tensor grad_att = zeros(lse, {p.heads, p.channels});
   Tensor stat = empty(x, {destinations, 2, p.heads}, acc);
   p.grad_x = grad_x.mutable_data_ptr();
   p.grad_x_dst = grad_x_dst.mutable_data_ptr();

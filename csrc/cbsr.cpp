@@ -169,7 +169,7 @@ Tensor cbsr_sddmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   p.row_scale = checked_scale(row_scale, "row_scale", p.csr.num_rows, type, col);
   p.col_scale = checked_scale(col_scale, "col_scale", p.csr.num_cols, type, col);
   // Zeros for the edges that the CSR leaves out.
-  Tensor out = torch::stable::new_zeros(grad, {num_values});
+  Tensor out = zeros(grad, {num_values});
   p.out = out.mutable_data_ptr();
   run(p, grad);
   return out;

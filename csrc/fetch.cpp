@@ -134,7 +134,9 @@ Tensor fetch_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_
     STD_TORCH_CHECK(counter->is_contiguous(), "counter must be contiguous");
     p.counter = static_cast<int64_t*>(counter->mutable_data_ptr());
   }
-  Tensor out = torch::stable::new_empty(index, size, x.scalar_type());
+  Tensor out = allocated(index, size, static_cast<int64_t>(x.element_size()), [&] {
+    return torch::stable::new_empty(index, size, x.scalar_type());
+  });
   p.out = static_cast<char*>(out.mutable_data_ptr());
   run(p, index);
   return out;

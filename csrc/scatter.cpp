@@ -24,10 +24,11 @@ Coo coo_of(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool reve
   return coo;
 }
 
-// fn(begin, end) for [0, n) in one share a thread, at least one.
+// fn(begin, end) for [0, n) in one share a thread that `work` pays for: some kernels walk all edges
+// for each share, which is lost where shares do not run at once.
 template <typename Fn>
 void shared_out(int64_t n, int64_t work, const Fn& fn) {
-  const int64_t threads = num_threads(), shares = n < 2 ? 1 : n < threads ? n : threads;
+  const int64_t threads = paid_threads(work), shares = n < 2 ? 1 : n < threads ? n : threads;
   parallel(shares, work, [&](int64_t k) { fn(n * k / shares, n * (k + 1) / shares); });
 }
 

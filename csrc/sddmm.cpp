@@ -36,7 +36,7 @@ Tensor sddmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, con
   p.row_scale = pointer(row_scale);
   p.col_scale = pointer(col_scale);
   // Zeros for the edges that the CSR leaves out.
-  Tensor out = torch::stable::new_zeros(a, {num_values});
+  Tensor out = zeros(a, {num_values});
   p.out = out.mutable_data_ptr();
   run(p, a);
   return out;

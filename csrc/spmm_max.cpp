@@ -88,7 +88,7 @@ Tensor backward_value(const Tensor& rowptr, const Tensor& col, const OptTensor& 
   p.arg = arg.const_data_ptr();
   p.x = x.const_data_ptr();
   // Zeros for the edges that the CSR leaves out.
-  Tensor out = torch::stable::new_zeros(grad, {num_values});
+  Tensor out = zeros(grad, {num_values});
   p.grad_value = out.mutable_data_ptr();
   run(p, grad);
   return out;

@@ -6,13 +6,16 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <initializer_list>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 
 #include "kernels.h"
 
 #ifdef PYG_FAST_WITH_CUDA
+#include "cuda/cuda.h"
+
 // Lives in libtorch_cuda only: weak, so that the same file also loads under a CPU torch.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     int32_t device_index, void** ret_stream);
@@ -48,9 +51,60 @@ inline bool is_index64(const Tensor& t, const char* name) {
   return type == ScalarType::Long;
 }
 
+inline int64_t bytes_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Double:
+    case ScalarType::Long: return 8;
+    case ScalarType::Float:
+    case ScalarType::Int: return 4;
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+    case ScalarType::UInt16: return 2;
+    default: return 1;
+  }
+}
+
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+// Whether this is a size at all, and its bytes: torch refuses others for another reason.
+inline bool is_size(Sizes size, int64_t element, int64_t& bytes) {
+  bytes = element;
+  for (const int64_t n : size) {
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) return false;
+  }
+  return true;
+}
+
+[[noreturn]] inline void out_of_memory(const Tensor& on, int64_t bytes) {
+#ifdef PYG_FAST_WITH_CUDA
+  // After a crash of a kernel nothing can be allocated either.
+  const char* error = on.is_cuda() ? cuda::device_error() : nullptr;
+  if (error) throw std::runtime_error(std::string("CUDA error: ") + error);
+#endif
+  std::string text = "out of memory: " + std::to_string(bytes) + " bytes on ";
+  text += on.is_cuda() ? "cuda:" + std::to_string(on.get_device_index()) : std::string("cpu");
+  throw std::runtime_error(text);
+}
+
+// All memory that the bindings ask torch for comes from here: allocate() on the device of `on`, of
+// `size` elements of `element` bytes. Torch's own words, forty lines of stack frames, do not pass the
+// stable ABI; Python makes torch.OutOfMemoryError of these.
+template <typename Allocate>
+Tensor allocated(const Tensor& on, Sizes size, int64_t element, const Allocate& allocate) {
+  try {
+    return allocate();
+  } catch (const std::exception&) {
+    int64_t bytes = 0;
+    if (!is_size(size, element, bytes)) throw;
+    out_of_memory(on, bytes);
+  }
+}
+
 // torch::stable::contiguous goes through the dispatcher each time; most tensors need nothing.
 inline Tensor to_contiguous(const Tensor& t) {
-  return t.is_contiguous() ? t : torch::stable::contiguous(t);
+  if (t.is_contiguous()) return t;
+  return allocated(t, {t.numel()}, static_cast<int64_t>(t.element_size()),
+                   [&] { return torch::stable::contiguous(t); });
 }
 
 inline OptTensor to_contiguous(const OptTensor& t) {
@@ -133,19 +187,32 @@ inline const void* checked_scale(const OptTensor& scale, const char* name, int64
   return pointer(scale);
 }
 
-inline Tensor empty(const Tensor& like, std::initializer_list<int64_t> size, ScalarType type) {
-  return torch::stable::new_empty(like, size, type);
+inline Tensor empty(const Tensor& like, Sizes size, ScalarType type) {
+  return allocated(like, size, bytes_of(type),
+                   [&] { return torch::stable::new_empty(like, size, type); });
 }
 
-// Runs fn(k) for k in [0, n) on torch's threads; alone where `work` (about one per nanosecond)
-// would not pay for waking them.
+inline Tensor zeros(const Tensor& like, Sizes size) {
+  return allocated(like, size, bytes_of(like.scalar_type()),
+                   [&] { return torch::stable::new_zeros(like, size); });
+}
+
+// Threads that `work` (about one per nanosecond) pays for: to wake one costs some microseconds.
+inline int64_t paid_threads(int64_t work) {
+  constexpr int64_t kWorkOfThread = 20000;
+  const int64_t threads = torch::stable::get_num_threads(), paid = 1 + work / kWorkOfThread;
+  return threads < paid ? threads : paid;
+}
+
+// Runs fn(k) for k in [0, n) on those of torch's threads that `work` pays for.
 template <typename Fn>
 void parallel(int64_t n, int64_t work, const Fn& fn) {
-  if (n <= 1 || work < 20000) {
+  const int64_t threads = n <= 1 ? 1 : paid_threads(work);
+  if (threads <= 1) {
     for (int64_t k = 0; k < n; ++k) fn(k);
     return;
   }
-  torch::stable::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, n, (n + threads - 1) / threads, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) fn(k);
   });
 }
@@ -165,7 +232,7 @@ class SumOfShares {
  public:
   // Of numbers like those of `like`.
   SumOfShares(const Tensor& like, int64_t shares, int64_t count)
-      : parts_(torch::stable::new_zeros(like, {shares, count})), shares_(shares), count_(count),
+      : parts_(zeros(like, {shares, count})), shares_(shares), count_(count),
         wide_(like.scalar_type() == ScalarType::Double) {}
 
   void* share(int64_t k) {
@@ -203,7 +270,7 @@ class Launch {
 
   void* scratch(int64_t bytes) {
     if (bytes == 0) return nullptr;
-    scratch_ = torch::stable::new_empty(on_, {bytes}, ScalarType::Byte);
+    scratch_ = empty(on_, {bytes}, ScalarType::Byte);
     return scratch_->mutable_data_ptr();
   }
 

@@ -1,5 +1,7 @@
-"""Loads the compiled extension and gives its ops their fake kernels."""
+"""Loads the compiled extension, gives its ops their fake kernels, and its errors their types."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,7 +15,75 @@ if not _PATH.exists():
     )
 torch.ops.load_library(_PATH)
 
-ops = torch.ops.pyg_fast
+
+_is_tracing = torch.compiler.is_dynamo_compiling
+
+# As csrc/stable.h has it.
+_OUT_OF_MEMORY = re.compile(r'out of memory: (\d+) bytes on (cuda:\d+)')
+
+
+def _typed(error: RuntimeError, name: str) -> RuntimeError:
+    """What a user should see of an op's error: PyTorch's type for memory of a GPU that ran out."""
+    found = _OUT_OF_MEMORY.search(str(error))
+    if found is None:
+        return error
+    size, device = int(found[1]), found[2]
+    text = (
+        f'CUDA out of memory: pyg_fast.{name} tried to allocate {size} bytes '
+        f'({size / 2**30:.2f} GiB) on {device}.'
+    )
+    if torch.cuda.is_available():
+        allocated = torch.cuda.memory_allocated(device) / 2**30
+        reserved = torch.cuda.memory_reserved(device) / 2**30
+        text += f' PyTorch has {allocated:.2f} GiB allocated and {reserved:.2f} GiB reserved there.'
+    return torch.OutOfMemoryError(text)
+
+
+def _guarded(name: str, raw: Callable[..., Any]) -> Callable[..., Any]:
+    """`raw` with errors of their types. Compiled code calls `raw` itself."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _is_tracing():
+            return raw(*args, **kwargs)
+        try:
+            return raw(*args, **kwargs)
+        except RuntimeError as error:
+            typed = _typed(error, name)
+            if typed is error:
+                raise
+            memory = typed
+        # Behind the handler: the frames of C++ are no context of it.
+        raise memory
+
+    return call
+
+
+class _Op:
+    """A raw op: `op(...)` and, quicker, `op.default(...)`."""
+
+    def __init__(self, name: str) -> None:
+        packet = getattr(torch.ops.pyg_fast, name)
+        self.default = _guarded(name, packet.default)
+        self.packet = _guarded(name, packet)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.packet(*args, **kwargs)
+
+
+class _Ops:
+    """The raw ops by name. `torch.ops.pyg_fast` has them without the types of errors."""
+
+    def __init__(self) -> None:
+        for name in torch._C._dispatch_get_all_op_names():
+            library, _, op = name.partition('::')
+            if library == 'pyg_fast':
+                setattr(self, op, _Op(op))
+
+    def __getattr__(self, name: str) -> _Op:
+        raise AttributeError(f'pyg_fast has no op {name!r}')
+
+
+ops = _Ops()
 
 LOOP_CHUNK = 128  # edges whose self-loops gcn_degree counts together, as csrc/kernels.h has it
 

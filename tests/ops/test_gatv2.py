@@ -154,11 +154,11 @@ def test_opcheck(device: torch.device, extra: bool) -> None:
     given = arguments(graph, 3, 5, torch.float32, extra, False)
     for training in (False, True):
         args = *graph[:3], *given.values(), *options, training, False
-        torch.library.opcheck(ops.gatv2.default, args)
+        torch.library.opcheck(torch.ops.pyg_fast.gatv2.default, args)
     out, *kept = ops.gatv2(*args)
     del given['bias']
     args = *graph[:6], *given.values(), *kept, out, *options
-    torch.library.opcheck(ops.gatv2_backward.default, args)
+    torch.library.opcheck(torch.ops.pyg_fast.gatv2_backward.default, args)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

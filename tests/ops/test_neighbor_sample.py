@@ -424,9 +424,8 @@ def test_opcheck(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     relabel(col.to(device))
     assert len({name for name, _ in recorder.calls}) == 8
     for name, args in recorder.calls:
-        torch.library.opcheck(
-            getattr(ops, name).default, args, test_utils=('test_schema', 'test_faketensor')
-        )
+        op = getattr(torch.ops.pyg_fast, name).default
+        torch.library.opcheck(op, args, test_utils=('test_schema', 'test_faketensor'))
 
 
 def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:

@@ -43,7 +43,7 @@ def test_count_outside_traces(device: torch.device) -> None:
     x = exact(9, 4, dtype=torch.float, device=device)
     position = torch.randint(-1, 1, (9,), device=device)
     args = (x, position, torch.zeros(1, dtype=torch.long, device=device))
-    torch.library.opcheck(ops.count_outside.default, args)
+    torch.library.opcheck(torch.ops.pyg_fast.count_outside.default, args)
 
 
 @pytest.mark.parametrize('bad', [0, 1, 2])

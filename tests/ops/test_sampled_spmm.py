@@ -257,7 +257,7 @@ def test_sampled_edges_out_of_the_transpose(
                 positions.append(t[(rows * graph.num_edges + t).argsort()])
             assert torch.equal(*positions)
             torch.library.opcheck(
-                ops.sample_transposed.default,
+                torch.ops.pyg_fast.sample_transposed.default,
                 (graph.rowptr, graph.t_rowptr, graph.t_col, graph.t_perm, actual.t_col.size(0),
                  *sampling.args()),
                 test_utils=('test_schema', 'test_faketensor'),
