@@ -320,6 +320,23 @@ struct GcnWeightBackward {
   void* out = nullptr;                // [num_edges]
 };
 
+// The same scales of a graph whose edges are sorted, and what its loops weigh, with
+//   degree[i] = sum of value[perm[e]] over the edges e of row i
+//   loop[i] = value[last_loop[i]], or fill_value if last_loop[i] < 0 or there is no `last_loop`
+//   scale[i] = (degree[i] + loop[i])^(-1/2), 0 for a sum of 0;  diag[i] = scale * loop * scale
+// Without `loops` loop[i] is 0, and `diag` is not written.
+struct GcnScale {
+  Csr csr;  // no col; num_edges is the number of values where there is no perm
+  DType dtype = DType::f32;  // of value
+  bool loops = false;
+  double fill_value = 1;
+  int64_t num_values = 0;
+  const void* value = nullptr;         // [num_values]
+  const int64_t* last_loop = nullptr;  // [num_rows] or nullptr
+  void* scale = nullptr;               // [num_rows] acc
+  void* diag = nullptr;                // [num_rows] acc
+};
+
 // CBSR: a row of `dim` features of which k are stored, with their columns, distinct and in any
 // order. Every struct below has values [rows, k] of `dtype` beside columns [rows, k].
 

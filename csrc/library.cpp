@@ -109,6 +109,10 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   m.def(
       "gcn_weight_backward(Tensor edge_index, Tensor grad, Tensor scale, Tensor grad_degree, "
       "Tensor? before, bool reverse) -> Tensor");
+  // Of a graph in CSR and its values: scale, and the weights of the loops (empty without `loops`).
+  m.def(
+      "gcn_scale(Tensor rowptr, Tensor? perm, Tensor value, Tensor? last_loop, float fill_value, "
+      "bool loops) -> (Tensor, Tensor)");
 
   // The k largest entries of each row as CBSR: (values, columns).
   m.def("maxk(Tensor x, int k, bool balanced) -> (Tensor, Tensor)");
@@ -215,12 +219,12 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
       "int walk_length, float restart, int seed) -> (Tensor, Tensor)");
 
   m.def("with_cuda() -> bool");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CompositeExplicitAutograd, m) {
-  m.impl("with_cuda", TORCH_BOX(&pyg_fast::with_cuda));
   // Where kernels on CUDA put an edge that they had to leave out (cuda/record.cuh): an address in
   // host memory, 0 without CUDA. The first call makes a CUDA context.
   m.def("error_record() -> int");
 }
+
+STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CompositeExplicitAutograd, m) {
+  m.impl("with_cuda", TORCH_BOX(&pyg_fast::with_cuda));
   m.impl("error_record", TORCH_BOX(&pyg_fast::error_record));
+}

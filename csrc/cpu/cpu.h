@@ -25,6 +25,7 @@ void gcn_degree(const GcnDegree& p, int64_t dst_begin, int64_t dst_end);
 void gcn_scale(const GcnWeight& p, int64_t node_begin, int64_t node_end);
 void gcn_weight(const GcnWeight& p, int64_t chunk_begin, int64_t chunk_end);
 void gcn_weight_backward(const GcnWeightBackward& p, int64_t chunk_begin, int64_t chunk_end);
+void gcn_scale_rows(const GcnScale& p, int64_t row_begin, int64_t row_end);
 
 void expand_rows(const ExpandRows& p, int64_t row_begin, int64_t row_end);
 void count_outside(const CountOutside& p, int64_t row_begin, int64_t row_end);

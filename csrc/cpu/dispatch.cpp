@@ -123,6 +123,10 @@ void gcn_weight_backward(const GcnWeightBackward& p, int64_t begin, int64_t end)
   kernels().gcn_weight_backward(p, begin, end);
 }
 
+void gcn_scale_rows(const GcnScale& p, int64_t begin, int64_t end) {
+  kernels().gcn_scale_rows(p, begin, end);
+}
+
 void expand_rows(const ExpandRows& p, int64_t begin, int64_t end) {
   kernels().expand_rows(p, begin, end);
 }

@@ -19,6 +19,7 @@ struct Kernels {
   void (*gcn_scale)(const GcnWeight&, int64_t, int64_t);
   void (*gcn_weight)(const GcnWeight&, int64_t, int64_t);
   void (*gcn_weight_backward)(const GcnWeightBackward&, int64_t, int64_t);
+  void (*gcn_scale_rows)(const GcnScale&, int64_t, int64_t);
   void (*expand_rows)(const ExpandRows&, int64_t, int64_t);
   void (*count_outside)(const CountOutside&, int64_t, int64_t);
   void (*node_dropout)(const NodeDropout&, int64_t, int64_t);

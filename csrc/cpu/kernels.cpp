@@ -2,6 +2,7 @@
 #include "cbsr.h"
 #include "gat.h"
 #include "gatv2.h"
+#include "gcn_scale.h"
 #include "head_scores.h"
 #include "isa.h"
 #include "maxk.h"
@@ -18,7 +19,7 @@ const Kernels kernels = {
     spmm,          sampled_spmm, sample_edges, quantize_rows,
     spmm_max,      sddmm,     spmm_max_backward_value, spmm_max_backward_x,
     scatter,       edge_dot,    gcn_degree, gcn_scale,              gcn_weight,
-    gcn_weight_backward,
+    gcn_weight_backward, gcn_scale_rows,
     expand_rows,   count_outside, node_dropout,
     maxk,          cbsr_to_dense, cbsr_sample, cbsr_spmm,           cbsr_sddmm,
     cbsr_spmm_backward, cbsr_spmm_backward_ordered,

@@ -46,6 +46,10 @@ const char* gcn_degree(const GcnDegree& p, void* stream);
 const char* gcn_weight(const GcnWeight& p, void* stream);
 const char* gcn_weight_backward(const GcnWeightBackward& p, void* stream);
 
+// Of large graphs: sums of rows that several warps share.
+int64_t gcn_scale_scratch(const GcnScale& p);
+const char* gcn_scale(const GcnScale& p, void* scratch, void* stream);
+
 const char* expand_rows(const ExpandRows& p, void* stream);
 const char* count_outside(const CountOutside& p, void* stream);
 const char* node_dropout(const NodeDropout& p, void* stream);

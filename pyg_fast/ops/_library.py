@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -375,6 +376,21 @@ def _gcn_weight_backward(
     return grad.new_empty(edge_index.size(1))
 
 
+def _gcn_scale(
+    rowptr: Tensor,
+    perm: Tensor | None,
+    value: Tensor,
+    last_loop: Tensor | None,
+    fill_value: float,
+    loops: bool,
+) -> tuple[Tensor, Tensor]:
+    num_rows, acc = rowptr.size(0) - 1, _acc(value.dtype)
+    return (
+        value.new_empty(num_rows, dtype=acc),
+        value.new_empty(num_rows if loops else 0, dtype=acc),
+    )
+
+
 def column_dtype(num_columns: int) -> torch.dtype:
     """The narrowest type that CBSR columns are stored in."""
     if num_columns <= 256:
@@ -695,6 +711,7 @@ for _fake in (
     _gcn_degree,
     _gcn_weight,
     _gcn_weight_backward,
+    _gcn_scale,
     _maxk,
     _cbsr_to_dense,
     _cbsr_sample,

@@ -541,6 +541,31 @@ def gcn_weight_backward(
     return grad.double()[place] * scale[src] * scale[dst] + grad_degree[src if reverse else dst]
 
 
+def gcn_scale(
+    rowptr: Tensor,
+    perm: Tensor | None,
+    value: Tensor,
+    last_loop: Tensor | None,
+    fill_value: float,
+    loops: bool,
+) -> tuple[Tensor, Tensor]:
+    num_rows, value = rowptr.size(0) - 1, value.double()
+    edge = torch.arange(int(rowptr[-1]), device=rowptr.device)
+    row = torch.repeat_interleave(rowptr.diff().long())
+    degree = value.new_zeros(num_rows)
+    degree = degree.index_add(0, row, value[edge if perm is None else perm[edge].long()])
+    if not loops:
+        scale = degree.pow(-0.5)
+        return scale.masked_fill(scale == float('inf'), 0), degree[:0]
+    loop = torch.full_like(degree, fill_value)
+    if last_loop is not None:
+        found = (last_loop >= 0).nonzero().view(-1)
+        loop = loop.index_put((found,), value[last_loop[found]])
+    scale = (degree + loop).pow(-0.5)
+    scale = scale.masked_fill(scale == float('inf'), 0)
+    return scale, scale * loop * scale
+
+
 def maxk(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
     """Entries in ascending order of columns; the kernels choose an order of their own."""
     x = x.double()

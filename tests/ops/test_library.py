@@ -34,6 +34,7 @@ OPS = [
     'gcn_degree',
     'gcn_weight',
     'gcn_weight_backward',
+    'gcn_scale',
     'maxk',
     'cbsr_to_dense',
     'cbsr_sample',
@@ -82,6 +83,12 @@ def sample(
         return dict(
             edge_index=edge_index, a=a, b=b, row_scale=scales[0], col_scale=scales[1],
             drop_loops=full,
+        )  # fmt: skip
+    if op == 'gcn_scale':
+        last = torch.randint(-1, num_edges, (n,), device=device) if full else None
+        value = exact(num_edges, dtype=dtype, device=device).abs() + 1
+        return dict(
+            rowptr=graph.rowptr, perm=perm, value=value, last_loop=last, fill_value=2.0, loops=full
         )  # fmt: skip
     if op.startswith('gcn'):
         positive = None if value is None else value.abs() + 1
@@ -281,6 +288,8 @@ STILL_FITS = {
         for op in ('to_csr', 'to_csr_csc', 'scatter', 'edge_dot', 'gcn_degree', 'gcn_weight')
     ),
     *(('gcn_weight_backward', 'edge_index', kind) for kind in ('other type', 'narrower')),
+    *(('gcn_scale', 'perm', kind) for kind in ('shorter', 'empty')),  # of fewer edges
+    ('gcn_scale', 'value', 'other type'),
     # Fewer or more edges of all that are no loops.
     *(('gcn_weight_backward', 'grad', kind) for kind in ('shorter', 'longer', 'other type')),
     *((op, 'edge_index', 'narrower') for op in ('to_csr', 'to_csr_csc')),
