@@ -17,6 +17,18 @@ __device__ inline double negative_infinity(double) {
   return -__longlong_as_double(0x7ff0000000000000LL);
 }
 
+// Where running maxima begin: finite, so that a logit of minus infinity, of which there may be many in
+// front, is that far below it, and weighs nothing. No finite logit is below it.
+__device__ inline float lowest(float) { return -__int_as_float(0x7f7fffff); }
+__device__ inline double lowest(double) { return -__longlong_as_double(0x7fefffffffffffffLL); }
+
+// What sums of weights are multiplied by. Of a row with edges, none of which weighs anything, NaN
+// comes out, as of a softmax.
+template <typename Acc>
+__device__ inline Acc inverse_mass(Acc mass, bool has_edges) {
+  return has_edges ? 1 / mass : Acc(0);
+}
+
 // VEC elements from `at` on, which nobody else reads or writes soon: L2 is for what is gathered.
 // The type is asked for once.
 template <int VEC, typename Acc>

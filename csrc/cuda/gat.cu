@@ -62,7 +62,7 @@ struct GatRow {
     for (int c = 0; c < VEC; ++c) sum.out[c] = 0;
 #pragma unroll
     for (int c = 0; c < (TRAINING ? VEC : 1); ++c) sum.plus[c] = 0;
-    sum.max = negative_infinity(Acc{});
+    sum.max = lowest(Acc{});
     sum.mass = sum.mass_plus = 0;
     sum.dst = pairs ? static_cast<const Acc*>(p.alpha_dst)[row * p.heads + pair_head] : Acc(0);
     return sum;
@@ -249,10 +249,11 @@ struct GatRow {
     }
   }
 
-  __device__ void finish(int64_t row, int64_t, Sum& sum) const {
+  __device__ void finish(int64_t row, int64_t degree, Sum& sum) const {
     if (!tile.active) return;
-    if (row < p.num_loops) add_loop(row, sum);
-    const Acc inverse = sum.mass == 0 ? Acc(0) : 1 / sum.mass;
+    const bool loop = row < p.num_loops, has_edges = degree > 0 || loop;
+    if (loop) add_loop(row, sum);
+    const Acc inverse = inverse_mass(sum.mass, has_edges);
     const int64_t at = row * p.heads * p.channels + tile.at;
     const DType type = out_type(p);
     Acc bias[VEC];
@@ -272,7 +273,7 @@ struct GatRow {
     write_row(p.out, type, at, sum.out);
     if (TRAINING && tile.channel == 0) {
       const int64_t of_head = row * p.heads + tile.head;
-      static_cast<Acc*>(p.lse)[of_head] = sum.mass == 0 ? Acc(0) : sum.max + log(sum.mass);
+      static_cast<Acc*>(p.lse)[of_head] = has_edges ? sum.max + log(sum.mass) : Acc(0);
       static_cast<Acc*>(p.mass_plus)[of_head] = sum.mass_plus * inverse;
     }
   }

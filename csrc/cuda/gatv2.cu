@@ -139,7 +139,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.out[c] = 0;
     this->load_row(p.x_dst, row, sum.dst);
-    sum.max = negative_infinity(Acc{});
+    sum.max = lowest(Acc{});
     sum.mass = 0;
     sum.row = row;
     return sum;
@@ -213,8 +213,9 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     for (int c = 0; c < VEC; ++c) sum.out[c] += factor * other.out[c];
   }
 
-  __device__ void finish(int64_t row, int64_t, Sum& sum) const {
-    if (row < p.num_loops) {
+  __device__ void finish(int64_t row, int64_t degree, Sum& sum) const {
+    const bool loop = row < p.num_loops, has_edges = degree > 0 || loop;
+    if (loop) {
       Acc self[VEC];
       this->load_row(p.x, row, self);
       Acc logit = this->score(self, sum.dst);
@@ -229,7 +230,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       for (int c = 0; c < VEC; ++c) sum.out[c] += w * self[c];
     }
     if (!this->active) return;
-    const Acc inverse = sum.mass == 0 ? Acc(0) : 1 / sum.mass;
+    const Acc inverse = inverse_mass(sum.mass, has_edges);
     const int64_t at = this->row_of(row);
     const DType type = out_type(p);
     Acc bias[VEC];
@@ -242,7 +243,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     write_row(p.out, type, at, sum.out);
     if (p.lse && this->channel == 0) {
       static_cast<Acc*>(p.lse)[row * p.heads + this->head] =
-          sum.mass == 0 ? Acc(0) : sum.max + log(sum.mass);
+          has_edges ? sum.max + log(sum.mass) : Acc(0);
     }
   }
 };
