@@ -197,22 +197,21 @@ inline Tensor zeros(const Tensor& like, Sizes size) {
                    [&] { return torch::stable::new_zeros(like, size); });
 }
 
-// Threads that `work` (about one per nanosecond) pays for: to wake one costs some microseconds.
+// All of torch's threads, or one where `work` (about one per nanosecond) does not pay for waking the
+// others: OpenMP wakes all of them, however few are wanted.
 inline int64_t paid_threads(int64_t work) {
-  constexpr int64_t kWorkOfThread = 20000;
-  const int64_t threads = torch::stable::get_num_threads(), paid = 1 + work / kWorkOfThread;
-  return threads < paid ? threads : paid;
+  const int64_t threads = torch::stable::get_num_threads();
+  return work < 18000 + 1000 * threads ? 1 : threads;
 }
 
-// Runs fn(k) for k in [0, n) on those of torch's threads that `work` pays for.
+// Runs fn(k) for k in [0, n) on torch's threads, or alone where `work` does not pay for them.
 template <typename Fn>
 void parallel(int64_t n, int64_t work, const Fn& fn) {
-  const int64_t threads = n <= 1 ? 1 : paid_threads(work);
-  if (threads <= 1) {
+  if (n <= 1 || paid_threads(work) == 1) {
     for (int64_t k = 0; k < n; ++k) fn(k);
     return;
   }
-  torch::stable::parallel_for(0, n, (n + threads - 1) / threads, [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) fn(k);
   });
 }
