@@ -13,6 +13,8 @@ from torch_geometric.sampler import SamplerOutput
 from torch_geometric.typing import SparseTensor
 
 from ..ops.graph import keep_block
+from ._features import Column
+from ._pipeline import Made
 
 
 class Subgraph(NamedTuple):
@@ -82,8 +84,9 @@ def batch_of(
     node_values: dict[str, Any],
     edge_values: dict[str, Any],
     edge_keys: list[str],
-) -> tuple[Data, list[Tensor]]:
-    """The batch, and all tensors that it holds and others made."""
+    late: list[tuple[str, Column, Tensor]],
+) -> Made:
+    """The batch, of which the columns in `late` are read when it is handed out."""
     if data is None:
         out = Data() if custom_cls is None else custom_cls()
     else:
@@ -94,7 +97,7 @@ def batch_of(
         out.num_nodes = num_nodes
     for key, value in node_values.items():
         out._store[key] = value
-    for key in edge_keys:
+    for key in edge_keys:  # None: without it.
         out._store[key] = edge_values.get(key)
     if layout == 'edge_index':
         out.edge_index = edge_index_of(part, loop_free)
@@ -116,7 +119,13 @@ def batch_of(
     out.seed_time = None
     out.batch_size = part.input_id.size(0)
     values = [*node_values.values(), *edge_values.values()]
-    return out, tensors + [v for v in values if isinstance(v, Tensor)]
+    tensors += [v for v in values if isinstance(v, Tensor)]
+
+    def read_late() -> None:
+        for key, column, index in late:
+            out._store[key] = column.rows_at(index)
+
+    return Made(out, tensors, read_late if late else None)
 
 
 def edge_index_of(part: Subgraph, loop_free: bool) -> EdgeIndex:

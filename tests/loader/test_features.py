@@ -112,9 +112,9 @@ def test_edits_of_a_batch_never_reach_the_next(
     fetcher = neighbor_loader._Fetcher.batch
 
     def spy(self: Any, part: Any) -> Any:
-        batch, tensors = fetcher(self, part)
-        seen.append((batch.n_id.cpu().clone(), batch.x.cpu().clone()))
-        return batch, tensors
+        made = fetcher(self, part)
+        seen.append((made.batch.n_id.cpu().clone(), made.batch.x.cpu().clone()))
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbor_loader._Fetcher, 'batch', spy)

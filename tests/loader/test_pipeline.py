@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._pipeline import ThreadedIterator
+from pyg_fast.loader._pipeline import Made, ThreadedIterator
 from pyg_fast.loader._stats import Meter
 from tests.loader._graphs import random_data
 
@@ -26,7 +26,7 @@ def threads() -> int:
 def counted(made: list[int], end: int = 100) -> Iterator[Any]:
     for k in range(end):
         made.append(k)
-        yield Data(number=k), []
+        yield Made(Data(number=k), [])
 
 
 def threaded(
