@@ -77,15 +77,40 @@ class FastNeighborLoader(NeighborLoader):
     number alone, not on :obj:`window`, :obj:`match`, :obj:`reorder` or the device. Every epoch is
     another; :attr:`epoch` is the number of the next, and may be set to go on after a restart.
 
-    **Changed data.** Attributes that are replaced or edited in place show up in batches fetched
-    from then on, even in the middle of an epoch (on CUDA up to two of them are fetched ahead), and
-    nothing is taken from the batch before. Edits made in other processes, by a remote store, or to
-    tensors made in inference mode go unnoticed where rows are matched, cached or copied to the
-    device. The graph itself and the weights of :obj:`weight_attr` are read once.
+    **Changed data.** Attributes on :obj:`device`, attributes that require gradients and, on a CPU,
+    all others are read when a batch is handed out, on the stream that uses it: each batch is as
+    data are then, whatever has written to them. Of the rest, batches read copies that were made
+    when the loader was:
+
+    - attributes on another device: a copy on :obj:`device`;
+    - for CUDA, attributes in host memory: a copy on the device or in pinned host memory (what is
+      pinned or in shared memory already, and lists and arrays of NumPy, are read where they are
+      while batches are fetched ahead);
+    - rows in the cache of :obj:`cache_ratio`;
+    - rows that a batch takes from the one before (:obj:`match`).
+
+    An attribute that is replaced, or edited so that its version counts it (most operations of torch
+    in place), is copied anew before the next batch is fetched, and no rows are taken from the batch
+    before. Writes by NumPy, through :obj:`.data`, by collectives, fused optimizers, replays of CUDA
+    graphs, other processes and a remote store go unnoticed there: call :meth:`refresh` after them.
+    On CUDA up to three batches have been fetched ahead by then. Do not write to an attribute in
+    host memory while batches are being fetched, but between two epochs: rows of two states in one
+    batch may be the result. The seeds are copied, and graph and weights of :obj:`weight_attr` are
+    read, once and for all.
 
     **Memory.** On CUDA, features and graph stay in host memory where they do not fit: tensors that
     are pinned or in shared memory (:func:`share_data`) as they are, of others a pinned copy is
     made.
+
+    **CUDA graphs** may be captured while batches are made ahead. Where the driver library
+    (:obj:`libcuda.so.1`) cannot be opened by that name, capture with
+    :obj:`capture_error_mode='thread_local'`. A batch cannot be taken inside a capture.
+
+    **As PyG's loader.** It is a :class:`~torch_geometric.loader.NeighborLoader`, for
+    :meth:`model.inference(loader)` (on CUDA with :obj:`embedding_device` where the batches are) and
+    :class:`~torch_geometric.loader.ZipLoader`; :obj:`loader([3, 5])` makes the batch of these
+    seeds. What is pickled or deep-copied is made anew from its arguments, :attr:`epoch` included,
+    without statistics; a shallow copy shares all but :attr:`epoch`.
 
     Arguments of PyG's loader and of :class:`torch.utils.data.DataLoader` that are not listed below:
 
@@ -98,7 +123,8 @@ class FastNeighborLoader(NeighborLoader):
     :obj:`worker_init_fn`,
     :obj:`multiprocessing_context`,
     :obj:`timeout`, :obj:`in_order`,
-    :obj:`filter_per_worker`
+    :obj:`filter_per_worker`,
+    :obj:`dataset`
     :obj:`pin_memory`,                 Without effect: batches are on :obj:`device`.
     :obj:`pin_memory_device`
     :obj:`directed`                    Deprecated as in PyG: :obj:`False` is
@@ -118,8 +144,8 @@ class FastNeighborLoader(NeighborLoader):
         num_neighbors (list of int): The most edges sampled for each node in each hop, from the
             seeds outwards; :obj:`-1`: all.
         batch_size (int): Number of seeds of a batch. (default: :obj:`1`)
-        input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them.
-            (default: :obj:`None`, all nodes)
+        input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them. A copy is
+            made. (default: :obj:`None`, all nodes)
         replace (bool): Sample with replacement. (default: :obj:`False`)
         shuffle (bool): Take the seeds in another order in every epoch. (default: :obj:`False`)
         drop_last (bool): Leave out a last batch that is smaller. (default: :obj:`False`)
