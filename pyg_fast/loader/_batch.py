@@ -93,6 +93,10 @@ def batch_of(
         out = copy.copy(data)
     num_nodes = part.n_id.numel()
     tensors = [t for t in part if isinstance(t, Tensor)]
+    # The values of a matrix on the device are the user's, as are columns there.
+    adj_is_late = (
+        data is not None and layout != 'edge_index' and _device_of(data.adj_t) == part.n_id.device
+    )
     if data is None or 'num_nodes' in data._store:
         out.num_nodes = num_nodes
     for key, value in node_values.items():
@@ -105,7 +109,7 @@ def batch_of(
             out.edge_weight = part.edge_weight
         if out.edge_index._indptr is not None:
             tensors.append(out.edge_index._indptr)
-    else:
+    elif not adj_is_late:
         out.adj_t = _adj_t(part, layout, data, tensors)
 
     if 'n_id' not in out:
@@ -124,8 +128,14 @@ def batch_of(
     def read_late() -> None:
         for key, column, index in late:
             out._store[key] = column.rows_at(index)
+        if adj_is_late:
+            out.adj_t = _adj_t(part, layout, data, [])
 
-    return Made(out, tensors, read_late if late else None)
+    return Made(out, tensors, read_late if late or adj_is_late else None)
+
+
+def _device_of(adj_t: Any) -> torch.device:
+    return adj_t.device() if isinstance(adj_t, SparseTensor) else adj_t.device
 
 
 def edge_index_of(part: Subgraph, loop_free: bool) -> EdgeIndex:
