@@ -95,8 +95,9 @@ def batch_of(
     tensors = [t for t in part if isinstance(t, Tensor)]
     # The values of a matrix on the device are the user's, as are columns there.
     adj_is_late = (
-        data is not None and layout != 'edge_index' and _device_of(data.adj_t) == part.n_id.device
-    )
+        data is not None and layout != 'edge_index' and part.n_id.is_cuda
+        and _device_of(data.adj_t) == part.n_id.device
+    )  # fmt: skip
     if data is None or 'num_nodes' in data._store:
         out.num_nodes = num_nodes
     for key, value in node_values.items():

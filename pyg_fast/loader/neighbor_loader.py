@@ -638,6 +638,8 @@ class _Fetcher:
         self._n_id: Tensor | None = None
         self._rows: dict[str, Tensor] = {}
         self._version: tuple[int, int] | None = None
+        # Without a thread that works ahead, what is fetched is handed out at once.
+        self._ahead = core.stream is not None
 
     def batch(self, part: Subgraph) -> Made:
         core = self._core
@@ -646,15 +648,15 @@ class _Fetcher:
         edges: dict[str, Any] = {}
         keys: list[str] = []
         if core.data is not None:
-            keys = []
             for key, column in core.edge_table.update()[1].items():
-                if part.e_id is not None and column.is_late:
+                if self._ahead and part.e_id is not None and column.is_late:
                     late.append((key, column, part.e_id))
                     continue
                 keys.append(key)
                 if part.e_id is not None:
                     edges[key] = column.rows_at(part.e_id)
-                    self._keep([column])
+                    if column.on_host:
+                        self._keep([column])
         core.meter.add_batch(part.n_id.numel(), part.edge_index.size(1))
         structure = core.structure
         return batch_of(
@@ -664,7 +666,7 @@ class _Fetcher:
 
     def _keep(self, columns: list[Column]) -> None:
         """Another column may take the place of one that a GPU still reads from host memory."""
-        keep_until_read(self._core.device, *(c.source for c in columns if c.on_host))
+        keep_until_read(self._core.device, *(column.source for column in columns))
 
     def _forget_if(self, version: tuple[int, int]) -> None:
         if version != self._version:  # What was fetched before may have changed since.
@@ -680,7 +682,7 @@ class _Fetcher:
         found = self._matched(n_id) if matching else None
         out, kept = {}, {}
         for key, column in columns.items():
-            if column.is_late:
+            if self._ahead and column.is_late:
                 late.append((key, column, n_id))
                 continue
             if not column.on_host:
@@ -692,7 +694,8 @@ class _Fetcher:
             if matching:
                 kept[key] = rows
             out[key] = rows.clone() if matching else rows
-        self._keep(hosted)
+        if hosted:
+            self._keep(hosted)
         if matching:
             self._n_id, self._rows = n_id.clone(), kept
         return out
