@@ -13,6 +13,8 @@ from torch_geometric.sampler import SamplerOutput
 from torch_geometric.typing import SparseTensor
 
 from ..ops.graph import keep_block
+from ._features import Column
+from ._pipeline import Made
 
 
 class Subgraph(NamedTuple):
@@ -82,19 +84,25 @@ def batch_of(
     node_values: dict[str, Any],
     edge_values: dict[str, Any],
     edge_keys: list[str],
-) -> tuple[Data, list[Tensor]]:
-    """The batch, and all tensors that it holds and others made."""
+    late: list[tuple[str, Column, Tensor]],
+) -> Made:
+    """The batch, of which the columns in `late` are read when it is handed out."""
     if data is None:
         out = Data() if custom_cls is None else custom_cls()
     else:
         out = copy.copy(data)
     num_nodes = part.n_id.numel()
     tensors = [t for t in part if isinstance(t, Tensor)]
+    # The values of a matrix on the device are the user's, as are columns there.
+    adj_is_late = (
+        data is not None and layout != 'edge_index' and part.n_id.is_cuda
+        and _device_of(data.adj_t) == part.n_id.device
+    )  # fmt: skip
     if data is None or 'num_nodes' in data._store:
         out.num_nodes = num_nodes
     for key, value in node_values.items():
         out._store[key] = value
-    for key in edge_keys:
+    for key in edge_keys:  # None: without it.
         out._store[key] = edge_values.get(key)
     if layout == 'edge_index':
         out.edge_index = edge_index_of(part, loop_free)
@@ -102,7 +110,7 @@ def batch_of(
             out.edge_weight = part.edge_weight
         if out.edge_index._indptr is not None:
             tensors.append(out.edge_index._indptr)
-    else:
+    elif not adj_is_late:
         out.adj_t = _adj_t(part, layout, data, tensors)
 
     if 'n_id' not in out:
@@ -116,7 +124,19 @@ def batch_of(
     out.seed_time = None
     out.batch_size = part.input_id.size(0)
     values = [*node_values.values(), *edge_values.values()]
-    return out, tensors + [v for v in values if isinstance(v, Tensor)]
+    tensors += [v for v in values if isinstance(v, Tensor)]
+
+    def read_late() -> None:
+        for key, column, index in late:
+            out._store[key] = column.rows_at(index)
+        if adj_is_late:
+            out.adj_t = _adj_t(part, layout, data, [])
+
+    return Made(out, tensors, read_late if late or adj_is_late else None)
+
+
+def _device_of(adj_t: Any) -> torch.device:
+    return adj_t.device() if isinstance(adj_t, SparseTensor) else adj_t.device
 
 
 def edge_index_of(part: Subgraph, loop_free: bool) -> EdgeIndex:

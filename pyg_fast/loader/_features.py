@@ -13,6 +13,7 @@ from torch_geometric.typing import TensorFrame
 from ..ops._library import ops
 from ..ops.fetch_rows import fetch_rows
 from ._pinned import pinned
+from ._pipeline import behind
 
 PLACES = ('auto', 'host', 'device')
 _SHORT_ROW = 16  # Bytes: a label costs the bus as much as several features.
@@ -53,45 +54,54 @@ class Cache:
 
 
 class Column:
-    """One attribute: the value as the user has it, and what batches read it from."""
+    """One attribute: the value as the user has it, and copies that batches read instead where it
+    is not on their device. A column never changes: another takes its place.
+
+    All copies are made and read on the stream that is current, the loader's own.
+    """
 
     def __init__(
         self, name: str, value: Any, dim: int, num_rows: int, device: torch.device, place: str,
-        budget: Budget, cache: Cache | None,
+        cache: Cache | None,
     ) -> None:  # fmt: skip
-        self.name, self.value, self.dim, self.device = name, value, dim, device
-        self._num_rows = num_rows
+        self.name, self.value = name, value
+        self.on_host = place == 'host'
+        self._dim, self._num_rows, self._device, self._place = dim, num_rows, device, place
+        self._cache = cache if self.on_host else None
         self.source: Tensor | None = None
-        self.on_host = False
-        self._cache = cache
-        # Of a value that takes gradients each batch is a part of its graph.
-        plain = (
-            type(value) is Tensor and value.layout == torch.strided and dim == 0
-            and value.dim() > 0 and not value.requires_grad
-        )  # fmt: skip
-        if plain:
-            if place == 'host' and value[:1].nbytes <= _SHORT_ROW:
-                place = 'auto'
-            apart = is_apart(value.device, device)
-            self.on_host = apart and not budget.takes(place, value.nbytes)
-            self.read()
+        self.rows: Tensor | None = None
+        if place == 'user':
+            return
+        source = value.detach()
+        self._check(source)
+        self._state = _state(value)
+        self.source = pinned(source) if self.on_host else source.to(device).contiguous()
+        if self._cache is not None:
+            self.rows = self.source[self._cache.nodes.cpu()].to(device)
 
-    def read(self) -> None:
-        """Reads the value anew, as it is now."""
-        value = self.value.detach()
-        if value.size(0) != self._num_rows:
-            raise ValueError(
-                f"'data.{self.name}' must have {self._num_rows} rows, as data had when the loader "
-                f'was made, got {value.size(0)}'
-            )
-        self.version = _version(self.value)
-        if self.on_host:
-            self.source = pinned(value)
-        else:
-            self.source = value.to(self.device).contiguous()
-        self.rows = None
-        if self.on_host and self._cache is not None:
-            self.rows = self.source[self._cache.nodes.cpu()].to(self.device)
+    def anew(self) -> 'Column':
+        """The value as it is now."""
+        if self._place == 'user':
+            return self
+        return Column(
+            self.name, self.value, self._dim, self._num_rows, self._device, self._place,
+            self._cache,
+        )  # fmt: skip
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the copy is known to be of another state of the value; not all writes tell."""
+        return self.source is not None and _state(self.value) != self._state
+
+    @property
+    def is_late(self) -> bool:
+        """Whether batches read the value itself when they are handed out, on the stream that uses
+        them: the loader's own would read in the middle of what is written there."""
+        value = self.value
+        if self.source is not None or not isinstance(value, (Tensor, TensorFrame)):
+            return False
+        learns = isinstance(value, Tensor) and value.requires_grad
+        return learns or value.device == self._device
 
     @property
     def row_bytes(self) -> int:
@@ -103,18 +113,39 @@ class Column:
         counter: Tensor | None = None,
     ) -> Any:  # fmt: skip
         """The rows of the nodes or edges of a batch."""
-        if self.source is None:
-            return _select(self.value, index, self.dim, self.device)
-        position = None if self.rows is None or self._cache is None else self._cache.position
-        return _rows(self.source, index, match, previous, position, self.rows, counter)
+        if self.source is not None:
+            position = None if self._cache is None else self._cache.position
+            return _rows(self.source, index, match, previous, position, self.rows, counter)
+        value = self.value
+        if is_plain(value, self._dim) and value.device == self._device and value.is_contiguous():
+            self._check(value)
+            return _rows(value.detach(), index)
+        return _select(value, index, self._dim, self._device)
+
+    def _check(self, value: Tensor) -> None:
+        if value.size(0) != self._num_rows:
+            raise ValueError(
+                f"'data.{self.name}' must have {self._num_rows} rows, as data had when the loader "
+                f'was made, got {value.size(0)}'
+            )
+
+
+def is_plain(value: Any, dim: int) -> bool:
+    """Whether kernels read it: of a value that takes gradients a batch is a part of its graph."""
+    return (
+        type(value) is Tensor and value.layout == torch.strided and dim == 0 and value.dim() > 0
+        and not value.requires_grad
+    )  # fmt: skip
 
 
 def _rows(x: Tensor, index: Tensor, *args: Tensor | None) -> Tensor:
+    args += (None,) * (5 - len(args))
     return ops.fetch_rows.default(x, index, *args)  # All of it is known to fit.
 
 
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+def _state(tensor: Tensor) -> tuple:
+    version = -1 if tensor.is_inference() else tensor._version
+    return version, tensor.data_ptr(), tensor.shape, tensor.requires_grad
 
 
 def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> Any:
@@ -129,59 +160,69 @@ def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> Any:
     return type(value)([value[k] for k in index.tolist()])
 
 
-def synchronize(device: torch.device) -> None:
-    """Waits for all that a device has been given."""
-    if device.type == 'cuda':
-        torch.cuda.synchronize(device)
-
-
 class Table:
     """The node-level or the edge-level attributes of data, kept in step with it."""
 
     def __init__(
-        self, data: Data, level: str, num_rows: int, device: torch.device, place: str,
+        self, data: Data, level: str, num_rows: int, device: torch.device, stream: Any, place: str,
         budget: Budget, cache: Cache | None,
     ) -> None:  # fmt: skip
         self._data, self._level, self._num_rows = data, level, num_rows
-        self._device, self._place, self._budget, self._cache = device, place, budget, cache
+        self._device, self._stream, self._place = device, stream, place
+        self._budget, self._cache = budget, cache
         self._lock = threading.Lock()
         self._columns: dict[str, Column] = {}
         self._version = 0
         self.update()
 
-    def update(self) -> tuple[int, dict[str, Column]]:
-        """The attributes as they are now, and a number that says when any has changed."""
+    def update(self, refresh: bool = False) -> tuple[int, dict[str, Column]]:
+        """The attributes as they are now, and a number that says when any has changed; with
+        `refresh`, all copies are made anew."""
         store = self._data._store
         belongs = store.is_node_attr if self._level == 'node' else store.is_edge_attr
         with self._lock:
+            before = self._columns
             held = {
                 key: value
                 for key, value in list(store.items())
                 if key not in ('edge_index', 'adj_t', 'num_nodes') and belongs(key)
             }
-            changed = [k for k, c in self._columns.items() if held.get(k) is not c.value]
-            stale = [
-                c for k, c in self._columns.items()
-                if k not in changed and c.source is not None and _version(c.value) != c.version
-            ]  # fmt: skip
-            added = [k for k in held if k not in self._columns or k in changed]
-            if changed or stale or added:
-                if self._columns:
-                    synchronize(self._device)  # Kernels may still read what goes now.
+            kept = {
+                key: column for key, column in before.items()
+                if held.get(key) is column.value and not (refresh or column.is_stale)
+            }  # fmt: skip
+            if len(kept) != len(held) or len(kept) != len(before):
+                with behind(self._stream):
+                    columns = {key: kept.get(key) or self._read(key, held) for key in _small(held)}
+                # In the order of the data's own.
+                self._columns = {key: columns[key] for key in held}
                 self._version += 1
-            columns = {k: c for k, c in self._columns.items() if k not in changed}
-            for column in stale:
-                column.read()
-            for key in sorted(added, key=lambda k: getattr(held[k], 'nbytes', 0)):
-                value = held[key]
-                dim = self._data.__cat_dim__(key, value, store)
-                columns[key] = Column(
-                    key, value, dim, self._num_rows, self._device, self._place, self._budget,
-                    self._cache,
-                )  # fmt: skip
-            # In the order of the data's own.
-            self._columns = {key: columns[key] for key in held}
             return self._version, self._columns
+
+    def _read(self, key: str, held: dict[str, Any]) -> Column:
+        value = held[key]
+        dim = self._data.__cat_dim__(key, value, self._data._store)
+        column = self._columns.get(key)
+        if column is not None and column.value is value and is_plain(value, dim):
+            return column.anew()
+        place = self._place_of(value, dim)
+        return Column(key, value, dim, self._num_rows, self._device, place, self._cache)
+
+    def _place_of(self, value: Any, dim: int) -> str:
+        """Where batches read a value from: the user's own memory, or a copy."""
+        if not is_plain(value, dim):
+            return 'user'
+        if not is_apart(value.device, self._device):
+            return 'user' if value.device == self._device else 'device'
+        place = self._place
+        if place == 'host' and value[:1].nbytes <= _SHORT_ROW:
+            place = 'auto'
+        return 'device' if self._budget.takes(place, value.nbytes) else 'host'
+
+
+def _small(held: dict[str, Any]) -> list[str]:
+    """The names of values, small ones first."""
+    return sorted(held, key=lambda key: getattr(held[key], 'nbytes', 0))
 
 
 class Remote:

@@ -1,10 +1,12 @@
 """Handing out batches: one after the other, or made ahead by a thread with a stream of its own."""
 
+import ctypes
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +14,43 @@ from torch_geometric.data import Data
 
 from ._stats import Meter
 
-Made = Iterator[tuple[Data, list[Tensor]]]
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+
+class Made(NamedTuple):
+    """A batch that a loader has made."""
+
+    batch: Data
+    tensors: list[Tensor]  # All that it holds and others made.
+    late: Callable[[], None] | None = None  # Adds what is read when it is handed out.
+
+    def finished(self, meter: Meter) -> Data:
+        """The batch, with all that it holds; on the stream that uses it."""
+        if self.late is not None:
+            with meter.timed('fetch'):
+                self.late()
+        return self.batch
+
+
+@contextmanager
+def behind(stream: Any) -> Iterator[None]:
+    """Gives a stream what follows, behind all that the current one was given; None: no streams."""
+    if stream is None:
+        yield
+        return
+    current = torch.cuda.current_stream(stream.device)
+    if current != stream:
+        stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
 
 
 class InlineIterator:
     """Makes each batch when it is asked for."""
 
-    def __init__(self, made: Made, transform: Callable | None, meter: Meter, length: int) -> None:
+    def __init__(
+        self, made: Iterator[Made], transform: Callable | None, meter: Meter, length: int
+    ) -> None:
         self._made, self._transform, self._meter = made, transform, meter
         self._length = length
 
@@ -30,7 +62,7 @@ class InlineIterator:
 
     def __next__(self) -> Any:
         with self._meter.timed('wait'):
-            batch, _ = next(self._made)
+            batch = next(self._made).finished(self._meter)
         return batch if self._transform is None else self._transform(batch)
 
     def close(self) -> None:
@@ -82,7 +114,7 @@ class ThreadedIterator:
 
     def __init__(
         self,
-        made: Made,
+        made: Iterator[Made],
         transform: Callable | None,
         meter: Meter,
         length: int,
@@ -110,34 +142,51 @@ class ThreadedIterator:
         with self._meter.timed('wait'):
             item = self._channel.get()
             if item is not None and not isinstance(item, BaseException):
-                batch, tensors, done = item
+                made, done = item
                 if current is not None:
                     current.wait_event(done)
         if item is None or isinstance(item, BaseException):
             self.close()
             raise StopIteration if item is None else item
         if current is not None:
-            for tensor in tensors:
+            for tensor in made.tensors:
                 tensor.record_stream(current)
+        batch = made.finished(self._meter)
         return batch if self._transform is None else self._transform(batch)
 
 
-def _produce(made: Made, channel: _Channel, stream: Any) -> None:
+def _produce(made: Iterator[Made], channel: _Channel, stream: Any) -> None:
     end: BaseException = StopIteration()
     try:
+        if stream is not None:
+            _ignore_captures()
         with torch.cuda.stream(stream):  # Without effect for None.
-            for batch, tensors in made:
+            for item in made:
                 done = None if stream is None else stream.record_event()
-                if not channel.put((batch, tensors, done)):
+                if not channel.put((item, done)):
                     break
-                del batch, tensors
+                del item
     except BaseException as error:
         end = error
-    finally:
-        made.close()  # type: ignore[attr-defined]
+    try:
         if stream is not None:
-            stream.synchronize()  # Before memory goes that kernels read.
+            stream.synchronize()  # Before memory goes that kernels read: `made` holds it.
+        made.close()  # type: ignore[attr-defined]
+    except BaseException as error:
+        end = error if isinstance(end, StopIteration) else end
     channel.put(end)
+
+
+def _ignore_captures() -> None:
+    """Lets this thread allocate and wait while another one captures a CUDA graph.
+
+    The default mode of a capture forbids that to all threads that do not say so.
+    """
+    try:
+        mode = ctypes.c_int(_THREAD_LOCAL)
+        ctypes.CDLL('libcuda.so.1').cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    except (OSError, AttributeError):  # Another driver: captures say 'thread_local' instead.
+        pass
 
 
 def _stop(channel: _Channel, thread: threading.Thread) -> None:

@@ -25,11 +25,12 @@ def resolve_input_nodes(
     input_nodes: Any, num_nodes: int, input_id: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Checked int64 ids of seeds on the CPU, and what :obj:`batch.input_id` tells of each
-    (:obj:`None`: its position)."""
+    (:obj:`None`: its position). Both are copies: what was given may be written at any time."""
     if input_nodes is None:
         nodes = torch.arange(num_nodes)
     else:
-        nodes = _as_tensor(input_nodes).cpu()
+        # Copied first: what is checked must be what is read.
+        nodes = torch.clone(_as_tensor(input_nodes).detach().cpu())
         if nodes.dtype == torch.bool:
             if nodes.numel() != num_nodes:
                 raise ValueError(
@@ -54,7 +55,7 @@ def resolve_input_nodes(
                 f"'input_id' must have shape [{nodes.numel()}] as 'input_nodes', got "
                 f'{list(input_id.shape)}'
             )
-        input_id = input_id.cpu()
+        input_id = torch.clone(input_id.detach().cpu())
     return nodes, input_id
 
 
@@ -77,6 +78,28 @@ def _as_tensor(input_nodes: Any) -> Tensor:
     if nodes.dim() != 1:
         raise ValueError(f"'input_nodes' must have one dimension, got {list(nodes.shape)}")
     return nodes
+
+
+def checked_positions(name: str, positions: Any, num_seeds: int) -> Tensor:
+    """A copy of positions in the list of seeds, int64 on the CPU.
+
+    Raises:
+        TypeError, IndexError: If they are none; `name` says where they come from.
+    """
+    # Copied first: a sampler may fill one array again and again, while batches wait.
+    positions = torch.clone(torch.as_tensor(positions).detach().cpu())
+    if positions.numel() == 0:
+        return positions.new_empty(0, dtype=torch.int64)
+    if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
+        raise TypeError(f'{name} must give positions of seeds, got {positions.dtype}')
+    positions = positions.to(torch.int64).view(-1)
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high >= num_seeds:
+        raise IndexError(
+            f'{name} must give positions of seeds from 0 to {num_seeds - 1}, got '
+            f'{low if low < 0 else high}'
+        )
+    return positions
 
 
 class Seeds:
@@ -121,10 +144,10 @@ class Seeds:
         """The number of each batch of this replica and the positions of its seeds."""
         if self.batch_sampler is not None:
             for number, batch in enumerate(self.batch_sampler):
-                yield number, self._checked(batch)
+                yield number, checked_positions('a sampler', batch, self.num_seeds)
             return
         if self.sampler is not None:
-            order = self._checked(list(self.sampler))
+            order = checked_positions('a sampler', list(self.sampler), self.num_seeds)
         elif self.shuffle:
             generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
             order = torch.randperm(self.num_seeds, generator=generator)
@@ -143,18 +166,3 @@ class Seeds:
         for number in range(self.rank, num_parts, self.num_replicas):
             start, end = (k * count // num_parts for k in (number, number + 1))
             yield number, order[start:end]
-
-    def _checked(self, positions: Any) -> Tensor:
-        positions = torch.as_tensor(positions)
-        if positions.numel() == 0:
-            return positions.new_empty(0, dtype=torch.int64)
-        if positions.is_floating_point() or positions.dtype == torch.bool:
-            raise TypeError(f'a sampler must give positions of seeds, got {positions.dtype}')
-        positions = positions.to('cpu', torch.int64).view(-1)
-        low, high = int(positions.min()), int(positions.max())
-        if low < 0 or high >= self.num_seeds:
-            raise IndexError(
-                f'a sampler must give positions of seeds from 0 to {self.num_seeds - 1}, got '
-                f'{low if low < 0 else high}'
-            )
-        return positions

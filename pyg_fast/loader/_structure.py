@@ -171,4 +171,7 @@ def _with_weight(
         weight = weight.view(-1).to(structure.col.device)
         if structure.perm is not None:
             weight = weight[structure.perm.long()]
-    return structure._replace(weight=sampling_weight(weight, structure.col, replace))
+    checked = sampling_weight(weight, structure.col, replace)
+    if checked.data_ptr() == data[weight_attr].data_ptr():  # They are read once.
+        checked = checked.clone()
+    return structure._replace(weight=checked)

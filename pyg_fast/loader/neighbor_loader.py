@@ -3,26 +3,30 @@
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, get_worker_info
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
-from torch_geometric.sampler import NumNeighbors
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
 from ..ops._library import with_cuda
+from ..ops._lifetime import keep_until_read
 from ..ops.match import match, match_degree
 from ..ops.neighbor_sample import check_num_neighbors, sample_subgraph
 from ..ops.node_map import NodeMap
 from ..ops.random_walk import MOST_VISITS
 from ._batch import Subgraph, batch_of
-from ._features import PLACES, Budget, Cache, Remote, Table, is_apart, most_sampled
+from ._features import PLACES, Budget, Cache, Column, Remote, Table, is_apart, most_sampled
 from ._order import greedy_order
-from ._pipeline import InlineIterator, ThreadedIterator
-from ._seeds import Seeds, mixed, resolve_input_nodes
+from ._pipeline import InlineIterator, Made, ThreadedIterator, behind
+from ._seeds import Seeds, checked_positions, mixed, resolve_input_nodes
 from ._stats import LoaderStats, Meter
 from ._structure import Structure, structure_of_data, structure_of_store
 from ._walks import Walks, walk_subgraph
@@ -33,10 +37,11 @@ _PREFETCH = 2  # Batches that wait on the device.
 _WITHOUT_EFFECT = frozenset((
     'num_workers', 'persistent_workers', 'pin_memory', 'pin_memory_device', 'prefetch_factor',
     'worker_init_fn', 'multiprocessing_context', 'timeout', 'in_order', 'filter_per_worker',
+    'dataset', 'collate_fn',
 ))  # fmt: skip
 
 
-class FastNeighborLoader:
+class FastNeighborLoader(NeighborLoader):
     r"""PyG's :class:`~torch_geometric.loader.NeighborLoader` on the kernels of the `"FastGL: A
     GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at Large Scale"
     <https://arxiv.org/abs/2409.14939>`_ paper (ASPLOS 2024): mini-batches of sampled neighbours,
@@ -72,15 +77,40 @@ class FastNeighborLoader:
     number alone, not on :obj:`window`, :obj:`match`, :obj:`reorder` or the device. Every epoch is
     another; :attr:`epoch` is the number of the next, and may be set to go on after a restart.
 
-    **Changed data.** Attributes that are replaced or edited in place show up in batches fetched
-    from then on, even in the middle of an epoch (on CUDA up to two of them are fetched ahead), and
-    nothing is taken from the batch before. Edits made in other processes, by a remote store, or to
-    tensors made in inference mode go unnoticed where rows are matched, cached or copied to the
-    device. The graph itself and the weights of :obj:`weight_attr` are read once.
+    **Changed data.** Attributes on :obj:`device`, attributes that require gradients and, on a CPU,
+    all others are read when a batch is handed out, on the stream that uses it: each batch is as
+    data are then, whatever has written to them. Of the rest, batches read copies that were made
+    when the loader was:
+
+    - attributes on another device: a copy on :obj:`device`;
+    - for CUDA, attributes in host memory: a copy on the device or in pinned host memory (what is
+      pinned or in shared memory already, and lists and arrays of NumPy, are read where they are
+      while batches are fetched ahead);
+    - rows in the cache of :obj:`cache_ratio`;
+    - rows that a batch takes from the one before (:obj:`match`).
+
+    An attribute that is replaced, or edited so that its version counts it (most operations of torch
+    in place), is copied anew before the next batch is fetched, and no rows are taken from the batch
+    before. Writes by NumPy, through :obj:`.data`, by collectives, fused optimizers, replays of CUDA
+    graphs, other processes and a remote store go unnoticed there: call :meth:`refresh` after them.
+    On CUDA up to three batches have been fetched ahead by then. Do not write to an attribute in
+    host memory while batches are being fetched, but between two epochs: rows of two states in one
+    batch may be the result. The seeds are copied, and graph and weights of :obj:`weight_attr` are
+    read, once and for all.
 
     **Memory.** On CUDA, features and graph stay in host memory where they do not fit: tensors that
     are pinned or in shared memory (:func:`share_data`) as they are, of others a pinned copy is
     made.
+
+    **CUDA graphs** may be captured while batches are made ahead. Where the driver library
+    (:obj:`libcuda.so.1`) cannot be opened by that name, capture with
+    :obj:`capture_error_mode='thread_local'`. A batch cannot be taken inside a capture.
+
+    **As PyG's loader.** It is a :class:`~torch_geometric.loader.NeighborLoader`, for
+    :meth:`model.inference(loader)` (on CUDA with :obj:`embedding_device` where the batches are) and
+    :class:`~torch_geometric.loader.ZipLoader`; :obj:`loader([3, 5])` makes the batch of these
+    seeds. What is pickled or deep-copied is made anew from its arguments, :attr:`epoch` included,
+    without statistics; a shallow copy shares all but :attr:`epoch`.
 
     Arguments of PyG's loader and of :class:`torch.utils.data.DataLoader` that are not listed below:
 
@@ -93,7 +123,8 @@ class FastNeighborLoader:
     :obj:`worker_init_fn`,
     :obj:`multiprocessing_context`,
     :obj:`timeout`, :obj:`in_order`,
-    :obj:`filter_per_worker`
+    :obj:`filter_per_worker`,
+    :obj:`dataset`
     :obj:`pin_memory`,                 Without effect: batches are on :obj:`device`.
     :obj:`pin_memory_device`
     :obj:`directed`                    Deprecated as in PyG: :obj:`False` is
@@ -113,8 +144,8 @@ class FastNeighborLoader:
         num_neighbors (list of int): The most edges sampled for each node in each hop, from the
             seeds outwards; :obj:`-1`: all.
         batch_size (int): Number of seeds of a batch. (default: :obj:`1`)
-        input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them.
-            (default: :obj:`None`, all nodes)
+        input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them. A copy is
+            made. (default: :obj:`None`, all nodes)
         replace (bool): Sample with replacement. (default: :obj:`False`)
         shuffle (bool): Take the seeds in another order in every epoch. (default: :obj:`False`)
         drop_last (bool): Leave out a last batch that is smaller. (default: :obj:`False`)
@@ -178,6 +209,15 @@ class FastNeighborLoader:
         ValueError: If a value or a shape does not fit.
         IndexError: If :obj:`input_nodes` or the graph name nodes that are not there.
     """
+
+    #: Positions in :obj:`input_nodes`, as many as there are.
+    dataset: range
+    #: Seeds of a batch.
+    batch_size: int
+    #: Whether seeds that fill no batch are left out.
+    drop_last: bool
+    #: The number of the next epoch.
+    epoch: int
 
     def __init__(
         self,
@@ -278,30 +318,29 @@ class FastNeighborLoader:
         elif isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
 
-        self.data = data
-        self.transform = transform
-        #: Seeds of a batch.
-        self.batch_size = batch_size
-        #: Whether seeds that fill no batch are left out.
-        self.drop_last = drop_last
-        self._core = core = _Core(
+        core = _Core(
             data, fanouts, walks, replace, kind, weight_attr, transform_sampler_output,
             is_sorted, custom_cls, _device_of(data, device), features, topology, cache_ratio,
-            max_device_bytes, seed,
+            max_device_bytes, seed, input_nodes, input_id, match,
+            reorder if shuffle or reorder is not None else False, window,
         )  # fmt: skip
-        nodes, input_id = resolve_input_nodes(input_nodes, core.num_nodes, input_id)
-        core.nodes, core.input_id = nodes, input_id
-        core.match = match and core.crosses
-        core.reorder = (shuffle and core.match) if reorder is None else reorder
-        core.window = window if core.device.type == 'cuda' or core.reorder else 1
-        self._seeds = Seeds(
-            nodes.numel(), batch_size, shuffle, drop_last, seed, rank, num_replicas,
-            positions, batch_sampler,
+        num_seeds = core.nodes.numel()
+        # PyG's own __init__ would make a sampler that needs packages of its own.
+        DataLoader.__init__(
+            self, range(num_seeds), batch_size, shuffle and num_seeds > 0,  # type: ignore[arg-type]
+            positions, batch_sampler, drop_last=drop_last, generator=generator,
         )  # fmt: skip
-        #: Positions in :obj:`input_nodes`, as many as there are.
-        self.dataset = range(nodes.numel())
-        #: The number of the next epoch.
+        del self.collate_fn  # Torch's own, which hides the method.
+        self.transform = transform
+        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
+        self.filter_per_worker = True  # As PyG has it: collate_fn returns whole batches.
         self.epoch = 0
+        self._calls = 0
+        self._core = core
+        self._seeds = Seeds(
+            num_seeds, batch_size, shuffle, drop_last, seed, rank, num_replicas, positions,
+            batch_sampler,
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self._seeds)
@@ -317,6 +356,90 @@ class FastNeighborLoader:
         core.stream.wait_stream(torch.cuda.current_stream(core.device))
         return ThreadedIterator(*args, core.stream, _PREFETCH)
 
+    def __call__(self, index: Tensor | list[int]) -> Any:
+        """A batch of these seeds, positions in :obj:`input_nodes`. Each call samples anew, in the
+        order that :obj:`seed` gives; on CUDA it waits for the batch.
+
+        Raises:
+            TypeError: If :obj:`index` does not hold integers.
+            IndexError: If a position is negative or too large.
+        """
+        return self.filter_fn(self.collate_fn(index))
+
+    def collate_fn(self, index: Tensor | list[int]) -> Any:
+        """As :meth:`__call__`, for PyG's and torch's loaders that are made of others."""
+        positions = checked_positions("'index'", index, len(self.dataset))
+        worker = get_worker_info()  # Of ZipLoader, say: each has the same copy of this loader.
+        number, own = self._calls, 0 if worker is None else worker.seed
+        self._calls += 1
+        core = self._core
+        batch = core.one(positions, mixed(core.seed, number, own, 2))
+        return batch if self.transform is None else self.transform(batch)
+
+    def filter_fn(self, out: Any) -> Any:
+        """Returns a batch of :meth:`collate_fn` as it is: nothing is left to be fetched."""
+        return out
+
+    def refresh(self) -> None:
+        """Reads all copies of attributes anew, and has no batch take rows from the one before.
+
+        To be called after writes that no version counter sees: by NumPy, through :obj:`.data`, by
+        collectives, fused optimizers, CUDA graphs or other processes. When it returns, the copies
+        are made, and what was copied may be written again. Batches that were fetched ahead before
+        keep their rows: up to three on CUDA, which none are before an epoch begins.
+        """
+        self._core.refresh()
+
+    @property
+    def data(self) -> Any:
+        """The graph, as it was given. Another graph takes another loader."""
+        return self._core.given
+
+    @property
+    def input_data(self) -> NodeSamplerInput:
+        """The seeds and what :obj:`batch.input_id` tells of them: a copy. Other seeds take another
+        loader."""
+        core = self._core
+        input_id = core.input_id
+        return NodeSamplerInput(None if input_id is None else input_id.clone(), core.nodes.clone())
+
+    @property
+    def node_sampler(self) -> BaseSampler:
+        """Tells :obj:`num_neighbors`, as PyG's does; it samples nothing by itself."""
+        return _Sampler(self._core.fanouts)
+
+    @property
+    def custom_cls(self) -> Callable | None:
+        """As given."""
+        return self._core.custom_cls
+
+    @property
+    def transform_sampler_output(self) -> Callable | None:
+        """As given."""
+        return self._core.transform_sampler_output
+
+    def enable_cpu_affinity(self, loader_cores: Any = None) -> NoReturn:
+        """There are no workers to place.
+
+        Raises:
+            ValueError: Always, as PyG's loader without workers.
+        """
+        raise ValueError(
+            "'enable_cpu_affinity' needs worker processes, which this loader does not have: choose "
+            'the cores of the process, by os.sched_setaffinity or taskset'
+        )
+
+    def enable_multithreading(self, worker_threads: int | None = None) -> NoReturn:
+        """There are no workers that need threads.
+
+        Raises:
+            ValueError: Always, as PyG's loader without workers.
+        """
+        raise ValueError(
+            "'enable_multithreading' needs worker processes, which this loader does not have: its "
+            'kernels use the threads of torch.set_num_threads'
+        )
+
     @property
     def stats(self) -> LoaderStats:
         """What the loader has done so far."""
@@ -330,22 +453,44 @@ class FastNeighborLoader:
         return f'{type(self).__name__}()'
 
 
-class _Core:
-    """All that the iterators of a loader share; it does not know the loader."""
+class _Sampler(BaseSampler):
+    """What PyG's models ask a loader's sampler for."""
 
-    nodes: Tensor
-    input_id: Tensor | None
-    match: bool
-    reorder: bool
-    window: int
+    edge_permutation = None
+
+    def __init__(self, fanouts: tuple[int, ...]) -> None:
+        self.num_neighbors = NumNeighbors(list(fanouts))
+
+    def sample_from_nodes(self, index: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            'the sampler of a FastNeighborLoader does not sample by itself: call the loader with '
+            'positions of seeds, or use pyg_fast.ops.neighbor_sample'
+        )
+
+    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> NoReturn:
+        raise NotImplementedError(
+            'a FastNeighborLoader samples around nodes: use torch_geometric.loader'
+            '.LinkNeighborLoader for edges'
+        )
+
+
+class _Core:
+    """All that the iterators of a loader share; it does not know the loader.
+
+    A copy that shares no memory with it, such as one that was pickled, is made anew from the same
+    arguments: the graph is read again, and its device decides again what fits there.
+    """
 
     def __init__(
         self, data: Any, fanouts: tuple[int, ...], walks: Walks | None, replace: bool,
         subgraph_type: SubgraphType, weight_attr: str | None,
         transform_sampler_output: Callable | None, is_sorted: bool, custom_cls: Callable | None,
         device: torch.device, features: str, topology: str, cache_ratio: float,
-        limit: int | None, seed: int,
+        limit: int | None, seed: int, input_nodes: Any, input_id: Tensor | None, match: bool,
+        reorder: bool | None, window: int,
     ) -> None:  # fmt: skip
+        self._arguments = {k: v for k, v in locals().items() if k != 'self'}
+        self.given = data
         self.fanouts, self.walks, self.replace = fanouts, walks, replace
         self.subgraph_type = subgraph_type
         self.transform_sampler_output, self.custom_cls = transform_sampler_output, custom_cls
@@ -355,6 +500,8 @@ class _Core:
         self.stream = torch.cuda.Stream(device, -1) if device.type == 'cuda' else None
         self._maps: list[NodeMap] = []
         self._lock = threading.Lock()
+        #: How often all was read anew, whatever versions say.
+        self.refreshes = 0
         budget = Budget(device, limit)
 
         self.data: Data | None = None
@@ -368,6 +515,8 @@ class _Core:
             structure = structure_of_store(*data)
             self.remote = Remote(data[0], device)
         self.num_nodes = structure.num_nodes
+        self.nodes, self.input_id = resolve_input_nodes(input_nodes, self.num_nodes, input_id)
+        self._arguments.update(input_nodes=self.nodes, input_id=self.input_id)
         on_host = device.type == 'cuda' and not budget.takes(topology, structure.num_bytes)
         cache = None
         if cache_ratio > 0 and is_apart(torch.device('cpu'), device):
@@ -378,11 +527,17 @@ class _Core:
             counts: tuple = (('node', self.num_nodes), ('edge', structure.col.numel()))
             self.node_table, self.edge_table = (
                 Table(
-                    self.data, level, count, device, features, budget,
+                    self.data, level, count, device, self.stream, features, budget,
                     cache if level == 'node' else None,
                 )
                 for level, count in counts
             )  # fmt: skip
+        self.match = match and self.crosses
+        self.reorder = self.match if reorder is None else reorder
+        self.window = window if device.type == 'cuda' or self.reorder else 1
+
+    def __reduce__(self) -> tuple:
+        return _made_anew, (self._arguments,)
 
     @property
     def crosses(self) -> bool:
@@ -391,14 +546,31 @@ class _Core:
             return True
         return any(column.on_host for column in self.node_table.update()[1].values())
 
-    def made(
-        self, batches: Iterator[tuple[int, Tensor]], epoch: int
-    ) -> Iterator[tuple[Data, list[Tensor]]]:
-        """All batches of an epoch, in the order they are handed out in."""
+    def refresh(self) -> None:
+        """Reads anew what was copied, and lets no batch take rows from the one before."""
+        if self.data is not None:
+            self.node_table.update(refresh=True)
+            self.edge_table.update(refresh=True)
         with self._lock:
-            node_map = self._maps.pop() if self._maps else NodeMap(self.num_nodes, self.device)
-        fetcher = _Fetcher(self, node_map)
+            self.refreshes += 1
+
+    @contextmanager
+    def _node_map(self) -> Iterator[NodeMap]:
+        """A map that no one else uses meanwhile, on the loader's stream."""
+        with self._lock:
+            node_map = self._maps.pop() if self._maps else None
+        if node_map is None:
+            node_map = NodeMap(self.num_nodes, self.device)
         try:
+            yield node_map
+        finally:
+            with self._lock:
+                self._maps.append(node_map)
+
+    def made(self, batches: Iterator[tuple[int, Tensor]], epoch: int) -> Iterator[Made]:
+        """All batches of an epoch, in the order they are handed out in."""
+        with self._node_map() as node_map:
+            fetcher = _Fetcher(self, node_map)
             while window := list(islice(batches, self.window)):
                 with self.meter.timed('sample'):
                     parts = [
@@ -415,9 +587,20 @@ class _Core:
                         made = fetcher.batch(part)
                     yield made
                     del made, part
-        finally:
-            with self._lock:
-                self._maps.append(node_map)
+
+    def one(self, positions: Tensor, seed: int) -> Data:
+        """A batch by itself, made in this thread."""
+        with behind(self.stream), self._node_map() as node_map:
+            with self.meter.timed('sample'):
+                part = self._sample(positions, seed, node_map)
+            with self.meter.timed('fetch'):
+                made = _Fetcher(self, node_map).batch(part)
+        if self.stream is not None:
+            self.stream.synchronize()  # The graph that is read in host memory may go at once.
+            current = torch.cuda.current_stream(self.device)
+            for tensor in made.tensors:
+                tensor.record_stream(current)
+        return made.finished(self.meter)
 
     def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Subgraph:
         structure = self.structure
@@ -454,39 +637,54 @@ class _Fetcher:
         self._core, self._node_map = core, node_map
         self._n_id: Tensor | None = None
         self._rows: dict[str, Tensor] = {}
-        self._version = -1
+        self._version: tuple[int, int] | None = None
+        # Without a thread that works ahead, what is fetched is handed out at once.
+        self._ahead = core.stream is not None
 
-    def batch(self, part: Subgraph) -> tuple[Data, list[Tensor]]:
+    def batch(self, part: Subgraph) -> Made:
         core = self._core
-        if core.remote is not None:
-            nodes = self._fetch_remote(part.n_id)
-        else:
-            nodes = self._fetch(part.n_id)
+        late: list[tuple[str, Column, Tensor]] = []
+        nodes = self._fetch_remote(part.n_id) if core.remote else self._fetch(part.n_id, late)
         edges: dict[str, Any] = {}
         keys: list[str] = []
         if core.data is not None:
-            columns = core.edge_table.update()[1]
-            keys = list(columns)
-            if part.e_id is not None:
-                edges = {key: columns[key].rows_at(part.e_id) for key in keys}
+            for key, column in core.edge_table.update()[1].items():
+                if self._ahead and part.e_id is not None and column.is_late:
+                    late.append((key, column, part.e_id))
+                    continue
+                keys.append(key)
+                if part.e_id is not None:
+                    edges[key] = column.rows_at(part.e_id)
+                    if column.on_host:
+                        self._keep([column])
         core.meter.add_batch(part.n_id.numel(), part.edge_index.size(1))
         structure = core.structure
         return batch_of(
             core.data, core.custom_cls, part, structure.layout, structure.loop_free, nodes, edges,
-            keys,
+            keys, late,
         )  # fmt: skip
 
-    def _fetch(self, n_id: Tensor) -> dict[str, Any]:
-        core = self._core
-        version, columns = core.node_table.update()
+    def _keep(self, columns: list[Column]) -> None:
+        """Another column may take the place of one that a GPU still reads from host memory."""
+        keep_until_read(self._core.device, *(column.source for column in columns))
+
+    def _forget_if(self, version: tuple[int, int]) -> None:
         if version != self._version:  # What was fetched before may have changed since.
             self._n_id, self._version = None, version
+
+    def _fetch(self, n_id: Tensor, late: list[tuple[str, Column, Tensor]]) -> dict[str, Any]:
+        core = self._core
+        version, columns = core.node_table.update()
+        self._forget_if((version, core.refreshes))
         hosted = [column for column in columns.values() if column.on_host]
         counter = core.meter.counter(sum(c.row_bytes for c in hosted)) if hosted else None
         matching = core.match and bool(hosted)
         found = self._matched(n_id) if matching else None
         out, kept = {}, {}
         for key, column in columns.items():
+            if self._ahead and column.is_late:
+                late.append((key, column, n_id))
+                continue
             if not column.on_host:
                 out[key] = column.rows_at(n_id)
                 continue
@@ -496,6 +694,8 @@ class _Fetcher:
             if matching:
                 kept[key] = rows
             out[key] = rows.clone() if matching else rows
+        if hosted:
+            self._keep(hosted)
         if matching:
             self._n_id, self._rows = n_id.clone(), kept
         return out
@@ -503,6 +703,7 @@ class _Fetcher:
     def _fetch_remote(self, n_id: Tensor) -> dict[str, Any]:
         core = self._core
         assert core.remote is not None
+        self._forget_if((0, core.refreshes))
         found = self._matched(n_id) if core.match else None
         rows = core.remote.rows_at(
             n_id, found, self._rows if found is not None else None, core.meter.counter
@@ -518,6 +719,10 @@ class _Fetcher:
             return None
         self._core.meter.add_pair(min(n_id.numel(), self._n_id.numel()))
         return match(n_id, self._n_id, self._core.num_nodes, node_map=self._node_map)
+
+
+def _made_anew(arguments: dict[str, Any]) -> _Core:
+    return _Core(**arguments)
 
 
 def _check_data(data: Any) -> None:
@@ -550,7 +755,7 @@ def _refuse(
         )
     if neighbor_sampler is not None:
         raise TypeError(f"'neighbor_sampler' must be None, this loader samples itself: {instead}")
-    if 'collate_fn' in kwargs:
+    if kwargs.get('collate_fn') is not None:
         raise TypeError("'collate_fn' must not be given: use 'transform'")
     unknown = sorted(set(kwargs) - _WITHOUT_EFFECT)
     if unknown:

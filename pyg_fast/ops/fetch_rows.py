@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ._ids import check_ids, check_range, is_readable
 from ._library import ops
+from ._lifetime import keep_until_read
 
 
 def fetch_rows(
@@ -33,6 +34,11 @@ def fetch_rows(
     Where :obj:`x` is in pinned host memory and :obj:`index` on a GPU, the GPU reads those rows over
     the bus by itself, in one kernel, without a copy on the host in between. Rows are copied as they
     are; there is no gradient.
+
+    :obj:`x` in host memory may be dropped after the call: it is kept until the GPU has read it, and
+    that of the last call until the next. What is written to it before the GPU has read it may show
+    up in the result. In a capture of a CUDA graph and in compiled code nothing is kept: there the
+    caller keeps :obj:`x`, for a graph as long as it is replayed.
 
     Args:
         x (Tensor): Features :math:`(N, *)`, of any type: on the device of :obj:`index`, or for a
@@ -95,7 +101,10 @@ def fetch_rows(
         check_range('index', index, x.size(0))
     if index.dtype not in (torch.int32, torch.int64):
         index = index.long()
-    return ops.fetch_rows.default(x, index, match, previous, cache_position, cache, counter)
+    out = ops.fetch_rows.default(x, index, match, previous, cache_position, cache, counter)
+    if x.device != index.device:
+        keep_until_read(index.device, x)
+    return out
 
 
 def _features(x: Tensor, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ._ids import check_csr, check_ids, check_map, check_range, fitting_map, is_readable, seed_of
 from ._library import ops
+from ._lifetime import keep_until_read
 from ._numbers import check_flag, check_number
 from .node_map import NodeMap
 
@@ -86,7 +87,8 @@ def neighbor_sample(
 
     Returns:
         SampledSubgraph: On the device of :obj:`seeds`. The graph may lie in pinned host memory
-        instead, from which a GPU then reads what it samples.
+        instead, from which a GPU then reads what it samples; it is kept until then, as in
+        :func:`fetch_rows`.
 
     Raises:
         TypeError: If :obj:`rowptr`, :obj:`col`, :obj:`perm` or :obj:`seeds` do not hold integers,
@@ -108,17 +110,25 @@ def neighbor_sample(
             raise ValueError(f"'perm' must have {col.numel()} entries, got {perm.numel()}")
         if not is_readable(perm, seeds.device):
             raise ValueError("'perm' must be in pinned host memory, as 'col'")
+        if perm.device != seeds.device and not perm.is_contiguous():
+            raise ValueError("'perm' must be contiguous in host memory")
         perm = perm.contiguous()
     _check_pointers(rowptr, col.numel())
     num_nodes = rowptr.numel() - 1
-    weight = None if edge_weight is None else sampling_weight(edge_weight, col, replace)
+    weight = None
+    if edge_weight is not None:
+        weight = sampling_weight(edge_weight, col, replace)
+        if not is_readable(weight, seeds.device):
+            weight = weight.pin_memory()
     check_range('seeds', seeds, num_nodes)
     check_range('col', col, num_nodes)
     node_map = fitting_map(node_map, num_nodes, num_nodes, seeds.device)
-    return sample_subgraph(
+    out = sample_subgraph(
         rowptr, col, perm, weight, seeds.long().contiguous(), fanouts, replace, induced,
         seed_of(seed), node_map,
     )  # fmt: skip
+    keep_until_read(seeds.device, rowptr, col, perm, weight)
+    return out
 
 
 def check_num_neighbors(num_neighbors: Sequence[int]) -> tuple[int, ...]:
@@ -219,7 +229,8 @@ class _Growing:
         self.known = not seeds.is_cuda  # Sizes are, at any time.
         self.max_nodes = self.max_new = self.num_seeds  # so far, and in the last hop
         self.max_edges = 0
-        self.counts = torch.empty(2, num_hops + 1, dtype=torch.int64, device=seeds.device)
+        # Zeros: `grow` copies those of nodes up to a hop that has not come yet.
+        self.counts = torch.zeros(2, num_hops + 1, dtype=torch.int64, device=seeds.device)
         self.table = node_map.table(self.num_seeds)
         self.stamp = node_map.next_stamp()
         self._reserve()

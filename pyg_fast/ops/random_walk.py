@@ -4,6 +4,7 @@ from torch import Tensor
 
 from ._ids import check_csr, check_ids, check_range, seed_of
 from ._library import ops
+from ._lifetime import keep_until_read
 from ._numbers import check_number
 
 MOST_VISITS = 1024  # of the walks from one node
@@ -37,7 +38,8 @@ def random_walk(
     Returns:
         Tensor: Where each walk is after each step, its first node first
         :math:`(n, \textrm{walk\_length} + 1)`, int64, on the device of :obj:`start`. The graph may
-        lie in pinned host memory instead, from which a GPU then reads the edges that it needs.
+        lie in pinned host memory instead, from which a GPU then reads the edges that it needs; it
+        is kept until then, as in :func:`fetch_rows`.
 
     Raises:
         TypeError: If :obj:`rowptr`, :obj:`col` or :obj:`start` does not hold integers of a type
@@ -49,9 +51,11 @@ def random_walk(
     """
     rowptr, col = _checked('start', start, rowptr, col, restart)
     check_number('walk_length', walk_length)
-    return ops.random_walk(
+    out = ops.random_walk(
         rowptr, col, start.long(), walk_length, float(restart), seed_of(seed)
     )
+    keep_until_read(start.device, rowptr, col)
+    return out
 
 
 def visited_neighbors(
@@ -106,10 +110,12 @@ def visited_neighbors(
             f"'num_walks' times 'walk_length' must be at most {MOST_VISITS}, got {num_walks} "
             f'times {walk_length}'
         )
-    return ops.visited_neighbors(
+    out = ops.visited_neighbors(
         rowptr, col, nodes.long(), num_neighbors, num_walks, walk_length, float(restart),
         seed_of(seed),
     )  # fmt: skip
+    keep_until_read(nodes.device, rowptr, col)
+    return out
 
 
 def _checked(

@@ -112,9 +112,9 @@ def test_edits_of_a_batch_never_reach_the_next(
     fetcher = neighbor_loader._Fetcher.batch
 
     def spy(self: Any, part: Any) -> Any:
-        batch, tensors = fetcher(self, part)
-        seen.append((batch.n_id.cpu().clone(), batch.x.cpu().clone()))
-        return batch, tensors
+        made = fetcher(self, part)
+        seen.append((made.batch.n_id.cpu().clone(), made.batch.x.cpu().clone()))
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbor_loader._Fetcher, 'batch', spy)
@@ -186,6 +186,127 @@ def test_edits_in_the_middle_of_an_epoch(
         wanted = before if k <= 6 else before * 3
         if not 6 < k <= 6 + ahead:
             assert torch.equal(batch.x.cpu(), wanted[batch.n_id.cpu()])
+
+
+def write(data: Data, how: str, value: float) -> None:
+    """Fills the features in a way that no version counter sees, or by NumPy's."""
+    if how == 'data':
+        data.x.data.fill_(value)
+    elif how == 'other storage':
+        data.x.data = torch.full_like(data.x, value)
+    elif how == 'numpy':
+        data.x.numpy()[...] = value
+    elif how == 'own numpy':
+        data.x[...] = value
+
+
+@pytest.mark.parametrize('how', ['data', 'other storage', 'numpy', 'own numpy'])
+def test_what_lies_at_hand_is_read_at_each_batch(data: Data, how: str) -> None:
+    if how == 'own numpy':
+        data.x = data.x.numpy()
+    loader = FastNeighborLoader(data, [3, 2], **ARGS)
+    for k, batch in enumerate(loader):
+        assert k == 0 or (batch.x == k).all()
+        write(data, how, k + 1)
+    write(data, how, 50)
+    assert (loader([1, 2]).x == 50).all()
+
+
+def test_the_users_tensor_on_the_device_is_read_at_hand_out(
+    device: torch.device, data: Data
+) -> None:
+    data = data.to(device)
+    data.strided = torch.randn(8, 200, device=device).t()
+    data.learned = torch.nn.Parameter(torch.randn(200, 2, device=device))
+    loader = FastNeighborLoader(data, [3, 2], **ARGS)
+    keys = ('x', 'y', 'strided', 'learned')
+    for k, batch in enumerate(loader):
+        for key in keys:
+            assert torch.equal(batch[key], data[key][batch.n_id])
+        assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+        assert batch.learned.requires_grad
+        for key in (*keys, 'edge_attr'):
+            data[key].data.fill_(k)
+    names = list(data.to_dict())
+    assert list(batch.to_dict())[: len(names)] == names
+
+
+def test_features_on_the_device_are_of_one_state(device: torch.device) -> None:
+    if device.type == 'cpu':
+        pytest.skip('nothing runs at the same time')
+    data = random_data(400_000, 2_000_000).to(device)
+    data.x = torch.zeros(400_000, 256, device=device)
+    loader = FastNeighborLoader(data, [10, 5], batch_size=4096, seed=1, device=device)
+    torn = []
+    for k, batch in enumerate(loader):
+        low, high = batch.x.aminmax()
+        torn.append((low != k) | (high != k))
+        data.x.add_(1)
+        if k == 60:
+            break
+    assert not torch.stack(torn).any()
+
+
+@pytest.mark.parametrize('cache_ratio', [0.0, 0.5])
+@pytest.mark.parametrize('how', ['data', 'other storage', 'numpy'])
+def test_refresh(
+    device: torch.device, apart: Apart, data: Data, how: str, cache_ratio: float
+) -> None:
+    loader = apart(data, [3, 2], device=device, cache_ratio=cache_ratio, **ARGS)
+    list(loader)
+    for value in (1, 2):
+        write(data, how, value)
+        data.y.numpy()[...] = value
+        data.edge_attr.data.fill_(value)
+        loader.refresh()
+        for batch in [*loader, loader([1])]:
+            for key in ('x', 'y', 'edge_attr'):
+                assert (batch[key] == value).all()
+
+
+def test_refresh_in_the_middle_of_an_epoch(
+    device: torch.device, apart: Apart, data: Data
+) -> None:
+    loader = apart(data, [3, 2], device=device, **{**ARGS, 'batch_size': 4})
+    data.x.data.fill_(-1)
+    loader.refresh()
+    ahead = 3 if device.type == 'cuda' else 0
+    for k, batch in enumerate(loader):
+        assert (batch.x == batch.x[0, 0]).all()  # None is of two states.
+        assert k - 1 - ahead <= batch.x[0, 0] <= k - 1
+        data.x.data.fill_(k)
+        loader.refresh()
+        data.x.data.fill_(-100)  # All is copied when it returns.
+
+
+def test_refresh_of_many_iterators(device: torch.device, apart: Apart, data: Data) -> None:
+    loader = apart(data, [3, 2], device=device, cache_ratio=0.3, **{**ARGS, 'batch_size': 3})
+    for batches in zip(*(iter(loader) for _ in range(3)), strict=True):
+        loader.refresh()
+        for batch in batches:
+            assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+
+
+def test_attributes_that_begin_to_learn(device: torch.device, apart: Apart, data: Data) -> None:
+    loader = apart(data, [3, 2], device=device, **ARGS)
+    assert not next(iter(loader)).x.requires_grad
+    data.x.requires_grad_()
+    batch = next(iter(loader))
+    batch.x.sum().backward()
+    assert data.x.grad is not None
+    assert data.x.grad.sum() == batch.x.numel()
+
+
+def test_weights_are_read_once(device: torch.device) -> None:
+    data = random_data(30, 200)
+    data.edge_index = data.edge_index[:, data.edge_index[1].argsort(stable=True)]
+    data.weight = torch.rand(200, dtype=torch.float64)
+    args = {'weight_attr': 'weight', 'batch_size': 9, 'seed': 1, 'device': device}
+    wanted = list(FastNeighborLoader(data, [2, 2], **args))
+    loader = FastNeighborLoader(data, [2, 2], **args)
+    data.weight.fill_(float('nan'))
+    for a, b in zip(wanted, loader, strict=True):
+        assert torch.equal(a.e_id, b.e_id)
 
 
 def test_attributes_that_come_and_go(device: torch.device, apart: Apart, data: Data) -> None:

@@ -625,3 +625,13 @@ def test_uniform(device: torch.device) -> None:
         (batch,) = loader
         count[batch.e_id.cpu()] += 1
     assert (count / 600 - 0.3).abs().max() < 0.07
+
+
+def test_values_of_a_matrix_are_read_at_hand_out(device: torch.device) -> None:
+    data = random_data()
+    del data.edge_index, data.edge_attr
+    data.adj_t = (torch.rand(60, 60, device=device) + 1).to_sparse_csr()
+    data = data.to(device)
+    for k, batch in enumerate(FastNeighborLoader(data, [3, 2], batch_size=5)):
+        assert k == 0 or (batch.adj_t.values() == k).all()
+        data.adj_t.values().fill_(k + 1)

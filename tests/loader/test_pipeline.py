@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._pipeline import ThreadedIterator
+from pyg_fast.loader._pipeline import Made, ThreadedIterator
 from pyg_fast.loader._stats import Meter
 from tests.loader._graphs import random_data
 
@@ -26,7 +26,7 @@ def threads() -> int:
 def counted(made: list[int], end: int = 100) -> Iterator[Any]:
     for k in range(end):
         made.append(k)
-        yield Data(number=k), []
+        yield Made(Data(number=k), [])
 
 
 def threaded(
@@ -174,3 +174,64 @@ def test_batches_are_there_when_the_stream_uses_them(device: torch.device) -> No
     stats = loader.stats
     assert min(stats.sample_seconds, stats.fetch_seconds) > 0
     assert stats.wait_seconds >= 0
+
+
+def test_an_error_at_the_end_reaches_the_caller(device: torch.device) -> None:
+    class Fails:
+        def __iter__(self) -> 'Fails':
+            return self
+
+        def __next__(self) -> Any:
+            raise StopIteration
+
+        def close(self) -> None:
+            raise KeyError('at the end')
+
+    with pytest.raises(KeyError, match='at the end'):
+        next(threaded(Fails(), device))
+    assert threads() == 0
+
+
+def test_memory_goes_once_the_stream_is_done(device: torch.device) -> None:
+    """What `made` holds, kernels may still read."""
+    if device.type == 'cpu':
+        pytest.skip('a CPU has no streams')
+    done = []
+
+    def made() -> Iterator[Any]:
+        try:
+            for k in range(100):
+                torch.cuda._sleep(50_000_000)
+                event = torch.cuda.current_stream().record_event()
+                yield Made(Data(number=k), [])
+        finally:
+            done.append(event.query())
+
+    iterator = threaded(made(), device)
+    next(iterator)
+    iterator.close()
+    assert done == [True]
+
+
+@pytest.mark.parametrize('mode', ['global', 'thread_local', 'relaxed'])
+def test_a_graph_is_captured_while_batches_are_made(device: torch.device, mode: str) -> None:
+    if device.type == 'cpu':
+        pytest.skip('of CUDA only')
+    data = random_data(100_000, 2_000_000)
+    data.x = torch.randn(100_000, 128)
+    loader = FastNeighborLoader(
+        data, [10, 10], batch_size=512, seed=1, device=device, features='host', topology='host'
+    )
+    linear, x = torch.nn.Linear(128, 128).to(device), torch.randn(512, 128, device=device)
+    wanted = linear(x)
+    for k, batch in enumerate(loader):
+        if k >= 2:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode=mode):
+                for _ in range(200):
+                    out = linear(x)
+            graph.replay()
+            torch.testing.assert_close(out, wanted)
+        assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
+        if k == 20:
+            break

@@ -80,3 +80,46 @@ def test_replicas_share_the_work_of_one_epoch() -> None:
     alone = FastNeighborLoader(data, [2, 2], rank=0, num_replicas=1, **args)
     plain = FastNeighborLoader(data, [2, 2], **args)
     assert all(map(equal, alone, plain))
+
+
+@pytest.mark.parametrize('kind', ['nodes', 'numpy', 'mask'])
+def test_seeds_are_not_the_users_memory(device: torch.device, kind: str) -> None:
+    seeds = torch.arange(50)
+    if kind == 'mask':
+        seeds = torch.arange(60) < 50
+    given = seeds.numpy() if kind == 'numpy' else seeds
+    input_id = torch.arange(50) + 100
+    loader = FastNeighborLoader(
+        random_data(), [3], 10, given, input_id=input_id, seed=0, device=device
+    )
+    wanted = list(loader)
+    loader.epoch = 0
+    seeds.fill_(1 if kind == 'mask' else 10**9)
+    input_id.fill_(-1)
+    assert all(map(equal, wanted, loader))
+    assert torch.cat([batch.input_id.cpu() for batch in wanted]).equal(torch.arange(50) + 100)
+
+
+@pytest.mark.parametrize('as_numpy', [False, True])
+def test_what_a_sampler_fills_again_and_again(device: torch.device, as_numpy: bool) -> None:
+    positions = torch.arange(4)
+
+    def refilled(memory: object) -> object:
+        for k in range(15):
+            positions.copy_(torch.arange(4 * k, 4 * k + 4))
+            yield memory
+            positions.fill_(10**9)
+
+    class Sampler:
+        def __len__(self) -> int:
+            return 15
+
+        def __iter__(self) -> object:
+            return refilled(positions.numpy() if as_numpy else positions)
+
+    loader = FastNeighborLoader(
+        random_data(), [3], batch_sampler=Sampler(), reorder=True, device=device
+    )
+    batches = sorted(loader, key=lambda batch: int(batch.input_id[0]))
+    assert torch.cat([batch.input_id.cpu() for batch in batches]).equal(torch.arange(60))
+    assert torch.cat([batch.n_id[:4].cpu() for batch in batches]).equal(torch.arange(60))

@@ -63,12 +63,12 @@ assert os.listdir(_share._MEMORY) == []
 dist.destroy_process_group()
 
 # A thread that makes batches ahead does not outlive the interpreter.
-from pyg_fast.loader._pipeline import ThreadedIterator
+from pyg_fast.loader._pipeline import Made, ThreadedIterator
 from pyg_fast.loader._stats import Meter
 
 def endless():
     while True:
-        yield data, []
+        yield Made(data, [])
 
 left = ThreadedIterator(endless(), None, Meter(torch.device('cpu')), 1, None, 2)
 next(left)

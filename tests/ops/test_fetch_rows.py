@@ -1,6 +1,8 @@
 """Rows of features from wherever they are: every type and width, every source, bad input."""
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.ops import fetch_rows, reference
+from pyg_fast.ops import _lifetime, fetch_rows, reference
 from pyg_fast.ops._library import ops
 
 DTYPES = [
@@ -292,3 +294,118 @@ def test_fake_tensors(device: torch.device) -> None:
         x = mode.from_tensor(torch.rand(9, 4, device=device))
         out = ops.fetch_rows(x, torch.arange(3, device=device), *[None] * 5)
     assert (out.shape, out.dtype) == ((3, 4), torch.float32)
+
+
+# --- what stays alive ----------------------------------------------------------------------------
+
+
+class FakeStream:
+    """Does its work when told to."""
+
+    device = 'fake'
+
+    def __init__(self, number: int) -> None:
+        self.cuda_stream = number
+        self.given = self.done = 0
+
+    def record_event(self) -> Any:
+        self.given += 1
+        return FakeEvent(self, self.given)
+
+
+class FakeEvent:
+    def __init__(self, stream: FakeStream, number: int) -> None:
+        self.stream, self.number = stream, number
+
+    def query(self) -> bool:
+        return self.number <= self.stream.done
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict:
+    monkeypatch.setattr(_lifetime, '_kept', {})
+    return _lifetime._kept
+
+
+def test_what_is_read_is_kept_until_it_is_done(kept: dict) -> None:
+    streams = [FakeStream(k) for k in range(2)]
+    a, b, c = (torch.zeros(4) for _ in range(3))
+    for stream in streams:
+        for _ in range(5):
+            _lifetime._keep(stream, [a, a[1:]])
+    assert len(kept) == 2  # however often they read it
+    streams[0].done = 4
+    _lifetime._keep(streams[0], [b])
+    assert len(kept) == 3
+    streams[0].done = 5
+    _lifetime._keep(streams[1], [c])
+    assert {key[1:] for key in kept} == {
+        (1, a.data_ptr()), (0, b.data_ptr()), (1, c.data_ptr())
+    }  # fmt: skip
+    streams[0].done = streams[1].done = 6
+    _lifetime._keep(streams[0], [a])
+    assert [key[1:] for key in kept] == [(0, a.data_ptr())]
+
+
+def test_keeping_from_many_threads(kept: dict) -> None:
+    def use(stream: FakeStream) -> None:
+        for _ in range(200):
+            _lifetime._keep(stream, [torch.zeros(3)])
+            stream.done = stream.given - 1
+
+    threads = [threading.Thread(target=use, args=(FakeStream(k),)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(kept) <= 16
+
+
+def test_nothing_is_kept_on_a_cpu(kept: dict) -> None:
+    fetch_rows(X, INDEX)
+    assert not kept
+
+
+def test_host_memory_outlives_the_call(device: torch.device) -> None:
+    if device.type == 'cpu':
+        pytest.skip('a CPU reads before the call returns')
+    num_rows, wrong = 100_000, 0
+    index = torch.randperm(num_rows, device=device)
+    x = torch.ones(num_rows, 256).pin_memory()
+    fetch_rows(x, index[:10])
+    for _ in range(3):
+        torch.cuda._sleep(500_000_000)  # The stream is busy, as in training.
+        out = fetch_rows(x, index)
+        del x
+        x = torch.empty(num_rows, 256, pin_memory=True).fill_(-1)  # The memory that is free now.
+        torch.cuda.synchronize()
+        wrong += int((out != 1).sum())
+        x.fill_(1)
+    assert wrong == 0
+
+
+def test_host_memory_is_let_go(device: torch.device) -> None:
+    if device.type == 'cpu':
+        pytest.skip('nothing is kept')
+    index = torch.arange(9, device=device)
+    for _ in range(50):
+        fetch_rows(torch.rand(9, 4).pin_memory(), index)
+    torch.cuda.synchronize()
+    fetch_rows(torch.rand(9, 4).pin_memory(), index)
+    assert len(_lifetime._kept) == 1
+
+
+def test_nothing_is_kept_in_a_capture(device: torch.device, kept: dict) -> None:
+    if device.type == 'cpu':
+        pytest.skip('of CUDA only')
+    x, index = torch.rand(9, 4).pin_memory(), torch.arange(9, device=device)
+    fetch_rows(x, index)
+    torch.cuda.synchronize()
+    kept.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = ops.fetch_rows(x, index, *[None] * 5)
+        _lifetime.keep_until_read(device, x)
+    assert not kept
+    graph.replay()
+    assert out.cpu().equal(x)

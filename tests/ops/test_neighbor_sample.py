@@ -1,3 +1,5 @@
+import copy
+import pickle
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast.datasets import planted_structure
-from pyg_fast.ops import NodeMap, SampledSubgraph, neighbor_sample, reference, relabel, to_csr
+from pyg_fast.ops import (
+    NodeMap,
+    SampledSubgraph,
+    match,
+    neighbor_sample,
+    random_walk,
+    reference,
+    relabel,
+    to_csr,
+    visited_neighbors,
+)
 from pyg_fast.ops._ids import fitting_map
 from pyg_fast.ops._library import ops
 
@@ -275,6 +287,74 @@ def test_graph_in_host_memory(device: torch.device) -> None:
         neighbor_sample(rowptr, col, seeds.to(device), [5])
 
 
+def test_weights_in_host_memory(device: torch.device) -> None:
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    rowptr, col = planted_structure('small')
+    perm = torch.randperm(2 * col.numel()).int()[::2]
+    pinned, seeds = [t.pin_memory() for t in (rowptr, col)], torch.arange(100)
+    for dtype in (torch.float32, torch.float64):
+        weight = torch.rand(col.numel()).to(dtype)
+        for replace in (False, True):
+            options = {'edge_weight': weight, 'replace': replace, 'seed': 1}
+            expected = neighbor_sample(
+                rowptr.to(device), col.to(device), seeds.to(device), [5, 3],
+                **{**options, 'edge_weight': weight.to(device)},
+            )  # fmt: skip
+            out = neighbor_sample(*pinned, seeds.to(device), [5, 3], **options)
+            assert all(map(torch.equal, out[:5], expected[:5]))
+    with pytest.raises(ValueError, match="'perm' must be"):
+        neighbor_sample(*pinned, seeds.to(device), [5], perm=perm)
+
+
+@pytest.mark.parametrize('kind', ['walk', 'visits', 'induced'])
+def test_graph_in_host_memory_outlives_the_call(device: torch.device, kind: str) -> None:
+    if device.type == 'cpu':
+        pytest.skip('a CPU reads before the call returns')
+    calls: dict[str, Callable] = {
+        'walk': lambda csr: random_walk(*csr, seeds, 20, seed=1),
+        'visits': lambda csr: visited_neighbors(
+            *csr, seeds, 5, num_walks=20, walk_length=5, seed=1
+        )[0],
+        'induced': lambda csr: neighbor_sample(*csr, seeds, [4], induced=True, seed=1).edge_index,
+    }
+    csr, call = planted_structure('small'), calls[kind]
+    seeds = torch.arange(1000, device=device)
+    wanted = call(tuple(t.to(device) for t in csr))
+    for _ in range(3):
+        torch.cuda._sleep(500_000_000)
+        pinned = [t.pin_memory() for t in csr]
+        out = call(pinned)
+        sizes = [t.numel() for t in pinned]
+        del pinned
+        again = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for size in sizes]
+        assert torch.equal(out, wanted)
+        del again
+
+
+@pytest.mark.parametrize('fanouts', [(-1, -1, -1), (2, -1)])
+def test_counts_are_written_before_they_are_read(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, fanouts: tuple
+) -> None:
+    module = sys.modules['pyg_fast.ops.neighbor_sample']
+    monkeypatch.setattr(module, '_MOST_GUESSED', 0)  # As for large graphs: each hop is waited for.
+    seen = []
+    grow = module._Growing.grow
+
+    def spy(self: Any, hop: int, *args: Any) -> Any:
+        seen.append(self.counts[:, : hop + 2].clone())
+        return grow(self, hop, *args)
+
+    monkeypatch.setattr(module._Growing, 'grow', spy)
+    torch.use_deterministic_algorithms(True)  # Fills memory that is not written.
+    try:
+        sample(device, planted_structure('tiny'), torch.arange(10), fanouts)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(seen) == len(fanouts)
+    assert all(int(counts.max()) < 2**31 for counts in seen)
+
+
 def test_input_is_left_alone(device: torch.device) -> None:
     rowptr, col = (t.to(device) for t in planted_structure('tiny'))
     seeds = torch.arange(10, device=device)
@@ -394,6 +474,52 @@ def test_node_map() -> None:
     assert fitting_map(None, 2**27 + 1, 2**27 + 1, cpu).hashed
     assert fitting_map(None, 10**6, 10, cpu).hashed
     assert not fitting_map(None, 10**6, 10**6, cpu).hashed
+
+
+@pytest.mark.parametrize(
+    'copied', [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_copies_of_a_node_map(device: torch.device, copied: Callable) -> None:
+    node_map = NodeMap(50, device, hashed=True)
+    ids = torch.randint(50, (80,), device=device)
+    wanted = relabel(ids)
+    relabel(ids.flip(0), node_map=node_map)
+    other = copied(node_map)
+    assert (other.num_nodes, other.device, other.hashed) == (50, node_map.device, True)
+    for used in (other, node_map, other):
+        assert all(map(torch.equal, relabel(ids, node_map=used), wanted))
+
+
+@pytest.mark.parametrize('hashed', [False, True])
+def test_a_node_map_goes_from_stream_to_stream(device: torch.device, hashed: bool) -> None:
+    if device.type == 'cpu':
+        pytest.skip('a CPU has no streams')
+    num_nodes, node_map = 10**6, NodeMap(10**6, device, hashed)
+    lists = [torch.randperm(num_nodes, device=device)[: 10**5] for _ in range(8)]
+    wanted = [match(a, b, num_nodes) for a, b in zip(lists, lists[1:], strict=False)]
+    streams = [torch.cuda.Stream(device) for _ in range(2)]
+    torch.cuda.synchronize()
+    got = []
+    for k, pair in enumerate(zip(lists, lists[1:], strict=False)):
+        with torch.cuda.stream(streams[k % 2]):
+            torch.cuda._sleep(20_000_000)
+            got.append(match(*pair, num_nodes, node_map=node_map))
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, got, wanted))
+
+
+def test_a_node_map_in_a_capture(device: torch.device) -> None:
+    if device.type == 'cpu':
+        pytest.skip('of CUDA only')
+    ids, node_map = torch.arange(5, device=device), NodeMap(9, device)
+    match(ids, ids, 9, node_map=node_map)
+    torch.cuda.synchronize()
+    with (
+        pytest.raises(RuntimeError, match='while a CUDA graph is captured'),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        match(ids, ids, 9, node_map=node_map)
+    assert torch.equal(match(ids, ids, 9, node_map=node_map), ids)
 
 
 # --- raw ops -------------------------------------------------------------------------------------
