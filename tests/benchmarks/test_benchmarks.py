@@ -106,6 +106,7 @@ def test_reorder_does_not_time_another_graph(
             str(tmp_path)])
 
 
+@pytest.mark.optional
 def test_spmm(tmp_path: Path) -> None:
     report, markdown, log = run(
         'spmm', tmp_path, '--graphs', 'tiny,ddi', '--widths', '8', '--reduce', 'sum,mean,max',
@@ -128,6 +129,7 @@ def test_spmm(tmp_path: Path) -> None:
         'ratio': pytest.approx(best['geometric_mean']), 'graph': 'tiny', 'width': 8}
 
 
+@pytest.mark.optional
 def test_gcn(tmp_path: Path) -> None:
     report, markdown, _ = run(
         'gcn', tmp_path, '--graphs', 'tiny', '--channels', '8', '--edges', '1000')
@@ -145,6 +147,7 @@ def test_gcn(tmp_path: Path) -> None:
     assert all(result['error'] <= 1 for result in step.values())
 
 
+@pytest.mark.optional
 def test_maxk(tmp_path: Path) -> None:
     report, markdown, _ = run(
         'maxk', tmp_path, '--graphs', 'tiny', '--widths', '12', '--k', '2,12,16', '--select-widths',

@@ -48,6 +48,7 @@ def sections_of(report: dict) -> dict[str, dict]:
     return {section['title'].split(',')[0]: section for section in report['sections']}
 
 
+@pytest.mark.optional
 def test_sampling(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
     found, markdown = report('--sections', 'sample')
     sections = sections_of(found)
@@ -82,6 +83,7 @@ def test_aggregation(bench: Any, report: Callable[..., tuple[dict, str]]) -> Non
             assert all(result['error'] > 0 for result in cell['results'].values())
 
 
+@pytest.mark.optional
 def test_epochs(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
     found, markdown = report('--sections', 'epoch,ablation', '--rival-batches', '2')
     sections = sections_of(found)
@@ -266,6 +268,7 @@ def test_arguments_are_checked(
     assert args[0] in capsys.readouterr().err
 
 
+@pytest.mark.optional
 def test_accuracy(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -768,6 +768,7 @@ def test_docstring_lists_what_fails() -> None:
     assert sorted(listed) == sorted(name.split()[0] for name in FAIL_AFTER_TO_CSR)
 
 
+@pytest.mark.optional
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name', sorted(TRANSFORMS.keys() - FAIL_AFTER_TO_CSR))
 def test_transform_after_to_csr(name: str) -> None:
