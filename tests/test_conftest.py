@@ -1,5 +1,6 @@
 """`--skipped` runs again what could not run before: .ci/run relies on it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,8 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, '-m', 'pytest', '-q', *arguments, 'tests']
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != 'PYTEST_ADDOPTS'}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
