@@ -50,7 +50,20 @@ def contenders(case: Case, reordered: dict[str, Data], width: int) -> list[Conte
     return [contender(name, data) for name, data in reordered.items()]
 
 
-def costs(graph: Graph) -> list[Contender]:
+def usable_methods() -> tuple[list[str], dict[str, str]]:
+    """The methods whose packages are installed, and why the others cannot run."""
+    usable, left_out = [], {}
+    for method in METHODS:
+        try:
+            Reorder(method)
+        except ImportError as error:
+            left_out[method] = str(error)
+        else:
+            usable.append(method)
+    return usable, left_out
+
+
+def costs(graph: Graph, methods: Sequence[str]) -> list[Contender]:
     data = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
 
     def check(out: Data) -> float:
@@ -59,7 +72,7 @@ def costs(graph: Graph) -> list[Contender]:
 
     return [
         *(Contender(method, lambda method=method: lambda: Reorder(method)(data), True, check)
-          for method in METHODS),
+          for method in methods),
         Contender(SORTING, lambda: lambda: ToCSR()(data), ours=True)]
 
 
@@ -72,11 +85,12 @@ def locality(edge_index: Tensor, num_nodes: int) -> tuple[float, float]:
 
 
 def run_graph(
-    graph: Graph, widths: Sequence[int], settings: Settings, report: _harness.Report,
+    graph: Graph, methods: Sequence[str], widths: Sequence[int], settings: Settings,
+    report: _harness.Report,
 ) -> None:
     case = Case(graph, torch.float32, max(widths))
     data = Data(x=case.x, edge_index=case.prepared, edge_weight=case.weight)
-    reordered = {AS_IS: data, **{method: Reorder(method)(data) for method in METHODS}}
+    reordered = {AS_IS: data, **{method: Reorder(method)(data) for method in methods}}
     if graph.num_edges:
         places = {
             name: locality(some.edge_index.as_tensor(), graph.num_nodes)
@@ -85,7 +99,7 @@ def run_graph(
             f'{name} {gap:.3f}, {blocks:.3f}' for name, (gap, blocks) in places.items()) + '.')
     section = report.section(
         'sum, forward, float32', columns={name: [name] for name in reordered},
-        versus=[Versus(AS_IS, method, [AS_IS]) for method in METHODS])
+        versus=[Versus(AS_IS, method, [AS_IS]) for method in methods])
     for width in widths:
         results = _harness.measure(
             contenders(case, reordered, width), dataclasses.replace(settings, device_time=True))
@@ -95,10 +109,10 @@ def run_graph(
             f'{name} {result.text()}' for name, result in results.items()))
     del reordered
     section = report.section(
-        'Reordering', Costs, columns={name: [name] for name in (*METHODS, SORTING)}, width='edges',
-        versus=[Versus(SORTING, method, [SORTING]) for method in METHODS])
+        'Reordering', Costs, columns={name: [name] for name in (*methods, SORTING)}, width='edges',
+        versus=[Versus(SORTING, method, [SORTING]) for method in methods])
     once = dataclasses.replace(settings, repeats=min(settings.repeats, _REPEATS))
-    results = _harness.measure(costs(graph), once)
+    results = _harness.measure(costs(graph, methods), once)
     section.cells.append(Cell(graph.name, graph.num_edges, results))
     _harness.log(f'{graph.name}: ' + ', '.join(
         f'{name} {result.text()}' for name, result in results.items()))
@@ -122,11 +136,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         f'beside "{SORTING}", which sorts it.',
         '', 'Mean distance of neighbours over the number of nodes, and blocks of '
         f'{_BLOCK} nodes that {_ROWS} destinations read, per edge:', ''])
+    methods, report.left_out = usable_methods()
     names = args.graphs or (_graphs.quick_names if args.quick else _graphs.default_names)(
         settings.device)
     for graph in _graphs.load_each(names, settings.device, report.left_out):
         report.graphs[graph.name] = graph.summary()
-        run_graph(graph, widths, settings, report)
+        run_graph(graph, methods, widths, settings, report)
         report.save()
     report.finish()
 

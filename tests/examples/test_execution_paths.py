@@ -62,7 +62,12 @@ def test_usual_options(example: ModuleType) -> None:
         ('--steps 0', 'argument --steps: got 0, expected at least 1'),
         ('--dropout 1', 'argument --dropout: got 1, expected at least 0 and less than 1'),
         ('--plot a.txt', '--plot a.txt: expected a name ending in .png, .pdf or .svg'),
-        ('--plot no/such/a.png', '--plot no/such/a.png: no such folder'),
+        pytest.param(
+            *('--plot no/such/a.png', '--plot no/such/a.png: no such folder'),
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec('matplotlib') is None, reason='needs matplotlib'
+            ),
+        ),
         ('--json no/such/a.json', '--json no/such/a.json: no such folder'),
     ],
 )

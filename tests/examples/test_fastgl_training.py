@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import remove_self_loops
 
 from pyg_fast.datasets import PlantedGraph
@@ -174,9 +175,14 @@ def test_loaders(example: ModuleType, tiny: Data, device: torch.device) -> None:
     in_order = example.new_loader(tiny, nodes, [2], args, shuffle=False)
     assert torch.cat([batch.n_id[:batch.batch_size] for batch in in_order]).tolist() == (
         nodes.tolist())
-    if importlib.util.find_spec('torch_sparse') or importlib.util.find_spec('pyg_lib'):
-        args = options(example, f'{QUICK} --loader pyg')
-        assert isinstance(example.new_loader(tiny, nodes, [2], args), NeighborLoader)
+
+
+@pytest.mark.skipif(
+    not (WITH_PYG_LIB or WITH_TORCH_SPARSE), reason='needs pyg-lib or torch-sparse')
+def test_loader_of_pyg(example: ModuleType, tiny: Data) -> None:
+    nodes = tiny.train_mask.nonzero().view(-1)
+    args = options(example, f'{QUICK} --loader pyg')
+    assert isinstance(example.new_loader(tiny, nodes, [2], args), NeighborLoader)
 
 
 def test_match_and_reorder_do_not_change_what_is_learnt(
