@@ -213,6 +213,7 @@ struct ToCsr {
   bool out64 = false;  // type of the three outputs
   bool by_src = false;  // rows are sources: `row` is row 0 of the user's edge_index
   bool drop_loops = false;
+  bool report = true;  // whether an invalid edge is an error, of which CUDA makes a record
   int64_t num_edges = 0;
   int64_t num_rows = 0;
   int64_t num_cols = 0;
@@ -250,6 +251,7 @@ struct Scatter {
   const void* diag = nullptr;       // [num_dst] acc (num_src == num_dst)
   void* out = nullptr;              // [num_dst, dim]
   int64_t* invalid = nullptr;       // [1] number of invalid edges, or nullptr: not asked for
+  bool report = false;              // whether CUDA makes a record of an invalid edge
 };
 
 // out[e] = row_scale[dst[e]] * col_scale[src[e]] * <a[dst[e]], b[src[e]]>, 0 for edges left out.

@@ -26,10 +26,10 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   // self-loops left out on demand. Then by both: destination, source, invalid.
   m.def(
       "to_csr(Tensor edge_index, SymInt num_src, SymInt num_dst, bool reverse, bool index64, "
-      "bool drop_loops) -> (Tensor, Tensor, Tensor, Tensor)");
+      "bool drop_loops, bool report=True) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "to_csr_csc(Tensor edge_index, SymInt num_src, SymInt num_dst, bool index64, "
-      "bool drop_loops) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "bool drop_loops, bool report=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Nodes of a square graph in Rabbit Order, int64; on the CPU alone.
   m.def("rabbit_order(Tensor rowptr, Tensor col) -> Tensor");
@@ -91,7 +91,7 @@ STABLE_TORCH_LIBRARY(pyg_fast, m) {
   // `count`; `reverse` sums at sources.
   m.def(
       "scatter(Tensor edge_index, Tensor? value, Tensor x, Tensor? row_scale, Tensor? col_scale, "
-      "Tensor? diag, SymInt num_dst, bool reverse, bool drop_loops, bool count) "
+      "Tensor? diag, SymInt num_dst, bool reverse, bool drop_loops, bool count, bool report=False) "
       "-> (Tensor, Tensor)");
   m.def(
       "edge_dot(Tensor edge_index, Tensor a, Tensor b, Tensor? row_scale, Tensor? col_scale, "

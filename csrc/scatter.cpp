@@ -37,7 +37,7 @@ std::tuple<Tensor, Tensor> scatter(const Tensor& edge_index_, const OptTensor& v
                                    const Tensor& x_, const OptTensor& row_scale_,
                                    const OptTensor& col_scale_, const OptTensor& diag_,
                                    int64_t num_dst, bool reverse, bool drop_loops, bool count,
-                                   const Run& run) {
+                                   bool report, const Run& run) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
   Scatter p;
   p.dtype = dtype_of(x_, "x");
@@ -62,6 +62,7 @@ std::tuple<Tensor, Tensor> scatter(const Tensor& edge_index_, const OptTensor& v
   Tensor out = empty(x, {num_dst, p.dim}, type);
   Tensor invalid = empty(x, {count ? 1 : 0}, ScalarType::Long);
   p.out = out.mutable_data_ptr();
+  p.report = report;
   if (count) p.invalid = static_cast<int64_t*>(invalid.mutable_data_ptr());
   run(p, x);
   return {out, invalid};
@@ -70,9 +71,9 @@ std::tuple<Tensor, Tensor> scatter(const Tensor& edge_index_, const OptTensor& v
 std::tuple<Tensor, Tensor> scatter_cpu(const Tensor& edge_index, OptTensor value, const Tensor& x,
                                        OptTensor row_scale, OptTensor col_scale, OptTensor diag,
                                        int64_t num_dst, bool reverse, bool drop_loops,
-                                       bool count) {
+                                       bool count, bool report) {
   return scatter(edge_index, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops,
-                 count, [](const Scatter& p, const Tensor&) {
+                 count, report, [](const Scatter& p, const Tensor&) {
                    const int64_t work = (p.coo.num_edges + p.coo.num_dst) * (p.dim + 8) / 8;
                    shared_out(p.coo.num_dst, work, [&](int64_t begin, int64_t end) {
                      cpu::scatter(p, begin, end);
@@ -277,9 +278,9 @@ Tensor gcn_weight_backward_cpu(const Tensor& edge_index, const Tensor& grad, con
 std::tuple<Tensor, Tensor> scatter_cuda(const Tensor& edge_index, OptTensor value, const Tensor& x,
                                         OptTensor row_scale, OptTensor col_scale, OptTensor diag,
                                         int64_t num_dst, bool reverse, bool drop_loops,
-                                       bool count) {
+                                       bool count, bool report) {
   return scatter(edge_index, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops,
-                 count, [](const Scatter& p, const Tensor& on) {
+                 count, report, [](const Scatter& p, const Tensor& on) {
                    Launch launch(on);
                    void* scratch = launch.scratch(cuda::scatter_scratch(p));
                    launch.check(cuda::scatter(p, scratch, launch.stream()), "scatter");

@@ -32,12 +32,13 @@ struct Sorted {
 };
 
 ToCsr checked(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool index64,
-              bool drop_loops) {
+              bool drop_loops, bool report) {
   STD_TORCH_CHECK(num_src >= 0 && num_dst >= 0, "num_src and num_dst must not be negative");
   ToCsr p;
   p.in64 = is_index64(edge_index, "edge_index");
   p.out64 = index64;
   p.drop_loops = drop_loops;
+  p.report = report;
   p.num_edges = edge_index.size(1);
   constexpr int64_t kMax = 0x7fffffff;
   STD_TORCH_CHECK(index64 || (p.num_edges <= kMax && num_src < kMax && num_dst < kMax),
@@ -48,9 +49,9 @@ ToCsr checked(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool i
 template <typename Run>
 std::tuple<Tensor, Tensor, Tensor, Tensor> to_csr(const Tensor& edge_index_, int64_t num_src,
                                                   int64_t num_dst, bool reverse, bool index64,
-                                                  bool drop_loops, const Run& run) {
+                                                  bool drop_loops, bool report, const Run& run) {
   const Tensor edge_index = with_contiguous_rows(edge_index_);
-  ToCsr p = checked(edge_index, num_src, num_dst, index64, drop_loops);
+  ToCsr p = checked(edge_index, num_src, num_dst, index64, drop_loops, report);
   const Sorted out(edge_index, reverse ? num_src : num_dst, reverse ? num_dst : num_src, reverse, p);
   Tensor invalid = empty(edge_index, {1}, ScalarType::Long);
   p.invalid = static_cast<int64_t*>(invalid.mutable_data_ptr());
@@ -60,10 +61,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> to_csr(const Tensor& edge_index_, int
 
 template <typename Run>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> to_csr_csc(
-    const Tensor& edge_index_, int64_t num_src, int64_t num_dst, bool index64, bool drop_loops,
+    const Tensor& edge_index_, int64_t num_src, int64_t num_dst, bool index64, bool drop_loops, bool report,
     const Run& run) {
   const Tensor edge_index = with_contiguous_rows(edge_index_);
-  const ToCsr common = checked(edge_index, num_src, num_dst, index64, drop_loops);
+  const ToCsr common = checked(edge_index, num_src, num_dst, index64, drop_loops, report);
   ToCsr p[] = {common, common};
   const Sorted out(edge_index, num_dst, num_src, false, p[0]);
   const Sorted t_out(edge_index, num_src, num_dst, true, p[1]);
@@ -84,13 +85,13 @@ void sort_on_cpu(const ToCsr* p, int count, const Tensor&) {
 }
 
 auto to_csr_cpu(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool reverse,
-                bool index64, bool drop_loops) {
-  return to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops, sort_on_cpu);
+                bool index64, bool drop_loops, bool report) {
+  return to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops, report, sort_on_cpu);
 }
 
 auto to_csr_csc_cpu(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool index64,
-                    bool drop_loops) {
-  return to_csr_csc(edge_index, num_src, num_dst, index64, drop_loops, sort_on_cpu);
+                    bool drop_loops, bool report) {
+  return to_csr_csc(edge_index, num_src, num_dst, index64, drop_loops, report, sort_on_cpu);
 }
 
 #ifdef PYG_FAST_WITH_CUDA
@@ -101,13 +102,13 @@ void sort_on_cuda(const ToCsr* p, int count, const Tensor& on) {
 }
 
 auto to_csr_cuda(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool reverse,
-                 bool index64, bool drop_loops) {
-  return to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops, sort_on_cuda);
+                 bool index64, bool drop_loops, bool report) {
+  return to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops, report, sort_on_cuda);
 }
 
 auto to_csr_csc_cuda(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool index64,
-                     bool drop_loops) {
-  return to_csr_csc(edge_index, num_src, num_dst, index64, drop_loops, sort_on_cuda);
+                     bool drop_loops, bool report) {
+  return to_csr_csc(edge_index, num_src, num_dst, index64, drop_loops, report, sort_on_cuda);
 }
 #endif
 

@@ -416,8 +416,8 @@ const char* scatter(const Scatter& p, void* scratch, void* stream_) {
       if (error != cudaSuccess) return cudaGetErrorString(error);
     }
     // Without columns there is nothing to add, but edges to be looked at.
-    if (p.coo.num_edges > 0) {
-      int64_t* const record = error_record();
+    if (p.coo.num_edges > 0 && (total > 0 || p.invalid || p.report)) {
+      int64_t* const record = p.report ? error_record() : nullptr;
       const bool vectors =
           p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(sum);
       Csr like;  // for its number of edges

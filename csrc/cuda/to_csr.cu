@@ -267,7 +267,7 @@ const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(rows / kSmallRows + 1), count);
   const auto with = [&](auto in, auto out) {
     small_kernel<decltype(in), decltype(out)>
-        <<<grid, kSmallThreads, 0, stream>>>(orientations, error_record());
+        <<<grid, kSmallThreads, 0, stream>>>(orientations, p->report ? error_record() : nullptr);
   };
   if (p->in64) p->out64 ? with(int64_t{}, int64_t{}) : with(int64_t{}, int32_t{});
   else p->out64 ? with(int32_t{}, int64_t{}) : with(int32_t{}, int32_t{});
@@ -297,7 +297,7 @@ int64_t to_csr_scratch(const ToCsr* p, int count) {
 const char* to_csr(const ToCsr* p, int count, void* scratch, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   if (all_small(p, count)) return run_small(p, count, stream);
-  int64_t* const record = error_record();
+  int64_t* const record = p->report ? error_record() : nullptr;
   for (int k = 0; k < count; ++k) {
     const char* error =
         p[k].in64 ? run<int64_t>(p[k], scratch, record, stream)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.graph import Graph, cache_of
+from ..ops._kept import keep
+from ..ops.graph import Graph
 from ..ops.to_csr import to_csr
 
 
@@ -27,7 +28,7 @@ def to_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeIndex,
     """
     data = edge_index.as_tensor().detach() if isinstance(edge_index, EdgeIndex) else edge_index
     num_src, num_dst = size
-    colptr, row, perm = to_csr(data, num_src, num_dst)
+    colptr, row, perm = to_csr(data, num_src, num_dst, wait=True)
     perm = perm.long()
     data = data.long()[:, perm].contiguous()
     out = EdgeIndex(data, sparse_size=size, sort_order='col')
@@ -36,7 +37,6 @@ def to_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeIndex,
     out._T_perm = t_perm.long()
     out._T_indptr = rowptr.long()
     out._T_index = (data[0][out._T_perm], col.long())
-    cache_of(out)['graph', num_src, num_dst, False] = Graph(
-        colptr, row, None, rowptr, col, t_perm, num_src, num_dst
-    )
+    graph = Graph(colptr, row, None, rowptr, col, t_perm, num_src, num_dst)
+    keep(out, ('graph', num_src, num_dst, False), graph, wait=True)
     return out, perm

@@ -1,6 +1,7 @@
 """Execution paths: what each layer's backward pass reads and writes when only some nodes train."""
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops._edges import check_edge_index, notes_of
-from ..ops.graph import Graph, cache_of, graph_of
+from ..ops._edges import check_edge_index, is_capturing
+from ..ops._kept import Entry, cache_of
+from ..ops.graph import Graph, graph_of
 from ..ops.groups import check_size
 from ..ops.path_spmm import Operator, Rows, Watch
 from ..ops.to_csr import to_csr
@@ -95,8 +97,9 @@ class ExecutionPath:
         self.__dict__.update(fields)
         self._noted: tuple[Tensor, Any] | None = None
         self._is_noted = False
-        self._grouped: Graph | None = None
-        self._kept: dict[Any, tuple[tuple, Any]] = {}
+        self._derived: dict[Any, Entry] = {}
+        # What the captures of CUDA graphs have read: their replays read it, too.
+        self._captured: dict[int, Entry] = {}
 
     # What a store of tensors can do ----------------------------------------------------------
 
@@ -210,8 +213,7 @@ class ExecutionPath:
             if value is not None:
                 check_size(value, name)
         self.group_size, self.t_group_size = size, t_size
-        self._kept.clear()
-        self._grouped = None
+        self._derived.clear()
 
     @property
     def graph(self) -> Graph:
@@ -224,9 +226,26 @@ class ExecutionPath:
         )  # fmt: skip
         if self.group_size is None and self.t_group_size is None:
             return graph
-        if self._grouped is None and not torch.compiler.is_compiling():  # It waits for the device.
-            self._grouped = graph.with_groups(self.group_size, self.t_group_size)
-        return graph if self._grouped is None else self._grouped
+        key = ('groups', self.group_size, self.t_group_size)
+        if torch.compiler.is_compiling():  # Making them waits for the device.
+            return self._derived[key].value if key in self._derived else graph
+        return self.derived(key, lambda: graph.with_groups(self.group_size, self.t_group_size))
+
+    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What follows from the structure of the graph alone, made once and ready on every CUDA
+        stream."""
+        if torch.compiler.is_compiling():
+            return make()
+        entry = self._derived.get(key)
+        if entry is not None and entry.is_ready():
+            if is_capturing(self.dst_position):
+                self._captured[id(entry)] = entry
+            return entry.value
+        with torch.inference_mode(False), torch.no_grad():  # It may serve a training step later.
+            value = make()
+        if not is_capturing(self.dst_position):
+            self._derived[key] = Entry(value, wait=True)
+        return value
 
     def operator(
         self,
@@ -235,33 +254,7 @@ class ExecutionPath:
         col_scale: Tensor | None,
         diag: Tensor | None,
     ) -> Operator:
-        """The path's part of a matrix of all nodes, whose scales are kept."""
-        return self.kept(
-            'operator', (value, row_scale, col_scale, diag), self._operator
-        )
-
-    def kept(self, key: Any, given: tuple, make: Callable[..., Any]) -> Any:
-        """What was made of the same tensors (and equal numbers) before; the last of each kind is
-        kept."""
-        if torch.compiler.is_compiling():
-            return make(*given)
-        kept = self._kept.get(key)
-        same = kept is not None and all(
-            a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-            for a, b in zip(kept[0], given, strict=True)
-        )
-        if not same or kept is None:
-            with torch.no_grad():
-                kept = self._kept[key] = (given, make(*given))
-        return kept[1]
-
-    def _operator(
-        self,
-        value: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        diag: Tensor | None,
-    ) -> Operator:
+        """The path's part of a matrix of all nodes."""
         if value is not None and self.perm is None:
             raise ValueError(
                 "'path' was made for a graph without edge weights, but there are some: give "
@@ -282,14 +275,16 @@ class ExecutionPath:
         hidden = self.forward and self.debug  # The gradient of a NaN is one, even of zero.
         if not self.checks or hidden:
             return None
-        noted = None if torch.compiler.is_compiling() else self._note
-        return Watch(self.dst_position, self.counter, noted)
+        compiling = torch.compiler.is_compiling()
+        return self._watch(None if compiling else weakref.WeakMethod(self._note))
+
+    def _watch(self, noted: Any) -> Watch:
+        return Watch(
+            self.dst_position, self.counter, noted, self.layer, self.num_dst, self.strict
+        )
 
     def _note(self) -> None:
-        if _is_capturing(self.counter):
-            return
-        if self.strict:
-            self.check()
+        if is_capturing(self.counter):
             return
         if self.counter.is_cuda:  # On its way to the host while the backward pass goes on.
             if self._noted is None:
@@ -302,7 +297,7 @@ class ExecutionPath:
 
     def check_noted(self) -> None:
         """Raises if the last backward pass had a gradient outside of the path."""
-        if not self._is_noted or _is_capturing(self.counter):
+        if not self._is_noted or is_capturing(self.counter):
             return
         self._is_noted = False
         count = self.counter
@@ -320,25 +315,18 @@ class ExecutionPath:
         Raises:
             ValueError: If so, with the number of rows.
         """
-        count = int(self.counter)
         self._is_noted = False
-        if count:
-            self.counter.zero_()
-            raise ValueError(
-                f"'path' of layer {self.layer} has lost gradients of {count} rows outside of its "
-                f'{self.num_dst} active nodes: the loss has to read nodes of the mask alone, or '
-                'the paths have to be prepared again'
-            )
+        self._watch(None).check()
 
-    def check_fits(self, x: Tensor, edge_index: Any, num_nodes: int) -> None:
+    def check_fits(self, device: torch.device, edge_index: Any, num_nodes: int) -> None:
         """Raises unless the path is of this graph and where the features are."""
-        if self.device != x.device:
-            raise ValueError(f"'path' is on {self.device}, but 'x' is on {x.device}")
+        if self.device != device:
+            raise ValueError(f"'path' is on {self.device}, but 'x' is on {device}")
         if num_nodes != self.num_nodes:
             raise ValueError(
                 f"'path' is of a graph of {self.num_nodes} nodes, but there are {num_nodes}"
             )
-        if isinstance(edge_index, Tensor) and not torch.compiler.is_compiling():
+        if isinstance(edge_index, Tensor) and _can_compare(edge_index):
             signature = signature_of(edge_index)
             # Where edges have weights, their order counts.
             length = len(signature) if self.perm is not None else -1
@@ -349,8 +337,11 @@ class ExecutionPath:
                 )
 
 
-def _is_capturing(t: Tensor) -> bool:
-    return t.is_cuda and torch.cuda.is_current_stream_capturing()
+def _can_compare(edge_index: Tensor) -> bool:
+    # A capture cannot wait for a hash; that of a prepared graph is kept.
+    if torch.compiler.is_compiling():
+        return False
+    return isinstance(edge_index, EdgeIndex) or not is_capturing(edge_index)
 
 
 def _hashed(values: Tensor) -> int:
@@ -360,25 +351,34 @@ def _hashed(values: Tensor) -> int:
 
 
 def signature_of(edge_index: Tensor) -> tuple[int, ...]:
-    """What tells a list of edges from others: their number, set and order; found out once."""
-    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
-    notes = cache_of(edge_index) if isinstance(edge_index, EdgeIndex) else notes_of(data)
-    if 'signature' not in notes:
-        src, dst = data.long()
-        edge = src * 3141592653589793239 + dst * 2718281828459045235
-        order = torch.arange(edge.numel(), device=edge.device) * 1618033988749894849
-        notes['signature'] = (edge.numel(), _hashed(edge), _hashed(edge ^ order))
-    return notes['signature']
+    """What tells a list of edges from others: their number, set and order.
+
+    A prepared graph keeps it; of a plain list it is worked out at every call.
+    """
+    if not isinstance(edge_index, EdgeIndex):
+        return _signature(edge_index)
+    facts = cache_of(edge_index).facts
+    if 'signature' not in facts:
+        facts['signature'] = _signature(edge_index._data)
+    return facts['signature']
 
 
-def mask_signature_of(mask: Tensor) -> tuple[int, ...]:
-    """What tells a mask from others; checked and found out once."""
-    notes = notes_of(mask) if isinstance(mask, Tensor) else {}
-    if 'mask' not in notes:
-        check_mask(mask)
-        nodes = mask.nonzero().view(-1)
-        notes['mask'] = (mask.numel(), nodes.numel(), _hashed(nodes + 1))
-    return notes['mask']
+def _signature(data: Tensor) -> tuple[int, ...]:
+    src, dst = data.long()
+    edge = src * 3141592653589793239 + dst * 2718281828459045235
+    order = torch.arange(edge.numel(), device=edge.device) * 1618033988749894849
+    return edge.numel(), _hashed(edge), _hashed(edge ^ order)
+
+
+def mask_signature_of(mask: Any) -> tuple[int, ...]:
+    """What tells a mask from others, worked out at every call.
+
+    Raises:
+        TypeError, ValueError: As :func:`check_mask`.
+    """
+    check_mask(mask)
+    nodes = mask.nonzero().view(-1)
+    return mask.numel(), nodes.numel(), _hashed(nodes + 1)
 
 
 def check_mask(mask: Any, num_nodes: int | None = None, name: str = 'mask') -> None:
@@ -440,7 +440,7 @@ def execution_paths(
     if mask.device != edge_index.device:
         raise ValueError(f"'mask' is on {mask.device}, but 'edge_index' is on {edge_index.device}")
     num_nodes = mask.size(0)
-    graph = graph_of(edge_index, num_nodes, num_nodes, drop_loops=True)
+    graph = graph_of(edge_index, num_nodes, num_nodes, drop_loops=True, wait=True)
     common = dict(
         num_layers=num_layers, num_nodes=num_nodes, loops=_loops(edge_index, num_nodes),
         graph_signature=signature_of(edge_index), mask_signature=mask_signature_of(mask),

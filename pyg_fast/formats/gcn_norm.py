@@ -6,15 +6,18 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.graph import Graph, cache_of, graph_of, kept, num_loops
-from ..ops.sampled_spmm import Sampling, sampled_sum
+from ..ops._kept import keep, kept
+from ..ops._library import ops
+from ..ops.graph import Graph, graph_of, num_loops
+from ..ops.sampled_spmm import Sampling, sampled_graph, sampled_sum
 from ..ops.spmm import acc_dtype, reduce_sum
 
 
 class GCNNorm(NamedTuple):
     r"""A normalised adjacency matrix
     :math:`\mathbf{D} \mathbf{A} \mathbf{D} + \mathbf{E}` with diagonal matrices
-    :math:`\mathbf{D}` and :math:`\mathbf{E}` (the self-loops).
+    :math:`\mathbf{D}` and :math:`\mathbf{E}` (the self-loops). Of weights that take a gradient
+    :math:`\mathbf{A}` is normalised itself.
 
     Shapes:
         - **value:** entries of :math:`\mathbf{A}` :math:`(|\mathcal{E}|)`, :obj:`None` for ones
@@ -43,13 +46,12 @@ def gcn_norm(
     flow: str = 'source_to_target',
     transpose: bool = True,
     sampling: Sampling | None = None,
+    copy: bool = False,
 ) -> GCNNorm:
     r"""Normalises an adjacency matrix symmetrically by its in-degrees.
 
-    Without weights nothing of size :math:`|\mathcal{E}|` is made beside the sorted graph. For an
-    :class:`~torch_geometric.EdgeIndex` the result is kept on it as long as its weights (which must
-    not require a gradient for it) stay the same by torch's version counter, which does not see
-    edits through :obj:`.data`.
+    Without weights nothing of size :math:`|\mathcal{E}|` is made beside the sorted graph, and for
+    an :class:`~torch_geometric.EdgeIndex` the result is kept on it. Weights are read at every call.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
@@ -67,50 +69,37 @@ def gcn_norm(
             (default: :obj:`True`)
         sampling (Sampling, optional): Degrees count those edges alone that it takes.
             (default: :obj:`None`, all)
+        copy (bool): Whether the result outlives this call, or its backward pass the weights as they
+            are now: then their values are copied. (default: :obj:`False`)
     """
     reverse = flow == 'target_to_source'
 
-    def make() -> GCNNorm:
-        graph = graph_of(
-            edge_index, num_nodes, num_nodes,
-            transpose=transpose or reverse, drop_loops=loops in ('remaining', 'replace'),
-        )  # fmt: skip
-        graph = graph.t() if reverse else graph
-        if edge_weight is None:
-            # As PyG has it: loops that are there already all have weight one.
-            return _unweighted(graph, dtype, None if loops == 'keep' else fill_value, sampling)
-        return _weighted(
-            edge_index, edge_weight, graph, dtype, fill_value, loops, reverse, sampling
-        )
-
-    differentiable = (
-        edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()
+    graph_options = dict(
+        transpose=transpose or reverse, drop_loops=loops in ('remaining', 'replace')
     )
-    if not isinstance(edge_index, EdgeIndex) or differentiable:
-        return make()
+    if edge_weight is not None:
+        graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
+        graph = graph.t() if reverse else graph
+        weight = edge_weight.to(acc_dtype(dtype))
+        learned = edge_weight.requires_grad and torch.is_grad_enabled()
+        if learned:
+            return _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, sampling)
+        if copy and weight is edge_weight:
+            weight = weight.clone()
+        return _weighted(
+            edge_index, edge_weight, graph, weight.detach(), fill_value, loops, sampling
+        )
     sampled = None if sampling is None else sampling[:2]
-    key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, edge_weight is None, sampled)
-    if torch.compiler.is_compiling():
-        norm = kept(edge_index, key) if edge_weight is None else None
-        if norm is None or (transpose and norm.graph.t_rowptr is None):
-            return make()
-        return norm
-    cache = cache_of(edge_index)
-    if edge_weight is None:
-        if key not in cache or (transpose and cache[key].graph.t_rowptr is None):
-            with torch.inference_mode(False):  # It may serve a training step later.
-                cache[key] = make()
-        return cache[key]
-    if edge_weight.is_inference():
-        return make()
-    of = (edge_weight, edge_weight._version)
-    if key in cache and cache[key][0][0] is of[0] and cache[key][0][1] == of[1]:
-        norm = cache[key][1]
-        if not transpose or norm.graph.t_rowptr is not None:
-            return norm
-    with torch.inference_mode(False), torch.no_grad():
-        norm = make()
-    cache[key] = (of, norm)
+    key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, sampled)
+    norm = kept(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
+    if norm is None or (transpose and norm.graph.t_rowptr is None):
+        with torch.inference_mode(False):  # It may serve a training step later.
+            graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
+            graph = graph.t() if reverse else graph
+            # As PyG has it: loops that are there already all have weight one.
+            norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, sampling)
+        if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
+            keep(edge_index, key, norm)
     return norm
 
 
@@ -136,15 +125,30 @@ def _weighted(
     edge_index: Tensor,
     edge_weight: Tensor,
     graph: Graph,
-    dtype: torch.dtype,
+    weight: Tensor,
     fill_value: float,
     loops: str,
-    reverse: bool,
     sampling: Sampling | None,
 ) -> GCNNorm:
-    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
-    data = data.long()
-    weight = edge_weight.to(acc_dtype(dtype))
+    counted = graph if sampling is None else sampled_graph(graph, sampling)
+    last = _last_loop(edge_index, graph.num_dst) if loops == 'remaining' else None
+    scale, diag = ops.gcn_scale.default(
+        counted.rowptr, counted.perm, weight, last, fill_value, loops != 'keep'
+    )
+    return GCNNorm(graph, weight, scale, None if loops == 'keep' else diag, edge_weight.dtype)
+
+
+def _of_learned(
+    edge_index: Tensor,
+    edge_weight: Tensor,
+    graph: Graph,
+    weight: Tensor,
+    fill_value: float,
+    loops: str,
+    sampling: Sampling | None,
+) -> GCNNorm:
+    # In ops that torch differentiates.
+    data = _data_of(edge_index, graph.num_src)
     ones = weight.new_ones(graph.num_src, 1)
     if sampling is None:
         degree = reduce_sum(graph, ones, weight).view(-1)
@@ -161,22 +165,53 @@ def _weighted(
     return GCNNorm(graph, value, None, diag, edge_weight.dtype)
 
 
+def _data_of(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """The list of edges, whose ends torch may index with."""
+    if isinstance(edge_index, EdgeIndex):
+        return edge_index._data.long()
+    data = edge_index.long()
+    # On CUDA an end out of range is reported later, and must not stop the device until then.
+    return data.clamp(0, max(num_nodes - 1, 0)) if data.is_cuda else data
+
+
+def _last_loop(edge_index: Tensor, num_nodes: int) -> Tensor | None:
+    """The position of each node's last self-loop :math:`(N)`, -1 for none; None: there are no
+    loops. A prepared graph keeps it."""
+    if not isinstance(edge_index, EdgeIndex) or torch.compiler.is_compiling():
+        return _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
+    if num_loops(edge_index) == 0:
+        return None
+    key = ('last_loop', num_nodes)
+    last = kept(edge_index, key)
+    if last is None:
+        with torch.inference_mode(False):
+            last = _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
+        keep(edge_index, key, last)
+    return last
+
+
+def _find_last_loop(data: Tensor, num_nodes: int) -> Tensor:
+    last = data.new_full((num_nodes,), -1)
+    if data.size(1) == 0 or num_nodes == 0:
+        return last
+    position = torch.arange(data.size(1), device=data.device)
+    position = position.masked_fill_(data[0] != data[1], -1)
+    return last.scatter_reduce_(0, data[0], position, 'amax')
+
+
 def _loop_weights(
     edge_index: Tensor, data: Tensor, weight: Tensor, num_nodes: int, fill_value: float
 ) -> Tensor:
     """The weight of each node's self-loop: that of the last one that is there, if any is."""
     loop = weight.new_full((num_nodes,), fill_value)
-    compiling = torch.compiler.is_compiling()
     if data.size(1) == 0 or num_nodes == 0:
         return loop
-    if isinstance(edge_index, EdgeIndex) and not compiling and num_loops(edge_index) == 0:
+    last = _last_loop(edge_index, num_nodes)
+    if last is None:
         return loop
-    is_loop = data[0] == data[1]
-    position = torch.arange(data.size(1), device=data.device).masked_fill_(~is_loop, -1)
-    last = data.new_full((num_nodes,), -1).scatter_reduce_(0, data[0], position, 'amax')
     loop = torch.where(last >= 0, weight.detach()[last.clamp(min=0)], loop)
     if weight.requires_grad:
         # The gradient of an assignment goes to all that were assigned, overwritten ones too.
-        zero = torch.where(is_loop, weight - weight.detach(), weight.new_zeros(()))
+        zero = torch.where(data[0] == data[1], weight - weight.detach(), weight.new_zeros(()))
         loop = loop.index_add(0, data[0], zero)
     return loop

@@ -15,7 +15,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
-from ..ops.graph import Graph, cache_of
+from ..ops._kept import cache_of, keep
+from ..ops.graph import Graph
 
 T = TypeVar('T')
 
@@ -169,7 +170,8 @@ def _map(path: str) -> Any:
     tensors = [_view(memory, *place) for place in layout]
     data, graphs = _Unpickler(io.BytesIO(skeleton), tensors).load()
     for edge_index, kept in zip(_edge_indices(data), graphs, strict=True):
-        cache_of(edge_index).update(kept)
+        for key, graph in kept.items():
+            keep(edge_index, key, graph)
     return data
 
 
@@ -190,5 +192,5 @@ def _edge_indices(data: Any) -> list[EdgeIndex]:
 
 
 def _graphs(edge_index: EdgeIndex) -> dict:
-    cache = cache_of(edge_index)
-    return {key: value for key, value in cache.items() if isinstance(value, Graph)}
+    entries = cache_of(edge_index).entries.items()
+    return {key: entry.value for key, entry in entries if isinstance(entry.value, Graph)}

@@ -9,7 +9,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.typing import SparseTensor
 
-from ..ops.graph import cache_of
+from ..ops._kept import kept
 from ..ops.neighbor_sample import sampling_weight
 from ..ops.to_csr import fits_int32, to_csr
 from ._pinned import pinned
@@ -60,7 +60,7 @@ def structure_of_data(
     if 'edge_index' in data:
         edge_index = data.edge_index
         if isinstance(edge_index, EdgeIndex):
-            graph = cache_of(edge_index).get(('graph', num_nodes, num_nodes, False))
+            graph = kept(edge_index, ('graph', num_nodes, num_nodes, False))
             if graph is not None:
                 out = Structure(graph.rowptr, graph.col, graph.perm)
                 out = out._replace(loop_free=_is_loop_free(edge_index._data))
@@ -110,7 +110,7 @@ def _from_coo(edge_index: Tensor, num_nodes: int, is_sorted: bool) -> Structure:
     if not isinstance(edge_index, Tensor):
         raise TypeError(f"'data.edge_index' must be a tensor, got {type(edge_index).__name__}")
     edge_index = edge_index.detach()
-    rowptr, col, perm = to_csr(edge_index, num_nodes, num_nodes)
+    rowptr, col, perm = to_csr(edge_index, num_nodes, num_nodes, wait=True)
     in_order = not bool((edge_index[1, 1:] < edge_index[1, :-1]).any())
     if is_sorted and not in_order:
         raise ValueError("'data.edge_index' must be sorted by destination where 'is_sorted' is set")

@@ -1,14 +1,21 @@
-"""A plain list of edges: its checks, and what was found out about it."""
+"""A plain list of edges and its checks."""
+
+import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from ._library import ops
 
 _INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_edge_index(edge_index: Tensor) -> None:
-    """Raises unless :obj:`edge_index` is an integer tensor of shape :obj:`[2, num_edges]`."""
+    """Raises unless :obj:`edge_index` is an integer tensor of shape :obj:`[2, num_edges]`, or where
+    an earlier call on CUDA met an invalid edge."""
+    if not torch.compiler.is_compiling():
+        raise_pending()
     if not isinstance(edge_index, Tensor):
         raise TypeError(f"'edge_index' must be a tensor, got {type(edge_index).__name__}")
     if edge_index.dtype not in _INDEX_DTYPES:
@@ -28,55 +35,79 @@ def kernel_index(edge_index: Tensor) -> Tensor:
     return edge_index.to(torch.int64)
 
 
-# What was found out about a list of edges, in the version it was then.
-_notes: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+def is_capturing(tensor: Tensor) -> bool:
+    """Whether the current stream of a tensor's device is captured into a CUDA graph."""
+    if torch.compiler.is_compiling() or not tensor.is_cuda:
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
-def notes_of(edge_index: Tensor) -> dict:
-    """What is known about this very list, as it is now; not to be asked in compiled code."""
-    if edge_index.is_inference():  # Such tensors count no versions.
-        return {}
-    notes = _notes.get(edge_index)
-    if notes is None or notes['version'] != edge_index._version:
-        notes = _notes[edge_index] = {'version': edge_index._version}
-    return notes
+def check_invalid(
+    edge_index: Tensor, invalid: Any, size: tuple[int, int], wait: bool = False
+) -> None:
+    """Raises IndexError if a kernel has counted invalid edges.
 
-
-def cannot_wait(edge_index: Tensor) -> bool:
-    """Whether results cannot be looked at: in compiled code and in the capture of a CUDA graph."""
-    return torch.compiler.is_compiling() or (
-        edge_index.is_cuda and torch.cuda.is_current_stream_capturing()
-    )
-
-
-def is_checked(edge_index: Tensor, size: tuple[int, int]) -> bool:
-    """Whether all indices of the list are known to be in range."""
-    return not torch.compiler.is_compiling() and size in notes_of(edge_index)
-
-
-def check_invalid(edge_index: Tensor, invalid: Tensor, size: tuple[int, int]) -> None:
-    """Raises IndexError if there are invalid edges, else notes that there are none."""
-    if edge_index.is_meta:  # which holds nothing to be wrong.
+    On CUDA only if :obj:`wait`, and not in a capture: else it is left to :func:`raise_pending`.
+    """
+    if edge_index.is_meta:
         return
-    if cannot_wait(edge_index):
+    if torch.compiler.is_compiling():
         assert_no_invalid(invalid)
-    elif int(invalid):
-        raise_index_error(edge_index, *size)
+    elif not edge_index.is_cuda:
+        if int(invalid):
+            raise_index_error(edge_index, *size)
+    elif wait and not is_capturing(edge_index):
+        if int(invalid):
+            _record()[0] = 0  # The same kernel has written it.
+            raise_index_error(edge_index, *size)
     else:
-        notes_of(edge_index)[size] = True
+        _record()
 
 
 def assert_no_invalid(invalid: Tensor) -> None:
-    """The check on the device, for where its result cannot be waited for."""
+    """The check on the device, for compiled code."""
     torch._assert_async(invalid == 0, "pyg_fast: 'edge_index' holds indices outside of its graph")
 
 
 def raise_index_error(edge_index: Tensor, num_src: int, num_dst: int) -> None:
     """Raises the IndexError that names the first offending end."""
-    for end, count, name in ((0, num_src, 'sources'), (1, num_dst, 'destinations')):
+    for end, count in ((0, num_src), (1, num_dst)):
         low, high = (int(v) for v in edge_index[end].aminmax())
         if low < 0 or high >= count:
             raise IndexError(
-                f"'edge_index[{end}]' must hold {name} in [0, {count}), got values from {low} "
-                f'to {high}'
+                f"'edge_index[{end}]' must hold {_ENDS[end]} in [0, {count}), got values from "
+                f'{low} to {high}'
             )
+
+
+_ENDS = ('sources', 'destinations')
+_WORDS = 2
+_VALUE_BITS = 62
+# What CUDA kernels write in host memory when they meet an invalid edge; None: none has run yet.
+_invalid_edge: Any = None
+
+
+def _record() -> Any:
+    """The record of an invalid edge: two words, the first of them zero if there is none."""
+    global _invalid_edge
+    if _invalid_edge is None:
+        address = ops.error_record()
+        words = ctypes.c_int64 * _WORDS
+        _invalid_edge = words.from_address(address) if address else words()
+    return _invalid_edge
+
+
+def raise_pending() -> None:
+    """Raises IndexError if a CUDA kernel has met an invalid edge since the last call."""
+    if _invalid_edge is None or not _invalid_edge[0] or torch.cuda.is_current_stream_capturing():
+        return
+    word, count = _invalid_edge
+    _invalid_edge[0] = 0
+    end = word >> _VALUE_BITS & 1
+    value = word & (1 << _VALUE_BITS) - 1
+    value -= (value >> _VALUE_BITS - 1) << _VALUE_BITS
+    raise IndexError(
+        f"'edge_index[{end}]' of an earlier pyg_fast call on CUDA must hold {_ENDS[end]} in "
+        f'[0, {count}), got {value}; that call left such edges out. Kernels report this without '
+        'making the host wait, so it is raised by the next call'
+    )

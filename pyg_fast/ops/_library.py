@@ -112,14 +112,16 @@ def _sorted(edge_index: Tensor, num_rows: int, index64: bool) -> tuple[Tensor, T
 
 
 def _to_csr(
-    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool
+    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool,
+    report: bool = True,
 ) -> tuple[Tensor, ...]:
     csr = _sorted(edge_index, num_src if reverse else num_dst, index64)
     return *csr, edge_index.new_empty(1, dtype=torch.int64)
 
 
 def _to_csr_csc(
-    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool
+    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool,
+    report: bool = True,
 ) -> tuple[Tensor, ...]:
     csr, csc = (_sorted(edge_index, rows, index64) for rows in (num_dst, num_src))
     return *csr, *csc, edge_index.new_empty(1, dtype=torch.int64)
@@ -310,6 +312,7 @@ def _scatter(
     reverse: bool,
     drop_loops: bool,
     count: bool,
+    report: bool = False,
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(num_dst, x.size(1)), x.new_empty(int(count), dtype=torch.int64)
 

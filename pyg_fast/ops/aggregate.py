@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ._edges import check_edge_index, check_invalid, is_checked, kernel_index
+from . import reference
+from ._edges import check_edge_index, check_invalid, kernel_index
 from ._library import ops
 from ._numbers import check_number
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .graph import Graph, check_graph, graph_of
 from .spmm import check_device, check_edge_weight, check_features, reduce_sum
 from .to_csr import to_csr
@@ -62,10 +65,8 @@ def aggregate(
             :obj:`edge_weight`.
         ValueError: If a shape, size or device does not fit, :obj:`mode` is unknown, or an
             :class:`~pyg_fast.ops.Graph` is to be scattered over.
-        IndexError: If the graph holds a node that is not there. Eager calls check each
-            :obj:`edge_index` once (on CUDA by one synchronisation), and again after edits in place;
-            under :func:`torch.compile`, and in a CUDA graph that captures the first use, the check
-            becomes a device-side assertion. No memory out of bounds is ever touched.
+        IndexError: If the graph holds a node that is not there; on CUDA raised by the next call,
+            see :func:`to_csr`. No memory out of bounds is ever touched.
     """
     if mode not in MODES:
         raise ValueError(f"'mode' must be one of {MODES}, got {mode!r}")
@@ -147,98 +148,78 @@ def scatter_sum(
     :obj:`value` (:math:`w`), not in the scales, which are float32 (float64 for float64 features).
     :obj:`reverse` sums at sources, :obj:`drop_loops` leaves out edges from a node to itself.
     """
-    if col_scale is row_scale and row_scale is not None and torch.compiler.is_compiling():
-        col_scale = row_scale.clone()  # Dynamo refuses a tensor that is given twice.
-    return Scatter.apply(
-        x, value, edge_index, row_scale, col_scale, diag, num_dst, reverse, drop_loops, True
-    )
+    if transforms_active():
+        edges = kernel_index(edge_index)
+        out, invalid = reference.scatter(
+            edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, True
+        )
+        check_invalid(edge_index, invalid, (x.size(0), num_dst), wait=True)
+        return out.to(x.dtype)
+    constants = edge_index, row_scale, col_scale, diag, num_dst, reverse, drop_loops
+    return Scatter.apply(x, value, constants, True)
 
 
 class Scatter(torch.autograd.Function):
     """Its backward is itself with the ends of edges swapped, so it can be differentiated again."""
 
+    # What takes no gradient is one argument: torch.compile refuses tensors that are given twice.
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        value: Tensor | None,
-        edge_index: Tensor,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        diag: Tensor | None,
-        num_dst: int,
-        reverse: bool,
-        drop_loops: bool,
-        check: bool,
+        ctx: Any, x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool
     ) -> Tensor:
+        edge_index, row_scale, col_scale, diag, num_dst, reverse, drop_loops = constants
         needs_x, needs_value = ctx.needs_input_grad[:2]
         edges = kernel_index(edge_index)
         if needs_x or needs_value:
-            ctx.save_for_backward(
-                x if needs_value else None, value, edges, row_scale, col_scale, diag
-            )
-        ctx.num_src, ctx.reverse, ctx.drop_loops = x.size(0), reverse, drop_loops
+            constants = edges, *constants[1:]
+            save(ctx, x if needs_value else None, value, constants, x.size(0))
         size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
         if x.is_cuda and torch.are_deterministic_algorithms_enabled():
             by = 'src' if reverse else 'dst'
             csr = to_csr(edges, *size, by=by, drop_loops=drop_loops)
             return ops.spmm(*csr, value, x, row_scale, col_scale, diag, None, False, False)
-        count = check and not is_checked(edge_index, size)
-        out, invalid = ops.scatter(
-            edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, count
+        # On CUDA a record is made of an edge out of range: counting them takes longer.
+        count = check and (not x.is_cuda or torch.compiler.is_compiling())
+        out, invalid = ops.scatter.default(
+            edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, count, check
         )
-        if count:
+        if check:
             check_invalid(edge_index, invalid, size)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, value, edges, row_scale, col_scale, diag = ctx.saved_tensors
+        x, value, constants, num_src = saved(ctx)
+        edges, row_scale, col_scale, diag, _, reverse, drop_loops = constants
         grad_x = grad_value = None
         if ctx.needs_input_grad[0]:
-            grad_x = Scatter.apply(
-                grad, value, edges, col_scale, row_scale, diag, ctx.num_src, not ctx.reverse,
-                ctx.drop_loops, False,
-            )  # fmt: skip
+            options = edges, col_scale, row_scale, diag, num_src, not reverse, drop_loops
+            grad_x = Scatter.apply(grad, value, options, False)
         if ctx.needs_input_grad[1]:
-            grad_value = EdgeDot.apply(
-                grad, x, edges, row_scale, col_scale, ctx.reverse, ctx.drop_loops
-            ).to(value.dtype)
-        return (grad_x, grad_value) + (None,) * 8
+            ends = edges, row_scale, col_scale, reverse, drop_loops
+            grad_value = EdgeDot.apply(grad, x, ends).to(value.dtype)
+        return grad_x, grad_value, None, None
 
 
 class EdgeDot(torch.autograd.Function):
     """Row i of `a` times row j of `b` for every edge (j, i), or (i, j) if `reverse`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        a: Tensor,
-        b: Tensor,
-        edges: Tensor,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        reverse: bool,
-        drop_loops: bool,
-    ) -> Tensor:
-        ctx.save_for_backward(a, b, edges, row_scale, col_scale)
-        ctx.reverse, ctx.drop_loops = reverse, drop_loops
+    def forward(ctx: Any, a: Tensor, b: Tensor, constants: tuple[Any, ...]) -> Tensor:
+        edges, row_scale, col_scale, reverse, drop_loops = constants
+        save(ctx, a, b, constants)
         if reverse:
             return ops.edge_dot(edges, b, a, col_scale, row_scale, drop_loops)
         return ops.edge_dot(edges, a, b, row_scale, col_scale, drop_loops)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, edges, row_scale, col_scale = ctx.saved_tensors
+        a, b, (edges, row_scale, col_scale, reverse, drop_loops) = saved(ctx)
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_a = Scatter.apply(
-                b, grad, edges, row_scale, col_scale, None, a.size(0), ctx.reverse,
-                ctx.drop_loops, False,
-            )  # fmt: skip
+            options = edges, row_scale, col_scale, None, a.size(0), reverse, drop_loops
+            grad_a = Scatter.apply(b, grad, options, False)
         if ctx.needs_input_grad[1]:
-            grad_b = Scatter.apply(
-                a, grad, edges, col_scale, row_scale, None, b.size(0), not ctx.reverse,
-                ctx.drop_loops, False,
-            )  # fmt: skip
-        return (grad_a, grad_b) + (None,) * 5
+            options = edges, col_scale, row_scale, None, b.size(0), not reverse, drop_loops
+            grad_b = Scatter.apply(a, grad, options, False)
+        return grad_a, grad_b, None

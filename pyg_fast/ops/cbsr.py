@@ -6,8 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import reference
 from ._library import column_dtype, ops
 from ._numbers import check_number
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .spmm import DTYPES, check_device, check_features
 
 _MOST_COLUMNS = 2**31 - 1
@@ -107,12 +110,12 @@ class CBSR:
         if most > k:
             raise ValueError(f"'x' has a row of {most} non-zeros, more than the k={k} stored")
         _, columns = ops.maxk(nonzero.to(x.dtype), k, False)
-        return cls._of(Sample.apply(x, columns), columns, x.size(1))
+        return cls._of(sample(x, columns), columns, x.size(1))
 
     def to_dense(self) -> Tensor:
         r"""The matrix :math:`(N, F)` itself."""
         self._check()
-        return ToDense.apply(self.values, self.columns, self.num_columns)
+        return to_dense(self.values, self.columns, self.num_columns)
 
     def _set_checked(self) -> None:
         self._checked = None
@@ -262,17 +265,31 @@ def _check_columns(columns: Tensor, num_columns: int) -> None:
         )
 
 
+def to_dense(values: Tensor, columns: Tensor, num_columns: int) -> Tensor:
+    """Spreads entries over their rows. Unchecked."""
+    if transforms_active():
+        return reference.cbsr_to_dense(values, columns, num_columns).to(values.dtype)
+    return ToDense.apply(values, columns, num_columns)
+
+
+def sample(dense: Tensor, columns: Tensor) -> Tensor:
+    """Reads the entries at given columns. Unchecked."""
+    if transforms_active():
+        return dense.gather(1, columns.long())
+    return Sample.apply(dense, columns)
+
+
 class ToDense(torch.autograd.Function):
     """Spreads entries over their rows."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, columns: Tensor, num_columns: int) -> Tensor:
-        ctx.save_for_backward(columns)
+        save(ctx, columns)
         return ops.cbsr_to_dense(values, columns, num_columns)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (columns,) = ctx.saved_tensors
+        (columns,) = saved(ctx)
         return Sample.apply(grad, columns), None, None
 
 
@@ -281,14 +298,13 @@ class Sample(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dense: Tensor, columns: Tensor) -> Tensor:
-        ctx.save_for_backward(columns)
-        ctx.num_columns = dense.size(1)
+        save(ctx, columns, dense.size(1))
         return ops.cbsr_sample(dense, columns)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (columns,) = ctx.saved_tensors
-        return ToDense.apply(grad, columns, ctx.num_columns), None
+        columns, num_columns = saved(ctx)
+        return ToDense.apply(grad, columns, num_columns), None
 
 
 torch.serialization.add_safe_globals([CBSR])

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from ._library import ops
-from .cbsr import CBSR
+from ._saved import save, saved
+from ._transforms import transforms_active
+from .cbsr import CBSR, to_dense
 from .graph import Graph
-from .spmm import acc_dtype, check_edge_weight, checked_graph, with_mean
+from .spmm import acc_dtype, check_edge_weight, checked_graph, reduce_sum, with_mean
 
 REDUCE = ('sum', 'add', 'mean')
 # The shares of the columns from which on dense rows are read faster than entries, forward and
@@ -87,6 +89,9 @@ def aggregate_cbsr(
     the scales, which are float32 (float64 for float64 features). :obj:`out_acc` returns float32
     for halves.
     """
+    if transforms_active():
+        dense = to_dense(cbsr.values, cbsr.columns, cbsr.num_columns)
+        return reduce_sum(graph, dense, value, bias, row_scale, col_scale, diag, mean, out_acc)
     constants = _Constants(
         graph, cbsr.columns, cbsr.num_columns, row_scale, col_scale, diag, mean, out_acc
     )
@@ -117,7 +122,7 @@ class _Constants(NamedTuple):
     given twice."""
 
     graph: Graph
-    columns: Tensor | None  # None where it waits for a backward pass: autograd keeps it there
+    columns: Tensor
     num_columns: int
     row_scale: Tensor | None
     col_scale: Tensor | None
@@ -132,8 +137,8 @@ class _CbsrSpMM(torch.autograd.Function):
         ctx: Any, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
     ) -> Tensor:
         graph, columns, num_columns, row_scale, col_scale, diag, mean, out_acc = constants
-        ctx.constants, ctx.dtype = constants._replace(columns=None), values.dtype
-        ctx.save_for_backward(values if ctx.needs_input_grad[1] else None, value, columns)
+        ctx.dtype = values.dtype
+        save(ctx, values if ctx.needs_input_grad[1] else None, value, constants)
         rowptr, col, perm = graph[:3]
         if _is_dense(values, values.size(1), num_columns, False):
             x = ops.cbsr_to_dense(values, columns, num_columns)
@@ -147,8 +152,7 @@ class _CbsrSpMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, value, columns = ctx.saved_tensors
-        constants = ctx.constants._replace(columns=columns)
+        values, value, constants = saved(ctx)
         grad_values = grad_value = None
         if ctx.needs_input_grad[0]:
             v = value
@@ -169,8 +173,7 @@ class _CbsrSSpMM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
         graph, columns, num_columns, row_scale, col_scale, diag, mean, _ = constants
-        ctx.constants = constants._replace(columns=None)
-        ctx.save_for_backward(grad if ctx.needs_input_grad[1] else None, value, columns)
+        save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
         ordered = _is_ordered(grad)
         dense = _is_dense(grad, columns.size(1), num_columns, True) and graph.t_rowptr is not None
         if ordered and graph.t_rowptr is None:
@@ -191,8 +194,8 @@ class _CbsrSSpMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dense, value, columns = ctx.saved_tensors
-        constants = ctx.constants._replace(columns=columns, out_acc=False)
+        dense, value, constants = saved(ctx)
+        constants = constants._replace(out_acc=False)
         grad_dense = grad_value = None
         if ctx.needs_input_grad[0]:
             grad_dense = _CbsrSpMM.apply(grad, value, None, constants)
@@ -209,8 +212,7 @@ class _CbsrSDDMM(torch.autograd.Function):
         ctx: Any, dense: Tensor, values: Tensor, constants: Any, num_values: int
     ) -> Tensor:
         graph, columns, _, row_scale, col_scale, _, mean, _ = constants
-        ctx.constants = constants._replace(columns=None)
-        ctx.save_for_backward(dense, values, columns)
+        save(ctx, dense, values, constants)
         return ops.cbsr_sddmm(
             graph.rowptr, graph.col, graph.perm, dense, values, columns, row_scale, col_scale, mean,
             num_values,
@@ -218,8 +220,8 @@ class _CbsrSDDMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dense, values, columns = ctx.saved_tensors
-        constants = ctx.constants._replace(columns=columns, diag=None, out_acc=False)
+        dense, values, constants = saved(ctx)
+        constants = constants._replace(diag=None, out_acc=False)
         grad_dense = grad_values = None
         if ctx.needs_input_grad[0]:
             grad_dense = _CbsrSpMM.apply(values, grad, None, constants)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ._attention import Setting, again, as_acc, check_heads, composed, leaky, setting_of
 from ._library import ops
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .graph import Graph
 from .spmm import acc_dtype, check_device
 
@@ -99,7 +101,8 @@ def attend(
 ) -> Tensor:
     """The kernel behind :func:`gat`, unchecked, with scores of self-loops :math:`(L, H)` and a bias
     :math:`(H C)` of the type of the result. Scores are float32 (float64 for float64 features)."""
-    return GAT.apply(x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, setting)
+    inputs = x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias
+    return _composed(setting, *inputs) if transforms_active() else GAT.apply(*inputs, setting)
 
 
 class GAT(torch.autograd.Function):
@@ -122,16 +125,15 @@ class GAT(torch.autograd.Function):
             rowptr, col, perm, x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, seed,
             num_loops, slope, dropout, training, out_acc,
         )  # fmt: skip
-        ctx.setting = setting
-        ctx.save_for_backward(x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, *kept)
+        save(ctx, setting, (x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias), tuple(kept))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, y, y_plus, lse, mass_plus = ctx.saved_tensors
-        setting, needs = ctx.setting, ctx.needs_input_grad[:6]
-        if torch.is_grad_enabled():  # Someone will differentiate again.
-            return *again(partial(_composed, setting), tuple(inputs), needs, grad), None
+        setting, inputs, (y, y_plus, lse, mass_plus) = saved(ctx)
+        needs = ctx.needs_input_grad[:6]
+        if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
+            return *again(partial(_composed, setting), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 6
         if any(needs[:5]):
             graph, num_loops, slope, dropout, seed, _ = setting

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from ._attention import Setting, again, as_acc, check_heads, composed, leaky, setting_of
 from ._library import ops
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .graph import Graph
 from .spmm import check_device
 
@@ -91,7 +93,8 @@ def attend_v2(
     result."""
     if x_dst is x_src:  # Dynamo refuses a tensor that is given twice.
         x_dst = x_dst.view_as(x_dst)
-    return GATv2.apply(x_src, x_dst, att, bias, setting)
+    inputs = x_src, x_dst, att, bias
+    return _composed(setting, *inputs) if transforms_active() else GATv2.apply(*inputs, setting)
 
 
 class GATv2(torch.autograd.Function):
@@ -113,16 +116,15 @@ class GATv2(torch.autograd.Function):
             rowptr, col, perm, x_src, x_dst, att, bias, seed, num_loops, slope, dropout, training,
             out_acc,
         )  # fmt: skip
-        ctx.setting = setting
-        ctx.save_for_backward(x_src, x_dst, att, bias, *kept)
+        save(ctx, setting, (x_src, x_dst, att, bias), tuple(kept))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, y, lse = ctx.saved_tensors
-        setting, needs = ctx.setting, ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # Someone will differentiate again.
-            return *again(partial(_composed, setting), tuple(inputs), needs, grad), None
+        setting, inputs, (y, lse) = saved(ctx)
+        needs = ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
+            return *again(partial(_composed, setting), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 4
         if any(needs[:3]):
             graph, num_loops, slope, dropout, seed, _ = setting

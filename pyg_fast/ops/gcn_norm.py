@@ -5,17 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
-from ._edges import (
-    assert_no_invalid,
-    cannot_wait,
-    check_edge_index,
-    kernel_index,
-    notes_of,
-    raise_index_error,
-)
+from ._edges import check_edge_index, check_invalid, is_capturing, kernel_index
 from ._library import ops
 from ._numbers import check_flag, check_number
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .spmm import DTYPES, acc_dtype
 from .to_csr import to_csr
 
@@ -60,8 +56,8 @@ def gcn_norm(
         improved (bool): Whether self-loops added to weighted edges have weight two.
             (default: :obj:`False`)
         add_self_loops (bool): Whether nodes without self-loop get one. How many there are decides
-            the result's shape: it is looked up once for each :obj:`edge_index`, and under
-            :func:`torch.compile` needs :obj:`capture_dynamic_output_shape_ops`.
+            the result's shape: CUDA waits for that number at every call, and under
+            :func:`torch.compile` it needs :obj:`capture_dynamic_output_shape_ops`.
             (default: :obj:`True`)
         flow (str): Degrees are those of destinations (:obj:`"source_to_target"`) or of sources
             (:obj:`"target_to_source"`). (default: :obj:`"source_to_target"`)
@@ -75,7 +71,10 @@ def gcn_norm(
     Raises:
         TypeError: If a dtype is not supported.
         ValueError: If a shape or device does not fit, or :obj:`flow` is unknown.
-        IndexError: If an index is negative or too large; see :func:`~pyg_fast.ops.aggregate`.
+        IndexError: If an index is negative or too large; without :obj:`add_self_loops` as
+            :func:`~pyg_fast.ops.to_csr` does.
+        RuntimeError: If :obj:`add_self_loops` is set while a CUDA graph is captured, whose replays
+            could not have results of another shape.
     """
     if flow not in FLOWS:
         raise ValueError(f"'flow' must be one of {FLOWS}, got {flow!r}")
@@ -95,6 +94,16 @@ def gcn_norm(
     if num_nodes is None:
         num_nodes = int(edge_index.max()) + 1 if edge_index.numel() > 0 else 0
     check_number('num_nodes', num_nodes)
+    if transforms_active():
+        return pyg_gcn_norm(
+            edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype
+        )
+    if add_self_loops and is_capturing(edge_index):
+        raise RuntimeError(
+            "'add_self_loops' must be False while a CUDA graph is captured: the shape of the "
+            'result depends on the number of self-loops. Normalise before the capture, or give the '
+            'layer the edges themselves'
+        )
     edges = kernel_index(edge_index)
     differentiable = (
         edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()
@@ -104,8 +113,8 @@ def gcn_norm(
         weight = weight.to(acc_dtype(dtype))  # Its gradient is made of the result.
     reverse = flow == 'target_to_source'
     degree, last, chunk_loops, num_loops = _degree(
-        edge_index, edges, weight, num_nodes, add_self_loops, reverse
-    )  # fmt: skip
+        edge_index, edges, weight, num_nodes, add_self_loops, reverse, wait=add_self_loops
+    )
     before, num_kept = None, edges.size(1)
     if add_self_loops and num_loops != 0:
         before = chunk_loops.cumsum(0)
@@ -195,14 +204,19 @@ def _degree(
     num_nodes: int,
     drop_loops: bool,
     reverse: bool,
+    wait: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, int | None]:
     # The degrees, the last loop of each node, the numbers of loops in the chunks of edges, and that
-    # of all loops where it can be known.
+    # of all loops if the host has it: on a CPU, or if it was told to `wait`.
     weight = None if weight is None else weight.detach()
     degree, last, counts, chunk_loops = ops.gcn_degree(
         edges, weight, num_nodes, drop_loops, reverse
     )  # fmt: skip
-    num_loops = _num_loops(edge_index, counts, num_nodes)
+    num_invalid: Any = counts[0]
+    num_loops = None
+    if not torch.compiler.is_compiling() and not counts.is_meta and (wait or not counts.is_cuda):
+        num_invalid, num_loops = counts.tolist()  # waits once
+    check_invalid(edge_index, num_invalid, (num_nodes, num_nodes), wait)
     if weight is None or not drop_loops or num_loops == 0:
         last = None
     if weight is not None and weight.is_cuda and torch.are_deterministic_algorithms_enabled():
@@ -218,24 +232,6 @@ def _degree(
 
 def _is_loop(edges: Tensor) -> Tensor:
     return edges[0] == edges[1]
-
-
-def _num_loops(edge_index: Tensor, counts: Tensor, num_nodes: int) -> int | None:
-    # Raises IndexError if there are invalid edges. Both counts are waited for at once, and once.
-    size = num_nodes, num_nodes
-    if torch.compiler.is_compiling():
-        assert_no_invalid(counts[0])
-        return None
-    notes = notes_of(edge_index)
-    if size not in notes or 'loops' not in notes:
-        if cannot_wait(edge_index):
-            assert_no_invalid(counts[0])
-            return None
-        num_invalid, num_loops = counts.tolist()
-        if num_invalid > 0:
-            raise_index_error(edge_index, *size)
-        notes[size], notes['loops'] = True, num_loops
-    return notes['loops']
 
 
 class GCNWeight(torch.autograd.Function):
@@ -258,28 +254,31 @@ class GCNWeight(torch.autograd.Function):
             edges, weight, degree, last, before, num_kept, loops, fill_value, weight.dtype
         )
         ctx.mark_non_differentiable(index)
-        ctx.save_for_backward(weight, edges, last, before, index, out, scale)
-        ctx.num_kept, ctx.loops = num_kept, loops
-        ctx.fill_value, ctx.reverse = fill_value, reverse
+        save(
+            ctx, weight, edges, last, before, index, out, scale, num_kept, loops, fill_value,
+            reverse,
+        )  # fmt: skip
         return index, out
 
     @staticmethod
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, edges, last, before, index, out, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # Someone will differentiate again: torch's own ops.
-            num_kept = None if before is None else ctx.num_kept
+        (
+            weight, edges, last, before, index, out, scale, num_kept, loops, fill_value, reverse,
+        ) = saved(ctx)  # fmt: skip
+        if torch.is_grad_enabled():  # create_graph=True: torch's own ops.
+            num_kept = None if before is None else num_kept
             again = _in_torch(
-                weight, edges, last, num_kept, scale.size(0), ctx.loops, ctx.fill_value, ctx.reverse
+                weight, edges, last, num_kept, scale.size(0), loops, fill_value, reverse
             )
             grad_weight = torch.autograd.grad(again, weight, grad, create_graph=True)[0]
             return (grad_weight,) + (None,) * 8
-        src, dst = index if ctx.loops else edges
+        src, dst = index if loops else edges
         # To the logarithms of the scales, and through them to the degrees.
         grad_log = grad * out
         grad_log = torch.zeros_like(scale).index_add_(0, src, grad_log).index_add_(0, dst, grad_log)
         grad_degree = grad_log * scale * scale * -0.5
         grad_weight = ops.gcn_weight_backward(
-            edges, grad, scale, grad_degree, before, ctx.reverse
+            edges, grad, scale, grad_degree, before, reverse
         )  # fmt: skip
         return (grad_weight,) + (None,) * 8
 

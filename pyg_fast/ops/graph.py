@@ -7,20 +7,11 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ._edges import check_edge_index, kernel_index
+from ._edges import check_edge_index, kernel_index, raise_pending
+from ._kept import cache_of, keep, kept
 from ._library import ops
 from .groups import Groups, check_size, groups_of
 from .to_csr import fits_int32, to_csr, to_csr_csc
-
-# The one attribute of ours on an EdgeIndex: {key: whatever was derived from it}.
-_CACHE = '_pyg_fast_cache'
-
-
-class _Cache(dict):
-    """A dict that copies and pickles as an empty one: it can always be made again."""
-
-    def __reduce__(self) -> tuple:
-        return (dict, ())
 
 
 class Graph(NamedTuple):
@@ -129,13 +120,15 @@ def graph_of(
     *,
     transpose: bool = True,
     drop_loops: bool = False,
+    wait: bool = False,
 ) -> Graph:
     r"""The graph of a plain or prepared :obj:`edge_index`.
 
-    A plain tensor is sorted at every call, by both ends at once. What is derived from an
-    :class:`~torch_geometric.EdgeIndex` is kept on it, and made anew once its data, its size or
-    its device change. Compiled code does not notice edits in place: it goes by what was kept.
-    That of a mini-batch, see :func:`keep_block`, is transposed when that is first asked for.
+    A plain tensor is sorted at every call, by both ends at once. The structure of an
+    :class:`~torch_geometric.EdgeIndex` is made once and kept on it, ready on every CUDA stream.
+    Writing into the data of such an :obj:`edge_index` afterwards is outside of the contract, as it
+    is for PyG's own caches: make a new one. That of a mini-batch, see :func:`keep_block`, is
+    transposed when a gradient first needs that.
     If it was given group sizes, see :func:`set_group_sizes`, the graph comes with groups.
 
     Args:
@@ -145,53 +138,37 @@ def graph_of(
         transpose (bool): Whether a backward pass will need the transpose.
             (default: :obj:`True`)
         drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
+        wait (bool): As in :func:`~pyg_fast.ops.to_csr`, for a plain tensor. The structure of an
+            EdgeIndex is waited for in any case. (default: :obj:`False`)
 
     Raises:
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`; ValueError also for an
             EdgeIndex whose size or sort order is not what it claims.
     """
-    if isinstance(edge_index, EdgeIndex):
-        if torch.compiler.is_compiling():
-            return _traced(edge_index, num_src, num_dst, transpose, drop_loops)
-        key = ('graph', num_src, num_dst, drop_loops)
-        cache = cache_of(edge_index)
-        graph = cache.get(key)
+    if not isinstance(edge_index, EdgeIndex):
+        if transpose:
+            return _sorted(edge_index, num_src, num_dst, drop_loops, wait)
+        csr = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
+        return Graph(*csr, None, None, None, num_src, num_dst)
+    if torch.compiler.is_compiling():
+        return _traced(edge_index, num_src, num_dst, transpose, drop_loops)
+    raise_pending()
+    key = ('graph', num_src, num_dst, drop_loops)
+    graph = kept(edge_index, key)
+    if graph is None:
+        block = _of_block(edge_index, num_src, num_dst, drop_loops)
+        graph = block
         if graph is None:
-            graph = _of_block(edge_index, num_src, num_dst, drop_loops)
-            if graph is None:
-                graph = _prepare(edge_index, num_src, num_dst, drop_loops)
-            sizes = cache.get('group_sizes')
-            if sizes is not None and graph.groups is graph.t_groups is None:
-                graph = graph.with_groups(*sizes)
-            cache[key] = graph
-        if transpose and graph.t_rowptr is None:
-            graph = cache[key] = _with_transpose(graph, edge_index, drop_loops)
-            _share_transpose(edge_index, cache, graph)
-        return graph
-    if transpose:
-        both = to_csr_csc(edge_index, num_src, num_dst, drop_loops=drop_loops)
-        return Graph(*both, num_src, num_dst)
-    csr = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops)
-    return Graph(*csr, None, None, None, num_src, num_dst)
-
-
-def cache_of(edge_index: EdgeIndex) -> dict:
-    """What was derived from an EdgeIndex; empty again once its data have changed."""
-    data = edge_index._data
-    # An edit counts in the version of that of the two tensors that it went through.
-    state = (id(data), _version(data), _version(edge_index), edge_index._sort_order)
-    cache = edge_index.__dict__.get(_CACHE)
-    if cache is None or cache.get('state') != state:
-        # `data` is held, so that its id cannot come back for another tensor.
-        cache = edge_index.__dict__[_CACHE] = _Cache(state=state, data=data)
-    return cache
-
-
-def kept(edge_index: EdgeIndex, key: tuple) -> Any:
-    """An entry of :func:`cache_of`, or None, in a form that :func:`torch.compile` traces."""
-    # Methods of EdgeIndex do not trace, reading its attributes does.
-    cache = getattr(edge_index, _CACHE, None)
-    return None if cache is None else cache.get(key)
+            graph = _prepare(edge_index, num_src, num_dst, drop_loops)
+        sizes = cache_of(edge_index).facts.get('group_sizes')
+        if sizes is not None and graph.groups is graph.t_groups is None:
+            graph = graph.with_groups(*sizes)
+        keep(edge_index, key, graph, wait=block is None)
+    if transpose and graph.t_rowptr is None:
+        graph = _with_transpose(graph, edge_index, drop_loops)
+        keep(edge_index, key, graph, wait=False)
+        _share_transpose(edge_index, graph)
+    return graph
 
 
 def keep_block(
@@ -216,15 +193,15 @@ def keep_block(
     """
     size = rowptr.size(0) - 1
     graph = Graph(rowptr, col, None, None, None, None, size, size)
-    cache = cache_of(edge_index)
-    cache['graph', size, size, False] = graph
+    facts = cache_of(edge_index).facts
+    keep(edge_index, ('graph', size, size, False), graph, wait=False)
     if loop_free:
-        cache['num_loops'] = 0
-        cache['graph', size, size, True] = graph
-    cache['hops'] = ()
+        facts['num_loops'] = 0
+        keep(edge_index, ('graph', size, size, True), graph, wait=False)
+    facts['hops'] = ()
     if hops is not None:
         nodes, edges = (list(accumulate(counts)) for counts in hops)
-        cache['hops'] = tuple(zip([0, *edges], nodes, strict=True))
+        facts['hops'] = tuple(zip([0, *edges], nodes, strict=True))
 
 
 def set_group_sizes(
@@ -242,33 +219,28 @@ def set_group_sizes(
         if each is not None:
             check_size(each)
     cache = cache_of(edge_index)
-    sizes = cache['group_sizes'] = size, t_size, atomic
+    sizes = cache.facts['group_sizes'] = size, t_size, atomic
     made: dict[int, Graph] = {}  # by the graph before: what several keys share stays shared
-    for key, value in list(cache.items()):
-        if isinstance(value, Graph):
-            if id(value) not in made:
-                made[id(value)] = value.with_groups(*sizes)
-            cache[key] = made[id(value)]
-        elif isinstance(key, tuple):  # made of a graph with other groups
-            del cache[key]
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version  # Inference tensors count none.
+    for key in list(cache.entries):
+        value = kept(edge_index, key)
+        if not isinstance(value, Graph):  # made of a graph with other groups
+            del cache.entries[key]
+            continue
+        if id(value) not in made:
+            made[id(value)] = value.with_groups(*sizes)
+        keep(edge_index, key, made[id(value)], wait=True)
 
 
 def num_loops(edge_index: EdgeIndex) -> int:
     """The number of edges from a node to itself, counted once."""
-    cache = cache_of(edge_index)
-    if 'num_loops' not in cache:
-        cache['num_loops'] = int((edge_index._data[0] == edge_index._data[1]).sum())
-    return cache['num_loops']
+    facts = cache_of(edge_index).facts
+    if 'num_loops' not in facts:
+        facts['num_loops'] = int((edge_index._data[0] == edge_index._data[1]).sum())
+    return facts['num_loops']
 
 
 @torch.inference_mode(False)  # What is kept may be asked for gradients later.
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
-    # A new tensor, about which nothing is noted: edits through the EdgeIndex do not count in the
-    # version of its data.
     data = edge_index.as_tensor().detach()
     check_edge_index(data)
     size = tuple(edge_index.sparse_size())
@@ -281,8 +253,8 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
     if drop_loops:
         if num_loops(edge_index) == 0:
             return graph_of(edge_index, num_src, num_dst)
-        return graph_of(data, num_src, num_dst, drop_loops=True)
-    graph = graph_of(data, num_src, num_dst)
+        return _sorted(data, num_src, num_dst, drop_loops=True, wait=True)
+    graph = _sorted(data, num_src, num_dst, drop_loops=False, wait=True)
     if not edge_index.is_sorted:
         return graph
     # PyG's caches are not read: edits in place leave wrong ones behind.
@@ -295,30 +267,36 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
     return graph._replace(t_perm=None) if by_row else graph._replace(perm=None)
 
 
+def _sorted(data: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bool) -> Graph:
+    both = to_csr_csc(data, num_src, num_dst, drop_loops=drop_loops, wait=wait)
+    return Graph(*both, num_src, num_dst)
+
+
 def _of_block(
     edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
 ) -> Graph | None:
     """The graph of a mini-batch or of its first edges, if that is what these are."""
-    cache = cache_of(edge_index)
-    if 'hops' in cache:
-        graph = cache.get(('graph', num_src, num_dst, False))
+    whole, facts = edge_index, cache_of(edge_index).facts
+    if 'hops' in facts:
+        graph = kept(edge_index, ('graph', num_src, num_dst, False))
     elif isinstance(edge_index._base, EdgeIndex):
-        cache = cache_of(edge_index._base)
-        graph = _part_of_block(edge_index, edge_index._base, cache, num_src, num_dst)
+        whole = edge_index._base
+        facts = cache_of(whole).facts
+        graph = _part_of_block(edge_index, whole, facts, num_src, num_dst)
     else:
         return None
-    if graph is None or not drop_loops or cache.get('num_loops') == 0:
+    if graph is None or not drop_loops or facts.get('num_loops') == 0:
         return graph
     return _without_loops(graph, edge_index)
 
 
 def _part_of_block(
-    edge_index: EdgeIndex, whole: EdgeIndex, cache: dict, num_src: int, num_dst: int
+    edge_index: EdgeIndex, whole: EdgeIndex, facts: dict, num_src: int, num_dst: int
 ) -> Graph | None:
     size, count = whole.sparse_size(0), edge_index.size(1)
     data, whole_data = edge_index._data, whole._data
     if (
-        'hops' not in cache
+        'hops' not in facts
         or edge_index._sort_order != whole._sort_order
         or tuple(edge_index.sparse_size()) != (num_src, num_dst)
         or (data.data_ptr(), data.stride()) != (whole_data.data_ptr(), whole_data.stride())
@@ -326,15 +304,19 @@ def _part_of_block(
         or count > whole_data.size(1)
     ):
         return None
-    num_nodes = next((nodes for edges, nodes in cache['hops'] if count <= edges), size)
+    num_nodes = next((nodes for edges, nodes in facts['hops'] if count <= edges), size)
     if min(num_src, num_dst) < num_nodes or max(num_src, num_dst) > size:
         return None
     key = ('part', count, num_src, num_dst)
-    if key not in cache:
-        graph = cache['graph', size, size, False]
+    part = kept(whole, key)
+    if part is None:
+        graph = kept(whole, ('graph', size, size, False))
+        if graph is None:
+            return None
         rowptr = graph.rowptr[: num_dst + 1].clamp(max=count)
-        cache[key] = Graph(rowptr, graph.col[:count], None, None, None, None, num_src, num_dst)
-    return cache[key]
+        part = Graph(rowptr, graph.col[:count], None, None, None, None, num_src, num_dst)
+        keep(whole, key, part, wait=False)
+    return part
 
 
 @torch.inference_mode(False)
@@ -356,15 +338,13 @@ def _without_loops(graph: Graph, edge_index: EdgeIndex) -> Graph:
     )  # fmt: skip
 
 
-def _share_transpose(edge_index: EdgeIndex, cache: dict, graph: Graph) -> None:
+def _share_transpose(edge_index: EdgeIndex, graph: Graph) -> None:
     """Gives it to all that is kept of the same edges."""
-    caches = [cache]
-    if isinstance(edge_index._base, EdgeIndex):
-        caches.append(cache_of(edge_index._base))
-    for each in caches:
-        for key, value in list(each.items()):
-            if isinstance(value, Graph) and value.col is graph.col:
-                each[key] = graph
+    for each in (edge_index, edge_index._base):
+        if isinstance(each, EdgeIndex):
+            for key, entry in list(cache_of(each).entries.items()):
+                if isinstance(entry.value, Graph) and entry.value.col is graph.col:
+                    keep(each, key, graph, wait=False)
 
 
 @torch.inference_mode(False)

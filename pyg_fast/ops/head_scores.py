@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import ops
+from ._saved import save, saved
 from .spmm import acc_dtype
 
 
@@ -34,13 +35,13 @@ class HeadScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, *att)
+        save(ctx, x, att)
         return ops.head_scores.default(x, *_vectors(x, att))[: len(att)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *att = ctx.saved_tensors
-        if torch.is_grad_enabled():  # Someone will differentiate again.
+        x, att = saved(ctx)
+        if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
             acc, shape = acc_dtype(x.dtype), x.shape[1:]
             grad_x = sum(
                 grad.unsqueeze(-1) * a.to(acc).view(shape)
@@ -56,6 +57,6 @@ class HeadScores(torch.autograd.Function):
         )
 
 
-def _vectors(x: Tensor, att: tuple[Tensor, ...] | list[Tensor]) -> list[Tensor | None]:
+def _vectors(x: Tensor, att: tuple[Tensor, ...]) -> list[Tensor | None]:
     made = [a.to(acc_dtype(x.dtype)).view(x.shape[1:]) for a in att]
     return [*made, None][:2]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import ops
+from ._saved import save, saved
 from .cbsr import CBSR, Sample, ToDense
 
 
@@ -30,18 +31,18 @@ class _LinearCBSR(torch.autograd.Function):
         ctx: Any, values: Tensor, weight: Tensor, out: Tensor, columns: Tensor, num_columns: int
     ) -> Tensor:
         needs_values, needs_weight = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(
-            values if needs_weight else None, weight if needs_values else None, columns
-        )
-        ctx.num_columns = num_columns
+        save(
+            ctx, values if needs_weight else None, weight if needs_values else None, columns,
+            num_columns,
+        )  # fmt: skip
         return torch.addmm(out, ops.cbsr_to_dense(values, columns, num_columns), weight.t())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        values, weight, columns = ctx.saved_tensors
+        values, weight, columns, num_columns = saved(ctx)
         needs_values, needs_weight, needs_out = ctx.needs_input_grad[:3]
         grad_values = Sample.apply(grad @ weight, columns) if needs_values else None
         grad_weight = None
         if needs_weight:
-            grad_weight = grad.t() @ ToDense.apply(values, columns, ctx.num_columns)
+            grad_weight = grad.t() @ ToDense.apply(values, columns, num_columns)
         return grad_values, grad_weight, grad if needs_out else None, None, None

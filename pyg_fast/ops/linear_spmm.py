@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._saved import save, saved
 from .graph import Graph
 from .spmm import acc_dtype, reduce_sum, sum_rows
 
@@ -51,6 +52,8 @@ def linear_spmm(
         Tensor: :math:`\mathbf{Y}` of shape :math:`(N_{dst}, F_{out})`.
     """
     constants = graph, value, scale, None if left else scale, diag, out_acc
+    if not torch.is_grad_enabled():
+        return _product(x, weight, bias, constants, (False, False))[0]
     return _LinearSpMM.apply(x, weight, bias, constants)
 
 
@@ -60,9 +63,47 @@ def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
     return weight.size(1) * (1 + needs_x) < weight.size(0) * (1 + (needs_x or needs_weight))
 
 
+def _product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    constants: tuple[Any, ...],
+    needs: tuple[bool, bool],
+) -> tuple[Tensor, Tensor | None]:
+    """The result, and the aggregated features if they were aggregated first."""
+    graph, value, row_scale, col_scale, diag, out_acc = constants
+    # Under autocast it is the linear map that runs in halves.
+    if not out_acc and aggregates_first(weight, *needs):
+        aggregated = _sum(graph, x, value, row_scale, col_scale, diag, None, False)
+        return F.linear(aggregated, weight, bias), aggregated
+    mapped = F.linear(x, weight)
+    return _sum(graph, mapped, value, row_scale, col_scale, diag, bias, out_acc), None
+
+
+def _sum(
+    graph: Graph,
+    x: Tensor,
+    value: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    out_acc: bool,
+) -> Tensor:
+    if value is not None and col_scale is not None and x.dtype == col_scale.dtype:
+        # Beside a value the kernel would gather a second number for each edge: rows are scaled
+        # instead, of which there are fewer.
+        x = x * col_scale.view(-1, 1)
+        if diag is not None:
+            diag = torch.where(col_scale == 0, diag, diag / col_scale)
+        col_scale = None
+    return sum_rows(
+        graph[:3], graph.groups, value, x, row_scale, col_scale, diag, bias, False, out_acc
+    )
+
+
 class _LinearSpMM(torch.autograd.Function):
-    # What takes no gradient comes as one argument and is kept as it is: that is cheaper, and
-    # torch.compile refuses tensors that are given twice.
+    # What takes no gradient is one argument: torch.compile refuses tensors that are given twice.
     @staticmethod
     def forward(
         ctx: Any,
@@ -71,28 +112,16 @@ class _LinearSpMM(torch.autograd.Function):
         bias: Tensor | None,
         constants: tuple[Any, ...],
     ) -> Tensor:
-        graph, value, row_scale, col_scale, diag, out_acc = constants
-        needs_x, needs_weight, _ = ctx.needs_input_grad[:3]
-        # Under autocast it is the linear map that runs in halves.
-        first = not out_acc and aggregates_first(weight, needs_x, needs_weight)
-        ctx.first, ctx.constants = first, constants
-        csr, groups = graph[:3], graph.groups
-        if first:
-            aggregated = sum_rows(
-                csr, groups, value, x, row_scale, col_scale, diag, None, False, False
-            )
-            ctx.save_for_backward(x, weight, aggregated if needs_weight else None)
-            return F.linear(aggregated, weight, bias)
-        ctx.save_for_backward(x, weight, None)
-        mapped = F.linear(x, weight)
-        return sum_rows(
-            csr, groups, value, mapped, row_scale, col_scale, diag, bias, False, out_acc
-        )
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        out, aggregated = _product(x, weight, bias, constants, (needs_x, needs_weight))
+        ctx.first = aggregated is not None
+        save(ctx, x, weight, aggregated if needs_weight else None, constants)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, aggregated = ctx.saved_tensors
-        graph, value, row_scale, col_scale, diag, _ = ctx.constants
+        x, weight, aggregated, constants = saved(ctx)
+        graph, value, row_scale, col_scale, diag, _ = constants
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_weight = None
         again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
@@ -135,6 +164,4 @@ def _transposed(
         return reduce_sum(
             graph, grad, value, row_scale=row_scale, col_scale=col_scale, diag=diag
         )
-    return sum_rows(
-        graph[:3], graph.groups, value, grad, row_scale, col_scale, diag, None, False, False
-    )
+    return _sum(graph, grad, value, row_scale, col_scale, diag, None, False)

@@ -5,8 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import reference
 from ._library import ops
 from ._numbers import check_flag
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .cbsr import CBSR, ToDense, check_k
 from .spmm import check_features
 
@@ -40,6 +43,9 @@ def maxk(x: Tensor, k: int, balanced: bool = False) -> CBSR:
     check_features(x, 'x')
     check_k(k, x.size(1))
     check_flag('balanced', balanced)
+    if transforms_active():
+        values, columns = reference.maxk(x, k, balanced)
+        return CBSR._of(values.to(x.dtype), columns, x.size(1))
     values, columns = _MaxK.apply(x, k, bool(balanced))
     return CBSR._of(values, columns, x.size(1))
 
@@ -48,16 +54,15 @@ class _MaxK(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
         values, columns = ops.maxk(x, k, balanced)
-        ctx.save_for_backward(columns)
+        save(ctx, columns, x.size(1))
         ctx.mark_non_differentiable(columns)
         if not torch.compiler.is_compiling():
             ctx.set_materialize_grads(False)  # No zeros in place of a gradient of columns.
-        ctx.num_columns = x.size(1)
         return values, columns
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None
-        (columns,) = ctx.saved_tensors
-        return ToDense.apply(grad, columns, ctx.num_columns), None, None
+        columns, num_columns = saved(ctx)
+        return ToDense.apply(grad, columns, num_columns), None, None

@@ -7,7 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import reference
+from ._edges import is_capturing
 from ._library import ops
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .graph import Graph
 from .linear_spmm import aggregates_first
 from .spmm import acc_dtype, reduce_sum, sum_rows
@@ -59,6 +63,16 @@ class Operator(NamedTuple):
             self.t_self_row, self.self_row,
         )  # fmt: skip
 
+    def plus_diag(self, entry: Tensor) -> 'Operator':
+        """With one more number on the diagonal of each node that both sides have."""
+
+        def added(diag: Tensor | None, count: int) -> Tensor:
+            return entry.expand(count).contiguous() if diag is None else diag + entry
+
+        return self._replace(
+            diag=added(self.diag, self.graph.num_dst), t_diag=added(self.t_diag, self.graph.num_src)
+        )
+
     def times(
         self,
         x: Tensor,
@@ -88,24 +102,44 @@ class Operator(NamedTuple):
 
 
 class Watch(NamedTuple):
-    r"""What counts the rows of gradients that miss a path.
+    r"""Counts the rows of gradients that miss a path.
 
     Shapes:
         - **position:** below zero for nodes that are not on it :math:`(N)`
         - **counter:** :math:`(1)`, int64
 
-    :obj:`noted` is called after each backward pass; :obj:`None` in compiled code.
+    :obj:`noted` refers weakly to what is called after each backward pass; :obj:`None` in compiled
+    code. :obj:`strict` waits for the device, to raise an error at once.
     """
 
     position: Tensor
     counter: Tensor
-    noted: Callable[[], None] | None
+    noted: Callable[[], Callable[[], None] | None] | None
+    layer: int
+    num_dst: int
+    strict: bool
 
     def look(self, grad: Tensor) -> None:
         """Counts the rows of a gradient."""
-        ops.count_outside.default(grad.detach(), self.position, self.counter)
-        if self.noted is not None:
-            self.noted()
+        # An alias with a version of its own: counting must not look like an edit of what was saved.
+        ops.count_outside.default(grad.detach(), self.position, self.counter.data)
+        if self.noted is None:
+            return
+        if self.strict and not is_capturing(self.counter):
+            self.check()
+        elif (noted := self.noted()) is not None:
+            noted()
+
+    def check(self) -> None:
+        """Raises ValueError if the counter is not zero; waits for the device."""
+        count = int(self.counter)
+        if count:
+            self.counter.data.zero_()
+            raise ValueError(
+                f"'path' of layer {self.layer} has lost gradients of {count} rows outside of its "
+                f'{self.num_dst} active nodes: the loss has to read nodes of the mask alone, or '
+                'the paths have to be prepared again'
+            )
 
 
 class Plan(NamedTuple):
@@ -176,7 +210,6 @@ class PathConv(torch.autograd.Function):
         ctx.first = False
         if weight is not None and not plan.out_acc:
             ctx.first = aggregates_first(weight, needs_x, needs_weight)
-        ctx.plan = plan
         aggregated = None
         sent = _sent(x, plan)
         matrix = plan.part if plan.whole is None else plan.whole
@@ -189,15 +222,15 @@ class PathConv(torch.autograd.Function):
         if root_weight is not None:
             root = sent if plan.whole is not None else _root(x, sent, plan)
             out = torch.addmm(out, root, root_weight.t())
-        ctx.save_for_backward(x, weight, root_weight, aggregated if needs_weight else None)
+        save(ctx, x, weight, root_weight, aggregated if needs_weight else None, plan)
         if plan.whole is None and not plan.compact_out and plan.dst.position is not None:
             out = ops.expand_rows.default(out, plan.dst.position, plan.fill)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, root_weight, aggregated = ctx.saved_tensors
-        plan, part = ctx.plan, ctx.plan.part
+        x, weight, root_weight, aggregated, plan = saved(ctx)
+        part = plan.part
         needs_x, needs_weight, needs_bias, needs_root, _ = ctx.needs_input_grad
         again = torch.is_grad_enabled()  # The gradient will be differentiated itself.
         if not plan.compact_out:
@@ -277,14 +310,15 @@ class Expand(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, rows: Rows, fill: float, watch: Watch | None
     ) -> Tensor:
-        ctx.rows, ctx.watch = rows, watch
+        save(ctx, rows, watch)
         return ops.expand_rows.default(x, rows.position, fill)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.watch is not None:
-            ctx.watch.look(grad)
-        return ctx.rows.of(grad), None, None, None
+        rows, watch = saved(ctx)
+        if watch is not None:
+            watch.look(grad)
+        return rows.of(grad), None, None, None
 
 
 def take(x: Tensor, rows: Rows) -> Tensor:
@@ -297,12 +331,13 @@ class Take(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
-        ctx.rows = rows
+        save(ctx, rows)
         return rows.of(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _expanded(grad, ctx.rows, torch.is_grad_enabled()), None
+        (rows,) = saved(ctx)
+        return _expanded(grad, rows, torch.is_grad_enabled()), None
 
 
 def node_dropout(
@@ -326,7 +361,11 @@ def node_dropout(
     """
     if not 0 <= p <= 1:
         raise ValueError(f"'p' must be from 0 to 1, got {p}")
-    return x if p == 0 else NodeDropout.apply(x, nodes, seed, float(p))
+    if p == 0:
+        return x
+    if transforms_active():
+        return reference.node_dropout(x, nodes, seed, float(p)).to(x.dtype)
+    return NodeDropout.apply(x, nodes, seed, float(p))
 
 
 class NodeDropout(torch.autograd.Function):
@@ -334,11 +373,10 @@ class NodeDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, nodes: Tensor | None, seed: Tensor, p: float) -> Tensor:
-        ctx.save_for_backward(nodes, seed)
-        ctx.p = p
+        save(ctx, nodes, seed, p)
         return ops.node_dropout.default(x, nodes, seed, p)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        nodes, seed = ctx.saved_tensors
-        return NodeDropout.apply(grad, nodes, seed, ctx.p), None, None, None
+        nodes, seed, p = saved(ctx)
+        return NodeDropout.apply(grad, nodes, seed, p), None, None, None

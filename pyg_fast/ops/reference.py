@@ -12,7 +12,8 @@ from ._library import LOOP_CHUNK
 
 
 def to_csr(
-    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool
+    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool,
+    report: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (row, col), num_rows, num_cols = edge_index.flip(0), num_dst, num_src
     if reverse:
@@ -33,7 +34,8 @@ def to_csr(
 
 
 def to_csr_csc(
-    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool
+    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool,
+    report: bool = True,
 ) -> tuple[Tensor, ...]:
     csr, csc = (
         to_csr(edge_index, num_src, num_dst, reverse, index64, drop_loops)
@@ -426,6 +428,7 @@ def scatter(
     reverse: bool = False,
     drop_loops: bool = False,
     count: bool = False,
+    report: bool = False,
 ) -> tuple[Tensor, Tensor]:
     src, dst = edge_index.long().flip(0) if reverse else edge_index.long()
     x = x.double()

@@ -8,17 +8,20 @@ from torch import Tensor
 
 from ._library import ops
 from ._numbers import check_flag
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .graph import Graph
 from .spmm import (
     REDUCE,
     SDDMM,
     SpMM,
-    SpMMMax,
     acc_dtype,
     check_device,
     check_edge_weight,
     check_features,
     checked_graph,
+    reduce_max,
+    reduce_sum,
 )
 
 MOST_SAMPLES = 4096
@@ -182,10 +185,7 @@ def sampled_spmm(
         transpose = ordered and torch.is_grad_enabled() and x.requires_grad
         sampled, perm = sampled_on_its_own(graph, sampling, transpose)
         value = None if edge_weight is None else edge_weight.gather(0, perm.long())
-        return SpMMMax.apply(
-            x, value, sampled.rowptr, sampled.col, None, sampled.t_rowptr, sampled.t_col,
-            sampled.t_perm, reduce == 'min',
-        )  # fmt: skip
+        return reduce_max(sampled, x, value, reduce == 'min')
     mean = reduce == 'mean'
     if quantize:
         return quantized_sum(graph, sampling, x, edge_weight, mean=mean)
@@ -214,6 +214,12 @@ def sampled_sum(
 ) -> Tensor:
     r"""The kernel behind :func:`sampled_spmm` with the prologue and epilogue of
     :func:`~pyg_fast.ops.spmm.reduce_sum`, unchecked. The sampling has been :meth:`drawn`."""
+    if transforms_active():
+        weight = sampling.weight(graph.rowptr, mean, x.dtype)
+        if weight is not None:
+            row_scale = weight if row_scale is None else weight * row_scale
+        part = sampled_graph(graph, sampling)
+        return reduce_sum(part, x, value, bias, row_scale, col_scale, diag, mean, out_acc)
     constants = graph, sampling, row_scale, col_scale, diag, mean, out_acc
     return _SampledSpMM.apply(x, value, bias, constants)
 
@@ -311,7 +317,7 @@ def _transposed(
 def _sorted_by_source(sampled: Graph, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # What lies behind the last edge has no row, and is left out.
     return ops.to_csr.default(
-        edges, sampled.num_src, sampled.num_dst, True, edges.dtype == torch.int64, False
+        edges, sampled.num_src, sampled.num_dst, True, edges.dtype == torch.int64, False, False
     )[:3]
 
 
@@ -338,8 +344,7 @@ class _SampledSpMM(torch.autograd.Function):
         graph, sampling, row_scale, col_scale, diag, mean, out_acc = constants
         needs_x, needs_value = ctx.needs_input_grad[:2]
         if needs_x or needs_value:
-            ctx.save_for_backward(x if needs_value else None, value)
-            ctx.constants = constants
+            save(ctx, x if needs_value else None, value, constants)
         ctx.dtype = x.dtype
         return ops.sampled_spmm.default(
             *graph[:3], value, x, row_scale, col_scale, diag, bias, mean, out_acc,
@@ -351,8 +356,8 @@ class _SampledSpMM(torch.autograd.Function):
         needs_x, needs_value, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_value = None
         if needs_x or needs_value:
-            x, value = ctx.saved_tensors
-            graph, sampling, row_scale, col_scale, diag, mean, _ = ctx.constants
+            x, value, constants = saved(ctx)
+            graph, sampling, row_scale, col_scale, diag, mean, _ = constants
             weight = sampling.weight(graph.rowptr, mean, grad.dtype)
             if weight is not None:
                 row_scale = weight if row_scale is None else weight * row_scale
@@ -371,20 +376,20 @@ class _SampledSpMM(torch.autograd.Function):
                 t_csr = sampled[3:6]
             elif needs_x or again:
                 t_csr = _transposed(graph, sampling, sampled, edges)
-            csr = (graph if sampled is None else sampled)[:3]
+            # Nothing but a second derivative reads the rows.
+            part = graph if sampled is None else sampled
+            part = part._replace(
+                t_rowptr=t_csr[0], t_col=t_csr[1], t_perm=t_csr[2], groups=None, t_groups=None
+            )
         if needs_x:
             v = value if times is None else times if value is None else value * times
             if v is not None and v.dtype != acc_dtype(grad.dtype):
                 v = v.to(grad.dtype)
-            # Nothing but a second derivative reads the rows.
-            grad_x = SpMM.apply(
-                grad, v, None, *t_csr, *csr, col_scale, row_scale, diag, False, False, (None, None)
-            ).to(ctx.dtype)
+            options = part.t(), col_scale, row_scale, diag, False, False
+            grad_x = SpMM.apply(grad, v, None, options).to(ctx.dtype)
         if needs_value:
-            grad_value = SDDMM.apply(
-                grad, x.to(grad.dtype), *csr, *t_csr, row_scale, col_scale, False, value.size(0),
-                (None, None),
-            )  # fmt: skip
+            of_edges = part, row_scale, col_scale, False, value.size(0)
+            grad_value = SDDMM.apply(grad, x.to(grad.dtype), of_edges)
             grad_value = (grad_value if times is None else grad_value * times).to(value.dtype)
         return grad_x, grad_value, grad.sum(0) if needs_bias else None, None
 
@@ -401,7 +406,7 @@ def _unrepeated(
     period = torch.where(repeats, degree // _PAPER_STRIDE, sampling.num_samples)
     once = torch.where(k < period, edges, -1)  # What has no row is left out.
     rowptr, col, order, t_rowptr, t_col, t_order, _ = ops.to_csr_csc.default(
-        once, graph.num_src, graph.num_dst, edges.dtype == torch.int64, False
+        once, graph.num_src, graph.num_dst, edges.dtype == torch.int64, False, False
     )
     perm = t_perm = sampled.perm
     if perm.size(0) > 0:

@@ -5,7 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import reference
 from ._library import ops
+from ._saved import save, saved
+from ._transforms import transforms_active
 from .graph import Graph, check_graph, graph_of
 from .groups import Groups
 
@@ -60,10 +63,7 @@ def spmm(
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, graph.num_edges)
     if reduce in ('max', 'min'):
-        return SpMMMax.apply(
-            x, edge_weight, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col,
-            graph.t_perm, reduce == 'min',
-        )  # fmt: skip
+        return reduce_max(graph, x, edge_weight, reduce == 'min')
     return reduce_sum(graph, x, edge_weight, mean=reduce == 'mean')
 
 
@@ -86,12 +86,24 @@ def reduce_sum(
     Differentiable in :obj:`x`, :obj:`value` (:math:`w`) and :obj:`bias`, not in the scales, which
     are float32 (float64 for float64 features). :obj:`out_acc` returns float32 for halves.
     """
-    if col_scale is row_scale and row_scale is not None and torch.compiler.is_compiling():
-        col_scale = row_scale.clone()  # Dynamo refuses a tensor that is given twice.
-    return SpMM.apply(
-        x, value, bias, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col,
-        graph.t_perm, row_scale, col_scale, diag, mean, out_acc, (graph.groups, graph.t_groups),
-    )  # fmt: skip
+    if transforms_active():
+        out = reference.spmm(*graph[:3], value, x, row_scale, col_scale, diag, bias, mean)
+        return out.to(acc_dtype(x.dtype) if out_acc else x.dtype)
+    if not torch.is_grad_enabled():
+        return sum_rows(
+            graph[:3], graph.groups, value, x, row_scale, col_scale, diag, bias, mean, out_acc
+        )
+    constants = graph, row_scale, col_scale, diag, mean, out_acc
+    return SpMM.apply(x, value, bias, constants)
+
+
+def reduce_max(
+    graph: Graph, x: Tensor, value: Tensor | None = None, minimum: bool = False
+) -> Tensor:
+    """The maximum (or minimum) of what the neighbours send, unchecked."""
+    if transforms_active():
+        return reference.spmm_max(*graph[:3], value, x, minimum)[0].to(x.dtype)
+    return SpMMMax.apply(x, value, graph, minimum)
 
 
 def sum_rows(
@@ -139,110 +151,75 @@ def with_mean(
 class SpMM(torch.autograd.Function):
     """Its backward is itself on the transpose, so it can be differentiated again."""
 
+    # What takes no gradient is one argument: torch.compile refuses tensors that are given twice.
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         value: Tensor | None,
         bias: Tensor | None,
-        rowptr: Tensor,
-        col: Tensor,
-        perm: Tensor | None,
-        t_rowptr: Tensor | None,
-        t_col: Tensor | None,
-        t_perm: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        diag: Tensor | None,
-        mean: bool,
-        out_acc: bool,
-        groups: tuple[Groups | None, Groups | None],
+        constants: tuple[Any, ...],
     ) -> Tensor:
+        graph, row_scale, col_scale, diag, mean, out_acc = constants
         needs_x, needs_value = ctx.needs_input_grad[:2]
+        ctx.dtype = x.dtype
         if needs_x or needs_value:
-            ctx.save_for_backward(
-                x if needs_value else None, value, rowptr, col, perm, t_rowptr, t_col, t_perm,
-                row_scale, col_scale, diag,
-            )  # fmt: skip
-        ctx.mean, ctx.dtype, ctx.groups = mean, x.dtype, groups
+            save(ctx, x if needs_value else None, value, constants)
         return sum_rows(
-            (rowptr, col, perm), groups[0], value, x, row_scale, col_scale, diag, bias, mean,
-            out_acc,
-        )  # fmt: skip
+            graph[:3], graph.groups, value, x, row_scale, col_scale, diag, bias, mean, out_acc
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs_x, needs_value, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_value = None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            (
-                x, value, rowptr, col, perm, t_rowptr, t_col, t_perm, row_scale, col_scale, diag,
-            ) = ctx.saved_tensors  # fmt: skip
-            graph = (rowptr, col, perm, t_rowptr, t_col, t_perm)
-        if ctx.needs_input_grad[0]:
-            if t_rowptr is None:
-                raise RuntimeError('this graph was made without the transpose that backward needs')
-            scale = with_mean(row_scale, ctx.mean, rowptr, grad.dtype)
+        if needs_x or needs_value:
+            x, value, (graph, row_scale, col_scale, diag, mean, _) = saved(ctx)
+        if needs_x:
+            scale = with_mean(row_scale, mean, graph.rowptr, grad.dtype)
             v = value
             if v is not None and v.dtype != acc_dtype(grad.dtype):
                 v = v.to(grad.dtype)
-            grad_x = SpMM.apply(
-                grad, v, None, t_rowptr, t_col, t_perm, rowptr, col, perm, col_scale, scale, diag,
-                False, False, ctx.groups[::-1],
-            ).to(ctx.dtype)  # fmt: skip
-        if ctx.needs_input_grad[1]:
-            num_values = value.size(0)
-            grad_value = SDDMM.apply(
-                grad, x.to(grad.dtype), *graph, row_scale, col_scale, ctx.mean, num_values,
-                ctx.groups,
-            ).to(value.dtype)  # fmt: skip
-        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
-        return (grad_x, grad_value, grad_bias) + (None,) * 12
+            constants = transposed(graph), col_scale, scale, diag, False, False
+            grad_x = SpMM.apply(grad, v, None, constants).to(ctx.dtype)
+        if needs_value:
+            options = graph, row_scale, col_scale, mean, value.size(0)
+            grad_value = SDDMM.apply(grad, x.to(grad.dtype), options).to(value.dtype)
+        return grad_x, grad_value, grad.sum(0) if needs_bias else None, None
 
 
 class SDDMM(torch.autograd.Function):
     """Row i of `a` times row j of `b` for every edge (j, i): a sampled dense-dense product."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        a: Tensor,
-        b: Tensor,
-        rowptr: Tensor,
-        col: Tensor,
-        perm: Tensor | None,
-        t_rowptr: Tensor | None,
-        t_col: Tensor | None,
-        t_perm: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        mean: bool,
-        num_values: int,
-        groups: tuple[Groups | None, Groups | None],
-    ) -> Tensor:
-        ctx.save_for_backward(
-            a, b, rowptr, col, perm, t_rowptr, t_col, t_perm, row_scale, col_scale
-        )
-        ctx.mean, ctx.groups = mean, groups
-        return ops.sddmm(rowptr, col, perm, a, b, row_scale, col_scale, mean, num_values)
+    def forward(ctx: Any, a: Tensor, b: Tensor, constants: tuple[Any, ...]) -> Tensor:
+        graph, row_scale, col_scale, mean, num_values = constants
+        save(ctx, a, b, constants)
+        return ops.sddmm(*graph[:3], a, b, row_scale, col_scale, mean, num_values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, rowptr, col, perm, t_rowptr, t_col, t_perm, row_scale, col_scale = ctx.saved_tensors
+        a, b, (graph, row_scale, col_scale, mean, _) = saved(ctx)
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            grad_a = SpMM.apply(
-                b, grad, None, rowptr, col, perm, t_rowptr, t_col, t_perm, row_scale, col_scale,
-                None, ctx.mean, False, ctx.groups,
-            )  # fmt: skip
+            constants = graph, row_scale, col_scale, None, mean, False
+            grad_a = SpMM.apply(b, grad, None, constants)
         if ctx.needs_input_grad[1]:
-            if t_rowptr is None:
-                raise RuntimeError('this graph was made without the transpose that backward needs')
-            scale = with_mean(row_scale, ctx.mean, rowptr, a.dtype)
-            grad_b = SpMM.apply(
-                a, grad, None, t_rowptr, t_col, t_perm, rowptr, col, perm, col_scale, scale,
-                None, False, False, ctx.groups[::-1],
-            )  # fmt: skip
-        return (grad_a, grad_b) + (None,) * 11
+            scale = with_mean(row_scale, mean, graph.rowptr, a.dtype)
+            constants = transposed(graph), col_scale, scale, None, False, False
+            grad_b = SpMM.apply(a, grad, None, constants)
+        return grad_a, grad_b, None
+
+
+def transposed(graph: Graph) -> Graph:
+    """The graph that a backward pass reads.
+
+    Raises:
+        RuntimeError: If the graph was made without it.
+    """
+    if graph.t_rowptr is None:
+        raise RuntimeError('this graph was made without the transpose that backward needs')
+    return graph.t()
 
 
 class SpMMMax(torch.autograd.Function):
@@ -250,35 +227,24 @@ class SpMMMax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        value: Tensor | None,
-        rowptr: Tensor,
-        col: Tensor,
-        perm: Tensor | None,
-        t_rowptr: Tensor | None,
-        t_col: Tensor | None,
-        t_perm: Tensor | None,
-        minimum: bool,
+        ctx: Any, x: Tensor, value: Tensor | None, graph: Graph, minimum: bool
     ) -> Tensor:
-        out, arg = ops.spmm_max(rowptr, col, perm, value, x, minimum)
+        out, arg = ops.spmm_max(*graph[:3], value, x, minimum)
         needs_value = value is not None and ctx.needs_input_grad[1]
         # A second derivative to `value` needs x as well.
-        ctx.save_for_backward(
-            x if needs_value else None, value, arg, rowptr, col, perm, t_rowptr, t_col, t_perm
-        )
-        ctx.num_src = x.size(0)
+        save(ctx, x if needs_value else None, value, arg, graph, x.size(0))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, value, arg, rowptr, col, perm, t_rowptr, t_col, t_perm = ctx.saved_tensors
+        x, value, arg, graph, num_src = saved(ctx)
+        rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
         grad_x = grad_value = None
-        if torch.is_grad_enabled():  # Someone will differentiate again: torch's own ops.
+        if torch.is_grad_enabled():  # create_graph=True: torch's own ops.
             grad_x, grad_value = _max_backward(
-                grad, x, value, arg, col, perm, ctx.num_src, ctx.needs_input_grad
+                grad, x, value, arg, col, perm, num_src, ctx.needs_input_grad
             )
-            return (grad_x, grad_value) + (None,) * 7
+            return grad_x, grad_value, None, None
         if ctx.needs_input_grad[0]:
             if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
                 if t_rowptr is None:
@@ -291,12 +257,12 @@ class SpMMMax(torch.autograd.Function):
                     rowptr, col, perm, value, arg, grad, t_rowptr, t_col, position
                 )
             else:
-                grad_x = ops.spmm_max_backward_x(rowptr, col, perm, value, arg, grad, ctx.num_src)
+                grad_x = ops.spmm_max_backward_x(rowptr, col, perm, value, arg, grad, num_src)
         if ctx.needs_input_grad[1]:
             grad_value = ops.spmm_max_backward_value(
                 rowptr, col, perm, arg, grad, x, value.size(0)
             )
-        return (grad_x, grad_value) + (None,) * 7
+        return grad_x, grad_value, None, None
 
 
 def _t_position(rowptr: Tensor, perm: Tensor | None, t_perm: Tensor | None) -> Tensor | None:

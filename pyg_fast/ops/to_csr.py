@@ -1,8 +1,9 @@
 """Sorting a list of edges into CSR."""
 
+import torch
 from torch import Tensor
 
-from ._edges import cannot_wait, check_edge_index, check_invalid, is_checked, kernel_index
+from ._edges import check_edge_index, check_invalid, kernel_index, raise_index_error
 from ._library import ops
 from ._numbers import check_flag, check_number
 
@@ -21,6 +22,7 @@ def to_csr(
     *,
     by: str = 'dst',
     drop_loops: bool = False,
+    wait: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Sorts edges by one of their ends into a compressed sparse row structure.
 
@@ -35,6 +37,8 @@ def to_csr(
         by (str): :obj:`"dst"` makes one row per destination that lists sources; :obj:`"src"` the
             transpose. (default: :obj:`"dst"`)
         drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
+        wait (bool): On CUDA, wait for the device to raise IndexError at once.
+            (default: :obj:`False`)
 
     Returns:
         :obj:`(rowptr, col, perm)` of shapes :math:`(N + 1)`, :math:`(|\mathcal{E}|)` and
@@ -46,21 +50,26 @@ def to_csr(
         TypeError: If :obj:`edge_index` is not an integer tensor.
         ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, a size is negative, or
             :obj:`by` is unknown.
-        IndexError: If an index is negative or too large. Eager calls check before anything uses
-            the result: on CUDA by one synchronisation, when an :obj:`edge_index` is first met and
-            after edits in place; under :func:`torch.compile` and in a CUDA graph the check becomes
-            a device-side assertion. Edges out of range are left out in any case.
+        IndexError: If an index is negative or too large. Edges out of range are left out in any
+            case. On CUDA nothing waits for that: the next call of pyg_fast outside of the capture
+            of a CUDA graph raises the error, unless :obj:`wait` is set. Under
+            :func:`torch.compile` the check is a device-side assertion.
     """
     if by not in ('dst', 'src'):
         raise ValueError(f"'by' must be 'dst' or 'src', got {by!r}")
-    edges, index64 = _prepared(edge_index, num_src, num_dst, drop_loops)
+    edges, index64 = _prepared(edge_index, num_src, num_dst, drop_loops, wait)
     *csr, invalid = ops.to_csr.default(edges, num_src, num_dst, by == 'src', index64, drop_loops)
-    _check(edge_index, invalid, (num_src, num_dst))
+    check_invalid(edge_index, invalid, (num_src, num_dst), wait)
     return tuple(csr)
 
 
 def to_csr_csc(
-    edge_index: Tensor, num_src: int, num_dst: int, *, drop_loops: bool = False
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    *,
+    drop_loops: bool = False,
+    wait: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     r"""Sorts edges by destination and by source, for less than :func:`to_csr` for each.
 
@@ -72,6 +81,7 @@ def to_csr_csc(
         num_src (int): Number of source nodes.
         num_dst (int): Number of destination nodes.
         drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
+        wait (bool): As in :func:`to_csr`. (default: :obj:`False`)
 
     Returns:
         :obj:`(rowptr, col, perm, t_rowptr, t_col, t_perm)`: what :func:`to_csr` returns for
@@ -80,24 +90,21 @@ def to_csr_csc(
     Raises:
         TypeError, ValueError, IndexError: As :func:`to_csr`.
     """
-    edges, index64 = _prepared(edge_index, num_src, num_dst, drop_loops)
+    edges, index64 = _prepared(edge_index, num_src, num_dst, drop_loops, wait)
     *both, invalid = ops.to_csr_csc.default(edges, num_src, num_dst, index64, drop_loops)
-    _check(edge_index, invalid, (num_src, num_dst))
+    check_invalid(edge_index, invalid, (num_src, num_dst), wait)
     return tuple(both)
 
 
 def _prepared(
-    edge_index: Tensor, num_src: int, num_dst: int, drop_loops: bool
+    edge_index: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bool
 ) -> tuple[Tensor, bool]:
     check_edge_index(edge_index)
     check_number('num_src', num_src)
     check_number('num_dst', num_dst)
     check_flag('drop_loops', drop_loops)
+    check_flag('wait', wait)
+    compiling = torch.compiler.is_compiling()
+    if not compiling and 0 in (num_src, num_dst) and edge_index.size(1) > 0:
+        raise_index_error(edge_index, num_src, num_dst)
     return kernel_index(edge_index), not fits_int32(num_src, num_dst, edge_index.size(1))
-
-
-def _check(edge_index: Tensor, invalid: Tensor, size: tuple[int, int]) -> None:
-    # Only a synchronisation is worth leaving out. A captured graph may be given other edges later.
-    wait = edge_index.is_cuda and not cannot_wait(edge_index)
-    if not (wait and is_checked(edge_index, size)):
-        check_invalid(edge_index, invalid, size)

@@ -1,0 +1,132 @@
+"""What is kept on a prepared graph: the one place that remembers anything about a tensor.
+
+Only the structure of an :class:`~torch_geometric.EdgeIndex` is kept, on it, for as long as it
+lives. Weights, features, masks and seeds are read at every call.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from ._edges import is_capturing
+
+# A tenth of the time of `torch.cuda.current_stream`; of CUDA builds of torch alone.
+_current_raw_stream: Any = getattr(torch._C, '_cuda_getCurrentRawStream', None)
+
+_CACHE = '_pyg_fast_cache'  # the one attribute of ours on an EdgeIndex
+
+
+class Entry:
+    """A value made of tensors, and the CUDA streams on which it may be read."""
+
+    def __init__(self, value: Any, wait: bool) -> None:
+        self.value = value
+        self.tensors = list(_tensors(value))
+        self.event: Any = None
+        self.device = next((t.device for t in self.tensors if t.is_cuda), None)
+        if self.device is None:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        self.streams = {stream.cuda_stream}
+        if wait:
+            stream.synchronize()
+        else:
+            self.event = stream.record_event()
+
+    def is_ready(self) -> bool:
+        """Makes the current stream wait for the value, and its memory wait for the stream; False
+        in a capture that cannot wait."""
+        if self.device is None:
+            return True
+        if _current_raw_stream(self.device.index) in self.streams:
+            return True
+        stream = torch.cuda.current_stream(self.device)
+        if self.event is not None:
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            stream.wait_event(self.event)
+        for tensor in self.tensors:
+            tensor.record_stream(stream)
+        self.streams.add(stream.cuda_stream)
+        return True
+
+
+class Cache:
+    """What is kept on one EdgeIndex. Copies and pickles are empty: all of it can be made again."""
+
+    def __init__(self, state: tuple, data: Tensor) -> None:
+        self.state = state
+        self.data = data  # held, so that its id cannot come back for another tensor
+        self.entries: dict[Any, Entry] = {}
+        self.facts: dict[str, Any] = {}  # numbers
+        # What the captures of CUDA graphs have read: their replays read it, too.
+        self.captured: dict[int, Any] = {}
+
+    def __reduce__(self) -> tuple:
+        return dict, ()  # which torch.load reads with weights_only=True, too
+
+
+def cache_of(edge_index: EdgeIndex) -> Cache:
+    """What is kept on an EdgeIndex; empty once an edit was noticed.
+
+    Edits of its data are outside of the contract. Those that move a version counter are noticed
+    all the same.
+    """
+    data = edge_index._data
+    state = (id(data), _version(data), _version(edge_index), edge_index._sort_order)
+    cache = edge_index.__dict__.get(_CACHE)
+    if not isinstance(cache, Cache) or cache.state != state:
+        fresh = Cache(state, data)
+        if isinstance(cache, Cache):
+            fresh.captured = cache.captured
+        cache = edge_index.__dict__[_CACHE] = fresh
+    return cache
+
+
+def kept(edge_index: EdgeIndex, key: tuple) -> Any:
+    """An entry that the current stream may read, or None."""
+    if torch.compiler.is_compiling():
+        # Methods of EdgeIndex do not trace, reading its attributes does.
+        cache = getattr(edge_index, _CACHE, None)
+        entry = cache.entries.get(key) if isinstance(cache, Cache) else None
+        return None if entry is None or entry.event is not None else entry.value
+    cache = cache_of(edge_index)
+    entry = cache.entries.get(key)
+    if entry is None or not entry.is_ready():
+        return None
+    if is_capturing(edge_index._data):
+        cache.captured[id(entry)] = entry
+    return entry.value
+
+
+def keep(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = None) -> None:
+    """Keeps what was made on the current stream, unless that is captured: nothing was made yet.
+
+    Args:
+        edge_index (EdgeIndex): The graph.
+        key (tuple): Its name.
+        value (Any): Tensors, numbers, and tuples of such.
+        wait (bool, optional): Waits for the device, so that any stream may read it, a captured one
+            and compiled code included. (default: :obj:`None`, where all before was waited for)
+    """
+    if is_capturing(edge_index._data):
+        return
+    entries = cache_of(edge_index).entries
+    if wait is None:
+        wait = all(entry.event is None for entry in entries.values())
+    entries[key] = Entry(value, wait)
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version  # Inference tensors count none.
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors(part)
