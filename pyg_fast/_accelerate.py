@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import SumAggregation
 
 from .nn import (
     FusedGATConv,
@@ -14,8 +15,9 @@ from .nn import (
     PathPreparedGINConv,
     PathPreparedSAGEConv,
 )
-from .nn._fused import Fused
+from .nn._fused import _METHODS, Fused, note_propagate
 from .nn._reduce import may_fuse, why_not
+from .nn.gat import LOOP_FILLS
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -36,8 +38,9 @@ class LayerReport(NamedTuple):
 
     name: str  # in the model, as `named_modules` has it
     layer: str  # the class that the user chose
-    fused: str | None  # our class; None where the layer stays as it is
-    reason: str | None  # why it stays
+    fused: str | None  # our class; None where PyG's code runs whatever the input
+    reason: str | None  # why it does
+    ran: str | None = None  # what ran in the last eager call of it; None: none yet
 
 
 def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
@@ -82,7 +85,8 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
 
 def accelerate_report(model: Module) -> list[LayerReport]:
     """What :func:`accelerate` would do, or has done, with each message passing layer of a model,
-    which is left as it is."""
+    which is left as it is; and what ran in the last call of each: some inputs, such as sparse
+    matrices, have no kernel in some layers."""
     return [report for _, report in _layers(model)]
 
 
@@ -102,6 +106,8 @@ def restore(model: ModelT) -> ModelT:
     _check_model(model)
     for module in model.modules():
         if isinstance(module, Fused) and vars(module).pop(_MARK, False):
+            if isinstance(module, PathPreparedGCNConv):
+                module._cache_for_pyg()
             for name in module._own:
                 vars(module).pop(name, None)
             module.__class__ = module._base
@@ -123,7 +129,9 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
                 yield module, LayerReport(name, original, None, 'compiled by TorchScript')
         elif isinstance(module, Fused):
             layer = module._base.__name__ if _MARK in vars(module) else cls.__name__
-            yield module, LayerReport(name, layer, cls.__name__, None)
+            reason = _options_reason(module)
+            fused = None if reason else cls.__name__
+            yield module, LayerReport(name, layer, fused, reason, _ran(module))
         elif isinstance(module, MessagePassing):
             reason = _reason(module)
             fused = None if reason else _FUSED[cls].__name__
@@ -136,11 +144,14 @@ def _reason(conv: Any) -> str | None:
     if cls not in _FUSED:
         bases = [base.__name__ for base in _FUSED if isinstance(conv, base)]
         return f'a subclass of {bases[0]}' if bases else 'no kernel for it'
-    patched = vars(conv).keys() & {
-        'forward', 'message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update'
-    }  # fmt: skip
-    if patched:
-        return f'its {min(patched)} is patched'
+    if 'forward' in vars(conv):
+        return 'its forward is patched'
+    for name in (*_METHODS, 'propagate', 'edge_updater'):
+        own = vars(conv).get(name)
+        # Explaining a layer leaves PyG's own behind.
+        if own is not None and getattr(own, '__self__', None) is not conv:
+            return f'its {name} is patched'
+    note_propagate(_FUSED[cls].propagate, _FUSED[cls].edge_updater)
     if conv.explain:
         return 'explains'
     if conv.node_dim != _FUSED[cls]._node_dim:
@@ -151,13 +162,34 @@ def _reason(conv: Any) -> str | None:
     if not attention and not may_fuse(conv):  # PyG never fuses attention.
         return 'fuse=False'
     if attention or cls is PathPreparedGCNConv._base:
-        return None if conv.aggr in ('add', 'sum') else f'aggr={conv.aggr!r}'
+        if conv.aggr not in ('add', 'sum') or type(conv.aggr_module) is not SumAggregation:
+            return f'aggr={conv.aggr!r}'
+        return _options_reason(conv)
     return why_not(conv.aggr_module)
+
+
+def _options_reason(conv: Any) -> str | None:
+    """Why PyG's code runs for these options, whatever the input."""
+    if isinstance(conv, FusedGATv2Conv._base) and conv.lin_edge is not None:
+        return 'edge_dim: its edge features have no kernel'
+    if isinstance(conv, FusedGATConv._base) and conv.lin_edge is not None:
+        fill = conv.fill_value
+        if isinstance(fill, str) and conv.add_self_loops and fill not in LOOP_FILLS:
+            return f'edge_dim: fill_value={fill!r} of self-loops has no kernel'
+    return None
+
+
+def _ran(conv: Any) -> str | None:
+    """What ran in the last eager call."""
+    reason = conv._last_run
+    if reason is None:
+        return None
+    return f"PyG's code: {reason}" if reason else type(conv).__name__
 
 
 def _table(reports: list[LayerReport]) -> str:
     rows = [('layer', 'class', 'runs as')]
-    for name, layer, fused, reason in reports:
+    for name, layer, fused, reason, _ in reports:
         rows.append((name or '(model)', layer, fused or f'{layer}: {reason}'))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return '\n'.join(f'{a:<{widths[0]}}  {b:<{widths[1]}}  {c}' for a, b, c in rows)

@@ -1,5 +1,6 @@
 """The layers."""
 
+from ._path import AggregatedInput
 from .gat import FusedGATConv, FusedGATv2Conv
 from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
@@ -10,7 +11,7 @@ from .sage import PathPreparedSAGEConv
 from .sampled import SampledGCNConv, SampledSAGEConv
 
 __all__ = [
-    'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN',
-    'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedGNN',
+    'AggregatedInput', 'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv',
+    'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedGNN',
     'PathPreparedSAGEConv', 'SampledGCNConv', 'SampledSAGEConv',
 ]  # fmt: skip

@@ -4,14 +4,55 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
+from torch.nn.modules.module import _has_any_global_hook
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
-from torch_geometric.utils import to_edge_index
+from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 
+from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
 from ..ops.spmm import DTYPES
+
+_METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
+_LINEARS = {kind: kind.forward for kind in (Linear, torch.nn.Linear)}
+_tracing_state = torch._C._get_tracing_state
+_COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined beside it
+# Whether a class's `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
+_PYGS: dict[Any, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
+
+
+def allow_propagate(function: Any) -> None:
+    """Has a `propagate` of our own pass for PyG's."""
+    _PYGS[function] = True
+
+
+def note_propagate(*functions: Any) -> None:
+    """Finds out whether these are PyG's own: compiled code cannot."""
+    for function in functions:
+        if function not in _PYGS:
+            name, module = function.__qualname__, function.__module__
+            # PyG makes a module for each class that it compiles one for.
+            _PYGS[function] = name in _COLLECT and module.endswith(f'_{name}') and (
+                _COLLECT[name] in function.__globals__
+            )
+
+
+def _is_pygs(conv: Any, name: str) -> bool:
+    """Whether neither a subclass nor the instance has a method of that name of its own."""
+    function = getattr(type(conv), name)
+    if function not in _PYGS and not torch.compiler.is_compiling():
+        note_propagate(function)
+    if not _PYGS.get(function, False):
+        return False
+    own = conv.__dict__.get(name)
+    if own is None:
+        return True
+    # Explaining a layer leaves PyG's own behind on the instance.
+    function = getattr(own, '__func__', None)
+    return getattr(own, '__self__', None) is conv and _PYGS.get(function, False)
 
 
 class Fused:
@@ -20,47 +61,113 @@ class Fused:
     way of the base class."""
 
     _base: type[MessagePassing]  # PyG's class
+    _pyg_methods: tuple[Any, ...]  # its methods, before anyone replaces them
     _node_dim = -2  # that the base counts nodes in
+    _last_run: str | None = None  # why PyG's code ran in the last eager call; '': it did not
     _own = (  # attributes that no base has
-        '_cached_norm', '_input_cache', 'cache_input', 'num_samples', 'strategy', 'sample',
-        'quantize',
+        '_cached_norm', '_cached_signature', '_last_run', 'cache_input', 'num_samples', 'strategy',
+        'sample', 'quantize',
     )  # fmt: skip
 
-    def _fusible(self: Any, x: Tensor) -> bool:
-        return self.fuse and self._unaltered(x)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if '_base' in cls.__dict__:
+            cls._pyg_methods = tuple(getattr(cls._base, name) for name in _METHODS)
 
-    def _unaltered(self: Any, x: Tensor) -> bool:
-        base, cls, own = self._base, type(self), self.__dict__
-        return (
-            not self._explain
-            and self._decomposed_layers == 1
-            and self.node_dim == self._node_dim
-            and isinstance(x, Tensor)
-            and x.layout == torch.strided
-            and x.dim() == 2
-            and x.dtype in DTYPES
-            and not self._propagate_forward_pre_hooks
-            and not self._propagate_forward_hooks
-            and not self._message_forward_pre_hooks
-            and not self._message_forward_hooks
-            and not self._aggregate_forward_pre_hooks
-            and not self._aggregate_forward_hooks
-            and not self._message_and_aggregate_forward_pre_hooks
-            and not self._message_and_aggregate_forward_hooks
-            and not self._edge_update_forward_pre_hooks
-            and not self._edge_update_forward_hooks
-            # Asked of the class and of `own`: bound methods look different to torch.compile.
-            and cls.message is base.message
-            and cls.aggregate is base.aggregate
-            and cls.update is base.update
-            and cls.message_and_aggregate is base.message_and_aggregate
-            and cls.edge_update is base.edge_update
-            and 'message' not in own
-            and 'aggregate' not in own
-            and 'update' not in own
-            and 'message_and_aggregate' not in own
-            and 'edge_update' not in own
-        )
+    def _fusible(self: Any, x: Any) -> bool:
+        """Whether the kernel gives what PyG's own code would, for features :obj:`x`."""
+        reason = self._observed(x) if self.fuse else 'fuse=False'
+        self._note(reason or '')
+        return reason is None
+
+    def _unaltered(self: Any, x: Any) -> bool:
+        reason = self._observed(x)
+        self._note(reason or '')
+        return reason is None
+
+    def _left(self, edge_index: Any) -> Any:
+        """The edges for PyG's own code, which takes this call."""
+        if not torch.compiler.is_compiling() and not self._last_run:
+            sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
+            self._note('a sparse matrix' if sparse else 'arguments that no kernel takes')
+        # Under a function transform and in inference mode PyG's EdgeIndex raises errors.
+        if isinstance(edge_index, EdgeIndex) and (
+            transforms_active() or torch.is_inference_mode_enabled()
+        ):
+            return edge_index.as_tensor()
+        return edge_index
+
+    def _note(self, reason: str) -> None:
+        """Notes what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
+        if not torch.compiler.is_compiling():
+            self.__dict__['_last_run'] = reason
+
+    def _observed(self: Any, x: Any) -> str | None:
+        """Why PyG's own code has to run: something would notice, or alter, what it does; or no
+        kernel takes such features. None if the kernel may.
+
+        This is the one place that decides it.
+        """
+        own, cls = self.__dict__, type(self)
+        if _has_any_global_hook():
+            return 'global module hooks'
+        if transforms_active():
+            return 'torch.func or forward-mode AD is active'
+        if _tracing_state() is not None:
+            return 'torch.jit.trace is active'
+        # The flag itself: torch 2.11 takes `is_exporting()` for true in all compiled code.
+        if torch.compiler._is_exporting_flag:
+            return 'torch.export is active'
+        if self._explain:
+            return 'it is explained'
+        if self._decomposed_layers != 1:
+            return f'decomposed_layers={self._decomposed_layers}'
+        if self.node_dim != self._node_dim:
+            return f'node_dim={self.node_dim}'
+        if (
+            own['_propagate_forward_pre_hooks']
+            or own['_propagate_forward_hooks']
+            or own['_message_forward_pre_hooks']
+            or own['_message_forward_hooks']
+            or own['_aggregate_forward_pre_hooks']
+            or own['_aggregate_forward_hooks']
+            or own['_message_and_aggregate_forward_pre_hooks']
+            or own['_message_and_aggregate_forward_hooks']
+            or own['_edge_update_forward_pre_hooks']
+            or own['_edge_update_forward_hooks']
+        ):
+            return 'hooks on its message passing'
+        # Methods are those of the class and of `own`: bound ones look different to torch.compile.
+        message, aggregate, update, message_and_aggregate, edge_update = cls._pyg_methods
+        if (
+            cls.message is not message
+            or cls.aggregate is not aggregate
+            or cls.update is not update
+            or cls.message_and_aggregate is not message_and_aggregate
+            or cls.edge_update is not edge_update
+            or 'message' in own
+            or 'aggregate' in own
+            or 'update' in own
+            or 'message_and_aggregate' in own
+            or 'edge_update' in own
+        ):
+            return 'its message passing is overridden'
+        if not _is_pygs(self, 'propagate') or not _is_pygs(self, 'edge_updater'):
+            return 'its propagate or edge_updater is overridden'
+        aggr = own['_modules'].get('aggr_module')
+        if aggr is None or not is_plain(aggr):
+            return 'its aggregation has hooks or is patched'
+        if not isinstance(x, Tensor):
+            return 'features that are no tensor'
+        if type(x) is not Tensor and type(x) is not Parameter:
+            return f'features are a {type(x).__name__}'
+        if x.layout != torch.strided or x.dim() != 2:
+            return 'features that are no dense matrix'
+        if x.dtype not in DTYPES:
+            return f'features are {x.dtype}'
+        if x.device.type not in ('cpu', 'cuda'):
+            return f'features are on {x.device}'
+        return None
 
     def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
         # The template of the first layer in the process serves all: with the fused branch, even if
@@ -68,9 +175,13 @@ class Fused:
         fuse, self.fuse = self.fuse, self.inspector.implements('message_and_aggregate')
         super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
         self.fuse = fuse
+        cls = type(self)
+        note_propagate(cls.propagate, cls.edge_updater)
         # Else the base's compiled `propagate` would be taken for the original one.
-        type(self)._orig_propagate = MessagePassing.propagate
-        type(self)._orig_edge_updater = MessagePassing.edge_updater
+        if _PYGS[cls.propagate]:
+            cls._orig_propagate = MessagePassing.propagate
+        if _PYGS[cls.edge_updater]:
+            cls._orig_edge_updater = MessagePassing.edge_updater
 
     def __prepare_scriptable__(self: Any) -> MessagePassing:
         return self.to_base()
@@ -113,16 +224,36 @@ def entries(adj_t: Adj, num_src: int, num_dst: int) -> tuple[Tensor, OptTensor] 
     return torch.stack([col, row]), value
 
 
+def is_plain(module: Module) -> bool:
+    """Whether a module is what its class makes it: without hooks, and not patched."""
+    return (
+        not module._forward_hooks
+        and not module._forward_pre_hooks
+        and not module._backward_hooks
+        and not module._backward_pre_hooks
+        and 'forward' not in module.__dict__
+    )
+
+
 def is_plain_linear(linear: Module) -> bool:
     """Whether a linear map is no more than its weight and bias."""
+    kind = type(linear)
     return (
-        type(linear) in (Linear, torch.nn.Linear)
-        and not linear._forward_hooks
-        and not linear._forward_pre_hooks
-        and not linear._backward_hooks
-        and not linear._backward_pre_hooks
+        kind in _LINEARS
+        and kind.forward is _LINEARS[kind]
+        and is_plain(linear)
         and 'weight' in linear._parameters
     )
+
+
+def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Edges of a layer that adds self-loops, which PyG lets name fewer nodes than there are: then
+    without what is kept for that size."""
+    if isinstance(edge_index, EdgeIndex) and any(
+        size is not None and size < num_nodes for size in edge_index._sparse_size
+    ):
+        return edge_index._data
+    return edge_index
 
 
 def autocast_dtype(x: Tensor | CBSR) -> torch.dtype | None:

@@ -1,7 +1,6 @@
 """What layers on execution paths share: which path runs, and the input that is aggregated once."""
 
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
+from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 
-from ..formats.execution_path import ExecutionPath
+from ..formats.execution_path import ExecutionPath, signature_of
+from ..ops._edges import is_capturing
+from ..ops._kept import Entry
+from ..ops._saved import save, saved
 from ..ops.path_spmm import Operator, Plan, Rows, Watch, expand, take
 
 # What mixes the rows of different nodes: on some rows alone it gives something else.
@@ -50,8 +53,7 @@ def fill_of(path: ExecutionPath) -> float:
 class OnPath:
     """Mixed into a fused layer that takes an execution path."""
 
-    cache_input = False
-    _input_cache: Any = None
+    cache_input = False  # deprecated, without effect
 
     def _path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
         """The path to run on, or None where there is nothing to save."""
@@ -61,8 +63,8 @@ class OnPath:
             raise TypeError(f"'path' must be an ExecutionPath, got {type(path).__name__}")
         if self.flow != 'source_to_target':
             raise ValueError(f"'path' needs flow='source_to_target', got {self.flow!r}")
-        if isinstance(x, Tensor) and x.dim() == 2:
-            path.check_fits(x, edge_index, x.size(0))
+        if isinstance(x, AggregatedInput) or (isinstance(x, Tensor) and x.dim() == 2):
+            path.check_fits(x.device, edge_index, x.size(0))
         if not torch.compiler.is_compiling():
             path.check_noted()
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
@@ -74,112 +76,178 @@ class OnPath:
         self,
         path: ExecutionPath,
         whole: Operator,
-        value: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        diag: Tensor | None,
+        part: Operator,
         compact: tuple[bool, bool],
         out_acc: bool = False,
     ) -> Plan:
-        part = path.operator(value, row_scale, col_scale, diag)
         return Plan(
             part, path.src, path.dst, None if path.forward else whole, *compact, fill_of(path),
             out_acc, None if compact[1] else path.watch(),
         )  # fmt: skip
 
-    def _cached_input(
-        self: Any, x: Tensor, edge_index: Any, edge_weight: Any, make: Callable[[], Any]
-    ) -> Any:
-        """What :obj:`make` gives, the aggregated input of the layer first, made once; or None where
-        it cannot be kept."""
-        if not self.cache_input or torch.compiler.is_compiling():
-            return None
-        learned = any(isinstance(t, Tensor) and t.requires_grad for t in (x, edge_weight))
-        if learned and torch.is_grad_enabled():
-            return None
-        if self._input_cache is None:
-            self._input_cache = InputCache()
-        return self._input_cache.get((x, edge_index, edge_weight), make)
+    def _set_cache_input(self, cache_input: bool) -> None:
+        if cache_input:
+            warnings.warn(
+                "'cache_input' is deprecated and has no effect, since not every write to an input "
+                'can be noticed: pass conv.aggregate_input(x, edge_index) in place of x',
+                DeprecationWarning,
+                stacklevel=3,
+            )
+        self.cache_input = cache_input
 
-    def reset_parameters(self: Any) -> None:
-        super().reset_parameters()  # type: ignore[misc]
-        self._input_cache = None
-
-
-class InputCache:
-    """The aggregation of one input over one graph, and of some of its rows."""
-
-    def __init__(self) -> None:
-        self._given: list[Any] = []
-        self._made: Any = None  # the aggregation, and what belongs to it
-        self._rows: tuple[Any, Tensor] | None = None
-        self._changes = 0
-
-    def get(self, given: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What was made of the same tensors, unchanged since; None once they change every time."""
-        if self._changes > 1:
-            return None
-        if self._made is not None and self._same(given):
-            self._changes = 0
-            return self._made
-        if self._made is not None:
-            self._changes += 1
-            if self._changes > 1:
-                self._made = self._rows = None
-                warnings.warn(
-                    "'cache_input' is off: the input of the layer is another one at every call, as "
-                    'it is with input dropout; it is aggregated every time',
-                    stacklevel=6,
+    def _aggregated_input(
+        self: Any, x: Any, edge_index: Any, edge_weight: Any, make: Callable[[], Any]
+    ) -> 'AggregatedInput':
+        """What :obj:`make` gives: the aggregation, the input where it is needed again, and the type
+        of the weights; or None where no kernel takes the input."""
+        for name, given in (('x', x), ('edge_weight', edge_weight)):
+            if isinstance(given, Tensor) and given.requires_grad:
+                raise ValueError(
+                    f"'{name}' must not require a gradient, which would have to pass through the "
+                    'aggregation: give the layer x itself'
                 )
-                return None
-        self._given = [
-            None if t is None else (weakref.ref(t), _version(t)) for t in given
-        ]
         with torch.inference_mode(False), torch.no_grad():  # It may serve a training step later.
-            self._made, self._rows = make(), None
-        return self._made
-
-    def _same(self, given: tuple[Any, ...]) -> bool:
-        return all(
-            a is None if b is None else b is not None and b[0]() is a and b[1] == _version(a)
-            for a, b in zip(given, self._given, strict=True)
+            made = make()
+        if made is None:
+            reason = self._last_run or 'arguments that no kernel takes'
+            raise ValueError(
+                f"'x' must be an input that {type(self).__name__} aggregates by a kernel, but "
+                f"PyG's code would: {reason}"
+            )
+        summed, root, weight_dtype = made
+        root = None if root is None else root.detach().clone()
+        signature = signature_of(edge_index) if isinstance(edge_index, EdgeIndex) else None
+        return AggregatedInput(
+            summed, root, weight_dtype, self._aggregation(), edge_index.size(1), signature
         )
 
+    def _check_aggregated(self: Any, given: 'AggregatedInput', edge_index: Any) -> None:
+        """Raises unless an aggregated input is this layer's, and of this graph."""
+        reason = self._observed(given.aggregated) if self.fuse else None
+        if reason is not None:
+            raise ValueError(
+                f"'x' must be features: PyG's code runs ({reason}), which takes no AggregatedInput"
+            )
+        self._note('')
+        if given.options != self._aggregation():
+            raise ValueError(
+                f"'x' must be aggregated by a layer with the options {self._aggregation()}, got "
+                f'{given.options}: make it by aggregate_input of this layer'
+            )
+        if not isinstance(edge_index, Tensor):
+            raise TypeError(
+                f"'edge_index' must be a tensor beside an AggregatedInput, got "
+                f'{type(edge_index).__name__}'
+            )
+        count = edge_index.size(1)
+        same = count == given.num_edges
+        if given.signature is not None and isinstance(edge_index, EdgeIndex) and same:
+            same = torch.compiler.is_compiling() or signature_of(edge_index) == given.signature
+        if not same:
+            raise ValueError(
+                f"'x' was aggregated over another graph, of {given.num_edges} edges, than "
+                f"'edge_index', of {count}: make it again"
+            )
+
+
+class AggregatedInput:
+    r"""The aggregation of an input that takes no gradient, made once by :meth:`aggregate_input` of
+    a layer and passed to it in place of the input.
+
+    .. math::
+        \mathbf{A} (\mathbf{X} \mathbf{\Theta}) = (\mathbf{A} \mathbf{X}) \mathbf{\Theta}
+
+    It holds values of its own: what is later written to the input, the edges or their weights does
+    not change it. It belongs to the graph and to the options of the layer's aggregation, and a
+    layer with others refuses it.
+
+    Shapes:
+        - **aggregated:** :math:`\mathbf{A} \mathbf{X}` of shape :math:`(N, F_{in})`
+        - **root:** :math:`\mathbf{X}` itself where the layer needs it :math:`(N, F_{in})`
+    """
+
+    def __init__(
+        self,
+        aggregated: Tensor,
+        root: Tensor | None,
+        weight_dtype: torch.dtype | None,
+        options: tuple[Any, ...],
+        num_edges: int,
+        signature: tuple[int, ...] | None,
+    ) -> None:
+        self.aggregated, self.root = aggregated, root
+        self.weight_dtype = weight_dtype
+        self.options, self.num_edges, self.signature = options, num_edges, signature
+        self._rows: tuple[Tensor, Entry] | None = None
+
+    #: It takes no gradient.
+    requires_grad = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.aggregated.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the input."""
+        return self.aggregated.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the input."""
+        return self.aggregated.shape
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape of the input, or one of its sizes."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def to(self, *args: Any, **kwargs: Any) -> 'AggregatedInput':
+        """The same on another device or of another type, as :meth:`torch.Tensor.to`."""
+        root = None if self.root is None else self.root.to(*args, **kwargs)
+        return AggregatedInput(
+            self.aggregated.to(*args, **kwargs), root, self.weight_dtype, self.options,
+            self.num_edges, self.signature,
+        )  # fmt: skip
+
     def rows(self, rows: Rows) -> Tensor:
-        """Some rows of it, kept too."""
-        assert self._made is not None
+        """The aggregation for the nodes of a path, kept for the last path."""
+        if torch.compiler.is_compiling() or is_capturing(self.aggregated):
+            return take(self.aggregated, rows)
         if self._rows is None or self._rows[0] is not rows.nodes:
-            self._rows = rows.nodes, take(self._made[0], rows)
-        return self._rows[1]
+            assert rows.nodes is not None
+            made = Entry(take(self.aggregated, rows), wait=True)
+            self._rows = rows.nodes, made
+        made = self._rows[1]
+        return made.value if made.is_ready() else take(self.aggregated, rows)
 
-    def __deepcopy__(self, memo: dict) -> 'InputCache':
-        return InputCache()
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_rows': None}
 
-    def __reduce__(self) -> tuple:
-        return InputCache, ()
-
-
-def _version(tensor: Any) -> int | None:
-    if not isinstance(tensor, Tensor) or tensor.is_inference():
-        return None
-    return tensor._version
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}(shape={list(self.shape)}, device={self.device})'
 
 
 def linear_on_path(
-    cache: InputCache,
-    aggregated: Tensor,
+    given: AggregatedInput,
     weight: Tensor,
     bias: Tensor | None,
+    out_dtype: torch.dtype,
     path: ExecutionPath | None,
     compact_out: bool,
 ) -> Tensor:
     """The linear map of an input that was aggregated before."""
-    if path is None:
-        return F.linear(aggregated, weight, bias)
-    if not path.forward:
-        return RowsLinear.apply(aggregated, weight, bias, path.dst, path.watch())
-    out = F.linear(cache.rows(path.dst), weight, bias)
-    return out if compact_out else expand(out, path.dst, fill_of(path), path.watch())
+    if path is not None and not path.forward:
+        aggregated = given.aggregated.to(weight.dtype)
+        out = RowsLinear.apply(aggregated, weight, path.dst, path.watch())
+    else:
+        rows = given.aggregated if path is None else given.rows(path.dst)
+        out = F.linear(rows.to(weight.dtype), weight)
+    out = out.to(out_dtype)
+    out = out if bias is None else out + bias
+    if path is None or not path.forward or compact_out:
+        return out
+    return expand(out, path.dst, fill_of(path), path.watch())
 
 
 def linear_of_rows(
@@ -189,7 +257,7 @@ def linear_of_rows(
     if path is None:
         return F.linear(x, weight)
     if not path.forward:
-        return RowsLinear.apply(x, weight, None, path.dst, None)
+        return RowsLinear.apply(x, weight, path.dst, None)
     out = F.linear(take(x, path.dst), weight)
     return out if compact_out else expand(out, path.dst, fill_of(path))
 
@@ -199,22 +267,14 @@ class RowsLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        rows: Rows,
-        watch: Watch | None,
+        ctx: Any, x: Tensor, weight: Tensor, rows: Rows, watch: Watch | None
     ) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.rows, ctx.watch = rows, watch
-        return F.linear(x, weight, bias)
+        save(ctx, x, rows, watch)
+        return F.linear(x, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), rows = ctx.saved_tensors, ctx.rows
-        if ctx.watch is not None:
-            ctx.watch.look(grad)
-        grad = rows.of(grad)
-        grad_weight = grad.t() @ rows.of(x) if ctx.needs_input_grad[1] else None
-        return None, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None
+        x, rows, watch = saved(ctx)
+        if watch is not None:
+            watch.look(grad)
+        return None, rows.of(grad).t() @ rows.of(x), None, None

@@ -20,11 +20,12 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.typing import Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..ops._kept import keep, kept
 from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import aggregate_cbsr, needs_transpose
-from ..ops.graph import Graph, cache_of, graph_of, kept
-from ..ops.spmm import SpMMMax, acc_dtype, check_device, inverse_degree, reduce_sum
-from ._fused import Fused
+from ..ops.graph import Graph, graph_of
+from ..ops.spmm import acc_dtype, check_device, inverse_degree, reduce_max, reduce_sum
+from ._fused import Fused, is_plain
 
 _FUSED = (
     SumAggregation, MeanAggregation, MaxAggregation, MinAggregation, VarAggregation,
@@ -50,24 +51,15 @@ def why_not(aggr: Any) -> str | None:
         # Its powers must be finite at nodes without edges too, which PyG never looks at.
         if kind is PowerMeanAggregation and not (part.min_value or 0) > 0:
             return f'{kind.__name__} has no positive clamp_min'
-        if _has_hooks(part):
-            return f'{kind.__name__} has hooks'
+        if not is_plain(part):
+            return f'{kind.__name__} has hooks or is patched'
     if len(set(kinds)) < len(kinds):
         return 'an aggregation is listed twice'
     if type(aggr) is MultiAggregation and (
-        _has_hooks(aggr) or (aggr.fused_aggr is not None and _has_hooks(aggr.fused_aggr))
+        not is_plain(aggr) or (aggr.fused_aggr is not None and not is_plain(aggr.fused_aggr))
     ):
-        return 'MultiAggregation has hooks'
+        return 'MultiAggregation has hooks or is patched'
     return None
-
-
-def _has_hooks(module: Any) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
 
 
 def source_of(x: Any) -> Any:
@@ -103,10 +95,14 @@ class Neighbours(NamedTuple):
         """The graph, with its transpose if a backward pass will need it."""
         if self.part is not None:
             return self.part
-        reverse = self.flow == 'target_to_source'
-        num_src = self.source.size(0)
+        num_src, reverse = self.source.size(0), self.is_reverse
         graph = graph_of(self.edge_index, num_src, self.num_dst, transpose=transpose or reverse)
         return graph.t() if reverse else graph
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether messages go from destinations to sources."""
+        return self.flow == 'target_to_source'
 
     def sum(self, **kwargs: Any) -> Tensor:
         """The sum of what is sent, by the kernel of its format and with the options of that."""
@@ -121,14 +117,13 @@ class Neighbours(NamedTuple):
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
             return inverse_degree(graph.rowptr, dtype)
         key = ('inverse_degree', graph.num_src, graph.num_dst, acc_dtype(dtype), self.flow)
-        if torch.compiler.is_compiling():
-            inverse = kept(self.edge_index, key)
-            return inverse_degree(graph.rowptr, dtype) if inverse is None else inverse
-        cache = cache_of(self.edge_index)
-        if key not in cache:
+        inverse = kept(self.edge_index, key)
+        if inverse is None:
             with torch.inference_mode(False):  # It may serve a training step later.
-                cache[key] = inverse_degree(graph.rowptr, dtype)
-        return cache[key]
+                inverse = inverse_degree(graph.rowptr, dtype)
+            if not torch.compiler.is_compiling():
+                keep(self.edge_index, key, inverse)
+        return inverse
 
 
 def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | None:
@@ -171,7 +166,9 @@ class FusedReduce(Fused):
     def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         """The input of the fused path, or None where PyG's own has to be taken."""
         source = source_of(x)
-        if not may_fuse(self) or why_not(self.aggr_module) is not None:
+        why = why_not(self.aggr_module) if may_fuse(self) else 'fuse=False'
+        if why is not None:
+            self._note(why)
             return None
         if not self._unaltered(source.values if isinstance(source, CBSR) else source):
             return None
@@ -239,7 +236,7 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
         if kind is PowerMeanAggregation:
             outs.append(_power_mean(part, graph, x, inverse))
         elif kind is MaxAggregation or kind is MinAggregation:
-            outs.append(_extreme(graph, x, kind is MinAggregation))
+            outs.append(reduce_max(graph, x, minimum=kind is MinAggregation))
         elif kind is SumAggregation:
             outs.append(total.to(x.dtype))
         elif kind is MeanAggregation:
@@ -250,13 +247,6 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
             std = var.clamp(min=1e-5).sqrt()
             outs.append(std.masked_fill(std <= math.sqrt(1e-5), 0.0).to(x.dtype))
     return aggr.combine(outs) if multi else outs[0]
-
-
-def _extreme(graph: Graph, x: Tensor, minimum: bool) -> Tensor:
-    return SpMMMax.apply(
-        x, None, graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col, graph.t_perm,
-        minimum,
-    )  # fmt: skip
 
 
 def _power_mean(

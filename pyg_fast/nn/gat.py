@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
@@ -17,7 +18,10 @@ from ..ops.gatv2 import attend_v2
 from ..ops.graph import Graph, graph_of
 from ..ops.head_scores import head_scores
 from ..ops.spmm import acc_dtype
-from ._fused import Fused, entries, is_plain_linear
+from ._fused import Fused, entries, is_plain_linear, known_edges
+
+# Rules for the features of self-loops that have a kernel.
+LOOP_FILLS = ('mean', 'add', 'sum')
 
 
 class _FusedAttention(Fused):
@@ -46,7 +50,10 @@ class _FusedAttention(Fused):
     def _ends(self: Any, x: Any) -> tuple[Tensor, Tensor] | None:
         """Features of sources and destinations, or None where PyG has to do it."""
         src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
-        if not self._unaltered(src) or self.aggr not in ('add', 'sum'):
+        if not self._unaltered(src):
+            return None
+        if self.aggr not in ('add', 'sum') or type(self.aggr_module) is not SumAggregation:
+            self._note(f'aggr={self.aggr!r}')
             return None
         if dst is src:
             return src, dst
@@ -69,6 +76,8 @@ class _FusedAttention(Fused):
             return None
         if edge_index.device != src.device:
             raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {src.device}")
+        if self.add_self_loops and num_src == num_dst:
+            edge_index = known_edges(edge_index, num_src)
         reverse = self.flow == 'target_to_source'
         graph = graph_of(
             edge_index, num_src, num_dst, transpose=torch.is_grad_enabled() or reverse,
@@ -182,7 +191,11 @@ class FusedGATConv(_FusedAttention, GATConv):
         if not return_attention_weights:
             out = self._fused(x, edge_index, edge_attr, size)
         if out is None:
-            return super().forward(x, edge_index, edge_attr, size, return_attention_weights)
+            if return_attention_weights:
+                self._note('return_attention_weights')
+            return super().forward(
+                x, self._left(edge_index), edge_attr, size, return_attention_weights
+            )
         return out
 
     def _fused(
@@ -198,7 +211,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         ):
             return None
         by_rule = isinstance(self.fill_value, str) and self.add_self_loops and has_edges
-        if by_rule and (self.fill_value not in ('mean', 'add', 'sum') or ends[0] is not ends[1]):
+        if by_rule and (self.fill_value not in LOOP_FILLS or ends[0] is not ends[1]):
             return None
 
         src, dst = ends
@@ -250,7 +263,8 @@ class FusedGATConv(_FusedAttention, GATConv):
             fill = self.fill_value
             if isinstance(fill, str):
                 data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
-                index = data[1].long()
+                # On CUDA an end out of range is reported later, and must not stop the device.
+                index = data[1].long().clamp(0, num_loops - 1)
                 listed = (data[0] != data[1]).to(scores.dtype).view(-1, 1)
                 loops = scores.new_zeros(num_loops, self.heads).index_add(
                     0, index, scores * listed
@@ -342,7 +356,12 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         elif not return_attention_weights and edge_attr is None:
             out = self._fused(x, edge_index)
         if out is None:
-            return super().forward(x, edge_index, edge_attr, return_attention_weights)
+            if return_attention_weights or edge_attr is not None:
+                named = 'edge_attr' if edge_attr is not None else 'return_attention_weights'
+                self._note(named)
+            return super().forward(
+                x, self._left(edge_index), edge_attr, return_attention_weights
+            )
         return out
 
     def _fused(self, x: Any, edge_index: Any) -> Tensor | None:

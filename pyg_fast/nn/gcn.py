@@ -1,16 +1,18 @@
 """GCN layers."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv
+from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..formats.execution_path import ExecutionPath
+from ..formats.execution_path import ExecutionPath, signature_of
 from ..formats.gcn_norm import GCNNorm, gcn_norm
 from ..ops._edges import check_edge_index
 from ..ops.aggregate import scatter_sum, sorting_pays
@@ -22,8 +24,8 @@ from ..ops.linear_spmm import linear_spmm
 from ..ops.path_spmm import Operator, path_conv
 from ..ops.sampled_spmm import Sampling
 from ..ops.spmm import acc_dtype, reduce_sum
-from ._fused import Fused, autocast_dtype, entries, is_plain_linear
-from ._path import OnPath, linear_on_path
+from ._fused import Fused, autocast_dtype, entries, is_plain_linear, known_edges
+from ._path import AggregatedInput, OnPath, linear_on_path
 from ._reduce import plus, with_values
 
 
@@ -74,10 +76,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         normalize (bool, optional): Whether to add self-loops and normalise.
             (default: :obj:`True`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
-        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
-            tensor, unchanged, and takes no gradient, as that of a first layer without dropout:
-            :math:`\mathbf{A} (\mathbf{X} \mathbf{\Theta}) = (\mathbf{A} \mathbf{X})
-            \mathbf{\Theta}`. Warns and stops if the input changes at every call.
+        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
             (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
@@ -97,7 +96,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     """
 
     _base = GCNConv
+    _cached_edge_index: Any
     _cached_norm: dict[Any, GCNNorm] | None = None
+    _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was a prepared one
 
     def __init__(
         self,
@@ -108,23 +109,25 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         **kwargs: Any,
     ) -> None:
         super().__init__(in_channels, out_channels, *args, **kwargs)
-        self.cache_input = cache_input
+        self._set_cache_input(cache_input)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self._cached_norm = None
+        self._cached_norm = self._cached_signature = None
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | AggregatedInput,
         edge_index: Adj,
         edge_weight: OptTensor = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
         """"""
         path = self._path(path, x, edge_index)
-        if self._fusible(x) and self.aggr in ('add', 'sum'):
-            if path is not None or self.cache_input:
+        if isinstance(x, AggregatedInput):
+            return self._of_aggregated(x, edge_index, path)
+        if self._fusible(x) and self._sums():
+            if path is not None:
                 out = self._on_path(x, edge_index, edge_weight, path)
                 if out is not None:
                     return out
@@ -137,45 +140,90 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
         """PyG's own way."""
-        return super().forward(x, edge_index, edge_weight)
+        self._cache_for_pyg()
+        return super().forward(x, self._left(edge_index), edge_weight)
+
+    def _cache_for_pyg(self) -> None:
+        """Hands the graph of the first call to PyG's own code, as `cached` has it."""
+        norm = None if self._cached_norm is None else self._cached_norm.get(None)
+        if norm is not None and self._cached_edge_index is None:
+            self._cached_edge_index = listed_norm(norm, self.flow)
+
+    def _sums(self) -> bool:
+        """Whether the layer's aggregation is a sum."""
+        if self.aggr in ('add', 'sum') and type(self.aggr_module) is SumAggregation:
+            return True
+        self._note(f'aggr={self.aggr!r}')
+        return False
+
+    def aggregate_input(
+        self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None
+    ) -> AggregatedInput:
+        r"""Aggregates an input that takes no gradient and stays the same from step to step, as that
+        of a first layer without dropout, to be passed in place of :obj:`x`.
+
+        Args:
+            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
+            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+            edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`.
+                (default: :obj:`None`)
+
+        Raises:
+            ValueError: If an input requires a gradient, or the layer has no kernel for it.
+        """
+
+        def make() -> Any:
+            if not (self._fusible(x) and self._sums() and self._is_plain()):
+                return None
+            norm = self._norm(x, edge_index, edge_weight, False)
+            return None if norm is None else (_summed(x, norm), None, norm.dtype)
+
+        return self._aggregated_input(x, edge_index, edge_weight, make)
+
+    def _aggregation(self) -> tuple[Any, ...]:
+        """The options that an aggregated input depends on."""
+        return 'GCN', self.flow, self.normalize, self.add_self_loops, self.improved
+
+    def _is_plain(self) -> bool:
+        return is_plain_linear(self.lin) and self.lin.bias is None
+
+    def _of_aggregated(
+        self,
+        x: AggregatedInput,
+        edge_index: Any,
+        path: ExecutionPath | None,
+        compact_out: bool = False,
+    ) -> Tensor:
+        """The layer on an input that was aggregated before."""
+        self._check_aggregated(x, edge_index)
+        if not self._is_plain():
+            raise ValueError("'x' must be features: 'lin' is patched, has hooks or another bias")
+        dtype = autocast_dtype(x.aggregated) or x.dtype
+        rest = GCNNorm(None, None, None, None, x.weight_dtype)  # type: ignore[arg-type]
+        _, bias, out_acc = self._suited(dtype, rest)
+        out_dtype = acc_dtype(dtype) if out_acc else dtype
+        return linear_on_path(x, self.lin.weight.to(dtype), bias, out_dtype, path, compact_out)
 
     def _on_path(
         self,
         x: Tensor,
         edge_index: Adj,
         edge_weight: OptTensor,
-        path: ExecutionPath | None,
+        path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor | None:
-        """The layer on a path, or on an input that was aggregated before, or None where the
-        ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
-        if self.aggr not in ('add', 'sum'):
+        """The layer on a path, or None where the ordinary way has to be taken. What comes in and
+        goes out may be :obj:`compact`."""
+        if not self._sums():
             return None
         if self._cached_edge_index is not None or self._cached_adj_t is not None:
             return None  # The edges are those of a PyG layer that we replace, normalised by it.
+        if self._cached_norm is not None and self._cached_signature != path.graph_signature:
+            return None  # The path may be of another graph than that of the first call.
         lin = self.lin
-        plain = is_plain_linear(lin) and lin.bias is None
+        plain = self._is_plain()
         weight: Any = lin.weight if plain else None
         dtype = autocast_dtype(x)
-
-        def aggregated() -> tuple[Tensor, GCNNorm] | None:
-            norm = self._norm(x, edge_index, edge_weight, False)
-            if norm is None:
-                return None
-            rest = norm._replace(graph=None, value=None, scale=None, diag=None)  # type: ignore[arg-type]
-            return _summed(x, norm), rest
-
-        if plain and not compact[0]:
-            made = self._cached_input(x, edge_index, edge_weight, aggregated)
-            if made is not None:
-                summed = made[0] if dtype is None else made[0].to(dtype)
-                _, bias, out_acc = self._suited(summed.dtype, made[1])
-                if not out_acc:
-                    return linear_on_path(
-                        self._input_cache, summed, weight.to(summed.dtype), bias, path, compact[1]
-                    )
-        if path is None:
-            return None
         num_nodes = path.num_nodes if compact[0] else x.size(0)
         norm = self._norm(x, edge_index, edge_weight, True, num_nodes)
         if norm is None or is_differentiable(norm):
@@ -187,10 +235,19 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         graph, _, scale, diag, _ = norm
         value, bias, out_acc = self._suited(x.dtype, norm)
         whole = Operator(graph, value, scale, scale, diag, diag)
-        if diag is None and path.loops is not None:  # Loops are edges like others.
-            given = (edge_index, value, scale, path.loops, acc_dtype(x.dtype))
-            diag = path.kept('loops', given, _loop_entries)
-        plan = self._plan(path, whole, value, scale, scale, diag, compact, out_acc)
+        acc = acc_dtype(x.dtype)
+
+        def on_path() -> Operator:
+            entries = diag
+            if entries is None and path.loops is not None:  # Loops are edges like others.
+                entries = _loop_entries(edge_index, value, scale, path.loops, acc)
+            return path.operator(value, scale, scale, entries)
+
+        if value is None:
+            part = path.derived(('gcn', self.normalize, self.add_self_loops, acc), on_path)
+        else:
+            part = on_path()
+        plan = self._plan(path, whole, part, compact, out_acc)
         return path_conv(x, weight, bias, None, plan)
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
@@ -232,7 +289,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         sampling = self._norm_sampling()
         key = None if sampling is None else sampling[:2]
         if self._cached_norm is not None and key in self._cached_norm:
-            return self._cached_norm[key]
+            norm = self._cached_norm[key]
+            return norm if _suits(norm, x.dtype) else None
         num_nodes = x.size(0) if num_nodes is None else num_nodes
         loops, fill_value = 'remaining', 2.0 if self.improved else 1.0
         normalize, keep = self.normalize, self.cached and self.normalize
@@ -255,6 +313,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             return None
         elif edge_weight is None:
             fill_value = 1.0  # `improved` is for weighted graphs only, as in PyG.
+        if self.add_self_loops and normalize:
+            edge_index = known_edges(edge_index, num_nodes)
 
         if edge_index.device != x.device:
             raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {x.device}")
@@ -274,22 +334,41 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
 
-        if normalize:
-            norm = gcn_norm(
-                edge_index, edge_weight, num_nodes, x.dtype, fill_value=fill_value,
-                loops=loops if self.add_self_loops else 'keep', flow=self.flow,
-                transpose=transpose or keep, sampling=sampling,
+        # What is kept may serve a training step later.
+        with torch.inference_mode(False) if keep else nullcontext():
+            norm = self._normalized(
+                edge_index, edge_weight, num_nodes, x.dtype, normalize, fill_value, loops,
+                transpose or keep, keep, sampling,
             )  # fmt: skip
-        else:
-            reverse = self.flow == 'target_to_source'
-            graph = graph_of(
-                edge_index, num_nodes, num_nodes, transpose=transpose or reverse or keep
-            )
-            dtype = None if edge_weight is None else edge_weight.dtype
-            norm = GCNNorm(graph.t() if reverse else graph, edge_weight, None, None, dtype)
         if keep:
+            if self._cached_norm is None and isinstance(edge_index, EdgeIndex):
+                self._cached_signature = signature_of(edge_index)
             self._cached_norm = {**(self._cached_norm or {}), key: norm}
         return norm
+
+    def _normalized(
+        self,
+        edge_index: Tensor,
+        edge_weight: OptTensor,
+        num_nodes: int,
+        dtype: torch.dtype,
+        normalize: bool,
+        fill_value: float,
+        loops: str,
+        transpose: bool,
+        keep: bool,
+        sampling: Sampling | None,
+    ) -> GCNNorm:
+        reverse = self.flow == 'target_to_source'
+        if normalize:
+            return gcn_norm(
+                edge_index, edge_weight, num_nodes, dtype, fill_value=fill_value,
+                loops=loops if self.add_self_loops else 'keep', flow=self.flow,
+                transpose=transpose, sampling=sampling, copy=keep or torch.is_grad_enabled(),
+            )  # fmt: skip
+        graph = graph_of(edge_index, num_nodes, num_nodes, transpose=transpose or reverse)
+        weight_dtype = None if edge_weight is None else edge_weight.dtype
+        return GCNNorm(graph.t() if reverse else graph, edge_weight, None, None, weight_dtype)
 
     def _norm_sampling(self) -> Sampling | None:
         """The sample that degrees are counted in, if not all edges are."""
@@ -343,6 +422,37 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return value, bias, out_dtype != dtype
 
 
+def _suits(norm: GCNNorm, dtype: torch.dtype) -> bool:
+    """Whether a kernel takes a normalised graph that was kept for features of another type."""
+    acc = acc_dtype(dtype)
+    scales = all(t is None or t.dtype == acc for t in (norm.scale, norm.diag))
+    return scales and (norm.value is None or norm.value.dtype in (dtype, acc))
+
+
+@torch.inference_mode(False)  # It may serve a training step later.
+@torch.no_grad()
+def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
+    """A normalised graph as PyG keeps it: edges and their weights, self-loops last."""
+    graph, value, scale, diag, _ = norm
+    count = graph.rowptr.diff().long()
+    dst = torch.arange(graph.num_dst, device=count.device).repeat_interleave(count)
+    num_edges = dst.size(0)
+    src = graph.col[:num_edges].long()
+    if value is None:
+        assert scale is not None
+        weight = scale.new_ones(num_edges)
+    else:
+        weight = value[:num_edges] if graph.perm is None else value[graph.perm[:num_edges].long()]
+    if scale is not None:
+        weight = scale[src] * weight * scale[dst]
+    if diag is not None:
+        loop = torch.arange(graph.num_dst, device=count.device)
+        src, dst = torch.cat([src, loop]), torch.cat([dst, loop])
+        weight = torch.cat([weight, diag])
+    ends = [src, dst] if flow == 'source_to_target' else [dst, src]
+    return torch.stack(ends), weight.to(norm.dtype)
+
+
 def _summed(x: Tensor, norm: GCNNorm) -> Tensor:
     graph, value, scale, diag, _ = norm
     return reduce_sum(graph, x, value, row_scale=scale, col_scale=scale, diag=diag)
@@ -355,10 +465,10 @@ def _loop_entries(
     if value is None:
         total = loops.to(dtype)
     else:
-        data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
-        at = (data[0] == data[1]).nonzero().view(-1)
+        src, dst = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+        value = torch.where(src == dst, value, value.new_zeros(())).to(dtype)
         total = torch.zeros(loops.shape, dtype=dtype, device=loops.device)
-        total.index_add_(0, data[0][at].long(), value[at].to(dtype))
+        total.index_add_(0, src.long(), value)
     return total if scale is None else scale * total * scale
 
 

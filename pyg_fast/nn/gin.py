@@ -14,7 +14,7 @@ from ..ops.cbsr import CBSR
 from ..ops.graph import graph_of
 from ..ops.path_spmm import Operator, Plan, Rows, expand, path_conv, take
 from ..ops.spmm import acc_dtype, reduce_sum
-from ._path import OnPath, check_commutes, fill_of
+from ._path import AggregatedInput, OnPath, check_commutes, fill_of
 from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values
 
 
@@ -44,9 +44,8 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
             :math:`F_{in}` to :math:`F_{out}`.
         eps (float, optional): The (initial) :math:`\epsilon`. (default: :obj:`0.`)
         train_eps (bool, optional): Whether to learn :math:`\epsilon`. (default: :obj:`False`)
-        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
-            tensor, unchanged, and takes no gradient, as that of a first layer without dropout.
-            Warns and stops if the input changes at every call. (default: :obj:`False`)
+        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
+            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -77,82 +76,124 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         **kwargs: Any,
     ) -> None:
         super().__init__(nn, eps, train_eps, **kwargs)
-        self.cache_input = cache_input
+        self._set_cache_input(cache_input)
 
     def forward(
         self,
-        x: Tensor | OptPairTensor,
+        x: Tensor | OptPairTensor | AggregatedInput,
         edge_index: Adj,
         size: Size = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
         """"""
         path = self._path(path, x, edge_index)
+        if isinstance(x, AggregatedInput):
+            return self._of_aggregated(x, edge_index, path)
         to = self._neighbours(x, edge_index, size)
         if to is None:
-            return super().forward(self._unfused(x), edge_index, size)
-        if path is not None or self.cache_input:
+            return super().forward(self._unfused(x), self._left(edge_index), size)
+        if path is not None:
             out = self._on_path(to, path)
             if out is not None:
                 return out
         return self.nn(self._combined(self._sent(to)))
 
+    def aggregate_input(self, x: Tensor, edge_index: Tensor) -> AggregatedInput:
+        r"""Aggregates an input that takes no gradient and stays the same from step to step, as that
+        of a first layer without dropout, to be passed in place of :obj:`x`.
+
+        Args:
+            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
+            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+
+        Raises:
+            ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
+        """
+
+        def make() -> Any:
+            to = self._neighbours(x, edge_index, None)
+            if to is None or not self._sums_of_nodes(to):
+                return None
+            return reduce_sum(to.graph(False), to.source), x, None  # type: ignore[arg-type]
+
+        return self._aggregated_input(x, edge_index, None, make)
+
+    def _aggregation(self) -> tuple[Any, ...]:
+        """The options that an aggregated input depends on."""
+        return 'GIN', self.flow, type(self.aggr_module).__name__
+
+    def _sums_of_nodes(self, to: Neighbours) -> bool:
+        """Whether the layer sums the nodes' own dense features, and stays in their type."""
+        x = to.source
+        return (
+            isinstance(x, Tensor)
+            and to.root is x
+            and not self._sends_more()
+            and type(self.aggr_module) is SumAggregation
+            and torch.promote_types(x.dtype, self.eps.dtype) == x.dtype
+        )
+
+    def _of_aggregated(
+        self,
+        x: AggregatedInput,
+        edge_index: Any,
+        path: ExecutionPath | None,
+        compact_out: bool = False,
+    ) -> Tensor:
+        """The layer on an input that was aggregated before."""
+        self._check_aggregated(x, edge_index)
+        out, root = x.aggregated, x.root
+        assert root is not None
+        if path is not None and path.forward:
+            self._check_commutes()
+            out, root = x.rows(path.dst), take(root, path.dst)
+        out = self.nn(torch.addcmul(out, root, 1 + self.eps))
+        if path is None or not path.forward or compact_out:
+            return out
+        return expand(out, path.dst, fill_of(path), path.watch())
+
+    def _check_commutes(self) -> None:
+        if isinstance(self.nn, torch.nn.Module):
+            check_commutes(self.nn)
+
     def _on_path(
         self,
         to: Neighbours,
-        path: ExecutionPath | None,
+        path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor | None:
-        """The layer on a path, or on an input that was aggregated before, or None where the
-        ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
-        x: Any = to.source
-        eps = self.eps
-        if (
-            not isinstance(x, Tensor)
-            or to.root is not x
-            or self._sends_more()
-            or type(self.aggr_module) is not SumAggregation
-            or torch.promote_types(x.dtype, eps.dtype) != x.dtype
-        ):
+        """The layer on a path, or None where the ordinary way has to be taken. What comes in and
+        goes out may be :obj:`compact`."""
+        x, eps = to.source, self.eps
+        if not self._sums_of_nodes(to) or isinstance(x, CBSR):
             return None
-        num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
-        some = path is not None and path.forward  # Rows are computed of some nodes alone.
-        if some and isinstance(self.nn, torch.nn.Module):
-            check_commutes(self.nn)
+        num_nodes = path.num_nodes if compact[0] else x.size(0)
+        some = path.forward  # Rows are computed of some nodes alone.
+        if some:
+            self._check_commutes()
+        graph = graph_of(to.edge_index, num_nodes, num_nodes)
+        learned, acc = eps.requires_grad, acc_dtype(x.dtype)
 
-        def aggregated() -> tuple[Tensor]:
-            return (reduce_sum(graph_of(to.edge_index, num_nodes, num_nodes, transpose=False), x),)
+        def on_path() -> Operator:
+            diag = None if path.loops is None else path.loops.to(acc)
+            return path.operator(None, None, None, diag)
 
-        made = None
-        if not compact[0]:
-            made = self._cached_input(x, to.edge_index, None, aggregated)
-        if made is not None:
-            (out,) = made
-            if path is not None and some:
-                out, x = self._input_cache.rows(path.dst), take(x, path.dst)
-            out = torch.addcmul(out, x, 1 + eps)
-        elif path is None:
-            return None
-        else:
-            graph = graph_of(to.edge_index, num_nodes, num_nodes)
-            learned = eps.requires_grad
-            whole = None
-            diag = path.loops
-            if not learned or diag is not None:
-                given = (path.loops, None if learned else eps, eps._version, acc_dtype(x.dtype))
-                diag, whole = path.kept('eps', (num_nodes, *given), _diagonals)
-            plan = self._plan(
-                path, Operator(graph, diag=whole, t_diag=whole), None, None, None, diag, compact
-            )
-            plan = plan._replace(compact_out=some)
-            out = path_conv(x, None, None, None, plan)
-            if learned:
-                own = x
-                if some:
-                    own = take(x, _own_rows(plan) if compact[0] else path.dst)
-                out = torch.addcmul(out, own, 1 + eps)
+        part = path.derived(('sum', acc), on_path)
+        whole = None
+        if not learned:  # What each node adds of its own features.
+            own = (1 + eps).to(acc)
+            whole = own.expand(num_nodes).contiguous()
+            part = part.plus_diag(own)
+        plan = self._plan(path, Operator(graph, diag=whole, t_diag=whole), part, compact)
+        plan = plan._replace(compact_out=some)
+        out = path_conv(x, None, None, None, plan)
+        if learned:
+            root = x
+            if some:
+                root = take(x, _own_rows(plan) if compact[0] else path.dst)
+            out = torch.addcmul(out, root, 1 + eps)
         out = self.nn(out)
-        if path is None or not some or compact[1]:
+        if not some or compact[1]:
             return out
         return expand(out, path.dst, fill_of(path), path.watch())
 
@@ -175,16 +216,6 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if isinstance(root, CBSR):
             return plus(out, with_values(root, (1 + eps) * root.values))
         return torch.addcmul(out, root, 1 + eps)
-
-
-def _diagonals(
-    num_nodes: int, loops: Tensor | None, eps: Tensor | None, _: int, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    """What each node adds of its own features: to a path, which has no loops, and to a graph."""
-    whole = None if eps is None else (1 + eps).to(dtype).expand(num_nodes).contiguous()
-    if loops is None:
-        return whole, whole
-    return loops.to(dtype) if whole is None else loops.to(dtype) + whole, whole
 
 
 def _own_rows(plan: Plan) -> Rows:

@@ -14,6 +14,8 @@ from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import needs_transpose
 from ..ops.maxk import maxk
 from ..ops.spmm import DTYPES
+from ._fused import allow_propagate
+from ._path import AggregatedInput
 from ._reduce import Neighbours
 from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
@@ -165,6 +167,9 @@ class _MaxKMessages:
         return f'{super().__repr__()[:-1]}, k={self.k}{balanced})'
 
 
+allow_propagate(_MaxKMessages.propagate)
+
+
 class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
     r"""The graph convolution of :class:`~torch_geometric.nn.conv.GCNConv` on sparse features, as
     in the `"MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural Networks
@@ -241,20 +246,26 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         self._set_maxk(k, balanced, out_channels)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor = None
+        self,
+        x: Tensor | AggregatedInput,
+        edge_index: Adj,
+        edge_weight: OptTensor = None,
     ) -> Tensor:
         """"""
         k = self.k
-        if k is None or k == self.out_channels:
+        if k is None or k == self.out_channels or isinstance(x, AggregatedInput):
             return super().forward(x, edge_index, edge_weight)
-        if self._fusible(x) and self.aggr in ('add', 'sum'):
+        if self._fusible(x) and self._sums():
             kept = maxk(self.lin(x), k, self.balanced)
             norm = self._norm(x, edge_index, edge_weight, needs_transpose(kept))
             if norm is not None:
                 return self._aggregated(kept, norm)
         elif isinstance(x, Tensor) and x.dtype not in DTYPES:
             raise TypeError(f"'x' must be one of {DTYPES}, got {x.dtype}")
-        return self._base.forward(self, x, edge_index, edge_weight)
+        return self._by_pyg(x, edge_index, edge_weight)
+
+    def _is_plain(self) -> bool:
+        return self.k is None and super()._is_plain()
 
 
 class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):

@@ -16,9 +16,9 @@ from ..formats.execution_path import (
     mask_signature_of,
     signature_of,
 )
-from ..ops._edges import notes_of
 from ..ops.path_spmm import Rows, expand, node_dropout, take
-from ._path import check_commutes, fill_of
+from ._fused import is_plain
+from ._path import AggregatedInput, check_commutes, fill_of
 from ._reduce import Neighbours, may_fuse, neighbours
 from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
@@ -59,8 +59,8 @@ class PathPreparedGNN(Module):
             (:obj:`"layer_norm"` is, unless :obj:`norm_kwargs` say otherwise).
             (default: :obj:`None`)
         norm_kwargs (dict, optional): Arguments of :obj:`norm`. (default: :obj:`None`)
-        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
-            tensor, see :class:`PathPreparedGCNConv`. (default: :obj:`False`)
+        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
+            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of the layers.
 
     Raises:
@@ -102,6 +102,7 @@ class PathPreparedGNN(Module):
             _conv(conv, widths[k], widths[k + 1], cache_input=cache_input and k == 0, **kwargs)
             for k in range(num_layers)
         )
+        self._last_paths: tuple[Any, list[ExecutionPath]] | None = None
         self.norms = ModuleList()
         for _ in range(num_layers - 1 if norm is not None else 0):
             layer = normalization_resolver(norm, hidden_channels, **(norm_kwargs or {}))
@@ -118,7 +119,7 @@ class PathPreparedGNN(Module):
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | AggregatedInput,
         edge_index: Adj,
         edge_weight: OptTensor = None,
         paths: Sequence[ExecutionPath] | None = None,
@@ -128,7 +129,8 @@ class PathPreparedGNN(Module):
         """Forward pass.
 
         Args:
-            x (Tensor): Node features :math:`(|\\mathcal{V}|, F_{in})`.
+            x (Tensor or AggregatedInput): Node features :math:`(|\\mathcal{V}|, F_{in})`, or what
+                :meth:`aggregate_input` has made of them.
             edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as the layers take them.
             edge_weight (Tensor, optional): Edge weights :math:`(|\\mathcal{E}|)`, for
                 :obj:`"gcn"`. (default: :obj:`None`)
@@ -136,7 +138,9 @@ class PathPreparedGNN(Module):
                 (default: :obj:`None`)
             mask (Tensor, optional): The nodes that the loss reads :math:`(|\\mathcal{V}|)`, bool.
                 With :obj:`paths` they are compared with it; without, they are prepared on the fly,
-                for the backward pass alone, and again when it changes. (default: :obj:`None`)
+                for the backward pass alone, and again when mask or graph change: both are read at
+                every call. The model keeps the paths of the last mask, until
+                :meth:`reset_paths`. (default: :obj:`None`)
             active_only (bool): Whether to return the rows of the nodes that the loss reads alone,
                 ascending, as :obj:`out[mask]` has them, in training or not: needs :obj:`paths` or
                 :obj:`mask`. A matrix of all nodes is not made then where paths are
@@ -159,30 +163,39 @@ class PathPreparedGNN(Module):
             seed = torch.randint(2**63 - 1, (self.num_layers,), device=x.device)
         rows = Rows(None, None)  # What the features have rows of.
         num_nodes = x.size(0)
+        h: Any = x
         for k, conv in enumerate(self.convs):
             path = None if paths is None else paths[k]
-            x, rows = self._layer(conv, x, rows, num_nodes, edge_index, edge_weight, path)
+            h, rows = self._layer(conv, h, rows, num_nodes, edge_index, edge_weight, path)
             if k == self.num_layers - 1:
                 break
             if len(self.norms) > 0:
-                x = self.norms[k](x)
+                h = self.norms[k](h)
             if self.act is not None:
-                x = self.act(x)
+                h = self.act(h)
             if seed is not None:
-                x = node_dropout(x, self.dropout, seed[k : k + 1], rows.nodes)
+                h = node_dropout(h, self.dropout, seed[k : k + 1], rows.nodes)
         if active_only:
             if paths is None and mask is None:
                 raise ValueError("'active_only' needs 'paths' or 'mask'")
-            return self._active(x, rows, paths, mask)
+            return self._active(h, rows, paths, mask)
         if paths is None or rows.nodes is None:
-            return x
+            return h
         last = paths[-1]
-        return expand(x, rows, fill_of(last), last.watch())
+        return expand(h, rows, fill_of(last), last.watch())
+
+    def aggregate_input(
+        self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None
+    ) -> AggregatedInput:
+        """Aggregates an input that takes no gradient and stays the same from step to step, to be
+        passed in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`."""
+        args = () if edge_weight is None else (edge_weight,)
+        return self.convs[0].aggregate_input(x, edge_index, *args)  # type: ignore[operator]
 
     def _layer(
         self,
         conv: Any,
-        x: Tensor,
+        x: Any,
         rows: Rows,
         num_nodes: int,
         edge_index: Adj,
@@ -191,9 +204,16 @@ class PathPreparedGNN(Module):
     ) -> tuple[Tensor, Rows]:
         """A layer's output, and what it has rows of."""
         args = (edge_index, edge_weight) if self.conv == 'gcn' else (edge_index,)
+        if not is_plain(conv):  # Its hooks, or what it was patched with, have to run.
+            return conv(expand(x, rows), *args, path=path), Rows(None, None)
+        if isinstance(x, AggregatedInput):
+            runs = conv._path(path, x, edge_index)
+            compact_out = runs is not None and runs.forward
+            out = conv._of_aggregated(x, edge_index, runs, compact_out)
+            return out, runs.dst if compact_out else Rows(None, None)
         if path is None or path.is_whole or not path.forward or not conv.training:
             return conv(expand(x, rows), *args, path=path), Rows(None, None)
-        runs: Any = path
+        runs = path
         if rows.nodes is None:
             runs = conv._path(path, x, edge_index)
         elif not torch.compiler.is_compiling():
@@ -229,23 +249,31 @@ class PathPreparedGNN(Module):
             path, position = paths[-1], paths[-1].dst_position
             nodes = path.dst_nodes
             if nodes is None:
-                nodes = path.kept('active', (position,), _on_path)
+                nodes = path.derived('active', lambda: (position >= 0).nonzero().view(-1))
             return take(x, Rows(nodes, position))
         assert mask is not None
         return x[mask]
 
     def _prepared(self, edge_index: Any, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
-        """Paths for a mask, prepared once for a graph and a mask."""
+        """Paths for a mask: those of the last call, if mask and graph hold the same still."""
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise ValueError("'mask' needs an edge_index as a tensor or EdgeIndex")
         if torch.compiler.is_compiling():
             raise ValueError("'mask' needs 'paths' in compiled code: prepare them before")
-        mask_signature_of(mask)  # which checks it
-        key = ('paths', signature_of(edge_index), self.num_layers, weighted)
-        notes = notes_of(mask)
-        if key not in notes:
-            notes[key] = execution_paths(edge_index, mask, self.num_layers, weighted)
-        return notes[key]
+        key = mask_signature_of(mask), signature_of(edge_index), weighted, edge_index.device
+        if self._last_paths is None or self._last_paths[0] != key:
+            self._last_paths = None  # Not both at once in memory.
+            paths = execution_paths(edge_index, mask, self.num_layers, weighted)
+            self._last_paths = key, paths
+        return self._last_paths[1]
+
+    def reset_paths(self) -> None:
+        """Drops the paths that the model has prepared for a :obj:`mask`."""
+        self._last_paths = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies prepare their own.
+        return {**self.__dict__, '_last_paths': None}
 
     def _check(self, paths: Sequence[ExecutionPath], mask: Tensor | None) -> None:
         if len(paths) != self.num_layers or any(
@@ -265,10 +293,6 @@ class PathPreparedGNN(Module):
             f'{type(self).__name__}({self.conv!r}, {self.in_channels}, {self.hidden_channels}, '
             f'{self.out_channels}, num_layers={self.num_layers})'
         )
-
-
-def _on_path(position: Tensor) -> Tensor:
-    return (position >= 0).nonzero().view(-1)
 
 
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:

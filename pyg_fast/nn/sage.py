@@ -17,7 +17,7 @@ from ..ops.linear_spmm import aggregates_first, linear_spmm
 from ..ops.path_spmm import Operator, path_conv
 from ..ops.spmm import acc_dtype, reduce_sum
 from ._fused import autocast_dtype, is_plain_linear
-from ._path import OnPath, linear_of_rows, linear_on_path
+from ._path import AggregatedInput, OnPath, linear_of_rows, linear_on_path
 from ._reduce import FusedReduce, Neighbours, reduce, source_of
 
 
@@ -59,9 +59,8 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         project (bool, optional): Whether to apply a linear map and a ReLU before aggregating.
             (default: :obj:`False`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
-        cache_input (bool, optional): Aggregates the input once for as long as it stays the same
-            tensor, unchanged, and takes no gradient, as that of a first layer without dropout.
-            Warns and stops if the input changes at every call. (default: :obj:`False`)
+        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
+            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -91,21 +90,23 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         **kwargs: Any,
     ) -> None:
         super().__init__(in_channels, out_channels, *args, **kwargs)
-        self.cache_input = cache_input
+        self._set_cache_input(cache_input)
 
     def forward(
         self,
-        x: Tensor | OptPairTensor,
+        x: Tensor | OptPairTensor | AggregatedInput,
         edge_index: Adj,
         size: Size = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
         """"""
         path = self._path(path, x, edge_index)
+        if isinstance(x, AggregatedInput):
+            return self._of_aggregated(x, edge_index, path)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)
-        if path is not None or self.cache_input:
+        if path is not None:
             out = self._on_path(to, path)
             if out is not None:
                 return out
@@ -117,72 +118,109 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
 
     def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
-        return super().forward(self._unfused(x), edge_index, size)
+        return super().forward(self._unfused(x), self._left(edge_index), size)
+
+    def aggregate_input(self, x: Tensor, edge_index: Tensor) -> AggregatedInput:
+        r"""Aggregates an input that takes no gradient and stays the same from step to step, as that
+        of a first layer without dropout, to be passed in place of :obj:`x`.
+
+        Args:
+            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
+            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+
+        Raises:
+            ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
+        """
+
+        def make() -> Any:
+            to = self._neighbours(x, edge_index, None)
+            if to is None or not self._sums_of_nodes(to):
+                return None
+            graph, scale = self._scaled(to, to.num_dst, False)
+            summed = reduce_sum(graph, to.source, row_scale=scale)  # type: ignore[arg-type]
+            return summed, x if self.root_weight else None, None
+
+        return self._aggregated_input(x, edge_index, None, make)
+
+    def _aggregation(self) -> tuple[Any, ...]:
+        """The options that an aggregated input depends on."""
+        return 'SAGE', self.flow, type(self.aggr_module).__name__, self.root_weight
+
+    def _sums_of_nodes(self, to: Neighbours) -> bool:
+        """Whether the layer is linear in sums or means of the nodes' own dense features."""
+        return (
+            isinstance(to.source, Tensor)
+            and to.root is to.source
+            and not self.project
+            and not self._sends_more()
+            and type(self.aggr_module) in (SumAggregation, MeanAggregation)
+        )
+
+    def _scaled(
+        self, to: Neighbours, num_nodes: int, transpose: bool
+    ) -> tuple[Graph, Tensor | None]:
+        """The graph between all nodes and the factors of a mean."""
+        graph = graph_of(to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse)
+        graph = graph.t() if to.is_reverse else graph
+        mean = type(self.aggr_module) is MeanAggregation
+        return graph, to.inverse_degree(graph, to.source.dtype) if mean else None
+
+    def _of_aggregated(
+        self,
+        x: AggregatedInput,
+        edge_index: Any,
+        path: ExecutionPath | None,
+        compact_out: bool = False,
+    ) -> Tensor:
+        """The layer on an input that was aggregated before."""
+        self._check_aggregated(x, edge_index)
+        lin, lin_r = self.lin_l, self.lin_r if self.root_weight else None
+        if not is_plain_linear(lin) or (lin_r is not None and not is_plain_linear(lin_r)):
+            raise ValueError("'x' must be features: 'lin_l' or 'lin_r' is patched or has hooks")
+        dtype = autocast_dtype(x.aggregated) or x.dtype
+        bias = None if lin.bias is None else lin.bias.to(dtype)
+        out = linear_on_path(x, lin.weight.to(dtype), bias, dtype, path, compact_out)
+        if lin_r is not None:
+            assert x.root is not None
+            out = out + linear_of_rows(x.root.to(dtype), lin_r.weight.to(dtype), path, compact_out)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _on_path(
         self,
         to: Neighbours,
-        path: ExecutionPath | None,
+        path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor | None:
-        """The layer on a path, or on an input that was aggregated before, or None where the
-        ordinary way has to be taken. What comes in and goes out may be :obj:`compact`."""
+        """The layer on a path, or None where the ordinary way has to be taken. What comes in and
+        goes out may be :obj:`compact`."""
         out = self._linear_on_path(to, path, compact)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize and out is not None else out
 
     def _linear_on_path(
-        self, to: Neighbours, path: ExecutionPath | None, compact: tuple[bool, bool]
+        self, to: Neighbours, path: ExecutionPath, compact: tuple[bool, bool]
     ) -> Tensor | None:
-        x, lin, lin_r, kind = to.source, self.lin_l, None, type(self.aggr_module)
+        x, lin, lin_r = to.source, self.lin_l, None
         if self.root_weight:
             lin_r = self.lin_r
             if not is_plain_linear(lin_r) or lin_r.bias is not None:
                 return None
-        if (
-            not isinstance(x, Tensor)
-            or to.root is not x
-            or self.project
-            or self._sends_more()
-            or kind not in (SumAggregation, MeanAggregation)
-            or not is_plain_linear(lin)
-        ):
+        if not self._sums_of_nodes(to) or not is_plain_linear(lin) or isinstance(x, CBSR):
             return None
-        weight, bias = lin.weight, lin.bias
-        root_weight = None if lin_r is None else lin_r.weight
-        dtype = autocast_dtype(x)
+        dtype, acc = autocast_dtype(x), acc_dtype(x.dtype)
 
         def cast(t: Any) -> Any:
             return t if t is None or dtype is None else t.to(dtype)
 
-        num_nodes = path.num_nodes if path is not None and compact[0] else x.size(0)
+        graph, scale = self._scaled(to, path.num_nodes if compact[0] else x.size(0), True)
 
-        def scaled(transpose: bool) -> tuple[Graph, Tensor | None]:
-            graph = graph_of(to.edge_index, num_nodes, num_nodes, transpose=transpose)
-            mean = kind is MeanAggregation
-            return graph, to.inverse_degree(graph, x.dtype) if mean else None
+        def on_path() -> Operator:
+            diag = None if path.loops is None else _scaled_loops(path.loops, scale, acc)
+            return path.operator(None, scale, None, diag)
 
-        def aggregated() -> tuple[Tensor]:
-            graph, scale = scaled(False)
-            return (reduce_sum(graph, x, row_scale=scale),)
-
-        if not compact[0]:
-            made = self._cached_input(x, to.edge_index, None, aggregated)
-            if made is not None:
-                out = linear_on_path(
-                    self._input_cache, cast(made[0]), cast(weight), cast(bias), path, compact[1]
-                )
-                if root_weight is None:
-                    return out
-                own = linear_of_rows(cast(x), cast(root_weight), path, compact[1])
-                return out + own
-        if path is None:
-            return None
-        graph, scale = scaled(True)
-        diag = None if path.loops is None else path.kept(
-            'loops', (path.loops, scale, acc_dtype(x.dtype)), _scaled_loops
-        )  # fmt: skip
-        plan = self._plan(path, Operator(graph, None, scale), None, scale, None, diag, compact)
-        return path_conv(cast(x), cast(weight), cast(bias), cast(root_weight), plan)
+        part = path.derived(('sum' if scale is None else 'mean', acc), on_path)
+        plan = self._plan(path, Operator(graph, None, scale), part, compact)
+        root_weight = None if lin_r is None else lin_r.weight
+        return path_conv(cast(x), cast(lin.weight), cast(lin.bias), cast(root_weight), plan)
 
     def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):

@@ -28,8 +28,9 @@ from ..ops.sampled_spmm import (
 )
 from ..ops.spmm import check_device
 from ._fused import autocast_dtype, is_plain_linear
+from ._path import AggregatedInput
 from ._reduce import Neighbours
-from .gcn import PathPreparedGCNConv, check_rows, is_differentiable
+from .gcn import PathPreparedGCNConv, check_rows, is_differentiable, listed_norm
 from .sage import PathPreparedSAGEConv
 
 SAMPLE = ('eval', 'always', 'never')
@@ -96,6 +97,11 @@ class _Sampled:
             return None
         return super()._on_path(*args, **kwargs)  # type: ignore[misc]
 
+    def _check_aggregated(self, given: AggregatedInput, edge_index: Any) -> None:
+        if self._samples():
+            raise ValueError("'x' must be features while the layer samples edges")
+        super()._check_aggregated(given, edge_index)  # type: ignore[misc]
+
     def _given_edges(
         self: Any, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
     ) -> tuple[Tensor, Tensor] | None:
@@ -157,7 +163,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     It trains on all edges and samples in evaluation, unless :obj:`sample` says otherwise: the
     same parameters, options, outputs and gradients as
     :class:`~pyg_fast.nn.PathPreparedGCNConv`. Where no node has more than :math:`S` edges, it
-    is that layer. While it samples, a path or :obj:`cache_input` has no effect. Hooks and other
+    is that layer. While it samples, a path has no effect. Hooks and other
     inputs that go through PyG's own code are given the sampled edges, explainers all edges, and
     with :obj:`strategy="unbiased"` both are. TorchScript cannot compile it, :func:`torch.compile`
     can.
@@ -253,7 +259,17 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
                     edge_weight = _taken(edge_weight, edge_index, given[1])
                 edge_index = given[0]
         with self._without_cache():
+            sampling, cached = self._norm_sampling(), self._cached_norm or {}
+            norm = cached.get(None if sampling is None else sampling[:2])
+            if norm is not None:  # The graph of the first call, or its sample.
+                if sampling is not None:
+                    norm = norm._replace(graph=sampled_graph(norm.graph, sampling))
+                self._cached_edge_index = listed_norm(norm, self.flow)
             return super()._by_pyg(x, edge_index, edge_weight)
+
+    def _cache_for_pyg(self) -> None:
+        if not self._samples():
+            super()._cache_for_pyg()
 
     def _cached_by_pyg(self: Any) -> tuple[Any, Any]:
         return self._cached_edge_index, self._cached_adj_t
