@@ -806,13 +806,12 @@ def run_wait(
 
     def at_hand() -> Callable[[], Tensor]:
         kept = [batch.to(device) for batch in fast(inputs, num_neighbors, batch_size)]
-        fresh = [dict(cache_of(batch.edge_index)) for batch in kept]
+        fresh = [dict(cache_of(batch.edge_index).entries) for batch in kept]
 
         def run() -> Tensor:
             for batch, state in zip(kept, fresh, strict=True):
-                cache = cache_of(batch.edge_index)
-                cache.clear()  # what a step leaves on a batch, the next one would find
-                cache.update(state)
+                # What a step leaves on a batch, the next one would find.
+                cache_of(batch.edge_index).entries = dict(state)
             return epoch()
 
         epoch = train(kept, network(), device)

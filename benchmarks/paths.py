@@ -241,23 +241,24 @@ class Model:
         self.target = torch.arange(problem.nodes.numel(), device=problem.device) % NUM_CLASSES
         torch.manual_seed(1)
         self.widths = IN_CHANNELS, hidden, NUM_CLASSES
-        self.state = self.net(False).state_dict()
+        self.state = self.net().state_dict()
         self.paths = {
             False: problem.paths(num_layers), True: problem.paths(num_layers, forward=True)}
 
-    def net(self, cache_input: bool) -> nn.Module:
-        net = PathPreparedGNN(
-            'gcn', *self.widths, num_layers=self.num_layers, cache_input=cache_input)
+    def net(self) -> nn.Module:
+        net = PathPreparedGNN('gcn', *self.widths, num_layers=self.num_layers)
         return net.to(self.problem.device)
 
     def loss(
         self, name: str, dtype: torch.dtype = torch.float32,
     ) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
-        net = self.net(name in (CACHED, CACHED_ALONE, ACTIVE_ONLY))
+        net = self.net()
         net.load_state_dict(self.state)
         net.to(dtype)
         paths = None if name in (PLAIN, CACHED_ALONE) else self.paths[name != BACKWARD]
         x = self.x.to(dtype)
+        if name in (CACHED, CACHED_ALONE, ACTIVE_ONLY):
+            x = net.aggregate_input(x, self.problem.edge_index)
 
         def loss() -> Tensor:
             if name == ACTIVE_ONLY:

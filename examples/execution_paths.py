@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
     paths: bool = False
     forward: bool = False
-    cache_input: bool = False
+    aggregate_input: bool = False
 
 
 ALL_ACTIVE = 'all active'
@@ -55,7 +55,7 @@ WAYS = {
     ALL_ACTIVE: Way(),
     'backward': Way(paths=True),
     'forward': Way(paths=True, forward=True),
-    'cached': Way(paths=True, forward=True, cache_input=True),
+    'cached': Way(paths=True, forward=True, aggregate_input=True),
 }
 REAL = tuple(name for name in RECIPES if name != 'planted')
 GRAPHS = {'cpu': 'small,dense-small', 'cuda': 'arxiv-like,dense-medium'}
@@ -133,21 +133,23 @@ class Trainer:
         self.data = data
         self.nodes = data.train_mask.nonzero().view(-1)
         self.labels = data.y[self.nodes]
-        self.paths = self.mask = None
+        self.paths = None
         if way.paths:  # with Prepare instead of ToCSR, graphs come with them
-            data = ExecutionPaths(num_layers, forward=way.forward)(data)
-            self.paths, self.mask = data.execution_paths, data.train_mask
+            self.paths = ExecutionPaths(num_layers, forward=way.forward)(data).execution_paths
         torch.manual_seed(args.seed)  # the same initial weights for all
         self.model = PathPreparedGNN(
             args.model, data.num_features, args.hidden, num_classes, num_layers,
-            dropout=args.dropout, norm=NORMS.get(args.model), cache_input=way.cache_input,
+            dropout=args.dropout, norm=NORMS.get(args.model),
         ).to(data.x)
+        self.x = data.x
+        if way.aggregate_input:
+            self.x = self.model.aggregate_input(data.x, data.edge_index)
         self.optimizer = torch.optim.Adam(self.model.parameters(), LR)
 
     def step(self) -> Tensor:
         """Makes a training step and returns the loss."""
         self.optimizer.zero_grad()
-        out = self.model(self.data.x, self.data.edge_index, paths=self.paths, mask=self.mask)
+        out = self.model(self.x, self.data.edge_index, paths=self.paths)
         loss = F.cross_entropy(out[self.nodes], self.labels)
         loss.backward()
         self.optimizer.step()

@@ -18,6 +18,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from pyg_fast.datasets import PlantedGraph
+from pyg_fast.nn import AggregatedInput
 from pyg_fast.transforms import ExecutionPaths, ToCSR
 
 SCRIPT = Path(__file__).parents[2] / 'examples' / 'execution_paths.py'
@@ -99,8 +100,7 @@ def test_all_ways_train_the_same_network(
                 assert self.paths[-1].num_dst == self.nodes.numel()
             else:
                 assert self.paths is None
-                assert self.mask is None
-            assert self.model.convs[0].cache_input == way.cache_input
+            assert isinstance(self.x, AggregatedInput) == way.aggregate_input
 
     monkeypatch.setattr(example, 'Trainer', Spied)
     line = f'--graphs tiny --model {model} --shares 1,0.02,0.001 --layers 3,1 --steps 4'

@@ -387,13 +387,18 @@ def test_shared_and_pinned_memory_is_not_copied(device: torch.device, data: Data
         for key in ('x', 'z'):
             assert columns[key].source.data_ptr() == data[key].data_ptr()
     from pyg_fast.loader import _pinned
+    from pyg_fast.ops import _lifetime
 
     assert _pinned._users[address] == 2
     first, second = loaders
     list(first)
     del loaders, first, loader, columns
+    torch.cuda.synchronize()
+    _lifetime._keep(torch.cuda.current_stream(), [])  # lets go of what was read
     assert _pinned._users[address] == 1
     for batch in second:
         assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
     del second
+    torch.cuda.synchronize()
+    _lifetime._keep(torch.cuda.current_stream(), [])
     assert address not in _pinned._users

@@ -34,7 +34,7 @@ dist.barrier()
 assert os.listdir(_share._MEMORY) == []  # Its name is gone.
 assert data.x.is_shared() and data.edge_index._data.is_shared()
 assert data.edge_index._indptr.is_shared()
-(graph,) = (v for v in cache_of(data.edge_index).values() if isinstance(v, tuple) and len(v) == 10)
+(graph,) = (entry.value for entry in cache_of(data.edge_index).entries.values())
 assert graph.col.is_shared() and graph.col.dtype == torch.int32
 if rank == 0:
     data.x[5] = 7.0
@@ -120,7 +120,7 @@ def test_writing_and_mapping() -> None:
     assert got.edge_index.is_sorted_by_col
     assert torch.equal(got.edge_index._indptr, data.edge_index._indptr)
     got.x.zero_()  # An edit of one is none of the others.
-    assert ('graph', 60, 60, False) in cache_of(got.edge_index)
+    assert ('graph', 60, 60, False) in cache_of(got.edge_index).entries
 
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

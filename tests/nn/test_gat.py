@@ -77,7 +77,7 @@ def never(*args: Any, **kwargs: Any) -> None:
 
 
 def must_fuse(conv: Any) -> Any:
-    conv.propagate = never
+    conv._left = never
     return conv
 
 
@@ -724,7 +724,7 @@ def test_accelerate_and_restore(kind: str) -> None:
     x, edge_index = features(SRC, 8), edges(SRC, SRC)
     assert_same(gradients(theirs, x, edge_index), gradients(ours, x, edge_index))
     for conv in ours.children():
-        del conv.propagate
+        del conv._left
     parameters = list(ours.parameters())
     pyg_fast.restore(ours)
     assert {type(conv) for conv in ours.children()} == {KINDS[kind][0]}
@@ -877,7 +877,7 @@ def test_bad_options(kind: str, error: type, match: str, options: dict[str, Any]
 
 
 @both
-def test_bad_input(kind: str, device: torch.device) -> None:
+def test_bad_input(kind: str, device: torch.device, raises: Any) -> None:
     _, ours = layers(kind, (8, 6), heads=2, device=device, dtype=torch.float32)
     x = tuple(
         features(n, f, device=device, dtype=torch.float32) for n, f in ((SRC, 8), (DST, 6))
@@ -887,20 +887,20 @@ def test_bad_input(kind: str, device: torch.device) -> None:
     for end, value in ((0, SRC), (1, DST), (0, -1), (1, -1)):
         wrong = edge_index.clone()
         wrong[end, 3] = value
-        with pytest.raises(IndexError, match=rf'edge_index\[{end}\]'):
+        with raises(IndexError, match=rf'edge_index\[{end}\]'):
             ours(x, wrong)
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours((x[0][1:], x[1]), graph)
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours((x[0], x[1][1:]), graph)
-    with pytest.raises(ValueError, match='shape'):
+    with raises(ValueError, match='shape'):
         ours(x, edge_index[:, None])
-    with pytest.raises(ValueError, match="'edge_index' is on meta"):
+    with raises(ValueError, match="'edge_index' is on meta"):
         ours(x, edge_index.to('meta'))
     if kind == 'gat':
-        with pytest.raises(ValueError, match='size'):
+        with raises(ValueError, match='size'):
             ours(x, edge_index, size=(SRC + 1, DST))
-        with pytest.raises(ValueError, match='size'):
+        with raises(ValueError, match='size'):
             ours(x, edge_index, size=(SRC, DST + 1))
 
 

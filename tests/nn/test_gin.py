@@ -39,7 +39,7 @@ def never(*args: Any, **kwargs: Any) -> None:
 
 
 def must_fuse(conv: Any) -> Any:
-    conv.propagate = never
+    conv._left = never
     return conv
 
 
@@ -229,18 +229,18 @@ def test_no_edges(train_eps: bool, num_nodes: int, device: torch.device) -> None
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given))
 
 
-def test_bad_input(device: torch.device) -> None:
+def test_bad_input(device: torch.device, raises: Any) -> None:
     _, ours = layers(device, torch.float32)
     x, edge_index = torch.randn(SRC, 6, device=device), edges().to(device)
     graph, _ = to_edge_index(edge_index, (SRC, SRC))
     for value in (SRC, -1):
         wrong = edge_index.clone()
         wrong[1, 3] = value
-        with pytest.raises(IndexError, match=r'edge_index\[1\]'):
+        with raises(IndexError, match=r'edge_index\[1\]'):
             ours(x, wrong)
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours(x[1:], graph)
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours(x, edge_index, size=(SRC, SRC + 1))
-    with pytest.raises(ValueError, match="'edge_index' is on meta"):
+    with raises(ValueError, match="'edge_index' is on meta"):
         ours(x, edge_index.to('meta'))

@@ -121,7 +121,7 @@ def never(*args: Any, **kwargs: Any) -> None:
 
 
 def must_fuse(conv: Any) -> Any:
-    conv.propagate = never
+    conv._left = never
     return conv
 
 
@@ -563,7 +563,7 @@ def test_cbsr(kind: str, aggr: str, extra: dict[str, Any], device: torch.device)
         must_fuse(ours)
     assert_same(expected, gradients(sparse, x, edge_index))
     assert_same(expected, gradients(sparse, x, to_edge_index(edge_index, (NODES, NODES))[0]))
-    vars(ours).pop('propagate', None)
+    vars(ours).pop('_left', None)
     ours.fuse = False
     assert_same(expected, gradients(sparse, x, edge_index))
     ours.k = 2
@@ -684,7 +684,7 @@ def test_maxk_follows_whatever_linear_map_there_is() -> None:
     swapped = Sequential(Linear(IN, 5), Linear(5, OUT)).double()
     theirs.conv.lin, ours.lin = copy.deepcopy(swapped), swapped
     assert_same(gradients(theirs, x, edge_index), gradients(ours, x, edge_index))
-    vars(ours).pop('propagate')
+    vars(ours).pop('_left')
     ours.fuse = False
     assert_same(gradients(theirs, x, edge_index), gradients(ours, x, edge_index))
 
@@ -769,7 +769,7 @@ def test_is_a_pyg_layer(kind: str) -> None:
     for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert (type(again), again.k) == (type(ours), FEW)
         assert_same(expected, gradients(must_fuse(again), x, edge_index))
-        vars(again).pop('propagate')
+        vars(again).pop('_left')
         again.fuse = False
         assert_same(expected, gradients(again, x, edge_index))
 
@@ -838,21 +838,21 @@ def test_bad_k() -> None:
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_bad_input(kind: str, device: torch.device) -> None:
+def test_bad_input(kind: str, device: torch.device, raises: Any) -> None:
     _, ours = layers(kind, FEW, device, torch.float32)
     x, edge_index = features(NODES, IN, device=device, dtype=torch.float32), edges().to(device)
     graph, _ = to_edge_index(edge_index, (NODES, NODES))
     for value in (NODES, -1):
         wrong = edge_index.clone()
         wrong[1, 7] = value
-        with pytest.raises(IndexError, match='edge_index'):
+        with raises(IndexError, match='edge_index'):
             ours(x, wrong)
-    with pytest.raises(ValueError, match='size|edge_index'):
+    with raises(ValueError, match='size|edge_index'):
         ours(x[1:], graph)
-    with pytest.raises(ValueError, match="'edge_index' is on meta"):
+    with raises(ValueError, match="'edge_index' is on meta"):
         ours(x, edge_index.to('meta'))
     if kind == 'gcn':
-        with pytest.raises(ValueError, match='tuple'):
+        with raises(ValueError, match='tuple'):
             ours((x, x), edge_index)
 
 

@@ -106,7 +106,7 @@ def never(*args: Any, **kwargs: Any) -> None:
 
 def must_fuse(model: Any) -> Any:
     for conv in model.convs:
-        conv.propagate = never
+        conv._left = never
     return model
 
 

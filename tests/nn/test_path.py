@@ -1,7 +1,5 @@
 """Layers and models on execution paths, against themselves on all edges."""
 
-import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -320,18 +318,14 @@ def test_layers_that_send_something_else_run_as_ever(device: torch.device, forwa
     edge_index, mask = random_graph(300, 400, 0.05, device)
     case = Case('sage', edge_index, mask, 2, learned_input=False)
     for make in (
-        lambda a, b: MaxKSAGEConv(a, b, k=2, cache_input=True),
-        lambda a, b: MaxKGINConv(Linear(a, b), k=2, cache_input=True),
-        lambda a, b: PathPreparedSAGEConv(a, b, project=True, cache_input=True),
-        lambda a, b: PathPreparedSAGEConv(a, b, aggr='max', cache_input=True),
-        lambda a, b: PathPreparedGCNConv(a, b, aggr='max', cache_input=True),
+        lambda a, b: MaxKSAGEConv(a, b, k=2),
+        lambda a, b: MaxKGINConv(Linear(a, b), k=2),
+        lambda a, b: PathPreparedSAGEConv(a, b, project=True),
+        lambda a, b: PathPreparedSAGEConv(a, b, aggr='max'),
+        lambda a, b: PathPreparedGCNConv(a, b, aggr='max'),
     ):
         case.net = ModuleList([make(5, 7), make(7, 3)]).to(device, torch.double)
         assert_equal(case.step(case.paths(forward=forward)), case.step())
-        without = case.step()
-        for conv in case.net:
-            conv.cache_input = False
-        assert_equal(without, case.step())
 
 
 def test_learned_weights_keep_their_gradient(device: torch.device) -> None:
@@ -361,7 +355,7 @@ def test_batch_norm_in_gin(device: torch.device) -> None:
 @pytest.mark.parametrize('kind', ['gcn', 'sage', 'rootless', 'gin', 'eps'])
 @pytest.mark.parametrize('forward', [None, False, True])
 @pytest.mark.parametrize('prepared', [False, True])
-def test_cached_input(
+def test_aggregated_input(
     device: torch.device, kind: str, forward: bool | None, prepared: bool
 ) -> None:
     edge_index, mask = random_graph(300, 400, 0.05, device)
@@ -370,60 +364,18 @@ def test_cached_input(
     case = Case(kind, edge_index, mask, 2, learned_input=False)
     expected = case.step()
     paths = None if forward is None else case.paths(forward=forward)
-    case.net[0].cache_input = True
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        for _ in range(3):
-            assert_equal(case.step(paths), expected)
-        case.x[0] += 1  # An edit is seen.
-        actual = case.step(paths)
-        case.net[0].cache_input = False
-        assert_equal(actual, case.step())
+    case.x = case.net[0].aggregate_input(case.x, edge_index)
+    for _ in range(3):
+        assert_equal(case.step(paths), expected)
 
 
-def test_input_cached_in_inference_mode_serves_training(device: torch.device) -> None:
+def test_input_aggregated_in_inference_mode_serves_training(device: torch.device) -> None:
     edge_index, mask = random_graph(300, 400, 0.05, device)
-    case = Case('gcn', edge_index, mask, 1, learned_input=False, cache_input=True)
+    case = Case('gcn', edge_index, mask, 1, learned_input=False)
+    expected = case.step()
     with torch.inference_mode():
-        case.out()
-    cached = case.step()
-    case.net[0].cache_input = False
-    assert_equal(cached, case.step())
-
-
-def test_input_that_changes_is_reported(device: torch.device) -> None:
-    edge_index, mask = random_graph(300, 400, 0.05, device)
-    case = Case('gcn', edge_index, mask, 1, learned_input=False, cache_input=True)
-    x = case.x
-
-    def step() -> list[Tensor]:
-        case.x = torch.nn.functional.dropout(x, 0.5)
-        return case.step()
-
-    step(), step()
-    with pytest.warns(UserWarning, match="'cache_input' is off"):
-        step()
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        actual = step()
-    case.net[0].cache_input = False
-    assert_equal(actual, case.step())
-
-
-def test_learned_input_is_not_cached(device: torch.device) -> None:
-    edge_index, mask = random_graph(300, 400, 0.05, device)
-    case = Case('gcn', edge_index, mask, 2, cache_input=True)
-    first = case.step()
-    assert_equal(case.step(case.paths()), first)
-
-
-def test_copies_of_a_layer_share_no_cache(device: torch.device) -> None:
-    edge_index, mask = random_graph(300, 400, 0.05, device)
-    case = Case('gcn', edge_index, mask, 1, learned_input=False, cache_input=True)
-    case.step()
-    twin = copy.deepcopy(case.net[0])
-    assert twin._input_cache is not case.net[0]._input_cache
-    assert_equal([twin(case.x, edge_index)], [case.out().detach()])
+        case.x = case.net[0].aggregate_input(case.x, edge_index)
+    assert_equal(case.step(), expected)
 
 
 # Models ------------------------------------------------------------------------------------------
@@ -446,7 +398,7 @@ def test_model(
     edge_index, mask = random_graph(400, edges, 0.05, device)
     edge_index = to_edge_index(edge_index, (400, 400))[0]
     paths = execution_paths(edge_index, mask, 3, forward=forward, debug=True)
-    net = PathPreparedGNN(conv, 7, 8, 5, 3, dropout=dropout, norm='layer_norm', cache_input=True)
+    net = PathPreparedGNN(conv, 7, 8, 5, 3, dropout=dropout, norm='layer_norm')
     net = net.to(device, torch.double)
     x = torch.randn(400, 7, dtype=torch.double, device=device)
     expected = model_step(net, x, edge_index, mask)

@@ -85,7 +85,7 @@ def never(*args: Any, **kwargs: Any) -> None:
 
 
 def must_fuse(conv: Any) -> Any:
-    conv.propagate = never
+    conv._left = never
     return conv
 
 
@@ -216,7 +216,7 @@ def test_target_to_source(name: str, project: bool, device: torch.device) -> Non
 
 def ours_of(conv: PathPreparedSAGEConv) -> PathPreparedSAGEConv:
     """The layer, free to take PyG's path again."""
-    vars(conv).pop('propagate', None)
+    vars(conv).pop('_left', None)
     return conv
 
 
@@ -403,7 +403,7 @@ def test_strided_input_and_small_indices(device: torch.device) -> None:
     )
 
 
-def test_bad_input(device: torch.device) -> None:
+def test_bad_input(device: torch.device, raises: Any) -> None:
     _, ours = layers((8, 6), 5, device=device, dtype=torch.float32)
     x = (torch.randn(SRC, 8, device=device), torch.randn(DST, 6, device=device))
     edge_index = edges().to(device)
@@ -411,21 +411,21 @@ def test_bad_input(device: torch.device) -> None:
     for end, value in ((0, SRC), (1, DST), (0, -1), (1, -1)):
         wrong = edge_index.clone()
         wrong[end, 3] = value
-        with pytest.raises(IndexError, match=rf'edge_index\[{end}\]'):
+        with raises(IndexError, match=rf'edge_index\[{end}\]'):
             ours(x, wrong)
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours(x, edge_index, size=(SRC + 1, DST))
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours(x, edge_index, size=(SRC, DST + 1))
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours((x[0][1:], x[1]), graph)
-    with pytest.raises(ValueError, match='size'):
+    with raises(ValueError, match='size'):
         ours((x[0], x[1][1:]), graph)
-    with pytest.raises(ValueError, match='shape'):
+    with raises(ValueError, match='shape'):
         ours(x, edge_index[:, None])
-    with pytest.raises(ValueError, match="'edge_index' is on meta"):
+    with raises(ValueError, match="'edge_index' is on meta"):
         ours(x, edge_index.to('meta'))
-    with pytest.raises(ValueError, match=r"'x\[1\]' is on meta"):
+    with raises(ValueError, match=r"'x\[1\]' is on meta"):
         ours((x[0], x[1].to('meta')), edge_index)
 
 

@@ -335,14 +335,14 @@ def bad_calls() -> dict[str, tuple]:
 
 
 @pytest.mark.parametrize('name', bad_calls())
-def test_bad_input(device: torch.device, name: str) -> None:
+def test_bad_input(device: torch.device, name: str, raises: Any) -> None:
     error, match, given = bad_calls()[name]
     for k, v in given.items():
         if isinstance(v, Graph):
             given[k] = Graph(*(t.to(device) if isinstance(t, Tensor) else t for t in v))
         elif isinstance(v, Tensor):
             given[k] = v.to(device)
-    with pytest.raises(error, match=match):
+    with raises(error, match=match):
         gat(**given)
 
 

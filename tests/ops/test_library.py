@@ -61,7 +61,7 @@ def sample(
     edges = GRAPHS['square']
     if op.startswith('to_csr'):
         first = dict(edge_index=edges.edge_index.to(device, index), num_src=30, num_dst=30)
-        last = dict(index64=index == torch.int64, drop_loops=not full)
+        last = dict(index64=index == torch.int64, drop_loops=not full, report=False)
         return {**first, **({'reverse': full} if op == 'to_csr' else {}), **last}
     graph = edges.graph(index, device)
     acc = torch.float64 if dtype == torch.float64 else torch.float32
@@ -77,7 +77,7 @@ def sample(
     if op == 'scatter':
         return dict(
             edge_index=edge_index, value=value, x=a, **scaled, num_dst=n, reverse=full,
-            drop_loops=full, count=full,
+            drop_loops=full, count=full, report=False,
         )  # fmt: skip
     if op == 'edge_dot':
         return dict(

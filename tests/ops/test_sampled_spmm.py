@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -592,9 +593,9 @@ def test_bad_input(
         sampled_spmm(**kwargs)
 
 
-def test_indices_out_of_range(device: torch.device) -> None:
+def test_indices_out_of_range(device: torch.device, raises: Any) -> None:
     edge_index = torch.tensor([[0, 5], [1, 1]], device=device)
-    with pytest.raises(IndexError, match='edge_index'):
+    with raises(IndexError, match='edge_index'):
         sampled_spmm(edge_index, torch.rand(3, 2, device=device), 1)
 
 

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -619,14 +620,14 @@ def bad_calls() -> dict[str, tuple]:
 
 
 @pytest.mark.parametrize('name', bad_calls())
-def test_bad_input(device: torch.device, name: str) -> None:
+def test_bad_input(device: torch.device, name: str, raises: Any) -> None:
     error, message, graph, *args = bad_calls()[name]
     if isinstance(graph, Graph):
         graph = GRAPHS['tall'].graph(device=device)
     elif isinstance(graph, Tensor):
         graph = graph.to(device)
     args = [a.to(device) if isinstance(a, Tensor) else a for a in args]
-    with pytest.raises(error, match=message):
+    with raises(error, match=message):
         spmm(graph, *args)
 
 

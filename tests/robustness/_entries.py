@@ -316,12 +316,12 @@ ENTRIES: dict[str, Entry] = {
     'to_csr': Entry(
         'to_csr',
         lambda **k: list(ops.to_csr(**k)),
-        lambda edge_index, num_src, num_dst, by='dst', drop_loops=False: list(
+        lambda edge_index, num_src, num_dst, by='dst', drop_loops=False, wait=False: list(
             reference.to_csr(edge_index.long(), num_src, num_dst, by == 'src', False, drop_loops)
         )[:3],
         lambda: {
             'edge_index': edges(), 'num_src': NUM_NODES, 'num_dst': NUM_NODES, 'by': 'src',
-            'drop_loops': True,
+            'drop_loops': True, 'wait': True,
         },
     ),
     **{f'spmm {reduce}': spmm_entry(reduce) for reduce in ('sum', 'mean', 'max', 'min')},

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast import ops
+from pyg_fast.ops._edges import raise_pending
 from pyg_fast.ops.graph import graph_of
 
 from ._entries import ENTRIES, WITHOUT_INPUT, compare, on
@@ -71,6 +72,9 @@ def check(name: str, args: dict[str, Any], changed: set[str]) -> bool:
     actual, message = None, ''
     try:
         actual = entry.run(**given)
+        if torch.cuda.is_available():  # Edges out of range are reported by the next call.
+            torch.cuda.synchronize()
+            raise_pending()
     except (TypeError, ValueError, IndexError) as error:
         message = f'{error!r}'
     for key in given.keys() - {entry.changes}:

@@ -84,21 +84,21 @@ def run_again(layer: torch.nn.Module, x: Tensor, data: Data) -> Tensor:
 
 @pytest.mark.parametrize('name', ON_GRAPHS)
 @pytest.mark.parametrize('kind', BAD_EDGES)
-def test_layer_refuses_edges(device: torch.device, name: str, kind: str) -> None:
+def test_layer_refuses_edges(device: torch.device, name: str, kind: str, raises: Any) -> None:
     layer, data = LAYERS[name]().to(device), small_graph(device)
     error, change = BAD_EDGES[kind]
-    with pytest.raises(error, match="'edge_index"):
+    with raises(error, match="'edge_index"):
         run(layer, data.x, Data(edge_index=change(data.edge_index)))
     assert run(layer, data.x, data).isfinite().all()  # Nothing is left of it.
 
 
 @pytest.mark.parametrize('name', ON_GRAPHS)
-def test_layer_refuses_features(device: torch.device, name: str) -> None:
+def test_layer_refuses_features(device: torch.device, name: str, raises: Any) -> None:
     layer, data = LAYERS[name]().to(device), small_graph(device)
-    with pytest.raises(IndexError, match="'edge_index"):
+    with raises(IndexError, match="'edge_index"):
         run(layer, data.x[: NODES // 2], data)
     # Shapes that no linear map takes: torch says it.
-    with pytest.raises(RuntimeError, match='shapes cannot be multiplied'):
+    with raises(RuntimeError, match='shapes cannot be multiplied'):
         run(layer, torch.randn(NODES, IN + 1, device=device), data)
 
 

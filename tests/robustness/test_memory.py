@@ -12,7 +12,6 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.ops import _edges
 
 from ._layers import LAYERS, graph, prepared, run, train
 
@@ -26,10 +25,9 @@ MEGABYTE = 2**20
 
 
 class Usage(NamedTuple):
-    """What is held: of tensors, of notes about lists of edges, and in bytes."""
+    """What is held: of tensors, and in bytes."""
 
     tensors: int
-    notes: int
     cuda: int
     resident: int
 
@@ -37,19 +35,17 @@ class Usage(NamedTuple):
 def usage(device: torch.device) -> Usage:
     gc.collect()
     tensors = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-    notes = len(_edges._notes)
     if device.type == 'cuda':
         torch.cuda.synchronize()
-        return Usage(tensors, notes, torch.cuda.memory_allocated(), 0)
+        return Usage(tensors, torch.cuda.memory_allocated(), 0)
     with open('/proc/self/statm') as file:
         pages = int(file.read().split()[1])
-    return Usage(tensors, notes, 0, pages * 4096)
+    return Usage(tensors, 0, pages * 4096)
 
 
 def assert_no_growth(before: Usage, after: Usage, cuda: int = 0) -> None:
     """Raises if more is held after than before; of CUDA's memory so many bytes may be more."""
     assert after.tensors <= before.tensors
-    assert after.notes <= before.notes
     assert after.cuda - before.cuda <= cuda
     # A leak of one row of features a node and step would be twice that.
     assert after.resident - before.resident <= 8 * MEGABYTE
