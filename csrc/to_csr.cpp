@@ -61,8 +61,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> to_csr(const Tensor& edge_index_, int
 
 template <typename Run>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> to_csr_csc(
-    const Tensor& edge_index_, int64_t num_src, int64_t num_dst, bool index64, bool drop_loops, bool report,
-    const Run& run) {
+    const Tensor& edge_index_, int64_t num_src, int64_t num_dst, bool index64, bool drop_loops,
+    bool report, const Run& run) {
   const Tensor edge_index = with_contiguous_rows(edge_index_);
   const ToCsr common = checked(edge_index, num_src, num_dst, index64, drop_loops, report);
   ToCsr p[] = {common, common};

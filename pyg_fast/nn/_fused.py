@@ -76,9 +76,9 @@ class Fused:
 
     def _fusible(self: Any, x: Any) -> bool:
         """Whether the kernel gives what PyG's own code would, for features :obj:`x`."""
-        reason = self._observed(x) if self.fuse else 'fuse=False'
-        self._note(reason or '')
-        return reason is None
+        if not self.fuse:
+            self._note('fuse=False')
+        return self.fuse and self._unaltered(x)
 
     def _unaltered(self: Any, x: Any) -> bool:
         reason = self._observed(x)

@@ -95,6 +95,21 @@ class OnPath:
             )
         self.cache_input = cache_input
 
+    def aggregate_input(self: Any, x: Tensor, edge_index: Tensor) -> 'AggregatedInput':
+        r"""Aggregates an input that takes no gradient and stays the same from step to step, as that
+        of a first layer without dropout, to be passed in place of :obj:`x`.
+
+        Args:
+            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
+            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+
+        Raises:
+            ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
+        """
+        return self._aggregated_input(
+            x, edge_index, None, lambda: self._aggregated_once(x, edge_index)
+        )
+
     def _aggregated_input(
         self: Any, x: Any, edge_index: Any, edge_weight: Any, make: Callable[[], Any]
     ) -> 'AggregatedInput':

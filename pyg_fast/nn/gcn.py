@@ -14,7 +14,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..formats.execution_path import ExecutionPath, signature_of
 from ..formats.gcn_norm import GCNNorm, gcn_norm
-from ..ops._edges import check_edge_index
+from ..ops._edges import check_edge_index, is_capturing
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import aggregate_cbsr
@@ -341,7 +341,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
                 transpose or keep, keep, sampling,
             )  # fmt: skip
         if keep:
-            if self._cached_norm is None and isinstance(edge_index, EdgeIndex):
+            # Working it out waits for the device, which compiled code and captures cannot.
+            waits = not torch.compiler.is_compiling() and not is_capturing(edge_index)
+            if self._cached_norm is None and isinstance(edge_index, EdgeIndex) and waits:
                 self._cached_signature = signature_of(edge_index)
             self._cached_norm = {**(self._cached_norm or {}), key: norm}
         return norm

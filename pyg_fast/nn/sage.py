@@ -120,27 +120,13 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         """PyG's own way."""
         return super().forward(self._unfused(x), self._left(edge_index), size)
 
-    def aggregate_input(self, x: Tensor, edge_index: Tensor) -> AggregatedInput:
-        r"""Aggregates an input that takes no gradient and stays the same from step to step, as that
-        of a first layer without dropout, to be passed in place of :obj:`x`.
-
-        Args:
-            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
-            edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
-
-        Raises:
-            ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
-        """
-
-        def make() -> Any:
-            to = self._neighbours(x, edge_index, None)
-            if to is None or not self._sums_of_nodes(to):
-                return None
-            graph, scale = self._scaled(to, to.num_dst, False)
-            summed = reduce_sum(graph, to.source, row_scale=scale)  # type: ignore[arg-type]
-            return summed, x if self.root_weight else None, None
-
-        return self._aggregated_input(x, edge_index, None, make)
+    def _aggregated_once(self, x: Tensor, edge_index: Tensor) -> Any:
+        to = self._neighbours(x, edge_index, None)
+        if to is None or not self._sums_of_nodes(to):
+            return None
+        graph, scale = self._scaled(to, to.num_dst, False)
+        summed = reduce_sum(graph, to.source, row_scale=scale)  # type: ignore[arg-type]
+        return summed, x if self.root_weight else None, None
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
