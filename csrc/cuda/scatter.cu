@@ -30,7 +30,12 @@ __device__ inline CooEdge coo_edge(const Coo& coo, int64_t e) {
                   load_once(static_cast<const I*>(coo.dst) + e));
 }
 
-__device__ inline void record_edge(const Coo& coo, int64_t* record, const CooEdge& edge) {
+// Of the invalid edge `e`, -1: none. By its place, once all edges were seen: edges that wait to be
+// recorded would cost the loop its registers.
+template <typename I>
+__device__ inline void record_edge(const Coo& coo, int64_t* record, int64_t e) {
+  if (e < 0) return;
+  const CooEdge edge = coo_edge<I>(coo, e);
   if (coo.reversed) record_ends(record, edge.dst, coo.num_dst, edge.src, coo.num_src);
   else record_ends(record, edge.src, coo.num_src, edge.dst, coo.num_dst);
 }
@@ -78,13 +83,14 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter p, acc_t<T>* 
   const T* value = static_cast<const T*>(p.value);
   const Acc* row_scale = static_cast<const Acc*>(p.row_scale);
   const Acc* col_scale = static_cast<const Acc*>(p.col_scale);
+  int64_t invalid = -1;
   for (int64_t first = warp * chunk; first < p.coo.num_edges; first += warps * chunk) {
     const int64_t e = first + lane;
     const bool listed = lane < chunk && e < p.coo.num_edges;
     CooEdge edge;
     if (listed) edge = coo_edge<I>(p.coo, e);
     if (p.invalid && blockIdx.y == 0) count_in_warp(p.invalid, edge.invalid);
-    if (edge.invalid) record_edge(p.coo, record, edge);
+    if (edge.invalid) invalid = e;
     Acc weight = 1;
     if (edge.used) {
       if (value) weight = p.value_acc ? static_cast<const Acc*>(p.value)[e] : to_acc(value[e]);
@@ -135,6 +141,7 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter p, acc_t<T>* 
       flush();
     }
   }
+  record_edge<I>(p.coo, record, invalid);
 }
 
 template <typename T, typename I, int VEC, int LANES>
@@ -224,6 +231,7 @@ __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64
   const auto add = [](int64_t* counter, int n) {
     atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
   };
+  int64_t invalid_edge = -1;
   for_chunks(p.coo.num_edges, [&](int64_t first) {
     CooEdge edge[kUnroll];
     Degree v[kUnroll];
@@ -240,7 +248,7 @@ __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64
     if (invalid > 0) {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u)
-        if (edge[u].invalid) record_edge(p.coo, record, edge[u]);
+        if (edge[u].invalid) invalid_edge = first + 32 * u + lane;
     }
     if (lane == 0) {
       if (invalid > 0) add(p.counts, invalid);
@@ -255,6 +263,7 @@ __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64
       if (edge[u].used) atomicAdd(static_cast<Degree*>(p.degree) + edge[u].dst, v[u]);
     }
   });
+  record_edge<I>(p.coo, record, invalid_edge);
 }
 
 template <typename Acc>

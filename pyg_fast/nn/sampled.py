@@ -253,6 +253,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
             return super()._by_pyg(x, edge_index, edge_weight)
         if isinstance(x, Tensor):
             num_nodes = x.shape[self.node_dim]
+            if self.cached and not self._explain:  # The graph of the first call, whoever runs it.
+                self._norm(x, edge_index, edge_weight, torch.is_grad_enabled(), num_nodes)
             given = self._given_edges(x, edge_index, num_nodes, num_nodes, self.add_self_loops)
             if given is not None:
                 if edge_weight is not None:

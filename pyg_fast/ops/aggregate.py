@@ -14,7 +14,7 @@ from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph, check_graph, graph_of
 from .spmm import check_device, check_edge_weight, check_features, reduce_sum
-from .to_csr import to_csr
+from .to_csr import fits_int32
 
 MODES = ('auto', 'reduce', 'scatter')
 
@@ -175,8 +175,10 @@ class Scatter(torch.autograd.Function):
             save(ctx, x if needs_value else None, value, constants, x.size(0))
         size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
         if x.is_cuda and torch.are_deterministic_algorithms_enabled():
-            by = 'src' if reverse else 'dst'
-            csr = to_csr(edges, *size, by=by, drop_loops=drop_loops)
+            index64 = not fits_int32(*size, edges.size(1))
+            *csr, invalid = ops.to_csr.default(edges, *size, reverse, index64, drop_loops, check)
+            if check:
+                check_invalid(edge_index, invalid, size)
             return ops.spmm(*csr, value, x, row_scale, col_scale, diag, None, False, False)
         # On CUDA a record is made of an edge out of range: counting them takes longer.
         count = check and (not x.is_cuda or torch.compiler.is_compiling())

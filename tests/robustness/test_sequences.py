@@ -282,9 +282,6 @@ class Sequence:
         self.dtype = torch.float64 if rng.random() < 0.8 else torch.float32
         self._make_layers()
         self._make_data()
-        if self.kind == 'sampled-gcn' and self.options['cached']:
-            # TEMPORARY (F10): where PyG's code runs first, nothing is kept of a sample.
-            self.forward('no_grad')
 
     def _make_layers(self) -> None:
         rng, kind = self.rng, self.kind
@@ -389,7 +386,13 @@ class Sequence:
     def call_theirs(self) -> Tensor:
         if self.options.get('cached') and self.data.x.dtype == torch.float32:
             self.is_single = True  # It stays in the cache, whatever comes later.
-        return self.theirs(self.data.x, self.plain, *self.args)
+        # Of several self-loops of a node PyG takes any on CUDA, unless its indexing is deterministic.
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(self.device.type == 'cuda' or before, warn_only=True)
+        try:
+            return self.theirs(self.data.x, self.plain, *self.args)
+        finally:
+            torch.use_deterministic_algorithms(before)
 
     def call_ours(self, **kwargs: Any) -> Tensor:
         if self.way == 'mask':
