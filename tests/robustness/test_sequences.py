@@ -13,7 +13,7 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,8 @@ def by_numpy(tensor: Tensor, value: Tensor) -> None:
 
 def by_fused_optimizer(tensor: Tensor, value: Tensor) -> None:
     """Upwards: weights of edges stay positive."""
-    if not tensor.is_floating_point():
+    # On CUDA it takes no rows that have gaps between them.
+    if not tensor.is_floating_point() or not (tensor.is_contiguous() or tensor.is_cpu):
         return by_data(tensor, value)
     parameter = Parameter(torch.empty(0, dtype=tensor.dtype, device=tensor.device))
     if isinstance(tensor, Parameter):
@@ -386,13 +387,24 @@ class Sequence:
     def call_theirs(self) -> Tensor:
         if self.options.get('cached') and self.data.x.dtype == torch.float32:
             self.is_single = True  # It stays in the cache, whatever comes later.
-        # Of several self-loops of a node PyG takes any on CUDA, unless its indexing is deterministic.
+        with self.one_loop():
+            return self.theirs(self.data.x, self.plain, *self.args)
+
+    @contextmanager
+    def one_loop(self) -> Iterator[None]:
+        """Has PyG's code take the last of several self-loops of a node: on CUDA it takes any,
+        unless its indexing is deterministic."""
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(self.device.type == 'cuda' or before, warn_only=True)
         try:
-            return self.theirs(self.data.x, self.plain, *self.args)
+            yield
         finally:
             torch.use_deterministic_algorithms(before)
+
+    def leaves_to_pyg(self) -> bool:
+        """Whether our layer may leave a call to PyG's code."""
+        mixed = any(a.dtype != self.data.x.dtype for a in self.args)
+        return self.is_patched or mixed or not self.is_ours()
 
     def call_ours(self, **kwargs: Any) -> Tensor:
         if self.way == 'mask':
@@ -405,7 +417,8 @@ class Sequence:
         reads = torch.is_inference_mode_enabled() or self.options.get('cached')
         if reads and not self.is_ours():
             edges = self.plain  # In inference mode PyG's layers take no EdgeIndex, nor keep one.
-        return self.ours(self.data.x, edges, *self.args, **kwargs)
+        with self.one_loop() if self.leaves_to_pyg() else nullcontext():
+            return self.ours(self.data.x, edges, *self.args, **kwargs)
 
     def is_ours(self) -> bool:
         """Whether it is a layer of ours, and not what `restore` or `accelerate` left PyG's."""
