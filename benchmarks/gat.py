@@ -27,7 +27,7 @@ from torch_geometric.utils import scatter, softmax
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
 from pyg_fast.formats import to_edge_index
 from pyg_fast.nn import FusedGATConv, FusedGATv2Conv
-from pyg_fast.ops import reference
+from pyg_fast.ops._attention import keeps
 from pyg_fast.ops.graph import Graph as Structure
 from pyg_fast.ops.graph import graph_of
 
@@ -144,7 +144,7 @@ class Case:
     def kept(self, dropout: float) -> Tensor:
         """Which edges dropout keeps, of each head."""
         return torch.cat([
-            reference.keeps(self.seed, ids, self.heads, dropout)
+            keeps(self.seed, ids, self.heads, dropout)
             for ids in self.chunks(self.heads)])
 
     def logits(self, head: int) -> Tensor:

@@ -28,7 +28,8 @@ from pyg_fast.nn import (
     PathPreparedGINConv,
     PathPreparedSAGEConv,
 )
-from pyg_fast.ops import CBSR, reference
+from pyg_fast.ops import CBSR
+from pyg_fast.ops._library import reference
 from pyg_fast.ops.cbsr_spmm import _DENSE_SHARE
 from pyg_fast.ops.graph import Graph as Structure
 from pyg_fast.ops.graph import graph_of

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from pyg_fast import ops
 from pyg_fast.formats import to_edge_index
 from pyg_fast.nn import SampledGCNConv
-from pyg_fast.ops import reference
 from pyg_fast.ops.graph import Graph as Structure
 from pyg_fast.ops.graph import graph_of
-from pyg_fast.ops.sampled_spmm import STRATEGIES, Sampling, sampled_graph
+from pyg_fast.ops.sampled_spmm import STRATEGIES, Sampling, sampled_graph, sampled_positions
 
 from . import _graphs, _harness, maxk, spmm
 from ._graphs import Graph
@@ -98,7 +97,7 @@ class Taken:
         rows = torch.cat([fullest, maxk.spread(512, degree.numel(), degree.device)]).unique()
         ends = [p[rows + i].tolist() for p in (graph.rowptr, self.graph.rowptr) for i in (0, 1)]
         for row, first, last, begin, end in zip(rows.tolist(), *ends, strict=True):
-            expected = reference.sampled_positions(
+            expected = sampled_positions(
                 last - first, num_samples, strategy, 0 if seed is None else int(seed), row)
             if (self.edges[begin:end] - first).tolist() != expected:
                 return False

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from . import ops
-from .ops import reference
+from .ops._library import reference
 from .ops.graph import graph_of
 
 NUM_NODES, WIDTH, HEADS, SEED = 120, 24, 3, 7

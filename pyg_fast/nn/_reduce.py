@@ -24,7 +24,8 @@ from ..ops._kept import keep, kept
 from ..ops.cbsr import CBSR
 from ..ops.cbsr_spmm import aggregate_cbsr, needs_transpose
 from ..ops.graph import Graph, graph_of
-from ..ops.spmm import acc_dtype, check_device, inverse_degree, reduce_max, reduce_sum
+from ..ops.spmm import acc_dtype, check_device, inverse_degree, reduce_sum
+from ..ops.spmm_max import reduce_max
 from ._fused import Fused, is_plain
 
 _FUSED = (

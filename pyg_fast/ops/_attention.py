@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from ._numbers import check_flag
+from ._reference import edge_list
 from .graph import Graph, check_graph, graph_of
 from .spmm import DTYPES, acc_dtype, check_device
 
@@ -178,3 +179,46 @@ def leaky(score: Tensor, setting: Setting) -> Tensor:
 def as_acc(t: Tensor, x: Tensor) -> Tensor:
     """In the type that sums over :obj:`x` run in."""
     return t.to(acc_dtype(x.dtype))
+
+
+def edges_and_loops(
+    rowptr: Tensor, col: Tensor, perm: Tensor | None, num_loops: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The row, the column and the id of every edge and of the self-loops of the first nodes."""
+    loops = torch.arange(num_loops, device=col.device)
+    row, column, position = edge_list(rowptr, col, perm)
+    return (
+        torch.cat([row, loops]),
+        torch.cat([column, loops]),
+        torch.cat([position, loops + col.size(0)]),
+    )
+
+
+def dropout_factor(seed: Tensor | None, ids: Tensor, heads: int, dropout: float) -> Tensor:
+    """What dropout multiplies the attention of every edge and head with."""
+    if seed is None or dropout == 0:
+        return torch.ones(ids.size(0), heads, dtype=torch.double, device=ids.device)
+    scale = 1 / (1 - dropout) if dropout < 1 else 0
+    return keeps(seed, ids, heads, dropout).double() * scale
+
+
+def leaky_slope(score: Tensor, negative_slope: float) -> Tensor:
+    """The derivative of the leaky ReLU."""
+    return torch.ones_like(score).masked_fill(score <= 0, negative_slope)
+
+
+def softmax_by_row(logit: Tensor, row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Over the edges of each row; and the logarithm of the sum, 0 for a row without edges."""
+    size = num_rows, logit.size(1)
+    rows = row.view(-1, 1).expand_as(logit)
+    none = logit.new_full(size, -float('inf'))
+    largest = none.scatter_reduce(0, rows, logit.detach(), 'amax')
+    largest = largest.masked_fill(largest.isneginf(), 0)
+    e = (logit - largest[row]).exp()
+    total = sum_at(e, row, num_rows)
+    lse = torch.where(total > 0, total, 1).log() + largest
+    return e / total[row], lse
+
+
+def sum_at(values: Tensor, index: Tensor, size: int) -> Tensor:
+    return values.new_zeros(size, *values.shape[1:]).index_add(0, index, values)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from . import reference
 from ._edges import check_edge_index, check_invalid, kernel_index
-from ._library import ops
+from ._library import fake, ops, reference
 from ._numbers import check_number
+from ._reference import messages
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph, check_graph, graph_of
@@ -150,7 +150,7 @@ def scatter_sum(
     """
     if transforms_active():
         edges = kernel_index(edge_index)
-        out, invalid = reference.scatter(
+        out, invalid = _scatter_reference(
             edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, True
         )
         check_invalid(edge_index, invalid, (x.size(0), num_dst), wait=True)
@@ -225,3 +225,62 @@ class EdgeDot(torch.autograd.Function):
             options = edges, col_scale, row_scale, None, b.size(0), not reverse, drop_loops
             grad_b = Scatter.apply(a, grad, options, False)
         return grad_a, grad_b, None
+
+
+@fake('scatter')
+def _scatter_fake(x: Tensor, num_dst: int, count: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(num_dst, x.size(1)), x.new_empty(int(count), dtype=torch.int64)
+
+
+@fake('edge_dot')
+def _edge_dot_fake(edge_index: Tensor, a: Tensor) -> Tensor:
+    return a.new_empty(edge_index.size(1))
+
+
+@reference('scatter')
+def _scatter_reference(
+    edge_index: Tensor,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    diag: Tensor | None = None,
+    num_dst: int = 0,
+    reverse: bool = False,
+    drop_loops: bool = False,
+    count: bool = False,
+    report: bool = False,
+) -> tuple[Tensor, Tensor]:
+    src, dst = edge_index.long().flip(0) if reverse else edge_index.long()
+    x = x.double()
+    valid = (src >= 0) & (src < x.size(0)) & (dst >= 0) & (dst < num_dst)
+    used = (valid & (src != dst) if drop_loops else valid).nonzero().view(-1)
+    message = messages(x, value, src[used], used)
+    if col_scale is not None:
+        message = message * col_scale.double()[src[used], None]
+    out = x.new_zeros(num_dst, x.size(1)).index_add(0, dst[used], message)
+    if row_scale is not None:
+        out = out * row_scale.double().view(-1, 1)
+    if diag is not None:
+        out = out + diag.double().view(-1, 1) * x
+    return out, (~valid).sum().view(1)[: int(count)]
+
+
+@reference('edge_dot')
+def _edge_dot_reference(
+    edge_index: Tensor,
+    a: Tensor,
+    b: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    drop_loops: bool,
+) -> Tensor:
+    src, dst = edge_index.long()
+    valid = (src >= 0) & (src < b.size(0)) & (dst >= 0) & (dst < a.size(0))
+    used = (valid & (src != dst) if drop_loops else valid).nonzero().view(-1)
+    dot = (a.double()[dst[used]] * b.double()[src[used]]).sum(1)
+    if row_scale is not None:
+        dot = dot * row_scale.double()[dst[used]]
+    if col_scale is not None:
+        dot = dot * col_scale.double()[src[used]]
+    return dot.new_zeros(edge_index.size(1)).index_add(0, used, dot)

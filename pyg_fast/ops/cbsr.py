@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import reference
-from ._library import column_dtype, ops
+from ._library import fake, ops, reference
 from ._numbers import check_number
 from ._saved import save, saved
 from ._transforms import transforms_active
@@ -15,6 +14,13 @@ from .spmm import DTYPES, check_device, check_features
 
 _MOST_COLUMNS = 2**31 - 1
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
+
+
+def column_dtype(num_columns: int) -> torch.dtype:
+    """The narrowest type that CBSR columns are stored in."""
+    if num_columns <= 256:
+        return torch.uint8
+    return torch.uint16 if num_columns <= 65536 else torch.int32
 
 
 class CBSR:
@@ -268,7 +274,7 @@ def _check_columns(columns: Tensor, num_columns: int) -> None:
 def to_dense(values: Tensor, columns: Tensor, num_columns: int) -> Tensor:
     """Spreads entries over their rows. Unchecked."""
     if transforms_active():
-        return reference.cbsr_to_dense(values, columns, num_columns).to(values.dtype)
+        return _cbsr_to_dense_reference(values, columns, num_columns).to(values.dtype)
     return ToDense.apply(values, columns, num_columns)
 
 
@@ -305,6 +311,27 @@ class Sample(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         columns, num_columns = saved(ctx)
         return ToDense.apply(grad, columns, num_columns), None
+
+
+@fake('cbsr_to_dense')
+def _cbsr_to_dense_fake(values: Tensor, dim: int) -> Tensor:
+    return values.new_empty(values.size(0), dim)
+
+
+@fake('cbsr_sample')
+def _cbsr_sample_fake(dense: Tensor, columns: Tensor) -> Tensor:
+    return dense.new_empty(columns.size(0), columns.size(1))
+
+
+@reference('cbsr_to_dense')
+def _cbsr_to_dense_reference(values: Tensor, columns: Tensor, dim: int) -> Tensor:
+    values = values.double()
+    return values.new_zeros(values.size(0), dim).scatter(1, columns.long(), values)
+
+
+@reference('cbsr_sample')
+def _cbsr_sample_reference(dense: Tensor, columns: Tensor) -> Tensor:
+    return dense.double().gather(1, columns.long())
 
 
 torch.serialization.add_safe_globals([CBSR])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ._ids import check_ids, check_range, is_readable
-from ._library import ops
+from ._library import fake, ops, reference
 from ._lifetime import keep_until_read
 
 
@@ -142,3 +142,34 @@ def _kept(name: str, rows: Tensor, x: Tensor, device: torch.device) -> Tensor:
     if rows.device != device:
         raise ValueError(f"'{name}' must be on {device}, got {rows.device}")
     return rows.detach().contiguous()
+
+
+@fake('fetch_rows')
+def _fetch_rows_fake(x: Tensor, index: Tensor) -> Tensor:
+    return index.new_empty(index.size(0), *x.shape[1:], dtype=x.dtype)
+
+
+@reference('fetch_rows')
+def _fetch_rows_reference(
+    x: Tensor,
+    index: Tensor,
+    match: Tensor | None,
+    previous: Tensor | None,
+    cache_position: Tensor | None,
+    cache: Tensor | None,
+    counter: Tensor | None,
+) -> Tensor:
+    rows, index = [], index.long()
+    for i, node in enumerate(index.tolist()):
+        k = -1 if match is None else int(match[i])
+        c = -1 if cache_position is None else int(cache_position[node])
+        if previous is not None and 0 <= k < previous.size(0):
+            rows.append((previous[k], 1))
+        elif cache is not None and 0 <= c < cache.size(0):
+            rows.append((cache[c], 2))
+        else:
+            rows.append((x[node].to(index.device), 0))
+    if counter is not None:
+        counter += index.new_tensor([sum(b == a for _, b in rows) for a in range(3)])
+    out = x.new_empty(index.size(0), *x.shape[1:], device=index.device)
+    return torch.stack([row for row, _ in rows]) if rows else out

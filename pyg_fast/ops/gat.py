@@ -5,9 +5,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
-from ._attention import Setting, again, as_acc, check_heads, composed, leaky, setting_of
-from ._library import ops
+from ._attention import (
+    Setting,
+    again,
+    as_acc,
+    check_heads,
+    composed,
+    dropout_factor,
+    edges_and_loops,
+    leaky,
+    leaky_slope,
+    setting_of,
+    softmax_by_row,
+    sum_at,
+)
+from ._library import fake, ops, reference
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph
@@ -176,3 +190,126 @@ def _check_scores(alpha: Tensor, name: str, rows: int | None, x: Tensor) -> None
     if alpha.dtype not in (x.dtype, acc_dtype(x.dtype)):
         raise TypeError(f"'{name}' must be {x.dtype} as 'x' is, got {alpha.dtype}")
     check_device(alpha, x, name)
+
+
+@fake('gat')
+def _gat_fake(
+    rowptr: Tensor, x: Tensor, training: bool, out_acc: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows, heads, channels = rowptr.size(0) - 1, x.size(1), x.size(2)
+    acc, kept = acc_dtype(x.dtype), rows if training else 0
+    return (
+        x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
+        x.new_empty(kept, heads, channels, dtype=acc),
+        x.new_empty(kept, heads, channels, dtype=acc),
+        x.new_empty(kept, heads, dtype=acc),
+        x.new_empty(kept, heads, dtype=acc),
+    )
+
+
+@fake('gat_backward')
+def _gat_backward_fake(
+    t_col: Tensor,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    num_loops: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    heads = x.size(1)
+    return (
+        x.new_empty(x.shape),
+        alpha_src.new_empty(x.size(0), heads),
+        alpha_src.new_empty(alpha_dst.size(0), heads),
+        alpha_src.new_empty(0 if alpha_edge is None else t_col.size(0), heads),
+        alpha_src.new_empty(0 if alpha_loop is None else num_loops, heads),
+    )
+
+
+@reference('gat')
+def _gat_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+    training: bool,
+    out_acc: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    row, source, ids = edges_and_loops(rowptr, col, perm, num_loops)
+    x, num_rows = x.double(), rowptr.size(0) - 1
+    ends, sizes = (alpha_src[source], alpha_dst[row]), (col.size(0), num_loops)
+    score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
+    p, lse = softmax_by_row(leaky_relu(score, negative_slope), row, num_rows)
+    message = (p * dropout_factor(seed, ids, x.size(1), dropout)).unsqueeze(-1) * x[source]
+    plus = (score > 0).double()
+    y = sum_at(message, row, num_rows)
+    y_plus = sum_at(message * plus.unsqueeze(-1), row, num_rows)
+    out = y if bias is None else y + bias.double().view(x.shape[1:])
+    rest = y, y_plus, lse, sum_at(p * plus, row, num_rows)
+    return out, *(rest if training else (t[:0] for t in rest))
+
+
+@reference('gat_backward')
+def _gat_backward_reference(
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    x: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    seed: Tensor | None,
+    y: Tensor,
+    y_plus: Tensor,
+    lse: Tensor,
+    mass_plus: Tensor,
+    grad: Tensor,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    source, row, ids = edges_and_loops(t_rowptr, t_col, t_perm, num_loops)
+    x, grad, num_edges = x.double(), grad.double(), t_col.size(0)
+    ends, sizes = (alpha_src[source], alpha_dst[row]), (num_edges, num_loops)
+    score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
+    p = (leaky_relu(score, negative_slope) - lse.double()[row]).exp()
+    kept = dropout_factor(seed, ids, x.size(1), dropout)
+    mean = (grad * y.double()).sum(-1)
+    grad_p = kept * (grad[row] * x[source]).sum(-1)
+    grad_score = p * (grad_p - mean[row]) * leaky_slope(score, negative_slope)
+    grad_dst = (grad * y_plus.double()).sum(-1) - mean * mass_plus.double()
+    grad_edge = sum_at(grad_score, ids, num_edges + num_loops)
+    return (
+        sum_at((kept * p).unsqueeze(-1) * grad[row], source, x.size(0)),
+        sum_at(grad_score, source, x.size(0)),
+        (1 - negative_slope) * grad_dst,
+        grad_edge[: 0 if alpha_edge is None else num_edges],
+        grad_edge[num_edges + num_loops if alpha_loop is None else num_edges :],
+    )
+
+
+def _score(
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    ids: Tensor,
+    num_edges: int,
+    num_loops: int,
+) -> Tensor:
+    """Before the leaky ReLU, of every edge and head."""
+    score = alpha_src.double() + alpha_dst.double()
+    parts = ((alpha_edge, num_edges), (alpha_loop, num_loops))
+    given = [score.new_zeros(n, score.size(1)) if a is None else a.double() for a, n in parts]
+    return score + torch.cat(given)[ids]

@@ -5,13 +5,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import leaky_relu
 
-from ._attention import Setting, again, as_acc, check_heads, composed, leaky, setting_of
-from ._library import ops
+from ._attention import (
+    Setting,
+    again,
+    as_acc,
+    check_heads,
+    composed,
+    dropout_factor,
+    edges_and_loops,
+    leaky,
+    leaky_slope,
+    setting_of,
+    softmax_by_row,
+    sum_at,
+)
+from ._library import fake, ops, reference
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph
-from .spmm import check_device
+from .spmm import acc_dtype, check_device
 
 
 def gatv2(
@@ -148,3 +162,88 @@ def _composed(
         return (leaky(src[source] + dst[row], setting) * weight.view(src.shape[1:])).sum(-1)
 
     return composed(x_src, logits, bias, setting)
+
+
+@fake('gatv2')
+def _gatv2_fake(
+    rowptr: Tensor, x: Tensor, training: bool, out_acc: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, heads, channels = rowptr.size(0) - 1, x.size(1), x.size(2)
+    acc, kept = acc_dtype(x.dtype), rows if training else 0
+    return (
+        x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
+        x.new_empty(kept, heads, channels, dtype=acc),
+        x.new_empty(kept, heads, dtype=acc),
+    )
+
+
+@fake('gatv2_backward')
+def _gatv2_backward_fake(x: Tensor, x_dst: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(x_dst.shape),
+        lse.new_empty(x.size(1), x.size(2)),
+    )
+
+
+@reference('gatv2')
+def _gatv2_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    x: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+    training: bool,
+    out_acc: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    row, source, ids = edges_and_loops(rowptr, col, perm, num_loops)
+    x, num_rows = x.double(), rowptr.size(0) - 1
+    hidden = leaky_relu(x[source] + x_dst.double()[row], negative_slope)
+    p, lse = softmax_by_row((att.double().view(x.shape[1:]) * hidden).sum(-1), row, num_rows)
+    weight = p * dropout_factor(seed, ids, x.size(1), dropout)
+    y = sum_at(weight.unsqueeze(-1) * x[source], row, num_rows)
+    out = y if bias is None else y + bias.double().view(x.shape[1:])
+    return (out, y, lse) if training else (out, y[:0], lse[:0])
+
+
+@reference('gatv2_backward')
+def _gatv2_backward_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    t_rowptr: Tensor,
+    t_col: Tensor,
+    t_perm: Tensor | None,
+    x: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    seed: Tensor | None,
+    y: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    num_loops: int,
+    negative_slope: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    row, source, ids = edges_and_loops(rowptr, col, perm, num_loops)
+    x, x_dst, grad = x.double(), x_dst.double(), grad.double()
+    att = att.double().view(x.shape[1:])
+    score = x[source] + x_dst[row]
+    hidden = leaky_relu(score, negative_slope)
+    p = ((att * hidden).sum(-1) - lse.double()[row]).exp()
+    kept = dropout_factor(seed, ids, x.size(1), dropout)
+    mean = (grad * y.double()).sum(-1)
+    grad_logit = p * (kept * (grad[row] * x[source]).sum(-1) - mean[row])
+    grad_hidden = grad_logit.unsqueeze(-1) * leaky_slope(score, negative_slope)
+    grad_message = (kept * p).unsqueeze(-1) * grad[row] + att * grad_hidden
+    return (
+        sum_at(grad_message, source, x.size(0)),
+        att * sum_at(grad_hidden, row, x_dst.size(0)),
+        (grad_logit.unsqueeze(-1) * hidden).sum(0),
+    )

@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from ._edges import check_edge_index, check_invalid, is_capturing, kernel_index
-from ._library import ops
+from ._library import fake, ops, reference
 from ._numbers import check_flag, check_number
 from ._saved import save, saved
 from ._transforms import transforms_active
@@ -16,6 +17,7 @@ from .spmm import DTYPES, acc_dtype
 from .to_csr import to_csr
 
 FLOWS = ('source_to_target', 'target_to_source')
+LOOP_CHUNK = 128  # edges whose self-loops gcn_degree counts together, as csrc/kernels.h has it
 LOOPS = ('remaining', 'replace', 'add', 'keep')
 
 
@@ -310,3 +312,156 @@ def _in_torch(
     scale = degree.masked_fill(isolated, 1.0).rsqrt().masked_fill(isolated, 0.0)
     out = scale[src] * value * scale[dst]
     return torch.cat([out, scale * loop * scale]) if loops else out
+
+
+@fake('gcn_degree')
+def _gcn_degree_fake(
+    edge_index: Tensor, edge_weight: Tensor | None, num_nodes: int, drop_loops: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype = torch.int32 if edge_weight is None else acc_dtype(edge_weight.dtype)
+    return (
+        edge_index.new_empty(num_nodes, dtype=dtype),
+        edge_index.new_empty(
+            num_nodes if edge_weight is not None and drop_loops else 0, dtype=torch.int64
+        ),
+        edge_index.new_empty(2, dtype=torch.int64),
+        edge_index.new_empty(
+            (edge_index.size(1) + LOOP_CHUNK - 1) // LOOP_CHUNK if drop_loops else 0,
+            dtype=torch.int64,
+        ),
+    )
+
+
+@fake('gcn_weight')
+def _gcn_weight_fake(
+    edge_index: Tensor, degree: Tensor, num_kept: int, loops: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = num_kept + degree.size(0) if loops else num_kept
+    return (
+        edge_index.new_empty(2, total if loops else 0),
+        edge_index.new_empty(total, dtype=dtype),
+        torch.empty_like(degree, dtype=acc_dtype(dtype)),
+    )
+
+
+@fake('gcn_weight_backward')
+def _gcn_weight_backward_fake(edge_index: Tensor, grad: Tensor) -> Tensor:
+    return grad.new_empty(edge_index.size(1))
+
+
+@fake('gcn_scale')
+def _gcn_scale_fake(rowptr: Tensor, value: Tensor, loops: bool) -> tuple[Tensor, Tensor]:
+    num_rows, acc = rowptr.size(0) - 1, acc_dtype(value.dtype)
+    return (
+        value.new_empty(num_rows, dtype=acc),
+        value.new_empty(num_rows if loops else 0, dtype=acc),
+    )
+
+
+@reference('gcn_degree')
+def _gcn_degree_reference(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    num_nodes: int,
+    drop_loops: bool,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    src, dst = edge_index.long().flip(0) if reverse else edge_index.long()
+    valid = (src >= 0) & (src < num_nodes) & (dst >= 0) & (dst < num_nodes)
+    loop = valid & (src == dst)
+    used = (valid & ~loop if drop_loops else valid).nonzero().view(-1)
+    if edge_weight is None:
+        degree = torch.bincount(dst[used], minlength=num_nodes).int()
+    else:
+        degree = edge_weight.new_zeros(num_nodes, dtype=torch.float64)
+        degree = degree.index_add(0, dst[used], edge_weight.double()[used])
+    loops = loop.nonzero().view(-1)
+    last = src.new_zeros(0 if edge_weight is None or not drop_loops else num_nodes)
+    if last.size(0) > 0:
+        last = last.scatter_reduce(0, dst[loops], loops + 1, 'amax')
+    chunks = pad(loop.long(), (0, -loop.size(0) % LOOP_CHUNK)).view(-1, LOOP_CHUNK)
+    chunk_loops = chunks.sum(1)[: None if drop_loops else 0]
+    return degree, last, torch.stack([(~valid).sum(), loop.sum()]), chunk_loops
+
+
+@reference('gcn_weight')
+def _gcn_weight_reference(
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    degree: Tensor,
+    last: Tensor | None,
+    before: Tensor | None,
+    num_kept: int,
+    loops: bool,
+    fill_value: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_nodes = degree.size(0)
+    loop = degree.new_full((num_nodes,), fill_value if loops else 0, dtype=torch.float64)
+    if last is not None and edge_weight is not None and edge_weight.size(0) > 0:
+        loop = torch.where(last > 0, edge_weight.double()[(last - 1).clamp(min=0)], loop)
+    degree = degree.double() + loop
+    scale = torch.where(degree == 0, 0, torch.where(degree == 0, 1, degree).rsqrt())
+    if before is not None:
+        kept = (edge_index[0] != edge_index[1]).nonzero().view(-1)
+        edge_index = edge_index[:, kept]
+        edge_weight = None if edge_weight is None else edge_weight[kept]
+    edge_index = edge_index[:, :num_kept]
+    edge_weight = None if edge_weight is None else edge_weight[:num_kept]
+    src, dst = edge_index.long()
+    used = ((src >= 0) & (src < num_nodes) & (dst >= 0) & (dst < num_nodes)).nonzero().view(-1)
+    weight = scale[src[used]] * scale[dst[used]]
+    if edge_weight is not None:
+        weight = weight * edge_weight.double()[used]
+    weight = weight.new_zeros(src.size(0)).index_add(0, used, weight)
+    if not loops:
+        return edge_index[:, :0], weight, scale
+    node = torch.arange(num_nodes, device=edge_index.device).to(edge_index.dtype).expand(2, -1)
+    return (
+        torch.cat([edge_index, node], 1), torch.cat([weight, scale * loop * scale]), scale
+    )  # fmt: skip
+
+
+@reference('gcn_weight_backward')
+def _gcn_weight_backward_reference(
+    edge_index: Tensor,
+    grad: Tensor,
+    scale: Tensor,
+    grad_degree: Tensor,
+    before: Tensor | None,
+    reverse: bool,
+) -> Tensor:
+    src, dst = edge_index.long()
+    num_nodes = scale.size(0)
+    place = torch.arange(src.size(0), device=src.device)
+    if before is not None:
+        kept = src != dst
+        place = torch.where(kept, kept.cumsum(0) - 1, grad.size(0) - num_nodes + dst)
+    scale, grad_degree = scale.double(), grad_degree.double()
+    return grad.double()[place] * scale[src] * scale[dst] + grad_degree[src if reverse else dst]
+
+
+@reference('gcn_scale')
+def _gcn_scale_reference(
+    rowptr: Tensor,
+    perm: Tensor | None,
+    value: Tensor,
+    last_loop: Tensor | None,
+    fill_value: float,
+    loops: bool,
+) -> tuple[Tensor, Tensor]:
+    num_rows, value = rowptr.size(0) - 1, value.double()
+    edge = torch.arange(int(rowptr[-1]), device=rowptr.device)
+    row = torch.repeat_interleave(rowptr.diff().long())
+    degree = value.new_zeros(num_rows)
+    degree = degree.index_add(0, row, value[edge if perm is None else perm[edge].long()])
+    if not loops:
+        scale = degree.pow(-0.5)
+        return scale.masked_fill(scale == float('inf'), 0), degree[:0]
+    loop = torch.full_like(degree, fill_value)
+    if last_loop is not None:
+        found = (last_loop >= 0).nonzero().view(-1)
+        loop = loop.index_put((found,), value[last_loop[found]])
+    scale = (degree + loop).pow(-0.5)
+    scale = scale.masked_fill(scale == float('inf'), 0)
+    return scale, scale * loop * scale

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._library import ops
+from ._library import fake, ops, reference
 from ._saved import save, saved
 from .spmm import acc_dtype
 
@@ -60,3 +60,47 @@ class HeadScores(torch.autograd.Function):
 def _vectors(x: Tensor, att: tuple[Tensor, ...]) -> list[Tensor | None]:
     made = [a.to(acc_dtype(x.dtype)).view(x.shape[1:]) for a in att]
     return [*made, None][:2]
+
+
+@fake('head_scores')
+def _head_scores_fake(x: Tensor, att_src: Tensor, att_dst: Tensor | None) -> tuple[Tensor, Tensor]:
+    rows, heads = x.size(0), x.size(1)
+    return (
+        att_src.new_empty(rows, heads),
+        att_src.new_empty(0 if att_dst is None else rows, heads),
+    )
+
+
+@fake('head_scores_backward')
+def _head_scores_backward_fake(
+    x: Tensor, att_src: Tensor, att_dst: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), att_src.new_empty(1 if att_dst is None else 2, *att_src.shape)
+
+
+@reference('head_scores')
+def _head_scores_reference(
+    x: Tensor, att_src: Tensor, att_dst: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    def score(att: Tensor) -> Tensor:
+        return (x.double() * att.double()).sum(-1)
+
+    src = score(att_src)
+    return src, src[:0] if att_dst is None else score(att_dst)
+
+
+@reference('head_scores_backward')
+def _head_scores_backward_reference(
+    x: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor | None,
+    grad_alpha_src: Tensor,
+    grad_alpha_dst: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    grad_x, grad_att = x.new_zeros(x.shape, dtype=torch.double), []
+    for att, grad in ((att_src, grad_alpha_src), (att_dst, grad_alpha_dst)):
+        if att is None or grad is None:
+            continue
+        grad_x = grad_x + grad.double().unsqueeze(-1) * att.double()
+        grad_att.append((grad.double().unsqueeze(-1) * x.double()).sum(0))
+    return grad_x, torch.stack(grad_att)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ._ids import check_ids, check_range, fitting_map
-from ._library import ops
+from ._library import fake, ops, reference
 from ._numbers import check_number
 from .node_map import NodeMap
 
@@ -122,3 +122,30 @@ def _shared(n_ids: Sequence[Tensor], node_map: NodeMap) -> Tensor:
         at = torch.tensor(batches, device=count.device)
         count[at.view(-1, 1), at] = _shared([n_ids[k] for k in batches], node_map)
     return count
+
+
+@fake('match')
+def _match_fake(n_id: Tensor) -> Tensor:
+    return torch.empty_like(n_id, memory_format=torch.contiguous_format)
+
+
+@fake('match_degree')
+def _match_degree_fake(ids: Tensor, ptr: Tensor) -> Tensor:
+    return ids.new_empty(ptr.size(0) - 1, ptr.size(0) - 1)
+
+
+@reference('match')
+def _match_reference(
+    n_id: Tensor, previous: Tensor, map: Tensor, stamp: int, num_nodes: int
+) -> Tensor:
+    ids = previous.tolist()
+    row = {node: k for k, node in reversed(list(enumerate(ids)))}
+    return n_id.new_tensor([row.get(node, -1) for node in n_id.tolist()])
+
+
+@reference('match_degree')
+def _match_degree_reference(
+    ids: Tensor, ptr: Tensor, map: Tensor, stamp: int, num_nodes: int
+) -> Tensor:
+    batches = [set(batch.tolist()) for batch in ids.tensor_split(ptr[1:-1])]
+    return ids.new_tensor([[len(a & b) for b in batches] for a in batches])

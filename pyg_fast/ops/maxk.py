@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from . import reference
-from ._library import ops
+from ._library import fake, ops, reference
 from ._numbers import check_flag
 from ._saved import save, saved
 from ._transforms import transforms_active
-from .cbsr import CBSR, ToDense, check_k
+from .cbsr import CBSR, ToDense, check_k, column_dtype
 from .spmm import check_features
 
 
@@ -44,7 +44,7 @@ def maxk(x: Tensor, k: int, balanced: bool = False) -> CBSR:
     check_k(k, x.size(1))
     check_flag('balanced', balanced)
     if transforms_active():
-        values, columns = reference.maxk(x, k, balanced)
+        values, columns = _maxk_reference(x, k, balanced)
         return CBSR._of(values.to(x.dtype), columns, x.size(1))
     values, columns = _MaxK.apply(x, k, bool(balanced))
     return CBSR._of(values, columns, x.size(1))
@@ -66,3 +66,32 @@ class _MaxK(torch.autograd.Function):
             return None, None, None
         columns, num_columns = saved(ctx)
         return ToDense.apply(grad, columns, num_columns), None, None
+
+
+@fake('maxk')
+def _maxk_fake(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty(x.size(0), k),
+        x.new_empty(x.size(0), k, dtype=column_dtype(x.size(1))),
+    )
+
+
+@reference('maxk')
+def _maxk_reference(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
+    """Entries in ascending order of columns; the kernels choose an order of their own."""
+    x = x.double()
+    # One zero and one NaN: a sort on CUDA would tell those of either sign apart.
+    alike = torch.where(x.isnan(), float('nan'), x + 0.0)
+    # A stable sort in descending order takes NaN first, and the lowest column among equals.
+    order = alike.sort(dim=1, descending=True, stable=True)[1]
+    if balanced:
+        rank = torch.empty_like(order).scatter_(
+            1, order, torch.arange(x.size(1), device=x.device).expand_as(order)
+        )
+        groups = pad(rank, (0, -x.size(1) % k), value=x.size(1)).unflatten(1, (-1, k))
+        columns = groups.argmin(1) * k + torch.arange(k, device=x.device)
+    else:
+        columns = order[:, :k]
+    columns = columns.sort(1)[0]
+    dtype = torch.uint8 if x.size(1) <= 256 else torch.uint16 if x.size(1) <= 65536 else torch.int32
+    return x.gather(1, columns), columns.to(dtype)

@@ -1,15 +1,17 @@
 """Mini-batches of sampled neighbours."""
 
 from collections.abc import Sequence
+from math import log
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._ids import check_csr, check_ids, check_map, check_range, fitting_map, is_readable, seed_of
-from ._library import ops
+from ._library import fake, ops, reference
 from ._lifetime import keep_until_read
 from ._numbers import check_flag, check_number
+from ._reference import random_bits
 from .node_map import NodeMap
 
 _MOST_EDGES = 2**31 - 1  # of a mini-batch
@@ -366,3 +368,134 @@ def relabel_ids(ids: Tensor, node_map: NodeMap) -> tuple[Tensor, Tensor]:
     """:func:`relabel` of checked int64 ids."""
     unique, local, count = ops.relabel(ids, node_map.table(ids.numel()), node_map.next_stamp())
     return unique[: int(count)], local
+
+
+@fake('take_sample')
+def _take_sample_fake(
+    n_id: Tensor, dst: Tensor, num_nodes: int, num_edges: int
+) -> tuple[Tensor, ...]:
+    return (
+        n_id.new_empty(num_nodes),
+        dst.new_empty(num_nodes + 1),
+        dst.new_empty(num_edges),
+        n_id.new_empty(2, num_edges),
+        n_id.new_empty(num_edges),
+    )
+
+
+@fake('count_induced')
+def _count_induced_fake(n_id: Tensor) -> Tensor:
+    return n_id.new_empty(n_id.size(0) + 1)
+
+
+@fake('induced_edges')
+def _induced_edges_fake(
+    n_id: Tensor, local: Tensor, num_edges: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return local.new_empty(num_edges), n_id.new_empty(2, num_edges), n_id.new_empty(num_edges)
+
+
+@fake('relabel')
+def _relabel_fake(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return ids.new_empty(ids.size(0)), ids.new_empty(ids.size(0)), ids.new_empty(1)
+
+
+for _op in ('begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes'):
+    fake(_op)(lambda: None)  # They change their arguments.
+
+
+@reference('neighbor_sample')
+def _neighbor_sample_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    edge_weight: Tensor | None = None,
+    replace: bool = False,
+    induced: bool = False,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
+    """n_id, edge_index, e_id, and the numbers of nodes and edges of each hop."""
+    pointers, sources, n_id = rowptr.tolist(), col.tolist(), seeds.tolist()
+    weights = None if edge_weight is None else edge_weight.double().tolist()
+    sums = None if edge_weight is None else [0.0, *edge_weight.double().cumsum(0).tolist()]
+    local: dict[int, int] = {}
+    for k, node in enumerate(n_id):
+        local.setdefault(node, k)
+    edges: list[tuple[int, int, int]] = []
+    nodes, counts, first = [len(n_id)], [], 0
+    for fanout in fanouts:
+        last, before = len(n_id), len(edges)
+        for dst in range(first, last):
+            begin, end = pointers[n_id[dst]], pointers[n_id[dst] + 1]
+            weight = None if weights is None else weights[begin:end]
+            running = None if sums is None else sums[begin : end + 1]
+            drawn = drawn_edges(end - begin, fanout, weight, running, replace, seed, n_id[dst])
+            edges += [(sources[begin + e], dst, begin + e) for e in drawn]
+        for source, _, _ in edges[before:]:
+            if source not in local:
+                local[source] = len(n_id)
+                n_id.append(source)
+        first = last
+        nodes.append(len(n_id) - last)
+        counts.append(len(edges) - before)
+    if induced:
+        edges = [
+            (sources[e], dst, e)
+            for dst, node in enumerate(n_id)
+            for e in range(pointers[node], pointers[node + 1])
+            if sources[e] in local
+        ]
+    src, dst, e_id = torch.tensor(
+        [(local[s], d, e) for s, d, e in edges], dtype=torch.long
+    ).view(-1, 3).t()  # fmt: skip
+    return torch.tensor(n_id, dtype=torch.long), torch.stack([src, dst]), e_id, nodes, counts
+
+
+@reference('relabel')
+def _relabel_reference(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids in the order of their first occurrence, and the place of each."""
+    place: dict[int, int] = {}
+    local = [place.setdefault(i, len(place)) for i in ids.tolist()]
+    return torch.tensor([*place], dtype=torch.long), torch.tensor(local, dtype=torch.long)
+
+
+def drawn_edges(
+    degree: int,
+    fanout: int,
+    weight: list[float] | None,
+    running: list[float] | None,
+    replace: bool,
+    seed: int,
+    node: int,
+) -> list[int]:
+    """Which of a node's edges are sampled, in order.
+
+    `running`: where edges are put back, the sums of the weights of all edges up to each of these,
+    and that before them.
+    """
+    bits = (random_bits(seed, node, k) for k in range(2**62))
+    if fanout < 0 or degree == 0:
+        return list(range(degree))
+    if replace and running is not None:
+        low, *sums = running
+        last = max((e for e in range(degree) if sums[e] > (sums[e - 1] if e else low)), default=-1)
+        units = (((next(bits) >> 11) + 1) * 2**-53 for _ in range(fanout if last >= 0 else 0))
+        wanted = (max(low, sums[-1] - unit * (sums[-1] - low)) for unit in units)
+        return [next((e for e in range(degree) if sums[e] > w), last) for w in wanted]
+    if replace:
+        return [next(bits) * degree >> 64 for _ in range(fanout)]
+    if weight is not None:
+        count = min(fanout, sum(w > 0 for w in weight))
+        if count == degree:
+            return list(range(degree))
+        keys = [(-log(((b >> 11) + 1) * 2**-53), w) for w, b in zip(weight, bits, strict=False)]
+        order = sorted((key / w, e) for e, (key, w) in enumerate(keys) if w > 0)
+        return [e for _, e in order[:count]]
+    if degree <= fanout:
+        return list(range(degree))
+    chosen: list[int] = []
+    for last in range(degree - fanout, degree):
+        drawn = next(bits) * (last + 1) >> 64
+        chosen.append(last if drawn in chosen else drawn)
+    return chosen

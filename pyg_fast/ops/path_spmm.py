@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import reference
+from ._attention import dropout_factor
 from ._edges import is_capturing
-from ._library import ops
+from ._library import fake, ops, reference
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph
@@ -364,7 +364,7 @@ def node_dropout(
     if p == 0:
         return x
     if transforms_active():
-        return reference.node_dropout(x, nodes, seed, float(p)).to(x.dtype)
+        return _node_dropout_reference(x, nodes, seed, float(p)).to(x.dtype)
     return NodeDropout.apply(x, nodes, seed, float(p))
 
 
@@ -380,3 +380,29 @@ class NodeDropout(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         nodes, seed, p = saved(ctx)
         return NodeDropout.apply(grad, nodes, seed, p), None, None, None
+
+
+@fake('expand_rows')
+def _expand_rows_fake(x: Tensor, position: Tensor) -> Tensor:
+    return x.new_empty(position.size(0), x.size(1))
+
+
+fake('count_outside')(lambda: None)
+
+
+@fake('node_dropout')
+def _node_dropout_fake(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@reference('expand_rows')
+def _expand_rows_reference(x: Tensor, position: Tensor, fill: float) -> Tensor:
+    return torch.cat([x.double(), x.new_full((1, x.size(1)), fill).double()])[position.long()]
+
+
+@reference('node_dropout')
+def _node_dropout_reference(
+    x: Tensor, nodes: Tensor | None, seed: Tensor, dropout: float
+) -> Tensor:
+    nodes = torch.arange(x.size(0), device=x.device) if nodes is None else nodes
+    return x.double() * dropout_factor(seed if dropout > 0 else None, nodes, x.size(1), dropout)

@@ -1,8 +1,10 @@
 """Rabbit Order: nodes numbered along a hierarchy of communities."""
 
+import torch
 from torch import Tensor
 
-from ._library import ops
+from ._library import fake, ops, reference
+from ._reference import edge_list
 
 
 def rabbit_order(rowptr: Tensor, col: Tensor) -> Tensor:
@@ -32,3 +34,35 @@ def rabbit_order(rowptr: Tensor, col: Tensor) -> Tensor:
         Tensor: The node at each new position :math:`(N)`, int64, on the device of :obj:`col`.
     """
     return ops.rabbit_order(rowptr.cpu(), col.cpu()).to(col.device)
+
+
+@fake('rabbit_order')
+def _rabbit_order_fake(rowptr: Tensor) -> Tensor:
+    return rowptr.new_empty(rowptr.size(0) - 1, dtype=torch.int64)
+
+
+@reference('rabbit_order')
+def _rabbit_order_reference(rowptr: Tensor, col: Tensor) -> Tensor:
+    num_nodes = rowptr.size(0) - 1
+    weight = col.new_zeros(num_nodes, num_nodes, dtype=torch.int64)
+    row, source, _ = edge_list(rowptr, col, None)
+    weight.index_put_((row, source), torch.ones_like(row), accumulate=True)
+    weight = (weight + weight.t()).fill_diagonal_(0)
+    strength = weight.sum(1)
+    total = strength.sum()
+    members = [[node] for node in range(num_nodes)]
+    scattered = (torch.arange(num_nodes) * -0x61C8864680B583EB).argsort()
+    for node in scattered[strength[scattered].argsort(stable=True)].tolist():
+        gain = weight[node] * total - strength[node] * strength
+        gain[weight[node] == 0] = -1
+        if gain.max() <= 0:
+            continue
+        best = int((gain == gain.max()).nonzero()[0])
+        weight[best] += weight[node]
+        weight[:, best] += weight[:, node]
+        weight[node] = weight[:, node] = weight[best, best] = 0
+        strength[best] += strength[node]
+        members[best] += members[node]
+        members[node] = []
+    order = strength.argsort(descending=True, stable=True).tolist()
+    return torch.tensor([m for node in order for m in members[node]], dtype=torch.int64)

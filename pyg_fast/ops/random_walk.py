@@ -3,9 +3,10 @@
 from torch import Tensor
 
 from ._ids import check_csr, check_ids, check_range, seed_of
-from ._library import ops
+from ._library import fake, ops, reference
 from ._lifetime import keep_until_read
 from ._numbers import check_number
+from ._reference import random_bits
 
 MOST_VISITS = 1024  # of the walks from one node
 
@@ -129,3 +130,75 @@ def _checked(
         raise ValueError(f"'restart' must be from 0 to 1, got {restart}")
     check_range(name, nodes, rowptr.numel() - 1)
     return rowptr, col
+
+
+@fake('random_walk')
+def _random_walk_fake(start: Tensor, walk_length: int) -> Tensor:
+    return start.new_empty(start.size(0), walk_length + 1)
+
+
+@fake('visited_neighbors')
+def _visited_neighbors_fake(nodes: Tensor, num_neighbors: int) -> tuple[Tensor, Tensor]:
+    size = nodes.size(0), num_neighbors
+    return nodes.new_empty(size), nodes.new_empty(size)
+
+
+@reference('random_walk')
+def _random_walk_reference(
+    rowptr: Tensor, col: Tensor, start: Tensor, walk_length: int, restart: float, seed: int
+) -> Tensor:
+    graph, out = (rowptr.tolist(), col.tolist()), []
+    for key, first in enumerate(start.tolist()):
+        path = [first]
+        for step in range(walk_length):
+            node = _next_node(graph, first, path[-1], seed, key, step, restart)
+            path.append(path[-1] if node is None else node)
+        out.append(path)
+    return start.new_tensor(out).view(-1, walk_length + 1)
+
+
+@reference('visited_neighbors')
+def _visited_neighbors_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    nodes: Tensor,
+    num_neighbors: int,
+    num_walks: int,
+    walk_length: int,
+    restart: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    graph, out = (rowptr.tolist(), col.tolist()), []
+    for first in nodes.tolist():
+        visits: dict[int, int] = {}
+        for walk in range(num_walks):
+            at = first
+            for step in range(walk * walk_length, (walk + 1) * walk_length):
+                node = _next_node(graph, first, at, seed, first, step, restart)
+                if node is not None:
+                    at = node
+                    visits[at] = visits.get(at, 0) + (at != first)
+        visits.pop(first, None)
+        most = sorted(visits.items(), key=lambda item: -item[1])[:num_neighbors]  # stable
+        out.append(most + [(-1, 0)] * (num_neighbors - len(most)))
+    both = nodes.new_tensor(out).view(-1, num_neighbors, 2)
+    return both[:, :, 0].contiguous(), both[:, :, 1].contiguous()
+
+
+def _next_node(
+    graph: tuple[list[int], list[int]],
+    first: int,
+    node: int,
+    seed: int,
+    key: int,
+    step: int,
+    restart: float,
+) -> int | None:
+    """The next node of a walk; None where no edge leads on."""
+    rowptr, col = graph
+    if restart > 0 and ((random_bits(seed, key, 2 * step) >> 11) + 1) * 2.0**-53 <= restart:
+        node = first
+    degree = rowptr[node + 1] - rowptr[node]
+    if degree == 0:
+        return None
+    return col[rowptr[node] + (random_bits(seed, key, 2 * step + 1) * degree >> 64)]

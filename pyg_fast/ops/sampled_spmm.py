@@ -1,13 +1,16 @@
 """Aggregation over a sample of each node's edges, taken inside the kernel."""
 
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ._library import ops
+from ._library import fake, ops, reference
 from ._numbers import check_flag
+from ._reference import mixed_bits
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph
@@ -20,9 +23,9 @@ from .spmm import (
     check_edge_weight,
     check_features,
     checked_graph,
-    reduce_max,
     reduce_sum,
 )
+from .spmm_max import reduce_max
 
 MOST_SAMPLES = 4096
 _CODES = {'fastrand': 1, 'bucket': 0, 'unbiased': 2, 'paper': 3}  # of `Strategy` in kernels.h
@@ -415,3 +418,124 @@ def _unrepeated(
     times = torch.zeros(graph.num_edges, dtype=acc_dtype(dtype), device=edges.device)
     times.index_add_(0, sampled.perm.long(), (edges[1] >= 0).to(times.dtype))
     return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, *size), times.to(dtype)
+
+
+@fake('sampled_spmm')
+def _sampled_spmm_fake(rowptr: Tensor, x: Tensor, out_acc: bool) -> Tensor:
+    dtype = acc_dtype(x.dtype) if out_acc or x.dtype == torch.int8 else x.dtype
+    return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
+
+
+@fake('sample_edges')
+def _sample_edges_fake(col: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+    return col.new_empty(2, num_slots), col.new_empty(num_slots)
+
+
+@fake('sample_transposed')
+def _sample_transposed_fake(
+    t_rowptr: Tensor, t_col: Tensor, num_slots: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        t_rowptr.new_empty(t_rowptr.shape), t_col.new_empty(num_slots), t_col.new_empty(num_slots)
+    )
+
+
+@fake('quantize_rows')
+def _quantize_rows_fake(x: Tensor) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape, dtype=torch.int8),
+        x.new_empty(x.size(0), dtype=torch.float32),
+    )
+
+
+@reference('sampled_spmm')
+def _sampled_spmm_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+    num_samples: int,
+    strategy: int,
+    seed: Tensor | None,
+) -> Tensor:
+    row, edge = _sampled(rowptr, num_samples, strategy, seed)
+    sampled_rowptr = pad(torch.bincount(row, minlength=rowptr.size(0) - 1).cumsum(0), (1, 0))
+    perm = edge if perm is None else perm[edge]
+    if strategy == 2 and not mean:
+        weight = (rowptr.diff().double() / num_samples).clamp(min=1)
+        row_scale = weight if row_scale is None else weight * row_scale
+    return reference.spmm(
+        sampled_rowptr, col[edge], perm, value, x, row_scale, col_scale, diag, bias, mean
+    )
+
+
+@reference('sample_edges')
+def _sample_edges_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    sampled_rowptr: Tensor,
+    num_slots: int,
+    num_samples: int,
+    strategy: int,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    row, edge = _sampled(rowptr, num_samples, strategy, seed)
+    tail = (0, num_slots - row.size(0))
+    return (
+        torch.stack([pad(col[edge], tail), pad(row, tail, value=-1).to(col.dtype)]),
+        pad(edge.to(col.dtype) if perm is None else perm[edge], tail),
+    )
+
+
+@reference('quantize_rows')
+def _quantize_rows_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.float()
+    largest = x.abs().amax(1) if x.size(1) > 0 else x.new_zeros(x.size(0))
+    inverse = (127 / largest).nan_to_num(nan=0, posinf=0)
+    rounded = torch.where(inverse.view(-1, 1) > 0, x * inverse.view(-1, 1), 0).round()
+    return rounded.to(torch.int8), largest / 127
+
+
+def sampled_positions(
+    degree: int, num_samples: int, strategy: int, seed: int, row: int
+) -> list[int]:
+    """Which of the edges of a row are taken; strategies as :obj:`Strategy` in kernels.h."""
+    if degree <= num_samples:
+        return list(range(degree))
+    offset, stride = 0, 1
+    if strategy == 1:
+        golden = degree * 0x9E3779B97F4A7C15 >> 64
+        strides = (s for d in range(degree) for s in (golden + d, golden - d) if 0 < s < degree)
+        stride = next(s for s in strides if gcd(s, degree) == 1)
+    elif strategy == 2:
+        bits = mixed_bits((mixed_bits(seed % 2**64) + row * 0x9E3779B97F4A7C15) % 2**64)
+        offset = bits * degree >> 64
+        stride = 1 + (mixed_bits(bits) * (degree - 1) >> 64)
+        while gcd(stride, degree) > 1:
+            stride = stride % (degree - 1) + 1
+    elif strategy == 3:
+        stride = 577
+    return [(offset + k * stride) % degree for k in range(num_samples)]
+
+
+def _sampled(
+    rowptr: Tensor, num_samples: int, strategy: int, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Row and position in `col` of each sampled edge."""
+    number = 0 if seed is None else int(seed)
+    pointers = rowptr.tolist()
+    taken = [
+        (row, begin + position)
+        for row, (begin, end) in enumerate(zip(pointers[:-1], pointers[1:], strict=True))
+        for position in sampled_positions(end - begin, num_samples, strategy, number, row)
+    ]
+    row, edge = torch.tensor(taken, dtype=torch.long).view(-1, 2).t().to(rowptr.device)
+    return row, edge

@@ -4,13 +4,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from . import reference
-from ._library import ops
+from ._library import fake, ops, reference
+from ._reference import edge_list, messages
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph, check_graph, graph_of
 from .groups import Groups
+from .spmm_max import reduce_max
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 REDUCE = ('sum', 'add', 'mean', 'max', 'min')
@@ -87,7 +89,7 @@ def reduce_sum(
     are float32 (float64 for float64 features). :obj:`out_acc` returns float32 for halves.
     """
     if transforms_active():
-        out = reference.spmm(*graph[:3], value, x, row_scale, col_scale, diag, bias, mean)
+        out = _spmm_reference(*graph[:3], value, x, row_scale, col_scale, diag, bias, mean)
         return out.to(acc_dtype(x.dtype) if out_acc else x.dtype)
     if not torch.is_grad_enabled():
         return sum_rows(
@@ -95,15 +97,6 @@ def reduce_sum(
         )
     constants = graph, row_scale, col_scale, diag, mean, out_acc
     return SpMM.apply(x, value, bias, constants)
-
-
-def reduce_max(
-    graph: Graph, x: Tensor, value: Tensor | None = None, minimum: bool = False
-) -> Tensor:
-    """The maximum (or minimum) of what the neighbours send, unchecked."""
-    if transforms_active():
-        return reference.spmm_max(*graph[:3], value, x, minimum)[0].to(x.dtype)
-    return SpMMMax.apply(x, value, graph, minimum)
 
 
 def sum_rows(
@@ -222,92 +215,6 @@ def transposed(graph: Graph) -> Graph:
     return graph.t()
 
 
-class SpMMMax(torch.autograd.Function):
-    """Maximum (or minimum) over edges; the gradient goes to the edge that reached it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, value: Tensor | None, graph: Graph, minimum: bool
-    ) -> Tensor:
-        out, arg = ops.spmm_max(*graph[:3], value, x, minimum)
-        needs_value = value is not None and ctx.needs_input_grad[1]
-        # A second derivative to `value` needs x as well.
-        save(ctx, x if needs_value else None, value, arg, graph, x.size(0))
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, value, arg, graph, num_src = saved(ctx)
-        rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
-        grad_x = grad_value = None
-        if torch.is_grad_enabled():  # create_graph=True: torch's own ops.
-            grad_x, grad_value = _max_backward(
-                grad, x, value, arg, col, perm, num_src, ctx.needs_input_grad
-            )
-            return grad_x, grad_value, None, None
-        if ctx.needs_input_grad[0]:
-            if grad.is_cuda and torch.are_deterministic_algorithms_enabled():
-                if t_rowptr is None:
-                    raise RuntimeError(
-                        'this graph was made without the transpose that a deterministic backward '
-                        'needs'
-                    )
-                position = _t_position(rowptr, perm, t_perm)
-                grad_x = ops.spmm_max_backward_x_ordered(
-                    rowptr, col, perm, value, arg, grad, t_rowptr, t_col, position
-                )
-            else:
-                grad_x = ops.spmm_max_backward_x(rowptr, col, perm, value, arg, grad, num_src)
-        if ctx.needs_input_grad[1]:
-            grad_value = ops.spmm_max_backward_value(
-                rowptr, col, perm, arg, grad, x, value.size(0)
-            )
-        return grad_x, grad_value, None, None
-
-
-def _t_position(rowptr: Tensor, perm: Tensor | None, t_perm: Tensor | None) -> Tensor | None:
-    # For each edge of the transpose its position in `col`.
-    if perm is None:
-        return t_perm
-    num_edges = perm.size(0)
-    position = torch.arange(num_edges, dtype=perm.dtype, device=perm.device)
-    # The zeros behind the last edge must not pass for edge 0.
-    target = perm.long().masked_fill(position >= rowptr[-1], num_edges)
-    inverse = perm.new_zeros(num_edges + 1)
-    inverse[target] = position
-    return inverse[:-1] if t_perm is None else inverse[t_perm.long()]
-
-
-def _max_backward(
-    grad: Tensor,
-    x: Tensor | None,
-    value: Tensor | None,
-    arg: Tensor,
-    col: Tensor,
-    perm: Tensor | None,
-    num_src: int,
-    needs: tuple[bool, ...],
-) -> tuple[Tensor | None, Tensor | None]:
-    # The backward of SpMMMax in differentiable ops of size N x F.
-    edge = arg.clamp(min=0).long()
-    grad = torch.where(arg >= 0, grad, grad.new_zeros(()))
-    if col.size(0) == 0:
-        grad_x = grad.new_zeros(num_src, grad.size(1)) + grad[:0].sum() if needs[0] else None
-        return grad_x, None if value is None else torch.zeros_like(value)
-    source = col[edge].long()
-    position = edge if perm is None else perm[edge].long()
-    grad_x = grad_value = None
-    if needs[0]:
-        message = grad if value is None else grad * value[position]
-        grad_x = grad.new_zeros(num_src, grad.size(1)).scatter_add(0, source, message)
-    if needs[1]:
-        assert x is not None
-        assert value is not None
-        message = (grad * x.gather(0, source)).view(-1)
-        grad_value = torch.zeros_like(value).scatter_add(0, position.view(-1), message)
-    return grad_x, grad_value
-
-
 def checked_graph(graph: Graph | Tensor, x: Tensor, name: str, transpose: bool) -> Graph:
     """The graph on the rows of :obj:`x`, called :obj:`name`, with its transpose if asked for."""
     if not isinstance(graph, Graph):
@@ -361,3 +268,107 @@ def check_edge_weight(edge_weight: Tensor, x: Tensor, num_edges: int, of: str = 
             f"'edge_weight' must have shape [{num_edges}], got {list(edge_weight.shape)}"
         )
     check_device(edge_weight, x, 'edge_weight', of)
+
+
+@fake('spmm_groups')
+@fake('spmm')
+def _spmm_fake(rowptr: Tensor, x: Tensor, out_acc: bool) -> Tensor:
+    dtype = acc_dtype(x.dtype) if out_acc else x.dtype
+    return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
+
+
+@fake('sddmm')
+def _sddmm_fake(a: Tensor, num_values: int) -> Tensor:
+    return a.new_empty(num_values)
+
+
+@reference('spmm')
+def _spmm_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    diag: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: bool = False,
+    out_acc: bool = False,
+    self_row: Tensor | None = None,
+) -> Tensor:
+    row, source, position = edge_list(rowptr, col, perm)
+    x = x.double()
+    message = messages(x, value, source, position)
+    if col_scale is not None:
+        message = message * col_scale.double()[source, None]
+    out = x.new_zeros(rowptr.size(0) - 1, x.size(1)).index_add(0, row, message)
+    if mean:
+        out = out / rowptr.diff().clamp(min=1).view(-1, 1)
+    if row_scale is not None:
+        out = out * row_scale.double().view(-1, 1)
+    if diag is not None:
+        own = x
+        if self_row is not None:
+            own = torch.cat([x, x.new_zeros(1, x.size(1))])[self_row.long()]
+        out = out + diag.double().view(-1, 1) * own
+    return out if bias is None else out + bias.double()
+
+
+@reference('spmm_groups')
+def _spmm_groups_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    value: Tensor | None,
+    x: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    diag: Tensor | None,
+    bias: Tensor | None,
+    mean: bool,
+    out_acc: bool,
+    self_row: Tensor | None,
+    group_ptr: Tensor,
+    group_row: Tensor,
+    long_row: Tensor,
+    long_ptr: Tensor,
+    long_shift: Tensor,
+    num_partials: int,
+    group_size: int,
+    atomic: bool,
+) -> Tensor:
+    """By the graph that the groups describe, as kernels read them."""
+    group = torch.arange(group_row.size(0), device=col.device)
+    is_long = group_row < 0
+    slot = group[is_long] - long_shift[(-1 - group_row[is_long]).long()]
+    row_of_slot = long_row.repeat_interleave(long_ptr.diff().long(), output_size=num_partials)
+    row = group_row.index_put((is_long,), row_of_slot[slot])
+    degree = rowptr.new_zeros(rowptr.size(0) - 1).index_add(0, row, group_ptr.diff())
+    rowptr = pad(degree.cumsum(0), (1, 0))
+    return _spmm_reference(
+        rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row
+    )
+
+
+@reference('sddmm')
+def _sddmm_reference(
+    rowptr: Tensor,
+    col: Tensor,
+    perm: Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    mean: bool,
+    num_values: int,
+) -> Tensor:
+    row, source, position = edge_list(rowptr, col, perm)
+    dot = (a.double()[row] * b.double()[source]).sum(1)
+    if mean:
+        dot = dot / rowptr.diff()[row]
+    if row_scale is not None:
+        dot = dot * row_scale.double()[row]
+    if col_scale is not None:
+        dot = dot * col_scale.double()[source]
+    return dot.new_zeros(num_values).index_add(0, position, dot)

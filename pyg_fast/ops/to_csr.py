@@ -2,9 +2,10 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ._edges import check_edge_index, check_invalid, kernel_index, raise_index_error
-from ._library import ops
+from ._library import fake, ops, reference
 from ._numbers import check_flag, check_number
 
 _INT32_MAX = 2**31 - 1024  # Kernels step a little past the last edge.
@@ -108,3 +109,63 @@ def _prepared(
     if not compiling and 0 in (num_src, num_dst) and edge_index.size(1) > 0:
         raise_index_error(edge_index, num_src, num_dst)
     return kernel_index(edge_index), not fits_int32(num_src, num_dst, edge_index.size(1))
+
+
+def _empty_csr(edge_index: Tensor, num_rows: int, index64: bool) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = torch.int64 if index64 else torch.int32
+    return (
+        edge_index.new_empty(num_rows + 1, dtype=dtype),
+        edge_index.new_empty(edge_index.size(1), dtype=dtype),
+        edge_index.new_empty(edge_index.size(1), dtype=dtype),
+    )
+
+
+@fake('to_csr')
+def _to_csr_fake(
+    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool
+) -> tuple[Tensor, ...]:
+    csr = _empty_csr(edge_index, num_src if reverse else num_dst, index64)
+    return *csr, edge_index.new_empty(1, dtype=torch.int64)
+
+
+@fake('to_csr_csc')
+def _to_csr_csc_fake(
+    edge_index: Tensor, num_src: int, num_dst: int, index64: bool
+) -> tuple[Tensor, ...]:
+    csr, csc = (_empty_csr(edge_index, rows, index64) for rows in (num_dst, num_src))
+    return *csr, *csc, edge_index.new_empty(1, dtype=torch.int64)
+
+
+@reference('to_csr')
+def _to_csr_reference(
+    edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool,
+    report: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (row, col), num_rows, num_cols = edge_index.flip(0), num_dst, num_src
+    if reverse:
+        row, col, num_rows, num_cols = col, row, num_cols, num_rows
+    valid = (row >= 0) & (row < num_rows) & (col >= 0) & (col < num_cols)
+    kept = valid & (row != col) if drop_loops else valid
+    perm = kept.nonzero().view(-1)
+    perm = perm[row[perm].argsort(stable=True)]
+    rowptr = pad(torch.bincount(row[perm].long(), minlength=num_rows).cumsum(0), (1, 0))
+    dtype = torch.int64 if index64 else torch.int32
+    tail = (0, row.size(0) - perm.size(0))
+    return (
+        rowptr.to(dtype),
+        pad(col[perm], tail).to(dtype),
+        pad(perm, tail).to(dtype),
+        (~valid).sum().view(1),
+    )
+
+
+@reference('to_csr_csc')
+def _to_csr_csc_reference(
+    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool,
+    report: bool = True,
+) -> tuple[Tensor, ...]:
+    csr, csc = (
+        _to_csr_reference(edge_index, num_src, num_dst, reverse, index64, drop_loops)
+        for reverse in (False, True)
+    )
+    return *csr[:3], *csc

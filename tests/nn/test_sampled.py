@@ -22,7 +22,8 @@ from pyg_fast.nn import (
     SampledGCNConv,
     SampledSAGEConv,
 )
-from pyg_fast.ops import maxk, reference
+from pyg_fast.ops import maxk
+from pyg_fast.ops.sampled_spmm import sampled_positions
 
 NODES, DST, EDGES = 40, 25, 300
 IN, OUT, S = 6, 20, 3
@@ -67,7 +68,7 @@ def taken(
             by_row.setdefault(dst if flow == FLOWS[0] else src, []).append(position)
     positions = [
         row[i] for row in by_row.values()
-        for i in reference.sampled_positions(len(row), num_samples, CODES[strategy], 0, 0)
+        for i in sampled_positions(len(row), num_samples, CODES[strategy], 0, 0)
     ]  # fmt: skip
     if drop_loops:
         positions += [i for i, (src, dst) in enumerate(zip(*ends, strict=True)) if src == dst]

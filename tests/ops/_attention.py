@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pyg_fast.formats import graph_of
-from pyg_fast.ops import Graph, gat, gatv2, reference
+from pyg_fast.ops import Graph, gat, gatv2
+from pyg_fast.ops._library import reference
 
 from ._graphs import Edges, exact
 

@@ -6,8 +6,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_fast.ops import Graph, reference
-from pyg_fast.ops._library import column_dtype
+from pyg_fast.ops import Graph
+from pyg_fast.ops._library import reference
+from pyg_fast.ops.cbsr import column_dtype
 from pyg_fast.ops.graph import graph_of
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

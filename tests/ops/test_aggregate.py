@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.formats import to_edge_index
-from pyg_fast.ops import aggregate, reference
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import aggregate
+from pyg_fast.ops._library import ops, reference
 
 from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, twin
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import Graph, gat, reference
+from pyg_fast.ops import Graph, gat
+from pyg_fast.ops._attention import keeps
 
 from ._attention import OPS, check, gradients, inputs_of, seed_of, twin
 from ._graphs import DTYPES, GRAPHS, Edges, edge_lists, exact
@@ -228,7 +229,7 @@ def distinct_edges(device: torch.device) -> Tensor:
 @pytest.mark.parametrize('number', [0, 12345, -(2**62) - 3])
 def test_mask(device: torch.device, op: str, number: int, dropout: float, loops: bool) -> None:
     edge_index, seed = distinct_edges(device), seed_of(number, device)
-    expected = reference.keeps(
+    expected = keeps(
         seed, torch.arange(1100 + 48 * loops, device=device), 4, dropout
     )  # fmt: skip
     # What counts is the position in the list that is given, whatever its order.
@@ -244,7 +245,7 @@ def test_mask(device: torch.device, op: str, number: int, dropout: float, loops:
 
 def test_mask_is_random() -> None:
     ids, dropout = torch.arange(2**16), 0.6
-    masks = {n: reference.keeps(seed_of(n), ids, 8, dropout) for n in (0, 1, 2, 3, 2**32, 77, -1)}
+    masks = {n: keeps(seed_of(n), ids, 8, dropout) for n in (0, 1, 2, 3, 2**32, 77, -1)}
     centred = {n: (mask.double() - (1 - dropout)) / 0.24**0.5 for n, mask in masks.items()}
     count = ids.numel()
 

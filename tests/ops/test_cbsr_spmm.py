@@ -18,8 +18,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import CBSR, Graph, cbsr_spmm, maxk, reference, spmm
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import CBSR, Graph, cbsr_spmm, maxk, spmm
+from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.cbsr_spmm import aggregate_cbsr
 
 from ._graphs import (

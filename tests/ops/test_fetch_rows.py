@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.ops import _lifetime, fetch_rows, reference
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import _lifetime, fetch_rows
+from pyg_fast.ops._library import ops, reference
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float8_e5m2,

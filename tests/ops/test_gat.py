@@ -18,8 +18,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from pyg_fast.formats import graph_of
-from pyg_fast.ops import Graph, gat, reference
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import Graph, gat
+from pyg_fast.ops._library import ops, reference
 
 from ._attention import SHAPES, acc_of, check, inputs_of, ordered, raw_variants, seed_of, terms_of
 from ._graphs import DTYPES, GRAPHS, Edges, assert_near, edge_lists, exact

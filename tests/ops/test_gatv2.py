@@ -13,8 +13,9 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from pyg_fast.formats import graph_of
-from pyg_fast.ops import Graph, gatv2, reference
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import Graph, gatv2
+from pyg_fast.ops._attention import edges_and_loops
+from pyg_fast.ops._library import ops, reference
 
 from ._attention import SHAPES, acc_of, check, inputs_of, ordered, raw_variants, seed_of, terms_of
 from ._graphs import DTYPES, GRAPHS, Edges, assert_near, edge_lists, exact
@@ -42,7 +43,7 @@ def as_gat(
 ) -> tuple[list[Tensor], Tensor]:
     """The same attention by scores of edges and loops alone, and the hidden features of all."""
     csr = graph.rowptr, graph.col, graph.perm
-    row, source, ids = reference._edges_and_loops(*csr, num_loops)
+    row, source, ids = edges_and_loops(*csr, num_loops)
     x, x_dst, att = (given[name].double() for name in ('x', 'x_dst', 'att'))
     hidden = torch.nn.functional.leaky_relu(x[source] + x_dst[row], slope)
     logit = (hidden * att).sum(-1)
@@ -90,7 +91,7 @@ def check_raw(
         *graph[3:6], x.abs(), *scores, seed, -sums[1], *sums[2:], grad.abs(), *absolute
     )
     by_id = torch.cat([by_edge, by_loop])
-    row, _, ids = reference._edges_and_loops(graph.rowptr, graph.col, graph.perm, loops)
+    row, _, ids = edges_and_loops(graph.rowptr, graph.col, graph.perm, loops)
     by_dst = by_id.new_zeros(graph.num_dst, heads).index_add(0, row, by_id[ids])
     steepest = att.double().abs() * max(1, abs(slope))
     magnitude = (

@@ -13,7 +13,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from pyg_fast import formats
-from pyg_fast.ops import gcn_norm, reference
+from pyg_fast.ops import gcn_norm
+from pyg_fast.ops._library import reference
 from pyg_fast.ops.aggregate import scatter_sum
 
 from ._graphs import DTYPES, GRAPHS, Edges, assert_near, edge_lists

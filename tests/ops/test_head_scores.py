@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from pyg_fast.ops import reference
-from pyg_fast.ops._library import ops
+from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.head_scores import head_scores
 
 from ._attention import SHAPES, acc_of

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.nn.functional import pad
 
-from pyg_fast.ops import reference
-from pyg_fast.ops._library import ops
+from pyg_fast.ops._library import fake, fakes, ops, reference
 from pyg_fast.ops.groups import groups_of
 from pyg_fast.ops.spmm import sum_rows
 
@@ -210,6 +209,21 @@ def test_every_op_is_here() -> None:
         'match', 'match_degree', 'fetch_rows', 'random_walk', 'visited_neighbors',
     }  # fmt: skip
     assert names == {*OPS, 'with_cuda', 'error_record', *in_files_of_their_own}
+
+
+def test_every_op_has_a_fake_kernel() -> None:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for name in vars(ops):
+        schema = getattr(torch.ops.pyg_fast, name).default._schema
+        kinds = {str(a.type) for a in (*schema.arguments, *schema.returns)}
+        # An op without tensors has nothing to fake.
+        assert has_kernel(f'pyg_fast::{name}', 'Meta') == any('Tensor' in kind for kind in kinds)
+        assert has_kernel(f'pyg_fast::{name}', 'Meta') == (name in fakes)
+
+
+def test_fake_kernel_reads_arguments_of_its_op() -> None:
+    with pytest.raises(ValueError, match='features'):
+        fake('maxk')(lambda features: features)
 
 
 @pytest.mark.parametrize('op', OPS)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.ops import match, match_degree, reference
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import match, match_degree
+from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.node_map import NodeMap
 
 INTEGERS = [torch.uint8, torch.int16, torch.int32, torch.int64]

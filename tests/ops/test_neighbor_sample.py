@@ -18,13 +18,12 @@ from pyg_fast.ops import (
     match,
     neighbor_sample,
     random_walk,
-    reference,
     relabel,
     to_csr,
     visited_neighbors,
 )
 from pyg_fast.ops._ids import fitting_map
-from pyg_fast.ops._library import ops
+from pyg_fast.ops._library import ops, reference
 
 from ._graphs import GRAPHS, Edges, edge_lists
 

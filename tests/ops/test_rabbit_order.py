@@ -8,8 +8,8 @@ from hypothesis import given
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.ops import reference, to_csr
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import to_csr
+from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.rabbit_order import rabbit_order
 
 from ._graphs import GRAPHS, Edges, edge_lists

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_fast.ops import random_walk, reference, to_csr, visited_neighbors
-from pyg_fast.ops._library import ops
+from pyg_fast.ops import random_walk, to_csr, visited_neighbors
+from pyg_fast.ops._library import ops, reference
 
 from ._graphs import GRAPHS, Edges, edge_lists
 

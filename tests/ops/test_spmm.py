@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import Graph, reference, spmm
-from pyg_fast.ops.spmm import _t_position, reduce_sum
+from pyg_fast.ops import Graph, spmm
+from pyg_fast.ops._library import reference
+from pyg_fast.ops.spmm import reduce_sum
+from pyg_fast.ops.spmm_max import _t_position
 
 from ._graphs import (
     DTYPES,

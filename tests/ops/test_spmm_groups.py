@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.formats import graph_of, groups_of, set_group_sizes, to_edge_index
-from pyg_fast.ops import Graph, reference, spmm
+from pyg_fast.ops import Graph, spmm
+from pyg_fast.ops._library import reference
 from pyg_fast.ops.linear_spmm import linear_spmm
 from pyg_fast.ops.spmm import reduce_sum, sum_rows
 

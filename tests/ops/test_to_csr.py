@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from pyg_fast.ops import reference, to_csr
+from pyg_fast.ops import to_csr
+from pyg_fast.ops._library import reference
 from pyg_fast.ops.to_csr import fits_int32, to_csr_csc
 
 from ._graphs import GRAPHS, Edges, edge_lists

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_fast import ops
-from pyg_fast.ops import reference
+from pyg_fast.ops._library import reference
 
 NUM_NODES, NUM_EDGES, WIDTH, HEADS = 12, 50, 5, 2
 SEED = 2**40 + 3

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pyg_fast import ops
-from pyg_fast.ops import reference
+from pyg_fast.ops._attention import keeps
+from pyg_fast.ops._library import reference
 from pyg_fast.ops.graph import graph_of
 from pyg_fast.ops.groups import groups_of
 
@@ -140,7 +141,7 @@ def test_scores_of_edges(room: Callable[[int], torch.device]) -> None:
     parts = [t.cpu() for t in (x, alpha_src, alpha_dst[node])]
     score = (parts[1][source] + parts[2] + few).double()
     p = torch.nn.functional.leaky_relu(score, 0.2).softmax(0)
-    p = p * reference.keeps(seed, at, heads, 0.5).cpu() * 2
+    p = p * keeps(seed, at, heads, 0.5).cpu() * 2
     expected = (p.unsqueeze(-1) * parts[0][source]).sum(0)
     compare(out[node].cpu(), expected, 'result')
     (grad,) = torch.autograd.grad(out[node].sum(), alpha_edge)
