@@ -30,9 +30,9 @@ from pyg_fast.nn import (
 )
 from pyg_fast.ops import CBSR
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.cbsr_spmm import _DENSE_SHARE
 from pyg_fast.ops.graph import Graph as Structure
 from pyg_fast.ops.graph import graph_of
+from pyg_fast.ops.product import _DENSE_SHARE
 
 from . import _cusparse, _graphs, _harness, spmm
 from ._graphs import Graph

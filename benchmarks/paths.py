@@ -20,7 +20,8 @@ from pyg_fast.formats import ExecutionPath, execution_paths, to_edge_index
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops._library import ops
 from pyg_fast.ops.graph import graph_of
-from pyg_fast.ops.path_spmm import Operator
+from pyg_fast.ops.operator import SparseOperator
+from pyg_fast.ops.product import raw_product
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
@@ -138,23 +139,23 @@ class Aggregation:
         self.active = problem.active(above)
         self.scale = (self.graph.rowptr.diff() + 1).float().rsqrt()
         self.grad = problem.random(problem.num_nodes, width) * self.active.view(-1, 1)
-        whole = Operator(self.graph, None, self.scale, self.scale)
+        whole = SparseOperator(self.graph, None, self.scale, self.scale)
         self.expected = self.all_edges(whole)()
 
-    def all_edges(self, whole: Operator) -> Callable[[], Tensor]:
+    def all_edges(self, whole: SparseOperator) -> Callable[[], Tensor]:
         matrix = whole.t()
-        return lambda: matrix.times(self.grad)
+        return lambda: raw_product(matrix, self.grad)
 
     def on_path(self, group_size: int | None = None) -> Callable[[], Tensor]:
         path, grad = self.path, self.grad
         if path.is_whole:
-            return self.all_edges(Operator(self.graph, None, self.scale, self.scale))
-        matrix = path.operator(None, self.scale, self.scale, None).t()
+            return self.all_edges(SparseOperator(self.graph, None, self.scale, self.scale))
+        matrix = SparseOperator(self.graph, None, self.scale, self.scale).on(path).t()
         if group_size is not None:  # 0: by rows
             matrix = matrix._replace(graph=matrix.graph.with_groups(group_size or None, None))
 
         def run() -> Tensor:
-            out = matrix.times(path.dst.of(grad))
+            out = raw_product(matrix, path.dst.of(grad))
             return out if path.src_nodes is None else ops.expand_rows(out, path.src_position, 0.0)
 
         return run
@@ -176,7 +177,7 @@ class Aggregation:
 
     def cusparse(self, algorithm: str) -> Callable[[], Tensor]:
         path = self.path
-        t = path.operator(None, self.scale, self.scale, None).t()
+        t = SparseOperator(self.graph, None, self.scale, self.scale).on(path).t()
         row = torch.arange(t.graph.num_dst, device=self.grad.device).repeat_interleave(
             t.graph.rowptr.diff().long())
         value = t.row_scale[row] * t.col_scale[t.graph.col.long()]
@@ -195,7 +196,7 @@ class Aggregation:
         return norm_error([out], [self.expected.double()], _TOLERANCE)
 
     def contenders(self) -> list[Contender]:
-        whole = Operator(self.graph, None, self.scale, self.scale)
+        whole = SparseOperator(self.graph, None, self.scale, self.scale)
         made = [Contender(PATH, self.on_path, True, self.check),
                 Contender(ACTIVE, lambda: self.all_edges(whole), True, self.check)]
         made += [Contender(grouped(size), functools.partial(self.on_path, size), True, self.check)

@@ -21,13 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_fast import ops
-from pyg_fast.ops.sampled_spmm import Sampling
+from pyg_fast.ops.operator import Sampling, SparseOperator
 
 from . import _graphs, _harness, _minibatch, gat, loader, maxk, paths, sampled, spmm
 from ._graphs import Graph
 from ._harness import Cell, Contender, Result, Section, Settings
 from ._minibatch import Inputs
-from .paths import Operator
 from .spmm import FORWARD
 
 PARTS = ('sums', 'maxk', 'sampled', 'batches', 'attention')
@@ -427,10 +426,8 @@ def path(bench: Bench, share: float, width: int) -> None:
     problem = paths.Problem(bench.graph, share)
     case = paths.Aggregation(problem, width)
     part, scale = case.path, case.scale
-    if part.is_whole:
-        matrix = Operator(case.graph, None, scale, scale).t()
-    else:
-        matrix = part.operator(None, scale, scale, None).t()
+    matrix = SparseOperator(case.graph, None, scale, scale)
+    matrix = (matrix if part.is_whole else matrix.on(part)).t()
     csr, row = matrix.graph, 4 * width
     assert matrix.col_scale is not None
     own = size(matrix.row_scale) + row * csr.num_dst
@@ -706,7 +703,7 @@ def measure_all(args: argparse.Namespace, settings: Settings) -> None:
         'least time that memory and cached rows allow.',
         f'Random rows: the fastest of "{SELECT}" (which writes them, too), "{EMBEDDING_BAG}" and, '
         f'on a GPU, "{PLAIN}", which reads rows and writes nothing; rows and their int32 indices '
-        'count. linear_spmm and linear_cbsr have no line: they are dense products of torch beside '
+        'count. linear_product and linear_cbsr have no line: they are dense products beside '
         'the kernels below.'])
     counted: dict[str, str] = {}
     notes = list(report.notes)

@@ -21,7 +21,8 @@ from pyg_fast.formats import to_edge_index
 from pyg_fast.nn import SampledGCNConv
 from pyg_fast.ops.graph import Graph as Structure
 from pyg_fast.ops.graph import graph_of
-from pyg_fast.ops.sampled_spmm import STRATEGIES, Sampling, sampled_graph, sampled_positions
+from pyg_fast.ops.operator import STRATEGIES, Sampling
+from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
 from . import _graphs, _harness, maxk, spmm
 from ._graphs import Graph
@@ -348,7 +349,7 @@ class Model:
         """Those of an inference: of features that are mapped already, on a graph whose degrees
         are known."""
         given = [
-            (conv, h, conv._norm(h, self.prepared, None, False))
+            (conv, h, conv._operator(h, self.prepared, None, False))
             for conv, h in zip(self.loaded(name, num_samples).eval(), self.mapped, strict=True)]
 
         @torch.no_grad()

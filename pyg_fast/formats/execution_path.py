@@ -13,7 +13,8 @@ from ..ops._edges import check_edge_index, is_capturing
 from ..ops._kept import Entry, cache_of
 from ..ops.graph import Graph, graph_of
 from ..ops.groups import check_size
-from ..ops.path_spmm import Operator, Rows, Watch
+from ..ops.operator import SparseOperator
+from ..ops.path import Rows, Watch
 from ..ops.to_csr import to_csr
 
 # Where rows are short, sums are handed out by groups: on an H200 faster than by rows on all paths
@@ -247,15 +248,9 @@ class ExecutionPath:
             self._derived[key] = Entry(value, wait=True)
         return value
 
-    def operator(
-        self,
-        value: Tensor | None,
-        row_scale: Tensor | None,
-        col_scale: Tensor | None,
-        diag: Tensor | None,
-    ) -> Operator:
-        """The path's part of a matrix of all nodes."""
-        if value is not None and self.perm is None:
+    def part(self, op: SparseOperator) -> SparseOperator:
+        """The path's part of an operator of all nodes, for :meth:`SparseOperator.on`."""
+        if op.value is not None and self.perm is None:
             raise ValueError(
                 "'path' was made for a graph without edge weights, but there are some: give "
                 'ExecutionPaths their name'
@@ -265,9 +260,11 @@ class ExecutionPath:
             return None if scale is None else rows.of(scale)
 
         src, dst = self.src, self.dst
-        return Operator(
-            self.graph, value, of(dst, row_scale), of(src, col_scale), of(dst, diag), of(src, diag),
-            self.self_row, self.t_self_row,
+        diag, self_row = of(dst, op.diag), self.self_row
+        t_diag = None if self_row is None else of(src, op.diag)
+        return SparseOperator(
+            self.graph, op.value, of(dst, op.row_scale), of(src, op.col_scale), diag, self_row,
+            t_diag, self.t_self_row,
         )  # fmt: skip
 
     def watch(self) -> Watch | None:

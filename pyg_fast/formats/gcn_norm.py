@@ -8,31 +8,30 @@ from torch_geometric import EdgeIndex
 
 from ..ops._kept import keep, kept
 from ..ops._library import ops
+from ..ops._numbers import acc_dtype
 from ..ops.graph import Graph, graph_of, num_loops
-from ..ops.sampled_spmm import Sampling, sampled_graph, sampled_sum
-from ..ops.spmm import acc_dtype, reduce_sum
+from ..ops.operator import Sampling, SparseOperator
+from ..ops.product import product
+from ..ops.sampling import sampled_graph
 
 
 class GCNNorm(NamedTuple):
     r"""A normalised adjacency matrix
     :math:`\mathbf{D} \mathbf{A} \mathbf{D} + \mathbf{E}` with diagonal matrices
-    :math:`\mathbf{D}` and :math:`\mathbf{E}` (the self-loops). Of weights that take a gradient
+    :math:`\mathbf{D}` and :math:`\mathbf{E}` (the self-loops). For weights that take a gradient
     :math:`\mathbf{A}` is normalised itself.
 
-    Shapes:
-        - **value:** entries of :math:`\mathbf{A}` :math:`(|\mathcal{E}|)`, :obj:`None` for ones
-        - **scale:** :math:`\mathbf{D}`: :math:`(N)`, :obj:`None` for ones
-        - **diag:** :math:`\mathbf{E}`: :math:`(N)`, :obj:`None` for zeros
-
-    :obj:`dtype` is the type that the weights were given in (without weights, that of the
-    features), whatever type they are kept in.
+    :obj:`dtype` is the type of the given weights (without weights, that of the features).
     """
 
-    graph: Graph
-    value: Tensor | None
-    scale: Tensor | None
-    diag: Tensor | None
+    operator: SparseOperator
     dtype: torch.dtype | None
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether its entries take a gradient."""
+        op = self.operator
+        return any(t is not None and t.requires_grad for t in (op.value, op.diag))
 
 
 def gcn_norm(
@@ -92,7 +91,7 @@ def gcn_norm(
     sampled = None if sampling is None else sampling[:2]
     key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, sampled)
     norm = kept(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
-    if norm is None or (transpose and norm.graph.t_rowptr is None):
+    if norm is None or (transpose and norm.operator.graph.t_rowptr is None):
         with torch.inference_mode(False):  # It may serve a training step later.
             graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
             graph = graph.t() if reverse else graph
@@ -116,9 +115,10 @@ def _unweighted(
         degree = degree.clamp_(max=sampling.num_samples)
     degree = degree.to(acc_dtype(dtype))
     if fill_value is None:
-        return GCNNorm(graph, None, _inverse_sqrt(degree), None, dtype)
+        scale = _inverse_sqrt(degree)
+        return GCNNorm(SparseOperator(graph, None, scale, scale), dtype)
     scale = (degree + fill_value).rsqrt_()
-    return GCNNorm(graph, None, scale, scale * scale * fill_value, dtype)
+    return GCNNorm(SparseOperator(graph, None, scale, scale, scale * scale * fill_value), dtype)
 
 
 def _weighted(
@@ -135,7 +135,8 @@ def _weighted(
     scale, diag = ops.gcn_scale.default(
         counted.rowptr, counted.perm, weight, last, fill_value, loops != 'keep'
     )
-    return GCNNorm(graph, weight, scale, None if loops == 'keep' else diag, edge_weight.dtype)
+    loop = None if loops == 'keep' else diag
+    return GCNNorm(SparseOperator(graph, weight, scale, scale, loop), edge_weight.dtype)
 
 
 def _of_learned(
@@ -150,10 +151,7 @@ def _of_learned(
     # In ops that torch differentiates.
     data = _data_of(edge_index, graph.num_src)
     ones = weight.new_ones(graph.num_src, 1)
-    if sampling is None:
-        degree = reduce_sum(graph, ones, weight).view(-1)
-    else:
-        degree = sampled_sum(graph, sampling, ones, weight).view(-1)
+    degree = product(SparseOperator(graph, weight, sampling=sampling), ones).view(-1)
     loop = None
     if loops == 'remaining':
         loop = _loop_weights(edge_index, data, weight, graph.num_dst, fill_value)
@@ -162,7 +160,7 @@ def _of_learned(
     scale = _inverse_sqrt(degree if loop is None else degree + loop)
     value = scale[data[0]] * weight * scale[data[1]]
     diag = None if loop is None else scale * loop * scale
-    return GCNNorm(graph, value, None, diag, edge_weight.dtype)
+    return GCNNorm(SparseOperator(graph, value, diag=diag), edge_weight.dtype)
 
 
 def _data_of(edge_index: Tensor, num_nodes: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 
+from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
-from ..ops.spmm import DTYPES
 
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
 _LINEARS = {kind: kind.forward for kind in (Linear, torch.nn.Linear)}

@@ -16,7 +16,9 @@ from ..formats.execution_path import ExecutionPath, signature_of
 from ..ops._edges import is_capturing
 from ..ops._kept import Entry
 from ..ops._saved import save, saved
-from ..ops.path_spmm import Operator, Plan, Rows, Watch, expand, take
+from ..ops.linear_product import Plan
+from ..ops.operator import SparseOperator
+from ..ops.path import Rows, Watch, expand, take
 
 # What mixes the rows of different nodes: on some rows alone it gives something else.
 _MIXES = (
@@ -50,6 +52,20 @@ def fill_of(path: ExecutionPath) -> float:
     return float('nan') if path.debug else 0.0
 
 
+def sum_on_path(path: ExecutionPath, whole: SparseOperator, dtype: torch.dtype) -> SparseOperator:
+    """A path's part of the sum or mean of neighbours, to which the loops of a node add its own
+    features; kept by the path, as it follows from the graph alone."""
+    scale = whole.row_scale
+
+    def make() -> SparseOperator:
+        diag = None if path.loops is None else path.loops.to(dtype)
+        if diag is not None and scale is not None:
+            diag = diag * scale
+        return whole._replace(diag=diag).on(path)
+
+    return path.derived(('sum' if scale is None else 'mean', dtype), make)
+
+
 class OnPath:
     """Mixed into a fused layer that takes an execution path."""
 
@@ -75,8 +91,8 @@ class OnPath:
     def _plan(
         self,
         path: ExecutionPath,
-        whole: Operator,
-        part: Operator,
+        whole: SparseOperator,
+        part: SparseOperator,
         compact: tuple[bool, bool],
         out_acc: bool = False,
     ) -> Plan:

@@ -20,11 +20,13 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.typing import Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..ops._checks import check_device
 from ..ops._kept import keep, kept
+from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
-from ..ops.cbsr_spmm import aggregate_cbsr, needs_transpose
 from ..ops.graph import Graph, graph_of
-from ..ops.spmm import acc_dtype, check_device, inverse_degree, reduce_sum
+from ..ops.operator import SparseOperator, inverse_degree
+from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
 from ._fused import Fused, is_plain
 
@@ -105,13 +107,17 @@ class Neighbours(NamedTuple):
         """Whether messages go from destinations to sources."""
         return self.flow == 'target_to_source'
 
-    def sum(self, **kwargs: Any) -> Tensor:
-        """The sum of what is sent, by the kernel of its format and with the options of that."""
+    def sum(
+        self, mean: bool = False, diag: Tensor | None = None, out_acc: bool = False
+    ) -> Tensor:
+        """The sum (or mean) of the neighbours' features, and a multiple of the node's own."""
         x = self.source
         if isinstance(x, CBSR):
-            return aggregate_cbsr(self.graph(needs_transpose(x)), x, **kwargs)
-        transpose = torch.is_grad_enabled() and x.requires_grad
-        return reduce_sum(self.graph(transpose), x, **kwargs)
+            transpose = needs_transpose(x)
+        else:
+            transpose = torch.is_grad_enabled() and x.requires_grad
+        op = SparseOperator(self.graph(transpose), diag=diag, mean=mean)
+        return product(op, x, out_acc=out_acc)
 
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph keeps them."""
@@ -211,31 +217,32 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
                                for part, kind in zip(parts, kinds, strict=True))
     )  # fmt: skip
     graph = to.graph(transpose)
-    inverse: Any = None
+    sums, inverse = SparseOperator(graph), None
     if any(kind in _MEANS for kind in kinds):
         inverse = to.inverse_degree(graph, x.dtype)
+    means = sums._replace(row_scale=inverse)
 
     total: Any = None
     mean: Any = None
     var: Any = None
     if SumAggregation in kinds:
-        total = reduce_sum(graph, x, out_acc=wide)
+        total = product(sums, x, out_acc=wide)
     if MeanAggregation in kinds or moments:
         if total is not None:
-            mean = total * inverse.view(-1, 1)
+            mean = total * inverse.view(-1, 1)  # type: ignore[union-attr]
         else:
-            mean = reduce_sum(graph, x, row_scale=inverse, out_acc=wide)
+            mean = product(means, x, out_acc=wide)
     if moments:
         semi_grad = any(getattr(part, 'semi_grad', False) for part in parts)
         if not multi and kinds[0] is StdAggregation:
             semi_grad = parts[0].var_aggr.semi_grad
         square = (x.detach() if semi_grad else x).to(acc_dtype(x.dtype)).square()
-        var = reduce_sum(graph, square, row_scale=inverse) - mean * mean
+        var = product(means, square) - mean * mean
 
     outs = []
     for part, kind in zip(parts, kinds, strict=True):
         if kind is PowerMeanAggregation:
-            outs.append(_power_mean(part, graph, x, inverse))
+            outs.append(_power_mean(part, means, x))
         elif kind is MaxAggregation or kind is MinAggregation:
             outs.append(reduce_max(graph, x, minimum=kind is MinAggregation))
         elif kind is SumAggregation:
@@ -251,12 +258,12 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
 
 
 def _power_mean(
-    aggr: PowerMeanAggregation, graph: Graph, x: Tensor, inverse: Tensor | None
+    aggr: PowerMeanAggregation, means: SparseOperator, x: Tensor
 ) -> Tensor:
     p, low, high = aggr.p, aggr.min_value, aggr.max_value
     if isinstance(p, Tensor):
         p = p.view(-1, aggr.channels)
     elif p == 1:
-        return reduce_sum(graph, x, row_scale=inverse)
-    mean = reduce_sum(graph, x.clamp(min=low, max=high).pow(p), row_scale=inverse)
+        return product(means, x)
+    mean = product(means, x.clamp(min=low, max=high).pow(p))
     return mean.clamp(min=low, max=high).pow(1.0 / p)

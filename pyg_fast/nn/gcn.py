@@ -1,10 +1,10 @@
 """GCN layers."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GCNConv
@@ -15,15 +15,14 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from ..formats.execution_path import ExecutionPath, signature_of
 from ..formats.gcn_norm import GCNNorm, gcn_norm
 from ..ops._edges import check_edge_index, is_capturing
+from ..ops._numbers import acc_dtype
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
-from ..ops.cbsr_spmm import aggregate_cbsr
 from ..ops.gcn_norm import gcn_scale
-from ..ops.graph import Graph, graph_of
-from ..ops.linear_spmm import linear_spmm
-from ..ops.path_spmm import Operator, path_conv
-from ..ops.sampled_spmm import Sampling
-from ..ops.spmm import acc_dtype, reduce_sum
+from ..ops.graph import graph_of
+from ..ops.linear_product import Plan, aggregates_first, linear_product
+from ..ops.operator import Sampling, SparseOperator
+from ..ops.product import Quantized, product
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear, known_edges
 from ._path import AggregatedInput, OnPath, linear_on_path
 from ._reduce import plus, with_values
@@ -133,7 +132,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
                     return out
             if self._scatters(x, edge_index, edge_weight):
                 return self._scattered(x, edge_index)
-            norm = self._norm(x, edge_index, edge_weight, torch.is_grad_enabled())
+            norm = self._operator(x, edge_index, edge_weight, torch.is_grad_enabled())
             if norm is not None:
                 return self._mapped(x, norm)
         return self._by_pyg(x, edge_index, edge_weight)
@@ -175,8 +174,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         def make() -> Any:
             if not (self._fusible(x) and self._sums() and self._is_plain()):
                 return None
-            norm = self._norm(x, edge_index, edge_weight, False)
-            return None if norm is None else (_summed(x, norm), None, norm.dtype)
+            norm = self._operator(x, edge_index, edge_weight, False)
+            return None if norm is None else (product(norm.operator, x), None, norm.dtype)
 
         return self._aggregated_input(x, edge_index, edge_weight, make)
 
@@ -199,8 +198,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         if not self._is_plain():
             raise ValueError("'x' must be features: 'lin' is patched, has hooks or another bias")
         dtype = autocast_dtype(x.aggregated) or x.dtype
-        rest = GCNNorm(None, None, None, None, x.weight_dtype)  # type: ignore[arg-type]
-        _, bias, out_acc = self._suited(dtype, rest)
+        bias, out_acc = self._suited_bias(dtype, x.weight_dtype)
         out_dtype = acc_dtype(dtype) if out_acc else dtype
         return linear_on_path(x, self.lin.weight.to(dtype), bias, out_dtype, path, compact_out)
 
@@ -225,30 +223,27 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         weight: Any = lin.weight if plain else None
         dtype = autocast_dtype(x)
         num_nodes = path.num_nodes if compact[0] else x.size(0)
-        norm = self._norm(x, edge_index, edge_weight, True, num_nodes)
-        if norm is None or is_differentiable(norm):
+        norm = self._operator(x, edge_index, edge_weight, True, num_nodes)
+        if norm is None or norm.is_differentiable:
             return None
         if not plain:
             x = lin(x)
         elif dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
-        graph, _, scale, diag, _ = norm
-        value, bias, out_acc = self._suited(x.dtype, norm)
-        whole = Operator(graph, value, scale, scale, diag, diag)
-        acc = acc_dtype(x.dtype)
+        bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
+        op, acc = norm.operator, acc_dtype(x.dtype)
 
-        def on_path() -> Operator:
-            entries = diag
-            if entries is None and path.loops is not None:  # Loops are edges like others.
-                entries = _loop_entries(edge_index, value, scale, path.loops, acc)
-            return path.operator(value, scale, scale, entries)
+        def on_path() -> SparseOperator:
+            diag = op.diag
+            if diag is None and path.loops is not None:  # Loops are edges like others.
+                diag = _loop_entries(edge_index, op, path.loops, acc)
+            return op._replace(diag=diag).on(path)
 
-        if value is None:
+        if op.value is None:
             part = path.derived(('gcn', self.normalize, self.add_self_loops, acc), on_path)
         else:
             part = on_path()
-        plan = self._plan(path, whole, part, compact, out_acc)
-        return path_conv(x, weight, bias, None, plan)
+        return linear_product(x, weight, bias, self._plan(path, op, part, compact, out_acc))
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
         """Whether to leave a plain list of edges, without weights, in its order."""
@@ -276,7 +271,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         )  # fmt: skip
         return out if self.bias is None else out + self.bias
 
-    def _norm(
+    def _operator(
         self,
         x: Tensor | CBSR,
         edge_index: Adj,
@@ -286,7 +281,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     ) -> GCNNorm | None:
         """The normalised graph, with its transpose if a backward pass will need it, or None where
         PyG has to do it."""
-        sampling = self._norm_sampling()
+        sampling = self._degree_sampling()
         key = None if sampling is None else sampling[:2]
         if self._cached_norm is not None and key in self._cached_norm:
             norm = self._cached_norm[key]
@@ -370,32 +365,39 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             )  # fmt: skip
         graph = graph_of(edge_index, num_nodes, num_nodes, transpose=transpose or reverse)
         weight_dtype = None if edge_weight is None else edge_weight.dtype
-        return GCNNorm(graph.t() if reverse else graph, edge_weight, None, None, weight_dtype)
+        return GCNNorm(SparseOperator(graph.t() if reverse else graph, edge_weight), weight_dtype)
 
-    def _norm_sampling(self) -> Sampling | None:
+    def _degree_sampling(self) -> Sampling | None:
         """The sample that degrees are counted in, if not all edges are."""
         return None
 
     def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
         """The linear map and the aggregation."""
-        lin = self.lin
-        if is_differentiable(norm) or not is_plain_linear(lin) or lin.bias is not None:
+        lin, op = self.lin, norm.operator
+        if norm.is_differentiable or not is_plain_linear(lin) or lin.bias is not None:
             return self._aggregated(lin(x), norm)
-        check_rows(x, norm)
+        check_rows(x, op)
         weight, dtype = lin.weight, autocast_dtype(x)
         if dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
-        value, bias, out_acc = self._suited(x.dtype, norm)
-        return linear_spmm(x, weight, bias, norm.graph, value, norm.scale, norm.diag, out_acc)
+        bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
+        if op.sampling is None:
+            return linear_product(x, weight, bias, Plan(op, out_acc=out_acc))
+        # Under autocast it is the linear map that runs in float16 or bfloat16.
+        grad = torch.is_grad_enabled()
+        needs = grad and x.requires_grad, grad and weight.requires_grad
+        if out_acc or not aggregates_first(weight, *needs):
+            return product(op, self._features(F.linear(x, weight), op), bias, out_acc)
+        return F.linear(product(op, self._features(x, op)), weight, bias)
 
     def _aggregated(self, x: Tensor | CBSR, norm: GCNNorm) -> Tensor:
         """The aggregation of features that are mapped already."""
-        check_rows(x, norm)
-        graph, _, scale, diag, _ = norm
-        value, bias, out_acc = self._suited(x.dtype, norm)
-        if not is_differentiable(norm):
-            return self._sum(graph, x, value, bias, scale, scale, diag, out_acc=out_acc)
-        out = self._sum(graph, x, value, bias, scale, scale, out_acc=out_acc)
+        op, diag = norm.operator, norm.operator.diag
+        check_rows(x, op)
+        bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
+        if not norm.is_differentiable:
+            return product(op, self._features(x, op), bias, out_acc)
+        out = product(op._replace(diag=None), self._features(x, op), bias, out_acc)
         if diag is None:
             return out
         diag = diag.view(-1, 1)
@@ -403,14 +405,17 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             return plus(out, with_values(x, (diag * x.values).to(out.dtype)))
         return out + (diag * x).to(out.dtype)
 
-    def _sum(self, graph: Graph, x: Tensor | CBSR, *args: Any, **kwargs: Any) -> Tensor:
-        run: Callable[..., Tensor] = aggregate_cbsr if isinstance(x, CBSR) else reduce_sum
-        return run(graph, x, *args, **kwargs)
+    def _features(
+        self, x: Tensor | CBSR, op: SparseOperator
+    ) -> Tensor | CBSR | Quantized:
+        """The form in which mapped features are aggregated."""
+        return x
 
-    def _suited(self, dtype: torch.dtype, norm: GCNNorm) -> tuple[OptTensor, OptTensor, bool]:
-        """The entries and the bias in types that suit features of :obj:`dtype`, and whether the
-        result has the type of sums."""
-        _, value, _, _, weight_dtype = norm
+    def _suited_bias(
+        self, dtype: torch.dtype, weight_dtype: torch.dtype | None
+    ) -> tuple[OptTensor, bool]:
+        """The bias in a type that suits features of :obj:`dtype`, and whether the result has the
+        type of sums."""
         bias = self.bias
         # As in PyG a message has the wider type of features and weights, and so has the bias.
         out_dtype = dtype
@@ -419,23 +424,21 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         if bias is not None and bias.dtype != out_dtype:
             out_dtype = torch.promote_types(bias.dtype, out_dtype)
             bias = bias.to(out_dtype)
-        if value is not None and value.dtype != acc_dtype(dtype):
-            value = value.to(dtype)
-        return value, bias, out_dtype != dtype
+        return bias, out_dtype != dtype
 
 
 def _suits(norm: GCNNorm, dtype: torch.dtype) -> bool:
     """Whether a kernel takes a normalised graph that was kept for features of another type."""
-    acc = acc_dtype(dtype)
-    scales = all(t is None or t.dtype == acc for t in (norm.scale, norm.diag))
-    return scales and (norm.value is None or norm.value.dtype in (dtype, acc))
+    op, acc = norm.operator, acc_dtype(dtype)
+    scales = all(t is None or t.dtype == acc for t in (op.row_scale, op.diag))
+    return scales and (op.value is None or op.value.dtype in (dtype, acc))
 
 
 @torch.inference_mode(False)  # It may serve a training step later.
 @torch.no_grad()
 def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
     """A normalised graph as PyG keeps it: edges and their weights, self-loops last."""
-    graph, value, scale, diag, _ = norm
+    graph, value, scale, _, diag = norm.operator[:5]
     count = graph.rowptr.diff().long()
     dst = torch.arange(graph.num_dst, device=count.device).repeat_interleave(count)
     num_edges = dst.size(0)
@@ -455,15 +458,11 @@ def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
     return torch.stack(ends), weight.to(norm.dtype)
 
 
-def _summed(x: Tensor, norm: GCNNorm) -> Tensor:
-    graph, value, scale, diag, _ = norm
-    return reduce_sum(graph, x, value, row_scale=scale, col_scale=scale, diag=diag)
-
-
 def _loop_entries(
-    edge_index: Tensor, value: OptTensor, scale: OptTensor, loops: Tensor, dtype: torch.dtype
+    edge_index: Tensor, op: SparseOperator, loops: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """What the loops of each node add up to."""
+    """The sum of the loops of each node."""
+    value, scale = op.value, op.row_scale
     if value is None:
         total = loops.to(dtype)
     else:
@@ -474,12 +473,8 @@ def _loop_entries(
     return total if scale is None else scale * total * scale
 
 
-def is_differentiable(norm: GCNNorm) -> bool:
-    return any(t is not None and t.requires_grad for t in (norm.value, norm.diag))
-
-
-def check_rows(x: Tensor | CBSR, norm: GCNNorm) -> None:
-    if x.size(0) != norm.graph.num_src:
+def check_rows(x: Tensor | CBSR, op: SparseOperator) -> None:
+    if x.size(0) != op.graph.num_src:
         raise ValueError(
-            f"'x' must have {norm.graph.num_src} rows as the graph has nodes, got {list(x.shape)}"
+            f"'x' must have {op.graph.num_src} rows as the graph has nodes, got {list(x.shape)}"
         )

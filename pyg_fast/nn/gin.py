@@ -10,11 +10,13 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from ..formats.execution_path import ExecutionPath
+from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.graph import graph_of
-from ..ops.path_spmm import Operator, Plan, Rows, expand, path_conv, take
-from ..ops.spmm import acc_dtype, reduce_sum
-from ._path import AggregatedInput, OnPath, check_commutes, fill_of
+from ..ops.linear_product import Plan, linear_product
+from ..ops.operator import SparseOperator
+from ..ops.path import Rows, expand, take
+from ._path import AggregatedInput, OnPath, check_commutes, fill_of, sum_on_path
 from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values
 
 
@@ -102,7 +104,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         to = self._neighbours(x, edge_index, None)
         if to is None or not self._sums_of_nodes(to):
             return None
-        return reduce_sum(to.graph(False), to.source), x, None  # type: ignore[arg-type]
+        return to.sum(), x, None
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
@@ -160,19 +162,14 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         graph = graph_of(to.edge_index, num_nodes, num_nodes)
         learned, acc = eps.requires_grad, acc_dtype(x.dtype)
 
-        def on_path() -> Operator:
-            diag = None if path.loops is None else path.loops.to(acc)
-            return path.operator(None, None, None, diag)
-
-        part = path.derived(('sum', acc), on_path)
-        whole = None
-        if not learned:  # What each node adds of its own features.
+        whole = SparseOperator(graph)
+        part = sum_on_path(path, whole, acc)
+        if not learned:  # Each node adds its own features.
             own = (1 + eps).to(acc)
-            whole = own.expand(num_nodes).contiguous()
-            part = part.plus_diag(own)
-        plan = self._plan(path, Operator(graph, diag=whole, t_diag=whole), part, compact)
+            whole, part = whole.plus_diag(own), part.plus_diag(own)
+        plan = self._plan(path, whole, part, compact)
         plan = plan._replace(compact_out=some)
-        out = path_conv(x, None, None, None, plan)
+        out = linear_product(x, None, None, plan)
         if learned:
             root = x
             if some:

@@ -10,10 +10,10 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 
+from ..ops._checks import DTYPES
 from ..ops.cbsr import CBSR
-from ..ops.cbsr_spmm import needs_transpose
 from ..ops.maxk import maxk
-from ..ops.spmm import DTYPES
+from ..ops.product import needs_transpose
 from ._fused import allow_propagate
 from ._path import AggregatedInput
 from ._reduce import Neighbours
@@ -257,7 +257,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
             return super().forward(x, edge_index, edge_weight)
         if self._fusible(x) and self._sums():
             kept = maxk(self.lin(x), k, self.balanced)
-            norm = self._norm(x, edge_index, edge_weight, needs_transpose(kept))
+            norm = self._operator(x, edge_index, edge_weight, needs_transpose(kept))
             if norm is not None:
                 return self._aggregated(kept, norm)
         elif isinstance(x, Tensor) and x.dtype not in DTYPES:

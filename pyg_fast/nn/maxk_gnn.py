@@ -10,8 +10,8 @@ from torch_geometric.nn.resolver import normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
 from ..ops.cbsr import CBSR
-from ..ops.cbsr_spmm import needs_transpose
 from ..ops.maxk import maxk
+from ..ops.product import needs_transpose
 from ._reduce import with_values
 from .gcn import PathPreparedGCNConv
 from .maxk import MaxKGINConv, MaxKSAGEConv, check_k
@@ -197,7 +197,7 @@ class GCNAggregation(PathPreparedGCNConv):
         """"""
         if isinstance(x, CBSR):
             if self._fusible(x.values):
-                norm = self._norm(x, edge_index, edge_weight, needs_transpose(x))
+                norm = self._operator(x, edge_index, edge_weight, needs_transpose(x))
                 if norm is not None:
                     return self._aggregated(x, norm)
             x = x.to_dense()

@@ -16,7 +16,7 @@ from ..formats.execution_path import (
     mask_signature_of,
     signature_of,
 )
-from ..ops.path_spmm import Rows, expand, node_dropout, take
+from ..ops.path import Rows, expand, node_dropout, take
 from ._fused import is_plain
 from ._path import AggregatedInput, check_commutes, fill_of
 from ._reduce import Neighbours, may_fuse, neighbours

@@ -10,14 +10,15 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from ..formats.execution_path import ExecutionPath
+from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
-from ..ops.graph import Graph, graph_of
+from ..ops.graph import graph_of
 from ..ops.linear_cbsr import linear_cbsr
-from ..ops.linear_spmm import aggregates_first, linear_spmm
-from ..ops.path_spmm import Operator, path_conv
-from ..ops.spmm import acc_dtype, reduce_sum
+from ..ops.linear_product import Plan, aggregates_first, linear_product
+from ..ops.operator import SparseOperator
+from ..ops.product import product
 from ._fused import autocast_dtype, is_plain_linear
-from ._path import AggregatedInput, OnPath, linear_of_rows, linear_on_path
+from ._path import AggregatedInput, OnPath, linear_of_rows, linear_on_path, sum_on_path
 from ._reduce import FusedReduce, Neighbours, reduce, source_of
 
 
@@ -124,8 +125,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         to = self._neighbours(x, edge_index, None)
         if to is None or not self._sums_of_nodes(to):
             return None
-        graph, scale = self._scaled(to, to.num_dst, False)
-        summed = reduce_sum(graph, to.source, row_scale=scale)  # type: ignore[arg-type]
+        summed = product(self._operator(to, to.num_dst, False), to.source)
         return summed, x if self.root_weight else None, None
 
     def _aggregation(self) -> tuple[Any, ...]:
@@ -142,14 +142,13 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             and type(self.aggr_module) in (SumAggregation, MeanAggregation)
         )
 
-    def _scaled(
-        self, to: Neighbours, num_nodes: int, transpose: bool
-    ) -> tuple[Graph, Tensor | None]:
-        """The graph between all nodes and the factors of a mean."""
+    def _operator(self, to: Neighbours, num_nodes: int, transpose: bool) -> SparseOperator:
+        """The sum or mean between all nodes."""
         graph = graph_of(to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse)
         graph = graph.t() if to.is_reverse else graph
-        mean = type(self.aggr_module) is MeanAggregation
-        return graph, to.inverse_degree(graph, to.source.dtype) if mean else None
+        if type(self.aggr_module) is SumAggregation:
+            return SparseOperator(graph)
+        return SparseOperator(graph, row_scale=to.inverse_degree(graph, to.source.dtype))
 
     def _of_aggregated(
         self,
@@ -197,16 +196,10 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         def cast(t: Any) -> Any:
             return t if t is None or dtype is None else t.to(dtype)
 
-        graph, scale = self._scaled(to, path.num_nodes if compact[0] else x.size(0), True)
-
-        def on_path() -> Operator:
-            diag = None if path.loops is None else _scaled_loops(path.loops, scale, acc)
-            return path.operator(None, scale, None, diag)
-
-        part = path.derived(('sum' if scale is None else 'mean', acc), on_path)
-        plan = self._plan(path, Operator(graph, None, scale), part, compact)
+        whole = self._operator(to, path.num_nodes if compact[0] else x.size(0), True)
+        plan = self._plan(path, whole, sum_on_path(path, whole, acc), compact)
         root_weight = None if lin_r is None else lin_r.weight
-        return path_conv(cast(x), cast(lin.weight), cast(lin.bias), cast(root_weight), plan)
+        return linear_product(cast(x), cast(lin.weight), cast(lin.bias), plan, cast(root_weight))
 
     def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
@@ -245,10 +238,6 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         return linear_cbsr(root, weight, out)
 
 
-def _scaled_loops(loops: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return loops.to(dtype) if scale is None else loops.to(dtype) * scale
-
-
 def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, to: Neighbours, mean: bool
 ) -> Tensor:
@@ -258,4 +247,4 @@ def _linear(
     first = aggregates_first(weight, needs_x, needs_weight)
     graph = to.graph(transpose=needs_x or (needs_weight and not first))
     scale = to.inverse_degree(graph, x.dtype) if mean else None
-    return linear_spmm(x, weight, bias, graph, scale=scale, left=True)
+    return linear_product(x, weight, bias, Plan(SparseOperator(graph, row_scale=scale)))

@@ -1,7 +1,7 @@
 """Layers that aggregate a sample of each node's edges."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,22 +15,18 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..formats.execution_path import ExecutionPath
 from ..formats.gcn_norm import GCNNorm
+from ..ops._checks import check_device
 from ..ops.cbsr import CBSR
-from ..ops.graph import Graph, graph_of
-from ..ops.linear_spmm import aggregates_first
-from ..ops.sampled_spmm import (
-    Sampling,
-    check_sampling,
-    quantized_sum,
-    sampled_graph,
-    sampled_on_its_own,
-    sampled_sum,
-)
-from ..ops.spmm import check_device
+from ..ops.graph import graph_of
+from ..ops.linear_product import aggregates_first
+from ..ops.operator import Sampling, SparseOperator
+from ..ops.product import Quantized, product, quantized
+from ..ops.sampled_spmm import check_sampling
+from ..ops.sampling import sampled_graph, sampled_on_its_own
 from ._fused import autocast_dtype, is_plain_linear
 from ._path import AggregatedInput
 from ._reduce import Neighbours
-from .gcn import PathPreparedGCNConv, check_rows, is_differentiable, listed_norm
+from .gcn import PathPreparedGCNConv, listed_norm
 from .sage import PathPreparedSAGEConv
 
 SAMPLE = ('eval', 'always', 'never')
@@ -67,21 +63,14 @@ class _Sampled:
     def _sampling(self) -> Sampling:
         return Sampling(self.num_samples, self.strategy)
 
-    def _sampled_sum(
-        self,
-        graph: Graph,
-        x: Tensor,
-        value: Tensor | None = None,
-        bias: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        run = quantized_sum if self.quantize and not self._learns(x, value, bias) else sampled_sum
-        return run(graph, self._sampling().drawn(x.device), x, value, bias, *args, **kwargs)
-
-    def _learns(self: Any, *inputs: Tensor | None) -> bool:
-        given = (*inputs, *self.parameters())
-        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    def _features(self: Any, x: Any, op: SparseOperator) -> Tensor | Quantized:
+        """Features, in eight bits where the layer samples and no gradient is asked for."""
+        if not (self.quantize and self._samples() and isinstance(x, Tensor)):
+            return x
+        learns = torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (x, op.value, *self.parameters())
+        )
+        return x if learns else quantized(x)
 
     def _aggregates_first(self: Any, x: Tensor, weight: Tensor) -> bool:
         grad = torch.is_grad_enabled()
@@ -215,38 +204,27 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     def _scatters(self, *args: Any) -> bool:
         return not self._samples() and super()._scatters(*args)
 
-    def _norm(self, x: Any, *args: Any) -> GCNNorm | None:
+    def _operator(
+        self,
+        x: Any,
+        edge_index: Adj,
+        edge_weight: OptTensor,
+        transpose: bool,
+        num_nodes: int | None = None,
+    ) -> GCNNorm | None:
         if not self._samples():
-            return super()._norm(x, *args)
-        args = (*args[:2], False, *args[3:])  # The backward pass reads no transpose.
-        if all(kept is None for kept in self._cached_by_pyg()):
-            return super()._norm(x, *args)
-        with self._without_cache():
-            return super()._norm(x, *args)
+            return super()._operator(x, edge_index, edge_weight, transpose, num_nodes)
+        # The backward pass of a sample reads no transpose.
+        keeps = any(kept is not None for kept in self._cached_by_pyg())
+        with self._without_cache() if keeps else nullcontext():
+            norm = super()._operator(x, edge_index, edge_weight, False, num_nodes)
+        if norm is None:
+            return None
+        op = norm.operator.sampled_by(self._sampling().drawn(x.device))
+        return norm._replace(operator=op)
 
-    def _norm_sampling(self) -> Sampling | None:
+    def _degree_sampling(self) -> Sampling | None:
         return self._sampling() if self._samples() and self.strategy != 'unbiased' else None
-
-    def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
-        if not self._samples():
-            return super()._mapped(x, norm)
-        lin = self.lin
-        plain = is_plain_linear(lin) and lin.bias is None
-        if not plain or is_differentiable(norm) or not self._aggregates_first(x, lin.weight):
-            return self._aggregated(lin(x), norm)
-        check_rows(x, norm)
-        weight, dtype = lin.weight, autocast_dtype(x)
-        if dtype is not None:
-            x, weight = x.to(dtype), weight.to(dtype)
-        value, bias, out_acc = self._suited(x.dtype, norm)
-        if out_acc:  # It is the linear map that runs in halves.
-            return self._aggregated(F.linear(x, weight), norm)
-        graph, _, scale, diag, _ = norm
-        return F.linear(self._sum(graph, x, value, None, scale, scale, diag), weight, bias)
-
-    def _sum(self, graph: Graph, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-        run = self._sampled_sum if self._samples() else super()._sum
-        return run(graph, x, *args, **kwargs)
 
     def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
         if not self._samples():
@@ -254,18 +232,19 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         if isinstance(x, Tensor):
             num_nodes = x.shape[self.node_dim]
             if self.cached and not self._explain:  # The graph of the first call, whoever runs it.
-                self._norm(x, edge_index, edge_weight, torch.is_grad_enabled(), num_nodes)
+                self._operator(x, edge_index, edge_weight, torch.is_grad_enabled(), num_nodes)
             given = self._given_edges(x, edge_index, num_nodes, num_nodes, self.add_self_loops)
             if given is not None:
                 if edge_weight is not None:
                     edge_weight = _taken(edge_weight, edge_index, given[1])
                 edge_index = given[0]
         with self._without_cache():
-            sampling, cached = self._norm_sampling(), self._cached_norm or {}
+            sampling, cached = self._degree_sampling(), self._cached_norm or {}
             norm = cached.get(None if sampling is None else sampling[:2])
             if norm is not None:  # The graph of the first call, or its sample.
                 if sampling is not None:
-                    norm = norm._replace(graph=sampled_graph(norm.graph, sampling))
+                    graph = sampled_graph(norm.operator.graph, sampling)
+                    norm = norm._replace(operator=norm.operator._replace(graph=graph))
                 self._cached_edge_index = listed_norm(norm, self.flow)
             return super()._by_pyg(x, edge_index, edge_weight)
 
@@ -369,14 +348,15 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         if kind not in (SumAggregation, MeanAggregation):
             part, _ = sampled_on_its_own(graph, self._sampling(), torch.is_grad_enabled())
             return super()._aggregated(to._replace(part=part))
-        mean = kind is MeanAggregation
+        sampling = self._sampling().drawn(x.device)
+        op = SparseOperator(graph, mean=kind is MeanAggregation, sampling=sampling)
         if not is_plain_linear(lin) or self._aggregates_first(x, lin.weight):
             dtype = autocast_dtype(x)
             x = x if dtype is None else x.to(dtype)
-            return lin(self._sampled_sum(graph, x, mean=mean))
+            return lin(product(op, self._features(x, op)))
         x = F.linear(x, lin.weight)
         bias = None if lin.bias is None else lin.bias.to(x.dtype)
-        return self._sampled_sum(graph, x, None, bias, mean=mean)
+        return product(op, self._features(x, op), bias)
 
     def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
         if self._samples():

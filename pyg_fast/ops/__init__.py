@@ -2,7 +2,7 @@
 
 # These register raw ops, and have no public function.
 from . import head_scores as head_scores
-from . import path_spmm as path_spmm
+from . import path as path
 from . import rabbit_order as rabbit_order
 from ._library import with_cuda
 from .aggregate import aggregate

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from ._numbers import check_flag
+from ._checks import DTYPES, check_device
+from ._numbers import acc_dtype, check_flag
 from ._reference import edge_list
 from .graph import Graph, check_graph, graph_of
-from .spmm import DTYPES, acc_dtype, check_device
 
 _WORD = 0xFFFFFFFF
 

@@ -1,4 +1,4 @@
-"""Numbers and flags: their checks."""
+"""Numbers and flags: their checks, and the type of sums."""
 
 from typing import Any
 
@@ -22,3 +22,8 @@ def check_flag(name: str, flag: Any) -> None:
     """Raises unless this is yes or no; one and zero will do."""
     if not isinstance(flag, int):
         raise TypeError(f"'{name}' must be True or False, got {type(flag).__name__}")
+
+
+def acc_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums over :obj:`dtype` run in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from ._checks import check_device, check_edge_weight, check_features
 from ._edges import check_edge_index, check_invalid, kernel_index
 from ._library import fake, ops, reference
 from ._numbers import check_number
@@ -13,7 +14,8 @@ from ._reference import messages
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph, check_graph, graph_of
-from .spmm import check_device, check_edge_weight, check_features, reduce_sum
+from .operator import SparseOperator
+from .product import product
 from .to_csr import fits_int32
 
 MODES = ('auto', 'reduce', 'scatter')
@@ -99,16 +101,15 @@ def aggregate(
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, num_edges)
     if isinstance(graph, Graph):
-        return reduce_sum(graph, x, edge_weight)
+        return product(SparseOperator(graph, edge_weight), x)
     if mode == 'auto':
         prepared = isinstance(graph, EdgeIndex)
         sort = prepared or sorting_pays(num_edges, x.size(1), x.is_cuda)
         mode = 'reduce' if sort else 'scatter'
     if mode == 'reduce':
         transpose = torch.is_grad_enabled() and x.requires_grad
-        return reduce_sum(
-            graph_of(graph, num_src, num_dst, transpose=transpose), x, edge_weight
-        )  # fmt: skip
+        graph = graph_of(graph, num_src, num_dst, transpose=transpose)
+        return product(SparseOperator(graph, edge_weight), x)
     edge_index = graph._data if isinstance(graph, EdgeIndex) else graph
     return scatter_sum(edge_index, x, edge_weight, num_dst)
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._checks import DTYPES, check_device, check_features
 from ._library import fake, ops, reference
 from ._numbers import check_number
 from ._saved import save, saved
 from ._transforms import transforms_active
-from .spmm import DTYPES, check_device, check_features
 
 _MOST_COLUMNS = 2**31 - 1
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)

@@ -21,11 +21,12 @@ from ._attention import (
     softmax_by_row,
     sum_at,
 )
+from ._checks import check_device
 from ._library import fake, ops, reference
+from ._numbers import acc_dtype
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .graph import Graph
-from .spmm import acc_dtype, check_device
 
 
 def gatv2(

@@ -8,12 +8,12 @@ from torch.nn.functional import pad
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
+from ._checks import DTYPES
 from ._edges import check_edge_index, check_invalid, is_capturing, kernel_index
 from ._library import fake, ops, reference
-from ._numbers import check_flag, check_number
+from ._numbers import acc_dtype, check_flag, check_number
 from ._saved import save, saved
 from ._transforms import transforms_active
-from .spmm import DTYPES, acc_dtype
 from .to_csr import to_csr
 
 FLOWS = ('source_to_target', 'target_to_source')

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ._library import fake, ops, reference
+from ._numbers import acc_dtype
 from ._saved import save, saved
-from .spmm import acc_dtype
 
 
 def head_scores(x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:

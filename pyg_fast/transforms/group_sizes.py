@@ -17,7 +17,8 @@ from torch_geometric.transforms import BaseTransform
 from ..formats import graph_of, set_group_sizes
 from ..ops import Graph
 from ..ops.groups import check_size
-from ..ops.spmm import sum_rows
+from ..ops.operator import SparseOperator
+from ..ops.product import raw_product
 from ._degrees import Degrees
 from .to_csr import ToCSR
 
@@ -260,9 +261,7 @@ def measure_group_sizes(
     with torch.no_grad(), torch.cuda.device(x.device):
         for size in (None, *sizes):
             grouped = graph.with_groups(size)
-            run = functools.partial(
-                sum_rows, grouped[:3], grouped.groups, None, x, None, None, None, None, False, False
-            )
+            run = functools.partial(raw_product, SparseOperator(grouped), x)
             run()
             marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
             torch.cuda._sleep(_AHEAD)

@@ -517,18 +517,18 @@ def test_sampled_does_not_time_a_wrong_kernel(
 ) -> None:
     from benchmarks import sampled
     modules = [
-        importlib.import_module(f'pyg_fast.{name}') for name in ('nn.sampled', 'ops.sampled_spmm')]
+        importlib.import_module(f'pyg_fast.{name}') for name in ('nn.gcn', 'ops.sampled_spmm')]
 
     class Broken:
         def __getattr__(self, name):
             right = getattr(torch.ops.pyg_fast, name)
             return (lambda *args: 1.001 * right(*args)) if name == 'sampled_spmm' else right
 
-    right = modules[0].sampled_sum
+    right = modules[0].product
     monkeypatch.setattr(sampled, 'kernels', Broken())
     for module in modules:
         monkeypatch.setattr(
-            module, 'sampled_sum', lambda *args, **kwargs: 1.001 * right(*args, **kwargs))
+            module, 'product', lambda *args, **kwargs: 1.001 * right(*args, **kwargs))
     with pytest.raises(harness.Incorrect, match='fastrand'):
         sampled.main([
             '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--samples', '2',

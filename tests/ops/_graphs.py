@@ -8,8 +8,10 @@ from torch import Tensor
 
 from pyg_fast.ops import Graph
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.cbsr import column_dtype
+from pyg_fast.ops.cbsr import CBSR, column_dtype
 from pyg_fast.ops.graph import graph_of
+from pyg_fast.ops.operator import Sampling, SparseOperator
+from pyg_fast.ops.product import Quantized, product
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 REDUCE = ['sum', 'mean', 'max', 'min']
@@ -144,3 +146,20 @@ def twin(
         (out, *grads(x, value, grad)),
         (out.abs(), *grads(x.abs(), absolute, grad.abs())),
     )
+
+
+def multiplied(
+    graph: Graph,
+    x: Tensor | CBSR | Quantized,
+    value: Tensor | None = None,
+    bias: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    diag: Tensor | None = None,
+    mean: bool = False,
+    out_acc: bool = False,
+    sampling: Sampling | None = None,
+) -> Tensor:
+    """The product of an operator, given by its parts, with features."""
+    op = SparseOperator(graph, value, row_scale, col_scale, diag, mean=mean, sampling=sampling)
+    return product(op, x, bias, out_acc)

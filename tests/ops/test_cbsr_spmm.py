@@ -20,7 +20,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from pyg_fast.formats import graph_of, to_edge_index
 from pyg_fast.ops import CBSR, Graph, cbsr_spmm, maxk, spmm
 from pyg_fast.ops._library import ops, reference
-from pyg_fast.ops.cbsr_spmm import aggregate_cbsr
 
 from ._graphs import (
     DTYPES,
@@ -31,11 +30,12 @@ from ._graphs import (
     edge_lists,
     entries_of,
     exact,
+    multiplied,
     random_columns,
 )
 
 REDUCE = ['sum', 'mean']
-_module = importlib.import_module('pyg_fast.ops.cbsr_spmm')
+_module = importlib.import_module('pyg_fast.ops.product')
 
 
 def set_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
@@ -484,7 +484,7 @@ def test_prologue_and_epilogue(
         given_ = {name: t for name, t in inputs.items() if name != 'values'}
         for transpose in (True, False):
             g = graph if transpose else graph._replace(t_rowptr=None, t_col=None, t_perm=None)
-            out = aggregate_cbsr(g, cbsr, **given_, **scales, mean=mean, out_acc=out_acc)
+            out = multiplied(g, cbsr, **given_, **scales, mean=mean, out_acc=out_acc)
             assert out.dtype == (acc if out_acc else dtype)
             grad = exact(30, 19, dtype=out.dtype, device=device)
             actual = out, *torch.autograd.grad(out, list(inputs.values()), grad)
@@ -548,7 +548,7 @@ def test_higher_derivatives_of_everything(
                     out_acc: bool = out_acc,
                 ) -> Tensor:  # fmt: skip
                     cbsr = CBSR(values, columns, 5)
-                    return aggregate_cbsr(g, cbsr, value, bias, *scale, mean, out_acc).sin()
+                    return multiplied(g, cbsr, value, bias, *scale, mean, out_acc).sin()
 
                 inputs = values, value, bias
                 assert gradcheck(run, inputs, nondet_tol=1e-12, fast_mode=True)
@@ -570,7 +570,7 @@ def test_second_derivative_of_halves(
         v, w = (t.detach().to(torch.float64 if double else dtype) for t in (cbsr.values, value))
         v, w = v.requires_grad_(), w.requires_grad_()
         scales = scale.double() if double else scale
-        out = aggregate_cbsr(
+        out = multiplied(
             graph, CBSR(v, cbsr.columns, 19), w, None, *scales, mean=True, out_acc=out_acc
         )
         grads = torch.autograd.grad(out.pow(2).sum(), (v, w), create_graph=True)
@@ -775,7 +775,7 @@ def test_compiled_scale_of_both_ends(device: torch.device) -> None:
     scale = torch.rand(30, device=device)
 
     def run(x: Tensor, scale: Tensor) -> Tensor:
-        return aggregate_cbsr(graph, maxk(x, 5), None, None, scale, scale, scale)
+        return multiplied(graph, maxk(x, 5), None, None, scale, scale, scale)
 
     x = torch.randn(30, 40, device=device, requires_grad=True)
     results = []

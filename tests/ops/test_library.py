@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 
 from pyg_fast.ops._library import fake, fakes, ops, reference
 from pyg_fast.ops.groups import groups_of
-from pyg_fast.ops.spmm import sum_rows
+from pyg_fast.ops.operator import SparseOperator
+from pyg_fast.ops.product import raw_product
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact, random_columns
 
@@ -449,9 +450,7 @@ def test_diag_needs_a_square_graph(device: torch.device) -> None:
     t_diag = x[:, 0].contiguous()
     for run in (
         lambda: ops.spmm(*csr, None, x, *none, diag, None, False, False),
-        lambda: sum_rows(
-            csr, groups_of(graph.rowptr, 3), None, x, *none, diag, None, False, False
-        ),
+        lambda: raw_product(SparseOperator(graph.with_groups(3), diag=diag), x),
         lambda: ops.sampled_spmm(
             *csr, None, x, *none, diag, None, False, False, 4, 1, None
         ),

@@ -14,16 +14,11 @@ from torch.autograd import gradcheck, gradgradcheck
 from pyg_fast.formats import graph_of, to_edge_index
 from pyg_fast.ops import Graph, sampled_spmm, spmm
 from pyg_fast.ops._library import ops, reference
-from pyg_fast.ops.sampled_spmm import (
-    STRATEGIES,
-    Sampling,
-    quantized_sum,
-    sampled_graph,
-    sampled_positions,
-    sampled_sum,
-)
+from pyg_fast.ops.operator import STRATEGIES, Sampling
+from pyg_fast.ops.product import quantized
+from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
-from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact
+from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, multiplied
 
 CODES = {'bucket': 0, 'fastrand': 1, 'unbiased': 2, 'paper': 3}
 SEED = 2**40 + 7
@@ -47,7 +42,7 @@ def check(
     """Compares result and gradients with the twin's."""
     leaves = [t.detach().requires_grad_() for t in (x, value) if t is not None]
     x, value = leaves[0], leaves[1] if value is not None else None
-    out = sampled_sum(graph, sampling, x, value, mean=mean)
+    out = multiplied(graph, x, value, mean=mean, sampling=sampling)
     assert (out.dtype, out.device) == (x.dtype, x.device)
     grad = exact(*out.shape, dtype=x.dtype, device=x.device)
     actual = out, *torch.autograd.grad(out, leaves, grad)
@@ -163,7 +158,7 @@ def test_paper_repeats_edges_where_577_divides_the_degree(device: torch.device) 
     weight = torch.rand(584, dtype=torch.float64, device=device, requires_grad=True)
     results = []
     for out in (
-        sampled_sum(graph, Sampling(5, 'paper'), x, weight),
+        multiplied(graph, x, weight, sampling=Sampling(5, 'paper')),
         twin(graph, Sampling(5, 'paper'), x, weight, mean=False),
     ):
         y = out.pow(3).sum()
@@ -303,7 +298,7 @@ def test_gradcheck(device: torch.device, strategy: str, weighted: bool, mean: bo
     value = torch.randn(8, dtype=torch.float64, device=device, requires_grad=True)
 
     def run(x: Tensor, value: Tensor | None = None) -> Tensor:
-        return sampled_sum(graph, sampling, x, value, mean=mean)
+        return multiplied(graph, x, value, mean=mean, sampling=sampling)
 
     inputs = (x, value) if weighted else (x,)
     assert gradcheck(run, inputs)
@@ -320,7 +315,7 @@ def test_scales_bias_and_diag(device: torch.device, strategy: str) -> None:
     value = torch.randn(graph.num_edges, dtype=torch.float64, device=device, requires_grad=True)
     scales = [torch.rand(n, dtype=torch.float64, device=device) for _ in range(3)]
     for mean in (False, True):
-        out = sampled_sum(graph, sampling, x, value, bias, *scales, mean=mean)
+        out = multiplied(graph, x, value, bias, *scales, mean=mean, sampling=sampling)
         expected = reference.sampled_spmm(
             *graph[:3], value, x, *scales, bias, mean, False, *sampling.args()
         )
@@ -413,7 +408,7 @@ def test_deterministic(device: torch.device, strategy: str) -> None:
     value = torch.rand(graph.num_edges, device=device, requires_grad=True)
 
     def bits() -> tuple[Tensor, ...]:
-        out = sampled_sum(graph, sampling, x, value)
+        out = multiplied(graph, x, value, sampling=sampling)
         return out, *torch.autograd.grad(out.sin().sum(), (x, value))
 
     first = bits()
@@ -478,11 +473,15 @@ def test_quantized_with_scales(device: torch.device) -> None:
         x = torch.randn(n, 32, device=device, dtype=dtype)
         scales = [torch.rand(n, dtype=acc, device=device) for _ in range(3)]
         bias = torch.rand(32, dtype=dtype, device=device)
-        args = graph, Sampling(3), x, None, bias, *scales
-        actual, expected = quantized_sum(*args), sampled_sum(*args)
+        actual, expected = (
+            multiplied(graph, given, None, bias, *scales, sampling=Sampling(3))
+            for given in (quantized(x), x)
+        )
         assert actual.dtype == dtype
         torch.testing.assert_close(actual, expected, atol=0.06, rtol=0.01)
-        wide = quantized_sum(*args[:4], bias.to(acc), *scales, out_acc=True)
+        wide = multiplied(
+            graph, quantized(x), None, bias.to(acc), *scales, out_acc=True, sampling=Sampling(3)
+        )
         assert wide.dtype == acc
 
 

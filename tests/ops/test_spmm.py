@@ -17,7 +17,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from pyg_fast.formats import graph_of, to_edge_index
 from pyg_fast.ops import Graph, spmm
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.spmm import reduce_sum
 from pyg_fast.ops.spmm_max import _t_position
 
 from ._graphs import (
@@ -29,6 +28,7 @@ from ._graphs import (
     assert_near,
     edge_lists,
     exact,
+    multiplied,
     twin,
 )
 
@@ -338,7 +338,7 @@ def test_prologue_and_epilogue(
             inputs['value'] = weights(edges, value_dtype, device).requires_grad_()
             bias = exact(19, dtype=acc if out_acc else dtype, device=device)
             inputs['bias'] = bias.requires_grad_()
-        out = reduce_sum(graph, **inputs, **scales, mean=mean, out_acc=out_acc)
+        out = multiplied(graph, **inputs, **scales, mean=mean, out_acc=out_acc)
         assert out.dtype == (acc if out_acc else dtype)
         grad = exact(30, 19, dtype=out.dtype, device=device)
         actual = out, *torch.autograd.grad(out, list(inputs.values()), grad)
@@ -359,7 +359,7 @@ def test_scales_of_a_mean_in_higher_derivatives(device: torch.device) -> None:
     value = torch.randn(200, dtype=torch.float64, device=device, requires_grad=True)
 
     def run(x: Tensor, value: Tensor) -> Tensor:
-        return reduce_sum(graph, x, value, row_scale=scale[0], col_scale=scale[1], mean=True)
+        return multiplied(graph, x, value, row_scale=scale[0], col_scale=scale[1], mean=True)
 
     assert gradcheck(run, (x, value), fast_mode=True)
     assert gradgradcheck(run, (x, value), fast_mode=True)

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import graph_of, groups_of, set_group_sizes, to_edge_index
+from pyg_fast.formats import graph_of, set_group_sizes, to_edge_index
 from pyg_fast.ops import Graph, spmm
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.linear_spmm import linear_spmm
-from pyg_fast.ops.spmm import reduce_sum, sum_rows
+from pyg_fast.ops.linear_product import Plan, linear_product
+from pyg_fast.ops.operator import SparseOperator
+from pyg_fast.ops.product import raw_product
 
-from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, twin
+from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, multiplied, twin
 
 # Of teams and of whole warps, of one load of edges and of several.
 SIZES = [1, 4, 16, 33, 64, 500, 4096]
@@ -120,7 +121,7 @@ def test_prologue_and_epilogue(
         }
         x, value = inputs(edges, (19, 32, 1)[k], dtype, device, k != 1)
         bias = exact(x.size(1), dtype=acc if out_acc else dtype, device=device)
-        out = reduce_sum(graph, x, value, bias, **named, mean=mean, out_acc=out_acc)
+        out = multiplied(graph, x, value, bias, **named, mean=mean, out_acc=out_acc)
         assert out.dtype == (acc if out_acc else dtype)
         options = {**named, 'mean': mean}
         expected = reference.spmm(*graph[:3], value, x, bias=bias, **options)
@@ -136,10 +137,13 @@ def test_self_row(device: torch.device, atomic: bool) -> None:
     own = torch.randint(-1, 50, (40,), dtype=torch.int32, device=device)
     x = exact(50, 20, dtype=torch.float32, device=device)
     diag = torch.rand(40, device=device)
-    args = None, x, None, None, diag, None, True, False, own
-    expected = reference.spmm(*graph[:3], *args)
+    expected = reference.spmm(
+        *graph[:3], None, x, None, None, diag, None, True, False, own
+    )
     for size in SIZES:
-        out = sum_rows(graph[:3], groups_of(graph.rowptr, size, atomic), *args)
+        grouped = graph.with_groups(size, atomic=atomic)
+        op = SparseOperator(grouped, diag=diag, self_row=own, mean=True)
+        out = raw_product(op, x)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -196,7 +200,8 @@ def test_linear(device: torch.device, sizes: tuple, channels: tuple[int, int]) -
     scale, diag = torch.rand(2, 30, **make)
     results = []
     for each in (graph, plain):
-        out = linear_spmm(x, weight, bias, each, None, scale, diag)
+        plan = Plan(SparseOperator(each, None, scale, scale, diag))
+        out = linear_product(x, weight, bias, plan)
         grads = torch.autograd.grad(out.pow(2).sum(), (x, weight, bias), create_graph=True)
         again = torch.autograd.grad(sum(g.pow(2).sum() for g in grads), (x, weight, bias))
         results.append((out, *grads, *again))
@@ -225,7 +230,10 @@ def test_which_op_runs(device: torch.device, which: str) -> None:
     for sizes in ((4, 8), (4, None), (None, 8), (None, None)):
         graph = Graph.with_groups(plain, *sizes)
         with Called() as called:
-            out = spmm(graph, x) if which == 'spmm' else linear_spmm(x, weight, None, graph)
+            if which == 'spmm':
+                out = spmm(graph, x)
+            else:
+                out = linear_product(x, weight, None, Plan(SparseOperator(graph)))
             out.sum().backward()
         assert called.names == [names[size is not None] for size in sizes]
 
@@ -295,7 +303,7 @@ def test_compiles_without_graph_break(device: torch.device, atomic: bool) -> Non
         return spmm(graph, x * 2, value, 'mean') + 1
 
     def mapped(graph: Graph, x: Tensor, weight: Tensor) -> Tensor:
-        return linear_spmm(x * 2, weight, None, graph).relu()
+        return linear_product(x * 2, weight, None, Plan(SparseOperator(graph))).relu()
 
     names: list[str] = []
 

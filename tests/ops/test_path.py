@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pyg_fast.ops._library import ops, reference
-from pyg_fast.ops.path_spmm import Rows, expand, node_dropout, take
+from pyg_fast.ops.path import Rows, expand, node_dropout, take
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact
 

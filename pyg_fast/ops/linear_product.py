@@ -1,0 +1,180 @@
+"""A linear map and a product with a sparse operator as one node of autograd: a layer's body."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._library import ops
+from ._saved import save, saved
+from .operator import SparseOperator
+from .path import Rows, Watch, expanded
+from .product import product, raw_product
+
+_ALL = Rows(None, None)
+
+
+class Plan(NamedTuple):
+    """Over which edges and rows a layer runs.
+
+    :obj:`part` is the operator of the backward pass, between the rows :obj:`src` and :obj:`dst`:
+    that of all nodes, or an execution path's part of it. :obj:`whole` is the operator of all nodes
+    where the forward pass takes it beside a part. Inputs and outputs have a row for each node
+    unless they are :obj:`compact`; rows that are not computed are :obj:`fill`, and :obj:`watch`
+    looks at their gradients. :obj:`out_acc` as in :func:`~pyg_fast.ops.product.product`.
+    """
+
+    part: SparseOperator
+    src: Rows = _ALL
+    dst: Rows = _ALL
+    whole: SparseOperator | None = None
+    compact_in: bool = False
+    compact_out: bool = False
+    fill: float = 0.0
+    out_acc: bool = False
+    watch: Watch | None = None
+
+
+def linear_product(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    plan: Plan,
+    root_weight: Tensor | None = None,
+) -> Tensor:
+    r"""Maps features linearly and aggregates them, in whichever order moves fewer of them.
+
+    .. math::
+        \mathbf{Y} = \mathbf{M} \mathbf{X} \mathbf{W}^{\top} + \mathbf{X} \mathbf{W}_r^{\top} +
+        \mathbf{b}
+
+    Both orders are the same but for rounding. The narrower side is aggregated, counting the
+    backward pass, which needs no aggregation if it comes first and :obj:`x` takes no gradient.
+    Of the gradient only the rows of :obj:`plan.dst` are read; others count as zero. Differentiable
+    in all tensors but those of the plan, any number of times. Unchecked.
+
+    Args:
+        x (Tensor): Features :math:`(N, F_{in})`, or of the sources of a path alone.
+        weight (Tensor, optional): :math:`\mathbf{W}` of shape :math:`(F_{out}, F_{in})`;
+            :obj:`None` for the identity.
+        bias (Tensor, optional): :math:`\mathbf{b}` of shape :math:`(F_{out})`.
+        plan (Plan): The operator :math:`\mathbf{M}` and the rows.
+        root_weight (Tensor, optional): :math:`\mathbf{W}_r` of the shape of :math:`\mathbf{W}`.
+            (default: :obj:`None`, zero)
+
+    Returns:
+        Tensor: :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`, or the rows of the path's
+        destinations alone.
+    """
+    if not torch.is_grad_enabled():
+        return _forward(x, weight, bias, root_weight, plan, (False, False))[0]
+    return LinearProduct.apply(x, weight, bias, root_weight, plan)
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    root_weight: Tensor | None,
+    plan: Plan,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor, Tensor | None]:
+    """The result, and the aggregated features where they were aggregated first."""
+    op = plan.part if plan.whole is None else plan.whole
+    sent = x if plan.compact_in or plan.whole is not None else plan.src.of(x)
+    aggregated = None
+    # Under autocast it is the linear map that runs in float16 or bfloat16.
+    if weight is not None and not plan.out_acc and aggregates_first(weight, *needs):
+        aggregated = raw_product(op, sent)
+        out = F.linear(aggregated, weight, bias)
+    else:
+        mapped = sent if weight is None else F.linear(sent, weight)
+        out = raw_product(op, mapped, bias, plan.out_acc)
+    if root_weight is not None:
+        root = sent if plan.whole is not None else _root(sent, plan)
+        out = torch.addmm(out, root, root_weight.t())
+    if plan.whole is None and not plan.compact_out and plan.dst.position is not None:
+        out = ops.expand_rows.default(out, plan.dst.position, plan.fill)
+    return out, aggregated
+
+
+class LinearProduct(torch.autograd.Function):
+    """Its backward is made of products, and so can be differentiated again."""
+
+    # The plan is one argument: torch.compile refuses tensors that are given twice.
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        root_weight: Tensor | None,
+        plan: Plan,
+    ) -> Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        out, aggregated = _forward(x, weight, bias, root_weight, plan, (needs_x, needs_weight))
+        ctx.first = aggregated is not None
+        # The backward pass reads no other operator than the part.
+        ctx.has_whole = plan.whole is not None
+        plan = plan._replace(whole=None)
+        save(ctx, x, weight, root_weight, aggregated if needs_weight else None, plan)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, root_weight, aggregated, plan = saved(ctx)
+        op = plan.part
+        needs_x, needs_weight, needs_bias, needs_root, _ = ctx.needs_input_grad
+        if not plan.compact_out:
+            if plan.watch is not None:
+                plan.watch.look(grad)
+            grad = plan.dst.of(grad)
+        grad_x: Any = None
+        grad_weight = grad_root = None
+
+        def sent() -> Tensor:
+            return x if plan.compact_in else plan.src.of(x)
+
+        if ctx.first:
+            if needs_weight:
+                if torch.is_grad_enabled():  # create_graph=True
+                    aggregated = product(op, sent())
+                elif ctx.has_whole:
+                    aggregated = plan.dst.of(aggregated)
+                grad_weight = grad.t() @ aggregated
+            if needs_x:
+                grad_x = product(op.t(), grad @ weight)
+        elif needs_x or needs_weight:
+            mapped = product(op.t(), grad)
+            if mapped.dtype != x.dtype:
+                mapped = mapped.to(x.dtype)
+            if needs_weight:
+                grad_weight = mapped.t() @ sent()
+            if needs_x:
+                grad_x = mapped if weight is None else mapped @ weight
+        if root_weight is not None:
+            if needs_root:
+                root = _root(sent(), plan) if plan.compact_in else plan.dst.of(x)
+                grad_root = grad.t() @ root
+            if needs_x:
+                to_root = grad @ root_weight
+                if op.self_row is None:
+                    grad_x = grad_x + to_root
+                else:
+                    grad_x = grad_x.index_add(0, op.self_row, to_root)
+        if needs_x and not plan.compact_in and plan.src.nodes is not None:
+            grad_x = expanded(grad_x, plan.src, torch.is_grad_enabled())
+        return grad_x, grad_weight, grad.sum(0) if needs_bias else None, grad_root, None
+
+
+def _root(sent: Tensor, plan: Plan) -> Tensor:
+    """The rows of the destinations among those of the sources."""
+    op = plan.part
+    return sent if op.self_row is None else sent.index_select(0, op.self_row)
+
+
+def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
+    """Whether aggregating before the linear map moves fewer features, given which gradients are
+    asked for. If so, and :obj:`x` needs none, the backward pass reads no transpose."""
+    return weight.size(1) * (1 + needs_x) < weight.size(0) * (1 + (needs_x or needs_weight))

@@ -1,0 +1,148 @@
+"""A sparse matrix over a graph: the one way in which its parts travel to the kernels."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._numbers import acc_dtype
+from .graph import Graph
+
+# The codes of `Strategy` in csrc.
+_CODES = {'fastrand': 1, 'bucket': 0, 'unbiased': 2, 'paper': 3}
+STRATEGIES = tuple(_CODES)
+_WORD = 2**64
+
+
+class Sampling(NamedTuple):
+    """At most :obj:`num_samples` edges of each row, chosen by :obj:`strategy`; by :obj:`seed`,
+    an int64 tensor of shape :math:`(1)`, where it is :obj:`"unbiased"`."""
+
+    num_samples: int
+    strategy: str = 'fastrand'
+    seed: Tensor | None = None
+
+    def args(self) -> tuple[int, int, Tensor | None]:
+        """As the raw ops take it."""
+        return self.num_samples, _CODES[self.strategy], self.seed
+
+    def drawn(self, device: torch.device, seed: int | Tensor | None = None) -> 'Sampling':
+        """With a seed where the strategy needs one: a copy of the given one, or the next of
+        torch's generator."""
+        if self.strategy != 'unbiased':
+            return self
+        if seed is None:
+            seed = torch.randint(2**63 - 1, (1,), device=device)
+        elif isinstance(seed, Tensor):
+            seed = seed.clone()  # The backward pass works out the same sample.
+        else:
+            seed = torch.full((1,), (seed + 2**63) % _WORD - 2**63, device=device)
+        return self._replace(seed=seed)
+
+    def weight(self, rowptr: Tensor, mean: bool, dtype: torch.dtype) -> Tensor | None:
+        """The factor of each row's sum, with which it stands for all of the row's edges."""
+        if self.strategy != 'unbiased' or mean:
+            return None
+        return (rowptr.diff().to(acc_dtype(dtype)) / self.num_samples).clamp_(min=1)
+
+
+class SparseOperator(NamedTuple):
+    r"""A sparse matrix :math:`\mathbf{D}_r \mathbf{A} \mathbf{D}_c + \mathbf{E}` from the rows of
+    the sources to those of the destinations, where :math:`\mathbf{E}` joins the rows of one node.
+
+    A frozen value. It multiplies features by :func:`~pyg_fast.ops.product.product`, which is
+    differentiable in :obj:`value`; everything else is constant. Scales and diagonals are float32
+    (float64 for float64 features).
+
+    Shapes:
+        - **value:** entries of :math:`\mathbf{A}` :math:`(|\mathcal{E}|)`, :obj:`None` for ones
+        - **row_scale**, **col_scale:** :math:`\mathbf{D}_r` :math:`(n_{dst})` and
+          :math:`\mathbf{D}_c` :math:`(n_{src})`, :obj:`None` for ones
+        - **diag:** :math:`\mathbf{E}` by destination :math:`(n_{dst})`, :obj:`None` for zeros
+        - **self_row:** the source row of each destination :math:`(n_{dst})`, -1 for none;
+          :obj:`None`: the same
+        - **t_diag:** :math:`\mathbf{E}` by source :math:`(n_{src})`, **t_self_row:** the
+          destination row of each source :math:`(n_{src})`; both are only set beside
+          :obj:`self_row`
+
+    With :obj:`mean` each row is divided by its number of edges. With :obj:`sampling`
+    :math:`\mathbf{A}` has at most that many edges of each row, picked inside the kernel.
+    """
+
+    graph: Graph
+    value: Tensor | None = None
+    row_scale: Tensor | None = None
+    col_scale: Tensor | None = None
+    diag: Tensor | None = None
+    self_row: Tensor | None = None
+    t_diag: Tensor | None = None
+    t_self_row: Tensor | None = None
+    mean: bool = False
+    sampling: Sampling | None = None
+
+    def t(self) -> 'SparseOperator':
+        """The transposed matrix.
+
+        Raises:
+            RuntimeError: If the graph was made without its transpose.
+            ValueError: If it is a mean, see :meth:`without_mean`, or a sample.
+        """
+        if self.mean or self.sampling is not None:
+            raise ValueError('the transpose of a mean or of a sample is made by its own backward')
+        if self.graph.t_rowptr is None:
+            raise RuntimeError('this graph was made without the transpose that backward needs')
+        t_diag = self.diag if self.self_row is None else self.t_diag
+        return SparseOperator(
+            self.graph.t(), self.value, self.col_scale, self.row_scale, t_diag, self.t_self_row,
+            self.diag, self.self_row,
+        )  # fmt: skip
+
+    def sampled(
+        self, num_samples: int, strategy: str = 'fastrand', seed: Tensor | None = None
+    ) -> 'SparseOperator':
+        """The same over a sample of each row's edges.
+
+        Raises:
+            ValueError: If it is the part of a matrix that an execution path has.
+        """
+        return self.sampled_by(Sampling(num_samples, strategy, seed))
+
+    def sampled_by(self, sampling: Sampling | None) -> 'SparseOperator':
+        """The same over a sample, if there is one."""
+        if sampling is not None and self.self_row is not None:
+            raise ValueError('an execution path names the edges of a loss: it cannot be sampled')
+        return self if sampling is None else self._replace(sampling=sampling)
+
+    def on(self, path: Any) -> 'SparseOperator':
+        """The part of it that an :class:`~pyg_fast.formats.ExecutionPath` has.
+
+        Raises:
+            ValueError: If it is a sample.
+        """
+        if self.sampling is not None:
+            raise ValueError('an execution path names the edges of a loss: it cannot be sampled')
+        return path.part(self)
+
+    def without_mean(self, dtype: torch.dtype) -> 'SparseOperator':
+        """The same with the division of a mean in :obj:`row_scale`, for features of a type."""
+        if not self.mean:
+            return self
+        inverse = inverse_degree(self.graph.rowptr, dtype)
+        scale = inverse if self.row_scale is None else inverse * self.row_scale
+        return self._replace(row_scale=scale, mean=False)
+
+    def plus_diag(self, entry: Tensor) -> 'SparseOperator':
+        """With one more number on the diagonal of each node that both sides have."""
+
+        def added(diag: Tensor | None, count: int) -> Tensor:
+            return entry.expand(count).contiguous() if diag is None else diag + entry
+
+        diag, t_diag = added(self.diag, self.graph.num_dst), None
+        if self.self_row is not None:
+            t_diag = added(self.t_diag, self.graph.num_src)
+        return self._replace(diag=diag, t_diag=t_diag)
+
+
+def inverse_degree(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
+    """One over the number of edges of each row, one for an empty row."""
+    return rowptr.diff().clamp_(min=1).to(acc_dtype(dtype)).reciprocal_()

@@ -1,0 +1,191 @@
+"""The rows of an execution path: taken out, put back, and the gradients that miss them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._attention import dropout_factor
+from ._edges import is_capturing
+from ._library import fake, ops, reference
+from ._saved import save, saved
+from ._transforms import transforms_active
+
+
+class Rows(NamedTuple):
+    r"""Some nodes of a graph, as rows of a smaller matrix.
+
+    Shapes:
+        - **nodes:** which node a row is :math:`(n)`, int64; :obj:`None`: all of them
+        - **position:** the row of each node, -1 for none :math:`(N)`; :obj:`None` likewise
+    """
+
+    nodes: Tensor | None
+    position: Tensor | None
+
+    def of(self, full: Tensor) -> Tensor:
+        """The rows of a matrix or vector of all nodes."""
+        return full if self.nodes is None else full.index_select(0, self.nodes)
+
+
+class Watch(NamedTuple):
+    r"""Counts the rows of gradients that miss a path.
+
+    Shapes:
+        - **position:** below zero for nodes that are not on it :math:`(N)`
+        - **counter:** :math:`(1)`, int64
+
+    :obj:`noted` refers weakly to what is called after each backward pass; :obj:`None` in compiled
+    code. :obj:`strict` waits for the device, to raise an error at once.
+    """
+
+    position: Tensor
+    counter: Tensor
+    noted: Callable[[], Callable[[], None] | None] | None
+    layer: int
+    num_dst: int
+    strict: bool
+
+    def look(self, grad: Tensor) -> None:
+        """Counts the rows of a gradient."""
+        # An alias with a version of its own: counting must not look like an edit of what was saved.
+        ops.count_outside.default(grad.detach(), self.position, self.counter.data)
+        if self.noted is None:
+            return
+        if self.strict and not is_capturing(self.counter):
+            self.check()
+        elif (noted := self.noted()) is not None:
+            noted()
+
+    def check(self) -> None:
+        """Raises ValueError if the counter is not zero; waits for the device."""
+        count = int(self.counter)
+        if count:
+            self.counter.data.zero_()
+            raise ValueError(
+                f"'path' of layer {self.layer} has lost gradients of {count} rows outside of its "
+                f'{self.num_dst} active nodes: the loss has to read nodes of the mask alone, or '
+                'the paths have to be prepared again'
+            )
+
+
+def expanded(x: Tensor, rows: Rows, create_graph: bool) -> Tensor:
+    """With zeros for all other nodes."""
+    assert rows.nodes is not None
+    assert rows.position is not None
+    if not create_graph:
+        return ops.expand_rows.default(x, rows.position, 0.0)
+    return x.new_zeros(rows.position.size(0), x.size(1)).index_copy(0, rows.nodes.long(), x)
+
+
+def expand(
+    x: Tensor, rows: Rows, fill: float = 0.0, watch: Watch | None = None
+) -> Tensor:
+    """Rows put back among all nodes, of which others are :obj:`fill`; differentiable."""
+    return x if rows.nodes is None else Expand.apply(x, rows, fill, watch)
+
+
+class Expand(torch.autograd.Function):
+    """Its backward takes the rows out again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, rows: Rows, fill: float, watch: Watch | None
+    ) -> Tensor:
+        save(ctx, rows, watch)
+        return ops.expand_rows.default(x, rows.position, fill)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, watch = saved(ctx)
+        if watch is not None:
+            watch.look(grad)
+        return rows.of(grad), None, None, None
+
+
+def take(x: Tensor, rows: Rows) -> Tensor:
+    """The rows of some nodes; differentiable."""
+    return x if rows.nodes is None else Take.apply(x, rows)
+
+
+class Take(torch.autograd.Function):
+    """Its backward puts them back: without the additions that index_select has to make."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        save(ctx, rows)
+        return rows.of(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,) = saved(ctx)
+        return expanded(grad, rows, torch.is_grad_enabled()), None
+
+
+def node_dropout(
+    x: Tensor, p: float, seed: Tensor, nodes: Tensor | None = None
+) -> Tensor:
+    r"""Dropout keyed by seed, node and column, the same for a node wherever its row stands.
+
+    .. math::
+        \mathbf{y}_{r,c} = \frac{\mathbf{x}_{r,c}}{1 - p} \cdot
+        [ u(\mathrm{seed}, \mathrm{nodes}_r, c) \geq p ]
+
+    Args:
+        x (Tensor): Features :math:`(n, F)`.
+        p (float): Probability that an entry is dropped.
+        seed (Tensor): int64 of shape :math:`(1)`, on the device of :obj:`x`.
+        nodes (Tensor, optional): Which node a row is :math:`(n)`, int64. (default: :obj:`None`,
+            the row itself)
+
+    Raises:
+        ValueError: If :obj:`p` is not from 0 to 1.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"'p' must be from 0 to 1, got {p}")
+    if p == 0:
+        return x
+    if transforms_active():
+        return _node_dropout_reference(x, nodes, seed, float(p)).to(x.dtype)
+    return NodeDropout.apply(x, nodes, seed, float(p))
+
+
+class NodeDropout(torch.autograd.Function):
+    """Its backward is itself: the same entries are dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, nodes: Tensor | None, seed: Tensor, p: float) -> Tensor:
+        save(ctx, nodes, seed, p)
+        return ops.node_dropout.default(x, nodes, seed, p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        nodes, seed, p = saved(ctx)
+        return NodeDropout.apply(grad, nodes, seed, p), None, None, None
+
+
+@fake('expand_rows')
+def _expand_rows_fake(x: Tensor, position: Tensor) -> Tensor:
+    return x.new_empty(position.size(0), x.size(1))
+
+
+fake('count_outside')(lambda: None)
+
+
+@fake('node_dropout')
+def _node_dropout_fake(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@reference('expand_rows')
+def _expand_rows_reference(x: Tensor, position: Tensor, fill: float) -> Tensor:
+    return torch.cat([x.double(), x.new_full((1, x.size(1)), fill).double()])[position.long()]
+
+
+@reference('node_dropout')
+def _node_dropout_reference(
+    x: Tensor, nodes: Tensor | None, seed: Tensor, dropout: float
+) -> Tensor:
+    nodes = torch.arange(x.size(0), device=x.device) if nodes is None else nodes
+    return x.double() * dropout_factor(seed if dropout > 0 else None, nodes, x.size(1), dropout)

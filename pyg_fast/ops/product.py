@@ -1,0 +1,335 @@
+"""Products of a sparse operator with features: one table of kernels, and their gradients."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._library import ops, reference
+from ._numbers import acc_dtype
+from ._saved import save, saved
+from ._transforms import transforms_active
+from .cbsr import CBSR, to_dense
+from .operator import SparseOperator
+from .sampling import of_sample, sampled_graph
+
+# From so many edges on, features are scaled before a sum of weighted edges, which saves the kernel
+# a second number for each edge; below, launching that costs more.
+_SCALED_FIRST = 1 << 20
+# The shares of the columns from which on dense rows are read faster than entries, forward and
+# backward; on CUDA those of float16 and bfloat16 sooner, since an entry costs about the same
+# whatever its type.
+_DENSE_SHARE = {'cuda': (1 / 3, 1 / 3), 'cpu': (3 / 16, 1 / 2)}
+_OF_HALF_PRECISION = 2 / 3
+
+
+class Quantized(NamedTuple):
+    """Features of eight bits: :obj:`rows` times the :obj:`scale` of each row, which stand for
+    features of type :obj:`dtype`."""
+
+    rows: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+
+
+def quantized(x: Tensor) -> Quantized:
+    """Rounds the features of each row to multiples of 1/127 of the largest."""
+    rows, scale = ops.quantize_rows.default(x.detach())
+    return Quantized(rows, scale, x.dtype)
+
+
+def product(
+    op: SparseOperator,
+    x: Tensor | CBSR | Quantized,
+    bias: Tensor | None = None,
+    out_acc: bool = False,
+) -> Tensor:
+    r"""A sparse operator times features.
+
+    .. math::
+        \mathbf{Y} = \left( \mathbf{D}_r \mathbf{A} \mathbf{D}_c + \mathbf{E} \right) \mathbf{X} +
+        \mathbf{b}
+
+    Differentiable in the features, in the operator's :obj:`value` and in :obj:`bias`, any number of
+    times; features of eight bits have no gradient. Sums of float16 and bfloat16 run in float32.
+    Unchecked.
+
+    Args:
+        op (SparseOperator): The operator.
+        x (Tensor, CBSR or Quantized): Features :math:`(n_{src}, F)`; only a sample takes those of
+            eight bits.
+        bias (Tensor, optional): :math:`\mathbf{b}` of shape :math:`(F)`. (default: :obj:`None`)
+        out_acc (bool): Whether features of float16 and bfloat16 give a float32 result; :obj:`bias`
+            is float32 then. (default: :obj:`False`)
+
+    Returns:
+        Tensor: :math:`\mathbf{Y}` of shape :math:`(n_{dst}, F)`.
+    """
+    if isinstance(x, Quantized):
+        return _quantized_product(op, x, bias, out_acc)
+    if isinstance(x, CBSR):
+        if op.sampling is None and not transforms_active():
+            constants = op._replace(value=None), x.columns, x.num_columns, out_acc
+            return CBSRProduct.apply(x.values, op.value, bias, constants)
+        x = to_dense(x.values, x.columns, x.num_columns)
+    if transforms_active():
+        return _in_torch(op, x, bias, out_acc)
+    if not torch.is_grad_enabled():
+        return raw_product(op, x, bias, out_acc)
+    value = _suited(op.value, x.dtype)
+    return DenseProduct.apply(x, value, bias, op._replace(value=None), out_acc)
+
+
+def raw_product(
+    op: SparseOperator, x: Tensor, bias: Tensor | None = None, out_acc: bool = False
+) -> Tensor:
+    """The same for dense features, without gradient."""
+    return _dense_product(op, _suited(op.value, x.dtype), x, bias, out_acc)
+
+
+def _suited(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Entries of a type that kernels take beside features of :obj:`dtype`."""
+    if value is None or value.dtype == dtype or value.dtype == acc_dtype(dtype):
+        return value
+    return value.to(dtype)
+
+
+def _dense_product(
+    op: SparseOperator, value: Tensor | None, x: Tensor, bias: Tensor | None, out_acc: bool
+) -> Tensor:
+    """The raw op for dense features, with other entries than the operator's."""
+    graph, sampling, col_scale, diag = op.graph, op.sampling, op.col_scale, op.diag
+    if sampling is not None:
+        return ops.sampled_spmm.default(
+            *graph[:3], value, x, op.row_scale, col_scale, diag, bias, op.mean, out_acc,
+            *sampling.args(),
+        )  # fmt: skip
+    own = None
+    if (
+        value is not None and col_scale is not None and x.dtype == col_scale.dtype
+        and graph.num_edges >= _SCALED_FIRST and op.self_row is None
+    ):  # fmt: skip
+        own, x, col_scale, diag = x, x * col_scale.view(-1, 1), None, None
+    args = (
+        *graph[:3], value, x, op.row_scale, col_scale, diag, bias, op.mean, out_acc, op.self_row,
+    )  # fmt: skip
+    if graph.groups is None:
+        out = ops.spmm.default(*args)
+    else:
+        *parts, atomic = graph.groups
+        atomic = atomic and not torch.are_deterministic_algorithms_enabled()
+        out = ops.spmm_groups.default(*args, *parts, atomic)
+    return out if own is None or op.diag is None else out.addcmul_(op.diag.view(-1, 1), own)
+
+
+def _in_torch(op: SparseOperator, x: Tensor, bias: Tensor | None, out_acc: bool) -> Tensor:
+    """The product by torch's own operations."""
+    graph, row_scale = op.graph, op.row_scale
+    if op.sampling is not None:
+        weight = op.sampling.weight(graph.rowptr, op.mean, x.dtype)
+        if weight is not None:
+            row_scale = weight if row_scale is None else weight * row_scale
+        graph = sampled_graph(graph, op.sampling)
+    out = reference.spmm(
+        *graph[:3], op.value, x, row_scale, op.col_scale, op.diag, bias, op.mean, False, op.self_row
+    )
+    return out.to(acc_dtype(x.dtype) if out_acc else x.dtype)
+
+
+def _quantized_product(
+    op: SparseOperator, x: Quantized, bias: Tensor | None, out_acc: bool
+) -> Tensor:
+    def single(t: Tensor | None) -> Tensor | None:
+        return t if t is None else t.detach().float()
+
+    def scaled(t: Tensor | None) -> Tensor | None:
+        return t if t is None else x.scale * t.float()
+
+    assert op.sampling is not None
+    col_scale = x.scale if op.col_scale is None else scaled(op.col_scale)
+    out = ops.sampled_spmm.default(
+        *op.graph[:3], single(op.value), x.rows, single(op.row_scale), col_scale, scaled(op.diag),
+        single(bias), op.mean, False, *op.sampling.args(),
+    )  # fmt: skip
+    return out.to(acc_dtype(x.dtype) if out_acc else x.dtype)
+
+
+# Dense features ----------------------------------------------------------------------------------
+
+
+class DenseProduct(torch.autograd.Function):
+    """Its backward is itself on the transpose, so it can be differentiated again. That of a sample
+    works out the sample again."""
+
+    # The operator is one argument: torch.compile refuses tensors that are given twice.
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        value: Tensor | None,
+        bias: Tensor | None,
+        op: SparseOperator,
+        out_acc: bool,
+    ) -> Tensor:
+        needs_x, needs_value = ctx.needs_input_grad[:2]
+        ctx.dtype = x.dtype
+        if needs_x or needs_value:
+            save(ctx, x if needs_value else None, value, op)
+        return _dense_product(op, value, x, bias, out_acc)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs_x, needs_value, needs_bias = ctx.needs_input_grad[:3]
+        grad_x = grad_value = times = None
+        if needs_x or needs_value:
+            x, value, op = saved(ctx)
+            if op.sampling is not None:
+                op, times = of_sample(op, needs_x, needs_value, grad.dtype)
+        if needs_x:
+            v = value if times is None else times if value is None else value * times
+            t_op = op.without_mean(grad.dtype).t()
+            grad_x = DenseProduct.apply(grad, _suited(v, grad.dtype), None, t_op, False)
+            grad_x = grad_x.to(ctx.dtype)
+        if needs_value:
+            grad_value = SDDMM.apply(grad, x.to(grad.dtype), op, value.size(0))
+            grad_value = (grad_value if times is None else grad_value * times).to(value.dtype)
+        return grad_x, grad_value, grad.sum(0) if needs_bias else None, None, None
+
+
+class SDDMM(torch.autograd.Function):
+    """Row i of `a` times row j of `b` for every edge (j, i): a sampled dense-dense product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, op: SparseOperator, num_values: int
+    ) -> Tensor:
+        save(ctx, a, b, op)
+        return ops.sddmm.default(
+            *op.graph[:3], a, b, op.row_scale, op.col_scale, op.mean, num_values
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b, op = saved(ctx)
+        op = op._replace(diag=None, self_row=None, t_diag=None, t_self_row=None)
+        grad_a = grad_b = None
+        if ctx.needs_input_grad[0]:
+            grad_a = DenseProduct.apply(b, grad, None, op, False)
+        if ctx.needs_input_grad[1]:
+            grad_b = DenseProduct.apply(a, grad, None, op.without_mean(a.dtype).t(), False)
+        return grad_a, grad_b, None, None
+
+
+# CBSR features -----------------------------------------------------------------------------------
+
+
+def needs_transpose(cbsr: CBSR) -> bool:
+    """Whether a backward pass to the values will read the transposed graph."""
+    if not (torch.is_grad_enabled() and cbsr.values.requires_grad):
+        return False
+    return _is_ordered(cbsr.values) or _is_dense(cbsr.values, cbsr.k, cbsr.num_columns, True)
+
+
+def _is_ordered(values: Tensor) -> bool:
+    return values.is_cuda and torch.are_deterministic_algorithms_enabled()
+
+
+def _is_dense(features: Tensor, k: int, num_columns: int, backward: bool) -> bool:
+    shares = _DENSE_SHARE.get(features.device.type, (1, 1))
+    share = shares[1] if backward else shares[0]
+    if features.is_cuda and features.dtype.itemsize == 2:
+        share *= _OF_HALF_PRECISION
+    return k > share * num_columns
+
+
+class CBSRProduct(torch.autograd.Function):
+    """The SpGEMM of MaxK-GNN. `constants`: the operator, the columns, their number, `out_acc`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
+    ) -> Tensor:
+        op, columns, num_columns, out_acc = constants
+        ctx.dtype = values.dtype
+        save(ctx, values if ctx.needs_input_grad[1] else None, value, constants)
+        if _is_dense(values, values.size(1), num_columns, False):
+            x = ops.cbsr_to_dense.default(values, columns, num_columns)
+            return _dense_product(op, value, x, bias, out_acc)
+        return ops.cbsr_spmm.default(
+            *op.graph[:3], value, values, columns, num_columns, op.row_scale, op.col_scale, op.diag,
+            bias, op.mean, out_acc,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        values, value, constants = saved(ctx)
+        grad_values = grad_value = None
+        if ctx.needs_input_grad[0]:
+            grad_values = SSpMM.apply(grad, _suited(value, grad.dtype), constants).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            grad_value = CBSRSDDMM.apply(grad, values.to(grad.dtype), constants, value.size(0))
+            grad_value = grad_value.to(value.dtype)
+        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
+        return grad_values, grad_value, grad_bias, None
+
+
+class SSpMM(torch.autograd.Function):
+    """The gradient of the values: a product with the transpose, sampled at their columns."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
+        op, columns, num_columns, _ = constants
+        save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
+        graph, ordered = op.graph, _is_ordered(grad)
+        dense = _is_dense(grad, columns.size(1), num_columns, True) and graph.t_rowptr is not None
+        if ordered and graph.t_rowptr is None:
+            raise RuntimeError(
+                'this graph was made without the transpose that a deterministic backward needs'
+            )
+        if not ordered and not dense:
+            return ops.cbsr_spmm_backward.default(
+                *graph[:3], value, grad, columns, op.row_scale, op.col_scale, op.diag, op.mean
+            )
+        t_op = op.without_mean(grad.dtype).t()
+        if dense:
+            out = _dense_product(t_op, value, grad, None, False)
+            return ops.cbsr_sample.default(out, columns)
+        return ops.cbsr_spmm_backward_ordered.default(
+            *t_op.graph[:3], value, grad, columns, t_op.row_scale, t_op.col_scale, t_op.diag
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dense, value, constants = saved(ctx)
+        constants = *constants[:3], False
+        grad_dense = grad_value = None
+        if ctx.needs_input_grad[0]:
+            grad_dense = CBSRProduct.apply(grad, value, None, constants)
+        if ctx.needs_input_grad[1]:
+            grad_value = CBSRSDDMM.apply(dense, grad, constants, value.size(0)).to(value.dtype)
+        return grad_dense, grad_value, None
+
+
+class CBSRSDDMM(torch.autograd.Function):
+    """Dense row i times stored row j for every edge (j, i): the gradient of edge weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dense: Tensor, values: Tensor, constants: Any, num_values: int
+    ) -> Tensor:
+        op, columns = constants[:2]
+        save(ctx, dense, values, constants)
+        return ops.cbsr_sddmm.default(
+            *op.graph[:3], dense, values, columns, op.row_scale, op.col_scale, op.mean, num_values
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dense, values, (op, columns, num_columns, _) = saved(ctx)
+        constants = op._replace(diag=None), columns, num_columns, False
+        grad_dense = grad_values = None
+        if ctx.needs_input_grad[0]:
+            grad_dense = CBSRProduct.apply(values, grad, None, constants)
+        if ctx.needs_input_grad[1]:
+            grad_values = SSpMM.apply(dense, grad, constants)
+        return grad_dense, grad_values, None, None
