@@ -1,4 +1,7 @@
-"""Prints what a bug report needs, and tests every op on this machine: python -m pyg_fast"""
+"""Prints what a bug report needs, and tests every op on this machine: python -m pyg_fast
+
+`python -m pyg_fast ops` lists the raw ops instead.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ import torch
 
 from . import __version__, with_cuda
 from ._self_test import self_test
+from .ops._library import fakes
+from .ops._library import ops as raw_ops
 
 _AVX2 = {'avx2', 'fma'}
 _AVX512 = _AVX2 | {'avx512f', 'avx512bw', 'avx512dq', 'avx512vl'}
@@ -25,9 +30,11 @@ _CPU_ISA = 'PYG_FAST_CPU_ISA'
 
 def main(args: Sequence[str] | None = None) -> int:
     """Prints the report, and returns 1 if an op fails."""
-    argparse.ArgumentParser('python -m pyg_fast', description=__doc__.split(':')[0]).parse_args(
-        args
-    )
+    parser = argparse.ArgumentParser('python -m pyg_fast', description=__doc__.split(':')[0])
+    parser.add_argument('what', nargs='?', choices=['ops'], help='list the raw ops instead')
+    if parser.parse_args(args).what == 'ops':
+        print('\n'.join(table_of_ops()))
+        return 0
     facts = environment()
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -43,6 +50,21 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f'  {time.perf_counter() - start:.1f} s')
     print(f'\n{failed} checks failed.' if failed else '\nAll is well.')
     return int(failed > 0)
+
+
+def table_of_ops() -> list[str]:
+    """The raw ops by the file in which fake kernel and reference stand, each with its schema."""
+    files: dict[str, list[str]] = {}
+    for op in vars(raw_ops):
+        # The two ops without tensors have no fake kernel.
+        module = fakes[op].__module__ if op in fakes else with_cuda.__module__
+        schema = str(getattr(torch.ops.pyg_fast, op).default._schema)
+        files.setdefault(module.replace('.', '/') + '.py', []).append(schema)
+    return [
+        line
+        for file in sorted(files)
+        for line in (file, *(f'  {schema.split("::")[1]}' for schema in sorted(files[file])))
+    ]
 
 
 def environment() -> dict[str, str]:

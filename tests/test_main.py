@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_fast import __main__ as report
 from pyg_fast import __version__, _self_test, ops
+from pyg_fast.ops._library import ops as raw_ops
 
 CONTAINERS = {'Graph', 'NodeMap', 'SampledSubgraph'}
 
@@ -112,6 +113,23 @@ def test_command() -> None:
     assert facts['torch'] == torch.__version__
     assert facts['CPU kernels'] == 'baseline (PYG_FAST_CPU_ISA=baseline)'
     assert 'All is well.' in run.stdout
+
+
+def test_table_of_ops(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main(['ops']) == 0
+    file, place = '', {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith(' '):
+            place[line.split('(')[0].strip()] = file
+        else:
+            file = line
+    assert set(place) == set(vars(raw_ops))
+    root = Path(report.__file__).parents[1]
+    for op, file in place.items():
+        assert op in (root / file).read_text() or op == 'error_record'
+    order = [(file, op) for op, file in place.items()]
+    assert order == sorted(order)
+    assert place['spmm_groups'] == 'pyg_fast/ops/spmm.py'
 
 
 @pytest.mark.parametrize(

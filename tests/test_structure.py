@@ -79,6 +79,17 @@ def test_imports_go_down() -> None:
     assert upward_imports(sources) == []
 
 
+def test_ops_hide_no_import_in_a_function() -> None:
+    hidden = [
+        path.name
+        for path in (ROOT / 'pyg_fast/ops').glob('*.py')
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(function))
+    ]
+    assert hidden == []
+
+
 @pytest.mark.parametrize(
     ('module', 'text'),
     [
