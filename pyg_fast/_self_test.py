@@ -14,7 +14,7 @@ from .ops._library import reference
 from .ops.graph import graph_of
 
 NUM_NODES, WIDTH, HEADS, SEED = 120, 24, 3, 7
-# Halves are taken for one that they all go through: sums in float32, rounded at the end.
+# One of float16 and bfloat16 stands for both: sums in float32, rounded at the end.
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -82,15 +82,15 @@ def _near(what: str, actual: Tensor, expected: Tensor) -> None:
 def _compare(
     device: torch.device,
     fast: Callable[..., Tensor],
-    twin: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
     what: str = 'result',
     **inputs: Tensor,
 ) -> None:
-    """Result and gradients of an op beside those of its twin in float64."""
+    """Result and gradients of an op beside those of its reference in float64."""
     for dtype in DTYPES:
         theirs = {name: t.double().requires_grad_() for name, t in inputs.items()}
         ours = {name: t.clone().to(device, dtype).requires_grad_() for name, t in inputs.items()}
-        expected, out = twin(**theirs), fast(**ours)
+        expected, out = reference(**theirs), fast(**ours)
         name = f'{what} ({str(dtype).removeprefix("torch.")})'
         _near(name, out, expected.detach())
         grad = _numbers(*expected.shape, seed=SEED + 1)
@@ -217,8 +217,8 @@ def _check_cbsr(device: torch.device) -> None:
         'to_dense', values=_numbers(NUM_NODES, 5),
     )  # fmt: skip
     dense = _numbers(NUM_NODES, WIDTH)
-    again = ops.CBSR.from_dense(dense.to(device)).to_dense()
-    _near('from_dense', again, dense.double())
+    restored = ops.CBSR.from_dense(dense.to(device)).to_dense()
+    _near('from_dense', restored, dense.double())
 
 
 def _check_cbsr_spmm(device: torch.device) -> None:

@@ -19,7 +19,7 @@ class Setting(NamedTuple):
     """What attention takes no gradient of.
 
     Beside the edges of the :obj:`graph`, each of the first :obj:`num_loops` nodes has one from
-    itself. Halves give a float32 result if :obj:`out_acc`.
+    itself. With :obj:`out_acc` float16 and bfloat16 give a float32 result.
     """
 
     graph: Graph
@@ -157,7 +157,7 @@ def composed(
     return out if out_acc else out.to(x.dtype)
 
 
-def again(
+def differentiable_gradients(
     run: Callable[..., Tensor],
     inputs: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],

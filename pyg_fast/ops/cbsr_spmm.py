@@ -31,8 +31,8 @@ def cbsr_spmm(
     stored columns only. Sums of float16 and bfloat16 run in float32.
 
     The result is the same bits every time. The gradient of the values on CUDA adds atomically
-    (float32 for halves), unless :func:`torch.use_deterministic_algorithms` is on, which gathers
-    over the transposed graph instead.
+    (float32 for float16 and bfloat16), unless :func:`torch.use_deterministic_algorithms` is on,
+    which gathers over the transposed graph instead.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): As in :func:`~pyg_fast.ops.spmm`.

@@ -9,10 +9,10 @@ from torch.nn.functional import leaky_relu
 
 from ._attention import (
     Setting,
-    again,
     as_acc,
     check_heads,
     composed,
+    differentiable_gradients,
     dropout_factor,
     edges_and_loops,
     leaky,
@@ -56,9 +56,10 @@ def gat(
     :math:`|\mathcal{E}| \times H` is made unless :obj:`alpha_edge` is given.
 
     The running maximum is subtracted before exponentials are taken, which with all sums are
-    float32 for halves. A node without edges gets zeros. Dropout of an edge depends on nothing but
-    the seed, the position of the edge and the head. Differentiable in all four tensors, any number
-    of times (the second time with tensors of size :math:`|\mathcal{E}| \times H \times C`).
+    float32 for float16 and bfloat16. A node without edges gets zeros. Dropout of an edge depends
+    on nothing but the seed, the position of the edge and the head. Differentiable in all four
+    tensors, any number of times (the second time with tensors of size
+    :math:`|\mathcal{E}| \times H \times C`).
     Results and gradients are the same bits every time.
 
     Args:
@@ -68,7 +69,7 @@ def gat(
         x (Tensor): Features of the source nodes :math:`(N_{src}, H, C)`, of type float32, float64,
             float16 or bfloat16.
         alpha_src (Tensor): Scores of the source nodes :math:`(N_{src}, H)`, of the type of
-            :obj:`x`, or float32 for halves.
+            :obj:`x`, or float32 for float16 and bfloat16.
         alpha_dst (Tensor): Scores of the destination nodes :math:`(N_{dst}, H)`, likewise.
         alpha_edge (Tensor, optional): Scores of the edges :math:`(|\mathcal{E}|, H)`, likewise.
             (default: :obj:`None`, all zero)
@@ -148,7 +149,7 @@ class GAT(torch.autograd.Function):
         setting, inputs, (y, y_plus, lse, mass_plus) = saved(ctx)
         needs = ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
-            return *again(partial(_composed, setting), inputs, needs, grad), None
+            return *differentiable_gradients(partial(_composed, setting), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 6
         if any(needs[:5]):
             graph, num_loops, slope, dropout, seed, _ = setting

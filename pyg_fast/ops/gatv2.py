@@ -9,10 +9,10 @@ from torch.nn.functional import leaky_relu
 
 from ._attention import (
     Setting,
-    again,
     as_acc,
     check_heads,
     composed,
+    differentiable_gradients,
     dropout_factor,
     edges_and_loops,
     leaky,
@@ -54,9 +54,10 @@ def gatv2(
     of the size of the edges is made.
 
     The running maximum is subtracted before exponentials are taken, which with all sums are
-    float32 for halves. A node without edges gets zeros. Dropout of an edge depends on nothing but
-    the seed, the position of the edge and the head. Differentiable in all three tensors, any number
-    of times (the second time with tensors of size :math:`|\mathcal{E}| \times H \times C`).
+    float32 for float16 and bfloat16. A node without edges gets zeros. Dropout of an edge depends
+    on nothing but the seed, the position of the edge and the head. Differentiable in all three
+    tensors, any number of times (the second time with tensors of size
+    :math:`|\mathcal{E}| \times H \times C`).
     Results and gradients are the same bits every time; those of :obj:`att` on a CPU depend on the
     number of threads.
 
@@ -139,7 +140,7 @@ class GATv2(torch.autograd.Function):
         setting, inputs, (y, lse) = saved(ctx)
         needs = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
-            return *again(partial(_composed, setting), inputs, needs, grad), None
+            return *differentiable_gradients(partial(_composed, setting), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 4
         if any(needs[:3]):
             graph, num_loops, slope, dropout, seed, _ = setting

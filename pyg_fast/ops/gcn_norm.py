@@ -269,10 +269,10 @@ class GCNWeight(torch.autograd.Function):
         ) = saved(ctx)  # fmt: skip
         if torch.is_grad_enabled():  # create_graph=True: torch's own ops.
             num_kept = None if before is None else num_kept
-            again = _in_torch(
+            recomputed = _in_torch(
                 weight, edges, last, num_kept, scale.size(0), loops, fill_value, reverse
             )
-            grad_weight = torch.autograd.grad(again, weight, grad, create_graph=True)[0]
+            grad_weight = torch.autograd.grad(recomputed, weight, grad, create_graph=True)[0]
             return (grad_weight,) + (None,) * 8
         src, dst = index if loops else edges
         # To the logarithms of the scales, and through them to the degrees.

@@ -1,4 +1,4 @@
-"""Inputs, twins and tolerances of both kinds of attention."""
+"""Inputs, references and tolerances of both kinds of attention."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def inputs_of(
     return [x, *scores, *([number(edges.edge_index.size(1), heads)] if edge else [])]
 
 
-def twin(
+def reference_of(
     op: str,
     edges: Edges,
     inputs: list[Tensor] | tuple[Tensor, ...],
@@ -80,14 +80,14 @@ def gradients(out: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def check(op: str, edges: Edges, inputs: list[Tensor], graph: Any = None, **options: Any) -> None:
-    """Compares the result and the gradients of the public op with the twin's."""
+    """Compares the result and the gradients of the public op with the reference's."""
     where = inputs[0].device
     graph = edges.edge_index.to(where) if graph is None else graph
     actual = gradients(OPS[op](graph, *inputs, **options), inputs)
     assert actual[0].dtype == inputs[0].dtype
     assert actual[0].is_contiguous()
     leaves = [t.detach().double().requires_grad_() for t in inputs]
-    expected = gradients(twin(op, edges, leaves, **options), leaves)
+    expected = gradients(reference_of(op, edges, leaves, **options), leaves)
     for a, e, like in zip(actual, expected, [inputs[0], *inputs], strict=True):
         assert (a.dtype, a.device) == (like.dtype, where)
         coarsest = max(inputs[0].dtype, a.dtype, key=lambda dtype: torch.finfo(dtype).eps)

@@ -112,7 +112,7 @@ def assert_near(actual: Tensor, expected: Tensor, magnitude: Tensor, terms: int)
     )
 
 
-def twin(
+def reference_of(
     graph: Graph, x: Tensor, value: Tensor | None, reduce: str, grad: Tensor
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Result, gradient of x and of value in float64, and the magnitudes of all three."""

@@ -19,7 +19,7 @@ from pyg_fast.formats import to_edge_index
 from pyg_fast.ops import aggregate
 from pyg_fast.ops._library import ops, reference
 
-from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, twin
+from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, reference_of
 
 MODULE = import_module('pyg_fast.ops.aggregate')  # its name is the function's too
 INDEX = [torch.int32, torch.int64]
@@ -27,14 +27,14 @@ MODES = ['reduce', 'scatter']
 
 
 def check(edges: Edges, edge_index: Tensor, x: Tensor, value: Tensor | None, mode: str) -> None:
-    """Compares result and gradients with the twin's."""
+    """Compares result and gradients with the reference's."""
     x.requires_grad_()
     inputs = [x] if value is None else [x, value.requires_grad_()]
     out = aggregate(edge_index, x, value, mode, edges.num_dst)
     assert (out.dtype, out.device) == (x.dtype, x.device)
     grad = exact(*out.shape, dtype=x.dtype, device=x.device)
     actual = out, *torch.autograd.grad(out, inputs, grad)
-    expected, magnitude = twin(edges.graph(device=x.device), x, value, 'sum', grad)
+    expected, magnitude = reference_of(edges.graph(device=x.device), x, value, 'sum', grad)
     terms = max(edge_index.size(1), x.size(1))
     for a, e, m in zip(actual, expected, magnitude, strict=True):
         assert a.dtype == x.dtype

@@ -14,7 +14,7 @@ from pyg_fast.formats import graph_of, to_edge_index
 from pyg_fast.ops import Graph, gat
 from pyg_fast.ops._attention import keeps
 
-from ._attention import OPS, check, gradients, inputs_of, seed_of, twin
+from ._attention import OPS, check, gradients, inputs_of, reference_of, seed_of
 from ._graphs import DTYPES, GRAPHS, Edges, edge_lists, exact
 
 both = pytest.mark.parametrize('op', OPS)
@@ -141,7 +141,7 @@ def test_second_derivatives(device: torch.device, op: str, loops: bool, dropout:
     results = []
     for out in (
         OPS[op](edges.edge_index.to(device), *inputs, **options),
-        twin(op, edges, inputs, **options),
+        reference_of(op, edges, inputs, **options),
     ):
         grads = torch.autograd.grad(out.pow(3).sum(), inputs, create_graph=True)
         results.append(torch.autograd.grad(sum(g.pow(2).sum() for g in grads), inputs))

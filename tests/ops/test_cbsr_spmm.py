@@ -73,7 +73,7 @@ def weights(edges: Edges, dtype: torch.dtype, device: torch.device) -> Tensor:
     return exact(edges.edge_index.size(1), dtype=dtype, device=device)
 
 
-def twin(
+def reference_of(
     graph: Graph, cbsr: CBSR, value: Tensor | None, mean: bool, grad: Tensor
 ) -> tuple[Tensor, ...]:
     """Result, gradient of the values and of the weights in float64."""
@@ -100,7 +100,7 @@ def check(
     reduce: str = 'sum',
     grad: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Compares result and gradients, both ways to get that of the values, with the twin's."""
+    """Compares result and gradients, both ways to get that of the values, with the reference's."""
     cbsr = CBSR._of(cbsr.values.detach().requires_grad_(), cbsr.columns, cbsr.num_columns)
     value = None if value is None else value.detach().requires_grad_()
     inputs = [cbsr.values] if value is None else [cbsr.values, value]
@@ -110,8 +110,8 @@ def check(
     grad = exact(*out.shape, dtype=out.dtype, device=out.device) if grad is None else grad
     actual = out, *torch.autograd.grad(out, inputs, grad)
     mean = reduce == 'mean'
-    expected = twin(graph, cbsr, value, mean, grad)
-    magnitude = twin(
+    expected = reference_of(graph, cbsr, value, mean, grad)
+    magnitude = reference_of(
         graph, absolute(cbsr), None if value is None else value.abs(), mean, grad.abs()
     )
     terms = max(graph.num_edges, cbsr.k)
@@ -448,7 +448,7 @@ def test_gradient_of_weights_alone(device: torch.device, share: str, reduce: str
     assert gradgradcheck(run, (value,))
 
 
-def twin_of_aggregate(
+def aggregate_reference(
     graph: Graph,
     cbsr: CBSR,
     inputs: dict[str, Tensor],
@@ -488,9 +488,9 @@ def test_prologue_and_epilogue(
             assert out.dtype == (acc if out_acc else dtype)
             grad = exact(30, 19, dtype=out.dtype, device=device)
             actual = out, *torch.autograd.grad(out, list(inputs.values()), grad)
-            expected = twin_of_aggregate(graph, cbsr, inputs, scales, mean, grad)
+            expected = aggregate_reference(graph, cbsr, inputs, scales, mean, grad)
             positive = {name: t.abs() for name, t in inputs.items()}
-            magnitude = twin_of_aggregate(graph, cbsr, positive, scales, mean, grad.abs())
+            magnitude = aggregate_reference(graph, cbsr, positive, scales, mean, grad.abs())
             of = [grad, *inputs.values()]
             for a, e, m, t in zip(actual, expected, magnitude, of, strict=True):
                 assert a.dtype == t.dtype
@@ -636,9 +636,9 @@ def test_same_bits_every_time(
         first = run()
         for _ in range(3):
             assert all(map(torch.equal, first, run()))
-        torch.use_deterministic_algorithms(False)  # the twin need not be
-        expected = twin(graph, cbsr, value, reduce == 'mean', grad)
-        magnitude = twin(graph, absolute(cbsr), value.abs(), reduce == 'mean', grad.abs())
+        torch.use_deterministic_algorithms(False)  # the reference need not be
+        expected = reference_of(graph, cbsr, value, reduce == 'mean', grad)
+        magnitude = reference_of(graph, absolute(cbsr), value.abs(), reduce == 'mean', grad.abs())
         torch.use_deterministic_algorithms(True)
         for a, e, m in zip(first, expected, magnitude, strict=True):
             assert_near(a.detach(), e, m, 4000)

@@ -1,4 +1,4 @@
-"""GAT's attention: raw ops against their twins, extreme scores, edge scores, bad input.
+"""GAT's attention: raw ops against their references, extreme scores, edge scores, bad input.
 
 What it shares with GATv2's is tested in test_attention.py.
 """
@@ -137,7 +137,7 @@ def test_instruction_sets(isa: str) -> None:
 
 @pytest.mark.parametrize('name', ['hub', 'out_hubs', 'no_edges'])
 @pytest.mark.parametrize('extra', [False, True])
-def test_backward_twin_is_that_of_autograd(name: str, extra: bool) -> None:
+def test_backward_reference_is_that_of_autograd(name: str, extra: bool) -> None:
     edges = GRAPHS[name]
     graph, loops = edges.graph(), min(edges.num_src, edges.num_dst) if extra else 0
     for dropout, slope in ((0.0, 0.2), (0.4, -0.5)):

@@ -1,4 +1,4 @@
-"""Scores of nodes against their twin: widths, types, gradients, determinism."""
+"""Scores of nodes against their reference: widths, types, gradients, determinism."""
 
 import pytest
 import torch

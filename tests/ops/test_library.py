@@ -1,4 +1,4 @@
-"""The raw ops: schemas, fake kernels, twins, and refusal of whatever does not fit together."""
+"""The raw ops: schemas, fake kernels, references, and refusal of whatever does not fit together."""
 
 import inspect
 from collections.abc import Iterator
@@ -194,7 +194,7 @@ def sample(
 
 
 @pytest.mark.parametrize('op', OPS)
-def test_signature_is_that_of_the_twin(op: str) -> None:
+def test_signature_is_that_of_the_reference(op: str) -> None:
     schema = getattr(torch.ops.pyg_fast, op).default._schema
     names = [argument.name for argument in schema.arguments]
     assert names == list(inspect.signature(getattr(reference, op)).parameters) == list(sample(op))
@@ -238,7 +238,7 @@ def test_opcheck(device: torch.device, op: str, full: bool) -> None:
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('index', INDEX)
 @pytest.mark.parametrize('full', [False, True])
-def test_twin_and_fake_kernel(
+def test_reference_and_fake_kernel(
     device: torch.device, op: str, dtype: torch.dtype, index: torch.dtype, full: bool
 ) -> None:
     kwargs = sample(op, device, dtype, index, full)

@@ -1,4 +1,4 @@
-"""Matches between mini-batches: against the twin, for every kind of map, and on bad input."""
+"""Matches between mini-batches: against the reference, for every kind of map, and on bad input."""
 
 from collections.abc import Callable
 

@@ -22,7 +22,7 @@ def ascending(cbsr: CBSR) -> tuple[Tensor, Tensor]:
 
 
 def check(x: Tensor, k: int, balanced: bool = False) -> None:
-    """Compares columns, values to their signs, and the gradient with the twin's."""
+    """Compares columns, values to their signs, and the gradient with the reference's."""
     x = x.detach().requires_grad_()
     out = maxk(x, k, balanced)
     assert out.shape == x.shape

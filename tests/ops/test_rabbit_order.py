@@ -1,4 +1,4 @@
-"""Rabbit Order: against the twin, on graphs whose order is known, and in time."""
+"""Rabbit Order: against the reference, on graphs whose order is known, and in time."""
 
 import time
 

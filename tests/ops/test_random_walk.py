@@ -1,4 +1,4 @@
-"""Random walks: bit for bit as the twin, uniform, independent, and on bad input."""
+"""Random walks: bit for bit as the reference, uniform, independent, and on bad input."""
 
 from collections.abc import Callable
 

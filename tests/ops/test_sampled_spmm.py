@@ -30,7 +30,9 @@ def sampling_of(strategy: str, num_samples: int, device: torch.device) -> Sampli
     return Sampling(num_samples, strategy).drawn(device, SEED)
 
 
-def twin(graph: Graph, sampling: Sampling, x: Tensor, value: Tensor | None, mean: bool) -> Tensor:
+def reference_of(
+    graph: Graph, sampling: Sampling, x: Tensor, value: Tensor | None, mean: bool
+) -> Tensor:
     return reference.sampled_spmm(
         *graph[:3], value, x, None, None, None, None, mean, False, *sampling.args()
     )
@@ -39,7 +41,7 @@ def twin(graph: Graph, sampling: Sampling, x: Tensor, value: Tensor | None, mean
 def check(
     graph: Graph, sampling: Sampling, x: Tensor, value: Tensor | None, mean: bool
 ) -> None:
-    """Compares result and gradients with the twin's."""
+    """Compares result and gradients with the reference's."""
     leaves = [t.detach().requires_grad_() for t in (x, value) if t is not None]
     x, value = leaves[0], leaves[1] if value is not None else None
     out = multiplied(graph, x, value, mean=mean, sampling=sampling)
@@ -48,13 +50,13 @@ def check(
     actual = out, *torch.autograd.grad(out, leaves, grad)
     results = []
     for absolute in (False, True):
-        twins = [
+        leaves = [
             (t.detach().abs() if absolute else t.detach()).double().requires_grad_()
             for t in leaves
         ]
-        y = twin(graph, sampling, twins[0], twins[1] if value is not None else None, mean)
+        y = reference_of(graph, sampling, leaves[0], leaves[1] if value is not None else None, mean)
         g = (grad.abs() if absolute else grad).double()
-        results.append((y.detach(), *torch.autograd.grad(y, twins, g)))
+        results.append((y.detach(), *torch.autograd.grad(y, leaves, g)))
     terms = max(graph.num_edges, x.size(1))
     for a, e, m in zip(actual, *results, strict=True):
         assert a.dtype == x.dtype
@@ -459,8 +461,9 @@ def test_quantized(device: torch.device, dtype: torch.dtype) -> None:
                 out = sampled_spmm(graph, x, 7, strategy, weight, reduce, seed=SEED, quantize=True)
                 assert out.dtype == dtype
                 sampling = sampling_of(strategy, 7, device)
-                expected = twin(graph, sampling, rounded, weight.double(), reduce == 'mean')
-                magnitude = twin(graph, sampling, rounded.abs(), weight.double(), reduce == 'mean')
+                rest = weight.double(), reduce == 'mean'
+                expected = reference_of(graph, sampling, rounded, *rest)
+                magnitude = reference_of(graph, sampling, rounded.abs(), *rest)
                 rounding = max(torch.finfo(dtype).eps, 2e-6)  # sums run in float32
                 assert ((out.double() - expected).abs() <= rounding * magnitude + 1e-30).all()
 

@@ -34,14 +34,14 @@ from ._graphs import (
 
 
 def check(graph: Graph, x: Tensor, value: Tensor | None, reduce: str) -> None:
-    """Compares result and gradients with the twin's."""
+    """Compares result and gradients with the reference's."""
     x.requires_grad_()
     inputs = [x] if value is None else [x, value.requires_grad_()]
     out = spmm(graph, x, value, reduce)
     assert (out.dtype, out.device) == (x.dtype, x.device)
     grad = exact(*out.shape, dtype=x.dtype, device=x.device)
     actual = out, *torch.autograd.grad(out, inputs, grad)
-    expected, magnitude = twin(graph, x, value, reduce, grad)
+    expected, magnitude = reference_of(graph, x, value, reduce, grad)
     terms = max(graph.num_edges, x.size(1))
     for a, e, m in zip(actual, expected, magnitude, strict=True):
         assert a.dtype == x.dtype
@@ -176,7 +176,7 @@ def test_gradient_with_strange_strides(device: torch.device) -> None:
         value = weights(edges, torch.float64, device).requires_grad_()
         out = spmm(graph, x, value, reduce)
         grad = exact(1, 5, dtype=x.dtype, device=device).expand_as(out)
-        expected, _ = twin(graph, x, value, reduce, grad)
+        expected, _ = reference_of(graph, x, value, reduce, grad)
         torch.testing.assert_close(torch.autograd.grad(out, (x, value), grad), expected[1:])
 
 
@@ -311,7 +311,7 @@ def test_deterministic_backward_of_max_needs_transpose(cuda: torch.device) -> No
         torch.use_deterministic_algorithms(False)
 
 
-def twin_of_aggregate(
+def aggregate_reference(
     graph: Graph, inputs: dict[str, Tensor], scales: dict[str, Tensor], mean: bool, grad: Tensor
 ) -> tuple[Tensor, ...]:
     leaves = {name: t.detach().double().requires_grad_() for name, t in inputs.items()}
@@ -342,9 +342,9 @@ def test_prologue_and_epilogue(
         assert out.dtype == (acc if out_acc else dtype)
         grad = exact(30, 19, dtype=out.dtype, device=device)
         actual = out, *torch.autograd.grad(out, list(inputs.values()), grad)
-        expected = twin_of_aggregate(graph, inputs, scales, mean, grad)
+        expected = aggregate_reference(graph, inputs, scales, mean, grad)
         absolute = {name: t.abs() for name, t in inputs.items()}
-        magnitude = twin_of_aggregate(graph, absolute, scales, mean, grad.abs())
+        magnitude = aggregate_reference(graph, absolute, scales, mean, grad.abs())
         for a, e, m, of in zip(actual, expected, magnitude, [grad, *inputs.values()], strict=True):
             assert a.dtype == of.dtype
             # The gradient of float32 weights is rounded as that of the features is.
@@ -403,7 +403,7 @@ def test_deterministic_backward_of_max(
     elif prepared == 'by_row':
         graph = graph._replace(t_perm=None)
     graph = Graph(*(t.to(index) if isinstance(t, Tensor) else t for t in graph))
-    torch.use_deterministic_algorithms(True, warn_only=True)  # the twin need not be
+    torch.use_deterministic_algorithms(True, warn_only=True)  # the reference need not be
     try:
         for dtype in DTYPES:
             x, w = features(edges, 20, dtype, device), weights(edges, dtype, device)

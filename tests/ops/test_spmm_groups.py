@@ -1,4 +1,4 @@
-"""Sums by groups against their twin: sizes, graphs, types, gradients, determinism, compilation."""
+"""Sums by groups against the reference: sizes, graphs, types, gradients, determinism, compiled."""
 
 import pytest
 import torch
@@ -25,12 +25,12 @@ def acc_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def check(graph: Graph, x: Tensor, value: Tensor | None, reduce: str = 'sum') -> None:
-    """Compares result and gradients with the twin's."""
+    """Compares result and gradients with the reference's."""
     inputs = [t.requires_grad_() for t in (x, value) if t is not None]
     out = spmm(graph, x, value, reduce)
     grad = exact(*out.shape, dtype=x.dtype, device=x.device)
     actual = out, *torch.autograd.grad(out, inputs, grad)
-    expected, magnitude = twin(graph, x, value, reduce, grad)
+    expected, magnitude = reference_of(graph, x, value, reduce, grad)
     for a, e, m in zip(actual, expected, magnitude, strict=True):
         assert a.dtype == x.dtype
         assert_near(a.detach(), e, m, max(graph.num_edges, x.size(1)))
@@ -203,8 +203,8 @@ def test_linear(device: torch.device, sizes: tuple, channels: tuple[int, int]) -
         plan = Plan(SparseOperator(each, None, scale, scale, diag))
         out = linear_product(x, weight, bias, plan)
         grads = torch.autograd.grad(out.pow(2).sum(), (x, weight, bias), create_graph=True)
-        again = torch.autograd.grad(sum(g.pow(2).sum() for g in grads), (x, weight, bias))
-        results.append((out, *grads, *again))
+        second = torch.autograd.grad(sum(g.pow(2).sum() for g in grads), (x, weight, bias))
+        results.append((out, *grads, *second))
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 

@@ -1,4 +1,4 @@
-"""Sorting into CSR: against the twin, at any size, and bad input."""
+"""Sorting into CSR: against the reference, at any size, and bad input."""
 
 from functools import partial
 from importlib import import_module

@@ -16,15 +16,15 @@ WITHOUT_INPUT = {'Graph', 'SampledSubgraph', 'with_cuda'}
 
 
 class Entry(NamedTuple):
-    """Keyword arguments that `run` takes, and the same by `reference`: lists of tensors.
+    """Keyword arguments that `run` takes, and the same by its `reference`: lists of tensors.
 
     `run` changes nothing of its input but what `changes` names. Without `differentiable` gradients
-    are none, or not those that autograd finds for `twin`.
+    are none, or not those that autograd finds for `reference`.
     """
 
     op: str
     run: Callable[..., list[Tensor]]
-    twin: Callable[..., list[Tensor]]
+    reference: Callable[..., list[Tensor]]
     make: Callable[[], dict[str, Any]]
     changes: str | None = None
     differentiable: bool = True
@@ -46,7 +46,7 @@ def compare(actual: Tensor, expected: Tensor, what: str) -> None:
     if not actual.is_floating_point():
         assert torch.equal(actual.to(expected.dtype), expected), what
         return
-    # Halves are rounded once, at the end.
+    # fp16 and bf16 are rounded once, at the end.
     eps = torch.finfo(actual.dtype).eps if actual.dtype.itemsize < 4 else 0.0
     expected, actual = expected.to(actual.dtype).double(), actual.double()
     finite = expected.isfinite()
@@ -79,7 +79,7 @@ def sums(graph: Tensor, x: Tensor, edge_weight: Tensor | None = None, **kwargs: 
     return reference.spmm(*csr(graph, x.size(0)), edge_weight, x, **kwargs)
 
 
-def spmm_twin(
+def spmm_reference(
     graph: Tensor, x: Tensor, edge_weight: Tensor | None = None, reduce: str = 'sum'
 ) -> list[Tensor]:
     if reduce in ('max', 'min'):
@@ -88,7 +88,7 @@ def spmm_twin(
     return [sums(graph, x, edge_weight, mean=reduce == 'mean')]
 
 
-def aggregate_twin(
+def aggregate_reference(
     graph: Tensor,
     x: Tensor,
     edge_weight: Tensor | None = None,
@@ -105,7 +105,7 @@ def cbsr_spmm(values: Tensor, columns: Tensor, num_columns: int, **kwargs: Any) 
     return [ops.cbsr_spmm(graph, ops.CBSR(values, columns, num_columns), **kwargs)]
 
 
-def cbsr_spmm_twin(
+def cbsr_spmm_reference(
     values: Tensor, columns: Tensor, num_columns: int, reduce: str = 'sum', **kwargs: Any
 ) -> list[Tensor]:
     # By entries: zeros that are not stored are not multiplied with weights that are not finite.
@@ -120,7 +120,7 @@ def cbsr_spmm_twin(
     return [out / degree.clamp(min=1).view(-1, 1) if reduce == 'mean' else out]
 
 
-def gcn_norm_twin(
+def gcn_norm_reference(
     edge_index: Tensor,
     edge_weight: Tensor | None = None,
     num_nodes: int | None = None,
@@ -146,7 +146,7 @@ def gcn_norm_twin(
     return [out if add_self_loops else index, weight]
 
 
-def gat_twin(
+def gat_reference(
     graph: Tensor,
     x: Tensor,
     alpha_src: Tensor,
@@ -168,7 +168,7 @@ def gat_twin(
     ]  # fmt: skip
 
 
-def gatv2_twin(
+def gatv2_reference(
     graph: Tensor,
     x_src: Tensor,
     x_dst: Tensor,
@@ -188,7 +188,7 @@ def gatv2_twin(
     ]  # fmt: skip
 
 
-def sampled_spmm_twin(
+def sampled_spmm_reference(
     graph: Tensor,
     x: Tensor,
     num_samples: int,
@@ -225,7 +225,7 @@ def neighbor_sample(**kwargs: Any) -> list[Tensor]:
     return [*tensors, *map(torch.tensor, (nodes, counts or []))]
 
 
-def neighbor_sample_twin(
+def neighbor_sample_reference(
     rowptr: Tensor,
     col: Tensor,
     seeds: Tensor,
@@ -252,7 +252,7 @@ def node_map() -> ops.NodeMap:
     return ops.NodeMap(NUM_NODES, 'cpu')
 
 
-def match_degree_twin(
+def match_degree_reference(
     n_ids: list[Tensor], num_nodes: int, node_map: ops.NodeMap | None = None
 ) -> list[Tensor]:
     sets = [set(ids.tolist()) for ids in n_ids]
@@ -272,21 +272,21 @@ def pointers_and(*more: str) -> dict[str, Any]:
 
 def spmm_entry(reduce: str) -> Entry:
     return Entry(
-        'spmm', lambda **k: [ops.spmm(**k)], spmm_twin,
+        'spmm', lambda **k: [ops.spmm(**k)], spmm_reference,
         lambda: {**weighted_graph(), 'reduce': reduce},
     )  # fmt: skip
 
 
 def aggregate_entry(mode: str) -> Entry:
     return Entry(
-        'aggregate', lambda **k: [ops.aggregate(**k)], aggregate_twin,
+        'aggregate', lambda **k: [ops.aggregate(**k)], aggregate_reference,
         lambda: {**weighted_graph(), 'mode': mode, 'num_dst': NUM_NODES},
     )  # fmt: skip
 
 
 def sampled_entry(strategy: str, **options: Any) -> Entry:
     return Entry(
-        'sampled_spmm', lambda **k: [ops.sampled_spmm(**k)], sampled_spmm_twin,
+        'sampled_spmm', lambda **k: [ops.sampled_spmm(**k)], sampled_spmm_reference,
         lambda: {
             **weighted_graph(), 'num_samples': 3, 'strategy': strategy, 'seed': SEED, 'step': 1,
             **options,
@@ -296,7 +296,7 @@ def sampled_entry(strategy: str, **options: Any) -> Entry:
 
 def neighbor_entry(**options: Any) -> Entry:
     return Entry(
-        'neighbor_sample', neighbor_sample, neighbor_sample_twin,
+        'neighbor_sample', neighbor_sample, neighbor_sample_reference,
         lambda: {
             **pointers_and('seeds', 'perm'), 'num_neighbors': [3, 2], 'seed': SEED,
             'edge_weight': numbers(NUM_EDGES).abs(), 'node_map': node_map(), **options,
@@ -327,7 +327,7 @@ ENTRIES: dict[str, Entry] = {
     **{f'spmm {reduce}': spmm_entry(reduce) for reduce in ('sum', 'mean', 'max', 'min')},
     **{f'aggregate {mode}': aggregate_entry(mode) for mode in ('auto', 'reduce', 'scatter')},
     'gcn_norm': Entry(
-        'gcn_norm', lambda **k: list(ops.gcn_norm(**k)), gcn_norm_twin,
+        'gcn_norm', lambda **k: list(ops.gcn_norm(**k)), gcn_norm_reference,
         lambda: {
             'edge_index': edges(), 'edge_weight': numbers(NUM_EDGES).abs(),
             'num_nodes': NUM_NODES, 'improved': True, 'add_self_loops': True,
@@ -362,7 +362,7 @@ ENTRIES: dict[str, Entry] = {
         differentiable=False,
     ),
     'cbsr_spmm': Entry(
-        'cbsr_spmm', cbsr_spmm, cbsr_spmm_twin,
+        'cbsr_spmm', cbsr_spmm, cbsr_spmm_reference,
         lambda: {
             'graph': edges(), 'values': numbers(NUM_NODES, 1),
             'columns': torch.randint(8, (NUM_NODES, 1)), 'num_columns': 8,
@@ -370,14 +370,14 @@ ENTRIES: dict[str, Entry] = {
         },
     ),
     'gat': Entry(
-        'gat', lambda **k: [ops.gat(**k)], gat_twin,
+        'gat', lambda **k: [ops.gat(**k)], gat_reference,
         lambda: attention(
             x=numbers(NUM_NODES, HEADS, WIDTH), alpha_src=numbers(NUM_NODES, HEADS),
             alpha_dst=numbers(NUM_NODES, HEADS), alpha_edge=numbers(NUM_EDGES, HEADS),
         ),
     ),
     'gatv2': Entry(
-        'gatv2', lambda **k: [ops.gatv2(**k)], gatv2_twin,
+        'gatv2', lambda **k: [ops.gatv2(**k)], gatv2_reference,
         lambda: attention(
             x_src=numbers(NUM_NODES, HEADS, WIDTH),
             # No sum of the two is zero, where the slope jumps.
@@ -421,7 +421,7 @@ ENTRIES: dict[str, Entry] = {
         },
     ),
     'match_degree': Entry(
-        'match_degree', lambda **k: [ops.match_degree(**k)], match_degree_twin,
+        'match_degree', lambda **k: [ops.match_degree(**k)], match_degree_reference,
         lambda: {
             'n_ids': [torch.randint(NUM_NODES, (n,)) for n in (5, 9, 4)], 'num_nodes': NUM_NODES,
             'node_map': node_map(),

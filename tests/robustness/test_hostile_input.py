@@ -86,7 +86,7 @@ def check(name: str, args: dict[str, Any], changed: set[str]) -> bool:
     on_meta = any(t.is_meta for t in actual)
     if on_meta or is_random(args) or changed & set(UNCHECKED.get(entry.op, ())):
         return True
-    expected = entry.twin(**{key: on(CPU, value) for key, value in args.items()})
+    expected = entry.reference(**{key: on(CPU, value) for key, value in args.items()})
     for k, (a, e) in enumerate(zip(actual, expected, strict=True)):
         compare(a.cpu(), e, f'result {k}')
     return True
@@ -107,7 +107,7 @@ def check_gradients(name: str, args: dict[str, Any]) -> None:
     if any(isinstance(t, Tensor) and t.is_inference() for t in args.values()):
         return  # Torch does not save these for a backward pass.
     both, grad = [], None
-    for run in (entry.run, entry.twin):
+    for run in (entry.run, entry.reference):
         inputs = {key: value.detach().requires_grad_() for key, value in wanted.items()}
         out = run(**{**args, **inputs})[-1]
         if not out.requires_grad:

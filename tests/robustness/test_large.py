@@ -65,16 +65,16 @@ def check_rows(
 
     The rows of `others` are not those of nodes.
     """
-    run, twin = ENTRIES[name].run, ENTRIES[name].twin
+    entry = ENTRIES[name]
     nodes, local = graph.unique(return_inverse=True)
     inputs = {k: t.detach().requires_grad_() for k, t in {**of_nodes, **others}.items()}
     small = {
         k: (t[nodes] if k in of_nodes else t).detach().cpu().requires_grad_()
         for k, t in inputs.items()
     }
-    (out,) = run(graph=graph, **inputs, **options)
+    (out,) = entry.run(graph=graph, **inputs, **options)
     cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()}
-    (expected,) = twin(graph=local.cpu(), **small, **cpu)
+    (expected,) = entry.reference(graph=local.cpu(), **small, **cpu)
     compare(out[nodes].cpu(), expected, 'result')
     assert not out[NUM_ROWS // 2].any()
 
