@@ -20,10 +20,27 @@ from pyg_fast.ops import aggregate
 from pyg_fast.ops._library import ops, reference
 
 from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, reference_of
+from ._samples import Given, sample
 
 MODULE = import_module('pyg_fast.ops.aggregate')  # its name is the function's too
 INDEX = [torch.int32, torch.int64]
 MODES = ['reduce', 'scatter']
+
+
+@sample('scatter')
+def _(given: Given) -> dict[str, object]:
+    full = given.full
+    return dict(
+        edge_index=given.edge_index, value=given.value, x=given.a, **given.scaled,
+        num_dst=given.num_nodes, reverse=full, drop_loops=full, count=full, report=False,
+    )  # fmt: skip
+
+
+@sample('edge_dot')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        edge_index=given.edge_index, a=given.a, b=given.b, **given.scales, drop_loops=given.full
+    )
 
 
 def check(edges: Edges, edge_index: Tensor, x: Tensor, value: Tensor | None, mode: str) -> None:

@@ -13,8 +13,20 @@ from pyg_fast.ops import CBSR, cbsr_spmm, maxk
 from pyg_fast.ops._library import reference
 
 from ._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact, random_columns
+from ._samples import Given, sample
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64]
+
+
+@sample('cbsr_to_dense')
+def _(given: Given) -> dict[str, object]:
+    columns = random_columns(given.num_nodes, 9, 4, given.device)
+    return dict(values=given.exact(given.num_nodes, 4), columns=columns, dim=9)
+
+
+@sample('cbsr_sample')
+def _(given: Given) -> dict[str, object]:
+    return dict(dense=given.a, columns=random_columns(given.num_nodes, 9, 4, given.device))
 
 
 def random(

@@ -33,9 +33,50 @@ from ._graphs import (
     multiplied,
     random_columns,
 )
+from ._samples import Given, sample
 
 REDUCE = ['sum', 'mean']
 _module = importlib.import_module('pyg_fast.ops.product')
+
+
+def entries_for(given: Given) -> tuple[Tensor, Tensor]:
+    n = given.num_nodes
+    return given.exact(n, 4), random_columns(n, 9, 4, given.device)
+
+
+@sample('cbsr_spmm')
+def _(given: Given) -> dict[str, object]:
+    values, columns = entries_for(given)
+    return dict(
+        **given.csr, value=given.value, values=values, columns=columns, dim=9, **given.scaled,
+        bias=given.bias, mean=given.full, out_acc=False,
+    )  # fmt: skip
+
+
+@sample('cbsr_spmm_backward')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        **given.csr, value=given.value, grad=given.a, columns=entries_for(given)[1],
+        **given.scaled, mean=given.full,
+    )  # fmt: skip
+
+
+@sample('cbsr_spmm_backward_ordered')
+def _(given: Given) -> dict[str, object]:
+    graph = given.graph
+    return dict(
+        t_rowptr=graph.t_rowptr, t_col=graph.t_col, t_perm=given.optional(graph.t_perm),
+        value=given.value, grad=given.a, columns=entries_for(given)[1], **given.scaled,
+    )  # fmt: skip
+
+
+@sample('cbsr_sddmm')
+def _(given: Given) -> dict[str, object]:
+    values, columns = entries_for(given)
+    return dict(
+        **given.csr, grad=given.a, values=values, columns=columns, **given.scales,
+        mean=given.full, num_values=given.num_edges,
+    )  # fmt: skip
 
 
 def set_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:

@@ -18,6 +18,7 @@ from pyg_fast.ops._library import reference
 from pyg_fast.ops.aggregate import scatter_sum
 
 from ._graphs import DTYPES, GRAPHS, Edges, assert_near, edge_lists
+from ._samples import Given, sample
 
 MODULE = import_module('pyg_fast.ops.gcn_norm')  # its name is the function's too
 INDEX = [torch.int32, torch.int64]
@@ -31,6 +32,40 @@ SQUARE = {
     'no_edges': Edges(torch.empty(2, 0, dtype=torch.long), 3, 3),
     'no_nodes': GRAPHS['no_nodes'],
 }
+
+
+@sample('gcn_degree')
+def degree_sample(given: Given) -> dict[str, object]:
+    return dict(
+        edge_index=given.edge_index,
+        edge_weight=None if given.value is None else given.value.abs() + 1,
+        num_nodes=given.num_nodes, drop_loops=given.full, reverse=given.full,
+    )  # fmt: skip
+
+
+@sample('gcn_weight')
+def _(given: Given) -> dict[str, object]:
+    inputs, edge_index = degree_sample(given), given.edge_index
+    degree, last, _, chunk_loops = reference.gcn_degree(**inputs)
+    loops = int((edge_index[0] == edge_index[1]).sum()) if given.full else 0
+    return dict(
+        edge_index=edge_index, edge_weight=inputs['edge_weight'],
+        degree=degree.to(given.acc) if given.full else degree, last=given.optional(last),
+        before=given.optional(chunk_loops.cumsum(0)), num_kept=given.num_edges - loops,
+        loops=given.full, fill_value=2.0, dtype=given.dtype,
+    )  # fmt: skip
+
+
+@sample('gcn_weight_backward')
+def _(given: Given) -> dict[str, object]:
+    edge_index, n = given.edge_index, given.num_nodes
+    chunk_loops = reference.gcn_degree(**degree_sample(given))[3]
+    num_kept = int((edge_index[0] != edge_index[1]).sum())
+    return dict(
+        edge_index=edge_index, grad=given.exact(num_kept + n if given.full else given.num_edges),
+        scale=given.random(n), grad_degree=given.random(n),
+        before=given.optional(chunk_loops.cumsum(0)), reverse=given.full,
+    )  # fmt: skip
 
 
 def weights_of(edges: Edges, dtype: torch.dtype, device: torch.device) -> Tensor:

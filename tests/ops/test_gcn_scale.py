@@ -7,6 +7,16 @@ from torch import Tensor
 from pyg_fast.ops._library import ops, reference
 
 from ._graphs import DTYPES
+from ._samples import Given, sample
+
+
+@sample('gcn_scale')
+def _(given: Given) -> dict[str, object]:
+    last = torch.randint(-1, given.num_edges, (given.num_nodes,), device=given.device)
+    return dict(
+        rowptr=given.graph.rowptr, perm=given.perm, value=given.exact(given.num_edges).abs() + 1,
+        last_loop=given.optional(last), fill_value=2.0, loops=given.full,
+    )  # fmt: skip
 
 
 def rows_of(kind: str) -> list[int]:

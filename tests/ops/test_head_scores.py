@@ -8,8 +8,24 @@ from pyg_fast.ops.head_scores import head_scores
 
 from ._attention import SHAPES, acc_of
 from ._graphs import DTYPES, assert_near, exact
+from ._samples import Given, sample
 
 ROWS = [0, 1, 30, 129, 1000]
+
+
+@sample('head_scores')
+def scores_sample(given: Given) -> dict[str, object]:
+    att_src, att_dst = (given.exact(3, 5, dtype=given.acc) for _ in range(2))
+    x = given.exact(given.num_nodes, 3, 5)
+    return dict(x=x, att_src=att_src, att_dst=given.optional(att_dst))
+
+
+@sample('head_scores_backward')
+def _(given: Given) -> dict[str, object]:
+    src, dst = (given.exact(given.num_nodes, 3, dtype=given.acc) for _ in range(2))
+    return dict(
+        **scores_sample(given), grad_alpha_src=src, grad_alpha_dst=given.optional(dst)
+    )
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

@@ -7,46 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
-from torch.nn.functional import pad
 
 from pyg_fast.ops._library import fake, fakes, ops, reference
-from pyg_fast.ops.groups import groups_of
 from pyg_fast.ops.operator import SparseOperator
 from pyg_fast.ops.product import raw_product
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact, random_columns
+from ._samples import Given, samples
 
-OPS = [
-    'to_csr',
-    'to_csr_csc',
-    'spmm',
-    'spmm_groups',
-    'sampled_spmm',
-    'sample_edges',
-    'quantize_rows',
-    'spmm_max',
-    'spmm_max_backward_x',
-    'spmm_max_backward_x_ordered',
-    'spmm_max_backward_value',
-    'sddmm',
-    'scatter',
-    'edge_dot',
-    'gcn_degree',
-    'gcn_weight',
-    'gcn_weight_backward',
-    'gcn_scale',
-    'maxk',
-    'cbsr_to_dense',
-    'cbsr_sample',
-    'cbsr_spmm',
-    'cbsr_spmm_backward',
-    'cbsr_spmm_backward_ordered',
-    'cbsr_sddmm',
-    'expand_rows',
-    'node_dropout',
-    'head_scores',
-    'head_scores_backward',
-]
+SAMPLES = samples()
+OPS = list(SAMPLES)
 INDEX = [torch.int32, torch.int64]
 
 
@@ -57,140 +27,8 @@ def sample(
     index: torch.dtype = torch.int32,
     full: bool = True,
 ) -> dict[str, object]:
-    """Arguments of an op on a square graph of 30 nodes; `full` gives the optional ones too."""
-    edges = GRAPHS['square']
-    if op.startswith('to_csr'):
-        first = dict(edge_index=edges.edge_index.to(device, index), num_src=30, num_dst=30)
-        last = dict(index64=index == torch.int64, drop_loops=not full, report=False)
-        return {**first, **({'reverse': full} if op == 'to_csr' else {}), **last}
-    graph = edges.graph(index, device)
-    acc = torch.float64 if dtype == torch.float64 else torch.float32
-    n, num_edges = 30, graph.num_edges
-    perm = graph.perm if full else None
-    value = exact(num_edges, dtype=dtype, device=device) if full else None
-    a, b = (exact(n, 9, dtype=dtype, device=device) for _ in range(2))
-    scales = [torch.rand(n, dtype=acc, device=device) if full else None for _ in range(3)]
-    csr = {'rowptr': graph.rowptr, 'col': graph.col, 'perm': perm}
-    scaled = dict(zip(('row_scale', 'col_scale', 'diag'), scales, strict=True))
-    bias = exact(9, dtype=dtype, device=device) if full else None
-    edge_index = edges.edge_index.to(device, index)
-    if op == 'scatter':
-        return dict(
-            edge_index=edge_index, value=value, x=a, **scaled, num_dst=n, reverse=full,
-            drop_loops=full, count=full, report=False,
-        )  # fmt: skip
-    if op == 'edge_dot':
-        return dict(
-            edge_index=edge_index, a=a, b=b, row_scale=scales[0], col_scale=scales[1],
-            drop_loops=full,
-        )  # fmt: skip
-    if op == 'gcn_scale':
-        last = torch.randint(-1, num_edges, (n,), device=device) if full else None
-        value = exact(num_edges, dtype=dtype, device=device).abs() + 1
-        return dict(
-            rowptr=graph.rowptr, perm=perm, value=value, last_loop=last, fill_value=2.0, loops=full
-        )  # fmt: skip
-    if op.startswith('gcn'):
-        positive = None if value is None else value.abs() + 1
-        first = dict(
-            edge_index=edge_index, edge_weight=positive, num_nodes=n, drop_loops=full, reverse=full
-        )  # fmt: skip
-        if op == 'gcn_degree':
-            return first
-        degree, last, _, chunk_loops = reference.gcn_degree(**first)
-        before = chunk_loops.cumsum(0) if full else None
-        num_kept = int((edge_index[0] != edge_index[1]).sum()) if full else num_edges
-        if op == 'gcn_weight_backward':
-            grad = exact(num_kept + n if full else num_edges, dtype=dtype, device=device)
-            scale, grad_degree = (torch.rand(n, dtype=acc, device=device) for _ in range(2))
-            return dict(
-                edge_index=edge_index, grad=grad, scale=scale, grad_degree=grad_degree,
-                before=before, reverse=full,
-            )  # fmt: skip
-        return dict(
-            edge_index=edge_index, edge_weight=positive, degree=degree.to(acc) if full else degree,
-            last=last if full else None, before=before, num_kept=num_kept, loops=full,
-            fill_value=2.0, dtype=dtype,
-        )  # fmt: skip
-    if op.startswith('head_scores'):
-        x = exact(n, 3, 5, dtype=dtype, device=device)
-        att, grads = (
-            [exact(*size, dtype=acc, device=device) if full or k == 0 else None for k in range(2)]
-            for size in ((3, 5), (n, 3))
-        )
-        first = dict(x=x, att_src=att[0], att_dst=att[1])
-        if op == 'head_scores':
-            return first
-        return dict(**first, grad_alpha_src=grads[0], grad_alpha_dst=grads[1])
-    if op == 'expand_rows':
-        return dict(x=a, position=torch.randint(-1, n, (50,), device=device).to(index), fill=0.5)
-    if op == 'node_dropout':
-        nodes = torch.randint(1 << 40, (n,), device=device) if full else None
-        return dict(x=a, nodes=nodes, seed=torch.tensor([2**40 + 3], device=device), dropout=0.5)
-    if op == 'maxk':
-        return dict(x=a, k=4, balanced=full)
-    if op.startswith('cbsr'):
-        values = exact(n, 4, dtype=dtype, device=device)
-        columns = random_columns(n, 9, 4, device)
-        if op == 'cbsr_to_dense':
-            return dict(values=values, columns=columns, dim=9)
-        if op == 'cbsr_sample':
-            return dict(dense=a, columns=columns)
-        if op == 'cbsr_spmm':
-            return dict(
-                **csr, value=value, values=values, columns=columns, dim=9, **scaled, bias=bias,
-                mean=full, out_acc=False,
-            )  # fmt: skip
-        if op == 'cbsr_spmm_backward':
-            return dict(**csr, value=value, grad=a, columns=columns, **scaled, mean=full)
-        if op == 'cbsr_spmm_backward_ordered':
-            return dict(
-                t_rowptr=graph.t_rowptr, t_col=graph.t_col, t_perm=graph.t_perm if full else None,
-                value=value, grad=a, columns=columns, **scaled,
-            )  # fmt: skip
-        return dict(
-            **csr, grad=a, values=values, columns=columns, row_scale=scales[0],
-            col_scale=scales[1], mean=full, num_values=num_edges,
-        )  # fmt: skip
-    if op in ('spmm', 'spmm_groups'):
-        own = torch.randint(-1, n, (n,), dtype=index, device=device) if full else None
-        first = dict(
-            **csr, value=value, x=a, **scaled, bias=bias, mean=full, out_acc=False, self_row=own
-        )  # fmt: skip
-        if op == 'spmm':
-            return first
-        *parts, atomic = groups_of(graph.rowptr, 3, atomic=full)
-        names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
-        groups = dict(zip((*names, 'group_size'), parts, strict=True))
-        return dict(**first, **groups, atomic=atomic)
-    seed = torch.tensor([2**40 + 3], device=device) if full else None
-    sampling = dict(num_samples=4, strategy=2 if full else 1, seed=seed)
-    if op == 'sampled_spmm':
-        return dict(
-            **csr, value=value, x=a, **scaled, bias=bias, mean=not full, out_acc=False, **sampling
-        )  # fmt: skip
-    if op == 'sample_edges':
-        sampled_rowptr = pad(graph.rowptr.diff().clamp(max=4).cumsum(0), (1, 0)).to(index)
-        return dict(**csr, sampled_rowptr=sampled_rowptr, num_slots=4 * n, **sampling)
-    if op == 'quantize_rows':
-        return dict(x=a)
-    if op == 'spmm_max':
-        return dict(**csr, value=value, x=a, minimum=not full)
-    if op == 'sddmm':
-        return dict(
-            **csr, a=a, b=b, row_scale=scales[0], col_scale=scales[1], mean=full,
-            num_values=num_edges,
-        )  # fmt: skip
-    arg = reference.spmm_max(*csr.values(), value, a, False)[1]
-    if op == 'spmm_max_backward_value':
-        return dict(**csr, arg=arg, grad=b, x=a, num_values=num_edges)
-    common = dict(**csr, value=value, arg=arg, grad=b)
-    if op == 'spmm_max_backward_x':
-        return dict(**common, num_cols=n)
-    position = torch.empty_like(graph.perm)  # of each edge of the transpose in `col`
-    position[graph.perm.long()] = torch.arange(num_edges, dtype=index, device=device)
-    position = position[graph.t_perm.long()]
-    return dict(**common, t_rowptr=graph.t_rowptr, t_col=graph.t_col, t_position=position)
+    """Arguments of an op; `full` gives the optional ones too."""
+    return SAMPLES[op](Given(device, dtype, index, full))
 
 
 @pytest.mark.parametrize('op', OPS)

@@ -11,8 +11,14 @@ from pyg_fast.ops import CBSR, maxk
 from pyg_fast.ops._library import reference
 
 from ._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
+from ._samples import Given, sample
 
 NAN, INF = float('nan'), float('inf')
+
+
+@sample('maxk')
+def _(given: Given) -> dict[str, object]:
+    return dict(x=given.a, k=4, balanced=given.full)
 
 
 def ascending(cbsr: CBSR) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,21 @@ from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.path import Rows, expand, node_dropout, take
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact
+from ._samples import Given, sample
 
 WIDTHS = [0, 1, 3, 4, 8, 31, 64, 129]
+
+
+@sample('expand_rows')
+def _(given: Given) -> dict[str, object]:
+    position = torch.randint(-1, given.num_nodes, (50,), device=given.device).to(given.index)
+    return dict(x=given.a, position=position, fill=0.5)
+
+
+@sample('node_dropout')
+def _(given: Given) -> dict[str, object]:
+    nodes = torch.randint(1 << 40, (given.num_nodes,), device=given.device)
+    return dict(x=given.a, nodes=given.optional(nodes), seed=given.seed, dropout=0.5)
 
 
 def rows_of(num_nodes: int, count: int, device: torch.device) -> Rows:

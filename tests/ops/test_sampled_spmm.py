@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.functional import pad
 
 from pyg_fast.formats import graph_of, to_edge_index
 from pyg_fast.ops import Graph, sampled_spmm, spmm
@@ -19,11 +20,39 @@ from pyg_fast.ops.product import quantized
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
 from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, multiplied
+from ._samples import Given, sample
 
 CODES = {'bucket': 0, 'fastrand': 1, 'unbiased': 2, 'paper': 3}
 SEED = 2**40 + 7
 # Kernels share rows of more than 256 sampled edges among warps.
 SAMPLES = (1, 2, 5, 32, 33, 300, 4096)
+
+
+def raw_sampling(given: Given) -> dict[str, object]:
+    seed = given.optional(given.seed)
+    return dict(num_samples=4, strategy=2 if given.full else 1, seed=seed)
+
+
+@sample('sampled_spmm')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        **given.csr, value=given.value, x=given.a, **given.scaled, bias=given.bias,
+        mean=not given.full, out_acc=False, **raw_sampling(given),
+    )  # fmt: skip
+
+
+@sample('sample_edges')
+def _(given: Given) -> dict[str, object]:
+    sampled_rowptr = pad(given.graph.rowptr.diff().clamp(max=4).cumsum(0), (1, 0))
+    return dict(
+        **given.csr, sampled_rowptr=sampled_rowptr.to(given.index), num_slots=4 * given.num_nodes,
+        **raw_sampling(given),
+    )  # fmt: skip
+
+
+@sample('quantize_rows')
+def _(given: Given) -> dict[str, object]:
+    return dict(x=given.a)
 
 
 def sampling_of(strategy: str, num_samples: int, device: torch.device) -> Sampling:
@@ -161,7 +190,7 @@ def test_paper_repeats_edges_where_577_divides_the_degree(device: torch.device) 
     results = []
     for out in (
         multiplied(graph, x, weight, sampling=Sampling(5, 'paper')),
-        twin(graph, Sampling(5, 'paper'), x, weight, mean=False),
+        reference_of(graph, Sampling(5, 'paper'), x, weight, mean=False),
     ):
         y = out.pow(3).sum()
         for _ in range(3):

@@ -29,8 +29,63 @@ from ._graphs import (
     edge_lists,
     exact,
     multiplied,
-    twin,
+    reference_of,
 )
+from ._samples import Given, sample
+
+
+@sample('spmm')
+def spmm_sample(given: Given) -> dict[str, object]:
+    n = given.num_nodes
+    own = torch.randint(-1, n, (n,), dtype=given.index, device=given.device)
+    return dict(
+        **given.csr, value=given.value, x=given.a, **given.scaled, bias=given.bias,
+        mean=given.full, out_acc=False, self_row=given.optional(own),
+    )  # fmt: skip
+
+
+@sample('sddmm')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        **given.csr, a=given.a, b=given.b, **given.scales, mean=given.full,
+        num_values=given.num_edges,
+    )  # fmt: skip
+
+
+@sample('spmm_max')
+def _(given: Given) -> dict[str, object]:
+    return dict(**given.csr, value=given.value, x=given.a, minimum=not given.full)
+
+
+def arg_of(given: Given) -> Tensor:
+    return reference.spmm_max(*given.csr.values(), given.value, given.a, False)[1]
+
+
+@sample('spmm_max_backward_x')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        **given.csr, value=given.value, arg=arg_of(given), grad=given.b, num_cols=given.num_nodes
+    )
+
+
+@sample('spmm_max_backward_x_ordered')
+def _(given: Given) -> dict[str, object]:
+    graph = given.graph
+    position = torch.empty_like(graph.perm)  # of each edge of the transpose in `col`
+    position[graph.perm.long()] = torch.arange(
+        given.num_edges, dtype=given.index, device=given.device
+    )
+    return dict(
+        **given.csr, value=given.value, arg=arg_of(given), grad=given.b, t_rowptr=graph.t_rowptr,
+        t_col=graph.t_col, t_position=position[graph.t_perm.long()],
+    )  # fmt: skip
+
+
+@sample('spmm_max_backward_value')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        **given.csr, arg=arg_of(given), grad=given.b, x=given.a, num_values=given.num_edges
+    )
 
 
 def check(graph: Graph, x: Tensor, value: Tensor | None, reduce: str) -> None:

@@ -14,10 +14,30 @@ from pyg_fast.ops.linear_product import Plan, linear_product
 from pyg_fast.ops.operator import SparseOperator
 from pyg_fast.ops.product import raw_product
 
-from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, multiplied, twin
+from ._graphs import (
+    DTYPES,
+    GRAPHS,
+    WIDTHS,
+    Edges,
+    assert_near,
+    edge_lists,
+    exact,
+    multiplied,
+    reference_of,
+)
+from ._samples import Given, sample
+from .test_spmm import spmm_sample
 
 # Of teams and of whole warps, of one load of edges and of several.
 SIZES = [1, 4, 16, 33, 64, 500, 4096]
+
+
+@sample('spmm_groups')
+def _(given: Given) -> dict[str, object]:
+    *parts, atomic = groups_of(given.graph.rowptr, 3, atomic=given.full)
+    names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
+    groups = dict(zip((*names, 'group_size'), parts, strict=True))
+    return dict(**spmm_sample(given), **groups, atomic=atomic)
 
 
 def acc_of(dtype: torch.dtype) -> torch.dtype:

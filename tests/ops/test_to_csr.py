@@ -16,8 +16,25 @@ from pyg_fast.ops._library import reference
 from pyg_fast.ops.to_csr import fits_int32, to_csr_csc
 
 from ._graphs import GRAPHS, Edges, edge_lists
+from ._samples import Given, sample
 
 MODULE = import_module('pyg_fast.ops.to_csr')  # its name is the function's too
+
+
+@sample('to_csr')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        edge_index=given.edge_index, num_src=30, num_dst=30, reverse=given.full,
+        index64=given.index == torch.int64, drop_loops=not given.full, report=False,
+    )  # fmt: skip
+
+
+@sample('to_csr_csc')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        edge_index=given.edge_index, num_src=30, num_dst=30, index64=given.index == torch.int64,
+        drop_loops=not given.full, report=False,
+    )  # fmt: skip
 
 
 def check(device: torch.device, edges: Edges, dtype: torch.dtype, drop: bool) -> None:
