@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import graph_of, set_group_sizes, to_edge_index
+from pyg_fast.formats import graph_of, groups_of, set_group_sizes, to_edge_index
 from pyg_fast.ops import Graph, spmm
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.linear_product import Plan, linear_product
