@@ -25,7 +25,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 MIN_TORCH = (2, 11)
 MIN_CUDA_ARCH = 75
-PER_ISA_SOURCE = 'csrc/cpu/kernels.cpp'
+PER_ISA = '.isa.cpp'  # how sources end that are compiled once for each of these
 ISA_FLAGS = {
     'baseline': [],
     'avx2': ['-mavx2', '-mfma', '-mf16c'],
@@ -226,7 +226,7 @@ def ninja_file(tools: Toolchain, sources: list[str], jobs: int) -> str:
     for source in sources:
         stem = source.removeprefix('csrc/').replace('/', '_')
         text = path(str(ROOT / source))
-        if source == PER_ISA_SOURCE:
+        if source.endswith(PER_ISA):
             for isa in ISA_FLAGS if x86 else ['baseline']:
                 flags = ' '.join([f'-DPYG_FAST_ISA={isa}', *ISA_FLAGS[isa]])
                 lines += [f'build {stem}.{isa}.o: cxx {text}', f'  isa = {flags}']
@@ -267,7 +267,7 @@ class NinjaBuild(build_ext):
 
 SOURCES = [
     str(source.relative_to(ROOT))
-    for pattern in ('csrc/*.cpp', 'csrc/cpu/*.cpp', 'csrc/cuda/*.cu')
+    for pattern in ('csrc/bindings/*.cpp', 'csrc/cpu/*.cpp', 'csrc/cuda/*.cu')
     for source in ROOT.glob(pattern)
 ]
 

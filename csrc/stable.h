@@ -11,14 +11,29 @@
 #include <string>
 #include <tuple>
 
-#include "kernels.h"
-
-#ifdef PYG_FAST_WITH_CUDA
-#include "cuda/cuda.h"
+#include "cpu/shares.h"
+#include "params/runtime.h"
 
 // Lives in libtorch_cuda only: weak, so that the same file also loads under a CPU torch.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     int32_t device_index, void** ret_stream);
+
+// An op is a function template of namespace pyg_fast with one argument, `bool kCuda`, whose last step is
+//   if constexpr (kCuda) { Launch launch(x); launch.check(cuda::op(p, launch.stream()), "op"); }
+//   else { share_rows(..., [&](int64_t begin, int64_t end) { cpu::op(p, begin, end); }); }
+// These register it, under its name: for both devices or for one.
+#define PYG_FAST_IMPL(op) PYG_FAST_CPU_IMPL(op) PYG_FAST_CUDA_IMPL(op)
+#define PYG_FAST_CPU_IMPL(op)                    \
+  STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) {  \
+    m.impl(#op, TORCH_BOX(&pyg_fast::op<false>)); \
+  }
+#ifdef PYG_FAST_WITH_CUDA
+#define PYG_FAST_CUDA_IMPL(op)                   \
+  STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CUDA, m) { \
+    m.impl(#op, TORCH_BOX(&pyg_fast::op<true>)); \
+  }
+#else
+#define PYG_FAST_CUDA_IMPL(op)
 #endif
 
 namespace pyg_fast {
@@ -226,6 +241,15 @@ void share_rows(int64_t rows, int64_t work, const Run& run) {
            [&](int64_t k) { run(rows * k / shares, rows * (k + 1) / shares); });
 }
 
+// run(begin, end) of shares of the rows that have about equal numbers of edges.
+template <typename Run>
+void share_edges(const Csr& csr, int64_t work, const Run& run) {
+  const int64_t shares = num_threads();
+  parallel(shares, work, [&](int64_t k) {
+    run(cpu::row_of_share(csr, k, shares), cpu::row_of_share(csr, k + 1, shares));
+  });
+}
+
 // A row of float32 or float64 numbers that several shares of the work add to, each in its own copy.
 class SumOfShares {
  public:
@@ -256,7 +280,6 @@ class SumOfShares {
   bool wide_;
 };
 
-#ifdef PYG_FAST_WITH_CUDA
 // The device, its current stream, and memory from torch's allocator, for one launch.
 class Launch {
  public:
@@ -283,6 +306,5 @@ class Launch {
   void* stream_ = nullptr;
   OptTensor scratch_;
 };
-#endif
 
 }  // namespace pyg_fast

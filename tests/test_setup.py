@@ -33,8 +33,8 @@ def project(tmp_path: Path) -> Path:
         'pyg_fast/__init__.py': f"__version__ = '{VERSION}'\n{NEVER_IMPORT}",
         'pyg_fast/transforms/group_sizes.json': '{}',
         'csrc/one.h': 'inline int one() { return 1; }\n',
-        'csrc/toy.cpp': '#include "one.h"\nint toy() { return one(); }\n',
-        'csrc/cpu/kernels.cpp': 'namespace PYG_FAST_ISA { int kernel() { return 2; } }\n',
+        'csrc/bindings/toy.cpp': '#include "one.h"\nint toy() { return one(); }\n',
+        'csrc/cpu/kernel.isa.cpp': 'namespace PYG_FAST_ISA { int kernel() { return 2; } }\n',
         'csrc/cuda/toy.cu': '__global__ void toy_kernel() {}\n',
     }
     for name, text in files.items():
@@ -206,12 +206,12 @@ def test_kernels_once_per_instruction_set(project: Path, env: Environment) -> No
         ['c++', '-dumpmachine'], env=env, capture_output=True, text=True, check=True
     ).stdout
     isas = ['baseline', 'avx2', 'avx512'] if machine.startswith('x86_64') else ['baseline']
-    objects = [f'cpu_kernels.cpp.{isa}.o' for isa in isas]
+    objects = [f'cpu_kernel.isa.cpp.{isa}.o' for isa in isas]
     link = re.search(r'^build _C.abi3.so: link (.*)$', listed(project), re.MULTILINE)
     assert link is not None
     # Later objects only add to what earlier ones define: the order keeps old machines safe.
-    assert [name for name in link[1].split() if 'kernels' in name] == objects
-    assert set(link[1].split()[-2:]) <= {*objects, 'toy.cpp.o'}
+    assert [name for name in link[1].split() if 'kernel' in name] == objects
+    assert set(link[1].split()[-2:]) <= {*objects, 'bindings_toy.cpp.o'}
     assert 'march=native' not in listed(project)
     assert 'fast-math' not in listed(project)
 
@@ -223,10 +223,10 @@ def test_rebuilds_what_a_header_changed(project: Path, env: Environment) -> None
         assert done.returncode == 0, done.stderr
         return re.findall(r'^\[\d+/\d+\] \S+ (\S+)$', done.stdout, re.MULTILINE)
 
-    assert 'cpu_kernels.cpp.baseline.o' in built()
+    assert 'cpu_kernel.isa.cpp.baseline.o' in built()
     assert built() == []
     (project / 'csrc/one.h').write_text('inline int one() { return 3; }\n')
-    assert built() == ['toy.cpp.o', '_C.abi3.so']
+    assert built() == ['bindings_toy.cpp.o', '_C.abi3.so']
 
 
 @pytest.mark.usefixtures('compiler')

@@ -59,7 +59,8 @@ def upward_imports(sources: dict[str, tuple[str, bool]]) -> list[str]:
 
 
 def torch_includes(text: str) -> list[str]:
-    include = r'^\s*#\s*include\s*[<"]((?:torch|ATen|c10|caffe2)/[^>"]*)'
+    headers = r'(?:torch|ATen|c10|caffe2|bindings)/[^>"]*|(?:[^>"]*/)?stable\.h'
+    include = rf'^\s*#\s*include\s*[<"]({headers})'
     return re.findall(include, text, re.MULTILINE)
 
 
@@ -126,12 +127,19 @@ def test_downward_import_is_fine() -> None:
 
 
 def test_kernels_are_free_of_torch() -> None:
-    folders = [ROOT / 'csrc/cpu', ROOT / 'csrc/cuda']
-    files = [ROOT / 'csrc/kernels.h', *(f for folder in folders for f in folder.iterdir())]
-    assert len(files) > 4
-    assert {str(f): found for f in files if (found := torch_includes(f.read_text()))} == {}
+    for folder in ('params', 'cpu', 'cuda'):
+        texts = {f.name: f.read_text() for f in (ROOT / 'csrc' / folder).iterdir()}
+        assert len(texts) > 4
+        assert {name: found for name, t in texts.items() if (found := torch_includes(t))} == {}
+
+
+def test_op_is_a_family_of_files() -> None:
+    families = {path.stem for path in (ROOT / 'csrc/bindings').glob('*.cpp')}
+    assert {'maxk', 'runtime', 'spmm'} <= families
+    assert families <= {path.stem for path in (ROOT / 'csrc/params').iterdir()}
 
 
 def test_torch_include_is_found() -> None:
     text = '#include <vector>\n#  include <torch/library.h>\n#include "c10/util/Half.h"\n'
     assert torch_includes(text) == ['torch/library.h', 'c10/util/Half.h']
+    assert torch_includes('#include "../stable.h"') == ['../stable.h']

@@ -1,4 +1,4 @@
-#include "fetch.h"
+#include "params/fetch.h"
 
 #include <cstddef>
 

@@ -1,53 +1,49 @@
-// The kernels of one instruction set. kernels.cpp is compiled once for each.
+// How the kernels of this machine's instruction set are found. Files named *.isa.cpp are compiled once for
+// each set, named by PYG_FAST_ISA, and keep all that they define in the namespace of that name.
 #pragma once
-#include "../kernels.h"
 
 namespace pyg_fast::cpu {
 
-struct Kernels {
-  void (*spmm)(const Spmm&, int64_t, int64_t);
-  void (*sampled_spmm)(const SampledSpmm&, int64_t, int64_t);
-  void (*sample_edges)(const SampleEdges&, int64_t, int64_t);
-  void (*quantize_rows)(const QuantizeRows&, int64_t, int64_t);
-  void (*spmm_max)(const SpmmMax&, int64_t, int64_t);
-  void (*sddmm)(const Sddmm&, int64_t, int64_t);
-  void (*spmm_max_backward_value)(const SpmmMaxBackwardValue&, int64_t, int64_t);
-  void (*spmm_max_backward_x)(const SpmmMaxBackwardX&, int64_t, int64_t);
-  void (*scatter)(const Scatter&, int64_t, int64_t);
-  void (*edge_dot)(const EdgeDot&, int64_t, int64_t);
-  void (*gcn_degree)(const GcnDegree&, int64_t, int64_t);
-  void (*gcn_scale)(const GcnWeight&, int64_t, int64_t);
-  void (*gcn_weight)(const GcnWeight&, int64_t, int64_t);
-  void (*gcn_weight_backward)(const GcnWeightBackward&, int64_t, int64_t);
-  void (*gcn_scale_rows)(const GcnScale&, int64_t, int64_t);
-  void (*expand_rows)(const ExpandRows&, int64_t, int64_t);
-  void (*count_outside)(const CountOutside&, int64_t, int64_t);
-  void (*node_dropout)(const NodeDropout&, int64_t, int64_t);
-  void (*maxk)(const MaxK&, int64_t, int64_t);
-  void (*cbsr_to_dense)(const CbsrDense&, int64_t, int64_t);
-  void (*cbsr_sample)(const CbsrDense&, int64_t, int64_t);
-  void (*cbsr_spmm)(const CbsrSpmm&, int64_t, int64_t);
-  void (*cbsr_sddmm)(const CbsrSddmm&, int64_t, int64_t);
-  void (*cbsr_spmm_backward)(const CbsrBackward&, int64_t, int64_t);
-  void (*cbsr_spmm_backward_ordered)(const CbsrBackward&, int64_t, int64_t);
-  void (*gat)(const Gat&, int64_t, int64_t);
-  void (*gat_backward_dst)(const GatBackward&, int64_t, int64_t);
-  void (*gat_backward_src)(const GatBackward&, int64_t, int64_t);
-  void (*head_scores)(const HeadScores&, int64_t, int64_t);
-  void (*head_scores_backward)(const HeadScoresBackward&, int64_t, int64_t, void*);
-  void (*gatv2)(const Gatv2&, int64_t, int64_t);
-  void (*gatv2_backward_dst)(const Gatv2Backward&, int64_t, int64_t, void*);
-  void (*gatv2_backward_src)(const Gatv2Backward&, int64_t, int64_t);
-};
+enum class Isa { baseline, avx2, avx512 };
 
-namespace baseline {
-extern const Kernels kernels;
-}
-namespace avx2 {
-extern const Kernels kernels;
-}
-namespace avx512 {
-extern const Kernels kernels;
+// The widest that this machine has; PYG_FAST_CPU_ISA caps the choice.
+Isa isa();
+
+template <typename Kernel>
+Kernel* chosen(Kernel* baseline, Kernel* avx2, Kernel* avx512) {
+  const Isa best = isa();
+  return best == Isa::avx512 ? avx512 : best == Isa::avx2 ? avx2 : baseline;
 }
 
 }  // namespace pyg_fast::cpu
+
+// Defines cpu::name(parameters), which calls name(arguments) of the set that was chosen. It stands behind the
+// namespace PYG_FAST_ISA of a *.isa.cpp, which has such a function:
+//   PYG_FAST_KERNEL(spmm, (const Spmm& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
+#define PYG_FAST_KERNEL(...) PYG_FAST_KERNEL_IN(PYG_FAST_ISA, __VA_ARGS__)
+#define PYG_FAST_KERNEL_IN(...) PYG_FAST_KERNEL_OF(__VA_ARGS__)
+#define PYG_FAST_KERNEL_OF(isa, ...) PYG_FAST_KERNEL_##isa(__VA_ARGS__)
+
+// The baseline's object has it: code that any CPU runs.
+#ifdef PYG_FAST_X86
+#define PYG_FAST_KERNEL_baseline(name, parameters, arguments)                      \
+  namespace pyg_fast::cpu {                                                        \
+  namespace avx2 {                                                                 \
+  void name parameters;                                                            \
+  }                                                                                \
+  namespace avx512 {                                                               \
+  void name parameters;                                                            \
+  }                                                                                \
+  void name parameters {                                                           \
+    static const auto kernel = chosen(baseline::name, avx2::name, avx512::name);   \
+    kernel arguments;                                                              \
+  }                                                                                \
+  }
+#else
+#define PYG_FAST_KERNEL_baseline(name, parameters, arguments) \
+  namespace pyg_fast::cpu {                                   \
+  void name parameters { baseline::name arguments; }          \
+  }
+#endif
+#define PYG_FAST_KERNEL_avx2(name, parameters, arguments)
+#define PYG_FAST_KERNEL_avx512(name, parameters, arguments)

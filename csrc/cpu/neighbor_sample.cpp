@@ -1,37 +1,14 @@
-#include "neighbor_sample.h"
+#include "params/neighbor_sample.h"
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
 
-#include "node_map.h"
+#include "ids.h"
 
 namespace pyg_fast::cpu {
 namespace {
-
-constexpr int64_t kAhead = 16;  // ids whose entries are on their way
-
-inline void fetch_entry(const NodeMap& map, int64_t id) {
-  __builtin_prefetch(map.key ? map.key + first_slot(map, id)
-                             : reinterpret_cast<const int64_t*>(map.entry + id));
-}
-
-// fn(k) for k in [begin, end), with the map's entries of id(k) fetched ahead.
-template <typename Id, typename Fn>
-void for_ids(const NodeMap& map, int64_t begin, int64_t end, const Id& id, const Fn& fn) {
-  for (int64_t k = begin; k < std::min(begin + kAhead, end); ++k) fetch_entry(map, id(k));
-  for (int64_t k = begin; k < end; ++k) {
-    if (k + kAhead < end) fetch_entry(map, id(k + kAhead));
-    fn(k);
-  }
-}
-
-// fn(I{}) for the graph's index type.
-template <typename Fn>
-auto with_index(bool index64, const Fn& fn) {
-  return index64 ? fn(int64_t{}) : fn(int32_t{});
-}
 
 // The numbers that a row's draws have taken.
 class Taken {
@@ -222,67 +199,6 @@ void take_nodes(const TakeSample& p, int64_t begin, int64_t end) {
     p.out_rowptr[k] = k < p.num_rows ? p.rowptr[k] : static_cast<int32_t>(p.num_edges);
   }
   if (end == p.num_nodes) p.out_rowptr[end] = static_cast<int32_t>(p.num_edges);
-}
-
-void count_induced(const InducedEdges& p, int64_t begin, int64_t end) {
-  with_index(p.graph.index64, [&](auto index) {
-    using I = decltype(index);
-    const I* col = static_cast<const I*>(p.graph.col);
-    for (int64_t node = begin; node < end; ++node) {
-      const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
-      int64_t count = 0;
-      for_ids(p.map, rowptr[0], rowptr[1], [&](int64_t e) { return col[e]; },
-              [&](int64_t e) { count += find(p.map, col[e]) != kNotFound; });
-      p.rowptr[node + 1] = count;
-    }
-  });
-}
-
-void induced_edges(const InducedEdges& p, int64_t begin, int64_t end) {
-  with_index(p.graph.index64, [&](auto index) {
-    using I = decltype(index);
-    const I* col = static_cast<const I*>(p.graph.col);
-    const I* perm = static_cast<const I*>(p.graph.perm);
-    for (int64_t node = begin; node < end; ++node) {
-      const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
-      int64_t out = p.rowptr[node];
-      for_ids(p.map, rowptr[0], rowptr[1], [&](int64_t e) { return col[e]; }, [&](int64_t e) {
-        const int64_t position = find(p.map, col[e]);
-        if (position == kNotFound) return;
-        p.out_col[out] = p.local[position];
-        p.out_src[out] = p.local[position];
-        p.out_dst[out] = node;
-        p.out_e_id[out] = perm ? perm[e] : e;
-        ++out;
-      });
-    }
-  });
-}
-
-void insert_ids(const Relabel& p, int64_t begin, int64_t end) {
-  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; },
-          [&](int64_t k) { insert(p.map, p.ids[k], k); });
-}
-
-int64_t count_first(const Relabel& p, int64_t begin, int64_t end) {
-  int64_t count = 0;
-  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; },
-          [&](int64_t k) { count += find(p.map, p.ids[k]) == k; });
-  return count;
-}
-
-int64_t rank_first(const Relabel& p, int64_t begin, int64_t end, int64_t rank) {
-  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; }, [&](int64_t k) {
-    if (find(p.map, p.ids[k]) != k) return;
-    p.rank[k] = static_cast<int32_t>(rank);
-    p.unique[rank++] = p.ids[k];
-  });
-  return rank;
-}
-
-void places(const Relabel& p, int64_t begin, int64_t end) {
-  for_ids(p.map, begin, end, [&](int64_t k) { return p.ids[k]; },
-          [&](int64_t k) { p.place[k] = p.rank[find(p.map, p.ids[k])]; });
 }
 
 }  // namespace pyg_fast::cpu

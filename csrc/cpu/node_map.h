@@ -2,7 +2,7 @@
 #pragma once
 #include <cstddef>
 
-#include "../minibatch.h"
+#include "params/minibatch.h"
 
 namespace pyg_fast::cpu {
 

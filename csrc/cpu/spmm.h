@@ -2,6 +2,7 @@
 #pragma once
 #include <type_traits>
 
+#include "params/spmm.h"
 #include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
@@ -209,12 +210,7 @@ void spmm_rows(const Spmm& p, int64_t row_begin, int64_t row_end) {
   });
 }
 
-static void spmm(const Spmm& p, int64_t row_begin, int64_t row_end) {
-  if (row_begin >= row_end || p.dim == 0) return;
-  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
-    spmm_rows<typename decltype(type)::type, typename decltype(index)::type>(p, row_begin,
-                                                                            row_end);
-  });
-}
+// In spmm.isa.cpp.
+void spmm(const Spmm& p, int64_t row_begin, int64_t row_end);
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA

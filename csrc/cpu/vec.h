@@ -8,7 +8,8 @@
 #include <immintrin.h>
 #endif
 
-#include "../kernels.h"
+#include "isa.h"
+#include "params/common.h"
 
 #define PYG_FAST_ALWAYS __attribute__((always_inline))
 #define PYG_FAST_INLINE inline PYG_FAST_ALWAYS
@@ -82,6 +83,10 @@ PYG_FAST_INLINE To bit_cast(const From& from) {
   __builtin_memcpy(&to, &from, sizeof(to));
   return to;
 }
+
+// The lowest of integers.
+template <typename Key>
+constexpr Key kLeast = static_cast<Key>(uint64_t{1} << (8 * sizeof(Key) - 1));
 
 // load<V>(p): V consecutive elements, widened to their accumulator type.
 template <int V>
@@ -208,6 +213,19 @@ PYG_FAST_INLINE void store_one(T* p, acc_t<T> v) {
   store<1>(p, Vec<acc_t<T>, 1>{v});
 }
 
+template <typename Acc, int V>
+PYG_FAST_INLINE Acc sum_of(Vec<Acc, V> v) {
+  if constexpr (V == 1) {
+    return v[0];
+  } else {
+    struct Halves {
+      Vec<Acc, V / 2> low, high;
+    };
+    const auto halves = bit_cast<Halves>(v);
+    return sum_of<Acc, V / 2>(halves.low + halves.high);
+  }
+}
+
 template <int N>
 struct Int {
   static constexpr int value = N;
@@ -228,6 +246,25 @@ PYG_FAST_INLINE void with_types(DType dtype, bool index64, const F& f) {
     case DType::f64: return with_index(Type<double>{});
     case DType::f16: return with_index(Type<Half>{});
     case DType::bf16: return with_index(Type<BFloat16>{});
+  }
+}
+
+// f(Type<C>) of what columns are stored as.
+template <typename F>
+PYG_FAST_INLINE void with_columns(ColumnType type, const F& f) {
+  switch (type) {
+    case ColumnType::u8: return f(Type<uint8_t>{});
+    case ColumnType::u16: return f(Type<uint16_t>{});
+    case ColumnType::i32: return f(Type<int32_t>{});
+  }
+}
+
+// f(Int<V>, i) for chunks [i, i + V) that cover [begin, end); the last few are narrower.
+template <int V, typename F>
+PYG_FAST_INLINE void for_chunks(int64_t begin, int64_t end, const F& f) {
+  for (; begin + V <= end; begin += V) f(Int<V>{}, begin);
+  if constexpr (V > 1) {
+    if (begin < end) for_chunks<V / 2>(begin, end, f);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "walk.h"
+#include "params/walk.h"
 
 #include <algorithm>
 

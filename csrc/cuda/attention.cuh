@@ -1,6 +1,7 @@
 // What the attention kernels share: where a thread stands among heads and channels, and dropout.
 #pragma once
-#include "../dropout.h"
+#include "params/attention.h"
+#include "params/dropout.h"
 #include "rows.cuh"
 
 namespace pyg_fast::cuda {

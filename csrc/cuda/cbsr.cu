@@ -1,6 +1,6 @@
 // Sum and mean aggregation of CBSR features: each warp scatters into sums of its own on chip.
 #include "cbsr.cuh"
-#include "cuda.h"
+#include "params/cbsr.h"
 #include "rows.cuh"
 #include "scale.cuh"
 

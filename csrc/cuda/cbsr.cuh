@@ -84,6 +84,14 @@ const char* dispatch_columns(ColumnType type, Fn&& fn) {
   return "unknown column type";
 }
 
+// fn(T{}, C{})
+template <typename Fn>
+const char* dispatch_entries(DType dtype, ColumnType column_type, Fn&& fn) {
+  return dispatch(dtype, false, [&](auto element, auto) {
+    return dispatch_columns(column_type, [&](auto column) { return fn(element, column); });
+  });
+}
+
 template <int N>
 using Int = std::integral_constant<int, N>;
 

@@ -1,7 +1,7 @@
 // Gradients of the aggregation of CBSR features. A warp keeps the gradient of its row on chip and
 // reads there what the entries at the far end of each edge ask for.
 #include "cbsr.cuh"
-#include "cuda.h"
+#include "params/cbsr.h"
 #include "rows.cuh"
 
 namespace pyg_fast::cuda {

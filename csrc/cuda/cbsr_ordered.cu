@@ -1,7 +1,7 @@
 // The gradient of CBSR values without atomics: each row of the transpose gathers, tile by tile, the
 // columns of the gradient that its entries ask for.
 #include "cbsr.cuh"
-#include "cuda.h"
+#include "params/cbsr.h"
 #include "rows.cuh"
 #include "scale.cuh"
 

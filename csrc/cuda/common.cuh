@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../kernels.h"
+#include "params/common.h"
 
 namespace pyg_fast::cuda {
 

@@ -1,5 +1,5 @@
 // What two mini-batches share, and the rows of features of one, from wherever they are.
-#include "fetch.h"
+#include "params/fetch.h"
 
 #include "common.cuh"
 #include "node_map.cuh"

@@ -1,6 +1,6 @@
 // Graph attention: scores, softmax, dropout and aggregation in one pass over the edges.
 #include "attention.cuh"
-#include "cuda.h"
+#include "params/gat.h"
 
 namespace pyg_fast::cuda {
 namespace {

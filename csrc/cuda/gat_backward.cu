@@ -1,7 +1,7 @@
 // Gradients of graph attention. Destinations come first, node by node; then one pass over the edges
 // of each source gathers the gradients of its destinations, without atomics.
 #include "attention.cuh"
-#include "cuda.h"
+#include "params/gat.h"
 
 namespace pyg_fast::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // shares of the edges and rows, wherever rows begin and end; sums of rows that several of them share
 // wait in scratch memory, and are added up in order.
 #include "common.cuh"
-#include "cuda.h"
+#include "params/gcn_scale.h"
 #include "rows.cuh"
 
 namespace pyg_fast::cuda {

@@ -1,7 +1,7 @@
 // Products of each head's channels with vectors of attention, and their gradients.
 #include "attention.cuh"
 #include "columns.cuh"
-#include "cuda.h"
+#include "params/head_scores.h"
 
 namespace pyg_fast::cuda {
 namespace {

@@ -1,8 +1,8 @@
-// The k largest entries of each row, and CBSR rows to dense ones and back.
+// The k largest entries of each row.
 #include <cmath>
 
 #include "cbsr.cuh"
-#include "cuda.h"
+#include "params/maxk.h"
 
 namespace pyg_fast::cuda {
 namespace {
@@ -482,36 +482,6 @@ __global__ void __launch_bounds__(kThreads) balanced_kernel(MaxK p, Storage<kMos
   }
 }
 
-// A warp a row: zeros first, the entries over them.
-template <typename T, typename C>
-__global__ void __launch_bounds__(kThreads) to_dense_kernel(CbsrDense p, bool vectors) {
-  const int lane = threadIdx.x & 31;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-       row < p.num_rows; row += step) {
-    T* out = static_cast<T*>(p.out) + row * p.dim;
-    if (vectors) {
-      for (int64_t f = lane * kVec<T>; f < p.dim; f += 32 * kVec<T>)
-        *reinterpret_cast<uint4*>(out + f) = make_uint4(0, 0, 0, 0);
-    } else {
-      for (int64_t f = lane; f < p.dim; f += 32) out[f] = from_acc<T>(0);
-    }
-    __syncwarp();
-    for (int64_t at = row * p.k + lane; at < (row + 1) * p.k; at += 32)
-      out[static_cast<const C*>(p.columns)[at]] = static_cast<const T*>(p.in)[at];
-  }
-}
-
-template <typename T, typename C>
-__global__ void __launch_bounds__(kThreads) sample_kernel(CbsrDense p) {
-  const int64_t total = p.num_rows * p.k, step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; at < total;
-       at += step) {
-    const int64_t column = static_cast<const C*>(p.columns)[at];
-    static_cast<T*>(p.out)[at] = static_cast<const T*>(p.in)[at / p.k * p.dim + column];
-  }
-}
-
 template <typename T, typename C, int LANES, int ELEMS>
 const char* launch_maxk(const MaxK& p, cudaStream_t stream) {
   const bool full = p.dim == LANES * ELEMS && aligned16(p.x);
@@ -521,14 +491,6 @@ const char* launch_maxk(const MaxK& p, cudaStream_t stream) {
   maxk_kernel<T, C, LANES, ELEMS><<<blocks < most ? blocks : most, kThreads, bytes, stream>>>(
       p, full, guess_of(p.k, p.dim), Storage<kMostSteps<T>>(p.k));
   return last_error();
-}
-
-// fn(T{}, C{})
-template <typename Fn>
-const char* dispatch_entries(DType dtype, ColumnType column_type, Fn&& fn) {
-  return dispatch(dtype, false, [&](auto element, auto) {
-    return dispatch_columns(column_type, [&](auto column) { return fn(element, column); });
-  });
 }
 
 }  // namespace
@@ -554,27 +516,6 @@ const char* maxk(const MaxK& p, void* stream_) {
     }
     maxk_long_kernel<T, C><<<static_cast<unsigned>(p.num_rows < (1 << 20) ? p.num_rows : 1 << 20),
                              kThreads, 0, stream>>>(p);
-    return last_error();
-  });
-}
-
-const char* cbsr_to_dense(const CbsrDense& p, void* stream_) {
-  if (p.num_rows == 0 || p.dim == 0) return nullptr;
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  return dispatch_entries(p.dtype, p.column_type, [&](auto element, auto column) {
-    using T = decltype(element);
-    to_dense_kernel<T, decltype(column)><<<blocks_for(p.num_rows * 32), kThreads, 0, stream>>>(
-        p, p.dim % kVec<T> == 0 && aligned16(p.out));
-    return last_error();
-  });
-}
-
-const char* cbsr_sample(const CbsrDense& p, void* stream_) {
-  if (p.num_rows == 0 || p.k == 0) return nullptr;
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  return dispatch_entries(p.dtype, p.column_type, [&](auto element, auto column) {
-    sample_kernel<decltype(element), decltype(column)>
-        <<<blocks_for(p.num_rows * p.k), kThreads, 0, stream>>>(p);
     return last_error();
   });
 }

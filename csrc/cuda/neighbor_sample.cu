@@ -1,83 +1,10 @@
 // Sampled mini-batches: which edges are taken, and the local ids of the nodes at their ends. A source
 // enters the map in the same pass that samples it; no size is waited for in between.
-#include "neighbor_sample.h"
-
-#include <thrust/iterator/counting_iterator.h>
-#include <thrust/iterator/transform_iterator.h>
-
-#include <cub/device/device_scan.cuh>
-
-#include "node_map.cuh"
+#include "minibatch.cuh"
+#include "params/neighbor_sample.h"
 
 namespace pyg_fast::cuda {
 namespace {
-
-constexpr unsigned kBlocksPerLaunch = 132 * 16;
-
-// An output of a scan that hands position and value to a function.
-template <typename Fn>
-class OutputTo {
- public:
-  using iterator_category = std::random_access_iterator_tag;
-  using value_type = void;
-  using difference_type = int64_t;
-  using pointer = void;
-  using reference = void;
-
-  struct Place {
-    const Fn& fn;
-    int64_t at;
-    template <typename V>
-    __host__ __device__ const Place& operator=(V value) const {
-#ifdef __CUDA_ARCH__
-      fn(at, value);
-#endif
-      return *this;
-    }
-  };
-
-  __host__ __device__ explicit OutputTo(Fn fn, int64_t at = 0) : fn_(fn), at_(at) {}
-  __host__ __device__ Place operator[](int64_t k) const { return {fn_, at_ + k}; }
-  __host__ __device__ Place operator*() const { return {fn_, at_}; }
-  __host__ __device__ OutputTo operator+(int64_t k) const { return OutputTo(fn_, at_ + k); }
-  __host__ __device__ OutputTo& operator+=(int64_t k) {
-    at_ += k;
-    return *this;
-  }
-
- private:
-  Fn fn_;
-  int64_t at_;
-};
-
-// out(k, in(0) + ... + in(k)) for k below `count`; without scratch, the bytes it needs.
-template <typename In, typename Out>
-cudaError_t sum_up(void* scratch, size_t& bytes, const In& in, const Out& out, int64_t count,
-                   cudaStream_t stream) {
-  const auto input = thrust::make_transform_iterator(thrust::counting_iterator<int64_t>(0), in);
-  return cub::DeviceScan::InclusiveSum(scratch, bytes, input, OutputTo<Out>(out), count, stream);
-}
-
-template <typename In, typename Out>
-int64_t scratch_of(const In& in, const Out& out, int64_t count) {
-  size_t bytes = 0;
-  sum_up(nullptr, bytes, in, out, count, nullptr);
-  return static_cast<int64_t>(bytes);
-}
-
-template <typename In, typename Out>
-const char* run_sum(void* scratch, int64_t bytes, const In& in, const Out& out, int64_t count,
-                    void* stream) {
-  size_t size = static_cast<size_t>(bytes);
-  const cudaError_t error =
-      sum_up(scratch, size, in, out, count, static_cast<cudaStream_t>(stream));
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
-unsigned some_blocks(int64_t threads) {
-  const unsigned blocks = blocks_for(threads);
-  return blocks < kBlocksPerLaunch ? blocks : kBlocksPerLaunch;
-}
 
 // --- how many -----------------------------------------------------------------------------------
 
@@ -326,87 +253,6 @@ __global__ void __launch_bounds__(kThreads) take_kernel(TakeSample p) {
   }
 }
 
-// --- induced subgraphs --------------------------------------------------------------------------
-
-// A warp counts the edges of a row, or lists them, whose sources are in the batch too.
-template <typename I, bool lists>
-__global__ void __launch_bounds__(kThreads) induced_kernel(InducedEdges p) {
-  const int lane = threadIdx.x % 32;
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t node = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-       node < p.num_nodes; node += warps) {
-    const I* rowptr = static_cast<const I*>(p.graph.rowptr) + p.n_id[node];
-    const int64_t begin = rowptr[0], end = rowptr[1];
-    int64_t at = lists ? p.rowptr[node] : 0;
-    for (int64_t e0 = begin; e0 < end; e0 += 32) {
-      const int64_t e = e0 + lane;
-      const int64_t position =
-          e < end ? find(p.map, static_cast<const I*>(p.graph.col)[e]) : kNotFound;
-      const unsigned found = __ballot_sync(kWarpMask, position != kNotFound);
-      if (lists && position != kNotFound) {
-        const int64_t out = at + __popc(found & ((1u << lane) - 1));
-        const int32_t source = p.local[position];
-        p.out_col[out] = source;
-        p.out_src[out] = source;
-        p.out_dst[out] = node;
-        p.out_e_id[out] = p.graph.perm ? static_cast<const I*>(p.graph.perm)[e] : e;
-      }
-      at += __popc(found);
-    }
-    if (!lists && lane == 0) p.rowptr[node + 1] = at;
-  }
-}
-
-struct Counted {
-  const int64_t* count;
-  __device__ int64_t operator()(int64_t k) const { return count[k]; }
-};
-
-struct Summed {
-  int64_t* sum;
-  __device__ void operator()(int64_t k, int64_t value) const { sum[k] = value; }
-};
-
-// --- relabel ------------------------------------------------------------------------------------
-
-__global__ void __launch_bounds__(kThreads) insert_ids_kernel(Relabel p) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_ids;
-       k += step) {
-    insert(p.map, p.ids[k], k);
-  }
-}
-
-struct IsFirst {
-  Relabel p;
-  __device__ int32_t operator()(int64_t k) const { return find(p.map, p.ids[k]) == k; }
-};
-
-struct AddId {
-  Relabel p;
-  __device__ void operator()(int64_t k, int32_t sum) const {
-    if (IsFirst{p}(k)) {
-      p.rank[k] = sum - 1;
-      p.unique[sum - 1] = p.ids[k];
-    }
-    if (k == p.num_ids - 1) *p.count = sum;
-  }
-};
-
-__global__ void __launch_bounds__(kThreads) places_kernel(Relabel p) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < p.num_ids;
-       k += step) {
-    p.place[k] = p.rank[find(p.map, p.ids[k])];
-  }
-}
-
-// fn(I{}) for the graph's index type.
-template <typename Fn>
-auto with_index(bool index64, const Fn& fn) {
-  return index64 ? fn(int64_t{}) : fn(int32_t{});
-}
-
 template <typename I>
 void sample(const SampleHop& p, cudaStream_t stream) {
   const auto launch = [&](auto lanes) {
@@ -486,50 +332,6 @@ const char* take_sample(const TakeSample& p, void* stream) {
     take_kernel<decltype(index)>
         <<<some_blocks(most), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
   });
-  return last_error();
-}
-
-int64_t count_induced_scratch(const InducedEdges& p) {
-  return scratch_of(Counted{p.rowptr}, Summed{p.rowptr}, p.num_nodes + 1);
-}
-
-const char* count_induced(const InducedEdges& p, void* scratch, void* stream) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaMemsetAsync(p.rowptr, 0, 8, s);
-  if (error != cudaSuccess) return cudaGetErrorString(error);
-  if (p.num_nodes == 0) return nullptr;
-  with_index(p.graph.index64, [&](auto index) {
-    induced_kernel<decltype(index), false>
-        <<<some_blocks(p.num_nodes * 32), kThreads, 0, s>>>(p);
-  });
-  return run_sum(scratch, count_induced_scratch(p), Counted{p.rowptr}, Summed{p.rowptr},
-                 p.num_nodes + 1, stream);
-}
-
-const char* induced_edges(const InducedEdges& p, void* stream) {
-  if (p.num_nodes == 0) return nullptr;
-  with_index(p.graph.index64, [&](auto index) {
-    induced_kernel<decltype(index), true>
-        <<<some_blocks(p.num_nodes * 32), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
-  });
-  return last_error();
-}
-
-int64_t relabel_scratch(const Relabel& p) { return scratch_of(IsFirst{p}, AddId{p}, p.num_ids); }
-
-const char* relabel(const Relabel& p, void* scratch, void* stream) {
-  const auto s = static_cast<cudaStream_t>(stream);
-  if (p.num_ids == 0) {
-    const cudaError_t error = cudaMemsetAsync(p.count, 0, 8, s);
-    return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-  }
-  if (const char* error = start(p.map, s)) return error;
-  insert_ids_kernel<<<some_blocks(p.num_ids), kThreads, 0, s>>>(p);
-  if (const char* error =
-          run_sum(scratch, relabel_scratch(p), IsFirst{p}, AddId{p}, p.num_ids, stream)) {
-    return error;
-  }
-  places_kernel<<<some_blocks(p.num_ids), kThreads, 0, s>>>(p);
   return last_error();
 }
 

@@ -1,7 +1,7 @@
 // The map from global to local ids, by atomics.
 #pragma once
-#include "../minibatch.h"
 #include "common.cuh"
+#include "params/minibatch.h"
 
 namespace pyg_fast::cuda {
 

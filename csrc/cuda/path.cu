@@ -1,7 +1,7 @@
 // Rows of execution paths: put back among all, looked for outside, dropped out by node.
-#include "../dropout.h"
 #include "common.cuh"
-#include "cuda.h"
+#include "params/dropout.h"
+#include "params/path.h"
 
 namespace pyg_fast::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #include <mutex>
 
 #include "common.cuh"
-#include "cuda.h"
+#include "params/runtime.h"
 #include "record.cuh"
 
 namespace pyg_fast::cuda {

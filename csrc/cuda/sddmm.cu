@@ -1,6 +1,6 @@
 // One number per edge from the features at its two ends: the gradients of edge weights.
 #include "common.cuh"
-#include "cuda.h"
+#include "params/sddmm.h"
 
 namespace pyg_fast::cuda {
 namespace {

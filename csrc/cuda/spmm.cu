@@ -1,5 +1,5 @@
 // Sum and mean aggregation.
-#include "cuda.h"
+#include "params/spmm.h"
 #include "spmm.cuh"
 
 namespace pyg_fast::cuda {

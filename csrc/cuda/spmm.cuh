@@ -1,5 +1,6 @@
 // What sums of features are made of: rows, with what happens to them before and after.
 #pragma once
+#include "params/spmm.h"
 #include "rows.cuh"
 #include "scale.cuh"
 

@@ -1,5 +1,5 @@
 // Sum and mean aggregation by groups of edges: no thread waits for a longer row than a group.
-#include "cuda.h"
+#include "params/spmm.h"
 #include "spmm.cuh"
 
 namespace pyg_fast::cuda {

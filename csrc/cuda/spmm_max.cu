@@ -1,5 +1,5 @@
 // Max and min aggregation with the edge that reached it, and its gradients.
-#include "cuda.h"
+#include "params/spmm_max.h"
 #include "rows.cuh"
 
 namespace pyg_fast::cuda {

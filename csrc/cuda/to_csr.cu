@@ -3,7 +3,8 @@
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common.cuh"
-#include "cuda.h"
+#include "params/runtime.h"
+#include "params/to_csr.h"
 #include "record.cuh"
 
 namespace pyg_fast::cuda {

@@ -1,5 +1,5 @@
 // Random walks: a thread has one.
-#include "walk.h"
+#include "params/walk.h"
 
 #include "common.cuh"
 

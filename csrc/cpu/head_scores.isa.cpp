@@ -1,0 +1,79 @@
+// Products of each head's channels with vectors of attention, and their gradients.
+#include "head_features.h"
+#include "params/head_scores.h"
+
+namespace pyg_fast::cpu::PYG_FAST_ISA {
+
+template <typename T>
+void head_scores_rows(const HeadScores& p, int64_t row_begin, int64_t row_end) {
+  using Acc = acc_t<T>;
+  constexpr int64_t kBlock = 64;
+  const Columns columns(p.heads, p.channels);
+  HeadDots<Acc> dots[HeadScores::kMost] = {HeadDots<Acc>(columns), HeadDots<Acc>(columns)};
+  for (int k = 0; k < p.num_scores; ++k) dots[k].set(static_cast<const Acc*>(p.att[k]));
+  int64_t nodes[kBlock + kPrefetchEdges];
+  for (int64_t row = row_begin; row < row_end; row += kBlock) {
+    const int64_t count = row_end - row < kBlock ? row_end - row : kBlock;
+    for (int64_t e = 0; e < kBlock + kPrefetchEdges; ++e) nodes[e] = row + (e < count ? e : 0);
+    for (int k = 0; k < p.num_scores; ++k) {
+      Acc* alpha = static_cast<Acc*>(p.alpha[k]) + row * p.heads;
+      dots[k].dots(static_cast<const T*>(p.x), nodes, count, alpha, p.heads);
+    }
+  }
+}
+
+void head_scores(const HeadScores& p, int64_t row_begin, int64_t row_end) {
+  if (row_begin >= row_end || p.heads == 0) return;
+  with_types(p.dtype, false, [&](auto type, auto) {
+    head_scores_rows<typename decltype(type)::type>(p, row_begin, row_end);
+  });
+}
+
+template <typename T, bool kBoth>
+void head_scores_backward_rows(const HeadScoresBackward& p, int64_t row_begin, int64_t row_end,
+                               acc_t<T>* grad_att) {
+  using Acc = acc_t<T>;
+  const int64_t size = p.heads * p.channels;
+  const auto* att = static_cast<const Acc*>(p.att[0]);
+  const auto* more = static_cast<const Acc*>(p.att[1]);
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const T* x = static_cast<const T*>(p.x) + row * size;
+    T* grad_x = static_cast<T*>(p.grad_x) + row * size;
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const Acc g = static_cast<const Acc*>(p.grad_alpha[0])[row * p.heads + h];
+      const Acc of_more =
+          kBoth ? static_cast<const Acc*>(p.grad_alpha[1])[row * p.heads + h] : Acc{0};
+      const auto add = [&](auto v, int64_t f) PYG_FAST_ALWAYS {
+        constexpr int V = decltype(v)::value;
+        const auto of_x = load<V>(x + f);
+        auto grad = g * load<V>(att + f);
+        store<V>(grad_att + f, load<V>(grad_att + f) + g * of_x);
+        if constexpr (kBoth) {
+          grad += of_more * load<V>(more + f);
+          store<V>(grad_att + size + f, load<V>(grad_att + size + f) + of_more * of_x);
+        }
+        store<V>(grad_x + f, grad);
+      };
+      for_chunks<kLanes<T>>(h * p.channels, (h + 1) * p.channels, add);
+    }
+  }
+}
+
+void head_scores_backward(const HeadScoresBackward& p, int64_t row_begin, int64_t row_end,
+                                 void* grad_att) {
+  if (row_begin >= row_end || p.heads == 0) return;
+  with_types(p.dtype, false, [&](auto type, auto) {
+    using T = typename decltype(type)::type;
+    auto* sum = static_cast<acc_t<T>*>(grad_att);
+    p.num_scores > 1 ? head_scores_backward_rows<T, true>(p, row_begin, row_end, sum)
+                     : head_scores_backward_rows<T, false>(p, row_begin, row_end, sum);
+  });
+}
+
+}  // namespace pyg_fast::cpu::PYG_FAST_ISA
+
+PYG_FAST_KERNEL(head_scores, (const HeadScores& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))
+PYG_FAST_KERNEL(head_scores_backward,
+                (const HeadScoresBackward& p, int64_t row_begin, int64_t row_end, void* grad_att),
+                (p, row_begin, row_end, grad_att))

@@ -1,0 +1,164 @@
+// The softmax of the scores of a row, and its gradient.
+#pragma once
+#include "slots.h"
+
+namespace pyg_fast::cpu::PYG_FAST_ISA {
+
+template <typename V, typename Acc>
+PYG_FAST_INLINE V leaky(V s, Acc slope) {
+  return s > 0 ? s : s * slope;
+}
+
+template <typename Acc>
+struct ExpOf;
+template <>
+struct ExpOf<float> {
+  static constexpr int kTerms = 7, kMantissa = 23, kBias = 127;
+  static constexpr float kLog2e = 0x1.715476p0f, kRound = 0x1.8p23f;
+  static constexpr float kLn2High = 0x1.63p-1f, kLn2Low = -0x1.bd0106p-13f;  // exact times integers
+  static constexpr float kLeast = -0x1.5d58ap6f, kMost = 89;
+};
+template <>
+struct ExpOf<double> {
+  static constexpr int kTerms = 13, kMantissa = 52, kBias = 1023;
+  static constexpr double kLog2e = 0x1.71547652b82fep0, kRound = 0x1.8p52;
+  static constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
+  static constexpr double kLeast = -0x1.6232bdd7abcd2p9, kMost = 710;
+};
+
+// exp(x) within two units in the last place; 0 where it would be subnormal.
+template <typename Acc, int V>
+PYG_FAST_INLINE Vec<Acc, V> exp_of(Vec<Acc, V> x) {
+  using E = ExpOf<Acc>;
+  using Bits = Vec<mask_t<Acc>, V>;
+  const Bits normal = ~(x < E::kLeast);  // NaN is
+  x = x < E::kLeast ? splat<V>(E::kLeast) : x;
+  x = x > E::kMost ? splat<V>(E::kMost) : x;
+  const auto rounded = x * E::kLog2e + E::kRound;  // the integer is in its last bits
+  const auto n = rounded - E::kRound;
+  const auto r = x - n * E::kLn2High - n * E::kLn2Low;
+  Acc factorial = 1;
+  for (int k = 2; k <= E::kTerms; ++k) factorial *= static_cast<Acc>(k);
+  auto sum = splat<V>(1 / factorial);
+  PYG_FAST_UNROLL
+  for (int k = E::kTerms; k > 0; --k) {
+    factorial /= static_cast<Acc>(k);
+    sum = sum * r + 1 / factorial;
+  }
+  const auto power = (bit_cast<Bits>(rounded) << E::kMantissa) +
+                     (mask_t<Acc>{E::kBias} << E::kMantissa);
+  return masked<Acc, V>(sum * bit_cast<Vec<Acc, V>>(power), normal);
+}
+
+PYG_FAST_INLINE float log_of(float x) { return __builtin_logf(x); }
+PYG_FAST_INLINE double log_of(double x) { return __builtin_log(x); }
+
+// The softmax of a row, block after block, relative to the largest logit so far.
+template <typename Acc>
+class RowSoftmax {
+  static constexpr int V = kLanes<Acc>;
+
+ public:
+  RowSoftmax(const Slots<Acc>& slots, Acc slope)
+      : slots_(slots), slope_(slope), max(scratch_.of_size(4 * slots.period)),
+        sum(max + slots.period), plus(sum + slots.period), decay(plus + slots.period) {}
+
+  void start() {
+    for (int64_t k = 0; k < slots_.period; ++k) {
+      max[k] = -__builtin_inff();
+      sum[k] = plus[k] = 0;
+    }
+  }
+
+  // Makes weights of the scores s of a block: kept * exp(leaky(s) - max), with kSigned negative
+  // where s is not positive. What was added up before has to be multiplied by `decay`.
+  template <bool kSigned>
+  void weigh(Acc* s, const Acc* kept, int64_t count) {
+    for (int64_t v = 0; v < slots_.period; v += V) {
+      const auto before = load<V>(max + v);
+      auto most = before;
+      for_slots(slots_, count, v, [&](int64_t at, auto within) PYG_FAST_ALWAYS {
+        const auto logit = leaky(load<V>(s + at), slope_);
+        most = ((logit > most) & within) != 0 ? logit : most;
+      });
+      fold<Acc, V>(most, slots_.stride, max + v, [](auto a, auto b) { return a > b ? a : b; });
+      most = load<V>(max + v);
+      const auto base = most > -__builtin_inff() ? most : Vec<Acc, V>{};
+      const auto decayed = exp_of<Acc, V>(before - base);
+      Vec<Acc, V> total = {}, positive = {};
+      for_slots(slots_, count, v, [&](int64_t at, auto within) PYG_FAST_ALWAYS {
+        const auto score = load<V>(s + at);
+        auto w = masked<Acc, V>(exp_of<Acc, V>(leaky(score, slope_) - base), within);
+        total += w;
+        if (kSigned) {
+          positive += masked<Acc, V>(w, score > 0);
+          w = score > 0 ? w : -w;
+        }
+        if (kept != nullptr) w *= load<V>(kept + at);
+        store<V>(s + at, w);
+      });
+      store<V>(decay + v, decayed);
+      store<V>(sum + v, load<V>(sum + v) * decayed + total);
+      store<V>(plus + v, load<V>(plus + v) * decayed + positive);
+    }
+  }
+
+  void finish() {
+    fold_sums(slots_, sum);
+    fold_sums(slots_, plus);
+  }
+
+ private:
+  const Slots<Acc> slots_;
+  const Acc slope_;
+  Scratch<Acc> scratch_;
+
+ public:
+  Acc* const max;
+  Acc* const sum;
+  Acc* const plus;   // the part of `sum` from positive scores
+  Acc* const decay;  // by how much the largest logit's growth made the sums before it shrink
+};
+
+// What the backward knows of some edges, by slots. Scores become what their nodes' features are
+// weighted with, `dot` (may be nullptr) becomes the score's gradient.
+template <typename Acc>
+struct EdgeGradients {
+  Acc* score;
+  const Acc* lse;
+  const Acc* G;
+  Acc* dot;  // <grad, x>
+  const Acc* kept;
+};
+
+// With dots: score = kept * p; total += the gradients. Without: the same, negative where the score
+// is not positive; total -= p * leaky' * G, the part of the gradients that needs no dot.
+template <typename Acc, bool kDots>
+void weigh_backward(const Slots<Acc>& slots, const EdgeGradients<Acc>& of, Acc slope, int64_t count,
+                    Acc* total) {
+  constexpr int V = kLanes<Acc>;
+  for (int64_t v = 0; v < slots.period; v += V) {
+    Vec<Acc, V> sum = {};
+    for_slots(slots, count, v, [&](int64_t at, auto within) PYG_FAST_ALWAYS {
+      const auto score = load<V>(of.score + at);
+      const auto p = masked<Acc, V>(
+          exp_of<Acc, V>(leaky(score, slope) - load<V>(of.lse + at)), within);
+      const auto reach = p * load<V>(of.G + at);
+      auto w = p;
+      if (of.kept != nullptr) w *= load<V>(of.kept + at);
+      if constexpr (kDots) {
+        auto gradient = w * load<V>(of.dot + at) - reach;
+        gradient = score > 0 ? gradient : gradient * slope;
+        sum += masked<Acc, V>(gradient, within);
+        store<V>(of.dot + at, gradient);
+      } else {
+        sum -= masked<Acc, V>(score > 0 ? reach : reach * slope, within);
+        w = score > 0 ? w : -w;
+      }
+      store<V>(of.score + at, w);
+    });
+    store<V>(total + v, load<V>(total + v) + sum);
+  }
+}
+
+}  // namespace pyg_fast::cpu::PYG_FAST_ISA

@@ -1,0 +1,194 @@
+// Maxima and minima over a row's edges, where each was reached, and the gradients.
+#include "params/spmm_max.h"
+#include "vec.h"
+
+namespace pyg_fast::cpu::PYG_FAST_ISA {
+
+template <typename T, typename Index, bool kWeighted, int V, int N>
+void spmm_max_tile(const SpmmMax& p, const acc_t<T>* weight, int64_t row_begin, int64_t row_end,
+                   Tile tile) {
+  using Acc = acc_t<T>;
+  using Position = mask_t<Acc>;  // of an edge in its row
+  const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
+  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* x = static_cast<const T*>(p.x) + tile.column;
+  const int64_t dim = p.dim;
+  const int64_t last = tile.width - V;
+  // A minimum is the maximum of the negated numbers.
+  const auto sign = bit_cast<Position>(p.minimum ? -Acc{0} : Acc{0});
+  const auto flip = [&](Vec<Acc, V> v) PYG_FAST_ALWAYS {
+    return bit_cast<Vec<Acc, V>>(bit_cast<Vec<Position, V>>(v) ^ sign);
+  };
+
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t begin = rowptr[row], end = rowptr[row + 1];
+    Vec<Acc, V> best[N] = {};
+    Vec<Position, V> arg[N] = {};
+    const auto term = [&](int64_t e, int j) PYG_FAST_ALWAYS {
+      const T* from = x + static_cast<int64_t>(col[e]) * dim;
+      const auto v = load<V>(from + offset<V, N>(j, last));
+      if constexpr (kWeighted) {
+        return flip(v * weight[e]);
+      } else {
+        return flip(v);
+      }
+    };
+    if (begin < end) {
+      PYG_FAST_UNROLL
+      for (int j = 0; j < N; ++j) best[j] = term(begin, j);
+    }
+    for (int64_t e = begin + 1; e < end; ++e) {
+      if (e + kPrefetchEdges < end) {
+        prefetch_tile<T, V, N>(x + static_cast<int64_t>(col[e + kPrefetchEdges]) * dim);
+      }
+      const auto position = Vec<Position, V>{} + static_cast<Position>(e - begin);
+      PYG_FAST_UNROLL
+      for (int j = 0; j < N; ++j) {
+        const auto v = term(e, j);
+        // Larger or NaN, unless the best is a NaN already.
+        const auto better = ~(v <= best[j]) & (best[j] == best[j]);
+        best[j] = better ? v : best[j];
+        arg[j] = better ? position : arg[j];
+      }
+    }
+    PYG_FAST_UNROLL
+    for (int j = 0; j < N; ++j) {
+      const int64_t at = row * dim + tile.column + offset<V, N>(j, last);
+      const auto from = begin < end ? begin : -1;
+      store<V>(static_cast<T*>(p.out) + at, begin < end ? flip(best[j]) : best[j]);
+      const auto edge = __builtin_convertvector(arg[j], Vec<Index, V>) + static_cast<Index>(from);
+      __builtin_memcpy(static_cast<Index*>(p.arg) + at, &edge, sizeof(edge));
+    }
+  }
+}
+
+template <typename T, typename Index>
+void spmm_max_rows(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
+  // A tile has two registers a vector: the best and its position.
+  constexpr int kVectors = kManyRegisters ? kMaxVectors : kMaxVectors / 2;
+  for_tiles<T>(p.dim, kVectors, [&](Tile tile) {
+    with_tile<T, kVectors>(tile.width, [&](auto v, auto n) {
+      constexpr int V = decltype(v)::value, N = decltype(n)::value;
+      if (p.value == nullptr) {
+        spmm_max_tile<T, Index, false, V, N>(p, nullptr, row_begin, row_end, tile);
+        return;
+      }
+      for_weighted_blocks<acc_t<T>>(
+          static_cast<const Index*>(p.csr.rowptr), row_begin, row_end,
+          [&](int64_t begin, int64_t end, acc_t<T>* weight) {
+            gather_values(static_cast<const T*>(p.value), static_cast<const Index*>(p.csr.perm),
+                          begin, end, weight);
+          },
+          [&](int64_t begin, int64_t end, const acc_t<T>* weight) {
+            spmm_max_tile<T, Index, true, V, N>(p, weight, begin, end, tile);
+          });
+    });
+  });
+}
+
+void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
+  if (row_begin >= row_end || p.dim == 0) return;
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
+    spmm_max_rows<typename decltype(type)::type, typename decltype(index)::type>(p, row_begin,
+                                                                                row_end);
+  });
+}
+
+// sum[col[arg[i, f]] * stride + f] += value * grad[i, f] for the columns [begin, end)
+template <typename T, typename Index, typename Acc>
+void spmm_max_scatter(const SpmmMaxBackwardX& p, int64_t begin, int64_t end, Acc* sum,
+                      int64_t stride) {
+  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* perm = static_cast<const Index*>(p.csr.perm);
+  const auto* value = static_cast<const T*>(p.value);
+  for (int64_t row = 0; row < p.csr.num_rows; ++row) {
+    const auto* arg = static_cast<const Index*>(p.arg) + row * p.dim;
+    const auto* grad = static_cast<const T*>(p.grad) + row * p.dim;
+    for (int64_t f = begin; f < end; ++f) {
+      const int64_t e = arg[f];
+      if (e < 0) continue;
+      Acc term = load_one(grad + f);
+      if (value != nullptr) term *= load_one(value + (perm != nullptr ? int64_t{perm[e]} : e));
+      sum[static_cast<int64_t>(col[e]) * stride + f] += term;
+    }
+  }
+}
+
+template <typename T, typename Index>
+void spmm_max_backward_x_columns(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end) {
+  using Acc = acc_t<T>;
+  auto* grad_x = static_cast<T*>(p.grad_x);
+  if constexpr (sizeof(T) == sizeof(Acc)) {
+    const auto bytes = static_cast<size_t>(dim_end - dim_begin) * sizeof(T);
+    for (int64_t c = 0; c < p.csr.num_cols; ++c) {
+      __builtin_memset(grad_x + c * p.dim + dim_begin, 0, bytes);
+    }
+    spmm_max_scatter<T, Index>(p, dim_begin, dim_end, grad_x, p.dim);
+  } else {  // half precision: sums of a block of columns in float, rounded once
+    constexpr int64_t kBlock = kCacheLine / sizeof(Acc);
+    Scratch<Acc> scratch;
+    Acc* sum = scratch.of_size(p.csr.num_cols * kBlock);
+    for (int64_t begin = dim_begin; begin < dim_end; begin += kBlock) {
+      const int64_t end = begin + kBlock < dim_end ? begin + kBlock : dim_end;
+      __builtin_memset(sum, 0, static_cast<size_t>(p.csr.num_cols * kBlock) * sizeof(Acc));
+      spmm_max_scatter<T, Index>(p, begin, end, sum - begin, kBlock);
+      for (int64_t c = 0; c < p.csr.num_cols; ++c) {
+        for (int64_t f = begin; f < end; ++f) {
+          store_one(grad_x + c * p.dim + f, sum[c * kBlock + f - begin]);
+        }
+      }
+    }
+  }
+}
+
+void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end) {
+  if (dim_begin >= dim_end || p.csr.num_cols == 0) return;
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
+    spmm_max_backward_x_columns<typename decltype(type)::type, typename decltype(index)::type>(
+        p, dim_begin, dim_end);
+  });
+}
+
+template <typename T, typename Index>
+void spmm_max_backward_value_rows(const SpmmMaxBackwardValue& p, int64_t row_begin,
+                                  int64_t row_end) {
+  using Acc = acc_t<T>;
+  const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
+  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* perm = static_cast<const Index*>(p.csr.perm);
+  const auto* x = static_cast<const T*>(p.x);
+  auto* grad_value = static_cast<T*>(p.grad_value);
+  Scratch<Acc> scratch;
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t begin = rowptr[row], count = rowptr[row + 1] - begin;
+    const auto* arg = static_cast<const Index*>(p.arg) + row * p.dim;
+    const auto* grad = static_cast<const T*>(p.grad) + row * p.dim;
+    Acc* sum = scratch.of_size(count);
+    for (int64_t k = 0; k < count; ++k) sum[k] = 0;
+    for (int64_t f = 0; count > 0 && f < p.dim; ++f) {
+      const int64_t e = arg[f];
+      sum[e - begin] += load_one(grad + f) * load_one(x + static_cast<int64_t>(col[e]) * p.dim + f);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t e = begin + k;
+      store_one(grad_value + (perm != nullptr ? int64_t{perm[e]} : e), sum[k]);
+    }
+  }
+}
+
+void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin,
+                                    int64_t row_end) {
+  if (row_begin >= row_end) return;
+  with_types(p.dtype, p.csr.index64, [&](auto type, auto index) {
+    spmm_max_backward_value_rows<typename decltype(type)::type, typename decltype(index)::type>(
+        p, row_begin, row_end);
+  });
+}
+
+}  // namespace pyg_fast::cpu::PYG_FAST_ISA
+
+PYG_FAST_KERNEL(spmm_max, (const SpmmMax& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
+PYG_FAST_KERNEL(spmm_max_backward_x, (const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end),
+                (p, dim_begin, dim_end))
+PYG_FAST_KERNEL(spmm_max_backward_value, (const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end),
+                (p, row_begin, row_end))

@@ -1,0 +1,118 @@
+// GATv2: its scores pass all channels through the leaky ReLU, so that each pass over the edges
+// works them out again from the features at both ends. Nothing of an edge is stored.
+#pragma once
+#include "attention.cuh"
+
+namespace pyg_fast::cuda {
+
+// What the three passes share. T is what the features are stored as; WIDE heads have more channels
+// than a tile.
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
+struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
+  using Acc = acc_t<T>;
+  using Base = HeadTile<VEC, LANES, HEADS>;
+  Dropout<Acc> dropout;
+  bool names_edges;
+  Acc slope;
+  Acc att[VEC];
+  const T* att_of_head;
+  int64_t channels, node_size;
+
+  template <typename P>
+  __device__ ScoredTile(const P& p, uint32_t threshold, acc_t<T> scale, int tile)
+      : Base(p, tile), dropout(p, threshold, scale), channels(p.channels) {
+    names_edges = dropout.on;
+    slope = static_cast<Acc>(p.negative_slope);
+    node_size = p.heads * p.channels;
+    const int head = this->head < p.heads ? this->head : this->first_head;
+    att_of_head = static_cast<const T*>(p.att) + head * p.channels;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c)
+      att[c] = this->active ? to_acc(att_of_head[this->channel + c]) : Acc(0);
+  }
+
+  __device__ int64_t row_of(int64_t node) const { return node * node_size + this->at; }
+
+  __device__ void load_row(const void* x, int64_t node, Acc (&v)[VEC]) const {
+    const auto pack = pyg_fast::cuda::load<T, VEC>(static_cast<const T*>(x) + row_of(node));
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) v[c] = element(pack, c);
+  }
+
+  __device__ void load_grad(const void* grad, bool grad_acc, int64_t node, Acc (&v)[VEC]) const {
+    if (!grad_acc) return load_row(grad, node, v);
+    constexpr int kPart = VEC < kVec<Acc> ? VEC : kVec<Acc>;
+    const Acc* from = static_cast<const Acc*>(grad) + row_of(node);
+#pragma unroll
+    for (int c = 0; c < VEC; c += kPart) {
+      const auto pack = pyg_fast::cuda::load<Acc, kPart>(from + c);
+#pragma unroll
+      for (int k = 0; k < kPart; ++k) v[c + k] = pack.data[k];
+    }
+  }
+
+  // This thread's part of the logit.
+  __device__ Acc score(const Acc (&src)[VEC], const Acc (&dst)[VEC]) const {
+    Acc sum = 0;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum += att[c] * leaky(src[c] + dst[c], slope);
+    return this->active ? sum : Acc(0);  // others read of another head, where a NaN may be
+  }
+
+  // fn(channel of the head) for what this thread has of the other tiles of a wide head.
+  template <typename Fn>
+  __device__ void for_other_channels(const Fn& fn) const {
+    for (int64_t base = threadIdx.x % LANES * VEC; base < channels; base += LANES * VEC) {
+      if (this->active && base == this->channel) continue;
+      for (int c = 0; c < VEC; ++c) fn(base + c);
+    }
+  }
+
+  // The same for them.
+  __device__ Acc score_of_others(const void* src, int64_t source, const void* dst,
+                                 int64_t node) const {
+    Acc sum = 0;
+    const int64_t first = static_cast<int64_t>(this->first_head) * channels;
+    const T* from = static_cast<const T*>(src) + source * node_size + first;
+    const T* to = static_cast<const T*>(dst) + node * node_size + first;
+    for_other_channels([&](int64_t c) {
+      sum += to_acc(att_of_head[c]) * leaky(to_acc(from[c]) + to_acc(to[c]), slope);
+    });
+    return sum;
+  }
+
+  __device__ Acc dot_of_others(const void* grad, bool grad_acc, int64_t node, const void* src,
+                               int64_t source) const {
+    Acc sum = 0;
+    const int64_t first = static_cast<int64_t>(this->first_head) * channels;
+    const T* from = static_cast<const T*>(src) + source * node_size + first;
+    const int64_t at = node * node_size + first;
+    for_other_channels([&](int64_t c) {
+      const Acc g = grad_acc ? static_cast<const Acc*>(grad)[at + c]
+                             : to_acc(static_cast<const T*>(grad)[at + c]);
+      sum += g * to_acc(from[c]);
+    });
+    return sum;
+  }
+
+  // The sum over the threads of a head, for all threads of a warp.
+  __device__ Acc over_head(Acc v) const {
+#pragma unroll
+    for (int offset = 1; offset < Base::kHeadLanes; offset <<= 1)
+      v += __shfl_xor_sync(kWarpMask, v, offset);
+    return v;
+  }
+};
+
+// fn(VEC, LANES, HEADS, WIDE)
+template <typename T, typename I, typename Fn>
+void dispatch_scored(const Attention& p, const HeadShape& s, const Fn& fn) {
+  dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+    if constexpr (heads == 1 && (vec == 1 || lanes == (sizeof(T) == 4 ? 16 : 8))) {
+      if (p.channels > vec * lanes) return fn(vec, lanes, heads, std::true_type{});
+    }
+    fn(vec, lanes, heads, std::false_type{});
+  });
+}
+
+}  // namespace pyg_fast::cuda

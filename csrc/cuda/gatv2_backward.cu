@@ -1,0 +1,362 @@
+#include "columns.cuh"
+#include "gatv2.cuh"
+#include "params/gatv2.h"
+
+namespace pyg_fast::cuda {
+namespace {
+
+constexpr int kNodeLanes = 8;  // threads of a (node, head)
+
+template <typename Acc>
+__global__ void __launch_bounds__(kThreads) gatv2_stat_kernel(Gatv2Backward p) {
+  const int64_t count = p.csr.num_rows * p.heads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
+  const int part = threadIdx.x % kNodeLanes;
+  constexpr int kNodes = kThreads / kNodeLanes;
+  int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / kNodeLanes;
+  for (; __any_sync(kWarpMask, at < count); at += step) {
+    Acc mean = 0;
+    if (at < count) {
+      for (int64_t c = at * p.channels + part; c < (at + 1) * p.channels; c += kNodeLanes)
+        mean += read<Acc>(p.grad, out_type(p), c) * static_cast<const Acc*>(p.y)[c];
+    }
+#pragma unroll
+    for (int offset = 1; offset < kNodeLanes; offset <<= 1)
+      mean += __shfl_xor_sync(kWarpMask, mean, offset);
+    if (part != 0 || at >= count) continue;
+    const int64_t node = at / p.heads, head = at % p.heads;
+    Acc* stat = static_cast<Acc*>(p.stat) + node * 2 * p.heads + head;
+    stat[0] = static_cast<const Acc*>(p.lse)[at];
+    stat[p.heads] = mean;
+  }
+}
+
+// Over the graph: the gradients of a destination, and its part of that of att.
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
+struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
+  using Acc = acc_t<T>;
+  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
+  using Edge = AttentionEdge<I>;
+  static constexpr bool kSharedSums = false;
+  static constexpr int kSlots = 32 / LANES;
+  static constexpr int kSteps = 4;
+
+  struct Sum {
+    Acc slopes[VEC];  // sum of dl * leaky'(s)
+    Acc att[VEC];     // sum of dl * leaky(s)
+    Acc dst[VEC], grad[VEC];
+    Acc lse, mean;
+    int64_t row;
+  };
+
+  const Gatv2Backward& p;
+  const Csr& csr;
+  bool grad_acc;
+  Acc* att_rows;  // [num_rows, heads, channels]
+
+  __device__ Gatv2DstRow(const Gatv2Backward& p, uint32_t threshold, acc_t<T> scale, void* att_rows,
+                         int tile)
+      : Tile(p, threshold, scale, tile), p(p), csr(p.csr), grad_acc(p.out_acc),
+        att_rows(static_cast<Acc*>(att_rows)) {}
+
+  __device__ Sum empty(int64_t row) const {
+    Sum sum;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.slopes[c] = sum.att[c] = 0;
+    this->load_row(p.x_dst, row, sum.dst);
+    this->load_grad(p.grad, grad_acc, row, sum.grad);
+    const Acc* stat = static_cast<const Acc*>(p.stat) + row * 2 * p.heads +
+                      (this->active ? this->head : 0);
+    sum.lse = stat[0];
+    sum.mean = stat[p.heads];
+    sum.row = row;
+    return sum;
+  }
+
+  __device__ void add_edge(const Acc (&src)[VEC], Acc logit, Acc dot, uint32_t bits,
+                           Sum& sum) const {
+    const Acc dl = exponential(logit - sum.lse) *
+                   (this->dropout.kept(bits, this->head) * dot - sum.mean);
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      const Acc s = src[c] + sum.dst[c];
+      const Acc slope = s > 0 ? dl : dl * this->slope;
+      sum.slopes[c] += slope;
+      sum.att[c] += slope * s;
+    }
+  }
+
+  __device__ Acc dot(const Acc (&src)[VEC], const Sum& sum) const {
+    Acc d = 0;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) d += this->active ? sum.grad[c] * src[c] : Acc(0);
+    return d;
+  }
+
+  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
+    const int slot = (threadIdx.x & 31) / LANES;
+    for (int first = 0; first < count; first += kSteps * kSlots) {
+      Pack<T, VEC> v[kSteps];
+      I source[kSteps];
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        const int e = first + u * kSlots + slot;
+        source[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+        v[u] = pyg_fast::cuda::load<T, VEC>(static_cast<const T*>(p.x) + this->row_of(source[u]));
+      }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        const int e = first + u * kSlots + slot;
+        Acc src[VEC];
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) src[c] = element(v[u], c);
+        Acc logit = this->score(src, sum.dst), d = dot(src, sum);
+        if constexpr (WIDE) {
+          logit += this->score_of_others(p.x, source[u], p.x_dst, sum.row);
+          d += this->dot_of_others(p.grad, grad_acc, sum.row, p.x, source[u]);
+        }
+        logit = this->over_head(logit);
+        d = this->over_head(d);
+        const uint32_t bits = this->dropout.on ? __shfl_sync(kWarpMask, edge.bits, e & 31) : 0;
+        if (e < count) add_edge(src, logit, d, bits, sum);
+      }
+    }
+  }
+
+  __device__ void reduce(Sum& sum) const {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset <<= 1) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        sum.slopes[c] += __shfl_xor_sync(kWarpMask, sum.slopes[c], offset);
+        sum.att[c] += __shfl_xor_sync(kWarpMask, sum.att[c], offset);
+      }
+    }
+  }
+
+  __device__ void merge(Sum& sum, const Sum& other) const {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      sum.slopes[c] += other.slopes[c];
+      sum.att[c] += other.att[c];
+    }
+  }
+
+  __device__ void finish(int64_t row, int64_t, Sum& sum) const {
+    if (row < p.num_loops) {
+      Acc self[VEC];
+      this->load_row(p.x, row, self);
+      Acc logit = this->score(self, sum.dst), d = dot(self, sum);
+      if constexpr (WIDE) {
+        logit += this->score_of_others(p.x, row, p.x_dst, row);
+        d += this->dot_of_others(p.grad, grad_acc, row, p.x, row);
+      }
+      logit = this->sum_of_head(logit);
+      d = this->sum_of_head(d);
+      const uint32_t bits = this->dropout.on ? this->dropout.bits(csr.num_edges + row) : 0;
+      add_edge(self, logit, d, bits, sum);
+    }
+    if (!this->active) return;
+    const int64_t at = this->row_of(row);
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.slopes[c] *= this->att[c];
+    write_row(p.grad_x_dst, p.dtype, at, sum.slopes);
+    write_row(att_rows, acc_type(p.dtype), at, sum.att);
+  }
+};
+
+// Over the transpose: the gradients of a source.
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
+struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
+  using Acc = acc_t<T>;
+  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
+  using Edge = AttentionEdge<I>;
+  static constexpr bool kSharedSums = false;
+  static constexpr int kSlots = 32 / LANES;
+  static constexpr int kSteps = 2;  // of two rows each
+
+  struct Sum {
+    Acc grad[VEC];    // sum of kept * p * grad
+    Acc slopes[VEC];  // sum of dl * leaky'(s)
+    Acc src[VEC];
+    int64_t row;
+  };
+
+  const Gatv2Backward& p;
+  const Csr& csr;
+  bool grad_acc;
+
+  __device__ Gatv2SrcRow(const Gatv2Backward& p, uint32_t threshold, acc_t<T> scale, int tile)
+      : Tile(p, threshold, scale, tile), p(p), csr(p.t_csr), grad_acc(p.out_acc) {}
+
+  __device__ Sum empty(int64_t row) const {
+    Sum sum;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.grad[c] = sum.slopes[c] = 0;
+    this->load_row(p.x, row, sum.src);
+    sum.row = row;
+    return sum;
+  }
+
+  __device__ void add_edge(const Acc (&dst)[VEC], const Acc (&grad)[VEC], Acc logit, Acc dot,
+                           Acc lse, Acc mean, uint32_t bits, Sum& sum) const {
+    const Acc weight = exponential(logit - lse);
+    const Acc kept = this->dropout.kept(bits, this->head);
+    const Acc dl = weight * (kept * dot - mean);
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      sum.grad[c] += weight * kept * grad[c];
+      sum.slopes[c] += sum.src[c] + dst[c] > 0 ? dl : dl * this->slope;
+    }
+  }
+
+  __device__ Acc dot(const Acc (&grad)[VEC], const Sum& sum) const {
+    Acc d = 0;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) d += this->active ? grad[c] * sum.src[c] : Acc(0);
+    return d;
+  }
+
+  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
+    const int slot = (threadIdx.x & 31) / LANES;
+    for (int first = 0; first < count; first += kSteps * kSlots) {
+      Acc dst[kSteps][VEC], grad[kSteps][VEC], lse[kSteps], mean[kSteps];
+      I node[kSteps];
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        const int e = first + u * kSlots + slot;
+        node[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+        this->load_row(p.x_dst, node[u], dst[u]);
+        this->load_grad(p.grad, grad_acc, node[u], grad[u]);
+        const Acc* stat = static_cast<const Acc*>(p.stat) +
+                          static_cast<int64_t>(node[u]) * 2 * p.heads +
+                          (this->active ? this->head : 0);
+        lse[u] = stat[0];
+        mean[u] = stat[p.heads];
+      }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        const int e = first + u * kSlots + slot;
+        Acc logit = this->score(sum.src, dst[u]), d = dot(grad[u], sum);
+        if constexpr (WIDE) {
+          logit += this->score_of_others(p.x, sum.row, p.x_dst, node[u]);
+          d += this->dot_of_others(p.grad, grad_acc, node[u], p.x, sum.row);
+        }
+        logit = this->over_head(logit);
+        d = this->over_head(d);
+        const uint32_t bits = this->dropout.on ? __shfl_sync(kWarpMask, edge.bits, e & 31) : 0;
+        if (e < count) add_edge(dst[u], grad[u], logit, d, lse[u], mean[u], bits, sum);
+      }
+    }
+  }
+
+  __device__ void reduce(Sum& sum) const {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset <<= 1) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) {
+        sum.grad[c] += __shfl_xor_sync(kWarpMask, sum.grad[c], offset);
+        sum.slopes[c] += __shfl_xor_sync(kWarpMask, sum.slopes[c], offset);
+      }
+    }
+  }
+
+  __device__ void merge(Sum& sum, const Sum& other) const {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) {
+      sum.grad[c] += other.grad[c];
+      sum.slopes[c] += other.slopes[c];
+    }
+  }
+
+  __device__ void finish(int64_t row, int64_t, Sum& sum) const {
+    if (row < p.num_loops) {
+      Acc dst[VEC], grad[VEC];
+      this->load_row(p.x_dst, row, dst);
+      this->load_grad(p.grad, grad_acc, row, grad);
+      Acc logit = this->score(sum.src, dst), d = dot(grad, sum);
+      if constexpr (WIDE) {
+        logit += this->score_of_others(p.x, row, p.x_dst, row);
+        d += this->dot_of_others(p.grad, grad_acc, row, p.x, row);
+      }
+      logit = this->sum_of_head(logit);
+      d = this->sum_of_head(d);
+      const Acc* stat = static_cast<const Acc*>(p.stat) + row * 2 * p.heads +
+                        (this->active ? this->head : 0);
+      const uint32_t bits = this->dropout.on ? this->dropout.bits(csr.num_edges + row) : 0;
+      add_edge(dst, grad, logit, d, stat[0], stat[p.heads], bits, sum);
+    }
+    if (!this->active) return;
+    const int64_t at = this->row_of(row);
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.grad[c] += this->att[c] * sum.slopes[c];
+    write_row(p.grad_x, p.dtype, at, sum.grad);
+  }
+};
+
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
+__global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
+    gatv2_dst_kernel(Gatv2Backward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
+                     void* att_rows) {
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    Gatv2DstRow<T, I, VEC, LANES, HEADS, WIDE> row(p, threshold, scale, att_rows, tile);
+    for_each_row<I, LANES>(p.csr, s, row);
+  }
+}
+
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
+__global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
+    gatv2_src_kernel(Gatv2Backward p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    Gatv2SrcRow<T, I, VEC, LANES, HEADS, WIDE> row(p, threshold, scale, tile);
+    for_each_row<I, LANES>(p.t_csr, s, row);
+  }
+}
+
+}  // namespace
+
+int64_t gatv2_backward_scratch(const Gatv2Backward& p) {
+  return (p.csr.num_rows + column_blocks(p.csr.num_rows)) * p.heads * p.channels * acc_bytes(p.dtype);
+}
+
+const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_) {
+  const int64_t size = p.heads * p.channels;
+  if (size == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const uint32_t threshold = dropout_threshold(p.dropout);
+  const double scale = dropout_scale(p.dropout);
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    using Acc = acc_t<T>;
+    const bool vectors = takes_vectors<T, I>(p, p.x, p.x_dst, p.grad);
+    if (p.csr.num_rows > 0) {
+      const unsigned blocks = blocks_for(p.csr.num_rows * p.heads * kNodeLanes);
+      gatv2_stat_kernel<Acc><<<blocks, kThreads, 0, stream>>>(p);
+      const HeadShape s = head_shape(p, p.csr, p.dtype, vectors);
+      dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
+        const dim3 grid = s.grid(p.csr.num_rows);
+        gatv2_dst_kernel<T, I, vec, lanes, heads, wide><<<grid, kThreads, 0, stream>>>(
+            p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
+      });
+      Acc* rows = static_cast<Acc*>(scratch);
+      Acc* parts = rows + p.csr.num_rows * size;
+      const int64_t count = column_blocks(p.csr.num_rows);
+      const dim3 grid(static_cast<unsigned>((size + 31) / 32), static_cast<unsigned>(count));
+      sum_columns_kernel<Acc><<<grid, kThreads, 0, stream>>>(rows, parts, p.csr.num_rows, size);
+      sum_columns_kernel<Acc><<<dim3(grid.x, 1), kThreads, 0, stream>>>(
+          parts, static_cast<Acc*>(p.grad_att), count, size);
+    }
+    if (p.t_csr.num_rows > 0) {
+      const HeadShape s = head_shape(p, p.t_csr, p.dtype, vectors);
+      dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
+        const dim3 grid = s.grid(p.t_csr.num_rows);
+        gatv2_src_kernel<T, I, vec, lanes, heads, wide><<<grid, kThreads, 0, stream>>>(
+            p, s, threshold, static_cast<acc_t<T>>(scale));
+      });
+    }
+    return last_error();
+  });
+}
+
+}  // namespace pyg_fast::cuda

@@ -1,0 +1,66 @@
+// Graph attention whose score is a sum of one number for each end of an edge.
+#pragma once
+#include "attention.h"
+
+namespace pyg_fast {
+
+// out[i, h] = sum_e kept * p * x[j, h] + bias[h]; a row without edges gives the bias.
+// What the backward needs is written where it is not nullptr (all or nothing), all of it acc:
+//   y[i, h] = out without bias; y_plus[i, h] = the part of y from edges of positive s;
+//   lse[i, h] = log sum_e exp(logit) (0 for an empty row); mass_plus[i, h] = sum of p, before
+//   dropout, over edges of positive s.
+struct Gat : Attention {
+  const void* x = nullptr;           // [num_cols, heads, channels]
+  const void* alpha_src = nullptr;   // [num_cols, heads] acc
+  const void* alpha_dst = nullptr;   // [num_rows, heads] acc
+  const void* alpha_edge = nullptr;  // [num_edges, heads] acc or nullptr
+  const void* alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
+  const void* bias = nullptr;        // [heads, channels] or nullptr
+  void* out = nullptr;               // [num_rows, heads, channels]
+  void* y = nullptr;                 // [num_rows, heads, channels]
+  void* y_plus = nullptr;            // [num_rows, heads, channels]
+  void* lse = nullptr;               // [num_rows, heads]
+  void* mass_plus = nullptr;         // [num_rows, heads]
+};
+
+// Backward of Gat, for destinations first. G[i, h] = <grad[i, h], y[i, h]>:
+//   stat[i] = (alpha_dst[i, :], lse[i, :], G[i, :])
+//   grad_alpha_dst[i, h] = (1 - negative_slope) * (<grad[i, h], y_plus[i, h]> - G * mass_plus)
+// Then, over the transpose (`csr`: a row for each source j, whose col names destinations i), with
+// ds[e, h] = p * (kept * <grad[i, h], x[j, h]> - G[i, h]) * leaky'(s):
+//   grad_x[j, h] = sum_e kept * p * grad[i, h];  grad_alpha_src[j, h] = sum_e ds[e, h]
+//   grad_alpha_edge[id, h] = ds[e, h], and likewise for loops; ids that no edge has are left alone.
+struct GatBackward : Attention {
+  const void* x = nullptr;           // [num_rows, heads, channels]
+  const void* alpha_src = nullptr;   // [num_rows, heads] acc
+  const void* alpha_dst = nullptr;   // [num_cols, heads] acc
+  const void* alpha_edge = nullptr;  // [num_edges, heads] acc or nullptr
+  const void* alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
+  const void* y = nullptr;           // [num_cols, heads, channels] acc, as the next three
+  const void* y_plus = nullptr;
+  const void* lse = nullptr;        // [num_cols, heads]
+  const void* mass_plus = nullptr;  // [num_cols, heads]
+  const void* grad = nullptr;       // [num_cols, heads, channels]
+  void* stat = nullptr;             // [num_cols, 3, heads] acc
+  void* grad_alpha_dst = nullptr;   // [num_cols, heads] acc
+  void* grad_x = nullptr;           // [num_rows, heads, channels]
+  void* grad_alpha_src = nullptr;   // [num_rows, heads] acc
+  void* grad_alpha_edge = nullptr;  // [num_edges, heads] acc or nullptr
+  void* grad_alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
+};
+
+namespace cpu {
+void gat(const Gat& p, int64_t row_begin, int64_t row_end);
+// First destinations [begin, end) (columns of the csr), then, once all of them are done, sources.
+void gat_backward_dst(const GatBackward& p, int64_t begin, int64_t end);
+void gat_backward_src(const GatBackward& p, int64_t row_begin, int64_t row_end);
+}  // namespace cpu
+
+namespace cuda {
+const char* gat(const Gat& p, void* stream);
+// Several sums of a wide head.
+int64_t gat_backward_scratch(const GatBackward& p);
+const char* gat_backward(const GatBackward& p, void* scratch, void* stream);
+}  // namespace cuda
+
+}  // namespace pyg_fast

@@ -1,0 +1,32 @@
+// Local ids of any ids.
+#pragma once
+#include "minibatch.h"
+
+namespace pyg_fast {
+
+// Distinct ids, in the order of their first occurrence, and the place of each id among them.
+struct Relabel {
+  NodeMap map;
+  int64_t num_ids = 0;
+  const int64_t* ids = nullptr;    // [num_ids]
+  int64_t* unique = nullptr;       // [num_ids], of which `count` are written
+  int64_t* place = nullptr;        // [num_ids]
+  int32_t* rank = nullptr;         // [num_ids] scratch
+  int64_t* count = nullptr;        // [1]
+};
+
+namespace cpu {
+// Ids: into the map; how many occur for the first time; those get ranks from `rank` on, and the one
+// after the last comes back; the places.
+void insert_ids(const Relabel& p, int64_t begin, int64_t end);
+int64_t count_first(const Relabel& p, int64_t begin, int64_t end);
+int64_t rank_first(const Relabel& p, int64_t begin, int64_t end, int64_t rank);
+void places(const Relabel& p, int64_t begin, int64_t end);
+}  // namespace cpu
+
+namespace cuda {
+int64_t relabel_scratch(const Relabel& p);
+const char* relabel(const Relabel& p, void* scratch, void* stream);
+}  // namespace cuda
+
+}  // namespace pyg_fast

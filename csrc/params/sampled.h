@@ -1,0 +1,73 @@
+// Sums over a sample of the edges of each row, the sample itself, and features of eight bits.
+#pragma once
+#include "sample.h"
+#include "spmm.h"
+
+namespace pyg_fast {
+
+// Spmm over a sample of the edges; a mean is that of those taken. Else `unbiased` multiplies sums by
+// degree / num_samples where not all edges are taken. self_row is not read.
+struct SampledSpmm : Spmm {
+  Sampling sampling;
+  bool quantized = false;  // x is int8; value and out are stored as acc, which is float
+};
+
+// The sampled edges themselves, row by row.
+struct SampleEdges {
+  Csr csr;
+  Sampling sampling;
+  int64_t num_slots = 0;
+  const void* rowptr = nullptr;  // [num_rows + 1] where each row's begin; at most num_slots in all
+  void* row = nullptr;           // [num_slots]; behind the last edge -1
+  void* col = nullptr;           // [num_slots]; behind the last edge 0
+  void* perm = nullptr;          // [num_slots] position in the values; behind the last edge 0
+};
+
+// The same edges out of the transpose, whose perm is the position of each edge in the order of the
+// rows: in the transpose's order, found without the rows. Not for `paper`.
+struct SampleTransposed {
+  Csr csr;  // of the transpose
+  Sampling sampling;
+  int64_t num_slots = 0;
+  const void* rowptr = nullptr;  // [num_cols + 1] of the rows that are sampled
+  void* out_rowptr = nullptr;    // [num_rows + 1]
+  void* col = nullptr;           // [num_slots]; behind the last edge 0
+  void* perm = nullptr;          // [num_slots] from csr.perm; behind the last edge 0
+};
+
+// out[i] = round(x[i] / scale[i]) with scale[i] = max |x[i]| / 127. A row that holds infinity or NaN
+// has a scale that is no number, or none that is finite, and zeros.
+struct QuantizeRows {
+  DType dtype = DType::f32;
+  int64_t num_rows = 0;
+  int64_t dim = 0;
+  const void* x = nullptr;  // [num_rows, dim]
+  int8_t* out = nullptr;    // [num_rows, dim]
+  float* scale = nullptr;   // [num_rows]
+};
+
+// What features are multiplied by so that the largest becomes 127; 0 where that is no finite number.
+PYG_FAST_DEVICE inline float quantization_of(float largest) {
+  const float inverse = 127 / largest;
+  return largest > 0 && largest <= 3.402823466e38f && inverse <= 3.402823466e38f ? inverse : 0.0f;
+}
+
+namespace cpu {
+void sampled_spmm(const SampledSpmm& p, int64_t row_begin, int64_t row_end);
+// What lies behind the last edge is left alone.
+void sample_edges(const SampleEdges& p, int64_t row_begin, int64_t row_end);
+void quantize_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end);
+}  // namespace cpu
+
+namespace cuda {
+// A coprime stride for each row.
+int64_t sampling_scratch(const Csr& csr, const Sampling& sampling);
+int64_t sampled_spmm_scratch(const SampledSpmm& p);
+const char* sampled_spmm(const SampledSpmm& p, void* scratch, void* stream);
+const char* sample_edges(const SampleEdges& p, void* scratch, void* stream);
+int64_t sample_transposed_scratch(const SampleTransposed& p);
+const char* sample_transposed(const SampleTransposed& p, void* scratch, void* stream);
+const char* quantize_rows(const QuantizeRows& p, void* stream);
+}  // namespace cuda
+
+}  // namespace pyg_fast

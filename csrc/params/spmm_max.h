@@ -1,0 +1,69 @@
+// The largest (or smallest) of the edges of each row, and its gradients.
+#pragma once
+#include "common.h"
+
+namespace pyg_fast {
+
+// out[i, f] = max (or min) over the row's edges of value[e] * x[col[e], f]; an empty row gives 0.
+// arg[i, f] = position in `col` of the first edge that reaches it, -1 for an empty row.
+// NaN counts as the largest (smallest) value, as in torch.amax and torch.amin.
+struct SpmmMax {
+  Csr csr;
+  DType dtype = DType::f32;
+  bool minimum = false;
+  int64_t dim = 0;
+  const void* x = nullptr;      // [num_cols, dim]
+  const void* value = nullptr;  // [num_values] or nullptr
+  void* out = nullptr;          // [num_rows, dim]
+  void* arg = nullptr;          // [num_rows, dim], the csr's index type
+};
+
+// Backward of SpmmMax with respect to x:
+//   grad_x[j, f] = sum over (i, f) with col[arg[i, f]] == j of value * grad[i, f]
+// `grad_x` [num_cols, dim] is zeroed by the kernel.
+struct SpmmMaxBackwardX {
+  Csr csr;  // rowptr is not read
+  DType dtype = DType::f32;
+  int64_t dim = 0;
+  const void* arg = nullptr;    // [num_rows, dim]
+  const void* grad = nullptr;   // [num_rows, dim]
+  const void* value = nullptr;  // [num_values] or nullptr
+  void* grad_x = nullptr;       // [num_cols, dim]
+};
+
+// Backward of SpmmMax with respect to value:
+//   grad_value[perm[e]] = sum_f [arg[i, f] == e] * grad[i, f] * x[col[e], f]
+// Positions that no edge names are left alone.
+struct SpmmMaxBackwardValue {
+  Csr csr;
+  DType dtype = DType::f32;
+  int64_t dim = 0;
+  const void* arg = nullptr;   // [num_rows, dim]
+  const void* grad = nullptr;  // [num_rows, dim]
+  const void* x = nullptr;     // [num_cols, dim]
+  void* grad_value = nullptr;  // [num_values]
+};
+
+namespace cpu {
+void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end);
+// Feature columns [begin, end): each thread owns its columns of grad_x, so nothing races.
+void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end);
+void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end);
+}  // namespace cpu
+
+namespace cuda {
+const char* spmm_max(const SpmmMax& p, void* stream);
+
+// Atomic additions: fast, the last bits of a sum vary. f16 and bf16 accumulate in scratch.
+int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p);
+const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream);
+
+// The same gradient, deterministic: gathers over the transposed structure `transposed`, whose
+// `perm` gives the position of each of its edges in p.csr (nullptr: the identity).
+const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
+                                        void* stream);
+
+const char* spmm_max_backward_value(const SpmmMaxBackwardValue& p, void* stream);
+}  // namespace cuda
+
+}  // namespace pyg_fast
