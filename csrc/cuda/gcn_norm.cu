@@ -51,6 +51,20 @@ __device__ inline bool is_loop(const CooEdge& edge) {
   return !edge.invalid && edge.src >= 0 && edge.src == edge.dst;
 }
 
+// Adds a warp's values to the degrees of their destinations: at once where all have the same, as in
+// sorted lists, since additions to one address wait for each other.
+template <typename Degree>
+__device__ inline void add_degree(Degree* degree, const CooEdge& edge, Degree v) {
+  const int64_t first = __shfl_sync(kWarpMask, edge.dst, 0);
+  if (!__all_sync(kWarpMask, edge.used && edge.dst == first)) {
+    if (edge.used) atomicAdd(degree + edge.dst, v);
+    return;
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) v += __shfl_xor_sync(kWarpMask, v, offset);
+  if ((threadIdx.x & 31) == 0) atomicAdd(degree + first, v);
+}
+
 template <typename T, typename I, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64_t* record) {
   using Degree = std::conditional_t<WEIGHTED, acc_t<T>, int>;
@@ -87,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64
       if (p.last && is_loop(edge[u]))
         atomicMax(reinterpret_cast<unsigned long long*>(p.last) + edge[u].dst,
                   static_cast<unsigned long long>(first + 32 * u + lane + 1));
-      if (edge[u].used) atomicAdd(static_cast<Degree*>(p.degree) + edge[u].dst, v[u]);
+      add_degree(static_cast<Degree*>(p.degree), edge[u], v[u]);
     }
   });
   record_edge<I>(p.coo, record, invalid_edge);

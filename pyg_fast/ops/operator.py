@@ -8,7 +8,7 @@ from torch import Tensor
 from ._numbers import acc_dtype
 from .graph import Graph
 
-# The codes of `Strategy` in csrc.
+# The codes of `Strategy` in csrc/params/sample.h.
 _CODES = {'fastrand': 1, 'bucket': 0, 'unbiased': 2, 'paper': 3}
 STRATEGIES = tuple(_CODES)
 _WORD = 2**64
