@@ -93,5 +93,4 @@ def _maxk_reference(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
     else:
         columns = order[:, :k]
     columns = columns.sort(1)[0]
-    dtype = torch.uint8 if x.size(1) <= 256 else torch.uint16 if x.size(1) <= 65536 else torch.int32
-    return x.gather(1, columns), columns.to(dtype)
+    return x.gather(1, columns), columns.to(column_dtype(x.size(1)))
