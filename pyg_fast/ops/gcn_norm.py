@@ -17,7 +17,7 @@ from ._transforms import transforms_active
 from .to_csr import to_csr
 
 FLOWS = ('source_to_target', 'target_to_source')
-LOOP_CHUNK = 128  # edges whose self-loops gcn_degree counts together, as csrc/params/gcn_norm.h has it
+LOOP_CHUNK = 128  # edges whose self-loops gcn_degree counts together: csrc/params/gcn_norm.h
 LOOPS = ('remaining', 'replace', 'add', 'keep')
 
 

@@ -186,7 +186,7 @@ def _sample_edges_reference(
 def sampled_positions(
     degree: int, num_samples: int, strategy: int, seed: int, row: int
 ) -> list[int]:
-    """Which of the edges of a row are taken; strategies as :obj:`Strategy` in csrc/params/sample.h."""
+    """The positions of a row's sampled edges; strategies as in csrc/params/sample.h."""
     if degree <= num_samples:
         return list(range(degree))
     offset, stride = 0, 1

@@ -23,7 +23,7 @@ from pyg_fast.nn import (
     SampledSAGEConv,
 )
 from pyg_fast.ops import maxk
-from pyg_fast.ops.sampled_spmm import sampled_positions
+from pyg_fast.ops.sampling import sampled_positions
 
 NODES, DST, EDGES = 40, 25, 300
 IN, OUT, S = 6, 20, 3
