@@ -25,11 +25,11 @@ from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.utils import scatter, softmax
 
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
+from pyg_fast.graph.graph import Graph as Structure
+from pyg_fast.graph.graph import graph_of
 from pyg_fast.nn import FusedGATConv, FusedGATv2Conv
 from pyg_fast.ops._attention import keeps
-from pyg_fast.ops.graph import Graph as Structure
-from pyg_fast.ops.graph import graph_of
 
 from . import _graphs, _harness
 from ._graphs import Graph
@@ -105,7 +105,7 @@ class Case:
     @functools.cached_property
     def structure(self) -> Structure:
         size = self.graph.num_nodes, self.graph.num_nodes
-        return graph_of(to_edge_index(self.graph.edge_index, size)[0], *size)
+        return graph_of(prepare_edge_index(self.graph.edge_index, size)[0], *size)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """What gradients are asked of."""
@@ -471,7 +471,7 @@ class Layer:
 
     @functools.cached_property
     def prepared(self) -> Tensor:
-        return to_edge_index(self.edge_index, (self.num_nodes, self.num_nodes))[0]
+        return prepare_edge_index(self.edge_index, (self.num_nodes, self.num_nodes))[0]
 
     def conv(self, name: str) -> nn.Module:
         cls = (PYG_CONVS if name == PYG else FUSED_CONVS)[self.model]
@@ -562,7 +562,7 @@ class Cora:
     def __init__(self, data: Data, model: str) -> None:
         self.data, self.model = data, model
         size = data.num_nodes, data.num_nodes
-        self.prepared = to_edge_index(data.edge_index, size)[0]
+        self.prepared = prepare_edge_index(data.edge_index, size)[0]
         self.train = data.train_mask.nonzero().view(-1)  # a mask would synchronise at every step
         self.target = data.y[self.train]
         self.num_classes = int(data.y.max()) + 1

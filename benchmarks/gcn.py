@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from pyg_fast import ops
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import PathPreparedGCNConv
 from pyg_fast.transforms import ToCSR
 
@@ -364,7 +364,8 @@ def run_to_csr(settings: Settings, report: _harness.Report, num_edges: int) -> N
             Contender('torch argsort', lambda: sort, check=check_sort)]),
         ('Preparing a graph, CSR and CSC', [
             Contender(
-                OURS, lambda: lambda: to_edge_index(edge_index, size)[0], True, check_prepared),
+                OURS, lambda: lambda: prepare_edge_index(edge_index, size)[0], True,
+                check_prepared),
             Contender('PyG EdgeIndex', lambda: pyg, check=check_prepared)]),
     ):
         names = [contender.name for contender in rivals]

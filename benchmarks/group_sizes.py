@@ -22,8 +22,8 @@ from torch_geometric.data import Batch, Data
 
 from benchmarks import _graphs, _harness
 from benchmarks._harness import geometric_mean, log, table
-from pyg_fast.ops import Graph
-from pyg_fast.ops.graph import graph_of
+from pyg_fast.graph import Graph
+from pyg_fast.graph.graph import graph_of
 from pyg_fast.transforms import group_size_net
 from pyg_fast.transforms.group_size_net import GroupSizeNet, as_data, sample_of
 from pyg_fast.transforms.group_sizes import (

@@ -37,9 +37,9 @@ from torch_geometric.utils import scatter
 
 import pyg_fast
 from pyg_fast import ops
+from pyg_fast.graph.graph import Graph as Structure
+from pyg_fast.graph.graph import cache_of
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.ops.graph import Graph as Structure
-from pyg_fast.ops.graph import cache_of
 from pyg_fast.ops.neighbor_sample import sample_subgraph
 
 from . import _cusparse, _graphs, _harness, _minibatch, maxk

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from pyg_fast import ops
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
+from pyg_fast.graph.graph import Graph as Structure
+from pyg_fast.graph.graph import graph_of
 from pyg_fast.nn import (
     MaxKGCNConv,
     MaxKGINConv,
@@ -30,8 +32,6 @@ from pyg_fast.nn import (
 )
 from pyg_fast.ops import CBSR
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.graph import Graph as Structure
-from pyg_fast.ops.graph import graph_of
 from pyg_fast.ops.product import _DENSE_SHARE
 
 from . import _cusparse, _graphs, _harness, spmm
@@ -438,7 +438,7 @@ class Training:
     @functools.cached_property
     def prepared(self) -> Tensor:
         size = (self.graph.num_nodes, self.graph.num_nodes)
-        return to_edge_index(self.graph.edge_index, size)[0]
+        return prepare_edge_index(self.graph.edge_index, size)[0]
 
     def csr(self, dtype: torch.dtype = torch.float32) -> Tensor:
         graph = self.graph

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyg_fast.formats import ExecutionPath, execution_paths, to_edge_index
+from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
+from pyg_fast.graph.graph import graph_of
+from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops._library import ops
-from pyg_fast.ops.graph import graph_of
-from pyg_fast.ops.operator import SparseOperator
 from pyg_fast.ops.product import raw_product
 
 from . import _cusparse, _graphs, _harness
@@ -98,7 +98,7 @@ class Problem:
         device = graph.col.device
         generator = torch.Generator(device=device).manual_seed(1)
         self.share, self.num_nodes = share, graph.num_nodes
-        self.edge_index = to_edge_index(graph.edge_index, (graph.num_nodes,) * 2)[0]
+        self.edge_index = prepare_edge_index(graph.edge_index, (graph.num_nodes,) * 2)[0]
         self.mask = torch.rand(graph.num_nodes, generator=generator, device=device) < share
         self.mask[0] = True
         self.nodes = self.mask.nonzero().view(-1)

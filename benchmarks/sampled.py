@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_fast import ops
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
+from pyg_fast.graph.graph import Graph as Structure
+from pyg_fast.graph.graph import graph_of
+from pyg_fast.graph.operator import STRATEGIES, Sampling
 from pyg_fast.nn import SampledGCNConv
-from pyg_fast.ops.graph import Graph as Structure
-from pyg_fast.ops.graph import graph_of
-from pyg_fast.ops.operator import STRATEGIES, Sampling
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
 from . import _graphs, _harness, maxk, spmm
@@ -304,7 +304,7 @@ class Model:
         device = graph.col.device
         generator = torch.Generator(device=device).manual_seed(SEED)
         size = graph.num_nodes, graph.num_nodes
-        self.prepared = to_edge_index(graph.edge_index, size)[0]
+        self.prepared = prepare_edge_index(graph.edge_index, size)[0]
         self.structure = graph_of(self.prepared, *size)
         self.widths = channels, hidden, CLASSES
         self.x, *self.mapped = (

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from pyg_fast import ops
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
@@ -92,10 +92,10 @@ class Case:
     @functools.cached_property
     def prepared(self) -> Tensor:
         size = (self.graph.num_nodes, self.graph.num_nodes)
-        edge_index, perm = to_edge_index(self.graph.edge_index, size)
+        edge_index, perm = prepare_edge_index(self.graph.edge_index, size)
         # Weights, references and rivals all take the edges in the order they had before.
         if not bool((perm == torch.arange(perm.numel(), device=perm.device)).all()):
-            raise _harness.Incorrect('to_edge_index: moved edges that were sorted already')
+            raise _harness.Incorrect('prepare_edge_index: moved edges that were sorted already')
         return edge_index
 
     def value(self, reduce: str) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from . import ops
+from .graph.graph import graph_of
 from .ops._library import reference
-from .ops.graph import graph_of
 
 NUM_NODES, WIDTH, HEADS, SEED = 120, 24, 3, 7
 # One of float16 and bfloat16 stands for both: sums in float32, rounded at the end.

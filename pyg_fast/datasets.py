@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, InMemoryDataset
 
-from .ops import Graph, spmm
+from .graph import Graph
+from .ops import spmm
 
 SIGMA = 1.3  # of the log-normal propensities: the largest degree is some hundred times the mean
 

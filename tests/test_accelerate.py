@@ -24,7 +24,7 @@ from torch_geometric.nn import (
 )
 
 import pyg_fast
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
 
 OURS = {GCNConv: PathPreparedGCNConv, SAGEConv: PathPreparedSAGEConv, GINConv: PathPreparedGINConv}
@@ -67,7 +67,7 @@ def test_models(name: str, prepared: bool, device: torch.device) -> None:
     theirs = model_of(name).to(device)
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
     x, edge_index = (v.to(device) for v in graph())
-    given = to_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
+    given = prepare_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
     expected, got = gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
@@ -353,7 +353,7 @@ def test_trains_after_inference(name: str, device: torch.device) -> None:
     theirs = model_of(name).to(device)
     ours = must_fuse(pyg_fast.accelerate(copy.deepcopy(theirs)))
     x, edge_index = (v.to(device) for v in graph())
-    prepared, _ = to_edge_index(edge_index, (NODES, NODES))
+    prepared, _ = prepare_edge_index(edge_index, (NODES, NODES))
     with torch.inference_mode():
         torch.testing.assert_close(ours(x, prepared), theirs(x, edge_index))
     got, expected = gradients(ours, x, prepared), gradients(theirs, x, edge_index)
@@ -365,7 +365,7 @@ def test_compiled_model(device: torch.device) -> None:
     theirs = model_of('GraphSAGE').to(device)
     ours = must_fuse(pyg_fast.accelerate(copy.deepcopy(theirs)))
     x, edge_index = (v.to(device) for v in graph())
-    prepared, _ = to_edge_index(edge_index, (NODES, NODES))
+    prepared, _ = prepare_edge_index(edge_index, (NODES, NODES))
     compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
     got, expected = gradients(compiled, x, prepared), gradients(theirs, x, edge_index)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -399,7 +399,7 @@ def share_of_our_kernels(model: Module, x: Tensor, edge_index: Tensor) -> float:
 @pytest.mark.parametrize('name', MODELS)
 def test_aggregation_runs_in_our_kernels(name: str, device: torch.device) -> None:
     num_nodes, num_edges = 5_000, 100_003
-    edge_index, _ = to_edge_index(torch.randint(num_nodes, (2, num_edges)), (num_nodes,) * 2)
+    edge_index, _ = prepare_edge_index(torch.randint(num_nodes, (2, num_edges)), (num_nodes,) * 2)
     edge_index = edge_index.to(device)
     x = torch.randn(num_nodes, 64, device=device, requires_grad=True)
     model = getattr(torch_geometric.nn, name)(64, 64, 3).to(device)

@@ -17,7 +17,7 @@ from pyg_fast.datasets import PlantedGraph
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / 'docs'
 PAGES = sorted(page for page in DOCS.rglob('*.rst') if '_build' not in page.parts)
-MODULES = ['nn', 'transforms', 'ops', 'formats', 'loader', 'datasets']
+MODULES = ['nn', 'transforms', 'ops', 'graph', 'loader', 'datasets']
 
 
 def blocks(text: str, language: str) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from torch_geometric.index import index2ptr
 from torch_geometric.sampler import SamplerOutput
 from torch_geometric.typing import SparseTensor
 
-from ..ops.graph import keep_block
+from ..graph.graph import keep_block
 from ._features import Column
 from ._pipeline import Made
 

@@ -15,8 +15,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
-from ..ops._kept import cache_of, keep
-from ..ops.graph import Graph
+from ..graph._kept import cache_of, keep
+from ..graph.graph import Graph
 
 T = TypeVar('T')
 

@@ -9,7 +9,7 @@ from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.typing import SparseTensor
 
-from ..ops._kept import kept
+from ..graph._kept import kept
 from ..ops.neighbor_sample import sampling_weight
 from ..ops.to_csr import fits_int32, to_csr
 from ._pinned import pinned

@@ -12,12 +12,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 
-from ..formats.execution_path import ExecutionPath, signature_of
+from ..graph._kept import Entry
+from ..graph.execution_path import ExecutionPath, signature_of
+from ..graph.operator import SparseOperator
 from ..ops._edges import is_capturing
-from ..ops._kept import Entry
 from ..ops._saved import save, saved
 from ..ops.linear_product import Plan
-from ..ops.operator import SparseOperator
 from ..ops.path import Rows, Watch, expand, take
 
 # What mixes the rows of different nodes: on some rows alone it gives something else.

@@ -20,12 +20,12 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.typing import Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..graph._kept import keep, kept
+from ..graph.graph import Graph, graph_of
+from ..graph.operator import SparseOperator, inverse_degree
 from ..ops._checks import check_device
-from ..ops._kept import keep, kept
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
-from ..ops.graph import Graph, graph_of
-from ..ops.operator import SparseOperator, inverse_degree
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
 from ._fused import Fused, is_plain

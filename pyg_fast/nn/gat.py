@@ -12,11 +12,11 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..graph.graph import Graph, graph_of
 from ..ops._attention import Setting, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.gat import attend
 from ..ops.gatv2 import attend_v2
-from ..ops.graph import Graph, graph_of
 from ..ops.head_scores import head_scores
 from ._fused import Fused, entries, is_plain_linear, known_edges
 

@@ -12,16 +12,16 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..formats.execution_path import ExecutionPath, signature_of
-from ..formats.gcn_norm import GCNNorm, gcn_norm
+from ..graph.execution_path import ExecutionPath, signature_of
+from ..graph.gcn_norm import GCNNorm, normalized
+from ..graph.graph import graph_of
+from ..graph.operator import Sampling, SparseOperator
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops._numbers import acc_dtype
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.gcn_norm import gcn_scale
-from ..ops.graph import graph_of
 from ..ops.linear_product import Plan, aggregates_first, linear_product
-from ..ops.operator import Sampling, SparseOperator
 from ..ops.product import Quantized, product
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear, known_edges
 from ._path import AggregatedInput, OnPath, linear_on_path
@@ -358,7 +358,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     ) -> GCNNorm:
         reverse = self.flow == 'target_to_source'
         if normalize:
-            return gcn_norm(
+            return normalized(
                 edge_index, edge_weight, num_nodes, dtype, fill_value=fill_value,
                 loops=loops if self.add_self_loops else 'keep', flow=self.flow,
                 transpose=transpose, sampling=sampling, copy=keep or torch.is_grad_enabled(),

@@ -9,12 +9,12 @@ from torch_geometric.nn import GINConv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from ..formats.execution_path import ExecutionPath
+from ..graph.execution_path import ExecutionPath
+from ..graph.graph import graph_of
+from ..graph.operator import SparseOperator
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
-from ..ops.graph import graph_of
 from ..ops.linear_product import Plan, linear_product
-from ..ops.operator import SparseOperator
 from ..ops.path import Rows, expand, take
 from ._path import AggregatedInput, OnPath, check_commutes, fill_of, sum_on_path
 from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values

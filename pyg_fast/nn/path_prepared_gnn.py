@@ -10,7 +10,7 @@ from torch_geometric.nn import LayerNorm
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
-from ..formats.execution_path import (
+from ..graph.execution_path import (
     ExecutionPath,
     execution_paths,
     mask_signature_of,

@@ -9,13 +9,13 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
-from ..formats.execution_path import ExecutionPath
+from ..graph.execution_path import ExecutionPath
+from ..graph.graph import graph_of
+from ..graph.operator import SparseOperator
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
-from ..ops.graph import graph_of
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_product import Plan, aggregates_first, linear_product
-from ..ops.operator import SparseOperator
 from ..ops.product import product
 from ._fused import autocast_dtype, is_plain_linear
 from ._path import AggregatedInput, OnPath, linear_of_rows, linear_on_path, sum_on_path

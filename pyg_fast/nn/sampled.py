@@ -13,13 +13,13 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptTensor, Size, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..formats.execution_path import ExecutionPath
-from ..formats.gcn_norm import GCNNorm
+from ..graph.execution_path import ExecutionPath
+from ..graph.gcn_norm import GCNNorm
+from ..graph.graph import graph_of
+from ..graph.operator import Sampling, SparseOperator
 from ..ops._checks import check_device
 from ..ops.cbsr import CBSR
-from ..ops.graph import graph_of
 from ..ops.linear_product import aggregates_first
-from ..ops.operator import Sampling, SparseOperator
 from ..ops.product import Quantized, product, quantized
 from ..ops.sampled_spmm import check_sampling
 from ..ops.sampling import sampled_graph, sampled_on_its_own

@@ -1,5 +1,9 @@
 """The operations: typed checks, kernels, gradients."""
 
+import warnings
+from importlib import import_module
+from typing import Any
+
 # These register raw ops, and have no public function.
 from . import head_scores as head_scores
 from . import path as path
@@ -12,7 +16,6 @@ from .fetch_rows import fetch_rows
 from .gat import gat
 from .gatv2 import gatv2
 from .gcn_norm import gcn_norm
-from .graph import Graph
 from .match import match, match_degree
 from .maxk import maxk
 from .neighbor_sample import SampledSubgraph, neighbor_sample, relabel
@@ -24,7 +27,6 @@ from .to_csr import to_csr
 
 __all__ = [
     'CBSR',
-    'Graph',
     'NodeMap',
     'SampledSubgraph',
     'aggregate',
@@ -45,3 +47,12 @@ __all__ = [
     'visited_neighbors',
     'with_cuda',
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != 'Graph':
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    warnings.warn(
+        'pyg_fast.ops.Graph has moved: use pyg_fast.graph.Graph', DeprecationWarning, stacklevel=2
+    )
+    return import_module('..graph', __name__).Graph

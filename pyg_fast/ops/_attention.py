@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from ..graph.graph import Graph, check_graph, graph_of
 from ._checks import DTYPES, check_device
 from ._numbers import acc_dtype, check_flag
 from ._reference import edge_list
-from .graph import Graph, check_graph, graph_of
 
 _WORD = 0xFFFFFFFF
 

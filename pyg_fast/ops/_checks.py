@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .graph import Graph, check_graph, graph_of
+from ..graph.graph import Graph, check_graph, graph_of
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from ..graph.graph import Graph, check_graph, graph_of
+from ..graph.operator import SparseOperator
 from ._checks import check_device, check_edge_weight, check_features
 from ._edges import check_edge_index, check_invalid, kernel_index
 from ._library import fake, ops, reference
@@ -13,8 +15,6 @@ from ._numbers import check_number
 from ._reference import messages
 from ._saved import save, saved
 from ._transforms import transforms_active
-from .graph import Graph, check_graph, graph_of
-from .operator import SparseOperator
 from .product import product
 from .to_csr import fits_int32
 
@@ -48,7 +48,7 @@ def aggregate(
     Args:
         graph (EdgeIndex, Tensor or Graph): A plain :obj:`edge_index` :math:`(2, |\mathcal{E}|)`
             of any integer type; or a graph prepared by :class:`~pyg_fast.transforms.ToCSR`; or an
-            :class:`~pyg_fast.ops.Graph`, which cannot be scattered over.
+            :class:`~pyg_fast.graph.Graph`, which cannot be scattered over.
         x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, of type float32, float64,
             float16 or bfloat16.
         edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of :obj:`x`,
@@ -66,7 +66,7 @@ def aggregate(
         TypeError: If a dtype is not supported, or differs between :obj:`x` and
             :obj:`edge_weight`.
         ValueError: If a shape, size or device does not fit, :obj:`mode` is unknown, or an
-            :class:`~pyg_fast.ops.Graph` is to be scattered over.
+            :class:`~pyg_fast.graph.Graph` is to be scattered over.
         IndexError: If the graph holds a node that is not there; on CUDA raised by the next call,
             see :func:`to_csr`. No memory out of bounds is ever touched.
     """

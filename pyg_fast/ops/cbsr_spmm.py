@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
+from ..graph.graph import Graph
+from ..graph.operator import SparseOperator
 from ._checks import check_edge_weight, checked_graph
 from ._library import fake, reference
 from ._numbers import acc_dtype
 from ._reference import edge_list, messages
 from .cbsr import CBSR
-from .graph import Graph
-from .operator import SparseOperator
 from .product import needs_transpose, product
 
 REDUCE = ('sum', 'add', 'mean')

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from ..graph.graph import Graph
 from ._attention import (
     Setting,
     as_acc,
@@ -26,7 +27,6 @@ from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._saved import save, saved
 from ._transforms import transforms_active
-from .graph import Graph
 
 
 def gat(
@@ -65,7 +65,7 @@ def gat(
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by
             :class:`~pyg_fast.transforms.ToCSR`; or a plain :obj:`edge_index`
-            :math:`(2, |\mathcal{E}|)`, sorted at every call; or a :class:`~pyg_fast.ops.Graph`.
+            :math:`(2, |\mathcal{E}|)`, sorted at every call; or a :class:`~pyg_fast.graph.Graph`.
         x (Tensor): Features of the source nodes :math:`(N_{src}, H, C)`, of type float32, float64,
             float16 or bfloat16.
         alpha_src (Tensor): Scores of the source nodes :math:`(N_{src}, H)`, of the type of
@@ -78,7 +78,7 @@ def gat(
             this. (default: :obj:`0.0`)
         add_self_loops (bool): Leaves out edges from a node to itself, and gives each node
             :math:`i < \min(N_{src}, N_{dst})` one, of edge score zero. Not for a
-            :class:`~pyg_fast.ops.Graph`. (default: :obj:`False`)
+            :class:`~pyg_fast.graph.Graph`. (default: :obj:`False`)
         seed (Tensor, optional): Seed of dropout, int64 of shape :math:`(1)`, on the device of
             :obj:`x`. (default: :obj:`None`, the next of torch's generator)
 

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..graph.operator import SparseOperator
 from ._library import ops
 from ._saved import save, saved
-from .operator import SparseOperator
 from .path import Rows, Watch, expanded
 from .product import product, raw_product
 

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..graph.operator import SparseOperator
 from ._library import ops, reference
 from ._numbers import acc_dtype
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
-from .operator import SparseOperator
 from .sampling import of_sample, sampled_graph
 
 # From so many edges on, features are scaled before a sum of weighted edges, which saves the kernel

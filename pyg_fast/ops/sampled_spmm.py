@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..graph.graph import Graph
+from ..graph.operator import STRATEGIES, Sampling, SparseOperator
 from ._checks import check_device, check_edge_weight, check_features, checked_graph
 from ._library import fake, reference
 from ._numbers import acc_dtype, check_flag
-from .graph import Graph
-from .operator import STRATEGIES, Sampling, SparseOperator
 from .product import product, quantized
 from .sampling import sampled_on_its_own, sampled_rows
 from .spmm import REDUCE

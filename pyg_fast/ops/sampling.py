@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..graph.graph import Graph
+from ..graph.operator import Sampling, SparseOperator
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._reference import mixed_bits
-from .graph import Graph
-from .operator import Sampling, SparseOperator
 
 _PAPER_STRIDE = 577
 

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..graph.graph import Graph
+from ..graph.operator import SparseOperator
 from ._checks import check_edge_weight, check_features, checked_graph
 from ._library import fake, reference
 from ._numbers import acc_dtype
 from ._reference import edge_list, messages
-from .graph import Graph
-from .operator import SparseOperator
 from .product import product
 from .spmm_max import reduce_max
 
@@ -37,7 +37,7 @@ def spmm(
         graph (EdgeIndex, Tensor or Graph): A graph prepared by
             :class:`~pyg_fast.transforms.ToCSR`; or a plain :obj:`edge_index`
             :math:`(2, |\mathcal{E}|)` of a square graph on the rows of :obj:`x`, sorted at every
-            call; or an :class:`~pyg_fast.ops.Graph`.
+            call; or an :class:`~pyg_fast.graph.Graph`.
         x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, of type float32, float64,
             float16 or bfloat16.
         edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of :obj:`x`,

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graph.graph import Graph
 from ._library import fake, ops, reference
 from ._reference import edge_list, messages
 from ._saved import save, saved
 from ._transforms import transforms_active
-from .graph import Graph
 
 
 def reduce_max(

@@ -4,7 +4,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from ..formats.execution_path import check_mask, execution_paths
+from ..graph.execution_path import check_mask, execution_paths
 from ..ops._edges import check_edge_index
 
 
@@ -22,7 +22,7 @@ class ExecutionPaths(BaseTransform):
     Layer :math:`\ell` of :math:`0, \ldots, L - 1` reads gradients in
     :math:`\mathcal{S}_{\ell + 1}` and writes them in :math:`\mathcal{S}_{\ell}`, over the edges
     into :math:`\mathcal{S}_{\ell + 1}`. :obj:`data.execution_paths` becomes a list of
-    :class:`~pyg_fast.formats.ExecutionPath`, one for each layer, on the device of the graph, to be
+    :class:`~pyg_fast.graph.ExecutionPath`, one for each layer, on the device of the graph, to be
     handed to layers as :obj:`path=data.execution_paths[l]`, or all of them to
     :class:`~pyg_fast.nn.PathPreparedGNN`. Nothing is lost: losses and gradients are those of the
     whole graph but for the order of sums.
@@ -47,7 +47,7 @@ class ExecutionPaths(BaseTransform):
             (default: :obj:`False`)
         checks (bool): Whether a loss on other nodes is noticed: rows of gradients outside of a path
             are counted on the device, and raise an error at the next forward pass with it, or at
-            :meth:`path.check() <pyg_fast.formats.ExecutionPath.check>`. (default: :obj:`True`)
+            :meth:`path.check() <pyg_fast.graph.ExecutionPath.check>`. (default: :obj:`True`)
         strict (bool): Whether the error comes at once, for which each backward pass waits for the
             device. (default: :obj:`False`)
         debug (bool): Whether rows that are not computed are NaN instead of zero, which shows in

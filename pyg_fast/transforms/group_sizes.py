@@ -14,10 +14,9 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from ..formats import graph_of, set_group_sizes
-from ..ops import Graph
-from ..ops.groups import check_size
-from ..ops.operator import SparseOperator
+from ..graph import Graph, graph_of, set_group_sizes
+from ..graph.groups import check_size
+from ..graph.operator import SparseOperator
 from ..ops.product import raw_product
 from ._degrees import Degrees
 from .to_csr import ToCSR

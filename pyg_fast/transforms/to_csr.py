@@ -15,7 +15,7 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..formats import graph_of, to_edge_index
+from ..graph import graph_of, prepare_edge_index
 from ..ops._edges import check_edge_index
 
 # Not permuted: what is being sorted, other edges, and the counts of a loader (lists that can by
@@ -131,7 +131,7 @@ def _count_ends(stores: list[EdgeStorage], node_type: str) -> int:
 
 def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) -> None:
     edge_index = store['edge_index']
-    out, perm = _named(store, to_edge_index, edge_index, size)
+    out, perm = _named(store, prepare_edge_index, edge_index, size)
     if isinstance(edge_index, EdgeIndex):
         # Caches are compared, not trusted: `EdgeIndex.sort_by` and edits in place leave wrong ones.
         if _equal(edge_index, out):

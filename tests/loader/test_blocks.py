@@ -12,8 +12,8 @@ from torch_geometric.utils import remove_self_loops, trim_to_layer
 
 import pyg_fast.nn as fnn
 from pyg_fast.datasets import PlantedGraph
+from pyg_fast.graph import graph as graphs
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.ops import graph as graphs
 from pyg_fast.ops import spmm
 from tests.loader._graphs import random_data
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyg_fast.graph.graph import cache_of
 from pyg_fast.loader import _share, share_data
-from pyg_fast.ops.graph import cache_of
 from pyg_fast.transforms import ToCSR
 from tests.loader._graphs import equal, random_data
 
@@ -18,7 +18,7 @@ import os, sys, torch, torch.distributed as dist
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=2)
 from pyg_fast.loader import FastNeighborLoader, _share, share_data
-from pyg_fast.ops.graph import cache_of
+from pyg_fast.graph.graph import cache_of
 from pyg_fast.transforms import ToCSR
 from tests.loader._graphs import random_data
 _share._MEMORY = folder + '/shared'

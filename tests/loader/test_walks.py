@@ -6,9 +6,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_fast.nn as fnn
+from pyg_fast.graph import graph as graphs
 from pyg_fast.loader import FastNeighborLoader
 from pyg_fast.loader._seeds import mixed
-from pyg_fast.ops import graph as graphs
 from pyg_fast.ops import to_csr, visited_neighbors
 from tests.loader._graphs import Apart, equal, random_data
 

@@ -17,7 +17,7 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 
 import pyg_fast
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import FusedGATConv, FusedGATv2Conv
 
 SRC, DST, EDGES = 30, 20, 150
@@ -124,7 +124,7 @@ def assert_no_farther(
 def test_options(kind: str, name: str, prepared: bool, device: torch.device) -> None:
     theirs, ours = layers(kind, device=device, **OPTIONS[name])
     x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
-    graph = to_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
     expected = gradients(theirs, x, edge_index)
     for _ in range(1 + prepared):  # At the second call the graph has its cache.
         assert_same(expected, gradients(must_fuse(ours), x, graph))
@@ -157,7 +157,7 @@ def test_edge_features(kind: str, fill: str, loops: bool, device: torch.device) 
     edge_attr = features(edge_index.size(1), 4, device=device)
     expected = gradients(theirs, x, edge_index, edge_attr)
     assert_same(expected, gradients(ours, x, edge_index, edge_attr))
-    graph, order = to_edge_index(edge_index, (SRC, SRC))
+    graph, order = prepare_edge_index(edge_index, (SRC, SRC))
     graph_attr = edge_attr if order is None else edge_attr[order]
     got = gradients(ours, x, graph, graph_attr)
     if order is not None:
@@ -226,7 +226,7 @@ def test_bipartite(kind: str, loops: bool, residual: bool, device: torch.device)
     )  # fmt: skip
     x = features(SRC, 8, device=device), features(DST, 6, device=device)
     edge_index = edges().to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, DST))
+    graph, _ = prepare_edge_index(edge_index, (SRC, DST))
     expected = gradients(theirs, x, edge_index)
     for given in (edge_index, graph):
         assert_same(expected, gradients(must_fuse(ours), x, given))
@@ -250,7 +250,7 @@ def test_no_destination_features(
     assert expected[0].size(0) == (SRC if size is None else DST)
     assert_same(expected, gradients(ours, x, edge_index, size=size))
     if size is not None:
-        graph, _ = to_edge_index(edge_index, size)
+        graph, _ = prepare_edge_index(edge_index, size)
         assert_same(expected, gradients(ours, x, graph, size=size))
 
 
@@ -272,7 +272,7 @@ def test_target_to_source(kind: str, loops: bool, device: torch.device) -> None:
         kind, heads=2, add_self_loops=loops, flow='target_to_source', device=device
     )  # fmt: skip
     x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, SRC))
+    graph, _ = prepare_edge_index(edge_index, (SRC, SRC))
     expected = gradients(theirs, x, edge_index)
     for given in (edge_index, graph):
         assert_same(expected, gradients(ours, x, given))
@@ -304,7 +304,7 @@ def test_no_edges(kind: str, num_nodes: int, loops: bool, device: torch.device) 
     theirs, ours = layers(kind, heads=2, add_self_loops=loops, device=device)
     x = features(num_nodes, 8, device=device)
     edge_index = torch.empty(2, 0, dtype=torch.long, device=device)
-    graph, _ = to_edge_index(edge_index, (num_nodes, num_nodes))
+    graph, _ = prepare_edge_index(edge_index, (num_nodes, num_nodes))
     for given in (edge_index, graph):
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given))
 
@@ -366,7 +366,7 @@ def test_gradient_of_each_parameter_alone(kind: str, prepared: bool) -> None:
     x, edge_index = features(SRC, 8), edges(SRC, SRC)
     graph, edge_attr = edge_index, features(EDGES + 30, 4) if kind == 'gat' else None
     if prepared:
-        graph, order = to_edge_index(edge_index, (SRC, SRC))
+        graph, order = prepare_edge_index(edge_index, (SRC, SRC))
         edge_index, edge_attr = (
             edge_index[:, order],
             None if edge_attr is None else edge_attr[order],
@@ -400,7 +400,7 @@ def test_sorts_no_more_than_backward_needs(kind: str, form: str) -> None:
     _, ours = layers(kind, heads=2)
     x, edge_index = features(SRC, 8), edges(SRC, SRC)
     if form == 'prepared':
-        edge_index, _ = to_edge_index(edge_index, (SRC, SRC))
+        edge_index, _ = prepare_edge_index(edge_index, (SRC, SRC))
         ours(x, edge_index)
     with torch.profiler.profile() as profile, torch.set_grad_enabled(form != 'no_grad'):
         out = ours(x, edge_index).sum()
@@ -538,7 +538,7 @@ def test_attention_weights(kind: str, wanted: bool, loops: bool, device: torch.d
     expected, got = (c(x, edge_index, return_attention_weights=wanted) for c in (theirs, ours))
     assert isinstance(expected, tuple) == wanted
     torch.testing.assert_close(got, expected)
-    prepared, _ = to_edge_index(edge_index, (SRC, SRC))
+    prepared, _ = prepare_edge_index(edge_index, (SRC, SRC))
     if wanted:
         torch.testing.assert_close(ours(x, prepared, return_attention_weights=True)[0], got[0])
 
@@ -782,7 +782,7 @@ def test_compile(kind: str, name: str, prepared: bool, device: torch.device) -> 
     torch._dynamo.reset()
     theirs, ours = layers(kind, device=device, **OPTIONS[name])
     x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
-    graph = to_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, graph))
 
@@ -794,7 +794,7 @@ def test_compile_bipartite(kind: str, prepared: bool, device: torch.device) -> N
     theirs, ours = layers(kind, (8, 6), heads=2, device=device)
     x = features(SRC, 8, device=device), features(DST, 6, device=device)
     edge_index = edges().to(device)
-    graph = to_edge_index(edge_index, (SRC, DST))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (SRC, DST))[0] if prepared else edge_index
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, graph))
 
@@ -808,7 +808,7 @@ def test_compile_edge_features(fill: str, prepared: bool, device: torch.device) 
     edge_attr = features(edge_index.size(1), 4, device=device)
     graph = edge_index
     if prepared:
-        graph, order = to_edge_index(edge_index, (SRC, SRC))
+        graph, order = prepare_edge_index(edge_index, (SRC, SRC))
         edge_index, edge_attr = graph.as_tensor(), edge_attr[order]
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(
@@ -851,7 +851,7 @@ def test_second_derivatives(kind: str, device: torch.device) -> None:
 def test_graph_first_met_in_inference_mode(kind: str, device: torch.device) -> None:
     theirs, ours = layers(kind, heads=2, device=device)
     x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
-    prepared, _ = to_edge_index(edge_index, (SRC, SRC))
+    prepared, _ = prepare_edge_index(edge_index, (SRC, SRC))
     with torch.inference_mode():
         ours(x, prepared)
     assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, prepared))
@@ -883,7 +883,7 @@ def test_bad_input(kind: str, device: torch.device, raises: Any) -> None:
         features(n, f, device=device, dtype=torch.float32) for n, f in ((SRC, 8), (DST, 6))
     )  # fmt: skip
     edge_index = edges().to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, DST))
+    graph, _ = prepare_edge_index(edge_index, (SRC, DST))
     for end, value in ((0, SRC), (1, DST), (0, -1), (1, -1)):
         wrong = edge_index.clone()
         wrong[end, 3] = value

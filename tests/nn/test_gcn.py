@@ -11,7 +11,7 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GCNConv
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import PathPreparedGCNConv
 from pyg_fast.transforms import ToCSR
 
@@ -96,7 +96,7 @@ def test_options(device, prepared, weighted, channels):
         wanted = [x, w] if weighted == 'gradient' else [x]
         graph, w_ours = edge_index, w
         if prepared:
-            graph, perm = to_edge_index(edge_index, (NODES, NODES))
+            graph, perm = prepare_edge_index(edge_index, (NODES, NODES))
             w_ours = None if w is None else w[perm]
         assert took_kernel(ours, x, graph, w_ours)
         assert_same(theirs, ours, (x, edge_index, w), (x, graph, w_ours), wanted)
@@ -198,7 +198,7 @@ def test_index_dtypes(device, index_dtype):
 
 def test_norm_is_kept_on_a_prepared_graph(device):
     edge_index, weight = make_graph(device)
-    graph, perm = to_edge_index(edge_index, (NODES, NODES))
+    graph, perm = prepare_edge_index(edge_index, (NODES, NODES))
     weight = weight[perm]
     _, ours = pair(5, 3, device=device)
     x = features(5, device)
@@ -248,7 +248,7 @@ def test_takes_over_a_cache(device):
 def test_first_layer_needs_no_transpose(device):
     # Where x takes no gradient, aggregating first leaves the backward pass nothing to aggregate.
     edge_index, _ = make_graph(device)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     theirs, ours = pair(6, 20, device=device)
     x = features(6, device).detach()
     assert_same(theirs, ours, (x, edge_index), (x, graph), [])
@@ -265,7 +265,7 @@ def test_gradcheck(device, channels, weighted):
     edge_index, weight = make_graph(device, num_nodes=8, num_edges=20)
     edge_index = edge_index.unique(dim=1)
     weight = weight[: edge_index.size(1)].clone()
-    graph, _ = to_edge_index(edge_index, (8, 8))
+    graph, _ = prepare_edge_index(edge_index, (8, 8))
     _, conv = pair(*channels, device=device)
     x = features(channels[0], device, num_nodes=8)
     w = weight.requires_grad_() if weighted else None
@@ -289,7 +289,7 @@ def test_compile(device, graph_kind, weighted):
     edge_index, weight = make_graph(device, torch.float32)
     graph, w = edge_index, weight
     if graph_kind != 'plain':
-        graph, perm = to_edge_index(edge_index, (NODES, NODES))
+        graph, perm = prepare_edge_index(edge_index, (NODES, NODES))
         w = weight[perm]
     if graph_kind == 'pickled':  # PyG's caches survive this, ours do not.
         graph = pickle.loads(pickle.dumps(graph))
@@ -312,7 +312,7 @@ def test_tiny_graphs(device, num_nodes, num_edges):
     theirs, ours = pair(4, 3, device=device)
     x = features(4, device, num_nodes=num_nodes)
     for weight in (None, torch.ones(num_edges, dtype=torch.float64, device=device)):
-        graph, _ = to_edge_index(edge_index, (num_nodes, num_nodes))
+        graph, _ = prepare_edge_index(edge_index, (num_nodes, num_nodes))
         assert_same(theirs, ours, (x, edge_index, weight), (x, edge_index, weight), [x])
         assert_same(theirs, ours, (x, edge_index, weight), (x, graph, weight), [x])
 
@@ -414,7 +414,7 @@ def test_inference_mode(device):
     theirs, ours = pair(5, 3, device=device)
     with torch.inference_mode():
         x = features(5, device).detach().clone()
-        graph, perm = to_edge_index(edge_index.clone(), (NODES, NODES))
+        graph, perm = prepare_edge_index(edge_index.clone(), (NODES, NODES))
         torch.testing.assert_close(
             ours(x, graph, weight[perm].clone()), theirs(x, edge_index, weight)
         )
@@ -439,7 +439,7 @@ def test_bad_input(device, raises):
         ours(x, edge_index[:1])
     with raises(ValueError, match='tuple'):
         ours((x, x), edge_index)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     with raises(ValueError, match='edge_index'):
         ours(features(5, device, num_nodes=NODES - 1), graph)
     if device.type == 'cuda':
@@ -453,7 +453,7 @@ def test_captured_training_step(device):
     if device.type != 'cuda':
         pytest.skip('CUDA graphs need a GPU')
     edge_index, _ = make_graph(device)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     _, conv = pair(8, 4, device=device, dtype=torch.float32)
     x = features(8, device, torch.float32).detach()
     optimizer = torch.optim.Adam(conv.parameters(), capturable=True)
@@ -484,7 +484,7 @@ def test_captured_training_step(device):
 
 def test_same_bits(device):
     edge_index, _ = make_graph(device, num_edges=20000)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     _, conv = pair(8, 16, device=device, dtype=torch.float32)
     x = features(8, device, torch.float32)
     runs = []

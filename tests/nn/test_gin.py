@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Linear, ReLU, Sequential
 from torch_geometric.nn import MLP, GINConv
 
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import PathPreparedGINConv
 
 SRC, DST, EDGES = 30, 20, 150
@@ -64,7 +64,7 @@ def assert_same(theirs: list[Tensor], ours: list[Tensor]) -> None:
 def test_square(flow: str, aggr: str, train_eps: bool, device: torch.device) -> None:
     theirs, ours = layers(device, aggr=aggr, eps=0.3, train_eps=train_eps, flow=flow)
     x, edge_index = torch.randn(SRC, 6, dtype=torch.float64, device=device), edges().to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, SRC))
+    graph, _ = prepare_edge_index(edge_index, (SRC, SRC))
     expected = gradients(theirs, x, edge_index)
     for given in (edge_index, graph, graph):
         assert_same(expected, gradients(must_fuse(ours), x, given))
@@ -79,7 +79,7 @@ def test_bipartite(root: bool, train_eps: bool, device: torch.device) -> None:
     x_src = torch.randn(SRC, 6, dtype=torch.float64, device=device)
     x_dst = torch.randn(DST, 6, dtype=torch.float64, device=device) if root else None
     edge_index = edges(SRC, DST).to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, DST))
+    graph, _ = prepare_edge_index(edge_index, (SRC, DST))
     expected = gradients(theirs, (x_src, x_dst), edge_index, size=(SRC, DST))
     must_fuse(ours)
     assert_same(expected, gradients(ours, (x_src, x_dst), edge_index, size=(SRC, DST)))
@@ -97,7 +97,7 @@ def test_other_aggregations_are_left_to_pyg() -> None:
 def test_dtypes(dtype: torch.dtype, train_eps: bool, device: torch.device) -> None:
     theirs, ours = layers(device, dtype, eps=0.25, train_eps=train_eps)
     x, edge_index = torch.randn(SRC, 6, device=device).to(dtype), edges().to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, SRC))
+    graph, _ = prepare_edge_index(edge_index, (SRC, SRC))
     got = gradients(must_fuse(ours), x, graph)
     assert all(v.dtype == dtype for v in got)
     for a, b in zip(gradients(theirs.double(), x.double(), edge_index), got, strict=True):
@@ -139,7 +139,7 @@ def test_compile(prepared: bool, train_eps: bool, device: torch.device) -> None:
     torch._dynamo.reset()
     theirs, ours = layers(device, train_eps=train_eps, eps=0.3)
     x, edge_index = torch.randn(SRC, 6, dtype=torch.float64, device=device), edges().to(device)
-    graph = to_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, graph))
 
@@ -224,7 +224,7 @@ def test_no_edges(train_eps: bool, num_nodes: int, device: torch.device) -> None
     theirs, ours = layers(device, eps=0.3, train_eps=train_eps)
     x = torch.randn(num_nodes, 6, dtype=torch.float64, device=device)
     edge_index = torch.empty(2, 0, dtype=torch.long, device=device)
-    graph, _ = to_edge_index(edge_index, (num_nodes, num_nodes))
+    graph, _ = prepare_edge_index(edge_index, (num_nodes, num_nodes))
     for given in (edge_index, graph):
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given))
 
@@ -232,7 +232,7 @@ def test_no_edges(train_eps: bool, num_nodes: int, device: torch.device) -> None
 def test_bad_input(device: torch.device, raises: Any) -> None:
     _, ours = layers(device, torch.float32)
     x, edge_index = torch.randn(SRC, 6, device=device), edges().to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, SRC))
+    graph, _ = prepare_edge_index(edge_index, (SRC, SRC))
     for value in (SRC, -1):
         wrong = edge_index.clone()
         wrong[1, 3] = value

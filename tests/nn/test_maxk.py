@@ -18,7 +18,7 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv
 
 import pyg_fast
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import (
     MaxK,
     MaxKGCNConv,
@@ -259,7 +259,7 @@ def weights(edge_index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.parametrize('prepared', [False, True])
 def test_gcn(prepared: bool, weighted: str, k: int, device: torch.device) -> None:
     edge_index = edges().to(device)
-    given, perm = to_edge_index(edge_index, (NODES, NODES)) if prepared else (edge_index, ...)
+    given, perm = prepare_edge_index(edge_index, (NODES, NODES)) if prepared else (edge_index, ...)
     weight, args = weights(edge_index), []
     x = features(NODES, IN, device=device)
     for number, options in enumerate(GCN_OPTIONS):
@@ -306,7 +306,7 @@ def test_sage(
 ) -> None:
     theirs, ours = layers('sage', k, device, root=root, flow=flow, **kwargs)
     x, edge_index = features(NODES, IN, device=device), edges().to(device)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     expected = gradients(theirs, x, edge_index)
     fuses = flow == 'source_to_target' or 'project' not in kwargs
     for given in (edge_index, graph, graph):  # At the third call the graph has its cache.
@@ -325,7 +325,7 @@ def test_gin(
         'gin', k, device, root=root, flow=flow, aggr=aggr, train_eps=train_eps, balanced=root
     )
     x, edge_index = features(NODES, IN, device=device), edges().to(device)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     expected = gradients(theirs, x, edge_index)
     for given in (edge_index, graph, graph):
         assert_same(expected, gradients(must_fuse(ours), x, given))
@@ -357,7 +357,7 @@ def test_bipartite(kind: str, root: str, extra: dict[str, Any], device: torch.de
         DST, 10 if kind == 'sage' else IN, device=device
     )
     edge_index, size = edges(NODES, DST).to(device), (NODES, DST)
-    graph, _ = to_edge_index(edge_index, size)
+    graph, _ = prepare_edge_index(edge_index, size)
     expected = gradients(theirs, (x_src, x_dst), edge_index, size=size)
     must_fuse(ours)
     assert_same(expected, gradients(ours, (x_src, x_dst), edge_index, size=size))
@@ -372,7 +372,7 @@ def test_all_channels_give_the_base_layer(
     theirs = build(kind, 1).to(device)
     x = features(NODES, IN, device=device, dtype=torch.float32)
     edge_index = edges().to(device)
-    graph = to_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
     for k in (None, OUT if kind == 'gcn' else IN):
         for balanced in (False, True):
             ours = build(kind, 2, k=k, balanced=balanced).to(device)
@@ -493,7 +493,7 @@ def test_tiny_graphs(num_nodes: int, num_edges: int, kind: str, device: torch.de
     theirs, ours = layers(kind, FEW, device)
     x = features(num_nodes, IN, device=device)
     edge_index = torch.zeros(2, num_edges, dtype=torch.long, device=device)
-    graph, _ = to_edge_index(edge_index, (num_nodes, num_nodes))
+    graph, _ = prepare_edge_index(edge_index, (num_nodes, num_nodes))
     for given in (edge_index, graph):
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given))
 
@@ -527,7 +527,7 @@ def test_lazy_channels(kind: str, device: torch.device) -> None:
 def test_graph_first_met_in_inference_mode(kind: str, device: torch.device) -> None:
     theirs, ours = layers(kind, FEW, device)
     x, edge_index = features(NODES, IN, device=device), edges().to(device)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     with torch.inference_mode():
         torch.testing.assert_close(ours(x, graph), theirs(x, edge_index))
     assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, graph))
@@ -562,7 +562,7 @@ def test_cbsr(kind: str, aggr: str, extra: dict[str, Any], device: torch.device)
     if 'project' not in extra:
         must_fuse(ours)
     assert_same(expected, gradients(sparse, x, edge_index))
-    assert_same(expected, gradients(sparse, x, to_edge_index(edge_index, (NODES, NODES))[0]))
+    assert_same(expected, gradients(sparse, x, prepare_edge_index(edge_index, (NODES, NODES))[0]))
     vars(ours).pop('_left', None)
     ours.fuse = False
     assert_same(expected, gradients(sparse, x, edge_index))
@@ -607,7 +607,7 @@ def test_compile(root: bool, k: int, prepared: bool, kind: str, device: torch.de
     options: dict[str, Any] = {'train_eps': True} if kind == 'gin' else {}
     theirs, ours = layers(kind, k, device, root=root, **options)
     x, edge_index = features(NODES, IN, device=device), edges().to(device)
-    graph = to_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, graph))
 
@@ -841,7 +841,7 @@ def test_bad_k() -> None:
 def test_bad_input(kind: str, device: torch.device, raises: Any) -> None:
     _, ours = layers(kind, FEW, device, torch.float32)
     x, edge_index = features(NODES, IN, device=device, dtype=torch.float32), edges().to(device)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     for value in (NODES, -1):
         wrong = edge_index.clone()
         wrong[1, 7] = value
@@ -913,7 +913,7 @@ def test_captured_training_step(kind: str, device: torch.device) -> None:
     if device.type != 'cuda':
         pytest.skip('CUDA graphs need a GPU')
     edge_index = edges().to(device)
-    graph, _ = to_edge_index(edge_index, (NODES, NODES))
+    graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     _, conv = layers(kind, FEW, device, torch.float32, root=kind != 'gcn')
     x = features(NODES, IN, device=device, dtype=torch.float32)
     optimizer = torch.optim.Adam(conv.parameters(), capturable=True)

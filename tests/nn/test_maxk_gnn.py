@@ -14,7 +14,7 @@ from torch_geometric.nn import BatchNorm, GCNConv, GINConv, MessagePassing, SAGE
 from torch_geometric.nn import LayerNorm as GraphNorm
 
 import pyg_fast
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import MaxKGNN
 
 NODES, EDGES, IN, HIDDEN, OUT, LAYERS = 40, 300, 7, 16, 5, 3
@@ -132,7 +132,7 @@ def test_same_as_dense(
 ) -> None:
     theirs, ours = models(kind, device, k=k, norm=norm, balanced=balanced)
     x, edge_index = features(device), graph(device)
-    prepared, _ = to_edge_index(edge_index, (NODES, NODES))
+    prepared, _ = prepare_edge_index(edge_index, (NODES, NODES))
     expected = gradients(theirs, x, edge_index)
     must_fuse(ours)
     for given in (edge_index, prepared, prepared):
@@ -170,7 +170,8 @@ def test_dropout_is_of_what_is_kept(k: int | None, kind: str, device: torch.devi
     assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, edge_index))
 
     model = MaxKGNN(kind, IN, HIDDEN, OUT, LAYERS, k=k, dropout=0.5).to(device).double()
-    edge_index, _ = to_edge_index(edge_index, (x.size(0), x.size(0)))  # same bits at every call
+    # The same bits at every call.
+    edge_index, _ = prepare_edge_index(edge_index, (x.size(0), x.size(0)))
     torch.manual_seed(1)
     first, second = model(x, edge_index), model(x, edge_index)
     torch.manual_seed(1)
@@ -210,7 +211,7 @@ def test_compile(prepared: bool, k: int | None, kind: str, device: torch.device)
     torch._dynamo.reset()
     theirs, ours = models(kind, device, k=k, norm='layer_norm')
     x, edge_index = features(device), graph(device)
-    given = to_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
+    given = prepare_edge_index(edge_index, (NODES, NODES))[0] if prepared else edge_index
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, given))
 
@@ -342,7 +343,7 @@ def test_learns(k: int | None, kind: str, device: torch.device) -> None:
 def test_captured_training_step(kind: str, device: torch.device) -> None:
     if device.type != 'cuda':
         pytest.skip('CUDA graphs need a GPU')
-    edge_index, _ = to_edge_index(graph(device), (NODES, NODES))
+    edge_index, _ = prepare_edge_index(graph(device), (NODES, NODES))
     model = MaxKGNN(kind, IN, HIDDEN, OUT, LAYERS, k=3, norm='layer_norm').to(device)
     x = features(device, torch.float32)
     optimizer = torch.optim.Adam(model.parameters(), capturable=True)

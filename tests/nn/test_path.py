@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList
 
-from pyg_fast.formats import ExecutionPath, execution_paths, to_edge_index
+from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
 from pyg_fast.nn import (
     MaxKGINConv,
     MaxKSAGEConv,
@@ -129,7 +129,7 @@ def test_same_as_all_active(
 ) -> None:
     edge_index, mask, num_layers = problem
     if prepared:
-        edge_index = to_edge_index(edge_index, (mask.numel(),) * 2)[0]
+        edge_index = prepare_edge_index(edge_index, (mask.numel(),) * 2)[0]
     weighted = weighted and kind in ('gcn', 'improved', 'plain')
     case = Case(
         kind, edge_index, mask, num_layers, weighted=weighted, learned_input=learned_input
@@ -360,7 +360,7 @@ def test_aggregated_input(
 ) -> None:
     edge_index, mask = random_graph(300, 400, 0.05, device)
     if prepared:
-        edge_index = to_edge_index(edge_index, (300, 300))[0]
+        edge_index = prepare_edge_index(edge_index, (300, 300))[0]
     case = Case(kind, edge_index, mask, 2, learned_input=False)
     expected = case.step()
     paths = None if forward is None else case.paths(forward=forward)
@@ -396,7 +396,7 @@ def test_model(
     device: torch.device, conv: str, forward: bool, dropout: float, edges: int
 ) -> None:
     edge_index, mask = random_graph(400, edges, 0.05, device)
-    edge_index = to_edge_index(edge_index, (400, 400))[0]
+    edge_index = prepare_edge_index(edge_index, (400, 400))[0]
     paths = execution_paths(edge_index, mask, 3, forward=forward, debug=True)
     net = PathPreparedGNN(conv, 7, 8, 5, 3, dropout=dropout, norm='layer_norm')
     net = net.to(device, torch.double)
@@ -506,7 +506,7 @@ def test_model_refuses_what_does_not_fit(device: torch.device) -> None:
 @pytest.mark.parametrize('forward', [False, True])
 def test_compile(device: torch.device, kind: str, forward: bool) -> None:
     edge_index, mask = random_graph(300, 400, 0.05, device)
-    edge_index = to_edge_index(edge_index, (300, 300))[0]
+    edge_index = prepare_edge_index(edge_index, (300, 300))[0]
     case = Case(kind, edge_index, mask, 2, torch.float32)
     paths = case.paths(forward=forward)
     expected = case.step(paths)
@@ -521,7 +521,7 @@ def test_cuda_graph(device: torch.device) -> None:
     if device.type != 'cuda':
         pytest.skip('of CUDA only')
     edge_index, mask = random_graph(300, 400, 0.05, device)
-    edge_index = to_edge_index(edge_index, (300, 300))[0]
+    edge_index = prepare_edge_index(edge_index, (300, 300))[0]
     nodes = mask.nonzero().view(-1)
     net = PathPreparedGNN('gcn', 7, 8, 5, 2).to(device)
     x = torch.randn(300, 7, device=device)

@@ -18,7 +18,7 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import PathPreparedSAGEConv
 
 SRC, DST, EDGES = 30, 20, 150
@@ -115,7 +115,7 @@ def test_aggregations(name: str, prepared: bool, device: torch.device) -> None:
     theirs, ours = layers(8, 5, FUSED[name], device)
     x, edge_index = torch.randn(SRC, 8, dtype=torch.float64, device=device), edges(SRC, SRC)
     edge_index = edge_index.to(device)
-    graph = to_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (SRC, SRC))[0] if prepared else edge_index
     expected = gradients(theirs, x, edge_index)
     for _ in range(1 + prepared):  # At the second call the graph has its cache.
         assert_same(expected, gradients(must_fuse(ours), x, graph))
@@ -138,7 +138,7 @@ def test_dtypes(
 ) -> None:
     theirs, ours = layers(*channels, FUSED[name], device, dtype)
     x = torch.randn(SRC, channels[0], device=device).to(dtype)
-    graph, _ = to_edge_index(edges(SRC, SRC).to(device), (SRC, SRC))
+    graph, _ = prepare_edge_index(edges(SRC, SRC).to(device), (SRC, SRC))
     got = gradients(must_fuse(ours), x, graph)
     assert all(v.dtype == dtype for v in got)
     exact = gradients(theirs.double(), x.double(), graph.as_tensor())
@@ -165,7 +165,7 @@ def test_options(
     theirs, ours = layers(*channels, device=device, aggr=aggr, **kwargs)
     x = torch.randn(SRC, channels[0], dtype=torch.float64, device=device)
     edge_index = edges(SRC, SRC).to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, SRC))
+    graph, _ = prepare_edge_index(edge_index, (SRC, SRC))
     expected = gradients(theirs, x, edge_index)
     for given in (edge_index, graph):
         assert_same(expected, gradients(must_fuse(ours), x, given))
@@ -183,7 +183,7 @@ def test_bipartite(
     x_dst = torch.randn(DST, 6, dtype=torch.float64, device=device) if root else None
     edge_index, size = edges().to(device), (SRC, DST)
     expected = gradients(theirs, (x_src, x_dst), edge_index, size=size)
-    graph, _ = to_edge_index(edge_index, size)
+    graph, _ = prepare_edge_index(edge_index, size)
     must_fuse(ours)
     assert_same(expected, gradients(ours, (x_src, x_dst), edge_index, size=size))
     assert_same(expected, gradients(ours, (x_src, x_dst), graph))
@@ -205,7 +205,7 @@ def test_target_to_source(name: str, project: bool, device: torch.device) -> Non
     )
     x = torch.randn(SRC, 8, dtype=torch.float64, device=device)
     edge_index = edges(SRC, SRC).to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, SRC))
+    graph, _ = prepare_edge_index(edge_index, (SRC, SRC))
     by_row = EdgeIndex(edge_index, sparse_size=(SRC, SRC)).sort_by('row').values
     expected = gradients(theirs, x, edge_index)
     for given in (edge_index, graph, by_row):
@@ -275,7 +275,7 @@ def test_compile(name: str, prepared: bool, device: torch.device) -> None:
     x = (torch.randn(SRC, 8, dtype=torch.float64, device=device),
          torch.randn(DST, 6, dtype=torch.float64, device=device))  # fmt: skip
     edge_index = edges().to(device)
-    graph = to_edge_index(edge_index, (SRC, DST))[0] if prepared else edge_index
+    graph = prepare_edge_index(edge_index, (SRC, DST))[0] if prepared else edge_index
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(gradients(theirs, x, edge_index), gradients(compiled, x, graph))
 
@@ -389,7 +389,7 @@ def test_no_edges(name: str, num_nodes: int, device: torch.device) -> None:
     theirs, ours = layers(8, 5, FUSED[name], device)
     x = torch.randn(num_nodes, 8, dtype=torch.float64, device=device)
     edge_index = torch.empty(2, 0, dtype=torch.long, device=device)
-    graph, _ = to_edge_index(edge_index, (num_nodes, num_nodes))
+    graph, _ = prepare_edge_index(edge_index, (num_nodes, num_nodes))
     for given in (edge_index, graph):
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given))
 
@@ -407,7 +407,7 @@ def test_bad_input(device: torch.device, raises: Any) -> None:
     _, ours = layers((8, 6), 5, device=device, dtype=torch.float32)
     x = (torch.randn(SRC, 8, device=device), torch.randn(DST, 6, device=device))
     edge_index = edges().to(device)
-    graph, _ = to_edge_index(edge_index, (SRC, DST))
+    graph, _ = prepare_edge_index(edge_index, (SRC, DST))
     for end, value in ((0, SRC), (1, DST), (0, -1), (1, -1)):
         wrong = edge_index.clone()
         wrong[end, 3] = value
@@ -433,7 +433,7 @@ def test_graph_first_met_in_inference_mode(device: torch.device) -> None:
     theirs, ours = layers(8, 5, device=device)
     x = torch.randn(SRC, 8, dtype=torch.float64, device=device)
     edge_index = edges(SRC, SRC).to(device)
-    prepared, _ = to_edge_index(edge_index, (SRC, SRC))
+    prepared, _ = prepare_edge_index(edge_index, (SRC, SRC))
     with torch.inference_mode():
         ours(x, prepared)
     assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, prepared))

@@ -15,7 +15,7 @@ from torch_geometric.nn import GCN, GCNConv, SAGEConv
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 import pyg_fast
-from pyg_fast.formats import execution_paths, to_edge_index
+from pyg_fast.graph import execution_paths, prepare_edge_index
 from pyg_fast.nn import (
     PathPreparedGCNConv,
     PathPreparedSAGEConv,
@@ -104,7 +104,7 @@ def features(
 
 
 def prepare(edge_index: Tensor, size: tuple[int, int] = (NODES, NODES)) -> tuple[Tensor, Tensor]:
-    return to_edge_index(edge_index, size)
+    return prepare_edge_index(edge_index, size)
 
 
 def never(*args: Any, **kwargs: Any) -> None:

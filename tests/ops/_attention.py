@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_fast.formats import graph_of
-from pyg_fast.ops import Graph, gat, gatv2
+from pyg_fast.graph import Graph, graph_of
+from pyg_fast.ops import gat, gatv2
 from pyg_fast.ops._library import reference
 
 from ._graphs import Edges, exact

@@ -6,11 +6,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_fast.ops import Graph
+from pyg_fast.graph import Graph
+from pyg_fast.graph.graph import graph_of
+from pyg_fast.graph.operator import Sampling, SparseOperator
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.cbsr import CBSR, column_dtype
-from pyg_fast.ops.graph import graph_of
-from pyg_fast.ops.operator import Sampling, SparseOperator
 from pyg_fast.ops.product import Quantized, product
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

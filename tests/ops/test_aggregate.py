@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import to_edge_index
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.ops import aggregate
 from pyg_fast.ops._library import ops, reference
 
@@ -343,7 +343,7 @@ def test_choice_of_mode(
     device: torch.device, scattered: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edge_index = GRAPHS['square'].edge_index.to(device)
-    prepared, _ = to_edge_index(edge_index, (30, 30))
+    prepared, _ = prepare_edge_index(edge_index, (30, 30))
     x = torch.randn(30, 4, device=device)
     expected = aggregate(GRAPHS['square'].graph(device=device), x)
 
@@ -450,7 +450,7 @@ def test_compiles_without_graph_break(device: torch.device, graph: str, mode: st
     torch._dynamo.reset()
     edge_index = GRAPHS['square'].edge_index.to(device)
     if graph == 'prepared':
-        edge_index, _ = to_edge_index(edge_index, (30, 30))
+        edge_index, _ = prepare_edge_index(edge_index, (30, 30))
     x = torch.randn(30, 9, device=device, requires_grad=True)
     value = torch.randn(200, device=device, requires_grad=True)
     compiled = torch.compile(aggregate, fullgraph=True, backend='aot_eager')
@@ -558,7 +558,7 @@ def test_nothing_waits(cuda: torch.device) -> None:
 
 def bad_calls() -> dict[str, tuple]:
     edge_index, x, w = torch.tensor([[0, 1, 2], [2, 1, 0]]), torch.randn(3, 4), torch.rand(3)
-    prepared, _ = to_edge_index(edge_index, (3, 3))
+    prepared, _ = prepare_edge_index(edge_index, (3, 3))
     graph = GRAPHS['tall'].graph()
     return {
         'mode': (ValueError, "'mode'.*'gather'", edge_index, x, None, 'gather'),

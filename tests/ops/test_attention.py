@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import Graph, gat
+from pyg_fast.graph import Graph, graph_of, prepare_edge_index
+from pyg_fast.ops import gat
 from pyg_fast.ops._attention import keeps
 
 from ._attention import OPS, check, gradients, inputs_of, reference_of, seed_of
@@ -34,7 +34,7 @@ def graphs(edges: Edges, device: torch.device) -> dict[str, Tensor | Graph]:
     return {
         'plain': edge_index,
         'int32': edge_index.int(),
-        'prepared': to_edge_index(edge_index, size)[0],
+        'prepared': prepare_edge_index(edge_index, size)[0],
         'Graph': graph_of(edge_index, *size),
     }
 
@@ -233,7 +233,7 @@ def test_mask(device: torch.device, op: str, number: int, dropout: float, loops:
         seed, torch.arange(1100 + 48 * loops, device=device), 4, dropout
     )  # fmt: skip
     # What counts is the position in the list that is given, whatever its order.
-    prepared, _ = to_edge_index(edge_index, (48, 48))
+    prepared, _ = prepare_edge_index(edge_index, (48, 48))
     by_src = edge_index[:, edge_index[0].argsort()]
     forms = [(edge_index, edge_index), (prepared, prepared.as_tensor()), (by_src, by_src)]
     if not loops:
@@ -344,7 +344,7 @@ def test_same_bits_every_time(
     edges = Edges(edge_index, 300, 300)
     inputs = [(torch.randn_like(t) + t).detach().requires_grad_()
               for t in inputs_of(op, edges, 4, 9, dtype, device, edge=True)]  # fmt: skip
-    prepared, _ = to_edge_index(edge_index, (300, 300))
+    prepared, _ = prepare_edge_index(edge_index, (300, 300))
     torch.use_deterministic_algorithms(flag)
     try:
         for graph in (edge_index, prepared):
@@ -382,7 +382,9 @@ def test_no_tensor_of_edges_times_heads(op: str, form: str) -> None:
     num_nodes, num_edges, heads = 100, 50_000, 16
     edge_index = torch.randint(num_nodes, (2, num_edges))
     edges = Edges(edge_index, num_nodes, num_nodes)
-    graph = to_edge_index(edge_index, (num_nodes,) * 2)[0] if form == 'prepared' else edge_index
+    graph = edge_index
+    if form == 'prepared':
+        graph = prepare_edge_index(edge_index, (num_nodes,) * 2)[0]
     inputs = inputs_of(op, edges, heads, 4, torch.float32)
     with torch.profiler.profile(profile_memory=True) as profile:
         out = OPS[op](graph, *inputs, dropout=0.5, add_self_loops=True)

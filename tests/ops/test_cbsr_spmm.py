@@ -17,8 +17,8 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import CBSR, Graph, cbsr_spmm, maxk, spmm
+from pyg_fast.graph import Graph, graph_of, prepare_edge_index
+from pyg_fast.ops import CBSR, cbsr_spmm, maxk, spmm
 from pyg_fast.ops._library import ops, reference
 
 from ._graphs import (
@@ -422,7 +422,7 @@ def test_add_is_sum(device: torch.device) -> None:
 
 def test_sizes_of_a_prepared_graph(device: torch.device) -> None:
     edges = GRAPHS['wide']
-    prepared, perm = to_edge_index(edges.edge_index.to(device), (70, 9))
+    prepared, perm = prepare_edge_index(edges.edge_index.to(device), (70, 9))
     cbsr = entries(edges, 40, 4, torch.float64, device)
     w = weights(edges, torch.float64, device)
     out = cbsr_spmm(prepared, cbsr, w[perm])
@@ -637,7 +637,7 @@ def test_trains_without_transpose(device: torch.device, share: str) -> None:
 def test_plain_graphs_are_sorted_once(
     device: torch.device, sparse: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module('pyg_fast.ops.graph')
+    module = importlib.import_module('pyg_fast.graph.graph')
     sorts = []
 
     def to_csr(*args: object, **kwargs: object) -> tuple[Tensor, ...]:
@@ -720,7 +720,7 @@ def test_higher_derivatives_are_deterministic_too(
 
 def graphs(device: torch.device) -> dict[str, Tensor | Graph]:
     edge_index = GRAPHS['square'].edge_index.to(device)
-    prepared, _ = to_edge_index(edge_index, (30, 30))
+    prepared, _ = prepare_edge_index(edge_index, (30, 30))
     return {'plain': edge_index, 'prepared': prepared, 'Graph': graph_of(edge_index, 30, 30)}
 
 
@@ -804,7 +804,7 @@ def test_compiled_code_takes_each_graph_as_it_is(device: torch.device) -> None:
     cbsr = maxk(torch.randn(30, 40, device=device), 5)
     for num_edges in (200, 90, 0, 200):
         edge_index = torch.randint(30, (2, num_edges), device=device)
-        prepared, _ = to_edge_index(edge_index, (30, 30))
+        prepared, _ = prepare_edge_index(edge_index, (30, 30))
         for graph in (edge_index, prepared):
             torch.testing.assert_close(compiled(graph, cbsr), cbsr_spmm(graph, cbsr))
 
@@ -979,7 +979,7 @@ def test_bad_input(device: torch.device, name: str, raises: Any) -> None:
 
 
 def test_sizes_that_differ(device: torch.device) -> None:
-    prepared, _ = to_edge_index(GRAPHS['wide'].edge_index.to(device), (70, 9))
+    prepared, _ = prepare_edge_index(GRAPHS['wide'].edge_index.to(device), (70, 9))
     with pytest.raises(ValueError, match="'cbsr'.*70 source"):
         cbsr_spmm(prepared, entries(GRAPHS['square'], 40, 4, torch.float32, device))
 

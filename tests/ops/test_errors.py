@@ -220,7 +220,7 @@ def full_gpu() -> Iterator[Callable[[], None]]:
 def test_memory_of_a_gpu_that_runs_out(full_gpu: Callable[[], None], name: str) -> None:
     n = 1 << 16
     edge_index = torch.arange(n, device='cuda').expand(2, -1).contiguous()
-    graph = pyg_fast.formats.graph_of(edge_index, n, n)
+    graph = pyg_fast.graph.graph_of(edge_index, n, n)
     x = torch.ones(n, 1024, device='cuda')  # 256 MiB
     heads = x.view(n, 8, 128).requires_grad_(name == 'backward of gat')
     alpha = torch.zeros(n, 8, device='cuda')

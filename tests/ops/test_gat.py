@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.formats import graph_of
-from pyg_fast.ops import Graph, gat
+from pyg_fast.graph import Graph, graph_of
+from pyg_fast.ops import gat
 from pyg_fast.ops._library import ops, reference
 
 from ._attention import SHAPES, acc_of, check, inputs_of, ordered, raw_variants, seed_of, terms_of

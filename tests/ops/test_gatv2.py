@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.formats import graph_of
-from pyg_fast.ops import Graph, gatv2
+from pyg_fast.graph import Graph, graph_of
+from pyg_fast.ops import gatv2
 from pyg_fast.ops._attention import edges_and_loops
 from pyg_fast.ops._library import ops, reference
 

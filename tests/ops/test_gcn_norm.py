@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
-from pyg_fast import formats
+from pyg_fast.graph.gcn_norm import normalized
 from pyg_fast.ops import gcn_norm
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.aggregate import scatter_sum
@@ -228,7 +228,7 @@ def test_scale(device: torch.device, name: str, flow: str, loops: str, weighted:
     weight = weights_of(edges, torch.float64, device) if weighted else None
     options = {'fill_value': 2.0 if weighted else 1.0, 'loops': loops, 'flow': flow}
     scale, diag = MODULE.gcn_scale(edge_index, weight, n, torch.float64, **options)
-    norm = formats.gcn_norm(edge_index, weight, n, torch.float64, **options)
+    norm = normalized(edge_index, weight, n, torch.float64, **options)
     x = torch.randn(n, 3, dtype=torch.float64, device=device)
     out = scatter_sum(
         edge_index, x, weight, n, scale, scale, diag, flow == 'target_to_source',

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import Graph, spmm, to_csr
-from pyg_fast.ops.graph import cache_of, num_loops
+from pyg_fast.graph import Graph, graph_of, prepare_edge_index
+from pyg_fast.graph.graph import cache_of, num_loops
+from pyg_fast.ops import spmm, to_csr
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
@@ -56,7 +56,7 @@ def test_any_graph(device: torch.device, edges: Edges, drop_loops: bool, kind: s
     if kind == 'plain':
         edge_index = edges.edge_index.to(device)
     elif kind == 'prepared':
-        edge_index, _ = to_edge_index(edges.edge_index.to(device), edges[1:])
+        edge_index, _ = prepare_edge_index(edges.edge_index.to(device), edges[1:])
     else:
         edge_index = sorted_edge_index(edges, kind, device)
     graph = graph_of(edge_index, *edges[1:], drop_loops=drop_loops)
@@ -88,7 +88,7 @@ def test_int64_where_int32_cannot_count(
         for edge_index in (
             SQUARE.edge_index.to(device),
             sorted_edge_index(SQUARE, 'col', device),
-            to_edge_index(SQUARE.edge_index.to(device), (30, 30))[0],
+            prepare_edge_index(SQUARE.edge_index.to(device), (30, 30))[0],
         ):
             graph = graph_of(edge_index, 30, 30)
             dtypes = {t.dtype for t in graph if isinstance(t, Tensor)}
@@ -106,7 +106,7 @@ def test_int64_where_int32_cannot_count(
 
 
 def prepared(device: torch.device | str = 'cpu') -> EdgeIndex:
-    return to_edge_index((SQUARE.edge_index % 29).to(device), (30, 30))[0]
+    return prepare_edge_index((SQUARE.edge_index % 29).to(device), (30, 30))[0]
 
 
 def test_derived_once(device: torch.device) -> None:
@@ -123,7 +123,7 @@ def test_derived_once(device: torch.device) -> None:
 def test_preparing_fills_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     edge_index = prepared(device)
     for name in ('to_csr', 'to_csr_csc'):
-        monkeypatch.setattr(f'pyg_fast.ops.graph.{name}', None)
+        monkeypatch.setattr(f'pyg_fast.graph.graph.{name}', None)
     x = torch.randn(30, 2, device=device, requires_grad=True)
     spmm(edge_index, x).sum().backward()
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops._library import fake, fakes, ops, reference
-from pyg_fast.ops.operator import SparseOperator
 from pyg_fast.ops.product import raw_product
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact, random_columns

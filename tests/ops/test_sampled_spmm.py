@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import pad
 
-from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import Graph, sampled_spmm, spmm
+from pyg_fast.graph import Graph, graph_of, prepare_edge_index
+from pyg_fast.graph.operator import STRATEGIES, Sampling
+from pyg_fast.ops import sampled_spmm, spmm
 from pyg_fast.ops._library import ops, reference
-from pyg_fast.ops.operator import STRATEGIES, Sampling
 from pyg_fast.ops.product import quantized
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
@@ -266,7 +266,7 @@ def test_sampled_edges_out_of_the_transpose(
     for edges in (*GRAPHS.values(), Edges(big, 50, 2)):
         for num_samples in SAMPLES:
             size = edges.num_src, edges.num_dst
-            graph = graph_of(to_edge_index(edges.edge_index.to(device), size)[0], *size)
+            graph = graph_of(prepare_edge_index(edges.edge_index.to(device), size)[0], *size)
             graph = Graph(*(t.to(index) if isinstance(t, Tensor) else t for t in graph))
             assert graph.perm is None
             sampling = sampling_of(strategy, num_samples, device)
@@ -295,7 +295,8 @@ def test_sampled_edges_out_of_the_transpose(
 def test_transposes_that_do_not_fit(device: torch.device) -> None:
     if device.type == 'cpu':
         pytest.skip('a CPU sorts')
-    graph = graph_of(to_edge_index(GRAPHS['square'].edge_index.to(device), (30, 30))[0], 30, 30)
+    prepared, _ = prepare_edge_index(GRAPHS['square'].edge_index.to(device), (30, 30))
+    graph = graph_of(prepared, 30, 30)
     good = graph.rowptr, graph.t_rowptr, graph.t_col, graph.t_perm, 90, 3, 1, None
     ops.sample_transposed(*good)
     for at, bad in (
@@ -313,7 +314,7 @@ def test_second_derivative_of_prepared_graphs(
     device: torch.device, prepared: bool, strategy: str
 ) -> None:
     edges = GRAPHS['square'].edge_index.to(device)
-    graph = to_edge_index(edges, (30, 30))[0] if prepared else edges
+    graph = prepare_edge_index(edges, (30, 30))[0] if prepared else edges
     x = torch.randn(30, 2, dtype=torch.float64, device=device, requires_grad=True)
     assert gradgradcheck(lambda x: sampled_spmm(graph, x, 3, strategy, seed=SEED).sin(), x)
 
@@ -538,7 +539,7 @@ def test_compile(device: torch.device, strategy: str) -> None:
     weight = torch.rand(200, device=device, requires_grad=True)
     seed = torch.tensor([SEED], device=device)
     plain = edges.edge_index.to(device)
-    prepared, perm = to_edge_index(plain, (30, 30))
+    prepared, perm = prepare_edge_index(plain, (30, 30))
     for graph, w in ((plain, weight), (prepared, weight.detach()[perm].requires_grad_())):
 
         def run(x: Tensor, w: Tensor, graph: Tensor = graph) -> Tensor:

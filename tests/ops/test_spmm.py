@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import graph_of, to_edge_index
-from pyg_fast.ops import Graph, spmm
+from pyg_fast.graph import Graph, graph_of, prepare_edge_index
+from pyg_fast.ops import spmm
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.spmm_max import _t_position
 
@@ -479,7 +479,7 @@ def test_deterministic_backward_of_max(
 
 def prepared_graphs(device: torch.device) -> dict[str, Tensor]:
     edge_index = GRAPHS['square'].edge_index.to(device)
-    prepared, _ = to_edge_index(edge_index, (30, 30))
+    prepared, _ = prepare_edge_index(edge_index, (30, 30))
     return {
         'plain': edge_index,
         'prepared': prepared,
@@ -556,7 +556,7 @@ def test_compiled_code_takes_each_graph_as_it_is(device: torch.device) -> None:
     x = torch.randn(30, 9, device=device)
     for num_edges in (200, 200, 90, 0, 200):
         edge_index = torch.randint(30, (2, num_edges), device=device)
-        prepared, _ = to_edge_index(edge_index, (30, 30))
+        prepared, _ = prepare_edge_index(edge_index, (30, 30))
         for graph in (edge_index, prepared):
             torch.testing.assert_close(compiled(graph, x), spmm(graph, x))
 

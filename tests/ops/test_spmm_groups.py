@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from pyg_fast.formats import graph_of, groups_of, set_group_sizes, to_edge_index
-from pyg_fast.ops import Graph, spmm
+from pyg_fast.graph import Graph, graph_of, prepare_edge_index, set_group_sizes
+from pyg_fast.graph.groups import groups_of
+from pyg_fast.graph.operator import SparseOperator
+from pyg_fast.ops import spmm
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.linear_product import Plan, linear_product
-from pyg_fast.ops.operator import SparseOperator
 from pyg_fast.ops.product import raw_product
 
 from ._graphs import (
@@ -313,7 +314,7 @@ def test_on_a_cpu_groups_change_nothing() -> None:
 @pytest.mark.parametrize('atomic', [False, True])
 def test_compiles_without_graph_break(device: torch.device, atomic: bool) -> None:
     torch._dynamo.reset()
-    prepared = to_edge_index(GRAPHS['square'].edge_index.to(device), (30, 30))[0]
+    prepared = prepare_edge_index(GRAPHS['square'].edge_index.to(device), (30, 30))[0]
     set_group_sizes(prepared, 4, 8, atomic)
     x = torch.randn(30, 9, device=device, requires_grad=True)
     value = torch.randn(200, device=device, requires_grad=True)
@@ -348,7 +349,7 @@ def test_compiles_without_graph_break(device: torch.device, atomic: bool) -> Non
 
 def test_compiles_with_inductor(device: torch.device) -> None:
     torch._dynamo.reset()
-    prepared = to_edge_index(GRAPHS['square'].edge_index.to(device), (30, 30))[0]
+    prepared = prepare_edge_index(GRAPHS['square'].edge_index.to(device), (30, 30))[0]
     set_group_sizes(prepared, 4, 8)
     x = torch.randn(30, 9, device=device, requires_grad=True)
 

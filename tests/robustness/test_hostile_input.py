@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast import ops
+from pyg_fast.graph.graph import graph_of
 from pyg_fast.ops._edges import raise_pending
-from pyg_fast.ops.graph import graph_of
 
 from ._entries import ENTRIES, WITHOUT_INPUT, compare, on
 from ._mutations import FLOATS, LAYOUTS, OTHERS, SHAPES, TYPES, mutations

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pyg_fast import ops
+from pyg_fast.graph import Graph
+from pyg_fast.graph.graph import graph_of
+from pyg_fast.graph.groups import groups_of
 from pyg_fast.ops._attention import keeps
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.graph import graph_of
-from pyg_fast.ops.groups import groups_of
 
 from ._entries import ENTRIES, SEED, compare
 
@@ -220,7 +221,7 @@ def test_edges(room: Callable[[int], torch.device]) -> None:
     row = torch.searchsorted(rowptr, at, right=True) - 1
     assert torch.equal(edges[:, perm[at]].long(), torch.stack([col[at], row]))
     x = torch.randn(num_nodes, 2, device=device)
-    graph = ops.Graph(rowptr, col, None, None, None, None, num_nodes, num_nodes)
+    graph = Graph(rowptr, col, None, None, None, None, num_nodes, num_nodes)
     out = ops.spmm(graph, x)
     for node in (0, num_nodes // 2, num_nodes - 1):
         mine = col[rowptr[node] : rowptr[node + 1]]

@@ -21,7 +21,7 @@ from torch_geometric.nn.dense.linear import Linear as PyGLinear
 
 import pyg_fast
 from pyg_fast import nn, ops
-from pyg_fast.formats import execution_paths
+from pyg_fast.graph import execution_paths
 from pyg_fast.transforms import ToCSR
 
 N, E, IN, OUT = 50, 300, 8, 6
@@ -756,7 +756,7 @@ def test_what_a_capture_has_read_stays(cuda: torch.device) -> None:
         recorded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recorded):
             out = conv(data.x, data.edge_index)
-        pyg_fast.formats.set_group_sizes(data.edge_index, 4)  # makes what is kept anew
+        pyg_fast.graph.set_group_sizes(data.edge_index, 4)  # makes what is kept anew
         gc.collect()
         junk = [torch.full((n,), -1, dtype=torch.int32, device=cuda) for n in (N + 1, E) * 50]
         recorded.replay()

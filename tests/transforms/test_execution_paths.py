@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import Planetoid
 
-from pyg_fast.formats import ExecutionPath
+from pyg_fast.graph import ExecutionPath
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.transforms import ExecutionPaths, Prepare, ToCSR
 

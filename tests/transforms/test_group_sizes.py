@@ -15,7 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
 import pyg_fast.transforms as FT
-from pyg_fast.formats import graph_of, to_edge_index
+from pyg_fast.graph import graph_of, prepare_edge_index
 from pyg_fast.nn import PathPreparedGCNConv
 from pyg_fast.transforms import GroupSizes, ToCSR, choose_group_size, group_size_net, group_sizes
 from pyg_fast.transforms.group_size_net import GroupSizeNet, sample_of
@@ -311,7 +311,7 @@ def test_strategy_without_a_choice() -> None:
 
 def test_graph_that_is_prepared_already(device: torch.device) -> None:
     data = homogeneous(device)
-    data.edge_index = to_edge_index(data.edge_index, (N, N))[0]
+    data.edge_index = prepare_edge_index(data.edge_index, (N, N))[0]
     rowptr = graph_of(data.edge_index, N, N).rowptr
     out = T.Compose([ToCSR(), GroupSizes()])(data)
     assert out.edge_index is data.edge_index

@@ -21,7 +21,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 
 from pyg_fast.datasets import PlantedGraph
-from pyg_fast.formats import execution_paths
+from pyg_fast.graph import execution_paths
 from pyg_fast.nn import PathPreparedGCNConv
 from pyg_fast.ops import spmm
 from pyg_fast.transforms import Reorder, ToCSR

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from pyg_fast.formats import graph_of, to_edge_index
+from pyg_fast.graph import graph_of, prepare_edge_index
 
 
 def assert_prepared(out: EdgeIndex, perm: Tensor, edge_index: Tensor, size: tuple) -> None:
@@ -48,14 +48,14 @@ def test_any_edges(device: torch.device, drawn: tuple[Tensor, tuple[int, int]]) 
     edge_index, size = drawn
     edge_index = edge_index.to(device)
     before = edge_index.clone()
-    out, perm = to_edge_index(edge_index, size)
+    out, perm = prepare_edge_index(edge_index, size)
     assert torch.equal(edge_index, before)
     assert_prepared(out, perm, edge_index, size)
 
 
 def test_many_edges(device: torch.device) -> None:
     edge_index = torch.randint(500, (2, 60_000), device=device)
-    out, perm = to_edge_index(edge_index, (500, 700))
+    out, perm = prepare_edge_index(edge_index, (500, 700))
     assert_prepared(out, perm, edge_index, (500, 700))
 
 
@@ -65,7 +65,7 @@ def test_of_edge_index(device: torch.device, order: str | None) -> None:
     if order is not None:
         data = data[:, data[0 if order == 'row' else 1].argsort()]
     edge_index = EdgeIndex(data, sparse_size=(20, 20), sort_order=order)
-    out, perm = to_edge_index(edge_index, (20, 20))
+    out, perm = prepare_edge_index(edge_index, (20, 20))
     assert type(perm) is Tensor
     assert_prepared(out, perm, data, (20, 20))
 
@@ -73,7 +73,7 @@ def test_of_edge_index(device: torch.device, order: str | None) -> None:
 def test_result_shares_no_memory_with_its_input(device: torch.device) -> None:
     data = torch.arange(9, device=device).expand(2, 9).contiguous()
     for edge_index in (data, EdgeIndex(data, sparse_size=(9, 9), sort_order='col')):
-        out, _ = to_edge_index(edge_index, (9, 9))
+        out, _ = prepare_edge_index(edge_index, (9, 9))
         before = out.as_tensor().clone()
         data.add_(0).clamp_(max=4)
         assert torch.equal(out.as_tensor(), before)
@@ -82,7 +82,7 @@ def test_result_shares_no_memory_with_its_input(device: torch.device) -> None:
 
 def test_kernels_find_their_graph(device: torch.device) -> None:
     edge_index = torch.randint(20, (2, 90), device=device)
-    out, _ = to_edge_index(edge_index, (20, 25))
+    out, _ = prepare_edge_index(edge_index, (20, 25))
     ready = graph_of(out, 20, 25)
     fresh = EdgeIndex(out.as_tensor(), sparse_size=(20, 25), sort_order='col')
     for a, b in zip(ready, graph_of(fresh, 20, 25), strict=True):
@@ -91,7 +91,7 @@ def test_kernels_find_their_graph(device: torch.device) -> None:
 
 def test_caches_serve_pyg(device: torch.device) -> None:
     edge_index = torch.randint(20, (2, 90), device=device)
-    out, perm = to_edge_index(edge_index, (20, 20))
+    out, perm = prepare_edge_index(edge_index, (20, 20))
     x = torch.randn(20, 3, device=device, requires_grad=True)
     value = torch.randn(90, device=device)
     results = []
@@ -118,4 +118,4 @@ def test_caches_serve_pyg(device: torch.device) -> None:
 )
 def test_bad_input(error: type, message: str, edge_index: object, size: tuple) -> None:
     with pytest.raises(error, match=message):
-        to_edge_index(edge_index, size)
+        prepare_edge_index(edge_index, size)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_fast.formats import ExecutionPath, execution_paths, to_edge_index
-from pyg_fast.formats.execution_path import WHOLE
+from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
+from pyg_fast.graph.execution_path import WHOLE
 
 
 @st.composite
@@ -56,7 +56,7 @@ def test_paths_are_what_they_are_defined_as(
 ) -> None:
     edge_index, mask, num_layers = problem
     if prepared:
-        edge_index = to_edge_index(edge_index, (mask.numel(),) * 2)[0]
+        edge_index = prepare_edge_index(edge_index, (mask.numel(),) * 2)[0]
         edges = edge_index.as_tensor()
     else:
         edges = edge_index
@@ -162,7 +162,7 @@ def test_bad_input(device: torch.device) -> None:
         execution_paths(edge_index, mask, 2.0)
     with pytest.raises(IndexError, match='edge_index'):
         execution_paths(edge_index, mask[:2], 1)
-    prepared = to_edge_index(edge_index, (3, 3))[0]
+    prepared = prepare_edge_index(edge_index, (3, 3))[0]
     with pytest.raises(ValueError, match=r"'mask' must have shape \[3\], got \[2\]"):
         execution_paths(prepared, mask[:2], 1)
     with pytest.raises(ValueError, match=r"'mask' must have shape"):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._numbers import acc_dtype
+from ..ops._numbers import acc_dtype
 from .graph import Graph
 
 # The codes of `Strategy` in csrc/params/sample.h.
@@ -114,7 +114,7 @@ class SparseOperator(NamedTuple):
         return self if sampling is None else self._replace(sampling=sampling)
 
     def on(self, path: Any) -> 'SparseOperator':
-        """The part of it that an :class:`~pyg_fast.formats.ExecutionPath` has.
+        """The part of it that an :class:`~pyg_fast.graph.ExecutionPath` has.
 
         Raises:
             ValueError: If it is a sample.

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops._kept import keep
-from ..ops.graph import Graph
 from ..ops.to_csr import to_csr
+from ._kept import keep
+from .graph import Graph
 
 
 @torch.inference_mode(False)  # A graph prepared in it has to train, too.
-def to_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeIndex, Tensor]:
+def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeIndex, Tensor]:
     r"""Sorts edges by destination into an :class:`~torch_geometric.EdgeIndex` with filled caches.
 
     Args:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops._kept import keep, kept
 from ..ops._library import ops
 from ..ops._numbers import acc_dtype
-from ..ops.graph import Graph, graph_of, num_loops
-from ..ops.operator import Sampling, SparseOperator
 from ..ops.product import product
 from ..ops.sampling import sampled_graph
+from ._kept import keep, kept
+from .graph import Graph, graph_of, num_loops
+from .operator import Sampling, SparseOperator
 
 
 class GCNNorm(NamedTuple):
@@ -34,7 +34,7 @@ class GCNNorm(NamedTuple):
         return any(t is not None and t.requires_grad for t in (op.value, op.diag))
 
 
-def gcn_norm(
+def normalized(
     edge_index: Tensor,
     edge_weight: Tensor | None,
     num_nodes: int,

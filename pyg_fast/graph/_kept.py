@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ._edges import is_capturing
+from ..ops._edges import is_capturing
 
 # A tenth of the time of `torch.cuda.current_stream`; of CUDA builds of torch alone.
 _current_raw_stream: Any = getattr(torch._C, '_cuda_getCurrentRawStream', None)

@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from pyg_fast.formats import (
-    Groups,
-    gcn_norm,
-    graph_of,
-    groups_of,
-    set_group_sizes,
-    to_edge_index,
-)
-from pyg_fast.ops import Graph
+from pyg_fast.graph import Graph, graph_of, prepare_edge_index, set_group_sizes
+from pyg_fast.graph.gcn_norm import normalized
+from pyg_fast.graph.groups import Groups, groups_of
 
 CPU = torch.device('cpu')
 INDEX = [torch.int32, torch.int64]
@@ -28,7 +22,7 @@ EDGES = torch.randint(29, (2, 200), generator=torch.Generator().manual_seed(0)) 
 
 
 def prepared(device: torch.device | str = 'cpu') -> EdgeIndex:
-    return to_edge_index(EDGES.to(device), (30, 30))[0]
+    return prepare_edge_index(EDGES.to(device), (30, 30))[0]
 
 
 def plain_graph(device: torch.device) -> Graph:
@@ -163,7 +157,7 @@ def test_of_a_graph(device: torch.device) -> None:
 def test_of_a_prepared_graph(device: torch.device) -> None:
     edge_index = prepared(device)
     plain, without = graph_of(edge_index, 30, 30), graph_of(edge_index, 30, 30, drop_loops=True)
-    norm = gcn_norm(edge_index, None, 30, torch.float32)
+    norm = normalized(edge_index, None, 30, torch.float32)
     set_group_sizes(edge_index, 4, 8)
     graph = graph_of(edge_index, 30, 30)
     assert_groups(graph.groups, graph.rowptr, 4)
@@ -172,10 +166,10 @@ def test_of_a_prepared_graph(device: torch.device) -> None:
     assert graph_of(edge_index, 30, 30) is graph
     dropped = graph_of(edge_index, 30, 30, drop_loops=True)
     assert_groups(dropped.groups, without.rowptr, 4)
-    again = gcn_norm(edge_index, None, 30, torch.float32)
-    assert again.graph is dropped
-    assert norm.graph.groups is None
-    assert torch.equal(again.scale, norm.scale)
+    again = normalized(edge_index, None, 30, torch.float32)
+    assert again.operator.graph is dropped
+    assert norm.operator.graph.groups is None
+    assert torch.equal(again.operator.row_scale, norm.operator.row_scale)
     set_group_sizes(edge_index, None)
     assert graph_of(edge_index, 30, 30).groups is None
     assert graph_of(edge_index, 30, 30).t_groups is None

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..ops._edges import check_edge_index, is_capturing
-from ..ops._kept import Entry, cache_of
-from ..ops.graph import Graph, graph_of
-from ..ops.groups import check_size
-from ..ops.operator import SparseOperator
 from ..ops.path import Rows, Watch
 from ..ops.to_csr import to_csr
+from ._kept import Entry, cache_of
+from .graph import Graph, graph_of
+from .groups import check_size
+from .operator import SparseOperator
 
 # Where rows are short, sums are handed out by groups: on an H200 faster than by rows on all paths
 # of benchmarks/paths.py with up to so many edges a row.
@@ -53,7 +53,7 @@ class ExecutionPath:
         - **dst_position:** the place of each node in :math:`\mathcal{S}_{\ell + 1}`, -1 for none
           :math:`(N)`, int32; **src_position:** likewise
         - **rowptr**, **col**, **perm**, **t_rowptr**, **t_col**, **t_perm:** the edges in CSR and
-          CSC form as in :class:`~pyg_fast.ops.Graph`, between these rows; :obj:`perm` only for
+          CSC form as in :class:`~pyg_fast.graph.Graph`, between these rows; :obj:`perm` only for
           weighted graphs
         - **loops:** the number of loops of each node :math:`(N)`, :obj:`None` if there are none
         - **counter:** the rows of gradients outside of the path :math:`(1)`, int64

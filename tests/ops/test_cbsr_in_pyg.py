@@ -12,7 +12,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from pyg_fast import ops
-from pyg_fast.formats import CBSR
+from pyg_fast.ops import CBSR
 
 
 def make(device: torch.device | str, width: int = 300) -> CBSR:

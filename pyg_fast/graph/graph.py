@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ._edges import check_edge_index, kernel_index, raise_pending
+from ..ops._edges import check_edge_index, kernel_index, raise_pending
+from ..ops._library import ops
+from ..ops.to_csr import fits_int32, to_csr, to_csr_csc
 from ._kept import cache_of, keep, kept
-from ._library import ops
 from .groups import Groups, check_size, groups_of
-from .to_csr import fits_int32, to_csr, to_csr_csc
 
 
 class Graph(NamedTuple):
@@ -20,7 +20,7 @@ class Graph(NamedTuple):
     Both lists of edges point into one order of edges, that of :obj:`edge_weight`: by :obj:`perm`
     and :obj:`t_perm` (:obj:`None`: the list is in that order itself). All tensors are of one
     integer type, int32 or int64. Ops check that they fit together, and not what they hold: pointers
-    and indices out of range crash. :func:`~pyg_fast.formats.graph_of` makes right ones.
+    and indices out of range crash. :meth:`from_edge_index` makes a checked one.
 
     Shapes:
         - **rowptr:** :math:`(N_{dst} + 1)`, **col**, **perm:** :math:`(|\mathcal{E}|)`
@@ -41,6 +41,32 @@ class Graph(NamedTuple):
     num_dst: int
     groups: Groups | None = None
     t_groups: Groups | None = None
+
+    @staticmethod
+    def from_edge_index(
+        edge_index: Tensor, num_src: int | None = None, num_dst: int | None = None
+    ) -> 'Graph':
+        r"""The graph of a list of edges, with its transpose, every index checked.
+
+        Args:
+            edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
+            num_src (int, optional): Number of source nodes. (default: :obj:`None`, the size of an
+                EdgeIndex, or the largest index and one)
+            num_dst (int, optional): Number of destination nodes. (default: :obj:`None`, as many
+                as sources)
+
+        Raises:
+            TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`.
+        """
+        check_edge_index(edge_index)
+        known = getattr(edge_index, '_sparse_size', (None, None))
+        num_src = known[0] if num_src is None else num_src
+        num_dst = known[1] if num_dst is None else num_dst
+        if num_src is None:
+            data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+            num_src = int(data.max()) + 1 if data.numel() > 0 else 0
+        num_dst = num_src if num_dst is None else num_dst
+        return graph_of(edge_index, num_src, num_dst, wait=True)
 
     def t(self) -> 'Graph':
         """The transposed graph."""
@@ -65,10 +91,10 @@ class Graph(NamedTuple):
             size (int, optional): The most edges of a group; :obj:`None`: no groups.
             t_size (int, optional): The same for the transpose, if there is one.
                 (default: :obj:`None`)
-            atomic (bool): As in :func:`~pyg_fast.formats.groups_of`. (default: :obj:`False`)
+            atomic (bool): As in :func:`~pyg_fast.graph.groups_of`. (default: :obj:`False`)
 
         Raises:
-            TypeError, ValueError: As :func:`~pyg_fast.formats.groups_of`.
+            TypeError, ValueError: As :func:`~pyg_fast.graph.groups_of`.
         """
 
         def cut(rowptr: Tensor | None, size: int | None) -> Groups | None:

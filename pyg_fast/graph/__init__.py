@@ -1,0 +1,10 @@
+"""Prepared graphs: their structure, what is kept of it, execution paths."""
+
+from .csr import prepare_edge_index
+from .execution_path import ExecutionPath, execution_paths
+from .graph import Graph, graph_of, set_group_sizes
+
+__all__ = [
+    'ExecutionPath', 'Graph', 'execution_paths', 'graph_of', 'prepare_edge_index',
+    'set_group_sizes',
+]  # fmt: skip
