@@ -97,7 +97,7 @@ def environment() -> dict[str, str]:
 
 
 def instruction_set(flags: set[str], cap: str | None = None) -> str:
-    """What the dispatch of our CPU kernels chooses (csrc/cpu/dispatch.cpp) for a CPU with these
+    """What the dispatch of our CPU kernels chooses (csrc/cpu/isa.cpp) for a CPU with these
     flags under that cap."""
     if flags >= _AVX512 and cap not in ('baseline', 'avx2'):
         return 'avx512'

@@ -91,10 +91,10 @@ class Graph(NamedTuple):
             size (int, optional): The most edges of a group; :obj:`None`: no groups.
             t_size (int, optional): The same for the transpose, if there is one.
                 (default: :obj:`None`)
-            atomic (bool): As in :func:`~pyg_fast.graph.groups_of`. (default: :obj:`False`)
+            atomic (bool): As in :func:`~pyg_fast.graph.set_group_sizes`. (default: :obj:`False`)
 
         Raises:
-            TypeError, ValueError: As :func:`~pyg_fast.graph.groups_of`.
+            TypeError, ValueError: As :func:`~pyg_fast.graph.set_group_sizes`.
         """
 
         def cut(rowptr: Tensor | None, size: int | None) -> Groups | None:

@@ -88,7 +88,10 @@ class SparseOperator(NamedTuple):
             ValueError: If it is a mean, see :meth:`without_mean`, or a sample.
         """
         if self.mean or self.sampling is not None:
-            raise ValueError('the transpose of a mean or of a sample is made by its own backward')
+            raise ValueError(
+                'a mean or a sample has no transpose: use without_mean(), or the graph of the '
+                'sampled edges'
+            )
         if self.graph.t_rowptr is None:
             raise RuntimeError('this graph was made without the transpose that backward needs')
         t_diag = self.diag if self.self_row is None else self.t_diag
@@ -110,7 +113,7 @@ class SparseOperator(NamedTuple):
     def sampled_by(self, sampling: Sampling | None) -> 'SparseOperator':
         """The same over a sample, if there is one."""
         if sampling is not None and self.self_row is not None:
-            raise ValueError('an execution path names the edges of a loss: it cannot be sampled')
+            raise ValueError('an execution path cannot be sampled: use the whole operator')
         return self if sampling is None else self._replace(sampling=sampling)
 
     def on(self, path: Any) -> 'SparseOperator':
@@ -120,7 +123,7 @@ class SparseOperator(NamedTuple):
             ValueError: If it is a sample.
         """
         if self.sampling is not None:
-            raise ValueError('an execution path names the edges of a loss: it cannot be sampled')
+            raise ValueError('an execution path cannot be sampled: use the whole operator')
         return path.part(self)
 
     def without_mean(self, dtype: torch.dtype) -> 'SparseOperator':

@@ -228,14 +228,13 @@ def test_scale(device: torch.device, name: str, flow: str, loops: str, weighted:
     weight = weights_of(edges, torch.float64, device) if weighted else None
     options = {'fill_value': 2.0 if weighted else 1.0, 'loops': loops, 'flow': flow}
     scale, diag = MODULE.gcn_scale(edge_index, weight, n, torch.float64, **options)
-    norm = normalized(edge_index, weight, n, torch.float64, **options)
     x = torch.randn(n, 3, dtype=torch.float64, device=device)
     out = scatter_sum(
         edge_index, x, weight, n, scale, scale, diag, flow == 'target_to_source',
         loops in ('remaining', 'replace'),
     )  # fmt: skip
-    graph = norm.graph
-    expected = reference.spmm(*graph[:3], norm.value, x, norm.scale, norm.scale, norm.diag)
+    graph, *constants = normalized(edge_index, weight, n, torch.float64, **options).operator[:5]
+    expected = reference.spmm(*graph[:3], constants[0], x, *constants[1:])
     torch.testing.assert_close(out, expected)
     for dtype in (torch.float32, torch.bfloat16):
         narrow = None if weight is None else weight.to(dtype)
