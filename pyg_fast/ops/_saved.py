@@ -28,11 +28,13 @@ def save(ctx: Any, *values: Any) -> None:
 def saved(ctx: Any) -> Any:
     """What :func:`save` was given."""
     check_no_forward_ad()
-    return _joined(ctx.form, iter(ctx.saved_tensors))
+    form = ctx.form
+    return _joined(form, iter(ctx.saved_tensors)) if type(form) is list else form
 
 
-# Of a tuple the form is its type and those of its parts.
-def _split(values: tuple, tensors: list[Tensor]) -> tuple:
+def _split(values: tuple, tensors: list[Tensor]) -> Any:
+    """A list of a tuple's type and parts, with marks for tensors; without tensors the tuple."""
+    count = len(tensors)
     form: list[Any] = [type(values)]
     for value in values:
         if value is None:
@@ -44,14 +46,13 @@ def _split(values: tuple, tensors: list[Tensor]) -> tuple:
             form.append(_split(value, tensors))
         else:
             form.append(value)
-    return tuple(form)
+    return form if len(tensors) > count else values
 
 
-def _joined(form: tuple, tensors: Iterator[Tensor]) -> tuple:
-    kind, *values = form
-    for k, value in enumerate(values):
-        if value is _TENSOR:
-            values[k] = next(tensors)
-        elif isinstance(value, tuple):
-            values[k] = _joined(value, tensors)
+def _joined(form: list[Any], tensors: Iterator[Tensor]) -> tuple:
+    values: list[Any] = [
+        next(tensors) if part is _TENSOR else _joined(part, tensors) if type(part) is list else part
+        for part in form[1:]
+    ]
+    kind = form[0]
     return tuple(values) if kind is tuple else kind(*values)

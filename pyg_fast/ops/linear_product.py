@@ -115,15 +115,17 @@ class LinearProduct(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         out, aggregated = _forward(x, weight, bias, root_weight, plan, (needs_x, needs_weight))
         ctx.first = aggregated is not None
-        # The backward pass reads no other operator than the part.
-        ctx.has_whole = plan.whole is not None
-        plan = plan._replace(whole=None)
-        save(ctx, x, weight, root_weight, aggregated if needs_weight else None, plan)
+        # The backward pass reads no other operator than the part, and without a path nothing else.
+        ctx.has_whole, ctx.on_path = plan.whole is not None, plan.dst is not _ALL
+        plan = plan._replace(whole=None) if ctx.has_whole else plan
+        read = plan if ctx.on_path else plan.part
+        save(ctx, x, weight, root_weight, aggregated if needs_weight else None, read)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, root_weight, aggregated, plan = saved(ctx)
+        x, weight, root_weight, aggregated, read = saved(ctx)
+        plan = read if ctx.on_path else Plan(read)
         op = plan.part
         needs_x, needs_weight, needs_bias, needs_root, _ = ctx.needs_input_grad
         if not plan.compact_out:

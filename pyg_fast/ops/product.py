@@ -65,9 +65,9 @@ def product(
     Returns:
         Tensor: :math:`\mathbf{Y}` of shape :math:`(n_{dst}, F)`.
     """
-    if isinstance(x, Quantized):
-        return _quantized_product(op, x, bias, out_acc)
-    if isinstance(x, CBSR):
+    if not isinstance(x, Tensor):
+        if isinstance(x, Quantized):
+            return _quantized_product(op, x, bias, out_acc)
         if op.sampling is None and not transforms_active():
             constants = op._replace(value=None), x.columns, x.num_columns, out_acc
             return CBSRProduct.apply(x.values, op.value, bias, constants)
@@ -77,7 +77,8 @@ def product(
     if not torch.is_grad_enabled():
         return raw_product(op, x, bias, out_acc)
     value = _suited(op.value, x.dtype)
-    return DenseProduct.apply(x, value, bias, op._replace(value=None), out_acc)
+    constant = op if value is None else op._replace(value=None)
+    return DenseProduct.apply(x, value, bias, constant, out_acc)
 
 
 def raw_product(
@@ -98,21 +99,18 @@ def _dense_product(
     op: SparseOperator, value: Tensor | None, x: Tensor, bias: Tensor | None, out_acc: bool
 ) -> Tensor:
     """The raw op for dense features, with other entries than the operator's."""
-    graph, sampling, col_scale, diag = op.graph, op.sampling, op.col_scale, op.diag
+    graph, _, row_scale, col_scale, diag, self_row, _, _, mean, sampling = op
     if sampling is not None:
         return ops.sampled_spmm.default(
-            *graph[:3], value, x, op.row_scale, col_scale, diag, bias, op.mean, out_acc,
-            *sampling.args(),
-        )  # fmt: skip
+            *graph[:3], value, x, row_scale, col_scale, diag, bias, mean, out_acc, *sampling.args()
+        )
     own = None
     if (
         value is not None and col_scale is not None and x.dtype == col_scale.dtype
-        and graph.num_edges >= _SCALED_FIRST and op.self_row is None
+        and graph.num_edges >= _SCALED_FIRST and self_row is None
     ):  # fmt: skip
         own, x, col_scale, diag = x, x * col_scale.view(-1, 1), None, None
-    args = (
-        *graph[:3], value, x, op.row_scale, col_scale, diag, bias, op.mean, out_acc, op.self_row,
-    )  # fmt: skip
+    args = (*graph[:3], value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row)
     if graph.groups is None:
         out = ops.spmm.default(*args)
     else:
