@@ -21,7 +21,7 @@ from ..ops._checks import check_device
 from ..ops.cbsr import CBSR
 from ..ops.linear_product import aggregates_first
 from ..ops.product import Quantized, product, quantized
-from ..ops.sampled_spmm import check_sampling
+from ..ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from ..ops.sampling import sampled_graph, sampled_on_its_own
 from ._fused import autocast_dtype, is_plain_linear
 from ._path import AggregatedInput
@@ -43,7 +43,8 @@ class _Sampled:
     def _set_sampling(
         self, num_samples: int, strategy: str, sample: str, quantize: bool
     ) -> None:
-        check_sampling(num_samples, strategy)
+        most = isinstance(num_samples, int) and num_samples > MOST_SAMPLES
+        check_sampling(MOST_SAMPLES if most else num_samples, strategy)
         if sample not in SAMPLE:
             raise ValueError(f"'sample' must be one of {SAMPLE}, got {sample!r}")
         if not isinstance(quantize, bool):
@@ -58,6 +59,8 @@ class _Sampled:
 
     def _samples(self: Any) -> bool:
         """Whether this call aggregates a sample."""
+        if self.num_samples > MOST_SAMPLES:
+            return False
         return self.sample == 'always' or (self.sample == 'eval' and not self.training)
 
     def _sampling(self) -> Sampling:
@@ -161,7 +164,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
             input.
         out_channels (int): Size of each output sample.
-        num_samples (int): :math:`S`, from 1 to 4096. See :func:`pyg_fast.choose_num_samples`.
+        num_samples (int): :math:`S`, at least 1; above 4096 the layer takes all edges. See
+            :func:`pyg_fast.choose_num_samples`.
         strategy (str, optional): Which edges, as in :func:`~pyg_fast.ops.sampled_spmm`:
             :obj:`"fastrand"`, :obj:`"bucket"`, :obj:`"unbiased"` or :obj:`"paper"`.
             (default: :obj:`"fastrand"`)
@@ -292,7 +296,8 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
             first input. A tuple stands for the sizes of sources and destinations.
         out_channels (int): Size of each output sample.
-        num_samples (int): :math:`S`, from 1 to 4096. See :func:`pyg_fast.choose_num_samples`.
+        num_samples (int): :math:`S`, at least 1; above 4096 the layer takes all edges. See
+            :func:`pyg_fast.choose_num_samples`.
         strategy (str, optional): Which edges, as in :func:`~pyg_fast.ops.sampled_spmm`;
             :obj:`"unbiased"` goes with the aggregations :obj:`"sum"` and :obj:`"mean"` only.
             (default: :obj:`"fastrand"`)

@@ -1012,9 +1012,9 @@ def test_bad_options(kind: str) -> None:
     def build(num_samples: Any = S, strategy: Any = 'fastrand', **kwargs: Any) -> Any:
         return LAYERS[kind][2](IN, OUT, num_samples, strategy, **kwargs)
 
-    for num_samples in (1, 4096):
+    for num_samples in (1, 4096, 4097, 10**6):
         assert build(num_samples).num_samples == num_samples
-    for num_samples in (0, -1, 4097):
+    for num_samples in (0, -1):
         with pytest.raises(ValueError, match="'num_samples' must be 1 to 4096"):
             build(num_samples)
     for num_samples in (3.0, '3', None, True):
@@ -1073,3 +1073,13 @@ def test_bad_input(kind: str, hooked: bool, device: torch.device, raises: Any) -
     else:
         with raises(ValueError, match='size'):
             ours(x, edge_index, size=(NODES + 1, NODES))
+
+
+@pytest.mark.parametrize('cls', [SampledGCNConv, SampledSAGEConv])
+def test_more_samples_than_a_kernel_takes(device: torch.device, cls: type) -> None:
+    conv = cls(4, 3, 5000, sample='always').to(device).eval()
+    edge_index = torch.stack([torch.arange(6000) % 50, torch.zeros(6000, dtype=torch.long)])
+    x = torch.randn(50, 4, device=device)
+    out = conv(x, edge_index.to(device))
+    conv.sample = 'never'
+    torch.testing.assert_close(out, conv(x, edge_index.to(device)))
