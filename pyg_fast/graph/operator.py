@@ -11,7 +11,7 @@ from .graph import Graph
 # The codes of `Strategy` in csrc/params/sample.h.
 _CODES = {'fastrand': 1, 'bucket': 0, 'unbiased': 2, 'paper': 3}
 STRATEGIES = tuple(_CODES)
-_WORD = 2**64
+WORD = 2**64  # of a seed
 
 
 class Sampling(NamedTuple):
@@ -36,7 +36,7 @@ class Sampling(NamedTuple):
         elif isinstance(seed, Tensor):
             seed = seed.clone()  # The backward pass works out the same sample.
         else:
-            seed = torch.full((1,), (seed + 2**63) % _WORD - 2**63, device=device)
+            seed = torch.full((1,), (seed + 2**63) % WORD - 2**63, device=device)
         return self._replace(seed=seed)
 
     def weight(self, rowptr: Tensor, mean: bool, dtype: torch.dtype) -> Tensor | None:
@@ -108,13 +108,9 @@ class SparseOperator(NamedTuple):
         Raises:
             ValueError: If it is the part of a matrix that an execution path has.
         """
-        return self.sampled_by(Sampling(num_samples, strategy, seed))
-
-    def sampled_by(self, sampling: Sampling | None) -> 'SparseOperator':
-        """The same over a sample, if there is one."""
-        if sampling is not None and self.self_row is not None:
+        if self.self_row is not None:
             raise ValueError('an execution path cannot be sampled: use the whole operator')
-        return self if sampling is None else self._replace(sampling=sampling)
+        return self._replace(sampling=Sampling(num_samples, strategy, seed))
 
     def on(self, path: Any) -> 'SparseOperator':
         """The part of it that an :class:`~pyg_fast.graph.ExecutionPath` has.

@@ -21,7 +21,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.gcn_norm import gcn_scale
-from ..ops.linear_product import Plan, aggregates_first, linear_product
+from ..ops.linear_product import Plan, aggregates_first, linear_product, takes_gradient
 from ..ops.product import Quantized, product
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear, known_edges
 from ._path import AggregatedInput, OnPath, linear_on_path
@@ -384,9 +384,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         if op.sampling is None:
             return linear_product(x, weight, bias, Plan(op, out_acc=out_acc))
         # Under autocast it is the linear map that runs in float16 or bfloat16.
-        grad = torch.is_grad_enabled()
-        needs = grad and x.requires_grad, grad and weight.requires_grad
-        if out_acc or not aggregates_first(weight, *needs):
+        if out_acc or not aggregates_first(weight, takes_gradient(x), takes_gradient(weight)):
             return product(op, self._features(F.linear(x, weight), op), bias, out_acc)
         return F.linear(product(op, self._features(x, op)), weight, bias)
 
@@ -405,9 +403,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             return plus(out, with_values(x, (diag * x.values).to(out.dtype)))
         return out + (diag * x).to(out.dtype)
 
-    def _features(
-        self, x: Tensor | CBSR, op: SparseOperator
-    ) -> Tensor | CBSR | Quantized:
+    def _features(self, x: Tensor | CBSR, op: SparseOperator) -> Tensor | CBSR | Quantized:
         """The form in which mapped features are aggregated."""
         return x
 

@@ -15,7 +15,7 @@ from ..graph.operator import SparseOperator
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
-from ..ops.linear_product import Plan, aggregates_first, linear_product
+from ..ops.linear_product import Plan, aggregates_first, linear_product, takes_gradient
 from ..ops.product import product
 from ._fused import autocast_dtype, is_plain_linear
 from ._path import AggregatedInput, OnPath, linear_of_rows, linear_on_path, sum_on_path
@@ -242,8 +242,7 @@ def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, to: Neighbours, mean: bool
 ) -> Tensor:
     """Linear map of the sum or mean of neighbours, in whichever order is narrower."""
-    grad = torch.is_grad_enabled()
-    needs_x, needs_weight = grad and x.requires_grad, grad and weight.requires_grad
+    needs_x, needs_weight = takes_gradient(x), takes_gradient(weight)
     first = aggregates_first(weight, needs_x, needs_weight)
     graph = to.graph(transpose=needs_x or (needs_weight and not first))
     scale = to.inverse_degree(graph, x.dtype) if mean else None

@@ -19,7 +19,7 @@ from ..graph.graph import graph_of
 from ..graph.operator import Sampling, SparseOperator
 from ..ops._checks import check_device
 from ..ops.cbsr import CBSR
-from ..ops.linear_product import aggregates_first
+from ..ops.linear_product import aggregates_first, takes_gradient
 from ..ops.product import Quantized, product, quantized
 from ..ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from ..ops.sampling import sampled_graph, sampled_on_its_own
@@ -74,10 +74,6 @@ class _Sampled:
             t is not None and t.requires_grad for t in (x, op.value, *self.parameters())
         )
         return x if learns else quantized(x)
-
-    def _aggregates_first(self: Any, x: Tensor, weight: Tensor) -> bool:
-        grad = torch.is_grad_enabled()
-        return aggregates_first(weight, grad and x.requires_grad, grad and weight.requires_grad)
 
     def _path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
         if path is not None and self.training and self._samples():
@@ -218,14 +214,20 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     ) -> GCNNorm | None:
         if not self._samples():
             return super()._operator(x, edge_index, edge_weight, transpose, num_nodes)
-        # The backward pass of a sample reads no transpose.
-        keeps = any(kept is not None for kept in self._cached_by_pyg())
-        with self._without_cache() if keeps else nullcontext():
-            norm = super()._operator(x, edge_index, edge_weight, False, num_nodes)
+        norm = self._normalized_once(x, edge_index, edge_weight, num_nodes)
         if norm is None:
             return None
-        op = norm.operator.sampled_by(self._sampling().drawn(x.device))
-        return norm._replace(operator=op)
+        sampling = self._sampling().drawn(x.device)
+        return norm._replace(operator=norm.operator.sampled(*sampling))
+
+    def _normalized_once(
+        self, x: Any, edge_index: Adj, edge_weight: OptTensor, num_nodes: int | None
+    ) -> GCNNorm | None:
+        """The normalised graph that is sampled; with :obj:`cached` that of the first call."""
+        keeps = any(kept is not None for kept in self._cached_by_pyg())
+        with self._without_cache() if keeps else nullcontext():
+            # The backward pass of a sample reads no transpose.
+            return super()._operator(x, edge_index, edge_weight, False, num_nodes)
 
     def _degree_sampling(self) -> Sampling | None:
         return self._sampling() if self._samples() and self.strategy != 'unbiased' else None
@@ -236,7 +238,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         if isinstance(x, Tensor):
             num_nodes = x.shape[self.node_dim]
             if self.cached and not self._explain:  # The graph of the first call, whoever runs it.
-                self._operator(x, edge_index, edge_weight, torch.is_grad_enabled(), num_nodes)
+                self._normalized_once(x, edge_index, edge_weight, num_nodes)
             given = self._given_edges(x, edge_index, num_nodes, num_nodes, self.add_self_loops)
             if given is not None:
                 if edge_weight is not None:
@@ -355,7 +357,9 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
             return super()._aggregated(to._replace(part=part))
         sampling = self._sampling().drawn(x.device)
         op = SparseOperator(graph, mean=kind is MeanAggregation, sampling=sampling)
-        if not is_plain_linear(lin) or self._aggregates_first(x, lin.weight):
+        if not is_plain_linear(lin) or aggregates_first(
+            lin.weight, takes_gradient(x), takes_gradient(lin.weight)
+        ):
             dtype = autocast_dtype(x)
             x = x if dtype is None else x.to(dtype)
             return lin(product(op, self._features(x, op)))

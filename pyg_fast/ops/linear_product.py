@@ -176,6 +176,11 @@ def _root(sent: Tensor, plan: Plan) -> Tensor:
     return sent if op.self_row is None else sent.index_select(0, op.self_row)
 
 
+def takes_gradient(t: Tensor) -> bool:
+    """Whether a backward pass will ask for the gradient of a tensor."""
+    return torch.is_grad_enabled() and t.requires_grad
+
+
 def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
     """Whether aggregating before the linear map moves fewer features, given which gradients are
     asked for. If so, and :obj:`x` needs none, the backward pass reads no transpose."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..graph.graph import Graph
-from ..graph.operator import STRATEGIES, Sampling, SparseOperator
+from ..graph.operator import STRATEGIES, WORD, Sampling, SparseOperator
 from ._checks import check_device, check_edge_weight, check_features, checked_graph
 from ._library import fake, reference
 from ._numbers import acc_dtype, check_flag
@@ -17,7 +17,6 @@ from .spmm import REDUCE
 from .spmm_max import reduce_max
 
 MOST_SAMPLES = 4096
-_WORD = 2**64
 
 
 def check_sampling(num_samples: Any, strategy: Any) -> None:
@@ -36,7 +35,7 @@ def _check_seed(seed: Any, step: Any, x: Tensor) -> None:
     if isinstance(step, bool) or not isinstance(step, int):
         raise TypeError(f"'step' must be an integer, got {type(step).__name__}")
     for name, number in (('seed', seed), ('step', step)):
-        if isinstance(number, int) and not -(2**63) <= number < _WORD:
+        if isinstance(number, int) and not -(2**63) <= number < WORD:
             raise ValueError(f"'{name}' must fit 64 bits, got {number}")
     if seed is None:
         return
@@ -150,7 +149,7 @@ def sampled_spmm(
 
 def _stepped(seed: int | Tensor | None, step: int, x: Tensor) -> int | Tensor:
     # Far from what neighbouring seeds give.
-    offset = (step * 0x9E3779B97F4A7C15 + 2**63) % _WORD - 2**63
+    offset = (step * 0x9E3779B97F4A7C15 + 2**63) % WORD - 2**63
     if seed is None:
         seed = torch.randint(2**63 - 1, (1,), device=x.device)
     return seed + offset

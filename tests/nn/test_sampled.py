@@ -1083,3 +1083,15 @@ def test_more_samples_than_a_kernel_takes(device: torch.device, cls: type) -> No
     out = conv(x, edge_index.to(device))
     conv.sample = 'never'
     torch.testing.assert_close(out, conv(x, edge_index.to(device)))
+
+
+def test_cached_keeps_the_first_graph_if_pygs_code_runs_first(device: torch.device) -> None:
+    conv = SampledGCNConv(4, 3, 200, sample='always', cached=True).to(device)
+    first, other = torch.randint(12, (2, 2, 50), device=device)
+    x = torch.randn(12, 4, device=device)
+    hook = conv.register_propagate_forward_hook(lambda module, args, out: None)
+    before = conv(x, first)
+    hook.remove()
+    torch.testing.assert_close(conv(x, other), before)
+    conv._cached_norm = None
+    assert not torch.allclose(conv(x, other), before)
