@@ -6,7 +6,7 @@ python -m benchmarks.roofline --parts sums,maxk       the ceilings, and any of
     sums        spmm, its gradients, and that of an execution path
     maxk        selection, aggregation of what was selected, and its gradient
     sampled     aggregation of a sample
-    batches     to_csr, neighbor_sample, relabel, match, fetch_rows, random_walk
+    batches     to_csr, neighbor_sample, relabel, match, gather_rows, random_walk
     attention   GAT and GATv2: inference, training, gradients
 """
 import argparse
@@ -543,7 +543,7 @@ def batches(
         return torch.equal(out, place[n_id])
 
     def fetch(table: Tensor) -> Callable[[], Tensor]:
-        return lambda: kernels.fetch_rows(table, n_id, None, None, None, None, None)
+        return lambda: kernels.gather_rows(table, n_id, None, None, None, None, None)
 
     def is_right(out: Tensor) -> bool:
         return torch.equal(out, expected)
@@ -573,7 +573,7 @@ def batches(
                  + (n_id.numel() + before.n_id.numel()) * entry, entry, num_nodes * entry),
             'both batches and the positions once; gathered besides: an entry of the map for each '
             'node of either'),
-        raw('fetch_rows, on the device', fetch(x), is_right, fetched,
+        raw('gather_rows, on the device', fetch(x), is_right, fetched,
             'ids, rows read and rows written'),
         raw('random_walk', lambda: kernels.random_walk(rowptr, col, start, WALK_LENGTH, 0.0, 1),
             lambda out: is_walk(graph, start, out),
@@ -583,7 +583,7 @@ def batches(
     ]
     if device.type == 'cuda':
         made.append(raw(
-            'fetch_rows, from the host', fetch(inputs.x), is_right,
+            'gather_rows, from the host', fetch(inputs.x), is_right,
             Work(distinct(n_id, num_nodes) * row, bus=True), 'distinct rows, over the bus'))
     bench.measure('Mini-batches and preparation', batch_size, made, 'batch')
 

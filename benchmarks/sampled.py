@@ -69,7 +69,7 @@ def drawn(num_samples: int, strategy: str, device: torch.device) -> Sampling:
 
 
 class Taken:
-    """The edges that are taken, as a graph of their own; of some rows, compared with the twin.
+    """The edges that are taken, as a graph of their own; of some rows, compared with the reference.
 
     Args:
         graph: All edges.
@@ -497,7 +497,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f'own with its weights; "{MAKING}" is the time that this takes ours, which those '
             f'times leave out. int8: "{FULL}" and its memory are those of float32; codes and '
             'scales are at hand but where it says otherwise. Every sample is compared with the '
-            'twin in Python on some rows, every result with float64 on the edges of the sample.')
+            'reference in Python on some rows, every result with float64 on the sampled edges.')
     if 'training' in asked or 'inference' in asked:
         report.notes.append(
             'Training: forward and backward, without an optimizer, every draw included. The GCN '

@@ -160,13 +160,12 @@ inline Tensor with_contiguous_rows(const Tensor& edge_index) {
 // The graph as kernels see it. Its tensors must be contiguous and outlive the result.
 inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                   int64_t num_cols) {
-  const ScalarType type = col.scalar_type();
   Csr csr;
-  csr.index64 = is_index64(col, "col");
+  csr.index64 = is_index64(rowptr, "rowptr");
   STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_rows + 1]");
   STD_TORCH_CHECK(col.dim() == 1, "col must have one dimension");
-  check_type(rowptr, "rowptr", type);
-  check_type(perm, "perm", type);
+  check_type(col, "col", ScalarType::Int);
+  check_type(perm, "perm", rowptr.scalar_type());
   check_device(rowptr, "rowptr", col);
   check_device(perm, "perm", col);
   csr.num_rows = rowptr.size(0) - 1;

@@ -3,7 +3,7 @@
 Each node's aggregation reads at most S of its edges, picked inside the kernel as in the "ES-SpMM"
 paper; nothing is trained anew. Ends with a table over S for each strategy: the share of the edges
 that is read, the score of the test nodes and what it lost, the time of a whole inference and its
-speed-up; with the least S that loses no more than --max-loss points of the mean test score, and
+speed-up; with the least S that loses no more than --max-drop points of the mean test score, and
 what choose_num_samples takes for that by the validation nodes alone; and with a picture if asked to
 (--plot). Every run trains from its own seed, to the epoch of the best validation score. Losses are
 means over the runs; times are medians, of the first run's network.
@@ -137,11 +137,11 @@ class Sweep:
         """Of an inference, over that on all edges."""
         return statistics.median(self.full_seconds) / statistics.median(cell.seconds)
 
-    def least(self, strategy: str, max_loss: float) -> int | None:
+    def least(self, strategy: str, max_drop: float) -> int | None:
         """The least number of samples from which on no more points are lost than that."""
         found = None
         for cell in reversed(self.of(strategy)):
-            if not self.loss(cell) <= max_loss:
+            if not self.loss(cell) <= max_drop:
                 break
             found = cell.num_samples
         return found
@@ -253,7 +253,7 @@ def measure(
         model.sample('eval', strategy=strategy)
         test_scores.clear()
         choice = pyg_fast.choose_num_samples(
-            model, data, args.max_loss / POINT, candidates=samples, metric=score, apply=False)
+            model, data, args.max_drop / POINT, candidates=samples, metric=score, apply=False)
         full, *scores = test_scores  # which is the order of its evaluations
         result.chosen.setdefault(strategy, []).append(choice.num_samples)
         if is_first:
@@ -299,14 +299,14 @@ def table(result: Sweep) -> str:
     return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
 
 
-def verdict(result: Sweep, max_loss: float) -> str:
+def verdict(result: Sweep, max_drop: float) -> str:
     """Returns the least number of samples of each strategy, by the test and validation nodes."""
     lines = []
     for strategy, chosen in result.chosen.items():
-        least = result.least(strategy, max_loss)
+        least = result.least(strategy, max_drop)
         found = 'no S loses so little' if least is None else f'S = {least} and more'
         lines.append(
-            f'- {strategy}: within {max_loss:g} points by the test nodes: {found}; chosen by the '
+            f'- {strategy}: within {max_drop:g} points by the test nodes: {found}; chosen by the '
             f'validation nodes: {", ".join("none" if s is None else str(s) for s in chosen)}')
     return '\n'.join(lines)
 
@@ -389,7 +389,7 @@ def record(args: argparse.Namespace, result: Sweep) -> dict[str, Any]:
             'lost_points': result.loss(cell),
             'ms': 1e3 * statistics.median(cell.seconds) if timed else None,
         } for cell in result.cells],
-        'least': {strategy: result.least(strategy, args.max_loss) for strategy in result.chosen},
+        'least': {strategy: result.least(strategy, args.max_drop) for strategy in result.chosen},
         'chosen': result.chosen,
     }
 
@@ -423,7 +423,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add('--strategies', metavar='NAME,...', default='fastrand,bucket',
         type=several(str, STRATEGIES.__contains__, f'some of {", ".join(STRATEGIES)}'),
         help=f'of {", ".join(STRATEGIES)} (default: fastrand,bucket)')
-    add('--max-loss', type=at_least(0, float), default=1.0,
+    add('--max-drop', type=at_least(0, float), default=1.0,
         help='points of the score that may be lost (default: 1)')
     for name, convert in {'layers': at_least(1, int), 'hidden': at_least(1, int),
                           'epochs': at_least(1, int), 'lr': at_least(0, float),
@@ -469,7 +469,7 @@ def main(argv: list[str] | None = None) -> None:
           f'seed {args.seed}', flush=True)
     result = sweep(args)
     size = ', '.join(f'{count:,} {what.replace("_", " ")}' for what, count in result.graph.items())
-    report = f'{size}\n\n{table(result)}\n\n{verdict(result, args.max_loss)}'
+    report = f'{size}\n\n{table(result)}\n\n{verdict(result, args.max_drop)}'
     print(f'\n{report}')
     if args.markdown is not None:
         args.markdown.write_text(f'# {title}\n\n{report}\n', encoding='utf-8')

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,8 +26,14 @@ class SampleRow(NamedTuple):
 
     num_samples: int
     score: float
-    loss: float  # of the score, against that without sampling
+    drop: float  # of the score, against that without sampling
     sampling_rate: float  # share of the edges that are read
+
+    @property
+    def loss(self) -> float:
+        """Deprecated: :obj:`drop`."""
+        warnings.warn('SampleRow.loss is now SampleRow.drop', DeprecationWarning, stacklevel=2)
+        return self.drop
 
 
 class SampleChoice(NamedTuple):
@@ -40,16 +47,17 @@ class SampleChoice(NamedTuple):
 def choose_num_samples(
     model: Module,
     data: Any,
-    max_loss: float = 0.01,
+    max_drop: float = 0.01,
     *,
     candidates: Iterable[int] | None = None,
     metric: Callable[[Any, Any], float] | None = None,
     forward: Callable[[Module, Any], Any] | None = None,
     strategy: str | None = None,
     apply: bool = True,
+    max_loss: float | None = None,
 ) -> SampleChoice:
     r"""Chooses how many edges :math:`S` of each node the sampled layers of a trained model read:
-    the least whose validation score stays within :obj:`max_loss` of that of all edges, and with it
+    the least whose validation score stays within :obj:`max_drop` of that of all edges, and with it
     the score of every larger candidate, since a score that recovers only to drop again is luck.
 
     The model is evaluated once without sampling and then once for each candidate, ascending, in
@@ -62,7 +70,7 @@ def choose_num_samples(
         model (torch.nn.Module): The model, with :class:`~pyg_fast.nn.SampledGCNConv` or
             :class:`~pyg_fast.nn.SampledSAGEConv` layers, or such a layer itself.
         data (torch_geometric.data.Data): What it is evaluated on.
-        max_loss (float): How much of the score may be lost, a hundredth being one point of
+        max_drop (float): How much of the score may be lost, a hundredth being one point of
             accuracy. (default: :obj:`0.01`)
         candidates (list[int], optional): The numbers of samples to try, from 1 to 4096.
             (default: :obj:`None`, the powers of two up to the first that keeps every edge, or to
@@ -74,33 +82,37 @@ def choose_num_samples(
         strategy (str, optional): Which edges to take, in place of the layers' own choice.
             (default: :obj:`None`)
         apply (bool): Whether the layers are set to what was found. (default: :obj:`True`)
+        max_loss (float, optional): Deprecated name of :obj:`max_drop`. (default: :obj:`None`)
 
     Returns:
         SampleChoice: :obj:`num_samples`, or :obj:`None` if no candidate holds; :obj:`full_score`,
         without sampling; and :obj:`table`, ascending, whose rows have :obj:`num_samples`,
-        :obj:`score`, :obj:`loss` and :obj:`sampling_rate`, the share of the edges that are read
+        :obj:`score`, :obj:`drop` and :obj:`sampling_rate`, the share of the edges that are read
         (the mean over the layers, self-loops that a layer keeps beside the sample included).
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If the model has no layer that samples or runs none, :obj:`max_loss` is
+        ValueError: If the model has no layer that samples or runs none, :obj:`max_drop` is
             negative, :obj:`candidates` are none or out of range, the :obj:`strategy` is unknown or
             does not go with a layer, the full score is not a finite number, or, without a
             :obj:`metric`, :obj:`data` has no :obj:`val_mask` of some nodes or not one class for
             each node.
 
     Example:
-        >>> choice = pyg_fast.choose_num_samples(model, data, max_loss=0.01)
+        >>> choice = pyg_fast.choose_num_samples(model, data, max_drop=0.01)
         >>> choice.num_samples
         16
         >>> for row in choice.table:
-        ...     print(row.num_samples, row.loss, row.sampling_rate)
+        ...     print(row.num_samples, row.drop, row.sampling_rate)
     """
+    if max_loss is not None:
+        warnings.warn("'max_loss' is now 'max_drop'", DeprecationWarning, stacklevel=2)
+        max_drop = max_loss
     layers = _sampled_layers(model, strategy)
-    if isinstance(max_loss, bool) or not isinstance(max_loss, int | float):
-        raise TypeError(f"'max_loss' must be a number, got {type(max_loss).__name__}")
-    if not max_loss >= 0:
-        raise ValueError(f"'max_loss' must be at least 0, got {max_loss}")
+    if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
+        raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
+    if not max_drop >= 0:
+        raise ValueError(f"'max_drop' must be at least 0, got {max_drop}")
     given = None if candidates is None else _checked(candidates)
     if metric is None:
         metric = _val_accuracy
@@ -131,7 +143,7 @@ def choose_num_samples(
 
     chosen = None
     for row in reversed(table):
-        if not row.loss <= max_loss + _ROUNDING:  # A NaN does not hold.
+        if not row.drop <= max_drop + _ROUNDING:  # A NaN does not hold.
             break
         chosen = row.num_samples
     if apply and chosen is not None:
@@ -239,7 +251,7 @@ class _Rows(NamedTuple):
     """The edges that a layer samples, by their number in each row."""
 
     degree: Tensor
-    num_kept: int  # self-loops, which some layers keep beside the sample
+    num_loops: int  # self-loops, which some layers keep beside the sample
 
     @classmethod
     def of(cls, layer: Sampled, edge_index: Any) -> '_Rows':
@@ -248,11 +260,11 @@ class _Rows(NamedTuple):
         elif layer.flow == 'target_to_source':
             edge_index = edge_index.flip(0)
         src, dst = edge_index.as_subclass(Tensor)
-        kept = 0
+        num_loops = 0
         if getattr(layer, 'add_self_loops', False):
             sampled = dst[src != dst]
-            kept, dst = dst.numel() - sampled.numel(), sampled
-        return cls(dst.long().bincount(), kept)
+            num_loops, dst = dst.numel() - sampled.numel(), sampled
+        return cls(dst.long().bincount(), num_loops)
 
     @property
     def largest(self) -> int:
@@ -261,4 +273,4 @@ class _Rows(NamedTuple):
     def rate(self, num_samples: int) -> float:
         edges = int(self.degree.sum())
         read = int(self.degree.clamp(max=num_samples).sum())
-        return (read + self.num_kept) / max(edges + self.num_kept, 1)
+        return (read + self.num_loops) / max(edges + self.num_loops, 1)

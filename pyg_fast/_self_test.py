@@ -308,18 +308,18 @@ def _check_match_degree(device: torch.device) -> None:
     _near('result', out, shared / least.double())
 
 
-def _check_fetch_rows(device: torch.device) -> None:
+def _check_gather_rows(device: torch.device) -> None:
     x, previous, cache = (_numbers(n, 9, seed=n) for n in (NUM_NODES, 20, 10))
     index = torch.randint(NUM_NODES, (80,), generator=_random())
     match = torch.randint(-20, 20, (80,), generator=_random())
     position = torch.randint(-10, 10, (NUM_NODES,), generator=_random())
     counter = torch.zeros(3, dtype=torch.long)
     args = index, match, previous, position, cache, counter
-    expected = reference.fetch_rows(x, *args)
+    expected = reference.gather_rows(x, *args)
     places = [x.to(device)] + ([x.pin_memory()] if device.type == 'cuda' else [])
     for place in places:
         counted = torch.zeros(3, dtype=torch.long, device=device)
-        out = ops.fetch_rows(
+        out = ops.gather_rows(
             place, index.to(device), match=match.to(device), previous=previous.to(device),
             cache_position=position.to(device), cache=cache.to(device), counter=counted,
         )  # fmt: skip
@@ -337,14 +337,14 @@ def _check_random_walk(device: torch.device) -> None:
         _same('result', out, reference.random_walk(rowptr, col, start, 5, restart, SEED))
 
 
-def _check_visited_neighbors(device: torch.device) -> None:
+def _check_pinsage_neighbors(device: torch.device) -> None:
     rowptr, col, _ = _csr()
     nodes = torch.arange(0, NUM_NODES, 3)
-    out = ops.visited_neighbors(
+    out = ops.pinsage_neighbors(
         rowptr.to(device), col.to(device), nodes.to(device), 4, num_walks=5, walk_length=3,
         seed=SEED,
     )  # fmt: skip
-    expected = reference.visited_neighbors(rowptr, col, nodes, 4, 5, 3, 0.0, SEED)
+    expected = reference.pinsage_neighbors(rowptr, col, nodes, 4, 5, 3, 0.0, SEED)
     for name, a, e in zip(('neighbors', 'visits'), out, expected, strict=True):
         _same(name, a, e)
 
@@ -364,7 +364,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     'relabel': _check_relabel,
     'match': _check_match,
     'match_degree': _check_match_degree,
-    'fetch_rows': _check_fetch_rows,
+    'gather_rows': _check_gather_rows,
     'random_walk': _check_random_walk,
-    'visited_neighbors': _check_visited_neighbors,
+    'pinsage_neighbors': _check_pinsage_neighbors,
 }

@@ -86,8 +86,8 @@ def test_scores_are_those_of_the_model(
     for row in choice.table:
         again = accuracy(sampled(model, row.num_samples, strategy or 'fastrand'), data)
         assert row.score == pytest.approx(again)
-        assert row.loss == choice.full_score - row.score
-    assert choice.table[-1].loss == 0  # It reads all edges.
+        assert row.drop == choice.full_score - row.score
+    assert choice.table[-1].drop == 0  # It reads all edges.
 
 
 @pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
@@ -139,7 +139,7 @@ def test_matrices(layout: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ('full', 'scores', 'max_loss', 'expected'),
+    ('full', 'scores', 'max_drop', 'expected'),
     [
         (0.9, {1: 0.5, 2: 0.8, 4: 0.895, 8: 0.9}, 0.01, 4),
         (0.9, {1: 0.5, 2: 0.8, 4: 0.895, 8: 0.9}, 0.0, 8),
@@ -153,11 +153,11 @@ def test_matrices(layout: str, device: torch.device) -> None:
     ],
 )
 def test_least_from_which_all_hold(
-    full: float, scores: dict[int, float], max_loss: float, expected: int | None
+    full: float, scores: dict[int, float], max_drop: float, expected: int | None
 ) -> None:
     model = Net(SampledSAGEConv, num_samples=7)
     choice = choose_num_samples(
-        model, planted(), max_loss, candidates=[*sorted(scores, reverse=True), 2],
+        model, planted(), max_drop, candidates=[*sorted(scores, reverse=True), 2],
         metric=scripted(model, full, scores))
     assert choice.num_samples == expected
     assert choice.full_score == full
@@ -336,10 +336,10 @@ def test_a_trained_model_reads_less() -> None:
         ({'model': 'net'}, TypeError, "'model' must be a torch.nn.Module, got str"),
         ({'model': PathPreparedGCNConv(64, 4)}, ValueError, "'model' has no sampled layer"),
         ({'model': SampledGCNConv(64, 4, 1, sample='never')}, ValueError, "have sample='never'"),
-        ({'max_loss': -0.01}, ValueError, "'max_loss' must be at least 0, got -0.01"),
-        ({'max_loss': math.nan}, ValueError, "'max_loss' must be at least 0, got nan"),
-        ({'max_loss': '1%'}, TypeError, "'max_loss' must be a number, got str"),
-        ({'max_loss': True}, TypeError, "'max_loss' must be a number, got bool"),
+        ({'max_drop': -0.01}, ValueError, "'max_drop' must be at least 0, got -0.01"),
+        ({'max_drop': math.nan}, ValueError, "'max_drop' must be at least 0, got nan"),
+        ({'max_drop': '1%'}, TypeError, "'max_drop' must be a number, got str"),
+        ({'max_drop': True}, TypeError, "'max_drop' must be a number, got bool"),
         ({'candidates': []}, ValueError, "'candidates' must be some numbers of samples, got none"),
         ({'candidates': [4, 0]}, ValueError, 'must be 1 to 4096, got 0'),
         ({'candidates': [4097]}, ValueError, 'must be 1 to 4096, got 4097'),

@@ -29,8 +29,8 @@ Gatv2Result gatv2(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   p.bias = pointer(bias);
 
   Tensor out = empty_as(x, rows, p, out_type);
-  const int64_t kept = training ? rows : 0;
-  Tensor y = empty_as(x, kept, p, acc), lse = empty(x, {kept, p.heads}, acc);
+  const int64_t saved_rows = training ? rows : 0;
+  Tensor y = empty_as(x, saved_rows, p, acc), lse = empty(x, {saved_rows, p.heads}, acc);
   p.out = out.mutable_data_ptr();
   if (training) {
     p.y = y.mutable_data_ptr();

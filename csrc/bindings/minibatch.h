@@ -51,7 +51,8 @@ inline Csr sampled_graph(const Tensor& rowptr, const OptTensor& col, const OptTe
                          const OptTensor& weight) {
   Csr graph;
   graph.index64 = is_index64(rowptr, "rowptr");
-  check_type(col, "col", rowptr.scalar_type());
+  graph.col64 = col && is_index64(*col, "col");
+  STD_TORCH_CHECK(graph.index64 || !graph.col64, "col must be int32, or int64 where rowptr is, too");
   check_type(perm, "perm", rowptr.scalar_type());
   check_type(weight, "weight", ScalarType::Double);
   STD_TORCH_CHECK(rowptr.is_contiguous() && (!col || col->is_contiguous()) &&

@@ -46,8 +46,9 @@ Tensor sampled_spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& pe
 template <typename Index>
 void clear_tail(const SampleEdges& p) {
   for (int64_t at = static_cast<const Index*>(p.rowptr)[p.csr.num_rows]; at < p.num_slots; ++at) {
-    static_cast<Index*>(p.row)[at] = -1;
-    static_cast<Index*>(p.col)[at] = static_cast<Index*>(p.perm)[at] = 0;
+    p.row[at] = -1;
+    p.col[at] = 0;
+    static_cast<Index*>(p.perm)[at] = 0;
   }
 }
 
@@ -60,16 +61,17 @@ std::tuple<Tensor, Tensor> sample_edges(const Tensor& rowptr, const Tensor& col,
   p.csr = csr_of(rowptr, col, perm, 0);
   p.sampling = sampling_of(num_samples, strategy, seed, col);
   STD_TORCH_CHECK(num_slots >= 0, "num_slots must not be negative, got ", num_slots);
-  const ScalarType type = col.scalar_type();
+  const ScalarType type = rowptr.scalar_type();
   check_vector(sampled_rowptr, "sampled_rowptr", p.csr.num_rows + 1);
   check_type(sampled_rowptr, "sampled_rowptr", type);
   check_device(sampled_rowptr, "sampled_rowptr", col);
   const Tensor begins = to_contiguous(sampled_rowptr);
   p.rowptr = begins.const_data_ptr();
   p.num_slots = num_slots;
-  Tensor edges = empty(col, {2, num_slots}, type), sampled_perm = empty(col, {num_slots}, type);
-  p.col = edges.mutable_data_ptr();
-  p.row = static_cast<char*>(p.col) + num_slots * (p.csr.index64 ? 8 : 4);
+  Tensor edges = empty(col, {2, num_slots}, ScalarType::Int);
+  Tensor sampled_perm = empty(col, {num_slots}, type);
+  p.col = static_cast<Col*>(edges.mutable_data_ptr());
+  p.row = p.col + num_slots;
   p.perm = sampled_perm.mutable_data_ptr();
   if constexpr (kCuda) {
     Launch launch(col);
@@ -89,7 +91,7 @@ std::tuple<Tensor, Tensor, Tensor> sample_transposed(
     const Tensor& rowptr_, const Tensor& t_rowptr, const Tensor& t_col, const Tensor& position,
     int64_t num_slots, int64_t num_samples, int64_t strategy, const OptTensor& seed) {
   SampleTransposed p;
-  const ScalarType type = t_col.scalar_type();
+  const ScalarType type = t_rowptr.scalar_type();
   STD_TORCH_CHECK(rowptr_.dim() == 1 && rowptr_.size(0) >= 1,
                   "rowptr must have shape [num_dst + 1]");
   check_type(rowptr_, "rowptr", type);
@@ -102,9 +104,10 @@ std::tuple<Tensor, Tensor, Tensor> sample_transposed(
   p.rowptr = rowptr.const_data_ptr();
   p.num_slots = num_slots;
   Tensor out_rowptr = empty(t_col, {p.csr.num_rows + 1}, type);
-  Tensor col = empty(t_col, {num_slots}, type), perm = empty(t_col, {num_slots}, type);
+  Tensor col = empty(t_col, {num_slots}, ScalarType::Int);
+  Tensor perm = empty(t_col, {num_slots}, type);
   p.out_rowptr = out_rowptr.mutable_data_ptr();
-  p.col = col.mutable_data_ptr();
+  p.col = static_cast<Col*>(col.mutable_data_ptr());
   p.perm = perm.mutable_data_ptr();
   Launch launch(t_col);
   void* scratch = launch.scratch(cuda::sample_transposed_scratch(p));

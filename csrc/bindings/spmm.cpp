@@ -4,7 +4,7 @@ namespace pyg_fast {
 namespace {
 
 // The groups of the graph `csr`, checked as far as sizes and types go.
-Groups groups_of(const Csr& csr, const Tensor& col, const Tensor& ptr, const Tensor& row,
+Groups groups_of(const Csr& csr, const Tensor& rowptr, const Tensor& ptr, const Tensor& row,
                  const Tensor& long_row, const Tensor& long_ptr, const Tensor& long_shift,
                  int64_t num_partials, int64_t size, bool atomic) {
   Groups g;
@@ -18,8 +18,8 @@ Groups groups_of(const Csr& csr, const Tensor& col, const Tensor& ptr, const Ten
                   "there must be a group for each row and for each partial sum");
   const auto check = [&](const Tensor& t, const char* name, int64_t count) -> const void* {
     check_vector(t, name, count);
-    check_type(t, name, col.scalar_type());
-    check_device(t, name, col);
+    check_type(t, name, rowptr.scalar_type());
+    check_device(t, name, rowptr);
     STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
     return t.const_data_ptr();
   };
@@ -65,7 +65,7 @@ Tensor spmm_groups(const Tensor& rowptr, const Tensor& col, const OptTensor& per
       Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
       [&](const Spmm& p, const Tensor& on) {
         [[maybe_unused]] const Groups g =
-            groups_of(p.csr, col, group_ptr, group_row, long_row, long_ptr, long_shift, num_partials,
+            groups_of(p.csr, rowptr, group_ptr, group_row, long_row, long_ptr, long_shift, num_partials,
                       group_size, atomic);
         if constexpr (kCuda) {
           Launch launch(on);

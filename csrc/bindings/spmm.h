@@ -39,7 +39,7 @@ Tensor aggregate(P p, const Tensor& rowptr, const Tensor& col, const OptTensor& 
   p.diag = checked_scale(diag, "diag", p.csr.num_rows, type, col);
   const OptTensor self_row = to_contiguous(self_row_);
   check_vector(self_row, "self_row", p.csr.num_rows);
-  check_type(self_row, "self_row", col.scalar_type());
+  check_type(self_row, "self_row", ScalarType::Int);
   check_device(self_row, "self_row", col);
   p.self_row = pointer(self_row);
   STD_TORCH_CHECK(!diag || self_row || p.csr.num_rows == p.csr.num_cols,

@@ -29,7 +29,7 @@ std::tuple<Tensor, Tensor> spmm_max(const Tensor& rowptr, const Tensor& col, con
   p.x = x.const_data_ptr();
   p.value = checked_value(value, p.csr, x.scalar_type(), col);
   Tensor out = empty(x, {p.csr.num_rows, p.dim}, x.scalar_type());
-  Tensor arg = empty(x, {p.csr.num_rows, p.dim}, col.scalar_type());
+  Tensor arg = empty(x, {p.csr.num_rows, p.dim}, rowptr.scalar_type());
   p.out = out.mutable_data_ptr();
   p.arg = arg.mutable_data_ptr();
   if constexpr (kCuda) {
@@ -54,7 +54,7 @@ Tensor backward_x(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   p.dim = grad_.size(1);
   check_matrix(grad_, "grad", p.csr.num_rows, p.dim);
   check_matrix(arg_, "arg", p.csr.num_rows, p.dim);
-  check_type(arg_, "arg", col.scalar_type());
+  check_type(arg_, "arg", rowptr.scalar_type());
   check_device(arg_, "arg", col);
   check_device(grad_, "grad", col);
   const Tensor grad = to_contiguous(grad_), arg = to_contiguous(arg_);
@@ -99,7 +99,7 @@ Csr transposed_of(const Tensor& rowptr, const Tensor& col, const Tensor& t_rowpt
                   const Tensor& t_col, const OptTensor& t_position) {
   const Csr transposed = csr_of(t_rowptr, t_col, t_position, rowptr.numel() - 1);
   check_vector(t_col, "t_col", col.numel());
-  check_type(t_col, "t_col", col.scalar_type());
+  check_type(t_rowptr, "t_rowptr", rowptr.scalar_type());
   check_device(t_col, "t_col", col);
   return transposed;
 }
@@ -134,7 +134,7 @@ Tensor spmm_max_backward_value(const Tensor& rowptr, const Tensor& col, const Op
   p.dim = x_.size(1);
   check_matrix(grad_, "grad", p.csr.num_rows, p.dim);
   check_matrix(arg_, "arg", p.csr.num_rows, p.dim);
-  check_type(arg_, "arg", col.scalar_type());
+  check_type(arg_, "arg", rowptr.scalar_type());
   check_type(x_, "x", grad_.scalar_type());
   check_device(arg_, "arg", col);
   check_device(grad_, "grad", col);

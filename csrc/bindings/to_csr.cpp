@@ -11,7 +11,7 @@ struct Sorted {
   // Allocates it for `num_rows` rows of the edges of p.
   Sorted(const Tensor& edge_index, int64_t num_rows, int64_t num_cols, bool reverse, ToCsr& p)
       : rowptr(empty(edge_index, {num_rows + 1}, type(p))),
-        col(empty(edge_index, {p.num_edges}, type(p))),
+        col(empty(edge_index, {p.num_edges}, ScalarType::Int)),
         perm(empty(edge_index, {p.num_edges}, type(p))) {
     const int64_t second = edge_index.stride(0) * (p.in64 ? 8 : 4);
     const auto* data = static_cast<const char*>(edge_index.const_data_ptr());
@@ -21,7 +21,7 @@ struct Sorted {
     p.num_rows = num_rows;
     p.num_cols = num_cols;
     p.rowptr = rowptr.mutable_data_ptr();
-    p.sorted_col = col.mutable_data_ptr();
+    p.sorted_col = static_cast<Col*>(col.mutable_data_ptr());
     p.perm = perm.mutable_data_ptr();
   }
 
@@ -38,8 +38,8 @@ ToCsr checked(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bool i
   p.report = report;
   p.num_edges = edge_index.size(1);
   constexpr int64_t kMax = 0x7fffffff;
-  STD_TORCH_CHECK(index64 || (p.num_edges <= kMax && num_src < kMax && num_dst < kMax),
-                  "int32 cannot count this graph: ask for index64");
+  STD_TORCH_CHECK(num_src < kMax && num_dst < kMax, "a graph must have fewer than 2^31 - 1 nodes");
+  STD_TORCH_CHECK(index64 || p.num_edges <= kMax, "int32 cannot count these edges: ask for index64");
   return p;
 }
 

@@ -1,5 +1,5 @@
+#include "bindings/minibatch.h"
 #include "params/walk.h"
-#include "stable.h"
 
 namespace pyg_fast {
 namespace {
@@ -12,7 +12,10 @@ void fill(Walk& p, const Tensor& rowptr, const Tensor& col, const Tensor& nodes,
           double restart, int64_t seed) {
   STD_TORCH_CHECK(nodes.dim() == 1, "nodes must have one dimension, got ", nodes.dim());
   check_type(nodes, "nodes", ScalarType::Long);
-  p.graph = csr_of(rowptr, col, std::nullopt, rowptr.size(0) - 1);
+  STD_TORCH_CHECK(rowptr.dim() == 1 && rowptr.size(0) >= 1, "rowptr must have shape [num_nodes + 1]");
+  STD_TORCH_CHECK(col.dim() == 1, "col must have one dimension");
+  check_device(col, "col", rowptr);
+  p.graph = sampled_graph(rowptr, col, std::nullopt, std::nullopt);
   if (rowptr.is_cuda() || !nodes.is_cuda()) check_device(nodes, "nodes", rowptr);
   STD_TORCH_CHECK(length >= 0, "walk_length must not be negative, got ", length);
   STD_TORCH_CHECK(restart >= 0 && restart <= 1, "restart must be from 0 to 1, got ", restart);
@@ -43,13 +46,13 @@ Tensor random_walk(const Tensor& rowptr, const Tensor& col, const Tensor& start_
 }
 
 template <bool kCuda>
-std::tuple<Tensor, Tensor> visited_neighbors(const Tensor& rowptr, const Tensor& col,
+std::tuple<Tensor, Tensor> pinsage_neighbors(const Tensor& rowptr, const Tensor& col,
                                              const Tensor& nodes_, int64_t num_neighbors,
                                              int64_t num_walks, int64_t walk_length, double restart,
                                              int64_t seed) {
   if constexpr (kCuda) STD_TORCH_CHECK(nodes_.is_cuda(), "nodes must be on a CUDA device");
   const Tensor nodes = to_contiguous(nodes_);
-  VisitedNeighbors p;
+  PinsageNeighbors p;
   fill(p, rowptr, col, nodes, walk_length, restart, seed);
   STD_TORCH_CHECK(num_walks >= 0 && num_walks <= kMostVisits && walk_length <= kMostVisits &&
                       num_walks * walk_length <= kMostVisits,
@@ -66,10 +69,10 @@ std::tuple<Tensor, Tensor> visited_neighbors(const Tensor& rowptr, const Tensor&
   p.visits = static_cast<int64_t*>(visits.mutable_data_ptr());
   if constexpr (kCuda) {
     Launch launch(nodes);
-    launch.check(cuda::visited_neighbors(p, launch.stream()), "visited_neighbors");
+    launch.check(cuda::pinsage_neighbors(p, launch.stream()), "pinsage_neighbors");
   } else {
     share_rows(p.num_nodes, p.num_nodes * (p.num_walks * p.length + 1) * kStep,
-               [&](int64_t begin, int64_t end) { cpu::visited_neighbors(p, begin, end); });
+               [&](int64_t begin, int64_t end) { cpu::pinsage_neighbors(p, begin, end); });
   }
   return {neighbor, visits};
 }
@@ -84,9 +87,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
       "random_walk(Tensor rowptr, Tensor col, Tensor start, int walk_length, float restart, int seed) "
       "-> Tensor");
   m.def(
-      "visited_neighbors(Tensor rowptr, Tensor col, Tensor nodes, int num_neighbors, int num_walks, "
+      "pinsage_neighbors(Tensor rowptr, Tensor col, Tensor nodes, int num_neighbors, int num_walks, "
       "int walk_length, float restart, int seed) -> (Tensor, Tensor)");
 }
 
 PYG_FAST_IMPL(random_walk)
-PYG_FAST_IMPL(visited_neighbors)
+PYG_FAST_IMPL(pinsage_neighbors)

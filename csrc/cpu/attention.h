@@ -38,10 +38,10 @@ class RowOutput {
   }
 
   // Takes a block of edges, given their scores.
-  void add(const int64_t* node, int64_t count, Acc* score, const Acc* kept) {
+  void add(const int64_t* node, int64_t count, Acc* score, const Acc* factor) {
     const bool with_plus = y_plus_ != nullptr;
-    with_plus ? softmax_.template weigh<true>(score, kept, count)
-              : softmax_.template weigh<false>(score, kept, count);
+    with_plus ? softmax_.template weigh<true>(score, factor, count)
+              : softmax_.template weigh<false>(score, factor, count);
     for (int64_t f = 0; started_ && f < columns_.size; ++f) {
       sum_[f] *= softmax_.decay[columns_.head[f]];
       plus_[f] *= softmax_.decay[columns_.head[f]];

@@ -26,7 +26,7 @@ PYG_FAST_INLINE void for_blocks(const Csr& csr, int64_t row_begin, int64_t row_e
                                 const Weight& weight, const F& f) {
   constexpr int64_t kRows = 512, kEdges = 2048;
   const auto* rowptr = static_cast<const Index*>(csr.rowptr);
-  const auto* col = static_cast<const Index*>(csr.col);
+  const auto* col = static_cast<const Col*>(csr.col);
   const auto sources_wanted = static_cast<uint64_t>(source_end - source_begin);
   const bool all = source_end - source_begin == csr.num_cols;
   Scratch<int64_t> firsts, sources, edges;

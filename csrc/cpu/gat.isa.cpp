@@ -106,8 +106,8 @@ void gat_backward_dst(const GatBackward& p, int64_t begin, int64_t end) {
   });
 }
 
-// Sums over a source's edges Z = kept * p * grad. With them the source's score needs no dot product
-// per edge: sum_e kept * p * leaky' * <grad, x> = <x, slope * Z + (1 - slope) * Z of positive s>.
+// Sums over a source's edges Z = factor * p * grad. With them the source's score needs no dot product
+// per edge: sum_e factor * p * leaky' * <grad, x> = <x, slope * Z + (1 - slope) * Z of positive s>.
 template <typename T, typename G>
 void gat_backward_rows(const GatBackward& p, const G* grad, int64_t row_begin, int64_t row_end) {
   using Acc = acc_t<T>;
@@ -137,15 +137,15 @@ void gat_backward_rows(const GatBackward& p, const G* grad, int64_t row_begin, i
       scores.fill(edges, count, static_cast<const Acc*>(p.alpha_src) + row * heads, score);
       gather_slots(slots, stat + heads, 3 * heads, edges.node, count, lse);
       gather_slots(slots, stat + 2 * heads, 3 * heads, edges.node, count, G_of);
-      const Acc* kept = dropout.of(edges.id, count);
+      const Acc* factor = dropout.of(edges.id, count);
       const Weighted<Acc> weighted{edges.node, count, score, slots.stride};
       if (!with_dots) {
-        weigh_backward<Acc, false>(slots, {score, lse, G_of, dot, kept}, slope, count, total);
+        weigh_backward<Acc, false>(slots, {score, lse, G_of, dot, factor}, slope, count, total);
         add_features<G, true>(columns, grad, weighted, sum, plus);
         continue;
       }
       dots.dots(grad, edges.node, count, dot, slots.stride);
-      weigh_backward<Acc, true>(slots, {score, lse, G_of, dot, kept}, slope, count, total);
+      weigh_backward<Acc, true>(slots, {score, lse, G_of, dot, factor}, slope, count, total);
       add_features<G, false>(columns, grad, weighted, sum, plus);
       for (int64_t e = 0; e < count; ++e) {
         const int64_t of_loop = edges.id[e] - p.csr.num_edges;

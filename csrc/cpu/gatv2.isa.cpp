@@ -131,8 +131,8 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
         repeat_slots(slots, stat + row * 2 * heads, count, lse);
         repeat_slots(slots, stat + (row * 2 + 1) * heads, count, G_of);
       }
-      const Acc* kept = dropout.of(edges.id, count);
-      weigh_backward<Acc, true>(slots, {score, lse, G_of, dot, kept}, 1, count, total);
+      const Acc* factor = dropout.of(edges.id, count);
+      weigh_backward<Acc, true>(slots, {score, lse, G_of, dot, factor}, 1, count, total);
       const Weighted<Acc> by_dots{node, count, dot, slots.stride};
       if constexpr (kSource) {
         const Weighted<Acc> by_weights{node, count, score, slots.stride};

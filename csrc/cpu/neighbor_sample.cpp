@@ -105,7 +105,7 @@ class Row {
 
  private:
   void emit(int64_t e, int64_t position) const {
-    static_cast<I*>(p_.neighbor)[e] = static_cast<const I*>(p_.graph.col)[position];
+    static_cast<I*>(p_.neighbor)[e] = static_cast<I>(column(p_.graph, position));
     p_.dst[e] = static_cast<int32_t>(node_);
     p_.e_id[e] = p_.graph.perm ? static_cast<const I*>(p_.graph.perm)[position] : position;
   }
@@ -139,12 +139,13 @@ void sample_neighbors(const SampleHop& p, int64_t begin, int64_t end) {
   with_index(p.graph.index64, [&](auto index) {
     using I = decltype(index);
     const I* rowptr = static_cast<const I*>(p.graph.rowptr);
-    const I* col = static_cast<const I*>(p.graph.col);
+    const char* col = static_cast<const char*>(p.graph.col);
+    const int64_t width = p.graph.col64 ? 8 : 4;
     Taken taken;
     std::vector<std::pair<double, int64_t>> keys;
     for (int64_t node = begin; node < end; ++node) {
       if (node + kAhead < end) __builtin_prefetch(rowptr + p.n_id[node + kAhead]);
-      if (node + kAhead / 4 < end) __builtin_prefetch(col + rowptr[p.n_id[node + kAhead / 4]]);
+      if (node + kAhead / 4 < end) __builtin_prefetch(col + width * rowptr[p.n_id[node + kAhead / 4]]);
       Row<I>(p, node).draw(taken, keys);
     }
   });

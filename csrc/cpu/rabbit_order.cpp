@@ -23,7 +23,7 @@ class CommunityMerge {
         done_(num_nodes_),
         weight_(num_nodes_),
         merged_(num_nodes_) {
-    list_neighbours(static_cast<const Index*>(csr.rowptr), static_cast<const Index*>(csr.col));
+    list_neighbours(static_cast<const Index*>(csr.rowptr), static_cast<const Col*>(csr.col));
     std::iota(root_.begin(), root_.end(), Index{0});
     strength_.resize(num_nodes_);
     for (int64_t v = 0; v < num_nodes_; ++v) strength_[v] = first_[v + 1] - first_[v];
@@ -66,11 +66,11 @@ class CommunityMerge {
   };
 
   // Both directions of every edge but loops.
-  void list_neighbours(const Index* rowptr, const Index* col) {
+  void list_neighbours(const Index* rowptr, const Col* col) {
     const auto each = [&](const auto& visit) {
       for (int64_t row = 0; row < num_nodes_; ++row) {
         for (Index e = rowptr[row]; e < rowptr[row + 1]; ++e) {
-          if (col[e] != row) visit(static_cast<Index>(row), col[e]);
+          if (col[e] != row) visit(static_cast<Index>(row), static_cast<Index>(col[e]));
         }
       }
     };

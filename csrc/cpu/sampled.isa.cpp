@@ -28,19 +28,20 @@ void sampled_rows(const SampledSpmm& p, int64_t row_begin, int64_t row_end) {
   using Acc = acc_t<T>;
   constexpr int64_t kBlockEdges = 1 << 15;
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
   const bool weighs = p.sampling.strategy == Strategy::unbiased && !p.mean;
   const int64_t most = p.sampling.num_samples;
   const int64_t block_rows = kBlockEdges / most + 1;
 
-  Scratch<Index> ptr_scratch, col_scratch, perm_scratch;
+  Scratch<Index> ptr_scratch, perm_scratch;
+  Scratch<Col> col_scratch;
   Scratch<Acc> scale_scratch;
   Spmm block = p;
   for (int64_t from = row_begin; from < row_end; from += block_rows) {
     const int64_t rows = row_end - from < block_rows ? row_end - from : block_rows;
     Index* block_ptr = ptr_scratch.of_size(rows + 1);
-    Index* block_col = col_scratch.of_size(rows * most);
+    Col* block_col = col_scratch.of_size(rows * most);
     Index* block_perm = p.value ? perm_scratch.of_size(rows * most) : nullptr;
     Acc* block_scale = weighs ? scale_scratch.of_size(rows) : nullptr;
     Index count = 0;
@@ -86,14 +87,14 @@ void sampled_spmm(const SampledSpmm& p, int64_t row_begin, int64_t row_end) {
 
 template <typename Index>
 void sample_rows(const SampleEdges& p, int64_t row_begin, int64_t row_end) {
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const Index at = static_cast<const Index*>(p.rowptr)[row];
     for_sampled<Index>(p.sampling, static_cast<const Index*>(p.csr.rowptr), row,
                        [&](Index k, Index e) PYG_FAST_ALWAYS {
-                         static_cast<Index*>(p.row)[at + k] = static_cast<Index>(row);
-                         static_cast<Index*>(p.col)[at + k] = col[e];
+                         p.row[at + k] = static_cast<Col>(row);
+                         p.col[at + k] = col[e];
                          static_cast<Index*>(p.perm)[at + k] = perm ? perm[e] : e;
                        });
   }

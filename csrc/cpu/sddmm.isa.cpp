@@ -9,7 +9,7 @@ void sddmm_rows(const Sddmm& p, int64_t row_begin, int64_t row_end) {
   using Acc = acc_t<T>;
   constexpr int U = 4;  // edges at a time
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
   const auto* row_scale = static_cast<const Acc*>(p.row_scale);
   const auto* col_scale = static_cast<const Acc*>(p.col_scale);

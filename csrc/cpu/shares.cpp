@@ -26,7 +26,7 @@ int64_t row_of_share(const Csr& csr, int64_t k, int64_t n) {
 template <typename Index>
 int64_t source_of_share(const Csr& csr, int64_t k, int64_t n) {
   constexpr int64_t kSamples = 4096, kParts = 256;  // parts: of all sources, in their order
-  const auto* col = static_cast<const Index*>(csr.col);
+  const auto* col = static_cast<const Col*>(csr.col);
   const int64_t edges = static_cast<const Index*>(csr.rowptr)[csr.num_rows];
   int64_t cost[kParts], total = kParts;
   for (int64_t& part : cost) part = 1;

@@ -165,7 +165,7 @@ class EdgeBlocks {
 
   template <typename Index>
   int64_t list() {
-    const auto* col = static_cast<const Index*>(csr_.col) + begin_;
+    const auto* col = static_cast<const Col*>(csr_.col) + begin_;
     const auto* perm = static_cast<const Index*>(csr_.perm);
     int64_t count = end_ - begin_ < capacity_ ? end_ - begin_ : capacity_;
     for (int64_t e = 0; e < count; ++e) node[e] = col[e];
@@ -195,7 +195,7 @@ class EdgeBlocks {
   bool loop_ = false;
 };
 
-// kept[e, h] of some edges.
+// factor[e, h] of some edges.
 template <typename Acc>
 class Dropout {
  public:
@@ -208,7 +208,7 @@ class Dropout {
     of_edge_ = of_edges_.of_size(capacity);
     bits_ = all_bits_.of_size(size);
     head_ = heads_.of_size(size);
-    kept_ = all_kept_.of_size(size);
+    factors_ = all_factors_.of_size(size);
     for (int64_t k = 0; k < size; ++k) {
       bits_[k] = 0;
       head_[k] = static_cast<uint32_t>(k % slots.stride);
@@ -227,9 +227,9 @@ class Dropout {
                             });
     const int64_t size = slots_.size(count);
     for (int64_t k = 0; k < size; ++k) {
-      kept_[k] = keeps(bits_[k], head_[k], threshold_) ? scale_ : Acc{0};
+      factors_[k] = keeps(bits_[k], head_[k], threshold_) ? scale_ : Acc{0};
     }
-    return kept_;
+    return factors_;
   }
 
  private:
@@ -239,9 +239,9 @@ class Dropout {
   const Acc scale_;
   uint64_t seed_ = 0;
   Scratch<uint32_t> of_edges_, all_bits_, heads_;
-  Scratch<Acc> all_kept_;
+  Scratch<Acc> all_factors_;
   uint32_t *of_edge_ = nullptr, *bits_ = nullptr, *head_ = nullptr;
-  Acc* kept_ = nullptr;
+  Acc* factors_ = nullptr;
 };
 
 // Edges whose slots fill half of the nearest cache.

@@ -70,10 +70,10 @@ class RowSoftmax {
     }
   }
 
-  // Makes weights of the scores s of a block: kept * exp(leaky(s) - max), with kSigned negative
+  // Makes weights of the scores s of a block: factor * exp(leaky(s) - max), with kSigned negative
   // where s is not positive. What was added up before has to be multiplied by `decay`.
   template <bool kSigned>
-  void weigh(Acc* s, const Acc* kept, int64_t count) {
+  void weigh(Acc* s, const Acc* factor, int64_t count) {
     for (int64_t v = 0; v < slots_.period; v += V) {
       const auto before = load<V>(max + v);
       auto most = before;
@@ -94,7 +94,7 @@ class RowSoftmax {
           positive += masked<Acc, V>(w, score > 0);
           w = score > 0 ? w : -w;
         }
-        if (kept != nullptr) w *= load<V>(kept + at);
+        if (factor != nullptr) w *= load<V>(factor + at);
         store<V>(s + at, w);
       });
       store<V>(decay + v, decayed);
@@ -128,10 +128,10 @@ struct EdgeGradients {
   const Acc* lse;
   const Acc* G;
   Acc* dot;  // <grad, x>
-  const Acc* kept;
+  const Acc* factor;
 };
 
-// With dots: score = kept * p; total += the gradients. Without: the same, negative where the score
+// With dots: score = factor * p; total += the gradients. Without: the same, negative where the score
 // is not positive; total -= p * leaky' * G, the part of the gradients that needs no dot.
 template <typename Acc, bool kDots>
 void weigh_backward(const Slots<Acc>& slots, const EdgeGradients<Acc>& of, Acc slope, int64_t count,
@@ -145,7 +145,7 @@ void weigh_backward(const Slots<Acc>& slots, const EdgeGradients<Acc>& of, Acc s
           exp_of<Acc, V>(leaky(score, slope) - load<V>(of.lse + at)), within);
       const auto reach = p * load<V>(of.G + at);
       auto w = p;
-      if (of.kept != nullptr) w *= load<V>(of.kept + at);
+      if (of.factor != nullptr) w *= load<V>(of.factor + at);
       if constexpr (kDots) {
         auto gradient = w * load<V>(of.dot + at) - reach;
         gradient = score > 0 ? gradient : gradient * slope;

@@ -23,8 +23,7 @@ struct Epilogue {
   PYG_FAST_INLINE int64_t self_row(int64_t row) const {
     if (p.diag == nullptr) return -1;
     if (p.self_row == nullptr) return row;
-    const int64_t self = p.csr.index64 ? static_cast<const int64_t*>(p.self_row)[row]
-                                       : static_cast<const int32_t*>(p.self_row)[row];
+    const int64_t self = static_cast<const Col*>(p.self_row)[row];
     return self < p.csr.num_cols ? self : -1;
   }
 
@@ -69,7 +68,7 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
                int64_t row_begin, int64_t row_end, int64_t prefetch_end, Tile tile) {
   using Acc = acc_t<T>;
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const int64_t last = tile.width - V;
   const Epilogue<T> epilogue{p};
 
@@ -125,7 +124,7 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
 template <typename T, typename Index>
 void spmm_weights(const Spmm& p, int64_t begin, int64_t end, acc_t<T>* weight) {
   using Acc = acc_t<T>;
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
   const auto* scale = static_cast<const Acc*>(p.col_scale);
   if (p.value == nullptr) {

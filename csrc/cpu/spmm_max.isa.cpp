@@ -10,7 +10,7 @@ void spmm_max_tile(const SpmmMax& p, const acc_t<T>* weight, int64_t row_begin, 
   using Acc = acc_t<T>;
   using Position = mask_t<Acc>;  // of an edge in its row
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* x = static_cast<const T*>(p.x) + tile.column;
   const int64_t dim = p.dim;
   const int64_t last = tile.width - V;
@@ -98,7 +98,7 @@ void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
 template <typename T, typename Index, typename Acc>
 void spmm_max_scatter(const SpmmMaxBackwardX& p, int64_t begin, int64_t end, Acc* sum,
                       int64_t stride) {
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
   const auto* value = static_cast<const T*>(p.value);
   for (int64_t row = 0; row < p.csr.num_rows; ++row) {
@@ -154,7 +154,7 @@ void spmm_max_backward_value_rows(const SpmmMaxBackwardValue& p, int64_t row_beg
                                   int64_t row_end) {
   using Acc = acc_t<T>;
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
-  const auto* col = static_cast<const Index*>(p.csr.col);
+  const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
   const auto* x = static_cast<const T*>(p.x);
   auto* grad_value = static_cast<T*>(p.grad_value);

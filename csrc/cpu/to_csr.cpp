@@ -25,7 +25,7 @@ class CsrSort {
         row_(static_cast<const In*>(p.row)),
         col_(static_cast<const In*>(p.col)),
         rowptr_(static_cast<Out*>(p.rowptr)),
-        sorted_col_(static_cast<Out*>(p.sorted_col)),
+        sorted_col_(p.sorted_col),
         perm_(static_cast<Out*>(p.perm)),
         parallel_for_(parallel_for) {
     constexpr int64_t kEdgesOfThread = 16384, kEdgesOfBucket = 8192, kMaxBuckets = 1024;
@@ -52,14 +52,15 @@ class CsrSort {
       for (int64_t b; (b = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < buckets_;) sort(b);
     });
     rowptr_[p_.num_rows] = static_cast<Out>(total);
-    for (int64_t e = total; e < p_.num_edges; ++e) sorted_col_[e] = perm_[e] = 0;
+    for (int64_t e = total; e < p_.num_edges; ++e) sorted_col_[e] = 0, perm_[e] = 0;
     ::operator delete(spread_);
     delete[] memory;
   }
 
  private:
   struct Edge {
-    Out row, col, position;
+    Col row, col;
+    Out position;
   };
 
   bool valid(int64_t row, int64_t col) const {
@@ -109,7 +110,7 @@ class CsrSort {
     for (int64_t e = begin_of(share), end = end_of(share); e < end; ++e) {
       const In row = row_[e], col = col_[e];
       if (!kept(row, col)) continue;
-      spread_[cursor[row >> shift_]++] = {static_cast<Out>(row), static_cast<Out>(col),
+      spread_[cursor[row >> shift_]++] = {static_cast<Col>(row), static_cast<Col>(col),
                                           static_cast<Out>(e)};
     }
   }
@@ -140,7 +141,7 @@ class CsrSort {
   const In* row_;
   const In* col_;
   Out* rowptr_;
-  Out* sorted_col_;
+  Col* sorted_col_;
   Out* perm_;
   ParallelFor parallel_for_;
   int64_t shares_ = 1, buckets_ = 0, next_ = 0;

@@ -67,7 +67,7 @@ class Visits {
 };
 
 template <typename I>
-void visit(const VisitedNeighbors& p, int64_t begin, int64_t end) {
+void visit(const PinsageNeighbors& p, int64_t begin, int64_t end) {
   Visits visits(p.num_walks * p.length);
   for (int64_t i = begin; i < end; ++i) {
     const int64_t start = p.nodes[i];
@@ -96,7 +96,7 @@ void random_walk(const RandomWalk& p, int64_t begin, int64_t end) {
   p.graph.index64 ? walk<int64_t>(p, begin, end) : walk<int32_t>(p, begin, end);
 }
 
-void visited_neighbors(const VisitedNeighbors& p, int64_t begin, int64_t end) {
+void pinsage_neighbors(const PinsageNeighbors& p, int64_t begin, int64_t end) {
   p.graph.index64 ? visit<int64_t>(p, begin, end) : visit<int32_t>(p, begin, end);
 }
 

@@ -99,7 +99,7 @@ struct Dropout {
     return edge_bits(seed, static_cast<uint64_t>(id));
   }
   // What multiplies a weight of the edge whose bits these are.
-  __device__ Acc kept(uint32_t bits, int head) const {
+  __device__ Acc factor(uint32_t bits, int head) const {
     return !on || keeps(bits, static_cast<uint32_t>(head), threshold) ? scale : Acc(0);
   }
 };
@@ -107,14 +107,14 @@ struct Dropout {
 // A thread's edge of the 32 that its warp reads at once.
 template <typename I>
 struct AttentionEdge {
-  I source = 0;
+  Col source = 0;
   I id = 0;
   uint32_t bits = 0;
 
   template <typename Row>
   __device__ void load(const Row& row, I e, I end) {
     if (e >= end) return;
-    source = load_once(static_cast<const I*>(row.csr.col) + e);
+    source = load_once(static_cast<const Col*>(row.csr.col) + e);
     if (row.names_edges) {
       id = row.csr.perm ? load_once(static_cast<const I*>(row.csr.perm) + e) : e;
       if (row.dropout.on) bits = row.dropout.bits(id);
@@ -165,7 +165,7 @@ struct HeadShape : Shape {
   int tiles_of_head = 1;  // more than 1 only where a tile has one head
 };
 
-// The threads an edge takes at 16-byte vectors: 128 bytes of halves, up to 256 of floats, but no
+// The threads an edge takes at 16-byte vectors: 128 bytes of fp16 or bf16, up to 256 of floats, but no
 // more than four heads (of four channels: eight), whose weights a thread keeps in registers.
 inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, bool vectors) {
   HeadShape s;
@@ -185,7 +185,7 @@ inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, 
 }
 
 // 16-byte vectors stay within a head; graphs past int32 and doubles are rare, and do without. The
-// sums of eight halves are 32 bytes.
+// sums of eight fp16 or bf16 are 32 bytes.
 template <typename T, typename I, typename... Pointers>
 bool takes_vectors(const Attention& p, Pointers... features) {
   return sizeof(T) <= 4 && sizeof(I) == 4 && p.channels % kVec<T> == 0 &&

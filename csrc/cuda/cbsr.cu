@@ -22,7 +22,7 @@ struct Pass {
   int tiles = 1, width = 0;  // columns of a tile, a multiple of 32
 };
 
-// A thread's STEPS entries of an edge: from values and columns apart, or of halves from words that
+// A thread's STEPS entries of an edge: from values and columns apart, or of fp16 and bf16 from words that
 // hold both, which spares a request for every edge.
 template <typename T, typename C, int STEPS, bool PACKED>
 struct SeparateEntries {
@@ -131,7 +131,7 @@ struct CbsrRow {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int at = e + u * kEntrySlots;
-      const I source = __shfl_sync(kWarpMask, edge.source, WHOLE || at < count ? at : count - 1);
+      const Col source = __shfl_sync(kWarpMask, edge.source, WHOLE || at < count ? at : count - 1);
       found[u].load(p, static_cast<int64_t>(source) * p.k + pass.begin, active ? entry_lane : 0,
                     entries);
     }

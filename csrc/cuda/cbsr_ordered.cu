@@ -82,7 +82,7 @@ struct GatherRow {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int e = first + u * slots + slot;
-        const I source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+        const Col source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
         const T* row = reinterpret_cast<const T*>(row_at(grad, source, row_bytes));
 #pragma unroll
         for (int r = 0; r < kRounds; ++r) {

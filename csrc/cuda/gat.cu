@@ -1,11 +1,8 @@
 // Graph attention: scores, softmax, dropout and aggregation in one pass over the edges.
-#include "attention.cuh"
-#include "params/gat.h"
+#include "gat.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
-
-constexpr int kUnroll = 4;  // loads in flight per thread
 
 // The weights of 32 edges are worked out by threads that stand for (edge, head) pairs, 32 / HEADS
 // edges at once, and then handed to the threads that stand for (edge, channels).
@@ -13,14 +10,18 @@ constexpr int kUnroll = 4;  // loads in flight per thread
 // The softmax subtracts a running maximum, which follows the logits only once one of them is
 // kSlack above it: exponentials stay far from overflow, and rescaling stays rare.
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING>
-struct GatRow {
-  using Acc = acc_t<T>;
-  using Edge = AttentionEdge<I>;
-  static constexpr bool kSharedSums = false;
+struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
+  using Base = PairTile<T, I, VEC, LANES, HEADS>;
+  using typename Base::Acc;
+  using typename Base::Edge;
+  using Base::csr;
+  using Base::dropout;
+  using Base::kGroup;
+  using Base::pair_head;
+  using Base::pairs;
+  using Base::slope;
+  using Base::tile;
   static constexpr float kSlack = 16;
-  static constexpr int kSlots = 32 / LANES;
-  static constexpr int kGroup = 32 / HEADS;  // edges whose weights are worked out at once
-  static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;
 
   // Before `reduce` max, mass and mass_plus are those of the head of an (edge, head) pair, after it
   // those of this thread's channels. In training weights of negative scores are negative in `out`
@@ -33,28 +34,11 @@ struct GatRow {
   };
 
   const Gat& p;
-  const Csr& csr;
-  Dropout<Acc> dropout;
-  bool names_edges;
-  HeadTile<VEC, LANES, HEADS> tile;
-  int pair_head;  // the head of this thread as an (edge, head) pair
-  bool pairs;     // whether there is such a head
-  Acc slope;
-  const char* x;  // at this thread's channels
-  uint32_t row_bytes;
   const Acc* alpha_src;  // at pair_head
 
   __device__ GatRow(const Gat& p, uint32_t threshold, acc_t<T> scale, int tile_index)
-      : p(p), csr(p.csr), dropout(p, threshold, scale), tile(p, tile_index) {
-    names_edges = dropout.on || p.alpha_edge;
-    pair_head = tile.first_head + static_cast<int>(threadIdx.x % HEADS);
-    pairs = pair_head < p.heads;
-    slope = static_cast<Acc>(p.negative_slope);
-    x = static_cast<const char*>(p.x) + tile.at * sizeof(T);
-    asm("" : "+l"(x));
-    row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
-    alpha_src = static_cast<const Acc*>(p.alpha_src) + (pairs ? pair_head : 0);
-  }
+      : Base(p, p.x, p.alpha_edge, threshold, scale, tile_index), p(p),
+        alpha_src(static_cast<const Acc*>(p.alpha_src) + (pairs ? pair_head : 0)) {}
 
   __device__ Sum empty(int64_t row) const {
     Sum sum;
@@ -75,40 +59,15 @@ struct GatRow {
 
   template <bool FULL>
   __device__ void add_edges(const Edge& edge, int count, Sum& sum) const {
-    Pack<T, VEC> v[kSteps];
-    gather<FULL>(edge, 0, count, v);
-    Acc weight[HEADS];
-    weigh<FULL>(edge, count, weight, sum);
+    const auto weights = [&](Acc (&weight)[HEADS]) { weigh<FULL>(edge, count, weight, sum); };
+    this->template for_edges<FULL>(edge, count, weights, [&](Acc w, const auto& v, bool valid) {
 #pragma unroll
-    for (int step = 0; step < LANES; step += kSteps) {
-      if (!FULL && step * kSlots >= count) break;
-#pragma unroll
-      for (int u = 0; u < kSteps; ++u) {
-        constexpr int kStepsOfGroup = LANES / HEADS;
-        const int group = (step + u) / kStepsOfGroup;
-        const int slot = (step + u) % kStepsOfGroup * kSlots + (threadIdx.x & 31) / LANES;
-        const Acc w = __shfl_sync(kWarpMask, weight[group], slot * HEADS + tile.in_tile);
-        const bool valid = FULL || group * kGroup + slot < count;
-#pragma unroll
-        for (int c = 0; c < VEC; ++c) {
-          const Acc term = element(v[u], c);
-          sum.out[c] += valid ? w * term : Acc(0);
-          if (TRAINING) sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
-        }
+      for (int c = 0; c < VEC; ++c) {
+        const Acc term = element(v, c);
+        sum.out[c] += valid ? w * term : Acc(0);
+        if (TRAINING) sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
       }
-      if (step + kSteps < LANES) gather<FULL>(edge, step + kSteps, count, v);
-    }
-  }
-
-  // Features of the slot's edges; past the end those of the last edge, which will not be used.
-  template <bool FULL>
-  __device__ void gather(const Edge& edge, int step, int count, Pack<T, VEC> (&v)[kSteps]) const {
-#pragma unroll
-    for (int u = 0; u < kSteps; ++u) {
-      const int e = (step + u) * kSlots + (threadIdx.x & 31) / LANES;
-      const I source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
-      v[u] = pyg_fast::cuda::load<T, VEC>(reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
-    }
+    });
   }
 
   template <bool FULL>
@@ -122,7 +81,7 @@ struct GatRow {
     for (int g = 0; g < HEADS; ++g) {
       if (!FULL && g >= groups) break;
       const int e = g * kGroup + lane / HEADS;
-      const I source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
+      const Col source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
       score[g] = alpha_src[static_cast<int64_t>(source) * p.heads];
     }
     if (p.alpha_edge) {
@@ -157,7 +116,7 @@ struct GatRow {
       if (TRAINING) sum.mass_plus += plus ? w : Acc(0);
       if (dropout.on) {
         const uint32_t bits = __shfl_sync(kWarpMask, edge.bits, g * kGroup + lane / HEADS);
-        w *= dropout.kept(bits, pair_head);
+        w *= dropout.factor(bits, pair_head);
       }
       weight[g] = TRAINING && !plus ? -w : w;
     }
@@ -238,7 +197,7 @@ struct GatRow {
     Acc w = exponential(logit - sum.max);  // of infinite ones NaN, as of an edge
     sum.mass += w;
     if (s > 0) sum.mass_plus += w;
-    if (dropout.on) w *= dropout.kept(dropout.bits(csr.num_edges + row), tile.head);
+    if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);
     const auto self = pyg_fast::cuda::load<T, VEC>(
         static_cast<const T*>(p.x) + row * p.heads * p.channels + tile.at);
 #pragma unroll

@@ -1,13 +1,11 @@
 // Gradients of graph attention. Destinations come first, node by node; then one pass over the edges
 // of each source gathers the gradients of its destinations, without atomics.
-#include "attention.cuh"
-#include "params/gat.h"
+#include "gat.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kUnroll = 4;      // loads in flight per thread
-constexpr int kNodeLanes = 8;   // threads of a (node, head), at most, or of an edge
+constexpr int kNodeLanes = 8;  // threads of a (node, head), at most, or of an edge
 // Edges a row, on average, up to which wide tiles are used: they pay at 14, and not at 380.
 constexpr int kShortRows = 32;
 
@@ -61,13 +59,17 @@ __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward 
 // Of a source, as GatRow of a destination: weights of (edge, head) pairs, then gradients of
 // (edge, channels). T is what grad is stored as.
 template <typename T, typename I, int VEC, int LANES, int HEADS>
-struct GatBackwardRow {
-  using Acc = acc_t<T>;
-  using Edge = AttentionEdge<I>;
-  static constexpr bool kSharedSums = false;
-  static constexpr int kSlots = 32 / LANES;
-  static constexpr int kGroup = 32 / HEADS;
-  static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;
+struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
+  using Base = PairTile<T, I, VEC, LANES, HEADS>;
+  using typename Base::Acc;
+  using typename Base::Edge;
+  using Base::csr;
+  using Base::dropout;
+  using Base::kGroup;
+  using Base::pair_head;
+  using Base::pairs;
+  using Base::slope;
+  using Base::tile;
 
   // Weights of negative scores are negative in `all`, and missing in `plus`. `mean` is the sum of
   // p * leaky'(s) * G: before `reduce` of this thread's pairs, then of its channels' head.
@@ -79,30 +81,13 @@ struct GatBackwardRow {
   };
 
   const GatBackward& p;
-  const Csr& csr;
-  Dropout<Acc> dropout;
-  bool names_edges;
-  HeadTile<VEC, LANES, HEADS> tile;
-  int pair_head;
-  bool pairs;
-  Acc slope;
-  const char* grad;  // at this thread's channels
-  uint32_t row_bytes;
   const Acc* stat;  // at pair_head
   Acc* partial;     // of grad_alpha_src, for this tile; nullptr where a head has one tile
 
   __device__ GatBackwardRow(const GatBackward& p, uint32_t threshold, acc_t<T> scale, Acc* partial,
                             int tile_index)
-      : p(p), csr(p.csr), dropout(p, threshold, scale), tile(p, tile_index), partial(partial) {
-    names_edges = dropout.on || p.alpha_edge;
-    pair_head = tile.first_head + static_cast<int>(threadIdx.x % HEADS);
-    pairs = pair_head < p.heads;
-    slope = static_cast<Acc>(p.negative_slope);
-    grad = static_cast<const char*>(p.grad) + tile.at * sizeof(T);
-    asm("" : "+l"(grad));
-    row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
-    stat = static_cast<const Acc*>(p.stat) + (pairs ? pair_head : 0);
-  }
+      : Base(p, p.grad, p.alpha_edge, threshold, scale, tile_index), p(p),
+        stat(static_cast<const Acc*>(p.stat) + (pairs ? pair_head : 0)), partial(partial) {}
 
   __device__ Sum empty(int64_t row) const {
     Sum sum;
@@ -120,40 +105,15 @@ struct GatBackwardRow {
 
   template <bool FULL>
   __device__ void add_edges(const Edge& edge, int count, Sum& sum) const {
-    Pack<T, VEC> v[kSteps];
-    gather<FULL>(edge, 0, count, v);
-    Acc weight[HEADS];
-    weigh<FULL>(edge, count, weight, sum);
+    const auto weights = [&](Acc (&weight)[HEADS]) { weigh<FULL>(edge, count, weight, sum); };
+    this->template for_edges<FULL>(edge, count, weights, [&](Acc w, const auto& v, bool valid) {
 #pragma unroll
-    for (int step = 0; step < LANES; step += kSteps) {
-      if (!FULL && step * kSlots >= count) break;
-#pragma unroll
-      for (int u = 0; u < kSteps; ++u) {
-        constexpr int kStepsOfGroup = LANES / HEADS;
-        const int group = (step + u) / kStepsOfGroup;
-        const int slot = (step + u) % kStepsOfGroup * kSlots + (threadIdx.x & 31) / LANES;
-        const Acc w = __shfl_sync(kWarpMask, weight[group], slot * HEADS + tile.in_tile);
-        const bool valid = FULL || group * kGroup + slot < count;
-#pragma unroll
-        for (int c = 0; c < VEC; ++c) {
-          const Acc term = element(v[u], c);
-          sum.all[c] += valid ? w * term : Acc(0);
-          sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
-        }
+      for (int c = 0; c < VEC; ++c) {
+        const Acc term = element(v, c);
+        sum.all[c] += valid ? w * term : Acc(0);
+        sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
       }
-      if (step + kSteps < LANES) gather<FULL>(edge, step + kSteps, count, v);
-    }
-  }
-
-  template <bool FULL>
-  __device__ void gather(const Edge& edge, int step, int count, Pack<T, VEC> (&v)[kSteps]) const {
-#pragma unroll
-    for (int u = 0; u < kSteps; ++u) {
-      const int e = (step + u) * kSlots + (threadIdx.x & 31) / LANES;
-      const I node = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
-      v[u] = pyg_fast::cuda::load<T, VEC>(
-          reinterpret_cast<const T*>(row_at(grad, node, row_bytes)));
-    }
+    });
   }
 
   template <bool FULL>
@@ -165,7 +125,7 @@ struct GatBackwardRow {
       const int e = g * kGroup + lane / HEADS;
       const int from = FULL || e < count ? e : count - 1;
       const bool valid = pairs && (FULL || e < count);
-      const I node = __shfl_sync(kWarpMask, edge.source, from);
+      const Col node = __shfl_sync(kWarpMask, edge.source, from);
       const Acc* of_node = stat + static_cast<int64_t>(node) * 3 * p.heads;
       Acc s = sum.src + of_node[0];
       const Acc lse = of_node[p.heads], mean = of_node[2 * p.heads];
@@ -178,7 +138,7 @@ struct GatBackwardRow {
       }
       Acc w = valid ? exponential(leaky(s, slope) - lse) : Acc(0);
       sum.mean += valid ? w * (s > 0 ? mean : slope * mean) : Acc(0);
-      if (dropout.on) w *= dropout.kept(__shfl_sync(kWarpMask, edge.bits, from), pair_head);
+      if (dropout.on) w *= dropout.factor(__shfl_sync(kWarpMask, edge.bits, from), pair_head);
       weight[g] = s > 0 ? w : -w;
     }
   }
@@ -214,7 +174,7 @@ struct GatBackwardRow {
     if (p.alpha_loop) s += static_cast<const Acc*>(p.alpha_loop)[row * p.heads + tile.head];
     Acc w = exponential(leaky(s, slope) - of_node[p.heads]);
     sum.mean += w * (s > 0 ? mean : slope * mean);
-    if (dropout.on) w *= dropout.kept(dropout.bits(csr.num_edges + row), tile.head);
+    if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);
     const auto self = pyg_fast::cuda::load<T, VEC>(
         static_cast<const T*>(p.grad) + row * p.heads * p.channels + tile.at);
 #pragma unroll
@@ -308,7 +268,7 @@ __global__ void __launch_bounds__(kThreads)
       id = p.csr.num_edges + node;
     } else if (valid) {
       source = row_of(rowptr, p.csr.num_rows, k);
-      node = static_cast<const I*>(p.csr.col)[k];
+      node = static_cast<const Col*>(p.csr.col)[k];
       id = p.csr.perm ? static_cast<int64_t>(static_cast<const I*>(p.csr.perm)[k]) : k;
     }
     const uint32_t bits = dropout.on ? dropout.bits(id) : 0;
@@ -331,7 +291,7 @@ __global__ void __launch_bounds__(kThreads)
       Acc s = static_cast<const Acc*>(p.alpha_src)[source * p.heads + head] + stat[0];
       if (extra) s += extra[at * p.heads + head];
       const Acc w = exponential(leaky(s, slope) - stat[p.heads]);
-      const Acc ds = w * (dropout.kept(bits, head) * dot - stat[2 * p.heads]);
+      const Acc ds = w * (dropout.factor(bits, head) * dot - stat[2 * p.heads]);
       out[at * p.heads + head] = s > 0 ? ds : slope * ds;
     }
   }

@@ -44,7 +44,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     const int slot = (threadIdx.x & 31) / LANES;
     for (int first = slot; first - slot < count; first += kSteps * kSlots) {
       Pack<T, VEC> v[kSteps];
-      I source[kSteps];
+      Col source[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots;
@@ -71,7 +71,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
         if (e >= count) continue;
         Acc w = exponential(logit[u] - sum.max);
         sum.mass += w;
-        if (this->dropout.on) w *= this->dropout.kept(bits, this->head);
+        if (this->dropout.on) w *= this->dropout.factor(bits, this->head);
 #pragma unroll
         for (int c = 0; c < VEC; ++c) sum.out[c] += w * element(v[u], c);
       }
@@ -120,7 +120,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       Acc w = exponential(logit - sum.max);  // of infinite ones NaN, as of an edge
       sum.mass += w;
       if (this->dropout.on)
-        w *= this->dropout.kept(this->dropout.bits(csr.num_edges + row), this->head);
+        w *= this->dropout.factor(this->dropout.bits(csr.num_edges + row), this->head);
 #pragma unroll
       for (int c = 0; c < VEC; ++c) sum.out[c] += w * self[c];
     }

@@ -76,7 +76,7 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   __device__ void add_edge(const Acc (&src)[VEC], Acc logit, Acc dot, uint32_t bits,
                            Sum& sum) const {
     const Acc dl = exponential(logit - sum.lse) *
-                   (this->dropout.kept(bits, this->head) * dot - sum.mean);
+                   (this->dropout.factor(bits, this->head) * dot - sum.mean);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       const Acc s = src[c] + sum.dst[c];
@@ -97,7 +97,7 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     const int slot = (threadIdx.x & 31) / LANES;
     for (int first = 0; first < count; first += kSteps * kSlots) {
       Pack<T, VEC> v[kSteps];
-      I source[kSteps];
+      Col source[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
@@ -176,7 +176,7 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   static constexpr int kSteps = 2;  // of two rows each
 
   struct Sum {
-    Acc grad[VEC];    // sum of kept * p * grad
+    Acc grad[VEC];    // sum of factor * p * grad
     Acc slopes[VEC];  // sum of dl * leaky'(s)
     Acc src[VEC];
     int64_t row;
@@ -201,11 +201,11 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   __device__ void add_edge(const Acc (&dst)[VEC], const Acc (&grad)[VEC], Acc logit, Acc dot,
                            Acc lse, Acc mean, uint32_t bits, Sum& sum) const {
     const Acc weight = exponential(logit - lse);
-    const Acc kept = this->dropout.kept(bits, this->head);
-    const Acc dl = weight * (kept * dot - mean);
+    const Acc factor = this->dropout.factor(bits, this->head);
+    const Acc dl = weight * (factor * dot - mean);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
-      sum.grad[c] += weight * kept * grad[c];
+      sum.grad[c] += weight * factor * grad[c];
       sum.slopes[c] += sum.src[c] + dst[c] > 0 ? dl : dl * this->slope;
     }
   }
@@ -221,7 +221,7 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     const int slot = (threadIdx.x & 31) / LANES;
     for (int first = 0; first < count; first += kSteps * kSlots) {
       Acc dst[kSteps][VEC], grad[kSteps][VEC], lse[kSteps], mean[kSteps];
-      I node[kSteps];
+      Col node[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;

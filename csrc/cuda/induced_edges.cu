@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads) induced_kernel(InducedEdges p) {
     for (int64_t e0 = begin; e0 < end; e0 += 32) {
       const int64_t e = e0 + lane;
       const int64_t position =
-          e < end ? find(p.map, static_cast<const I*>(p.graph.col)[e]) : kNotFound;
+          e < end ? find(p.map, column(p.graph, e)) : kNotFound;
       const unsigned found = __ballot_sync(kWarpMask, position != kNotFound);
       if (lists && position != kNotFound) {
         const int64_t out = at + __popc(found & ((1u << lane) - 1));

@@ -47,7 +47,7 @@ struct StartOfNode {
 // Writes edge `e` of the batch as the edge of the graph at `position`.
 template <typename I>
 __device__ inline void emit(const SampleHop& p, int64_t e, int64_t node, int64_t position) {
-  const I neighbor = static_cast<const I*>(p.graph.col)[position];
+  const I neighbor = static_cast<I>(column(p.graph, position));
   static_cast<I*>(p.neighbor)[e] = neighbor;
   p.dst[e] = static_cast<int32_t>(node);
   p.e_id[e] = p.graph.perm ? static_cast<const I*>(p.graph.perm)[position] : position;

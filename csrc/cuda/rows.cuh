@@ -10,14 +10,14 @@ namespace pyg_fast::cuda {
 template <typename T, typename I, bool WEIGHTED>
 struct WeightedEdge {
   using Acc = acc_t<T>;
-  I source = 0;
+  Col source = 0;
   Acc weight = 0;
 
   template <typename Row>
   __device__ void load(const Row& row, I e, I end) {
     if (e >= end) return;
     const auto& p = row.p;
-    source = load_once(static_cast<const I*>(p.csr.col) + e);
+    source = load_once(static_cast<const Col*>(p.csr.col) + e);
     if constexpr (WEIGHTED) {
       weight = 1;
       if (p.value) {

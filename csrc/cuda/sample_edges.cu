@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kThreads) sample_edges_kernel(SampleEdges p,
                            table ? table[row] : default_sample<I>(p.sampling, end - begin));
     for (I k = lane; k < of.count; k += 32) {
       const I e = of.edge(k);
-      static_cast<I*>(p.row)[at + k] = static_cast<I>(row);
-      static_cast<I*>(p.col)[at + k] = static_cast<const I*>(p.csr.col)[e];
+      p.row[at + k] = static_cast<Col>(row);
+      p.col[at + k] = static_cast<const Col*>(p.csr.col)[e];
       static_cast<I*>(p.perm)[at + k] = perm ? perm[e] : e;
     }
   }
@@ -35,8 +35,9 @@ __global__ void __launch_bounds__(kThreads) clear_tail_kernel(SampleEdges p) {
   int64_t at = static_cast<int64_t>(static_cast<const I*>(p.rowptr)[p.csr.num_rows]) +
                static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (; at < p.num_slots; at += step) {
-    static_cast<I*>(p.row)[at] = -1;
-    static_cast<I*>(p.col)[at] = static_cast<I*>(p.perm)[at] = 0;
+    p.row[at] = -1;
+    p.col[at] = 0;
+    static_cast<I*>(p.perm)[at] = 0;
   }
 }
 
@@ -140,18 +141,20 @@ __global__ void __launch_bounds__(kThreads)
                         int64_t num_words) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  I* col = static_cast<I*>(p.col);
   I* perm = static_cast<I*>(p.perm);
   for (int64_t word = first; word < num_words; word += step) {
     int64_t to = before[word];
     for (uint32_t bits = words[word]; bits != 0; bits &= bits - 1, ++to) {
       const int64_t e = word * 32 + __ffs(static_cast<int>(bits)) - 1;
-      col[to] = static_cast<const I*>(p.csr.col)[e];
+      p.col[to] = static_cast<const Col*>(p.csr.col)[e];
       perm[to] = static_cast<const I*>(p.csr.perm)[e];
     }
   }
   const int64_t taken = before[num_words - 1];  // the last word is empty
-  for (int64_t at = taken + first; at < p.num_slots; at += step) col[at] = perm[at] = 0;
+  for (int64_t at = taken + first; at < p.num_slots; at += step) {
+    p.col[at] = 0;
+    perm[at] = 0;
+  }
 }
 
 // How scratch is laid out.

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// Worth a pass over x where each row of it is read many times. Not for halves, which would round.
+// Worth a pass over x where each row of it is read many times. Not for fp16 and bf16, which would round.
 bool wants_scaled_rows(const SampledSpmm& p) {
   const int64_t edges = most_edges(p.csr, p.sampling);
   return p.col_scale && !p.value && !p.quantized && (p.dtype == DType::f32 || p.dtype == DType::f64) &&

@@ -52,7 +52,7 @@ void order_values(P& p, void* scratch, cudaStream_t stream) {
   p.csr.perm = nullptr;
 }
 
-// Worth a pass over x where each row of it is read many times. Not for halves, which would round.
+// Worth a pass over x where each row of it is read many times. Not for fp16 and bf16, which would round.
 template <typename P>
 bool wants_prologue(const P& p) {
   return p.col_scale && !p.value && (p.dtype == DType::f32 || p.dtype == DType::f64) &&

@@ -9,13 +9,13 @@ template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads) sddmm_kernel(Sddmm p) {
   using Acc = acc_t<T>;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr);
-  const I* col = static_cast<const I*>(p.csr.col);
+  const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const Acc* row_scale = static_cast<const Acc*>(p.row_scale);
   const Acc* col_scale = static_cast<const Acc*>(p.col_scale);
   const int lane = threadIdx.x % LANES;
   for_each_edge<I, LANES>(p.csr, [&](int64_t row, I edge) {
-    const I j = edge < 0 ? I(0) : col[edge];
+    const Col j = edge < 0 ? 0 : col[edge];
     Acc dot = 0;
     if (edge >= 0) {
       const T* a = static_cast<const T*>(p.a) + row * p.dim;

@@ -74,7 +74,7 @@ struct SpmmRow {
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
       const int at = FULL || e + u * kSlots < count ? e + u * kSlots : count - 1;
-      const I source = __shfl_sync(kWarpMask, edge.source, at, TEAM);
+      const Col source = __shfl_sync(kWarpMask, edge.source, at, TEAM);
       v[u] = pyg_fast::cuda::load<T, VEC>(
           reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
     }
@@ -112,7 +112,7 @@ struct SpmmRow {
     if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.data[c] *= scale;
-    const int64_t own = p.self_row ? static_cast<const I*>(p.self_row)[row] : row;
+    const int64_t own = p.self_row ? static_cast<const Col*>(p.self_row)[row] : row;
     if (p.diag && own >= 0 && own < p.csr.num_cols) {
       const Acc d = static_cast<const Acc*>(p.diag)[row];
       const auto self = pyg_fast::cuda::load<T, VEC>(

@@ -87,7 +87,7 @@ struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
   struct Edge : Sums::Edge {
     template <typename Row>
     __device__ void load(const Row&, I e, I end) {
-      if (e < end) this->source = e;
+      if (e < end) this->source = static_cast<Col>(e);
     }
   };
 

@@ -18,13 +18,13 @@ struct MaxRow {
     I edge[VEC];
   };
   struct Edge {
-    I source = 0;
+    Col source = 0;
     Acc weight = 1;
 
     __device__ void load(const MaxRow& row, I e, I end) {
       if (e >= end) return;
       const SpmmMax& p = row.p;
-      source = load_once(static_cast<const I*>(p.csr.col) + e);
+      source = load_once(static_cast<const Col*>(p.csr.col) + e);
       if constexpr (WEIGHTED) {
         weight = p.minimum ? Acc(-1) : Acc(1);
         if (p.value) {
@@ -72,7 +72,7 @@ struct MaxRow {
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
-        const I source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+        const Col source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
         v[u] = pyg_fast::cuda::load<T, VEC>(
             reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
       }
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, VEC == 8 ? 3 : 4) spmm_max_kernel(Sp
 // One thread per (row, column): adds to the row of x that the maximum came from.
 template <typename T, typename I>
 __global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum) {
-  const I* col = static_cast<const I*>(p.csr.col);
+  const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const I* arg = static_cast<const I*>(p.arg);
   const T* grad = static_cast<const T*>(p.grad);
@@ -176,7 +176,7 @@ template <typename T, typename I>
 __global__ void __launch_bounds__(kThreads) backward_x_ordered_kernel(SpmmMaxBackwardX p,
                                                                       Csr transposed) {
   const I* t_rowptr = static_cast<const I*>(transposed.rowptr);
-  const I* t_col = static_cast<const I*>(transposed.col);
+  const Col* t_col = static_cast<const Col*>(transposed.col);
   const I* position = static_cast<const I*>(transposed.perm);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const I* arg = static_cast<const I*>(p.arg);

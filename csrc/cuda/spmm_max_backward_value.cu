@@ -7,7 +7,7 @@ namespace {
 template <typename T, typename I, int LANES>
 __global__ void __launch_bounds__(kThreads) max_backward_value_kernel(SpmmMaxBackwardValue p) {
   using Acc = acc_t<T>;
-  const I* col = static_cast<const I*>(p.csr.col);
+  const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const int lane = threadIdx.x % LANES;
   for_each_edge<I, LANES>(p.csr, [&](int64_t row, I edge) {

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(ToCsr p, const Key* k
        e += step) {
     const bool kept = static_cast<int64_t>(keys[e]) < p.num_rows;
     const Key from = positions[e];
-    static_cast<Out*>(p.sorted_col)[e] = kept ? static_cast<Out>(col[from]) : Out(0);
+    p.sorted_col[e] = kept ? static_cast<Col>(col[from]) : 0;
     static_cast<Out*>(p.perm)[e] = kept ? static_cast<Out>(from) : Out(0);
   }
 }
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const In* row = static_cast<const In*>(p.row);
   const In* col = static_cast<const In*>(p.col);
   Out* rowptr = static_cast<Out*>(p.rowptr);
-  Out* sorted_col = static_cast<Out*>(p.sorted_col);
+  Col* sorted_col = p.sorted_col;
   Out* perm = static_cast<Out*>(p.perm);
   // Edges of a row in a share, then where the next of them goes: counted from the first edge of this
   // row's warp. Columns are padded against bank conflicts.
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
     __syncwarp();
     if (mine) {
       if (rank == 0) count[place][warp] = next + __popc(peers);
-      sorted_col[from + next + rank] = static_cast<Out>(c);
+      sorted_col[from + next + rank] = static_cast<Col>(c);
       perm[from + next + rank] = static_cast<Out>(e);
     }
     __syncwarp();
@@ -258,7 +258,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   if (blockIdx.x + 1 < gridDim.x) return;
   const int num_kept = first_edge + sum_of_warp(edges_of_lane);
   for (int e = num_kept + threadIdx.x; e < num_edges; e += kSmallThreads)
-    sorted_col[e] = perm[e] = Out(0);
+    sorted_col[e] = 0;
+    perm[e] = 0;
 }
 
 const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {

@@ -59,7 +59,7 @@ struct Visits {
 // `lanes` threads of a warp, a power of two, have a node and its `slots`, another one.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
-    visited_neighbors_kernel(VisitedNeighbors p, int lanes, int slots) {
+    pinsage_neighbors_kernel(PinsageNeighbors p, int lanes, int slots) {
   extern __shared__ unsigned long long memory[];
   const int groups = blockDim.x / lanes, group = threadIdx.x / lanes;
   const int lane = threadIdx.x & (lanes - 1), lane_of_warp = threadIdx.x % 32;
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename I>
-void visit(const VisitedNeighbors& p, cudaStream_t stream) {
+void visit(const PinsageNeighbors& p, cudaStream_t stream) {
   constexpr int kSharedBytes = 48 * 1024;
   int lanes = 1, slots = 16;
   while (lanes < 32 && lanes < p.num_walks) lanes *= 2;
@@ -126,7 +126,7 @@ void visit(const VisitedNeighbors& p, cudaStream_t stream) {
   const int groups = kSharedBytes / bytes < most ? kSharedBytes / bytes : most;
   const int64_t wanted = (p.num_nodes + groups - 1) / groups;
   const auto blocks = static_cast<unsigned>(wanted < (1 << 20) ? wanted : 1 << 20);
-  visited_neighbors_kernel<I><<<blocks, groups * lanes, groups * bytes, stream>>>(p, lanes, slots);
+  pinsage_neighbors_kernel<I><<<blocks, groups * lanes, groups * bytes, stream>>>(p, lanes, slots);
 }
 
 }  // namespace
@@ -140,7 +140,7 @@ const char* random_walk(const RandomWalk& p, void* stream_) {
   return last_error();
 }
 
-const char* visited_neighbors(const VisitedNeighbors& p, void* stream_) {
+const char* pinsage_neighbors(const PinsageNeighbors& p, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   if (p.num_nodes == 0 || p.num_neighbors == 0) return nullptr;
   p.graph.index64 ? visit<int64_t>(p, stream) : visit<int32_t>(p, stream);

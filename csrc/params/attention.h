@@ -11,7 +11,7 @@ namespace pyg_fast {
 // over the edges of i. Beside the listed edges, row i < num_loops has one from node i itself.
 // The id of a listed edge is perm[e] (or e), that of the loop of i is csr.num_edges + i: the same
 // in the graph and in its transpose. Dropout keeps id and head where keeps(...) of dropout.h says
-// so: kept[e, h] = 1 / (1 - dropout), else 0.
+// so: factor[e, h] = 1 / (1 - dropout), else 0.
 struct Attention {
   Csr csr;
   DType dtype = DType::f32;  // of x, x_dst, att and of out unless told otherwise

@@ -93,7 +93,7 @@ namespace cuda {
 const char* cbsr_to_dense(const CbsrDense& p, void* stream);
 const char* cbsr_sample(const CbsrDense& p, void* stream);
 
-// Many entries are added in several passes, for which halves need scratch.
+// Many entries are added in several passes, for which fp16 and bf16 need scratch.
 int64_t cbsr_spmm_scratch(const CbsrSpmm& p);
 const char* cbsr_spmm(const CbsrSpmm& p, void* scratch, void* stream);
 

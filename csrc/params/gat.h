@@ -4,7 +4,7 @@
 
 namespace pyg_fast {
 
-// out[i, h] = sum_e kept * p * x[j, h] + bias[h]; a row without edges gives the bias.
+// out[i, h] = sum_e factor * p * x[j, h] + bias[h]; a row without edges gives the bias.
 // What the backward needs is written where it is not nullptr (all or nothing), all of it acc:
 //   y[i, h] = out without bias; y_plus[i, h] = the part of y from edges of positive s;
 //   lse[i, h] = log sum_e exp(logit) (0 for an empty row); mass_plus[i, h] = sum of p, before
@@ -27,8 +27,8 @@ struct Gat : Attention {
 //   stat[i] = (alpha_dst[i, :], lse[i, :], G[i, :])
 //   grad_alpha_dst[i, h] = (1 - negative_slope) * (<grad[i, h], y_plus[i, h]> - G * mass_plus)
 // Then, over the transpose (`csr`: a row for each source j, whose col names destinations i), with
-// ds[e, h] = p * (kept * <grad[i, h], x[j, h]> - G[i, h]) * leaky'(s):
-//   grad_x[j, h] = sum_e kept * p * grad[i, h];  grad_alpha_src[j, h] = sum_e ds[e, h]
+// ds[e, h] = p * (factor * <grad[i, h], x[j, h]> - G[i, h]) * leaky'(s):
+//   grad_x[j, h] = sum_e factor * p * grad[i, h];  grad_alpha_src[j, h] = sum_e ds[e, h]
 //   grad_alpha_edge[id, h] = ds[e, h], and likewise for loops; ids that no edge has are left alone.
 struct GatBackward : Attention {
   const void* x = nullptr;           // [num_rows, heads, channels]

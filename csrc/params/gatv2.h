@@ -4,7 +4,7 @@
 
 namespace pyg_fast {
 
-// out[i, h] = sum_e kept * p * x[j, h] + bias[h]; y and lse as Gat has them.
+// out[i, h] = sum_e factor * p * x[j, h] + bias[h]; y and lse as Gat has them.
 struct Gatv2 : Attention {
   const void* x = nullptr;      // [num_cols, heads, channels]
   const void* x_dst = nullptr;  // [num_rows, heads, channels]
@@ -16,11 +16,11 @@ struct Gatv2 : Attention {
 };
 
 // Backward of Gatv2 in two passes. With s[e, h, c] = x[j, h, c] + x_dst[i, h, c] and
-// dl[e, h] = p * (kept * <grad[i, h], x[j, h]> - G[i, h]), over the graph (`csr`):
+// dl[e, h] = p * (factor * <grad[i, h], x[j, h]> - G[i, h]), over the graph (`csr`):
 //   stat[i] = (lse[i, :], G[i, :]);  grad_x_dst[i, h, c] = att[h, c] * sum_e dl * leaky'(s)
 //   grad_att[h, c] = sum over all edges of dl * leaky(s)
 // and over the transpose (`t_csr`):
-//   grad_x[j, h, c] = sum_e kept * p * grad[i, h, c] + att[h, c] * dl * leaky'(s)
+//   grad_x[j, h, c] = sum_e factor * p * grad[i, h, c] + att[h, c] * dl * leaky'(s)
 struct Gatv2Backward : Attention {
   Csr t_csr;
   const void* x = nullptr;      // [num_cols, heads, channels]

@@ -24,7 +24,7 @@ struct SampleHop {
   int64_t* num_edges = nullptr;    // [num_hops + 1]
   int64_t* n_id = nullptr;         // by local id
   int32_t* rowptr = nullptr;       // by local id: where the sampled edges of a node begin
-  void* neighbor = nullptr;        // by edge: its source, of the graph's index type
+  void* neighbor = nullptr;        // by edge: its source, of the type of rowptr
   int32_t* dst = nullptr;          // by edge: the local id of its destination
   int64_t* e_id = nullptr;         // by edge
   int32_t* local = nullptr;        // by position: the local id of what was first met there

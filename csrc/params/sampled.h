@@ -18,8 +18,8 @@ struct SampleEdges {
   Sampling sampling;
   int64_t num_slots = 0;
   const void* rowptr = nullptr;  // [num_rows + 1] where each row's begin; at most num_slots in all
-  void* row = nullptr;           // [num_slots]; behind the last edge -1
-  void* col = nullptr;           // [num_slots]; behind the last edge 0
+  Col* row = nullptr;            // [num_slots]; behind the last edge -1
+  Col* col = nullptr;            // [num_slots]; behind the last edge 0
   void* perm = nullptr;          // [num_slots] position in the values; behind the last edge 0
 };
 
@@ -31,7 +31,7 @@ struct SampleTransposed {
   int64_t num_slots = 0;
   const void* rowptr = nullptr;  // [num_cols + 1] of the rows that are sampled
   void* out_rowptr = nullptr;    // [num_rows + 1]
-  void* col = nullptr;           // [num_slots]; behind the last edge 0
+  Col* col = nullptr;            // [num_slots]; behind the last edge 0
   void* perm = nullptr;          // [num_slots] from csr.perm; behind the last edge 0
 };
 

@@ -20,13 +20,13 @@ struct Spmm {
   const void* row_scale = nullptr;  // [num_rows] acc
   const void* col_scale = nullptr;  // [num_cols] acc
   const void* diag = nullptr;       // [num_rows] acc (num_rows == num_cols, unless self_row)
-  const void* self_row = nullptr;   // [num_rows], of the csr's index type
+  const void* self_row = nullptr;   // [num_rows] Col
   const void* bias = nullptr;       // [dim]
   void* out = nullptr;              // [num_rows, dim]
 };
 
 // A graph's edges, in groups of at most `size` of one row each: what a GPU's threads are handed. All
-// arrays have the type of those of the csr.
+// arrays have the type of the csr's rowptr.
 struct Groups {
   int64_t size = 0;
   bool atomic = false;  // long rows add up by atomic additions instead of partial sums

@@ -15,7 +15,7 @@ struct SpmmMax {
   const void* x = nullptr;      // [num_cols, dim]
   const void* value = nullptr;  // [num_values] or nullptr
   void* out = nullptr;          // [num_rows, dim]
-  void* arg = nullptr;          // [num_rows, dim], the csr's index type
+  void* arg = nullptr;          // [num_rows, dim], the type of the csr's rowptr
 };
 
 // Backward of SpmmMax with respect to x:

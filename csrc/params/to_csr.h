@@ -11,7 +11,7 @@ struct ToCsr {
   const void* row = nullptr;  // [num_edges], int64_t if in64 else int32_t
   const void* col = nullptr;
   bool in64 = true;
-  bool out64 = false;  // type of the three outputs
+  bool out64 = false;  // type of rowptr and perm
   bool by_src = false;  // rows are sources: `row` is row 0 of the user's edge_index
   bool drop_loops = false;
   bool report = true;  // whether an invalid edge is an error, of which CUDA makes a record
@@ -19,7 +19,7 @@ struct ToCsr {
   int64_t num_rows = 0;
   int64_t num_cols = 0;
   void* rowptr = nullptr;      // [num_rows + 1]
-  void* sorted_col = nullptr;  // [num_edges]
+  Col* sorted_col = nullptr;   // [num_edges]
   void* perm = nullptr;        // [num_edges]: position of each sorted edge in the input
   int64_t* invalid = nullptr;  // [1]; nullptr: nobody asks
 };

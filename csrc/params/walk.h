@@ -23,7 +23,7 @@ constexpr int64_t kMostVisits = 1024;
 
 // The nodes that `num_walks` walks from each node visit most; of equals those that are met first,
 // walk by walk.
-struct VisitedNeighbors : Walk {
+struct PinsageNeighbors : Walk {
   int64_t num_walks = 0;  // num_walks * length <= kMostVisits
   int64_t num_nodes = 0;
   int64_t num_neighbors = 0;
@@ -44,17 +44,17 @@ PYG_FAST_DEVICE inline int64_t next_node(const Walk& p, int64_t start, int64_t n
   const int64_t end = limit < p.graph.num_edges ? limit : p.graph.num_edges;
   if (begin < 0 || begin >= end) return -1;
   const uint64_t bits = random_bits(p.seed, key, 2 * step + 1);
-  return static_cast<const I*>(p.graph.col)[begin + random_below(bits, end - begin)];
+  return column(p.graph, begin + static_cast<int64_t>(random_below(bits, end - begin)));
 }
 
 namespace cpu {
 void random_walk(const RandomWalk& p, int64_t begin, int64_t end);
-void visited_neighbors(const VisitedNeighbors& p, int64_t begin, int64_t end);
+void pinsage_neighbors(const PinsageNeighbors& p, int64_t begin, int64_t end);
 }  // namespace cpu
 
 namespace cuda {
 const char* random_walk(const RandomWalk& p, void* stream);
-const char* visited_neighbors(const VisitedNeighbors& p, void* stream);
+const char* pinsage_neighbors(const PinsageNeighbors& p, void* stream);
 }  // namespace cuda
 
 }  // namespace pyg_fast

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..ops.to_csr import to_csr
-from ._kept import keep
+from ._cache import store
 from .graph import Graph
 
 
@@ -38,5 +38,5 @@ def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeI
     out._T_indptr = rowptr.long()
     out._T_index = (data[0][out._T_perm], col.long())
     graph = Graph(colptr, row, None, rowptr, col, t_perm, num_src, num_dst)
-    keep(out, ('graph', num_src, num_dst, False), graph, wait=True)
+    store(out, ('graph', num_src, num_dst, False), graph.with_one_structure(), wait=True)
     return out, perm

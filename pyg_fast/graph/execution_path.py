@@ -12,7 +12,7 @@ from torch_geometric import EdgeIndex
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops.path import Rows, Watch
 from ..ops.to_csr import to_csr
-from ._kept import Entry, cache_of
+from ._cache import Entry, cache_of
 from .graph import Graph, graph_of
 from .groups import check_size
 from .operator import SparseOperator
@@ -514,7 +514,7 @@ def _path(
             'rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm', 'src_nodes', 'src_position',
             'dst_nodes', 'self_row', 't_self_row', 'group_size', 't_group_size',
         )))  # fmt: skip
-    num_dst, index = nodes.numel(), graph.col.dtype
+    num_dst, index = nodes.numel(), graph.rowptr.dtype
     src_nodes = src_position = None
     if fields['num_src'] < WHOLE * fields['num_nodes']:  # Taking out most nodes does not pay.
         src_nodes = sources.nonzero().view(-1)
@@ -522,13 +522,14 @@ def _path(
     num_src = fields['num_nodes'] if src_nodes is None else src_nodes.numel()
     col = graph.col[picked]
     if src_position is not None:
-        col = src_position[col.long()].to(index)
+        col = src_position[col.long()]
     rowptr = torch.zeros(num_dst + 1, dtype=index, device=nodes.device)
     rowptr[1:] = counts.cumsum(0)
-    row = torch.arange(num_dst, device=nodes.device, dtype=index).repeat_interleave(
+    row = torch.arange(num_dst, device=nodes.device, dtype=torch.int32).repeat_interleave(
         counts, output_size=picked.numel()
     )
     t_rowptr, t_col, t_perm = to_csr(torch.stack([col, row]), num_src, num_dst, by='src')
+    t_rowptr = t_rowptr.to(index)  # as that of the whole graph, to which positions belong
     perm = None
     if weighted:
         perm = picked.to(index) if graph.perm is None else graph.perm[picked]
@@ -539,8 +540,8 @@ def _path(
         t_perm=t_perm if weighted else None, group_size=_group_size(picked, num_dst),
         t_group_size=_group_size(picked, num_src), src_nodes=src_nodes, src_position=src_position,
         dst_nodes=nodes,
-        self_row=(nodes if src_position is None else src_position[nodes]).to(index),
-        t_self_row=(dst_position if src_nodes is None else dst_position[src_nodes]).to(index),
+        self_row=(nodes if src_position is None else src_position[nodes]).int(),
+        t_self_row=dst_position if src_nodes is None else dst_position[src_nodes],
     )  # fmt: skip
 
 

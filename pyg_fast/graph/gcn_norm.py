@@ -10,7 +10,7 @@ from ..ops._library import ops
 from ..ops._numbers import acc_dtype
 from ..ops.product import product
 from ..ops.sampling import sampled_graph
-from ._kept import keep, kept
+from ._cache import cached, store
 from .graph import Graph, graph_of, num_loops
 from .operator import Sampling, SparseOperator
 
@@ -90,7 +90,7 @@ def normalized(
         )
     sampled = None if sampling is None else sampling[:2]
     key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, sampled)
-    norm = kept(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
+    norm = cached(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
     if norm is None or (transpose and norm.operator.graph.t_rowptr is None):
         with torch.inference_mode(False):  # It may serve a training step later.
             graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
@@ -98,7 +98,7 @@ def normalized(
             # As PyG has it: loops that are there already all have weight one.
             norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, sampling)
         if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
-            keep(edge_index, key, norm)
+            store(edge_index, key, norm)
     return norm
 
 
@@ -180,11 +180,11 @@ def _last_loop(edge_index: Tensor, num_nodes: int) -> Tensor | None:
     if num_loops(edge_index) == 0:
         return None
     key = ('last_loop', num_nodes)
-    last = kept(edge_index, key)
+    last = cached(edge_index, key)
     if last is None:
         with torch.inference_mode(False):
             last = _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
-        keep(edge_index, key, last)
+        store(edge_index, key, last)
     return last
 
 

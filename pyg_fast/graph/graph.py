@@ -9,8 +9,8 @@ from torch_geometric import EdgeIndex
 
 from ..ops._edges import check_edge_index, kernel_index, raise_pending
 from ..ops._library import ops
-from ..ops.to_csr import fits_int32, to_csr, to_csr_csc
-from ._kept import cache_of, keep, kept
+from ..ops.to_csr import to_csr, to_csr_csc
+from ._cache import cache_of, cached, store
 from .groups import Groups, check_size, groups_of
 
 
@@ -18,9 +18,10 @@ class Graph(NamedTuple):
     r"""A sparse matrix :math:`\mathbf{A}` in CSR form with rows = destinations, and its transpose.
 
     Both lists of edges point into one order of edges, that of :obj:`edge_weight`: by :obj:`perm`
-    and :obj:`t_perm` (:obj:`None`: the list is in that order itself). All tensors are of one
-    integer type, int32 or int64. Ops check that they fit together, and not what they hold: pointers
-    and indices out of range crash. :meth:`from_edge_index` makes a checked one.
+    and :obj:`t_perm` (:obj:`None`: the list is in that order itself). Columns are int32; what
+    counts edges, pointers and positions, is int32 or, past :math:`2^{31}` edges, int64. Ops check
+    that all fit together, and not what they hold: pointers and indices out of range crash.
+    :meth:`from_edge_index` makes a checked one.
 
     Shapes:
         - **rowptr:** :math:`(N_{dst} + 1)`, **col**, **perm:** :math:`(|\mathcal{E}|)`
@@ -100,7 +101,21 @@ class Graph(NamedTuple):
         def cut(rowptr: Tensor | None, size: int | None) -> Groups | None:
             return None if rowptr is None or size is None else groups_of(rowptr, size, atomic)
 
-        return self._replace(groups=cut(self.rowptr, size), t_groups=cut(self.t_rowptr, t_size))
+        groups, alike = cut(self.rowptr, size), self.t_rowptr is self.rowptr and t_size == size
+        t_groups = groups if alike else cut(self.t_rowptr, t_size)
+        return self._replace(groups=groups, t_groups=t_groups)
+
+    def with_one_structure(self) -> 'Graph':
+        """The same graph, pointers and columns stored once if it is symmetric. Waits for it."""
+        if (
+            self.num_src != self.num_dst
+            or self.t_rowptr is None
+            or self.t_col is None
+            or not torch.equal(self.rowptr, self.t_rowptr)
+            or not torch.equal(self.col, self.t_col)
+        ):
+            return self
+        return self._replace(t_rowptr=self.rowptr, t_col=self.col)
 
 
 def check_graph(graph: Graph) -> None:
@@ -111,22 +126,23 @@ def check_graph(graph: Graph) -> None:
     if not isinstance(rowptr, Tensor) or rowptr.dtype not in (torch.int32, torch.int64):
         got = rowptr.dtype if isinstance(rowptr, Tensor) else type(rowptr).__name__
         raise TypeError(f"'graph.rowptr' must be a tensor of int32 or int64, got {got}")
-    _check_like(rowptr, 'rowptr', rowptr, num_dst + 1)
-    _check_like(col, 'col', rowptr, None)
+    _check_part(rowptr, 'rowptr', rowptr, num_dst + 1)
+    _check_part(col, 'col', rowptr, None)
     num_edges = col.size(0)
     if perm is not None:
-        _check_like(perm, 'perm', rowptr, num_edges)
+        _check_part(perm, 'perm', rowptr, num_edges)
     if t_rowptr is not None:
-        _check_like(t_rowptr, 't_rowptr', rowptr, num_src + 1)
-        _check_like(t_col, 't_col', rowptr, num_edges)
+        _check_part(t_rowptr, 't_rowptr', rowptr, num_src + 1)
+        _check_part(t_col, 't_col', rowptr, num_edges)
         if t_perm is not None:
-            _check_like(t_perm, 't_perm', rowptr, num_edges)
+            _check_part(t_perm, 't_perm', rowptr, num_edges)
 
 
-def _check_like(t: Any, name: str, rowptr: Tensor, size: int | None) -> None:
-    if not isinstance(t, Tensor) or t.dtype != rowptr.dtype or t.layout != torch.strided:
+def _check_part(t: Any, name: str, rowptr: Tensor, size: int | None) -> None:
+    dtype = torch.int32 if name in ('col', 't_col') else rowptr.dtype
+    if not isinstance(t, Tensor) or t.dtype != dtype or t.layout != torch.strided:
         got = f'{t.dtype}, {t.layout}' if isinstance(t, Tensor) else type(t).__name__
-        raise TypeError(f"'graph.{name}' must be a strided tensor of {rowptr.dtype}, got {got}")
+        raise TypeError(f"'graph.{name}' must be a strided tensor of {dtype}, got {got}")
     if t.dim() != 1 or (size is not None and t.size(0) != size) or not t.is_contiguous():
         wanted = 'one dimension' if size is None else f'shape [{size}]'
         raise ValueError(
@@ -180,7 +196,7 @@ def graph_of(
         return _traced(edge_index, num_src, num_dst, transpose, drop_loops)
     raise_pending()
     key = ('graph', num_src, num_dst, drop_loops)
-    graph = kept(edge_index, key)
+    graph = cached(edge_index, key)
     if graph is None:
         block = _of_block(edge_index, num_src, num_dst, drop_loops)
         graph = block
@@ -189,10 +205,10 @@ def graph_of(
         sizes = cache_of(edge_index).facts.get('group_sizes')
         if sizes is not None and graph.groups is graph.t_groups is None:
             graph = graph.with_groups(*sizes)
-        keep(edge_index, key, graph, wait=block is None)
+        store(edge_index, key, graph, wait=block is None)
     if transpose and graph.t_rowptr is None:
         graph = _with_transpose(graph, edge_index, drop_loops)
-        keep(edge_index, key, graph, wait=False)
+        store(edge_index, key, graph, wait=False)
         _share_transpose(edge_index, graph)
     return graph
 
@@ -220,10 +236,10 @@ def keep_block(
     size = rowptr.size(0) - 1
     graph = Graph(rowptr, col, None, None, None, None, size, size)
     facts = cache_of(edge_index).facts
-    keep(edge_index, ('graph', size, size, False), graph, wait=False)
+    store(edge_index, ('graph', size, size, False), graph, wait=False)
     if loop_free:
         facts['num_loops'] = 0
-        keep(edge_index, ('graph', size, size, True), graph, wait=False)
+        store(edge_index, ('graph', size, size, True), graph, wait=False)
     facts['hops'] = ()
     if hops is not None:
         nodes, edges = (list(accumulate(counts)) for counts in hops)
@@ -248,13 +264,13 @@ def set_group_sizes(
     sizes = cache.facts['group_sizes'] = size, t_size, atomic
     made: dict[int, Graph] = {}  # by the graph before: what several keys share stays shared
     for key in list(cache.entries):
-        value = kept(edge_index, key)
+        value = cached(edge_index, key)
         if not isinstance(value, Graph):  # made of a graph with other groups
             del cache.entries[key]
             continue
         if id(value) not in made:
             made[id(value)] = value.with_groups(*sizes)
-        keep(edge_index, key, made[id(value)], wait=True)
+        store(edge_index, key, made[id(value)], wait=True)
 
 
 def num_loops(edge_index: EdgeIndex) -> int:
@@ -281,6 +297,7 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
             return graph_of(edge_index, num_src, num_dst)
         return _sorted(data, num_src, num_dst, drop_loops=True, wait=True)
     graph = _sorted(data, num_src, num_dst, drop_loops=False, wait=True)
+    graph = graph.with_one_structure()
     if not edge_index.is_sorted:
         return graph
     # PyG's caches are not read: edits in place leave wrong ones behind.
@@ -304,7 +321,7 @@ def _of_block(
     """The graph of a mini-batch or of its first edges, if that is what these are."""
     whole, facts = edge_index, cache_of(edge_index).facts
     if 'hops' in facts:
-        graph = kept(edge_index, ('graph', num_src, num_dst, False))
+        graph = cached(edge_index, ('graph', num_src, num_dst, False))
     elif isinstance(edge_index._base, EdgeIndex):
         whole = edge_index._base
         facts = cache_of(whole).facts
@@ -334,14 +351,14 @@ def _part_of_block(
     if min(num_src, num_dst) < num_nodes or max(num_src, num_dst) > size:
         return None
     key = ('part', count, num_src, num_dst)
-    part = kept(whole, key)
+    part = cached(whole, key)
     if part is None:
-        graph = kept(whole, ('graph', size, size, False))
+        graph = cached(whole, ('graph', size, size, False))
         if graph is None:
             return None
         rowptr = graph.rowptr[: num_dst + 1].clamp(max=count)
         part = Graph(rowptr, graph.col[:count], None, None, None, None, num_src, num_dst)
-        keep(whole, key, part, wait=False)
+        store(whole, key, part, wait=False)
     return part
 
 
@@ -350,16 +367,17 @@ def _without_loops(graph: Graph, edge_index: EdgeIndex) -> Graph:
     # In the order of before, so without a sort; in known sizes, so without waiting.
     col, data = graph.col, edge_index._data
     num_edges = col.size(0)
-    keep = data[0] != data[1]
-    before = torch.cat([keep.new_zeros(1, dtype=col.dtype), keep.cumsum(0, dtype=col.dtype)])
-    target = torch.where(keep, before[:-1], num_edges).long()
+    stays = data[0] != data[1]
+    dtype = graph.rowptr.dtype
+    before = torch.cat([stays.new_zeros(1, dtype=dtype), stays.cumsum(0, dtype=dtype)])
+    target = torch.where(stays, before[:-1], num_edges).long()
 
-    def kept(values: Tensor) -> Tensor:
+    def moved(values: Tensor) -> Tensor:
         return values.new_zeros(num_edges + 1).scatter_(0, target, values)[:-1]
 
-    position = torch.arange(num_edges, dtype=col.dtype, device=col.device)
+    position = torch.arange(num_edges, dtype=dtype, device=col.device)
     return graph._replace(
-        rowptr=before[graph.rowptr.long()], col=kept(col), perm=kept(position),
+        rowptr=before[graph.rowptr.long()], col=moved(col), perm=moved(position),
         t_rowptr=None, t_col=None, t_perm=None,
     )  # fmt: skip
 
@@ -370,14 +388,14 @@ def _share_transpose(edge_index: EdgeIndex, graph: Graph) -> None:
         if isinstance(each, EdgeIndex):
             for key, entry in list(cache_of(each).entries.items()):
                 if isinstance(entry.value, Graph) and entry.value.col is graph.col:
-                    keep(each, key, graph, wait=False)
+                    store(each, key, graph, wait=False)
 
 
 @torch.inference_mode(False)
 def _with_transpose(graph: Graph, edge_index: EdgeIndex, drop_loops: bool) -> Graph:
     # Its edges are known to be in range, so that nothing is waited for.
     size = (graph.num_src, graph.num_dst)
-    index64 = not fits_int32(*size, graph.num_edges)
+    index64 = graph.rowptr.dtype == torch.int64
     *csc, _ = ops.to_csr.default(
         kernel_index(edge_index._data), *size, True, index64, drop_loops
     )
@@ -387,7 +405,7 @@ def _with_transpose(graph: Graph, edge_index: EdgeIndex, drop_loops: bool) -> Gr
 def _traced(
     edge_index: EdgeIndex, num_src: int, num_dst: int, transpose: bool, drop_loops: bool
 ) -> Graph:
-    graph = kept(edge_index, ('graph', num_src, num_dst, drop_loops))
+    graph = cached(edge_index, ('graph', num_src, num_dst, drop_loops))
     if graph is None:
         return graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)
     if transpose and graph.t_rowptr is None:

@@ -11,7 +11,7 @@ from torch_geometric.data import Data, FeatureStore
 from torch_geometric.typing import TensorFrame
 
 from ..ops._library import ops
-from ..ops.fetch_rows import fetch_rows
+from ..ops.gather_rows import gather_rows
 from ._pinned import pinned
 from ._pipeline import behind
 
@@ -140,7 +140,7 @@ def is_plain(value: Any, dim: int) -> bool:
 
 def _rows(x: Tensor, index: Tensor, *args: Tensor | None) -> Tensor:
     args += (None,) * (5 - len(args))
-    return ops.fetch_rows.default(x, index, *args)  # All of it is known to fit.
+    return ops.gather_rows.default(x, index, *args)  # All of it is known to fit.
 
 
 def _state(tensor: Tensor) -> tuple:
@@ -187,13 +187,13 @@ class Table:
                 for key, value in list(store.items())
                 if key not in ('edge_index', 'adj_t', 'num_nodes') and belongs(key)
             }
-            kept = {
+            valid = {
                 key: column for key, column in before.items()
                 if held.get(key) is column.value and not (refresh or column.is_stale)
             }  # fmt: skip
-            if len(kept) != len(held) or len(kept) != len(before):
+            if len(valid) != len(held) or len(valid) != len(before):
                 with behind(self._stream):
-                    columns = {key: kept.get(key) or self._read(key, held) for key in _small(held)}
+                    columns = {key: valid.get(key) or self._read(key, held) for key in _small(held)}
                 # In the order of the data's own.
                 self._columns = {key: columns[key] for key in held}
                 self._version += 1
@@ -266,7 +266,7 @@ class Remote:
         out = {}
         for name, rows in found.items():
             before = None if previous is None else previous[name]
-            out[name] = fetch_rows(rows, position, match=match, previous=before, counter=counter)
+            out[name] = gather_rows(rows, position, match=match, previous=before, counter=counter)
             counter = None  # All attributes have the same rows from the same places.
         return out
 

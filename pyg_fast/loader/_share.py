@@ -15,7 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
-from ..graph._kept import cache_of, keep
+from ..graph._cache import cache_of, store
 from ..graph.graph import Graph
 
 T = TypeVar('T')
@@ -169,9 +169,9 @@ def _map(path: str) -> Any:
     memory = _memory(path, size)
     tensors = [_view(memory, *place) for place in layout]
     data, graphs = _Unpickler(io.BytesIO(skeleton), tensors).load()
-    for edge_index, kept in zip(_edge_indices(data), graphs, strict=True):
-        for key, graph in kept.items():
-            keep(edge_index, key, graph)
+    for edge_index, own in zip(_edge_indices(data), graphs, strict=True):
+        for key, graph in own.items():
+            store(edge_index, key, graph)
     return data
 
 

@@ -76,7 +76,7 @@ class Meter:
             self._matched = True
 
     def counter(self, row_bytes: int) -> Tensor:
-        """What :func:`~pyg_fast.ops.fetch_rows` adds rows of so many bytes to."""
+        """What :func:`~pyg_fast.ops.gather_rows` adds rows of so many bytes to."""
         with self._lock:
             for counter, size in self._rows:
                 if size == row_bytes:

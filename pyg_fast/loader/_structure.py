@@ -9,9 +9,9 @@ from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.typing import SparseTensor
 
-from ..graph._kept import kept
+from ..graph._cache import cached
 from ..ops.neighbor_sample import sampling_weight
-from ..ops.to_csr import fits_int32, to_csr
+from ..ops.to_csr import counts_in_int64, to_csr
 from ._pinned import pinned
 
 
@@ -60,7 +60,7 @@ def structure_of_data(
     if 'edge_index' in data:
         edge_index = data.edge_index
         if isinstance(edge_index, EdgeIndex):
-            graph = kept(edge_index, ('graph', num_nodes, num_nodes, False))
+            graph = cached(edge_index, ('graph', num_nodes, num_nodes, False))
             if graph is not None:
                 out = Structure(graph.rowptr, graph.col, graph.perm)
                 out = out._replace(loop_free=_is_loop_free(edge_index._data))
@@ -135,8 +135,8 @@ def _from_csr(rowptr: Tensor, col: Tensor, num_nodes: int, layout: str = 'edge_i
             )
         if bool((rowptr.diff() < 0).any()) or int(rowptr[0]) != 0:
             raise ValueError("'data' must have pointers that start at 0 and never fall")
-    dtype = torch.int32 if fits_int32(num_nodes, num_edges) else torch.int64
-    return Structure(rowptr.to(dtype), col.to(dtype), None, layout=layout)
+    dtype = torch.int64 if counts_in_int64(num_edges) else torch.int32
+    return Structure(rowptr.to(dtype), col.int(), None, layout=layout)
 
 
 def _from_adj_t(adj_t: Any, num_nodes: int) -> Structure:

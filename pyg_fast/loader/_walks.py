@@ -8,7 +8,7 @@ from torch_geometric.index import index2ptr
 
 from ..ops.neighbor_sample import relabel_ids
 from ..ops.node_map import NodeMap
-from ..ops.random_walk import visited_neighbors
+from ..ops.random_walk import pinsage_neighbors
 from ._batch import Subgraph
 from ._seeds import mixed
 from ._structure import Structure
@@ -43,7 +43,7 @@ def walk_subgraph(
     sources, targets, weights = [], [], []
     num_nodes, num_edges = [num_seeds], []
     for hop, fanout in enumerate(fanouts):
-        neighbor, visits = visited_neighbors(
+        neighbor, visits = pinsage_neighbors(
             structure.rowptr, structure.col, frontier, fanout, num_walks=walks.num_walks,
             walk_length=walks.walk_length, restart=walks.restart, seed=mixed(seed, hop),
         )  # fmt: skip

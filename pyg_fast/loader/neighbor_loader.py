@@ -680,7 +680,7 @@ class _Fetcher:
         counter = core.meter.counter(sum(c.row_bytes for c in hosted)) if hosted else None
         matching = core.match and bool(hosted)
         found = self._matched(n_id) if matching else None
-        out, kept = {}, {}
+        out, fetched = {}, {}
         for key, column in columns.items():
             if self._ahead and column.is_late:
                 late.append((key, column, n_id))
@@ -692,12 +692,12 @@ class _Fetcher:
             rows = column.rows_at(n_id, None if before is None else found, before, counter)
             counter = None  # All columns have the same rows from the same places.
             if matching:
-                kept[key] = rows
+                fetched[key] = rows
             out[key] = rows.clone() if matching else rows
         if hosted:
             self._keep(hosted)
         if matching:
-            self._n_id, self._rows = n_id.clone(), kept
+            self._n_id, self._rows = n_id.clone(), fetched
         return out
 
     def _fetch_remote(self, n_id: Tensor) -> dict[str, Any]:

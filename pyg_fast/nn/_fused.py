@@ -15,6 +15,7 @@ from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
+from ..ops.to_csr import MOST_NODES
 
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
 _LINEARS = {kind: kind.forward for kind in (Linear, torch.nn.Linear)}
@@ -163,6 +164,8 @@ class Fused:
             return f'features are a {type(x).__name__}'
         if x.layout != torch.strided or x.dim() != 2:
             return 'features that are no dense matrix'
+        if not torch.compiler.is_compiling() and x.size(0) > MOST_NODES:
+            return f'features of {x.size(0)} nodes'
         if x.dtype not in DTYPES:
             return f'features are {x.dtype}'
         if x.device.type not in ('cpu', 'cuda'):

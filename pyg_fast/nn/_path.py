@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
 
-from ..graph._kept import Entry
+from ..graph._cache import Entry
 from ..graph.execution_path import ExecutionPath, signature_of
 from ..graph.operator import SparseOperator
 from ..ops._edges import is_capturing

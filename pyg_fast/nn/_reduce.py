@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.typing import Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..graph._kept import keep, kept
+from ..graph._cache import cached, store
 from ..graph.graph import Graph, graph_of
 from ..graph.operator import SparseOperator, inverse_degree
 from ..ops._checks import check_device
@@ -124,12 +124,12 @@ class Neighbours(NamedTuple):
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
             return inverse_degree(graph.rowptr, dtype)
         key = ('inverse_degree', graph.num_src, graph.num_dst, acc_dtype(dtype), self.flow)
-        inverse = kept(self.edge_index, key)
+        inverse = cached(self.edge_index, key)
         if inverse is None:
             with torch.inference_mode(False):  # It may serve a training step later.
                 inverse = inverse_degree(graph.rowptr, dtype)
             if not torch.compiler.is_compiling():
-                keep(self.edge_index, key, inverse)
+                store(self.edge_index, key, inverse)
         return inverse
 
 

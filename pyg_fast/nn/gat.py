@@ -13,11 +13,11 @@ from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Si
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph.graph import Graph, graph_of
-from ..ops._attention import Setting, drawn_seed
+from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
+from ..ops.attention_scores import attention_scores
 from ..ops.gat import attend
 from ..ops.gatv2 import attend_v2
-from ..ops.head_scores import head_scores
 from ._fused import Fused, entries, is_plain_linear, known_edges
 
 # Rules for the features of self-loops that have a kernel.
@@ -85,10 +85,12 @@ class _FusedAttention(Fused):
         )  # fmt: skip
         return graph.t() if reverse else graph
 
-    def _setting(self: Any, graph: Graph, x: Tensor, out_dtype: torch.dtype) -> Setting:
+    def _attention_args(
+        self: Any, graph: Graph, x: Tensor, out_dtype: torch.dtype
+    ) -> AttentionArgs:
         num_loops = min(graph.num_src, graph.num_dst) if self.add_self_loops else 0
         dropout = self.dropout if self.training else 0.0
-        return Setting(
+        return AttentionArgs(
             graph, num_loops, self.negative_slope, dropout, drawn_seed(None, dropout, x),
             out_dtype != x.dtype,
         )  # fmt: skip
@@ -232,19 +234,19 @@ class FusedGATConv(_FusedAttention, GATConv):
             return None
         mapped = mapped.view(-1, heads, channels)
         if same:
-            alpha_src, alpha_dst = head_scores(mapped, self.att_src, self.att_dst)
+            alpha_src, alpha_dst = attention_scores(mapped, self.att_src, self.att_dst)
         else:
-            (alpha_src,) = head_scores(mapped, self.att_src)
-            (alpha_dst,) = head_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
-        setting = self._setting(graph, mapped, out_dtype)
+            (alpha_src,) = attention_scores(mapped, self.att_src)
+            (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
+        args = self._attention_args(graph, mapped, out_dtype)
         alpha_edge = alpha_loop = None
         if has_edges:
             alpha_edge, alpha_loop = self._edge_scores(
-                edge_index, edge_attr, setting.num_loops, acc
+                edge_index, edge_attr, args.num_loops, acc
             )
         bias = self._fused_bias(out_dtype)
         out = attend(
-            mapped, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, setting
+            mapped, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, args
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
 
@@ -385,7 +387,8 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         sent = mapped.view(-1, heads, channels)
         out = attend_v2(
             sent, sent if shared else mapped_dst.view(-1, heads, channels),
-            att.to(dtype).view(heads, channels), bias, self._setting(graph, mapped, out_dtype),
+            att.to(dtype).view(heads, channels), bias,
+            self._attention_args(graph, mapped, out_dtype),
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
 

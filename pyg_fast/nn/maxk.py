@@ -256,10 +256,10 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         if k is None or k == self.out_channels or isinstance(x, AggregatedInput):
             return super().forward(x, edge_index, edge_weight)
         if self._fusible(x) and self._sums():
-            kept = maxk(self.lin(x), k, self.balanced)
-            norm = self._operator(x, edge_index, edge_weight, needs_transpose(kept))
+            topk = maxk(self.lin(x), k, self.balanced)
+            norm = self._operator(x, edge_index, edge_weight, needs_transpose(topk))
             if norm is not None:
-                return self._aggregated(kept, norm)
+                return self._aggregated(topk, norm)
         elif isinstance(x, Tensor) and x.dtype not in DTYPES:
             raise TypeError(f"'x' must be one of {DTYPES}, got {x.dtype}")
         return self._by_pyg(x, edge_index, edge_weight)

@@ -150,8 +150,8 @@ class MaxKGNN(Module):
             x = x.relu()
         if self.k in (None, self.hidden_channels):
             return self.dropout(x)
-        kept = maxk(x, self.k, self.balanced)
-        return with_values(kept, self.dropout(kept.values))
+        topk = maxk(x, self.k, self.balanced)
+        return with_values(topk, self.dropout(topk.values))
 
     def __repr__(self) -> str:
         return (

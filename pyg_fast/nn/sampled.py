@@ -80,10 +80,8 @@ class _Sampled:
             raise ValueError("'path' is for full aggregation: give the layer sample='eval'")
         return super()._path(path, x, edge_index)  # type: ignore[misc]
 
-    def _on_path(self, *args: Any, **kwargs: Any) -> Tensor | None:
-        if self._samples():
-            return None
-        return super()._on_path(*args, **kwargs)  # type: ignore[misc]
+    def _takes_path(self, over: Any) -> bool:
+        return not self._samples() and super()._takes_path(over)  # type: ignore[misc]
 
     def _check_aggregated(self, given: AggregatedInput, edge_index: Any) -> None:
         if self._samples():
@@ -224,8 +222,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         self, x: Any, edge_index: Adj, edge_weight: OptTensor, num_nodes: int | None
     ) -> GCNNorm | None:
         """The normalised graph that is sampled; with :obj:`cached` that of the first call."""
-        keeps = any(kept is not None for kept in self._cached_by_pyg())
-        with self._without_cache() if keeps else nullcontext():
+        caches = any(each is not None for each in self._cached_by_pyg())
+        with self._without_cache() if caches else nullcontext():
             # The backward pass of a sample reads no transpose.
             return super()._operator(x, edge_index, edge_weight, False, num_nodes)
 

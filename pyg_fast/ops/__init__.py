@@ -5,22 +5,22 @@ from importlib import import_module
 from typing import Any
 
 # These register raw ops, and have no public function.
-from . import head_scores as head_scores
+from . import attention_scores as attention_scores
 from . import path as path
 from . import rabbit_order as rabbit_order
 from ._library import with_cuda
 from .aggregate import aggregate
 from .cbsr import CBSR
 from .cbsr_spmm import cbsr_spmm
-from .fetch_rows import fetch_rows
 from .gat import gat
+from .gather_rows import gather_rows
 from .gatv2 import gatv2
 from .gcn_norm import gcn_norm
 from .match import match, match_degree
 from .maxk import maxk
 from .neighbor_sample import SampledSubgraph, neighbor_sample, relabel
 from .node_map import NodeMap
-from .random_walk import random_walk, visited_neighbors
+from .random_walk import pinsage_neighbors, random_walk
 from .sampled_spmm import sampled_spmm
 from .spmm import spmm
 from .to_csr import to_csr
@@ -31,7 +31,7 @@ __all__ = [
     'SampledSubgraph',
     'aggregate',
     'cbsr_spmm',
-    'fetch_rows',
+    'gather_rows',
     'gat',
     'gatv2',
     'gcn_norm',
@@ -44,15 +44,25 @@ __all__ = [
     'sampled_spmm',
     'spmm',
     'to_csr',
-    'visited_neighbors',
+    'pinsage_neighbors',
     'with_cuda',
 ]
 
 
+_MOVED = {
+    'Graph': ('graph', 'Graph'),
+    'fetch_rows': ('ops', 'gather_rows'),
+    'visited_neighbors': ('ops', 'pinsage_neighbors'),
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name != 'Graph':
+    if name not in _MOVED:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    module, new = _MOVED[name]
     warnings.warn(
-        'pyg_fast.ops.Graph has moved: use pyg_fast.graph.Graph', DeprecationWarning, stacklevel=2
+        f'pyg_fast.ops.{name} has moved: use pyg_fast.{module}.{new}',
+        DeprecationWarning,
+        stacklevel=2,
     )
-    return import_module('..graph', __name__).Graph
+    return getattr(import_module(f'pyg_fast.{module}'), new)

@@ -15,7 +15,7 @@ from ._reference import edge_list
 _WORD = 0xFFFFFFFF
 
 
-class Setting(NamedTuple):
+class AttentionArgs(NamedTuple):
     """What attention takes no gradient of.
 
     Beside the edges of the :obj:`graph`, each of the first :obj:`num_loops` nodes has one from
@@ -30,7 +30,7 @@ class Setting(NamedTuple):
     out_acc: bool
 
 
-def setting_of(
+def attention_args(
     graph: Graph | Tensor,
     x: Tensor,
     num_dst: int,
@@ -39,7 +39,7 @@ def setting_of(
     add_self_loops: bool,
     seed: Tensor | None,
     transpose: bool,
-) -> Setting:
+) -> AttentionArgs:
     """Checks all of it."""
     for name, number in (('negative_slope', negative_slope), ('dropout', dropout)):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -74,7 +74,7 @@ def setting_of(
     else:
         raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
     num_loops = min(x.size(0), num_dst) if add_self_loops else 0
-    return Setting(
+    return AttentionArgs(
         graph, num_loops, float(negative_slope), float(dropout), drawn_seed(seed, dropout, x), False
     )
 
@@ -128,13 +128,13 @@ def composed(
     x: Tensor,
     logits: Callable[[Tensor, Tensor, Tensor], Tensor],
     bias: Tensor | None,
-    setting: Setting,
+    args: AttentionArgs,
 ) -> Tensor:
     """The result in torch's ops of size E x H x C, which can be differentiated any number of times.
 
     :obj:`logits` gets source, destination and id of all edges, loops last.
     """
-    (rowptr, col, perm, *_), num_loops, _, dropout, seed, out_acc = setting
+    (rowptr, col, perm, *_), num_loops, _, dropout, seed, out_acc = args
     heads, device = x.size(1), x.device
     row = torch.arange(rowptr.size(0) - 1, device=device).repeat_interleave(rowptr.diff().long())
     loops = torch.arange(num_loops, device=device)
@@ -172,8 +172,8 @@ def differentiable_gradients(
             for t, need in zip(views, needs, strict=True)]
 
 
-def leaky(score: Tensor, setting: Setting) -> Tensor:
-    return leaky_relu(score, setting.negative_slope)
+def leaky(score: Tensor, args: AttentionArgs) -> Tensor:
+    return leaky_relu(score, args.negative_slope)
 
 
 def as_acc(t: Tensor, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 _lock = threading.RLock()  # Garbage may be collected while it is held.
 # By stream and memory, so that there are no more than these: the event behind the last kernel that
 # reads the memory, and a tensor that keeps it.
-_kept: dict[tuple, tuple[Any, Tensor]] = {}
+_alive: dict[tuple, tuple[Any, Tensor]] = {}
 
 
 def keep_until_read(device: torch.device, *tensors: Tensor | None) -> None:
@@ -35,10 +35,10 @@ def _keep(stream: Any, tensors: list[Tensor]) -> None:
     done = stream.record_event()
     dropped = []  # Outlives the lock: letting go of memory may run any code.
     with _lock:
-        for key, (event, _) in list(_kept.items()):
+        for key, (event, _) in list(_alive.items()):
             if event.query():
-                dropped.append(_kept.pop(key, None))
+                dropped.append(_alive.pop(key, None))
         for tensor in tensors:
             key = stream.device, stream.cuda_stream, tensor.untyped_storage().data_ptr()
-            dropped.append(_kept.pop(key, None))
-            _kept[key] = done, tensor
+            dropped.append(_alive.pop(key, None))
+            _alive[key] = done, tensor

@@ -16,7 +16,7 @@ from ._reference import messages
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .product import product
-from .to_csr import fits_int32
+from .to_csr import counts_in_int64
 
 MODES = ('auto', 'reduce', 'scatter')
 
@@ -151,16 +151,16 @@ def scatter_sum(
     """
     if transforms_active():
         edges = kernel_index(edge_index)
-        out, invalid = _scatter_reference(
+        out, invalid = _spmm_coo_reference(
             edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, True
         )
         check_invalid(edge_index, invalid, (x.size(0), num_dst), wait=True)
         return out.to(x.dtype)
     constants = edge_index, row_scale, col_scale, diag, num_dst, reverse, drop_loops
-    return Scatter.apply(x, value, constants, True)
+    return SpMMCOO.apply(x, value, constants, True)
 
 
-class Scatter(torch.autograd.Function):
+class SpMMCOO(torch.autograd.Function):
     """Its backward is itself with the ends of edges swapped, so it can be differentiated again."""
 
     # What takes no gradient is one argument: torch.compile refuses tensors that are given twice.
@@ -176,14 +176,14 @@ class Scatter(torch.autograd.Function):
             save(ctx, x if needs_value else None, value, constants, x.size(0))
         size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
         if x.is_cuda and torch.are_deterministic_algorithms_enabled():
-            index64 = not fits_int32(*size, edges.size(1))
+            index64 = counts_in_int64(edges.size(1))
             *csr, invalid = ops.to_csr.default(edges, *size, reverse, index64, drop_loops, check)
             if check:
                 check_invalid(edge_index, invalid, size)
             return ops.spmm(*csr, value, x, row_scale, col_scale, diag, None, False, False)
         # On CUDA a record is made of an edge out of range: counting them takes longer.
         count = check and (not x.is_cuda or torch.compiler.is_compiling())
-        out, invalid = ops.scatter.default(
+        out, invalid = ops.spmm_coo.default(
             edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, count, check
         )
         if check:
@@ -197,14 +197,14 @@ class Scatter(torch.autograd.Function):
         grad_x = grad_value = None
         if ctx.needs_input_grad[0]:
             options = edges, col_scale, row_scale, diag, num_src, not reverse, drop_loops
-            grad_x = Scatter.apply(grad, value, options, False)
+            grad_x = SpMMCOO.apply(grad, value, options, False)
         if ctx.needs_input_grad[1]:
             ends = edges, row_scale, col_scale, reverse, drop_loops
-            grad_value = EdgeDot.apply(grad, x, ends).to(value.dtype)
+            grad_value = SDDMMCOO.apply(grad, x, ends).to(value.dtype)
         return grad_x, grad_value, None, None
 
 
-class EdgeDot(torch.autograd.Function):
+class SDDMMCOO(torch.autograd.Function):
     """Row i of `a` times row j of `b` for every edge (j, i), or (i, j) if `reverse`."""
 
     @staticmethod
@@ -212,8 +212,8 @@ class EdgeDot(torch.autograd.Function):
         edges, row_scale, col_scale, reverse, drop_loops = constants
         save(ctx, a, b, constants)
         if reverse:
-            return ops.edge_dot(edges, b, a, col_scale, row_scale, drop_loops)
-        return ops.edge_dot(edges, a, b, row_scale, col_scale, drop_loops)
+            return ops.sddmm_coo(edges, b, a, col_scale, row_scale, drop_loops)
+        return ops.sddmm_coo(edges, a, b, row_scale, col_scale, drop_loops)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -221,25 +221,25 @@ class EdgeDot(torch.autograd.Function):
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
             options = edges, row_scale, col_scale, None, a.size(0), reverse, drop_loops
-            grad_a = Scatter.apply(b, grad, options, False)
+            grad_a = SpMMCOO.apply(b, grad, options, False)
         if ctx.needs_input_grad[1]:
             options = edges, col_scale, row_scale, None, b.size(0), not reverse, drop_loops
-            grad_b = Scatter.apply(a, grad, options, False)
+            grad_b = SpMMCOO.apply(a, grad, options, False)
         return grad_a, grad_b, None
 
 
-@fake('scatter')
-def _scatter_fake(x: Tensor, num_dst: int, count: bool) -> tuple[Tensor, Tensor]:
+@fake('spmm_coo')
+def _spmm_coo_fake(x: Tensor, num_dst: int, count: bool) -> tuple[Tensor, Tensor]:
     return x.new_empty(num_dst, x.size(1)), x.new_empty(int(count), dtype=torch.int64)
 
 
-@fake('edge_dot')
-def _edge_dot_fake(edge_index: Tensor, a: Tensor) -> Tensor:
+@fake('sddmm_coo')
+def _sddmm_coo_fake(edge_index: Tensor, a: Tensor) -> Tensor:
     return a.new_empty(edge_index.size(1))
 
 
-@reference('scatter')
-def _scatter_reference(
+@reference('spmm_coo')
+def _spmm_coo_reference(
     edge_index: Tensor,
     value: Tensor | None,
     x: Tensor,
@@ -267,8 +267,8 @@ def _scatter_reference(
     return out, (~valid).sum().view(1)[: int(count)]
 
 
-@reference('edge_dot')
-def _edge_dot_reference(
+@reference('sddmm_coo')
+def _sddmm_coo_reference(
     edge_index: Tensor,
     a: Tensor,
     b: Tensor,

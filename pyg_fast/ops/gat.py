@@ -9,8 +9,9 @@ from torch.nn.functional import leaky_relu
 
 from ..graph.graph import Graph
 from ._attention import (
-    Setting,
+    AttentionArgs,
     as_acc,
+    attention_args,
     check_heads,
     composed,
     differentiable_gradients,
@@ -18,7 +19,6 @@ from ._attention import (
     edges_and_loops,
     leaky,
     leaky_slope,
-    setting_of,
     softmax_by_row,
     sum_at,
 )
@@ -97,13 +97,13 @@ def gat(
         check_heads(alpha_edge, 'alpha_edge', (None, x.size(1)))
     inputs = (x, alpha_src, alpha_dst, alpha_edge)
     needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    setting = setting_of(
+    args = attention_args(
         graph, x, alpha_dst.size(0), negative_slope, dropout, add_self_loops, seed, needs_grad
     )
     if alpha_edge is not None:
-        _check_scores(alpha_edge, 'alpha_edge', setting.graph.num_edges, x)
+        _check_scores(alpha_edge, 'alpha_edge', args.graph.num_edges, x)
         alpha_edge = as_acc(alpha_edge, x)
-    return attend(x, as_acc(alpha_src, x), as_acc(alpha_dst, x), alpha_edge, None, None, setting)
+    return attend(x, as_acc(alpha_src, x), as_acc(alpha_dst, x), alpha_edge, None, None, args)
 
 
 def attend(
@@ -113,12 +113,12 @@ def attend(
     alpha_edge: Tensor | None,
     alpha_loop: Tensor | None,
     bias: Tensor | None,
-    setting: Setting,
+    args: AttentionArgs,
 ) -> Tensor:
     """The kernel behind :func:`gat`, unchecked, with scores of self-loops :math:`(L, H)` and a bias
     :math:`(H C)` of the type of the result. Scores are float32 (float64 for float64 features)."""
     inputs = x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias
-    return _composed(setting, *inputs) if transforms_active() else GAT.apply(*inputs, setting)
+    return _composed(args, *inputs) if transforms_active() else GAT.apply(*inputs, args)
 
 
 class GAT(torch.autograd.Function):
@@ -133,26 +133,27 @@ class GAT(torch.autograd.Function):
         alpha_edge: Tensor | None,
         alpha_loop: Tensor | None,
         bias: Tensor | None,
-        setting: Setting,
+        args: AttentionArgs,
     ) -> Tensor:
-        (rowptr, col, perm, *_), num_loops, slope, dropout, seed, out_acc = setting
+        (rowptr, col, perm, *_), num_loops, slope, dropout, seed, out_acc = args
         training = any(ctx.needs_input_grad[:5])
-        out, *kept = ops.gat.default(
+        out, *for_backward = ops.gat.default(
             rowptr, col, perm, x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, seed,
             num_loops, slope, dropout, training, out_acc,
         )  # fmt: skip
-        save(ctx, setting, (x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias), tuple(kept))
+        inputs = x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias
+        save(ctx, args, inputs, tuple(for_backward))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        setting, inputs, (y, y_plus, lse, mass_plus) = saved(ctx)
+        args, inputs, (y, y_plus, lse, mass_plus) = saved(ctx)
         needs = ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
-            return *differentiable_gradients(partial(_composed, setting), inputs, needs, grad), None
+            return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 6
         if any(needs[:5]):
-            graph, num_loops, slope, dropout, seed, _ = setting
+            graph, num_loops, slope, dropout, seed, _ = args
             if graph.t_rowptr is None:
                 raise RuntimeError('this graph was made without the transpose that backward needs')
             grads[:5] = ops.gat_backward.default(
@@ -165,7 +166,7 @@ class GAT(torch.autograd.Function):
 
 
 def _composed(
-    setting: Setting,
+    args: AttentionArgs,
     x: Tensor,
     alpha_src: Tensor,
     alpha_dst: Tensor,
@@ -176,15 +177,15 @@ def _composed(
     def logits(source: Tensor, row: Tensor, ids: Tensor) -> Tensor:
         score = alpha_src[source] + alpha_dst[row]
         if alpha_edge is not None or alpha_loop is not None:
-            num_edges, num_loops = setting.graph.num_edges, setting.num_loops
+            num_edges, num_loops = args.graph.num_edges, args.num_loops
             extra = (
                 score.new_zeros(num_edges, score.size(1)) if alpha_edge is None else alpha_edge,
                 score.new_zeros(num_loops, score.size(1)) if alpha_loop is None else alpha_loop,
             )
             score = score + torch.cat(extra)[ids]
-        return leaky(score, setting)
+        return leaky(score, args)
 
-    return composed(x, logits, bias, setting)
+    return composed(x, logits, bias, args)
 
 
 def _check_scores(alpha: Tensor, name: str, rows: int | None, x: Tensor) -> None:
@@ -199,13 +200,13 @@ def _gat_fake(
     rowptr: Tensor, x: Tensor, training: bool, out_acc: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, heads, channels = rowptr.size(0) - 1, x.size(1), x.size(2)
-    acc, kept = acc_dtype(x.dtype), rows if training else 0
+    acc, saved_rows = acc_dtype(x.dtype), rows if training else 0
     return (
         x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
-        x.new_empty(kept, heads, channels, dtype=acc),
-        x.new_empty(kept, heads, channels, dtype=acc),
-        x.new_empty(kept, heads, dtype=acc),
-        x.new_empty(kept, heads, dtype=acc),
+        x.new_empty(saved_rows, heads, channels, dtype=acc),
+        x.new_empty(saved_rows, heads, channels, dtype=acc),
+        x.new_empty(saved_rows, heads, dtype=acc),
+        x.new_empty(saved_rows, heads, dtype=acc),
     )
 
 
@@ -286,14 +287,14 @@ def _gat_backward_reference(
     ends, sizes = (alpha_src[source], alpha_dst[row]), (num_edges, num_loops)
     score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
     p = (leaky_relu(score, negative_slope) - lse.double()[row]).exp()
-    kept = dropout_factor(seed, ids, x.size(1), dropout)
+    factor = dropout_factor(seed, ids, x.size(1), dropout)
     mean = (grad * y.double()).sum(-1)
-    grad_p = kept * (grad[row] * x[source]).sum(-1)
+    grad_p = factor * (grad[row] * x[source]).sum(-1)
     grad_score = p * (grad_p - mean[row]) * leaky_slope(score, negative_slope)
     grad_dst = (grad * y_plus.double()).sum(-1) - mean * mass_plus.double()
     grad_edge = sum_at(grad_score, ids, num_edges + num_loops)
     return (
-        sum_at((kept * p).unsqueeze(-1) * grad[row], source, x.size(0)),
+        sum_at((factor * p).unsqueeze(-1) * grad[row], source, x.size(0)),
         sum_at(grad_score, source, x.size(0)),
         (1 - negative_slope) * grad_dst,
         grad_edge[: 0 if alpha_edge is None else num_edges],

@@ -9,8 +9,9 @@ from torch.nn.functional import leaky_relu
 
 from ..graph.graph import Graph
 from ._attention import (
-    Setting,
+    AttentionArgs,
     as_acc,
+    attention_args,
     check_heads,
     composed,
     differentiable_gradients,
@@ -18,7 +19,6 @@ from ._attention import (
     edges_and_loops,
     leaky,
     leaky_slope,
-    setting_of,
     softmax_by_row,
     sum_at,
 )
@@ -96,21 +96,21 @@ def gatv2(
         check_device(t, x_src, name, 'x_src')
     inputs = (x_src, x_dst, att)
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    setting = setting_of(
+    args = attention_args(
         graph, x_src, x_dst.size(0), negative_slope, dropout, add_self_loops, seed, needs_grad
     )
-    return attend_v2(*inputs, None, setting)
+    return attend_v2(*inputs, None, args)
 
 
 def attend_v2(
-    x_src: Tensor, x_dst: Tensor, att: Tensor, bias: Tensor | None, setting: Setting
+    x_src: Tensor, x_dst: Tensor, att: Tensor, bias: Tensor | None, args: AttentionArgs
 ) -> Tensor:
     """The kernel behind :func:`gatv2`, unchecked, with a bias :math:`(H C)` of the type of the
     result."""
     if x_dst is x_src:  # Dynamo refuses a tensor that is given twice.
         x_dst = x_dst.view_as(x_dst)
     inputs = x_src, x_dst, att, bias
-    return _composed(setting, *inputs) if transforms_active() else GATv2.apply(*inputs, setting)
+    return _composed(args, *inputs) if transforms_active() else GATv2.apply(*inputs, args)
 
 
 class GATv2(torch.autograd.Function):
@@ -124,26 +124,26 @@ class GATv2(torch.autograd.Function):
         x_dst: Tensor,
         att: Tensor,
         bias: Tensor | None,
-        setting: Setting,
+        args: AttentionArgs,
     ) -> Tensor:
-        (rowptr, col, perm, *_), num_loops, slope, dropout, seed, out_acc = setting
+        (rowptr, col, perm, *_), num_loops, slope, dropout, seed, out_acc = args
         training = any(ctx.needs_input_grad[:3])
-        out, *kept = ops.gatv2.default(
+        out, *for_backward = ops.gatv2.default(
             rowptr, col, perm, x_src, x_dst, att, bias, seed, num_loops, slope, dropout, training,
             out_acc,
         )  # fmt: skip
-        save(ctx, setting, (x_src, x_dst, att, bias), tuple(kept))
+        save(ctx, args, (x_src, x_dst, att, bias), tuple(for_backward))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        setting, inputs, (y, lse) = saved(ctx)
+        args, inputs, (y, lse) = saved(ctx)
         needs = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
-            return *differentiable_gradients(partial(_composed, setting), inputs, needs, grad), None
+            return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 4
         if any(needs[:3]):
-            graph, num_loops, slope, dropout, seed, _ = setting
+            graph, num_loops, slope, dropout, seed, _ = args
             if graph.t_rowptr is None:
                 raise RuntimeError('this graph was made without the transpose that backward needs')
             *of_features, grad_att = ops.gatv2_backward.default(
@@ -157,13 +157,13 @@ class GATv2(torch.autograd.Function):
 
 
 def _composed(
-    setting: Setting, x_src: Tensor, x_dst: Tensor, att: Tensor, bias: Tensor | None
+    args: AttentionArgs, x_src: Tensor, x_dst: Tensor, att: Tensor, bias: Tensor | None
 ) -> Tensor:
     def logits(source: Tensor, row: Tensor, ids: Tensor) -> Tensor:
         src, dst, weight = (as_acc(t, x_src) for t in (x_src, x_dst, att))
-        return (leaky(src[source] + dst[row], setting) * weight.view(src.shape[1:])).sum(-1)
+        return (leaky(src[source] + dst[row], args) * weight.view(src.shape[1:])).sum(-1)
 
-    return composed(x_src, logits, bias, setting)
+    return composed(x_src, logits, bias, args)
 
 
 @fake('gatv2')
@@ -171,11 +171,11 @@ def _gatv2_fake(
     rowptr: Tensor, x: Tensor, training: bool, out_acc: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, heads, channels = rowptr.size(0) - 1, x.size(1), x.size(2)
-    acc, kept = acc_dtype(x.dtype), rows if training else 0
+    acc, saved_rows = acc_dtype(x.dtype), rows if training else 0
     return (
         x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
-        x.new_empty(kept, heads, channels, dtype=acc),
-        x.new_empty(kept, heads, dtype=acc),
+        x.new_empty(saved_rows, heads, channels, dtype=acc),
+        x.new_empty(saved_rows, heads, dtype=acc),
     )
 
 
@@ -239,11 +239,11 @@ def _gatv2_backward_reference(
     score = x[source] + x_dst[row]
     hidden = leaky_relu(score, negative_slope)
     p = ((att * hidden).sum(-1) - lse.double()[row]).exp()
-    kept = dropout_factor(seed, ids, x.size(1), dropout)
+    factor = dropout_factor(seed, ids, x.size(1), dropout)
     mean = (grad * y.double()).sum(-1)
-    grad_logit = p * (kept * (grad[row] * x[source]).sum(-1) - mean[row])
+    grad_logit = p * (factor * (grad[row] * x[source]).sum(-1) - mean[row])
     grad_hidden = grad_logit.unsqueeze(-1) * leaky_slope(score, negative_slope)
-    grad_message = (kept * p).unsqueeze(-1) * grad[row] + att * grad_hidden
+    grad_message = (factor * p).unsqueeze(-1) * grad[row] + att * grad_hidden
     return (
         sum_at(grad_message, source, x.size(0)),
         att * sum_at(grad_hidden, row, x_dst.size(0)),

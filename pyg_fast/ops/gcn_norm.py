@@ -301,11 +301,11 @@ def _in_torch(
     if num_kept is not None:
         assert last is not None
         is_loop = _is_loop(edges)
-        kept = (~is_loop).nonzero_static(size=num_kept).view(-1)
+        rest = (~is_loop).nonzero_static(size=num_kept).view(-1)
         loop = torch.where(last > 0, weight.detach()[(last - 1).clamp_(min=0)], loop)
         zero = torch.where(is_loop, weight - weight.detach(), weight.new_zeros(()))
         loop = loop.index_add(0, edges[0], zero)
-        value, edges = weight[kept], edges[:, kept]
+        value, edges = weight[rest], edges[:, rest]
     src, dst = edges
     degree = loop.index_add(0, src if reverse else dst, value)
     isolated = degree == 0
@@ -403,9 +403,9 @@ def _gcn_weight_reference(
     degree = degree.double() + loop
     scale = torch.where(degree == 0, 0, torch.where(degree == 0, 1, degree).rsqrt())
     if before is not None:
-        kept = (edge_index[0] != edge_index[1]).nonzero().view(-1)
-        edge_index = edge_index[:, kept]
-        edge_weight = None if edge_weight is None else edge_weight[kept]
+        rest = (edge_index[0] != edge_index[1]).nonzero().view(-1)
+        edge_index = edge_index[:, rest]
+        edge_weight = None if edge_weight is None else edge_weight[rest]
     edge_index = edge_index[:, :num_kept]
     edge_weight = None if edge_weight is None else edge_weight[:num_kept]
     src, dst = edge_index.long()
@@ -435,8 +435,8 @@ def _gcn_weight_backward_reference(
     num_nodes = scale.size(0)
     place = torch.arange(src.size(0), device=src.device)
     if before is not None:
-        kept = src != dst
-        place = torch.where(kept, kept.cumsum(0) - 1, grad.size(0) - num_nodes + dst)
+        rest = src != dst
+        place = torch.where(rest, rest.cumsum(0) - 1, grad.size(0) - num_nodes + dst)
     scale, grad_degree = scale.double(), grad_degree.double()
     return grad.double()[place] * scale[src] * scale[dst] + grad_degree[src if reverse else dst]
 

@@ -70,7 +70,7 @@ def neighbor_sample(
 
     Args:
         rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
-        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, of the same type.
+        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32 or of the same type.
         seeds (Tensor): The nodes to begin with, of any integer type; they may repeat.
         num_neighbors (list of int): The most edges of each node in each hop, from the seeds
             outwards; :obj:`-1`: all.
@@ -90,7 +90,7 @@ def neighbor_sample(
     Returns:
         SampledSubgraph: On the device of :obj:`seeds`. The graph may lie in pinned host memory
         instead, from which a GPU then reads what it samples; it is kept until then, as in
-        :func:`fetch_rows`.
+        :func:`gather_rows`.
 
     Raises:
         TypeError: If :obj:`rowptr`, :obj:`col`, :obj:`perm` or :obj:`seeds` do not hold integers,
@@ -106,8 +106,8 @@ def neighbor_sample(
     rowptr, col = check_csr(rowptr, col, seeds.device)
     if perm is not None:
         check_ids('perm', perm, col.device)
-        if perm.dtype != col.dtype:
-            raise TypeError(f"'perm' must hold {col.dtype}, as 'col', got {perm.dtype}")
+        if perm.dtype != rowptr.dtype:
+            raise TypeError(f"'perm' must hold {rowptr.dtype}, as 'rowptr', got {perm.dtype}")
         if perm.shape != col.shape:
             raise ValueError(f"'perm' must have {col.numel()} entries, got {perm.numel()}")
         if not is_readable(perm, seeds.device):
@@ -249,7 +249,7 @@ class _Growing:
         self.n_id = scratch('n_id', self.max_nodes, torch.int64)
         # As long as the longest asks for, which may have more room than it needs.
         self.rowptr = scratch('rowptr', self.n_id.numel() + 1, torch.int32)
-        self.neighbor = scratch('neighbor', self.max_edges, self.graph[1].dtype)
+        self.neighbor = scratch('neighbor', self.max_edges, self.graph[0].dtype)
         size = self.neighbor.numel()
         self.dst = scratch('dst', size, torch.int32)
         self.e_id = scratch('e_id', size, torch.int64)

@@ -33,7 +33,7 @@ def rabbit_order(rowptr: Tensor, col: Tensor) -> Tensor:
     Returns:
         Tensor: The node at each new position :math:`(N)`, int64, on the device of :obj:`col`.
     """
-    return ops.rabbit_order(rowptr.cpu(), col.cpu()).to(col.device)
+    return ops.rabbit_order(rowptr.cpu(), col.cpu().int()).to(col.device)
 
 
 @fake('rabbit_order')

@@ -28,7 +28,7 @@ def random_walk(
 
     Args:
         rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
-        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, of the same type.
+        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32 or of the same type.
         start (Tensor): Where the walks begin :math:`(n)`, of any integer type; nodes may repeat.
         walk_length (int): The number of steps.
         restart (float): The probability that a step is taken from the walk's first node instead of
@@ -40,7 +40,7 @@ def random_walk(
         Tensor: Where each walk is after each step, its first node first
         :math:`(n, \textrm{walk\_length} + 1)`, int64, on the device of :obj:`start`. The graph may
         lie in pinned host memory instead, from which a GPU then reads the edges that it needs; it
-        is kept until then, as in :func:`fetch_rows`.
+        is kept until then, as in :func:`gather_rows`.
 
     Raises:
         TypeError: If :obj:`rowptr`, :obj:`col` or :obj:`start` does not hold integers of a type
@@ -59,7 +59,7 @@ def random_walk(
     return out
 
 
-def visited_neighbors(
+def pinsage_neighbors(
     rowptr: Tensor,
     col: Tensor,
     nodes: Tensor,
@@ -81,7 +81,7 @@ def visited_neighbors(
 
     Args:
         rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
-        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, of the same type.
+        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32 or of the same type.
         nodes (Tensor): The nodes to find neighbours of :math:`(n)`, of any integer type.
         num_neighbors (int): The most neighbours of each, :math:`k`.
         num_walks (int): The number of walks from each.
@@ -111,7 +111,7 @@ def visited_neighbors(
             f"'num_walks' times 'walk_length' must be at most {MOST_VISITS}, got {num_walks} "
             f'times {walk_length}'
         )
-    out = ops.visited_neighbors(
+    out = ops.pinsage_neighbors(
         rowptr, col, nodes.long(), num_neighbors, num_walks, walk_length, float(restart),
         seed_of(seed),
     )  # fmt: skip
@@ -137,8 +137,8 @@ def _random_walk_fake(start: Tensor, walk_length: int) -> Tensor:
     return start.new_empty(start.size(0), walk_length + 1)
 
 
-@fake('visited_neighbors')
-def _visited_neighbors_fake(nodes: Tensor, num_neighbors: int) -> tuple[Tensor, Tensor]:
+@fake('pinsage_neighbors')
+def _pinsage_neighbors_fake(nodes: Tensor, num_neighbors: int) -> tuple[Tensor, Tensor]:
     size = nodes.size(0), num_neighbors
     return nodes.new_empty(size), nodes.new_empty(size)
 
@@ -157,8 +157,8 @@ def _random_walk_reference(
     return start.new_tensor(out).view(-1, walk_length + 1)
 
 
-@reference('visited_neighbors')
-def _visited_neighbors_reference(
+@reference('pinsage_neighbors')
+def _pinsage_neighbors_reference(
     rowptr: Tensor,
     col: Tensor,
     nodes: Tensor,

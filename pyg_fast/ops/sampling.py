@@ -50,8 +50,8 @@ def _num_slots(graph: Graph, sampling: Sampling) -> int:
 
 def _kept_rows(graph: Graph, sampling: Sampling) -> tuple[Graph, Tensor]:
     """The graph, and its edges with rows of -1 behind the last."""
-    kept = graph.rowptr.diff().clamp_(max=sampling.num_samples)
-    rowptr = F.pad(kept.cumsum(0, dtype=graph.rowptr.dtype), (1, 0))
+    taken = graph.rowptr.diff().clamp_(max=sampling.num_samples)
+    rowptr = F.pad(taken.cumsum(0, dtype=graph.rowptr.dtype), (1, 0))
     edges, perm = ops.sample_edges.default(
         *graph[:3], rowptr, _num_slots(graph, sampling), *sampling.args()
     )
@@ -80,8 +80,12 @@ def _transposed(
 def _sorted_by_source(sampled: Graph, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # What lies behind the last edge has no row, and is left out.
     return ops.to_csr.default(
-        edges, sampled.num_src, sampled.num_dst, True, edges.dtype == torch.int64, False, False
+        edges, sampled.num_src, sampled.num_dst, True, _in_int64(sampled), False, False
     )[:3]
+
+
+def _in_int64(graph: Graph) -> bool:
+    return graph.rowptr.dtype == torch.int64
 
 
 def _picks(graph: Graph, sampling: Sampling) -> bool:
@@ -139,7 +143,7 @@ def _unrepeated(
     period = torch.where(repeats, degree // _PAPER_STRIDE, sampling.num_samples)
     once = torch.where(k < period, edges, -1)  # What has no row is left out.
     rowptr, col, order, t_rowptr, t_col, t_order, _ = ops.to_csr_csc.default(
-        once, graph.num_src, graph.num_dst, edges.dtype == torch.int64, False, False
+        once, graph.num_src, graph.num_dst, _in_int64(graph), False, False
     )
     perm = t_perm = sampled.perm
     if perm.size(0) > 0:
@@ -151,8 +155,8 @@ def _unrepeated(
 
 
 @fake('sample_edges')
-def _sample_edges_fake(col: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
-    return col.new_empty(2, num_slots), col.new_empty(num_slots)
+def _sample_edges_fake(rowptr: Tensor, col: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
+    return col.new_empty(2, num_slots), rowptr.new_empty(num_slots)
 
 
 @fake('sample_transposed')
@@ -160,7 +164,8 @@ def _sample_transposed_fake(
     t_rowptr: Tensor, t_col: Tensor, num_slots: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        t_rowptr.new_empty(t_rowptr.shape), t_col.new_empty(num_slots), t_col.new_empty(num_slots)
+        t_rowptr.new_empty(t_rowptr.shape), t_col.new_empty(num_slots),
+        t_rowptr.new_empty(num_slots),
     )
 
 
@@ -179,7 +184,7 @@ def _sample_edges_reference(
     tail = (0, num_slots - row.size(0))
     return (
         torch.stack([pad(col[edge], tail), pad(row, tail, value=-1).to(col.dtype)]),
-        pad(edge.to(col.dtype) if perm is None else perm[edge], tail),
+        pad(edge.to(rowptr.dtype) if perm is None else perm[edge], tail),
     )
 
 

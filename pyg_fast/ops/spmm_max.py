@@ -108,9 +108,9 @@ def _max_backward(
 
 
 @fake('spmm_max')
-def _spmm_max_fake(rowptr: Tensor, col: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def _spmm_max_fake(rowptr: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     out = x.new_empty(rowptr.size(0) - 1, x.size(1))
-    return out, torch.empty_like(out, dtype=col.dtype)
+    return out, torch.empty_like(out, dtype=rowptr.dtype)
 
 
 @fake('spmm_max_backward_x')
@@ -144,7 +144,7 @@ def _spmm_max_reference(
     first = torch.where(reached, edge, none)
     arg = first.new_full(size, none).scatter_reduce(0, rows, first, 'amin')
     out = torch.cat([message, message.new_zeros(1, size[1])]).gather(0, arg)
-    return out, arg.masked_fill(arg == none, -1).to(col.dtype)
+    return out, arg.masked_fill(arg == none, -1).to(rowptr.dtype)
 
 
 @reference('spmm_max_backward_x')

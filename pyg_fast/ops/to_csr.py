@@ -9,11 +9,12 @@ from ._library import fake, ops, reference
 from ._numbers import check_flag, check_number
 
 _INT32_MAX = 2**31 - 1024  # Kernels step a little past the last edge.
+MOST_NODES = _INT32_MAX  # Nodes are always numbered in 32 bits.
 
 
-def fits_int32(*counts: int) -> bool:
-    """Whether counts of nodes and edges can be stored as int32."""
-    return all(count < _INT32_MAX for count in counts)
+def counts_in_int64(num_edges: int) -> bool:
+    """Whether row pointers and positions of so many edges need 64 bits."""
+    return num_edges >= _INT32_MAX
 
 
 def to_csr(
@@ -27,8 +28,9 @@ def to_csr(
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Sorts edges by one of their ends into a compressed sparse row structure.
 
-    The sort is stable: edges of one row keep their order. Indices come back as int32 wherever
-    nodes and edges can be counted in it. On CUDA a small graph takes one kernel.
+    The sort is stable: edges of one row keep their order. Columns come back as int32, pointers and
+    positions too unless there are :math:`2^{31}` edges or more. On CUDA a small graph takes one
+    kernel.
 
     Args:
         edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
@@ -49,8 +51,8 @@ def to_csr(
 
     Raises:
         TypeError: If :obj:`edge_index` is not an integer tensor.
-        ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, a size is negative, or
-            :obj:`by` is unknown.
+        ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, a size is negative or
+            :math:`2^{31}`, or :obj:`by` is unknown.
         IndexError: If an index is negative or too large. Edges out of range are left out in any
             case. On CUDA nothing waits for that: the next call of pyg_fast outside of the capture
             of a CUDA graph raises the error, unless :obj:`wait` is set. Under
@@ -104,18 +106,22 @@ def _prepared(
     check_number('num_src', num_src)
     check_number('num_dst', num_dst)
     check_flag('drop_loops', drop_loops)
+    if not torch.compiler.is_compiling():
+        for name, count in (('num_src', num_src), ('num_dst', num_dst)):
+            if count > MOST_NODES:
+                raise ValueError(f"'{name}' must be at most {MOST_NODES}, got {count}")
     check_flag('wait', wait)
     compiling = torch.compiler.is_compiling()
     if not compiling and 0 in (num_src, num_dst) and edge_index.size(1) > 0:
         raise_index_error(edge_index, num_src, num_dst)
-    return kernel_index(edge_index), not fits_int32(num_src, num_dst, edge_index.size(1))
+    return kernel_index(edge_index), counts_in_int64(edge_index.size(1))
 
 
 def _empty_csr(edge_index: Tensor, num_rows: int, index64: bool) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.int64 if index64 else torch.int32
     return (
         edge_index.new_empty(num_rows + 1, dtype=dtype),
-        edge_index.new_empty(edge_index.size(1), dtype=dtype),
+        edge_index.new_empty(edge_index.size(1), dtype=torch.int32),
         edge_index.new_empty(edge_index.size(1), dtype=dtype),
     )
 
@@ -145,15 +151,15 @@ def _to_csr_reference(
     if reverse:
         row, col, num_rows, num_cols = col, row, num_cols, num_rows
     valid = (row >= 0) & (row < num_rows) & (col >= 0) & (col < num_cols)
-    kept = valid & (row != col) if drop_loops else valid
-    perm = kept.nonzero().view(-1)
+    selected = valid & (row != col) if drop_loops else valid
+    perm = selected.nonzero().view(-1)
     perm = perm[row[perm].argsort(stable=True)]
     rowptr = pad(torch.bincount(row[perm].long(), minlength=num_rows).cumsum(0), (1, 0))
     dtype = torch.int64 if index64 else torch.int32
     tail = (0, row.size(0) - perm.size(0))
     return (
         rowptr.to(dtype),
-        pad(col[perm], tail).to(dtype),
+        pad(col[perm], tail).to(torch.int32),
         pad(perm, tail).to(dtype),
         (~valid).sum().view(1),
     )

@@ -42,7 +42,7 @@ def test_usual_options(example: ModuleType) -> None:
     args = options(example, '')
     assert (args.dataset, args.size, args.model, args.samples) == (
         'planted', 'dense-small', 'gcn', None)
-    assert (args.strategies, args.max_loss, args.runs) == (['fastrand', 'bucket'], 1, 1)
+    assert (args.strategies, args.max_drop, args.runs) == (['fastrand', 'bucket'], 1, 1)
     args = options(example, '--dataset planted-labels --samples 4,2,4 --strategies paper')
     assert (args.size, args.samples, args.strategies) == ('dense-hubs', [4, 2], ['paper'])
     args = options(example, '--dataset tolokers --root data --dropout 0')
@@ -57,7 +57,7 @@ def test_usual_options(example: ModuleType) -> None:
         ('--samples 4097', "argument --samples: got '4097', expected numbers from 1 to 4096"),
         ('--samples few', "argument --samples: got 'few', expected numbers from 1 to 4096"),
         ('--strategies fastrand,best', "argument --strategies: got 'fastrand,best', expected some"),
-        ('--max-loss -1', 'argument --max-loss: got -1, expected at least 0'),
+        ('--max-drop -1', 'argument --max-drop: got -1, expected at least 0'),
         ('--repeats -1', 'argument --repeats: got -1, expected at least 0'),
         ('--dropout 1', 'argument --dropout: got 1, expected at least 0 and less than 1'),
         ('--plot a.txt', '--plot a.txt: expected a name ending in .png, .pdf or .svg'),

@@ -9,7 +9,7 @@ import pyg_fast.nn as fnn
 from pyg_fast.graph import graph as graphs
 from pyg_fast.loader import FastNeighborLoader
 from pyg_fast.loader._seeds import mixed
-from pyg_fast.ops import to_csr, visited_neighbors
+from pyg_fast.ops import pinsage_neighbors, to_csr
 from tests.loader._graphs import Apart, equal, random_data
 
 ARGS = {'sampler': 'random_walk', 'batch_size': 11, 'seed': 2, 'num_walks': 6, 'restart': 0.2}
@@ -22,7 +22,7 @@ def wanted_batch(data: Data, seeds: list[int], fanouts: list[int], seed: int) ->
     start = 0
     for hop, fanout in enumerate(fanouts):
         end = len(nodes)
-        found = visited_neighbors(
+        found = pinsage_neighbors(
             rowptr, col, torch.tensor(nodes[start:end], dtype=torch.long), fanout, num_walks=6,
             walk_length=3, restart=0.2, seed=mixed(seed, hop),
         )  # fmt: skip

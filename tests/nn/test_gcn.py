@@ -69,7 +69,7 @@ def took_kernel(conv, *inputs):
     """Whether a call reaches our ops."""
     with torch.profiler.profile() as profile:
         conv(*inputs)
-    kernels = 'pyg_fast::spmm', 'pyg_fast::scatter'
+    kernels = 'pyg_fast::spmm', 'pyg_fast::spmm_coo'
     return any(event.key.startswith(kernels) for event in profile.key_averages())
 
 

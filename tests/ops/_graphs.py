@@ -31,8 +31,10 @@ class Edges(NamedTuple):
     num_dst: int
 
     def graph(self, dtype: torch.dtype = torch.int32, device: torch.device | str = 'cpu') -> Graph:
+        """With pointers and positions of a type."""
         graph = graph_of(self.edge_index.to(device), self.num_src, self.num_dst)
-        return Graph(*(t.to(dtype) if isinstance(t, Tensor) else t for t in graph))
+        counts = ('rowptr', 'perm', 't_rowptr', 't_perm')
+        return graph._replace(**{name: getattr(graph, name).to(dtype) for name in counts})
 
 
 def _random(num_src: int, num_dst: int, num_edges: int, *hubs: tuple[int, int, int]) -> Edges:

@@ -27,7 +27,7 @@ INDEX = [torch.int32, torch.int64]
 MODES = ['reduce', 'scatter']
 
 
-@sample('scatter')
+@sample('spmm_coo')
 def _(given: Given) -> dict[str, object]:
     full = given.full
     return dict(
@@ -36,7 +36,7 @@ def _(given: Given) -> dict[str, object]:
     )  # fmt: skip
 
 
-@sample('edge_dot')
+@sample('sddmm_coo')
 def _(given: Given) -> dict[str, object]:
     return dict(
         edge_index=given.edge_index, a=given.a, b=given.b, **given.scales, drop_loops=given.full
@@ -256,7 +256,7 @@ def test_third_derivative(device: torch.device, mode: str) -> None:
     results = []
     for out in (
         aggregate(edge_index, x, value, mode),
-        reference.scatter(edge_index, value, x, num_dst=30)[0],
+        reference.spmm_coo(edge_index, value, x, num_dst=30)[0],
     ):
         y = out.pow(3).sum()
         for _ in range(3):
@@ -310,7 +310,7 @@ def test_prologue_and_epilogue(
 
         def theirs(x: Tensor, value: Tensor | None) -> Tensor:
             args = edge_index, value, x, *scales, 30, reverse, drop_loops
-            return reference.scatter(*args)[0]
+            return reference.spmm_coo(*args)[0]
 
         doubles = [t.double() for t in inputs]
         actual = with_gradients(ours, inputs, grad)
@@ -498,18 +498,18 @@ def test_invalid_edges_are_counted_and_left_out(
             edges = edge_index.flip(0) if reverse else edge_index
             for drop in (False, True):
                 args = edges, value, x, None, None, None, 3, reverse, drop, True
-                (out, invalid), (expected, count) = ops.scatter(*args), reference.scatter(*args)
-                assert_near(out, expected, reference.scatter(edges, value.abs(), x.abs(),
+                (out, invalid), (expected, count) = ops.spmm_coo(*args), reference.spmm_coo(*args)
+                assert_near(out, expected, reference.spmm_coo(edges, value.abs(), x.abs(),
                             num_dst=3, reverse=reverse)[0], 70)  # fmt: skip
                 assert int(invalid) == int(count) == 7 * 7
         args = edge_index, grad, x, None, None, False
-        expected = reference.edge_dot(*args)
-        assert_near(ops.edge_dot(*args), expected, expected.abs() + width, width)
+        expected = reference.sddmm_coo(*args)
+        assert_near(ops.sddmm_coo(*args), expected, expected.abs() + width, width)
     nothing = torch.empty(0, 4, dtype=dtype, device=device)
-    out, invalid = ops.scatter(edge_index, None, nothing, None, None, None, 3, False, False, True)
+    out, invalid = ops.spmm_coo(edge_index, None, nothing, None, None, None, 3, False, False, True)
     assert int(invalid) == 70
     assert out.eq(0).all()
-    assert ops.edge_dot(edge_index, nothing, nothing, None, None, False).eq(0).all()
+    assert ops.sddmm_coo(edge_index, nothing, nothing, None, None, False).eq(0).all()
 
 
 @pytest.mark.parametrize('mode', MODES)

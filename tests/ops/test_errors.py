@@ -51,13 +51,13 @@ RUNS: dict[str, Callable[[Tensor, int, int, bool], object]] = {
     'to_csr': lambda e, src, dst, reverse: ops.to_csr(e, src, dst, reverse, False, False),
     'to_csr_csc': lambda e, src, dst, reverse: ops.to_csr_csc(e, src, dst, True, False),
     **{
-        f'scatter{", counted" * count}': lambda e, src, dst, reverse, count=count: ops.scatter(
+        f'spmm_coo{", counted" * count}': lambda e, src, dst, reverse, count=count: ops.spmm_coo(
             e, None, torch.ones(dst if reverse else src, 8, device=e.device), None, None, None,
             src if reverse else dst, reverse, False, count,
         )
         for count in (False, True)
     },
-    'scatter of no columns': lambda e, src, dst, reverse: ops.scatter(
+    'spmm_coo of no columns': lambda e, src, dst, reverse: ops.spmm_coo(
         e, None, torch.ones(dst if reverse else src, 0, device=e.device), None, None, None,
         src if reverse else dst, reverse, False, False,
     ),
@@ -96,7 +96,7 @@ def test_record_of_many_invalid_edges_is_of_one_of_them(record: ctypes.Array) ->
     edge_index = torch.randint(1000, (2, 2_000_000), device='cuda')
     x = torch.ones(500, 4, device='cuda')
     for _ in range(20):
-        ops.scatter(edge_index, None, x, None, None, None, 300, False, False, False)
+        ops.spmm_coo(edge_index, None, x, None, None, None, 300, False, False, False)
         end, index, limit = read(record) or (0, 0, 0)
         assert limit == (500, 300)[end]
         assert limit <= index < 1000
@@ -105,9 +105,9 @@ def test_record_of_many_invalid_edges_is_of_one_of_them(record: ctypes.Array) ->
 def test_first_edge_stays_until_it_is_read(record: ctypes.Array) -> None:
     good = torch.zeros(2, 5, dtype=torch.long, device='cuda')
     for bad in (7, 8, 9):
-        RUNS['scatter'](good + torch.tensor([[bad], [0]], device='cuda'), 3, 3, False)
+        RUNS['spmm_coo'](good + torch.tensor([[bad], [0]], device='cuda'), 3, 3, False)
         torch.cuda.synchronize()
-    RUNS['scatter'](good, 3, 3, False)
+    RUNS['spmm_coo'](good, 3, 3, False)
     assert read(record) == (0, 7, 3)
 
 
@@ -117,10 +117,10 @@ def test_replay_of_a_graph_leaves_a_record(record: ctypes.Array) -> None:
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        ops.scatter(edge_index, None, x, None, None, None, 10, False, False, False)
+        ops.spmm_coo(edge_index, None, x, None, None, None, 10, False, False, False)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        ops.scatter(edge_index, None, x, None, None, None, 10, False, False, False)
+        ops.spmm_coo(edge_index, None, x, None, None, None, 10, False, False, False)
     graph.replay()
     assert read(record) is None
     edge_index[1, 50] = 10
@@ -216,7 +216,7 @@ def full_gpu() -> Iterator[Callable[[], None]]:
     free()
 
 
-@pytest.mark.parametrize('name', ['spmm', 'gat', 'backward of gat', 'to_csr', 'scatter'])
+@pytest.mark.parametrize('name', ['spmm', 'gat', 'backward of gat', 'to_csr', 'spmm_coo'])
 def test_memory_of_a_gpu_that_runs_out(full_gpu: Callable[[], None], name: str) -> None:
     n = 1 << 16
     edge_index = torch.arange(n, device='cuda').expand(2, -1).contiguous()
@@ -232,7 +232,7 @@ def test_memory_of_a_gpu_that_runs_out(full_gpu: Callable[[], None], name: str) 
         'gat': lambda: gat(graph, heads, alpha, alpha),
         'backward of gat': lambda: torch.autograd.grad(out, heads, grad, retain_graph=True),
         'to_csr': lambda: ops.to_csr(many, 10, 10, False, False, False),
-        'scatter': lambda: ops.scatter(
+        'spmm_coo': lambda: ops.spmm_coo(
             edge_index, None, x.detach(), None, None, None, n, False, False, False
         ),
     }

@@ -78,7 +78,7 @@ def test_sorted_edges_need_no_permutation(device: torch.device, order: str) -> N
     assert (graph.perm is None, graph.t_perm is None) == (order == 'col', order == 'row')
 
 
-def test_int64_where_int32_cannot_count(
+def test_int64_where_int32_cannot_count_edges(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(30, 5, device=device, requires_grad=True)
@@ -91,8 +91,10 @@ def test_int64_where_int32_cannot_count(
             prepare_edge_index(SQUARE.edge_index.to(device), (30, 30))[0],
         ):
             graph = graph_of(edge_index, 30, 30)
-            dtypes = {t.dtype for t in graph if isinstance(t, Tensor)}
+            dtypes = {t.dtype for t in (graph.rowptr, graph.perm, graph.t_rowptr, graph.t_perm)
+                      if t is not None}  # fmt: skip
             assert dtypes == {torch.int64 if limit == 100 else torch.int32}
+            assert graph.col.dtype == graph.t_col.dtype == torch.int32
             for reduce in ('mean', 'max'):
                 out = spmm(edge_index, x, None, reduce)
                 results.append((reduce, out, *torch.autograd.grad(out.sum(), x)))
@@ -368,3 +370,23 @@ def test_plain_edge_list_is_that_of_to_csr(device: torch.device) -> None:
     graph = graph_of(edge_index, 30, 30)
     assert all(map(torch.equal, graph[:3], to_csr(edge_index, 30, 30)))
     assert all(map(torch.equal, graph[3:6], to_csr(edge_index, 30, 30, by='src')))
+
+
+def test_a_symmetric_graph_has_one_structure(device: torch.device) -> None:
+    one_way = SQUARE.edge_index.unique(dim=1).contiguous().to(device)
+    both = torch.cat([one_way, one_way.flip(0)], dim=1).unique(dim=1).contiguous()
+    order = torch.randperm(both.size(1), device=device)
+    for data in (both, both[:, order].contiguous(), one_way):
+        graph = graph_of(EdgeIndex(data, sparse_size=(30, 30)), 30, 30)
+        prepared = graph_of(prepare_edge_index(data, (30, 30))[0], 30, 30)
+        for each in (graph, prepared):
+            assert (each.t_col is each.col) == (each.t_rowptr is each.rowptr) == (data is both)
+        if data is both:
+            assert graph.with_groups(3, 3).t_groups is not None
+    x = torch.randn(30, 5, device=device, dtype=torch.float64, requires_grad=True)
+    w = torch.rand(both.size(1), device=device, dtype=torch.float64, requires_grad=True)
+    expected = torch.autograd.grad(spmm(both, x, w).sin().sum(), (x, w))
+    edge_index = EdgeIndex(both, sparse_size=(30, 30))
+    actual = torch.autograd.grad(spmm(edge_index, x, w).sin().sum(), (x, w))
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e)

@@ -45,7 +45,7 @@ def test_every_op_is_here() -> None:
         'gat', 'gat_backward', 'gatv2', 'gatv2_backward', 'count_outside', 'rabbit_order',
         'sample_transposed', 'begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes',
         'take_sample', 'count_induced', 'induced_edges', 'relabel',
-        'match', 'match_degree', 'fetch_rows', 'random_walk', 'visited_neighbors',
+        'match', 'match_degree', 'gather_rows', 'random_walk', 'pinsage_neighbors',
     }  # fmt: skip
     assert names == {*OPS, 'with_cuda', 'error_record', *in_files_of_their_own}
 
@@ -138,7 +138,7 @@ STILL_FITS = {
     *(('spmm_max_backward_x_ordered', 't_rowptr', kind) for kind in ('shorter', 'longer')),
     *(
         (op, 'edge_index', 'other type')
-        for op in ('to_csr', 'to_csr_csc', 'scatter', 'edge_dot', 'gcn_degree', 'gcn_weight')
+        for op in ('to_csr', 'to_csr_csc', 'spmm_coo', 'sddmm_coo', 'gcn_degree', 'gcn_weight')
     ),
     *(('gcn_weight_backward', 'edge_index', kind) for kind in ('other type', 'narrower')),
     *(('gcn_scale', 'perm', kind) for kind in ('shorter', 'empty')),  # of fewer edges
@@ -146,8 +146,8 @@ STILL_FITS = {
     # Fewer or more edges of all that are no loops.
     *(('gcn_weight_backward', 'grad', kind) for kind in ('shorter', 'longer', 'other type')),
     *((op, 'edge_index', 'narrower') for op in ('to_csr', 'to_csr_csc')),
-    *(('scatter', 'x', 'narrower'), ('scatter', 'x', 'other type')),
-    *(('edge_dot', 'edge_index', 'narrower'), ('gcn_degree', 'edge_weight', 'other type')),
+    *(('spmm_coo', 'x', 'narrower'), ('spmm_coo', 'x', 'other type')),
+    *(('sddmm_coo', 'edge_index', 'narrower'), ('gcn_degree', 'edge_weight', 'other type')),
     *(('maxk', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower', 'other device')),
     *(('maxk', 'x', 'other type'), ('cbsr_to_dense', 'values', 'other type')),
     *(
@@ -158,8 +158,8 @@ STILL_FITS = {
     *((op, 'columns', 'narrower') for op in ('cbsr_sample', *CBSR_BACKWARD)),
     *((op, 'grad', 'narrower') for op in (*CBSR_BACKWARD, 'cbsr_sddmm')),
     ('cbsr_sample', 'dense', 'narrower'),
-    *(('head_scores', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'other type')),
-    ('head_scores_backward', 'x', 'other type'),
+    *(('attention_scores', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'other type')),
+    ('attention_scores_backward', 'x', 'other type'),
     *(('expand_rows', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
     *(('expand_rows', 'x', 'empty'), ('expand_rows', 'position', 'other type')),
     *(('expand_rows', 'position', kind) for kind in ('shorter', 'longer', 'empty')),
@@ -246,7 +246,7 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
         ('sddmm', 'num_values', -1),
         ('cbsr_sddmm', 'num_values', 199),
         ('cbsr_sddmm', 'num_values', -1),
-        ('scatter', 'num_dst', -1),
+        ('spmm_coo', 'num_dst', -1),
         ('gcn_degree', 'num_nodes', -1),
         *(('gcn_weight', 'num_kept', number) for number in (-1, 5000)),
         ('maxk', 'k', 0),
@@ -269,7 +269,7 @@ def test_numbers_that_do_not_fit(
         getattr(ops, op)(*kwargs.values())
 
 
-@pytest.mark.parametrize('op', [op for op in OPS if 'mm' in op])
+@pytest.mark.parametrize('op', [op for op in OPS if 'mm' in op and 'coo' not in op])
 def test_graph_must_be_contiguous(device: torch.device, op: str) -> None:
     good = sample(op, device)
     t = '' if 'rowptr' in good else 't_'

@@ -17,10 +17,10 @@ from pyg_fast.ops import (
     SampledSubgraph,
     match,
     neighbor_sample,
+    pinsage_neighbors,
     random_walk,
     relabel,
     to_csr,
-    visited_neighbors,
 )
 from pyg_fast.ops._ids import fitting_map
 from pyg_fast.ops._library import ops, reference
@@ -94,13 +94,15 @@ def test_is_its_definition(
     weighted=st.booleans(),
     induced=st.booleans(),
     index=st.sampled_from([torch.int32, torch.int64]),
+    col64=st.booleans(),
     seed=st.integers(-(2**63), 2**64 - 1),
 )
 def test_random_graphs(
     device: torch.device, edges: Edges, fanouts: list[int], replace: bool, weighted: bool,
-    induced: bool, index: torch.dtype, seed: int,
+    induced: bool, index: torch.dtype, col64: bool, seed: int,
 ) -> None:  # fmt: skip
     rowptr, col, perm = csr_of(edges, index)
+    col = col if col64 else col.int()
     seeds = torch.randint(max(edges.num_src, 1), (min(edges.num_src, 4),))
     weight = weights_of(col.numel()) if weighted else None
     options = dict(replace=replace, induced=induced, seed=seed)
@@ -312,7 +314,7 @@ def test_graph_in_host_memory_outlives_the_call(device: torch.device, kind: str)
         pytest.skip('a CPU reads before the call returns')
     calls: dict[str, Callable] = {
         'walk': lambda csr: random_walk(*csr, seeds, 20, seed=1),
-        'visits': lambda csr: visited_neighbors(
+        'visits': lambda csr: pinsage_neighbors(
             *csr, seeds, 5, num_walks=20, walk_length=5, seed=1
         )[0],
         'induced': lambda csr: neighbor_sample(*csr, seeds, [4], induced=True, seed=1).edge_index,

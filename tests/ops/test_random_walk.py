@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_fast.ops import random_walk, to_csr, visited_neighbors
+from pyg_fast.ops import pinsage_neighbors, random_walk, to_csr
 from pyg_fast.ops._library import ops, reference
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
 SQUARE = [name for name, edges in GRAPHS.items() if edges.num_src == edges.num_dst]
-INDEX = [torch.int32, torch.int64]
+# The types of pointers and of columns.
+INDEX = [torch.int32] * 2, [torch.int64] * 2, [torch.int64, torch.int32]
 
 
 @pytest.fixture(params=['same', 'pinned'])
@@ -27,9 +28,9 @@ def place(request: pytest.FixtureRequest, device: torch.device) -> Callable[[Ten
     return lambda t: t.pin_memory()
 
 
-def csr(edges: Edges, dtype: torch.dtype = torch.int32) -> tuple[Tensor, Tensor]:
+def csr(edges: Edges, dtypes: list[torch.dtype] = INDEX[0]) -> tuple[Tensor, Tensor]:
     rowptr, col, _ = to_csr(edges.edge_index, edges.num_src, edges.num_dst)
-    return rowptr.to(dtype), col.to(dtype)
+    return rowptr.to(dtypes[0]), col.to(dtypes[1])
 
 
 def equal(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
@@ -37,13 +38,13 @@ def equal(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize('name', SQUARE)
-@pytest.mark.parametrize('dtype', INDEX)
+@pytest.mark.parametrize('dtypes', INDEX)
 @pytest.mark.parametrize('restart', [0.0, 0.3, 1.0])
 def test_named_graphs(
-    device: torch.device, place: Callable[[Tensor], Tensor], name: str, dtype: torch.dtype,
-    restart: float,
+    device: torch.device, place: Callable[[Tensor], Tensor], name: str,
+    dtypes: list[torch.dtype], restart: float,
 ) -> None:  # fmt: skip
-    graph, num_nodes = csr(GRAPHS[name], dtype), GRAPHS[name].num_src
+    graph, num_nodes = csr(GRAPHS[name], dtypes), GRAPHS[name].num_src
     placed = tuple(map(place, graph))
     nodes = torch.arange(num_nodes).repeat(3)
     for seed in (0, -1, 2**63 - 1, -(2**63)):
@@ -51,12 +52,12 @@ def test_named_graphs(
         assert walks.device.type == device.type
         assert walks.cpu().equal(reference.random_walk(*graph, nodes, 5, restart, seed))
         for number, sizes in ((3, (4, 3)), (20, (9, 2)), (1, (1, 7))):
-            out = visited_neighbors(
+            out = pinsage_neighbors(
                 *placed, nodes.to(device), number, num_walks=sizes[0], walk_length=sizes[1],
                 restart=restart, seed=seed,
             )  # fmt: skip
             assert out[0].device == out[1].device == walks.device
-            expected = reference.visited_neighbors(*graph, nodes, number, *sizes, restart, seed)
+            expected = reference.pinsage_neighbors(*graph, nodes, number, *sizes, restart, seed)
             assert equal(out, expected)
 
 
@@ -74,11 +75,11 @@ def test_any_graph(device: torch.device, edges: Edges, data: st.DataObject) -> N
     on_device = (*(t.to(device) for t in graph), nodes.to(device))
     out = random_walk(*on_device, length, restart=restart, seed=seed)
     assert out.cpu().equal(reference.random_walk(*graph, nodes, length, restart, seed))
-    most = visited_neighbors(
+    most = pinsage_neighbors(
         *on_device, number, num_walks=walks, walk_length=length, restart=restart, seed=seed
     )
     sizes = number, walks, length
-    assert equal(most, reference.visited_neighbors(*graph, nodes, *sizes, restart, seed))
+    assert equal(most, reference.pinsage_neighbors(*graph, nodes, *sizes, restart, seed))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +90,11 @@ def test_many_visits(device: torch.device, sizes: tuple[int, int]) -> None:
     graph = csr(Edges(edge_index, 3000, 3000))
     nodes = torch.randint(3000, (9,))
     for number in (1, 40, 1030):
-        out = visited_neighbors(
+        out = pinsage_neighbors(
             *(t.to(device) for t in (*graph, nodes)), number, num_walks=sizes[0],
             walk_length=sizes[1], restart=0.2, seed=7,
         )  # fmt: skip
-        assert equal(out, reference.visited_neighbors(*graph, nodes, number, *sizes, 0.2, 7))
+        assert equal(out, reference.pinsage_neighbors(*graph, nodes, number, *sizes, 0.2, 7))
 
 
 def test_many_nodes(device: torch.device) -> None:
@@ -106,11 +107,11 @@ def test_many_nodes(device: torch.device) -> None:
     assert walks[:50].equal(random_walk(*graph, nodes[:50], 10, restart=0.1, seed=3))
     assert not walks.equal(random_walk(*graph, nodes, 10, restart=0.1, seed=4))
     sizes = dict(num_walks=10, walk_length=3, restart=0.1)
-    most = visited_neighbors(*graph, nodes, 5, **sizes, seed=3)
-    assert equal(most, visited_neighbors(*graph, nodes, 5, **sizes, seed=3))
-    flipped = visited_neighbors(*graph, nodes.flip(0), 5, **sizes, seed=3)
+    most = pinsage_neighbors(*graph, nodes, 5, **sizes, seed=3)
+    assert equal(most, pinsage_neighbors(*graph, nodes, 5, **sizes, seed=3))
+    flipped = pinsage_neighbors(*graph, nodes.flip(0), 5, **sizes, seed=3)
     assert equal(most, (flipped[0].flip(0), flipped[1].flip(0)))
-    some = visited_neighbors(*graph, nodes[[9, 9, 4, 9]], 5, **sizes, seed=3)
+    some = pinsage_neighbors(*graph, nodes[[9, 9, 4, 9]], 5, **sizes, seed=3)
     assert equal(some, (most[0][[9, 9, 4, 9]], most[1][[9, 9, 4, 9]]))
 
 
@@ -125,7 +126,7 @@ def test_walks_follow_edges_and_stop_at_dead_ends(device: torch.device) -> None:
     # With certain restarts every step is the first one.
     walks = random_walk(rowptr, col, start, 3, restart=1)
     assert walks.tolist() == [[0, 1, 1, 1], [1, 2, 2, 2], [2, 3, 3, 3], [3] * 4, [4] * 4]
-    found = visited_neighbors(rowptr, col, start, 2, num_walks=2, walk_length=4)
+    found = pinsage_neighbors(rowptr, col, start, 2, num_walks=2, walk_length=4)
     assert found[0].tolist() == [[1, 2], [2, 3], [3, -1], [-1, -1], [-1, -1]]
     assert found[1].tolist() == [[2, 2], [2, 2], [2, 0], [0, 0], [0, 0]]
 
@@ -175,7 +176,7 @@ def test_visits_count_probabilities(device: torch.device) -> None:
     nodes = torch.zeros(1, dtype=torch.int64, device=device)
     total = torch.zeros(2, dtype=torch.int64)
     for seed in range(40):
-        node, visits = visited_neighbors(
+        node, visits = pinsage_neighbors(
             *graph, nodes, 2, num_walks=1000, walk_length=1, seed=seed
         )
         assert node.tolist() == [[1, 2]]
@@ -189,7 +190,7 @@ def test_default_seed_is_torchs(device: torch.device) -> None:
     nodes = torch.arange(30, device=device).repeat(20)
 
     def both() -> tuple[Tensor, ...]:
-        most = visited_neighbors(*graph, nodes, 3, num_walks=5, walk_length=2)
+        most = pinsage_neighbors(*graph, nodes, 3, num_walks=5, walk_length=2)
         return random_walk(*graph, nodes, 5), *most
 
     torch.manual_seed(4)
@@ -210,8 +211,8 @@ def test_types_and_strides(device: torch.device, dtype: torch.dtype) -> None:
     out = random_walk(*wide, nodes.to(dtype)[::2], 3, seed=1)
     assert out.equal(random_walk(rowptr, col, nodes[::2], 3, seed=1))
     sizes = dict(num_walks=3, walk_length=2, seed=1)
-    most = visited_neighbors(*wide, nodes.to(dtype)[::2], 3, **sizes)
-    assert equal(most, visited_neighbors(rowptr, col, nodes[::2], 3, **sizes))
+    most = pinsage_neighbors(*wide, nodes.to(dtype)[::2], 3, **sizes)
+    assert equal(most, pinsage_neighbors(rowptr, col, nodes[::2], 3, **sizes))
 
 
 def test_no_walks(device: torch.device) -> None:
@@ -219,7 +220,7 @@ def test_no_walks(device: torch.device) -> None:
     nodes = torch.arange(30, device=device)
     assert random_walk(rowptr, col, nodes, 0).equal(nodes.view(-1, 1))
     assert random_walk(rowptr, col, nodes[:0], 4).shape == (0, 5)
-    none = visited_neighbors(rowptr, col, nodes[:0], 3, num_walks=2, walk_length=2)
+    none = pinsage_neighbors(rowptr, col, nodes[:0], 3, num_walks=2, walk_length=2)
     assert none[0].shape == none[1].shape == (0, 3)
     assert random_walk(rowptr[:1], col[:0], nodes[:0], 2).shape == (0, 3)
 
@@ -230,19 +231,19 @@ def test_what_is_out_of_range_is_not_read(device: torch.device) -> None:
     wild = torch.tensor([-1, 30, 2**40, -(2**62)], device=device)
     walks = ops.random_walk(rowptr, col, wild, 3, 0.5, 1)
     assert walks.equal(wild.view(-1, 1).expand(4, 4))
-    for tensor in ops.visited_neighbors(rowptr, col, wild, 2, 2, 2, 0.5, 1):
+    for tensor in ops.pinsage_neighbors(rowptr, col, wild, 2, 2, 2, 0.5, 1):
         assert tensor.unique().tolist() in ([-1], [0])
     nodes = torch.arange(30, device=device)
     ops.random_walk(rowptr * 1000, col, nodes, 3, 0.5, 1)
     ops.random_walk(rowptr.flip(0), col, nodes, 3, 0.5, 1)
     ops.random_walk(rowptr, col + 10**6, nodes, 3, 0.5, 1)
-    ops.visited_neighbors(rowptr, col * 10**9, nodes, 3, 3, 3, 0.5, 1)
+    ops.pinsage_neighbors(rowptr, col * 10**9, nodes, 3, 3, 3, 0.5, 1)
 
 
 def test_opcheck_and_fake_kernels(device: torch.device) -> None:
     graph = tuple(t.to(device) for t in csr(GRAPHS['square']))
     nodes = torch.arange(12, device=device)
-    for name, numbers in (('random_walk', (4, 0.25, 9)), ('visited_neighbors', (5, 3, 4, 0.1, 9))):
+    for name, numbers in (('random_walk', (4, 0.25, 9)), ('pinsage_neighbors', (5, 3, 4, 0.1, 9))):
         op, args = getattr(ops, name), (*graph, nodes, *numbers)
         torch.library.opcheck(getattr(torch.ops.pyg_fast, name).default, args)
         out, fake = op(*args), op(*(t.to('meta') for t in args[:3]), *numbers)
@@ -267,7 +268,7 @@ def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
         with pytest.raises(RuntimeError):
             ops.random_walk(*graph, nodes, 2, 0.0, 0)
         with pytest.raises(RuntimeError):
-            ops.visited_neighbors(*graph, nodes, 2, 2, 2, 0.0, 0)
+            ops.pinsage_neighbors(*graph, nodes, 2, 2, 2, 0.0, 0)
     for bad in (nodes.int(), nodes[None]):
         with pytest.raises(RuntimeError):
             ops.random_walk(rowptr, col, bad, 2, 0.0, 0)
@@ -276,7 +277,7 @@ def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
             ops.random_walk(rowptr, col, nodes, *walk, 0)
     for numbers in ((-1, 2, 2), (2, -1, 2), (2, 2, -1), (2, 1025, 1), (2, 33, 32), (2, 2**40, 9)):
         with pytest.raises(RuntimeError):
-            ops.visited_neighbors(rowptr, col, nodes, *numbers, 0.0, 0)
+            ops.pinsage_neighbors(rowptr, col, nodes, *numbers, 0.0, 0)
 
 
 def test_host_memory_must_be_pinned_and_contiguous(device: torch.device) -> None:
@@ -328,7 +329,7 @@ def test_bad_input(error: type[Exception], text: str, args: tuple, kwargs: dict)
     with pytest.raises(error, match=text):
         random_walk(*args, **kwargs)
     with pytest.raises(error, match=text):
-        visited_neighbors(*args, num_walks=2, walk_length=2, **kwargs)
+        pinsage_neighbors(*args, num_walks=2, walk_length=2, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -342,4 +343,4 @@ def test_bad_input(error: type[Exception], text: str, args: tuple, kwargs: dict)
 )
 def test_bad_numbers_of_walks(error: type[Exception], text: str, kwargs: dict) -> None:
     with pytest.raises(error, match=text):
-        visited_neighbors(ROWPTR, COL, NODES, 3, **{'num_walks': 2, 'walk_length': 32, **kwargs})
+        pinsage_neighbors(ROWPTR, COL, NODES, 3, **{'num_walks': 2, 'walk_length': 32, **kwargs})

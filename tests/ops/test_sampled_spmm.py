@@ -267,7 +267,8 @@ def test_sampled_edges_out_of_the_transpose(
         for num_samples in SAMPLES:
             size = edges.num_src, edges.num_dst
             graph = graph_of(prepare_edge_index(edges.edge_index.to(device), size)[0], *size)
-            graph = Graph(*(t.to(index) if isinstance(t, Tensor) else t for t in graph))
+            counts = ('rowptr', 't_rowptr', 't_perm')
+            graph = graph._replace(**{name: getattr(graph, name).to(index) for name in counts})
             assert graph.perm is None
             sampling = sampling_of(strategy, num_samples, device)
             actual = sampled_graph(graph, sampling, transpose=True)

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity
 
 from pyg_fast.ops import to_csr
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.to_csr import fits_int32, to_csr_csc
+from pyg_fast.ops.to_csr import MOST_NODES, to_csr_csc
 
 from ._graphs import GRAPHS, Edges, edge_lists
 from ._samples import Given, sample
@@ -97,23 +97,24 @@ def test_layouts(device: torch.device) -> None:
     assert to_csr(loops, 9, 9)[1].tolist() == list(range(9))
 
 
-def test_int64_where_int32_cannot_count(
+def test_int64_where_int32_cannot_count_edges(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edge_index = GRAPHS['square'].edge_index.to(device)
     narrow = to_csr(edge_index, 30, 30)
     assert {t.dtype for t in narrow} == {torch.int32}
-    for limit in (30, 200):  # 30 nodes, 200 edges
-        monkeypatch.setattr(MODULE, '_INT32_MAX', limit)
-        wide = to_csr(edge_index, 30, 30)
-        assert {t.dtype for t in wide} == {torch.int64}
-        assert all(torch.equal(w, n.long()) for w, n in zip(wide, narrow, strict=True))
+    monkeypatch.setattr(MODULE, '_INT32_MAX', 200)  # edges
+    wide = to_csr(edge_index, 30, 30)
+    assert [t.dtype for t in wide] == [torch.int64, torch.int32, torch.int64]
+    assert all(torch.equal(w, n.to(w.dtype)) for w, n in zip(wide, narrow, strict=True))
 
 
-def test_fits_int32() -> None:
-    assert fits_int32(0, 2**31 - 2048)
-    assert not fits_int32(5, 2**31)
-    assert not fits_int32(2**40, 5)
+def test_more_nodes_than_32_bits_number() -> None:
+    none = torch.empty(2, 0, dtype=torch.long)
+    with pytest.raises(ValueError, match="'num_src' must be at most"):
+        to_csr(none, MOST_NODES + 1, 5)
+    with pytest.raises(ValueError, match="'num_dst' must be at most"):
+        to_csr_csc(none, 5, 2**40)
 
 
 @pytest.mark.parametrize('drop_loops', [False, True])

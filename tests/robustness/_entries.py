@@ -427,12 +427,12 @@ ENTRIES: dict[str, Entry] = {
             'node_map': node_map(),
         },
     ),
-    'fetch_rows': Entry(
-        'fetch_rows',
-        lambda **k: [ops.fetch_rows(**k), *filter(None.__ne__, [k.get('counter')])],
+    'gather_rows': Entry(
+        'gather_rows',
+        lambda **k: [ops.gather_rows(**k), *filter(None.__ne__, [k.get('counter')])],
         lambda x, index, match=None, previous=None, cache_position=None, cache=None,
         counter=None: [
-            reference.fetch_rows(x, index, match, previous, cache_position, cache, counter),
+            reference.gather_rows(x, index, match, previous, cache_position, cache, counter),
             *([] if counter is None else [counter]),
         ],
         lambda: {
@@ -451,11 +451,11 @@ ENTRIES: dict[str, Entry] = {
         ],
         lambda: {**pointers_and('start'), 'walk_length': 4, 'restart': 0.3, 'seed': SEED},
     ),
-    'visited_neighbors': Entry(
-        'visited_neighbors',
-        lambda **k: list(ops.visited_neighbors(**k)),
+    'pinsage_neighbors': Entry(
+        'pinsage_neighbors',
+        lambda **k: list(ops.pinsage_neighbors(**k)),
         lambda rowptr, col, nodes, num_neighbors, num_walks, walk_length, restart=0.0, seed=0: list(
-            reference.visited_neighbors(
+            reference.pinsage_neighbors(
                 rowptr, col, nodes.long(), num_neighbors, num_walks, walk_length, restart, seed
             )
         ),

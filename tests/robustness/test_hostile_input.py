@@ -18,7 +18,7 @@ from ._entries import ENTRIES, WITHOUT_INPUT, compare, on
 from ._mutations import FLOATS, LAYOUTS, OTHERS, SHAPES, TYPES, mutations
 
 # Of graphs of whose content nobody looks: no crash, and no word on what the walks are.
-UNCHECKED = {'random_walk': ('rowptr', 'col'), 'visited_neighbors': ('rowptr', 'col')}
+UNCHECKED = {'random_walk': ('rowptr', 'col'), 'pinsage_neighbors': ('rowptr', 'col')}
 CPU = torch.device('cpu')
 # What messages call it.
 ALSO = {'graph': 'edge_index'}

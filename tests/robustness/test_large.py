@@ -196,15 +196,15 @@ def test_entries_of_rows(room: Callable[[int], torch.device], deterministic: boo
     assert not actual[num_src // 2].any()
 
 
-def test_fetch_rows(room: Callable[[int], torch.device]) -> None:
+def test_gather_rows(room: Callable[[int], torch.device]) -> None:
     device, width = room(10), 64
     num_rows = MANY // width + 16
     x = torch.empty(num_rows, width, dtype=torch.int8, device=device).random_()
     index = near_both_ends(FEW, num_rows).to(device)
-    assert torch.equal(ops.fetch_rows(x, index), x[index])
+    assert torch.equal(ops.gather_rows(x, index), x[index])
     # To more entries than 32 bits count, too.
     index = torch.arange(num_rows - 1, -1, -1, device=device)
-    out = ops.fetch_rows(x, index)
+    out = ops.gather_rows(x, index)
     assert torch.equal(out[:50], x[-50:].flip(0))
     assert torch.equal(out[-50:], x[:50].flip(0))
 

@@ -10,7 +10,7 @@ from ._numbers import acc_dtype
 from ._saved import save, saved
 
 
-def head_scores(x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
+def attention_scores(x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
     r"""What GAT's scores of edges are sums of, unchecked, for one vector of attention or two.
 
     .. math::
@@ -27,16 +27,16 @@ def head_scores(x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
         tuple[Tensor, ...]: A score :math:`(N, H)` for each vector, float32 (float64 for float64
         features).
     """
-    return HeadScores.apply(x, *att)
+    return AttentionScores.apply(x, *att)
 
 
-class HeadScores(torch.autograd.Function):
+class AttentionScores(torch.autograd.Function):
     """Its backward is made of products and sums that torch can differentiate."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
         save(ctx, x, att)
-        return ops.head_scores.default(x, *_vectors(x, att))[: len(att)]
+        return ops.attention_scores.default(x, *_vectors(x, att))[: len(att)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -49,7 +49,7 @@ class HeadScores(torch.autograd.Function):
             )
             grad_att = [(grad.unsqueeze(-1) * x.to(acc)).sum(0) for grad in grads]
         else:
-            grad_x, grad_att = ops.head_scores_backward.default(
+            grad_x, grad_att = ops.attention_scores_backward.default(
                 x, *_vectors(x, att), grads[0], grads[1] if len(grads) > 1 else None
             )
         return grad_x.to(x.dtype), *(
@@ -62,8 +62,10 @@ def _vectors(x: Tensor, att: tuple[Tensor, ...]) -> list[Tensor | None]:
     return [*made, None][:2]
 
 
-@fake('head_scores')
-def _head_scores_fake(x: Tensor, att_src: Tensor, att_dst: Tensor | None) -> tuple[Tensor, Tensor]:
+@fake('attention_scores')
+def _attention_scores_fake(
+    x: Tensor, att_src: Tensor, att_dst: Tensor | None
+) -> tuple[Tensor, Tensor]:
     rows, heads = x.size(0), x.size(1)
     return (
         att_src.new_empty(rows, heads),
@@ -71,15 +73,15 @@ def _head_scores_fake(x: Tensor, att_src: Tensor, att_dst: Tensor | None) -> tup
     )
 
 
-@fake('head_scores_backward')
-def _head_scores_backward_fake(
+@fake('attention_scores_backward')
+def _attention_scores_backward_fake(
     x: Tensor, att_src: Tensor, att_dst: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), att_src.new_empty(1 if att_dst is None else 2, *att_src.shape)
 
 
-@reference('head_scores')
-def _head_scores_reference(
+@reference('attention_scores')
+def _attention_scores_reference(
     x: Tensor, att_src: Tensor, att_dst: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     def score(att: Tensor) -> Tensor:
@@ -89,8 +91,8 @@ def _head_scores_reference(
     return src, src[:0] if att_dst is None else score(att_dst)
 
 
-@reference('head_scores_backward')
-def _head_scores_backward_reference(
+@reference('attention_scores_backward')
+def _attention_scores_backward_reference(
     x: Tensor,
     att_src: Tensor,
     att_dst: Tensor | None,

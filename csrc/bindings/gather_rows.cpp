@@ -1,7 +1,7 @@
 #include <vector>
 
 #include "bindings/minibatch.h"
-#include "params/fetch.h"
+#include "params/gather_rows.h"
 
 namespace pyg_fast {
 namespace {
@@ -101,7 +101,7 @@ const char* rows_of(const OptTensor& rows, const char* name, const Tensor& x, co
 
 // x is where index is, or in host memory that its device reads, which is for the caller to know.
 template <bool kCuda>
-Tensor fetch_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_,
+Tensor gather_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_,
                   const OptTensor& previous, const OptTensor& cache_position_,
                   const OptTensor& cache, OptTensor counter) {
   if constexpr (kCuda) STD_TORCH_CHECK(index_.is_cuda(), "index must be on a CUDA device");
@@ -114,7 +114,7 @@ Tensor fetch_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_
   STD_TORCH_CHECK(cache_position.has_value() == cache.has_value(),
                   "cache_position and cache must be given together");
   STD_TORCH_CHECK(x.is_contiguous(), "x must be contiguous");
-  FetchRows p;
+  GatherRows p;
   p.x_on_host = index.is_cuda() && !x.is_cuda();
   if (!p.x_on_host) check_device(x, "x", index);
   p.index64 = is_index64(index, "index");
@@ -153,10 +153,10 @@ Tensor fetch_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_
   p.out = static_cast<char*>(out.mutable_data_ptr());
   if constexpr (kCuda) {
     Launch launch(index);
-    launch.check(cuda::fetch_rows(p, launch.stream()), "fetch_rows");
+    launch.check(cuda::gather_rows(p, launch.stream()), "gather_rows");
   } else {
     share_rows(p.num_rows, p.num_rows * (kLookup + p.row_bytes / 8),
-               [&](int64_t begin, int64_t end) { cpu::fetch_rows(p, begin, end); });
+               [&](int64_t begin, int64_t end) { cpu::gather_rows(p, begin, end); });
   }
   return out;
 }
@@ -173,10 +173,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // Rows previous[match[i]], cache[cache_position[index[i]]] or x[index[i]], the first there is;
   // x may lie in pinned host memory. Added to counter: the numbers of rows from x, previous, cache.
   m.def(
-      "fetch_rows(Tensor x, Tensor index, Tensor? match, Tensor? previous, Tensor? cache_position, "
+      "gather_rows(Tensor x, Tensor index, Tensor? match, Tensor? previous, Tensor? cache_position, "
       "Tensor? cache, Tensor(a!)? counter) -> Tensor");
 }
 
 PYG_FAST_IMPL(match)
 PYG_FAST_IMPL(match_degree)
-PYG_FAST_IMPL(fetch_rows)
+PYG_FAST_IMPL(gather_rows)

@@ -1,17 +1,17 @@
 #include "bindings/coo.h"
-#include "params/scatter.h"
+#include "params/spmm_coo.h"
 
 namespace pyg_fast {
 namespace {
 
 template <bool kCuda>
-std::tuple<Tensor, Tensor> scatter(const Tensor& edge_index_, const OptTensor& value_,
+std::tuple<Tensor, Tensor> spmm_coo(const Tensor& edge_index_, const OptTensor& value_,
                                    const Tensor& x_, const OptTensor& row_scale_,
                                    const OptTensor& col_scale_, const OptTensor& diag_,
                                    int64_t num_dst, bool reverse, bool drop_loops, bool count,
                                    bool report) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
-  Scatter p;
+  SpmmCoo p;
   p.dtype = dtype_of(x_, "x");
   p.dim = x_.size(1);
   const ScalarType type = x_.scalar_type(), acc = acc_of(type);
@@ -38,22 +38,22 @@ std::tuple<Tensor, Tensor> scatter(const Tensor& edge_index_, const OptTensor& v
   if (count) p.invalid = static_cast<int64_t*>(invalid.mutable_data_ptr());
   if constexpr (kCuda) {
     Launch launch(x);
-    void* scratch = launch.scratch(cuda::scatter_scratch(p));
-    launch.check(cuda::scatter(p, scratch, launch.stream()), "scatter");
+    void* scratch = launch.scratch(cuda::spmm_coo_scratch(p));
+    launch.check(cuda::spmm_coo(p, scratch, launch.stream()), "spmm_coo");
   } else {
     const int64_t work = (p.coo.num_edges + p.coo.num_dst) * (p.dim + 8) / 8;
     shared_out(p.coo.num_dst, work,
-               [&](int64_t begin, int64_t end) { cpu::scatter(p, begin, end); });
+               [&](int64_t begin, int64_t end) { cpu::spmm_coo(p, begin, end); });
   }
   return {out, invalid};
 }
 
 template <bool kCuda>
-Tensor edge_dot(const Tensor& edge_index_, const Tensor& a_, const Tensor& b_,
+Tensor sddmm_coo(const Tensor& edge_index_, const Tensor& a_, const Tensor& b_,
                 const OptTensor& row_scale_, const OptTensor& col_scale_, bool drop_loops) {
   STD_TORCH_CHECK(a_.dim() == 2, "a must have two dimensions, got ", a_.dim());
   STD_TORCH_CHECK(b_.dim() == 2, "b must have two dimensions, got ", b_.dim());
-  EdgeDot p;
+  SddmmCoo p;
   p.dtype = dtype_of(a_, "a");
   p.dim = a_.size(1);
   check_matrix(b_, "b", b_.size(0), p.dim);
@@ -73,10 +73,10 @@ Tensor edge_dot(const Tensor& edge_index_, const Tensor& a_, const Tensor& b_,
   p.out = out.mutable_data_ptr();
   if constexpr (kCuda) {
     Launch launch(a);
-    launch.check(cuda::edge_dot(p, launch.stream()), "edge_dot");
+    launch.check(cuda::sddmm_coo(p, launch.stream()), "sddmm_coo");
   } else {
     shared_out(p.coo.num_edges, p.coo.num_edges * (p.dim + 8) / 8,
-               [&](int64_t begin, int64_t end) { cpu::edge_dot(p, begin, end); });
+               [&](int64_t begin, int64_t end) { cpu::sddmm_coo(p, begin, end); });
   }
   return out;
 }
@@ -88,13 +88,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // spmm and sddmm over a coordinate list in any order: the first with the number of invalid edges, if
   // `count`; `reverse` sums at sources.
   m.def(
-      "scatter(Tensor edge_index, Tensor? value, Tensor x, Tensor? row_scale, Tensor? col_scale, "
+      "spmm_coo(Tensor edge_index, Tensor? value, Tensor x, Tensor? row_scale, Tensor? col_scale, "
       "Tensor? diag, SymInt num_dst, bool reverse, bool drop_loops, bool count, bool report=False) "
       "-> (Tensor, Tensor)");
   m.def(
-      "edge_dot(Tensor edge_index, Tensor a, Tensor b, Tensor? row_scale, Tensor? col_scale, "
+      "sddmm_coo(Tensor edge_index, Tensor a, Tensor b, Tensor? row_scale, Tensor? col_scale, "
       "bool drop_loops) -> Tensor");
 }
 
-PYG_FAST_IMPL(scatter)
-PYG_FAST_IMPL(edge_dot)
+PYG_FAST_IMPL(spmm_coo)
+PYG_FAST_IMPL(sddmm_coo)

@@ -1,7 +1,7 @@
 // Products of each head's channels with vectors of attention, and their gradients.
 #include "attention.cuh"
 #include "columns.cuh"
-#include "params/head_scores.h"
+#include "params/attention_scores.h"
 
 namespace pyg_fast::cuda {
 namespace {
@@ -9,7 +9,7 @@ namespace {
 constexpr int kNodeLanes = 8;  // threads of a (node, head)
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) head_scores_kernel(HeadScores p) {
+__global__ void __launch_bounds__(kThreads) attention_scores_kernel(AttentionScores p) {
   using Acc = acc_t<T>;
   const int64_t count = p.num_rows * p.heads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kThreads) head_scores_kernel(HeadScores p) {
   constexpr int kNodes = kThreads / kNodeLanes;
   int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / kNodeLanes;
   for (; __any_sync(kWarpMask, at < count); at += step) {
-    Acc sum[HeadScores::kMost] = {};
+    Acc sum[AttentionScores::kMost] = {};
     if (at < count) {
       const T* x = static_cast<const T*>(p.x) + at * p.channels;
       const int64_t from = at % p.heads * p.channels;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) head_scores_kernel(HeadScores p) {
 #pragma unroll
     for (int offset = 1; offset < kNodeLanes; offset <<= 1) {
 #pragma unroll
-      for (int k = 0; k < HeadScores::kMost; ++k)
+      for (int k = 0; k < AttentionScores::kMost; ++k)
         sum[k] += __shfl_xor_sync(kWarpMask, sum[k], offset);
     }
     if (part != 0 || at >= count) continue;
@@ -42,17 +42,17 @@ __global__ void __launch_bounds__(kThreads) head_scores_kernel(HeadScores p) {
 // A thread has one column and every so many rows; `out`: [gridDim.y, num_scores, size].
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    head_scores_backward_kernel(HeadScoresBackward p, acc_t<T>* out) {
+    attention_scores_backward_kernel(AttentionScoresBackward p, acc_t<T>* out) {
   using Acc = acc_t<T>;
-  __shared__ Acc part[HeadScores::kMost][kColumnRows][32];
+  __shared__ Acc part[AttentionScores::kMost][kColumnRows][32];
   const int64_t size = p.heads * p.channels;
   const int64_t column = static_cast<int64_t>(blockIdx.x) * 32 + threadIdx.x % 32;
   const bool valid = column < size;
   const int64_t head = valid ? column / p.channels : 0;
   const int group = threadIdx.x / 32;
-  Acc att[HeadScores::kMost], sum[HeadScores::kMost] = {};
+  Acc att[AttentionScores::kMost], sum[AttentionScores::kMost] = {};
 #pragma unroll
-  for (int k = 0; k < HeadScores::kMost; ++k)
+  for (int k = 0; k < AttentionScores::kMost; ++k)
     att[k] = valid && k < p.num_scores ? static_cast<const Acc*>(p.att[k])[column] : Acc(0);
   int64_t row = static_cast<int64_t>(blockIdx.y) * kColumnRows + group;
   for (; valid && row < p.num_rows; row += static_cast<int64_t>(gridDim.y) * kColumnRows) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
     const Acc x = to_acc(static_cast<const T*>(p.x)[at]);
     Acc grad = 0;
 #pragma unroll
-    for (int k = 0; k < HeadScores::kMost; ++k) {
+    for (int k = 0; k < AttentionScores::kMost; ++k) {
       if (k >= p.num_scores) break;
       const Acc g = static_cast<const Acc*>(p.grad_alpha[k])[row * p.heads + head];
       grad += g * att[k];
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
     static_cast<T*>(p.grad_x)[at] = from_acc<T>(grad);
   }
 #pragma unroll
-  for (int k = 0; k < HeadScores::kMost; ++k) {
+  for (int k = 0; k < AttentionScores::kMost; ++k) {
     if (k >= p.num_scores) break;
     const Acc total = sum_of_block(sum[k], part[k]);
     if (group == 0 && valid) out[(blockIdx.y * p.num_scores + k) * size + column] = total;
@@ -78,22 +78,22 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-const char* head_scores(const HeadScores& p, void* stream_) {
+const char* attention_scores(const AttentionScores& p, void* stream_) {
   if (p.num_rows == 0 || p.heads == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, false, [&](auto element, auto) -> const char* {
     const unsigned blocks = blocks_for(p.num_rows * p.heads * kNodeLanes);
-    head_scores_kernel<decltype(element)><<<blocks, kThreads, 0, stream>>>(p);
+    attention_scores_kernel<decltype(element)><<<blocks, kThreads, 0, stream>>>(p);
     return last_error();
   });
 }
 
-int64_t head_scores_backward_scratch(const HeadScoresBackward& p) {
+int64_t attention_scores_backward_scratch(const AttentionScoresBackward& p) {
   const int64_t blocks = column_blocks(p.num_rows);
   return blocks > 1 ? blocks * p.num_scores * p.heads * p.channels * acc_bytes(p.dtype) : 0;
 }
 
-const char* head_scores_backward(const HeadScoresBackward& p, void* scratch, void* stream_) {
+const char* attention_scores_backward(const AttentionScoresBackward& p, void* scratch, void* stream_) {
   const int64_t size = p.heads * p.channels;
   if (size == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
@@ -103,7 +103,7 @@ const char* head_scores_backward(const HeadScoresBackward& p, void* scratch, voi
     const auto blocks = static_cast<unsigned>(column_blocks(p.num_rows));
     auto* parts = static_cast<Acc*>(scratch ? scratch : p.grad_att);
     const dim3 grid(static_cast<unsigned>((size + 31) / 32), blocks);
-    head_scores_backward_kernel<T><<<grid, kThreads, 0, stream>>>(p, parts);
+    attention_scores_backward_kernel<T><<<grid, kThreads, 0, stream>>>(p, parts);
     if (scratch) {
       const int64_t columns = p.num_scores * size;
       const dim3 few(static_cast<unsigned>((columns + 31) / 32), 1);

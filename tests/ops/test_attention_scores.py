@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pyg_fast.ops._library import ops, reference
-from pyg_fast.ops.head_scores import head_scores
+from pyg_fast.ops.attention_scores import attention_scores
 
 from ._attention import SHAPES, acc_of
 from ._graphs import DTYPES, assert_near, exact
@@ -13,14 +13,14 @@ from ._samples import Given, sample
 ROWS = [0, 1, 30, 129, 1000]
 
 
-@sample('head_scores')
+@sample('attention_scores')
 def scores_sample(given: Given) -> dict[str, object]:
     att_src, att_dst = (given.exact(3, 5, dtype=given.acc) for _ in range(2))
     x = given.exact(given.num_nodes, 3, 5)
     return dict(x=x, att_src=att_src, att_dst=given.optional(att_dst))
 
 
-@sample('head_scores_backward')
+@sample('attention_scores_backward')
 def _(given: Given) -> dict[str, object]:
     src, dst = (given.exact(given.num_nodes, 3, dtype=given.acc) for _ in range(2))
     return dict(
@@ -41,10 +41,13 @@ def test_widths(device: torch.device, dtype: torch.dtype, count: int) -> None:
         given = x, *both
         sizes = x.abs(), *(None if t is None else t.abs() for t in both)
         named = (
-            (ops.head_scores(*given), reference.head_scores(*given),
-             reference.head_scores(*sizes), channels),
-            (ops.head_scores_backward(*given, *gs), reference.head_scores_backward(*given, *gs),
-             reference.head_scores_backward(*sizes, *(None if g is None else g.abs() for g in gs)),
+            (ops.attention_scores(*given), reference.attention_scores(*given),
+             reference.attention_scores(*sizes), channels),
+            (ops.attention_scores_backward(*given, *gs),
+             reference.attention_scores_backward(*given, *gs),
+             reference.attention_scores_backward(
+                 *sizes, *(None if g is None else g.abs() for g in gs)
+             ),
              rows),
         )  # fmt: skip
         for actual, expected, magnitude, terms in named:
@@ -57,7 +60,7 @@ def test_layouts_and_types_of_vectors(device: torch.device, dtype: torch.dtype) 
     wide = exact(20, 8, 6, dtype=dtype, device=device)
     x = wide[:, ::2, 1:].requires_grad_()
     att = [exact(1, 4, 5, dtype=dtype, device=device).requires_grad_() for _ in range(2)]
-    out = head_scores(x, *att)
+    out = attention_scores(x, *att)
     assert [t.dtype for t in out] == [acc_of(dtype)] * 2
     grads = torch.autograd.grad(out[0].sum() + 2 * out[1].sum(), [x, *att])
     assert [(g.shape, g.dtype) for g in grads] == [(t.shape, t.dtype) for t in (x, *att)]
@@ -71,14 +74,14 @@ def test_layouts_and_types_of_vectors(device: torch.device, dtype: torch.dtype) 
 def test_gradients(device: torch.device, count: int) -> None:
     x = exact(5, 3, 4, dtype=torch.double, device=device).requires_grad_()
     att = [exact(1, 3, 4, dtype=torch.double, device=device).requires_grad_() for _ in range(count)]
-    assert torch.autograd.gradcheck(head_scores, (x, *att))
-    assert torch.autograd.gradgradcheck(head_scores, (x, *att))
+    assert torch.autograd.gradcheck(attention_scores, (x, *att))
+    assert torch.autograd.gradgradcheck(attention_scores, (x, *att))
 
 
 def test_unused_score_has_no_gradient(device: torch.device) -> None:
     x = exact(5, 3, 4, dtype=torch.float, device=device).requires_grad_()
     att = [exact(1, 3, 4, dtype=torch.float, device=device).requires_grad_() for _ in range(2)]
-    grads = torch.autograd.grad(head_scores(x, *att)[1].sum(), [x, *att])
+    grads = torch.autograd.grad(attention_scores(x, *att)[1].sum(), [x, *att])
     assert torch.equal(grads[0], att[1].expand(5, 3, 4))
     assert not grads[1].any()
 
@@ -86,7 +89,7 @@ def test_unused_score_has_no_gradient(device: torch.device) -> None:
 def test_same_bits_every_time(device: torch.device) -> None:
     x = torch.randn(3000, 8, 8, device=device)
     att, grads = torch.randn(2, 8, 8, device=device), torch.randn(2, 3000, 8, device=device)
-    first, second = (ops.head_scores_backward(x, *att, *grads) for _ in range(2))
+    first, second = (ops.attention_scores_backward(x, *att, *grads) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -95,7 +98,7 @@ def test_compile(device: torch.device) -> None:
     att = [exact(1, 3, 4, dtype=torch.float, device=device).requires_grad_() for _ in range(2)]
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
-        src, dst = head_scores(*inputs)
+        src, dst = attention_scores(*inputs)
         return (src * dst).sum()
 
     found = [torch.autograd.grad(f(x, *att), [x, *att])
@@ -106,8 +109,8 @@ def test_compile(device: torch.device) -> None:
 def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
     x, att = (exact(*size, dtype=torch.float, device=device) for size in ((7, 3, 5), (3, 5)))
     grad = exact(7, 3, dtype=torch.float, device=device)
-    for bad in ((ops.head_scores, x[0], att, None),
-                (ops.head_scores_backward, x, att, att, grad, None),
-                (ops.head_scores_backward, x, att, None, grad, grad)):  # fmt: skip
+    for bad in ((ops.attention_scores, x[0], att, None),
+                (ops.attention_scores_backward, x, att, att, grad, None),
+                (ops.attention_scores_backward, x, att, None, grad, grad)):  # fmt: skip
         with pytest.raises(RuntimeError):
             bad[0](*bad[1:])

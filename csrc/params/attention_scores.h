@@ -6,7 +6,7 @@ namespace pyg_fast {
 
 // What GAT's logits are made of, of one or both ends at once:
 //   alpha[k][i, h] = <x[i, h], att[k][h]> for k < num_scores
-struct HeadScores {
+struct AttentionScores {
   static constexpr int kMost = 2;
 
   DType dtype = DType::f32;
@@ -21,32 +21,32 @@ struct HeadScores {
 
 //   grad_x[i, h] = sum_k grad_alpha[k][i, h] * att[k][h]
 //   grad_att[k, h] = sum_i grad_alpha[k][i, h] * x[i, h]
-struct HeadScoresBackward {
+struct AttentionScoresBackward {
   DType dtype = DType::f32;
   int num_scores = 1;
   int64_t num_rows = 0;
   int64_t heads = 0;
   int64_t channels = 0;
   const void* x = nullptr;                         // [num_rows, heads, channels]
-  const void* att[HeadScores::kMost] = {};         // [heads, channels] acc
-  const void* grad_alpha[HeadScores::kMost] = {};  // [num_rows, heads] acc
+  const void* att[AttentionScores::kMost] = {};         // [heads, channels] acc
+  const void* grad_alpha[AttentionScores::kMost] = {};  // [num_rows, heads] acc
   void* grad_x = nullptr;                          // [num_rows, heads, channels]
   void* grad_att = nullptr;                        // [num_scores, heads, channels] acc
 };
 
 namespace cpu {
-void head_scores(const HeadScores& p, int64_t row_begin, int64_t row_end);
+void attention_scores(const AttentionScores& p, int64_t row_begin, int64_t row_end);
 // grad_att [num_scores, heads, channels] acc takes the share of these rows alone, on top of what it
 // holds; p.grad_att is not touched.
-void head_scores_backward(const HeadScoresBackward& p, int64_t row_begin, int64_t row_end,
+void attention_scores_backward(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
                           void* grad_att);
 }  // namespace cpu
 
 namespace cuda {
-const char* head_scores(const HeadScores& p, void* stream);
+const char* attention_scores(const AttentionScores& p, void* stream);
 // Sums of grad_att, block by block.
-int64_t head_scores_backward_scratch(const HeadScoresBackward& p);
-const char* head_scores_backward(const HeadScoresBackward& p, void* scratch, void* stream);
+int64_t attention_scores_backward_scratch(const AttentionScoresBackward& p);
+const char* attention_scores_backward(const AttentionScoresBackward& p, void* scratch, void* stream);
 }  // namespace cuda
 
 }  // namespace pyg_fast

@@ -1,5 +1,5 @@
 // What two mini-batches share, and the rows of features of one, from wherever they are.
-#include "params/fetch.h"
+#include "params/gather_rows.h"
 
 #include "common.cuh"
 #include "node_map.cuh"
@@ -87,7 +87,7 @@ constexpr int kRowsAtOnce = 4;  // of each group of lanes: so many loads are und
 // `lanes` threads, a power of two, have a row. Those of a row in host memory begin below it at a
 // multiple of `granule` bytes: what they ask for at once is then whole pieces of the bus.
 template <int BYTES>
-__global__ void __launch_bounds__(kThreads) fetch_rows_kernel(FetchRows p, int lanes, int granule) {
+__global__ void __launch_bounds__(kThreads) gather_rows_kernel(GatherRows p, int lanes, int granule) {
   using Word = typename WordOf<BYTES>::type;
   __shared__ unsigned long long found[3];
   if (threadIdx.x < 3) found[threadIdx.x] = 0;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) fetch_rows_kernel(FetchRows p, int l
 }
 
 template <int BYTES>
-const char* fetch(const FetchRows& p, cudaStream_t stream) {
+const char* gather(const GatherRows& p, cudaStream_t stream) {
   int lanes = 1;
   while (lanes < 32 && lanes * BYTES < p.row_bytes) lanes *= 2;
   const int granule = lanes * BYTES < 128 ? lanes * BYTES : 128;
@@ -165,7 +165,7 @@ const char* fetch(const FetchRows& p, cudaStream_t stream) {
     most = (processors + 3) / 4;
   }
   if (blocks > most) blocks = most;
-  fetch_rows_kernel<BYTES>
+  gather_rows_kernel<BYTES>
       <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(p, lanes, granule);
   return last_error();
 }
@@ -202,17 +202,17 @@ const char* match_degree(const MatchDegree& p, void* stream_) {
   return last_error();
 }
 
-const char* fetch_rows(const FetchRows& p, void* stream_) {
+const char* gather_rows(const GatherRows& p, void* stream_) {
   if (p.num_rows == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
   const uint64_t bits = static_cast<uint64_t>(p.row_bytes) | reinterpret_cast<uintptr_t>(p.x) |
                         reinterpret_cast<uintptr_t>(p.previous) |
                         reinterpret_cast<uintptr_t>(p.cache) | reinterpret_cast<uintptr_t>(p.out);
-  if (bits % 16 == 0) return fetch<16>(p, stream);
-  if (bits % 8 == 0) return fetch<8>(p, stream);
-  if (bits % 4 == 0) return fetch<4>(p, stream);
-  if (bits % 2 == 0) return fetch<2>(p, stream);
-  return fetch<1>(p, stream);
+  if (bits % 16 == 0) return gather<16>(p, stream);
+  if (bits % 8 == 0) return gather<8>(p, stream);
+  if (bits % 4 == 0) return gather<4>(p, stream);
+  if (bits % 2 == 0) return gather<2>(p, stream);
+  return gather<1>(p, stream);
 }
 
 }  // namespace pyg_fast::cuda

@@ -1,15 +1,15 @@
 // Products of each head's channels with vectors of attention, and their gradients.
 #include "head_features.h"
-#include "params/head_scores.h"
+#include "params/attention_scores.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
 template <typename T>
-void head_scores_rows(const HeadScores& p, int64_t row_begin, int64_t row_end) {
+void attention_scores_rows(const AttentionScores& p, int64_t row_begin, int64_t row_end) {
   using Acc = acc_t<T>;
   constexpr int64_t kBlock = 64;
   const Columns columns(p.heads, p.channels);
-  HeadDots<Acc> dots[HeadScores::kMost] = {HeadDots<Acc>(columns), HeadDots<Acc>(columns)};
+  HeadDots<Acc> dots[AttentionScores::kMost] = {HeadDots<Acc>(columns), HeadDots<Acc>(columns)};
   for (int k = 0; k < p.num_scores; ++k) dots[k].set(static_cast<const Acc*>(p.att[k]));
   int64_t nodes[kBlock + kPrefetchEdges];
   for (int64_t row = row_begin; row < row_end; row += kBlock) {
@@ -22,15 +22,15 @@ void head_scores_rows(const HeadScores& p, int64_t row_begin, int64_t row_end) {
   }
 }
 
-void head_scores(const HeadScores& p, int64_t row_begin, int64_t row_end) {
+void attention_scores(const AttentionScores& p, int64_t row_begin, int64_t row_end) {
   if (row_begin >= row_end || p.heads == 0) return;
   with_types(p.dtype, false, [&](auto type, auto) {
-    head_scores_rows<typename decltype(type)::type>(p, row_begin, row_end);
+    attention_scores_rows<typename decltype(type)::type>(p, row_begin, row_end);
   });
 }
 
 template <typename T, bool kBoth>
-void head_scores_backward_rows(const HeadScoresBackward& p, int64_t row_begin, int64_t row_end,
+void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
                                acc_t<T>* grad_att) {
   using Acc = acc_t<T>;
   const int64_t size = p.heads * p.channels;
@@ -59,21 +59,21 @@ void head_scores_backward_rows(const HeadScoresBackward& p, int64_t row_begin, i
   }
 }
 
-void head_scores_backward(const HeadScoresBackward& p, int64_t row_begin, int64_t row_end,
+void attention_scores_backward(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
                                  void* grad_att) {
   if (row_begin >= row_end || p.heads == 0) return;
   with_types(p.dtype, false, [&](auto type, auto) {
     using T = typename decltype(type)::type;
     auto* sum = static_cast<acc_t<T>*>(grad_att);
-    p.num_scores > 1 ? head_scores_backward_rows<T, true>(p, row_begin, row_end, sum)
-                     : head_scores_backward_rows<T, false>(p, row_begin, row_end, sum);
+    p.num_scores > 1 ? attention_scores_backward_rows<T, true>(p, row_begin, row_end, sum)
+                     : attention_scores_backward_rows<T, false>(p, row_begin, row_end, sum);
   });
 }
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(head_scores, (const HeadScores& p, int64_t row_begin, int64_t row_end),
+PYG_FAST_KERNEL(attention_scores, (const AttentionScores& p, int64_t row_begin, int64_t row_end),
                 (p, row_begin, row_end))
-PYG_FAST_KERNEL(head_scores_backward,
-                (const HeadScoresBackward& p, int64_t row_begin, int64_t row_end, void* grad_att),
+PYG_FAST_KERNEL(attention_scores_backward,
+                (const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end, void* grad_att),
                 (p, row_begin, row_end, grad_att))

@@ -86,7 +86,7 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
     return cache
 
 
-def kept(edge_index: EdgeIndex, key: tuple) -> Any:
+def cached(edge_index: EdgeIndex, key: tuple) -> Any:
     """An entry that the current stream may read, or None."""
     if torch.compiler.is_compiling():
         # Methods of EdgeIndex do not trace, reading its attributes does.
@@ -102,7 +102,7 @@ def kept(edge_index: EdgeIndex, key: tuple) -> Any:
     return entry.value
 
 
-def keep(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = None) -> None:
+def store(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = None) -> None:
     """Keeps what was made on the current stream, unless that is captured: nothing was made yet.
 
     Args:

@@ -1,4 +1,4 @@
-#include "params/head_scores.h"
+#include "params/attention_scores.h"
 #include "stable.h"
 
 namespace pyg_fast {
@@ -30,8 +30,8 @@ int64_t work_of(const P& p) {
 }
 
 template <bool kCuda>
-Scores head_scores(const Tensor& x_, const Tensor& att_src_, const OptTensor& att_dst_) {
-  HeadScores p;
+Scores attention_scores(const Tensor& x_, const Tensor& att_src_, const OptTensor& att_dst_) {
+  AttentionScores p;
   fill(p, x_, att_src_, att_dst_);
   const Tensor x = to_contiguous(x_), att_src = to_contiguous(att_src_);
   const OptTensor att_dst = to_contiguous(att_dst_);
@@ -45,18 +45,18 @@ Scores head_scores(const Tensor& x_, const Tensor& att_src_, const OptTensor& at
   p.alpha[1] = alpha_dst.mutable_data_ptr();
   if constexpr (kCuda) {
     Launch launch(x);
-    launch.check(cuda::head_scores(p, launch.stream()), "head_scores");
+    launch.check(cuda::attention_scores(p, launch.stream()), "attention_scores");
   } else {
     share_rows(p.num_rows, work_of(p),
-               [&](int64_t begin, int64_t end) { cpu::head_scores(p, begin, end); });
+               [&](int64_t begin, int64_t end) { cpu::attention_scores(p, begin, end); });
   }
   return {alpha_src, alpha_dst};
 }
 
 template <bool kCuda>
-Scores head_scores_backward(const Tensor& x_, const Tensor& att_src_, const OptTensor& att_dst_,
+Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const OptTensor& att_dst_,
                             const Tensor& grad_src_, const OptTensor& grad_dst_) {
-  HeadScoresBackward p;
+  AttentionScoresBackward p;
   fill(p, x_, att_src_, att_dst_);
   const ScalarType acc = acc_of(x_.scalar_type());
   STD_TORCH_CHECK(att_dst_.has_value() == grad_dst_.has_value(),
@@ -83,13 +83,13 @@ Scores head_scores_backward(const Tensor& x_, const Tensor& att_src_, const OptT
   p.grad_att = grad_att.mutable_data_ptr();
   if constexpr (kCuda) {
     Launch launch(x);
-    void* scratch = launch.scratch(cuda::head_scores_backward_scratch(p));
-    launch.check(cuda::head_scores_backward(p, scratch, launch.stream()), "head_scores_backward");
+    void* scratch = launch.scratch(cuda::attention_scores_backward_scratch(p));
+    launch.check(cuda::attention_scores_backward(p, scratch, launch.stream()), "attention_scores_backward");
   } else {
     const int64_t shares = num_threads(), count = p.num_scores * p.heads * p.channels;
     SumOfShares sum(att_src, shares, count);
     parallel(shares, work_of(p), [&](int64_t k) {
-      cpu::head_scores_backward(p, p.num_rows * k / shares, p.num_rows * (k + 1) / shares,
+      cpu::attention_scores_backward(p, p.num_rows * k / shares, p.num_rows * (k + 1) / shares,
                                 sum.share(k));
     });
     sum.write(p.grad_att);
@@ -103,11 +103,11 @@ Scores head_scores_backward(const Tensor& x_, const Tensor& att_src_, const OptT
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // <x[i, h], att[h]> for one or two vectors of attention; the gradients of x and of [att_src,
   // att_dst].
-  m.def("head_scores(Tensor x, Tensor att_src, Tensor? att_dst) -> (Tensor, Tensor)");
+  m.def("attention_scores(Tensor x, Tensor att_src, Tensor? att_dst) -> (Tensor, Tensor)");
   m.def(
-      "head_scores_backward(Tensor x, Tensor att_src, Tensor? att_dst, Tensor grad_alpha_src, "
+      "attention_scores_backward(Tensor x, Tensor att_src, Tensor? att_dst, Tensor grad_alpha_src, "
       "Tensor? grad_alpha_dst) -> (Tensor, Tensor)");
 }
 
-PYG_FAST_IMPL(head_scores)
-PYG_FAST_IMPL(head_scores_backward)
+PYG_FAST_IMPL(attention_scores)
+PYG_FAST_IMPL(attention_scores_backward)

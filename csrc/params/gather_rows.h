@@ -35,7 +35,7 @@ struct MatchDegree {
 
 // out[i] = previous[match[i]], else cache[cache_position[index[i]]], else x[index[i]]: the first that
 // there is; zeros if none. Rows are bytes; x may lie in host memory that a GPU reads.
-struct FetchRows {
+struct GatherRows {
   bool index64 = false;
   bool position64 = false;
   bool x_on_host = false;
@@ -66,7 +66,7 @@ PYG_FAST_DEVICE inline int64_t index_at(const void* index, bool index64, int64_t
 }
 
 // Where row i is to be found.
-PYG_FAST_DEVICE inline FetchedRow source_of(const FetchRows& p, int64_t i) {
+PYG_FAST_DEVICE inline FetchedRow source_of(const GatherRows& p, int64_t i) {
   if (p.match) {
     const int64_t m = p.match[i];
     if (m >= 0 && m < p.num_previous) return {p.previous + m * p.row_bytes, RowOf::previous};
@@ -88,13 +88,13 @@ void match(const Match& p, int64_t begin, int64_t end);
 // Positions of p.ids.
 void match_degree(const MatchDegree& p, int64_t begin, int64_t end);
 
-void fetch_rows(const FetchRows& p, int64_t begin, int64_t end);
+void gather_rows(const GatherRows& p, int64_t begin, int64_t end);
 }  // namespace cpu
 
 namespace cuda {
 const char* match(const Match& p, void* stream);
 const char* match_degree(const MatchDegree& p, void* stream);
-const char* fetch_rows(const FetchRows& p, void* stream);
+const char* gather_rows(const GatherRows& p, void* stream);
 }  // namespace cuda
 
 }  // namespace pyg_fast

@@ -1,7 +1,7 @@
 // Sums and dot products over a coordinate list.
 #include "coo.cuh"
 #include "params/runtime.h"
-#include "params/scatter.h"
+#include "params/spmm_coo.h"
 
 namespace pyg_fast::cuda {
 namespace {
@@ -19,7 +19,7 @@ __device__ inline void count_in_warp(int64_t* counter, bool one) {
 
 // What the edges are added to: diag * x or zeros. And the counter.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) scatter_init_kernel(Scatter p, acc_t<T>* sum) {
+__global__ void __launch_bounds__(kThreads) spmm_coo_init_kernel(SpmmCoo p, acc_t<T>* sum) {
   const int64_t total = p.coo.num_dst * p.dim, step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (first == 0 && p.invalid) *p.invalid = 0;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) scatter_init_kernel(Scatter p, acc_t
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) scatter_round_kernel(const float* sum, T* out,
+__global__ void __launch_bounds__(kThreads) spmm_coo_round_kernel(const float* sum, T* out,
                                                                  int64_t total) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) scatter_round_kernel(const float* su
 // A warp reads `chunk` edges at once; each of its slots of LANES threads takes some that follow one
 // another, and adds to memory where the destination changes: sorted lists have few such places.
 template <typename T, typename I, int VEC, int LANES>
-__global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter p, acc_t<T>* out, int chunk,
+__global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, acc_t<T>* out, int chunk,
                                                            int tiles, int64_t* record) {
   using Acc = acc_t<T>;
   constexpr int kSlots = 32 / LANES;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(Scatter p, acc_t<T>* 
 }
 
 template <typename T, typename I, int VEC, int LANES>
-__global__ void __launch_bounds__(kThreads) edge_dot_kernel(EdgeDot p) {
+__global__ void __launch_bounds__(kThreads) sddmm_coo_kernel(SddmmCoo p) {
   using Acc = acc_t<T>;
   constexpr int kSlots = kThreads / LANES;
   const int slot = threadIdx.x / LANES, lane = threadIdx.x % LANES;
@@ -151,11 +151,11 @@ bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; 
 
 }  // namespace
 
-int64_t scatter_scratch(const Scatter& p) {
+int64_t spmm_coo_scratch(const SpmmCoo& p) {
   return is_half(p.dtype) ? p.coo.num_dst * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
 }
 
-const char* scatter(const Scatter& p, void* scratch, void* stream_) {
+const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
@@ -164,7 +164,7 @@ const char* scatter(const Scatter& p, void* scratch, void* stream_) {
     const int64_t total = p.coo.num_dst * p.dim;
     Acc* sum = static_cast<Acc*>(is_half(p.dtype) ? scratch : p.out);
     if (p.diag || p.invalid) {
-      scatter_init_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(p, sum);
+      spmm_coo_init_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(p, sum);
     } else if (total > 0) {
       const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
       if (error != cudaSuccess) return cudaGetErrorString(error);
@@ -182,20 +182,20 @@ const char* scatter(const Scatter& p, void* scratch, void* stream_) {
         while (lanes > 1 && chunk > 8 && p.coo.num_edges / chunk * s.tiles < kEnough) chunk /= 2;
         const int64_t warps = (p.coo.num_edges + chunk - 1) / chunk;
         const dim3 grid(blocks_for(warps * 32), s.tiles < 65535 ? s.tiles : 65535);
-        scatter_kernel<T, I, vec, lanes><<<grid, kThreads, 0, stream>>>(p, sum, chunk, s.tiles,
+        spmm_coo_kernel<T, I, vec, lanes><<<grid, kThreads, 0, stream>>>(p, sum, chunk, s.tiles,
                                                                        record);
       });
     }
     if constexpr (!std::is_same_v<T, Acc>) {
       if (total > 0)
-        scatter_round_kernel<T>
+        spmm_coo_round_kernel<T>
             <<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.out), total);
     }
     return last_error();
   });
 }
 
-const char* edge_dot(const EdgeDot& p, void* stream_) {
+const char* sddmm_coo(const SddmmCoo& p, void* stream_) {
   if (p.coo.num_edges == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
@@ -205,11 +205,11 @@ const char* edge_dot(const EdgeDot& p, void* stream_) {
       kernel<<<blocks_for(p.coo.num_edges * lanes), kThreads, 0, stream>>>(p);
     };
     if (p.dim % kVec<T> == 0 && aligned16(p.a) && aligned16(p.b)) {
-      run(edge_dot_kernel<T, I, kVec<T>, 8>, 8);
+      run(sddmm_coo_kernel<T, I, kVec<T>, 8>, 8);
     } else if (p.dim == 1) {
-      run(edge_dot_kernel<T, I, 1, 1>, 1);
+      run(sddmm_coo_kernel<T, I, 1, 1>, 1);
     } else {
-      run(edge_dot_kernel<T, I, 1, 8>, 8);
+      run(sddmm_coo_kernel<T, I, 1, 8>, 8);
     }
     return last_error();
   });

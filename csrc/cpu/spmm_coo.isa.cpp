@@ -1,12 +1,12 @@
 // Sums and dot products over a coordinate list.
 #include "coo.h"
-#include "params/scatter.h"
+#include "params/spmm_coo.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
 // weight[k] = row_scale[dst] * value * col_scale[src] of the block's edge k
 template <typename T>
-void scatter_weights(const Scatter& p, const CooBlock& block, acc_t<T>* weight) {
+void coo_weights(const SpmmCoo& p, const CooBlock& block, acc_t<T>* weight) {
   using Acc = acc_t<T>;
   const auto* row_scale = static_cast<const Acc*>(p.row_scale);
   const auto* col_scale = static_cast<const Acc*>(p.col_scale);
@@ -24,7 +24,7 @@ void scatter_weights(const Scatter& p, const CooBlock& block, acc_t<T>* weight) 
 
 // `x` and `out` are those of node 0, at the tile's first column.
 template <typename T, bool kWeighted, int V, int N>
-void scatter_tile(const CooBlock& block, const acc_t<T>* weight, const T* x, int64_t dim,
+void coo_tile(const CooBlock& block, const acc_t<T>* weight, const T* x, int64_t dim,
                   acc_t<T>* out, int64_t width) {
   using Acc = acc_t<T>;
   const int64_t last = width - V;
@@ -49,13 +49,13 @@ void scatter_tile(const CooBlock& block, const acc_t<T>* weight, const T* x, int
 }
 
 template <typename T>
-void scatter_block(const Scatter& p, const CooBlock& block, const acc_t<T>* weight,
+void coo_block(const SpmmCoo& p, const CooBlock& block, const acc_t<T>* weight,
                    acc_t<T>* out) {
   for_tiles<T>(p.dim, kMaxVectors, [&](Tile tile) {
     const T* x = static_cast<const T*>(p.x) + tile.column;
     with_tile<T, kMaxVectors>(tile.width, [&](auto v, auto n) {
       constexpr int V = decltype(v)::value, N = decltype(n)::value;
-      constexpr auto weighted = scatter_tile<T, true, V, N>, plain = scatter_tile<T, false, V, N>;
+      constexpr auto weighted = coo_tile<T, true, V, N>, plain = coo_tile<T, false, V, N>;
       const auto run = weight != nullptr ? weighted : plain;
       run(block, weight, x, p.dim, out + tile.column, tile.width);
     });
@@ -63,7 +63,7 @@ void scatter_block(const Scatter& p, const CooBlock& block, const acc_t<T>* weig
 }
 
 template <typename T, typename Index>
-void scatter_share(const Scatter& p, int64_t dst_begin, int64_t dst_end) {
+void coo_share(const SpmmCoo& p, int64_t dst_begin, int64_t dst_end) {
   using Acc = acc_t<T>;
   constexpr bool kHalf = sizeof(T) != sizeof(Acc);  // sums in float, rounded once
   const int64_t first = dst_begin * p.dim, total = (dst_end - dst_begin) * p.dim;
@@ -89,8 +89,8 @@ void scatter_share(const Scatter& p, int64_t dst_begin, int64_t dst_end) {
   for_coo_blocks<Index>(p.coo, 0, p.coo.num_edges, dst_begin, dst_end,
                         [&](const CooBlock& block, int64_t, int64_t) {
                           invalid += block.invalid;
-                          if (weighted) scatter_weights<T>(p, block, weight);
-                          scatter_block<T>(p, block, weight, sum - first);
+                          if (weighted) coo_weights<T>(p, block, weight);
+                          coo_block<T>(p, block, weight, sum - first);
                         });
   if constexpr (kHalf) {
     T* out = static_cast<T*>(p.out) + first;
@@ -99,15 +99,15 @@ void scatter_share(const Scatter& p, int64_t dst_begin, int64_t dst_end) {
   if (p.invalid != nullptr && dst_begin == 0) *p.invalid = invalid;
 }
 
-void scatter(const Scatter& p, int64_t dst_begin, int64_t dst_end) {
+void spmm_coo(const SpmmCoo& p, int64_t dst_begin, int64_t dst_end) {
   with_types(p.dtype, p.coo.index64, [&](auto type, auto index) {
-    scatter_share<typename decltype(type)::type, typename decltype(index)::type>(p, dst_begin,
+    coo_share<typename decltype(type)::type, typename decltype(index)::type>(p, dst_begin,
                                                                                 dst_end);
   });
 }
 
 template <typename T, typename Index, int V>
-void edge_dots(const EdgeDot& p, int64_t edge_begin, int64_t edge_end) {
+void sddmm_coos(const SddmmCoo& p, int64_t edge_begin, int64_t edge_end) {
   using Acc = acc_t<T>;
   constexpr int U = 4;  // edges at a time
   const auto* row_scale = static_cast<const Acc*>(p.row_scale);
@@ -157,25 +157,25 @@ void edge_dots(const EdgeDot& p, int64_t edge_begin, int64_t edge_end) {
 }
 
 template <typename T, typename Index, int V>
-void edge_dots_of_width(const EdgeDot& p, int64_t edge_begin, int64_t edge_end) {
+void sddmm_coos_of_width(const SddmmCoo& p, int64_t edge_begin, int64_t edge_end) {
   if constexpr (V > 1) {
-    if (p.dim < V) return edge_dots_of_width<T, Index, V / 2>(p, edge_begin, edge_end);
+    if (p.dim < V) return sddmm_coos_of_width<T, Index, V / 2>(p, edge_begin, edge_end);
   }
-  edge_dots<T, Index, V>(p, edge_begin, edge_end);
+  sddmm_coos<T, Index, V>(p, edge_begin, edge_end);
 }
 
-void edge_dot(const EdgeDot& p, int64_t edge_begin, int64_t edge_end) {
+void sddmm_coo(const SddmmCoo& p, int64_t edge_begin, int64_t edge_end) {
   with_types(p.dtype, p.coo.index64, [&](auto type, auto index) {
     using T = typename decltype(type)::type;
     if (p.dim == 0) {
       for (int64_t e = edge_begin; e < edge_end; ++e) store_one(static_cast<T*>(p.out) + e, 0);
     } else {
-      edge_dots_of_width<T, typename decltype(index)::type, kLanes<T>>(p, edge_begin, edge_end);
+      sddmm_coos_of_width<T, typename decltype(index)::type, kLanes<T>>(p, edge_begin, edge_end);
     }
   });
 }
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA
 
-PYG_FAST_KERNEL(scatter, (const Scatter& p, int64_t dst_begin, int64_t dst_end), (p, dst_begin, dst_end))
-PYG_FAST_KERNEL(edge_dot, (const EdgeDot& p, int64_t edge_begin, int64_t edge_end), (p, edge_begin, edge_end))
+PYG_FAST_KERNEL(spmm_coo, (const SpmmCoo& p, int64_t dst_begin, int64_t dst_end), (p, dst_begin, dst_end))
+PYG_FAST_KERNEL(sddmm_coo, (const SddmmCoo& p, int64_t edge_begin, int64_t edge_end), (p, edge_begin, edge_end))

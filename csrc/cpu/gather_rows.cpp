@@ -1,4 +1,4 @@
-#include "params/fetch.h"
+#include "params/gather_rows.h"
 
 #include <cstddef>
 
@@ -30,14 +30,14 @@ uint32_t note_batch(const NodeMap& map, int64_t id, uint32_t bit) {
   }
 }
 
-void add_counts(const FetchRows& p, const int64_t (&found)[4]) {
+void add_counts(const GatherRows& p, const int64_t (&found)[4]) {
   if (!p.counter) return;
   for (int k = 0; k < 3; ++k) __atomic_fetch_add(p.counter + k, found[k], __ATOMIC_RELAXED);
 }
 
 // Rows of `bytes` each, few enough for a register or two, all from x.
 template <int64_t bytes, typename I>
-void copy_short_rows(const FetchRows& p, int64_t begin, int64_t end) {
+void copy_short_rows(const GatherRows& p, int64_t begin, int64_t end) {
   const auto* index = static_cast<const I*>(p.index);
   int64_t found[4] = {};
   for (int64_t i = begin; i < end; ++i) {
@@ -52,12 +52,12 @@ void copy_short_rows(const FetchRows& p, int64_t begin, int64_t end) {
 }
 
 template <int64_t bytes>
-void copy_short_rows(const FetchRows& p, int64_t begin, int64_t end) {
+void copy_short_rows(const GatherRows& p, int64_t begin, int64_t end) {
   if (p.index64) copy_short_rows<bytes, int64_t>(p, begin, end);
   else copy_short_rows<bytes, int32_t>(p, begin, end);
 }
 
-void copy_rows(const FetchRows& p, int64_t begin, int64_t end) {
+void copy_rows(const GatherRows& p, int64_t begin, int64_t end) {
   constexpr int64_t kLine = 64, kMostLines = 8, kRowsAhead = 6;
   const auto size = static_cast<size_t>(p.row_bytes);
   const int64_t prefetched = p.row_bytes < kMostLines * kLine ? p.row_bytes : kMostLines * kLine;
@@ -117,7 +117,7 @@ void match_degree(const MatchDegree& p, int64_t begin, int64_t end) {
   }
 }
 
-void fetch_rows(const FetchRows& p, int64_t begin, int64_t end) {
+void gather_rows(const GatherRows& p, int64_t begin, int64_t end) {
   if (p.match || p.cache_position) return copy_rows(p, begin, end);
   switch (p.row_bytes) {
     case 1: return copy_short_rows<1>(p, begin, end);

@@ -8,7 +8,7 @@ from ._library import fake, ops, reference
 from ._lifetime import keep_until_read
 
 
-def fetch_rows(
+def gather_rows(
     x: Tensor,
     index: Tensor,
     *,
@@ -101,7 +101,7 @@ def fetch_rows(
         check_range('index', index, x.size(0))
     if index.dtype not in (torch.int32, torch.int64):
         index = index.long()
-    out = ops.fetch_rows.default(x, index, match, previous, cache_position, cache, counter)
+    out = ops.gather_rows.default(x, index, match, previous, cache_position, cache, counter)
     if x.device != index.device:
         keep_until_read(index.device, x)
     return out
@@ -144,13 +144,13 @@ def _kept(name: str, rows: Tensor, x: Tensor, device: torch.device) -> Tensor:
     return rows.detach().contiguous()
 
 
-@fake('fetch_rows')
-def _fetch_rows_fake(x: Tensor, index: Tensor) -> Tensor:
+@fake('gather_rows')
+def _gather_rows_fake(x: Tensor, index: Tensor) -> Tensor:
     return index.new_empty(index.size(0), *x.shape[1:], dtype=x.dtype)
 
 
-@reference('fetch_rows')
-def _fetch_rows_reference(
+@reference('gather_rows')
+def _gather_rows_reference(
     x: Tensor,
     index: Tensor,
     match: Tensor | None,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.ops import _lifetime, fetch_rows
+from pyg_fast.ops import _lifetime, gather_rows
 from pyg_fast.ops._library import ops, reference
 
 DTYPES = [
@@ -65,8 +65,8 @@ def check(x: Tensor, given: dict[str, Tensor]) -> None:
     order = ('index', 'match', 'previous', 'cache_position', 'cache', 'counter')
     counter = given['counter'].clone() if 'counter' in given else None
     arguments = {**given, 'counter': counter}
-    expected = reference.fetch_rows(x, *(arguments.get(name) for name in order))
-    out = fetch_rows(x, **given)
+    expected = reference.gather_rows(x, *(arguments.get(name) for name in order))
+    out = gather_rows(x, **given)
     assert out.device == given['index'].device
     assert same(out, expected)
     if counter is not None:
@@ -126,7 +126,7 @@ def test_many_rows(
     position = torch.where(torch.rand(20_000) < 0.2, torch.arange(20_000), -1)
     cache = torch.rand(20_000, width)
     counter = torch.zeros(3, dtype=torch.int64, device=device)
-    out = fetch_rows(
+    out = gather_rows(
         x, index.to(device), match=match.to(device), previous=previous.to(device),
         cache_position=position.to(device), cache=cache.to(device), counter=counter,
     )  # fmt: skip
@@ -143,16 +143,16 @@ def test_more_than_two_gigabytes(device: torch.device) -> None:
     last = torch.arange(2**20, 2**20 + 9, device=device)
     x[last] = random_rows(9, (2049,), torch.uint8).to(device)
     for index in (last, last.int()):
-        assert fetch_rows(x, index).equal(x[last])
+        assert gather_rows(x, index).equal(x[last])
 
 
 def test_strides(device: torch.device) -> None:
     wide = torch.rand(30, 8, device=device)
     index = torch.randint(30, (40,), device=device)[::2]
     for x in (wide[:, ::2], wide[:, :5], wide.t().contiguous().t(), wide[:, 0]):
-        assert fetch_rows(x, index).equal(x[index])
+        assert gather_rows(x, index).equal(x[index])
     match = torch.randint(-1, 15, (40,), device=device)[::2]
-    out = fetch_rows(wide[:, :5], index, match=match, previous=wide[:15, 3:])
+    out = gather_rows(wide[:, :5], index, match=match, previous=wide[:15, 3:])
     chosen = torch.where((match >= 0)[:, None], wide[match.clamp(min=0), 3:], wide[index, :5])
     assert out.equal(chosen)
 
@@ -166,7 +166,7 @@ def test_indices_out_of_range_give_zeros(
     index = torch.tensor([-1, 9, 2**40, -(2**62), 8, 100], device=device)
     match = torch.tensor([-1, 2, -9, 2**60, -1, 1], device=device)
     counter = torch.zeros(3, dtype=torch.int64, device=device)
-    out = ops.fetch_rows(x, index, match, previous, None, None, counter)
+    out = ops.gather_rows(x, index, match, previous, None, None, counter)
     assert out[:4].eq(0).all()
     assert out[4].cpu().equal(x[8].cpu())
     assert out[5].equal(previous[1])
@@ -177,14 +177,14 @@ def test_counts_add_up(device: torch.device) -> None:
     x, index = torch.rand(9, 5, device=device), torch.randint(9, (7,), device=device)
     counter = torch.zeros(3, dtype=torch.int64, device=device)
     for k in range(1, 4):
-        fetch_rows(x, index, counter=counter)
+        gather_rows(x, index, counter=counter)
         assert counter.tolist() == [7 * k, 0, 0]
 
 
 def test_no_gradient(device: torch.device) -> None:
     x = torch.rand(9, 5, device=device, requires_grad=True)
     index = torch.randint(9, (7,), device=device)
-    out = fetch_rows(x, index, match=torch.zeros_like(index), previous=x)
+    out = gather_rows(x, index, match=torch.zeros_like(index), previous=x)
     assert not out.requires_grad
 
 
@@ -194,13 +194,13 @@ def test_host_memory_must_be_pinned_and_contiguous(device: torch.device) -> None
     index = torch.arange(3, device=device)
     x = torch.rand(9, 6)
     with pytest.raises(ValueError, match="'x' must be on cuda.*or for a GPU in pinned"):
-        fetch_rows(x, index)
+        gather_rows(x, index)
     with pytest.raises(ValueError, match="'x' must be contiguous in host memory"):
-        fetch_rows(x.pin_memory()[:, ::2], index)
+        gather_rows(x.pin_memory()[:, ::2], index)
     with pytest.raises(ValueError, match="'x' must be on cpu"):
-        fetch_rows(x.to(device), index.cpu())
+        gather_rows(x.to(device), index.cpu())
     with pytest.raises(RuntimeError):
-        ops.fetch_rows(x.to(device), index.cpu(), *[None] * 5)
+        ops.gather_rows(x.to(device), index.cpu(), *[None] * 5)
 
 
 def test_opcheck_and_fake_kernel(
@@ -210,11 +210,11 @@ def test_opcheck_and_fake_kernel(
     given = sources(x, 12, device)
     order = ('index', 'match', 'previous', 'cache_position', 'cache', 'counter')
     for args in ((x, *(given[name] for name in order)), (x, given['index'], *[None] * 5)):
-        out = ops.fetch_rows(*args)
+        out = ops.gather_rows(*args)
         if x.device == out.device:
-            torch.library.opcheck(torch.ops.pyg_fast.fetch_rows.default, args)
+            torch.library.opcheck(torch.ops.pyg_fast.gather_rows.default, args)
         meta = [None if a is None else a.to('meta') for a in args]
-        fake = ops.fetch_rows(*meta)
+        fake = ops.gather_rows(*meta)
         assert (fake.shape, fake.dtype, fake.stride()) == (out.shape, out.dtype, out.stride())
 
 
@@ -225,7 +225,7 @@ def test_raw_op_refuses_what_does_not_fit(device: torch.device) -> None:
         previous=x[:5], cache_position=torch.arange(9, device=device), cache=x[:7],
         counter=torch.zeros(3, dtype=torch.int64, device=device),
     )  # fmt: skip
-    ops.fetch_rows(x, *good.values())
+    ops.gather_rows(x, *good.values())
     bad: list[tuple[str, Tensor | None]] = [
         ('index', good['index'].float()), ('index', good['index'][None]),
         ('match', good['match'].int()), ('match', good['match'][:3]), ('match', None),
@@ -238,48 +238,48 @@ def test_raw_op_refuses_what_does_not_fit(device: torch.device) -> None:
     ]  # fmt: skip
     for name, tensor in bad:
         with pytest.raises(RuntimeError):
-            ops.fetch_rows(x, *{**good, name: tensor}.values())
+            ops.gather_rows(x, *{**good, name: tensor}.values())
     for wrong in (x[:, ::2], x[0, 0, 0]):
         with pytest.raises(RuntimeError):
-            ops.fetch_rows(wrong, good['index'], *[None] * 5)
+            ops.gather_rows(wrong, good['index'], *[None] * 5)
 
 
 X, INDEX = torch.rand(9, 4), torch.arange(3)
 FAILS: list[tuple[type[Exception], str, Callable[[], object]]] = [
-    (TypeError, "'x' must be a tensor, got list", lambda: fetch_rows([1], INDEX)),
-    (TypeError, "'x' must be a strided tensor", lambda: fetch_rows(X.to_sparse(), INDEX)),
-    (ValueError, "'x' must have one dimension at least", lambda: fetch_rows(X[0, 0], INDEX)),
-    (ValueError, "'x' must be on cpu, or", lambda: fetch_rows(X.to('meta'), INDEX)),
-    (TypeError, "'index' must hold integers, got torch.bool", lambda: fetch_rows(X, INDEX > 0)),
-    (ValueError, "'index' must have one dimension, got 2", lambda: fetch_rows(X, INDEX[None])),
-    (IndexError, "'index' must hold nodes in", lambda: fetch_rows(X, INDEX - 1)),
-    (IndexError, "'index' must hold nodes in", lambda: fetch_rows(X, INDEX + 7)),
+    (TypeError, "'x' must be a tensor, got list", lambda: gather_rows([1], INDEX)),
+    (TypeError, "'x' must be a strided tensor", lambda: gather_rows(X.to_sparse(), INDEX)),
+    (ValueError, "'x' must have one dimension at least", lambda: gather_rows(X[0, 0], INDEX)),
+    (ValueError, "'x' must be on cpu, or", lambda: gather_rows(X.to('meta'), INDEX)),
+    (TypeError, "'index' must hold integers, got torch.bool", lambda: gather_rows(X, INDEX > 0)),
+    (ValueError, "'index' must have one dimension, got 2", lambda: gather_rows(X, INDEX[None])),
+    (IndexError, "'index' must hold nodes in", lambda: gather_rows(X, INDEX - 1)),
+    (IndexError, "'index' must hold nodes in", lambda: gather_rows(X, INDEX + 7)),
     (ValueError, "'match' and 'previous' must be given together",
-     lambda: fetch_rows(X, INDEX, match=INDEX)),
+     lambda: gather_rows(X, INDEX, match=INDEX)),
     (ValueError, "'match' and 'previous' must be given together",
-     lambda: fetch_rows(X, INDEX, previous=X)),
+     lambda: gather_rows(X, INDEX, previous=X)),
     (ValueError, "'cache_position' and 'cache' must be given together",
-     lambda: fetch_rows(X, INDEX, cache=X)),
+     lambda: gather_rows(X, INDEX, cache=X)),
     (TypeError, "'match' must be int64, got torch.int32",
-     lambda: fetch_rows(X, INDEX, match=INDEX.int(), previous=X)),
+     lambda: gather_rows(X, INDEX, match=INDEX.int(), previous=X)),
     (ValueError, r"'match' must have shape \[3\], got \[2\]",
-     lambda: fetch_rows(X, INDEX, match=INDEX[1:], previous=X)),
+     lambda: gather_rows(X, INDEX, match=INDEX[1:], previous=X)),
     (TypeError, "'previous' must be torch.float32 as 'x', got torch.float16",
-     lambda: fetch_rows(X, INDEX, match=INDEX, previous=X.half())),
+     lambda: gather_rows(X, INDEX, match=INDEX, previous=X.half())),
     (ValueError, r"'previous' must have rows of shape \[4\] as 'x', got \[9, 3\]",
-     lambda: fetch_rows(X, INDEX, match=INDEX, previous=X[:, 1:])),
+     lambda: gather_rows(X, INDEX, match=INDEX, previous=X[:, 1:])),
     (ValueError, "'previous' must be on cpu, got meta",
-     lambda: fetch_rows(X, INDEX, match=INDEX, previous=X.to('meta'))),
+     lambda: gather_rows(X, INDEX, match=INDEX, previous=X.to('meta'))),
     (TypeError, "'cache_position' must be int32 or int64, got torch.int16",
-     lambda: fetch_rows(X, INDEX, cache_position=torch.arange(9).short(), cache=X)),
+     lambda: gather_rows(X, INDEX, cache_position=torch.arange(9).short(), cache=X)),
     (ValueError, "'cache_position' must have 9 entries, got 8",
-     lambda: fetch_rows(X, INDEX, cache_position=torch.arange(8), cache=X)),
+     lambda: gather_rows(X, INDEX, cache_position=torch.arange(8), cache=X)),
     (TypeError, "'cache' must be a tensor, got int",
-     lambda: fetch_rows(X, INDEX, cache_position=torch.arange(9), cache=3)),
+     lambda: gather_rows(X, INDEX, cache_position=torch.arange(9), cache=3)),
     (TypeError, "'counter' must be int64, got torch.int32",
-     lambda: fetch_rows(X, INDEX, counter=torch.zeros(3).int())),
+     lambda: gather_rows(X, INDEX, counter=torch.zeros(3).int())),
     (ValueError, r"'counter' must have shape \[3\] and be contiguous, got \[2\]",
-     lambda: fetch_rows(X, INDEX, counter=torch.zeros(2).long())),
+     lambda: gather_rows(X, INDEX, counter=torch.zeros(2).long())),
 ]  # fmt: skip
 
 
@@ -292,7 +292,7 @@ def test_bad_input(error: type[Exception], text: str, call: Callable[[], object]
 def test_fake_tensors(device: torch.device) -> None:
     with FakeTensorMode() as mode:
         x = mode.from_tensor(torch.rand(9, 4, device=device))
-        out = ops.fetch_rows(x, torch.arange(3, device=device), *[None] * 5)
+        out = ops.gather_rows(x, torch.arange(3, device=device), *[None] * 5)
     assert (out.shape, out.dtype) == ((3, 4), torch.float32)
 
 
@@ -322,32 +322,32 @@ class FakeEvent:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> dict:
-    monkeypatch.setattr(_lifetime, '_kept', {})
-    return _lifetime._kept
+def alive(monkeypatch: pytest.MonkeyPatch) -> dict:
+    monkeypatch.setattr(_lifetime, '_alive', {})
+    return _lifetime._alive
 
 
-def test_what_is_read_is_kept_until_it_is_done(kept: dict) -> None:
+def test_what_is_read_is_kept_until_it_is_done(alive: dict) -> None:
     streams = [FakeStream(k) for k in range(2)]
     a, b, c = (torch.zeros(4) for _ in range(3))
     for stream in streams:
         for _ in range(5):
             _lifetime._keep(stream, [a, a[1:]])
-    assert len(kept) == 2  # however often they read it
+    assert len(alive) == 2  # however often they read it
     streams[0].done = 4
     _lifetime._keep(streams[0], [b])
-    assert len(kept) == 3
+    assert len(alive) == 3
     streams[0].done = 5
     _lifetime._keep(streams[1], [c])
-    assert {key[1:] for key in kept} == {
+    assert {key[1:] for key in alive} == {
         (1, a.data_ptr()), (0, b.data_ptr()), (1, c.data_ptr())
     }  # fmt: skip
     streams[0].done = streams[1].done = 6
     _lifetime._keep(streams[0], [a])
-    assert [key[1:] for key in kept] == [(0, a.data_ptr())]
+    assert [key[1:] for key in alive] == [(0, a.data_ptr())]
 
 
-def test_keeping_from_many_threads(kept: dict) -> None:
+def test_keeping_from_many_threads(alive: dict) -> None:
     def use(stream: FakeStream) -> None:
         for _ in range(200):
             _lifetime._keep(stream, [torch.zeros(3)])
@@ -358,12 +358,12 @@ def test_keeping_from_many_threads(kept: dict) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(kept) <= 16
+    assert len(alive) <= 16
 
 
-def test_nothing_is_kept_on_a_cpu(kept: dict) -> None:
-    fetch_rows(X, INDEX)
-    assert not kept
+def test_nothing_is_kept_on_a_cpu(alive: dict) -> None:
+    gather_rows(X, INDEX)
+    assert not alive
 
 
 def test_host_memory_outlives_the_call(device: torch.device) -> None:
@@ -372,10 +372,10 @@ def test_host_memory_outlives_the_call(device: torch.device) -> None:
     num_rows, wrong = 100_000, 0
     index = torch.randperm(num_rows, device=device)
     x = torch.ones(num_rows, 256).pin_memory()
-    fetch_rows(x, index[:10])
+    gather_rows(x, index[:10])
     for _ in range(3):
         torch.cuda._sleep(500_000_000)  # The stream is busy, as in training.
-        out = fetch_rows(x, index)
+        out = gather_rows(x, index)
         del x
         x = torch.empty(num_rows, 256, pin_memory=True).fill_(-1)  # The memory that is free now.
         torch.cuda.synchronize()
@@ -389,23 +389,23 @@ def test_host_memory_is_let_go(device: torch.device) -> None:
         pytest.skip('nothing is kept')
     index = torch.arange(9, device=device)
     for _ in range(50):
-        fetch_rows(torch.rand(9, 4).pin_memory(), index)
+        gather_rows(torch.rand(9, 4).pin_memory(), index)
     torch.cuda.synchronize()
-    fetch_rows(torch.rand(9, 4).pin_memory(), index)
-    assert len(_lifetime._kept) == 1
+    gather_rows(torch.rand(9, 4).pin_memory(), index)
+    assert len(_lifetime._alive) == 1
 
 
-def test_nothing_is_kept_in_a_capture(device: torch.device, kept: dict) -> None:
+def test_nothing_is_kept_in_a_capture(device: torch.device, alive: dict) -> None:
     if device.type == 'cpu':
         pytest.skip('of CUDA only')
     x, index = torch.rand(9, 4).pin_memory(), torch.arange(9, device=device)
-    fetch_rows(x, index)
+    gather_rows(x, index)
     torch.cuda.synchronize()
-    kept.clear()
+    alive.clear()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = ops.fetch_rows(x, index, *[None] * 5)
+        out = ops.gather_rows(x, index, *[None] * 5)
         _lifetime.keep_until_read(device, x)
-    assert not kept
+    assert not alive
     graph.replay()
     assert out.cpu().equal(x)

@@ -7,7 +7,7 @@ namespace pyg_fast {
 // out[i] = row_scale[i] * sum_{e: dst[e] == i} value[e] * col_scale[src[e]] * x[src[e]]
 //          + diag[i] * x[i]
 // Sums run in acc, as those of Spmm do; value, scales and diag may be nullptr.
-struct Scatter {
+struct SpmmCoo {
   Coo coo;
   DType dtype = DType::f32;
   bool value_acc = false;  // value is stored as acc
@@ -23,7 +23,7 @@ struct Scatter {
 };
 
 // out[e] = row_scale[dst[e]] * col_scale[src[e]] * <a[dst[e]], b[src[e]]>, 0 for edges left out.
-struct EdgeDot {
+struct SddmmCoo {
   Coo coo;
   DType dtype = DType::f32;  // of a, b and out
   int64_t dim = 0;
@@ -36,16 +36,16 @@ struct EdgeDot {
 
 namespace cpu {
 // Destinations [begin, end): each call walks all edges. The one that begins at 0 writes p.invalid.
-void scatter(const Scatter& p, int64_t dst_begin, int64_t dst_end);
-void edge_dot(const EdgeDot& p, int64_t edge_begin, int64_t edge_end);
+void spmm_coo(const SpmmCoo& p, int64_t dst_begin, int64_t dst_end);
+void sddmm_coo(const SddmmCoo& p, int64_t edge_begin, int64_t edge_end);
 }  // namespace cpu
 
 namespace cuda {
 // Atomic additions: fast, the last bits of a sum vary. f16 and bf16 accumulate in scratch.
-int64_t scatter_scratch(const Scatter& p);
-const char* scatter(const Scatter& p, void* scratch, void* stream);
+int64_t spmm_coo_scratch(const SpmmCoo& p);
+const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream);
 
-const char* edge_dot(const EdgeDot& p, void* stream);
+const char* sddmm_coo(const SddmmCoo& p, void* stream);
 }  // namespace cuda
 
 }  // namespace pyg_fast

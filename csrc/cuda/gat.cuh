@@ -1,0 +1,79 @@
+// GAT: a warp weighs (edge, head) pairs, then adds up the features of (edge, channels) by these weights.
+#pragma once
+#include "attention.cuh"
+#include "params/gat.h"
+
+namespace pyg_fast::cuda {
+
+constexpr int kUnroll = 4;  // loads in flight per thread
+
+// What the passes over the graph and over its transpose share. T is what the features are stored as
+// that are added up.
+template <typename T, typename I, int VEC, int LANES, int HEADS>
+struct PairTile {
+  using Acc = acc_t<T>;
+  using Edge = AttentionEdge<I>;
+  static constexpr bool kSharedSums = false;
+  static constexpr int kSlots = 32 / LANES;
+  static constexpr int kGroup = 32 / HEADS;  // edges whose weights are worked out at once
+  static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;
+
+  const Csr& csr;
+  Dropout<Acc> dropout;
+  bool names_edges;
+  HeadTile<VEC, LANES, HEADS> tile;
+  int pair_head;  // the head of this thread as an (edge, head) pair
+  bool pairs;     // whether there is such a head
+  Acc slope;
+  const char* features;  // at this thread's channels
+  uint32_t row_bytes;
+
+  __device__ PairTile(const Attention& p, const void* features_, bool names_edges_,
+                      uint32_t threshold, acc_t<T> scale, int tile_index)
+      : csr(p.csr), dropout(p, threshold, scale), tile(p, tile_index) {
+    names_edges = dropout.on || names_edges_;
+    pair_head = tile.first_head + static_cast<int>(threadIdx.x % HEADS);
+    pairs = pair_head < p.heads;
+    slope = static_cast<Acc>(p.negative_slope);
+    features = static_cast<const char*>(features_) + tile.at * sizeof(T);
+    asm("" : "+l"(features));
+    row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
+  }
+
+  // weigh(weight) gives this thread the weight of the pair (g * kGroup + lane / HEADS, pair_head) for
+  // each g; add(w, features, valid) adds those of an edge, unless it is none.
+  template <bool FULL, typename Weigh, typename Add>
+  __device__ void for_edges(const Edge& edge, int count, const Weigh& weigh, const Add& add) const {
+    Pack<T, VEC> v[kSteps];
+    gather<FULL>(edge, 0, count, v);
+    Acc weight[HEADS];
+    weigh(weight);
+#pragma unroll
+    for (int step = 0; step < LANES; step += kSteps) {
+      if (!FULL && step * kSlots >= count) break;
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        constexpr int kStepsOfGroup = LANES / HEADS;
+        const int group = (step + u) / kStepsOfGroup;
+        const int slot = (step + u) % kStepsOfGroup * kSlots + (threadIdx.x & 31) / LANES;
+        const Acc w = __shfl_sync(kWarpMask, weight[group], slot * HEADS + tile.in_tile);
+        add(w, v[u], FULL || group * kGroup + slot < count);
+      }
+      if (step + kSteps < LANES) gather<FULL>(edge, step + kSteps, count, v);
+    }
+  }
+
+  // Features of the slot's edges; past the end those of the last edge, which will not be used.
+  template <bool FULL>
+  __device__ void gather(const Edge& edge, int step, int count, Pack<T, VEC> (&v)[kSteps]) const {
+#pragma unroll
+    for (int u = 0; u < kSteps; ++u) {
+      const int e = (step + u) * kSlots + (threadIdx.x & 31) / LANES;
+      const Col node = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
+      v[u] = pyg_fast::cuda::load<T, VEC>(
+          reinterpret_cast<const T*>(row_at(features, node, row_bytes)));
+    }
+  }
+};
+
+}  // namespace pyg_fast::cuda
