@@ -125,17 +125,19 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         path = self._path(path, x, edge_index)
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index, path)
-        if self._fusible(x) and self._sums():
-            if path is not None:
-                out = self._on_path(x, edge_index, edge_weight, path)
-                if out is not None:
-                    return out
-            if self._scatters(x, edge_index, edge_weight):
-                return self._scattered(x, edge_index)
+        fuses = self._fusible(x) and self._sums()
+        if path is not None and self._has_other_graph(path):
+            path = None
+        if fuses and path is None and self._scatters(x, edge_index, edge_weight):
+            return self._scattered(x, edge_index)
+        norm = None
+        if fuses:
             norm = self._operator(x, edge_index, edge_weight, torch.is_grad_enabled())
-            if norm is not None:
-                return self._mapped(x, norm)
-        return self._by_pyg(x, edge_index, edge_weight)
+        if norm is None:
+            return self._by_pyg(x, edge_index, edge_weight)
+        if path is not None and self._takes_path(norm):
+            return self._on_path(x, edge_index, norm, path)
+        return self._mapped(x, norm)
 
     def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
         """PyG's own way."""
@@ -202,30 +204,30 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         out_dtype = acc_dtype(dtype) if out_acc else dtype
         return linear_on_path(x, self.lin.weight.to(dtype), bias, out_dtype, path, compact_out)
 
+    def _has_other_graph(self, path: ExecutionPath) -> bool:
+        """Whether the layer keeps a graph that may not be that of a path: another one of the first
+        call, or that of a PyG layer that it replaces."""
+        if self._cached_edge_index is not None or self._cached_adj_t is not None:
+            return True
+        return self._cached_norm is not None and self._cached_signature != path.graph_signature
+
+    def _takes_path(self, norm: GCNNorm) -> bool:
+        """Whether the layer may run on a path of the graph."""
+        return not norm.is_differentiable
+
     def _on_path(
         self,
         x: Tensor,
         edge_index: Adj,
-        edge_weight: OptTensor,
+        norm: GCNNorm,
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
-    ) -> Tensor | None:
-        """The layer on a path, or None where the ordinary way has to be taken. What comes in and
-        goes out may be :obj:`compact`."""
-        if not self._sums():
-            return None
-        if self._cached_edge_index is not None or self._cached_adj_t is not None:
-            return None  # The edges are those of a PyG layer that we replace, normalised by it.
-        if self._cached_norm is not None and self._cached_signature != path.graph_signature:
-            return None  # The path may be of another graph than that of the first call.
+    ) -> Tensor:
+        """The layer on a path. What comes in and goes out may be :obj:`compact`."""
         lin = self.lin
         plain = self._is_plain()
         weight: Any = lin.weight if plain else None
         dtype = autocast_dtype(x)
-        num_nodes = path.num_nodes if compact[0] else x.size(0)
-        norm = self._operator(x, edge_index, edge_weight, True, num_nodes)
-        if norm is None or norm.is_differentiable:
-            return None
         if not plain:
             x = lin(x)
         elif dtype is not None:

@@ -94,10 +94,8 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return super().forward(self._unfused(x), self._left(edge_index), size)
-        if path is not None:
-            out = self._on_path(to, path)
-            if out is not None:
-                return out
+        if path is not None and self._takes_path(to):
+            return self._on_path(to, path)
         return self.nn(self._combined(self._sent(to)))
 
     def _aggregated_once(self, x: Tensor, edge_index: Tensor) -> Any:
@@ -144,17 +142,19 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if isinstance(self.nn, torch.nn.Module):
             check_commutes(self.nn)
 
+    def _takes_path(self, to: Neighbours) -> bool:
+        """Whether the layer may run on a path of the graph."""
+        return self._sums_of_nodes(to)
+
     def _on_path(
         self,
         to: Neighbours,
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
-    ) -> Tensor | None:
-        """The layer on a path, or None where the ordinary way has to be taken. What comes in and
-        goes out may be :obj:`compact`."""
+    ) -> Tensor:
+        """The layer on a path. What comes in and goes out may be :obj:`compact`."""
         x, eps = to.source, self.eps
-        if not self._sums_of_nodes(to) or isinstance(x, CBSR):
-            return None
+        assert isinstance(x, Tensor)
         num_nodes = path.num_nodes if compact[0] else x.size(0)
         some = path.forward  # Rows are computed of some nodes alone.
         if some:

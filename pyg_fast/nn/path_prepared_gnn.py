@@ -224,14 +224,18 @@ class PathPreparedGNN(Module):
                 x, rows = expand(x, rows), Rows(None, None)
             compact = (rows.nodes is not None, True)
             if self.conv == 'gcn':
-                out = conv._on_path(x, edge_index, edge_weight, path, compact)
+                if conv._sums() and not conv._has_other_graph(path):
+                    norm = conv._operator(x, edge_index, edge_weight, True, num_nodes)
+                    if norm is not None and conv._takes_path(norm):
+                        out = conv._on_path(x, edge_index, norm, path, compact)
             else:
                 to: Neighbours | None
                 if compact[0]:
                     to = Neighbours(x, x, edge_index, num_nodes, conv.flow)
                 else:
                     to = neighbours(x, edge_index, None, conv.flow)
-                out = None if to is None else conv._on_path(to, path, compact)
+                if to is not None and conv._takes_path(to):
+                    out = conv._on_path(to, path, compact)
         if out is not None:
             return out, path.dst
         return conv(expand(x, rows), *args, path=path), Rows(None, None)

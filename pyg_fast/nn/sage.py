@@ -107,10 +107,8 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)
-        if path is not None:
-            out = self._on_path(to, path)
-            if out is not None:
-                return out
+        if path is not None and self._takes_path(to):
+            return self._on_path(to, path)
         to = self._sent(to)
         out, root = self._aggregated(to), to.root
         if self.root_weight and root is not None:
@@ -170,27 +168,21 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             out = out + linear_of_rows(x.root.to(dtype), lin_r.weight.to(dtype), path, compact_out)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
+    def _takes_path(self, to: Neighbours) -> bool:
+        """Whether the layer may run on a path of the graph."""
+        if self.root_weight and (not is_plain_linear(self.lin_r) or self.lin_r.bias is not None):
+            return False
+        return is_plain_linear(self.lin_l) and self._sums_of_nodes(to)
+
     def _on_path(
         self,
         to: Neighbours,
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
-    ) -> Tensor | None:
-        """The layer on a path, or None where the ordinary way has to be taken. What comes in and
-        goes out may be :obj:`compact`."""
-        out = self._linear_on_path(to, path, compact)
-        return F.normalize(out, p=2.0, dim=-1) if self.normalize and out is not None else out
-
-    def _linear_on_path(
-        self, to: Neighbours, path: ExecutionPath, compact: tuple[bool, bool]
-    ) -> Tensor | None:
-        x, lin, lin_r = to.source, self.lin_l, None
-        if self.root_weight:
-            lin_r = self.lin_r
-            if not is_plain_linear(lin_r) or lin_r.bias is not None:
-                return None
-        if not self._sums_of_nodes(to) or not is_plain_linear(lin) or isinstance(x, CBSR):
-            return None
+    ) -> Tensor:
+        """The layer on a path. What comes in and goes out may be :obj:`compact`."""
+        x, lin = to.source, self.lin_l
+        assert isinstance(x, Tensor)
         dtype, acc = autocast_dtype(x), acc_dtype(x.dtype)
 
         def cast(t: Any) -> Any:
@@ -198,8 +190,9 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
 
         whole = self._operator(to, path.num_nodes if compact[0] else x.size(0), True)
         plan = self._plan(path, whole, sum_on_path(path, whole, acc), compact)
-        root_weight = None if lin_r is None else lin_r.weight
-        return linear_product(cast(x), cast(lin.weight), cast(lin.bias), plan, cast(root_weight))
+        root_weight = cast(self.lin_r.weight) if self.root_weight else None
+        out = linear_product(cast(x), cast(lin.weight), cast(lin.bias), plan, root_weight)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
