@@ -9,7 +9,7 @@ _MOVED = {
     'ExecutionPath': ('graph.execution_path', 'ExecutionPath'),
     'GCNNorm': ('graph.gcn_norm', 'GCNNorm'),
     'Groups': ('graph.groups', 'Groups'),
-    'execution_paths': ('graph.execution_path', 'execution_paths'),
+    'execution_paths': ('graph', 'execution_paths'),
     'gcn_norm': ('graph.gcn_norm', 'normalized'),
     'graph_of': ('graph.graph', 'graph_of'),
     'groups_of': ('graph.groups', 'groups_of'),

@@ -1,7 +1,8 @@
 """Prepared graphs: their structure, what is kept of it, execution paths."""
 
+from ._prepare_paths import execution_paths
 from .csr import prepare_edge_index
-from .execution_path import ExecutionPath, execution_paths
+from .execution_path import ExecutionPath
 from .graph import Graph, graph_of, set_group_sizes
 
 __all__ = [

@@ -1,44 +1,37 @@
 """Sampled mini-batches, made where they are needed."""
 
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import islice
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
-from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from ..ops._library import with_cuda
-from ..ops._lifetime import keep_until_read
-from ..ops.match import match, match_degree
-from ..ops.neighbor_sample import check_num_neighbors, sample_subgraph
-from ..ops.node_map import NodeMap
-from ..ops.random_walk import MOST_VISITS
-from ._batch import Subgraph, batch_of
-from ._features import PLACES, Budget, Cache, Column, Remote, Table, is_apart, most_sampled
-from ._order import greedy_order
-from ._pipeline import InlineIterator, Made, ThreadedIterator, behind
-from ._seeds import Seeds, checked_positions, mixed, resolve_input_nodes
-from ._stats import LoaderStats, Meter
-from ._structure import Structure, structure_of_data, structure_of_store
-from ._walks import Walks, walk_subgraph
+from ._arguments import (
+    SAMPLERS,
+    check_bool,
+    check_count,
+    check_data,
+    check_share,
+    check_walks,
+    device_of,
+    fanouts_of,
+    refuse,
+    replicas_of,
+    walks_of,
+)
+from ._core import Core
+from ._features import PLACES
+from ._pipeline import InlineIterator, ThreadedIterator
+from ._seeds import Seeds, checked_positions, mixed
+from ._stats import LoaderStats
 
-SAMPLERS = ('neighbor', 'random_walk')
 _PREFETCH = 2  # Batches that wait on the device.
-# Of workers, which are not there.
-_WITHOUT_EFFECT = frozenset((
-    'num_workers', 'persistent_workers', 'pin_memory', 'pin_memory_device', 'prefetch_factor',
-    'worker_init_fn', 'multiprocessing_context', 'timeout', 'in_order', 'filter_per_worker',
-    'dataset', 'collate_fn',
-))  # fmt: skip
 
 
 class FastNeighborLoader(NeighborLoader):
@@ -261,8 +254,8 @@ class FastNeighborLoader(NeighborLoader):
         directed: bool = True,
         **kwargs: Any,
     ) -> None:
-        _check_data(data)
-        _refuse(disjoint, time_attr, input_time, temporal_strategy, neighbor_sampler, kwargs)
+        check_data(data)
+        refuse(disjoint, time_attr, input_time, temporal_strategy, neighbor_sampler, kwargs)
         if not directed:
             warnings.warn(
                 "'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=2
@@ -272,14 +265,14 @@ class FastNeighborLoader(NeighborLoader):
             ('replace', replace), ('shuffle', shuffle), ('drop_last', drop_last), ('match', match),
             ('is_sorted', is_sorted),
         ):  # fmt: skip
-            _check_bool(name, flag)
+            check_bool(name, flag)
         if reorder is not None:
-            _check_bool('reorder', reorder)
+            check_bool('reorder', reorder)
         for name, count in (('batch_size', batch_size), ('window', window)):
-            _check_count(name, count)
-        _check_share('cache_ratio', cache_ratio)
+            check_count(name, count)
+        check_share('cache_ratio', cache_ratio)
         if max_device_bytes is not None:
-            _check_count('max_device_bytes', max_device_bytes, 0)
+            check_count('max_device_bytes', max_device_bytes, 0)
         for name, place in (('features', features), ('topology', topology)):
             if place not in PLACES:
                 raise ValueError(f"'{name}' must be one of {PLACES}, got {place!r}")
@@ -288,7 +281,7 @@ class FastNeighborLoader(NeighborLoader):
         ):  # fmt: skip
             if function is not None and not callable(function):
                 raise TypeError(f"'{name}' must be callable, got {type(function).__name__}")
-        fanouts, kind = _fanouts(num_neighbors), SubgraphType(subgraph_type)
+        fanouts, kind = fanouts_of(num_neighbors), SubgraphType(subgraph_type)
         walks, positions = None, None
         if not isinstance(sampler, str):
             positions = sampler
@@ -296,11 +289,11 @@ class FastNeighborLoader(NeighborLoader):
             if sampler not in SAMPLERS:
                 raise ValueError(f"'sampler' must be one of {SAMPLERS}, got {sampler!r}")
             if sampler == 'random_walk':
-                walks = _walks(num_walks, walk_length, restart)
-                _check_walks(fanouts, kind, replace, weight_attr)
+                walks = walks_of(num_walks, walk_length, restart)
+                check_walks(fanouts, kind, replace, weight_attr)
         if generator is not None and seed is not None:
             raise ValueError("'seed' and 'generator' must not both be given")
-        rank, num_replicas = _replicas(rank, num_replicas)
+        rank, num_replicas = replicas_of(rank, num_replicas)
         given = (positions is not None) + (batch_sampler is not None)
         if given == 2 or (given == 1 and (shuffle or num_replicas > 1)):
             raise ValueError(
@@ -318,9 +311,9 @@ class FastNeighborLoader(NeighborLoader):
         elif isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
 
-        core = _Core(
+        core = Core(
             data, fanouts, walks, replace, kind, weight_attr, transform_sampler_output,
-            is_sorted, custom_cls, _device_of(data, device), features, topology, cache_ratio,
+            is_sorted, custom_cls, device_of(data, device), features, topology, cache_ratio,
             max_device_bytes, seed, input_nodes, input_id, match,
             reorder if shuffle or reorder is not None else False, window,
         )  # fmt: skip
@@ -472,376 +465,3 @@ class _Sampler(BaseSampler):
             'a FastNeighborLoader samples around nodes: use torch_geometric.loader'
             '.LinkNeighborLoader for edges'
         )
-
-
-class _Core:
-    """All that the iterators of a loader share; it does not know the loader.
-
-    A copy that shares no memory with it, such as one that was pickled, is made anew from the same
-    arguments: the graph is read again, and its device decides again what fits there.
-    """
-
-    def __init__(
-        self, data: Any, fanouts: tuple[int, ...], walks: Walks | None, replace: bool,
-        subgraph_type: SubgraphType, weight_attr: str | None,
-        transform_sampler_output: Callable | None, is_sorted: bool, custom_cls: Callable | None,
-        device: torch.device, features: str, topology: str, cache_ratio: float,
-        limit: int | None, seed: int, input_nodes: Any, input_id: Tensor | None, match: bool,
-        reorder: bool | None, window: int,
-    ) -> None:  # fmt: skip
-        self._arguments = {k: v for k, v in locals().items() if k != 'self'}
-        self.given = data
-        self.fanouts, self.walks, self.replace = fanouts, walks, replace
-        self.subgraph_type = subgraph_type
-        self.transform_sampler_output, self.custom_cls = transform_sampler_output, custom_cls
-        self.device, self.seed = device, seed
-        self.meter = Meter(device)
-        # Its small kernels go first: those of a training step leave them no room otherwise.
-        self.stream = torch.cuda.Stream(device, -1) if device.type == 'cuda' else None
-        self._maps: list[NodeMap] = []
-        self._lock = threading.Lock()
-        #: How often all was read anew, whatever versions say.
-        self.refreshes = 0
-        budget = Budget(device, limit)
-
-        self.data: Data | None = None
-        self.remote: Remote | None = None
-        if isinstance(data, Data):
-            self.data = data
-            structure = structure_of_data(data, is_sorted, weight_attr, replace)
-        else:
-            if weight_attr is not None:
-                raise ValueError("'weight_attr' must not be given for a (FeatureStore, GraphStore)")
-            structure = structure_of_store(*data)
-            self.remote = Remote(data[0], device)
-        self.num_nodes = structure.num_nodes
-        self.nodes, self.input_id = resolve_input_nodes(input_nodes, self.num_nodes, input_id)
-        self._arguments.update(input_nodes=self.nodes, input_id=self.input_id)
-        on_host = device.type == 'cuda' and not budget.takes(topology, structure.num_bytes)
-        cache = None
-        if cache_ratio > 0 and is_apart(torch.device('cpu'), device):
-            nodes = most_sampled(structure.col, self.num_nodes, cache_ratio, device)
-            cache = Cache(nodes, self.num_nodes)
-        self.structure: Structure = structure.placed(device, on_host)
-        if self.data is not None:
-            counts: tuple = (('node', self.num_nodes), ('edge', structure.col.numel()))
-            self.node_table, self.edge_table = (
-                Table(
-                    self.data, level, count, device, self.stream, features, budget,
-                    cache if level == 'node' else None,
-                )
-                for level, count in counts
-            )  # fmt: skip
-        self.match = match and self.crosses
-        self.reorder = self.match if reorder is None else reorder
-        self.window = window if device.type == 'cuda' or self.reorder else 1
-
-    def __reduce__(self) -> tuple:
-        return _made_anew, (self._arguments,)
-
-    @property
-    def crosses(self) -> bool:
-        """Whether any features come from elsewhere than where batches are."""
-        if self.remote is not None:
-            return True
-        return any(column.on_host for column in self.node_table.update()[1].values())
-
-    def refresh(self) -> None:
-        """Reads anew what was copied, and lets no batch take rows from the one before."""
-        if self.data is not None:
-            self.node_table.update(refresh=True)
-            self.edge_table.update(refresh=True)
-        with self._lock:
-            self.refreshes += 1
-
-    @contextmanager
-    def _node_map(self) -> Iterator[NodeMap]:
-        """A map that no one else uses meanwhile, on the loader's stream."""
-        with self._lock:
-            node_map = self._maps.pop() if self._maps else None
-        if node_map is None:
-            node_map = NodeMap(self.num_nodes, self.device)
-        try:
-            yield node_map
-        finally:
-            with self._lock:
-                self._maps.append(node_map)
-
-    def made(self, batches: Iterator[tuple[int, Tensor]], epoch: int) -> Iterator[Made]:
-        """All batches of an epoch, in the order they are handed out in."""
-        with self._node_map() as node_map:
-            fetcher = _Fetcher(self, node_map)
-            while window := list(islice(batches, self.window)):
-                with self.meter.timed('sample'):
-                    parts = [
-                        self._sample(positions, mixed(self.seed, epoch, number, 1), node_map)
-                        for number, positions in window
-                    ]
-                    order = list(range(len(parts)))
-                    if self.reorder and len(parts) > 2:
-                        n_ids = [part.n_id for part in parts]
-                        order = greedy_order(match_degree(n_ids, self.num_nodes, node_map=node_map))
-                for k in order:
-                    part, parts[k] = parts[k], None  # type: ignore[call-overload]
-                    with self.meter.timed('fetch'):
-                        made = fetcher.batch(part)
-                    yield made
-                    del made, part
-
-    def one(self, positions: Tensor, seed: int) -> Data:
-        """A batch by itself, made in this thread."""
-        with behind(self.stream), self._node_map() as node_map:
-            with self.meter.timed('sample'):
-                part = self._sample(positions, seed, node_map)
-            with self.meter.timed('fetch'):
-                made = _Fetcher(self, node_map).batch(part)
-        if self.stream is not None:
-            self.stream.synchronize()  # The graph that is read in host memory may go at once.
-            current = torch.cuda.current_stream(self.device)
-            for tensor in made.tensors:
-                tensor.record_stream(current)
-        return made.finished(self.meter)
-
-    def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Subgraph:
-        structure = self.structure
-        seeds = self.nodes[positions].to(self.device)
-        input_id = positions if self.input_id is None else self.input_id[positions]
-        input_id = input_id.to(self.device)
-        if self.walks is not None:
-            part = walk_subgraph(
-                structure, seeds, self.fanouts, self.walks, seed, input_id, node_map
-            )
-        else:
-            induced = self.subgraph_type == SubgraphType.induced
-            out = sample_subgraph(
-                structure.rowptr, structure.col, structure.perm, structure.weight, seeds,
-                self.fanouts, self.replace, induced, seed, node_map,
-            )  # fmt: skip
-            nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
-            hops = None if edges is None else (tuple(nodes), tuple(edges))
-            part = Subgraph(
-                out.n_id, out.edge_index, out.rowptr, out.col, out.e_id,
-                None if edges is None else nodes, edges, input_id, hops,
-            )  # fmt: skip
-        if self.subgraph_type == SubgraphType.bidirectional:
-            part = part.to_bidirectional()
-        if self.transform_sampler_output is not None:
-            part = part.transformed(self.transform_sampler_output)
-        return part
-
-
-class _Fetcher:
-    """Fetches the attributes of one batch after the other, and keeps what the next may share."""
-
-    def __init__(self, core: _Core, node_map: NodeMap) -> None:
-        self._core, self._node_map = core, node_map
-        self._n_id: Tensor | None = None
-        self._rows: dict[str, Tensor] = {}
-        self._version: tuple[int, int] | None = None
-        # Without a thread that works ahead, what is fetched is handed out at once.
-        self._ahead = core.stream is not None
-
-    def batch(self, part: Subgraph) -> Made:
-        core = self._core
-        late: list[tuple[str, Column, Tensor]] = []
-        nodes = self._fetch_remote(part.n_id) if core.remote else self._fetch(part.n_id, late)
-        edges: dict[str, Any] = {}
-        keys: list[str] = []
-        if core.data is not None:
-            for key, column in core.edge_table.update()[1].items():
-                if self._ahead and part.e_id is not None and column.is_late:
-                    late.append((key, column, part.e_id))
-                    continue
-                keys.append(key)
-                if part.e_id is not None:
-                    edges[key] = column.rows_at(part.e_id)
-                    if column.on_host:
-                        self._keep([column])
-        core.meter.add_batch(part.n_id.numel(), part.edge_index.size(1))
-        structure = core.structure
-        return batch_of(
-            core.data, core.custom_cls, part, structure.layout, structure.loop_free, nodes, edges,
-            keys, late,
-        )  # fmt: skip
-
-    def _keep(self, columns: list[Column]) -> None:
-        """Another column may take the place of one that a GPU still reads from host memory."""
-        keep_until_read(self._core.device, *(column.source for column in columns))
-
-    def _forget_if(self, version: tuple[int, int]) -> None:
-        if version != self._version:  # What was fetched before may have changed since.
-            self._n_id, self._version = None, version
-
-    def _fetch(self, n_id: Tensor, late: list[tuple[str, Column, Tensor]]) -> dict[str, Any]:
-        core = self._core
-        version, columns = core.node_table.update()
-        self._forget_if((version, core.refreshes))
-        hosted = [column for column in columns.values() if column.on_host]
-        counter = core.meter.counter(sum(c.row_bytes for c in hosted)) if hosted else None
-        matching = core.match and bool(hosted)
-        found = self._matched(n_id) if matching else None
-        out, fetched = {}, {}
-        for key, column in columns.items():
-            if self._ahead and column.is_late:
-                late.append((key, column, n_id))
-                continue
-            if not column.on_host:
-                out[key] = column.rows_at(n_id)
-                continue
-            before = self._rows.get(key) if found is not None else None
-            rows = column.rows_at(n_id, None if before is None else found, before, counter)
-            counter = None  # All columns have the same rows from the same places.
-            if matching:
-                fetched[key] = rows
-            out[key] = rows.clone() if matching else rows
-        if hosted:
-            self._keep(hosted)
-        if matching:
-            self._n_id, self._rows = n_id.clone(), fetched
-        return out
-
-    def _fetch_remote(self, n_id: Tensor) -> dict[str, Any]:
-        core = self._core
-        assert core.remote is not None
-        self._forget_if((0, core.refreshes))
-        found = self._matched(n_id) if core.match else None
-        rows = core.remote.rows_at(
-            n_id, found, self._rows if found is not None else None, core.meter.counter
-        )
-        if core.match:
-            self._n_id, self._rows = n_id.clone(), rows
-            return {key: value.clone() for key, value in rows.items()}
-        return rows
-
-    def _matched(self, n_id: Tensor) -> Tensor | None:
-        """The rows that the batch before has of these nodes."""
-        if self._n_id is None:
-            return None
-        self._core.meter.add_pair(min(n_id.numel(), self._n_id.numel()))
-        return match(n_id, self._n_id, self._core.num_nodes, node_map=self._node_map)
-
-
-def _made_anew(arguments: dict[str, Any]) -> _Core:
-    return _Core(**arguments)
-
-
-def _check_data(data: Any) -> None:
-    if isinstance(data, HeteroData):
-        raise TypeError(
-            "'data' must be a graph with one type of nodes and edges, got HeteroData: use "
-            'torch_geometric.loader.NeighborLoader, or data.to_homogeneous()'
-        )
-    if isinstance(data, Data):
-        return
-    pair = isinstance(data, (tuple, list)) and len(data) == 2
-    if not (pair and isinstance(data[0], FeatureStore) and isinstance(data[1], GraphStore)):
-        raise TypeError(
-            f"'data' must be a Data object or a (FeatureStore, GraphStore), got "
-            f'{type(data).__name__}'
-        )
-
-
-def _refuse(
-    disjoint: bool, time_attr: Any, input_time: Any, temporal_strategy: str, neighbor_sampler: Any,
-    kwargs: dict[str, Any],
-) -> None:  # fmt: skip
-    instead = 'use torch_geometric.loader.NeighborLoader'
-    if disjoint:
-        raise ValueError(f"'disjoint' must be False, batches are one graph: {instead}")
-    if time_attr is not None or input_time is not None or temporal_strategy != 'uniform':
-        raise ValueError(
-            f"'time_attr', 'input_time' and 'temporal_strategy' must not be given, edges have no "
-            f'time here: {instead}'
-        )
-    if neighbor_sampler is not None:
-        raise TypeError(f"'neighbor_sampler' must be None, this loader samples itself: {instead}")
-    if kwargs.get('collate_fn') is not None:
-        raise TypeError("'collate_fn' must not be given: use 'transform'")
-    unknown = sorted(set(kwargs) - _WITHOUT_EFFECT)
-    if unknown:
-        raise TypeError(f'FastNeighborLoader got unexpected arguments {unknown}')
-
-
-def _check_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"'{name}' must be True or False, got {value!r}")
-
-
-def _check_count(name: str, value: Any, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"'{name}' must be an integer, got {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"'{name}' must be at least {least}, got {value}")
-
-
-def _check_share(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"'{name}' must be a number, got {type(value).__name__}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"'{name}' must be from 0 to 1, got {value}")
-
-
-def _fanouts(num_neighbors: Any) -> tuple[int, ...]:
-    if isinstance(num_neighbors, NumNeighbors):
-        num_neighbors = num_neighbors.values
-    if isinstance(num_neighbors, (list, tuple)):
-        num_neighbors = [_plain_int(count) for count in num_neighbors]
-    return check_num_neighbors(num_neighbors)
-
-
-def _walks(num_walks: int, walk_length: int, restart: float) -> Walks:
-    for name, count in (('num_walks', num_walks), ('walk_length', walk_length)):
-        _check_count(name, count)
-    _check_share('restart', restart)
-    if num_walks * walk_length > MOST_VISITS:
-        raise ValueError(
-            f"'num_walks' times 'walk_length' must be at most {MOST_VISITS}, got {num_walks} times "
-            f'{walk_length}'
-        )
-    return Walks(num_walks, walk_length, restart)
-
-
-def _check_walks(
-    fanouts: tuple[int, ...], kind: SubgraphType, replace: bool, weight_attr: str | None
-) -> None:
-    if -1 in fanouts:
-        raise ValueError("'num_neighbors' must be positive for random walks, got -1")
-    if kind != SubgraphType.directional or replace or weight_attr is not None:
-        raise ValueError(
-            "'subgraph_type', 'replace' and 'weight_attr' must not be given for random walks"
-        )
-
-
-def _plain_int(value: Any) -> Any:
-    """An int for what counts as one, such as those of numpy."""
-    return int(value) if isinstance(value, np.integer) else value
-
-
-def _replicas(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
-    if (rank is None) != (num_replicas is None):
-        raise ValueError("'rank' and 'num_replicas' must be given together")
-    if rank is None or num_replicas is None:
-        return 0, 1
-    _check_count('num_replicas', num_replicas)
-    if isinstance(rank, bool) or not isinstance(rank, int):
-        raise TypeError(f"'rank' must be an integer, got {type(rank).__name__}")
-    if not 0 <= rank < num_replicas:
-        raise ValueError(f"'rank' must be from 0 to {num_replicas - 1}, got {rank}")
-    return rank, num_replicas
-
-
-def _device_of(data: Any, device: torch.device | str | None) -> torch.device:
-    if device is None:
-        tensors = data._store.values() if isinstance(data, Data) else ()
-        devices = [value.device for value in tensors if isinstance(value, Tensor)]
-        out = devices[0] if devices else torch.device('cpu')
-    else:
-        out = torch.device(device)
-    if out.type not in ('cpu', 'cuda'):
-        raise ValueError(f"'device' must be a CPU or a CUDA device, got {str(out)!r}")
-    if out.type == 'cuda':
-        if not with_cuda():
-            raise ValueError("'device' must be 'cpu': pyg_fast was built without CUDA")
-        if str(out) == 'cuda':
-            out = torch.device('cuda', torch.cuda.current_device())
-    return out

@@ -10,9 +10,9 @@ from torch_geometric.nn import LayerNorm
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
+from ..graph._prepare_paths import execution_paths
 from ..graph.execution_path import (
     ExecutionPath,
-    execution_paths,
     mask_signature_of,
     signature_of,
 )

@@ -4,7 +4,8 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
-from ..graph.execution_path import check_mask, execution_paths
+from ..graph._prepare_paths import execution_paths
+from ..graph.execution_path import check_mask
 from ..ops._edges import check_edge_index
 
 

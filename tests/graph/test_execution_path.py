@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
-from pyg_fast.graph.execution_path import WHOLE
+from pyg_fast.graph._prepare_paths import WHOLE
 
 
 @st.composite

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_fast.loader import FastNeighborLoader, _features, neighbor_loader
+from pyg_fast.loader import FastNeighborLoader, _core, _features
 
 
 def random_data(num_nodes: int = 60, num_edges: int = 300, seed: int = 0) -> Data:
@@ -95,7 +95,7 @@ class Apart:
 
     def __init__(self, monkeypatch: Any, device: torch.device) -> None:
         if device.type == 'cpu':
-            for module in (_features, neighbor_loader):
+            for module in (_core, _features):
                 monkeypatch.setattr(module, 'is_apart', lambda memory, device: True)
             monkeypatch.setattr(_features, 'pinned', lambda tensor: tensor.clone())
 

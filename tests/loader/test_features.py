@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_fast.loader import FastNeighborLoader, _features, neighbor_loader
+from pyg_fast.loader import FastNeighborLoader, _core, _features
 from tests.loader._graphs import Apart, equal, random_data
 
 ARGS = {'batch_size': 11, 'shuffle': True, 'seed': 2}
@@ -109,7 +109,7 @@ def test_edits_of_a_batch_never_reach_the_next(
     plain = list(apart(data, [3, 2], device=device, **ARGS))
     loader = apart(data, [3, 2], device=device, transform=transform, **ARGS)
     seen = []
-    fetcher = neighbor_loader._Fetcher.batch
+    fetcher = _core._Fetcher.batch
 
     def spy(self: Any, part: Any) -> Any:
         made = fetcher(self, part)
@@ -117,7 +117,7 @@ def test_edits_of_a_batch_never_reach_the_next(
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbor_loader._Fetcher, 'batch', spy)
+        patch.setattr(_core._Fetcher, 'batch', spy)
         edited = list(loader)
     assert all(batch.x.isnan().all() for batch in edited)
     assert loader.stats.match_degree > 0

@@ -1,0 +1,189 @@
+"""Execution paths of a graph and a mask."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from ..ops._edges import check_edge_index
+from ..ops.to_csr import to_csr
+from .execution_path import ExecutionPath, check_mask, mask_signature_of, signature_of
+from .graph import Graph, graph_of
+
+# Where rows are short, sums are handed out by groups: on an H200 faster than by rows on all paths
+# of benchmarks/paths.py with up to so many edges a row.
+_SHORT_ROWS, _GROUP_SIZE = 16, 32
+
+# A path with this share of the edges (with `forward`: of the nodes) keeps no copy of them; nor are
+# sources taken out where they are this share of the nodes.
+WHOLE = 0.7
+
+
+@torch.inference_mode(False)  # What is made may serve a training step later.
+@torch.no_grad()
+def execution_paths(
+    edge_index: Tensor,
+    mask: Tensor,
+    num_layers: int,
+    weighted: bool = False,
+    forward: bool = False,
+    checks: bool = True,
+    strict: bool = False,
+    debug: bool = False,
+) -> list[ExecutionPath]:
+    r"""Prepares an execution path for each layer of a model that trains on some nodes.
+
+    Args:
+        edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`, on
+            the device on which the paths shall be.
+        mask (Tensor): The training nodes :math:`(N)`, bool.
+        num_layers (int): Number of layers :math:`L`.
+        weighted (bool): Whether edges have weights. (default: :obj:`False`)
+        forward (bool): Whether layers compute the active rows alone in training.
+            (default: :obj:`False`)
+        checks (bool): Whether gradients outside of a path are counted and raise an error.
+            (default: :obj:`True`)
+        strict (bool): Whether they do so at once, for which each backward pass waits for the
+            device. (default: :obj:`False`)
+        debug (bool): Whether rows that are not computed are NaN instead of zero, which shows in
+            whatever reads them; gradients are not checked then. (default: :obj:`False`)
+
+    Returns:
+        list[ExecutionPath]: A path for each layer, first to last.
+
+    Raises:
+        TypeError: If :obj:`mask` is not a bool tensor.
+        ValueError: If it is empty, of another device or of another length than there are nodes, or
+            :obj:`num_layers` is below one.
+        IndexError: If the graph holds a node that :obj:`mask` does not have.
+    """
+    if isinstance(num_layers, bool) or not isinstance(num_layers, int):
+        raise TypeError(f"'num_layers' must be an integer, got {type(num_layers).__name__}")
+    if num_layers < 1:
+        raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+    check_edge_index(edge_index)
+    size = getattr(edge_index, '_sparse_size', (None, None))
+    check_mask(mask, size[0] if size[0] is not None else size[1])
+    if mask.device != edge_index.device:
+        raise ValueError(f"'mask' is on {mask.device}, but 'edge_index' is on {edge_index.device}")
+    num_nodes = mask.size(0)
+    graph = graph_of(edge_index, num_nodes, num_nodes, drop_loops=True, wait=True)
+    common = dict(
+        num_layers=num_layers, num_nodes=num_nodes, loops=_loops(edge_index, num_nodes),
+        graph_signature=signature_of(edge_index), mask_signature=mask_signature_of(mask),
+        forward=forward, checks=checks, strict=strict, debug=debug,
+    )  # fmt: skip
+    common['num_edges'] = num_edges = int(graph.rowptr[-1])
+
+    paths: list[ExecutionPath] = []
+    # Below a layer that has most edges all others have them too.
+    active, whole = mask, False
+    degree = graph.rowptr.diff()
+    for layer in reversed(range(num_layers)):
+        nodes = active.nonzero().view(-1)
+        counts = degree[nodes].long()
+        total = int(counts.sum())
+        fields = dict(
+            common, layer=layer, num_dst=nodes.numel(), num_path_edges=total,
+            dst_position=_positions(nodes, num_nodes),
+            counter=torch.zeros(1, dtype=torch.int64, device=mask.device),
+        )  # fmt: skip
+        # A pass over all edges is no loss where most are needed; rows of all nodes are, by far, in
+        # linear maps and the like.
+        most = nodes.numel() >= WHOLE * num_nodes if forward else total >= WHOLE * num_edges
+        whole = whole or most
+        picked = None if whole else _picked(graph, nodes, counts)
+        sources = active.clone()
+        if picked is None:
+            into = active.repeat_interleave(degree, output_size=num_edges)
+            picked_col = graph.col[:num_edges][into]
+        else:
+            picked_col = graph.col[picked]
+        sources[picked_col.long()] = True
+        fields['num_src'] = int(sources.sum())
+        paths.append(_path(fields, graph, nodes, counts, sources, picked, weighted))
+        active = sources
+    paths.reverse()
+    _join(paths)
+    return paths
+
+
+def _loops(edge_index: Tensor, num_nodes: int) -> Tensor | None:
+    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+    loops = data[0][data[0] == data[1]].long()
+    return torch.bincount(loops, minlength=num_nodes) if loops.numel() else None
+
+
+def _positions(nodes: Tensor, num_nodes: int) -> Tensor:
+    position = torch.full((num_nodes,), -1, dtype=torch.int32, device=nodes.device)
+    position[nodes] = torch.arange(nodes.numel(), dtype=torch.int32, device=nodes.device)
+    return position
+
+
+def _picked(graph: Graph, nodes: Tensor, counts: Tensor) -> Tensor:
+    """The places of the edges of some rows."""
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if ends.numel() else 0
+    start = (graph.rowptr[nodes].long() - (ends - counts)).repeat_interleave(
+        counts, output_size=total
+    )
+    return start + torch.arange(total, device=nodes.device)
+
+
+def _path(
+    fields: dict[str, Any],
+    graph: Graph,
+    nodes: Tensor,
+    counts: Tensor,
+    sources: Tensor,
+    picked: Tensor | None,
+    weighted: bool,
+) -> ExecutionPath:
+    if picked is None:
+        return ExecutionPath(**fields, **dict.fromkeys((
+            'rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm', 'src_nodes', 'src_position',
+            'dst_nodes', 'self_row', 't_self_row', 'group_size', 't_group_size',
+        )))  # fmt: skip
+    num_dst, index = nodes.numel(), graph.rowptr.dtype
+    src_nodes = src_position = None
+    if fields['num_src'] < WHOLE * fields['num_nodes']:  # Taking out most nodes does not pay.
+        src_nodes = sources.nonzero().view(-1)
+        src_position = _positions(src_nodes, fields['num_nodes'])
+    num_src = fields['num_nodes'] if src_nodes is None else src_nodes.numel()
+    col = graph.col[picked]
+    if src_position is not None:
+        col = src_position[col.long()]
+    rowptr = torch.zeros(num_dst + 1, dtype=index, device=nodes.device)
+    rowptr[1:] = counts.cumsum(0)
+    row = torch.arange(num_dst, device=nodes.device, dtype=torch.int32).repeat_interleave(
+        counts, output_size=picked.numel()
+    )
+    t_rowptr, t_col, t_perm = to_csr(torch.stack([col, row]), num_src, num_dst, by='src')
+    t_rowptr = t_rowptr.to(index)  # as that of the whole graph, to which positions belong
+    perm = None
+    if weighted:
+        perm = picked.to(index) if graph.perm is None else graph.perm[picked]
+        t_perm = perm[t_perm.long()]
+    dst_position = fields['dst_position']
+    return ExecutionPath(
+        **fields, rowptr=rowptr, col=col, perm=perm, t_rowptr=t_rowptr, t_col=t_col,
+        t_perm=t_perm if weighted else None, group_size=_group_size(picked, num_dst),
+        t_group_size=_group_size(picked, num_src), src_nodes=src_nodes, src_position=src_position,
+        dst_nodes=nodes,
+        self_row=(nodes if src_position is None else src_position[nodes]).int(),
+        t_self_row=dst_position if src_nodes is None else dst_position[src_nodes],
+    )  # fmt: skip
+
+
+def _group_size(edges: Tensor, num_rows: int) -> int | None:
+    short = edges.is_cuda and edges.numel() <= _SHORT_ROWS * num_rows
+    return _GROUP_SIZE if short else None
+
+
+def _join(paths: Sequence[ExecutionPath]) -> None:
+    """A layer's sources are the destinations of the one below: one tensor serves both."""
+    for below, path in zip(paths, paths[1:], strict=False):
+        if path.src_nodes is not None and below.dst_nodes is not None:
+            path.src_nodes, path.src_position = below.dst_nodes, below.dst_position
