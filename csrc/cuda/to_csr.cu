@@ -257,9 +257,10 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   // Behind all rows.
   if (blockIdx.x + 1 < gridDim.x) return;
   const int num_kept = first_edge + sum_of_warp(edges_of_lane);
-  for (int e = num_kept + threadIdx.x; e < num_edges; e += kSmallThreads)
+  for (int e = num_kept + threadIdx.x; e < num_edges; e += kSmallThreads) {
     sorted_col[e] = 0;
     perm[e] = 0;
+  }
 }
 
 const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
