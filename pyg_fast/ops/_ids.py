@@ -79,7 +79,7 @@ def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tens
     if rowptr.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"'rowptr' must hold int32 or int64, got {rowptr.dtype}")
     if col.dtype not in (torch.int32, rowptr.dtype):
-        raise TypeError(f"'col' must hold int32 or {rowptr.dtype}, as 'rowptr', got {col.dtype}")
+        raise TypeError(f"'col' must hold int32, or int64 if 'rowptr' does, got {col.dtype}")
     if rowptr.numel() == 0:
         raise ValueError("'rowptr' must have an entry more than there are nodes, got none")
     if rowptr.device == device:

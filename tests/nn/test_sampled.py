@@ -1079,7 +1079,7 @@ def test_bad_input(kind: str, hooked: bool, device: torch.device, raises: Any) -
 def test_more_samples_than_a_kernel_takes(device: torch.device, cls: type) -> None:
     conv = cls(4, 3, 5000, sample='always').to(device).eval()
     edge_index = torch.stack([torch.arange(6000) % 50, torch.zeros(6000, dtype=torch.long)])
-    x = torch.randn(50, 4, device=device)
+    x, conv = torch.randn(50, 4, device=device, dtype=torch.double), conv.double()
     out = conv(x, edge_index.to(device))
     conv.sample = 'never'
     torch.testing.assert_close(out, conv(x, edge_index.to(device)))

@@ -382,7 +382,7 @@ GOOD = {
         (TypeError, "'seeds' must hold integers, got torch.float32", {'seeds': torch.zeros(1)}),
         (TypeError, "'seeds' must hold integers", {'seeds': torch.tensor([True])}),
         (TypeError, "'rowptr' must hold int32 or int64", {'rowptr': torch.zeros(2).short()}),
-        (TypeError, "'col' must hold torch.int64", {'col': torch.zeros(3).int()}),
+        (TypeError, "'col' must hold int32, or int64 if", {'col': torch.zeros(3).short()}),
         (ValueError, "'col' must have one dimension, got 2", {'col': torch.zeros(3, 1).long()}),
         (ValueError, "'rowptr' must have an entry", {'rowptr': torch.zeros(0).long()}),
         (ValueError, 'ascend', {'rowptr': torch.tensor([0, 2, 1])}),

@@ -139,7 +139,7 @@ def test_spmm_with_rows_of_its_own(
         def run(op: object, x: Tensor, own: Tensor, *scales: Tensor) -> Tensor:
             return op(*graph[:3], None, x, None, *scales, None, False, False, own)
 
-        out = run(ops.spmm, x, own.to(index), scale, diag)
+        out = run(ops.spmm, x, own.int(), scale, diag)
         expected = run(reference.spmm, x, valid, scale, diag)
         magnitude = run(reference.spmm, x.abs(), valid, scale.abs(), diag.abs())
         assert_near(out, expected, magnitude, 2000)

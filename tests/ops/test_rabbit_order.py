@@ -99,7 +99,7 @@ def test_opcheck_and_fake_kernel() -> None:
 def test_tensors_that_do_not_fit(bad: str) -> None:
     rowptr, col = csr(GRAPHS['square'])
     args = {
-        'dtypes': (rowptr.long(), col),
+        'dtypes': (rowptr, col.long()),
         'float': (rowptr.float(), col.float()),
         'strided': (rowptr, col.repeat_interleave(2)[::2]),
         'matrix': (rowptr, col.view(-1, 1)),

@@ -37,7 +37,7 @@ from ._samples import Given, sample
 @sample('spmm')
 def spmm_sample(given: Given) -> dict[str, object]:
     n = given.num_nodes
-    own = torch.randint(-1, n, (n,), dtype=given.index, device=given.device)
+    own = torch.randint(-1, n, (n,), dtype=torch.int32, device=given.device)
     return dict(
         **given.csr, value=given.value, x=given.a, **given.scaled, bias=given.bias,
         mean=given.full, out_acc=False, self_row=given.optional(own),
@@ -457,7 +457,9 @@ def test_deterministic_backward_of_max(
         graph = graph._replace(perm=None)
     elif prepared == 'by_row':
         graph = graph._replace(t_perm=None)
-    graph = Graph(*(t.to(index) if isinstance(t, Tensor) else t for t in graph))
+    counts = ('rowptr', 'perm', 't_rowptr', 't_perm')
+    named = {name: getattr(graph, name) for name in counts}
+    graph = graph._replace(**{name: t.to(index) for name, t in named.items() if t is not None})
     torch.use_deterministic_algorithms(True, warn_only=True)  # the reference need not be
     try:
         for dtype in DTYPES:
