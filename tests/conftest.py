@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,7 +22,10 @@ hypothesis.settings.register_profile(  # under a sanitizer, which slows all down
 )
 hypothesis.settings.load_profile('ci' if os.environ.get('CI') else 'default')
 
-if 'OMP_NUM_THREADS' not in os.environ:
+if 'PYTEST_XDIST_WORKER' in os.environ:  # Processes of their own, and of theirs.
+    os.environ.setdefault('OMP_NUM_THREADS', '1')
+    torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
+elif 'OMP_NUM_THREADS' not in os.environ:
     torch.set_num_threads(2)
 
 
@@ -63,10 +67,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _skipped.append(report.nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Adds what a process of pytest-xdist has skipped while it collected."""
+    _skipped.extend(getattr(node, 'workeroutput', {}).get(_SKIPPED, ()))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     cache = getattr(session.config, 'cache', None)
-    if cache and not session.config.option.collectonly:
-        cache.set(_SKIPPED, _skipped)
+    if hasattr(session.config, 'workeroutput'):
+        session.config.workeroutput[_SKIPPED] = _skipped
+    elif cache and not session.config.option.collectonly:
+        cache.set(_SKIPPED, sorted({*_skipped}))
 
 
 def pytest_collection_finish() -> None:
