@@ -550,14 +550,39 @@ class Report:
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
-        self.path.with_suffix('.json').write_text(text + '\n', encoding='utf-8')
+        self.path.with_suffix('.json').write_text(as_json(self.as_dict()), encoding='utf-8')
         self.path.with_suffix('.md').write_text(self.markdown(), encoding='utf-8')
 
     def finish(self) -> None:
         self.save()
         print(self.markdown())
         print(f'Written to {self.path}.json and .md')
+
+
+def as_json(run: Mapping[str, Any]) -> str:
+    """A run with a line for each cell, its numbers to six digits."""
+
+    def one_line(value: Any) -> str:
+        return json.dumps(_rounded(value), ensure_ascii=False)
+
+    def section(each: Mapping[str, Any]) -> str:
+        cells = ',\n'.join(f'   {one_line(cell)}' for cell in each['cells'])
+        rest = ', '.join(
+            f'"{key}": {one_line(value)}' for key, value in each.items() if key != 'cells')
+        return f'  {{{rest}, "cells": [\n{cells}\n  ]}}'
+
+    lines = [f' "{key}": {one_line(value)}' for key, value in run.items() if key != 'sections']
+    sections = ',\n'.join(map(section, run.get('sections', ())))
+    lines += [f' "sections": [\n{sections}\n ]'] if 'sections' in run else []
+    return '{\n' + ',\n'.join(lines) + '\n}\n'
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f'{value:.6g}')
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def environment(device: torch.device) -> dict[str, Any]:
