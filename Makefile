@@ -2,6 +2,7 @@
 # they only redo what changed.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,8 +17,9 @@ BUILD_INPUTS := $(shell find csrc -type f) setup.py setup.cfg pyproject.toml
 demo: $(VENV)/.demo
 	$(BIN)/python examples/node_classification.py $(ARGS)
 
+# In processes of one thread each.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

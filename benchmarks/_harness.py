@@ -118,7 +118,7 @@ def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Re
             if contender.ours:
                 raise
             result.note = f'OOM: {_first_line(error)}'
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
             if contender.ours:
                 raise
             result.note = f'failed: {_first_line(error)}'

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _harness, _plots, gat, gcn, loader, maxk, paths, sampled, spmm
+from . import _harness, _plots, gat, gcn, layers, loader, maxk, paths, sampled, spmm
 from ._harness import Cell
 from ._runs import Cited, Run, Timed, Unsupported, read_runs, result_of, slug, sources
 from .roofline import gigabytes
@@ -39,6 +39,9 @@ SUMS = Timed(
 GCN_LAYER = Timed(
     'A GCN layer, forward and backward', 'gcn', 'One layer, forward + backward', gcn.PREPARED,
     ['PyG'], [gcn.PLAIN], 'channels')
+LAYERS = Timed(
+    'Training steps of layers, PyG compiled too', 'layers', layers.TITLE, layers.PREPARED,
+    layers.RIVALS, [layers.PLAIN], 'channels')
 PREPARING = Timed(
     'Sorting a graph both ways', 'gcn', 'Preparing a graph, CSR and CSC', 'ours', ['PyG'],
     width='nodes')
@@ -120,7 +123,6 @@ class Headline:
     table: Timed
     graph: str
     width: int
-    gpu: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,15 +161,17 @@ SYSTEMS = (
     System(
         'Aggregation',
         'Exact layers, on prepared and on plain graphs; [which one to take](start/choose.rst).',
-        (SUMS, GCN_LAYER, PREPARING, FRESH, REORDERED),
+        (LAYERS, SUMS, GCN_LAYER, PREPARING, FRESH, REORDERED),
         (Plot('sums', 'Time of a weighted sum over the number of features, ours beside cuSPARSE',
               [SUMS], _BIG, _plots.widths({
                   'ours': [spmm.OURS], 'cuSPARSE': spmm.CUSPARSE,
                   'cuSPARSE preprocessed': spmm.PREPROCESSED})),),
-        (Headline('sums of neighbours, 64 features', SUMS, 'reddit-like', 64),
-         Headline('sums of neighbours, 64 features', SUMS, 'Computers', 64),
-         Headline('a GCN layer, forward and backward', GCN_LAYER, 'reddit-like', 64),
-         Headline('a GCN layer, forward and backward', GCN_LAYER, 'Computers', 64, gpu=False))),
+        (*(
+            Headline(layer, LAYERS, f'{graph}: {layer}', 64)
+            for graph in ('arxiv-like', 'reddit-like')
+            for layer in ('GCN', 'SAGE mean', 'SAGE max', 'GAT 8 heads', 'GATv2 8 heads')),
+         Headline('weighted sums only, forward', SUMS, 'reddit-like', 64),
+         Headline('weighted sums only, forward', SUMS, 'Computers', 64))),
     System(
         'MaxK-GNN', 'Another model than with ReLU, not another way to compute it: '
         '[MaxK-GNN](systems/maxk.rst).',
@@ -180,22 +184,14 @@ SYSTEMS = (
                   {'MaxK': [maxk.OURS], 'MaxK, balanced': [maxk.BALANCED]},
                   {'all columns, ours': [maxk.DENSE],
                    'all columns, cuSPARSE': [*spmm.CUSPARSE, *spmm.PREPROCESSED]})),),
-        (Headline('MaxK aggregation, k = 32 of 256', MAXK, 'reddit-like', 32),
-         Headline('a training step of three SAGE layers with MaxK, k = 32', MAXK_STEP,
-                  'reddit-like', 32))),
+        (Headline('three SAGE layers, MaxK, k = 32', MAXK_STEP, 'reddit-like', 32),)),
     System(
         'Attention', 'GAT and GATv2 with the results of PyG: [Attention](systems/attention.rst).',
         (GAT_LAYER, GATV2_LAYER, GAT_FORWARD, GAT_BACKWARD, GAT_CORA),
         (Plot('attention', 'Times of layers with attention, forward and backward, ours beside '
               "PyG's", [GAT_LAYER, GATV2_LAYER], ('arxiv-like', 'reddit-like'), _plots.bars(
                   ('GATConv', 'GATv2Conv'), {'ours, prepared graph': gat.PREPARED,
-                                             'ours, edge_index': gat.PLAIN, 'PyG': gat.PYG})),),
-        (Headline('a GAT layer of 8 heads, forward and backward', GAT_LAYER,
-                  'arxiv-like, 8 x 8', 64),
-         Headline('a GATv2 layer of 8 heads, forward and backward', GATV2_LAYER,
-                  'arxiv-like, 8 x 8', 64),
-         Headline('a GAT layer of 8 heads, forward and backward', GAT_LAYER,
-                  'Computers, 8 x 8', 64, gpu=False))),
+                                             'ours, edge_index': gat.PLAIN, 'PyG': gat.PYG})),)),
     System(
         'Sampled aggregation',
         'It reads some of the edges, which costs accuracy: '
@@ -210,8 +206,7 @@ SYSTEMS = (
                   'S', (), {'fastrand': [sampled.FASTRAND], 'bucket': ['bucket']},
                   {'all edges, ours': [sampled.FULL],
                    'all edges, cuSPARSE': [*spmm.CUSPARSE, *spmm.PREPROCESSED]})),),
-        (Headline('sums of at most 32 edges, 256 features', SAMPLED, 'reddit-like', 32),
-         Headline('sums of at most 32 edges, 256 features', SAMPLED, 'arxiv-like', 32))),
+        (Headline('sums of at most 32 edges a node', SAMPLED, 'reddit-like', 32),)),
     System(
         'Execution paths',
         'The same losses and gradients for less, where few nodes train: '
@@ -222,9 +217,7 @@ SYSTEMS = (
                   128, {'all nodes active': paths.PLAIN, 'path': paths.BACKWARD,
                         'path, forward too': paths.FORWARD,
                         'and the input cached': paths.CACHED})),),
-        (Headline('a training step of a GCN on paths, launches hidden, a tenth training', PATH_STEP,
-                  'products-like, 10%', 128),
-         Headline('the same in eager mode', PATH_EAGER, 'arxiv-like, 10%', 128))),
+        (Headline('GCN on execution paths, 10% train', PATH_STEP, 'products-like, 10%', 128),)),
     System(
         'Mini-batches', 'Sampling, loading, training: [Mini-batches](systems/mini_batches.rst).',
         (SAMPLING, LOADING, EPOCH, HOST, ABLATION, BLOCKS,
@@ -236,11 +229,7 @@ SYSTEMS = (
                   {'ours': loader.OURS, 'torch ops': loader.TORCH, 'PyG, on the CPU': 'PyG'},
                   {name: name for name in loader.VARIANTS})),),
         (Headline('sampling a batch, fan-out 15, 10, 5', SAMPLING, 'products-like, [15, 10, 5]',
-                  8000),
-         Headline('a batch of training a GCN', EPOCH, 'reddit-like, [15, 10, 5]', 8000),
-         Headline('loading a batch from host memory', HOST, 'products-like, [15, 10, 5]', 8000),
-         Headline('sampling a batch, fan-out 15, 10, 5', SAMPLING, 'medium, [15, 10, 5]', 1024,
-                  gpu=False))),
+                  8000),)),
 )
 
 
@@ -424,29 +413,29 @@ def page(runs: Sequence[Run], plots: Plots) -> str:
 
 
 def readme_table(runs: Sequence[Run]) -> str:
-    head = ['', 'on', 'ours, ms', 'best rival, ms', 'ratio', 'all rows: mean (worst)', 'run']
-    rows = []
+    head = ['forward + backward', 'graph', 'ours, ms', 'best rival, ms', 'ratio']
+    lines, used = [], []
     for headline in (each for system in SYSTEMS for each in system.headlines):
         wanted = headline.graph, headline.width
         found = [
             (row, rows) for device, rows in headline.table.rows(runs).items() for row in rows
-            if row.run.is_gpu == headline.gpu and (row.cell.graph, row.cell.width) == wanted]
+            if row.run.is_gpu and (row.cell.graph, row.cell.width) == wanted]
         if not found:
             continue
         row, others = max(found, key=lambda pair: pair[0].run.date)
-        section = headline.table.as_section(others)
-        versus = section.versus[0]
+        versus = headline.table.as_section(others).versus[0]
         best, ratio = versus.best(row.cell), versus.ratio(row.cell)
-        if best is None or ratio is None:
-            continue
-        (summary,) = section.summary()
-        rows.append([
-            f"{headline.what}, {headline.graph.split(', ')[0]}", row.run.device,
-            row.cell.results[versus.ours].text(),
-            f'{row.cell.results[best[0]].text()} ({headline.table.name(best[0])})', f'{ratio:.2f}',
-            f"{summary['geometric_mean']:.2f} ({summary['worst']['ratio']:.2f})",
-            f'[{row.run.bench} {row.run.date[:10]}](benchmarks/results/{row.run.name}.md)'])
-    return '\n'.join(_harness.table(head, rows))
+        theirs = '–' if best is None else (
+            f'{row.cell.results[best[0]].text()} ({headline.table.name(best[0])})')
+        lines.append([
+            headline.what, re.split('[,:] ', headline.graph)[0],
+            row.cell.results[versus.ours].text(), theirs,
+            'rivals fail' if ratio is None else f'{ratio:.2f}'])
+        used.append(row.run)
+    named = [
+        f'[{run.bench}](benchmarks/results/{run.name}.md), {run.device}, {run.date[:10]}'
+        for run in dict.fromkeys(used)]
+    return '\n'.join([*_harness.table(head, lines), '', f'Runs: {"; ".join(named)}.'])
 
 
 def with_table(readme: str, table: str) -> str:

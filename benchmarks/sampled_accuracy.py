@@ -31,7 +31,7 @@ STRATEGIES = ('fastrand', 'bucket')
 SAMPLES = (
     1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096)
-MAX_LOSS = 1.0  # points
+MAX_DROP = 1.0  # points
 DENSE = 30  # the mean degree above which fastrand should do with no more than bucket
 
 
@@ -106,7 +106,7 @@ class Losses(Sweeps):
                 row += [number(cell.least[strategy]),
                         ', '.join(map(number, cell.chosen[strategy]))]
             rows.append(row)
-        lines += ['', f'## {self.title}: S that loses at most {MAX_LOSS:g} point', '',
+        lines += ['', f'## {self.title}: S that loses at most {MAX_DROP:g} point', '',
                   *_harness.table(head, rows), '', self.verdict()]
         return '\n'.join(lines)
 
@@ -159,7 +159,7 @@ def arguments(name: str, model: str, args: argparse.Namespace) -> Iterator[list[
         Missing: If the files of a real graph are not there.
     """
     line = ['--dataset', name, '--model', model, '--device', args.device, '--repeats', '0',
-            '--runs', str(args.runs), '--max-loss', str(MAX_LOSS),
+            '--runs', str(args.runs), '--max-drop', str(MAX_DROP),
             '--strategies', ','.join(STRATEGIES), '--samples', ','.join(map(str, SAMPLES))]
     if args.epochs is not None:
         line += ['--epochs', str(args.epochs)]
@@ -188,7 +188,7 @@ def swept(name: str, recipe: argparse.Namespace, found: sampled_inference.Sweep)
     return Swept(
         name, recipe.hidden, results, metric=found.metric,
         mean_degree=found.graph['edges'] / found.graph['nodes'],
-        least={strategy: found.least(strategy, MAX_LOSS) for strategy in STRATEGIES},
+        least={strategy: found.least(strategy, MAX_DROP) for strategy in STRATEGIES},
         chosen=found.chosen)
 
 
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = _harness.Report('sampled-accuracy', args, [
         'Trained on all edges to the epoch of the best validation score, sampled at inference. '
         f'Lost: what the mean test score over {args.runs} seeds loses against that of all edges, '
-        f'in points, below zero a gain. Least S: from which on every S loses at most {MAX_LOSS:g} '
+        f'in points, below zero a gain. Least S: from which on every S loses at most {MAX_DROP:g} '
         'point; chosen: what choose_num_samples returns by the validation nodes, for each seed. S '
         'are powers of two and one and a half times them, up to the first that reads all edges. '
         + ('Trained on float32, sampled with features of eight bits.' if args.quantize

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch_geometric.nn import GCN
 
 import pyg_fast
 from pyg_fast.datasets import PlantedGraph
@@ -38,10 +39,9 @@ def blocks(text: str, language: str) -> list[tuple[int, str]]:
 
 
 def small_data() -> dict[str, object]:
-    """What README takes for granted."""
+    """What README assumes."""
     data = PlantedGraph('tiny', num_channels=16)[0]
-    ids = data.edge_index[0]
-    return {'data': data, 'x': data.x, 'edge_index': data.edge_index, 'ids': ids}
+    return {'data': data, 'x': data.x, 'model': GCN(16, 32, num_layers=2)}
 
 
 def run_blocks(page: Path, namespace: dict[str, object]) -> None:

@@ -1,11 +1,7 @@
 """Both ways of aggregation: results, gradients, the choice between them, bad input, compilation."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,22 +125,6 @@ def test_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(results[0], result) for result in results)
-
-
-@pytest.mark.parametrize('isa', ['baseline', 'avx2'])
-def test_instruction_sets(isa: str) -> None:
-    if 'PYG_FAST_CPU_ISA' in os.environ:
-        pytest.skip('runs inside itself')
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', __file__]
-    result = subprocess.run(
-        [*command, '-k', 'cpu and test_widths'],
-        env={**os.environ, 'PYG_FAST_CPU_ISA': isa, 'OMP_NUM_THREADS': '1'},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert '8 passed' in result.stdout
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

@@ -400,7 +400,7 @@ def test_bad_input(
         (TypeError, "'x' must be one of.*int64", COLUMNS, None),
         (TypeError, "'x' must be a strided", VALUES.to_sparse(), None),
         (ValueError, r"'x'.*got \[2\]", VALUES[0], None),
-        (ValueError, "'x' has a row of 2 non-zeros, more than the k=1 stored", VALUES, 1),
+        (ValueError, "'k' must be at least 2, the most non-zeros of a row, got 1", VALUES, 1),
         (ValueError, "'k' must be 1 to 2.*got 3", VALUES, 3),
         (ValueError, "'k' must be 1 to 2.*got 0", VALUES, 0),
         (ValueError, "'k' must be 1 to 0", VALUES[:, :0], None),

@@ -1,11 +1,7 @@
 """Aggregation of CBSR features: results, gradients, bad input, compilation, CUDA graphs, memory."""
 
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,23 +301,6 @@ def test_threads() -> None:
                 assert all(map(torch.equal, results[0], other))
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize('isa', ['baseline', 'avx2'])
-def test_instruction_sets(isa: str) -> None:
-    if 'PYG_FAST_CPU_ISA' in os.environ:
-        pytest.skip('runs inside itself')
-    files = [__file__, str(Path(__file__).with_name('test_maxk.py'))]
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *files]
-    result = subprocess.run(
-        [*command, '-k', 'cpu and test_widths and not sum'],
-        env={**os.environ, 'PYG_FAST_CPU_ISA': isa, 'OMP_NUM_THREADS': '1'},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert '16 passed' in result.stdout
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

@@ -185,7 +185,7 @@ def test_size_that_no_memory_has_on_a_cpu() -> None:
     for run, size in (
         (lambda: ops.expand_rows(x.expand(1, 2**55), torch.zeros(3).long(), 0.0), 2**57),  # a copy
         (lambda: ops.spmm_max_backward_x(
-            rowptr, rowptr[:0], None, None, torch.zeros(1, 1).long(), x, 2**55
+            rowptr, rowptr[:0].int(), None, None, torch.zeros(1, 1).long(), x, 2**55
         ), 2**57),
     ):  # fmt: skip
         with pytest.raises(RuntimeError) as caught:

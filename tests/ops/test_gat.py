@@ -3,11 +3,7 @@
 What it shares with GATv2's is tested in test_attention.py.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,23 +112,6 @@ def test_any_graph(
     variant: dict[str, Any],
 ) -> None:  # fmt: skip
     check_raw(edges, heads, channels, dtype, torch.int32, device, **variant)
-
-
-@pytest.mark.parametrize('isa', ['baseline', 'avx2'])
-def test_instruction_sets(isa: str) -> None:
-    if 'PYG_FAST_CPU_ISA' in os.environ:
-        pytest.skip('runs inside itself')
-    files = [__file__, str(Path(__file__).with_name('test_gatv2.py'))]
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *files]
-    result = subprocess.run(
-        [*command, '-k', 'cpu and test_widths'],
-        env={**os.environ, 'PYG_FAST_CPU_ISA': isa, 'OMP_NUM_THREADS': '1'},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert '16 passed' in result.stdout
 
 
 @pytest.mark.parametrize('name', ['hub', 'out_hubs', 'no_edges'])

@@ -248,7 +248,7 @@ X, INDEX = torch.rand(9, 4), torch.arange(3)
 FAILS: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (TypeError, "'x' must be a tensor, got list", lambda: gather_rows([1], INDEX)),
     (TypeError, "'x' must be a strided tensor", lambda: gather_rows(X.to_sparse(), INDEX)),
-    (ValueError, "'x' must have one dimension at least", lambda: gather_rows(X[0, 0], INDEX)),
+    (ValueError, "'x' must have at least one dimension", lambda: gather_rows(X[0, 0], INDEX)),
     (ValueError, "'x' must be on cpu, or", lambda: gather_rows(X.to('meta'), INDEX)),
     (TypeError, "'index' must hold integers, got torch.bool", lambda: gather_rows(X, INDEX > 0)),
     (ValueError, "'index' must have one dimension, got 2", lambda: gather_rows(X, INDEX[None])),

@@ -206,7 +206,7 @@ FAILS: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (IndexError, "'previous' must hold nodes in",
      lambda: match(IDS, IDS + 1, 4, node_map=NodeMap(4, 'cpu'))),
     (TypeError, "'n_ids' must be a list of tensors, got Tensor", lambda: match_degree(IDS, 4)),
-    (ValueError, "'n_ids' must hold one tensor at least", lambda: match_degree([], 4)),
+    (ValueError, "'n_ids' must hold at least one tensor", lambda: match_degree([], 4)),
     (TypeError, r"'n_ids\[1\]' must be a tensor", lambda: match_degree([IDS, 3], 4)),
     (ValueError, r"'n_ids\[1\]' must be on cpu",
      lambda: match_degree([IDS, IDS.to('meta')], 4)),

@@ -303,7 +303,7 @@ FAILS: list[tuple[type[Exception], str, tuple, dict]] = [
     (TypeError, "'rowptr' must hold integers, got torch.float32",
      (ROWPTR.float(), COL, NODES, 2), {}),
     (ValueError, "'rowptr' must have one dimension", (ROWPTR[None], COL, NODES, 2), {}),
-    (ValueError, "'rowptr' must have an entry more", (ROWPTR[:0], COL, NODES, 2), {}),
+    (ValueError, "'rowptr' must have num_nodes \\+ 1 entries", (ROWPTR[:0], COL, NODES, 2), {}),
     (TypeError, "'col' must hold int32, or int64 if", (ROWPTR, COL.long(), NODES, 2), {}),
     (ValueError, "'col' must be on cpu, got meta", (ROWPTR, COL.to('meta'), NODES, 2), {}),
     (ValueError, "'rowptr' must be on meta", (ROWPTR, COL, NODES.to('meta'), 2), {}),

@@ -608,7 +608,7 @@ def test_cuda_graph(device: torch.device) -> None:
         (dict(graph='graph'), TypeError, 'graph'),
         (
             dict(quantize=True, x=torch.rand(30, 4, requires_grad=True)), ValueError,
-            "'quantize' is for inference",
+            "'quantize' must be False",
         ),
     ],
 )  # fmt: skip

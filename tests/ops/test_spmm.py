@@ -1,10 +1,6 @@
 """Aggregation: results, gradients, bad input, compilation, CUDA graphs, memory."""
 
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,22 +177,6 @@ def test_threads(reduce: str) -> None:
             check(graph, features(edges, 40, torch.bfloat16, cpu), value, reduce)
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize('isa', ['baseline', 'avx2'])
-def test_instruction_sets(isa: str) -> None:
-    if 'PYG_FAST_CPU_ISA' in os.environ:
-        pytest.skip('runs inside itself')
-    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', __file__]
-    result = subprocess.run(
-        [*command, '-k', 'cpu and test_widths'],
-        env={**os.environ, 'PYG_FAST_CPU_ISA': isa, 'OMP_NUM_THREADS': '1'},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert '32 passed' in result.stdout
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
