@@ -1,6 +1,6 @@
 """PyTorch Geometric layers on compiled CUDA and CPU kernels."""
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 from . import datasets, graph, loader, nn, ops, transforms
 from . import formats as formats  # deprecated
