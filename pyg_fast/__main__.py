@@ -1,4 +1,4 @@
-"""Prints what a bug report needs, and tests every op on this machine: python -m pyg_fast
+"""Prints data for a bug report, and tests every op on this machine: python -m pyg_fast
 
 `python -m pyg_fast ops` lists the raw ops instead.
 """
@@ -53,7 +53,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def table_of_ops() -> list[str]:
-    """The raw ops by the file in which fake kernel and reference stand, each with its schema."""
+    """The raw ops with their schemas, by the file of their fake kernel and reference."""
     files: dict[str, list[str]] = {}
     for op in vars(raw_ops):
         # The two ops without tensors have no fake kernel.
@@ -68,7 +68,7 @@ def table_of_ops() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What our kernels run on, one line for each name."""
+    """Versions and hardware that the kernels run on, one line for each name."""
     facts = {
         'pyg_fast': f'{__version__} ({Path(__file__).parent})',
         'python': f'{platform.python_version()} on {platform.platform()}',
@@ -97,8 +97,8 @@ def environment() -> dict[str, str]:
 
 
 def instruction_set(flags: set[str], cap: str | None = None) -> str:
-    """What the dispatch of our CPU kernels chooses (csrc/cpu/isa.cpp) for a CPU with these
-    flags under that cap."""
+    """The choice of our CPU kernels' dispatch (csrc/cpu/isa.cpp) for a CPU with these flags and
+    this cap."""
     if flags >= _AVX512 and cap not in ('baseline', 'avx2'):
         return 'avx512'
     if flags >= _AVX2 and cap != 'baseline':

@@ -1,4 +1,4 @@
-"""Swapping a model's layers for ours, and back."""
+"""Replaces a model's layers by ours, and back."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -29,35 +29,35 @@ _FUSED: dict[type, Any] = {
     )
 }
 _NAMES = {base.__name__ for base in _FUSED}
-# On the layers that `restore` changes back, whatever was copied or pickled in between.
+# Set on layers that `restore` changes back; copies and pickles keep it.
 _MARK = '_accelerated'
 
 
 class LayerReport(NamedTuple):
-    """What :func:`accelerate` makes, or has made, of a layer."""
+    """The result of :func:`accelerate` for a layer."""
 
-    name: str  # in the model, as `named_modules` has it
-    layer: str  # the class that the user chose
-    fused: str | None  # our class; None where PyG's code runs whatever the input
-    reason: str | None  # why it does
-    ran: str | None = None  # what ran in the last eager call of it; None: none yet
+    name: str  # in the model, as in `named_modules`
+    layer: str  # the user's class
+    fused: str | None  # our class; None if PyG's code runs for every input
+    reason: str | None  # why PyG's code runs
+    ran: str | None = None  # what ran in the layer's last eager call; None: no call yet
 
 
 def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
-    r"""Swaps each :class:`~torch_geometric.nn.conv.GCNConv`,
+    r"""Replaces each :class:`~torch_geometric.nn.conv.GCNConv`,
     :class:`~torch_geometric.nn.conv.SAGEConv`, :class:`~torch_geometric.nn.conv.GINConv`,
     :class:`~torch_geometric.nn.conv.GATConv` and :class:`~torch_geometric.nn.conv.GATv2Conv` of a
-    model for our exact equivalent, in place.
+    model by our exact equivalent, in place.
 
-    The layers stay the same objects (only their class changes, as that of lazy modules in PyTorch
-    does), and so do parameters, buffers, hooks and options: optimizers built before keep working,
-    state_dict and outputs stay the same. Subclasses of these layers, and options that have no
-    kernel, are left as they are.
+    The layers stay the same objects (only their class changes, as for lazy modules in PyTorch),
+    and so do parameters, buffers, hooks and options: existing optimizers keep working, state_dict
+    and outputs stay the same. Subclasses of these layers, and layers with options that have no
+    kernel, are not changed.
 
     Args:
-        model (torch.nn.Module): The model, or a layer itself.
-        verbose (bool, optional): Whether to print what was swapped, and what was left and why.
-            (default: :obj:`False`)
+        model (torch.nn.Module): The model, or a single layer.
+        verbose (bool, optional): Whether to print the layers replaced, the layers skipped, and the
+            reasons. (default: :obj:`False`)
 
     Returns:
         torch.nn.Module: The :obj:`model`.
@@ -84,18 +84,18 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
 
 
 def accelerate_report(model: Module) -> list[LayerReport]:
-    """What :func:`accelerate` would do, or has done, with each message passing layer of a model,
-    which is left as it is; and what ran in the last call of each: some inputs, such as sparse
-    matrices, have no kernel in some layers."""
+    """The layers that :func:`accelerate` would replace or has replaced, without changing the model;
+    and what ran in the last call of each layer: some layers have no kernel for some inputs, such
+    as sparse matrices."""
     return [report for _, report in _layers(model)]
 
 
 def restore(model: ModelT) -> ModelT:
-    """Undoes :func:`accelerate` in place, also on a copy of the model or one that was pickled.
-    Layers that were built as ours stay ours.
+    """Undoes :func:`accelerate` in place, also on a copied or unpickled model.
+    Layers that were created as ours are not changed.
 
     Args:
-        model (torch.nn.Module): The model, or a layer itself.
+        model (torch.nn.Module): The model, or a single layer.
 
     Returns:
         torch.nn.Module: The :obj:`model`.
@@ -139,7 +139,7 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
 
 
 def _reason(conv: Any) -> str | None:
-    """Why a layer cannot be swapped."""
+    """Why a layer cannot be replaced."""
     cls = type(conv)
     if cls not in _FUSED:
         bases = [base.__name__ for base in _FUSED if isinstance(conv, base)]
@@ -148,7 +148,7 @@ def _reason(conv: Any) -> str | None:
         return 'its forward is patched'
     for name in (*_METHODS, 'propagate', 'edge_updater'):
         own = vars(conv).get(name)
-        # Explaining a layer leaves PyG's own behind.
+        # Explainers leave PyG's own method on the instance.
         if own is not None and getattr(own, '__self__', None) is not conv:
             return f'its {name} is patched'
     note_propagate(_FUSED[cls].propagate, _FUSED[cls].edge_updater)
@@ -169,7 +169,7 @@ def _reason(conv: Any) -> str | None:
 
 
 def _options_reason(conv: Any) -> str | None:
-    """Why PyG's code runs for these options, whatever the input."""
+    """Why PyG's code runs with these options, for every input."""
     if isinstance(conv, FusedGATv2Conv._base) and conv.lin_edge is not None:
         return 'edge_dim: its edge features have no kernel'
     if isinstance(conv, FusedGATConv._base) and conv.lin_edge is not None:

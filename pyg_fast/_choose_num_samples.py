@@ -1,4 +1,4 @@
-"""Choosing how many edges of each node a trained model needs to read."""
+"""Chooses how many edges of each node a trained model needs to read."""
 
 import contextlib
 import inspect
@@ -16,17 +16,17 @@ from .nn import SampledGCNConv, SampledSAGEConv
 from .ops.sampled_spmm import MOST_SAMPLES, check_sampling
 
 Sampled = SampledGCNConv | SampledSAGEConv
-# What an evaluation changes of a layer.
-_CHANGED = ('num_samples', 'strategy', 'sample', '_cached_norm')
-_ROUNDING = 1e-9  # A loss of 0.01 is one, though 0.81 - 0.8 is more.
+# Attributes of a layer that an evaluation changes.
+_CHANGED = ('num_samples', 'strategy', 'sample', '_cached_norm', '_cached_edges')
+_ROUNDING = 1e-9  # Tolerance: 0.81 - 0.8 is slightly above 0.01.
 
 
 class SampleRow(NamedTuple):
-    """What :func:`choose_num_samples` measured of a number of samples."""
+    """The measurements of :func:`choose_num_samples` for a number of samples."""
 
     num_samples: int
     score: float
-    drop: float  # of the score, against that without sampling
+    drop: float  # loss of score, compared with no sampling
     sampling_rate: float  # share of the edges that are read
 
     @property
@@ -39,7 +39,7 @@ class SampleRow(NamedTuple):
 class SampleChoice(NamedTuple):
     """What :func:`choose_num_samples` returns."""
 
-    num_samples: int | None  # None where no candidate holds
+    num_samples: int | None  # None if no candidate is good enough
     full_score: float  # without sampling
     table: list[SampleRow]  # ascending
 
@@ -57,20 +57,21 @@ def choose_num_samples(
     max_loss: float | None = None,
 ) -> SampleChoice:
     r"""Chooses how many edges :math:`S` of each node the sampled layers of a trained model read:
-    the least whose validation score stays within :obj:`max_drop` of that of all edges, and with it
-    the score of every larger candidate, since a score that recovers only to drop again is luck.
+    the smallest :math:`S` whose validation score, and that of every larger candidate, stays within
+    :obj:`max_drop` of the score with all edges. (A score that recovers and drops again would be
+    chance.)
 
-    The model is evaluated once without sampling and then once for each candidate, ascending, in
-    evaluation mode and without gradients. Nothing of it changes but :obj:`num_samples` (and the
-    :obj:`strategy`, if one is given) of its sampled layers, and these only if one was found and
-    :obj:`apply` is set. Layers with :obj:`sample="never"` read all edges throughout. With
-    :obj:`strategy="unbiased"` a score is that of one draw.
+    The model is evaluated once without sampling and then once per candidate, ascending, in
+    evaluation mode and without gradients. Only :obj:`num_samples` (and a given :obj:`strategy`) of
+    its sampled layers change, and only if a number was found and :obj:`apply` is set. Layers with
+    :obj:`sample="never"` always read all edges. With :obj:`strategy="unbiased"` a score is that of
+    one draw.
 
     Args:
         model (torch.nn.Module): The model, with :class:`~pyg_fast.nn.SampledGCNConv` or
-            :class:`~pyg_fast.nn.SampledSAGEConv` layers, or such a layer itself.
-        data (torch_geometric.data.Data): What it is evaluated on.
-        max_drop (float): How much of the score may be lost, a hundredth being one point of
+            :class:`~pyg_fast.nn.SampledSAGEConv` layers, or a single such layer.
+        data (torch_geometric.data.Data): The data to evaluate it on.
+        max_drop (float): Largest allowed loss of score; 0.01 is one point of
             accuracy. (default: :obj:`0.01`)
         candidates (list[int], optional): The numbers of samples to try, from 1 to 4096.
             (default: :obj:`None`, the powers of two up to the first that keeps every edge, or to
@@ -79,24 +80,24 @@ def choose_num_samples(
             :obj:`(out, data)`. (default: :obj:`None`, the accuracy on :obj:`data.val_mask`)
         forward (Callable, optional): The model's output, from :obj:`(model, data)`.
             (default: :obj:`None`, :obj:`model(data.x, data.edge_index)`)
-        strategy (str, optional): Which edges to take, in place of the layers' own choice.
+        strategy (str, optional): The strategy, in place of the layers' own.
             (default: :obj:`None`)
-        apply (bool): Whether the layers are set to what was found. (default: :obj:`True`)
+        apply (bool): Whether to set the layers to the result. (default: :obj:`True`)
         max_loss (float, optional): Deprecated name of :obj:`max_drop`. (default: :obj:`None`)
 
     Returns:
-        SampleChoice: :obj:`num_samples`, or :obj:`None` if no candidate holds; :obj:`full_score`,
-        without sampling; and :obj:`table`, ascending, whose rows have :obj:`num_samples`,
-        :obj:`score`, :obj:`drop` and :obj:`sampling_rate`, the share of the edges that are read
-        (the mean over the layers, self-loops that a layer keeps beside the sample included).
+        SampleChoice: :obj:`num_samples`, or :obj:`None` if no candidate is good enough;
+        :obj:`full_score`, without sampling; and :obj:`table`, ascending, whose rows have
+        :obj:`num_samples`, :obj:`score`, :obj:`drop` and :obj:`sampling_rate`, the share of the
+        edges that are read (the mean over the layers, including self-loops that are always kept).
 
     Raises:
         TypeError: If an argument is of the wrong type.
         ValueError: If the model has no layer that samples or runs none, :obj:`max_drop` is
-            negative, :obj:`candidates` are none or out of range, the :obj:`strategy` is unknown or
-            does not go with a layer, the full score is not a finite number, or, without a
-            :obj:`metric`, :obj:`data` has no :obj:`val_mask` of some nodes or not one class for
-            each node.
+            negative, :obj:`candidates` are empty or out of range, the :obj:`strategy` is unknown or
+            not supported by a layer, the full score is not a finite number, or, without a
+            :obj:`metric`, :obj:`data` has no :obj:`val_mask` with some nodes or not one class per
+            node.
 
     Example:
         >>> choice = pyg_fast.choose_num_samples(model, data, max_drop=0.01)
@@ -129,7 +130,7 @@ def choose_num_samples(
         with _edges_seen(layers) as seen:
             full_score = score()
         if not math.isfinite(full_score):
-            raise ValueError(f'the score without sampling is {full_score}')
+            raise ValueError(f"'metric' must return a finite score on all edges, got {full_score}")
         if not seen:
             raise ValueError("'model' was run, but none of its sampled layers")
         rows = [_Rows.of(layer, edge_index) for layer, edge_index in seen]
@@ -143,7 +144,7 @@ def choose_num_samples(
 
     chosen = None
     for row in reversed(table):
-        if not row.drop <= max_drop + _ROUNDING:  # A NaN does not hold.
+        if not row.drop <= max_drop + _ROUNDING:  # also for NaN
             break
         chosen = row.num_samples
     if apply and chosen is not None:
@@ -179,12 +180,12 @@ def _checked(candidates: Iterable[int]) -> list[int]:
     for num_samples in chosen:
         check_sampling(num_samples, 'fastrand')
     if not chosen:
-        raise ValueError("'candidates' must be some numbers of samples, got none")
+        raise ValueError("'candidates' must hold at least one number of samples, got none")
     return sorted(set(chosen))
 
 
 def _powers(largest: int) -> list[int]:
-    """Powers of two up to the first that is as large, or to the most there can be."""
+    """Powers of two up to the first that is at least :obj:`largest`, or to the maximum."""
     last = min(max(largest, 1), MOST_SAMPLES)
     return [1 << k for k in range((last - 1).bit_length() + 1)]
 
@@ -192,13 +193,13 @@ def _powers(largest: int) -> list[int]:
 def _check_val_mask(data: Any) -> None:
     mask, y = getattr(data, 'val_mask', None), getattr(data, 'y', None)
     if not isinstance(mask, Tensor) or not isinstance(y, Tensor):
-        raise ValueError("'data' must have a val_mask and y, or a 'metric' be given")
+        raise ValueError("'data' must have a val_mask and y, or pass a 'metric'")
     if mask.dtype != torch.bool or mask.dim() != 1 or not bool(mask.any()):
         raise ValueError(
             "'data.val_mask' must be a bool tensor with one entry for each node, some of them set"
         )
     if y.dim() != 1 or y.is_floating_point():
-        raise ValueError("'data.y' must be one class for each node, or a 'metric' be given")
+        raise ValueError("'data.y' must be one class for each node, or pass a 'metric'")
 
 
 def _val_accuracy(out: Tensor, data: Any) -> float:
@@ -212,7 +213,7 @@ def _forward(model: Module, data: Any) -> Any:
 
 @contextlib.contextmanager
 def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
-    """Evaluation mode, without gradients; afterwards all is as it was."""
+    """Evaluation mode, without gradients; restores the model afterwards."""
     training = [(module, module.training) for module in model.modules()]
     before = [
         (layer, {name: vars(layer)[name] for name in _CHANGED if name in vars(layer)})
@@ -220,7 +221,7 @@ def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
     ]
     try:
         model.eval()
-        # Compiled, it would be so again for every number of samples.
+        # Compiled code would recompile for every number of samples.
         with torch.no_grad(), torch.compiler.set_stance('force_eager'):
             yield
     finally:
@@ -232,7 +233,7 @@ def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _edges_seen(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Any]]]:
-    """The edges that each call of a layer is given."""
+    """Records the edges of each call of a layer."""
     seen: list[tuple[Sampled, Any]] = []
 
     def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -248,15 +249,15 @@ def _edges_seen(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Any]]]:
 
 
 class _Rows(NamedTuple):
-    """The edges that a layer samples, by their number in each row."""
+    """The edges from which a layer samples, as edges per row."""
 
     degree: Tensor
-    num_loops: int  # self-loops, which some layers keep beside the sample
+    num_loops: int  # self-loops, which some layers always keep
 
     @classmethod
     def of(cls, layer: Sampled, edge_index: Any) -> '_Rows':
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
-            edge_index = to_edge_index(edge_index)[0].flip(0)  # Its rows are the destinations.
+            edge_index = to_edge_index(edge_index)[0].flip(0)  # Rows are the destinations.
         elif layer.flow == 'target_to_source':
             edge_index = edge_index.flip(0)
         src, dst = edge_index.as_subclass(Tensor)

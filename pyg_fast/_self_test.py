@@ -14,19 +14,19 @@ from .graph.graph import graph_of
 from .ops._library import reference
 
 NUM_NODES, WIDTH, HEADS, SEED = 120, 24, 3, 7
-# One of float16 and bfloat16 stands for both: sums in float32, rounded at the end.
+# bfloat16 also covers float16: both sum in float32 and round at the end.
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Outcome(NamedTuple):
-    """What came of the check of one op; :obj:`error` is :obj:`None` where all is well."""
+    """The result of the check of one op; :obj:`error` is :obj:`None` if it passed."""
 
     op: str
     error: str | None
 
 
 def self_test(device: torch.device | str) -> Iterator[Outcome]:
-    """Checks one op after the other, results and gradients, on a device."""
+    """Checks the results and gradients of each op on a device."""
     for name, check in CHECKS.items():
         error = None
         try:
@@ -41,8 +41,8 @@ def _random() -> torch.Generator:
 
 
 def _edges() -> Tensor:
-    """Random edges, some of them loops or twice there, and a node with so many that kernels split
-    its row; the last nodes have none."""
+    """Random edges with self-loops, duplicates, and a node with so many edges that kernels split
+    its row; the last nodes have no edges."""
     edges = torch.randint(NUM_NODES - 5, (2, 900), generator=_random())
     hub = torch.randint(NUM_NODES - 5, (600,), generator=_random())
     return torch.cat([edges, torch.stack([hub, torch.full_like(hub, 3)])], 1)
@@ -53,7 +53,7 @@ def _csr() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _numbers(*size: int, seed: int = SEED) -> Tensor:
-    """Numbers that every type holds."""
+    """Numbers that every dtype represents exactly."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-16, 17, size, generator=generator) / 16
 
@@ -69,13 +69,13 @@ def _same(what: str, actual: Tensor, expected: Tensor) -> None:
 
 
 def _near(what: str, actual: Tensor, expected: Tensor) -> None:
-    """Raises unless both are equal but for rounding."""
+    """Raises unless both are equal up to rounding."""
     if actual.shape != expected.shape:
         raise AssertionError(f'{what} has shape {list(actual.shape)}, not {list(expected.shape)}')
     scale = 1 + expected.abs().max()
     error = float((actual.detach().cpu().double() - expected).abs().max() / scale)
     allowed = 2 * torch.finfo(actual.dtype).eps + 64 * torch.finfo(torch.float32).eps
-    if not error <= allowed:  # NaN fails, too.
+    if not error <= allowed:  # also for NaN
         raise AssertionError(f'{what} is off by {error:.1e}, allowed are {allowed:.1e}')
 
 
@@ -86,7 +86,7 @@ def _compare(
     what: str = 'result',
     **inputs: Tensor,
 ) -> None:
-    """Result and gradients of an op beside those of its reference in float64."""
+    """Compares result and gradients of an op with those of its reference in float64."""
     for dtype in DTYPES:
         theirs = {name: t.double().requires_grad_() for name, t in inputs.items()}
         ours = {name: t.clone().to(device, dtype).requires_grad_() for name, t in inputs.items()}
@@ -191,7 +191,7 @@ def _check_gatv2(device: torch.device) -> None:
                 *csr, x_src, x_dst, att, None, seed, 0, 0.2, dropout, True, False
             )[0],
             f'dropout {dropout}', x_src=_numbers(NUM_NODES, HEADS, 8),
-            # No sum of the two is zero, where the slope jumps.
+            # No sum of both is zero, where the leaky ReLU is not differentiable.
             x_dst=_numbers(NUM_NODES, HEADS, 8, seed=1) + 1 / 32, att=_numbers(HEADS, 8),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Graphs that need no download."""
+"""Generated graphs, without downloads."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class PlantedSize(NamedTuple):
     Args:
         num_nodes: Number of nodes.
         num_pairs: Number of node pairs drawn. A graph has at most twice as many (directed)
-            edges, less what duplicates take.
+            edges; duplicates are removed.
         num_communities: Number of planted communities.
         inside: Share of the pairs that is drawn within a community. (default: ``0.8``)
     """
@@ -49,19 +49,19 @@ def planted_structure(
     seed: int = 0,
     device: torch.device | str = 'cpu',
 ) -> tuple[Tensor, Tensor]:
-    """The structure of :class:`PlantedGraph` alone, for benchmarks.
+    """Only the structure of :class:`PlantedGraph`, for benchmarks.
 
     Args:
         size: A name in :obj:`SIZES`, or a :class:`PlantedSize`.
         seed: Seed of the random generator. (default: ``0``)
-        device: Where the graph is drawn and kept. (default: ``'cpu'``)
+        device: The device of the graph. (default: ``'cpu'``)
 
     Returns:
         ``rowptr`` of shape ``[num_nodes + 1]`` and ``col`` of shape ``[num_edges]``, both int32,
         columns ascending within a row.
 
     Raises:
-        TypeError, ValueError: If ``size`` is neither known nor usable.
+        TypeError, ValueError: If ``size`` is unknown or invalid.
     """
     rowptr, col, _ = _plant(_resolve(size), _generator(seed, device))
     return rowptr, col
@@ -78,21 +78,21 @@ class PlantedGraph(InMemoryDataset):
         P(j \mid i) = p \, \frac{\theta_j [c_i = c_j]}{\sum_{k: c_k = c_i} \theta_k}
         + (1 - p) \, \frac{\theta_j}{\sum_k \theta_k}
 
-    where :math:`p` is the share ``inside``. Edges run both ways and are sorted and free of
+    where :math:`p` is the share ``inside``. Edges run both ways and are sorted, without
     duplicates; a few are self-loops, and some nodes are isolated. A label :math:`y_i` is
-    :math:`c_i \bmod C`, but for a share ``astray`` of the nodes, where it is uniform: the edges of
-    those nodes mislead, which keeps graph convolutions short of a perfect accuracy. Features are
+    :math:`c_i \bmod C`; for a share ``astray`` of the nodes it is uniform: the edges of
+    those nodes mislead, so graph convolutions cannot reach a perfect accuracy. Features are
 
     .. math::
         \mathbf{x}_i = s \, \boldsymbol{\mu}_{y_i} + \boldsymbol{\epsilon}_i, \qquad
         \boldsymbol{\epsilon}_i \sim \mathcal{N}(\mathbf{0}, \mathbf{I}), \qquad
         \|\boldsymbol{\mu}_{y_i}\| = 1
 
-    with the strength ``signal`` as :math:`s`, too weak to tell a class by them alone. Half of the
-    nodes are for training, a quarter each for validation and test.
+    with the strength ``signal`` as :math:`s`; features without edges do not determine a class. Half
+    of the nodes are for training, a quarter each for validation and test.
 
-    The same arguments give the same graph on the same type of device; a CPU and a GPU draw
-    different ones.
+    The same arguments give the same graph on the same type of device; the graphs of a CPU and a GPU
+    differ.
 
     Args:
         size: A name in :obj:`SIZES`, or a :class:`PlantedSize`. (default: ``'small'``)
@@ -103,10 +103,10 @@ class PlantedGraph(InMemoryDataset):
         signal: Norm of the class centroids, in standard deviations of the noise.
             (default: ``2.0``)
         astray: Share of the nodes labelled regardless of their community. (default: ``0.05``)
-        device: Where the graph is drawn and kept. (default: ``'cpu'``)
+        device: The device of the graph. (default: ``'cpu'``)
 
     Raises:
-        TypeError, ValueError: If an argument cannot be used.
+        TypeError, ValueError: If an argument is invalid.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PlantedGraph(InMemoryDataset):
         _check('astray', astray, 0, 1)
 
         generator = _generator(seed, device)
-        rowptr, col, community = _plant(size, generator)  # first: planted_structure's draws
+        rowptr, col, community = _plant(size, generator)  # first, as in planted_structure
         y = community % num_classes
         strays = _uniform(size.num_nodes, generator) < astray
         anything = torch.randint(
@@ -148,31 +148,31 @@ class PlantedGraph(InMemoryDataset):
 
 
 class MultiLabelPlantedGraph(InMemoryDataset):
-    r"""A graph of planted communities whose nodes have any number of labels each, which only their
-    neighbourhoods tell.
+    r"""A graph of planted communities whose nodes have any number of labels each, determined only
+    by their neighbourhoods.
 
     Communities :math:`c_i` and edges are those of :class:`PlantedGraph`. Community :math:`c`
     favours label :math:`l` by :math:`b_{c, l} \sim \mathcal{N}(0, 1)`, and the score of a label is
-    what the neighbours of a node favour on average, with noise:
+    the mean of its neighbours' :math:`b`, with noise:
 
     .. math::
         s_{i, l} = \frac{1}{|\mathcal{N}(i)|} \sum_{j \in \mathcal{N}(i)} b_{c_j, l}
         + \tau \, \nu_{i, l}, \qquad \nu_{i, l} \sim \mathcal{N}(0, 1)
 
-    The noise, of strength :math:`\tau`, keeps any model short of a perfect ranking. Label :math:`l`
-    goes to the share :math:`f_l` of the nodes whose score is highest, and shares are skewed: of
-    :math:`L` labels the most frequent has two nodes in five, the rarest one in fifty,
+    Because of the noise, of strength :math:`\tau`, no model reaches a perfect ranking. Label
+    :math:`l` goes to the share :math:`f_l` of the nodes whose score is highest. The shares are
+    skewed: of :math:`L` labels the most frequent has 40% of the nodes, the rarest 2%,
 
     .. math::
         f_l = \frac{2}{5} \cdot 20^{-l / (L - 1)}
 
     Features :math:`\mathbf{x}_i = s \, \boldsymbol{\mu}_{c_i} + \boldsymbol{\epsilon}_i` are noisy
-    centroids as in :class:`PlantedGraph`, those of communities: too weak to tell a node's own one,
-    let alone its neighbours'. Half of the nodes are for training, a quarter each for validation
+    centroids as in :class:`PlantedGraph`, those of communities: too weak to determine a node's
+    community, or its neighbours'. Half of the nodes are for training, a quarter each for validation
     and test.
 
-    The same arguments give the same graph on the same type of device; a CPU and a GPU draw
-    different ones.
+    The same arguments give the same graph on the same type of device; the graphs of a CPU and a GPU
+    differ.
 
     Args:
         size: A name in :obj:`SIZES`, or a :class:`PlantedSize`. (default: ``'dense-small'``)
@@ -183,10 +183,10 @@ class MultiLabelPlantedGraph(InMemoryDataset):
         signal: Norm :math:`s` of the centroids, in standard deviations of the noise.
             (default: ``2.0``)
         noise: Standard deviation :math:`\tau` of the noise of the scores. (default: ``0.25``)
-        device: Where the graph is drawn and kept. (default: ``'cpu'``)
+        device: The device of the graph. (default: ``'cpu'``)
 
     Raises:
-        TypeError, ValueError: If an argument cannot be used.
+        TypeError, ValueError: If an argument is invalid.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class MultiLabelPlantedGraph(InMemoryDataset):
         _check('noise', noise, 0)
 
         generator = _generator(seed, device)
-        rowptr, col, community = _plant(size, generator)  # first: planted_structure's draws
+        rowptr, col, community = _plant(size, generator)  # first, as in planted_structure
         favours = _normal(size.num_communities, num_labels, generator).double()
         num_nodes = size.num_nodes
         graph = Graph(rowptr, col, None, None, None, None, num_nodes, num_nodes)
@@ -226,7 +226,7 @@ class MultiLabelPlantedGraph(InMemoryDataset):
 
 
 def _top_shares(score: Tensor) -> Tensor:
-    """Ones where the score is among a column's highest, zeros elsewhere."""
+    """Ones where the score is among the highest of its column, zeros elsewhere."""
     num_nodes, num_labels = score.shape
     label = torch.arange(num_labels, device=score.device)
     counts = (0.4 * num_nodes * 0.05 ** (label / max(num_labels - 1, 1))).round()
@@ -249,10 +249,10 @@ def _masks(num_nodes: int, generator: torch.Generator) -> dict[str, Tensor]:
 def _resolve(size: str | PlantedSize) -> PlantedSize:
     if isinstance(size, str):
         if size not in SIZES:
-            raise ValueError(f"size: got '{size}', expected one of {', '.join(SIZES)}")
+            raise ValueError(f"'size' must be one of {', '.join(SIZES)}, got {size!r}")
         return SIZES[size]
     if not isinstance(size, PlantedSize):
-        raise TypeError(f'size: got {type(size).__name__}, expected a name or a PlantedSize')
+        raise TypeError(f"'size' must be a name or a PlantedSize, got {type(size).__name__}")
     _check('num_nodes', size.num_nodes, 1, 2**31 - 1)
     _check('num_pairs', size.num_pairs, 0, 2**30 - 1)  # twice as many edges, counted in int32
     _check('num_communities', size.num_communities, 1, size.num_nodes)
@@ -263,7 +263,7 @@ def _resolve(size: str | PlantedSize) -> PlantedSize:
 def _check(name: str, value: float, low: float, high: float = float('inf')) -> None:
     if not low <= value <= high:
         bounds = f'at least {low}' if high == float('inf') else f'{low} to {high}'
-        raise ValueError(f'{name}: got {value}, expected {bounds}')
+        raise ValueError(f"'{name}' must be {bounds}, got {value}")
 
 
 def _generator(seed: int, device: torch.device | str) -> torch.Generator:
@@ -281,7 +281,7 @@ def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 def _plant(size: PlantedSize, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Returns ``rowptr``, ``col`` and the community of every node.
 
-    Published figures were taken on these graphs: the order of the draws must not change.
+    Published results use these graphs: the order of the draws must not change.
     """
     num_nodes, num_pairs, num_communities, inside = size
     device = generator.device

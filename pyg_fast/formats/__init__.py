@@ -1,4 +1,4 @@
-"""Deprecated: :mod:`pyg_fast.graph` and :mod:`pyg_fast.ops` have these names."""
+"""Deprecated: use :mod:`pyg_fast.graph` and :mod:`pyg_fast.ops`."""
 
 import warnings
 from importlib import import_module

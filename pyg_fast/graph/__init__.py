@@ -1,4 +1,4 @@
-"""Prepared graphs: their structure, what is kept of it, execution paths."""
+"""Prepared graphs: their structure, its cache, execution paths."""
 
 from ._prepare_paths import execution_paths
 from .csr import prepare_edge_index

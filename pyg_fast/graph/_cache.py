@@ -1,7 +1,7 @@
-"""What is kept on a prepared graph: the one place that remembers anything about a tensor.
+"""The cache of a prepared graph. No other part of the package keeps data about a tensor.
 
-Only the structure of an :class:`~torch_geometric.EdgeIndex` is kept, on it, for as long as it
-lives. Weights, features, masks and seeds are read at every call.
+It stores only the structure of an :class:`~torch_geometric.EdgeIndex`, on that object, as long as
+it lives. Weights, features, masks and seeds are read at every call.
 """
 
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from torch_geometric import EdgeIndex
 
 from ..ops._edges import is_capturing
 
-# A tenth of the time of `torch.cuda.current_stream`; of CUDA builds of torch alone.
+# Ten times as fast as `torch.cuda.current_stream`; only in CUDA builds of torch.
 _current_raw_stream: Any = getattr(torch._C, '_cuda_getCurrentRawStream', None)
 
-_CACHE = '_pyg_fast_cache'  # the one attribute of ours on an EdgeIndex
+_CACHE = '_pyg_fast_cache'  # our only attribute on an EdgeIndex
 
 
 class Entry:
@@ -38,7 +38,7 @@ class Entry:
 
     def is_ready(self) -> bool:
         """Makes the current stream wait for the value, and its memory wait for the stream; False
-        in a capture that cannot wait."""
+        in a capture, which cannot wait."""
         if self.device is None:
             return True
         if _current_raw_stream(self.device.index) in self.streams:
@@ -55,25 +55,24 @@ class Entry:
 
 
 class Cache:
-    """What is kept on one EdgeIndex. Copies and pickles are empty: all of it can be made again."""
+    """The cache of one EdgeIndex. Copies and pickles are empty: everything can be made again."""
 
     def __init__(self, state: tuple, data: Tensor) -> None:
         self.state = state
-        self.data = data  # held, so that its id cannot come back for another tensor
+        self.data = data  # kept alive, so that no other tensor gets its id
         self.entries: dict[Any, Entry] = {}
         self.facts: dict[str, Any] = {}  # numbers
-        # What the captures of CUDA graphs have read: their replays read it, too.
+        # Read by captured CUDA graphs, and so by their replays.
         self.captured: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple:
-        return dict, ()  # which torch.load reads with weights_only=True, too
+        return dict, ()  # torch.load supports it with weights_only=True
 
 
 def cache_of(edge_index: EdgeIndex) -> Cache:
-    """What is kept on an EdgeIndex; empty once an edit was noticed.
+    """The cache of an EdgeIndex; empty after an edit was noticed.
 
-    Edits of its data are outside of the contract. Those that move a version counter are noticed
-    all the same.
+    Edits of its data are not allowed; those that change the version are still noticed.
     """
     data = edge_index._data
     state = (id(data), _version(data), _version(edge_index), edge_index._sort_order)
@@ -89,7 +88,7 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
 def cached(edge_index: EdgeIndex, key: tuple) -> Any:
     """An entry that the current stream may read, or None."""
     if torch.compiler.is_compiling():
-        # Methods of EdgeIndex do not trace, reading its attributes does.
+        # Methods of EdgeIndex cannot be traced, but attributes can.
         cache = getattr(edge_index, _CACHE, None)
         entry = cache.entries.get(key) if isinstance(cache, Cache) else None
         return None if entry is None or entry.event is not None else entry.value
@@ -103,14 +102,14 @@ def cached(edge_index: EdgeIndex, key: tuple) -> Any:
 
 
 def store(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = None) -> None:
-    """Keeps what was made on the current stream, unless that is captured: nothing was made yet.
+    """Caches a value made on the current stream, unless a capture records the stream.
 
     Args:
         edge_index (EdgeIndex): The graph.
         key (tuple): Its name.
-        value (Any): Tensors, numbers, and tuples of such.
-        wait (bool, optional): Waits for the device, so that any stream may read it, a captured one
-            and compiled code included. (default: :obj:`None`, where all before was waited for)
+        value (Any): Tensors, numbers, and tuples of them.
+        wait (bool, optional): Waits for the device, so that any stream may read it, also captured
+            ones and compiled code. (default: :obj:`None`, if all earlier entries were waited for)
     """
     if is_capturing(edge_index._data):
         return
@@ -121,7 +120,7 @@ def store(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = Non
 
 
 def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version  # Inference tensors count none.
+    return None if tensor.is_inference() else tensor._version  # Inference tensors have none.
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -12,16 +12,16 @@ from ..ops.to_csr import to_csr
 from .execution_path import ExecutionPath, check_mask, mask_signature_of, signature_of
 from .graph import Graph, graph_of
 
-# Where rows are short, sums are handed out by groups: on an H200 faster than by rows on all paths
-# of benchmarks/paths.py with up to so many edges a row.
+# With short rows, groups are faster than rows: on an H200 on all paths of benchmarks/paths.py with
+# up to this number of edges per row.
 _SHORT_ROWS, _GROUP_SIZE = 16, 32
 
-# A path with this share of the edges (with `forward`: of the nodes) keeps no copy of them; nor are
-# sources taken out where they are this share of the nodes.
+# A path with this share of the edges (with `forward`: of the nodes) stores no copy of them; nor are
+# sources gathered if they are this share of the nodes.
 WHOLE = 0.7
 
 
-@torch.inference_mode(False)  # What is made may serve a training step later.
+@torch.inference_mode(False)  # A later training step may use them.
 @torch.no_grad()
 def execution_paths(
     edge_index: Tensor,
@@ -37,25 +37,25 @@ def execution_paths(
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`, on
-            the device on which the paths shall be.
+            the device of the paths.
         mask (Tensor): The training nodes :math:`(N)`, bool.
         num_layers (int): Number of layers :math:`L`.
         weighted (bool): Whether edges have weights. (default: :obj:`False`)
-        forward (bool): Whether layers compute the active rows alone in training.
+        forward (bool): Whether layers compute only the active rows in training.
             (default: :obj:`False`)
         checks (bool): Whether gradients outside of a path are counted and raise an error.
             (default: :obj:`True`)
-        strict (bool): Whether they do so at once, for which each backward pass waits for the
+        strict (bool): Whether they raise it at once; each backward pass then waits for the
             device. (default: :obj:`False`)
-        debug (bool): Whether rows that are not computed are NaN instead of zero, which shows in
-            whatever reads them; gradients are not checked then. (default: :obj:`False`)
+        debug (bool): Whether rows that are not computed are NaN instead of zero, which shows
+            wherever they are read; gradients are not checked then. (default: :obj:`False`)
 
     Returns:
         list[ExecutionPath]: A path for each layer, first to last.
 
     Raises:
         TypeError: If :obj:`mask` is not a bool tensor.
-        ValueError: If it is empty, of another device or of another length than there are nodes, or
+        ValueError: If it is empty, on another device or has not one entry per node, or
             :obj:`num_layers` is below one.
         IndexError: If the graph holds a node that :obj:`mask` does not have.
     """
@@ -78,7 +78,7 @@ def execution_paths(
     common['num_edges'] = num_edges = int(graph.rowptr[-1])
 
     paths: list[ExecutionPath] = []
-    # Below a layer that has most edges all others have them too.
+    # If a layer needs most edges, so do all layers before it.
     active, whole = mask, False
     degree = graph.rowptr.diff()
     for layer in reversed(range(num_layers)):
@@ -90,8 +90,8 @@ def execution_paths(
             dst_position=_positions(nodes, num_nodes),
             counter=torch.zeros(1, dtype=torch.int64, device=mask.device),
         )  # fmt: skip
-        # A pass over all edges is no loss where most are needed; rows of all nodes are, by far, in
-        # linear maps and the like.
+        # A pass over all edges loses little if most are needed; rows of all nodes cost much more,
+        # in linear maps and elsewhere.
         most = nodes.numel() >= WHOLE * num_nodes if forward else total >= WHOLE * num_edges
         whole = whole or most
         picked = None if whole else _picked(graph, nodes, counts)
@@ -123,7 +123,7 @@ def _positions(nodes: Tensor, num_nodes: int) -> Tensor:
 
 
 def _picked(graph: Graph, nodes: Tensor, counts: Tensor) -> Tensor:
-    """The places of the edges of some rows."""
+    """The positions of the edges of some rows."""
     ends = counts.cumsum(0)
     total = int(ends[-1]) if ends.numel() else 0
     start = (graph.rowptr[nodes].long() - (ends - counts)).repeat_interleave(
@@ -148,7 +148,7 @@ def _path(
         )))  # fmt: skip
     num_dst, index = nodes.numel(), graph.rowptr.dtype
     src_nodes = src_position = None
-    if fields['num_src'] < WHOLE * fields['num_nodes']:  # Taking out most nodes does not pay.
+    if fields['num_src'] < WHOLE * fields['num_nodes']:  # Gathering most nodes does not pay off.
         src_nodes = sources.nonzero().view(-1)
         src_position = _positions(src_nodes, fields['num_nodes'])
     num_src = fields['num_nodes'] if src_nodes is None else src_nodes.numel()
@@ -161,7 +161,7 @@ def _path(
         counts, output_size=picked.numel()
     )
     t_rowptr, t_col, t_perm = to_csr(torch.stack([col, row]), num_src, num_dst, by='src')
-    t_rowptr = t_rowptr.to(index)  # as that of the whole graph, to which positions belong
+    t_rowptr = t_rowptr.to(index)  # same dtype as the whole graph's positions
     perm = None
     if weighted:
         perm = picked.to(index) if graph.perm is None else graph.perm[picked]
@@ -183,7 +183,7 @@ def _group_size(edges: Tensor, num_rows: int) -> int | None:
 
 
 def _join(paths: Sequence[ExecutionPath]) -> None:
-    """A layer's sources are the destinations of the one below: one tensor serves both."""
+    """The sources of a layer are the destinations of the layer below: share the tensor."""
     for below, path in zip(paths, paths[1:], strict=False):
         if path.src_nodes is not None and below.dst_nodes is not None:
             path.src_nodes, path.src_position = below.dst_nodes, below.dst_position

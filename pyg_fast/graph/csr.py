@@ -1,4 +1,4 @@
-"""CSR and CSC of a graph, in PyG's own EdgeIndex."""
+"""CSR and CSC of a graph, as PyG's EdgeIndex."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from ._cache import store
 from .graph import Graph
 
 
-@torch.inference_mode(False)  # A graph prepared in it has to train, too.
+@torch.inference_mode(False)  # The graph may be used in training.
 def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeIndex, Tensor]:
     r"""Sorts edges by destination into an :class:`~torch_geometric.EdgeIndex` with filled caches.
 
@@ -18,9 +18,9 @@ def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeI
         size ((int, int)): The numbers of source and of destination nodes.
 
     Returns:
-        The sorted :class:`~torch_geometric.EdgeIndex` (its sort is stable, its CSR and CSC
-        caches are filled, and so is what our kernels derive from it), and the int64 positions
-        :math:`(|\mathcal{E}|)` of its edges in :obj:`edge_index`, by which to permute edge
+        The sorted :class:`~torch_geometric.EdgeIndex` (the sort is stable; its CSR and CSC caches
+        and the data of our kernels are filled), and the int64 positions
+        :math:`(|\mathcal{E}|)` of its edges in :obj:`edge_index`, with which to permute edge
         attributes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Execution paths: what each layer's backward pass reads and writes when only some nodes train."""
+"""Execution paths: the rows and edges of each layer's backward pass when only some nodes train."""
 
 import copy
 import weakref
@@ -18,7 +18,7 @@ from .operator import SparseOperator
 
 
 class ExecutionPath:
-    r"""The part of a graph that one layer's backward pass touches, as in the
+    r"""The part of a graph that one layer's backward pass needs, as in the
     `"Accelerating Backward Aggregation in GCN Training with Execution Path Preparing on GPUs"
     <https://arxiv.org/abs/2204.02662>`_ paper.
 
@@ -26,28 +26,27 @@ class ExecutionPath:
         \mathcal{S}_{\ell} = \mathcal{S}_{\ell + 1} \cup \mathcal{N}_{in}(\mathcal{S}_{\ell + 1}),
         \quad \mathcal{S}_L = \mathcal{V}_{train}
 
-    The gradient of layer :math:`\ell` of :math:`0, \ldots, L - 1` is not zero in
-    :math:`\mathcal{S}_{\ell + 1}` alone, and what it sends on in :math:`\mathcal{S}_{\ell}`: the
-    path holds the edges into :math:`\mathcal{S}_{\ell + 1}` that are not loops. They are all that
-    a loss on the training nodes reads, so nothing is lost. A path with most of the edges, or where
-    the forward pass is confined to it with most of the nodes, keeps no copy: its layer runs on all
-    of them.
+    The output gradient of layer :math:`\ell` of :math:`0, \ldots, L - 1` is non-zero only in
+    :math:`\mathcal{S}_{\ell + 1}`, its input gradient only in :math:`\mathcal{S}_{\ell}`. The path
+    holds the edges into :math:`\mathcal{S}_{\ell + 1}` except self-loops. A loss on the training
+    nodes reads no others, so the result is exact. A path with most of the edges (with
+    :obj:`forward`, of the nodes) stores no copy: its layer runs on the whole graph.
 
-    Made by :class:`~pyg_fast.transforms.ExecutionPaths` and handed to layers as :obj:`path`. A
+    :class:`~pyg_fast.transforms.ExecutionPaths` makes it; pass it to layers as :obj:`path`. A
     gradient outside of :math:`\mathcal{S}_{\ell + 1}` comes from a loss on other nodes, and would
-    be lost: it is counted on the device, and raises an error at the next forward pass with this
-    path, or at :meth:`check`.
+    be lost: the device counts it, and the next forward pass with this path, or :meth:`check`,
+    raises an error.
 
     Shapes:
-        - **src_nodes:** :math:`\mathcal{S}_{\ell}`, ascending, :obj:`None` where rows of all nodes
-          are used; **dst_nodes:** :math:`\mathcal{S}_{\ell + 1}`, :obj:`None` likewise
-        - **dst_position:** the place of each node in :math:`\mathcal{S}_{\ell + 1}`, -1 for none
-          :math:`(N)`, int32; **src_position:** likewise
+        - **src_nodes:** :math:`\mathcal{S}_{\ell}`, ascending, :obj:`None` for all nodes;
+          **dst_nodes:** :math:`\mathcal{S}_{\ell + 1}`, same form
+        - **dst_position:** the position of each node in :math:`\mathcal{S}_{\ell + 1}`, or -1
+          :math:`(N)`, int32; **src_position:** the same for :math:`\mathcal{S}_{\ell}`
         - **rowptr**, **col**, **perm**, **t_rowptr**, **t_col**, **t_perm:** the edges in CSR and
           CSC form as in :class:`~pyg_fast.graph.Graph`, between these rows; :obj:`perm` only for
           weighted graphs
-        - **loops:** the number of loops of each node :math:`(N)`, :obj:`None` if there are none
-        - **counter:** the rows of gradients outside of the path :math:`(1)`, int64
+        - **loops:** the number of self-loops of each node :math:`(N)`, :obj:`None` if none exist
+        - **counter:** the number of gradient rows outside of the path :math:`(1)`, int64
     """
 
     layer: int
@@ -90,14 +89,14 @@ class ExecutionPath:
         self._noted: tuple[Tensor, Any] | None = None
         self._is_noted = False
         self._derived: dict[Any, Entry] = {}
-        # What the captures of CUDA graphs have read: their replays read it, too.
+        # Read by captured CUDA graphs, and so by their replays.
         self._captured: dict[int, Entry] = {}
 
-    # What a store of tensors can do ----------------------------------------------------------
+    # Methods of a tensor container ------------------------------------------------------------
 
     def _mapped(self, func: Callable[[Tensor], Tensor]) -> 'ExecutionPath':
         fields = {k: v for k, v in self.__dict__.items() if not k.startswith('_')}
-        moved: dict[int, Tensor] = {}  # Some fields are the same tensor, and stay so.
+        moved: dict[int, Tensor] = {}  # Fields that share a tensor keep sharing it.
         for name in self._TENSORS:
             tensor = fields[name]
             if tensor is not None:
@@ -113,7 +112,7 @@ class ExecutionPath:
         return self._mapped(lambda t: t.to(device=device, non_blocking=non_blocking))
 
     def cpu(self) -> 'ExecutionPath':
-        """The path in the memory of the CPU."""
+        """The path in host memory."""
         return self.to(device='cpu')
 
     def cuda(
@@ -138,7 +137,7 @@ class ExecutionPath:
         return self._mapped(Tensor.clone)
 
     def detach(self) -> 'ExecutionPath':
-        """The same path: it never requires a gradient."""
+        """The path itself: it requires no gradient."""
         return self._mapped(Tensor.detach)
 
     def __copy__(self) -> 'ExecutionPath':
@@ -155,17 +154,17 @@ class ExecutionPath:
 
     @property
     def device(self) -> torch.device:
-        """Where the path is."""
+        """The device of the path."""
         return self.dst_position.device
 
     @property
     def is_whole(self) -> bool:
-        """Whether the path has most edges (or nodes), and so keeps no copy of them."""
+        """Whether the path has most edges (or nodes), and so stores no copy of them."""
         return self.rowptr is None
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the path, in bytes; what it shares with another layer's counts in both."""
+        """The memory of the path in bytes; shared tensors count for both layers."""
         tensors = {id(t): t for t in (getattr(self, name) for name in self._TENSORS)
                    if t is not None}  # fmt: skip
         return sum(t.numel() * t.element_size() for t in tensors.values())
@@ -182,7 +181,7 @@ class ExecutionPath:
             f'bytes={self.num_bytes}{groups})'
         )
 
-    # What layers ask -------------------------------------------------------------------------
+    # Methods for layers ------------------------------------------------------------------------
 
     @property
     def src(self) -> Rows:
@@ -195,11 +194,11 @@ class ExecutionPath:
         return Rows(self.dst_nodes, self.dst_position if self.dst_nodes is not None else None)
 
     def set_group_sizes(self, size: int | None, t_size: int | None) -> None:
-        """Has the sums of the forward and of the backward pass handed out by groups of that many
-        edges at most from now on; :obj:`None`: by rows.
+        """Divides the sums of the forward and of the backward pass into groups of at most this
+        many edges from now on; :obj:`None`: by rows.
 
         Raises:
-            TypeError, ValueError: If one is no positive integer.
+            TypeError, ValueError: If a size is not a positive integer.
         """
         for name, value in (('size', size), ('t_size', t_size)):
             if value is not None:
@@ -211,7 +210,7 @@ class ExecutionPath:
     def graph(self) -> Graph:
         """The edges of a path that is not whole."""
         if self.rowptr is None or self.col is None:
-            raise ValueError('a path with most edges of its graph keeps none of its own')
+            raise ValueError('path.is_whole: no edges stored; use the original graph')
         graph = Graph(
             self.rowptr, self.col, self.perm, self.t_rowptr, self.t_col, self.t_perm,
             self.num_nodes if self.src_nodes is None else self.num_src, self.num_dst,
@@ -219,13 +218,13 @@ class ExecutionPath:
         if self.group_size is None and self.t_group_size is None:
             return graph
         key = ('groups', self.group_size, self.t_group_size)
-        if torch.compiler.is_compiling():  # Making them waits for the device.
+        if torch.compiler.is_compiling():  # Making groups waits for the device.
             return self._derived[key].value if key in self._derived else graph
         return self.derived(key, lambda: graph.with_groups(self.group_size, self.t_group_size))
 
     def derived(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What follows from the structure of the graph alone, made once and ready on every CUDA
-        stream."""
+        """A value that depends only on the structure of the graph, made once and ready on every
+        CUDA stream."""
         if torch.compiler.is_compiling():
             return make()
         entry = self._derived.get(key)
@@ -233,7 +232,7 @@ class ExecutionPath:
             if is_capturing(self.dst_position):
                 self._captured[id(entry)] = entry
             return entry.value
-        with torch.inference_mode(False), torch.no_grad():  # It may serve a training step later.
+        with torch.inference_mode(False), torch.no_grad():  # A later training step may use it.
             value = make()
         if not is_capturing(self.dst_position):
             self._derived[key] = Entry(value, wait=True)
@@ -259,8 +258,8 @@ class ExecutionPath:
         )  # fmt: skip
 
     def watch(self) -> Watch | None:
-        """What looks at the gradient of a layer's output outside of the path, if anything does."""
-        hidden = self.forward and self.debug  # The gradient of a NaN is one, even of zero.
+        """The check of the output gradient outside of the path, or None."""
+        hidden = self.forward and self.debug  # NaN rows have NaN gradients, even where zero.
         if not self.checks or hidden:
             return None
         compiling = torch.compiler.is_compiling()
@@ -274,7 +273,7 @@ class ExecutionPath:
     def _note(self) -> None:
         if is_capturing(self.counter):
             return
-        if self.counter.is_cuda:  # On its way to the host while the backward pass goes on.
+        if self.counter.is_cuda:  # Copied to the host while the backward pass continues.
             if self._noted is None:
                 host = torch.empty(1, dtype=torch.int64, pin_memory=True)
                 self._noted = host, torch.cuda.Event()
@@ -307,7 +306,7 @@ class ExecutionPath:
         self._watch(None).check()
 
     def check_fits(self, device: torch.device, edge_index: Any, num_nodes: int) -> None:
-        """Raises unless the path is of this graph and where the features are."""
+        """Raises unless the path is of this graph and on the device of the features."""
         if self.device != device:
             raise ValueError(f"'path' is on {self.device}, but 'x' is on {device}")
         if num_nodes != self.num_nodes:
@@ -316,7 +315,7 @@ class ExecutionPath:
             )
         if isinstance(edge_index, Tensor) and _can_compare(edge_index):
             signature = signature_of(edge_index)
-            # Where edges have weights, their order counts.
+            # The order of edges matters only with weights.
             length = len(signature) if self.perm is not None else -1
             if signature[:length] != self.graph_signature[:length]:
                 raise ValueError(
@@ -326,22 +325,22 @@ class ExecutionPath:
 
 
 def _can_compare(edge_index: Tensor) -> bool:
-    # A capture cannot wait for a hash; that of a prepared graph is kept.
+    # A capture cannot wait for a hash; a prepared graph has it cached.
     if torch.compiler.is_compiling():
         return False
     return isinstance(edge_index, EdgeIndex) or not is_capturing(edge_index)
 
 
 def _hashed(values: Tensor) -> int:
-    # Any change of one number moves the sum; int64 wraps around.
+    # Any change of one number changes the sum; int64 wraps around.
     mixed = (values ^ (values >> 31)) * -7046029254386353131
     return int(((mixed ^ (mixed >> 29)) * -4417276706812531889).sum())
 
 
 def signature_of(edge_index: Tensor) -> tuple[int, ...]:
-    """What tells a list of edges from others: their number, set and order.
+    """A signature of the edges: their number, set and order.
 
-    A prepared graph keeps it; of a plain list it is worked out at every call.
+    A prepared graph caches it; for a plain edge_index it is computed at every call.
     """
     if not isinstance(edge_index, EdgeIndex):
         return _signature(edge_index)
@@ -359,7 +358,7 @@ def _signature(data: Tensor) -> tuple[int, ...]:
 
 
 def mask_signature_of(mask: Any) -> tuple[int, ...]:
-    """What tells a mask from others, worked out at every call.
+    """A signature of a mask, computed at every call.
 
     Raises:
         TypeError, ValueError: As :func:`check_mask`.
@@ -370,7 +369,7 @@ def mask_signature_of(mask: Any) -> tuple[int, ...]:
 
 
 def check_mask(mask: Any, num_nodes: int | None = None, name: str = 'mask') -> None:
-    """Raises unless it is a mask of nodes, some of which train."""
+    """Raises unless it is a bool mask with at least one node."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"'{name}' must be a bool tensor, got {got}")

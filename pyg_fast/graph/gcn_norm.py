@@ -1,4 +1,4 @@
-"""The symmetric normalisation of a GCN, as factors that the kernel applies on its way."""
+"""The symmetric normalisation of a GCN, as factors that the kernel applies."""
 
 from typing import NamedTuple
 
@@ -18,10 +18,10 @@ from .operator import Sampling, SparseOperator
 class GCNNorm(NamedTuple):
     r"""A normalised adjacency matrix
     :math:`\mathbf{D} \mathbf{A} \mathbf{D} + \mathbf{E}` with diagonal matrices
-    :math:`\mathbf{D}` and :math:`\mathbf{E}` (the self-loops). For weights that take a gradient
-    :math:`\mathbf{A}` is normalised itself.
+    :math:`\mathbf{D}` and :math:`\mathbf{E}` (the self-loops). For weights that require a gradient
+    :math:`\mathbf{A}` itself is normalised.
 
-    :obj:`dtype` is the type of the given weights (without weights, that of the features).
+    :obj:`dtype` is the dtype of the given weights (without weights, that of the features).
     """
 
     operator: SparseOperator
@@ -29,7 +29,7 @@ class GCNNorm(NamedTuple):
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether its entries take a gradient."""
+        """Whether its entries require a gradient."""
         op = self.operator
         return any(t is not None and t.requires_grad for t in (op.value, op.diag))
 
@@ -49,27 +49,27 @@ def normalized(
 ) -> GCNNorm:
     r"""Normalises an adjacency matrix symmetrically by its in-degrees.
 
-    Without weights nothing of size :math:`|\mathcal{E}|` is made beside the sorted graph, and for
-    an :class:`~torch_geometric.EdgeIndex` the result is kept on it. Weights are read at every call.
+    Without weights it allocates nothing of size :math:`|\mathcal{E}|` except the sorted graph, and
+    an :class:`~torch_geometric.EdgeIndex` caches the result. Weights are read at every call.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
         edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)`.
         num_nodes (int): Number of nodes :math:`N`.
-        dtype (torch.dtype): The type of the features.
+        dtype (torch.dtype): The dtype of the features.
         fill_value (float): Weight of added self-loops. (default: :obj:`1.0`)
-        loops (str): :obj:`"remaining"` gives each node one self-loop, with the last weight that it
-            already had, else :obj:`fill_value`; :obj:`"replace"` takes :obj:`fill_value` in any
-            case; :obj:`"add"` adds a loop to those that there are; :obj:`"keep"` changes nothing.
-            (default: :obj:`"remaining"`)
+        loops (str): :obj:`"remaining"` gives each node one self-loop, with the weight of its last
+            self-loop, or :obj:`fill_value` if it has none; :obj:`"replace"` always uses
+            :obj:`fill_value`; :obj:`"add"` adds a loop to the existing ones; :obj:`"keep"` adds
+            none. (default: :obj:`"remaining"`)
         flow (str): Aggregate at destinations (:obj:`"source_to_target"`) or at sources.
             (default: :obj:`"source_to_target"`)
         transpose (bool): Whether a backward pass will need the transpose.
             (default: :obj:`True`)
-        sampling (Sampling, optional): Degrees count those edges alone that it takes.
+        sampling (Sampling, optional): Counts only the sampled edges in degrees.
             (default: :obj:`None`, all)
-        copy (bool): Whether the result outlives this call, or its backward pass the weights as they
-            are now: then their values are copied. (default: :obj:`False`)
+        copy (bool): Whether to copy the weights, because the result outlives this call, or its
+            backward pass needs their present values. (default: :obj:`False`)
     """
     reverse = flow == 'target_to_source'
 
@@ -92,10 +92,10 @@ def normalized(
     key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, sampled)
     norm = cached(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
     if norm is None or (transpose and norm.operator.graph.t_rowptr is None):
-        with torch.inference_mode(False):  # It may serve a training step later.
+        with torch.inference_mode(False):  # A later training step may use it.
             graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
             graph = graph.t() if reverse else graph
-            # As PyG has it: loops that are there already all have weight one.
+            # As in PyG, existing self-loops have weight one.
             norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, sampling)
         if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
             store(edge_index, key, norm)
@@ -148,7 +148,7 @@ def _of_learned(
     loops: str,
     sampling: Sampling | None,
 ) -> GCNNorm:
-    # In ops that torch differentiates.
+    # Differentiable torch ops.
     data = _data_of(edge_index, graph.num_src)
     ones = weight.new_ones(graph.num_src, 1)
     degree = product(SparseOperator(graph, weight, sampling=sampling), ones).view(-1)
@@ -164,17 +164,17 @@ def _of_learned(
 
 
 def _data_of(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """The list of edges, whose ends torch may index with."""
+    """The plain edges, whose indices are safe for torch's indexing."""
     if isinstance(edge_index, EdgeIndex):
         return edge_index._data.long()
     data = edge_index.long()
-    # On CUDA an end out of range is reported later, and must not stop the device until then.
+    # On CUDA an index out of range is reported later, and must not fail here.
     return data.clamp(0, max(num_nodes - 1, 0)) if data.is_cuda else data
 
 
 def _last_loop(edge_index: Tensor, num_nodes: int) -> Tensor | None:
-    """The position of each node's last self-loop :math:`(N)`, -1 for none; None: there are no
-    loops. A prepared graph keeps it."""
+    """The position of each node's last self-loop :math:`(N)`, or -1; None if there are no
+    self-loops. A prepared graph caches it."""
     if not isinstance(edge_index, EdgeIndex) or torch.compiler.is_compiling():
         return _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
     if num_loops(edge_index) == 0:
@@ -200,7 +200,7 @@ def _find_last_loop(data: Tensor, num_nodes: int) -> Tensor:
 def _loop_weights(
     edge_index: Tensor, data: Tensor, weight: Tensor, num_nodes: int, fill_value: float
 ) -> Tensor:
-    """The weight of each node's self-loop: that of the last one that is there, if any is."""
+    """The weight of each node's self-loop: that of its last one, if it has any."""
     loop = weight.new_full((num_nodes,), fill_value)
     if data.size(1) == 0 or num_nodes == 0:
         return loop
@@ -209,7 +209,7 @@ def _loop_weights(
         return loop
     loop = torch.where(last >= 0, weight.detach()[last.clamp(min=0)], loop)
     if weight.requires_grad:
-        # The gradient of an assignment goes to all that were assigned, overwritten ones too.
+        # An assignment's gradient goes to all assigned values, also overwritten ones.
         zero = torch.where(data[0] == data[1], weight - weight.detach(), weight.new_zeros(()))
         loop = loop.index_add(0, data[0], zero)
     return loop

@@ -1,4 +1,4 @@
-"""The graph as kernels read it: a CSR structure and its transpose."""
+"""The graph in the form that kernels read: a CSR structure and its transpose."""
 
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,19 +17,19 @@ from .groups import Groups, check_size, groups_of
 class Graph(NamedTuple):
     r"""A sparse matrix :math:`\mathbf{A}` in CSR form with rows = destinations, and its transpose.
 
-    Both lists of edges point into one order of edges, that of :obj:`edge_weight`: by :obj:`perm`
-    and :obj:`t_perm` (:obj:`None`: the list is in that order itself). Columns are int32; what
-    counts edges, pointers and positions, is int32 or, past :math:`2^{31}` edges, int64. Ops check
-    that all fit together, and not what they hold: pointers and indices out of range crash.
-    :meth:`from_edge_index` makes a checked one.
+    Both structures refer to one order of edges, that of :obj:`edge_weight`, by :obj:`perm`
+    and :obj:`t_perm` (:obj:`None`: the structure is in that order). Columns are int32; row pointers
+    and positions are int32, or int64 from :math:`2^{31}` edges on. Ops check shapes and dtypes but
+    not the content: row pointers and indices out of range crash. :meth:`from_edge_index` makes a
+    checked graph.
 
     Shapes:
         - **rowptr:** :math:`(N_{dst} + 1)`, **col**, **perm:** :math:`(|\mathcal{E}|)`
         - **t_rowptr:** :math:`(N_{src} + 1)`, **t_col**, **t_perm:** :math:`(|\mathcal{E}|)`;
-          :obj:`None` where no gradient will be asked for
+          :obj:`None` if no gradient is needed
 
-    :obj:`groups` and :obj:`t_groups` hand out the edges of either on a GPU
-    (:obj:`None`: the kernel does it by rows).
+    :obj:`groups` and :obj:`t_groups` divide the work on a GPU, for the graph and its transpose
+    (:obj:`None`: the kernel divides it by rows).
     """
 
     rowptr: Tensor
@@ -47,14 +47,14 @@ class Graph(NamedTuple):
     def from_edge_index(
         edge_index: Tensor, num_src: int | None = None, num_dst: int | None = None
     ) -> 'Graph':
-        r"""The graph of a list of edges, with its transpose, every index checked.
+        r"""The graph of an edge_index, with its transpose; checks every index.
 
         Args:
             edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
             num_src (int, optional): Number of source nodes. (default: :obj:`None`, the size of an
-                EdgeIndex, or the largest index and one)
-            num_dst (int, optional): Number of destination nodes. (default: :obj:`None`, as many
-                as sources)
+                EdgeIndex, or the largest index plus one)
+            num_dst (int, optional): Number of destination nodes. (default: :obj:`None`, the
+                number of sources)
 
         Raises:
             TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`.
@@ -86,11 +86,11 @@ class Graph(NamedTuple):
     def with_groups(
         self, size: int | None, t_size: int | None = None, atomic: bool = False
     ) -> 'Graph':
-        """The same graph, its sums handed out by groups.
+        """The graph with its sums divided into groups.
 
         Args:
-            size (int, optional): The most edges of a group; :obj:`None`: no groups.
-            t_size (int, optional): The same for the transpose, if there is one.
+            size (int, optional): The most edges per group; :obj:`None`: no groups.
+            t_size (int, optional): The size for the transpose, if there is one.
                 (default: :obj:`None`)
             atomic (bool): As in :func:`~pyg_fast.graph.set_group_sizes`. (default: :obj:`False`)
 
@@ -106,7 +106,7 @@ class Graph(NamedTuple):
         return self._replace(groups=groups, t_groups=t_groups)
 
     def with_one_structure(self) -> 'Graph':
-        """The same graph, pointers and columns stored once if it is symmetric. Waits for it."""
+        """The graph with one CSR structure if it is symmetric. Synchronises."""
         if (
             self.num_src != self.num_dst
             or self.t_rowptr is None
@@ -119,8 +119,8 @@ class Graph(NamedTuple):
 
 
 def check_graph(graph: Graph) -> None:
-    """Raises unless the tensors of a graph fit together; what they hold is not looked at."""
-    if torch.compiler.is_compiling():  # There the kernels' own checks do.
+    """Raises unless the tensors of a graph fit together; their content is not checked."""
+    if torch.compiler.is_compiling():  # The kernels' own checks do it there.
         return
     rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst = graph[:8]
     if not isinstance(rowptr, Tensor) or rowptr.dtype not in (torch.int32, torch.int64):
@@ -166,12 +166,11 @@ def graph_of(
 ) -> Graph:
     r"""The graph of a plain or prepared :obj:`edge_index`.
 
-    A plain tensor is sorted at every call, by both ends at once. The structure of an
-    :class:`~torch_geometric.EdgeIndex` is made once and kept on it, ready on every CUDA stream.
-    Writing into the data of such an :obj:`edge_index` afterwards is outside of the contract, as it
-    is for PyG's own caches: make a new one. That of a mini-batch, see :func:`keep_block`, is
-    transposed when a gradient first needs that.
-    If it was given group sizes, see :func:`set_group_sizes`, the graph comes with groups.
+    A plain tensor is sorted at every call, both ways at once. An
+    :class:`~torch_geometric.EdgeIndex` caches its structure, ready on every CUDA stream; its data
+    must not be written afterwards, as for PyG's own caches: make a new one. The structure of a
+    mini-batch, see :func:`keep_block`, is transposed when a gradient first needs it. With group
+    sizes, see :func:`set_group_sizes`, the graph has groups.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
@@ -179,13 +178,13 @@ def graph_of(
         num_dst (int): Number of destination nodes.
         transpose (bool): Whether a backward pass will need the transpose.
             (default: :obj:`True`)
-        drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
-        wait (bool): As in :func:`~pyg_fast.ops.to_csr`, for a plain tensor. The structure of an
-            EdgeIndex is waited for in any case. (default: :obj:`False`)
+        drop_loops (bool): Whether to remove self-loops. (default: :obj:`False`)
+        wait (bool): As in :func:`~pyg_fast.ops.to_csr`, for a plain tensor. For an EdgeIndex it
+            always waits. (default: :obj:`False`)
 
     Raises:
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`; ValueError also for an
-            EdgeIndex whose size or sort order is not what it claims.
+            EdgeIndex whose size or sort order is wrong.
     """
     if not isinstance(edge_index, EdgeIndex):
         if transpose:
@@ -220,18 +219,18 @@ def keep_block(
     hops: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     loop_free: bool = False,
 ) -> None:
-    r"""Notes the CSR form of a sampled :obj:`edge_index` on it, so that nothing has to be sorted.
+    r"""Caches the CSR form of a sampled :obj:`edge_index`, so that it need not be sorted.
 
-    What :func:`torch_geometric.utils.trim_to_layer` leaves of it is known, too.
+    It also covers the results of :func:`torch_geometric.utils.trim_to_layer`.
 
     Args:
         edge_index (EdgeIndex): Edges sorted by destination, all in range.
-        rowptr (Tensor): Where those of each destination start :math:`(N + 1)`, int32.
-        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32.
-        hops (tuple, optional): How many nodes and how many edges each hop has added, from the
-            seeds on: none of the first :math:`h` hops' edges has a node beyond them.
+        rowptr (Tensor): Row pointer of the destinations :math:`(N + 1)`, int32.
+        col (Tensor): Sources :math:`(|\mathcal{E}|)`, int32.
+        hops (tuple, optional): The numbers of nodes and of edges added by each hop, from the
+            seeds on: edges of the first :math:`h` hops have no nodes beyond these hops.
             (default: :obj:`None`)
-        loop_free (bool): Whether no edge is from a node to itself. (default: :obj:`False`)
+        loop_free (bool): Whether there are no self-loops. (default: :obj:`False`)
     """
     size = rowptr.size(0) - 1
     graph = Graph(rowptr, col, None, None, None, None, size, size)
@@ -249,9 +248,9 @@ def keep_block(
 def set_group_sizes(
     edge_index: EdgeIndex, size: int | None, t_size: int | None = None, atomic: bool = False
 ) -> None:
-    """Has :func:`graph_of` give graphs of this very :obj:`edge_index` with groups from now on.
+    """Makes :func:`graph_of` return graphs with groups for this :obj:`edge_index` object.
 
-    They are forgotten once its data change, and by copies of it.
+    An edit of its data drops the group sizes; copies do not have them.
 
     Args:
         edge_index (EdgeIndex): The graph.
@@ -262,10 +261,10 @@ def set_group_sizes(
             check_size(each)
     cache = cache_of(edge_index)
     sizes = cache.facts['group_sizes'] = size, t_size, atomic
-    made: dict[int, Graph] = {}  # by the graph before: what several keys share stays shared
+    made: dict[int, Graph] = {}  # by old graph: keys that share a graph keep sharing it
     for key in list(cache.entries):
         value = cached(edge_index, key)
-        if not isinstance(value, Graph):  # made of a graph with other groups
+        if not isinstance(value, Graph):  # derived from a graph with other groups
             del cache.entries[key]
             continue
         if id(value) not in made:
@@ -274,14 +273,14 @@ def set_group_sizes(
 
 
 def num_loops(edge_index: EdgeIndex) -> int:
-    """The number of edges from a node to itself, counted once."""
+    """The number of self-loops, counted once."""
     facts = cache_of(edge_index).facts
     if 'num_loops' not in facts:
         facts['num_loops'] = int((edge_index._data[0] == edge_index._data[1]).sum())
     return facts['num_loops']
 
 
-@torch.inference_mode(False)  # What is kept may be asked for gradients later.
+@torch.inference_mode(False)  # A later training step may use it.
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
     data = edge_index.as_tensor().detach()
     check_edge_index(data)
@@ -300,7 +299,7 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
     graph = graph.with_one_structure()
     if not edge_index.is_sorted:
         return graph
-    # PyG's caches are not read: edits in place leave wrong ones behind.
+    # PyG's caches may be wrong after edits in place: ignore them.
     by_row = edge_index.is_sorted_by_row
     sorted_end = data[0 if by_row else 1]
     if bool((sorted_end[1:] < sorted_end[:-1]).any()):
@@ -318,7 +317,7 @@ def _sorted(data: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bo
 def _of_block(
     edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
 ) -> Graph | None:
-    """The graph of a mini-batch or of its first edges, if that is what these are."""
+    """The graph of a mini-batch or of its first hops, if the edges are such."""
     whole, facts = edge_index, cache_of(edge_index).facts
     if 'hops' in facts:
         graph = cached(edge_index, ('graph', num_src, num_dst, False))
@@ -364,7 +363,7 @@ def _part_of_block(
 
 @torch.inference_mode(False)
 def _without_loops(graph: Graph, edge_index: EdgeIndex) -> Graph:
-    # In the order of before, so without a sort; in known sizes, so without waiting.
+    # Keeps the order, so it needs no sort; sizes are known, so it needs no synchronisation.
     col, data = graph.col, edge_index._data
     num_edges = col.size(0)
     stays = data[0] != data[1]
@@ -383,7 +382,7 @@ def _without_loops(graph: Graph, edge_index: EdgeIndex) -> Graph:
 
 
 def _share_transpose(edge_index: EdgeIndex, graph: Graph) -> None:
-    """Gives it to all that is kept of the same edges."""
+    """Adds it to all cached graphs of the same edges."""
     for each in (edge_index, edge_index._base):
         if isinstance(each, EdgeIndex):
             for key, entry in list(cache_of(each).entries.items()):
@@ -393,7 +392,7 @@ def _share_transpose(edge_index: EdgeIndex, graph: Graph) -> None:
 
 @torch.inference_mode(False)
 def _with_transpose(graph: Graph, edge_index: EdgeIndex, drop_loops: bool) -> Graph:
-    # Its edges are known to be in range, so that nothing is waited for.
+    # The edges are known to be in range: no synchronisation.
     size = (graph.num_src, graph.num_dst)
     index64 = graph.rowptr.dtype == torch.int64
     *csc, _ = ops.to_csr.default(

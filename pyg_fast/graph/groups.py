@@ -1,4 +1,4 @@
-"""The edges of a graph in groups, by which a GPU's threads are handed a sum."""
+"""The edges of a graph in groups, the units of work of a GPU's sums."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,18 +13,17 @@ class Groups(NamedTuple):
     `"GNNAdvisor" <https://arxiv.org/abs/2006.06608>`_ paper.
 
     Groups are in the order of the edges, without gaps; a row without edges has an empty one. A row
-    of several groups is *long*: each of its groups makes a partial sum. All tensors are of one
-    integer type, that of the graph. Groups are how work is handed out on a GPU; on a CPU they
-    change nothing.
+    of several groups is *long*: each of its groups makes a partial sum. All tensors have the
+    integer dtype of the graph. Groups divide the work on a GPU; on a CPU they have no effect.
 
     Shapes:
         - **ptr:** the first edge of each group :math:`(G + 1)`
-        - **row:** the row of each group :math:`(G)`, or :math:`-1 - k` for one of the
+        - **row:** the row of each group :math:`(G)`, or :math:`-1 - k` for a group of the
           :math:`k`-th long row
         - **long_row:** the long rows :math:`(L)`
         - **long_ptr:** the first partial sum of each :math:`(L + 1)`
-        - **long_shift:** what to take from the number of a group of each for that of its partial
-          sum :math:`(L)`
+        - **long_shift:** for each long row, the difference between the number of a group and that
+          of its partial sum :math:`(L)`
     """
 
     ptr: Tensor
@@ -47,23 +46,23 @@ class Groups(NamedTuple):
         )  # fmt: skip
 
     def to(self, device: Any = None, non_blocking: bool = False) -> 'Groups':
-        """The same on another device."""
+        """The groups on another device."""
         return self._each(lambda t: t.to(device=device, non_blocking=non_blocking))
 
     def cpu(self) -> 'Groups':
-        """The same on the CPU."""
+        """The groups on the CPU."""
         return self.to('cpu')
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> 'Groups':
-        """The same on a GPU."""
+        """The groups on a GPU."""
         return self._each(lambda t: t.cuda(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> 'Groups':
-        """The same in pinned memory."""
+        """The groups in pinned memory."""
         return self._each(Tensor.pin_memory)
 
     def share_memory_(self) -> 'Groups':
-        """Moves all to shared memory."""
+        """Moves all tensors to shared memory."""
         return self._each(Tensor.share_memory_)
 
     def clone(self) -> 'Groups':
@@ -71,31 +70,30 @@ class Groups(NamedTuple):
         return self._each(Tensor.clone)
 
     def detach(self) -> 'Groups':
-        """The same: integers have no gradient."""
+        """The groups themselves: integers have no gradient."""
         return self._each(Tensor.detach)
 
 
 torch.serialization.add_safe_globals([Groups])
 
 
-@torch.inference_mode(False)  # They may serve a training step later.
+@torch.inference_mode(False)  # A later training step may use them.
 def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
     r"""Cuts the rows of a CSR structure into groups of at most :obj:`size` edges.
 
-    Made where :obj:`rowptr` is; waits for the device once, to know their number.
+    Runs on the device of :obj:`rowptr`; waits for it once, to know the number of groups.
 
     Args:
         rowptr (Tensor): Row pointers :math:`(N + 1)`, int32 or int64.
-        size (int): The most edges of a group.
-        atomic (bool): Whether the groups of a long row are to be added up atomically, in whatever
-            order they come, instead of one after another: less memory is written, but the last bits
-            of a result vary from run to run. Not heeded where
-            :func:`torch.use_deterministic_algorithms` is on. (default: :obj:`False`)
+        size (int): The most edges per group.
+        atomic (bool): Whether the groups of a long row are added atomically, in any order, instead
+            of one after another: this writes less memory, but the last bits vary from run to run.
+            Ignored with :func:`torch.use_deterministic_algorithms`. (default: :obj:`False`)
 
     Raises:
-        TypeError: If :obj:`rowptr` is no tensor of int32 or int64, or :obj:`size` no integer.
+        TypeError: If :obj:`rowptr` is not an int32 or int64 tensor, or :obj:`size` no integer.
         ValueError: If :obj:`rowptr` is not a vector of at least one entry, :obj:`size` is not
-            positive, or the groups are more than an int32 counts, as :obj:`rowptr` is.
+            positive, or there are more groups than the dtype of :obj:`rowptr` holds.
     """
     if not isinstance(rowptr, Tensor) or rowptr.dtype not in (torch.int32, torch.int64):
         got = rowptr.dtype if isinstance(rowptr, Tensor) else type(rowptr).__name__
@@ -110,14 +108,17 @@ def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
     groups = torch.stack([count.sum(), is_long.sum(), (count * is_long).sum()])
     num_groups, num_long, num_partials = groups.tolist()
     if num_groups > torch.iinfo(dtype).max:
-        raise ValueError(f'groups of {size} edges are {num_groups}, too many for {dtype}')
+        raise ValueError(
+            f'group_size={size} needs {num_groups} groups, more than {dtype} holds; choose a '
+            'larger group_size'
+        )
 
     first = count.cumsum(0) - count
     rows = torch.arange(count.size(0), device=rowptr.device)
     row = rows.repeat_interleave(count, output_size=num_groups)
     ptr = torch.arange(num_groups, device=rowptr.device).sub_(first[row]).mul_(size)
     ptr = torch.cat([ptr.add_(rowptr[row]), rowptr[-1:]])
-    # Long rows in order; a stable sort of the flags needs no wait for how many they are.
+    # Long rows in order; a stable sort of the flags needs no synchronisation for their number.
     long_row = is_long.sort(descending=True, stable=True)[1][:num_long]
     number = is_long.cumsum(0) - 1
     row = torch.where(is_long[row], -1 - number[row], row)

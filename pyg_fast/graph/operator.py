@@ -1,4 +1,4 @@
-"""A sparse matrix over a graph: the one way in which its parts travel to the kernels."""
+"""A sparse matrix over a graph, in the form that is passed to the kernels."""
 
 from typing import Any, NamedTuple
 
@@ -11,36 +11,36 @@ from .graph import Graph
 # The codes of `Strategy` in csrc/params/sample.h.
 _CODES = {'fastrand': 1, 'bucket': 0, 'unbiased': 2, 'paper': 3}
 STRATEGIES = tuple(_CODES)
-WORD = 2**64  # of a seed
+WORD = 2**64  # range of a seed
 
 
 class Sampling(NamedTuple):
-    """At most :obj:`num_samples` edges of each row, chosen by :obj:`strategy`; by :obj:`seed`,
-    an int64 tensor of shape :math:`(1)`, where it is :obj:`"unbiased"`."""
+    """At most :obj:`num_samples` edges of each row, chosen by :obj:`strategy`. :obj:`"unbiased"`
+    uses :obj:`seed`, an int64 tensor of shape :math:`(1)`."""
 
     num_samples: int
     strategy: str = 'fastrand'
     seed: Tensor | None = None
 
     def args(self) -> tuple[int, int, Tensor | None]:
-        """As the raw ops take it."""
+        """Arguments of the raw ops."""
         return self.num_samples, _CODES[self.strategy], self.seed
 
     def drawn(self, device: torch.device, seed: int | Tensor | None = None) -> 'Sampling':
-        """With a seed where the strategy needs one: a copy of the given one, or the next of
-        torch's generator."""
+        """Adds a seed if the strategy needs one: a copy of the given one, or one from torch's
+        generator."""
         if self.strategy != 'unbiased':
             return self
         if seed is None:
             seed = torch.randint(2**63 - 1, (1,), device=device)
         elif isinstance(seed, Tensor):
-            seed = seed.clone()  # The backward pass works out the same sample.
+            seed = seed.clone()  # The backward pass must use the same sample.
         else:
             seed = torch.full((1,), (seed + 2**63) % WORD - 2**63, device=device)
         return self._replace(seed=seed)
 
     def weight(self, rowptr: Tensor, mean: bool, dtype: torch.dtype) -> Tensor | None:
-        """The factor of each row's sum, with which it stands for all of the row's edges."""
+        """The factor that scales each row's sum to all edges of the row."""
         if self.strategy != 'unbiased' or mean:
             return None
         return (rowptr.diff().to(acc_dtype(dtype)) / self.num_samples).clamp_(min=1)
@@ -48,9 +48,9 @@ class Sampling(NamedTuple):
 
 class SparseOperator(NamedTuple):
     r"""A sparse matrix :math:`\mathbf{D}_r \mathbf{A} \mathbf{D}_c + \mathbf{E}` from the rows of
-    the sources to those of the destinations, where :math:`\mathbf{E}` joins the rows of one node.
+    the sources to those of the destinations; :math:`\mathbf{E}` connects the rows of one node.
 
-    A frozen value. It multiplies features by :func:`~pyg_fast.ops.product.product`, which is
+    Immutable. It multiplies features by :func:`~pyg_fast.ops.product.product`, which is
     differentiable in :obj:`value`; everything else is constant. Scales and diagonals are float32
     (float64 for float64 features).
 
@@ -59,14 +59,14 @@ class SparseOperator(NamedTuple):
         - **row_scale**, **col_scale:** :math:`\mathbf{D}_r` :math:`(n_{dst})` and
           :math:`\mathbf{D}_c` :math:`(n_{src})`, :obj:`None` for ones
         - **diag:** :math:`\mathbf{E}` by destination :math:`(n_{dst})`, :obj:`None` for zeros
-        - **self_row:** the source row of each destination :math:`(n_{dst})`, -1 for none;
-          :obj:`None`: the same
+        - **self_row:** the source row of each destination :math:`(n_{dst})`, or -1;
+          :obj:`None`: the same row
         - **t_diag:** :math:`\mathbf{E}` by source :math:`(n_{src})`, **t_self_row:** the
-          destination row of each source :math:`(n_{src})`; both are only set beside
+          destination row of each source :math:`(n_{src})`; both are only set together with
           :obj:`self_row`
 
     With :obj:`mean` each row is divided by its number of edges. With :obj:`sampling`
-    :math:`\mathbf{A}` has at most that many edges of each row, picked inside the kernel.
+    :math:`\mathbf{A}` has at most that many edges per row, chosen inside the kernel.
     """
 
     graph: Graph
@@ -103,17 +103,17 @@ class SparseOperator(NamedTuple):
     def sampled(
         self, num_samples: int, strategy: str = 'fastrand', seed: Tensor | None = None
     ) -> 'SparseOperator':
-        """The same over a sample of each row's edges.
+        """The operator over a sample of each row's edges.
 
         Raises:
-            ValueError: If it is the part of a matrix that an execution path has.
+            ValueError: If it is an execution path's part of a matrix.
         """
         if self.self_row is not None:
             raise ValueError('an execution path cannot be sampled: use the whole operator')
         return self._replace(sampling=Sampling(num_samples, strategy, seed))
 
     def on(self, path: Any) -> 'SparseOperator':
-        """The part of it that an :class:`~pyg_fast.graph.ExecutionPath` has.
+        """Its part on an :class:`~pyg_fast.graph.ExecutionPath`.
 
         Raises:
             ValueError: If it is a sample.
@@ -123,7 +123,7 @@ class SparseOperator(NamedTuple):
         return path.part(self)
 
     def without_mean(self, dtype: torch.dtype) -> 'SparseOperator':
-        """The same with the division of a mean in :obj:`row_scale`, for features of a type."""
+        """The operator with the division of a mean in :obj:`row_scale`, for a dtype of features."""
         if not self.mean:
             return self
         inverse = inverse_degree(self.graph.rowptr, dtype)
@@ -131,7 +131,7 @@ class SparseOperator(NamedTuple):
         return self._replace(row_scale=scale, mean=False)
 
     def plus_diag(self, entry: Tensor) -> 'SparseOperator':
-        """With one more number on the diagonal of each node that both sides have."""
+        """Adds a number to the diagonal of each node that both sides have."""
 
         def added(diag: Tensor | None, count: int) -> Tensor:
             return entry.expand(count).contiguous() if diag is None else diag + entry

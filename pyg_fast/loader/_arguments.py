@@ -1,4 +1,4 @@
-"""What a loader may be given."""
+"""Checks of a loader's arguments."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..ops.random_walk import MOST_VISITS
 from ._walks import Walks
 
 SAMPLERS = ('neighbor', 'random_walk')
-# Of workers, which are not there.
+# Arguments for worker processes, which this loader does not have.
 _WITHOUT_EFFECT = frozenset((
     'num_workers', 'persistent_workers', 'pin_memory', 'pin_memory_device', 'prefetch_factor',
     'worker_init_fn', 'multiprocessing_context', 'timeout', 'in_order', 'filter_per_worker',
@@ -111,7 +111,7 @@ def check_walks(
 
 
 def plain_int(value: Any) -> Any:
-    """An int for what counts as one, such as those of numpy."""
+    """Converts integers of other types, such as numpy's, to int."""
     return int(value) if isinstance(value, np.integer) else value
 
 

@@ -1,4 +1,4 @@
-"""A sampled subgraph as a batch: PyG's own objects, with what kernels read at hand."""
+"""A sampled subgraph as a batch: PyG's objects, with the arrays that kernels read."""
 
 import copy
 from collections.abc import Callable
@@ -18,26 +18,26 @@ from ._pipeline import Made
 
 
 class Subgraph(NamedTuple):
-    """What a batch is made of before its attributes are fetched."""
+    """A batch before its attributes are fetched."""
 
     n_id: Tensor
     edge_index: Tensor
-    rowptr: Tensor | None  # None: edges are in any order.
+    rowptr: Tensor | None  # None: edges are not sorted
     col: Tensor | None
     e_id: Tensor | None
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
     input_id: Tensor
-    hops: tuple[tuple[int, ...], tuple[int, ...]] | None  # The same two, to rely on.
+    hops: tuple[tuple[int, ...], tuple[int, ...]] | None  # the same two if they are valid
     edge_weight: Tensor | None = None
     batch: Tensor | None = None
 
     def to_bidirectional(self) -> 'Subgraph':
-        """With the reverse of each edge."""
+        """Adds the reverse of each edge."""
         return self._replaced(self._output().to_bidirectional(), is_sorted=True)
 
     def transformed(self, transform: Callable) -> 'Subgraph':
-        """As the user's function of the sampler's output has it."""
+        """Applies the user's function to the sampler's output."""
         before, version = self._output(), _version(self.edge_index)
         out = transform(copy.copy(before))
         if not isinstance(out, SamplerOutput):
@@ -86,14 +86,14 @@ def batch_of(
     edge_keys: list[str],
     late: list[tuple[str, Column, Tensor]],
 ) -> Made:
-    """The batch, of which the columns in `late` are read when it is handed out."""
+    """The batch; the columns in `late` are read when the loader returns it."""
     if data is None:
         out = Data() if custom_cls is None else custom_cls()
     else:
         out = copy.copy(data)
     num_nodes = part.n_id.numel()
     tensors = [t for t in part if isinstance(t, Tensor)]
-    # The values of a matrix on the device are the user's, as are columns there.
+    # The values of a matrix on the device are the user's own, like the columns there.
     adj_is_late = (
         data is not None and layout != 'edge_index' and part.n_id.is_cuda
         and _device_of(data.adj_t) == part.n_id.device
@@ -102,7 +102,7 @@ def batch_of(
         out.num_nodes = num_nodes
     for key, value in node_values.items():
         out._store[key] = value
-    for key in edge_keys:  # None: without it.
+    for key in edge_keys:  # None: without the attribute
         out._store[key] = edge_values.get(key)
     if layout == 'edge_index':
         out.edge_index = edge_index_of(part, loop_free)

@@ -1,4 +1,4 @@
-"""How mini-batches are made: sampled, renumbered, fetched."""
+"""Makes mini-batches: samples, renumbers and fetches."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ from ._walks import Walks, walk_subgraph
 
 
 class Core:
-    """All that the iterators of a loader share; it does not know the loader.
+    """State shared by the iterators of a loader; it does not know the loader.
 
-    A copy that shares no memory with it, such as one that was pickled, is made anew from the same
-    arguments: the graph is read again, and its device decides again what fits there.
+    A copy without shared memory, such as an unpickled one, is made again from the same arguments:
+    it reads the graph again, and decides again what fits on its device.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Core:
         self.transform_sampler_output, self.custom_cls = transform_sampler_output, custom_cls
         self.device, self.seed = device, seed
         self.meter = Meter(device)
-        # Its small kernels go first: those of a training step leave them no room otherwise.
+        # High priority: otherwise the kernels of a training step leave its small ones no room.
         self.stream = torch.cuda.Stream(device, -1) if device.type == 'cuda' else None
         self._maps: list[NodeMap] = []
         self._lock = threading.Lock()
-        #: How often all was read anew, whatever versions say.
+        #: How often all copies were read again, whatever the versions.
         self.refreshes = 0
         budget = Budget(device, limit)
 
@@ -92,13 +92,13 @@ class Core:
 
     @property
     def crosses(self) -> bool:
-        """Whether any features come from elsewhere than where batches are."""
+        """Whether any features are not on the device of the batches."""
         if self.remote is not None:
             return True
         return any(column.on_host for column in self.node_table.update()[1].values())
 
     def refresh(self) -> None:
-        """Reads anew what was copied, and lets no batch take rows from the one before."""
+        """Reads all copies again; the next batch reuses no rows of the previous one."""
         if self.data is not None:
             self.node_table.update(refresh=True)
             self.edge_table.update(refresh=True)
@@ -107,7 +107,7 @@ class Core:
 
     @contextmanager
     def _node_map(self) -> Iterator[NodeMap]:
-        """A map that no one else uses meanwhile, on the loader's stream."""
+        """A map for exclusive use, on the loader's stream."""
         with self._lock:
             node_map = self._maps.pop() if self._maps else None
         if node_map is None:
@@ -119,7 +119,7 @@ class Core:
                 self._maps.append(node_map)
 
     def made(self, batches: Iterator[tuple[int, Tensor]], epoch: int) -> Iterator[Made]:
-        """All batches of an epoch, in the order they are handed out in."""
+        """All batches of an epoch, in the order in which the loader returns them."""
         with self._node_map() as node_map:
             fetcher = _Fetcher(self, node_map)
             while window := list(islice(batches, self.window)):
@@ -140,14 +140,14 @@ class Core:
                     del made, part
 
     def one(self, positions: Tensor, seed: int) -> Data:
-        """A batch by itself, made in this thread."""
+        """A single batch, made in this thread."""
         with behind(self.stream), self._node_map() as node_map:
             with self.meter.timed('sample'):
                 part = self._sample(positions, seed, node_map)
             with self.meter.timed('fetch'):
                 made = _Fetcher(self, node_map).batch(part)
         if self.stream is not None:
-            self.stream.synchronize()  # The graph that is read in host memory may go at once.
+            self.stream.synchronize()  # The caller may free the graph in host memory now.
             current = torch.cuda.current_stream(self.device)
             for tensor in made.tensors:
                 tensor.record_stream(current)
@@ -182,14 +182,14 @@ class Core:
 
 
 class _Fetcher:
-    """Fetches the attributes of one batch after the other, and keeps what the next may share."""
+    """Fetches the attributes of one batch after the other, and keeps rows for the next one."""
 
     def __init__(self, core: Core, node_map: NodeMap) -> None:
         self._core, self._node_map = core, node_map
         self._n_id: Tensor | None = None
         self._rows: dict[str, Tensor] = {}
         self._version: tuple[int, int] | None = None
-        # Without a thread that works ahead, what is fetched is handed out at once.
+        # Without a thread that works ahead, a batch is returned right after fetching.
         self._ahead = core.stream is not None
 
     def batch(self, part: Subgraph) -> Made:
@@ -216,11 +216,11 @@ class _Fetcher:
         )  # fmt: skip
 
     def _keep(self, columns: list[Column]) -> None:
-        """Another column may take the place of one that a GPU still reads from host memory."""
+        """Keeps columns alive until the GPU has read them, since others may replace them."""
         keep_until_read(self._core.device, *(column.source for column in columns))
 
     def _forget_if(self, version: tuple[int, int]) -> None:
-        if version != self._version:  # What was fetched before may have changed since.
+        if version != self._version:  # Rows fetched before may be stale.
             self._n_id, self._version = None, version
 
     def _fetch(self, n_id: Tensor, late: list[tuple[str, Column, Tensor]]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class _Fetcher:
                 continue
             before = self._rows.get(key) if found is not None else None
             rows = column.rows_at(n_id, None if before is None else found, before, counter)
-            counter = None  # All columns have the same rows from the same places.
+            counter = None  # All columns have the same counts: add them once.
             if matching:
                 fetched[key] = rows
             out[key] = rows.clone() if matching else rows
@@ -265,7 +265,7 @@ class _Fetcher:
         return rows
 
     def _matched(self, n_id: Tensor) -> Tensor | None:
-        """The rows that the batch before has of these nodes."""
+        """The rows of these nodes in the previous batch."""
         if self._n_id is None:
             return None
         self._core.meter.add_pair(min(n_id.numel(), self._n_id.numel()))

@@ -1,4 +1,4 @@
-"""The attributes of nodes and edges, where batches read them from."""
+"""The attributes of nodes and edges, on the device from which batches read them."""
 
 import threading
 from collections.abc import Callable
@@ -16,16 +16,16 @@ from ._pinned import pinned
 from ._pipeline import behind
 
 PLACES = ('auto', 'host', 'device')
-_SHORT_ROW = 16  # Bytes: a label costs the bus as much as several features.
+_SHORT_ROW = 16  # bytes: reading a label costs the bus as much as several features
 
 
 def is_apart(memory: torch.device, device: torch.device) -> bool:
-    """Whether a bus lies between them that the device can read over."""
+    """Whether the device reads the memory over a bus."""
     return device.type == 'cuda' and memory.type == 'cpu'
 
 
 class Budget:
-    """The memory that a loader may still take on its device."""
+    """The device memory that a loader may still use."""
 
     def __init__(self, device: torch.device, limit: int | None) -> None:
         if device.type != 'cuda':
@@ -36,7 +36,7 @@ class Budget:
             self.left = limit
 
     def takes(self, place: str, num_bytes: int) -> bool:
-        """Whether something goes to the device, which the budget then pays."""
+        """Whether an object goes to the device; if so, subtracts it from the budget."""
         fits = place == 'device' or (place == 'auto' and num_bytes <= self.left)
         if fits:
             self.left -= num_bytes
@@ -54,10 +54,10 @@ class Cache:
 
 
 class Column:
-    """One attribute: the value as the user has it, and copies that batches read instead where it
-    is not on their device. A column never changes: another takes its place.
+    """One attribute: the user's value, and copies that batches read if the value is not on their
+    device. A column is immutable: a new one replaces it.
 
-    All copies are made and read on the stream that is current, the loader's own.
+    All copies are made and read on the current stream, which is the loader's own.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Column:
             self.rows = self.source[self._cache.nodes.cpu()].to(device)
 
     def anew(self) -> 'Column':
-        """The value as it is now."""
+        """A new column of the present value."""
         if self._place == 'user':
             return self
         return Column(
@@ -90,13 +90,13 @@ class Column:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the copy is known to be of another state of the value; not all writes tell."""
+        """Whether the copy is known to be outdated; not all writes are visible."""
         return self.source is not None and _state(self.value) != self._state
 
     @property
     def is_late(self) -> bool:
-        """Whether batches read the value itself when they are handed out, on the stream that uses
-        them: the loader's own would read in the middle of what is written there."""
+        """Whether batches read the value itself when the loader returns them, on the stream that
+        uses them: on the loader's stream a read could race with a write."""
         value = self.value
         if self.source is not None or not isinstance(value, (Tensor, TensorFrame)):
             return False
@@ -125,13 +125,13 @@ class Column:
     def _check(self, value: Tensor) -> None:
         if value.size(0) != self._num_rows:
             raise ValueError(
-                f"'data.{self.name}' must have {self._num_rows} rows, as data had when the loader "
-                f'was made, got {value.size(0)}'
+                f"'data.{self.name}' must have {self._num_rows} rows, as when the loader was made, "
+                f'got {value.size(0)}'
             )
 
 
 def is_plain(value: Any, dim: int) -> bool:
-    """Whether kernels read it: of a value that takes gradients a batch is a part of its graph."""
+    """Whether kernels can read it: a part of a value with gradients must be made by autograd."""
     return (
         type(value) is Tensor and value.layout == torch.strided and dim == 0 and value.dim() > 0
         and not value.requires_grad
@@ -140,7 +140,7 @@ def is_plain(value: Any, dim: int) -> bool:
 
 def _rows(x: Tensor, index: Tensor, *args: Tensor | None) -> Tensor:
     args += (None,) * (5 - len(args))
-    return ops.gather_rows.default(x, index, *args)  # All of it is known to fit.
+    return ops.gather_rows.default(x, index, *args)  # The arguments are known to be valid.
 
 
 def _state(tensor: Tensor) -> tuple:
@@ -149,7 +149,7 @@ def _state(tensor: Tensor) -> tuple:
 
 
 def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> Any:
-    """As PyG's loader does it, for what no kernel reads."""
+    """PyG's selection, for values that no kernel can read."""
     if isinstance(value, Tensor):
         return value.index_select(dim, index.to(value.device)).to(device)
     index = index.cpu()
@@ -161,7 +161,7 @@ def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> Any:
 
 
 class Table:
-    """The node-level or the edge-level attributes of data, kept in step with it."""
+    """The node-level or the edge-level attributes of data, kept up to date."""
 
     def __init__(
         self, data: Data, level: str, num_rows: int, device: torch.device, stream: Any, place: str,
@@ -176,8 +176,8 @@ class Table:
         self.update()
 
     def update(self, refresh: bool = False) -> tuple[int, dict[str, Column]]:
-        """The attributes as they are now, and a number that says when any has changed; with
-        `refresh`, all copies are made anew."""
+        """The current attributes, and a number that changes with them; with `refresh`, makes all
+        copies again."""
         store = self._data._store
         belongs = store.is_node_attr if self._level == 'node' else store.is_edge_attr
         with self._lock:
@@ -194,7 +194,7 @@ class Table:
             if len(valid) != len(held) or len(valid) != len(before):
                 with behind(self._stream):
                     columns = {key: valid.get(key) or self._read(key, held) for key in _small(held)}
-                # In the order of the data's own.
+                # Keep the order of data.
                 self._columns = {key: columns[key] for key in held}
                 self._version += 1
             return self._version, self._columns
@@ -209,7 +209,7 @@ class Table:
         return Column(key, value, dim, self._num_rows, self._device, place, self._cache)
 
     def _place_of(self, value: Any, dim: int) -> str:
-        """Where batches read a value from: the user's own memory, or a copy."""
+        """Where batches read a value: the user's memory, or a copy."""
         if not is_plain(value, dim):
             return 'user'
         if not is_apart(value.device, self._device):
@@ -226,7 +226,7 @@ def _small(held: dict[str, Any]) -> list[str]:
 
 
 class Remote:
-    """The features that a :class:`~torch_geometric.data.FeatureStore` serves."""
+    """Features served by a :class:`~torch_geometric.data.FeatureStore`."""
 
     def __init__(self, store: FeatureStore, device: torch.device) -> None:
         self._store, self._device = store, device
@@ -242,12 +242,12 @@ class Remote:
         previous: dict[str, Tensor] | None,
         counter_of: Callable[[int], Tensor] | None,
     ) -> dict[str, Any]:
-        """All attributes of the nodes of a batch; the store is asked for unmatched ones alone."""
+        """All attributes of a batch's nodes; reads only unmatched ones from the store."""
         attrs = self._store.get_all_tensor_attrs()
         if previous is None or any(attr.attr_name not in previous for attr in attrs):
             match = previous = None
         wanted = n_id if match is None else n_id[match < 0]
-        if wanted.numel() == 0:  # A row for the kernel, which it then does not need.
+        if wanted.numel() == 0:  # The kernel needs a row, even if it reads none.
             wanted = n_id[:1]
         for attr in attrs:
             attr.index = wanted.cpu()
@@ -267,7 +267,7 @@ class Remote:
         for name, rows in found.items():
             before = None if previous is None else previous[name]
             out[name] = gather_rows(rows, position, match=match, previous=before, counter=counter)
-            counter = None  # All attributes have the same rows from the same places.
+            counter = None  # All attributes have the same counts: add them once.
         return out
 
 
@@ -276,7 +276,7 @@ def _as_rows(value: Any) -> Tensor:
 
 
 def most_sampled(col: Tensor, num_nodes: int, ratio: float, device: torch.device) -> Tensor:
-    """The share of nodes with the most outgoing edges, which are sampled most; ties by id."""
+    """The share of nodes with the most outgoing edges, which are sampled most often; ties by id."""
     degree = torch.zeros(num_nodes, dtype=torch.int64, device=col.device)
     degree.index_add_(0, col.long(), torch.ones_like(col, dtype=torch.int64))
     order = degree.argsort(descending=True, stable=True)

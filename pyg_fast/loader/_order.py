@@ -1,11 +1,11 @@
-"""The order in which the batches of a window come."""
+"""The order of the batches of a window."""
 
 from torch import Tensor
 
 
 def greedy_order(degree: Tensor) -> list[int]:
-    r"""The batches of a window, from its first one on, each followed by that of the rest that it
-    shares most with (ties: the first).
+    r"""The batches of a window, starting with the first one; each is followed by the remaining
+    batch that shares most nodes with it (ties: the first).
 
     Args:
         degree (Tensor): Match degrees of all pairs :math:`(B, B)`.

@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads by itself."""
+"""Host memory that a GPU reads directly."""
 
 import threading
 import weakref
@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_lock = threading.RLock()  # Garbage may be collected while it is held.
-_users: dict[int, int] = {}  # How many hold shared memory page-locked, by its address.
+_lock = threading.RLock()  # Reentrant: garbage collection may run while it is held.
+_users: dict[int, int] = {}  # number of users that keep shared memory page-locked, by address
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """The tensor in page-locked memory: of what is in such or in shared memory no copy is made.
-    Shared memory is locked as long as the result lives."""
+    """The tensor in page-locked memory. Pinned and shared memory is not copied; shared memory is
+    locked as long as the result lives."""
     if tensor.is_contiguous() and tensor.is_shared() and tensor.numel() > 0:
         view = tensor.view(tensor.shape)
         if _lock_pages(view):
@@ -28,7 +28,7 @@ def _lock_pages(view: Tensor) -> bool:
     runtime: Any = torch.cuda.cudart()
     with _lock:
         users = _users.get(address, 0)
-        # What is locked by someone else may be unlocked at any time.
+        # Memory locked by other code may be unlocked at any time, so it is not used.
         if users == 0 and (
             view.is_pinned() or int(runtime.cudaHostRegister(address, size, 0)) != 0
         ):
@@ -38,7 +38,7 @@ def _lock_pages(view: Tensor) -> bool:
     return True
 
 
-def _unlock_pages(storage: Any, address: int) -> None:  # It holds the memory until then.
+def _unlock_pages(storage: Any, address: int) -> None:  # `storage` keeps the memory alive.
     with _lock:
         _users[address] -= 1
         if _users[address] == 0:

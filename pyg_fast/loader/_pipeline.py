@@ -1,4 +1,4 @@
-"""Handing out batches: one after the other, or made ahead by a thread with a stream of its own."""
+"""Iterators over batches: made one after the other, or ahead by a thread with its own stream."""
 
 import ctypes
 import threading
@@ -21,11 +21,11 @@ class Made(NamedTuple):
     """A batch that a loader has made."""
 
     batch: Data
-    tensors: list[Tensor]  # All that it holds and others made.
-    late: Callable[[], None] | None = None  # Adds what is read when it is handed out.
+    tensors: list[Tensor]  # its tensors that others made
+    late: Callable[[], None] | None = None  # adds attributes that are read last
 
     def finished(self, meter: Meter) -> Data:
-        """The batch, with all that it holds; on the stream that uses it."""
+        """The complete batch, on the stream that uses it."""
         if self.late is not None:
             with meter.timed('fetch'):
                 self.late()
@@ -34,7 +34,7 @@ class Made(NamedTuple):
 
 @contextmanager
 def behind(stream: Any) -> Iterator[None]:
-    """Gives a stream what follows, behind all that the current one was given; None: no streams."""
+    """Runs the body on a stream, after all work of the current stream; None: no streams."""
     if stream is None:
         yield
         return
@@ -46,7 +46,7 @@ def behind(stream: Any) -> Iterator[None]:
 
 
 class InlineIterator:
-    """Makes each batch when it is asked for."""
+    """Makes each batch when the caller requests it."""
 
     def __init__(
         self, made: Iterator[Made], transform: Callable | None, meter: Meter, length: int
@@ -66,12 +66,12 @@ class InlineIterator:
         return batch if self._transform is None else self._transform(batch)
 
     def close(self) -> None:
-        """Ends the epoch here."""
+        """Ends the epoch."""
         self._made.close()  # type: ignore[attr-defined]
 
 
 class _Channel:
-    """A queue between two threads that either can close."""
+    """A queue between two threads; each of them can close it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -80,7 +80,7 @@ class _Channel:
         self.closed = False
 
     def put(self, item: Any) -> bool:
-        """Adds an item once there is room; False: closed."""
+        """Adds an item when there is room; False: closed."""
         with self._changed:
             self._changed.wait_for(lambda: self.closed or len(self._items) < self._size)
             if not self.closed:
@@ -106,10 +106,10 @@ class _Channel:
 
 
 class ThreadedIterator:
-    """Hands out what a thread makes ahead on its own stream.
+    """Returns batches that a thread makes ahead on its own stream.
 
-    The thread knows the channel and not the iterator: an iterator that is closed, forgotten or
-    left to the end of the interpreter closes the channel, which ends the thread.
+    The thread refers to the channel, not to the iterator: when the iterator is closed, collected or
+    left at interpreter exit, it closes the channel, which ends the thread.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ def _produce(made: Iterator[Made], channel: _Channel, stream: Any) -> None:
     try:
         if stream is not None:
             _ignore_captures()
-        with torch.cuda.stream(stream):  # Without effect for None.
+        with torch.cuda.stream(stream):  # no effect for None
             for item in made:
                 done = None if stream is None else stream.record_event()
                 if not channel.put((item, done)):
@@ -170,7 +170,7 @@ def _produce(made: Iterator[Made], channel: _Channel, stream: Any) -> None:
         end = error
     try:
         if stream is not None:
-            stream.synchronize()  # Before memory goes that kernels read: `made` holds it.
+            stream.synchronize()  # Kernels still read memory that `made` keeps alive.
         made.close()  # type: ignore[attr-defined]
     except BaseException as error:
         end = error if isinstance(end, StopIteration) else end
@@ -180,12 +180,12 @@ def _produce(made: Iterator[Made], channel: _Channel, stream: Any) -> None:
 def _ignore_captures() -> None:
     """Lets this thread allocate and wait while another one captures a CUDA graph.
 
-    The default mode of a capture forbids that to all threads that do not say so.
+    Otherwise a capture in the default mode forbids both in all threads.
     """
     try:
         mode = ctypes.c_int(_THREAD_LOCAL)
         ctypes.CDLL('libcuda.so.1').cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    except (OSError, AttributeError):  # Another driver: captures say 'thread_local' instead.
+    except (OSError, AttributeError):  # Another driver: captures must use 'thread_local'.
         pass
 
 

@@ -1,4 +1,4 @@
-"""Which nodes each batch of an epoch starts from."""
+"""The seed nodes of each batch of an epoch."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ _WORD = 2**64 - 1
 
 
 def mixed(*numbers: int) -> int:
-    """A seed of 63 bits that looks random, from numbers that do not."""
+    """A pseudo-random 63-bit seed from numbers."""
     state = 0
     for number in numbers:  # SplitMix64
         state = (state ^ number) + 0x9E3779B97F4A7C15 & _WORD
@@ -24,18 +24,18 @@ def mixed(*numbers: int) -> int:
 def resolve_input_nodes(
     input_nodes: Any, num_nodes: int, input_id: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Checked int64 ids of seeds on the CPU, and what :obj:`batch.input_id` tells of each
-    (:obj:`None`: its position). Both are copies: what was given may be written at any time."""
+    """Checked int64 ids of seeds on the CPU, and :obj:`batch.input_id` of each (:obj:`None`: its
+    position). Both are copies: the caller may write the originals at any time."""
     if input_nodes is None:
         nodes = torch.arange(num_nodes)
     else:
-        # Copied first: what is checked must be what is read.
+        # Copy first: a check of the original would not cover later writes.
         nodes = torch.clone(_as_tensor(input_nodes).detach().cpu())
         if nodes.dtype == torch.bool:
             if nodes.numel() != num_nodes:
                 raise ValueError(
-                    f"'input_nodes' must have one entry for each of the {num_nodes} nodes where "
-                    f'it is a mask, got {nodes.numel()}'
+                    f"'input_nodes' must have one entry for each of the {num_nodes} nodes if it is "
+                    f'a mask, got {nodes.numel()}'
                 )
             nodes = nodes.nonzero().view(-1)
             input_id = nodes if input_id is None else input_id
@@ -63,7 +63,7 @@ def _as_tensor(input_nodes: Any) -> Tensor:
     if isinstance(input_nodes, str) or (
         isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)
     ):
-        raise TypeError("'input_nodes' must not name a node type: the graph has but one")
+        raise TypeError("'input_nodes' must not name a node type: the graph has only one")
     if not isinstance(input_nodes, (Tensor, np.ndarray, Iterable)):
         raise TypeError(
             f"'input_nodes' must be a tensor or a list of nodes, got {type(input_nodes).__name__}"
@@ -84,9 +84,9 @@ def checked_positions(name: str, positions: Any, num_seeds: int) -> Tensor:
     """A copy of positions in the list of seeds, int64 on the CPU.
 
     Raises:
-        TypeError, IndexError: If they are none; `name` says where they come from.
+        TypeError, IndexError: If they are invalid; `name` says where they come from.
     """
-    # Copied first: a sampler may fill one array again and again, while batches wait.
+    # Copy first: a sampler may reuse one array while batches wait.
     positions = torch.clone(torch.as_tensor(positions).detach().cpu())
     if positions.numel() == 0:
         return positions.new_empty(0, dtype=torch.int64)
@@ -105,9 +105,9 @@ def checked_positions(name: str, positions: Any, num_seeds: int) -> Tensor:
 class Seeds:
     """The batches of every epoch, as positions in the list of seeds.
 
-    The order of an epoch depends on the seed and the number of the epoch alone. Several replicas
-    cut it evenly: each step gives every one of them a part, and no two parts of an epoch differ
-    in size by more than one.
+    The order of an epoch depends only on the seed and the number of the epoch. Several replicas
+    divide it evenly: each step gives a part to every replica, and the sizes of two parts of an
+    epoch differ by at most one.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Seeds:
         parts = len(self) * num_replicas
         if num_replicas > 1 and parts > num_seeds:
             raise ValueError(
-                f"'input_nodes' must be at least {parts}, one for each of the {num_replicas} "
+                f"'input_nodes' must hold at least {parts}, one for each of the {num_replicas} "
                 f'replicas in each step, got {num_seeds}'
             )
 
@@ -141,7 +141,7 @@ class Seeds:
         return count // step if self.drop_last else -(-count // step)
 
     def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """The number of each batch of this replica and the positions of its seeds."""
+        """The number of each batch of this replica, and the positions of its seeds."""
         if self.batch_sampler is not None:
             for number, batch in enumerate(self.batch_sampler):
                 yield number, checked_positions('a sampler', batch, self.num_seeds)

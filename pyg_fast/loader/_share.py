@@ -1,4 +1,4 @@
-"""One copy of a graph in host memory for all processes of a machine."""
+"""One copy of a graph in host memory, shared by all processes of a machine."""
 
 import io
 import os
@@ -20,18 +20,18 @@ from ..graph.graph import Graph
 
 T = TypeVar('T')
 
-_ALIGNMENT = 4096  # Pages, which a GPU driver locks one by one.
+_ALIGNMENT = 4096  # page size: a GPU driver locks whole pages
 _MEMORY = '/dev/shm'
 
 
 def share_data(make_data: Callable[[], T], group: Any = None) -> T:
     r"""Makes data in one process of each machine and shares its tensors with the others there.
 
-    What :obj:`torchrun` starts are processes that have nothing in common: without this, each of
-    them would hold the whole graph. It is laid out once in shared memory instead, page by page as
-    a GPU driver can lock it, and every process maps it, :class:`~torch_geometric.EdgeIndex` caches
-    and what our kernels derive from them included. All have to call this. Its memory has no name
-    any more once all have it: it is gone when the last process is, however that ends.
+    Processes started by :obj:`torchrun` share no memory, so each of them would hold the whole
+    graph. This function writes it once to shared memory, aligned to pages for the GPU driver, and
+    every process maps it, including :class:`~torch_geometric.EdgeIndex` caches and the data of our
+    kernels. All processes must call it. The memory has no name after all have mapped it, so it is
+    freed when the last process ends, in any way.
 
     Where processes are forked or spawned, PyG's :meth:`data.share_memory_` does the same.
 
@@ -41,17 +41,17 @@ def share_data(make_data: Callable[[], T], group: Any = None) -> T:
         data = share_data(lambda: ToCSR()(PygNodePropPredDataset('ogbn-products')[0]))
 
     Args:
-        make_data (callable): Returns data, on the CPU; anything that can be pickled, besides
-            tensors. Called in the first process of each machine alone.
-        group (ProcessGroup, optional): The processes. (default: :obj:`None`, all; just
-            :obj:`make_data()` where :mod:`torch.distributed` was not initialized)
+        make_data (callable): Returns data on the CPU; besides tensors anything that can be
+            pickled. Only the first process of each machine calls it.
+        group (ProcessGroup, optional): The processes. (default: :obj:`None`, all; without
+            initialized :mod:`torch.distributed` the result is :obj:`make_data()`)
 
     Returns:
-        What :obj:`make_data` returns. What one process writes to its tensors, all others read.
+        The result of :obj:`make_data`. All processes see writes to its tensors.
 
     Raises:
         RuntimeError: In all processes, if one of them cannot make, share or map the data.
-        OSError: As its cause, where shared memory does not suffice.
+        OSError: As its cause, if there is not enough shared memory.
     """
     if isinstance(make_data, BaseData) or not callable(make_data):
         raise TypeError(f"'make_data' must be callable, got {type(make_data).__name__}")
@@ -74,7 +74,7 @@ def share_data(make_data: Callable[[], T], group: Any = None) -> T:
             data = _map(made[leader][0])
         except Exception as reason:
             error = reason
-        # Also: nobody goes on before all have mapped it, and its name can go.
+        # Also a barrier: all processes have mapped the file, so its name can be removed.
         _raise_first(_gather(None if error is None else repr(error), group), error)
     finally:
         if path is not None:
@@ -83,7 +83,7 @@ def share_data(make_data: Callable[[], T], group: Any = None) -> T:
 
 
 def _machine() -> str:
-    # Containers of one host may have one name but not one shared memory.
+    # Containers of one host may share the name but not the shared memory.
     folder = os.stat(_folder())
     return f'{socket.gethostname()}:{folder.st_dev}:{folder.st_ino}'
 
@@ -105,7 +105,7 @@ def _raise_first(texts: list[str | None], cause: Exception | None) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out dense tensors, and notes them."""
+    """Omits dense tensors, and records them."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -145,7 +145,7 @@ def _write(data: Any) -> str:
     head = pickle.dumps((size, layout, skeleton.getvalue()))
     file, path = tempfile.mkstemp(prefix='pyg_fast_', dir=_folder())
     try:
-        # Memory that is not there would otherwise kill the process at the first write to it.
+        # Without allocation, a lack of memory would kill the process at its first write.
         os.posix_fallocate(file, 0, size + len(head) + 8)
         memory = _memory(path, size)
         for (start, dtype, shape), tensor in zip(layout, tensors, strict=True):
@@ -160,7 +160,7 @@ def _write(data: Any) -> str:
 
 
 def _map(path: str) -> Any:
-    """What :func:`_write` wrote, in the memory of the file."""
+    """The data that :func:`_write` wrote, mapped from the file."""
     with open(path, 'rb') as file:
         file.seek(-8, os.SEEK_END)
         length = int.from_bytes(file.read(8), 'little')
@@ -181,7 +181,7 @@ def _memory(path: str, size: int) -> Tensor:
 
 def _view(memory: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     count = torch.Size(shape).numel() * dtype.itemsize
-    # With a version of its own: views of one tensor count edits of all of them.
+    # `.data`: views of one tensor would share a version.
     return memory[start : start + count].view(dtype).view(shape).data
 
 

@@ -1,4 +1,4 @@
-"""What a loader has done so far."""
+"""Statistics of a loader."""
 
 import threading
 import time
@@ -14,10 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader has done since it was made or :meth:`reset_stats` was called.
+    """Statistics of a loader since it was made or :meth:`reset_stats` was called.
 
-    Batches count once they were fetched, those that wait to be handed out too. Bytes are those of
-    node-level attributes, and 0 where a batch lies in the memory that its features come from.
+    A batch counts when it has been fetched, even if the loader has not returned it yet. Bytes are
+    those of node-level attributes, and 0 if batches are in the memory of the features.
     """
 
     #: Number of batches.
@@ -27,28 +27,28 @@ class LoaderStats:
     #: Number of their edges.
     num_edges: int = 0
     #: :math:`\sum |A \cap B| / \sum \min(|A|, |B|)` over all pairs of successive batches;
-    #: :obj:`None` where nothing is matched.
+    #: :obj:`None` if nothing is matched.
     match_degree: float | None = None
     #: Number of nodes whose features came from the cache.
     cache_hits: int = 0
     #: Bytes that crossed the bus, or came from a remote store.
     bytes_moved: int = 0
-    #: Bytes that did not since the batch before had them.
+    #: Bytes not moved because the previous batch had them.
     bytes_saved_by_match: int = 0
-    #: Bytes that did not since the cache had them.
+    #: Bytes not moved because the cache had them.
     bytes_saved_by_cache: int = 0
     #: Seconds of sampling, matching and ordering; on CUDA those of the loader's own stream.
     sample_seconds: float = 0.0
     #: Seconds of fetching attributes.
     fetch_seconds: float = 0.0
-    #: Seconds in which a batch was waited for: by the caller, on CUDA by its stream.
+    #: Seconds of waiting for a batch: by the caller, on CUDA by its stream.
     wait_seconds: float = 0.0
 
 
 class Meter:
-    """Counts and measures; its own lock guards what threads share."""
+    """Counts and measures; its lock guards data shared by threads."""
 
-    _PENDING = 512  # Pairs of events after which finished ones are added up.
+    _PENDING = 512  # pairs of events before finished ones are added up
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -70,13 +70,13 @@ class Meter:
             self._counts['edges'] += num_edges
 
     def add_pair(self, smaller: int) -> None:
-        """Two batches that were matched, the smaller one with so many nodes."""
+        """Adds two matched batches; the smaller one has this number of nodes."""
         with self._lock:
             self._counts['smaller'] += smaller
             self._matched = True
 
     def counter(self, row_bytes: int) -> Tensor:
-        """What :func:`~pyg_fast.ops.gather_rows` adds rows of so many bytes to."""
+        """The counter of :func:`~pyg_fast.ops.gather_rows` for rows of this size."""
         with self._lock:
             for counter, size in self._rows:
                 if size == row_bytes:
@@ -87,7 +87,7 @@ class Meter:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the time that the inside takes; on CUDA, the current stream takes."""
+        """Adds the time of the body; on CUDA its time on the current stream."""
         if self._device.type != 'cuda':
             start = time.perf_counter()
             yield
@@ -114,7 +114,7 @@ class Meter:
         self._events = left
 
     def read(self, stream: Any) -> LoaderStats:
-        """The numbers so far; waits for the loader's stream and no other."""
+        """The statistics so far; waits only for the loader's stream."""
         with self._lock:
             if stream is not None:
                 with torch.cuda.stream(stream):

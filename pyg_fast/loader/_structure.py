@@ -1,4 +1,4 @@
-"""The graph as batches are sampled from it: the edges that enter each node."""
+"""The graph from which batches are sampled: the incoming edges of each node."""
 
 from typing import Any, NamedTuple
 
@@ -16,14 +16,14 @@ from ._pinned import pinned
 
 
 class Structure(NamedTuple):
-    """Row :math:`i` of a CSR matrix lists the sources of the edges that enter node :math:`i`."""
+    """Row :math:`i` of a CSR matrix lists the sources of the incoming edges of node :math:`i`."""
 
     rowptr: Tensor
     col: Tensor
-    perm: Tensor | None  # The position of each edge in the user's list; None: the same.
-    weight: Tensor | None = None  # As kernels read it, in the order of col.
-    loop_free: bool = False  # Known to have no edge from a node to itself.
-    layout: str = 'edge_index'  # What batches are given: edge_index, or adj_t in a sparse format.
+    perm: Tensor | None  # position of each edge in the user's edges; None: the same
+    weight: Tensor | None = None  # as kernels read it, in the order of col
+    loop_free: bool = False  # known to have no self-loops
+    layout: str = 'edge_index'  # what batches get: edge_index, or adj_t in a sparse format
 
     @property
     def num_nodes(self) -> int:
@@ -35,7 +35,7 @@ class Structure(NamedTuple):
         return sum(t.nbytes for t in tensors if t is not None)
 
     def placed(self, device: torch.device, on_host: bool) -> 'Structure':
-        """The same, where batches on `device` can be sampled from it."""
+        """The graph in memory from which batches on `device` can be sampled."""
 
         def move(tensor: Any) -> Any:
             if tensor is None:
@@ -56,7 +56,7 @@ def structure_of_data(
     """The graph of a :class:`~torch_geometric.data.Data` object."""
     num_nodes = data.num_nodes
     if num_nodes is None:
-        raise ValueError("'data' must tell its number of nodes, got neither features nor num_nodes")
+        raise ValueError("'data' must have features or num_nodes, got neither")
     if 'edge_index' in data:
         edge_index = data.edge_index
         if isinstance(edge_index, EdgeIndex):
@@ -95,7 +95,7 @@ def structure_of_store(feature_store: FeatureStore, graph_store: GraphStore) -> 
     if not num_nodes:
         sizes = [feature_store.get_tensor_size(a) for a in feature_store.get_all_tensor_attrs()]
         if not sizes:
-            raise ValueError("'data' must tell its number of nodes, got edges without a size")
+            raise ValueError("'data' must have edges with a size, got none")
         num_nodes = sizes[0][0]
     first, second = edges
     if layout == EdgeLayout.CSC:
@@ -113,7 +113,7 @@ def _from_coo(edge_index: Tensor, num_nodes: int, is_sorted: bool) -> Structure:
     rowptr, col, perm = to_csr(edge_index, num_nodes, num_nodes, wait=True)
     in_order = not bool((edge_index[1, 1:] < edge_index[1, :-1]).any())
     if is_sorted and not in_order:
-        raise ValueError("'data.edge_index' must be sorted by destination where 'is_sorted' is set")
+        raise ValueError("'data.edge_index' must be sorted by destination if 'is_sorted' is set")
     return Structure(
         rowptr, col, None if in_order else perm, loop_free=_is_loop_free(edge_index)
     )
@@ -123,8 +123,8 @@ def _from_csr(rowptr: Tensor, col: Tensor, num_nodes: int, layout: str = 'edge_i
     num_edges = col.numel()
     if rowptr.numel() != num_nodes + 1 or (num_nodes and int(rowptr[-1]) != num_edges):
         raise ValueError(
-            f"'data' must have as many columns as its {num_nodes} nodes and end at its {num_edges} "
-            f'edges, got pointers of shape {list(rowptr.shape)}'
+            f"'data' must have pointers for its {num_nodes} nodes that end at its {num_edges} "
+            f'edges, got shape {list(rowptr.shape)}'
         )
     if num_edges:
         low, high = int(col.min()), int(col.max())
@@ -134,7 +134,7 @@ def _from_csr(rowptr: Tensor, col: Tensor, num_nodes: int, layout: str = 'edge_i
                 f'{low if low < 0 else high}'
             )
         if bool((rowptr.diff() < 0).any()) or int(rowptr[0]) != 0:
-            raise ValueError("'data' must have pointers that start at 0 and never fall")
+            raise ValueError("'data' must have pointers that start at 0 and do not decrease")
     dtype = torch.int64 if counts_in_int64(num_edges) else torch.int32
     return Structure(rowptr.to(dtype), col.int(), None, layout=layout)
 
@@ -172,6 +172,6 @@ def _with_weight(
         if structure.perm is not None:
             weight = weight[structure.perm.long()]
     checked = sampling_weight(weight, structure.col, replace)
-    if checked.data_ptr() == data[weight_attr].data_ptr():  # They are read once.
+    if checked.data_ptr() == data[weight_attr].data_ptr():  # Copy: weights are read once.
         checked = checked.clone()
     return structure._replace(weight=checked)

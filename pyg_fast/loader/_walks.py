@@ -1,4 +1,4 @@
-"""Mini-batches whose neighbours are the nodes that random walks visit most."""
+"""Mini-batches whose neighbours are the nodes that random walks visit most often."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from ._structure import Structure
 
 
 class Walks(NamedTuple):
-    """How neighbours are found."""
+    """Parameters of the walks."""
 
     num_walks: int
     walk_length: int
@@ -31,8 +31,8 @@ def walk_subgraph(
     input_id: Tensor,
     node_map: NodeMap,
 ) -> Subgraph:
-    """Each hop adds the most visited nodes around those that the hop before has met first; an
-    edge weighs the share of its node's visits."""
+    """Each hop adds the most visited nodes around the new nodes of the previous hop; the weight of
+    an edge is its share of the node's visits."""
     distinct, place = relabel_ids(seeds, node_map)
     num_seeds, num_distinct = seeds.numel(), distinct.numel()
     first = torch.full_like(distinct, num_seeds)
@@ -55,7 +55,7 @@ def walk_subgraph(
         before = distinct.numel()
         distinct, local = relabel_ids(torch.cat([distinct, neighbor[found]]), node_map)
         local = local[before:]
-        # Repeated seeds have a place each, and edges lead from the first.
+        # Repeated seeds have separate positions; edges use the first one.
         moved = local + (num_seeds - num_distinct)
         if num_distinct < num_seeds:
             moved = torch.where(

@@ -1,4 +1,4 @@
-"""Sampled mini-batches, made where they are needed."""
+"""Sampled mini-batches, made on the device that uses them."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -31,21 +31,21 @@ from ._pipeline import InlineIterator, ThreadedIterator
 from ._seeds import Seeds, checked_positions, mixed
 from ._stats import LoaderStats
 
-_PREFETCH = 2  # Batches that wait on the device.
+_PREFETCH = 2  # batches that wait on the device
 
 
 class FastNeighborLoader(NeighborLoader):
     r"""PyG's :class:`~torch_geometric.loader.NeighborLoader` on the kernels of the `"FastGL: A
     GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at Large Scale"
     <https://arxiv.org/abs/2409.14939>`_ paper (ASPLOS 2024): mini-batches of sampled neighbours,
-    made where they are needed.
+    made on the device that uses them.
 
     Neighbours are sampled and renumbered on :obj:`device`. Features that do not fit there stay in
-    pinned host memory, from which a GPU fetches rows by itself: those of nodes that the batch
-    before has on the device already (*match*) or that a cache holds are copied there instead. Of
-    every :obj:`window` of batches the one comes next that shares most with the last (*reorder*).
-    On CUDA a thread makes batches ahead on a stream of its own; on a CPU all kernels use torch's
-    threads. There are no worker processes.
+    pinned host memory, from which the GPU reads rows directly; rows that the previous batch
+    (*match*) or a cache already has on the device are copied there instead. Of every
+    :obj:`window` of batches, the next one is that which shares most nodes with the last one
+    (*reorder*). On CUDA a thread makes batches ahead on its own stream; on a CPU all kernels use
+    torch's threads. There are no worker processes.
 
     .. code-block:: python
 
@@ -58,52 +58,49 @@ class FastNeighborLoader(NeighborLoader):
     **Batches** are as PyG's: a copy of :obj:`data` with the rows of the sampled nodes and edges of
     every node-level and edge-level attribute, and :obj:`edge_index`, :obj:`n_id`, :obj:`e_id`,
     :obj:`input_id`, :obj:`batch_size`, :obj:`num_sampled_nodes`, :obj:`num_sampled_edges`. Seeds
-    come first, then other nodes in the order in which they were met. The :obj:`edge_index` is an
-    :class:`~torch_geometric.EdgeIndex` sorted by destination that kernels read as it is;
-    :func:`~torch_geometric.utils.trim_to_layer` keeps it that way. All of it is on :obj:`device`.
-    For :func:`torch.compile` take :obj:`batch.edge_index.as_tensor()`: PyG's
-    :class:`~torch_geometric.EdgeIndex` would have models compiled anew for each size.
-    A graph given as :obj:`adj_t` (a :obj:`SparseTensor`, or in layout :obj:`torch.sparse_csr`)
-    comes back as such.
+    come first, then other nodes in order of first occurrence. The :obj:`edge_index` is an
+    :class:`~torch_geometric.EdgeIndex` sorted by destination that kernels read without sorting,
+    also after :func:`~torch_geometric.utils.trim_to_layer`. All of it is on :obj:`device`.
+    For :func:`torch.compile` use :obj:`batch.edge_index.as_tensor()`: PyG's
+    :class:`~torch_geometric.EdgeIndex` would recompile models for each size.
+    For a graph given as :obj:`adj_t` (a :obj:`SparseTensor`, or in layout
+    :obj:`torch.sparse_csr`), batches have an :obj:`adj_t` too.
 
-    **Randomness.** What a batch holds depends on :obj:`seed`, the number of the epoch and its own
-    number alone, not on :obj:`window`, :obj:`match`, :obj:`reorder` or the device. Every epoch is
-    another; :attr:`epoch` is the number of the next, and may be set to go on after a restart.
+    **Randomness.** A batch depends only on :obj:`seed`, the number of the epoch and its own number,
+    not on :obj:`window`, :obj:`match`, :obj:`reorder` or the device. Every epoch is different;
+    :attr:`epoch` is the number of the next one, and may be set to continue after a restart.
 
     **Changed data.** Attributes on :obj:`device`, attributes that require gradients and, on a CPU,
-    all others are read when a batch is handed out, on the stream that uses it: each batch is as
-    data are then, whatever has written to them. Of the rest, batches read copies that were made
-    when the loader was:
+    all attributes are read when the loader returns a batch, on the stream that uses it: each batch
+    sees all earlier writes. For the others, batches read copies made with the loader:
 
     - attributes on another device: a copy on :obj:`device`;
-    - for CUDA, attributes in host memory: a copy on the device or in pinned host memory (what is
-      pinned or in shared memory already, and lists and arrays of NumPy, are read where they are
-      while batches are fetched ahead);
+    - for CUDA, attributes in host memory: a copy on the device or in pinned host memory (pinned and
+      shared memory, lists and NumPy arrays are not copied but read while batches are fetched
+      ahead);
     - rows in the cache of :obj:`cache_ratio`;
-    - rows that a batch takes from the one before (:obj:`match`).
+    - rows that a batch reuses from the previous one (:obj:`match`).
 
-    An attribute that is replaced, or edited so that its version counts it (most operations of torch
-    in place), is copied anew before the next batch is fetched, and no rows are taken from the batch
-    before. Writes by NumPy, through :obj:`.data`, by collectives, fused optimizers, replays of CUDA
-    graphs, other processes and a remote store go unnoticed there: call :meth:`refresh` after them.
-    On CUDA up to three batches have been fetched ahead by then. Do not write to an attribute in
-    host memory while batches are being fetched, but between two epochs: rows of two states in one
-    batch may be the result. The seeds are copied, and graph and weights of :obj:`weight_attr` are
-    read, once and for all.
+    If an attribute is replaced, or edited so that its version changes (most in-place operations of
+    torch), it is copied again before the next batch is fetched, which then reuses no rows. Writes
+    by NumPy, through :obj:`.data`, by collectives, fused optimizers, replays of CUDA graphs, other
+    processes and a remote store are not noticed: call :meth:`refresh` after them. On CUDA up to
+    three batches have been fetched ahead by then. Write to attributes in host memory only between
+    two epochs, not while batches are fetched: otherwise a batch may mix old and new rows. The
+    seeds, the graph and the weights of :obj:`weight_attr` are read once.
 
-    **Memory.** On CUDA, features and graph stay in host memory where they do not fit: tensors that
-    are pinned or in shared memory (:func:`share_data`) as they are, of others a pinned copy is
-    made.
+    **Memory.** On CUDA, features and graph stay in host memory if they do not fit: pinned tensors
+    and tensors in shared memory (:func:`share_data`) without a copy, others as a pinned copy.
 
-    **CUDA graphs** may be captured while batches are made ahead. Where the driver library
+    **CUDA graphs** may be captured while batches are made ahead. If the driver library
     (:obj:`libcuda.so.1`) cannot be opened by that name, capture with
     :obj:`capture_error_mode='thread_local'`. A batch cannot be taken inside a capture.
 
-    **As PyG's loader.** It is a :class:`~torch_geometric.loader.NeighborLoader`, for
+    **PyG's interface.** It is a :class:`~torch_geometric.loader.NeighborLoader`, for
     :meth:`model.inference(loader)` (on CUDA with :obj:`embedding_device` where the batches are) and
     :class:`~torch_geometric.loader.ZipLoader`; :obj:`loader([3, 5])` makes the batch of these
-    seeds. What is pickled or deep-copied is made anew from its arguments, :attr:`epoch` included,
-    without statistics; a shallow copy shares all but :attr:`epoch`.
+    seeds. Unpickled loaders and deep copies are made again from the arguments, with
+    :attr:`epoch`, without statistics; a shallow copy shares everything except :attr:`epoch`.
 
     Arguments of PyG's loader and of :class:`torch.utils.data.DataLoader` that are not listed below:
 
@@ -132,39 +129,39 @@ class FastNeighborLoader(NeighborLoader):
     ================================== =============================================================
 
     Args:
-        data (Data or (FeatureStore, GraphStore)): The graph. Of a remote backend the structure is
+        data (Data or (FeatureStore, GraphStore)): The graph. From a remote backend the structure is
             read once, and features by :meth:`multi_get_tensor`, for the nodes that do not match.
-        num_neighbors (list of int): The most edges sampled for each node in each hop, from the
+        num_neighbors (list of int): Most edges per node in each hop, from the
             seeds outwards; :obj:`-1`: all.
         batch_size (int): Number of seeds of a batch. (default: :obj:`1`)
         input_nodes (Tensor or list, optional): The seeds: nodes, or a mask of them. A copy is
             made. (default: :obj:`None`, all nodes)
         replace (bool): Sample with replacement. (default: :obj:`False`)
-        shuffle (bool): Take the seeds in another order in every epoch. (default: :obj:`False`)
-        drop_last (bool): Leave out a last batch that is smaller. (default: :obj:`False`)
+        shuffle (bool): Shuffle the seeds in every epoch. (default: :obj:`False`)
+        drop_last (bool): Drop a last batch that is smaller. (default: :obj:`False`)
         window (int): Number of batches that are sampled ahead. (default: :obj:`8`)
-        match (bool): Reuse what the batch before has on the device, where features come from host
-            memory or a remote store; elsewhere nothing is matched. (default: :obj:`True`)
-        reorder (bool, optional): Whether batches of a window change places. (default:
-            :obj:`None`, where rows are matched and :obj:`shuffle` is set)
+        match (bool): Reuse rows that the previous batch has on the device, if features come from
+            host memory or a remote store; otherwise nothing is matched. (default: :obj:`True`)
+        reorder (bool, optional): Whether to reorder the batches of a window. (default:
+            :obj:`None`, if rows are matched and :obj:`shuffle` is set)
         cache_ratio (float): Share of the nodes, those with most outgoing edges, whose features are
-            kept on the device if others are in host memory. (default: :obj:`0.`)
-        device (torch.device or str, optional): Where batches are made.
-            (default: :obj:`None`, where :obj:`data` is)
+            kept on the device if the others are in host memory. (default: :obj:`0.`)
+        device (torch.device or str, optional): The device of the batches.
+            (default: :obj:`None`, the device of :obj:`data`)
         features (str): Where features are on CUDA: on the :obj:`"device"`, in :obj:`"host"`
-            memory (labels and other rows of at most 16 bytes on the device even then, if they
+            memory (labels and other rows of at most 16 bytes still go to the device, if they
             fit), or :obj:`"auto"`: attributes go to the device, small ones first, as long as they
             fit. (default: :obj:`"auto"`)
         topology (str): The same for the graph. (default: :obj:`"auto"`)
-        seed (int, optional): Of all randomness; the same batches come again for the same seed.
+        seed (int, optional): Seed of all randomness; the same seed gives the same batches.
             (default: :obj:`None`, drawn from :obj:`generator`)
-        transform (callable, optional): Called with each batch when it is handed out.
+        transform (callable, optional): Called with each batch when the loader returns it.
             (default: :obj:`None`)
         sampler (str or Sampler): :obj:`"neighbor"`; or :obj:`"random_walk"`: neighbours are the
-            nodes that walks from a node against its edges visit most, as in the `"Graph
+            nodes that walks from a node against its edges visit most often, as in the `"Graph
             Convolutional Neural Networks for Web-Scale Recommender Systems"
             <https://arxiv.org/abs/1806.01973>`_ paper, their shares of the visits are
-            :obj:`batch.edge_weight`, and there is no :obj:`e_id` and no edge attribute. Or
+            :obj:`batch.edge_weight`, and batches have no :obj:`e_id` and no edge attributes. Or
             PyTorch's argument of that name: positions in :obj:`input_nodes`.
             (default: :obj:`"neighbor"`)
         subgraph_type (SubgraphType or str): :obj:`"directional"`, :obj:`"bidirectional"` or
@@ -175,39 +172,39 @@ class FastNeighborLoader(NeighborLoader):
             :class:`~torch_geometric.sampler.SamplerOutput` of each batch, whose :obj:`edge` are
             positions in :obj:`data.edge_index`, before attributes are fetched; on CUDA in the
             loader's thread. (default: :obj:`None`)
-        is_sorted (bool): Whether edges are sorted by destination. That is noticed anyhow, and here
-            demanded. (default: :obj:`False`)
+        is_sorted (bool): Whether edges must be sorted by destination. The loader detects sorted
+            edges without it. (default: :obj:`False`)
         custom_cls (callable, optional): Makes the batches of a remote backend.
             (default: :obj:`None`, :class:`~torch_geometric.data.Data`)
-        input_id (Tensor, optional): What :obj:`batch.input_id` tells of each seed. (default:
+        input_id (Tensor, optional): :obj:`batch.input_id` of each seed. (default:
             :obj:`None`, its position in :obj:`input_nodes`, of a mask the node)
         batch_sampler (Sampler, optional): Gives lists of positions in :obj:`input_nodes`, in place
             of :obj:`batch_size`, :obj:`shuffle` and :obj:`drop_last`. (default: :obj:`None`)
-        generator (torch.Generator, optional): What the seed is drawn from.
+        generator (torch.Generator, optional): The generator of the seed.
             (default: :obj:`None`, torch's own)
-        rank (int, optional): Number of this replica, where several share the seeds. (default:
-            :obj:`None`, all seeds are this one's)
+        rank (int, optional): Number of this replica, if several share the seeds. (default:
+            :obj:`None`, this replica has all seeds)
         num_replicas (int, optional): Number of replicas. Each gets the same number of batches, and
-            all together every seed once in an epoch. (default: :obj:`None`)
-        num_walks (int): Number of random walks from each node. (default: :obj:`10`)
-        walk_length (int): Number of steps of each; of all from a node at most 1024.
+            together they get every seed once per epoch. (default: :obj:`None`)
+        num_walks (int): Number of random walks per node. (default: :obj:`10`)
+        walk_length (int): Number of steps per walk; at most 1024 for all walks of a node.
             (default: :obj:`3`)
         restart (float): Probability to go back to the start before each step.
             (default: :obj:`0.`)
-        max_device_bytes (int, optional): Memory that graph and features may take on the device by
-            :obj:`"auto"`. (default: :obj:`None`, half of what is free)
+        max_device_bytes (int, optional): Memory that graph and features may use on the device with
+            :obj:`"auto"`. (default: :obj:`None`, half of the free memory)
 
     Raises:
         TypeError: If an argument has a type that is not supported.
         ValueError: If a value or a shape does not fit.
-        IndexError: If :obj:`input_nodes` or the graph name nodes that are not there.
+        IndexError: If :obj:`input_nodes` or the graph have nodes that do not exist.
     """
 
-    #: Positions in :obj:`input_nodes`, as many as there are.
+    #: All positions in :obj:`input_nodes`.
     dataset: range
-    #: Seeds of a batch.
+    #: Seeds per batch.
     batch_size: int
-    #: Whether seeds that fill no batch are left out.
+    #: Whether to drop seeds that do not fill a batch.
     drop_last: bool
     #: The number of the next epoch.
     epoch: int
@@ -297,7 +294,7 @@ class FastNeighborLoader(NeighborLoader):
         given = (positions is not None) + (batch_sampler is not None)
         if given == 2 or (given == 1 and (shuffle or num_replicas > 1)):
             raise ValueError(
-                "'sampler' and 'batch_sampler' must be given alone, without 'shuffle' and "
+                "'sampler' and 'batch_sampler' must be given without 'shuffle' and "
                 "'num_replicas'"
             )
         if batch_sampler is not None and (batch_size != 1 or drop_last):
@@ -305,7 +302,7 @@ class FastNeighborLoader(NeighborLoader):
         if seed is None:
             if num_replicas > 1 and shuffle:
                 raise ValueError(
-                    "'seed' must be given, the same to all, where several replicas shuffle"
+                    "'seed' must be given, with the same value for all, if several replicas shuffle"
                 )
             seed = int(torch.randint(2**62, (1,), generator=generator))
         elif isinstance(seed, bool) or not isinstance(seed, int):
@@ -318,15 +315,15 @@ class FastNeighborLoader(NeighborLoader):
             reorder if shuffle or reorder is not None else False, window,
         )  # fmt: skip
         num_seeds = core.nodes.numel()
-        # PyG's own __init__ would make a sampler that needs packages of its own.
+        # PyG's __init__ would make a sampler that needs other packages.
         DataLoader.__init__(
             self, range(num_seeds), batch_size, shuffle and num_seeds > 0,  # type: ignore[arg-type]
             positions, batch_sampler, drop_last=drop_last, generator=generator,
         )  # fmt: skip
-        del self.collate_fn  # Torch's own, which hides the method.
+        del self.collate_fn  # torch's attribute, which hides the method
         self.transform = transform
         self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
-        self.filter_per_worker = True  # As PyG has it: collate_fn returns whole batches.
+        self.filter_per_worker = True  # As in PyG: collate_fn returns whole batches.
         self.epoch = 0
         self._calls = 0
         self._core = core
@@ -350,8 +347,8 @@ class FastNeighborLoader(NeighborLoader):
         return ThreadedIterator(*args, core.stream, _PREFETCH)
 
     def __call__(self, index: Tensor | list[int]) -> Any:
-        """A batch of these seeds, positions in :obj:`input_nodes`. Each call samples anew, in the
-        order that :obj:`seed` gives; on CUDA it waits for the batch.
+        """A batch of these seeds, given as positions in :obj:`input_nodes`. Each call draws a new
+        sample, in a sequence given by :obj:`seed`; on CUDA it waits for the batch.
 
         Raises:
             TypeError: If :obj:`index` does not hold integers.
@@ -360,9 +357,9 @@ class FastNeighborLoader(NeighborLoader):
         return self.filter_fn(self.collate_fn(index))
 
     def collate_fn(self, index: Tensor | list[int]) -> Any:
-        """As :meth:`__call__`, for PyG's and torch's loaders that are made of others."""
+        """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
         positions = checked_positions("'index'", index, len(self.dataset))
-        worker = get_worker_info()  # Of ZipLoader, say: each has the same copy of this loader.
+        worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
         number, own = self._calls, 0 if worker is None else worker.seed
         self._calls += 1
         core = self._core
@@ -370,27 +367,27 @@ class FastNeighborLoader(NeighborLoader):
         return batch if self.transform is None else self.transform(batch)
 
     def filter_fn(self, out: Any) -> Any:
-        """Returns a batch of :meth:`collate_fn` as it is: nothing is left to be fetched."""
+        """Returns a batch of :meth:`collate_fn` unchanged: it is complete."""
         return out
 
     def refresh(self) -> None:
-        """Reads all copies of attributes anew, and has no batch take rows from the one before.
+        """Reads all copies of attributes again; the next batch reuses no rows of the previous one.
 
-        To be called after writes that no version counter sees: by NumPy, through :obj:`.data`, by
+        Call it after writes that no version counter sees: by NumPy, through :obj:`.data`, by
         collectives, fused optimizers, CUDA graphs or other processes. When it returns, the copies
-        are made, and what was copied may be written again. Batches that were fetched ahead before
-        keep their rows: up to three on CUDA, which none are before an epoch begins.
+        are made, and the originals may be written again. Batches that were fetched ahead keep their
+        rows: up to three on CUDA, none before an epoch begins.
         """
         self._core.refresh()
 
     @property
     def data(self) -> Any:
-        """The graph, as it was given. Another graph takes another loader."""
+        """The given graph. For another graph make another loader."""
         return self._core.given
 
     @property
     def input_data(self) -> NodeSamplerInput:
-        """The seeds and what :obj:`batch.input_id` tells of them: a copy. Other seeds take another
+        """The seeds and :obj:`batch.input_id` of each: a copy. For other seeds make another
         loader."""
         core = self._core
         input_id = core.input_id
@@ -398,7 +395,7 @@ class FastNeighborLoader(NeighborLoader):
 
     @property
     def node_sampler(self) -> BaseSampler:
-        """Tells :obj:`num_neighbors`, as PyG's does; it samples nothing by itself."""
+        """Has :obj:`num_neighbors`, as PyG's sampler; it cannot sample."""
         return _Sampler(self._core.fanouts)
 
     @property
@@ -412,18 +409,18 @@ class FastNeighborLoader(NeighborLoader):
         return self._core.transform_sampler_output
 
     def enable_cpu_affinity(self, loader_cores: Any = None) -> NoReturn:
-        """There are no workers to place.
+        """Not supported: this loader has no worker processes.
 
         Raises:
             ValueError: Always, as PyG's loader without workers.
         """
         raise ValueError(
             "'enable_cpu_affinity' needs worker processes, which this loader does not have: choose "
-            'the cores of the process, by os.sched_setaffinity or taskset'
+            'the cores of the process with os.sched_setaffinity or taskset'
         )
 
     def enable_multithreading(self, worker_threads: int | None = None) -> NoReturn:
-        """There are no workers that need threads.
+        """Not supported: this loader has no worker processes.
 
         Raises:
             ValueError: Always, as PyG's loader without workers.
@@ -435,7 +432,7 @@ class FastNeighborLoader(NeighborLoader):
 
     @property
     def stats(self) -> LoaderStats:
-        """What the loader has done so far."""
+        """The statistics of the loader so far."""
         return self._core.meter.read(self._core.stream)
 
     def reset_stats(self) -> None:
@@ -447,7 +444,7 @@ class FastNeighborLoader(NeighborLoader):
 
 
 class _Sampler(BaseSampler):
-    """What PyG's models ask a loader's sampler for."""
+    """The part of a sampler that PyG's models read."""
 
     edge_permutation = None
 
@@ -456,7 +453,7 @@ class _Sampler(BaseSampler):
 
     def sample_from_nodes(self, index: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
-            'the sampler of a FastNeighborLoader does not sample by itself: call the loader with '
+            'the sampler of a FastNeighborLoader cannot sample: call the loader with '
             'positions of seeds, or use pyg_fast.ops.neighbor_sample'
         )
 

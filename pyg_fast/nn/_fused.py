@@ -1,4 +1,4 @@
-"""What every fused layer shares: when it may run its kernel, and how it stays a PyG layer."""
+"""Shared by all fused layers: when the kernel may run, and how they stay PyG layers."""
 
 from typing import Any
 
@@ -21,28 +21,28 @@ _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_upd
 _LINEARS = {kind: kind.forward for kind in (Linear, torch.nn.Linear)}
 _tracing_state = torch._C._get_tracing_state
 _COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined beside it
-# Whether a class's `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
+# Whether a `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
 _PYGS: dict[Any, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
 
 
 def allow_propagate(function: Any) -> None:
-    """Has a `propagate` of our own pass for PyG's."""
+    """Treats a `propagate` of this package like PyG's."""
     _PYGS[function] = True
 
 
 def note_propagate(*functions: Any) -> None:
-    """Finds out whether these are PyG's own: compiled code cannot."""
+    """Finds out whether these functions are PyG's own, which compiled code cannot do."""
     for function in functions:
         if function not in _PYGS:
             name, module = function.__qualname__, function.__module__
-            # PyG makes a module for each class that it compiles one for.
+            # PyG makes one module per class that it compiles a function for.
             _PYGS[function] = name in _COLLECT and module.endswith(f'_{name}') and (
                 _COLLECT[name] in function.__globals__
             )
 
 
 def _is_pygs(conv: Any, name: str) -> bool:
-    """Whether neither a subclass nor the instance has a method of that name of its own."""
+    """Whether neither a subclass nor the instance overrides the method."""
     function = getattr(type(conv), name)
     if function not in _PYGS and not torch.compiler.is_compiling():
         note_propagate(function)
@@ -51,23 +51,23 @@ def _is_pygs(conv: Any, name: str) -> bool:
     own = conv.__dict__.get(name)
     if own is None:
         return True
-    # Explaining a layer leaves PyG's own behind on the instance.
+    # Explainers leave PyG's own function on the instance.
     function = getattr(own, '__func__', None)
     return getattr(own, '__self__', None) is conv and _PYGS.get(function, False)
 
 
 class Fused:
-    """Mixed into a subclass of a PyG convolution, which it leaves for the fused kernel where the
-    result is the same. All else (hooks, explainers, overridden messages, odd inputs) goes the
-    way of the base class."""
+    """Mixin for a subclass of a PyG convolution: it runs the fused kernel where the result is the
+    same, and the base class for everything else (hooks, explainers, overridden messages, unusual
+    inputs)."""
 
     _base: type[MessagePassing]  # PyG's class
-    _pyg_methods: tuple[Any, ...]  # its methods, before anyone replaces them
-    _node_dim = -2  # that the base counts nodes in
-    _last_run: str | None = None  # why PyG's code ran in the last eager call; '': it did not
-    _own = (  # attributes that no base has
-        '_cached_norm', '_cached_signature', '_last_run', 'cache_input', 'num_samples', 'strategy',
-        'sample', 'quantize',
+    _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
+    _node_dim = -2  # node dimension of the base class
+    _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
+    _own = (  # attributes that the base class does not have
+        '_cached_norm', '_cached_signature', '_cached_edges', '_last_run', 'cache_input',
+        'num_samples', 'strategy', 'sample', 'quantize',
     )  # fmt: skip
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -76,7 +76,7 @@ class Fused:
             cls._pyg_methods = tuple(getattr(cls._base, name) for name in _METHODS)
 
     def _fusible(self: Any, x: Any) -> bool:
-        """Whether the kernel gives what PyG's own code would, for features :obj:`x`."""
+        """Whether the kernel gives the result of PyG's own code, for features :obj:`x`."""
         if not self.fuse:
             self._note('fuse=False')
         return self.fuse and self._unaltered(x)
@@ -87,7 +87,7 @@ class Fused:
         return reason is None
 
     def _left(self, edge_index: Any) -> Any:
-        """The edges for PyG's own code, which takes this call."""
+        """The edges for PyG's own code, which runs this call."""
         if not torch.compiler.is_compiling() and not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
             self._note('a sparse matrix' if sparse else 'arguments that no kernel takes')
@@ -99,15 +99,15 @@ class Fused:
         return edge_index
 
     def _note(self, reason: str) -> None:
-        """Notes what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
+        """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
         if not torch.compiler.is_compiling():
             self.__dict__['_last_run'] = reason
 
     def _observed(self: Any, x: Any) -> str | None:
-        """Why PyG's own code has to run: something would notice, or alter, what it does; or no
-        kernel takes such features. None if the kernel may.
+        """The reason to run PyG's own code: something observes or changes its behaviour, or no
+        kernel supports the features. None if the kernel may run.
 
-        This is the one place that decides it.
+        Only this function decides it.
         """
         own, cls = self.__dict__, type(self)
         if _has_any_global_hook():
@@ -116,7 +116,7 @@ class Fused:
             return 'torch.func or forward-mode AD is active'
         if _tracing_state() is not None:
             return 'torch.jit.trace is active'
-        # The flag itself: torch 2.11 takes `is_exporting()` for true in all compiled code.
+        # The flag itself: in torch 2.11 `is_exporting()` is true in all compiled code.
         if torch.compiler._is_exporting_flag:
             return 'torch.export is active'
         if self._explain:
@@ -138,7 +138,7 @@ class Fused:
             or own['_edge_update_forward_hooks']
         ):
             return 'hooks on its message passing'
-        # Methods are those of the class and of `own`: bound ones look different to torch.compile.
+        # Compare methods of the class and of `own`: torch.compile sees bound ones as different.
         message, aggregate, update, message_and_aggregate, edge_update = cls._pyg_methods
         if (
             cls.message is not message
@@ -173,14 +173,14 @@ class Fused:
         return None
 
     def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
-        # The template of the first layer in the process serves all: with the fused branch, even if
-        # this layer's aggregation cannot take it.
+        # One template per class serves all layers of the process: compile it with the fused
+        # branch, even if this layer's aggregation does not support it.
         fuse, self.fuse = self.fuse, self.inspector.implements('message_and_aggregate')
         super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
         self.fuse = fuse
         cls = type(self)
         note_propagate(cls.propagate, cls.edge_updater)
-        # Else the base's compiled `propagate` would be taken for the original one.
+        # Otherwise the base's compiled `propagate` would count as the original one.
         if _PYGS[cls.propagate]:
             cls._orig_propagate = MessagePassing.propagate
         if _PYGS[cls.edge_updater]:
@@ -194,17 +194,17 @@ class Fused:
         out = recast(self, self._base)
         for name in self._own:
             vars(out).pop(name, None)
-        out._set_jittable_templates()  # TorchScript needs them; maybe it is the first of its class.
+        out._set_jittable_templates()  # TorchScript needs them; this may be the first of its class
         return out
 
 
 def recast(module: Any, cls: Any) -> Any:
-    """A module of another class on the same parameters, buffers, submodules, hooks and options."""
+    """Changes the class of a module; shares parameters, buffers, submodules, hooks and options."""
     out = cls.__new__(cls)
     state = dict(module.__dict__)
     for name in ('_parameters', '_buffers', '_modules'):
         state[name] = state[name].copy()
-    # Set by explainers as bound methods of the old module.
+    # Explainers set them as bound methods of the old module.
     for name in ('propagate', 'edge_updater'):
         state.pop(name, None)
     out.__dict__.update(state)
@@ -212,7 +212,7 @@ def recast(module: Any, cls: Any) -> Any:
 
 
 def entries(adj_t: Adj, num_src: int, num_dst: int) -> tuple[Tensor, OptTensor] | None:
-    """Edges and weights of a transposed sparse matrix, or None where PyG has to do it."""
+    """Edges and weights of a transposed sparse matrix, or None if PyG's code must run."""
     if adj_t.size(0) != num_dst or adj_t.size(1) != num_src:
         return None
     value: OptTensor
@@ -228,7 +228,7 @@ def entries(adj_t: Adj, num_src: int, num_dst: int) -> tuple[Tensor, OptTensor] 
 
 
 def is_plain(module: Module) -> bool:
-    """Whether a module is what its class makes it: without hooks, and not patched."""
+    """Whether a module has no hooks and is not patched."""
     return (
         not module._forward_hooks
         and not module._forward_pre_hooks
@@ -239,7 +239,7 @@ def is_plain(module: Module) -> bool:
 
 
 def is_plain_linear(linear: Module) -> bool:
-    """Whether a linear map is no more than its weight and bias."""
+    """Whether a linear map consists only of its weight and bias."""
     kind = type(linear)
     return (
         kind in _LINEARS
@@ -250,8 +250,8 @@ def is_plain_linear(linear: Module) -> bool:
 
 
 def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Edges of a layer that adds self-loops, which PyG lets name fewer nodes than there are: then
-    without what is kept for that size."""
+    """Edges of a layer that adds self-loops. PyG allows an EdgeIndex of fewer nodes than there are;
+    then without the data cached for its size."""
     if isinstance(edge_index, EdgeIndex) and any(
         size is not None and size < num_nodes for size in edge_index._sparse_size
     ):
@@ -260,7 +260,7 @@ def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def autocast_dtype(x: Tensor | CBSR) -> torch.dtype | None:
-    """The type to which autocast takes the operands of a linear map of :obj:`x`, if it does."""
+    """The dtype to which autocast converts the operands of a linear map of :obj:`x`, or None."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(x.device.type)
     return None

@@ -1,4 +1,4 @@
-"""What layers on execution paths share: which path runs, and the input that is aggregated once."""
+"""Shared by layers on execution paths: the choice of the path, and the aggregated input."""
 
 import warnings
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from ..ops._saved import save, saved
 from ..ops.linear_product import Plan
 from ..ops.path import Rows, Watch, expand, take
 
-# What mixes the rows of different nodes: on some rows alone it gives something else.
+# Modules that mix rows of different nodes: on a subset of the rows they give other results.
 _MIXES = (
     _NormBase, pyg.BatchNorm, pyg.HeteroBatchNorm, pyg.InstanceNorm, pyg.GraphNorm,
     pyg.GraphSizeNorm, pyg.PairNorm, pyg.MeanSubtractionNorm, pyg.DiffGroupNorm, pyg.Aggregation,
@@ -28,7 +28,7 @@ _MIXES = (
 
 
 def mixes_nodes(module: Module) -> Module | None:
-    """A part of a module that computes over all nodes, such as a batch norm, or None."""
+    """The part of a module that computes over all nodes, such as a batch norm, or None."""
     for part in module.modules():
         if isinstance(part, _MIXES):
             return part
@@ -38,23 +38,23 @@ def mixes_nodes(module: Module) -> Module | None:
 
 
 def check_commutes(module: Module) -> None:
-    """Raises unless a module gives the same for each row, whatever other rows there are."""
+    """Raises if a module's result for a row depends on other rows."""
     part = mixes_nodes(module)
     if part is not None:
         raise ValueError(
-            f'{type(part).__name__} computes over all nodes, of which a path with forward=True '
-            'leaves some out: give the path forward=False, or take another normalization'
+            f'{type(part).__name__} computes over all nodes, but a path with forward=True '
+            'leaves some out: use a path with forward=False, or another normalization'
         )
 
 
 def fill_of(path: ExecutionPath) -> float:
-    """What rows are that are not computed."""
+    """Fill value of rows that are not computed."""
     return float('nan') if path.debug else 0.0
 
 
 def sum_on_path(path: ExecutionPath, whole: SparseOperator, dtype: torch.dtype) -> SparseOperator:
-    """A path's part of the sum or mean of neighbours, to which the loops of a node add its own
-    features; kept by the path, as it follows from the graph alone."""
+    """A path's part of the sum or mean of neighbours; the loops of a node add its own features.
+    The path caches it, because it depends only on the graph."""
     scale = whole.row_scale
 
     def make() -> SparseOperator:
@@ -67,12 +67,12 @@ def sum_on_path(path: ExecutionPath, whole: SparseOperator, dtype: torch.dtype) 
 
 
 class OnPath:
-    """Mixed into a fused layer that takes an execution path."""
+    """Mixin for a fused layer that takes an execution path."""
 
     cache_input = False  # deprecated, without effect
 
     def _path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
-        """The path to run on, or None where there is nothing to save."""
+        """The path to run on, or None where a path saves nothing."""
         if path is None:
             return None
         if not isinstance(path, ExecutionPath):
@@ -112,8 +112,8 @@ class OnPath:
         self.cache_input = cache_input
 
     def aggregate_input(self: Any, x: Tensor, edge_index: Tensor) -> 'AggregatedInput':
-        r"""Aggregates an input that takes no gradient and stays the same from step to step, as that
-        of a first layer without dropout, to be passed in place of :obj:`x`.
+        r"""Aggregates an input that takes no gradient and is the same in every step, such as that
+        of a first layer without dropout. Pass the result in place of :obj:`x`.
 
         Args:
             x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
@@ -129,15 +129,15 @@ class OnPath:
     def _aggregated_input(
         self: Any, x: Any, edge_index: Any, edge_weight: Any, make: Callable[[], Any]
     ) -> 'AggregatedInput':
-        """What :obj:`make` gives: the aggregation, the input where it is needed again, and the type
-        of the weights; or None where no kernel takes the input."""
+        """The result of :obj:`make`: the aggregation, the input if it is needed again, and the
+        dtype of the weights; or None if no kernel supports the input."""
         for name, given in (('x', x), ('edge_weight', edge_weight)):
             if isinstance(given, Tensor) and given.requires_grad:
                 raise ValueError(
                     f"'{name}' must not require a gradient, which would have to pass through the "
                     'aggregation: give the layer x itself'
                 )
-        with torch.inference_mode(False), torch.no_grad():  # It may serve a training step later.
+        with torch.inference_mode(False), torch.no_grad():  # A later training step may use it.
             made = make()
         if made is None:
             reason = self._last_run or 'arguments that no kernel takes'
@@ -153,7 +153,7 @@ class OnPath:
         )
 
     def _check_aggregated(self: Any, given: 'AggregatedInput', edge_index: Any) -> None:
-        """Raises unless an aggregated input is this layer's, and of this graph."""
+        """Raises unless this layer made the aggregated input, on this graph."""
         reason = self._observed(given.aggregated) if self.fuse else None
         if reason is not None:
             raise ValueError(
@@ -182,15 +182,15 @@ class OnPath:
 
 
 class AggregatedInput:
-    r"""The aggregation of an input that takes no gradient, made once by :meth:`aggregate_input` of
-    a layer and passed to it in place of the input.
+    r"""The aggregation of an input that takes no gradient. :meth:`aggregate_input` of a layer makes
+    it once; pass it to the layer in place of the input.
 
     .. math::
         \mathbf{A} (\mathbf{X} \mathbf{\Theta}) = (\mathbf{A} \mathbf{X}) \mathbf{\Theta}
 
-    It holds values of its own: what is later written to the input, the edges or their weights does
-    not change it. It belongs to the graph and to the options of the layer's aggregation, and a
-    layer with others refuses it.
+    It has its own values: later writes to the input, the edges or their weights do not change it.
+    It belongs to the graph and to the options of the layer's aggregation; a layer with other
+    options raises an error.
 
     Shapes:
         - **aggregated:** :math:`\mathbf{A} \mathbf{X}` of shape :math:`(N, F_{in})`
@@ -211,7 +211,7 @@ class AggregatedInput:
         self.options, self.num_edges, self.signature = options, num_edges, signature
         self._rows: tuple[Tensor, Entry] | None = None
 
-    #: It takes no gradient.
+    #: It needs no gradient.
     requires_grad = False
 
     @property
@@ -234,7 +234,7 @@ class AggregatedInput:
         return self.shape if dim is None else self.shape[dim]
 
     def to(self, *args: Any, **kwargs: Any) -> 'AggregatedInput':
-        """The same on another device or of another type, as :meth:`torch.Tensor.to`."""
+        """A copy on another device or of another dtype, as :meth:`torch.Tensor.to`."""
         root = None if self.root is None else self.root.to(*args, **kwargs)
         return AggregatedInput(
             self.aggregated.to(*args, **kwargs), root, self.weight_dtype, self.options,
@@ -242,7 +242,7 @@ class AggregatedInput:
         )  # fmt: skip
 
     def rows(self, rows: Rows) -> Tensor:
-        """The aggregation for the nodes of a path, kept for the last path."""
+        """The aggregation for the nodes of a path, cached for the last path."""
         if torch.compiler.is_compiling() or is_capturing(self.aggregated):
             return take(self.aggregated, rows)
         if self._rows is None or self._rows[0] is not rows.nodes:
@@ -267,7 +267,7 @@ def linear_on_path(
     path: ExecutionPath | None,
     compact_out: bool,
 ) -> Tensor:
-    """The linear map of an input that was aggregated before."""
+    """The linear map of an input that is already aggregated."""
     if path is not None and not path.forward:
         aggregated = given.aggregated.to(weight.dtype)
         out = RowsLinear.apply(aggregated, weight, path.dst, path.watch())
@@ -294,7 +294,7 @@ def linear_of_rows(
 
 
 class RowsLinear(torch.autograd.Function):
-    """A linear map of a constant, with the gradients of some rows alone."""
+    """A linear map of a constant; the gradients cover only some rows."""
 
     @staticmethod
     def forward(

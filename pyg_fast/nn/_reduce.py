@@ -1,4 +1,4 @@
-"""What layers share whose messages are the neighbours' features: PyG's aggregations of them."""
+"""Shared by layers whose messages are the neighbours' features: PyG's aggregations of them."""
 
 import math
 from typing import Any, NamedTuple
@@ -35,12 +35,12 @@ _FUSED = (
     StdAggregation, PowerMeanAggregation,
 )  # fmt: skip
 _MEANS = (MeanAggregation, VarAggregation, StdAggregation, PowerMeanAggregation)
-# The names for which PyG fuses itself, and `fuse` says whether it may.
+# Aggregations that PyG fuses itself, if `fuse` allows it.
 _FUSE_AGGRS = ('sum', 'add', 'mean', 'max', 'min')
 
 
 def may_fuse(conv: Any) -> bool:
-    """Whether nobody has switched the fused path off."""
+    """Whether the fused path is enabled."""
     return conv.fuse or conv.aggr not in _FUSE_AGGRS
 
 
@@ -51,7 +51,7 @@ def why_not(aggr: Any) -> str | None:
     for part, kind in zip(parts, kinds, strict=True):
         if kind not in _FUSED:
             return f'{kind.__name__} has no kernel'
-        # Its powers must be finite at nodes without edges too, which PyG never looks at.
+        # Its powers must be finite at nodes without edges too, which PyG does not compute.
         if kind is PowerMeanAggregation and not (part.min_value or 0) > 0:
             return f'{kind.__name__} has no positive clamp_min'
         if not is_plain(part):
@@ -66,7 +66,7 @@ def why_not(aggr: Any) -> str | None:
 
 
 def source_of(x: Any) -> Any:
-    """What sends messages: the input, or the first of a pair."""
+    """The features of the sources: the input, or the first of a pair."""
     return x if isinstance(x, (Tensor, CBSR)) else x[0]
 
 
@@ -76,16 +76,15 @@ def with_values(x: CBSR, values: Tensor) -> CBSR:
 
 
 def plus(out: Tensor, x: CBSR) -> Tensor:
-    """A sum with a sparse operand, which makes one new matrix."""
+    """A sum with a sparse operand; allocates one matrix."""
     dense = x.to_dense()
     wide = torch.promote_types(dense.dtype, out.dtype) != dense.dtype
     return dense + out if wide else dense.add_(out)
 
 
 class Neighbours(NamedTuple):
-    """Checked input of a layer: messages go from the rows of :obj:`source` over
-    :obj:`edge_index`, or :obj:`part` of it, to :obj:`num_dst` nodes, whose own features are
-    :obj:`root`."""
+    """Checked input of a layer: :obj:`edge_index`, or :obj:`part` of it, sends the rows of
+    :obj:`source` to :obj:`num_dst` nodes, whose own features are :obj:`root`."""
 
     source: Tensor | CBSR
     root: Tensor | CBSR | None
@@ -120,13 +119,13 @@ class Neighbours(NamedTuple):
         return product(op, x, out_acc=out_acc)
 
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
-        """The factors of a mean; a prepared graph keeps them."""
+        """The factors of a mean; a prepared graph caches them."""
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
             return inverse_degree(graph.rowptr, dtype)
         key = ('inverse_degree', graph.num_src, graph.num_dst, acc_dtype(dtype), self.flow)
         inverse = cached(self.edge_index, key)
         if inverse is None:
-            with torch.inference_mode(False):  # It may serve a training step later.
+            with torch.inference_mode(False):  # A later training step may use it.
                 inverse = inverse_degree(graph.rowptr, dtype)
             if not torch.compiler.is_compiling():
                 store(self.edge_index, key, inverse)
@@ -134,7 +133,7 @@ class Neighbours(NamedTuple):
 
 
 def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | None:
-    """The input in one form, or None where it is PyG's to take or to refuse."""
+    """The input in one form, or None if PyG's code must accept or reject it."""
     source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
     if not isinstance(source, (Tensor, CBSR)) or not isinstance(edge_index, Tensor):
         return None
@@ -167,11 +166,11 @@ def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | N
 
 
 class FusedReduce(Fused):
-    """What is :class:`Fused` of a layer whose messages are the neighbours' features, or what it
-    makes of them."""
+    """:class:`Fused` for a layer whose messages are the neighbours' features, or computed from
+    them row by row."""
 
     def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
-        """The input of the fused path, or None where PyG's own has to be taken."""
+        """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
         why = why_not(self.aggr_module) if may_fuse(self) else 'fuse=False'
         if why is not None:
@@ -182,23 +181,23 @@ class FusedReduce(Fused):
         return neighbours(x, edge_index, size, self.flow)
 
     def _sent(self, to: Neighbours) -> Neighbours:
-        """What the neighbours send in place of their features."""
+        """The messages, in place of the neighbours' features."""
         return to
 
     def _sends_more(self) -> bool:
-        """Whether neighbours may send something else than their features."""
+        """Whether messages may differ from the neighbours' features."""
         return False
 
     def _unfused(self, x: Any) -> Any:
-        """The input of PyG's own path."""
+        """The input for PyG's code."""
         return x
 
 
 def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
-    """What the aggregation, one that :func:`why_not` has nothing against, gives for each node.
+    """Applies an aggregation for which :func:`why_not` returns None.
 
-    Sums are shared between several aggregations. In half precision nothing is rounded before
-    the end, so that a variance does not cancel.
+    Several aggregations share their sums. float16 and bfloat16 are rounded only at the end, so
+    that a variance does not cancel.
     """
     x = to.source
     if isinstance(x, CBSR):

@@ -25,7 +25,7 @@ LOOP_FILLS = ('mean', 'add', 'sum')
 
 
 class _FusedAttention(Fused):
-    # What both layers share.
+    # Shared by both layers.
     _node_dim = 0
 
     def __init__(
@@ -48,7 +48,7 @@ class _FusedAttention(Fused):
         )
 
     def _ends(self: Any, x: Any) -> tuple[Tensor, Tensor] | None:
-        """Features of sources and destinations, or None where PyG has to do it."""
+        """Features of sources and destinations, or None if PyG's code must run."""
         src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
         if not self._unaltered(src):
             return None
@@ -57,13 +57,13 @@ class _FusedAttention(Fused):
             return None
         if dst is src:
             return src, dst
-        # Against the flow PyG swaps the ends of a pair.
+        # With flow='target_to_source' PyG swaps the two of a pair.
         fits = self._unaltered(dst) and dst.dtype == src.dtype and dst.device == src.device
         return (src, dst) if fits and self.flow == 'source_to_target' else None
 
     def _graph(self: Any, edge_index: Any, src: Tensor, dst: Tensor) -> Graph | None:
-        """The graph, with its transpose if a backward pass may follow, or None where PyG has to do
-        it."""
+        """The graph, with its transpose if a backward pass may follow, or None if PyG's code must
+        run."""
         num_src, num_dst = src.size(0), dst.size(0)
         if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
             if torch.compiler.is_compiling() or self.flow != 'source_to_target':
@@ -111,7 +111,7 @@ class _FusedAttention(Fused):
         return bias if self.concat or self.heads == 1 else None
 
     def _finished(self: Any, out: Tensor, res: OptTensor, has_bias: bool) -> Tensor:
-        """Heads joined, with the residual, and the bias if it is missing."""
+        """Joins the heads, adds the residual, and the bias if it is missing."""
         out = out.flatten(1) if self.concat or self.heads == 1 else out.mean(dim=1)
         if res is not None:
             out = out + res
@@ -131,28 +131,29 @@ class FusedGATConv(_FusedAttention, GATConv):
         + \mathbf{a}^{\top}_{e} \mathbf{\Theta}_{e} \mathbf{e}_{i,j} \right)
 
     A drop-in for :class:`~torch_geometric.nn.conv.GATConv`: the same options, parameters,
-    state_dict, outputs and gradients. Scores, softmax, dropout and aggregation are one kernel each
-    way, see :func:`~pyg_fast.ops.gat`; memory is :math:`O(N H C)`, and only edge features need
-    anything of size :math:`|\mathcal{E}| \times H`. Dropout drops other edges than PyG's would,
-    at the same rate, reproducibly under :func:`torch.manual_seed`.
+    state_dict, outputs and gradients. Scores, softmax, dropout and aggregation are one forward and
+    one backward kernel, see :func:`~pyg_fast.ops.gat`. Memory is :math:`O(N H C)`; only edge
+    features need tensors of size :math:`|\mathcal{E}| \times H`. Dropout has PyG's rate but drops
+    other edges; :func:`torch.manual_seed` reproduces it.
 
     A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted once, any other input at
-    every call. :obj:`return_attention_weights`, other types than float32, float64, float16 and
-    bfloat16, other aggregations than sums, a source without destination features, edge features of
-    self-loops as maximum, minimum or product, hooks and explainers go through PyG's own code.
+    every call. These run PyG's own code: :obj:`return_attention_weights`, dtypes other than
+    float32, float64, float16 and bfloat16, aggregations other than sums, a source without
+    destination features, edge features of self-loops filled by maximum, minimum or product, hooks
+    and explainers.
 
     Args:
         in_channels (int or (int, int)): Size of each input sample, or :obj:`-1` to derive it from
             the first input; a pair for source and destination nodes.
         out_channels (int): Size of each output sample :math:`C`, per head.
         heads (int, optional): Number of heads :math:`H`. (default: :obj:`1`)
-        concat (bool, optional): Whether heads are concatenated, else averaged.
+        concat (bool, optional): Whether heads are concatenated (or averaged).
             (default: :obj:`True`)
         negative_slope (float, optional): Slope of the leaky ReLU below zero.
             (default: :obj:`0.2`)
         dropout (float, optional): Probability that an attention weight is dropped in training.
             (default: :obj:`0`)
-        add_self_loops (bool, optional): Whether each node attends to itself, once.
+        add_self_loops (bool, optional): Whether to add one self-loop to each node.
             (default: :obj:`True`)
         edge_dim (int, optional): Size of edge features. (default: :obj:`None`)
         fill_value (float or Tensor or str, optional): Features of self-loops, or how to derive them
@@ -219,7 +220,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         src, dst = ends
         if has_edges:
             self._check_edge_attr(edge_index, edge_attr, src)
-        # Before anything is mapped: PyG's way would do it again, with hooks.
+        # Before the linear maps: PyG's code would run them again, with hooks.
         graph = self._graph(edge_index, src, dst)
         if graph is None:
             return None
@@ -253,7 +254,7 @@ class FusedGATConv(_FusedAttention, GATConv):
     def _edge_scores(
         self, edge_index: Tensor, edge_attr: Any, num_loops: int, dtype: torch.dtype
     ) -> tuple[Tensor, OptTensor]:
-        """Scores of edges and of self-loops, without their features of all channels."""
+        """Scores of edges and self-loops, without expanding the edge features to all channels."""
         edge_dim = self.lin_edge.weight.size(1)
         edge_attr = edge_attr.view(-1, edge_dim)
         with _no_autocast(edge_attr):
@@ -265,7 +266,7 @@ class FusedGATConv(_FusedAttention, GATConv):
             fill = self.fill_value
             if isinstance(fill, str):
                 data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
-                # On CUDA an end out of range is reported later, and must not stop the device.
+                # On CUDA an index out of range is reported later, and must not fail here.
                 index = data[1].long().clamp(0, num_loops - 1)
                 listed = (data[0] != data[1]).to(scores.dtype).view(-1, 1)
                 loops = scores.new_zeros(num_loops, self.heads).index_add(
@@ -292,28 +293,28 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         \mathbf{\Theta}_{s} \mathbf{x}_j + \mathbf{\Theta}_{t} \mathbf{x}_i \right) \right)
 
     A drop-in for :class:`~torch_geometric.nn.conv.GATv2Conv`: the same options, parameters,
-    state_dict, outputs and gradients. Scores, softmax, dropout and aggregation are one kernel, and
-    two in the backward pass, which work scores out again, see :func:`~pyg_fast.ops.gatv2`; memory
-    is :math:`O(N H C)`. Dropout drops other edges than PyG's would, at the same rate, reproducibly
-    under :func:`torch.manual_seed`.
+    state_dict, outputs and gradients. Scores, softmax, dropout and aggregation are one kernel in
+    the forward pass and two in the backward pass, which recompute the scores, see
+    :func:`~pyg_fast.ops.gatv2`. Memory is :math:`O(N H C)`. Dropout has PyG's rate but drops other
+    edges; :func:`torch.manual_seed` reproduces it.
 
     A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted once, any other input at
-    every call. Edge features, :obj:`return_attention_weights`, other types than float32, float64,
-    float16 and bfloat16, other aggregations than sums, hooks and explainers go through PyG's own
-    code.
+    every call. These run PyG's own code: edge features, :obj:`return_attention_weights`, dtypes
+    other than float32, float64, float16 and bfloat16, aggregations other than sums, hooks and
+    explainers.
 
     Args:
         in_channels (int or (int, int)): Size of each input sample, or :obj:`-1` to derive it from
             the first input; a pair for source and destination nodes.
         out_channels (int): Size of each output sample :math:`C`, per head.
         heads (int, optional): Number of heads :math:`H`. (default: :obj:`1`)
-        concat (bool, optional): Whether heads are concatenated, else averaged.
+        concat (bool, optional): Whether heads are concatenated (or averaged).
             (default: :obj:`True`)
         negative_slope (float, optional): Slope of the leaky ReLU below zero.
             (default: :obj:`0.2`)
         dropout (float, optional): Probability that an attention weight is dropped in training.
             (default: :obj:`0`)
-        add_self_loops (bool, optional): Whether each node attends to itself, once.
+        add_self_loops (bool, optional): Whether to add one self-loop to each node.
             (default: :obj:`True`)
         edge_dim (int, optional): Size of edge features. (default: :obj:`None`)
         fill_value (float or Tensor or str, optional): Features of self-loops, or how to derive them
@@ -371,7 +372,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if ends is None or (self.edge_dim is not None and not isinstance(edge_index, Tensor)):
             return None
         src, dst = ends
-        graph = self._graph(edge_index, src, dst)  # before anything is mapped, as above
+        graph = self._graph(edge_index, src, dst)  # before the linear maps, as above
         if graph is None:
             return None
         res = None if self.res is None else self.res(dst)
@@ -394,6 +395,6 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager:
-    # Scores are sums that PyG's layers leave in the wider type.
+    # PyG's layers compute the scores, which are sums, in the wider dtype.
     kind = x.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

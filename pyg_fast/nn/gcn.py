@@ -37,29 +37,26 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         \mathbf{\hat{D}}^{-1/2} \mathbf{X} \mathbf{\Theta}
 
     A drop-in for :class:`~torch_geometric.nn.conv.GCNConv`: the same options, parameters,
-    state_dict, outputs and gradients. The normalisation happens on the kernel's way in and out,
-    so that unweighted edges carry no values at all; nothing of size
-    :math:`|\mathcal{E}| \times F` is made; linear map, aggregation and bias are one node of
-    autograd; and the narrower of :math:`\mathbf{X}` and :math:`\mathbf{X} \mathbf{\Theta}` is
-    aggregated.
+    state_dict, outputs and gradients. The kernel normalises inputs and outputs, so unweighted
+    edges carry no values, and nothing of size :math:`|\mathcal{E}| \times F` is allocated. Linear
+    map, aggregation and bias are one autograd function, which aggregates the narrower of
+    :math:`\mathbf{X}` and :math:`\mathbf{X} \mathbf{\Theta}`.
 
     A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted and normalised once. Any
-    other input works as in PyG, and is sorted at every call unless :obj:`cached=True`; but a plain
-    :obj:`edge_index` without weights is left as it is where scattering costs less, see
-    :func:`~pyg_fast.ops.aggregate`: on CUDA by atomic additions, whose last bits vary unless
-    :func:`torch.use_deterministic_algorithms` is on. An
-    :obj:`edge_weight` that requires a gradient is normalised at every call, since its gradient
-    flows through the degrees. Inputs that the kernel does not take (other types than float32,
-    float64, float16 and bfloat16, static batches, aggregations other than sums, hooks,
-    explainers) go through PyG's own code.
+    other input works as in PyG, and is sorted at every call unless :obj:`cached=True`. A plain
+    :obj:`edge_index` without weights is not sorted where scattering is faster, see
+    :func:`~pyg_fast.ops.aggregate`; on CUDA this adds atomically, and the last bits vary unless
+    :func:`torch.use_deterministic_algorithms` is on. An :obj:`edge_weight` that requires a gradient
+    is normalised at every call, because its gradient flows through the degrees. Inputs without a
+    kernel (dtypes other than float32, float64, float16 and bfloat16, static batches, aggregations
+    other than sums, hooks, explainers) run PyG's own code.
 
-    In half precision degrees and sums are counted in float32.
+    For float16 and bfloat16, degrees and sums are computed in float32.
 
     With an execution path, see :class:`~pyg_fast.transforms.ExecutionPaths`, the backward pass
-    touches what the loss reads and nothing else, and with :obj:`forward=True` the forward pass of
-    training as well; losses and gradients stay the same but for the order of sums. In evaluation,
-    with an :obj:`edge_weight` that requires a gradient and wherever PyG's own code runs, a path
-    changes nothing.
+    computes only what the loss reads; with :obj:`forward=True` the forward pass of training does
+    so too. Losses and gradients are equal up to summation order. A path has no effect in
+    evaluation, with an :obj:`edge_weight` that requires a gradient, and when PyG's own code runs.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
@@ -68,7 +65,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         improved (bool, optional): Computes :math:`\mathbf{\hat{A}}` as
             :math:`\mathbf{A} + 2 \mathbf{I}`; as in PyG, only for weighted or sparse input.
             (default: :obj:`False`)
-        cached (bool, optional): Keeps the normalised graph of the first call for all others.
+        cached (bool, optional): Keeps the normalised graph of the first call for later calls.
             (default: :obj:`False`)
         add_self_loops (bool, optional): Whether to add self-loops.
             (default: :obj:`None`, as :obj:`normalize`)
@@ -97,7 +94,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     _base = GCNConv
     _cached_edge_index: Any
     _cached_norm: dict[Any, GCNNorm] | None = None
-    _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was a prepared one
+    _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was prepared
 
     def __init__(
         self,
@@ -145,7 +142,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return super().forward(x, self._left(edge_index), edge_weight)
 
     def _cache_for_pyg(self) -> None:
-        """Hands the graph of the first call to PyG's own code, as `cached` has it."""
+        """Gives the graph of the first call to PyG's own code, as `cached` requires."""
         norm = None if self._cached_norm is None else self._cached_norm.get(None)
         if norm is not None and self._cached_edge_index is None:
             self._cached_edge_index = listed_norm(norm, self.flow)
@@ -160,8 +157,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def aggregate_input(
         self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None
     ) -> AggregatedInput:
-        r"""Aggregates an input that takes no gradient and stays the same from step to step, as that
-        of a first layer without dropout, to be passed in place of :obj:`x`.
+        r"""Aggregates an input that takes no gradient and is the same in every step, such as that
+        of a first layer without dropout. Pass the result in place of :obj:`x`.
 
         Args:
             x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
@@ -195,7 +192,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         path: ExecutionPath | None,
         compact_out: bool = False,
     ) -> Tensor:
-        """The layer on an input that was aggregated before."""
+        """The layer on an input that is already aggregated."""
         self._check_aggregated(x, edge_index)
         if not self._is_plain():
             raise ValueError("'x' must be features: 'lin' is patched, has hooks or another bias")
@@ -205,8 +202,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return linear_on_path(x, self.lin.weight.to(dtype), bias, out_dtype, path, compact_out)
 
     def _has_other_graph(self, path: ExecutionPath) -> bool:
-        """Whether the layer keeps a graph that may not be that of a path: another one of the first
-        call, or that of a PyG layer that it replaces."""
+        """Whether the cached graph may differ from that of a path: it is the graph of another first
+        call, or of a PyG layer that this layer replaces."""
         if self._cached_edge_index is not None or self._cached_adj_t is not None:
             return True
         return self._cached_norm is not None and self._cached_signature != path.graph_signature
@@ -223,7 +220,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor:
-        """The layer on a path. What comes in and goes out may be :obj:`compact`."""
+        """The layer on a path. Inputs and outputs may be :obj:`compact`."""
+        if not compact[0]:
+            check_rows(x, norm.operator)
         lin = self.lin
         plain = self._is_plain()
         weight: Any = lin.weight if plain else None
@@ -237,7 +236,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
         def on_path() -> SparseOperator:
             diag = op.diag
-            if diag is None and path.loops is not None:  # Loops are edges like others.
+            if diag is None and path.loops is not None:  # Loops are ordinary edges here.
                 diag = _loop_entries(edge_index, op, path.loops, acc)
             return op._replace(diag=diag).on(path)
 
@@ -248,7 +247,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return linear_product(x, weight, bias, self._plan(path, op, part, compact, out_acc))
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
-        """Whether to leave a plain list of edges, without weights, in its order."""
+        """Whether to scatter over plain edges without weights instead of sorting them."""
         return (
             edge_weight is None
             and self.normalize
@@ -281,8 +280,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         transpose: bool,
         num_nodes: int | None = None,
     ) -> GCNNorm | None:
-        """The normalised graph, with its transpose if a backward pass will need it, or None where
-        PyG has to do it."""
+        """The normalised graph, with its transpose if a backward pass will need it, or None if
+        PyG's code must run."""
         sampling = self._degree_sampling()
         key = None if sampling is None else sampling[:2]
         if self._cached_norm is not None and key in self._cached_norm:
@@ -291,7 +290,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         num_nodes = x.size(0) if num_nodes is None else num_nodes
         loops, fill_value = 'remaining', 2.0 if self.improved else 1.0
         normalize, keep = self.normalize, self.cached and self.normalize
-        if keep and self._cached_edge_index is not None:  # From a PyG layer that we replace.
+        if keep and self._cached_edge_index is not None:  # from a replaced PyG layer
             edge_index, edge_weight = self._cached_edge_index
             normalize = False
         elif keep and self._cached_adj_t is not None:
@@ -302,7 +301,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
                 return None
             loops = 'replace' if isinstance(edge_index, SparseTensor) else 'add'
             found = entries(edge_index, num_nodes, num_nodes)
-            # `edge_weight` beside a matrix is PyG's to refuse or to ignore.
+            # PyG's code rejects or ignores an `edge_weight` beside a matrix.
             if found is None or edge_weight is not None:
                 return None
             edge_index, edge_weight = found
@@ -331,14 +330,14 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
 
-        # What is kept may serve a training step later.
+        # A later training step may use the cached graph.
         with torch.inference_mode(False) if keep else nullcontext():
             norm = self._normalized(
                 edge_index, edge_weight, num_nodes, x.dtype, normalize, fill_value, loops,
                 transpose or keep, keep, sampling,
             )  # fmt: skip
         if keep:
-            # Working it out waits for the device, which compiled code and captures cannot.
+            # `signature_of` waits for the device, which compiled code and captures cannot do.
             waits = not torch.compiler.is_compiling() and not is_capturing(edge_index)
             if self._cached_norm is None and isinstance(edge_index, EdgeIndex) and waits:
                 self._cached_signature = signature_of(edge_index)
@@ -370,7 +369,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return GCNNorm(SparseOperator(graph.t() if reverse else graph, edge_weight), weight_dtype)
 
     def _degree_sampling(self) -> Sampling | None:
-        """The sample that degrees are counted in, if not all edges are."""
+        """The sample over which degrees are counted, or None for all edges."""
         return None
 
     def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
@@ -385,13 +384,13 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
         if op.sampling is None:
             return linear_product(x, weight, bias, Plan(op, out_acc=out_acc))
-        # Under autocast it is the linear map that runs in float16 or bfloat16.
+        # Under autocast the linear map runs in float16 or bfloat16.
         if out_acc or not aggregates_first(weight, takes_gradient(x), takes_gradient(weight)):
             return product(op, self._features(F.linear(x, weight), op), bias, out_acc)
         return F.linear(product(op, self._features(x, op)), weight, bias)
 
     def _aggregated(self, x: Tensor | CBSR, norm: GCNNorm) -> Tensor:
-        """The aggregation of features that are mapped already."""
+        """The aggregation of features after the linear map."""
         op, diag = norm.operator, norm.operator.diag
         check_rows(x, op)
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
@@ -406,16 +405,16 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return out + (diag * x).to(out.dtype)
 
     def _features(self, x: Tensor | CBSR, op: SparseOperator) -> Tensor | CBSR | Quantized:
-        """The form in which mapped features are aggregated."""
+        """The form in which features are aggregated after the linear map."""
         return x
 
     def _suited_bias(
         self, dtype: torch.dtype, weight_dtype: torch.dtype | None
     ) -> tuple[OptTensor, bool]:
-        """The bias in a type that suits features of :obj:`dtype`, and whether the result has the
-        type of sums."""
+        """The bias in a dtype that the kernel supports for features of :obj:`dtype`, and whether
+        the result has the dtype of sums."""
         bias = self.bias
-        # As in PyG a message has the wider type of features and weights, and so has the bias.
+        # As in PyG, a message has the wider dtype of features and weights; so has the bias.
         out_dtype = dtype
         if weight_dtype is not None and weight_dtype != dtype:
             out_dtype = torch.promote_types(weight_dtype, dtype)
@@ -426,16 +425,16 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
 
 def _suits(norm: GCNNorm, dtype: torch.dtype) -> bool:
-    """Whether a kernel takes a normalised graph that was kept for features of another type."""
+    """Whether a kernel supports a cached normalised graph for features of this dtype."""
     op, acc = norm.operator, acc_dtype(dtype)
     scales = all(t is None or t.dtype == acc for t in (op.row_scale, op.diag))
     return scales and (op.value is None or op.value.dtype in (dtype, acc))
 
 
-@torch.inference_mode(False)  # It may serve a training step later.
+@torch.inference_mode(False)  # A later training step may use it.
 @torch.no_grad()
 def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
-    """A normalised graph as PyG keeps it: edges and their weights, self-loops last."""
+    """A normalised graph in PyG's form: edges and their weights, self-loops last."""
     graph, value, scale, _, diag = norm.operator[:5]
     count = graph.rowptr.diff().long()
     dst = torch.arange(graph.num_dst, device=count.device).repeat_interleave(count)
@@ -474,5 +473,5 @@ def _loop_entries(
 def check_rows(x: Tensor | CBSR, op: SparseOperator) -> None:
     if x.size(0) != op.graph.num_src:
         raise ValueError(
-            f"'x' must have {op.graph.num_src} rows as the graph has nodes, got {list(x.shape)}"
+            f"'x' must have one row for each of {op.graph.num_src} nodes, got {list(x.shape)}"
         )

@@ -29,17 +29,16 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         \mathbf{x}_i + \sum_{j \in \mathcal{N}(i)} \mathbf{x}_j \right)
 
     A drop-in for :class:`~torch_geometric.nn.conv.GINConv`: the same options, parameters,
-    state_dict, outputs and gradients. No message is ever stored, and a constant
-    :math:`\epsilon` is applied inside of the kernel.
+    state_dict, outputs and gradients. No message is stored, and the kernel applies a constant
+    :math:`\epsilon`.
 
-    Fused are the same inputs and aggregations as in
-    :class:`~pyg_fast.nn.PathPreparedSAGEConv`; all else goes through PyG's own code.
+    The kernels support the inputs and aggregations of
+    :class:`~pyg_fast.nn.PathPreparedSAGEConv`; all others run PyG's own code.
 
     With an execution path, see :class:`~pyg_fast.transforms.ExecutionPaths`, the backward pass of
-    sums touches what the loss reads and nothing else, and with :obj:`forward=True` the forward pass
-    of training as well, :obj:`nn` included; losses and gradients stay the same but for the order of
-    sums. In evaluation, on pairs of features and wherever PyG's own code runs, a path changes
-    nothing.
+    sums computes only what the loss reads; with :obj:`forward=True` the forward pass of training
+    does so too, including :obj:`nn`. Losses and gradients are equal up to summation order. A path
+    has no effect in evaluation, on pairs of features, and when PyG's own code runs.
 
     Args:
         nn (torch.nn.Module): The network :math:`h_{\mathbf{\Theta}}` that maps features of size
@@ -109,7 +108,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         return 'GIN', self.flow, type(self.aggr_module).__name__
 
     def _sums_of_nodes(self, to: Neighbours) -> bool:
-        """Whether the layer sums the nodes' own dense features, and stays in their type."""
+        """Whether the layer sums the nodes' own dense features, and keeps their dtype."""
         x = to.source
         return (
             isinstance(x, Tensor)
@@ -126,7 +125,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         path: ExecutionPath | None,
         compact_out: bool = False,
     ) -> Tensor:
-        """The layer on an input that was aggregated before."""
+        """The layer on an input that is already aggregated."""
         self._check_aggregated(x, edge_index)
         out, root = x.aggregated, x.root
         assert root is not None
@@ -152,11 +151,11 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor:
-        """The layer on a path. What comes in and goes out may be :obj:`compact`."""
+        """The layer on a path. Inputs and outputs may be :obj:`compact`."""
         x, eps = to.source, self.eps
         assert isinstance(x, Tensor)
         num_nodes = path.num_nodes if compact[0] else x.size(0)
-        some = path.forward  # Rows are computed of some nodes alone.
+        some = path.forward  # Only some rows are computed.
         if some:
             self._check_commutes()
         graph = graph_of(to.edge_index, num_nodes, num_nodes)
@@ -202,5 +201,5 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
 
 
 def _own_rows(plan: Plan) -> Rows:
-    """Where the destinations stand among the rows of the sources."""
+    """The positions of the destinations among the rows of the sources."""
     return Rows(plan.part.self_row, plan.part.t_self_row)

@@ -1,4 +1,4 @@
-"""MaxK as a nonlinearity, and layers that aggregate what it leaves."""
+"""MaxK as a nonlinearity, and layers that aggregate its output."""
 
 import math
 from collections.abc import Callable
@@ -31,13 +31,13 @@ class MaxK(torch.nn.Module):
         h(\mathbf{x})_f = \begin{cases} x_f & \text{if } f \in \mathrm{top}_k(\mathbf{x}) \\
         0 & \text{otherwise} \end{cases}
 
-    Dense in, dense out; :func:`pyg_fast.ops.maxk` gives the compressed form that the layers here
+    The output is dense; :func:`pyg_fast.ops.maxk` returns the compressed form that the layers here
     aggregate. Of equal features the first is kept, and NaN counts as larger than any number.
 
     Args:
         k (int): Number of features to keep.
-        balanced (bool, optional): Another nonlinearity: keeps the largest of each of the :math:`k`
-            groups of features whose numbers are equal modulo :math:`k`.
+        balanced (bool, optional): A different nonlinearity: keeps the largest of each of the
+            :math:`k` groups of features whose indices are equal modulo :math:`k`.
             (default: :obj:`False`)
 
     Shapes:
@@ -45,7 +45,7 @@ class MaxK(torch.nn.Module):
         - **output:** features :math:`(*, F)`
 
     Raises:
-        TypeError: If :obj:`k` is not an integer, or features are not of type float32, float64,
+        TypeError: If :obj:`k` is not an integer, or features are not float32, float64,
             float16 or bfloat16.
         ValueError: If :obj:`k` is not within :math:`1, \ldots, F`.
     """
@@ -65,7 +65,7 @@ class MaxK(torch.nn.Module):
 
 
 def check_k(k: Any, *channels: int) -> None:
-    """Raises unless :obj:`k` of so many channels (-1: not known yet) can be kept."""
+    """Raises unless :obj:`k` of :obj:`channels` features (-1: not known yet) can be kept."""
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"'k' must be an integer, got {type(k).__name__}")
     most = min((c for c in channels if c > 0), default=math.inf)
@@ -75,7 +75,7 @@ def check_k(k: Any, *channels: int) -> None:
 
 
 def _kept(x: Tensor, k: int, balanced: bool) -> Tensor:
-    """MaxK of dense features, dense."""
+    """Dense MaxK of dense features."""
     if x.dim() == 2:
         return maxk(x, k, balanced).to_dense()
     if x.dim() == 0:
@@ -85,7 +85,7 @@ def _kept(x: Tensor, k: int, balanced: bool) -> Tensor:
 
 
 class _MaxKMessages:
-    """Mixed into a fused layer, which then sends MaxK of its messages, also on PyG's own path."""
+    """Mixin for a fused layer that sends MaxK of its messages, also when PyG's code runs."""
 
     k: int | None
     balanced: bool
@@ -98,18 +98,18 @@ class _MaxKMessages:
         self.balanced = balanced
 
     def _maxk(self, x: Tensor | CBSR) -> Tensor | CBSR:
-        """MaxK of features, or they themselves where it keeps all."""
+        """MaxK of features, or the features themselves if it keeps all."""
         if self.k is None:
             return x
         if isinstance(x, CBSR):
             raise TypeError(
-                f"'x' is a CBSR, of which this layer would take MaxK again: give it k=None in "
-                f'place of k={self.k}'
+                f"'x' is a CBSR, to which this layer would apply MaxK again: make the layer with "
+                f'k=None, got k={self.k}'
             )
         return x if self.k == x.size(-1) else maxk(x, self.k, self.balanced)
 
     def _dense_maxk(self, x: Tensor) -> Tensor:
-        """The same in dense form, for any number of dimensions."""
+        """MaxK of dense features of any number of dimensions, dense."""
         if self.k is None or self.k == x.size(-1):
             return x
         return _kept(x, self.k, self.balanced)
@@ -129,7 +129,7 @@ class _MaxKMessages:
             return x
         source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
         if isinstance(source, CBSR):
-            source = self._maxk(source).to_dense()  # Else `propagate` takes its MaxK.
+            source = self._maxk(source).to_dense()  # `propagate` applies MaxK to dense ones.
         if self.maxk_root and root is not None:
             root = self._maxk(root) if isinstance(root, CBSR) else self._dense_maxk(root)
         if isinstance(root, CBSR):
@@ -137,27 +137,27 @@ class _MaxKMessages:
         return source, root
 
     def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
-        """PyG's own, of what MaxK leaves."""
+        """PyG's own, of the features that MaxK keeps."""
         x = kwargs['x']
         if isinstance(x, Tensor):
             kwargs['x'] = self._dense_maxk(x)
         else:
             pair = self._dense_maxk(x[0]), x[1]
-            # Against the flow PyG's compiled templates send the first of a pair all the same, and
-            # this, their source, the second.
+            # With flow='target_to_source' PyG's compiled templates send the first of a pair, but
+            # its Python code, which runs here, sends the second.
             kwargs['x'] = pair if self.flow == 'source_to_target' else pair[::-1]
         return MessagePassing.propagate(self, edge_index, size, **kwargs)
 
     def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
-        # No template: it would take the place of `propagate`.
+        # A template would replace `propagate`.
         cls = type(self)
         cls._orig_propagate = cls._jinja_propagate = cls.propagate
 
     def to_base(self: Any) -> MessagePassing:
-        """PyG's own layer, sharing the parameters; there is one for :obj:`k=None` only."""
+        """PyG's own layer, sharing the parameters; exists only for :obj:`k=None`."""
         if self.k is not None:
             raise NotImplementedError(
-                f'{type(self).__name__} with k={self.k} has no equal in PyG, and TorchScript '
+                f'{type(self).__name__} with k={self.k} has no equivalent in PyG, and TorchScript '
                 f'cannot compile it: use torch.compile'
             )
         return super().to_base()  # type: ignore[misc]
@@ -180,16 +180,17 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         \mathbf{\hat{D}}^{-1/2} \, h(\mathbf{X} \mathbf{\Theta}) + \mathbf{b}
 
     where :math:`h` keeps the :math:`k` largest of the :obj:`out_channels` features of each node.
-    They are aggregated in the compressed form in which :func:`~pyg_fast.ops.maxk` gives them, and
-    so is their gradient: :math:`k` numbers move for each edge, and nothing of size
-    :math:`|\mathcal{E}| \times F` is made. A plain :obj:`edge_index` is sorted once a call, not
-    twice: the backward pass reads no transpose. On CUDA it adds atomically instead, unless
+    The kernels aggregate them and their gradient in the compressed form of
+    :func:`~pyg_fast.ops.maxk`: an edge moves :math:`k` numbers, and nothing of size
+    :math:`|\mathcal{E}| \times F` is allocated. A plain :obj:`edge_index` is sorted once per call,
+    not twice: the backward pass reads no transpose. On CUDA it adds atomically instead, unless
     :func:`torch.use_deterministic_algorithms` is on: the last bits of gradients vary.
 
-    Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.GCNConv`, and with
-    :obj:`k=None` or :obj:`k=out_channels` it is :class:`~pyg_fast.nn.PathPreparedGCNConv`. Hooks,
-    explainers, static batches and other aggregations than sums go through PyG's own code, MaxK
-    included. TorchScript cannot compile it, :func:`torch.compile` can.
+    Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.GCNConv`. With
+    :obj:`k=None` or :obj:`k=out_channels` the layer equals
+    :class:`~pyg_fast.nn.PathPreparedGCNConv`. Hooks, explainers, static batches and aggregations
+    other than sums run PyG's own code, with MaxK. TorchScript cannot compile the layer,
+    :func:`torch.compile` can.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
@@ -198,7 +199,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         improved (bool, optional): Computes :math:`\mathbf{\hat{A}}` as
             :math:`\mathbf{A} + 2 \mathbf{I}`; as in PyG, only for weighted or sparse input.
             (default: :obj:`False`)
-        cached (bool, optional): Keeps the normalised graph of the first call for all others.
+        cached (bool, optional): Keeps the normalised graph of the first call for later calls.
             (default: :obj:`False`)
         add_self_loops (bool, optional): Whether to add self-loops.
             (default: :obj:`None`, as :obj:`normalize`)
@@ -207,7 +208,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
         k (int, optional): Number of features to keep of each node.
             (default: :obj:`None`, all)
-        balanced (bool, optional): Another nonlinearity, see :class:`MaxK`.
+        balanced (bool, optional): A different nonlinearity, see :class:`MaxK`.
             (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
@@ -219,7 +220,7 @@ class MaxKGCNConv(_MaxKMessages, PathPreparedGCNConv):
         - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
 
     Raises:
-        TypeError: If :obj:`k` is not an integer, or features are not of type float32, float64,
+        TypeError: If :obj:`k` is not an integer, or features are not float32, float64,
             float16 or bfloat16.
         ValueError: If :obj:`k` is not within :math:`1, \ldots, F_{out}`; and as
             :class:`~pyg_fast.nn.PathPreparedGCNConv`.
@@ -278,19 +279,20 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
         \mathrm{mean}_{j \in \mathcal{N}(i)} h(\mathbf{x}_j)
 
     where :math:`h` keeps the :math:`k` largest of the :obj:`in_channels` features of each
-    neighbour. They are aggregated in the compressed form in which :func:`~pyg_fast.ops.maxk` gives
-    them, and so is their gradient, on CUDA atomically, as in :class:`MaxKGCNConv`.
+    neighbour. The kernels aggregate them and their gradient in the compressed form of
+    :func:`~pyg_fast.ops.maxk`; on CUDA the gradient is added atomically, as in
+    :class:`MaxKGCNConv`.
 
-    Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.SAGEConv`, and with
-    :obj:`k=None` or :obj:`k=in_channels` it is :class:`~pyg_fast.nn.PathPreparedSAGEConv`. Sums and
-    means read the compressed form; the other aggregations that are fused there read the dense
-    form of it; all else goes through PyG's own code, MaxK included. TorchScript cannot compile it,
-    :func:`torch.compile` can.
+    Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.SAGEConv`. With
+    :obj:`k=None` or :obj:`k=in_channels` the layer equals
+    :class:`~pyg_fast.nn.PathPreparedSAGEConv`. Sums and means read the compressed form, the other
+    fused aggregations its dense form. All other inputs run PyG's own code, with MaxK. TorchScript
+    cannot compile the layer, :func:`torch.compile` can.
 
-    With :obj:`k=None` features may also come as a :class:`~pyg_fast.ops.CBSR`, of which MaxK (and
-    perhaps dropout) was taken before. The linear map of its own features then makes the dense
-    form twice, for the length of a product in the forward and in the backward pass; what is kept
-    in between are the :math:`k` entries of each row.
+    With :obj:`k=None` features may also be a :class:`~pyg_fast.ops.CBSR`, the output of MaxK (and
+    dropout). The linear map of the node's own features then makes the dense form twice, once for
+    the product in the forward pass and once in the backward pass; between them only the :math:`k`
+    entries of each row are stored.
 
     Args:
         in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
@@ -307,9 +309,9 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
         k (int, optional): Number of features to keep of each neighbour.
             (default: :obj:`None`, all)
-        balanced (bool, optional): Another nonlinearity, see :class:`MaxK`.
+        balanced (bool, optional): A different nonlinearity, see :class:`MaxK`.
             (default: :obj:`False`)
-        maxk_root (bool, optional): Whether to take MaxK of the node's own features too, as the
+        maxk_root (bool, optional): Whether to apply MaxK to the node's own features too, as the
             paper does: :math:`\mathbf{W}_1 h(\mathbf{x}_i)`. (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
@@ -323,7 +325,7 @@ class MaxKSAGEConv(_MaxKMessages, PathPreparedSAGEConv):
 
     Raises:
         TypeError: If :obj:`k` is not an integer or not :obj:`None` for a CBSR, or features are not
-            of type float32, float64, float16 or bfloat16.
+            float32, float64, float16 or bfloat16.
         ValueError: If :obj:`k` is not within :math:`1, \ldots, F_{in}`; and as
             :class:`~pyg_fast.nn.PathPreparedSAGEConv`.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
@@ -361,15 +363,15 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
         \mathbf{x}^{\prime}_i = h_{\mathbf{\Theta}} \left( (1 + \epsilon) \cdot
         \mathbf{x}_i + \sum_{j \in \mathcal{N}(i)} h(\mathbf{x}_j) \right)
 
-    where :math:`h` keeps the :math:`k` largest features of each neighbour. They are aggregated in
-    the compressed form in which :func:`~pyg_fast.ops.maxk` gives them, and so is their gradient,
-    on CUDA atomically, as in :class:`MaxKGCNConv`.
+    where :math:`h` keeps the :math:`k` largest features of each neighbour. The kernels aggregate
+    them and their gradient in the compressed form of :func:`~pyg_fast.ops.maxk`; on CUDA the
+    gradient is added atomically, as in :class:`MaxKGCNConv`.
 
-    Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.GINConv`, and with
-    :obj:`k=None` or as many as there are features it is :class:`~pyg_fast.nn.PathPreparedGINConv`.
+    Parameters and state_dict are those of :class:`~torch_geometric.nn.conv.GINConv`. With
+    :obj:`k=None` or :math:`k = F_{in}` the layer equals :class:`~pyg_fast.nn.PathPreparedGINConv`.
     Aggregations, other inputs and CBSR features are as in :class:`MaxKSAGEConv`. With
-    :obj:`maxk_root` (or for a CBSR) a constant :math:`\epsilon` is applied inside of the kernel,
-    a learned one to the dense form of the node's own features.
+    :obj:`maxk_root` (or for a CBSR) the kernel applies a constant :math:`\epsilon`; a learned one
+    is applied to the dense form of the node's own features.
 
     Args:
         nn (torch.nn.Module): The network :math:`h_{\mathbf{\Theta}}` that maps features of size
@@ -378,9 +380,9 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
         train_eps (bool, optional): Whether to learn :math:`\epsilon`. (default: :obj:`False`)
         k (int, optional): Number of features to keep of each neighbour.
             (default: :obj:`None`, all)
-        balanced (bool, optional): Another nonlinearity, see :class:`MaxK`.
+        balanced (bool, optional): A different nonlinearity, see :class:`MaxK`.
             (default: :obj:`False`)
-        maxk_root (bool, optional): Whether to take MaxK of the node's own features too, as the
+        maxk_root (bool, optional): Whether to apply MaxK to the node's own features too, as the
             paper does: :math:`(1 + \epsilon) \cdot h(\mathbf{x}_i)`. (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
@@ -394,7 +396,7 @@ class MaxKGINConv(_MaxKMessages, PathPreparedGINConv):
 
     Raises:
         TypeError: If :obj:`k` is not an integer or not :obj:`None` for a CBSR, or features are not
-            of type float32, float64, float16 or bfloat16.
+            float32, float64, float16 or bfloat16.
         ValueError: If :obj:`k` is not within :math:`1, \ldots, F_{in}`; and as
             :class:`~pyg_fast.nn.PathPreparedGINConv`.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.

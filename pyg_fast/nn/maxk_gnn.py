@@ -28,8 +28,8 @@ class MaxKGNN(Module):
         \mathbf{b}_{\ell})
 
     between a linear map of the input and one to the output, where :math:`h` keeps the :math:`k`
-    largest features of each node. What it keeps goes through dropout and is aggregated in
-    compressed form, and a normalisation may follow. :math:`\mathbf{A}` stands for
+    largest features of each node. Dropout and the aggregation read them in compressed form; a
+    normalisation may follow. :math:`\mathbf{A}` is
 
     - :obj:`"gcn"`: :math:`\mathbf{\hat{D}}^{-1/2} \mathbf{\hat{A}} \mathbf{\hat{D}}^{-1/2}` with
       self-loops, as in :class:`~torch_geometric.nn.conv.GCNConv`;
@@ -40,12 +40,12 @@ class MaxKGNN(Module):
       \mathrm{mean}_{j \in \mathcal{N}(i)} h(\mathbf{x}_j) + \mathbf{b}`, as in
       :class:`~torch_geometric.nn.conv.SAGEConv`.
 
-    As in the authors' code the nodes themselves pass through MaxK like their neighbours, and for
-    :obj:`"gcn"` and :obj:`"gin"` a ReLU follows on the first linear map.
+    As in the authors' code, MaxK is also applied to a node's own features, and for :obj:`"gcn"` and
+    :obj:`"gin"` a ReLU follows the first linear map.
 
-    Nothing dense is made between MaxK and the aggregation. The dense form of :math:`h` is made for
-    the node's own term only: for :obj:`"sage"`, for the length of a product in the forward and in
-    the backward pass, and for :obj:`"gin"` to add to; neither is kept. Gradients add atomically on
+    No dense tensor is made between MaxK and the aggregation. The dense form of :math:`h` is made
+    only for the node's own term, and not kept: for :obj:`"sage"` once per product of the forward
+    and the backward pass, and for :obj:`"gin"` as the base of the sum. Gradients add atomically on
     CUDA, as in :class:`MaxKGCNConv`.
 
     Args:
@@ -55,16 +55,16 @@ class MaxKGNN(Module):
         hidden_channels (int): Size of each hidden sample.
         out_channels (int): Size of each output sample.
         num_layers (int): Number of layers.
-        k (int, optional): Number of features that MaxK keeps; :obj:`None` for the same model with
-            ReLU in its place. (default: :obj:`None`)
-        dropout (float, optional): Dropout probability of what the nonlinearity keeps.
+        k (int, optional): Number of features that MaxK keeps; :obj:`None` uses ReLU instead.
+            (default: :obj:`None`)
+        dropout (float, optional): Dropout probability after the nonlinearity.
             (default: :obj:`0.`)
         norm (str or torch.nn.Module, optional): The normalisation after each layer, as in
-            :class:`~torch_geometric.nn.models.BasicGNN`; but :obj:`"layer_norm"` takes each node
-            by itself, as the paper does, unless :obj:`norm_kwargs` say otherwise.
+            :class:`~torch_geometric.nn.models.BasicGNN`. :obj:`"layer_norm"` normalises each node
+            separately, as in the paper, unless :obj:`norm_kwargs` say otherwise.
             (default: :obj:`None`)
         norm_kwargs (dict, optional): Arguments of :obj:`norm`. (default: :obj:`None`)
-        balanced (bool, optional): Another nonlinearity, see :class:`~pyg_fast.nn.MaxK`.
+        balanced (bool, optional): A different nonlinearity, see :class:`~pyg_fast.nn.MaxK`.
             (default: :obj:`False`)
 
     Raises:
@@ -127,7 +127,7 @@ class MaxKGNN(Module):
 
         Args:
             x (Tensor): Node features :math:`(|\\mathcal{V}|, F_{in})`.
-            edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as the layers take them.
+            edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as for the layers.
             edge_weight (Tensor, optional): Edge weights :math:`(|\\mathcal{E}|)`, for
                 :obj:`"gcn"`. (default: :obj:`None`)
 
@@ -145,7 +145,7 @@ class MaxKGNN(Module):
         return self.lin_out(x)
 
     def _kept(self, x: Tensor) -> Tensor | CBSR:
-        """What nonlinearity and dropout leave."""
+        """Nonlinearity and dropout."""
         if self.k is None:
             x = x.relu()
         if self.k in (None, self.hidden_channels):
@@ -182,7 +182,7 @@ def _norm(norm: str | Module | None, channels: int, kwargs: dict[str, Any] | Non
 
 
 class GCNAggregation(PathPreparedGCNConv):
-    """The aggregation of a GCN alone, also of CBSR features."""
+    """The aggregation of a GCN layer, without a linear map; also of CBSR features."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels, bias=False)

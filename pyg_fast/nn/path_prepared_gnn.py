@@ -28,7 +28,7 @@ CONVS = ('gcn', 'sage', 'gin')
 
 
 class PathPreparedGNN(Module):
-    r"""A graph neural network whose training touches what its loss reads, after the
+    r"""A graph neural network whose training computes only what its loss reads, after the
     `"Accelerating Backward Aggregation in GCN Training with Execution Path Preparing on GPUs"
     <https://arxiv.org/abs/2204.02662>`_ paper.
 
@@ -36,14 +36,14 @@ class PathPreparedGNN(Module):
         \mathbf{X}_{\ell + 1} = \mathrm{dropout}(\sigma(\mathrm{norm}(\mathrm{conv}_{\ell}
         (\mathbf{X}_{\ell}))))
 
-    with a convolution alone as the last layer. It hands each layer its path. With paths that are
-    :obj:`forward` too, rows that the loss does not read exist in no layer: features go from layer
-    to layer in the rows of the paths, and only the output has one for every node.
+    where the last layer is only a convolution. The model passes its path to each layer. With
+    :obj:`forward` paths no layer stores rows that the loss does not read: hidden features have the
+    rows of the paths, and only the output has a row for every node.
 
-    Dropout goes by a counter keyed by (seed, node, column), with a seed from torch's generator: it
-    drops the same whether rows are computed of all nodes or of some. Without paths, and in
-    evaluation, the model is the stack of layers that it looks like: those of :obj:`"gcn"` may add
-    atomically on CUDA where :obj:`edge_index` is a plain one, see :class:`PathPreparedGCNConv`.
+    Dropout uses a counter-based generator keyed by (seed, node, column), with a seed from torch's
+    generator: the mask is the same whether all rows or only some are computed. Without paths, and
+    in evaluation, the model is an ordinary stack of layers. Those of :obj:`"gcn"` may add
+    atomically on CUDA for a plain :obj:`edge_index`, see :class:`PathPreparedGCNConv`.
 
     Args:
         conv (str): The kind of layers: :obj:`"gcn"`, :obj:`"sage"` or :obj:`"gin"` (with an MLP of
@@ -55,8 +55,8 @@ class PathPreparedGNN(Module):
         dropout (float, optional): Dropout probability of hidden features. (default: :obj:`0.`)
         act (str or Callable, optional): The non-linearity. (default: :obj:`"relu"`)
         norm (str or torch.nn.Module, optional): The normalisation after each hidden layer, as in
-            :class:`~torch_geometric.nn.models.BasicGNN`, of each node by itself
-            (:obj:`"layer_norm"` is, unless :obj:`norm_kwargs` say otherwise).
+            :class:`~torch_geometric.nn.models.BasicGNN`. It must normalise each node separately
+            (:obj:`"layer_norm"` does, unless :obj:`norm_kwargs` say otherwise).
             (default: :obj:`None`)
         norm_kwargs (dict, optional): Arguments of :obj:`norm`. (default: :obj:`None`)
         cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
@@ -129,22 +129,22 @@ class PathPreparedGNN(Module):
         """Forward pass.
 
         Args:
-            x (Tensor or AggregatedInput): Node features :math:`(|\\mathcal{V}|, F_{in})`, or what
-                :meth:`aggregate_input` has made of them.
-            edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as the layers take them.
+            x (Tensor or AggregatedInput): Node features :math:`(|\\mathcal{V}|, F_{in})`, or the
+                result of :meth:`aggregate_input`.
+            edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as for the layers.
             edge_weight (Tensor, optional): Edge weights :math:`(|\\mathcal{E}|)`, for
                 :obj:`"gcn"`. (default: :obj:`None`)
             paths (list[ExecutionPath], optional): The path of each layer.
                 (default: :obj:`None`)
             mask (Tensor, optional): The nodes that the loss reads :math:`(|\\mathcal{V}|)`, bool.
-                With :obj:`paths` they are compared with it; without, they are prepared on the fly,
-                for the backward pass alone, and again when mask or graph change: both are read at
-                every call. The model keeps the paths of the last mask, until
-                :meth:`reset_paths`. (default: :obj:`None`)
-            active_only (bool): Whether to return the rows of the nodes that the loss reads alone,
-                ascending, as :obj:`out[mask]` has them, in training or not: needs :obj:`paths` or
-                :obj:`mask`. A matrix of all nodes is not made then where paths are
-                :obj:`forward`, nor is its gradient. (default: :obj:`False`)
+                Given :obj:`paths`, they are checked against the mask. Otherwise the model prepares
+                paths for the backward pass only, and again when mask or graph change: both are read
+                at every call. It keeps the paths of the last mask until :meth:`reset_paths`.
+                (default: :obj:`None`)
+            active_only (bool): Whether to return only the rows of the nodes that the loss reads,
+                ascending, as in :obj:`out[mask]`, in training and evaluation: needs :obj:`paths` or
+                :obj:`mask`. With :obj:`forward` paths no matrix of all nodes is made, nor its
+                gradient. (default: :obj:`False`)
 
         Raises:
             TypeError: If :obj:`mask` is not a bool tensor.
@@ -161,7 +161,7 @@ class PathPreparedGNN(Module):
         seed = None
         if self.training and self.dropout > 0:
             seed = torch.randint(2**63 - 1, (self.num_layers,), device=x.device)
-        rows = Rows(None, None)  # What the features have rows of.
+        rows = Rows(None, None)  # the rows that the features have
         num_nodes = x.size(0)
         h: Any = x
         for k, conv in enumerate(self.convs):
@@ -187,8 +187,8 @@ class PathPreparedGNN(Module):
     def aggregate_input(
         self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None
     ) -> AggregatedInput:
-        """Aggregates an input that takes no gradient and stays the same from step to step, to be
-        passed in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`."""
+        """Aggregates an input that takes no gradient and is the same in every step. Pass the result
+        in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`."""
         args = () if edge_weight is None else (edge_weight,)
         return self.convs[0].aggregate_input(x, edge_index, *args)  # type: ignore[operator]
 
@@ -202,9 +202,9 @@ class PathPreparedGNN(Module):
         edge_weight: OptTensor,
         path: ExecutionPath | None,
     ) -> tuple[Tensor, Rows]:
-        """A layer's output, and what it has rows of."""
+        """A layer's output and its rows."""
         args = (edge_index, edge_weight) if self.conv == 'gcn' else (edge_index,)
-        if not is_plain(conv):  # Its hooks, or what it was patched with, have to run.
+        if not is_plain(conv):  # Its hooks or patches must run.
             return conv(expand(x, rows), *args, path=path), Rows(None, None)
         if isinstance(x, AggregatedInput):
             runs = conv._path(path, x, edge_index)
@@ -259,14 +259,14 @@ class PathPreparedGNN(Module):
         return x[mask]
 
     def _prepared(self, edge_index: Any, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
-        """Paths for a mask: those of the last call, if mask and graph hold the same still."""
+        """Paths for a mask: those of the last call if mask and graph are unchanged."""
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise ValueError("'mask' needs an edge_index as a tensor or EdgeIndex")
         if torch.compiler.is_compiling():
             raise ValueError("'mask' needs 'paths' in compiled code: prepare them before")
         key = mask_signature_of(mask), signature_of(edge_index), weighted, edge_index.device
         if self._last_paths is None or self._last_paths[0] != key:
-            self._last_paths = None  # Not both at once in memory.
+            self._last_paths = None  # Free the old paths first.
             paths = execution_paths(edge_index, mask, self.num_layers, weighted)
             self._last_paths = key, paths
         return self._last_paths[1]
@@ -276,7 +276,7 @@ class PathPreparedGNN(Module):
         self._last_paths = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies prepare their own.
+        # Copies prepare their own paths.
         return {**self.__dict__, '_last_paths': None}
 
     def _check(self, paths: Sequence[ExecutionPath], mask: Tensor | None) -> None:

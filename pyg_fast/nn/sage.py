@@ -16,9 +16,17 @@ from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_product import Plan, aggregates_first, linear_product, takes_gradient
+from ..ops.path import expand
 from ..ops.product import product
 from ._fused import autocast_dtype, is_plain_linear
-from ._path import AggregatedInput, OnPath, linear_of_rows, linear_on_path, sum_on_path
+from ._path import (
+    AggregatedInput,
+    OnPath,
+    fill_of,
+    linear_of_rows,
+    linear_on_path,
+    sum_on_path,
+)
 from ._reduce import FusedReduce, Neighbours, reduce, source_of
 
 
@@ -31,21 +39,20 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         \mathrm{mean}_{j \in \mathcal{N}(i)} \mathbf{x}_j
 
     A drop-in for :class:`~torch_geometric.nn.conv.SAGEConv`: the same options, parameters,
-    state_dict, outputs and gradients. No message is ever stored. For sums and means the linear
-    map and the aggregation are one node of autograd, and the narrower of :math:`\mathbf{X}` and
-    :math:`\mathbf{X} \mathbf{W}_2^{\top}` is aggregated.
+    state_dict, outputs and gradients. No message is stored. For sums and means the linear map and
+    the aggregation are one autograd function, which aggregates the narrower of :math:`\mathbf{X}`
+    and :math:`\mathbf{X} \mathbf{W}_2^{\top}`.
 
     The aggregations :obj:`"sum"`, :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`, :obj:`"var"`,
     :obj:`"std"`, :obj:`"powermean"` and lists of these are fused, for plain and for prepared
-    (:class:`~pyg_fast.transforms.ToCSR`) graphs. All others, sparse matrices, static batches,
-    other types than float32, float64, float16 and bfloat16, hooks and explainers go through
-    PyG's own code. Where several neighbours reach a maximum, the first takes the gradient.
+    (:class:`~pyg_fast.transforms.ToCSR`) graphs. Other aggregations, sparse matrices, static
+    batches, dtypes other than float32, float64, float16 and bfloat16, hooks and explainers run
+    PyG's own code. If several neighbours reach a maximum, the first gets the gradient.
 
     With an execution path, see :class:`~pyg_fast.transforms.ExecutionPaths`, the backward pass of
-    sums and means touches what the loss reads and nothing else, and with :obj:`forward=True` the
-    forward pass of training as well; losses and gradients stay the same but for the order of sums.
-    In evaluation, with :obj:`project`, on pairs of features and wherever PyG's own code runs, a
-    path changes nothing.
+    sums and means computes only what the loss reads; with :obj:`forward=True` the forward pass of
+    training does so too. Losses and gradients are equal up to summation order. A path has no effect
+    in evaluation, with :obj:`project`, on pairs of features, and when PyG's own code runs.
 
     Args:
         in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
@@ -113,7 +120,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         out, root = self._aggregated(to), to.root
         if self.root_weight and root is not None:
             out = self._with_root(out, root)
-        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+        return self._normalized(out, None)
 
     def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
@@ -155,18 +162,30 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         path: ExecutionPath | None,
         compact_out: bool = False,
     ) -> Tensor:
-        """The layer on an input that was aggregated before."""
+        """The layer on an input that is already aggregated."""
         self._check_aggregated(x, edge_index)
         lin, lin_r = self.lin_l, self.lin_r if self.root_weight else None
         if not is_plain_linear(lin) or (lin_r is not None and not is_plain_linear(lin_r)):
             raise ValueError("'x' must be features: 'lin_l' or 'lin_r' is patched or has hooks")
         dtype = autocast_dtype(x.aggregated) or x.dtype
         bias = None if lin.bias is None else lin.bias.to(dtype)
-        out = linear_on_path(x, lin.weight.to(dtype), bias, dtype, path, compact_out)
+        expands = self._normalizes_rows(path, compact_out)
+        compact = compact_out or expands
+        out = linear_on_path(x, lin.weight.to(dtype), bias, dtype, path, compact)
         if lin_r is not None:
             assert x.root is not None
-            out = out + linear_of_rows(x.root.to(dtype), lin_r.weight.to(dtype), path, compact_out)
-        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+            out = out + linear_of_rows(x.root.to(dtype), lin_r.weight.to(dtype), path, compact)
+        return self._normalized(out, path if expands else None)
+
+    def _normalizes_rows(self, path: ExecutionPath | None, compact_out: bool) -> bool:
+        """Whether the computed rows are normalised before the others are filled in, which have no
+        derivative."""
+        return self.normalize and path is not None and path.forward and not compact_out
+
+    def _normalized(self, out: Tensor, path: ExecutionPath | None) -> Tensor:
+        """The output, normalised if the layer does that, then expanded from the rows of a path."""
+        out = F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+        return out if path is None else expand(out, path.dst, fill_of(path), path.watch())
 
     def _takes_path(self, to: Neighbours) -> bool:
         """Whether the layer may run on a path of the graph."""
@@ -180,7 +199,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor:
-        """The layer on a path. What comes in and goes out may be :obj:`compact`."""
+        """The layer on a path. Inputs and outputs may be :obj:`compact`."""
         x, lin = to.source, self.lin_l
         assert isinstance(x, Tensor)
         dtype, acc = autocast_dtype(x), acc_dtype(x.dtype)
@@ -189,10 +208,12 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             return t if t is None or dtype is None else t.to(dtype)
 
         whole = self._operator(to, path.num_nodes if compact[0] else x.size(0), True)
+        expands = self._normalizes_rows(path, compact[1])
+        compact = compact[0], compact[1] or expands
         plan = self._plan(path, whole, sum_on_path(path, whole, acc), compact)
         root_weight = cast(self.lin_r.weight) if self.root_weight else None
         out = linear_product(cast(x), cast(lin.weight), cast(lin.bias), plan, root_weight)
-        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+        return self._normalized(out, path if expands else None)
 
     def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
@@ -203,7 +224,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         return to._replace(source=self.lin(to.source).relu()) if self.project else to
 
     def _aggregated(self, to: Neighbours) -> Tensor:
-        """The linear map of what the neighbours have sent."""
+        """The linear map of the aggregated neighbours."""
         x, lin, kind = to.source, self.lin_l, type(self.aggr_module)
         dtype = autocast_dtype(x)
         if isinstance(x, CBSR):
@@ -218,7 +239,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         return _linear(x, weight, bias, to, kind is MeanAggregation)
 
     def _with_root(self, out: Tensor, root: Tensor | CBSR) -> Tensor:
-        """With the linear map of the node's own features."""
+        """Adds the linear map of the node's own features."""
         lin = self.lin_r
         plain = is_plain_linear(lin) and lin.bias is None
         if not isinstance(root, CBSR):
@@ -234,7 +255,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
 def _linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, to: Neighbours, mean: bool
 ) -> Tensor:
-    """Linear map of the sum or mean of neighbours, in whichever order is narrower."""
+    """Linear map of the sum or mean of neighbours, in the order that aggregates fewer features."""
     needs_x, needs_weight = takes_gradient(x), takes_gradient(weight)
     first = aggregates_first(weight, needs_x, needs_weight)
     graph = to.graph(transpose=needs_x or (needs_weight and not first))

@@ -33,7 +33,7 @@ SAMPLE = ('eval', 'always', 'never')
 
 
 class _Sampled:
-    """Mixed into a fused layer, which then aggregates a sample of the edges."""
+    """Mixin for a fused layer that aggregates a sample of the edges."""
 
     num_samples: int
     strategy: str
@@ -55,7 +55,7 @@ class _Sampled:
         self.quantize = quantize
 
     def check_strategy(self, strategy: str) -> None:
-        """Raises unless the layer's aggregation goes with it."""
+        """Raises unless the layer's aggregation supports it."""
 
     def _samples(self: Any) -> bool:
         """Whether this call aggregates a sample."""
@@ -67,7 +67,7 @@ class _Sampled:
         return Sampling(self.num_samples, self.strategy)
 
     def _features(self: Any, x: Any, op: SparseOperator) -> Tensor | Quantized:
-        """Features, in eight bits where the layer samples and no gradient is asked for."""
+        """Features, quantized to 8 bits while the layer samples and no gradient is required."""
         if not (self.quantize and self._samples() and isinstance(x, Tensor)):
             return x
         learns = torch.is_grad_enabled() and any(
@@ -91,9 +91,9 @@ class _Sampled:
     def _given_edges(
         self: Any, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
     ) -> tuple[Tensor, Tensor] | None:
-        """What PyG's own way is given: the edges that are sampled, and their positions; or None
-        where it takes them all: for explainers, which number the edges, and where that is what is
-        expected of the sample."""
+        """Input for PyG's code: the sampled edges and their positions; or None if PyG's code reads
+        all edges: for explainers, which number the edges, and for unbiased samples, whose
+        expectation is the sum over all edges."""
         if not self._samples() or self._explain or self.strategy == 'unbiased':
             return None
         if (
@@ -102,8 +102,8 @@ class _Sampled:
             or is_torch_sparse_tensor(edge_index)
         ):
             raise NotImplementedError(
-                f'{type(self).__name__} cannot sample the edges of this input, which goes through '
-                "PyG's own code, from a sparse matrix: give it an 'edge_index', or sample='never'"
+                f'{type(self).__name__} cannot sample the edges of this input, which runs '
+                "PyG's own code, from a sparse matrix: pass an 'edge_index', or sample='never'"
             )
         data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
         check_device(data, x, 'edge_index')
@@ -111,16 +111,16 @@ class _Sampled:
         graph = graph_of(edge_index, num_src, num_dst, transpose=reverse, drop_loops=drop_loops)
         sampled = sampled_graph(graph.t() if reverse else graph, self._sampling())
         at = sampled.perm[: int(sampled.rowptr[-1])].long()  # type: ignore[index]
-        if drop_loops:  # They are kept beside the sample.
+        if drop_loops:  # Self-loops are always kept.
             at = torch.cat([at, (data[0] == data[1]).nonzero().view(-1)])
         return data[:, at], at
 
     def to_base(self) -> MessagePassing:
-        """PyG's own layer, sharing the parameters; there is one for :obj:`sample="never"` only."""
+        """PyG's own layer, sharing the parameters; exists only for :obj:`sample="never"`."""
         if self.sample != 'never':
             raise NotImplementedError(
-                f'{type(self).__name__} has no equal in PyG, and TorchScript cannot compile it, '
-                "unless sample='never': use torch.compile"
+                f'{type(self).__name__} has no equivalent in PyG, and TorchScript cannot compile '
+                "it, unless sample='never': use torch.compile"
             )
         return super().to_base()  # type: ignore[misc]
 
@@ -133,7 +133,7 @@ class _Sampled:
 
 class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     r"""The graph convolution of :class:`~torch_geometric.nn.conv.GCNConv` over at most :math:`S`
-    edges of each node, picked inside the kernel, as in the `"ES-SpMM: Edge-Sampling SpMM"
+    edges of each node, chosen inside the kernel, as in the `"ES-SpMM: Edge-Sampling SpMM"
     <https://arxiv.org/abs/2104.10716>`_ paper.
 
     .. math::
@@ -141,18 +141,17 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         \sum_{j \in \mathcal{S}(i)} \frac{\mathbf{x}_j}{\sqrt{\tilde{d}_i \tilde{d}_j}} \right)
         + \mathbf{b}, \qquad \tilde{d}_i = \min(d_i, S) + 1
 
-    A node's self-loop is always kept and does not count towards :math:`S`. Weighted degrees are
-    the sums of the weights that were taken. With :obj:`strategy="unbiased"` degrees are the full
-    ones and the sum is multiplied by :math:`d_i / S`, so that the result and its gradients are
-    those of all edges in expectation; every call then draws anew, from torch's generator.
+    A node's self-loop is always kept and does not count towards :math:`S`. Weighted degrees sum
+    the weights of the sampled edges. With :obj:`strategy="unbiased"` degrees count all edges and
+    the sum is multiplied by :math:`d_i / S`, so the expectations of the result and its gradients
+    equal those of all edges. Every call then draws a new sample from torch's generator.
 
-    It trains on all edges and samples in evaluation, unless :obj:`sample` says otherwise: the
-    same parameters, options, outputs and gradients as
-    :class:`~pyg_fast.nn.PathPreparedGCNConv`. Where no node has more than :math:`S` edges, it
-    is that layer. While it samples, a path has no effect. Hooks and other
-    inputs that go through PyG's own code are given the sampled edges, explainers all edges, and
-    with :obj:`strategy="unbiased"` both are. TorchScript cannot compile it, :func:`torch.compile`
-    can.
+    The layer trains on all edges and samples in evaluation, unless :obj:`sample` says otherwise.
+    Parameters, options, outputs and gradients are those of
+    :class:`~pyg_fast.nn.PathPreparedGCNConv`; if no node has more than :math:`S` edges, so is the
+    result. A path has no effect while it samples. Where PyG's own code runs, hooks and other
+    inputs see the sampled edges, explainers all edges; with :obj:`strategy="unbiased"` both see all
+    edges. TorchScript cannot compile the layer, :func:`torch.compile` can.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
@@ -165,8 +164,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
             (default: :obj:`"fastrand"`)
         sample (str, optional): When to sample: in evaluation (:obj:`"eval"`), also in training
             (:obj:`"always"`), or :obj:`"never"`. (default: :obj:`"eval"`)
-        quantize (bool, optional): While it samples and no gradient is asked for, aggregates
-            features of eight bits, each node's scaled by its largest. (default: :obj:`False`)
+        quantize (bool, optional): While it samples and no gradient is required, aggregates 8-bit
+            features, each node's scaled by its largest. (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`~pyg_fast.nn.PathPreparedGCNConv`.
 
@@ -178,10 +177,10 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
 
     Raises:
         TypeError: If an option is of the wrong type.
-        ValueError: If :obj:`num_samples`, :obj:`strategy` or :obj:`sample` is unknown, a path is
-            given to a layer that samples in training, or as
+        ValueError: If :obj:`num_samples`, :obj:`strategy` or :obj:`sample` is invalid, a layer that
+            samples in training gets a path, or as
             :class:`~pyg_fast.nn.PathPreparedGCNConv` does.
-        NotImplementedError: If a sparse matrix goes through PyG's own code while it samples.
+        NotImplementedError: If PyG's own code runs on a sparse matrix while the layer samples.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
@@ -199,6 +198,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         self._set_sampling(num_samples, strategy, sample, quantize)
         super().__init__(in_channels, out_channels, **kwargs)
 
+    _cached_edges: tuple[Any, OptTensor] | None = None  # of the first call, with `cached`
+
     def _scatters(self, *args: Any) -> bool:
         return not self._samples() and super()._scatters(*args)
 
@@ -211,7 +212,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         num_nodes: int | None = None,
     ) -> GCNNorm | None:
         if not self._samples():
-            return super()._operator(x, edge_index, edge_weight, transpose, num_nodes)
+            return self._of_first_edges(x, edge_index, edge_weight, transpose, num_nodes)
         norm = self._normalized_once(x, edge_index, edge_weight, num_nodes)
         if norm is None:
             return None
@@ -221,11 +222,36 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     def _normalized_once(
         self, x: Any, edge_index: Adj, edge_weight: OptTensor, num_nodes: int | None
     ) -> GCNNorm | None:
-        """The normalised graph that is sampled; with :obj:`cached` that of the first call."""
+        """The normalised graph to sample; with :obj:`cached` that of the first call."""
         caches = any(each is not None for each in self._cached_by_pyg())
         with self._without_cache() if caches else nullcontext():
             # The backward pass of a sample reads no transpose.
-            return super()._operator(x, edge_index, edge_weight, False, num_nodes)
+            return self._of_first_edges(x, edge_index, edge_weight, False, num_nodes)
+
+    def _of_first_edges(
+        self,
+        x: Any,
+        edge_index: Adj,
+        edge_weight: OptTensor,
+        transpose: bool,
+        num_nodes: int | None,
+    ) -> GCNNorm | None:
+        """The normalised graph. With :obj:`cached` the edges of the first call serve every number
+        of samples, and none."""
+        if self._cached_edges is not None:
+            edge_index, edge_weight = self._cached_edges
+        norm = super()._operator(x, edge_index, edge_weight, transpose, num_nodes)
+        if norm is not None and self._cached_norm is not None and self._cached_edges is None:
+            with torch.inference_mode(False):
+                if type(edge_index) is Tensor:
+                    edge_index = edge_index.clone()
+                weight = None if edge_weight is None else edge_weight.detach().clone()
+                self._cached_edges = edge_index, weight
+        return norm
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._cached_edges = None
 
     def _degree_sampling(self) -> Sampling | None:
         return self._sampling() if self._samples() and self.strategy != 'unbiased' else None
@@ -235,7 +261,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
             return super()._by_pyg(x, edge_index, edge_weight)
         if isinstance(x, Tensor):
             num_nodes = x.shape[self.node_dim]
-            if self.cached and not self._explain:  # The graph of the first call, whoever runs it.
+            if self.cached and not self._explain:  # Cache it, as a kernel would.
                 self._normalized_once(x, edge_index, edge_weight, num_nodes)
             given = self._given_edges(x, edge_index, num_nodes, num_nodes, self.add_self_loops)
             if given is not None:
@@ -261,7 +287,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
 
     @contextmanager
     def _without_cache(self: Any) -> Iterator[None]:
-        """What PyG caches is for training: all edges, normalised."""
+        """Hides PyG's cache, which holds all edges, normalised, for training."""
         cached = self._cached_by_pyg()
         self._cached_edge_index = self._cached_adj_t = None
         try:
@@ -281,16 +307,16 @@ def _taken(edge_weight: Tensor, edge_index: Tensor, at: Tensor) -> Tensor:
 
 class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
     r"""The GraphSAGE operator of :class:`~torch_geometric.nn.conv.SAGEConv` over at most
-    :math:`S` edges of each node, picked inside the kernel, as in the `"ES-SpMM: Edge-Sampling
+    :math:`S` edges of each node, chosen inside the kernel, as in the `"ES-SpMM: Edge-Sampling
     SpMM" <https://arxiv.org/abs/2104.10716>`_ paper.
 
     .. math::
         \mathbf{x}^{\prime}_i = \mathbf{W}_1 \mathbf{x}_i + \mathbf{W}_2 \cdot
         \mathrm{mean}_{j \in \mathcal{S}(i)} \mathbf{x}_j
 
-    A mean is that of the edges that were taken, a sum theirs, unless
-    :obj:`strategy="unbiased"`, which multiplies it by :math:`d_i / S`. When it samples, and all
-    else, is as in :class:`~pyg_fast.nn.SampledGCNConv`.
+    Means and sums are over the sampled edges; :obj:`strategy="unbiased"` multiplies a sum by
+    :math:`d_i / S`. For everything else, such as when it samples, see
+    :class:`~pyg_fast.nn.SampledGCNConv`.
 
     Args:
         in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
@@ -299,12 +325,12 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         num_samples (int): :math:`S`, at least 1; above 4096 the layer takes all edges. See
             :func:`pyg_fast.choose_num_samples`.
         strategy (str, optional): Which edges, as in :func:`~pyg_fast.ops.sampled_spmm`;
-            :obj:`"unbiased"` goes with the aggregations :obj:`"sum"` and :obj:`"mean"` only.
+            :obj:`"unbiased"` supports the aggregations :obj:`"sum"` and :obj:`"mean"` only.
             (default: :obj:`"fastrand"`)
         sample (str, optional): When to sample: in evaluation (:obj:`"eval"`), also in training
             (:obj:`"always"`), or :obj:`"never"`. (default: :obj:`"eval"`)
-        quantize (bool, optional): While it samples sums or means and no gradient is asked for,
-            aggregates features of eight bits, each node's scaled by its largest.
+        quantize (bool, optional): While it samples sums or means and no gradient is required,
+            aggregates 8-bit features, each node's scaled by its largest.
             (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`~pyg_fast.nn.PathPreparedSAGEConv`.
@@ -340,7 +366,7 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         kind = type(self.aggr_module)
         if strategy == 'unbiased' and kind not in (SumAggregation, MeanAggregation):
             raise ValueError(
-                f"strategy='unbiased' is for sums and means, got the aggregation {kind.__name__}"
+                f"strategy='unbiased' supports only sums and means, got {kind.__name__}"
             )
 
     def _aggregated(self, to: Neighbours) -> Tensor:

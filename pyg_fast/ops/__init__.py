@@ -4,7 +4,7 @@ import warnings
 from importlib import import_module
 from typing import Any
 
-# These register raw ops, and have no public function.
+# Imported only to register raw ops; they have no public function.
 from . import attention_scores as attention_scores
 from . import path as path
 from . import rabbit_order as rabbit_order

@@ -1,4 +1,4 @@
-"""What both kinds of attention share: checks, dropout, and the softmax in torch's own ops."""
+"""Shared by GAT and GATv2: checks, dropout, and the softmax in torch ops."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,10 +16,10 @@ _WORD = 0xFFFFFFFF
 
 
 class AttentionArgs(NamedTuple):
-    """What attention takes no gradient of.
+    """Arguments of attention that take no gradient.
 
-    Beside the edges of the :obj:`graph`, each of the first :obj:`num_loops` nodes has one from
-    itself. With :obj:`out_acc` float16 and bfloat16 give a float32 result.
+    In addition to the edges of :obj:`graph`, the first :obj:`num_loops` nodes have a self-loop.
+    With :obj:`out_acc`, float16 and bfloat16 give a float32 result.
     """
 
     graph: Graph
@@ -40,7 +40,7 @@ def attention_args(
     seed: Tensor | None,
     transpose: bool,
 ) -> AttentionArgs:
-    """Checks all of it."""
+    """Checks the arguments."""
     for name, number in (('negative_slope', negative_slope), ('dropout', dropout)):
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             raise TypeError(f"'{name}' must be a number, got {type(number).__name__}")
@@ -59,7 +59,7 @@ def attention_args(
     if isinstance(graph, Graph):
         check_graph(graph)
         if add_self_loops:
-            raise ValueError("'add_self_loops' must be False for a Graph, which is taken as it is")
+            raise ValueError("'add_self_loops' must be False for a Graph, got True")
         check_device(graph.col, x, 'graph')
         if (graph.num_src, graph.num_dst) != (x.size(0), num_dst):
             raise ValueError(
@@ -80,12 +80,12 @@ def attention_args(
 
 
 def drawn_seed(seed: Tensor | None, dropout: float, x: Tensor) -> Tensor | None:
-    """The seed of dropout, as it is now: without one the next of torch's generator."""
+    """The seed of dropout: a copy of :obj:`seed`, or drawn from torch's generator."""
     if dropout == 0:
         return None
     if seed is None:
         return torch.randint(2**63 - 1, (1,), device=x.device)
-    return seed.clone()  # The backward pass drops the same.
+    return seed.clone()  # The backward pass must use the same seed.
 
 
 def check_heads(x: Tensor, name: str, shape: tuple[int | None, ...] = (None, None, None)) -> None:
@@ -108,7 +108,7 @@ def check_heads(x: Tensor, name: str, shape: tuple[int | None, ...] = (None, Non
 
 
 def keeps(seed: Tensor, ids: Tensor, heads: int, dropout: float) -> Tensor:
-    """Which heads of which edges dropout keeps, as the kernels know it: :math:`(n, H)`."""
+    """Whether dropout keeps each edge and head, as in the kernels: :math:`(n, H)`."""
     low, high = seed & _WORD, seed >> 32 & _WORD
     bits = _mixed(_mixed(ids & _WORD ^ _mixed(low)) + (ids >> 32 & _WORD) * 0x85EBCA6B) ^ high
     head = torch.arange(1, heads + 1, device=ids.device)
@@ -117,7 +117,7 @@ def keeps(seed: Tensor, ids: Tensor, heads: int, dropout: float) -> Tensor:
 
 
 def _mixed(h: Tensor) -> Tensor:
-    # 32 bits in int64, whose products may wrap around: their lower half is kept.
+    # 32 bits in int64, whose products may wrap around: only the low word is used.
     h = h & _WORD
     h = (h ^ h >> 16) * 0x21F0AAAD & _WORD
     h = (h ^ h >> 15) * 0x735A2D97 & _WORD
@@ -130,7 +130,7 @@ def composed(
     bias: Tensor | None,
     args: AttentionArgs,
 ) -> Tensor:
-    """The result in torch's ops of size E x H x C, which can be differentiated any number of times.
+    """The result in torch ops of size E x H x C, differentiable any number of times.
 
     :obj:`logits` gets source, destination and id of all edges, loops last.
     """
@@ -163,8 +163,8 @@ def differentiable_gradients(
     needs: tuple[bool, ...],
     grad: Tensor,
 ) -> list[Tensor | None]:
-    """Gradients of :obj:`run`, to be differentiated themselves."""
-    # Views stand between what one input may be made of and another.
+    """Differentiable gradients of :obj:`run`."""
+    # Views: one input may be computed from another.
     views = [None if t is None else t.view_as(t) for t in inputs]
     wanted = [t for t, need in zip(views, needs, strict=True) if need and t is not None]
     found = iter(torch.autograd.grad(run(*views), wanted, grad, create_graph=True))
@@ -177,7 +177,7 @@ def leaky(score: Tensor, args: AttentionArgs) -> Tensor:
 
 
 def as_acc(t: Tensor, x: Tensor) -> Tensor:
-    """In the type that sums over :obj:`x` run in."""
+    """Converted to the dtype in which sums over :obj:`x` run."""
     return t.to(acc_dtype(x.dtype))
 
 
@@ -195,7 +195,7 @@ def edges_and_loops(
 
 
 def dropout_factor(seed: Tensor | None, ids: Tensor, heads: int, dropout: float) -> Tensor:
-    """What dropout multiplies the attention of every edge and head with."""
+    """The factors that dropout applies to the attention of every edge and head."""
     if seed is None or dropout == 0:
         return torch.ones(ids.size(0), heads, dtype=torch.double, device=ids.device)
     scale = 1 / (1 - dropout) if dropout < 1 else 0
@@ -208,7 +208,7 @@ def leaky_slope(score: Tensor, negative_slope: float) -> Tensor:
 
 
 def softmax_by_row(logit: Tensor, row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Over the edges of each row; and the logarithm of the sum, 0 for a row without edges."""
+    """Softmax over the edges of each row, and the log of the sum, 0 for a row without edges."""
     size = num_rows, logit.size(1)
     rows = row.view(-1, 1).expand_as(logit)
     none = logit.new_full(size, -float('inf'))

@@ -1,4 +1,4 @@
-"""Checks of what several ops take: graphs, features, edge weights."""
+"""Checks shared by several ops: graphs, features, edge weights."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def checked_graph(graph: Graph | Tensor, x: Tensor, name: str, transpose: bool) -> Graph:
-    """The graph on the rows of :obj:`x`, called :obj:`name`, with its transpose if asked for."""
+    """The graph for the rows of :obj:`x`, named :obj:`name`; with its transpose on request."""
     if not isinstance(graph, Graph):
         if not isinstance(graph, Tensor):
             raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
@@ -43,13 +43,13 @@ def check_features(x: Tensor, name: str) -> None:
 
 
 def check_device(tensor: Tensor, x: Tensor, name: str, of: str = 'x') -> None:
-    """Raises unless :obj:`tensor` is where the features are."""
+    """Raises unless :obj:`tensor` is on the device of the features."""
     if tensor.device != x.device:
         raise ValueError(f"'{name}' is on {tensor.device}, but '{of}' is on {x.device}")
 
 
 def check_edge_weight(edge_weight: Tensor, x: Tensor, num_edges: int, of: str = 'x') -> None:
-    """Raises unless there is one weight per edge, of the features' type and device."""
+    """Raises unless there is one weight per edge, of the features' dtype and device."""
     if not isinstance(edge_weight, Tensor):
         raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
     if edge_weight.layout != torch.strided:

@@ -1,4 +1,4 @@
-"""A plain list of edges and its checks."""
+"""A plain edge_index and its checks."""
 
 import ctypes
 from typing import Any
@@ -12,8 +12,8 @@ _INDEX_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_edge_index(edge_index: Tensor) -> None:
-    """Raises unless :obj:`edge_index` is an integer tensor of shape :obj:`[2, num_edges]`, or where
-    an earlier call on CUDA met an invalid edge."""
+    """Raises unless :obj:`edge_index` is an integer tensor of shape :obj:`[2, num_edges]`, or if
+    an earlier call on CUDA found an invalid edge."""
     if not torch.compiler.is_compiling():
         raise_pending()
     if not isinstance(edge_index, Tensor):
@@ -29,7 +29,7 @@ def check_edge_index(edge_index: Tensor) -> None:
 
 
 def kernel_index(edge_index: Tensor) -> Tensor:
-    """A plain list of edges in a type that kernels read."""
+    """A plain edge_index in a dtype that kernels read."""
     if edge_index.dtype in (torch.int32, torch.int64):
         return edge_index
     return edge_index.to(torch.int64)
@@ -47,7 +47,7 @@ def check_invalid(
 ) -> None:
     """Raises IndexError if a kernel has counted invalid edges.
 
-    On CUDA only if :obj:`wait`, and not in a capture: else it is left to :func:`raise_pending`.
+    On CUDA only if :obj:`wait`, and not in a capture; otherwise :func:`raise_pending` does it.
     """
     if edge_index.is_meta:
         return
@@ -58,7 +58,7 @@ def check_invalid(
             raise_index_error(edge_index, *size)
     elif wait and not is_capturing(edge_index):
         if int(invalid):
-            _record()[0] = 0  # The same kernel has written it.
+            _record()[0] = 0  # The same kernel wrote it.
             raise_index_error(edge_index, *size)
     else:
         _record()
@@ -70,7 +70,7 @@ def assert_no_invalid(invalid: Tensor) -> None:
 
 
 def raise_index_error(edge_index: Tensor, num_src: int, num_dst: int) -> None:
-    """Raises the IndexError that names the first offending end."""
+    """Raises the IndexError for the first of the two rows with an invalid index."""
     for end, count in ((0, num_src), (1, num_dst)):
         low, high = (int(v) for v in edge_index[end].aminmax())
         if low < 0 or high >= count:
@@ -83,12 +83,12 @@ def raise_index_error(edge_index: Tensor, num_src: int, num_dst: int) -> None:
 _ENDS = ('sources', 'destinations')
 _WORDS = 2
 _VALUE_BITS = 62
-# What CUDA kernels write in host memory when they meet an invalid edge; None: none has run yet.
+# Host memory to which CUDA kernels write an invalid edge; None: no kernel has run yet.
 _invalid_edge: Any = None
 
 
 def _record() -> Any:
-    """The record of an invalid edge: two words, the first of them zero if there is none."""
+    """The record of an invalid edge: two words; the first is zero if there is no such edge."""
     global _invalid_edge
     if _invalid_edge is None:
         address = ops.error_record()
@@ -98,7 +98,7 @@ def _record() -> Any:
 
 
 def raise_pending() -> None:
-    """Raises IndexError if a CUDA kernel has met an invalid edge since the last call."""
+    """Raises IndexError if a CUDA kernel found an invalid edge since the last call."""
     if _invalid_edge is None or not _invalid_edge[0] or torch.cuda.is_current_stream_capturing():
         return
     word, count = _invalid_edge
@@ -108,6 +108,6 @@ def raise_pending() -> None:
     value -= (value >> _VALUE_BITS - 1) << _VALUE_BITS
     raise IndexError(
         f"'edge_index[{end}]' of an earlier pyg_fast call on CUDA must hold {_ENDS[end]} in "
-        f'[0, {count}), got {value}; that call left such edges out. Kernels report this without '
-        'making the host wait, so it is raised by the next call'
+        f'[0, {count}), got {value}; that call skipped such edges. Kernels report this without '
+        'making the host wait, so the next call raises it'
     )

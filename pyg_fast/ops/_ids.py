@@ -1,4 +1,4 @@
-"""Lists of nodes, the map and the seed that go with them: their checks."""
+"""Checks of node ids, of their map and of seeds."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _WITHOUT_MATHS = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def check_ids(name: str, ids: Any, device: torch.device | None = None) -> None:
-    """Raises unless these are integers in one dimension, and on a device if one is named."""
+    """Raises unless :obj:`ids` are integers in one dimension, and on :obj:`device` if given."""
     if not isinstance(ids, Tensor):
         raise TypeError(f"'{name}' must be a tensor, got {type(ids).__name__}")
     if ids.layout != torch.strided:
@@ -25,7 +25,7 @@ def check_ids(name: str, ids: Any, device: torch.device | None = None) -> None:
 
 
 def check_range(name: str, ids: Tensor, num_nodes: int) -> None:
-    """Raises IndexError unless all ids are nodes; on CUDA it waits for the answer."""
+    """Raises IndexError unless all ids are nodes; on CUDA it synchronises."""
     if ids.is_meta:
         raise ValueError(f"'{name}' must hold data, got a tensor on meta")
     if ids.numel() == 0:
@@ -40,7 +40,7 @@ def check_range(name: str, ids: Tensor, num_nodes: int) -> None:
 
 
 def check_map(node_map: Any) -> None:
-    """Raises unless this is a map, or none."""
+    """Raises unless :obj:`node_map` is a map or None."""
     if node_map is not None and not isinstance(node_map, NodeMap):
         raise TypeError(f"'node_map' must be a NodeMap, got {type(node_map).__name__}")
 
@@ -48,10 +48,10 @@ def check_map(node_map: Any) -> None:
 def fitting_map(
     node_map: NodeMap | None, num_nodes: int, num_ids: int, device: torch.device
 ) -> NodeMap:
-    """The map that was given, or a new one for so many ids."""
+    """The given map, or a new one for :obj:`num_ids` ids."""
     check_map(node_map)
     if node_map is None:
-        # An entry for each node costs more than hashing where few of them occur.
+        # For few ids among many nodes, hashing is cheaper than an entry per node.
         return NodeMap(num_nodes, device, hashed=True if num_nodes > 64 * num_ids + 1024 else None)
     if (node_map.num_nodes, node_map.device) != (num_nodes, device):
         raise ValueError(
@@ -62,17 +62,17 @@ def fitting_map(
 
 
 def is_readable(tensor: Tensor, device: torch.device) -> bool:
-    """Whether a device's kernels can read it: there, or for a GPU in pinned host memory."""
+    """Whether kernels of a device can read it: on the device, or for a GPU pinned on the host."""
     if tensor.device == device:
         return True
     on_host = device.type == 'cuda' and tensor.device.type == 'cpu'
-    return on_host and (tensor.numel() == 0 or tensor.is_pinned())  # What is empty is not pinned.
+    return on_host and (tensor.numel() == 0 or tensor.is_pinned())  # Empty tensors are not pinned.
 
 
 def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tensor]:
     """A graph as kernels read it, from a device or, for a GPU, from pinned host memory.
 
-    What it holds is not looked at.
+    Its content is not checked.
     """
     check_ids('rowptr', rowptr)
     check_ids('col', col, rowptr.device)
@@ -81,7 +81,7 @@ def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tens
     if col.dtype not in (torch.int32, rowptr.dtype):
         raise TypeError(f"'col' must hold int32, or int64 if 'rowptr' does, got {col.dtype}")
     if rowptr.numel() == 0:
-        raise ValueError("'rowptr' must have an entry more than there are nodes, got none")
+        raise ValueError("'rowptr' must have num_nodes + 1 entries, got none")
     if rowptr.device == device:
         return rowptr.contiguous(), col.contiguous()
     for name, tensor in (('rowptr', rowptr), ('col', col)):
@@ -96,7 +96,7 @@ def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tens
 
 
 def seed_of(seed: Any) -> int:
-    """A seed that fits an int64: that given, or the next of torch's generator."""
+    """A seed that fits an int64: :obj:`seed`, or one from torch's generator."""
     if seed is None:
         return int(torch.randint(2**63 - 1, (1,)))
     if isinstance(seed, bool) or not isinstance(seed, int):

@@ -1,5 +1,5 @@
-"""Loads the compiled extension, gives its errors their types, and registers what stands beside
-them in the files of their families: fake kernels and references."""
+"""Loads the compiled extension, converts its errors to Python types, and registers the fake kernels
+and references in the files of the ops."""
 
 import re
 from collections.abc import Callable
@@ -20,12 +20,12 @@ torch.ops.load_library(_PATH)
 
 _is_tracing = torch.compiler.is_dynamo_compiling
 
-# As csrc/stable.h has it.
+# Same text as in csrc/stable.h.
 _OUT_OF_MEMORY = re.compile(r'out of memory: (\d+) bytes on (cuda:\d+)')
 
 
 def _typed(error: RuntimeError, name: str) -> RuntimeError:
-    """What a user should see of an op's error: PyTorch's type for memory of a GPU that ran out."""
+    """The error to raise for the user: torch.OutOfMemoryError if GPU memory ran out."""
     found = _OUT_OF_MEMORY.search(str(error))
     if found is None:
         return error
@@ -42,7 +42,7 @@ def _typed(error: RuntimeError, name: str) -> RuntimeError:
 
 
 def _guarded(name: str, raw: Callable[..., Any]) -> Callable[..., Any]:
-    """`raw` with errors of their types. Compiled code calls `raw` itself."""
+    """`raw` with converted errors. Compiled code calls `raw` directly."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _is_tracing():
@@ -54,14 +54,14 @@ def _guarded(name: str, raw: Callable[..., Any]) -> Callable[..., Any]:
             if typed is error:
                 raise
             memory = typed
-        # Behind the handler: the frames of C++ are no context of it.
+        # Outside of the handler: without the C++ error as context.
         raise memory
 
     return call
 
 
 class _Op:
-    """A raw op: `op(...)` and, quicker, `op.default(...)`."""
+    """A raw op: `op(...)`, or faster `op.default(...)`."""
 
     def __init__(self, name: str) -> None:
         packet = getattr(torch.ops.pyg_fast, name)
@@ -73,7 +73,7 @@ class _Op:
 
 
 class _Ops:
-    """The raw ops by name. `torch.ops.pyg_fast` has them without the types of errors."""
+    """The raw ops by name. `torch.ops.pyg_fast` has them without converted errors."""
 
     def __init__(self) -> None:
         for name in torch._C._dispatch_get_all_op_names():
@@ -95,14 +95,14 @@ def with_cuda() -> bool:
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
-# By `Library.impl`: the first `torch.library.register_fake` of a process costs 50 ms.
+# `Library.impl`, because the first `torch.library.register_fake` of a process costs 50 ms.
 _meta = torch.library.Library('pyg_fast', 'IMPL')
 fakes: dict[str, Callable[..., Any]] = {}  # by op
 
 
 def fake(op: str) -> Callable[[Function], Function]:
-    """Registers a fake kernel, which tells :func:`torch.compile` shapes and types of what a raw op
-    returns. Of the op's arguments it names those that it reads, in any order."""
+    """Registers a fake kernel, which gives :func:`torch.compile` the shapes and dtypes that a raw
+    op returns. It names only those arguments of the op that it reads, in any order."""
     arguments = getattr(torch.ops.pyg_fast, op).default._schema.arguments
     names = [argument.name for argument in arguments]
 
@@ -111,7 +111,7 @@ def fake(op: str) -> Callable[[Function], Function]:
         places = [names.index(name) for name in code.co_varnames[: code.co_argcount]]
 
         def kernel(*args: Any) -> Any:
-            # Torch leaves out what equals its default.
+            # Torch omits trailing arguments that equal their defaults.
             args += tuple(argument.default_value for argument in arguments[len(args) :])
             return function(*(args[place] for place in places))
 
@@ -123,8 +123,8 @@ def fake(op: str) -> Callable[[Function], Function]:
 
 
 class _References(SimpleNamespace):
-    """Ops in plain torch and float64, differentiable where the op is: what results are compared
-    with, and what public ops run under :mod:`torch.func` and forward-mode AD.
+    """Ops in plain torch and float64, differentiable where the op is. Tests compare with them, and
+    public ops run them under :mod:`torch.func` and forward-mode AD.
 
     :obj:`@reference('spmm')` adds one, :obj:`reference.spmm(...)` calls it.
     """

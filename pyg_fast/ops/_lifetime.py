@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads stays there until it is read."""
+"""Keeps host memory alive until a GPU has read it."""
 
 import threading
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_lock = threading.RLock()  # Garbage may be collected while it is held.
-# By stream and memory, so that there are no more than these: the event behind the last kernel that
-# reads the memory, and a tensor that keeps it.
+_lock = threading.RLock()  # Reentrant: garbage collection may run while it is held.
+# One entry per stream and memory, which bounds the number: the event after the last kernel that
+# reads the memory, and a tensor that keeps it alive.
 _alive: dict[tuple, tuple[Any, Tensor]] = {}
 
 
 def keep_until_read(device: torch.device, *tensors: Tensor | None) -> None:
-    """Holds tensors in host memory until the kernels have run that the current stream of
-    `device` has been given so far.
+    """Keeps tensors in host memory alive until all kernels launched so far on the current stream of
+    `device` have run.
 
-    Torch's host allocator does not know of these kernels and would hand the memory out again.
-    Nothing is waited for: what is done by then is let go at the next call, and what the last
-    call holds stays until another. While a CUDA graph is captured and in compiled code nothing is
-    held: there the caller keeps what is read, for a graph as long as it may be replayed.
+    Torch's host allocator does not know these kernels and would reuse the memory. Nothing waits:
+    the next call releases what has been read, so the tensors of the last call stay until then.
+    During a CUDA graph capture and in compiled code nothing is kept: there the caller must keep
+    the tensors, for a graph as long as it may be replayed.
     """
     if torch.compiler.is_compiling() or device.type != 'cuda':
         return
@@ -33,7 +33,7 @@ def keep_until_read(device: torch.device, *tensors: Tensor | None) -> None:
 
 def _keep(stream: Any, tensors: list[Tensor]) -> None:
     done = stream.record_event()
-    dropped = []  # Outlives the lock: letting go of memory may run any code.
+    dropped = []  # Freed after the lock is released: freeing memory may run any code.
     with _lock:
         for key, (event, _) in list(_alive.items()):
             if event.query():

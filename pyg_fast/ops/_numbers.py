@@ -1,14 +1,14 @@
-"""Numbers and flags: their checks, and the type of sums."""
+"""Checks of numbers and flags, and the dtype of sums."""
 
 from typing import Any
 
 import torch
 
-_BELOW = 2**63  # What kernels count in.
+_BELOW = 2**63  # Kernels use int64.
 
 
 def check_number(name: str, number: Any, least: int = 0) -> None:
-    """Raises unless this is an integer of 64 bits, and at least so large."""
+    """Raises unless :obj:`number` is a 64-bit integer and at least :obj:`least`."""
     if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)):
         raise TypeError(f"'{name}' must be an integer, got {type(number).__name__}")
     if number < least:
@@ -19,11 +19,11 @@ def check_number(name: str, number: Any, least: int = 0) -> None:
 
 
 def check_flag(name: str, flag: Any) -> None:
-    """Raises unless this is yes or no; one and zero will do."""
+    """Raises unless :obj:`flag` is a bool; 0 and 1 are allowed."""
     if not isinstance(flag, int):
         raise TypeError(f"'{name}' must be True or False, got {type(flag).__name__}")
 
 
 def acc_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type that sums over :obj:`dtype` run in."""
+    """The dtype in which sums over :obj:`dtype` run."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""What the references of several ops share: edges, messages, random bits."""
+"""Shared by the references of several ops: edges, messages, random bits."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What a backward pass reads, all of it among autograd's saved tensors."""
+"""Saves everything that a backward pass reads as autograd's saved tensors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +11,10 @@ _TENSOR = ...  # stands for a saved tensor
 
 
 def save(ctx: Any, *values: Any) -> None:
-    """Keeps values for :func:`saved`, their tensors by :meth:`save_for_backward`.
+    """Saves values for :func:`saved`, their tensors by :meth:`save_for_backward`.
 
-    A context attribute would keep a tensor alive as long as the result, and would not notice that
-    it is changed in place before the backward pass.
+    A context attribute would keep a tensor alive as long as the result, and would not detect an
+    in-place change before the backward pass.
 
     Args:
         ctx (Any): The context of an autograd function.
@@ -26,14 +26,14 @@ def save(ctx: Any, *values: Any) -> None:
 
 
 def saved(ctx: Any) -> Any:
-    """What :func:`save` was given."""
+    """The values passed to :func:`save`."""
     check_no_forward_ad()
     form = ctx.form
     return _joined(form, iter(ctx.saved_tensors)) if type(form) is list else form
 
 
 def _split(values: tuple, tensors: list[Tensor]) -> Any:
-    """A list of a tuple's type and parts, with marks for tensors; without tensors the tuple."""
+    """A tuple's type and parts as a list, with marks for tensors; the tuple if it has none."""
     count = len(tensors)
     form: list[Any] = [type(values)]
     for value in values:

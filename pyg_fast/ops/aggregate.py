@@ -1,4 +1,4 @@
-"""Sum aggregation in one of two ways: over a sorted graph, or over a list of edges as it is."""
+"""Sum aggregation, either over a sorted graph or by scattering over unsorted edges."""
 
 from typing import Any
 
@@ -35,29 +35,29 @@ def aggregate(
     .. math::
         \mathbf{y}_i = \sum_{e = (j, i) \in \mathcal{E}} w_e \cdot \mathbf{x}_j
 
-    Gather-apply-reduce sums over each destination's edges: the graph has to be sorted first.
-    Gather-apply-scatter walks the edges in the order given and adds each to its destination,
-    with nothing to convert. Differentiable in :obj:`x` and :obj:`edge_weight`, any number of times.
+    Gather-apply-reduce sums over the edges of each destination and needs a sorted graph.
+    Gather-apply-scatter reads the edges in the given order, adds each to its destination, and
+    needs no conversion. Differentiable in :obj:`x` and :obj:`edge_weight`, any number of times.
     Sums of float16 and bfloat16 run in float32. No tensor of size :math:`|\mathcal{E}| \times F`
-    is ever made.
+    is allocated.
 
-    On CUDA scattering adds atomically: the last bits of its results vary from run to run, unless
-    :func:`torch.use_deterministic_algorithms` is on, which sorts in any mode. All else gives the
-    same bits every time.
+    On CUDA scattering adds atomically: the last bits of its results vary from run to run. With
+    :func:`torch.use_deterministic_algorithms` every mode sorts. All other results are bitwise
+    reproducible.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A plain :obj:`edge_index` :math:`(2, |\mathcal{E}|)`
             of any integer type; or a graph prepared by :class:`~pyg_fast.transforms.ToCSR`; or an
             :class:`~pyg_fast.graph.Graph`, which cannot be scattered over.
-        x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, of type float32, float64,
+        x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, float32, float64,
             float16 or bfloat16.
-        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of :obj:`x`,
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the dtype of :obj:`x`,
             in the order of the edges. (default: :obj:`None`, all one)
         mode (str): :obj:`"reduce"`, :obj:`"scatter"`, or :obj:`"auto"`: reduce over a prepared
-            graph, and over a plain :obj:`edge_index` where edges are so many that sorting pays.
+            graph, and over a plain :obj:`edge_index` with enough edges that sorting pays off.
             (default: :obj:`"auto"`)
-        num_dst (int, optional): Number of destination nodes. (default: :obj:`None`, what the graph
-            knows, else as many as sources)
+        num_dst (int, optional): Number of destination nodes. (default: :obj:`None`, as in the
+            graph, or the number of sources)
 
     Returns:
         Tensor: Aggregated features :math:`(N_{dst}, F)`.
@@ -65,17 +65,17 @@ def aggregate(
     Raises:
         TypeError: If a dtype is not supported, or differs between :obj:`x` and
             :obj:`edge_weight`.
-        ValueError: If a shape, size or device does not fit, :obj:`mode` is unknown, or an
-            :class:`~pyg_fast.graph.Graph` is to be scattered over.
-        IndexError: If the graph holds a node that is not there; on CUDA raised by the next call,
-            see :func:`to_csr`. No memory out of bounds is ever touched.
+        ValueError: If a shape, size or device does not fit, :obj:`mode` is unknown, or
+            :obj:`"scatter"` is used with an :class:`~pyg_fast.graph.Graph`.
+        IndexError: If an edge names a node that does not exist; on CUDA the next call raises it,
+            see :func:`to_csr`. Memory is never accessed out of bounds.
     """
     if mode not in MODES:
         raise ValueError(f"'mode' must be one of {MODES}, got {mode!r}")
     check_features(x, 'x')
     if isinstance(graph, Graph):
         if mode == 'scatter':
-            raise ValueError("'graph' must be an edge_index where 'mode' is 'scatter'")
+            raise ValueError("'graph' must be an edge_index for mode='scatter', got a Graph")
         check_graph(graph)
         known: tuple[int | None, int | None] = graph.num_src, graph.num_dst
         check_device(graph.col, x, 'graph')
@@ -114,16 +114,16 @@ def aggregate(
     return scatter_sum(edge_index, x, edge_weight, num_dst)
 
 
-# Where sorting a list of edges, for the transpose too, costs less than scattering over it: past so
-# many columns, on CUDA if there are as many additions, too. From whole steps of random graphs, see
-# benchmarks/aggregate.py: on a CPU they cross over between 32 and 64 columns; on an H200 between 50
-# and 100 million additions, where 32 columns never do.
+# Above this number of columns, sorting edges (for the transpose too) is faster than scattering; on
+# CUDA only if there are also enough additions. From whole steps on random graphs, see
+# benchmarks/aggregate.py: on a CPU they cross over between 32 and 64 columns, on an H200 between
+# 50 and 100 million additions, but never with 32 columns.
 _COLUMNS = 32
 _CUDA_ADDITIONS = 60_000_000
 
 
 def sorting_pays(num_edges: int, columns: int, cuda: bool) -> bool:
-    """Whether to sort a plain list of edges rather than scatter over it."""
+    """Whether sorting a plain edge_index is faster than scattering over it."""
     if cuda and torch.are_deterministic_algorithms_enabled():
         return True
     return columns > _COLUMNS and (not cuda or num_edges * columns > _CUDA_ADDITIONS)
@@ -140,14 +140,14 @@ def scatter_sum(
     reverse: bool = False,
     drop_loops: bool = False,
 ) -> Tensor:
-    r"""The kernel behind scattering with its prologue and epilogue, for a plain list of edges.
+    r"""The scatter kernel with its prologue and epilogue, for a plain edge_index.
 
     .. math::
         \mathbf{y}_i = r_i \sum_{e = (j, i)} w_e c_j \mathbf{x}_j + d_i \mathbf{x}_i
 
-    Checks the indices of :obj:`edge_index` and nothing else. Differentiable in :obj:`x` and
-    :obj:`value` (:math:`w`), not in the scales, which are float32 (float64 for float64 features).
-    :obj:`reverse` sums at sources, :obj:`drop_loops` leaves out edges from a node to itself.
+    Checks only the indices of :obj:`edge_index`. Differentiable in :obj:`x` and :obj:`value`
+    (:math:`w`), not in the scales, which are float32 (float64 for float64 features).
+    :obj:`reverse` sums at sources, :obj:`drop_loops` skips self-loops.
     """
     if transforms_active():
         edges = kernel_index(edge_index)
@@ -161,9 +161,9 @@ def scatter_sum(
 
 
 class SpMMCOO(torch.autograd.Function):
-    """Its backward is itself with the ends of edges swapped, so it can be differentiated again."""
+    """Its backward is itself with sources and destinations swapped, so it is differentiable."""
 
-    # What takes no gradient is one argument: torch.compile refuses tensors that are given twice.
+    # One argument for all constants: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool
@@ -181,7 +181,7 @@ class SpMMCOO(torch.autograd.Function):
             if check:
                 check_invalid(edge_index, invalid, size)
             return ops.spmm(*csr, value, x, row_scale, col_scale, diag, None, False, False)
-        # On CUDA a record is made of an edge out of range: counting them takes longer.
+        # On CUDA the kernel records an edge out of range: counting them takes longer.
         count = check and (not x.is_cuda or torch.compiler.is_compiling())
         out, invalid = ops.spmm_coo.default(
             edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, count, check

@@ -1,4 +1,4 @@
-"""Scores of nodes: products of each head's channels with vectors of attention."""
+"""Scores of nodes: products of each head's channels with attention vectors."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from ._saved import save, saved
 
 
 def attention_scores(x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
-    r"""What GAT's scores of edges are sums of, unchecked, for one vector of attention or two.
+    r"""The terms of GAT's edge scores, unchecked, for one or two attention vectors.
 
     .. math::
         \alpha_{i,h} = \mathbf{a}_h^{\top} \mathbf{x}_{i,h}
 
-    Differentiable any number of times. No vector needs the features twice, and nothing of their
-    size is made but their gradient.
+    Differentiable any number of times. The features are read once for both vectors, and only their
+    gradient has their size.
 
     Args:
         x (Tensor): Features :math:`(N, H, C)`.
@@ -31,7 +31,7 @@ def attention_scores(x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
 
 
 class AttentionScores(torch.autograd.Function):
-    """Its backward is made of products and sums that torch can differentiate."""
+    """Its backward consists of products and sums that torch can differentiate."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
@@ -41,7 +41,7 @@ class AttentionScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, att = saved(ctx)
-        if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
+        if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             acc, shape = acc_dtype(x.dtype), x.shape[1:]
             grad_x = sum(
                 grad.unsqueeze(-1) * a.to(acc).view(shape)

@@ -1,4 +1,4 @@
-"""CBSR: rows of which the same number of entries is stored."""
+"""CBSR: a sparse matrix with the same number of stored entries in each row."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,34 +17,34 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, to
 
 
 def column_dtype(num_columns: int) -> torch.dtype:
-    """The narrowest type that CBSR columns are stored in."""
+    """The narrowest dtype that can store CBSR columns."""
     if num_columns <= 256:
         return torch.uint8
     return torch.uint16 if num_columns <= 65536 else torch.int32
 
 
 class CBSR:
-    r"""A matrix of which each row stores the same number of entries: the *compressed balanced
+    r"""A matrix whose rows all store the same number of entries: the *compressed balanced
     sparse row* format of the `"MaxK-GNN" <https://arxiv.org/abs/2312.08656>`_ paper.
 
     .. math::
         \mathbf{X}_{i, \, \mathrm{columns}_{i, c}} = \mathrm{values}_{i, c}
 
-    Entries of a row stand in any order. What :func:`~pyg_fast.ops.maxk` makes is in the order that
-    the kernels on its device read best. Differentiable in :obj:`values`.
+    The entries of a row may be in any order; :func:`~pyg_fast.ops.maxk` uses the order that the
+    kernels of its device read fastest. Differentiable in :obj:`values`.
 
     Args:
-        values (Tensor): Stored entries :math:`(N, k)` of type float32, float64, float16 or
+        values (Tensor): Stored entries :math:`(N, k)`, float32, float64, float16 or
             bfloat16.
-        columns (Tensor): Their columns :math:`(N, k)`, distinct within a row, of any integer type;
-            kept as uint8 for up to 256 columns, as uint16 for up to 65,536, else as int32.
+        columns (Tensor): Their columns :math:`(N, k)`, distinct within a row, of any integer dtype;
+            stored as uint8 for up to 256 columns, uint16 for up to 65,536, int32 otherwise.
         num_columns (int): Number of columns :math:`F` of the matrix.
 
     Raises:
         TypeError: If :obj:`values` are not floating-point numbers, :obj:`columns` not integers,
             or :obj:`num_columns` is not an integer.
-        ValueError: If shapes or devices do not fit together, :math:`k` is not within
-            :math:`1, \ldots, F`, or a row names a column twice.
+        ValueError: If shapes or devices do not match, :math:`k` is not within
+            :math:`1, \ldots, F`, or a row has a column twice.
         IndexError: If a column is not within :math:`0, \ldots, F - 1`. Under
             :func:`torch.compile` and in a CUDA graph the checks of columns become one device-side
             assertion.
@@ -53,7 +53,7 @@ class CBSR:
     values: Tensor
     columns: Tensor
     num_columns: int
-    # What was found to be in order: columns, their version, num_columns; None: nothing yet.
+    # Last valid state: columns, their version, num_columns; None: not checked yet.
     _checked: tuple[Tensor, int, int] | None
 
     def __init__(self, values: Tensor, columns: Tensor, num_columns: int) -> None:
@@ -73,7 +73,7 @@ class CBSR:
         check_device(columns, values, 'columns', 'values')
         if not 1 <= values.size(1) <= num_columns:
             raise ValueError(
-                f"'values' must have 1 to {num_columns} columns, as 'num_columns' has it, got "
+                f"'values' must have 1 to {num_columns} columns ('num_columns'), got "
                 f'{list(values.shape)}'
             )
         if num_columns > _MOST_COLUMNS:
@@ -85,7 +85,7 @@ class CBSR:
 
     @classmethod
     def _of(cls, values: Tensor, columns: Tensor, num_columns: int) -> 'CBSR':
-        """What is known to be in order."""
+        """Made from valid tensors, without checks."""
         out = cls.__new__(cls)
         out.values, out.columns, out.num_columns = values, columns, num_columns
         out._set_checked()
@@ -97,13 +97,13 @@ class CBSR:
 
         Args:
             x (Tensor): A matrix :math:`(N, F)`.
-            k (int, optional): Entries of a row; rows with fewer non-zeros store zeros as well.
-                (default: :obj:`None`, as many as the fullest row has)
+            k (int, optional): Entries per row; rows with fewer non-zeros also store zeros.
+                (default: :obj:`None`, the most non-zeros of a row)
 
         Raises:
-            TypeError: If :obj:`x` has no supported type or :obj:`k` is not an integer.
-            ValueError: If :obj:`x` is no matrix, :obj:`k` not within :math:`1, \ldots, F`, or
-                below the non-zeros of some row.
+            TypeError: If :obj:`x` has no supported dtype or :obj:`k` is not an integer.
+            ValueError: If :obj:`x` is not a matrix, :obj:`k` not within :math:`1, \ldots, F`, or
+                smaller than the number of non-zeros of a row.
         """
         check_features(x, 'x')
         if x.is_meta:
@@ -114,12 +114,12 @@ class CBSR:
             k = max(most, 1)
         check_k(k, x.size(1))
         if most > k:
-            raise ValueError(f"'x' has a row of {most} non-zeros, more than the k={k} stored")
+            raise ValueError(f"'k' must be at least {most}, the most non-zeros of a row, got {k}")
         _, columns = ops.maxk(nonzero.to(x.dtype), k, False)
         return cls._of(sample(x, columns), columns, x.size(1))
 
     def to_dense(self) -> Tensor:
-        r"""The matrix :math:`(N, F)` itself."""
+        r"""The dense matrix :math:`(N, F)`."""
         self._check()
         return to_dense(self.values, self.columns, self.num_columns)
 
@@ -129,7 +129,7 @@ class CBSR:
             self._checked = self.columns, _version(self.columns), self.num_columns
 
     def _check(self) -> None:
-        """Raises if columns have been edited since they were checked, and are no longer right."""
+        """Raises if columns were edited since the last check and are now invalid."""
         if torch.compiler.is_compiling():
             return
         columns, *rest = self._checked or (None,)
@@ -139,7 +139,7 @@ class CBSR:
 
     def __getstate__(self) -> dict:
         columns = self.columns
-        if columns.dtype == torch.uint16:  # pickle does not read it back
+        if columns.dtype == torch.uint16:  # not supported by pickle
             columns = columns.view(torch.int16)
         return {**self.__dict__, 'columns': columns, '_checked': None}
 
@@ -147,12 +147,12 @@ class CBSR:
         columns = state['columns']
         if columns.dtype == torch.int16:
             columns = columns.view(torch.uint16)
-        # Files may hold anything.
+        # A file may hold invalid columns.
         self.__dict__.update(state, columns=columns, _checked=None)
 
     @property
     def k(self) -> int:
-        """Entries of a row."""
+        """Entries per row."""
         return self.values.size(1)
 
     @property
@@ -166,12 +166,12 @@ class CBSR:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the entries."""
+        """The dtype of the entries."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the entries are."""
+        """The device of the entries."""
         return self.values.device
 
     @property
@@ -189,7 +189,7 @@ class CBSR:
         dtype: torch.dtype | None = None,
         non_blocking: bool = False,
     ) -> 'CBSR':
-        """The matrix on another device, or with entries of another type."""
+        """The matrix on another device, or with entries of another dtype."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         if dtype is not None and dtype not in DTYPES:
@@ -200,7 +200,7 @@ class CBSR:
         )
 
     def cpu(self) -> 'CBSR':
-        """The matrix in the CPU's memory."""
+        """The matrix in host memory."""
         return self.to('cpu')
 
     def cuda(
@@ -224,7 +224,7 @@ class CBSR:
         return self._with(Tensor.clone)
 
     def detach(self) -> 'CBSR':
-        """The matrix cut off from autograd."""
+        """The matrix detached from autograd."""
         return self._with(Tensor.detach)
 
     def __repr__(self) -> str:
@@ -235,7 +235,7 @@ class CBSR:
 
 
 def check_k(k: Any, num_columns: int) -> None:
-    """Raises unless :obj:`k` entries of a row of :obj:`num_columns` can be stored."""
+    """Raises unless a row of :obj:`num_columns` columns can store :obj:`k` entries."""
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"'k' must be an integer, got {type(k).__name__}")
     if not 1 <= k <= num_columns:
@@ -243,7 +243,7 @@ def check_k(k: Any, num_columns: int) -> None:
 
 
 def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version  # Inference tensors count none.
+    return -1 if tensor.is_inference() else tensor._version  # Inference tensors have no version.
 
 
 def _check_columns(columns: Tensor, num_columns: int) -> None:
@@ -272,7 +272,7 @@ def _check_columns(columns: Tensor, num_columns: int) -> None:
 
 
 def to_dense(values: Tensor, columns: Tensor, num_columns: int) -> Tensor:
-    """Spreads entries over their rows. Unchecked."""
+    """Writes the entries to a dense matrix. Unchecked."""
     if transforms_active():
         return _cbsr_to_dense_reference(values, columns, num_columns).to(values.dtype)
     return ToDense.apply(values, columns, num_columns)
@@ -286,7 +286,7 @@ def sample(dense: Tensor, columns: Tensor) -> Tensor:
 
 
 class ToDense(torch.autograd.Function):
-    """Spreads entries over their rows."""
+    """Writes the entries to a dense matrix."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, columns: Tensor, num_columns: int) -> Tensor:

@@ -26,19 +26,19 @@ def cbsr_spmm(
     .. math::
         \mathbf{y}_i = \bigoplus_{e = (j, i) \in \mathcal{E}} w_e \cdot \mathbf{x}_j
 
-    where :math:`\mathbf{X}` is the matrix that :obj:`cbsr` stands for. Differentiable in its values
+    where :math:`\mathbf{X}` is the matrix in :obj:`cbsr`. Differentiable in its values
     and in :obj:`edge_weight`, any number of times; the gradient of the values is computed at the
     stored columns only. Sums of float16 and bfloat16 run in float32.
 
-    The result is the same bits every time. The gradient of the values on CUDA adds atomically
-    (float32 for float16 and bfloat16), unless :func:`torch.use_deterministic_algorithms` is on,
-    which gathers over the transposed graph instead.
+    The result is bitwise reproducible. The gradient of the values on CUDA adds atomically
+    (in float32 for float16 and bfloat16), unless :func:`torch.use_deterministic_algorithms` is on;
+    then it gathers over the transposed graph.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): As in :func:`~pyg_fast.ops.spmm`.
-        cbsr (CBSR): Features of the source nodes :math:`(N_{src}, F)`, as
-            :func:`~pyg_fast.ops.maxk` makes them.
-        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of
+        cbsr (CBSR): Features of the source nodes :math:`(N_{src}, F)`, from
+            :func:`~pyg_fast.ops.maxk`.
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the dtype of
             :obj:`cbsr`, in the order of the edges. (default: :obj:`None`, all one)
         reduce (str): :obj:`"sum"` (or :obj:`"add"`) or :obj:`"mean"`, which divides by the number
             of edges. A node without edges gets zeros. (default: :obj:`"sum"`)
@@ -47,9 +47,9 @@ def cbsr_spmm(
         Tensor: Aggregated features :math:`(N_{dst}, F)`, dense.
 
     Raises:
-        TypeError: If :obj:`cbsr` is none, or the type of :obj:`edge_weight` differs from its.
-        ValueError: If a shape or device does not fit, :obj:`reduce` is unknown, or a column of
-            :obj:`cbsr` was edited and occurs twice in a row.
+        TypeError: If :obj:`cbsr` is not a CBSR, or its dtype differs from :obj:`edge_weight`'s.
+        ValueError: If a shape or device does not fit, :obj:`reduce` is unknown, or an edited column
+            of :obj:`cbsr` occurs twice in a row.
         IndexError: If the graph holds a node that :obj:`cbsr` does not have, or an edited column
             is out of range.
     """

@@ -50,43 +50,42 @@ def gat(
         \left( a_j^h + b_i^h + c_e^h \right)
 
     with :math:`a` = :obj:`alpha_src`, :math:`b` = :obj:`alpha_dst`, :math:`c` = :obj:`alpha_edge`
-    and dropout :math:`m`. Scores, softmax, dropout and aggregation are one kernel, as proposed by
-    the `"fuseGNN" <https://dl.acm.org/doi/10.1145/3400302.3415610>`_ paper; the backward pass works
-    scores out again from a log-sum-exp per node and head. Nothing of size
-    :math:`|\mathcal{E}| \times H` is made unless :obj:`alpha_edge` is given.
+    and dropout :math:`m`. One kernel computes scores, softmax, dropout and aggregation, as proposed
+    by the `"fuseGNN" <https://dl.acm.org/doi/10.1145/3400302.3415610>`_ paper. The backward pass
+    recomputes the scores from a log-sum-exp per node and head. Nothing of size
+    :math:`|\mathcal{E}| \times H` is allocated unless :obj:`alpha_edge` is given.
 
-    The running maximum is subtracted before exponentials are taken, which with all sums are
-    float32 for float16 and bfloat16. A node without edges gets zeros. Dropout of an edge depends
-    on nothing but the seed, the position of the edge and the head. Differentiable in all four
-    tensors, any number of times (the second time with tensors of size
-    :math:`|\mathcal{E}| \times H \times C`).
-    Results and gradients are the same bits every time.
+    The running maximum is subtracted before the exponential. Exponentials and sums are float32 for
+    float16 and bfloat16. A node without edges gets zeros. The dropout of an edge depends only on
+    the seed, the position of the edge and the head. Differentiable in all four tensors, any number
+    of times (second derivatives use tensors of size :math:`|\mathcal{E}| \times H \times C`).
+    Results and gradients are bitwise reproducible.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by
             :class:`~pyg_fast.transforms.ToCSR`; or a plain :obj:`edge_index`
             :math:`(2, |\mathcal{E}|)`, sorted at every call; or a :class:`~pyg_fast.graph.Graph`.
-        x (Tensor): Features of the source nodes :math:`(N_{src}, H, C)`, of type float32, float64,
+        x (Tensor): Features of the source nodes :math:`(N_{src}, H, C)`, float32, float64,
             float16 or bfloat16.
-        alpha_src (Tensor): Scores of the source nodes :math:`(N_{src}, H)`, of the type of
+        alpha_src (Tensor): Scores of the source nodes :math:`(N_{src}, H)`, of the dtype of
             :obj:`x`, or float32 for float16 and bfloat16.
-        alpha_dst (Tensor): Scores of the destination nodes :math:`(N_{dst}, H)`, likewise.
-        alpha_edge (Tensor, optional): Scores of the edges :math:`(|\mathcal{E}|, H)`, likewise.
+        alpha_dst (Tensor): Scores of the destination nodes :math:`(N_{dst}, H)`, same dtypes.
+        alpha_edge (Tensor, optional): Scores of the edges :math:`(|\mathcal{E}|, H)`, same dtypes.
             (default: :obj:`None`, all zero)
         negative_slope (float): Slope of the leaky ReLU below zero. (default: :obj:`0.2`)
-        dropout (float): Probability that a weight is dropped; the others are divided by one less
-            this. (default: :obj:`0.0`)
-        add_self_loops (bool): Leaves out edges from a node to itself, and gives each node
-            :math:`i < \min(N_{src}, N_{dst})` one, of edge score zero. Not for a
+        dropout (float): Probability :math:`p` that a weight is dropped; the others are divided by
+            :math:`1 - p`. (default: :obj:`0.0`)
+        add_self_loops (bool): Removes self-loops, and adds one with edge score zero to each node
+            :math:`i < \min(N_{src}, N_{dst})`. Not for a
             :class:`~pyg_fast.graph.Graph`. (default: :obj:`False`)
         seed (Tensor, optional): Seed of dropout, int64 of shape :math:`(1)`, on the device of
-            :obj:`x`. (default: :obj:`None`, the next of torch's generator)
+            :obj:`x`. (default: :obj:`None`, drawn from torch's generator)
 
     Returns:
         Tensor: Aggregated features :math:`(N_{dst}, H, C)`.
 
     Raises:
-        TypeError: If a type is not supported, or does not fit that of :obj:`x`.
+        TypeError: If a dtype is not supported, or does not fit that of :obj:`x`.
         ValueError: If a shape or device does not fit, or :obj:`dropout` is not from 0 to 1.
         IndexError: If the graph holds a node without scores.
     """
@@ -115,14 +114,14 @@ def attend(
     bias: Tensor | None,
     args: AttentionArgs,
 ) -> Tensor:
-    """The kernel behind :func:`gat`, unchecked, with scores of self-loops :math:`(L, H)` and a bias
-    :math:`(H C)` of the type of the result. Scores are float32 (float64 for float64 features)."""
+    """The kernel of :func:`gat`, unchecked, with scores of self-loops :math:`(L, H)` and a bias
+    :math:`(H C)` of the result's dtype. Scores are float32 (float64 for float64 features)."""
     inputs = x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias
     return _composed(args, *inputs) if transforms_active() else GAT.apply(*inputs, args)
 
 
 class GAT(torch.autograd.Function):
-    """Attention; its backward needs the sums per node that forward keeps, and the transpose."""
+    """Attention; its backward needs the stored sums per node and the transpose."""
 
     @staticmethod
     def forward(
@@ -149,7 +148,7 @@ class GAT(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         args, inputs, (y, y_plus, lse, mass_plus) = saved(ctx)
         needs = ctx.needs_input_grad[:6]
-        if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
+        if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 6
         if any(needs[:5]):
@@ -311,7 +310,7 @@ def _score(
     num_edges: int,
     num_loops: int,
 ) -> Tensor:
-    """Before the leaky ReLU, of every edge and head."""
+    """Scores before the leaky ReLU, of every edge and head."""
     score = alpha_src.double() + alpha_dst.double()
     parts = ((alpha_edge, num_edges), (alpha_loop, num_loops))
     given = [score.new_zeros(n, score.size(1)) if a is None else a.double() for a, n in parts]

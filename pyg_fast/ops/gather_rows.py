@@ -1,4 +1,4 @@
-"""The features of a mini-batch, from wherever they are."""
+"""Gathers the features of a mini-batch from device and host memory."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def gather_rows(
     cache: Tensor | None = None,
     counter: Tensor | None = None,
 ) -> Tensor:
-    r"""Gathers rows from what the device already has, and only the rest from where all of them are,
+    r"""Gathers rows that are already on the device from there, and only the others from :obj:`x`,
     as in the `"FastGL: A GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at
     Large Scale" <https://arxiv.org/abs/2409.14939>`_ paper.
 
@@ -31,38 +31,37 @@ def gather_rows(
             \mathbf{x}_{\textrm{index}_i} &
         \end{cases}
 
-    Where :obj:`x` is in pinned host memory and :obj:`index` on a GPU, the GPU reads those rows over
-    the bus by itself, in one kernel, without a copy on the host in between. Rows are copied as they
-    are; there is no gradient.
+    If :obj:`x` is in pinned host memory and :obj:`index` on a GPU, one kernel reads the rows over
+    the bus, without a copy on the host. Rows are copied unchanged; there is no gradient.
 
-    :obj:`x` in host memory may be dropped after the call: it is kept until the GPU has read it, and
-    that of the last call until the next. What is written to it before the GPU has read it may show
-    up in the result. In a capture of a CUDA graph and in compiled code nothing is kept: there the
-    caller keeps :obj:`x`, for a graph as long as it is replayed.
+    The caller may drop an :obj:`x` in host memory after the call: it is kept alive until the GPU
+    has read it, and that of the last call until the next. A write to it before the GPU has read it
+    may show up in the result. During a CUDA graph capture and in compiled code nothing is kept:
+    there the caller must keep :obj:`x`, for a CUDA graph as long as it is replayed.
 
     Args:
-        x (Tensor): Features :math:`(N, *)`, of any type: on the device of :obj:`index`, or for a
+        x (Tensor): Features :math:`(N, *)`, of any dtype: on the device of :obj:`index`, or for a
             GPU in pinned host memory, contiguous.
-        index (Tensor): The rows wanted :math:`(n)`, of any integer type.
-        match (Tensor, optional): Rows of :obj:`previous`, as :func:`match` finds them
+        index (Tensor): The rows to gather :math:`(n)`, of any integer dtype.
+        match (Tensor, optional): Rows of :obj:`previous`, as returned by :func:`match`
             :math:`(n)`, int64. (default: :obj:`None`)
-        previous (Tensor, optional): Rows that were fetched before :math:`(m, *)`.
+        previous (Tensor, optional): Rows gathered before :math:`(m, *)`.
             (default: :obj:`None`)
-        cache_position (Tensor, optional): The row of :obj:`cache` that a row of :obj:`x` is kept
-            in, -1 for none :math:`(N)`, int32 or int64. (default: :obj:`None`)
-        cache (Tensor, optional): Rows that are kept :math:`(c, *)`. (default: :obj:`None`)
-        counter (Tensor, optional): To its three entries, int64, the numbers of rows from :obj:`x`,
+        cache_position (Tensor, optional): The row of :obj:`cache` with each row of :obj:`x`, or -1
+            :math:`(N)`, int32 or int64. (default: :obj:`None`)
+        cache (Tensor, optional): Cached rows :math:`(c, *)`. (default: :obj:`None`)
+        counter (Tensor, optional): Three int64 entries, to which the numbers of rows from :obj:`x`,
             :obj:`previous` and :obj:`cache` are added. (default: :obj:`None`)
 
     Returns:
-        Tensor: :math:`(n, *)`, of the type of :obj:`x`, on the device of :obj:`index`.
+        Tensor: :math:`(n, *)`, of the dtype of :obj:`x`, on the device of :obj:`index`.
 
     Raises:
-        TypeError: If a type does not fit.
+        TypeError: If a dtype does not fit.
         ValueError: If a shape or a device does not fit, :obj:`x` is in host memory that is not
-            pinned, or one of two tensors is given that belong together.
-        IndexError: On a CPU, if an index is negative or too large. On CUDA, where finding out takes
-            a synchronisation, nobody looks; the row then is zero.
+            pinned, or only one of two tensors that belong together is given.
+        IndexError: On a CPU, if an index is negative or too large. On CUDA the check would
+            synchronise and is skipped; such a row is zero.
     """
     check_ids('index', index)
     x = _features(x, index.device)
@@ -113,7 +112,7 @@ def _features(x: Tensor, device: torch.device) -> Tensor:
     if x.layout != torch.strided:
         raise TypeError(f"'x' must be a strided tensor, got {x.layout}")
     if x.dim() == 0:
-        raise ValueError("'x' must have one dimension at least, got none")
+        raise ValueError("'x' must have at least one dimension, got none")
     x = x.detach()
     if x.device == device:
         return x.contiguous()
@@ -130,7 +129,7 @@ def _features(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _kept(name: str, rows: Tensor, x: Tensor, device: torch.device) -> Tensor:
-    """Rows like those of x that are on a device."""
+    """Checks rows on the device that are like those of x."""
     if not isinstance(rows, Tensor):
         raise TypeError(f"'{name}' must be a tensor, got {type(rows).__name__}")
     if rows.dtype != x.dtype or rows.layout != torch.strided:

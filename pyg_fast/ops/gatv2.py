@@ -49,40 +49,39 @@ def gatv2(
         \left( \mathbf{x}_j^h + \mathbf{z}_i^h \right) \right)
 
     with :math:`\mathbf{x}` = :obj:`x_src`, :math:`\mathbf{z}` = :obj:`x_dst`, :math:`\mathbf{a}` =
-    :obj:`att` and dropout :math:`m`. Scores, softmax, dropout and aggregation are one kernel; the
-    backward pass works scores out again, once over the graph and once over its transpose. Nothing
-    of the size of the edges is made.
+    :obj:`att` and dropout :math:`m`. One kernel computes scores, softmax, dropout and aggregation;
+    the backward pass recomputes the scores, once over the graph and once over its transpose.
+    Nothing of the size of the edges is allocated.
 
-    The running maximum is subtracted before exponentials are taken, which with all sums are
-    float32 for float16 and bfloat16. A node without edges gets zeros. Dropout of an edge depends
-    on nothing but the seed, the position of the edge and the head. Differentiable in all three
-    tensors, any number of times (the second time with tensors of size
-    :math:`|\mathcal{E}| \times H \times C`).
-    Results and gradients are the same bits every time; those of :obj:`att` on a CPU depend on the
-    number of threads.
+    The running maximum is subtracted before the exponential. Exponentials and sums are float32 for
+    float16 and bfloat16. A node without edges gets zeros. The dropout of an edge depends only on
+    the seed, the position of the edge and the head. Differentiable in all three tensors, any number
+    of times (second derivatives use tensors of size :math:`|\mathcal{E}| \times H \times C`).
+    Results and gradients are bitwise reproducible; the gradient of :obj:`att` on a CPU depends on
+    the number of threads.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by
             :class:`~pyg_fast.transforms.ToCSR`; or a plain :obj:`edge_index`
             :math:`(2, |\mathcal{E}|)`, sorted at every call; or a :class:`~pyg_fast.graph.Graph`.
-        x_src (Tensor): Features of the source nodes :math:`(N_{src}, H, C)`, of type float32,
+        x_src (Tensor): Features of the source nodes :math:`(N_{src}, H, C)`, float32,
             float64, float16 or bfloat16.
-        x_dst (Tensor): Features of the destination nodes :math:`(N_{dst}, H, C)`, of the same type.
-        att (Tensor): Attention vectors :math:`(H, C)`, of the same type.
+        x_dst (Tensor): Features of the destination nodes :math:`(N_{dst}, H, C)`, same dtype.
+        att (Tensor): Attention vectors :math:`(H, C)`, same dtype.
         negative_slope (float): Slope of the leaky ReLU below zero. (default: :obj:`0.2`)
-        dropout (float): Probability that a weight is dropped; the others are divided by one less
-            this. (default: :obj:`0.0`)
-        add_self_loops (bool): Leaves out edges from a node to itself, and gives each node
-            :math:`i < \min(N_{src}, N_{dst})` one. Not for a :class:`~pyg_fast.graph.Graph`.
+        dropout (float): Probability :math:`p` that a weight is dropped; the others are divided by
+            :math:`1 - p`. (default: :obj:`0.0`)
+        add_self_loops (bool): Removes self-loops, and adds one to each node
+            :math:`i < \min(N_{src}, N_{dst})`. Not for a :class:`~pyg_fast.graph.Graph`.
             (default: :obj:`False`)
         seed (Tensor, optional): Seed of dropout, int64 of shape :math:`(1)`, on the device of
-            :obj:`x_src`. (default: :obj:`None`, the next of torch's generator)
+            :obj:`x_src`. (default: :obj:`None`, drawn from torch's generator)
 
     Returns:
         Tensor: Aggregated features :math:`(N_{dst}, H, C)`.
 
     Raises:
-        TypeError: If a type is not supported, or differs from that of :obj:`x_src`.
+        TypeError: If a dtype is not supported, or differs from that of :obj:`x_src`.
         ValueError: If a shape or device does not fit, or :obj:`dropout` is not from 0 to 1.
         IndexError: If the graph holds a node without features.
     """
@@ -105,17 +104,15 @@ def gatv2(
 def attend_v2(
     x_src: Tensor, x_dst: Tensor, att: Tensor, bias: Tensor | None, args: AttentionArgs
 ) -> Tensor:
-    """The kernel behind :func:`gatv2`, unchecked, with a bias :math:`(H C)` of the type of the
-    result."""
-    if x_dst is x_src:  # Dynamo refuses a tensor that is given twice.
+    """The kernel of :func:`gatv2`, unchecked, with a bias :math:`(H C)` of the result's dtype."""
+    if x_dst is x_src:  # Dynamo rejects a tensor that is passed twice.
         x_dst = x_dst.view_as(x_dst)
     inputs = x_src, x_dst, att, bias
     return _composed(args, *inputs) if transforms_active() else GATv2.apply(*inputs, args)
 
 
 class GATv2(torch.autograd.Function):
-    """The attention of GATv2; its backward needs the sums per node that forward keeps, and the
-    transpose."""
+    """The attention of GATv2; its backward needs the stored sums per node and the transpose."""
 
     @staticmethod
     def forward(
@@ -139,7 +136,7 @@ class GATv2(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         args, inputs, (y, lse) = saved(ctx)
         needs = ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # create_graph=True: in ops that torch differentiates.
+        if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
         grads: list[Tensor | None] = [None] * 4
         if any(needs[:3]):

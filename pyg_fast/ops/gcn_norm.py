@@ -1,4 +1,4 @@
-"""The symmetric normalisation of a GCN over a list of edges in any order."""
+"""The symmetric normalisation of a GCN over unsorted edges."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from ._transforms import transforms_active
 from .to_csr import to_csr
 
 FLOWS = ('source_to_target', 'target_to_source')
-LOOP_CHUNK = 128  # edges whose self-loops gcn_degree counts together: csrc/params/gcn_norm.h
+LOOP_CHUNK = 128  # edges per self-loop count of gcn_degree: csrc/params/gcn_norm.h
 LOOPS = ('remaining', 'replace', 'add', 'keep')
 
 
@@ -31,8 +31,8 @@ def gcn_norm(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Normalises edge weights symmetrically by in-degrees, as the `"Semi-supervised Classification
-    with Graph Convolutional Networks" <https://arxiv.org/abs/1609.02907>`_ paper does, in one pass
-    over the edges for the degrees and one for the weights.
+    with Graph Convolutional Networks" <https://arxiv.org/abs/1609.02907>`_ paper does. It reads the
+    edges once for the degrees and once for the weights.
 
     .. math::
         w'_e = \frac{w_e}{\sqrt{\hat{d}_i \hat{d}_j}}, \qquad
@@ -40,43 +40,43 @@ def gcn_norm(
 
     The results, and the order of edges, are those of
     :func:`torch_geometric.nn.conv.gcn_conv.gcn_norm` for a plain :obj:`edge_index`: self-loops come
-    last, one for each node, with the weight that the node's last self-loop had (whose gradient all
-    self-loops of the node get). Differentiable in :obj:`edge_weight`, any number of times. Degrees
-    of float16 and bfloat16 weights are summed in float32.
+    last, one per node, with the weight of the node's last self-loop (all self-loops of the node get
+    its gradient). Differentiable in :obj:`edge_weight`, any number of times. Degrees of float16 and
+    bfloat16 weights are summed in float32.
 
-    On CUDA the degrees of weighted edges are added up atomically: their last bits vary from run to
-    run, unless :func:`torch.use_deterministic_algorithms` is on, which sorts the edges. All else
-    gives the same bits every time.
+    On CUDA the degrees of weighted edges are added atomically: their last bits vary from run to
+    run, unless :func:`torch.use_deterministic_algorithms` is on, which sorts the edges. All other
+    results are bitwise reproducible.
 
     Args:
         edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
-            type.
-        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of type float32, float64,
-            float16 or bfloat16. (default: :obj:`None`, all one, those of added self-loops too)
+            dtype.
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)`, float32, float64,
+            float16 or bfloat16. (default: :obj:`None`, all one, also for added self-loops)
         num_nodes (int, optional): Number of nodes :math:`N`. (default: :obj:`None`, the largest
-            index and one, which CUDA has to wait for)
+            index plus one; CUDA waits for it)
         improved (bool): Whether self-loops added to weighted edges have weight two.
             (default: :obj:`False`)
-        add_self_loops (bool): Whether nodes without self-loop get one. How many there are decides
-            the result's shape: CUDA waits for that number at every call, and under
-            :func:`torch.compile` it needs :obj:`capture_dynamic_output_shape_ops`.
+        add_self_loops (bool): Whether nodes without self-loop get one. The shape of the result
+            depends on their number: CUDA waits for it at every call, and
+            :func:`torch.compile` needs :obj:`capture_dynamic_output_shape_ops`.
             (default: :obj:`True`)
         flow (str): Degrees are those of destinations (:obj:`"source_to_target"`) or of sources
             (:obj:`"target_to_source"`). (default: :obj:`"source_to_target"`)
-        dtype (torch.dtype, optional): The type of weights where none are given.
+        dtype (torch.dtype, optional): The dtype of weights if :obj:`edge_weight` is :obj:`None`.
             (default: :obj:`None`, torch's default type)
 
     Returns:
-        :obj:`(edge_index, edge_weight)` with :math:`|\mathcal{E}'|` edges: without self-loops to
-        add, :obj:`edge_index` as it was given.
+        :obj:`(edge_index, edge_weight)` with :math:`|\mathcal{E}'|` edges; :obj:`edge_index` itself
+        if no self-loops are added.
 
     Raises:
         TypeError: If a dtype is not supported.
         ValueError: If a shape or device does not fit, or :obj:`flow` is unknown.
         IndexError: If an index is negative or too large; without :obj:`add_self_loops` as
             :func:`~pyg_fast.ops.to_csr` does.
-        RuntimeError: If :obj:`add_self_loops` is set while a CUDA graph is captured, whose replays
-            could not have results of another shape.
+        RuntimeError: If :obj:`add_self_loops` is set while a CUDA graph is captured: its replays
+            cannot return another shape.
     """
     if flow not in FLOWS:
         raise ValueError(f"'flow' must be one of {FLOWS}, got {flow!r}")
@@ -103,8 +103,8 @@ def gcn_norm(
     if add_self_loops and is_capturing(edge_index):
         raise RuntimeError(
             "'add_self_loops' must be False while a CUDA graph is captured: the shape of the "
-            'result depends on the number of self-loops. Normalise before the capture, or give the '
-            'layer the edges themselves'
+            'result depends on the number of self-loops. Normalise before the capture, or pass the '
+            'edges to the layer'
         )
     edges = kernel_index(edge_index)
     differentiable = (
@@ -112,7 +112,7 @@ def gcn_norm(
     )
     weight = edge_weight
     if weight is not None and differentiable:
-        weight = weight.to(acc_dtype(dtype))  # Its gradient is made of the result.
+        weight = weight.to(acc_dtype(dtype))  # The gradient is computed from the result.
     reverse = flow == 'target_to_source'
     degree, last, chunk_loops, num_loops = _degree(
         edge_index, edges, weight, num_nodes, add_self_loops, reverse, wait=add_self_loops
@@ -120,7 +120,7 @@ def gcn_norm(
     before, num_kept = None, edges.size(1)
     if add_self_loops and num_loops != 0:
         before = chunk_loops.cumsum(0)
-        # Where counts cannot be waited for, the size of a tensor stands for the number.
+        # Compiled code cannot wait for the count: it uses the size of a tensor.
         num_kept -= _is_loop(edges).nonzero().size(0) if num_loops is None else num_loops
     fill_value = 2.0 if improved and edge_weight is not None else 1.0
     if differentiable:
@@ -145,23 +145,23 @@ def gcn_scale(
     loops: str = 'remaining',
     flow: str = 'source_to_target',
 ) -> tuple[Tensor, Tensor | None]:
-    r"""The same normalisation as factors: the inverse roots of degrees :math:`\mathbf{D}` and the
+    r"""The normalisation as factors: the inverse square roots of degrees :math:`\mathbf{D}` and the
     self-loops :math:`\mathbf{E}` of :math:`\mathbf{D} \mathbf{A} \mathbf{D} + \mathbf{E}`.
 
-    For a plain :obj:`edge_index` in any order, without gradient; nothing of size
-    :math:`|\mathcal{E}|` is made. :math:`\mathbf{A}` has no self-loops where :obj:`loops` is
+    For a plain, unsorted :obj:`edge_index`, without gradient; nothing of size
+    :math:`|\mathcal{E}|` is allocated. :math:`\mathbf{A}` has no self-loops if :obj:`loops` is
     :obj:`"remaining"` or :obj:`"replace"`.
 
     Args:
         edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`.
         edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)`.
         num_nodes (int): Number of nodes :math:`N`.
-        dtype (torch.dtype): The type of the features: the factors have that of their sums.
+        dtype (torch.dtype): The dtype of the features; the factors have the dtype of their sums.
         fill_value (float): Weight of added self-loops. (default: :obj:`1.0`)
-        loops (str): :obj:`"remaining"` gives each node one self-loop, with the last weight that it
-            already had, else :obj:`fill_value`; :obj:`"replace"` takes :obj:`fill_value` in any
-            case; :obj:`"add"` adds a loop to those that there are; :obj:`"keep"` changes nothing.
-            (default: :obj:`"remaining"`)
+        loops (str): :obj:`"remaining"` gives each node one self-loop, with the weight of its last
+            self-loop, or :obj:`fill_value` if it has none; :obj:`"replace"` always uses
+            :obj:`fill_value`; :obj:`"add"` adds a loop to the existing ones; :obj:`"keep"` adds
+            none. (default: :obj:`"remaining"`)
         flow (str): As in :func:`gcn_norm`. (default: :obj:`"source_to_target"`)
 
     Returns:
@@ -208,8 +208,8 @@ def _degree(
     reverse: bool,
     wait: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, int | None]:
-    # The degrees, the last loop of each node, the numbers of loops in the chunks of edges, and that
-    # of all loops if the host has it: on a CPU, or if it was told to `wait`.
+    # The degrees, the last loop of each node, the number of loops per chunk of edges, and the total
+    # number of loops if the host knows it: on a CPU, or with `wait`.
     weight = None if weight is None else weight.detach()
     degree, last, counts, chunk_loops = ops.gcn_degree(
         edges, weight, num_nodes, drop_loops, reverse
@@ -217,7 +217,7 @@ def _degree(
     num_invalid: Any = counts[0]
     num_loops = None
     if not torch.compiler.is_compiling() and not counts.is_meta and (wait or not counts.is_cuda):
-        num_invalid, num_loops = counts.tolist()  # waits once
+        num_invalid, num_loops = counts.tolist()  # one synchronisation
     check_invalid(edge_index, num_invalid, (num_nodes, num_nodes), wait)
     if weight is None or not drop_loops or num_loops == 0:
         last = None
@@ -237,7 +237,7 @@ def _is_loop(edges: Tensor) -> Tensor:
 
 
 class GCNWeight(torch.autograd.Function):
-    """The second pass over the edges; its gradient is that of both."""
+    """The second pass over the edges; its gradient includes the first pass."""
 
     @staticmethod
     def forward(
@@ -267,7 +267,7 @@ class GCNWeight(torch.autograd.Function):
         (
             weight, edges, last, before, index, out, scale, num_kept, loops, fill_value, reverse,
         ) = saved(ctx)  # fmt: skip
-        if torch.is_grad_enabled():  # create_graph=True: torch's own ops.
+        if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             num_kept = None if before is None else num_kept
             recomputed = _in_torch(
                 weight, edges, last, num_kept, scale.size(0), loops, fill_value, reverse
@@ -275,7 +275,7 @@ class GCNWeight(torch.autograd.Function):
             grad_weight = torch.autograd.grad(recomputed, weight, grad, create_graph=True)[0]
             return (grad_weight,) + (None,) * 8
         src, dst = index if loops else edges
-        # To the logarithms of the scales, and through them to the degrees.
+        # Gradient to the logarithms of the scales, and through them to the degrees.
         grad_log = grad * out
         grad_log = torch.zeros_like(scale).index_add_(0, src, grad_log).index_add_(0, dst, grad_log)
         grad_degree = grad_log * scale * scale * -0.5
@@ -295,7 +295,7 @@ def _in_torch(
     fill_value: float,
     reverse: bool,
 ) -> Tensor:
-    # All of the normalisation in ops that torch can differentiate.
+    # The whole normalisation in differentiable torch ops.
     loop = weight.new_full((num_nodes,), fill_value if loops else 0.0)
     value = weight
     if num_kept is not None:

@@ -13,14 +13,14 @@ from .cbsr import CBSR, Sample, ToDense
 def linear_cbsr(x: CBSR, weight: Tensor, out: Tensor) -> Tensor:
     r"""Adds a linear map of sparse features: :math:`\mathbf{Y} + \mathbf{X} \mathbf{W}^{\top}`.
 
-    The dense form of :math:`\mathbf{X}`, :math:`(N, F)`, lives for the length of the product only:
-    what waits for the backward pass are the :math:`k` entries of each row. Differentiable in the
-    values of :obj:`x`, in :obj:`weight` and :obj:`out`, any number of times. Unchecked.
+    The dense form of :math:`\mathbf{X}`, :math:`(N, F)`, exists only during the product; the
+    backward pass stores the :math:`k` entries of each row. Differentiable in the values of
+    :obj:`x`, in :obj:`weight` and :obj:`out`, any number of times. Unchecked.
 
     Args:
         x (CBSR): :math:`\mathbf{X}` of shape :math:`(N, F)`.
         weight (Tensor): :math:`\mathbf{W}` of shape :math:`(F_{out}, F)`.
-        out (Tensor): :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`, left as it is.
+        out (Tensor): :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`, not modified.
     """
     return _LinearCBSR.apply(x.values, weight, out, x.columns, x.num_columns)
 

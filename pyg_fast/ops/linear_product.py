@@ -1,4 +1,4 @@
-"""A linear map and a product with a sparse operator as one node of autograd: a layer's body."""
+"""A linear map and a product with a sparse operator as one autograd function: a layer's body."""
 
 from typing import Any, NamedTuple
 
@@ -16,13 +16,13 @@ _ALL = Rows(None, None)
 
 
 class Plan(NamedTuple):
-    """Over which edges and rows a layer runs.
+    """The edges and rows of a layer.
 
     :obj:`part` is the operator of the backward pass, between the rows :obj:`src` and :obj:`dst`:
     that of all nodes, or an execution path's part of it. :obj:`whole` is the operator of all nodes
-    where the forward pass takes it beside a part. Inputs and outputs have a row for each node
-    unless they are :obj:`compact`; rows that are not computed are :obj:`fill`, and :obj:`watch`
-    looks at their gradients. :obj:`out_acc` as in :func:`~pyg_fast.ops.product.product`.
+    if the forward pass needs it in addition to a part. Inputs and outputs have a row per node
+    unless they are :obj:`compact`; :obj:`fill` is the value of rows that are not computed, and
+    :obj:`watch` checks their gradients. :obj:`out_acc` as in :func:`~pyg_fast.ops.product.product`.
     """
 
     part: SparseOperator
@@ -43,19 +43,19 @@ def linear_product(
     plan: Plan,
     root_weight: Tensor | None = None,
 ) -> Tensor:
-    r"""Maps features linearly and aggregates them, in whichever order moves fewer of them.
+    r"""Maps features linearly and aggregates them, in the order that moves fewer features.
 
     .. math::
         \mathbf{Y} = \mathbf{M} \mathbf{X} \mathbf{W}^{\top} + \mathbf{X} \mathbf{W}_r^{\top} +
         \mathbf{b}
 
-    Both orders are the same but for rounding. The narrower side is aggregated, counting the
-    backward pass, which needs no aggregation if it comes first and :obj:`x` takes no gradient.
-    Of the gradient only the rows of :obj:`plan.dst` are read; others count as zero. Differentiable
-    in all tensors but those of the plan, any number of times. Unchecked.
+    Both orders are equal up to rounding. The choice also counts the backward pass, which needs no
+    aggregation if the forward pass aggregates first and :obj:`x` takes no gradient. Only the rows
+    :obj:`plan.dst` of the gradient are read; others count as zero. Differentiable in all tensors
+    except those of the plan, any number of times. Unchecked.
 
     Args:
-        x (Tensor): Features :math:`(N, F_{in})`, or of the sources of a path alone.
+        x (Tensor): Features :math:`(N, F_{in})`, or only those of a path's sources.
         weight (Tensor, optional): :math:`\mathbf{W}` of shape :math:`(F_{out}, F_{in})`;
             :obj:`None` for the identity.
         bias (Tensor, optional): :math:`\mathbf{b}` of shape :math:`(F_{out})`.
@@ -64,8 +64,8 @@ def linear_product(
             (default: :obj:`None`, zero)
 
     Returns:
-        Tensor: :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`, or the rows of the path's
-        destinations alone.
+        Tensor: :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`, or only the rows of the path's
+        destinations.
     """
     if not torch.is_grad_enabled():
         return _forward(x, weight, bias, root_weight, plan, (False, False))[0]
@@ -80,11 +80,11 @@ def _forward(
     plan: Plan,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor | None]:
-    """The result, and the aggregated features where they were aggregated first."""
+    """The result, and the aggregated features if aggregation came first."""
     op = plan.part if plan.whole is None else plan.whole
     sent = x if plan.compact_in or plan.whole is not None else plan.src.of(x)
     aggregated = None
-    # Under autocast it is the linear map that runs in float16 or bfloat16.
+    # Under autocast the linear map runs in float16 or bfloat16.
     if weight is not None and not plan.out_acc and aggregates_first(weight, *needs):
         aggregated = raw_product(op, sent)
         out = F.linear(aggregated, weight, bias)
@@ -100,9 +100,9 @@ def _forward(
 
 
 class LinearProduct(torch.autograd.Function):
-    """Its backward is made of products, and so can be differentiated again."""
+    """Its backward consists of products, so it is differentiable."""
 
-    # The plan is one argument: torch.compile refuses tensors that are given twice.
+    # One argument for the plan: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
         ctx: Any,
@@ -115,7 +115,7 @@ class LinearProduct(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         out, aggregated = _forward(x, weight, bias, root_weight, plan, (needs_x, needs_weight))
         ctx.first = aggregated is not None
-        # The backward pass reads no other operator than the part, and without a path nothing else.
+        # Save only what the backward pass reads: the part, and on a path its rows.
         ctx.has_whole, ctx.on_path = plan.whole is not None, plan.dst is not _ALL
         plan = plan._replace(whole=None) if ctx.has_whole else plan
         read = plan if ctx.on_path else plan.part
@@ -171,17 +171,17 @@ class LinearProduct(torch.autograd.Function):
 
 
 def _root(sent: Tensor, plan: Plan) -> Tensor:
-    """The rows of the destinations among those of the sources."""
+    """The rows of the destinations, taken from those of the sources."""
     op = plan.part
     return sent if op.self_row is None else sent.index_select(0, op.self_row)
 
 
 def takes_gradient(t: Tensor) -> bool:
-    """Whether a backward pass will ask for the gradient of a tensor."""
+    """Whether the backward pass computes the gradient of a tensor."""
     return torch.is_grad_enabled() and t.requires_grad
 
 
 def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
-    """Whether aggregating before the linear map moves fewer features, given which gradients are
-    asked for. If so, and :obj:`x` needs none, the backward pass reads no transpose."""
+    """Whether aggregating before the linear map moves fewer features, given the required gradients.
+    If so, and :obj:`x` needs none, the backward pass reads no transpose."""
     return weight.size(1) * (1 + needs_x) < weight.size(0) * (1 + (needs_x or needs_weight))

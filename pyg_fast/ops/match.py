@@ -1,4 +1,4 @@
-"""What mini-batches have in common."""
+"""Nodes that mini-batches share."""
 
 from collections.abc import Sequence
 from itertools import accumulate, combinations
@@ -17,7 +17,7 @@ _MOST_BATCHES = 32  # at once
 def match(
     n_id: Tensor, previous: Tensor, num_nodes: int, *, node_map: NodeMap | None = None
 ) -> Tensor:
-    r"""Finds the nodes of a mini-batch that were in the one before, whose features need not be
+    r"""Finds the nodes of a mini-batch that were in the previous one, whose features need not be
     fetched again, as in the `"FastGL: A GPU-Efficient Framework for Accelerating Sampling-Based GNN
     Training at Large Scale" <https://arxiv.org/abs/2409.14939>`_ paper.
 
@@ -27,27 +27,26 @@ def match(
             -1 & \textrm{otherwise}
         \end{cases}
 
-    Nothing is sorted: the nodes of the one batch are noted in a map, in which those of the other
-    are looked up.
+    Nothing is sorted: the nodes of one batch are written to a map, and those of the other are
+    looked up in it.
 
     Args:
-        n_id (Tensor): The nodes of a mini-batch :math:`(N)`, of any integer type.
-        previous (Tensor): Those of the one before :math:`(M)`, on the same device. Of nodes that
-            repeat, as seeds may, the first counts.
-        num_nodes (int): What all nodes are below.
-        node_map (NodeMap, optional): Kept from call to call, for less time; of :obj:`num_nodes`
-            nodes. (default: :obj:`None`)
+        n_id (Tensor): The nodes of a mini-batch :math:`(N)`, of any integer dtype.
+        previous (Tensor): Those of the previous one :math:`(M)`, on the same device. If a node
+            repeats, as seeds may, its first position counts.
+        num_nodes (int): Number of nodes of the graph; all ids are below it.
+        node_map (NodeMap, optional): A map of :obj:`num_nodes` nodes to reuse between calls, which
+            is faster. (default: :obj:`None`)
 
     Returns:
         Tensor: The position in :obj:`previous` of each node, or -1 :math:`(N)`, int64.
 
     Raises:
         TypeError: If :obj:`n_id` or :obj:`previous` does not hold integers, or :obj:`num_nodes` is
-            none.
+            not an integer.
         ValueError: If a shape, a device, :obj:`num_nodes` or :obj:`node_map` does not fit.
-        IndexError: If a node is negative or too large. On CUDA, where finding out takes a
-            synchronisation, nobody looks if a :obj:`node_map` is given; the result for such a node
-            then is -1.
+        IndexError: If a node is negative or too large. On CUDA the check would synchronise, so it
+            is skipped if a :obj:`node_map` is given; the result for such a node is -1.
     """
     check_ids('n_id', n_id)
     check_ids('previous', previous, n_id.device)
@@ -63,36 +62,36 @@ def match(
 def match_degree(
     n_ids: Sequence[Tensor], num_nodes: int, *, node_map: NodeMap | None = None
 ) -> Tensor:
-    r"""How much of a mini-batch any other shares, by which `FastGL
+    r"""The share of nodes that each pair of mini-batches has in common, by which `FastGL
     <https://arxiv.org/abs/2409.14939>`_ orders them:
 
     .. math::
         \textrm{out}_{a,b} = \frac{|\mathcal{V}_a \cap \mathcal{V}_b|}
             {\min(|\mathcal{V}_a|, |\mathcal{V}_b|)}
 
-    of the sets :math:`\mathcal{V}` of their nodes: one that repeats counts once. Zero if a batch
-    has no nodes. The counts are exact, whatever the order in which they are added up.
+    of the sets :math:`\mathcal{V}` of their nodes: a repeated node counts once. Zero if a batch
+    has no nodes. The counts are exact, in any order of summation.
 
     Args:
-        n_ids (list of Tensor): The nodes of each mini-batch, of any integer type.
-        num_nodes (int): What all nodes are below.
-        node_map (NodeMap, optional): As of :func:`match`. (default: :obj:`None`)
+        n_ids (list of Tensor): The nodes of each mini-batch, of any integer dtype.
+        num_nodes (int): Number of nodes of the graph; all ids are below it.
+        node_map (NodeMap, optional): As in :func:`match`. (default: :obj:`None`)
 
     Returns:
         Tensor: float64, :math:`(B, B)` for :math:`B` mini-batches, on their device.
 
     Raises:
-        TypeError: If :obj:`n_ids` is no list of tensors of integers, or :obj:`num_nodes` no
+        TypeError: If :obj:`n_ids` is not a list of integer tensors, or :obj:`num_nodes` not an
             integer.
         ValueError: If there are no mini-batches, or a shape, a device, :obj:`num_nodes` or
             :obj:`node_map` does not fit.
-        IndexError: If a node is negative or too large, looked for as in :func:`match`; it counts
-            as none.
+        IndexError: If a node is negative or too large, checked as in :func:`match`; otherwise such
+            a node is not counted.
     """
     if not isinstance(n_ids, Sequence):
         raise TypeError(f"'n_ids' must be a list of tensors, got {type(n_ids).__name__}")
     if len(n_ids) == 0:
-        raise ValueError("'n_ids' must hold one tensor at least, got none")
+        raise ValueError("'n_ids' must hold at least one tensor, got none")
     for k, n_id in enumerate(n_ids):
         check_ids(f'n_ids[{k}]', n_id, None if k == 0 else n_ids[0].device)
     check_number('num_nodes', num_nodes)

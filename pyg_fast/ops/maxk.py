@@ -22,23 +22,23 @@ def maxk(x: Tensor, k: int, balanced: bool = False) -> CBSR:
         h(\mathbf{x})_f = \begin{cases} x_f & \text{if } f \in \mathrm{top}_k(\mathbf{x}) \\
         0 & \text{otherwise} \end{cases}
 
-    Exactly :math:`k` entries of a row are kept: of equal ones the lowest column, and NaN counts as
-    larger than any number. Deterministic, and differentiable any number of times: the gradient
-    goes to what was kept.
+    Exactly :math:`k` entries of a row are kept: of equal entries that of the lowest column; NaN
+    counts as larger than any number. Deterministic, and differentiable any number of times: only
+    the kept entries get a gradient.
 
     Args:
-        x (Tensor): Features :math:`(N, F)` of type float32, float64, float16 or bfloat16.
+        x (Tensor): Features :math:`(N, F)`, float32, float64, float16 or bfloat16.
         k (int): Entries to keep of each row, :math:`1 \leq k \leq F`.
-        balanced (bool): Another nonlinearity: keeps the largest entry of each of the :math:`k`
-            groups of columns that are equal modulo :math:`k` (about :math:`F / k` columns each),
-            which spreads the entries evenly over the columns. (default: :obj:`False`)
+        balanced (bool): A different nonlinearity: keeps the largest entry of each of the :math:`k`
+            groups of columns that are equal modulo :math:`k` (about :math:`F / k` columns each).
+            This spreads the entries evenly over the columns. (default: :obj:`False`)
 
     Returns:
         CBSR: The kept entries and their columns, :math:`(N, k)` each.
 
     Raises:
-        TypeError: If :obj:`x` is no matrix of a supported type, or :obj:`k` not an integer.
-        ValueError: If :obj:`x` is no matrix, or :obj:`k` not within :math:`1, \ldots, F`.
+        TypeError: If :obj:`x` is not a tensor of a supported dtype, or :obj:`k` not an integer.
+        ValueError: If :obj:`x` is not a matrix, or :obj:`k` not within :math:`1, \ldots, F`.
     """
     check_features(x, 'x')
     check_k(k, x.size(1))
@@ -57,7 +57,7 @@ class _MaxK(torch.autograd.Function):
         save(ctx, columns, x.size(1))
         ctx.mark_non_differentiable(columns)
         if not torch.compiler.is_compiling():
-            ctx.set_materialize_grads(False)  # No zeros in place of a gradient of columns.
+            ctx.set_materialize_grads(False)  # Allocate no zeros for the gradient of columns.
         return values, columns
 
     @staticmethod
@@ -78,11 +78,11 @@ def _maxk_fake(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @reference('maxk')
 def _maxk_reference(x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
-    """Entries in ascending order of columns; the kernels choose an order of their own."""
+    """Entries in ascending order of columns; the order of the kernels differs."""
     x = x.double()
-    # One zero and one NaN: a sort on CUDA would tell those of either sign apart.
+    # Map to one zero and one NaN: a sort on CUDA orders those of different sign.
     alike = torch.where(x.isnan(), float('nan'), x + 0.0)
-    # A stable sort in descending order takes NaN first, and the lowest column among equals.
+    # A stable sort in descending order puts NaN first, and the lowest column first among equals.
     order = alike.sort(dim=1, descending=True, stable=True)[1]
     if balanced:
         rank = torch.empty_like(order).scatter_(

@@ -15,22 +15,22 @@ from ._reference import random_bits
 from .node_map import NodeMap
 
 _MOST_EDGES = 2**31 - 1  # of a mini-batch
-_MOST_GUESSED = 2**26  # Edges for which room is made before their number is known.
+_MOST_GUESSED = 2**26  # most edges to allocate before their number is known
 
 
 class SampledSubgraph(NamedTuple):
     r"""The nodes and edges of a mini-batch.
 
     Shapes:
-        - **n_id:** :math:`(N)`, int64: nodes of the graph; the seeds first, repeated ones too, then
-          the others in the order in which they were met
-        - **edge_index:** :math:`(2, E)`, int64: sources and destinations among them, sorted by
-          destination
+        - **n_id:** :math:`(N)`, int64: nodes of the graph; the seeds first, with repetitions, then
+          the others in order of first occurrence
+        - **edge_index:** :math:`(2, E)`, int64: sources and destinations as positions in
+          :obj:`n_id`, sorted by destination
         - **rowptr:** :math:`(N + 1)`, **col:** :math:`(E)`, int32: the same edges as CSR, rows =
           destinations
-        - **e_id:** :math:`(E)`, int64: the edges of the graph that these are
-        - **num_sampled_nodes:** in each hop, the seeds first, **num_sampled_edges:** in each hop;
-          :obj:`None` for an induced subgraph, whose edges are of no hop
+        - **e_id:** :math:`(E)`, int64: the ids of the edges in the graph
+        - **num_sampled_nodes:** per hop, the seeds first, **num_sampled_edges:** per hop;
+          :obj:`None` for an induced subgraph, whose edges belong to no hop
     """
 
     n_id: Tensor
@@ -55,47 +55,47 @@ def neighbor_sample(
     seed: int | None = None,
     node_map: NodeMap | None = None,
 ) -> SampledSubgraph:
-    r"""Samples edges around seeds hop by hop, and numbers the nodes that are met, as in the
+    r"""Samples edges around seeds hop by hop, and gives their nodes local ids, as in the
     `"FastGL: A GPU-Efficient Framework for Accelerating Sampling-Based GNN Training at Large Scale"
     <https://arxiv.org/abs/2409.14939>`_ paper.
 
-    Of the :math:`d` edges that lead to a node, :math:`\min(d, k)` are drawn in each hop, every set
-    of them as likely as any other; with weights :math:`w` one by one without putting back, each in
-    proportion to its weight among those left. A node samples edges once, in the hop after that in
-    which it is met. The map from global to local ids is filled in the pass that samples.
-    The same seed gives the same bits, without weights on a CPU and a GPU alike.
+    A hop draws :math:`\min(d, k)` of the :math:`d` incoming edges of a node; every subset of this
+    size has the same probability. With weights :math:`w` it draws edges one by one without
+    replacement, in proportion to the weights of the remaining edges. A node is expanded once, in
+    the hop after its first occurrence. One pass samples and fills the map from global to local ids.
+    The same seed gives the same bits; without weights the same on a CPU and a GPU.
 
     The whole graph is checked at every call;
     :class:`~pyg_fast.loader.FastNeighborLoader` does so once.
 
     Args:
-        rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
-        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32 or of the same type.
-        seeds (Tensor): The nodes to begin with, of any integer type; they may repeat.
-        num_neighbors (list of int): The most edges of each node in each hop, from the seeds
+        rowptr (Tensor): Row pointer of the nodes' incoming edges :math:`(N + 1)`, int32 or int64.
+        col (Tensor): Sources :math:`(|\mathcal{E}|)`, int32 or of the same dtype.
+        seeds (Tensor): The seed nodes, of any integer dtype; they may repeat.
+        num_neighbors (list of int): Most edges per node in each hop, from the seeds
             outwards; :obj:`-1`: all.
-        perm (Tensor, optional): What to call each edge in :obj:`e_id` :math:`(|\mathcal{E}|)`.
+        perm (Tensor, optional): The id of each edge in :obj:`e_id` :math:`(|\mathcal{E}|)`.
             (default: :obj:`None`: its position)
         edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)`, in the order of :obj:`col`.
-            Edges without weight are taken only where all are. (default: :obj:`None`)
-        replace (bool): Put edges back: :math:`k` draws from each node that has any.
+            Edges of weight zero are taken only by :obj:`-1`. (default: :obj:`None`)
+        replace (bool): Draw with replacement: :math:`k` draws for each node with edges.
             (default: :obj:`False`)
-        induced (bool): Return all edges of the graph among the nodes that were met.
+        induced (bool): Return all edges of the graph between the sampled nodes.
             (default: :obj:`False`)
-        seed (int, optional): Of the random numbers; :obj:`None`: the next of torch's generator.
+        seed (int, optional): Seed of the random numbers; :obj:`None`: from torch's generator.
             (default: :obj:`None`)
-        node_map (NodeMap, optional): Kept from call to call, for less time.
+        node_map (NodeMap, optional): A map to reuse between calls, which is faster.
             (default: :obj:`None`)
 
     Returns:
-        SampledSubgraph: On the device of :obj:`seeds`. The graph may lie in pinned host memory
-        instead, from which a GPU then reads what it samples; it is kept until then, as in
+        SampledSubgraph: On the device of :obj:`seeds`. The graph may be in pinned host memory,
+        from which a GPU then reads the sampled parts; it is kept alive until then, as in
         :func:`gather_rows`.
 
     Raises:
         TypeError: If :obj:`rowptr`, :obj:`col`, :obj:`perm` or :obj:`seeds` do not hold integers,
-            :obj:`edge_weight` no floating-point numbers, or :obj:`seed` is no integer.
-        ValueError: If a shape, a device or a number of neighbours does not fit, a weight is
+            :obj:`edge_weight` no floating-point numbers, or :obj:`seed` is not an integer.
+        ValueError: If a shape, a device or a number of neighbours is invalid, a weight is
             negative or not finite, or a mini-batch has more than :math:`2^{31} - 1` edges.
         IndexError: If a seed or a source is negative or too large.
     """
@@ -144,7 +144,7 @@ def check_num_neighbors(num_neighbors: Sequence[int]) -> tuple[int, ...]:
             f"'num_neighbors' must be a list of integers, got {type(num_neighbors).__name__}"
         )
     if len(num_neighbors) == 0:
-        raise ValueError("'num_neighbors' must name one hop at least, got none")
+        raise ValueError("'num_neighbors' must name at least one hop, got none")
     for number in num_neighbors:
         if not isinstance(number, int) or isinstance(number, bool):
             raise TypeError(f"'num_neighbors' must hold integers, got {type(number).__name__}")
@@ -156,7 +156,7 @@ def check_num_neighbors(num_neighbors: Sequence[int]) -> tuple[int, ...]:
 
 
 def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
-    """Weights as the kernels read them: float64, their running sum if edges are put back.
+    """Weights as the kernels read them: float64; cumulative sums for draws with replacement.
 
     Raises:
         TypeError, ValueError: As :func:`neighbor_sample`.
@@ -200,8 +200,8 @@ def sample_subgraph(
     """:func:`neighbor_sample` of checked input: weights by :func:`sampling_weight`, nodes and
     :obj:`seed` of int64.
 
-    On a GPU it is waited for once, for the sizes of the result, and once in each hop for which too
-    much memory would be needed beforehand.
+    On a GPU it synchronises once, for the sizes of the result, and once in each hop that would
+    need too much memory in advance.
     """
     batch = _Growing(rowptr, col, seeds, len(fanouts), node_map)
     for hop, fanout in enumerate(fanouts):
@@ -216,9 +216,9 @@ def sample_subgraph(
 
 
 class _Growing:
-    """A mini-batch while its hops are sampled.
+    """A mini-batch during sampling.
 
-    Room is made for what there can be, where that is not too much: then nothing is waited for.
+    It allocates the largest possible size if that is not too much; then it need not synchronise.
     """
 
     def __init__(
@@ -228,10 +228,10 @@ class _Growing:
         self.map = node_map
         self.seeds = seeds
         self.num_seeds = seeds.numel()
-        self.known = not seeds.is_cuda  # Sizes are, at any time.
+        self.known = not seeds.is_cuda  # whether sizes are known without synchronisation
         self.max_nodes = self.max_new = self.num_seeds  # so far, and in the last hop
         self.max_edges = 0
-        # Zeros: `grow` copies those of nodes up to a hop that has not come yet.
+        # Zeros: `grow` also copies counts of later hops.
         self.counts = torch.zeros(2, num_hops + 1, dtype=torch.int64, device=seeds.device)
         self.table = node_map.table(self.num_seeds)
         self.stamp = node_map.next_stamp()
@@ -247,7 +247,7 @@ class _Growing:
             )
         scratch = self.map.scratch
         self.n_id = scratch('n_id', self.max_nodes, torch.int64)
-        # As long as the longest asks for, which may have more room than it needs.
+        # As long as the longest request needs; the scratch may be larger.
         self.rowptr = scratch('rowptr', self.n_id.numel() + 1, torch.int32)
         self.neighbor = scratch('neighbor', self.max_edges, self.graph[0].dtype)
         size = self.neighbor.numel()
@@ -258,14 +258,14 @@ class _Growing:
     def grow(
         self, hop: int, fanout: int, replace: bool, weight: Tensor | None
     ) -> tuple[int, int]:
-        """Finds the numbers of edges of a hop, and makes room: for how many nodes and edges."""
+        """Computes the sizes of a hop and allocates: numbers of nodes and edges."""
         rowptr, col = self.graph
         ops.sample_counts(
             rowptr, weight, self.n_id, self.counts, self.rowptr, hop, fanout, replace, self.max_new
         )
         max_nodes = self.max_new
         max_edges = max_nodes * fanout if fanout > 0 else _MOST_EDGES
-        if hop > 0 and not replace:  # Its nodes differ.
+        if hop > 0 and not replace:  # its nodes are distinct
             max_edges = min(max_edges, col.numel())
         if self.known or self.max_edges + max_edges > _MOST_GUESSED:
             nodes, edges = self.counts[:, : hop + 2].tolist()
@@ -281,13 +281,13 @@ class _Growing:
 
     def _fit_table(self, hop: int) -> None:
         table = self.map.table(self.max_nodes)
-        if table is not self.table:  # A hashed one has become too small.
+        if table is not self.table:  # The hashed table was too small.
             self.table = table
             met = self.neighbor[: int(self.counts[1, hop])]
             ops.relabel(torch.cat([self.seeds, met.long()]), table, self.stamp)
 
     def append(self, hop: int, max_edges: int) -> None:
-        """Nodes that were met for the first time in this hop get their local ids."""
+        """Gives local ids to the nodes that first occur in this hop."""
         ops.append_nodes(
             self.neighbor, self.n_id, self.counts, self.table, self.local, self.stamp,
             self.num_seeds, hop, max_edges,
@@ -305,7 +305,7 @@ class _Growing:
         )
 
     def induced(self, perm: Tensor | None) -> SampledSubgraph:
-        """All edges among the nodes that were met."""
+        """All edges between the sampled nodes."""
         nodes = self.counts[0].tolist()
         n_id = self.n_id[: nodes[-1]].clone()
         pointers = ops.count_induced(*self.graph, n_id, self.table, self.stamp)
@@ -327,24 +327,24 @@ def _steps(counts: list[int]) -> list[int]:
 def relabel(
     ids: Tensor, num_ids: int | None = None, *, node_map: NodeMap | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""Numbers distinct ids in the order of their first occurrence.
+    r"""Replaces ids by local ids, in order of first occurrence.
 
     .. math::
         \textrm{ids}_k = \textrm{n\_id}_{\textrm{local}_k}
 
-    The map of `FastGL <https://arxiv.org/abs/2409.14939>`_ by itself: unlike
-    :func:`torch.unique`, it does not sort. The same bits every time.
+    The id map of `FastGL <https://arxiv.org/abs/2409.14939>`_: unlike
+    :func:`torch.unique`, it does not sort. Bitwise reproducible.
 
     Args:
-        ids (Tensor): The ids :math:`(K)`, of any integer type.
-        num_ids (int, optional): What all ids are below; :obj:`None`: one more than the largest.
-            (default: :obj:`None`)
-        node_map (NodeMap, optional): Kept from call to call, for less time; its number of nodes
-            then is :obj:`num_ids`. (default: :obj:`None`)
+        ids (Tensor): The ids :math:`(K)`, of any integer dtype.
+        num_ids (int, optional): Upper bound of the ids, exclusive; :obj:`None`: the largest plus
+            one. (default: :obj:`None`)
+        node_map (NodeMap, optional): A map of :obj:`num_ids` nodes to reuse between calls, which is
+            faster. (default: :obj:`None`)
 
     Returns:
-        (Tensor, Tensor): :obj:`n_id`, the distinct ids, and :obj:`local`, the place of each id
-        among them :math:`(K)`, both int64.
+        (Tensor, Tensor): :obj:`n_id`, the distinct ids, and :obj:`local`, the position of each id
+        in :obj:`n_id` :math:`(K)`, both int64.
 
     Raises:
         TypeError: If :obj:`ids` does not hold integers.
@@ -401,7 +401,7 @@ def _relabel_fake(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 for _op in ('begin_sample', 'sample_counts', 'sample_neighbors', 'append_nodes'):
-    fake(_op)(lambda: None)  # They change their arguments.
+    fake(_op)(lambda: None)  # These ops only write to their arguments.
 
 
 @reference('neighbor_sample')
@@ -454,7 +454,7 @@ def _neighbor_sample_reference(
 
 @reference('relabel')
 def _relabel_reference(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids in the order of their first occurrence, and the place of each."""
+    """Distinct ids in order of first occurrence, and the position of each id."""
     place: dict[int, int] = {}
     local = [place.setdefault(i, len(place)) for i in ids.tolist()]
     return torch.tensor([*place], dtype=torch.long), torch.tensor(local, dtype=torch.long)
@@ -469,10 +469,10 @@ def drawn_edges(
     seed: int,
     node: int,
 ) -> list[int]:
-    """Which of a node's edges are sampled, in order.
+    """The sampled edges of a node, in order.
 
-    `running`: where edges are put back, the sums of the weights of all edges up to each of these,
-    and that before them.
+    `running`: for draws with replacement, the cumulative weights of all edges up to each of the
+    node's edges, and the value before them.
     """
     bits = (random_bits(seed, node, k) for k in range(2**62))
     if fanout < 0 or degree == 0:

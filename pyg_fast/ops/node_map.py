@@ -8,29 +8,29 @@ from torch import Tensor
 from ._numbers import check_number
 
 _NUM_STAMPS = 2**32 - 1
-_MOST_DIRECT = 2**27  # Nodes with an entry each: 1 GB.
+_MOST_DIRECT = 2**27  # nodes in a table with one entry each: 1 GB
 
 
 class NodeMap:
-    r"""Where each node was first met in a mini-batch.
+    r"""Maps global node ids to the position of their first occurrence in a mini-batch.
 
-    With an entry of eight bytes for every node, stamped with the number of its batch, nothing has
-    to be emptied between two batches. Where nodes are too many for that, ids are hashed instead.
+    Each node has an entry of eight bytes with the number of its batch, so that the table need not
+    be cleared between batches. For very many nodes, ids are hashed instead.
 
-    One thread at a time may use a map. On CUDA it may go from one stream to another, which then
-    waits for the one before. A copy, or one that was pickled, starts empty.
+    Only one thread at a time may use a map. On CUDA it may move from one stream to another; the new
+    stream waits for the old one. A copied or unpickled map starts empty.
 
     Args:
-        num_nodes (int): Number of nodes; ids are below it.
-        device (torch.device or str): Where the map is.
-        hashed (bool, optional): Whether ids are hashed; :obj:`None`: from :math:`2^{27}` nodes on.
-            (default: :obj:`None`)
+        num_nodes (int): Number of nodes; all ids are below it.
+        device (torch.device or str): The device of the map.
+        hashed (bool, optional): Whether ids are hashed; :obj:`None`: for more than :math:`2^{27}`
+            nodes. (default: :obj:`None`)
 
     Raises:
         TypeError: If :obj:`num_nodes` is not an integer.
         ValueError: If it is negative.
-        RuntimeError: If a map is used while a CUDA graph is captured, whose replays would find
-            what earlier ones have noted.
+        RuntimeError: If a map is used while a CUDA graph is captured: its replays would find
+            entries of earlier replays.
     """
 
     def __init__(
@@ -38,26 +38,26 @@ class NodeMap:
     ) -> None:
         check_number('num_nodes', num_nodes)
         self.num_nodes = num_nodes
-        self.device = torch.empty(0, device=device).device  # with its number
+        self.device = torch.empty(0, device=device).device  # with its index
         self.hashed = num_nodes > _MOST_DIRECT if hashed is None else hashed
         self._stamp = 0
         self._table: Tensor | None = None
         self._scratch: dict[str, Tensor] = {}
-        self._stream: Any = None  # that has used it last
+        self._stream: Any = None  # the last stream that used it
 
     def __reduce__(self) -> tuple:
         return type(self), (self.num_nodes, self.device, self.hashed)
 
     def table(self, num_ids: int) -> Tensor:
-        """The table, with room for so many different ids: :obj:`[1, num_nodes]`, or hashed
+        """The table, with room for :obj:`num_ids` different ids: :obj:`[1, num_nodes]`, or hashed
         :obj:`[2, num_slots]`, of entries and ids."""
         if self.device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                'a NodeMap must not be used while a CUDA graph is captured, whose replays would '
-                'find what earlier ones have noted: call this outside of the capture'
+                'a NodeMap must not be used while a CUDA graph is captured, because replays would '
+                'find entries of earlier replays: call this outside of the capture'
             )
         size = self.num_nodes
-        if self.hashed:  # At most half full: probes stay short.
+        if self.hashed:  # At most half full, so that probes stay short.
             size = 1 << max(16, 2 * min(num_ids, self.num_nodes) - 1).bit_length()
         if self._table is None or self._table.size(1) < size:
             shape = (1 + self.hashed, size)
@@ -65,8 +65,8 @@ class NodeMap:
         return self._table
 
     def next_stamp(self, count: int = 1) -> int:
-        """The stamp of a new batch; of several: those of the others follow it downwards. What the
-        current stream is given from then on comes behind the batches before."""
+        """The stamp of a new batch; for several batches the highest one, the others are below it.
+        Later work on the current stream runs after the earlier batches."""
         if self.device.type == 'cuda':
             self._come_to(torch.cuda.current_stream(self.device))
         if self._stamp < count:
@@ -77,11 +77,11 @@ class NodeMap:
         return self._stamp + count - 1
 
     def scratch(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory of at least that size which stays from batch to batch; where it has to grow, what
-        is in it is kept."""
+        """Memory of at least :obj:`size` entries that is kept between batches; growing keeps its
+        content."""
         held = self._scratch.get(name)
         if held is None or held.dtype != dtype:
-            # Zeros: what was never written is copied along when it grows.
+            # Zeros: growing also copies entries that were never written.
             held = self._scratch[name] = torch.zeros(size, dtype=dtype, device=self.device)
         elif held.numel() < size:
             grown = torch.zeros(size + size // 4, dtype=dtype, device=self.device)

@@ -1,4 +1,4 @@
-"""The rows of an execution path: taken out, put back, and the gradients that miss them."""
+"""The rows of an execution path: gather, scatter, and checks of gradients outside of it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ class Rows(NamedTuple):
     r"""Some nodes of a graph, as rows of a smaller matrix.
 
     Shapes:
-        - **nodes:** which node a row is :math:`(n)`, int64; :obj:`None`: all of them
-        - **position:** the row of each node, -1 for none :math:`(N)`; :obj:`None` likewise
+        - **nodes:** the node of each row :math:`(n)`, int64; :obj:`None`: all nodes
+        - **position:** the row of each node, or -1 :math:`(N)`; :obj:`None`: all nodes
     """
 
     nodes: Tensor | None
@@ -30,13 +30,13 @@ class Rows(NamedTuple):
 
 
 class Watch(NamedTuple):
-    r"""Counts the rows of gradients that miss a path.
+    r"""Counts non-zero rows of gradients outside of a path.
 
     Shapes:
-        - **position:** below zero for nodes that are not on it :math:`(N)`
+        - **position:** negative for nodes outside of the path :math:`(N)`
         - **counter:** :math:`(1)`, int64
 
-    :obj:`noted` refers weakly to what is called after each backward pass; :obj:`None` in compiled
+    :obj:`noted` is a weak reference to a callback after each backward pass; :obj:`None` in compiled
     code. :obj:`strict` waits for the device, to raise an error at once.
     """
 
@@ -49,7 +49,7 @@ class Watch(NamedTuple):
 
     def look(self, grad: Tensor) -> None:
         """Counts the rows of a gradient."""
-        # An alias with a version of its own: counting must not look like an edit of what was saved.
+        # `.data`: counting must not change the version of a saved tensor.
         ops.count_outside.default(grad.detach(), self.position, self.counter.data)
         if self.noted is None:
             return
@@ -65,13 +65,13 @@ class Watch(NamedTuple):
             self.counter.data.zero_()
             raise ValueError(
                 f"'path' of layer {self.layer} has lost gradients of {count} rows outside of its "
-                f'{self.num_dst} active nodes: the loss has to read nodes of the mask alone, or '
-                'the paths have to be prepared again'
+                f'{self.num_dst} active nodes: the loss must read only nodes of the mask; for '
+                'other nodes prepare the paths again'
             )
 
 
 def expanded(x: Tensor, rows: Rows, create_graph: bool) -> Tensor:
-    """With zeros for all other nodes."""
+    """Adds zeros for all other nodes."""
     assert rows.nodes is not None
     assert rows.position is not None
     if not create_graph:
@@ -82,12 +82,12 @@ def expanded(x: Tensor, rows: Rows, create_graph: bool) -> Tensor:
 def expand(
     x: Tensor, rows: Rows, fill: float = 0.0, watch: Watch | None = None
 ) -> Tensor:
-    """Rows put back among all nodes, of which others are :obj:`fill`; differentiable."""
+    """Scatters rows to all nodes; others are :obj:`fill`; differentiable."""
     return x if rows.nodes is None else Expand.apply(x, rows, fill, watch)
 
 
 class Expand(torch.autograd.Function):
-    """Its backward takes the rows out again."""
+    """Its backward gathers the rows again."""
 
     @staticmethod
     def forward(
@@ -110,7 +110,7 @@ def take(x: Tensor, rows: Rows) -> Tensor:
 
 
 class Take(torch.autograd.Function):
-    """Its backward puts them back: without the additions that index_select has to make."""
+    """Its backward scatters them, without the additions of index_select's backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
@@ -126,7 +126,7 @@ class Take(torch.autograd.Function):
 def node_dropout(
     x: Tensor, p: float, seed: Tensor, nodes: Tensor | None = None
 ) -> Tensor:
-    r"""Dropout keyed by seed, node and column, the same for a node wherever its row stands.
+    r"""Dropout keyed by seed, node and column: the same for a node in any row.
 
     .. math::
         \mathbf{y}_{r,c} = \frac{\mathbf{x}_{r,c}}{1 - p} \cdot
@@ -136,8 +136,8 @@ def node_dropout(
         x (Tensor): Features :math:`(n, F)`.
         p (float): Probability that an entry is dropped.
         seed (Tensor): int64 of shape :math:`(1)`, on the device of :obj:`x`.
-        nodes (Tensor, optional): Which node a row is :math:`(n)`, int64. (default: :obj:`None`,
-            the row itself)
+        nodes (Tensor, optional): The node of each row :math:`(n)`, int64. (default: :obj:`None`,
+            the row index)
 
     Raises:
         ValueError: If :obj:`p` is not from 0 to 1.

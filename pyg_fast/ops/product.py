@@ -1,4 +1,4 @@
-"""Products of a sparse operator with features: one table of kernels, and their gradients."""
+"""Products of a sparse operator with features: the choice of kernel, and the gradients."""
 
 from typing import Any, NamedTuple
 
@@ -13,19 +13,19 @@ from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
 from .sampling import of_sample, sampled_graph
 
-# From so many edges on, features are scaled before a sum of weighted edges, which saves the kernel
-# a second number for each edge; below, launching that costs more.
+# From this number of edges on, features are scaled before a sum of weighted edges, so the kernel
+# reads one number less per edge; below, the extra launch costs more.
 _SCALED_FIRST = 1 << 20
-# The shares of the columns from which on dense rows are read faster than entries, forward and
-# backward; on CUDA those of float16 and bfloat16 sooner, since an entry costs about the same
-# whatever its type.
+# Share of the columns from which on dense rows are faster than entries, forward and backward. On
+# CUDA the share is smaller for float16 and bfloat16, since an entry costs about the same for all
+# dtypes.
 _DENSE_SHARE = {'cuda': (1 / 3, 1 / 3), 'cpu': (3 / 16, 1 / 2)}
 _OF_HALF_PRECISION = 2 / 3
 
 
 class Quantized(NamedTuple):
-    """Features of eight bits: :obj:`rows` times the :obj:`scale` of each row, which stand for
-    features of type :obj:`dtype`."""
+    """8-bit features: :obj:`rows` times the :obj:`scale` of each row, for features of type
+    :obj:`dtype`."""
 
     rows: Tensor
     scale: Tensor
@@ -51,13 +51,13 @@ def product(
         \mathbf{b}
 
     Differentiable in the features, in the operator's :obj:`value` and in :obj:`bias`, any number of
-    times; features of eight bits have no gradient. Sums of float16 and bfloat16 run in float32.
+    times; 8-bit features have no gradient. Sums of float16 and bfloat16 run in float32.
     Unchecked.
 
     Args:
         op (SparseOperator): The operator.
-        x (Tensor, CBSR or Quantized): Features :math:`(n_{src}, F)`; only a sample takes those of
-            eight bits.
+        x (Tensor, CBSR or Quantized): Features :math:`(n_{src}, F)`; 8-bit ones only for a
+            sample.
         bias (Tensor, optional): :math:`\mathbf{b}` of shape :math:`(F)`. (default: :obj:`None`)
         out_acc (bool): Whether features of float16 and bfloat16 give a float32 result; :obj:`bias`
             is float32 then. (default: :obj:`False`)
@@ -84,12 +84,12 @@ def product(
 def raw_product(
     op: SparseOperator, x: Tensor, bias: Tensor | None = None, out_acc: bool = False
 ) -> Tensor:
-    """The same for dense features, without gradient."""
+    """The product for dense features, without gradient."""
     return _dense_product(op, _suited(op.value, x.dtype), x, bias, out_acc)
 
 
 def _suited(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Entries of a type that kernels take beside features of :obj:`dtype`."""
+    """Entries in a dtype that kernels support with features of :obj:`dtype`."""
     if value is None or value.dtype == dtype or value.dtype == acc_dtype(dtype):
         return value
     return value.to(dtype)
@@ -98,7 +98,7 @@ def _suited(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _dense_product(
     op: SparseOperator, value: Tensor | None, x: Tensor, bias: Tensor | None, out_acc: bool
 ) -> Tensor:
-    """The raw op for dense features, with other entries than the operator's."""
+    """The raw op for dense features, with :obj:`value` in place of the operator's entries."""
     graph, _, row_scale, col_scale, diag, self_row, _, _, mean, sampling = op
     if sampling is not None:
         return ops.sampled_spmm.default(
@@ -121,7 +121,7 @@ def _dense_product(
 
 
 def _in_torch(op: SparseOperator, x: Tensor, bias: Tensor | None, out_acc: bool) -> Tensor:
-    """The product by torch's own operations."""
+    """The product in torch ops."""
     graph, row_scale = op.graph, op.row_scale
     if op.sampling is not None:
         weight = op.sampling.weight(graph.rowptr, op.mean, x.dtype)
@@ -156,10 +156,10 @@ def _quantized_product(
 
 
 class DenseProduct(torch.autograd.Function):
-    """Its backward is itself on the transpose, so it can be differentiated again. That of a sample
-    works out the sample again."""
+    """Its backward is itself on the transpose, so it is differentiable. The backward pass of a
+    sample computes the sample again."""
 
-    # The operator is one argument: torch.compile refuses tensors that are given twice.
+    # One argument for the operator: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
         ctx: Any,
@@ -222,7 +222,7 @@ class SDDMM(torch.autograd.Function):
 
 
 def needs_transpose(cbsr: CBSR) -> bool:
-    """Whether a backward pass to the values will read the transposed graph."""
+    """Whether the backward pass to the values reads the transposed graph."""
     if not (torch.is_grad_enabled() and cbsr.values.requires_grad):
         return False
     return _is_ordered(cbsr.values) or _is_dense(cbsr.values, cbsr.k, cbsr.num_columns, True)
@@ -272,7 +272,7 @@ class CBSRProduct(torch.autograd.Function):
 
 
 class SSpMM(torch.autograd.Function):
-    """The gradient of the values: a product with the transpose, sampled at their columns."""
+    """The gradient of the values: a product with the transpose, only at their columns."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:

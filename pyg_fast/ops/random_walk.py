@@ -1,4 +1,4 @@
-"""Random walks, and the nodes that they visit most."""
+"""Random walks, and the nodes that they visit most often."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from ._lifetime import keep_until_read
 from ._numbers import check_number
 from ._reference import random_bits
 
-MOST_VISITS = 1024  # of the walks from one node
+MOST_VISITS = 1024  # steps of all walks from one node
 
 
 def random_walk(
@@ -20,35 +20,35 @@ def random_walk(
     restart: float = 0.0,
     seed: int | None = None,
 ) -> Tensor:
-    r"""Walks from nodes to sources of their edges, each of them as likely as any other.
+    r"""Walks from nodes to sources of their incoming edges, drawn uniformly.
 
-    A node without edges is not left. The same seed gives the same walks, on a CPU and a GPU alike;
-    walks that begin at the same node differ. What the graph holds is not checked: a walk that gets
-    to a node which is not there stays, and no edge is read that :obj:`col` does not have.
+    A walk stays at a node without edges. The same seed gives the same walks on a CPU and a GPU;
+    walks from the same node differ. The graph is not checked: a walk stays at a node id that is
+    out of range, and no edge beyond the end of :obj:`col` is read.
 
     Args:
-        rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
-        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32 or of the same type.
-        start (Tensor): Where the walks begin :math:`(n)`, of any integer type; nodes may repeat.
+        rowptr (Tensor): Row pointer of the nodes' incoming edges :math:`(N + 1)`, int32 or int64.
+        col (Tensor): Sources :math:`(|\mathcal{E}|)`, int32 or of the same dtype.
+        start (Tensor): Start nodes :math:`(n)`, of any integer dtype; nodes may repeat.
         walk_length (int): The number of steps.
-        restart (float): The probability that a step is taken from the walk's first node instead of
-            that which it is at. (default: :obj:`0.0`)
-        seed (int, optional): Of the random numbers; :obj:`None`: the next of torch's generator.
+        restart (float): The probability that a step starts from the walk's first node instead of
+            its current node. (default: :obj:`0.0`)
+        seed (int, optional): Seed of the random numbers; :obj:`None`: from torch's generator.
             (default: :obj:`None`)
 
     Returns:
-        Tensor: Where each walk is after each step, its first node first
+        Tensor: The node of each walk after each step, starting with its first node
         :math:`(n, \textrm{walk\_length} + 1)`, int64, on the device of :obj:`start`. The graph may
-        lie in pinned host memory instead, from which a GPU then reads the edges that it needs; it
-        is kept until then, as in :func:`gather_rows`.
+        be in pinned host memory, from which a GPU then reads the edges that it needs; it is kept
+        alive until then, as in :func:`gather_rows`.
 
     Raises:
-        TypeError: If :obj:`rowptr`, :obj:`col` or :obj:`start` does not hold integers of a type
-            that fits, or a number is of the wrong kind.
+        TypeError: If :obj:`rowptr`, :obj:`col` or :obj:`start` does not hold integers of a
+            supported dtype, or a number has the wrong type.
         ValueError: If a shape or a device does not fit, :obj:`walk_length` is negative, or
             :obj:`restart` is not a probability.
-        IndexError: If a node to start from is negative or too large; on CUDA finding out takes a
-            synchronisation.
+        IndexError: If a start node is negative or too large; on CUDA this check
+            synchronises.
     """
     rowptr, col = _checked('start', start, rowptr, col, restart)
     check_number('walk_length', walk_length)
@@ -73,33 +73,32 @@ def pinsage_neighbors(
     r"""The nodes that random walks visit most: the neighbourhoods of the `"Graph Convolutional
     Neural Networks for Web-Scale Recommender Systems" <https://arxiv.org/abs/1806.01973>`_ paper.
 
-    From each node :obj:`num_walks` walks of :obj:`walk_length` steps are taken, as
-    :func:`random_walk` takes them, and each step that an edge allows counts as a visit of the node
-    it leads to, other than that where the walk began. Of nodes visited equally often those come
-    first that were met first, walk by walk. The same seed gives the same neighbours, on a CPU and a
-    GPU alike, whatever the other nodes are.
+    :obj:`num_walks` walks of :obj:`walk_length` steps start at each node, as in
+    :func:`random_walk`. Each step along an edge counts as a visit of its source, except visits of
+    the start node. Equally often visited nodes are ordered by first visit, walk by walk. The same
+    seed gives the same neighbours on a CPU and a GPU, independently of the other nodes.
 
     Args:
-        rowptr (Tensor): Where each node's edges begin :math:`(N + 1)`, int32 or int64.
-        col (Tensor): Their sources :math:`(|\mathcal{E}|)`, int32 or of the same type.
-        nodes (Tensor): The nodes to find neighbours of :math:`(n)`, of any integer type.
-        num_neighbors (int): The most neighbours of each, :math:`k`.
-        num_walks (int): The number of walks from each.
-        walk_length (int): The number of steps of each walk; of all from a node at most 1024.
-        restart (float): The probability that a step is taken from the walk's first node instead of
-            that which it is at. (default: :obj:`0.0`)
-        seed (int, optional): Of the random numbers; :obj:`None`: the next of torch's generator.
+        rowptr (Tensor): Row pointer of the nodes' incoming edges :math:`(N + 1)`, int32 or int64.
+        col (Tensor): Sources :math:`(|\mathcal{E}|)`, int32 or of the same dtype.
+        nodes (Tensor): The nodes to find neighbours of :math:`(n)`, of any integer dtype.
+        num_neighbors (int): Most neighbours per node, :math:`k`.
+        num_walks (int): The number of walks per node.
+        walk_length (int): The number of steps per walk; at most 1024 for all walks of a node.
+        restart (float): The probability that a step starts from the walk's first node instead of
+            its current node. (default: :obj:`0.0`)
+        seed (int, optional): Seed of the random numbers; :obj:`None`: from torch's generator.
             (default: :obj:`None`)
 
     Returns:
-        (Tensor, Tensor): The neighbours of each node, -1 where there are no more :math:`(n, k)`,
-        and how often they were visited, both int64, on the device of :obj:`nodes`. The graph may
-        lie in pinned host memory, as in :func:`random_walk`.
+        (Tensor, Tensor): The neighbours of each node, padded with -1 :math:`(n, k)`,
+        and their numbers of visits, both int64, on the device of :obj:`nodes`. The graph may
+        be in pinned host memory, as in :func:`random_walk`.
 
     Raises:
         TypeError, IndexError: As :func:`random_walk`.
-        ValueError: If a shape or a device does not fit, a number is not positive, there are more
-            than 1024 steps from a node, or :obj:`restart` is not a probability.
+        ValueError: If a shape or a device does not fit, a number is not positive, a node has more
+            than 1024 steps, or :obj:`restart` is not a probability.
     """
     rowptr, col = _checked('nodes', nodes, rowptr, col, restart)
     for name, number in (
@@ -194,7 +193,7 @@ def _next_node(
     step: int,
     restart: float,
 ) -> int | None:
-    """The next node of a walk; None where no edge leads on."""
+    """The next node of a walk; None if the node has no edges."""
     rowptr, col = graph
     if restart > 0 and ((random_bits(seed, key, 2 * step) >> 11) + 1) * 2.0**-53 <= restart:
         node = first

@@ -1,4 +1,4 @@
-"""Aggregation over a sample of each node's edges, taken inside the kernel."""
+"""Aggregation over a sample of each node's edges, drawn inside the kernel."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ MOST_SAMPLES = 4096
 
 
 def check_sampling(num_samples: Any, strategy: Any) -> None:
-    """Raises unless they say how to sample."""
+    """Raises unless both are valid."""
     if isinstance(num_samples, bool) or not isinstance(num_samples, int):
         raise TypeError(f"'num_samples' must be an integer, got {type(num_samples).__name__}")
     if not 1 <= num_samples <= MOST_SAMPLES:
@@ -69,38 +69,36 @@ def sampled_spmm(
         \mathbf{y}_i = c_i \sum_{k = 0}^{\min(S, d_i) - 1} w_{e_k} \cdot \mathbf{x}_{j_k},
         \qquad e_k = (o_i + k \cdot p_i) \bmod d_i
 
-    The edges are picked while the kernel loads them; nothing is prepared, and no other graph is
-    made. A node with no more than :math:`S` edges keeps all of them. Differentiable in :obj:`x`
-    and :obj:`edge_weight`, any number of times: the backward pass works out the same sample again,
-    and lists it by source for as long as it runs.
-    The results are the same bits every time, with one exception: the gradient of
+    The kernel chooses the edges while it loads them: it needs no preparation and no other graph. A
+    node with at most :math:`S` edges keeps all of them. Differentiable in :obj:`x` and
+    :obj:`edge_weight`, any number of times: the backward pass computes the same sample again and
+    sorts it by source. Results are bitwise reproducible, except that the gradient of
     :obj:`"max"`/:obj:`"min"` to :obj:`x` on CUDA adds atomically, as in
     :func:`~pyg_fast.ops.spmm`.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): As in :func:`~pyg_fast.ops.spmm`. Gradients need no
-            transpose, but are faster on a GPU if :class:`~pyg_fast.transforms.ToCSR` has made it.
-        x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, of type float32, float64,
+            transpose, but are faster on a GPU if :class:`~pyg_fast.transforms.ToCSR` made one.
+        x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, float32, float64,
             float16 or bfloat16.
         num_samples (int): :math:`S`, from 1 to 4096.
         strategy (str): :obj:`"fastrand"` spreads the sample evenly over a row: :math:`p_i` is the
             number coprime to the degree :math:`d_i` that is nearest to :math:`0.618 d_i`, and
             :math:`o_i = 0`. :obj:`"bucket"` takes the first :math:`S` edges.
-            :obj:`"unbiased"` draws :math:`o_i` and, coprime to :math:`d_i`, :math:`p_i` at random
+            :obj:`"unbiased"` draws :math:`o_i` and :math:`p_i`, coprime to :math:`d_i`, at random
             at every call: each edge is taken with probability :math:`S / d_i`, and a sum is
-            multiplied by :math:`c_i = d_i / S`, so that it and its gradients are those of all
-            edges in expectation. :obj:`"paper"` is the authors' choice of :math:`p_i = 577`, which
-            takes edges several times where 577 divides the degree. The edges of a node are counted
-            in the order of the list, or of what it was sorted into. (default: :obj:`"fastrand"`)
-        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of :obj:`x`,
+            multiplied by :math:`c_i = d_i / S`, so the expectations of the sum and its gradients
+            are those of all edges. :obj:`"paper"` uses the authors' :math:`p_i = 577`, which takes
+            edges several times where 577 divides the degree. A node's edges are in the order of the
+            edge_index, or of the sorted graph. (default: :obj:`"fastrand"`)
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the dtype of :obj:`x`,
             in the order of the edges. (default: :obj:`None`, all one)
-        reduce (str): :obj:`"sum"` (or :obj:`"add"`), :obj:`"mean"` of what was taken,
-            :obj:`"max"` or :obj:`"min"`, the latter two not with :obj:`"unbiased"`. A node without
+        reduce (str): :obj:`"sum"` (or :obj:`"add"`), :obj:`"mean"` of the sampled edges,
+            :obj:`"max"` or :obj:`"min"` (not with :obj:`"unbiased"`). A node without
             edges gets zeros. (default: :obj:`"sum"`)
-        seed (int or Tensor, optional): What :obj:`"unbiased"` draws from, an integer of 64 bits or
-            an int64 tensor of shape :math:`(1)`. (default: :obj:`None`, the next of torch's
-            generator)
-        step (int): Another sample of the same :obj:`seed` for each step. (default: :obj:`0`)
+        seed (int or Tensor, optional): Seed of :obj:`"unbiased"`, an integer of 64 bits or an int64
+            tensor of shape :math:`(1)`. (default: :obj:`None`, drawn from torch's generator)
+        step (int): Gives a new sample of the same :obj:`seed` per step. (default: :obj:`0`)
         quantize (bool): Rounds the features of each node to multiples of 1/127 of the largest and
             reads one byte of each; for inference, without gradients, and not with :obj:`"max"` or
             :obj:`"min"`. Sums run in float32. (default: :obj:`False`)
@@ -109,10 +107,10 @@ def sampled_spmm(
         Tensor: Aggregated features :math:`(N_{dst}, F)`.
 
     Raises:
-        TypeError: If a type is not supported, or differs between :obj:`x` and :obj:`edge_weight`.
+        TypeError: If a dtype is not supported, or differs between :obj:`x` and :obj:`edge_weight`.
         ValueError: If a shape or device does not fit, :obj:`num_samples`, :obj:`strategy` or
-            :obj:`reduce` is unknown or one does not go with another, :obj:`seed` or :obj:`step`
-            does not fit 64 bits, or a gradient is asked for with :obj:`quantize`.
+            :obj:`reduce` is invalid or they exclude each other, :obj:`seed` or :obj:`step`
+            does not fit 64 bits, or :obj:`quantize` is set and a gradient is required.
         IndexError: If the graph holds a node that :obj:`x` does not have.
     """
     check_sampling(num_samples, strategy)
@@ -124,19 +122,19 @@ def sampled_spmm(
     extreme = reduce in ('max', 'min')
     if extreme and (strategy == 'unbiased' or quantize):
         option = "strategy='unbiased'" if strategy == 'unbiased' else 'quantize=True'
-        raise ValueError(f'{option} is for sums and means, got reduce={reduce!r}')
+        raise ValueError(f'{option} supports only sums and means, got reduce={reduce!r}')
     graph = checked_graph(graph, x, 'x', False)
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, graph.num_edges)
     if quantize and torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, edge_weight)
     ):
-        raise ValueError("'quantize' is for inference: it has no gradient")
+        raise ValueError("'quantize' must be False if a gradient is required, got True")
     if step != 0:
         seed = _stepped(seed, step, x)
     sampling = Sampling(num_samples, strategy).drawn(x.device, seed)
     if extreme:
-        # Only the deterministic gradient reads the transpose, which takes a sort.
+        # Only the deterministic gradient reads the transpose, which needs a sort.
         ordered = x.is_cuda and torch.are_deterministic_algorithms_enabled()
         transpose = ordered and torch.is_grad_enabled() and x.requires_grad
         sampled, perm = sampled_on_its_own(graph, sampling, transpose)
@@ -148,7 +146,7 @@ def sampled_spmm(
 
 
 def _stepped(seed: int | Tensor | None, step: int, x: Tensor) -> int | Tensor:
-    # Far from what neighbouring seeds give.
+    # Far from the samples of neighbouring seeds.
     offset = (step * 0x9E3779B97F4A7C15 + 2**63) % WORD - 2**63
     if seed is None:
         seed = torch.randint(2**63 - 1, (1,), device=x.device)

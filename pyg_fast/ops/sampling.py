@@ -1,4 +1,4 @@
-"""Samples of a graph's edges, as graphs of their own."""
+"""Samples of a graph's edges as separate graphs."""
 
 from math import gcd
 from typing import Any
@@ -18,10 +18,10 @@ _PAPER_STRIDE = 577
 
 
 def sampled_graph(graph: Graph, sampling: Sampling, transpose: bool = False) -> Graph:
-    r"""The graph of the sampled edges alone, in the order of :obj:`graph`'s edge weights.
+    r"""The graph of the sampled edges, in the order of :obj:`graph`'s edge weights.
 
-    An edge that :obj:`"paper"` takes several times is there as often. Its arrays have room for
-    :math:`\min(|\mathcal{E}|, N_{dst} \cdot S)` edges; behind the last one they name some edge.
+    An edge that :obj:`"paper"` samples several times occurs as often. The arrays have room for
+    :math:`\min(|\mathcal{E}|, N_{dst} \cdot S)` edges; unused slots hold an arbitrary valid edge.
     """
     sampled, edges = _kept_rows(graph, sampling)
     if not transpose:
@@ -33,8 +33,8 @@ def sampled_graph(graph: Graph, sampling: Sampling, transpose: bool = False) -> 
 def sampled_on_its_own(
     graph: Graph, sampling: Sampling, transpose: bool = False
 ) -> tuple[Graph, Tensor]:
-    """The same graph with edge weights in its own order, and where each is in that of
-    :obj:`graph`'s."""
+    """The same graph with positions into its own edge weights, and the position of each edge in the
+    edge weights of :obj:`graph`."""
     sampled, edges = _kept_rows(graph, sampling)
     assert sampled.perm is not None
     own = sampled._replace(perm=None)
@@ -49,7 +49,7 @@ def _num_slots(graph: Graph, sampling: Sampling) -> int:
 
 
 def _kept_rows(graph: Graph, sampling: Sampling) -> tuple[Graph, Tensor]:
-    """The graph, and its edges with rows of -1 behind the last."""
+    """The graph, and its edges; unused slots have row -1."""
     taken = graph.rowptr.diff().clamp_(max=sampling.num_samples)
     rowptr = F.pad(taken.cumsum(0, dtype=graph.rowptr.dtype), (1, 0))
     edges, perm = ops.sample_edges.default(
@@ -62,8 +62,8 @@ def _kept_rows(graph: Graph, sampling: Sampling) -> tuple[Graph, Tensor]:
 def _transposed(
     graph: Graph, sampling: Sampling, sampled: Graph | None, edges: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sampled edges by source: picked out of the transpose on a GPU, where that is there and
-    names positions of rows; else sorted."""
+    """The sampled edges by source: selected from the transpose on a GPU, if the graph has one with
+    positions of rows; otherwise sorted."""
     if _picks(graph, sampling):
         return ops.sample_transposed.default(
             graph.rowptr, graph.t_rowptr, graph.t_col, graph.t_perm, _num_slots(graph, sampling),
@@ -78,7 +78,7 @@ def _transposed(
 
 
 def _sorted_by_source(sampled: Graph, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # What lies behind the last edge has no row, and is left out.
+    # Unused slots have no row and are skipped.
     return ops.to_csr.default(
         edges, sampled.num_src, sampled.num_dst, True, _in_int64(sampled), False, False
     )[:3]
@@ -100,8 +100,8 @@ def _picks(graph: Graph, sampling: Sampling) -> bool:
 def of_sample(
     op: SparseOperator, needs_x: bool, needs_value: bool, dtype: torch.dtype
 ) -> tuple[SparseOperator, Tensor | None]:
-    """The operator of the sampled edges alone, with their factors, as a backward pass for gradients
-    of :obj:`dtype` reads it; and how many times each edge was taken, where that may be several."""
+    """The operator of the sampled edges with their factors, as the backward pass for gradients of
+    :obj:`dtype` needs it; and the multiplicity of each edge, where it may be above one."""
     graph, sampling = op.graph, op.sampling
     assert sampling is not None
     row_scale = op.row_scale
@@ -112,7 +112,7 @@ def of_sample(
         taken = graph.rowptr.diff().clamp_(1, sampling.num_samples)
         inverse = taken.to(acc_dtype(dtype)).reciprocal_()
         row_scale = inverse if row_scale is None else inverse * row_scale
-    # A second derivative reads the rows, too.
+    # A second derivative also reads the rows.
     reads_rows = needs_value or torch.is_grad_enabled()
     sampled = edges = times = None
     t_csr: tuple[Tensor | None, ...] = (None,) * 3
@@ -134,14 +134,14 @@ def of_sample(
 def _unrepeated(
     graph: Graph, sampling: Sampling, sampled: Any, edges: Tensor, dtype: torch.dtype
 ) -> tuple[Graph, Tensor]:
-    """The graph with each edge once that :obj:`"paper"` takes several times, and how many times it
-    takes each, which the product for an edge does not know."""
+    """The graph with each edge once that :obj:`"paper"` samples several times, and how often it is
+    sampled: the product for an edge counts it once."""
     row = edges[1].clamp(min=0).long()
     degree = graph.rowptr.diff()[row]
     k = torch.arange(row.size(0), device=row.device) - sampled.rowptr[row]
     repeats = (degree > sampling.num_samples) & (degree % _PAPER_STRIDE == 0)
     period = torch.where(repeats, degree // _PAPER_STRIDE, sampling.num_samples)
-    once = torch.where(k < period, edges, -1)  # What has no row is left out.
+    once = torch.where(k < period, edges, -1)  # Edges without a row are skipped.
     rowptr, col, order, t_rowptr, t_col, t_order, _ = ops.to_csr_csc.default(
         once, graph.num_src, graph.num_dst, _in_int64(graph), False, False
     )

@@ -28,23 +28,23 @@ def spmm(
         \mathbf{y}_i = \bigoplus_{e = (j, i) \in \mathcal{E}} w_e \cdot \mathbf{x}_j
 
     Differentiable in :obj:`x` and :obj:`edge_weight`, any number of times. Sums of float16 and
-    bfloat16 run in float32. No tensor of size :math:`|\mathcal{E}| \times F` is ever made.
-    Results are the same bits every time, with one exception: the gradient of
-    :obj:`"max"`/:obj:`"min"` to :obj:`x` on CUDA adds atomically unless
-    :func:`torch.use_deterministic_algorithms` is on. So do sums over a graph with atomic groups.
+    bfloat16 run in float32. No tensor of size :math:`|\mathcal{E}| \times F` is allocated.
+    Results are bitwise reproducible, except where CUDA adds atomically: in the gradient of
+    :obj:`"max"`/:obj:`"min"` to :obj:`x`, unless :func:`torch.use_deterministic_algorithms` is on,
+    and in sums over a graph with atomic groups.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by
             :class:`~pyg_fast.transforms.ToCSR`; or a plain :obj:`edge_index`
             :math:`(2, |\mathcal{E}|)` of a square graph on the rows of :obj:`x`, sorted at every
             call; or an :class:`~pyg_fast.graph.Graph`.
-        x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, of type float32, float64,
+        x (Tensor): Features of the source nodes :math:`(N_{src}, F)`, float32, float64,
             float16 or bfloat16.
-        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the type of :obj:`x`,
+        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)` of the dtype of :obj:`x`,
             in the order of the edges. (default: :obj:`None`, all one)
         reduce (str): :obj:`"sum"` (or :obj:`"add"`), :obj:`"mean"`, :obj:`"max"` or
             :obj:`"min"`. :obj:`"mean"` divides by the number of edges. A node without edges gets
-            zeros. Of several edges that reach the maximum the first takes the gradient.
+            zeros. If several edges reach the maximum, the first gets the gradient.
             (default: :obj:`"sum"`)
 
     Returns:
@@ -135,7 +135,7 @@ def _spmm_groups_reference(
     group_size: int,
     atomic: bool,
 ) -> Tensor:
-    """By the graph that the groups describe, as kernels read them."""
+    """Expands the groups to edges, in the order in which kernels read them."""
     group = torch.arange(group_row.size(0), device=col.device)
     is_long = group_row < 0
     slot = group[is_long] - long_shift[(-1 - group_row[is_long]).long()]

@@ -1,4 +1,4 @@
-"""Maximum and minimum over a graph: the gradient goes to the edge that reached it."""
+"""Maximum and minimum over a graph; the gradient goes to the edge that attains them."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from ._transforms import transforms_active
 def reduce_max(
     graph: Graph, x: Tensor, value: Tensor | None = None, minimum: bool = False
 ) -> Tensor:
-    """The maximum (or minimum) of what the neighbours send, unchecked."""
+    """The maximum (or minimum) of the neighbours' messages, unchecked."""
     if transforms_active():
         return _spmm_max_reference(*graph[:3], value, x, minimum)[0].to(x.dtype)
     return SpMMMax.apply(x, value, graph, minimum)
 
 
 class SpMMMax(torch.autograd.Function):
-    """Maximum (or minimum) over edges; the gradient goes to the edge that reached it."""
+    """Maximum (or minimum) over edges; the gradient goes to the edge that attains it."""
 
     @staticmethod
     def forward(
@@ -30,7 +30,7 @@ class SpMMMax(torch.autograd.Function):
     ) -> Tensor:
         out, arg = ops.spmm_max(*graph[:3], value, x, minimum)
         needs_value = value is not None and ctx.needs_input_grad[1]
-        # A second derivative to `value` needs x as well.
+        # A second derivative to `value` also needs x.
         save(ctx, x if needs_value else None, value, arg, graph, x.size(0))
         return out
 
@@ -39,7 +39,7 @@ class SpMMMax(torch.autograd.Function):
         x, value, arg, graph, num_src = saved(ctx)
         rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
         grad_x = grad_value = None
-        if torch.is_grad_enabled():  # create_graph=True: torch's own ops.
+        if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             grad_x, grad_value = _max_backward(
                 grad, x, value, arg, col, perm, num_src, ctx.needs_input_grad
             )
@@ -65,12 +65,12 @@ class SpMMMax(torch.autograd.Function):
 
 
 def _t_position(rowptr: Tensor, perm: Tensor | None, t_perm: Tensor | None) -> Tensor | None:
-    # For each edge of the transpose its position in `col`.
+    # The position in `col` of each edge of the transpose.
     if perm is None:
         return t_perm
     num_edges = perm.size(0)
     position = torch.arange(num_edges, dtype=perm.dtype, device=perm.device)
-    # The zeros behind the last edge must not pass for edge 0.
+        # The zeros after the last edge must not count as edge 0.
     target = perm.long().masked_fill(position >= rowptr[-1], num_edges)
     inverse = perm.new_zeros(num_edges + 1)
     inverse[target] = position
@@ -87,7 +87,7 @@ def _max_backward(
     num_src: int,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
-    # The backward of SpMMMax in differentiable ops of size N x F.
+    # The backward of SpMMMax in differentiable torch ops of size N x F.
     edge = arg.clamp(min=0).long()
     grad = torch.where(arg >= 0, grad, grad.new_zeros(()))
     if col.size(0) == 0:
@@ -196,7 +196,7 @@ def _spmm_max_backward_value_reference(
 def _reached(
     col: Tensor, perm: Tensor | None, arg: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Row and column of every maximum, and the source and position of the edge it came by."""
+    """Row and column of every maximum, and the source and position of the edge that attains it."""
     i, f = (arg >= 0).nonzero(as_tuple=True)
     edge = arg[i, f].long()
     return i, f, col[edge].long(), edge if perm is None else perm[edge].long()

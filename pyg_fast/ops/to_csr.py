@@ -1,4 +1,4 @@
-"""Sorting a list of edges into CSR."""
+"""Sorts edges into CSR."""
 
 import torch
 from torch import Tensor
@@ -8,12 +8,12 @@ from ._edges import check_edge_index, check_invalid, kernel_index, raise_index_e
 from ._library import fake, ops, reference
 from ._numbers import check_flag, check_number
 
-_INT32_MAX = 2**31 - 1024  # Kernels step a little past the last edge.
-MOST_NODES = _INT32_MAX  # Nodes are always numbered in 32 bits.
+_INT32_MAX = 2**31 - 1024  # Kernel counters run a little past the last edge.
+MOST_NODES = _INT32_MAX  # Node ids are always 32-bit.
 
 
 def counts_in_int64(num_edges: int) -> bool:
-    """Whether row pointers and positions of so many edges need 64 bits."""
+    """Whether row pointers and positions of :obj:`num_edges` edges need 64 bits."""
     return num_edges >= _INT32_MAX
 
 
@@ -26,37 +26,37 @@ def to_csr(
     drop_loops: bool = False,
     wait: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Sorts edges by one of their ends into a compressed sparse row structure.
+    r"""Sorts edges by destination or by source into a compressed sparse row structure.
 
-    The sort is stable: edges of one row keep their order. Columns come back as int32, pointers and
-    positions too unless there are :math:`2^{31}` edges or more. On CUDA a small graph takes one
+    The sort is stable: edges of one row keep their order. Columns are int32; pointers and
+    positions too, unless there are :math:`2^{31}` edges or more. On CUDA a small graph takes one
     kernel.
 
     Args:
         edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
-            type.
+            dtype.
         num_src (int): Number of source nodes.
         num_dst (int): Number of destination nodes.
-        by (str): :obj:`"dst"` makes one row per destination that lists sources; :obj:`"src"` the
-            transpose. (default: :obj:`"dst"`)
-        drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
+        by (str): :obj:`"dst"` makes one row per destination that lists sources; :obj:`"src"` makes
+            the transpose. (default: :obj:`"dst"`)
+        drop_loops (bool): Whether to remove self-loops. (default: :obj:`False`)
         wait (bool): On CUDA, wait for the device to raise IndexError at once.
             (default: :obj:`False`)
 
     Returns:
         :obj:`(rowptr, col, perm)` of shapes :math:`(N + 1)`, :math:`(|\mathcal{E}|)` and
         :math:`(|\mathcal{E}|)`: row :math:`i` holds :obj:`col[rowptr[i]:rowptr[i + 1]]`, and
-        :obj:`perm` names the position in :obj:`edge_index` of each sorted edge. Where edges were
-        left out, the tails of :obj:`col` and :obj:`perm` behind :obj:`rowptr[-1]` are zero.
+        :obj:`perm` is the position in :obj:`edge_index` of each sorted edge. If edges are
+        removed, the ends of :obj:`col` and :obj:`perm` after :obj:`rowptr[-1]` are zero.
 
     Raises:
         TypeError: If :obj:`edge_index` is not an integer tensor.
         ValueError: If its shape is not :math:`(2, |\mathcal{E}|)`, a size is negative or
-            :math:`2^{31}`, or :obj:`by` is unknown.
-        IndexError: If an index is negative or too large. Edges out of range are left out in any
-            case. On CUDA nothing waits for that: the next call of pyg_fast outside of the capture
-            of a CUDA graph raises the error, unless :obj:`wait` is set. Under
-            :func:`torch.compile` the check is a device-side assertion.
+            at least :math:`2^{31}`, or :obj:`by` is unknown.
+        IndexError: If an index is negative or too large. Edges out of range are always skipped.
+            CUDA does not wait for this check: the next call of pyg_fast outside of a CUDA graph
+            capture raises the error, unless :obj:`wait` is set. Under :func:`torch.compile` the
+            check is a device-side assertion.
     """
     if by not in ('dst', 'src'):
         raise ValueError(f"'by' must be 'dst' or 'src', got {by!r}")
@@ -74,20 +74,20 @@ def to_csr_csc(
     drop_loops: bool = False,
     wait: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    r"""Sorts edges by destination and by source, for less than :func:`to_csr` for each.
+    r"""Sorts edges by destination and by source, faster than two calls of :func:`to_csr`.
 
-    On CUDA both orders of a small graph take one kernel, and those of any graph one check.
+    On CUDA one kernel makes both orders of a small graph, and one check serves both.
 
     Args:
         edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
-            type.
+            dtype.
         num_src (int): Number of source nodes.
         num_dst (int): Number of destination nodes.
-        drop_loops (bool): Leave out edges from a node to itself. (default: :obj:`False`)
+        drop_loops (bool): Whether to remove self-loops. (default: :obj:`False`)
         wait (bool): As in :func:`to_csr`. (default: :obj:`False`)
 
     Returns:
-        :obj:`(rowptr, col, perm, t_rowptr, t_col, t_perm)`: what :func:`to_csr` returns for
+        :obj:`(rowptr, col, perm, t_rowptr, t_col, t_perm)`: the result of :func:`to_csr` for
         :obj:`by="dst"`, then for :obj:`by="src"`.
 
     Raises:

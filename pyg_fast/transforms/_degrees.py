@@ -1,4 +1,4 @@
-"""What group sizes are chosen by: a few facts about the rows of a CSR structure."""
+"""Degree statistics of a CSR structure, from which group sizes are chosen."""
 
 import math
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Degrees(NamedTuple):
-    """What is asked of the rows of a CSR structure."""
+    """Degree statistics of the rows of a CSR structure."""
 
     num_rows: int
     num_edges: int
@@ -17,7 +17,7 @@ class Degrees(NamedTuple):
 
     @classmethod
     def of(cls, rowptr: Tensor) -> 'Degrees':
-        """Waits for the device once."""
+        """Synchronises once."""
         degree = rowptr.long().diff()
         if degree.size(0) == 0:
             return cls(0, 0, 0, 0)
@@ -25,8 +25,8 @@ class Degrees(NamedTuple):
         return cls(degree.size(0), *facts.tolist())
 
     def features(self, width: int) -> list[float]:
-        """What the fitted regression and the classifier go by."""
+        """The input of the fitted regression and of the classifier."""
         mean = self.num_edges / max(self.num_rows, 1)
-        of_an_edge = self.squares / max(self.num_edges, 1)  # the degree where an edge ends
+        of_an_edge = self.squares / max(self.num_edges, 1)  # mean degree over the edges' rows
         numbers = (self.num_rows, mean, self.largest, of_an_edge)
         return [1.0, *(math.log2(1 + number) for number in numbers), math.log2(width)]

@@ -1,4 +1,4 @@
-"""An execution path for each layer of a model that trains on some nodes."""
+"""Execution paths for the layers of a model that trains on some nodes."""
 
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.datapipes import functional_transform
@@ -11,9 +11,9 @@ from ..ops._edges import check_edge_index
 
 @functional_transform('execution_paths')
 class ExecutionPaths(BaseTransform):
-    r"""Prepares what the backward pass of each layer touches when the loss reads the training nodes
-    alone, as in the `"Accelerating Backward Aggregation in GCN Training with Execution Path
-    Preparing on GPUs" <https://arxiv.org/abs/2204.02662>`_ paper (functional name:
+    r"""Prepares the part of the graph that each layer's backward pass needs if the loss reads only
+    the training nodes, as in the `"Accelerating Backward Aggregation in GCN Training with Execution
+    Path Preparing on GPUs" <https://arxiv.org/abs/2204.02662>`_ paper (functional name:
     :obj:`execution_paths`).
 
     .. math::
@@ -23,36 +23,37 @@ class ExecutionPaths(BaseTransform):
     Layer :math:`\ell` of :math:`0, \ldots, L - 1` reads gradients in
     :math:`\mathcal{S}_{\ell + 1}` and writes them in :math:`\mathcal{S}_{\ell}`, over the edges
     into :math:`\mathcal{S}_{\ell + 1}`. :obj:`data.execution_paths` becomes a list of
-    :class:`~pyg_fast.graph.ExecutionPath`, one for each layer, on the device of the graph, to be
-    handed to layers as :obj:`path=data.execution_paths[l]`, or all of them to
-    :class:`~pyg_fast.nn.PathPreparedGNN`. Nothing is lost: losses and gradients are those of the
-    whole graph but for the order of sums.
+    :class:`~pyg_fast.graph.ExecutionPath`, one per layer, on the device of the graph. Pass them to
+    layers as :obj:`path=data.execution_paths[l]`, or all of them to
+    :class:`~pyg_fast.nn.PathPreparedGNN`. Losses and gradients equal those of the whole graph up to
+    summation order.
 
-    With :obj:`forward=True` layers in training also compute the rows in
-    :math:`\mathcal{S}_{\ell + 1}` alone. Others are zero, so that
-    :obj:`out[data.train_mask]` works as ever. Without dropout, and with that of
-    :class:`~pyg_fast.nn.PathPreparedGNN`, losses and gradients stay the same; with
-    :func:`torch.nn.functional.dropout` between layers they are the same in distribution. Norms over
-    all nodes and readouts see the zeros: use neither. In evaluation everything is computed.
+    With :obj:`forward=True` layers in training also compute only the rows in
+    :math:`\mathcal{S}_{\ell + 1}`. The other rows are zero, so :obj:`out[data.train_mask]` still
+    works. Without dropout, and with that of :class:`~pyg_fast.nn.PathPreparedGNN`, losses and
+    gradients stay the same; with :func:`torch.nn.functional.dropout` between layers they are the
+    same in distribution. Do not use norms over all nodes or readouts: they would see the zeros. In
+    evaluation all rows are computed.
 
-    Put it after :class:`~pyg_fast.transforms.ToCSR`, or use
+    Apply it after :class:`~pyg_fast.transforms.ToCSR`, or use
     :class:`~pyg_fast.transforms.Prepare`, which does both.
 
     Args:
         num_layers (int): Number of layers :math:`L`.
         mask (str): Name of the mask of training nodes. (default: :obj:`"train_mask"`)
-        edge_weight (str, optional): Name of the edge weights that layers will be given: paths of
-            weighted graphs keep the positions of their edges. (default: :obj:`"edge_weight"`, if
-            there are such)
-        forward (bool): Whether the forward pass of training, too, is confined to the path.
+        edge_weight (str, optional): Name of the edge weights that the layers will get: paths of
+            weighted graphs store the positions of their edges. (default: :obj:`"edge_weight"`, if
+            the data have it)
+        forward (bool): Whether the forward pass of training also computes only the path.
             (default: :obj:`False`)
-        checks (bool): Whether a loss on other nodes is noticed: rows of gradients outside of a path
-            are counted on the device, and raise an error at the next forward pass with it, or at
-            :meth:`path.check() <pyg_fast.graph.ExecutionPath.check>`. (default: :obj:`True`)
-        strict (bool): Whether the error comes at once, for which each backward pass waits for the
+        checks (bool): Whether to detect a loss on other nodes: the device counts rows of gradients
+            outside of a path; the next forward pass with it, or
+            :meth:`path.check() <pyg_fast.graph.ExecutionPath.check>`, raises an error.
+            (default: :obj:`True`)
+        strict (bool): Whether to raise the error at once; each backward pass then waits for the
             device. (default: :obj:`False`)
-        debug (bool): Whether rows that are not computed are NaN instead of zero, which shows in
-            whatever reads them; gradients are not checked then. (default: :obj:`False`)
+        debug (bool): Whether rows that are not computed are NaN instead of zero, which shows
+            wherever they are read; gradients are not checked then. (default: :obj:`False`)
 
     Shapes:
         - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`, :obj:`mask`
@@ -60,7 +61,7 @@ class ExecutionPaths(BaseTransform):
 
     Raises:
         TypeError: If the mask is not a bool tensor, or data are heterogeneous.
-        ValueError: If the mask is missing, empty or of another length than there are nodes, there
+        ValueError: If the mask is missing, empty or has not one entry per node, there
             is no :obj:`edge_index`, or :obj:`num_layers` is below one.
         IndexError: If an index of :obj:`edge_index` is negative or too large.
     """

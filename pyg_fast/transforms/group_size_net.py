@@ -10,17 +10,17 @@ from torch_geometric.nn import GraphConv, SAGPooling, global_max_pool, global_me
 
 from ._degrees import Degrees
 
-# A sample of a graph: rows, evenly spaced, and edges of each, likewise.
+# The sample of a graph: evenly spaced rows, and evenly spaced edges of each row.
 _ROWS = 256
 _EDGES = 4
-LOG_DEGREE = 10.0  # what brings logarithms of degrees near one
+LOG_DEGREE = 10.0  # scales logarithms of degrees to about one
 
 
 def sample_of(rowptr: Tensor, col: Tensor, num_cols: int, width: int) -> Data:
-    """What the classifier sees of a graph, on the CPU: the same each time, of bounded size.
+    """The classifier's input for a graph, on the CPU: deterministic, of bounded size.
 
-    Nodes are rows and the columns that some of their edges come from, each with its degree in the
-    whole graph. One pass over the edges counts those of columns.
+    Its nodes are rows and the columns of some of their edges, each with its degree in the whole
+    graph. One pass over the edges counts the degrees of columns.
     """
     degrees = Degrees.of(rowptr)
     num_rows = min(degrees.num_rows, _ROWS)
@@ -39,7 +39,7 @@ def sample_of(rowptr: Tensor, col: Tensor, num_cols: int, width: int) -> Data:
 
 
 def as_data(node_degrees: Tensor, edges: Tensor, degrees: Degrees, width: int) -> Data:
-    """A sample as the classifier reads it: the degrees of its nodes, rows first, and its edges."""
+    """The classifier's input: the degrees of the sample's nodes, rows first, and its edges."""
     features = torch.tensor([degrees.features(width)]).div_(LOG_DEGREE)
     log_degree = node_degrees.add(1).log2().div(LOG_DEGREE)
     is_row = torch.arange(log_degree.size(0)) < min(degrees.num_rows, _ROWS)
@@ -50,15 +50,15 @@ def as_data(node_degrees: Tensor, edges: Tensor, degrees: Degrees, width: int) -
 
 class GroupSizeNet(nn.Module):
     r"""Two graph convolutions with self-attention pooling, as in the `"Self-Attention Graph
-    Pooling" <https://arxiv.org/abs/1904.08082>`_ paper, read out after each; beside the degrees of
-    the whole graph and the width they give a score for each size.
+    Pooling" <https://arxiv.org/abs/1904.08082>`_ paper, with a readout after each. Together with
+    the degrees of the whole graph and the width they give a score for each size.
 
     .. math::
         \mathrm{score}_g = -t \left( \log_2 g - \mathbf{w}^{\top} \mathbf{f} -
         \mathrm{MLP}(\mathbf{r}, \mathbf{f}) \right)^2
 
-    with the readout :math:`\mathbf{r}` and the features :math:`\mathbf{f}` of the whole graph:
-    sizes are in an order, which few graphs need not teach.
+    with the readout :math:`\mathbf{r}` and the features :math:`\mathbf{f}` of the whole graph.
+    The formula encodes the order of the sizes, so few training graphs suffice.
 
     Args:
         sizes (sequence): The group sizes to choose from.
@@ -73,7 +73,7 @@ class GroupSizeNet(nn.Module):
         num_features = len(Degrees(0, 0, 0, 0).features(1))
         self.linear = nn.Linear(num_features, 1)
         last = nn.Linear(hidden, 1)
-        nn.init.zeros_(last.weight)  # at first, degrees and width alone
+        nn.init.zeros_(last.weight)  # initially only degrees and width count
         nn.init.zeros_(last.bias)
         self.head = nn.Sequential(
             nn.Linear(2 * hidden + num_features, hidden), nn.ReLU(), nn.Dropout(0.2), last
@@ -97,19 +97,19 @@ class GroupSizeNet(nn.Module):
 
     @torch.no_grad()
     def start_from(self, weights: Sequence[float]) -> None:
-        """Makes it choose as a regression does that gives the logarithm of a size."""
+        """Initialises it with a regression of the logarithm of the size."""
         self.linear.weight.copy_(torch.tensor([weights]).mul(LOG_DEGREE))
         self.linear.bias.zero_()
 
 
 def save(net: GroupSizeNet) -> dict[str, Any]:
-    """A classifier as numbers, for JSON."""
+    """The weights of a classifier, for JSON."""
     state = {name: _rounded(t.tolist()) for name, t in net.state_dict().items()}
     return {'sizes': list(net.sizes), 'hidden': net.hidden, 'state': state}
 
 
 def load(saved: dict[str, Any]) -> GroupSizeNet:
-    """The classifier of what :func:`save` made."""
+    """The classifier from the result of :func:`save`."""
     net = GroupSizeNet(saved['sizes'], saved['hidden'])
     net.load_state_dict({name: torch.tensor(t) for name, t in saved['state'].items()})
     return net.eval()

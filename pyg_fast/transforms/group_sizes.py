@@ -1,4 +1,4 @@
-"""Group sizes: how many edges of a row a GPU's threads are handed at once."""
+"""Group sizes: how many edges of a row a GPU thread group sums at once."""
 
 import functools
 import itertools
@@ -25,18 +25,18 @@ STRATEGIES = ('regression', 'measured', 'learned')
 COEFFICIENTS = ('fitted', 'paper')
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # candidates
 
-# What `python -m benchmarks.group_sizes --fit` writes.
+# Written by `python -m benchmarks.group_sizes --fit`.
 FITTED = Path(__file__).with_name('group_sizes.json')
 SCRIPT = "'python -m benchmarks.group_sizes'"
 
-# Of the paper's Section IV, for 1, |V|, |E| and the average degree.
+# The paper's Section IV: coefficients of 1, |V|, |E| and the average degree.
 _PAPER = (0.65538, 1.67431e-5, -2.24342e-6, 0.63641)
 
 
 @dataclass(frozen=True)
 class ChosenSize:
     """The group sizes of a graph and of its transpose, and how they were chosen; :obj:`None`: the
-    kernel hands out rows."""
+    kernel divides the work by rows."""
 
     size: int | None
     t_size: int | None
@@ -57,13 +57,13 @@ torch.serialization.add_safe_globals([ChosenSize])
 
 @functional_transform('group_sizes')
 class GroupSizes(BaseTransform):
-    r"""Chooses by how many edges at once a GPU sums, for each graph and its transpose (functional
+    r"""Chooses how many edges at once a GPU sums, for each graph and its transpose (functional
     name: :obj:`group_sizes`).
 
     As in the `"Accelerating Backward Aggregation in GCN Training with Execution Path Preparing on
     GPUs" <https://arxiv.org/abs/2204.02662>`_ paper, the edges of a node are cut into groups of at
-    most :math:`g` edges, each summed by a warp or a part of one; rows of several groups are summed
-    in two stages. A size is one of
+    most :math:`g` edges; a warp or a part of it sums each group. Rows of several groups are summed
+    in two stages. The size comes from
 
     - :obj:`"regression"`: a function of the degrees, rounded and clamped to
       :math:`[1, \max_i d_i]`; with the coefficients of the paper
@@ -79,39 +79,39 @@ class GroupSizes(BaseTransform):
           \log_2 g = \mathbf{w}^{\top} \log_2 \left( 2, 1 + |\mathcal{V}|, 1 + \bar{d},
           1 + \max_i d_i, 1 + \frac{\sum_i d_i^2}{\sum_i d_i}, F \right)
 
-    - :obj:`"measured"`: the fastest of 4, 8, ..., 1024 and of no groups at all, tried out on the
-      device; remembered by the graph's signature as long as the process lives;
-    - :obj:`"learned"`: what a graph classifier says, which pools a sample of nodes by their degrees
-      (`SAGPool <https://arxiv.org/abs/1904.08082>`_) and knows :math:`F`.
+    - :obj:`"measured"`: the fastest of 4, 8, ..., 1024 and of no groups, timed on the device; the
+      process remembers it by the graph's signature;
+    - :obj:`"learned"`: a graph classifier, which pools a sample of nodes by their degrees
+      (`SAGPool <https://arxiv.org/abs/1904.08082>`_) and reads :math:`F`.
 
-    The graphs are prepared as by :class:`~pyg_fast.transforms.ToCSR`, sums over them use the groups
-    from then on, and :obj:`group_sizes` of the data (for heterogeneous data of each edge type) says
-    what was chosen. The choice belongs to the :class:`~torch_geometric.EdgeIndex` object: apply
-    this transform last, where the graph is to be used; :obj:`to`, copies and edits forget it. On a
-    CPU groups change nothing, and there is nothing to measure: :obj:`"measured"` chooses none.
+    The graphs are prepared as by :class:`~pyg_fast.transforms.ToCSR`, and sums over them use the
+    groups from then on. :obj:`group_sizes` of the data (for heterogeneous data of each edge type)
+    is the choice. It belongs to the :class:`~torch_geometric.EdgeIndex` object: apply this
+    transform last, on the device where the graph is used; :obj:`to`, copies and edits drop the
+    choice. On a CPU groups change nothing, and :obj:`"measured"` chooses none.
 
-    Each of :obj:`data.execution_paths` gets sizes of its own, since its degrees are other than
-    the graph's.
+    Each of :obj:`data.execution_paths` gets its own sizes, since its degrees differ from the
+    graph's.
 
     Args:
         strategy (str): :obj:`"regression"`, :obj:`"measured"` or :obj:`"learned"`.
             (default: :obj:`"regression"`)
         width (int): The number of features :math:`F` to choose for. (default: :obj:`64`)
-        coefficients (str, optional): Those of :obj:`"regression"`: :obj:`"fitted"` or
-            :obj:`"paper"`. (default: :obj:`None`, fitted ones where the package has them)
-        atomic (bool): Whether the groups of one row are added up atomically, whose last bits vary,
-            instead of in order. Not heeded where :func:`torch.use_deterministic_algorithms` is on.
+        coefficients (str, optional): The coefficients of :obj:`"regression"`: :obj:`"fitted"` or
+            :obj:`"paper"`. (default: :obj:`None`, fitted ones if the package has them)
+        atomic (bool): Whether the groups of one row are added atomically, which varies the last
+            bits, instead of in order. Ignored with :func:`torch.use_deterministic_algorithms`.
             (default: :obj:`False`)
 
     Shapes:
-        - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer type
+        - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer dtype
         - **output:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`
 
     Raises:
-        TypeError, ValueError: If an argument is not one of these, or as
+        TypeError, ValueError: If an argument is invalid, or as
             :class:`~pyg_fast.transforms.ToCSR`.
         IndexError: As :class:`~pyg_fast.transforms.ToCSR`.
-        RuntimeError: If what a strategy goes by has not been fitted.
+        RuntimeError: If the package has no fitted coefficients for a strategy.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ def choose_group_size(
         rowptr (Tensor): Row pointers :math:`(N + 1)`.
         num_cols (int): Number of source nodes.
         width, strategy, coefficients: As in :class:`GroupSizes`.
-        col (Tensor, optional): The source of each edge; all but :obj:`"regression"` need it.
+        col (Tensor, optional): The source of each edge; required except for :obj:`"regression"`.
             (default: :obj:`None`)
 
     Returns:
-        int, optional: The most edges of a group, or :obj:`None`: no groups are best, or, measuring
-        on a CPU, there is nothing to choose.
+        int, optional: The most edges per group, or :obj:`None`: no groups are best, or measuring
+        on a CPU.
 
     Raises:
         As :class:`GroupSizes`.
@@ -189,11 +189,11 @@ def choose_group_size(
     if strategy == 'regression':
         return regressed_size(Degrees.of(rowptr), width, coefficients)
     if col is None:
-        raise ValueError(f"'col' is needed where 'strategy' is {strategy!r}")
+            raise ValueError(f"'col' is required for strategy={strategy!r}")
     if strategy == 'measured':
         return _measured_size(Graph(rowptr, col, None, None, None, None, num_cols,
                                     rowptr.size(0) - 1), width)  # fmt: skip
-    from .group_size_net import load, sample_of  # what only this strategy imports
+    from .group_size_net import load, sample_of  # only this strategy needs it
 
     net = load(_fitted('classifier'))
     with torch.no_grad():
@@ -217,11 +217,11 @@ def regressed_size(degrees: Degrees, width: int, coefficients: str | None = None
 
 
 def clamped(size: int, degrees: Degrees) -> int:
-    """A size that is neither below one nor above the largest degree."""
+    """The size, clamped to one and the largest degree."""
     return max(1, min(size, degrees.largest))
 
 
-_AHEAD = 1_000_000  # cycles in which the host gets ahead, so that launching costs nothing
+_AHEAD = 1_000_000  # cycles for which the GPU waits, so that launches are hidden
 
 # By signature of the graph: rows, columns, degrees, width and device.
 _remembered: dict[tuple[Any, ...], int | None] = {}
@@ -242,14 +242,14 @@ def _measured_size(graph: Graph, width: int) -> int | None:
 def measure_group_sizes(
     graph: Graph, width: int, sizes: tuple[int, ...] = SIZES, repeats: int = 5
 ) -> dict[int | None, float]:
-    """Times a sum over a graph on a GPU by each size, and by none (:obj:`None`).
+    """Times a sum over a graph on a GPU for each size, and without groups (:obj:`None`).
 
     Args:
         graph (Graph): The graph, on a GPU.
         width (int): The number of features.
-        sizes (tuple): Sizes to try; of those that cut no row only the first is.
+        sizes (tuple): Sizes to try; of the sizes that cut no row only the first.
             (default: 4, 8, ..., 1024)
-        repeats (int): Measurements of each. (default: :obj:`5`)
+        repeats (int): Measurements per size. (default: :obj:`5`)
 
     Returns:
         dict: Medians in milliseconds.
@@ -290,7 +290,7 @@ def _file() -> dict[str, Any]:
 
 
 def _fitted(part: str) -> dict[str, Any]:
-    """A part of what was fitted on a GPU."""
+    """A part of the coefficients fitted on a GPU."""
     if part not in _file():
         raise RuntimeError(
             f'{FITTED.name} has no {part} yet: {SCRIPT} fits it, with --measure on a GPU and then '

@@ -1,4 +1,4 @@
-"""All that a model on execution paths wants of a graph, in one transform."""
+"""One transform with everything that a model on execution paths needs."""
 
 from typing import Any
 
@@ -16,23 +16,23 @@ class Prepare(BaseTransform):
     r"""Sorts a graph and prepares the execution path of each layer (functional name:
     :obj:`prepare`): :class:`~pyg_fast.transforms.ToCSR`,
     :class:`~pyg_fast.transforms.ExecutionPaths` and
-    :class:`~pyg_fast.transforms.GroupSizes` in one. Put it last, where the graph is to be used:
-    copies and :obj:`to` keep the paths with their group sizes, but not those of the graph. Its
-    :obj:`repr` then tells of each layer's path how many rows are active, its edges, their share of
-    the graph and its bytes.
+    :class:`~pyg_fast.transforms.GroupSizes` in one. Apply it last, on the device where the graph is
+    used: copies and :obj:`to` keep the paths with their group sizes, but not those of the graph.
+    Its :obj:`repr` then shows each layer's path: active rows, edges, their share of the graph and
+    bytes.
 
     Args:
         num_layers (int): Number of layers of the model.
         mask (str): Name of the mask of training nodes. (default: :obj:`"train_mask"`)
         group_sizes (str, optional): The strategy of
-            :class:`~pyg_fast.transforms.GroupSizes`; :obj:`None`: sums are handed out by rows, on
-            paths with short rows on a GPU by groups of 32 edges. (default: :obj:`"regression"`)
+            :class:`~pyg_fast.transforms.GroupSizes`; :obj:`None`: kernels divide the work by rows,
+            on GPU paths with short rows by groups of 32 edges. (default: :obj:`"regression"`)
         width (int): The number of features to choose group sizes for. (default: :obj:`64`)
         **kwargs (optional): Additional arguments of
             :class:`~pyg_fast.transforms.ExecutionPaths`.
 
     Raises:
-        TypeError, ValueError, IndexError: As these.
+        TypeError, ValueError, IndexError: As these three transforms.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Graphs sorted by destination, with CSR and CSC at hand."""
+"""Sorts graphs by destination and stores their CSR and CSC."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,8 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from ..graph import graph_of, prepare_edge_index
 from ..ops._edges import check_edge_index
 
-# Not permuted: what is being sorted, other edges, and the counts of a loader (lists that can by
-# chance be as long as there are edges).
+# Not permuted: the edges themselves, other edges, and the counts of a loader (lists that can
+# have as many entries as there are edges).
 _NO_EDGE_ATTRS = frozenset(
     ('edge_index', 'edge_label', 'edge_label_index', 'num_sampled_nodes', 'num_sampled_edges')
 )
@@ -28,7 +28,7 @@ _ROOTED_ATTRS = frozenset(('sub_edge_index', 'n_id', 'e_id', 'n_sub_batch', 'e_s
 
 @functional_transform('to_csr')
 class ToCSR(BaseTransform):
-    r"""Sorts edges by destination and keeps their CSR and CSC forms at hand (functional name:
+    r"""Sorts edges by destination and stores their CSR and CSC forms (functional name:
     :obj:`to_csr`).
 
     Every :obj:`edge_index` of a :class:`~torch_geometric.data.Data` or
@@ -39,20 +39,20 @@ class ToCSR(BaseTransform):
         \mathbf{e}^{\prime}_k = \mathbf{e}_{\pi(k)}, \quad
         \pi = \textrm{argsort}_{\textrm{stable}}(\textrm{destinations})
 
-    All edge-level attributes are permuted along, save :obj:`edge_label` and
+    All edge-level attributes are permuted too, except :obj:`edge_label` and
     :obj:`edge_label_index`. Attributes whose values are positions of edges keep their values.
-    An :class:`~torch_geometric.EdgeIndex` that is all this already stays the same object; a
-    cache that is missing or wrong is made anew. Stores without :obj:`edge_index`
-    (:obj:`adj_t`) are left alone.
+    An :class:`~torch_geometric.EdgeIndex` that already has all of this stays the same object;
+    missing or wrong caches are made again. Stores without :obj:`edge_index`
+    (:obj:`adj_t`) are not changed.
 
     The caches survive :obj:`to`, :obj:`clone`, copies, pickling, :func:`torch.save` and
     :func:`torch.load` (with :obj:`weights_only=True` that of tensors and of
     :obj:`data.to_dict()`: PyG does not register :class:`~torch_geometric.data.Data` as safe).
-    Batching and selecting edges drop them: apply the transform again to fill them; layers fill
-    them by need.
+    Batching and selecting edges drop them: apply the transform again to fill them; otherwise layers
+    fill them when needed.
 
-    If :obj:`num_nodes` is unknown, it is inferred from the edges, for a node type from all edge
-    types at it.
+    If :obj:`num_nodes` is unknown, it is inferred from the edges, for a node type from all its
+    edge types.
 
     .. warning::
         Put this transform last. These of PyG 2.8 raise an error after it, some of them for some
@@ -64,17 +64,17 @@ class ToCSR(BaseTransform):
         :class:`~torch_geometric.transforms.RootedEgoNets`,
         :class:`~torch_geometric.transforms.RootedRWSubgraph`,
         :class:`~torch_geometric.transforms.SIGN` and
-        :class:`~torch_geometric.transforms.ToSparseTensor`. These give wrong results, since
-        :meth:`EdgeIndex.sort_by` mixes up the caches:
+        :class:`~torch_geometric.transforms.ToSparseTensor`. These give wrong results or crash the
+        interpreter, since :meth:`EdgeIndex.sort_by` mixes up the caches:
         :class:`~torch_geometric.transforms.AddMetaPaths`,
         :class:`~torch_geometric.transforms.AddRandomMetaPaths` and
-        :class:`~torch_geometric.transforms.TwoHop`; they can also crash the interpreter. Of
-        PyG's other means, :obj:`data.sort()`, :obj:`data.coalesce()` and, without
-        :obj:`pyg-lib`, samplers such as :class:`~torch_geometric.loader.NeighborLoader` raise
-        errors: give samplers the plain graph, and this transform as their :obj:`transform`.
+        :class:`~torch_geometric.transforms.TwoHop`. Errors also come from :obj:`data.sort()`,
+        :obj:`data.coalesce()` and, without :obj:`pyg-lib`, samplers such as
+        :class:`~torch_geometric.loader.NeighborLoader`: give samplers the plain graph, and this
+        transform as their :obj:`transform`.
 
     Shapes:
-        - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer type
+        - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)` of any integer dtype
         - **output:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`
 
     Raises:
@@ -95,7 +95,7 @@ class ToCSR(BaseTransform):
 
 
 def _named(store: EdgeStorage, func: Callable, *args: Any) -> Any:
-    """Calls a function, and has its errors name the store."""
+    """Calls a function; adds the name of the store to its errors."""
     try:
         return func(*args)
     except (IndexError, TypeError, ValueError) as error:
@@ -104,12 +104,12 @@ def _named(store: EdgeStorage, func: Callable, *args: Any) -> Any:
 
 
 def _node_counts(data: Data | HeteroData, stores: list[EdgeStorage]) -> dict[str | None, int]:
-    """The number of nodes by type, of one that data do not tell by the edges at it."""
+    """The number of nodes by type; inferred from the edges if the data do not have it."""
     if not isinstance(data, HeteroData):
         return {None: data.num_nodes} if stores else {}
     counts = {}
     for node_type in dict.fromkeys(t for store in stores for t in (store._key[0], store._key[-1])):
-        # Asking for a type that is not there would create it.
+        # Indexing with a type that does not exist would create it.
         known = data[node_type].num_nodes if node_type in data.node_types else None
         counts[node_type] = _count_ends(stores, node_type) if known is None else known
     return counts
@@ -133,7 +133,7 @@ def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) ->
     edge_index = store['edge_index']
     out, perm = _named(store, prepare_edge_index, edge_index, size)
     if isinstance(edge_index, EdgeIndex):
-        # Caches are compared, not trusted: `EdgeIndex.sort_by` and edits in place leave wrong ones.
+        # Caches are compared: `EdgeIndex.sort_by` and edits in place leave wrong ones.
         if _equal(edge_index, out):
             graph_of(edge_index, *size)
             return
@@ -141,7 +141,7 @@ def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) ->
     if isinstance(data, Batch):
         out._cat_metadata = _cat_metadata(data, store._key, out)
 
-    # Which attributes belong to edges is asked before any of them changes.
+    # Find the edge-level attributes before any of them changes.
     skipped = _NO_EDGE_ATTRS
     if isinstance(data, RootedSubgraphData):
         skipped |= _ROOTED_ATTRS
@@ -150,7 +150,7 @@ def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) ->
         for key, value in store.items()
         if key not in skipped
     }
-    # An `adj_t` beside has two such dimensions.
+    # An additional `adj_t` has two such dimensions.
     dims = {k: d for k, d in dims.items() if isinstance(d, int) and is_edge_attr(store, k)}
     store['edge_index'] = out
     for key, dim in dims.items():
@@ -162,7 +162,7 @@ def _sort(data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int]) ->
 
 
 def is_edge_attr(store: EdgeStorage, key: str) -> bool:
-    """As PyG decides, for lists and tuples too where there are as many nodes as edges."""
+    """PyG's decision, also for lists and tuples if there are as many nodes as edges."""
     value = store[key]
     if (
         isinstance(value, (list, tuple))
@@ -184,17 +184,17 @@ def permuted(value: Any, perm: Tensor, dim: int) -> Any:
         return np.take(value, perm.cpu().numpy(), axis=dim)
     if isinstance(value, (list, tuple)):
         return type(value)([value[i] for i in perm.tolist()])
-    return value[perm]  # A TensorFrame.
+    return value[perm]  # a TensorFrame
 
 
 def _equal(edge_index: EdgeIndex, other: EdgeIndex) -> bool:
-    """Whether two have equal edges, sizes, order and caches."""
+    """Whether edges, sizes, order and caches are equal."""
 
     def parts(index: EdgeIndex) -> tuple[Tensor | None, ...]:
         return index._data, index._indptr, index._T_perm, *index._T_index, index._T_indptr
 
     return (
-        # That of an empty one stays behind when it is moved.
+        # The caches of an empty EdgeIndex stay behind when it moves.
         edge_index.device == other.device
         and tuple(edge_index.sparse_size()) == tuple(other.sparse_size())
         and edge_index.sort_order == other.sort_order
@@ -209,13 +209,13 @@ def _equal(edge_index: EdgeIndex, other: EdgeIndex) -> bool:
 
 
 def _cat_metadata(batch: Batch, key: Any, edge_index: EdgeIndex) -> CatMetadata | None:
-    """What `Batch.get_example` needs to give each graph its own size back."""
+    """The metadata with which `Batch.get_example` restores the size of each graph."""
     slices, incs = (
         (attrs if key is None else attrs[key]).get('edge_index')
         for attrs in (batch._slice_dict, batch._inc_dict)
     )
     if slices is None or incs is None or int(slices[-1]) != edge_index.size(1):
-        return None  # Edges came or went after batching, which PyG cannot undo either.
+        return None  # Edges changed after batching; PyG cannot undo that either.
     num_graphs = slices.numel() - 1
     starts = incs.view(num_graphs, -1).expand(-1, 2)
     # PyG subtracts a graph's start from its size.

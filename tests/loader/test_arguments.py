@@ -27,7 +27,7 @@ def hetero() -> HeteroData:
         (torch.tensor([1.0]), TypeError, 'float32'),
         ([0.5], TypeError, 'float'),
         (torch.tensor([1j]), TypeError, 'complex'),
-        (torch.ones(59, dtype=torch.bool), ValueError, '60 nodes where it is a mask, got 59'),
+        (torch.ones(59, dtype=torch.bool), ValueError, '60 nodes if it is a mask, got 59'),
         (torch.zeros(2, 2, dtype=torch.long), ValueError, 'one dimension'),
         (torch.tensor(3), ValueError, 'one dimension'),
         ('paper', TypeError, 'node type'),
@@ -144,7 +144,7 @@ def test_data() -> None:
     for data in (hetero(), None, random_data().x, (random_data(), 3), (1, 2, 3)):
         with pytest.raises(TypeError, match="'data'"):
             FastNeighborLoader(data, [3])
-    with pytest.raises(ValueError, match='number of nodes'):
+    with pytest.raises(ValueError, match='num_nodes'):
         FastNeighborLoader(Data(), [3])
     data = random_data()
     data.edge_index[0, 5] = 60

@@ -30,6 +30,8 @@ from pyg_fast.nn import (
 )
 from pyg_fast.ops import CBSR, maxk
 
+from ._pairs import pairs
+
 NODES, DST, EDGES = 40, 25, 300
 IN, OUT = 16, 20
 # Of 16 and of 20 channels: few, which are read as entries, and many, which are read as dense rows.
@@ -596,10 +598,7 @@ def test_pairs_of_cbsr_and_dense_features(device: torch.device) -> None:
 # Everything around a layer --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('prepared', [False, True])
-@pytest.mark.parametrize('k', [FEW, MANY])
-@pytest.mark.parametrize('root', [False, True])
+@pairs(('root', 'k', 'prepared', 'kind'), [False, True], [FEW, MANY], [False, True], KINDS)
 def test_compile(root: bool, k: int, prepared: bool, kind: str, device: torch.device) -> None:
     if kind == 'gcn' and root:
         pytest.skip('GCN has no root')

@@ -17,6 +17,8 @@ import pyg_fast
 from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import MaxKGNN
 
+from ._pairs import pairs
+
 NODES, EDGES, IN, HIDDEN, OUT, LAYERS = 40, 300, 7, 16, 5, 3
 KINDS = ('gcn', 'sage', 'gin')
 NORMS: dict[Any, Callable[[int], Module]] = {
@@ -204,9 +206,7 @@ def test_dtypes_and_autocast(dtype: torch.dtype, kind: str, device: torch.device
         assert near.float().mean() > 0.9
 
 
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('k', [None, 3, 9])
-@pytest.mark.parametrize('prepared', [False, True])
+@pairs(('prepared', 'k', 'kind'), [False, True], [None, 3, 9], KINDS)
 def test_compile(prepared: bool, k: int | None, kind: str, device: torch.device) -> None:
     torch._dynamo.reset()
     theirs, ours = models(kind, device, k=k, norm='layer_norm')

@@ -25,6 +25,8 @@ from pyg_fast.nn import (
 from pyg_fast.ops import maxk
 from pyg_fast.ops.sampling import sampled_positions
 
+from ._pairs import pairs
+
 NODES, DST, EDGES = 40, 25, 300
 IN, OUT, S = 6, 20, 3
 KINDS = ('gcn', 'sage')
@@ -715,9 +717,10 @@ def test_gradcheck(
         assert torch.autograd.gradgradcheck(run, inputs)
 
 
-@pytest.mark.parametrize('strategy', STRATEGIES)
-@pytest.mark.parametrize('graph_kind', ['plain', 'prepared', 'pickled'])
-@pytest.mark.parametrize('case', ['gcn', 'gcn, weighted', 'sage', 'sage, list'])
+@pairs(
+    ('case', 'graph_kind', 'strategy'),
+    ['gcn', 'gcn, weighted', 'sage', 'sage, list'], ['plain', 'prepared', 'pickled'], STRATEGIES,
+)  # fmt: skip
 def test_compile(case: str, graph_kind: str, strategy: str, device: torch.device) -> None:
     kind = case.split(',')[0]
     if 'list' in case and strategy == 'unbiased':
@@ -919,7 +922,7 @@ def test_sage_of_sparse_matrices(device: torch.device) -> None:
     x = features(NODES, IN, device=device)
     theirs, ours = layers('sage', device=device)
     for given in (adj_t, adj_t.to_sparse_csr()):
-        with pytest.raises(NotImplementedError, match="give it an 'edge_index'"):
+        with pytest.raises(NotImplementedError, match="pass an 'edge_index'"):
             ours(x, given)
         assert_same(gradients(theirs, x, given), gradients(ours.train(), x, given))
         ours.eval()
@@ -1032,7 +1035,7 @@ def test_bad_options(kind: str) -> None:
             build(quantize=quantize)
     if kind == 'sage':
         for aggr in ('max', 'std', ['mean', 'sum']):
-            with pytest.raises(ValueError, match="strategy='unbiased' is for sums and means"):
+            with pytest.raises(ValueError, match='supports only sums and means'):
                 build(strategy='unbiased', aggr=aggr)
     else:
         with pytest.raises(ValueError, match='self-loops'):
@@ -1093,5 +1096,25 @@ def test_cached_keeps_the_first_graph_if_pygs_code_runs_first(device: torch.devi
     before = conv(x, first)
     hook.remove()
     torch.testing.assert_close(conv(x, other), before)
-    conv._cached_norm = None
+    conv._cached_norm = conv._cached_edges = None
     assert not torch.allclose(conv(x, other), before)
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+def test_cached_is_of_the_first_graph_for_all_samples(
+    device: torch.device, weighted: bool
+) -> None:
+    first, other = torch.randint(12, (2, 2, 50), device=device)
+    w_first, w_other = torch.rand(2, 50, device=device) if weighted else (None, None)
+    x = torch.randn(12, 4, device=device)
+    conv = SampledGCNConv(4, 3, 2, sample='eval', cached=True).to(device)
+    same = SampledGCNConv(4, 3, 2, sample='eval').to(device)
+    same.load_state_dict(conv.state_dict())
+    for training, num_samples in ((False, 2), (True, 2), (False, 3), (False, 2)):
+        for each in (conv, same):
+            each.train(training).num_samples = num_samples
+        expected = same(x, first, w_first)
+        given = (first, w_first) if (training, num_samples) == (False, 2) else (other, w_other)
+        torch.testing.assert_close(conv(x, *given), expected)
+    conv.reset_parameters()
+    assert conv._cached_edges is None

@@ -401,7 +401,7 @@ def test_neighbor_loader() -> None:
     data = PlantedGraph('tiny')[0]
     batch = next(iter(NeighborLoader(Reorder()(data), [3, 3], batch_size=8)))
     assert batch.x.equal(data.x[batch.perm_index])
-    with pytest.raises(ValueError, match='tells of a batch'):
+    with pytest.raises(ValueError, match='belongs to a batch'):
         Reorder()(batch)
 
 
@@ -475,7 +475,7 @@ def test_sparse_tensor() -> None:
 def test_what_loaders_made(key: str) -> None:
     data = graph()
     data[key] = 2 if key == 'batch_size' else torch.zeros(N, dtype=torch.long)
-    with pytest.raises(ValueError, match=f"'{key}' tells of a batch"):
+    with pytest.raises(ValueError, match=f"'{key}' belongs to a batch"):
         Reorder()(data)
 
 
@@ -501,7 +501,7 @@ def test_permutations_of_another_origin() -> None:
     ):
         data = graph()
         data.update(pair)
-        with pytest.raises(ValueError, match="'perm_index' and 'inverse_index' are not"):
+        with pytest.raises(ValueError, match="'perm_index' and 'inverse_index' were not"):
             Reorder()(data)
 
 
