@@ -1,4 +1,4 @@
-"""Fixtures of all tests: devices, real data, seeds; hypothesis settings; `--skipped`."""
+"""Fixtures of all tests: devices, real data, seeds; hypothesis settings."""
 
 import gc
 import os
@@ -6,11 +6,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import pytest
 import torch
+from _skipped import *  # noqa: F403
 from torch_geometric.nn import GINConv, SAGEConv
 
 hypothesis.settings.register_profile('default', deadline=None, max_examples=25)
@@ -27,58 +27,6 @@ if 'PYTEST_XDIST_WORKER' in os.environ:  # Processes of their own, and of theirs
     torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
 elif 'OMP_NUM_THREADS' not in os.environ:
     torch.set_num_threads(2)
-
-
-_SKIPPED = 'pyg_fast/skipped'  # where pytest's cache keeps what the last run skipped
-_skipped: list[str] = []
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        '--skipped', action='store_true', help='run only what the last run skipped, and what does '
-        'more with packages that may have been installed since (marked `optional`)',
-    )  # fmt: skip
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption('--skipped'):
-        return
-    cache = getattr(config, 'cache', None)  # -p no:cacheprovider
-    last = cache.get(_SKIPPED, None) if cache else None
-    if last is None:
-        raise pytest.UsageError('--skipped: the cache holds no run before this one')
-    last = {*last}
-
-    def again(item: pytest.Item) -> bool:
-        file = item.nodeid.split('::')[0]  # may skip as a whole
-        return item.nodeid in last or file in last or bool(item.get_closest_marker('optional'))
-
-    config.hook.pytest_deselected(items=[item for item in items if not again(item)])
-    items[:] = filter(again, items)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.skipped:
-        _skipped.append(report.nodeid)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and not hasattr(report, 'wasxfail'):
-        _skipped.append(report.nodeid)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Adds what a process of pytest-xdist has skipped while it collected."""
-    _skipped.extend(getattr(node, 'workeroutput', {}).get(_SKIPPED, ()))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    cache = getattr(session.config, 'cache', None)
-    if hasattr(session.config, 'workeroutput'):
-        session.config.workeroutput[_SKIPPED] = _skipped
-    elif cache and not session.config.option.collectonly:
-        cache.set(_SKIPPED, sorted({*_skipped}))
 
 
 def pytest_collection_finish() -> None:
@@ -99,14 +47,19 @@ def compiled_propagate() -> None:
     SAGEConv(1, 1), GINConv(torch.nn.Identity())
 
 
-@pytest.fixture(scope='session', params=['cpu', 'cuda'])
+DEVICES = ['cpu', 'cuda'] if torch.cuda.is_available() else ['cpu']
+
+
+def pytest_report_header() -> str | None:
+    return None if 'cuda' in DEVICES else 'no CUDA device: thousands of tests run on the CPU only'
+
+
+@pytest.fixture(scope='session', params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Each device that has kernels."""
+    """Each device of the machine that has kernels."""
     if request.param == 'cuda':
         import pyg_fast
 
-        if not torch.cuda.is_available():
-            pytest.skip('no CUDA device')
         if not pyg_fast.with_cuda():
             pytest.skip('pyg_fast was built without CUDA')
     return torch.device(request.param)

@@ -11,6 +11,11 @@ LINE = ['--quick', '--device', 'cpu', '--threads', '1', '--repeats', '2', '--gra
         '--widths', '8,16', '--tables', '1', '--buffer', '2', '--batch-size', '32']
 
 
+def near(value: float) -> object:
+    """Records have six digits."""
+    return pytest.approx(value, rel=1e-4)
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
@@ -49,14 +54,14 @@ def test_report(bench: Any, tmp_path: Path) -> None:
         assert f'- {name}: ' in markdown
         assert result['error'] <= 1
         seconds = result['median_ms'] / 1e3
-        assert result['stream_ceiling'] == pytest.approx(max(memory, fastest[-1])) or (
-            result['stream_ceiling'] == pytest.approx(memory))
-        assert result['of_stream'] == pytest.approx(
+        assert result['stream_ceiling'] == near(max(memory, fastest[-1])) or (
+            result['stream_ceiling'] == near(memory))
+        assert result['of_stream'] == near(
             result['must_move'] / seconds / result['stream_ceiling'])
         assert result['share'] == max(result['of_stream'], result['of_gather'])
         if result['gathered']:
-            assert any(result['gather_ceiling'] == pytest.approx(each) for each in fastest)
-            assert result['of_gather'] == pytest.approx(
+            assert any(result['gather_ceiling'] == near(each) for each in fastest)
+            assert result['of_gather'] == near(
                 result['gathered'] / seconds / result['gather_ceiling'])
 
 

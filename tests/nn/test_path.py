@@ -182,6 +182,23 @@ def test_second_derivatives(device: torch.device, kind: str, forward: bool) -> N
     assert torch.autograd.gradgradcheck(run, (x, *parameters))
 
 
+@pytest.mark.parametrize('constant', [False, True])
+def test_second_derivatives_of_normalised_rows(device: torch.device, constant: bool) -> None:
+    # The norm of a row of zeros has no second derivative, which must not count as a lost gradient.
+    edge_index, mask = random_graph(40, 60, 0.1, device)
+    conv = PathPreparedSAGEConv(6, 4, normalize=True).to(device, torch.double)
+    x = torch.randn(40, 6, device=device, dtype=torch.double, requires_grad=not constant)
+    leaves = [*conv.parameters()] if constant else [x, *conv.parameters()]
+    path = execution_paths(edge_index, mask, 1, forward=True, strict=True)[0]
+    given = conv.aggregate_input(x, edge_index) if constant else x
+    results = []
+    for options in ({'path': path}, {}):
+        out = conv(given, edge_index, **options)[mask]
+        first = torch.autograd.grad(out.pow(3).sum(), leaves, create_graph=True)
+        results.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+    assert_equal(*results)
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_forward_computes_active_rows_alone(device: torch.device, kind: str) -> None:
     edge_index, mask = random_graph(300, 400, 0.03, device)

@@ -685,9 +685,10 @@ def test_quantize_is_for_sums_and_means(device: torch.device) -> None:
 # Derivatives, compilers -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('strategy', STRATEGIES)
-@pytest.mark.parametrize('case', ['gcn', 'gcn, weighted', 'sage', 'sage, max'])
-@pytest.mark.parametrize('channels', [(3, 2), (2, 5)])
+@pairs(
+    ('channels', 'case', 'strategy'),
+    [(3, 2), (2, 5)], ['gcn', 'gcn, weighted', 'sage', 'sage, max'], STRATEGIES,
+)  # fmt: skip
 def test_gradcheck(
     channels: tuple[int, int], case: str, strategy: str, device: torch.device
 ) -> None:
