@@ -77,6 +77,15 @@ def nothing_pending() -> Iterator[None]:
             raise_pending()
 
 
+@pytest.fixture(scope='module')
+def several_threads() -> Iterator[None]:
+    """For what threads share out on a CPU: processes of pytest-xdist have one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def raises(device: torch.device) -> Callable[..., AbstractContextManager]:
     """`pytest.raises`, where CUDA may report an edge out of range at the next call alone."""

@@ -14,6 +14,8 @@ from torch._subclasses import FakeTensorMode
 from pyg_fast.ops import _lifetime, gather_rows
 from pyg_fast.ops._library import ops, reference
 
+pytestmark = pytest.mark.usefixtures('several_threads')
+
 DTYPES = [
     torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float8_e5m2,
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,

@@ -20,6 +20,8 @@ from pyg_fast.ops.aggregate import scatter_sum
 from ._graphs import DTYPES, GRAPHS, Edges, assert_near, edge_lists
 from ._samples import Given, sample
 
+pytestmark = pytest.mark.usefixtures('several_threads')
+
 MODULE = import_module('pyg_fast.ops.gcn_norm')  # its name is the function's too
 INDEX = [torch.int32, torch.int64]
 FLOWS = ['source_to_target', 'target_to_source']

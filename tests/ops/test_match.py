@@ -13,6 +13,8 @@ from pyg_fast.ops import match, match_degree
 from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.node_map import NodeMap
 
+pytestmark = pytest.mark.usefixtures('several_threads')
+
 INTEGERS = [torch.uint8, torch.int16, torch.int32, torch.int64]
 NODES = 20
 

@@ -27,6 +27,8 @@ from pyg_fast.ops._library import ops, reference
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
+pytestmark = pytest.mark.usefixtures('several_threads')
+
 SQUARE = [name for name, edges in GRAPHS.items() if edges.num_src == edges.num_dst > 0]
 FANOUTS = [(3,), (-1,), (1, 2), (2, -1), (5, 9, 3), (40, 17)]
 

@@ -10,6 +10,8 @@ from pyg_fast.ops.path import Rows, expand, node_dropout, take
 from ._graphs import DTYPES, GRAPHS, assert_near, exact
 from ._samples import Given, sample
 
+pytestmark = pytest.mark.usefixtures('several_threads')
+
 WIDTHS = [0, 1, 3, 4, 8, 31, 64, 129]
 
 

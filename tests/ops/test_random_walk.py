@@ -13,6 +13,8 @@ from pyg_fast.ops._library import ops, reference
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
+pytestmark = pytest.mark.usefixtures('several_threads')
+
 SQUARE = [name for name, edges in GRAPHS.items() if edges.num_src == edges.num_dst]
 # The types of pointers and of columns.
 INDEX = [torch.int32] * 2, [torch.int64] * 2, [torch.int64, torch.int32]

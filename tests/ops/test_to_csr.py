@@ -18,6 +18,8 @@ from pyg_fast.ops.to_csr import MOST_NODES, to_csr_csc
 from ._graphs import GRAPHS, Edges, edge_lists
 from ._samples import Given, sample
 
+pytestmark = pytest.mark.usefixtures('several_threads')
+
 MODULE = import_module('pyg_fast.ops.to_csr')  # its name is the function's too
 
 
