@@ -1,28 +1,29 @@
 """One command for all benchmarks: python -m benchmarks NAME [options]."""
+import ast
 import importlib
-import pkgutil
 import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 
 
-def names() -> list[str]:
-    """The benchmarks: every module here that is not private, and the papers."""
-    found = [module.name for module in pkgutil.iter_modules([str(FOLDER)])]
-    return sorted(name for name in found if not name.startswith('_'))
+def benchmarks() -> dict[str, str]:
+    """The first line of each benchmark, by its name."""
+    files = {path.stem: path for path in FOLDER.glob('[!_]*.py')}
+    files |= {path.parent.name: path for path in FOLDER.glob('*/__main__.py')}
+    return {
+        name: (ast.get_docstring(ast.parse(path.read_text())) or '').split('\n')[0]
+        for name, path in sorted(files.items())}
 
 
 def main() -> None:
-    if len(sys.argv) < 2 or sys.argv[1] not in names():
-        lines = []
-        for name in names():
-            module = importlib.import_module(f'benchmarks.{name}')
-            lines.append(f'  {name:18}{(module.__doc__ or "").splitlines()[0]}')
+    known = benchmarks()
+    if len(sys.argv) < 2 or sys.argv[1] not in known:
+        lines = [f'  {name:18}{line}' for name, line in known.items()]
         sys.exit('\n'.join(['python -m benchmarks NAME [options]', *lines]))
     name = sys.argv.pop(1)
-    package = f'benchmarks.{name}.__main__' if (FOLDER / name).is_dir() else f'benchmarks.{name}'
-    importlib.import_module(package).main()
+    inside = '.__main__' if (FOLDER / name).is_dir() else ''
+    importlib.import_module(f'benchmarks.{name}{inside}').main()
 
 
 if __name__ == '__main__':

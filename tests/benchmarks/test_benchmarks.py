@@ -44,6 +44,24 @@ def check_report(report: dict, markdown: str) -> None:
                 assert result['count'] >= 2
 
 
+def test_one_command_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = importlib.import_module('benchmarks.__main__')
+    known = command.benchmarks()
+    assert {'spmm', 'layers', 'before_after', 'report', 'papers'} <= known.keys()
+    assert all(known.values())
+    monkeypatch.setattr('sys.argv', ['benchmarks', 'no such'])
+    with pytest.raises(SystemExit, match='layers  '):
+        command.main()
+
+
+def test_layers(tmp_path: Path) -> None:
+    report, markdown, _ = run('layers', tmp_path, '--graphs', 'tiny', '--layers', 'GCN')
+    check_report(report, markdown)
+    (section,) = report['sections']
+    assert [cell['graph'] for cell in section['cells']] == ['tiny: GCN']
+    assert {'PyG', 'PyG, torch.compile'} < section['cells'][0]['results'].keys()
+
+
 def test_paths(tmp_path: Path) -> None:
     report, markdown, _ = run('paths', tmp_path)
     check_report(report, markdown)
