@@ -1,4 +1,4 @@
-// All dealings with torch's stable ABI: what the bindings need of a tensor, and nothing else.
+// The only file that uses torch's stable ABI directly: all tensor functions of the bindings.
 #pragma once
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -14,14 +14,14 @@
 #include "cpu/shares.h"
 #include "params/runtime.h"
 
-// Lives in libtorch_cuda only: weak, so that the same file also loads under a CPU torch.
+// Exists in libtorch_cuda only: the weak symbol lets this file also load with a CPU torch.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
     int32_t device_index, void** ret_stream);
 
-// An op is a function template of namespace pyg_fast with one argument, `bool kCuda`, whose last step is
+// An op is a function template of namespace pyg_fast with one argument, `bool kCuda`. It ends with
 //   if constexpr (kCuda) { Launch launch(x); launch.check(cuda::op(p, launch.stream()), "op"); }
 //   else { share_rows(..., [&](int64_t begin, int64_t end) { cpu::op(p, begin, end); }); }
-// These register it, under its name: for both devices or for one.
+// These macros register the op under its name: for both devices or for one.
 #define PYG_FAST_IMPL(op) PYG_FAST_CPU_IMPL(op) PYG_FAST_CUDA_IMPL(op)
 #define PYG_FAST_CPU_IMPL(op)                    \
   STABLE_TORCH_LIBRARY_IMPL(pyg_fast, CPU, m) {  \
@@ -54,7 +54,7 @@ inline DType dtype_of(const Tensor& t, const char* name) {
   }
 }
 
-// The type that sums run in.
+// The type of the sums.
 inline ScalarType acc_of(ScalarType type) {
   return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
@@ -81,7 +81,7 @@ inline int64_t bytes_of(ScalarType type) {
 
 using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
-// Whether this is a size at all, and its bytes: torch refuses others for another reason.
+// Whether the size is valid, and its bytes. For an invalid size torch reports another error.
 inline bool is_size(Sizes size, int64_t element, int64_t& bytes) {
   bytes = element;
   for (const int64_t n : size) {
@@ -92,7 +92,7 @@ inline bool is_size(Sizes size, int64_t element, int64_t& bytes) {
 
 [[noreturn]] inline void out_of_memory(const Tensor& on, int64_t bytes) {
 #ifdef PYG_FAST_WITH_CUDA
-  // After a crash of a kernel nothing can be allocated either.
+  // After a kernel crash, every allocation fails too.
   const char* error = on.is_cuda() ? cuda::device_error() : nullptr;
   if (error) throw std::runtime_error(std::string("CUDA error: ") + error);
 #endif
@@ -101,9 +101,9 @@ inline bool is_size(Sizes size, int64_t element, int64_t& bytes) {
   throw std::runtime_error(text);
 }
 
-// All memory that the bindings ask torch for comes from here: allocate() on the device of `on`, of
-// `size` elements of `element` bytes. Torch's own words, forty lines of stack frames, do not pass the
-// stable ABI; Python makes torch.OutOfMemoryError of these.
+// Allocates all memory that the bindings need from torch: allocate() on the device of `on`, `size`
+// elements of `element` bytes. The stable ABI does not pass on torch's own message (forty lines of stack
+// frames); Python turns this one into torch.OutOfMemoryError.
 template <typename Allocate>
 Tensor allocated(const Tensor& on, Sizes size, int64_t element, const Allocate& allocate) {
   try {
@@ -115,7 +115,7 @@ Tensor allocated(const Tensor& on, Sizes size, int64_t element, const Allocate& 
   }
 }
 
-// torch::stable::contiguous goes through the dispatcher each time; most tensors need nothing.
+// torch::stable::contiguous always calls the dispatcher; most tensors are already contiguous.
 inline Tensor to_contiguous(const Tensor& t) {
   if (t.is_contiguous()) return t;
   return allocated(t, {t.numel()}, static_cast<int64_t>(t.element_size()),
@@ -149,7 +149,7 @@ inline void check_device(const OptTensor& t, const char* name, const Tensor& lik
                   name, " is on another device than the graph");
 }
 
-// [2, num_edges] whose rows can be read where they are.
+// edge_index [2, num_edges] with contiguous rows; copies only if necessary.
 inline Tensor with_contiguous_rows(const Tensor& edge_index) {
   STD_TORCH_CHECK(edge_index.dim() == 2 && edge_index.size(0) == 2,
                   "edge_index must have shape [2, num_edges]");
@@ -157,7 +157,7 @@ inline Tensor with_contiguous_rows(const Tensor& edge_index) {
   return rows ? edge_index : to_contiguous(edge_index);
 }
 
-// The graph as kernels see it. Its tensors must be contiguous and outlive the result.
+// The graph for kernels. Its tensors must be contiguous and outlive the result.
 inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                   int64_t num_cols) {
   Csr csr;
@@ -181,7 +181,7 @@ inline Csr csr_of(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   return csr;
 }
 
-// One number per edge, of the features' type or (`value_acc`) of that of their sums.
+// One number per edge, of the features' type or (`value_acc`) of the type of their sums.
 inline const void* checked_value(const OptTensor& value, const Csr& csr, ScalarType type,
                                  bool& value_acc, const Tensor& on) {
   if (!value) return nullptr;
@@ -211,14 +211,14 @@ inline Tensor zeros(const Tensor& like, Sizes size) {
                    [&] { return torch::stable::new_zeros(like, size); });
 }
 
-// All of torch's threads, or one where `work` (about one per nanosecond) does not pay for waking the
-// others: OpenMP wakes all of them, however few are wanted.
+// All of torch's threads, or one if `work` (about one per nanosecond) is too small to wake them: OpenMP
+// always wakes all threads.
 inline int64_t paid_threads(int64_t work) {
   const int64_t threads = torch::stable::get_num_threads();
   return work < 18000 + 1000 * threads ? 1 : threads;
 }
 
-// Runs fn(k) for k in [0, n) on torch's threads, or alone where `work` does not pay for them.
+// Runs fn(k) for k in [0, n) on torch's threads, or on one thread if `work` is too small.
 template <typename Fn>
 void parallel(int64_t n, int64_t work, const Fn& fn) {
   if (n <= 1 || paid_threads(work) == 1) {
@@ -232,7 +232,7 @@ void parallel(int64_t n, int64_t work, const Fn& fn) {
 
 inline int64_t num_threads() { return torch::stable::get_num_threads(); }
 
-// run(begin, end) of equal shares of `rows`, in parallel as far as their `work` pays for it.
+// Calls run(begin, end) for equal shares of `rows`, in parallel if `work` is large enough.
 template <typename Run>
 void share_rows(int64_t rows, int64_t work, const Run& run) {
   const int64_t shares = num_threads();
@@ -240,7 +240,7 @@ void share_rows(int64_t rows, int64_t work, const Run& run) {
            [&](int64_t k) { run(rows * k / shares, rows * (k + 1) / shares); });
 }
 
-// run(begin, end) of shares of the rows that have about equal numbers of edges.
+// Calls run(begin, end) for shares of the rows with about equal numbers of edges.
 template <typename Run>
 void share_edges(const Csr& csr, int64_t work, const Run& run) {
   const int64_t shares = num_threads();
@@ -249,10 +249,9 @@ void share_edges(const Csr& csr, int64_t work, const Run& run) {
   });
 }
 
-// A row of float32 or float64 numbers that several shares of the work add to, each in its own copy.
+// A row of float32 or float64 numbers: each share of the work adds to its own copy.
 class SumOfShares {
  public:
-  // Of numbers like those of `like`.
   SumOfShares(const Tensor& like, int64_t shares, int64_t count)
       : parts_(zeros(like, {shares, count})), shares_(shares), count_(count),
         wide_(like.scalar_type() == ScalarType::Double) {}

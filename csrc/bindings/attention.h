@@ -1,4 +1,4 @@
-// What the bindings of both kinds of graph attention share.
+// Checks and parameters that the bindings of GAT and GATv2 share.
 #pragma once
 #include <algorithm>
 
@@ -16,7 +16,7 @@ inline void check_features(const Tensor& t, const char* name, int64_t nodes, con
   check_device(t, name, on);
 }
 
-// A number of type acc per node or edge and head.
+// Checks a matrix with one number of type acc per node (or edge) and head.
 inline void check_scores(const OptTensor& t, const char* name, int64_t rows, const Attention& p,
                          ScalarType acc, const Tensor& on) {
   if (!t) return;
@@ -33,7 +33,7 @@ inline void check_per_channel(const OptTensor& t, const char* name, const Attent
   check_device(t, name, on);
 }
 
-// What all of them share.
+// Fills the parameters that all attention ops share.
 inline void fill(Attention& p, const Csr& csr, const Tensor& x, const OptTensor& seed,
                  int64_t num_loops, double negative_slope, double dropout) {
   STD_TORCH_CHECK(x.dim() == 3, "x must have three dimensions, got ", x.dim());
@@ -58,7 +58,7 @@ inline Tensor empty_as(const Tensor& like, int64_t nodes, const Attention& p, Sc
   return empty(like, {nodes, p.heads, p.channels}, type);
 }
 
-// Work of one pass over the edges: an exponential for each head beside the features.
+// Work of one pass over the edges: the features and an exponential per head.
 inline int64_t work_of(const Attention& p) {
   return (p.csr.num_edges + p.csr.num_rows + p.csr.num_cols) * p.heads * (p.channels + 32) / 8;
 }

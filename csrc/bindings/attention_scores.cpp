@@ -101,8 +101,7 @@ Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // <x[i, h], att[h]> for one or two vectors of attention; the gradients of x and of [att_src,
-  // att_dst].
+  // <x[i, h], att[h]> for one or two attention vectors; the gradients of x and of [att_src, att_dst].
   m.def("attention_scores(Tensor x, Tensor att_src, Tensor? att_dst) -> (Tensor, Tensor)");
   m.def(
       "attention_scores_backward(Tensor x, Tensor att_src, Tensor? att_dst, Tensor grad_alpha_src, "

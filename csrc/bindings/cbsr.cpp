@@ -4,7 +4,7 @@
 namespace pyg_fast {
 namespace {
 
-// Shapes, types and devices of a CBSR, with what kernels need to know of it filled into `p`.
+// Checks shapes, types and devices of a CBSR and fills its parameters into `p`.
 template <typename P>
 void take_columns(P& p, const Tensor& columns, int64_t rows, int64_t dim, const Tensor& on) {
   STD_TORCH_CHECK(columns.dim() == 2 && columns.size(0) == rows, "columns must have shape [", rows,
@@ -18,7 +18,7 @@ void take_columns(P& p, const Tensor& columns, int64_t rows, int64_t dim, const 
   p.columns = columns.const_data_ptr();
 }
 
-// To dense (`dim` columns) if not `sampling`, else the other way round.
+// Converts to dense (`dim` columns), or from dense if `sampling`.
 template <typename Run>
 Tensor convert(const Tensor& in_, const Tensor& columns_, int64_t dim, bool sampling,
                const Run& run) {
@@ -210,7 +210,7 @@ Tensor cbsr_sddmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   const OptTensor row_scale = to_contiguous(row_scale_), col_scale = to_contiguous(col_scale_);
   p.row_scale = checked_scale(row_scale, "row_scale", p.csr.num_rows, type, col);
   p.col_scale = checked_scale(col_scale, "col_scale", p.csr.num_cols, type, col);
-  // Zeros for the edges that the CSR leaves out.
+  // Edges that the CSR omits have gradient zero.
   Tensor out = zeros(grad, {num_values});
   p.out = out.mutable_data_ptr();
   if constexpr (kCuda) {
@@ -227,11 +227,11 @@ Tensor cbsr_sddmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Dense rows of CBSR features, and the entries of dense rows at their columns.
+  // Dense rows of CBSR features; the entries of dense rows at CBSR columns.
   m.def("cbsr_to_dense(Tensor values, Tensor columns, int dim) -> Tensor");
   m.def("cbsr_sample(Tensor dense, Tensor columns) -> Tensor");
 
-  // spmm of CBSR features of `dim` columns, and its gradients.
+  // spmm of CBSR features with `dim` columns, and its gradients.
   m.def(
       "cbsr_spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor values, "
       "Tensor columns, int dim, Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, "

@@ -1,4 +1,4 @@
-// What the bindings of ops on CBSR features share.
+// Functions that the bindings of CBSR ops share.
 #pragma once
 #include "stable.h"
 

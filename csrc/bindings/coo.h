@@ -1,4 +1,4 @@
-// What the bindings of ops on coordinate lists share.
+// Functions that the bindings of coordinate list ops share.
 #pragma once
 #include "stable.h"
 
@@ -21,8 +21,8 @@ inline Coo coo_of(const Tensor& edge_index, int64_t num_src, int64_t num_dst, bo
   return coo;
 }
 
-// fn(begin, end) for [0, n) in one share a thread that `work` pays for: some kernels walk all edges
-// for each share, which is lost where shares do not run at once.
+// Calls fn(begin, end) for shares of [0, n), one per thread that `work` justifies: some kernels walk all
+// edges for each share, which only pays if the shares run in parallel.
 template <typename Fn>
 void shared_out(int64_t n, int64_t work, const Fn& fn) {
   const int64_t threads = paid_threads(work), shares = n < 2 ? 1 : n < threads ? n : threads;

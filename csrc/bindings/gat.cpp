@@ -98,7 +98,7 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
   Tensor grad_x = empty_as(x, sources, p, type);
   Tensor grad_src = empty(x, {sources, p.heads}, acc);
   Tensor grad_dst = empty(x, {destinations, p.heads}, acc);
-  // Zeros for the edges that the graph leaves out.
+  // Edges that the graph omits have gradient zero.
   Tensor grad_edge = zeros(alpha_src, {alpha_edge ? csr.num_edges : 0, p.heads});
   Tensor grad_loop = empty(x, {alpha_loop ? num_loops : 0, p.heads}, acc);
   Tensor stat = empty(x, {destinations, 3, p.heads}, acc);
@@ -125,14 +125,14 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Attention over each row's edges, and `num_loops` self-loops: the result, and (`training`) what the
-  // backward reads: y, y_plus, lse, mass_plus.
+  // Attention over each row's edges and `num_loops` self-loops: the result, and (`training`) the inputs
+  // of the backward: y, y_plus, lse, mass_plus.
   m.def(
       "gat(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor alpha_src, Tensor alpha_dst, "
       "Tensor? alpha_edge, Tensor? alpha_loop, Tensor? bias, Tensor? seed, SymInt num_loops, "
       "float negative_slope, float dropout, bool training, bool out_acc) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // Its gradients: of x, alpha_src, alpha_dst, alpha_edge and alpha_loop (empty where there is none).
+  // Gradients of x, alpha_src, alpha_dst, alpha_edge and alpha_loop (empty for a missing input).
   m.def(
       "gat_backward(Tensor t_rowptr, Tensor t_col, Tensor? t_perm, Tensor x, Tensor alpha_src, "
       "Tensor alpha_dst, Tensor? alpha_edge, Tensor? alpha_loop, Tensor? seed, Tensor y, "

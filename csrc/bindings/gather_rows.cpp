@@ -13,14 +13,14 @@ const int64_t* ids_of(const Tensor& t, const char* name, const Tensor& on) {
   return static_cast<const int64_t*>(t.const_data_ptr());
 }
 
-// For lists of so many ids in all.
+// `num_ids`: the total number of ids that the map must hold.
 MapOfNodes map_of(const Tensor& map, int64_t stamp, int64_t num_nodes, int64_t num_ids,
                   const Tensor& on) {
   MapOfNodes m;
   static_cast<NodeMap&>(m) = node_map_of(map, stamp, on);
   m.num_nodes = num_nodes;
   const int64_t most = num_ids < num_nodes ? num_ids : num_nodes;
-  // Of a hashed one a slot stays empty, or looking for an id would not end.
+  // A hashed map needs an empty slot: otherwise probing would not end.
   STD_TORCH_CHECK(m.key ? most < m.num_slots : num_nodes <= m.num_slots, "map has ", m.num_slots,
                   " slots, too few for ", m.key ? most : num_nodes, " nodes");
   return m;
@@ -99,7 +99,7 @@ const char* rows_of(const OptTensor& rows, const char* name, const Tensor& x, co
   return static_cast<const char*>(rows->const_data_ptr());
 }
 
-// x is where index is, or in host memory that its device reads, which is for the caller to know.
+// x must be on the device of index, or in host memory that this device reads; the caller ensures this.
 template <bool kCuda>
 Tensor gather_rows(const Tensor& x, const Tensor& index_, const OptTensor& match_,
                   const OptTensor& previous, const OptTensor& cache_position_,
@@ -165,13 +165,12 @@ Tensor gather_rows(const Tensor& x, const Tensor& index_, const OptTensor& match
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Between mini-batches: the first position in `previous` of each id, -1 for none; how many distinct
-  // ids two of the batches share whose ids follow one another, `ptr` in host memory. `map`, `stamp`:
-  // of a NodeMap.
+  // Between mini-batches: the first position of each id in `previous`, or -1; the number of distinct ids
+  // that each two batches share (ids concatenated, `ptr` in host memory). `map`, `stamp`: of a NodeMap.
   m.def("match(Tensor n_id, Tensor previous, Tensor(a!) map, int stamp, int num_nodes) -> Tensor");
   m.def("match_degree(Tensor ids, Tensor ptr, Tensor(a!) map, int stamp, int num_nodes) -> Tensor");
-  // Rows previous[match[i]], cache[cache_position[index[i]]] or x[index[i]], the first there is;
-  // x may lie in pinned host memory. Added to counter: the numbers of rows from x, previous, cache.
+  // Rows previous[match[i]], cache[cache_position[index[i]]] or x[index[i]], the first that exists; x may
+  // be in pinned host memory. Adds the numbers of rows from x, previous and cache to counter.
   m.def(
       "gather_rows(Tensor x, Tensor index, Tensor? match, Tensor? previous, Tensor? cache_position, "
       "Tensor? cache, Tensor(a!)? counter) -> Tensor");

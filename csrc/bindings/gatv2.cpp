@@ -107,13 +107,13 @@ Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTen
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Attention over each row's edges, and `num_loops` self-loops: the result, and (`training`) what the
-  // backward reads: y, lse.
+  // Attention over each row's edges and `num_loops` self-loops: the result, and (`training`) the inputs
+  // of the backward: y, lse.
   m.def(
       "gatv2(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor x_dst, Tensor att, "
       "Tensor? bias, Tensor? seed, SymInt num_loops, float negative_slope, float dropout, "
       "bool training, bool out_acc) -> (Tensor, Tensor, Tensor)");
-  // Its gradients: of x, x_dst and att.
+  // Gradients of x, x_dst and att.
   m.def(
       "gatv2_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor t_rowptr, Tensor t_col, "
       "Tensor? t_perm, Tensor x, Tensor x_dst, Tensor att, Tensor? seed, Tensor y, Tensor lse, "

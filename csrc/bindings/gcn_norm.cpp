@@ -66,7 +66,7 @@ std::tuple<Tensor, Tensor, Tensor> gcn_weight(const Tensor& edge_index_,
   check_vector(last, "last", num_nodes);
   check_type(last, "last", ScalarType::Long);
   check_before(before, p.coo, edge_index);
-  // Without loops to leave out, all edges are asked for or none.
+  // Without loops to drop, num_kept is the number of edges or 0.
   STD_TORCH_CHECK(num_kept == 0 || num_kept == p.coo.num_edges ||
                       (before && num_kept > 0 && num_kept < p.coo.num_edges),
                   "num_kept must fit the number of edges, got ", num_kept);

@@ -4,7 +4,7 @@
 namespace pyg_fast {
 namespace {
 
-// Kernels on CUDA, which the host does not wait for, stop at the last value themselves.
+// Only for CPU: the host does not wait for CUDA kernels, which stop at the last value themselves.
 void check_last(const GcnScale& p) {
   const int64_t edges = p.csr.index64 ? static_cast<const int64_t*>(p.csr.rowptr)[p.csr.num_rows]
                                       : static_cast<const int32_t*>(p.csr.rowptr)[p.csr.num_rows];
@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor> gcn_scale(const Tensor& rowptr, const OptTensor& perm
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Of a graph in CSR and its values: scale, and the weights of the loops (empty without `loops`).
+  // For a graph in CSR with values: scale, and the weights of the loops (empty without `loops`).
   m.def(
       "gcn_scale(Tensor rowptr, Tensor? perm, Tensor value, Tensor? last_loop, float fill_value, "
       "bool loops) -> (Tensor, Tensor)");

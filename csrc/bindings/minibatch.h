@@ -1,4 +1,4 @@
-// What the bindings of sampled mini-batches share.
+// Functions that the bindings of sampled mini-batches share.
 #pragma once
 #include <numeric>
 #include <vector>
@@ -46,7 +46,7 @@ inline int32_t* int32s(const Tensor& t, const char* name, const Tensor& on) {
   return data_of<int32_t>(t, name, ScalarType::Int, on);
 }
 
-// A graph that may lie in host memory that a GPU reads.
+// A graph that may be in host memory that a GPU reads.
 inline Csr sampled_graph(const Tensor& rowptr, const OptTensor& col, const OptTensor& perm,
                          const OptTensor& weight) {
   Csr graph;
@@ -68,17 +68,17 @@ inline Csr sampled_graph(const Tensor& rowptr, const OptTensor& col, const OptTe
   return graph;
 }
 
-constexpr int64_t kLookup = 20;  // nanoseconds that an id takes on a CPU
+constexpr int64_t kLookup = 20;  // nanoseconds per id on a CPU
 
-// run(begin, end) of shares of [first, last).
+// Calls run(begin, end) for shares of [first, last).
 template <typename Run>
 void share(int64_t first, int64_t last, const Run& run) {
   share_rows(last - first, (last - first) * kLookup,
              [&](int64_t begin, int64_t end) { run(first + begin, first + end); });
 }
 
-// Numbers what list(begin, end, number) finds in [first, last) from `number` on, and returns the
-// number after the last; several shares are counted first.
+// Calls list(begin, end, number) on shares of [first, last): it assigns numbers from `number` on and
+// returns the next one. With several shares, count(...) runs first.
 template <typename Count, typename List>
 int64_t number_found(int64_t first, int64_t last, int64_t number, const Count& count,
                      const List& list) {

@@ -110,7 +110,7 @@ void sample_neighbors(const Tensor& rowptr, const Tensor& col, const OptTensor& 
   } else {
     STD_TORCH_CHECK(p.num_edges[p.hop + 1] <= p.max_edges_of_all,
                     "neighbor must have room for all edges");
-    // More shares than threads: nodes differ in what they cost.
+    // More shares than threads: the work per node varies.
     const int64_t shares = 8 * num_threads(), nodes = p.last() - p.first();
     parallel(shares, nodes * kLookup, [&](int64_t k) {
       cpu::sample_neighbors(p, p.first() + nodes * k / shares, p.first() + nodes * (k + 1) / shares);
@@ -195,13 +195,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> take_sample(
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Sampled mini-batches. `map` and `stamp`: NodeMap in params/minibatch.h; `counts`: nodes and edges known
-  // after each hop, and before the first; `local`: local ids by position, those of seeds, then edges.
+  // Sampled mini-batches. `map` and `stamp`: NodeMap in params/minibatch.h; `counts`: numbers of nodes
+  // and edges after each hop, and before the first; `local`: local ids by position, seeds first, then
+  // edges.
   m.def(
       "begin_sample(Tensor seeds, Tensor(a!) n_id, Tensor(b!) counts, Tensor(c!) map, "
       "Tensor(d!) local, int stamp) -> ()");
-  // One hop: where the edges of each node begin; those edges, their sources into the map; new nodes.
-  // `max_nodes`, `max_edges`: in this hop, at most; the graph may lie in pinned host memory.
+  // One hop: where the edges of each node begin; the edges, and their sources into the map; new nodes.
+  // `max_nodes`, `max_edges`: limits for this hop; the graph may be in pinned host memory.
   m.def(
       "sample_counts(Tensor rowptr, Tensor? weight, Tensor n_id, Tensor(a!) counts, "
       "Tensor(b!) sampled_rowptr, int hop, int fanout, bool replace, int max_nodes) -> ()");

@@ -97,8 +97,8 @@ Tensor node_dropout(const Tensor& x_, const OptTensor& nodes_, const Tensor& see
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Of execution paths: rows put back among all; rows outside of a path that are not zero; dropout
-  // keyed by (seed, node, column).
+  // Execution paths: expand rows to all positions; count nonzero rows outside of a path; dropout keyed by
+  // (seed, node, column).
   m.def("expand_rows(Tensor x, Tensor position, float fill) -> Tensor");
   m.def("count_outside(Tensor x, Tensor position, Tensor(a!) counter) -> ()");
   m.def("node_dropout(Tensor x, Tensor? nodes, Tensor seed, float dropout) -> Tensor");

@@ -15,7 +15,7 @@ Tensor rabbit_order(const Tensor& rowptr, const Tensor& col) {
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Nodes of a square graph in Rabbit Order, int64; on the CPU alone.
+  // Nodes of a square graph in Rabbit Order, int64; CPU only.
   m.def("rabbit_order(Tensor rowptr, Tensor col) -> Tensor");
 }
 

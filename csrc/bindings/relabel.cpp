@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor> relabel(const Tensor& ids_, const Tensor& map
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Distinct ids in order of their first occurrence (padded), the place of each, their number.
+  // Distinct ids in order of first occurrence (padded), the place of each id, their number.
   m.def("relabel(Tensor ids, Tensor(a!) map, int stamp) -> (Tensor, Tensor, Tensor)");
 }
 

@@ -26,8 +26,8 @@ int64_t error_record() {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   m.def("with_cuda() -> bool");
-  // Where kernels on CUDA put an edge that they had to leave out (cuda/record.cuh): an address in
-  // host memory, 0 without CUDA. The first call makes a CUDA context.
+  // Address of the host memory where CUDA kernels record a skipped edge (cuda/record.cuh), 0 without
+  // CUDA. The first call creates a CUDA context.
   m.def("error_record() -> int");
 }
 

@@ -85,7 +85,7 @@ std::tuple<Tensor, Tensor> sample_edges(const Tensor& rowptr, const Tensor& col,
   return {edges, sampled_perm};
 }
 
-// A CPU sorts the sampled edges sooner than it looks at all of them.
+// GPU only: a CPU sorts the sampled edges faster than it reads all edges.
 template <bool kCuda>
 std::tuple<Tensor, Tensor, Tensor> sample_transposed(
     const Tensor& rowptr_, const Tensor& t_rowptr, const Tensor& t_col, const Tensor& position,
@@ -142,8 +142,8 @@ std::tuple<Tensor, Tensor> quantize_rows(const Tensor& x_) {
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // spmm over at most `num_samples` edges of each row; x may be quantized. Those edges,
-  // and their positions in the values; and by source, on a GPU: t_rowptr, t_col, position.
+  // spmm over at most `num_samples` edges of each row; x may be quantized. Then the sampled edges and
+  // their positions in the values; on a GPU also by source: t_rowptr, t_col, position.
   m.def(
       "sampled_spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, "
       "Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "

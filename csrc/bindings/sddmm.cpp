@@ -32,7 +32,7 @@ Tensor sddmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, con
   check_device(col_scale, "col_scale", col);
   p.row_scale = pointer(row_scale);
   p.col_scale = pointer(col_scale);
-  // Zeros for the edges that the CSR leaves out.
+  // Edges that the CSR omits have gradient zero.
   Tensor out = zeros(a, {num_values});
   p.out = out.mutable_data_ptr();
   if constexpr (kCuda) {

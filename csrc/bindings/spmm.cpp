@@ -3,7 +3,7 @@
 namespace pyg_fast {
 namespace {
 
-// The groups of the graph `csr`, checked as far as sizes and types go.
+// The groups of the graph `csr`; checks only sizes and types.
 Groups groups_of(const Csr& csr, const Tensor& rowptr, const Tensor& ptr, const Tensor& row,
                  const Tensor& long_row, const Tensor& long_ptr, const Tensor& long_shift,
                  int64_t num_partials, int64_t size, bool atomic) {
@@ -71,7 +71,7 @@ Tensor spmm_groups(const Tensor& rowptr, const Tensor& col, const OptTensor& per
           Launch launch(on);
           void* scratch = launch.scratch(cuda::spmm_groups_scratch(p, g));
           launch.check(cuda::spmm_groups(p, g, scratch, launch.stream()), "spmm_groups");
-        } else {  // groups are how work is handed out on a GPU: here rows are
+        } else {  // the CPU shares out rows, not groups
           run_on_cpu(p);
         }
       });
@@ -87,8 +87,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
       "Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
       "Tensor? self_row=None) -> Tensor");
 
-  // The same, handed out by groups of at most `group_size` edges of a row; `atomic`: groups of one row
-  // add up in any order. On a CPU it is the same altogether.
+  // The same by groups of at most `group_size` edges of one row; `atomic`: groups of one row add up in
+  // any order. On a CPU it is identical to spmm.
   m.def(
       "spmm_groups(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, "
       "Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "

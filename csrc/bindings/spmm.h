@@ -1,4 +1,4 @@
-// What the bindings of sums over edges share.
+// Functions that the bindings of sums over edges share.
 #pragma once
 #include <type_traits>
 
@@ -7,7 +7,7 @@
 
 namespace pyg_fast {
 
-// Checks, allocates the result, and calls run(p, x) with everything filled in.
+// Checks the arguments, allocates the result, and calls run(p, x) with all parameters set.
 template <typename P, typename Run>
 Tensor aggregate(P p, const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                  const OptTensor& value_, const Tensor& x_, const OptTensor& row_scale_,

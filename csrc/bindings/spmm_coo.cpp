@@ -85,7 +85,7 @@ Tensor sddmm_coo(const Tensor& edge_index_, const Tensor& a_, const Tensor& b_,
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // spmm and sddmm over a coordinate list in any order: the first with the number of invalid edges, if
+  // spmm and sddmm over a coordinate list in any order. spmm also returns the number of invalid edges if
   // `count`; `reverse` sums at sources.
   m.def(
       "spmm_coo(Tensor edge_index, Tensor? value, Tensor x, Tensor? row_scale, Tensor? col_scale, "

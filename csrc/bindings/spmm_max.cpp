@@ -68,7 +68,7 @@ Tensor backward_x(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   return grad_x;
 }
 
-// Threads share out the columns, so the order of additions never changes.
+// Each thread takes some columns: the order of additions never changes.
 void run_backward_x_on_cpu(const SpmmMaxBackwardX& p) {
   const int64_t shares = num_threads();
   const int64_t work = (p.csr.num_rows + p.csr.num_cols) * p.dim;
@@ -94,7 +94,7 @@ Tensor spmm_max_backward_x(const Tensor& rowptr, const Tensor& col, const OptTen
                     });
 }
 
-// The transpose that the ordered backward reads beside the graph itself.
+// The transpose, which the ordered backward reads in addition to the graph.
 Csr transposed_of(const Tensor& rowptr, const Tensor& col, const Tensor& t_rowptr,
                   const Tensor& t_col, const OptTensor& t_position) {
   const Csr transposed = csr_of(t_rowptr, t_col, t_position, rowptr.numel() - 1);
@@ -144,7 +144,7 @@ Tensor spmm_max_backward_value(const Tensor& rowptr, const Tensor& col, const Op
   p.grad = grad.const_data_ptr();
   p.arg = arg.const_data_ptr();
   p.x = x.const_data_ptr();
-  // Zeros for the edges that the CSR leaves out.
+  // Edges that the CSR omits have gradient zero.
   Tensor out = zeros(grad, {num_values});
   p.grad_value = out.mutable_data_ptr();
   if constexpr (kCuda) {
@@ -161,7 +161,7 @@ Tensor spmm_max_backward_value(const Tensor& rowptr, const Tensor& col, const Op
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Maximum (or minimum) over each row's edges, and the edge that reached it.
+  // Maximum (or minimum) over each row's edges, and the edge that holds it.
   m.def(
       "spmm_max(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, bool minimum) "
       "-> (Tensor, Tensor)");

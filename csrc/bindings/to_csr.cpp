@@ -4,11 +4,11 @@
 namespace pyg_fast {
 namespace {
 
-// What rows are sorted into.
+// The arrays of a sorted CSR.
 struct Sorted {
   Tensor rowptr, col, perm;
 
-  // Allocates it for `num_rows` rows of the edges of p.
+  // Allocates them for `num_rows` rows of the edges of p.
   Sorted(const Tensor& edge_index, int64_t num_rows, int64_t num_cols, bool reverse, ToCsr& p)
       : rowptr(empty(edge_index, {num_rows + 1}, type(p))),
         col(empty(edge_index, {p.num_edges}, ScalarType::Int)),
@@ -92,8 +92,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> to_csr_csc(
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Edges to CSR by destination, or by source if `reverse`: (rowptr, col, perm, invalid); stable,
-  // self-loops left out on demand. Then by both: destination, source, invalid.
+  // Sorts edges into CSR by destination, or by source if `reverse`: (rowptr, col, perm, invalid); stable,
+  // optionally without self-loops. to_csr_csc: by destination, by source, invalid.
   m.def(
       "to_csr(Tensor edge_index, SymInt num_src, SymInt num_dst, bool reverse, bool index64, "
       "bool drop_loops, bool report=True) -> (Tensor, Tensor, Tensor, Tensor)");

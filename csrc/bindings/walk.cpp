@@ -4,10 +4,10 @@
 namespace pyg_fast {
 namespace {
 
-constexpr int64_t kStep = 50;  // nanoseconds on a CPU
+constexpr int64_t kStep = 50;  // nanoseconds per step on a CPU
 
-// The graph is where the nodes are, or in host memory that their device reads, which is for the
-// caller to know.
+// The graph must be on the device of the nodes, or in host memory that this device reads; the caller
+// checks it.
 void fill(Walk& p, const Tensor& rowptr, const Tensor& col, const Tensor& nodes, int64_t length,
           double restart, int64_t seed) {
   STD_TORCH_CHECK(nodes.dim() == 1, "nodes must have one dimension, got ", nodes.dim());
@@ -81,8 +81,8 @@ std::tuple<Tensor, Tensor> pinsage_neighbors(const Tensor& rowptr, const Tensor&
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Walks from nodes to sources of their edges, which may lie in pinned host memory: [n, length + 1];
-  // the nodes that several walks from each node visit most, and how often.
+  // Walks from nodes to sources of their edges: [n, length + 1]; the graph may be in pinned host memory.
+  // Then the nodes that several walks from each node visit most, and how often.
   m.def(
       "random_walk(Tensor rowptr, Tensor col, Tensor start, int walk_length, float restart, int seed) "
       "-> Tensor");

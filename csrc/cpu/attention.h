@@ -1,4 +1,4 @@
-// What the kernels of both kinds of attention are made of.
+// Code that the GAT and GATv2 kernels share.
 #pragma once
 #include "head_features.h"
 #include "slots.h"
@@ -6,7 +6,7 @@
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// f(const G*) of a gradient that is stored as T or, with out_acc, as acc.
+// Calls f(const G*) with grad, stored as T or, with out_acc, as acc.
 template <typename T, typename F>
 PYG_FAST_INLINE void with_grad(const void* grad, bool out_acc, const F& f) {
   if constexpr (sizeof(T) < sizeof(acc_t<T>)) {
@@ -15,7 +15,8 @@ PYG_FAST_INLINE void with_grad(const void* grad, bool out_acc, const F& f) {
   f(static_cast<const T*>(grad));
 }
 
-// Out of the edges of a row: its softmax, the sum of features and what the backward needs.
+// Computes the outputs of a row: the softmax of its edges, the sum of features, and the inputs of the
+// backward.
 template <typename T>
 class RowOutput {
  public:
@@ -37,7 +38,7 @@ class RowOutput {
     __builtin_memset(inverse_, 0, static_cast<size_t>(slots_.period) * sizeof(Acc));
   }
 
-  // Takes a block of edges, given their scores.
+  // Adds a block of edges with their scores.
   void add(const int64_t* node, int64_t count, Acc* score, const Acc* factor) {
     const bool with_plus = y_plus_ != nullptr;
     with_plus ? softmax_.template weigh<true>(score, factor, count)
@@ -80,7 +81,7 @@ class RowOutput {
     });
   }
 
-  // Of the row that was written, the weight of edges of positive score, before dropout.
+  // For the row just written: the weight of edges of positive score, before dropout.
   Acc mass_plus(int64_t h) const { return softmax_.plus[h] * inverse_[h]; }
 
  private:

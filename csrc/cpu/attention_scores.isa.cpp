@@ -1,4 +1,4 @@
-// Products of each head's channels with vectors of attention, and their gradients.
+// Dot products of each head's channels with attention vectors, and their gradients.
 #include "head_features.h"
 #include "params/attention_scores.h"
 

@@ -1,5 +1,5 @@
-// What aggregation of CBSR features and its gradients share: one dense row at a time, which stays in the
-// nearest cache or in registers, meets the entries of its sources.
+// Code that the aggregation of CBSR features and its gradients share. They process one dense row at a
+// time: it stays in L1 or in registers while the kernel reads the entries of its sources.
 #pragma once
 #include "params/cbsr.h"
 #include "vec.h"
@@ -8,18 +8,18 @@ namespace pyg_fast::cpu::PYG_FAST_ISA {
 
 constexpr int64_t kAhead = 8;  // edges between a prefetch and its use
 
-// The edges of some rows, of those from certain sources only.
+// The edges of some rows, only those from certain sources.
 template <typename Acc>
 struct Block {
   int64_t row_begin, row_end;
   const int64_t* first;   // [row_end - row_begin + 1] where each row begins in the lists below
-  const int64_t* source;  // kAhead more of them may be read
+  const int64_t* source;  // readable up to kAhead entries past the end
   const int64_t* edge;
   const Acc* weight;
 };
 
-// f(Block) of all rows, in blocks that fit the cache. What an edge weighs:
-// scale(row) * weight(edge, source).
+// Calls f(Block) for all rows, in blocks that fit the cache. The weight of an edge is scale(row) *
+// weight(edge, source).
 template <typename Acc, typename Index, typename Scale, typename Weight, typename F>
 PYG_FAST_INLINE void for_blocks(const Csr& csr, int64_t row_begin, int64_t row_end,
                                 int64_t source_begin, int64_t source_end, const Scale& scale,
@@ -68,7 +68,7 @@ PYG_FAST_INLINE void for_blocks(const Csr& csr, int64_t row_begin, int64_t row_e
   }
 }
 
-// Asks for the entries of a source; what follows the first lines comes by itself.
+// Prefetches the first lines of a source's entries; the hardware prefetches the rest.
 template <typename T>
 PYG_FAST_INLINE void prefetch_entries(const T* entries, int64_t k) {
   const int64_t bytes = k * static_cast<int64_t>(sizeof(T));
@@ -91,7 +91,7 @@ PYG_FAST_INLINE Acc scale_of(const void* scale, int64_t row) {
   return scale != nullptr ? static_cast<const Acc*>(scale)[row] : Acc{1};
 }
 
-// What a row's sum is multiplied by.
+// The factor of a row's sum.
 template <typename Acc, typename Index, typename P>
 PYG_FAST_INLINE Acc scale_of_row(const P& p, int64_t row) {
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);

@@ -3,7 +3,7 @@
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// f(T, C) of elements as bits: they are only moved.
+// Calls f(T, C) with integer types of the element sizes: the elements are only moved.
 template <typename F>
 PYG_FAST_INLINE void with_bits(const CbsrDense& p, const F& f) {
   with_columns(p.column_type, [&](auto column) {
@@ -42,8 +42,8 @@ void cbsr_sample(const CbsrDense& p, int64_t row_begin, int64_t row_end) {
   });
 }
 
-// sum[columns[c]] += weight * values[c] for N entries. A fixed number of them makes straight-line
-// code, a third faster than a loop.
+// sum[columns[c]] += weight * values[c] for N entries. A constant N gives straight-line code, a third
+// faster than a loop.
 template <int N, typename T, typename C>
 PYG_FAST_INLINE void scatter(const T* values, const C* columns, acc_t<T> weight, acc_t<T>* sum) {
   constexpr int V = N < kLanes<T> ? N : kLanes<T>;

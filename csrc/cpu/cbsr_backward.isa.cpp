@@ -3,8 +3,8 @@
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// A dense row, to be read at the columns of others: f(Int<V>, Vec<Acc, V>, c) of entries [c, c + V)
-// with V = kLanes, less in the end. Here it is read from the cache.
+// A dense row that is read at given columns: calls f(Int<V>, Vec<Acc, V>, c) for entries [c, c + V), V =
+// kLanes, smaller at the end. This class reads the row from the cache.
 template <typename T, typename C>
 class RowInCache {
  public:
@@ -47,8 +47,8 @@ class RowInCache {
 };
 
 #if defined(__AVX512F__)
-// From registers: the upper and the lower halves of 64 columns a page, as tables of 16-bit words
-// that 32 entries at a time are looked up in. Gathers from the cache take thrice as long.
+// Reads the row from registers: the upper and the lower halves of 64 columns per page are tables of
+// 16-bit words. One lookup takes 32 entries. Gathers from the cache take three times as long.
 template <typename T, int kPages>
 class RowInRegisters {
  public:
@@ -113,7 +113,7 @@ class RowInRegisters {
   }
 
   PYG_FAST_INLINE void look_up(__m256i columns, Vec<float, 16>* entries) const {
-    // In the order that interleaving the two halves, lane by lane, puts right again.
+    // Permutes the columns: the lane-wise unpack below then restores their order.
     const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
     const __m512i at = _mm512_maskz_permutexvar_epi64(
         0xff, order, _mm512_maskz_cvtepu8_epi16(~__mmask32{0}, columns));
@@ -128,7 +128,7 @@ class RowInRegisters {
 };
 #endif
 
-// f(Type<C>, Type<Row>): the way to read a dense row at the columns of others.
+// Calls f(Type<C>, Type<Row>) with the class that reads a dense row at given columns.
 template <typename T, typename P, typename F>
 PYG_FAST_INLINE void with_row(const P& p, const F& f) {
   with_columns(p.column_type, [&](auto column) {
@@ -171,7 +171,7 @@ void add_samples(const CbsrBackward& p, const Block<acc_t<T>>& block, acc_t<T>* 
   }
 }
 
-// From the sums over a source's edges to its gradient.
+// Converts the sums over a source's edges to its gradient.
 template <typename T, typename C>
 PYG_FAST_INLINE void finish_source(const CbsrBackward& p, const void* scales, int64_t source,
                                    acc_t<T>* sum) {
@@ -197,7 +197,7 @@ void cbsr_spmm_backward(const CbsrBackward& p, int64_t source_begin, int64_t sou
     using T = typename decltype(type)::type;
     using Index = typename decltype(index)::type;
     using Acc = acc_t<T>;
-    // Sums of the type of the result are built in place.
+    // If the result has the type of the sums, accumulate in place.
     Scratch<Acc> scratch;
     Acc* sums = nullptr;
     const int64_t offset = source_begin * p.k, size = source_end * p.k - offset;
@@ -223,7 +223,7 @@ void cbsr_spmm_backward(const CbsrBackward& p, int64_t source_begin, int64_t sou
   });
 }
 
-// Here the rows are the sources, and each edge meets another dense row.
+// Here the rows are the sources: each edge reads another dense row.
 template <typename T, typename C>
 void gather_samples(const CbsrBackward& p, const Block<acc_t<T>>& block) {
   using Acc = acc_t<T>;

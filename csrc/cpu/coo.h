@@ -1,4 +1,5 @@
-// The edges of a coordinate list, block by block: what is to be skipped goes first, then nothing branches.
+// The edges of a coordinate list, block by block: the kernel first removes skipped edges, then needs no
+// branches.
 #pragma once
 #include "vec.h"
 
@@ -6,7 +7,7 @@ namespace pyg_fast::cpu::PYG_FAST_ISA {
 
 constexpr int64_t kCooBlock = 1024;
 
-// f(e, src, dst, valid) for the edges [begin, end).
+// Calls f(e, src, dst, valid) for the edges [begin, end).
 template <typename Index, typename F>
 PYG_FAST_INLINE void for_coo(const Coo& coo, int64_t begin, int64_t end, const F& f) {
   const auto* src = static_cast<const Index*>(coo.src);
@@ -17,7 +18,7 @@ PYG_FAST_INLINE void for_coo(const Coo& coo, int64_t begin, int64_t end, const F
   }
 }
 
-// The edges of a block that a call has to do with, and how many are invalid or left out.
+// The edges of a block that a call processes, and the numbers of invalid and of skipped edges.
 struct CooBlock {
   int64_t count = 0, invalid = 0, skipped = 0;
   int64_t edge[kCooBlock], src[kCooBlock], dst[kCooBlock];
@@ -37,7 +38,7 @@ struct CooBlock {
   }
 };
 
-// f(block) for all edges of [begin, end) with a destination in [dst_begin, dst_end).
+// Calls f(block) for all edges of [begin, end) with a destination in [dst_begin, dst_end).
 template <typename Index, typename F>
 PYG_FAST_INLINE void for_coo_blocks(const Coo& coo, int64_t begin, int64_t end, int64_t dst_begin,
                                     int64_t dst_end, const F& f) {

@@ -4,7 +4,7 @@
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// The scores of edges, as the row's node sees them.
+// The scores of a row's edges.
 template <typename Acc>
 struct GatScores {
   Slots<Acc> slots;
@@ -106,8 +106,9 @@ void gat_backward_dst(const GatBackward& p, int64_t begin, int64_t end) {
   });
 }
 
-// Sums over a source's edges Z = factor * p * grad. With them the source's score needs no dot product
-// per edge: sum_e factor * p * leaky' * <grad, x> = <x, slope * Z + (1 - slope) * Z of positive s>.
+// Z: sums of factor * p * grad over a source's edges. With Z the gradient of the source's score needs no
+// dot product per edge: sum_e factor * p * leaky' * <grad, x> = <x, slope * Z + (1 - slope) * Z of
+// positive s>.
 template <typename T, typename G>
 void gat_backward_rows(const GatBackward& p, const G* grad, int64_t row_begin, int64_t row_end) {
   using Acc = acc_t<T>;

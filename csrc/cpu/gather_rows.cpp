@@ -7,15 +7,15 @@
 namespace pyg_fast::cpu {
 namespace {
 
-constexpr int64_t kAhead = 16;  // Memory is asked for so many ids early.
+constexpr int64_t kAhead = 16;  // prefetch distance in ids
 
-// The map's entry, or, where ids are hashed, the slot that probing for it begins at.
+// Prefetches the map's entry or, in a hashed map, the slot where probing starts.
 void prefetch_entry(const MapOfNodes& map, int64_t id) {
   if (map.key) __builtin_prefetch(map.key + first_slot(map, id));
   else if (map.may_hold(id)) __builtin_prefetch(map.entry + id);
 }
 
-// Notes that an id is in a batch; returns the bits of those that it was in before.
+// Records that an id is in a batch; returns the bits of the batches recorded before.
 uint32_t note_batch(const NodeMap& map, int64_t id, uint32_t bit) {
   uint64_t* entry = map.entry + slot_of<true>(map, id);
   uint64_t held = __atomic_load_n(entry, __ATOMIC_RELAXED);
@@ -35,7 +35,7 @@ void add_counts(const GatherRows& p, const int64_t (&found)[4]) {
   for (int k = 0; k < 3; ++k) __atomic_fetch_add(p.counter + k, found[k], __ATOMIC_RELAXED);
 }
 
-// Rows of `bytes` each, few enough for a register or two, all from x.
+// Copies rows of `bytes` bytes, which fit one or two registers, all from x.
 template <int64_t bytes, typename I>
 void copy_short_rows(const GatherRows& p, int64_t begin, int64_t end) {
   const auto* index = static_cast<const I*>(p.index);

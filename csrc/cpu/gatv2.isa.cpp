@@ -1,4 +1,4 @@
-// Graph attention that takes the score after the non-linearity: a dot product per edge and head.
+// GATv2: the score applies the non-linearity before the dot product: one dot product per edge and head.
 #include <type_traits>
 
 #include "attention.h"
@@ -6,7 +6,7 @@
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// Edges whose features, met twice, stay in the nearest cache.
+// Block size: the features, read twice, must stay in L1.
 template <typename T>
 int64_t gatv2_block_edges(const Columns& columns, int64_t stride) {
   constexpr int64_t kBytes = 16 << 10, kLeastEdges = 8;
@@ -23,7 +23,7 @@ void gatv2_rows(const Gatv2& p, int64_t row_begin, int64_t row_end) {
   const int64_t capacity = gatv2_block_edges<T>(columns, slots.stride);
   EdgeBlocks edges(p.csr, p.num_loops, capacity, p.dropout > 0);
   Dropout<Acc> dropout(p, slots, capacity + 1);
-  RowOutput<T> output(p, nullptr, columns, slots, 1);  // scores that are logits already
+  RowOutput<T> output(p, nullptr, columns, slots, 1);  // slope 1: the scores are already logits
   HeadDots<Acc> by_heads(columns);
   by_heads.set(static_cast<const T*>(p.att));
   Scratch<Acc> scratch;
@@ -81,7 +81,7 @@ void add_slopes(const Columns& columns, const T* x, const Weighted<acc_t<T>>& ed
   });
 }
 
-// Both directions: for every row, the destination (kSource: the source) of its edges.
+// Both directions: a row is the destination (kSource: the source) of its edges.
 template <typename T, typename G, bool kSource>
 void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begin, int64_t row_end,
                          acc_t<T>* grad_att) {

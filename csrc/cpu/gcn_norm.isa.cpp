@@ -11,7 +11,7 @@ void gcn_degrees(const GcnDegree& p, int64_t dst_begin, int64_t dst_end, const V
     degree[i] = 0;
     if (p.last != nullptr) p.last[i] = 0;
   }
-  // The first share counts for all.
+  // The first share counts for all shares.
   int64_t* chunk_loops = dst_begin == 0 ? p.chunk_loops : nullptr;
   if (chunk_loops != nullptr) {
     for (int64_t c = 0; c < loop_chunks(p.coo.num_edges); ++c) chunk_loops[c] = 0;
@@ -70,8 +70,8 @@ void gcn_scale(const GcnWeight& p, int64_t node_begin, int64_t node_end) {
   });
 }
 
-// f(e, k, src, dst, valid) for the edges of the chunks [begin, end), where k is the place of edge e
-// among those that are no loops, or -1; without `before`, of all.
+// Calls f(e, k, src, dst, valid) for the edges of the chunks [begin, end). k is the place of edge e among
+// the edges that are no loops, or -1; without `before`, among all edges.
 template <typename Index, typename F>
 PYG_FAST_INLINE void for_places(const Coo& coo, const int64_t* before, int64_t num_kept,
                                 int64_t begin, int64_t end, const F& f) {
@@ -80,7 +80,7 @@ PYG_FAST_INLINE void for_places(const Coo& coo, const int64_t* before, int64_t n
   for_coo<Index>(coo, first, last < coo.num_edges ? last : coo.num_edges,
                  [&](int64_t e, int64_t s, int64_t d, bool valid) {
                    const bool left_out = before != nullptr && valid && s == d;
-                   // Also where sums of another graph are given, nothing else is written to.
+                   // Prevents writes out of range if `before` belongs to another graph.
                    const bool fits = next >= 0 && next < num_kept;
                    f(e, !left_out && fits ? next : -1, s, d, valid);
                    next += !left_out;

@@ -1,4 +1,4 @@
-// The symmetric normalisation of weighted edges that are sorted: sums of rows, no edge is written.
+// The symmetric normalisation of sorted weighted edges: sums over rows; does not write any edge.
 #include "params/gcn_scale.h"
 #include "vec.h"
 
@@ -7,7 +7,7 @@ namespace pyg_fast::cpu::PYG_FAST_ISA {
 template <typename T>
 acc_t<T> sum_of_values(const T* value, int64_t count) {
   using Acc = acc_t<T>;
-  constexpr int V = kLanes<T>, U = 4;  // vectors at a time: additions take several cycles
+  constexpr int V = kLanes<T>, U = 4;  // U vectors at a time hide the latency of additions
   int64_t k = 0;
   Acc sum = 0;
   if (count >= V * U) {

@@ -1,12 +1,12 @@
-// Features of several heads: sums that a number per edge and head weighs, and dot products that give such
-// numbers.
+// Features of several heads: sums weighted by one number per edge and head, and dot products that give
+// such numbers.
 #pragma once
 #include "slots.h"
 #include "softmax.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// Features: heads x channels columns a node.
+// The features of a node: heads x channels columns.
 struct Columns {
   explicit Columns(const Attention& p) : Columns(p.heads, p.channels) {}
 
@@ -20,10 +20,10 @@ struct Columns {
 
  public:
   const int64_t heads, channels, size;
-  int32_t* const head;  // of each column
+  int32_t* const head;  // the head of each column
 };
 
-// The slots of an edge, spread over V columns of features.
+// The slots of an edge, expanded to V columns of features.
 template <typename Acc, int V>
 class HeadLanes {
  public:
@@ -34,7 +34,7 @@ class HeadLanes {
     lane_ = __builtin_convertvector(heads - head[0], Vec<mask_t<Acc>, V>);
   }
 
-  // Reads up to V slots behind the first.
+  // Reads up to V slots from the first.
   PYG_FAST_INLINE Vec<Acc, V> operator()(const Acc* slot) const {
     slot += base_;
 #if defined(__AVX512F__)
@@ -64,7 +64,7 @@ class HeadLanes {
   int64_t base_;
 };
 
-// The same where all of the columns are of one head.
+// The same if all columns belong to one head.
 template <typename Acc, int V>
 class OneHead {
  public:
@@ -75,13 +75,13 @@ class OneHead {
   int64_t head_;
 };
 
-// Slots that a vector of lanes may read beyond those it uses.
+// The number of slots that a vector load may read past the end.
 template <typename Acc>
 constexpr int64_t kBeyond = kLanes<Acc>;
 
 constexpr int kTileVectors = 4;
 
-// f(Tile, Int<V>, Int<N>, Type<HeadLanes or OneHead>) of tiles that cover all columns.
+// Calls f(Tile, Int<V>, Int<N>, Type<HeadLanes or OneHead>) for tiles that cover all columns.
 template <typename T, typename F>
 PYG_FAST_INLINE void for_head_tiles(const Columns& columns, const F& f) {
   for_tiles<T>(columns.size, kTileVectors, [&](Tile tile) {
@@ -95,7 +95,7 @@ PYG_FAST_INLINE void for_head_tiles(const Columns& columns, const F& f) {
   });
 }
 
-// Some edges and their weights, by slots.
+// Some edges and their weights, in slots.
 template <typename Acc>
 struct Weighted {
   const int64_t* node;
@@ -104,7 +104,7 @@ struct Weighted {
   int64_t stride;
 };
 
-// f(e, row of x from the tile's column on) of every edge.
+// Calls f(weights of e, row of x from the tile's column on) for every edge e.
 template <typename T, int V, int N, typename Acc, typename F>
 PYG_FAST_INLINE void for_rows_of(const Weighted<Acc>& edges, const T* x, int64_t size,
                                  const F& f) {
@@ -114,7 +114,7 @@ PYG_FAST_INLINE void for_rows_of(const Weighted<Acc>& edges, const T* x, int64_t
   }
 }
 
-// Adds the sums of a block, which keeps long sums accurate.
+// Adds the sums of a block: block-wise summation keeps long sums accurate.
 template <int V, int N, typename Acc>
 PYG_FAST_INLINE void add_to_sums(Vec<Acc, V> (&of_block)[N], Tile tile, Acc* sum) {
   Acc* const to = sum + tile.column;
@@ -165,8 +165,8 @@ void add_features(const Columns& columns, const T* x, const Weighted<acc_t<T>>& 
   });
 }
 
-// One node's channels, head by head in chunks of W lanes, the last of which may overlap the one
-// before it: lanes met already are 0 there, if `once`.
+// Splits one node's channels, head by head, into chunks of W lanes. The last chunk may overlap the
+// previous one: with `once`, the overlapping lanes are 0.
 template <int W, typename T>
 void to_chunks(const Columns& columns, const T* x, bool once, acc_t<T>* chunks) {
   const int64_t channels = columns.channels;
@@ -179,7 +179,7 @@ void to_chunks(const Columns& columns, const T* x, bool once, acc_t<T>* chunks) 
   }
 }
 
-// f(Int<W>) of the lanes of a chunk.
+// Calls f(Int<W>) with the chunk width W.
 template <int W, typename F>
 PYG_FAST_INLINE void with_chunk(int64_t channels, const F& f) {
   if constexpr (W > 1) {
@@ -217,8 +217,8 @@ void dot_chunks(const Columns& columns, const T* x, const int64_t* node, int64_t
   }
 }
 
-// Per edge and head the dot product of one node's features with those of the other. As a score:
-// of `a` with leaky(features of both).
+// Per edge and head, the dot product of one node's features with those of the other node. As a score: of
+// `a` with leaky(features of both).
 template <typename Acc>
 class HeadDots {
  public:
@@ -242,7 +242,7 @@ class HeadDots {
     run<T, false>(x, node, count, 0, out, stride);
   }
 
-  // out[h] = <a[h], x[h]>, rounded as in the dots of edges: what is equal cancels.
+  // out[h] = <a[h], x[h]>, rounded like the dots of edges: equal values cancel.
   template <typename T>
   void dots_of_row(const T* x, Acc* out) const {
     constexpr int64_t kFirst[1 + kPrefetchEdges] = {};

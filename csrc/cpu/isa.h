@@ -1,12 +1,12 @@
-// How the kernels of this machine's instruction set are found. Files named *.isa.cpp are compiled once for
-// each set, named by PYG_FAST_ISA, and keep all that they define in the namespace of that name.
+// Selects the kernels of this machine's instruction set. The build compiles each *.isa.cpp file once per
+// set, named by PYG_FAST_ISA; all its definitions are in the namespace of that name.
 #pragma once
 
 namespace pyg_fast::cpu {
 
 enum class Isa { baseline, avx2, avx512 };
 
-// The widest that this machine has; PYG_FAST_CPU_ISA caps the choice.
+// The widest set that this machine has; PYG_FAST_CPU_ISA limits the choice.
 Isa isa();
 
 template <typename Kernel>
@@ -17,14 +17,14 @@ Kernel* chosen(Kernel* baseline, Kernel* avx2, Kernel* avx512) {
 
 }  // namespace pyg_fast::cpu
 
-// Defines cpu::name(parameters), which calls name(arguments) of the set that was chosen. It stands behind the
-// namespace PYG_FAST_ISA of a *.isa.cpp, which has such a function:
+// Defines cpu::name(parameters), which calls name(arguments) of the chosen set. Use it after the namespace
+// PYG_FAST_ISA of a *.isa.cpp file, which defines this function:
 //   PYG_FAST_KERNEL(spmm, (const Spmm& p, int64_t row_begin, int64_t row_end), (p, row_begin, row_end))
 #define PYG_FAST_KERNEL(...) PYG_FAST_KERNEL_IN(PYG_FAST_ISA, __VA_ARGS__)
 #define PYG_FAST_KERNEL_IN(...) PYG_FAST_KERNEL_OF(__VA_ARGS__)
 #define PYG_FAST_KERNEL_OF(isa, ...) PYG_FAST_KERNEL_##isa(__VA_ARGS__)
 
-// The baseline's object has it: code that any CPU runs.
+// Only the baseline's object defines it: code that any CPU runs.
 #ifdef PYG_FAST_X86
 #define PYG_FAST_KERNEL_baseline(name, parameters, arguments)                      \
   namespace pyg_fast::cpu {                                                        \

@@ -1,10 +1,10 @@
-// The k largest entries of each row, found by halving an interval that their smallest lies in.
+// The k largest entries of each row: bisects an interval that contains the smallest of them.
 #include "params/maxk.h"
 #include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// Integers that are ordered as the numbers are: -0 is 0, all NaN are ~kLeast, nothing is kLeast.
+// Maps numbers to integers of the same order: -0 is 0, all NaN are ~kLeast, padding is kLeast.
 template <typename Acc, int V>
 PYG_FAST_INLINE Vec<mask_t<Acc>, V> keys_of(Vec<Acc, V> x) {
   using Key = mask_t<Acc>;
@@ -24,7 +24,7 @@ PYG_FAST_INLINE Acc number_of(mask_t<Acc> key) {
   return bit_cast<Acc>(static_cast<Key>(key ^ (key >> (8 * sizeof(Key) - 1) & ~kLeast<Key>)));
 }
 
-// Bit i is set where keys[i] >= bound.
+// Bit i is 1 if keys[i] >= bound.
 template <int V, typename Key>
 PYG_FAST_INLINE uint64_t at_least(const Key* keys, Key bound) {
 #if defined(__AVX512F__)
@@ -49,7 +49,7 @@ PYG_FAST_INLINE uint64_t at_least(const Key* keys, Key bound) {
   return bits;
 }
 
-// The keys of a row. What follows them, 64 or more of it, is kLeast.
+// The keys of a row, followed by at least 64 keys kLeast.
 template <typename Acc>
 struct Keys {
   using Key = mask_t<Acc>;
@@ -57,7 +57,7 @@ struct Keys {
   Key* data;
   int64_t dim;
 
-  // Of the 64 keys from `first` on.
+  // Compares the 64 keys from `first` on.
   PYG_FAST_INLINE uint64_t word_at_least(int64_t first, Key bound) const {
     uint64_t bits = 0;
     PYG_FAST_UNROLL
@@ -73,7 +73,7 @@ struct Keys {
     return count;
   }
 
-  // The k largest keys: all above `key`, and of those that are equal to it the first `ties`.
+  // Describes the k largest keys: all above `key`, and the first `ties` of those equal to it.
   struct Bound {
     Key key;
     int64_t ties;
@@ -84,8 +84,8 @@ struct Keys {
     range(low, high);
     if (k == dim) return {low, dim};
     if (k == 1) return {high, 1};
-    // At least k keys are not below `low`, fewer than k are above `high`. Halving the numbers takes
-    // fewest steps with most data; where it does not, halving the keys comes to an end soon.
+    // Invariant: at least k keys are >= `low`, fewer than k are > `high`. Bisecting the numbers takes
+    // fewest steps for most data; otherwise bisecting the keys ends soon.
     constexpr int kStepsByNumber = 12;
     int64_t above = 0;
     for (int step = 0; low < high; ++step) {

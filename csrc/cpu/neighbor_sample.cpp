@@ -10,10 +10,10 @@
 namespace pyg_fast::cpu {
 namespace {
 
-// The numbers that a row's draws have taken.
+// The set of numbers drawn for a row.
 class Taken {
  public:
-  // For at most `count` numbers.
+  // Clears the set for at most `count` numbers.
   void clear(int64_t count) {
     numbers_.clear();
     if (count <= kFew) return;
@@ -22,7 +22,7 @@ class Taken {
     slots_.assign(slots, -1);
   }
 
-  // Whether it is new.
+  // Adds a number; returns whether it is new.
   bool add(int64_t number, int64_t count) {
     if (count <= kFew) {
       if (std::find(numbers_.begin(), numbers_.end(), number) != numbers_.end()) return false;
@@ -52,7 +52,7 @@ class Row {
     degree_ = rowptr[1] - begin_;
   }
 
-  // How many edges are taken.
+  // The number of edges to take.
   int64_t wanted() const {
     if (p_.fanout < 0 || degree_ == 0) return degree_;
     if (p_.replace) {
@@ -81,7 +81,7 @@ class Row {
     } else if (count == degree_) {
       for (int64_t k = 0; k < count; ++k) emit(start + k, begin_ + k);
     } else if (p_.weight) {
-      // The smallest of -log(u) / weight, after Efraimidis and Spirakis.
+      // Takes the smallest keys -log(u) / weight (Efraimidis and Spirakis).
       keys.clear();
       for (int64_t e = 0; e < degree_; ++e) {
         const double weight = p_.weight[begin_ + e];

@@ -1,4 +1,4 @@
-// The map from global to local ids, by atomics where several threads share it.
+// The map from global to local ids; threads share it through atomics.
 #pragma once
 #include <cstddef>
 
@@ -6,7 +6,7 @@
 
 namespace pyg_fast::cpu {
 
-// The slot of an id, which a hashed map adds if it is `adding`; kNotFound where it is not there.
+// The slot of an id. If `adding`, a hashed map inserts a missing id; otherwise kNotFound.
 template <bool adding>
 inline int64_t slot_of(const NodeMap& map, int64_t id) {
   if (!map.key) return id;
@@ -22,7 +22,7 @@ inline int64_t slot_of(const NodeMap& map, int64_t id) {
   }
 }
 
-// Notes that an id is at a position, unless it is at an earlier one.
+// Records the position of an id unless an earlier position is recorded.
 inline void insert(const NodeMap& map, int64_t id, int64_t position) {
   uint64_t* entry = map.entry + slot_of<true>(map, id);
   const uint64_t wanted = map.stamp | static_cast<uint64_t>(position);
@@ -41,7 +41,7 @@ inline int64_t find(const NodeMap& map, int64_t id) {
                                                : kNotFound;
 }
 
-// For a new batch: a hashed map is emptied.
+// Prepares a new batch: clears a hashed map.
 inline void start(const NodeMap& map) {
   if (!map.key) return;
   __builtin_memset(map.key, 0xff, static_cast<std::size_t>(map.num_slots) * 8);

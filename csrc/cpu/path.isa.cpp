@@ -1,4 +1,4 @@
-// Rows of execution paths: put back among all, looked for outside, dropped out by node.
+// Rows of execution paths: expand to all rows, count nonzero rows outside, dropout by node.
 #include "params/dropout.h"
 #include "params/path.h"
 #include "vec.h"

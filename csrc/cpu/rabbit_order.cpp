@@ -1,5 +1,5 @@
-// Rabbit Order (Arai et al., IPDPS 2016): merges nodes into communities by modularity, and numbers
-// them along the tree of merges.
+// Rabbit Order (Arai et al., IPDPS 2016): merges nodes into communities by modularity, and numbers them
+// along the merge tree.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -30,8 +30,8 @@ class CommunityMerge {
   }
 
   void run(int64_t* perm) {
-    // Equals in scattered order: along a numbering by breadth-first search one community would
-    // join node after node, and take all of its edges along each time.
+    // Nodes of equal strength come in scattered order. In the order of a breadth-first search one
+    // community would absorb node after node and move all of its edges each time.
     const auto scattered = [](Index node) {
       return static_cast<int64_t>(static_cast<uint64_t>(node) * 0x9e3779b97f4a7c15);
     };
@@ -41,7 +41,7 @@ class CommunityMerge {
          })) {
       merge(node);
     }
-    // Heavy communities first; nodes without neighbours come last.
+    // Communities of large strength first; nodes without neighbours last.
     std::vector<Index> open;
     for (const Index top :
          sorted([&](Index a, Index b) { return strength_[a] > strength_[b]; })) {
@@ -51,7 +51,7 @@ class CommunityMerge {
         const Index node = open.back();
         open.pop_back();
         *perm++ = node;
-        // The latest merge is the first in the list, and the last to be visited.
+        // The list begins with the latest merge; the stack visits it last.
         for (Index c = child_[node]; c != kNone; c = sibling_[c]) open.push_back(c);
       }
     }
@@ -65,7 +65,7 @@ class CommunityMerge {
     Weight weight;
   };
 
-  // Both directions of every edge but loops.
+  // Lists both directions of every edge except loops.
   void list_neighbours(const Index* rowptr, const Col* col) {
     const auto each = [&](const auto& visit) {
       for (int64_t row = 0; row < num_nodes_; ++row) {
@@ -75,7 +75,7 @@ class CommunityMerge {
       }
     };
     each([&](Index a, Index b) { ++first_[a], ++first_[b]; });
-    // Ends of the lists first, which filling them from behind turns into beginnings.
+    // first_ holds the ends of the lists; filling them backwards turns the ends into begins.
     std::partial_sum(first_.begin(), first_.end(), first_.begin());
     total_ = first_[num_nodes_];
     neighbour_.resize(total_);
@@ -98,7 +98,7 @@ class CommunityMerge {
     return node;
   }
 
-  // Merges a community into that neighbour by which modularity gains most, if it gains at all.
+  // Merges a community into the neighbour with the largest modularity gain, if the gain is positive.
   void merge(Index node) {
     gather(node);
     Index best = kNone;
@@ -125,8 +125,8 @@ class CommunityMerge {
     found_.clear();
   }
 
-  // The communities beside that of `node`, into found_, and the weights of edges to them: of its
-  // own edges and of those that its children found, not of all its members' anew.
+  // Collects in found_ the neighbouring communities of `node`, and the weights of edges to them: from its
+  // own edges and from the lists of its children, without reading all members again.
   void gather(Index node) {
     const auto add = [&](Index end, Weight weight) {
       const Index other = find_root(end);
@@ -142,11 +142,11 @@ class CommunityMerge {
   }
 
   const int64_t num_nodes_;
-  int64_t total_ = 0;  // of all strengths: twice the weight of all edges
+  int64_t total_ = 0;  // sum of all strengths: twice the weight of all edges
   std::vector<int64_t> first_, strength_;
   std::vector<Index> neighbour_, root_, child_, sibling_, found_;
   std::vector<char> done_;
-  std::vector<Weight> weight_;  // zero but for what found_ names
+  std::vector<Weight> weight_;  // zero except for the nodes in found_
   std::vector<std::vector<Edge>> merged_;
 };
 

@@ -1,10 +1,10 @@
-// Sums over a sample of each row's edges, the sample itself, and features of eight bits.
+// Sums over a sample of each row's edges, the sample itself, and 8-bit features.
 #include "params/sampled.h"
 #include "spmm.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// f(k, e) for the k-th edge e taken of a row.
+// Calls f(k, e) for the k-th sampled edge e of a row.
 template <typename Index, typename F>
 PYG_FAST_INLINE void for_sampled(const Sampling& s, const Index* rowptr, int64_t row, const F& f) {
   const Index begin = rowptr[row], degree = rowptr[row + 1] - begin;
@@ -15,14 +15,14 @@ PYG_FAST_INLINE void for_sampled(const Sampling& s, const Index* rowptr, int64_t
   }
   const RowSample<Index> sample = row_sample<Index>(s.strategy, s.seed, row, degree);
   const Index stride = sample.stride % degree;
-  Index position = sample.offset;  // as sampled_position has it, without a division for each
+  Index position = sample.offset;  // like sampled_position, without a division per edge
   for (Index k = 0; k < most; ++k) {
     f(k, begin + position);
     position = position < degree - stride ? position + stride : position - (degree - stride);
   }
 }
 
-// The samples of a block of rows go into small arrays that spmm takes for a graph.
+// Copies the samples of a block of rows into small arrays, which spmm reads as a graph.
 template <typename T, typename Index>
 void sampled_rows(const SampledSpmm& p, int64_t row_begin, int64_t row_end) {
   using Acc = acc_t<T>;
@@ -105,17 +105,17 @@ void sample_edges(const SampleEdges& p, int64_t row_begin, int64_t row_end) {
                 : sample_rows<int32_t>(p, row_begin, row_end);
 }
 
-// Small loops, each of which compilers turn into vectors.
+// Small loops that compilers vectorize.
 template <typename T>
 void quantized_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
-  constexpr float kRounds = 0x1.8p23f;  // added and taken away, it leaves an integer
+  constexpr float kRounds = 0x1.8p23f;  // adding and subtracting it rounds to an integer
   Scratch<float> scratch;
   float* v = scratch.of_size(p.dim);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * p.dim;
     int8_t* out = p.out + row * p.dim;
     for (int64_t c = 0; c < p.dim; ++c) v[c] = static_cast<float>(load_one(x + c));
-    uint32_t most = 0;  // bits of magnitudes, of which those of NaN are the largest
+    uint32_t most = 0;  // bits of magnitudes; NaN has the largest
     for (int64_t c = 0; c < p.dim; ++c) {
       const uint32_t bits = bit_cast<uint32_t>(v[c]) & 0x7fffffffu;
       most = bits > most ? bits : most;
@@ -126,7 +126,7 @@ void quantized_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end) {
       __builtin_memset(out, 0, static_cast<size_t>(p.dim));
       continue;
     }
-    // A loop by itself: the product is rounded before the sum.
+    // A separate loop: the product must be rounded before the sum.
     for (int64_t c = 0; c < p.dim; ++c) v[c] *= inverse;
     for (int64_t c = 0; c < p.dim; ++c) out[c] = static_cast<int8_t>((v[c] + kRounds) - kRounds);
   }

@@ -1,4 +1,4 @@
-// One dot product per edge: the row of `a` is widened once, then met by several edges at a time.
+// One dot product per edge: widens the row of `a` once, then processes several edges at a time.
 #include "params/sddmm.h"
 #include "vec.h"
 
@@ -18,7 +18,7 @@ void sddmm_rows(const Sddmm& p, int64_t row_begin, int64_t row_end) {
   const int64_t dim = p.dim;
   const int64_t last = dim - V;             // the last vector ends at dim: its first lanes overlap
   const int64_t full = (dim - 1) / V * V;   // columns of the vectors before it
-  Vec<mask_t<Acc>, V> fresh;                // lanes of it that were not met before
+  Vec<mask_t<Acc>, V> fresh;                // its lanes that no earlier vector covers
   for (int k = 0; k < V; ++k) fresh[k] = last + k >= full ? -1 : 0;
   const auto masked = [&](Vec<Acc, V> v) PYG_FAST_ALWAYS {
     return bit_cast<Vec<Acc, V>>(bit_cast<Vec<mask_t<Acc>, V>>(v) & fresh);

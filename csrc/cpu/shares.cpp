@@ -5,7 +5,7 @@ namespace {
 
 template <typename Index>
 int64_t row_of_share(const Csr& csr, int64_t k, int64_t n) {
-  constexpr int64_t kEdgesOfRow = 2;  // what a row costs by itself
+  constexpr int64_t kEdgesOfRow = 2;  // cost of a row itself, in edges
   const auto* rowptr = static_cast<const Index*>(csr.rowptr);
   const auto cost = [&](int64_t row) { return rowptr[row] + kEdgesOfRow * row; };
   const int64_t total = cost(csr.num_rows);
@@ -22,10 +22,10 @@ int64_t row_of_share(const Csr& csr, int64_t k, int64_t n) {
   return low;
 }
 
-// Judged by a sample of the edges.
+// Estimates the cost from a sample of the edges.
 template <typename Index>
 int64_t source_of_share(const Csr& csr, int64_t k, int64_t n) {
-  constexpr int64_t kSamples = 4096, kParts = 256;  // parts: of all sources, in their order
+  constexpr int64_t kSamples = 4096, kParts = 256;  // parts: consecutive ranges of the sources
   const auto* col = static_cast<const Col*>(csr.col);
   const int64_t edges = static_cast<const Index*>(csr.rowptr)[csr.num_rows];
   int64_t cost[kParts], total = kParts;

@@ -1,5 +1,5 @@
-// A row's edges are taken in blocks, whose scores, then weights, wait in a small buffer, the slots, for the
-// features to be added up.
+// Kernels take a row's edges in blocks. A small buffer, the slots, holds the block's scores, then
+// weights, until the features are added up.
 #pragma once
 #include "params/attention.h"
 #include "params/dropout.h"
@@ -12,7 +12,7 @@ PYG_FAST_INLINE Vec<Acc, V> splat(Acc a) {
   return bit_cast<Vec<Acc, V>>(Vec<mask_t<Acc>, V>{} + bit_cast<mask_t<Acc>>(a));
 }
 
-// The lanes of v that the mask has; 0 in the others.
+// The lanes of v where the mask is set; 0 in the others.
 template <typename Acc, int V>
 PYG_FAST_INLINE Vec<Acc, V> masked(Vec<Acc, V> v, Vec<mask_t<Acc>, V> mask) {
   return bit_cast<Vec<Acc, V>>(bit_cast<Vec<mask_t<Acc>, V>>(v) & mask);
@@ -25,8 +25,8 @@ T* zeros(Scratch<T>& scratch, int64_t size) {
   return data;
 }
 
-// A number per edge and head waits in slots, `stride` of them an edge: as many as there are heads,
-// rounded up so that a vector holds whole edges or an edge whole vectors.
+// Slots hold one number per edge and head, `stride` slots per edge: the number of heads, rounded up to
+// make a vector hold whole edges or an edge hold whole vectors.
 template <typename Acc>
 struct Slots {
   static constexpr int V = kLanes<Acc>;
@@ -41,11 +41,11 @@ struct Slots {
 
   const int64_t heads;
   int64_t stride;
-  int64_t period;  // slots after which vectors meet the same heads again
+  int64_t period;  // period, in slots, of the heads in a vector
 };
 
-// f(at, within) of the vectors that begin at slots `first`, `first` + period, ... of some edges;
-// `within`: the lanes that belong to them.
+// Calls f(at, within) for the vectors at slots `first`, `first` + period, ... of some edges; `within`:
+// the lanes that belong to them.
 template <typename Acc, typename F>
 PYG_FAST_INLINE void for_slots(const Slots<Acc>& slots, int64_t count, int64_t first, const F& f) {
   constexpr int V = kLanes<Acc>;
@@ -60,7 +60,7 @@ PYG_FAST_INLINE void for_slots(const Slots<Acc>& slots, int64_t count, int64_t f
   }
 }
 
-// f(Int<K>, h) for pieces of K heads that cover all of them; the last two may overlap.
+// Calls f(Int<K>, h) for pieces of K heads that cover all heads; the last two may overlap.
 template <int K, typename F>
 PYG_FAST_INLINE void for_pieces(int64_t heads, const F& f) {
   int64_t h = 0;
@@ -101,7 +101,7 @@ void repeat_slots(const Slots<Acc>& slots, const Acc* from, int64_t count, Acc* 
                           });
 }
 
-// Makes one number of all lanes of the same head: op of them, in each of those lanes.
+// Reduces all lanes of the same head with op; each of those lanes gets the result.
 template <typename Acc, int V, typename Op>
 PYG_FAST_INLINE void fold(Vec<Acc, V> v, int64_t stride, Acc* out, const Op& op) {
   if constexpr (V > 1) {
@@ -125,7 +125,7 @@ void fold_sums(const Slots<Acc>& slots, Acc* sum) {
   }
 }
 
-// The edges of a row, block by block: each has its other node and, where asked for, its id.
+// The edges of a row, block by block: for each the other node and, with `with_ids`, its id.
 class EdgeBlocks {
  public:
   EdgeBlocks(const Csr& csr, int64_t num_loops, int64_t capacity, bool with_ids)
@@ -143,8 +143,8 @@ class EdgeBlocks {
     loop_ = row < num_loops_;
   }
 
-  // Edges of the next block, 0 if there is none. The edge from the row's own node is in the last.
-  // kPrefetchEdges more nodes may be read, those of the edges that follow.
+  // Returns the number of edges of the next block, 0 at the end. The last block includes the self-loop.
+  // Callers may read kPrefetchEdges more nodes, those of the following edges.
   int64_t next() {
     if (begin_ == end_ && !loop_) return 0;
     return csr_.index64 ? list<int64_t>() : list<int32_t>();
@@ -215,7 +215,7 @@ class Dropout {
     }
   }
 
-  // nullptr: 1 everywhere.
+  // nullptr: all factors are 1.
   const Acc* of(const int64_t* id, int64_t count) {
     if (!active_) return nullptr;
     for (int64_t e = 0; e < count; ++e) {
@@ -244,7 +244,7 @@ class Dropout {
   Acc* factors_ = nullptr;
 };
 
-// Edges whose slots fill half of the nearest cache.
+// The number of edges whose slots fill half of L1.
 inline int64_t block_edges(int64_t stride) {
   constexpr int64_t kSlots = 4096, kLeastEdges = 16;
   return kSlots / stride > kLeastEdges ? kSlots / stride : kLeastEdges;

@@ -31,10 +31,10 @@ template <typename Acc, int V>
 PYG_FAST_INLINE Vec<Acc, V> exp_of(Vec<Acc, V> x) {
   using E = ExpOf<Acc>;
   using Bits = Vec<mask_t<Acc>, V>;
-  const Bits normal = ~(x < E::kLeast);  // NaN is
+  const Bits normal = ~(x < E::kLeast);  // also true for NaN
   x = x < E::kLeast ? splat<V>(E::kLeast) : x;
   x = x > E::kMost ? splat<V>(E::kMost) : x;
-  const auto rounded = x * E::kLog2e + E::kRound;  // the integer is in its last bits
+  const auto rounded = x * E::kLog2e + E::kRound;  // the low bits hold the integer
   const auto n = rounded - E::kRound;
   const auto r = x - n * E::kLn2High - n * E::kLn2Low;
   Acc factorial = 1;
@@ -53,7 +53,7 @@ PYG_FAST_INLINE Vec<Acc, V> exp_of(Vec<Acc, V> x) {
 PYG_FAST_INLINE float log_of(float x) { return __builtin_logf(x); }
 PYG_FAST_INLINE double log_of(double x) { return __builtin_log(x); }
 
-// The softmax of a row, block after block, relative to the largest logit so far.
+// The softmax of a row, block by block, relative to the largest logit so far.
 template <typename Acc>
 class RowSoftmax {
   static constexpr int V = kLanes<Acc>;
@@ -70,8 +70,8 @@ class RowSoftmax {
     }
   }
 
-  // Makes weights of the scores s of a block: factor * exp(leaky(s) - max), with kSigned negative
-  // where s is not positive. What was added up before has to be multiplied by `decay`.
+  // Turns the scores s of a block into weights: factor * exp(leaky(s) - max), with kSigned negative if s
+  // is not positive. The caller must multiply earlier sums by `decay`.
   template <bool kSigned>
   void weigh(Acc* s, const Acc* factor, int64_t count) {
     for (int64_t v = 0; v < slots_.period; v += V) {
@@ -117,11 +117,11 @@ class RowSoftmax {
   Acc* const max;
   Acc* const sum;
   Acc* const plus;   // the part of `sum` from positive scores
-  Acc* const decay;  // by how much the largest logit's growth made the sums before it shrink
+  Acc* const decay;  // factor for earlier sums after the largest logit grew
 };
 
-// What the backward knows of some edges, by slots. Scores become what their nodes' features are
-// weighted with, `dot` (may be nullptr) becomes the score's gradient.
+// Inputs of the backward for some edges, by slots. It replaces scores by the weights of their nodes'
+// features, and `dot` (may be nullptr) by the score's gradient.
 template <typename Acc>
 struct EdgeGradients {
   Acc* score;
@@ -131,8 +131,8 @@ struct EdgeGradients {
   const Acc* factor;
 };
 
-// With dots: score = factor * p; total += the gradients. Without: the same, negative where the score
-// is not positive; total -= p * leaky' * G, the part of the gradients that needs no dot.
+// With dots: score = factor * p; total += the gradients. Without: the same, but negative if the score is
+// not positive; total -= p * leaky' * G, the part of the gradients without a dot product.
 template <typename Acc, bool kDots>
 void weigh_backward(const Slots<Acc>& slots, const EdgeGradients<Acc>& of, Acc slope, int64_t count,
                     Acc* total) {

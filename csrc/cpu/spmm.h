@@ -1,4 +1,4 @@
-// Sums over a row's edges: the accumulators of a tile of columns stay in registers.
+// Sums over a row's edges: the accumulators of a column tile stay in registers.
 #pragma once
 #include <type_traits>
 
@@ -7,7 +7,7 @@
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-// What happens to the sum of one row, vector by vector.
+// Post-processes the sum of one row, vector by vector.
 template <typename T>
 struct Epilogue {
   using Acc = acc_t<T>;
@@ -39,16 +39,16 @@ struct Epilogue {
     if (p.out_acc) {
       if (p.bias) sum += load<V>(static_cast<const Acc*>(p.bias) + column);
       store<V>(static_cast<Acc*>(p.out) + at, sum);
-    } else if constexpr (!std::is_same_v<T, int8_t>) {  // quantized features: always the former
+    } else if constexpr (!std::is_same_v<T, int8_t>) {  // quantized features always take the branch above
       if (p.bias) sum += load<V>(static_cast<const T*>(p.bias) + column);
       store<V>(static_cast<T*>(p.out) + at, sum);
     }
   }
 };
 
-// Edges in flight, each with sums of its own, as an addition has a latency. They fix the order of
-// the sum, so that of wide features (`wide`) must not depend on N: whether tiles are packed, and so
-// how many vectors they have, depends on the rows of the call.
+// Edges in flight, each with its own sums, to hide the latency of additions. They determine the order of
+// the sum. For wide features (`wide`) it must not depend on N: packing of the tiles, and with it the
+// number of vectors, depends on the rows of the call.
 constexpr int edges_in_flight(bool wide, int n) {
   if (wide) return kManyRegisters ? 2 : 1;
   return n == 1 ? 4 : kManyRegisters || n <= 4 ? 2 : 1;
@@ -141,9 +141,9 @@ void spmm_weights(const Spmm& p, int64_t begin, int64_t end, acc_t<T>* weight) {
   }
 }
 
-// Columns of the tiles that are to be copied together before they are gathered from, or 0. Done
-// for wide features where it makes a tile fit the cache (a stride of a power of two would leave it
-// a fraction of the cache's sets) and the copy is read often enough.
+// The number of columns to copy together before the gather, or 0. Packing pays for wide features if the
+// tile then fits the cache (a power-of-two stride would use only a fraction of the cache's sets) and the
+// copy is read often enough.
 template <typename T>
 int64_t packed_columns(const Spmm& p, int64_t edges) {
   constexpr int64_t kReads = 8, kDoubleBytes = 3 << 19, kMostBytes = 4 << 20;

@@ -22,7 +22,7 @@ void coo_weights(const SpmmCoo& p, const CooBlock& block, acc_t<T>* weight) {
   }
 }
 
-// `x` and `out` are those of node 0, at the tile's first column.
+// `x` and `out` point to node 0 at the tile's first column.
 template <typename T, bool kWeighted, int V, int N>
 void coo_tile(const CooBlock& block, const acc_t<T>* weight, const T* x, int64_t dim,
                   acc_t<T>* out, int64_t width) {
@@ -35,7 +35,7 @@ void coo_tile(const CooBlock& block, const acc_t<T>* weight, const T* x, int64_t
     }
     const T* from = x + block.src[k] * dim;
     Acc* to = out + block.dst[k] * dim;
-    // All is read before any is written: the last vector overlaps the one before it.
+    // Reads all before writing: the last vector overlaps the previous one.
     Vec<Acc, V> sum[N];
     PYG_FAST_UNROLL
     for (int j = 0; j < N; ++j) {
@@ -118,7 +118,7 @@ void sddmm_coos(const SddmmCoo& p, int64_t edge_begin, int64_t edge_end) {
   const int64_t dim = p.dim;
   const int64_t last = dim - V;            // the last vector ends at dim: its first lanes overlap
   const int64_t full = (dim - 1) / V * V;  // columns of the vectors before it
-  Vec<mask_t<Acc>, V> fresh;               // lanes of it that were not met before
+  Vec<mask_t<Acc>, V> fresh;               // its lanes that no earlier vector covers
   for (int k = 0; k < V; ++k) fresh[k] = last + k >= full ? -1 : 0;
   const auto masked = [&](Vec<Acc, V> v) PYG_FAST_ALWAYS {
     return bit_cast<Vec<Acc, V>>(bit_cast<Vec<mask_t<Acc>, V>>(v) & fresh);

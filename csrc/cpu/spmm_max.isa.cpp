@@ -1,4 +1,4 @@
-// Maxima and minima over a row's edges, where each was reached, and the gradients.
+// Maxima and minima over a row's edges, the edges that hold them, and the gradients.
 #include "params/spmm_max.h"
 #include "vec.h"
 
@@ -45,7 +45,7 @@ void spmm_max_tile(const SpmmMax& p, const acc_t<T>* weight, int64_t row_begin, 
       PYG_FAST_UNROLL
       for (int j = 0; j < N; ++j) {
         const auto v = term(e, j);
-        // Larger or NaN, unless the best is a NaN already.
+        // Larger or NaN, unless the best is already NaN.
         const auto better = ~(v <= best[j]) & (best[j] == best[j]);
         best[j] = better ? v : best[j];
         arg[j] = better ? position : arg[j];
@@ -64,7 +64,7 @@ void spmm_max_tile(const SpmmMax& p, const acc_t<T>* weight, int64_t row_begin, 
 
 template <typename T, typename Index>
 void spmm_max_rows(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
-  // A tile has two registers a vector: the best and its position.
+  // A tile needs two registers per vector: the best and its position.
   constexpr int kVectors = kManyRegisters ? kMaxVectors : kMaxVectors / 2;
   for_tiles<T>(p.dim, kVectors, [&](Tile tile) {
     with_tile<T, kVectors>(tile.width, [&](auto v, auto n) {

@@ -1,5 +1,5 @@
-// Stable counting sort in two passes that both stay in the caches: edges are first spread over
-// buckets of consecutive rows, then every bucket is counted and sorted where its output lies.
+// Stable counting sort in two passes that both stay in the caches: first spreads edges over buckets of
+// consecutive rows, then counts and sorts every bucket at its output position.
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -89,7 +89,7 @@ class CsrSort {
     invalid_[share] = invalid;
   }
 
-  // Turns counts into the places where each share's edges of a bucket go, in input order.
+  // Turns counts into the output positions of each share's edges of a bucket, in input order.
   int64_t place_buckets() {
     int64_t place = 0, invalid = 0;
     for (int64_t b = 0; b < buckets_; ++b) {
@@ -115,7 +115,7 @@ class CsrSort {
     }
   }
 
-  // rowptr serves as counter, then as cursor, and ends as what it is.
+  // rowptr is first the counter, then the cursor, and finally the result.
   void sort(int64_t bucket) {
     const int64_t row_begin = bucket << shift_;
     const int64_t row_end = bucket + 1 < buckets_ ? (bucket + 1) << shift_ : p_.num_rows;

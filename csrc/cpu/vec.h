@@ -1,5 +1,5 @@
-// Element types, vectors of them and the choice of a tile; all inside the namespace of one
-// instruction set, so that nothing compiled for it is shared with other translation units.
+// Element types, vectors of them and the choice of a tile. All is in the namespace of one instruction
+// set: no other translation unit shares code compiled for it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +30,7 @@ constexpr int kVectorBytes = 32;
 #else
 constexpr int kVectorBytes = 16;
 #endif
-constexpr int kMaxVectors = 8;  // accumulators of a tile: they have to stay in registers
+constexpr int kMaxVectors = 8;  // accumulators of a tile: they must stay in registers
 constexpr bool kManyRegisters = kVectorBytes == 64;  // 32 of them, not 16
 constexpr int kCacheLine = 64;
 
@@ -72,7 +72,7 @@ template <>
 struct MaskOf<double> {
   using type = int64_t;
 };
-// The integer as wide as Acc: what comparing two of its vectors gives.
+// The integer type as wide as Acc: the result type of a vector comparison.
 template <typename Acc>
 using mask_t = typename MaskOf<Acc>::type;
 
@@ -84,7 +84,7 @@ PYG_FAST_INLINE To bit_cast(const From& from) {
   return to;
 }
 
-// The lowest of integers.
+// The smallest integer of the type.
 template <typename Key>
 constexpr Key kLeast = static_cast<Key>(uint64_t{1} << (8 * sizeof(Key) - 1));
 
@@ -119,7 +119,7 @@ PYG_FAST_INLINE Vec<float, V> load(const int8_t* p) {
     return bit_cast<Vec<float, V>>(_mm256_cvtepi32_ps(wide));
   }
 #endif
-  // Step by step: compilers take wider steps element by element.
+  // Two steps: compilers convert a wider step element by element.
   const auto wide = __builtin_convertvector(v, Vec<int16_t, V>);
   return __builtin_convertvector(__builtin_convertvector(wide, Vec<int32_t, V>), Vec<float, V>);
 }
@@ -156,7 +156,7 @@ PYG_FAST_INLINE Vec<float, V> load(const Half* p) {
     return bit_cast<Vec<float, V>>(_mm512_maskz_cvtph_ps(0xffff, bits));
   }
 #endif
-  // The exponent is rebiased by a product, which also gets subnormals right.
+  // A multiplication rebiases the exponent, which also handles subnormals.
   const Vec<uint32_t, V> h = load_bits<V>(p);
   const auto magnitude = bit_cast<Vec<float, V>>((h & 0x7fffu) << 13) * 0x1p112f;
   const auto special = (h & 0x7c00u) == 0x7c00u ? (h & 0) + 0x7f800000u : (h & 0);
@@ -190,7 +190,7 @@ PYG_FAST_INLINE void store(BFloat16* p, Vec<float, V> v) {
 
 template <int V>
 PYG_FAST_INLINE void store(Half* p, Vec<float, V> v) {
-  // Subnormal results are rounded by adding 0.5, normal ones in the bits; above 65520: infinity.
+  // Adding 0.5 rounds subnormal results, integer arithmetic the normal ones; above 65520: infinity.
   const auto bits = bit_cast<Vec<uint32_t, V>>(v);
   const auto magnitude = bits & 0x7fffffffu;
   const auto sum = bit_cast<Vec<float, V>>(magnitude) + 0.5f;
@@ -235,7 +235,7 @@ struct Type {
   using type = T;
 };
 
-// f(Type<T>, Type<Index>) of what is stored.
+// Calls f(Type<T>, Type<Index>) with the stored types.
 template <typename F>
 PYG_FAST_INLINE void with_types(DType dtype, bool index64, const F& f) {
   const auto with_index = [&](auto type) {
@@ -249,7 +249,7 @@ PYG_FAST_INLINE void with_types(DType dtype, bool index64, const F& f) {
   }
 }
 
-// f(Type<C>) of what columns are stored as.
+// Calls f(Type<C>) with the type of the columns.
 template <typename F>
 PYG_FAST_INLINE void with_columns(ColumnType type, const F& f) {
   switch (type) {
@@ -259,7 +259,7 @@ PYG_FAST_INLINE void with_columns(ColumnType type, const F& f) {
   }
 }
 
-// f(Int<V>, i) for chunks [i, i + V) that cover [begin, end); the last few are narrower.
+// Calls f(Int<V>, i) for chunks [i, i + V) that cover [begin, end); the last few are narrower.
 template <int V, typename F>
 PYG_FAST_INLINE void for_chunks(int64_t begin, int64_t end, const F& f) {
   for (; begin + V <= end; begin += V) f(Int<V>{}, begin);
@@ -268,8 +268,8 @@ PYG_FAST_INLINE void for_chunks(int64_t begin, int64_t end, const F& f) {
   }
 }
 
-// A tile is N vectors of V lanes that cover `width` columns from `column` on. Vector j starts at
-// j * V, but the last one at `last`: it overlaps the one before it where V does not divide width.
+// A tile is N vectors of V lanes that cover `width` columns from `column` on. Vector j starts at j * V,
+// but the last one at `last`: it overlaps the previous one if V does not divide width.
 struct Tile {
   int64_t column;
   int64_t width;
@@ -290,7 +290,7 @@ PYG_FAST_INLINE void prefetch_tile(const T* x) {
   }
 }
 
-// f(Int<V>, Int<N>) of a width of at most kMost vectors.
+// Calls f(Int<V>, Int<N>) for a width of at most kMost vectors.
 template <int V, typename F>
 PYG_FAST_INLINE void with_narrow(int64_t width, const F& f) {
   if (width == V) {
@@ -321,7 +321,7 @@ PYG_FAST_INLINE void with_tile(int64_t width, const F& f) {
   }
 }
 
-// f(Tile) for tiles of about equal width, at most max_vectors, that cover `dim` columns.
+// Calls f(Tile) for tiles of about equal width, at most max_vectors, that cover `dim` columns.
 template <typename T, typename F>
 PYG_FAST_INLINE void for_tiles(int64_t dim, int64_t max_vectors, const F& f) {
   constexpr int V = kLanes<T>;
@@ -371,7 +371,7 @@ PYG_FAST_INLINE void gather_values(const T* value, const Index* perm, int64_t be
   }
 }
 
-// f(row_begin, row_end, weight) for blocks of rows whose edges' weights fit a small buffer; `fill`
+// Calls f(row_begin, row_end, weight) for blocks of rows whose edge weights fit a small buffer; `fill`
 // writes the weights of edges [begin, end) there. weight[e] is the weight of edge e.
 template <typename Acc, typename Index, typename Fill, typename F>
 PYG_FAST_INLINE void for_weighted_blocks(const Index* rowptr, int64_t row_begin, int64_t row_end,

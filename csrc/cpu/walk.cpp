@@ -19,7 +19,7 @@ void walk(const RandomWalk& p, int64_t begin, int64_t end) {
   }
 }
 
-// The nodes met from one, in the order in which they are met, and how often; found by hashing.
+// The nodes that walks from one node visit, in order of first visit, with counts; a hash table.
 class Visits {
  public:
   struct Visit {
@@ -48,7 +48,7 @@ class Visits {
     ++visit_[slot_[at]].count;
   }
 
-  // The `count` largest come first; returns how many there are.
+  // Moves the `count` largest to the front; returns their number.
   int64_t select(int64_t count) {
     if (count > size_) count = size_;
     std::partial_sort(visit_, visit_ + count, visit_ + size_, [](const Visit& a, const Visit& b) {

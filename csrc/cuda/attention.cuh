@@ -1,4 +1,4 @@
-// What the attention kernels share: where a thread stands among heads and channels, and dropout.
+// Code that the attention kernels share: the mapping of threads to heads and channels, and dropout.
 #pragma once
 #include "params/attention.h"
 #include "params/dropout.h"
@@ -6,7 +6,7 @@
 
 namespace pyg_fast::cuda {
 
-// Rounded before anything is subtracted from it, so that equal logits stay equal.
+// Rounds the product separately before any subtraction: equal logits stay equal.
 __device__ inline float leaky(float s, float slope) { return s > 0 ? s : __fmul_rn(s, slope); }
 __device__ inline double leaky(double s, double slope) { return s > 0 ? s : __dmul_rn(s, slope); }
 
@@ -18,20 +18,20 @@ __device__ inline double negative_infinity(double) {
   return -__longlong_as_double(0x7ff0000000000000LL);
 }
 
-// Where running maxima begin: finite, so that a logit of minus infinity, of which there may be many in
-// front, is that far below it, and weighs nothing. No finite logit is below it.
+// The start of running maxima. It is finite: a logit of minus infinity (a row can begin with many) is
+// infinitely far below it and has weight 0. No finite logit is smaller.
 __device__ inline float lowest(float) { return -__int_as_float(0x7f7fffff); }
 __device__ inline double lowest(double) { return -__longlong_as_double(0x7fefffffffffffffLL); }
 
-// What sums of weights are multiplied by. Of a row with edges, none of which weighs anything, NaN
-// comes out, as of a softmax.
+// The factor for sums of weights. If a row has edges but all weights are 0, the result is NaN, as in a
+// softmax.
 template <typename Acc>
 __device__ inline Acc inverse_mass(Acc mass, bool has_edges) {
   return has_edges ? 1 / mass : Acc(0);
 }
 
-// VEC elements from `at` on, which nobody else reads or writes soon: L2 is for what is gathered.
-// The type is asked for once.
+// Reads VEC elements from `at` on with streaming loads: no other thread reads or writes them soon, and L2
+// should hold the gathered features. Tests the type only once.
 template <int VEC, typename Acc>
 __device__ inline void read_row(const void* p, DType type, int64_t at, Acc (&v)[VEC]) {
   const auto as = [&](auto element_type) {
@@ -67,7 +67,7 @@ __device__ inline void write_row(void* p, DType type, int64_t at, const Acc (&v)
   else as(float{});
 }
 
-// Element `at` of an array of the features' type or of that of their sums.
+// Element `at` of an array of the features' type or of the type of their sums.
 template <typename Acc>
 __device__ inline Acc read(const void* p, DType type, int64_t at) {
   Acc v[1];
@@ -98,7 +98,7 @@ struct Dropout {
   __device__ uint32_t bits(int64_t id) const {
     return edge_bits(seed, static_cast<uint64_t>(id));
   }
-  // What multiplies a weight of the edge whose bits these are.
+  // The dropout factor for an edge with these bits.
   __device__ Acc factor(uint32_t bits, int head) const {
     return !on || keeps(bits, static_cast<uint32_t>(head), threshold) ? scale : Acc(0);
   }
@@ -122,17 +122,16 @@ struct AttentionEdge {
   }
 };
 
-// A warp reads the channels of 32 / LANES edges at once. The LANES threads of an edge are dealt to
-// HEADS heads of a tile, LANES / HEADS each; a head that is too wide for LANES threads has several
-// tiles of its own.
+// A warp reads the channels of 32 / LANES edges at once. The LANES threads of an edge are divided among
+// the HEADS heads of a tile, LANES / HEADS each; a head too wide for LANES threads has several tiles.
 template <int VEC, int LANES, int HEADS>
 struct HeadTile {
   static constexpr int kHeadLanes = LANES / HEADS;
   int first_head;
-  int in_tile;      // this thread's head among those of the tile
+  int in_tile;      // this thread's head within the tile
   int head;
-  int64_t channel;  // this thread's first
-  int64_t at;       // the same among all channels of a node; a valid one for idle threads too
+  int64_t channel;  // this thread's first channel
+  int64_t at;       // its index among all channels of a node; valid for idle threads too
   bool active;
 
   __device__ HeadTile(const Attention& p, int tile) {
@@ -147,7 +146,7 @@ struct HeadTile {
     at = active ? head * p.channels + channel : first_head * p.channels;
   }
 
-  // The sum over the threads of a head, for each of LANES threads that all call this.
+  // The sum over the threads of a head. All LANES threads must call it and get the sum.
   template <typename Acc>
   __device__ Acc sum_of_head(Acc v) const {
     constexpr unsigned kMask = LANES == 32 ? kWarpMask : (1u << LANES) - 1;
@@ -157,16 +156,16 @@ struct HeadTile {
   }
 };
 
-// Blocks per SM: eight channels a thread, or those of other tiles, want more registers.
+// Blocks per SM: eight channels per thread, or channels of other tiles, need more registers.
 constexpr int attention_blocks(int vec, bool wide = false) { return vec > 4 || wide ? 2 : 3; }
 
 struct HeadShape : Shape {
-  int heads = 1;          // of a tile
-  int tiles_of_head = 1;  // more than 1 only where a tile has one head
+  int heads = 1;          // heads per tile
+  int tiles_of_head = 1;  // more than 1 only if a tile has one head
 };
 
-// The threads an edge takes at 16-byte vectors: 128 bytes of fp16 or bf16, up to 256 of floats, but no
-// more than four heads (of four channels: eight), whose weights a thread keeps in registers.
+// The threads per edge with 16-byte vectors: 128 bytes of fp16 or bf16, up to 256 of floats, but at most
+// four heads (with four channels: eight), whose weights a thread keeps in registers.
 inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, bool vectors) {
   HeadShape s;
   const bool half = gathered == DType::f16 || gathered == DType::bf16;
@@ -184,15 +183,15 @@ inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, 
   return s;
 }
 
-// 16-byte vectors stay within a head; graphs past int32 and doubles are rare, and do without. The
-// sums of eight fp16 or bf16 are 32 bytes.
+// 16-byte vectors must not cross a head; int64 graphs and doubles are rare and use scalars. The sums of
+// eight fp16 or bf16 take 32 bytes.
 template <typename T, typename I, typename... Pointers>
 bool takes_vectors(const Attention& p, Pointers... features) {
   return sizeof(T) <= 4 && sizeof(I) == 4 && p.channels % kVec<T> == 0 &&
          (((reinterpret_cast<uintptr_t>(features) & 31) == 0) && ...);
 }
 
-// fn(VEC, LANES, HEADS) as compile-time integers, for the shapes that head_shape makes.
+// Calls fn(VEC, LANES, HEADS) with compile-time integers, for the shapes of head_shape.
 template <typename T, typename I, typename Fn>
 void dispatch_heads(const HeadShape& s, Fn&& fn) {
   using std::integral_constant;
@@ -203,7 +202,7 @@ void dispatch_heads(const HeadShape& s, Fn&& fn) {
     const auto with_heads = [&](auto lanes) {
       if (s.heads == 1) return with(vec, lanes, one);
       if (s.heads == 2) return with(vec, lanes, integral_constant<int, 2>{});
-      if constexpr (lanes == 8) {  // 16 of them are for heads of more than two
+      if constexpr (lanes == 8) {  // 16 lanes are for heads of more than two threads
         if (s.heads == 8) return with(vec, lanes, integral_constant<int, 8>{});
       }
       with(vec, lanes, integral_constant<int, 4>{});

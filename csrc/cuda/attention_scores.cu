@@ -1,4 +1,4 @@
-// Products of each head's channels with vectors of attention, and their gradients.
+// Dot products of each head's channels with attention vectors, and their gradients.
 #include "attention.cuh"
 #include "columns.cuh"
 #include "params/attention_scores.h"
@@ -6,7 +6,7 @@
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kNodeLanes = 8;  // threads of a (node, head)
+constexpr int kNodeLanes = 8;  // threads per (node, head)
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) attention_scores_kernel(AttentionScores p) {
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) attention_scores_kernel(AttentionSco
   const int64_t count = p.num_rows * p.heads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
   const int part = threadIdx.x % kNodeLanes;
-  // All threads of a warp stay: they exchange sums.
+  // All threads of a warp continue: they exchange sums.
   constexpr int kNodes = kThreads / kNodeLanes;
   int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / kNodeLanes;
   for (; __any_sync(kWarpMask, at < count); at += step) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) attention_scores_kernel(AttentionSco
   }
 }
 
-// A thread has one column and every so many rows; `out`: [gridDim.y, num_scores, size].
+// A thread sums one column over rows at a fixed stride; `out`: [gridDim.y, num_scores, size].
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     attention_scores_backward_kernel(AttentionScoresBackward p, acc_t<T>* out) {

@@ -1,4 +1,4 @@
-// Sum and mean aggregation of CBSR features: each warp scatters into sums of its own on chip.
+// Sum and mean aggregation of CBSR features: each warp scatters into its own sums in shared memory.
 #include "cbsr.cuh"
 #include "params/cbsr.h"
 #include "rows.cuh"
@@ -7,14 +7,14 @@
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kBlocks = 4;  // per SM
+constexpr int kBlocks = 4;  // blocks per SM
 
-// Columns whose sums a warp keeps: more are cut into tiles, each of which reads all entries.
+// The columns whose sums a warp keeps. More columns are cut into tiles; each tile reads all entries.
 template <typename Acc>
 constexpr int kMostColumns = 2048 / static_cast<int>(sizeof(Acc));
 
-// Entries of one pass: `begin` to `end` of each row's k. Passes but the last leave their sums in
-// `partial`, which all but the first take up again.
+// The entries of one pass: `begin` to `end` of each row's k. All passes but the last write their sums to
+// `partial`; all but the first add the sums in `partial`.
 struct Pass {
   int begin = 0, end = 0;
   void* partial = nullptr;  // [num_rows, dim] acc
@@ -22,8 +22,8 @@ struct Pass {
   int tiles = 1, width = 0;  // columns of a tile, a multiple of 32
 };
 
-// A thread's STEPS entries of an edge: from values and columns apart, or of fp16 and bf16 from words that
-// hold both, which spares a request for every edge.
+// A thread's STEPS entries of an edge: from separate values and columns, or (fp16 and bf16) from words
+// that hold both, which saves one load per edge.
 template <typename T, typename C, int STEPS, bool PACKED>
 struct SeparateEntries {
   Pack<T, STEPS> values;
@@ -79,8 +79,8 @@ struct CbsrRow {
   const CbsrSpmm& p;
   const Pass& pass;
   const void* values_self;  // values before any prologue
-  Acc* shared;              // every warp's sums, those of eight columns slot by slot
-  Acc* mine;                // those of this thread's slot
+  Acc* shared;              // the sums of all warps; slots alternate every eight columns
+  Acc* mine;                // the sums of this thread's slot
   int64_t first_column;
   int slot, entry_lane, entries, width;
 
@@ -97,7 +97,7 @@ struct CbsrRow {
 
   __device__ Acc* sums_of(int warp) const { return shared + warp * kEntrySlots * pass.width; }
 
-  // Eight banks a slot: the entries of one edge meet only each other.
+  // Each slot has eight banks: only entries of the same edge can conflict.
   __device__ static int word(unsigned column) {
     return static_cast<int>((column & ~7u) * kEntrySlots + (column & 7u));
   }
@@ -107,7 +107,7 @@ struct CbsrRow {
     else return column >= first_column && column < first_column + pass.width;
   }
 
-  // The sums are left zero by whoever read them last.
+  // Each reader resets the sums to zero.
   __device__ Sum empty(int64_t) const { return Sum{}; }
 
   __device__ void add(const Edge& edge, I, int count, Sum&) const {
@@ -123,7 +123,7 @@ struct CbsrRow {
       add_edges<false>(edge, first + slot, count);
   }
 
-  // kUnroll of the slot's edges, from edge e on. Not WHOLE: some may be none, or lack entries.
+  // Adds kUnroll of the slot's edges, from edge e on. Without WHOLE, edges or entries may be missing.
   template <bool WHOLE>
   __device__ void add_edges(const Edge& edge, int e, int count) const {
     Entries found[kUnroll];
@@ -139,7 +139,7 @@ struct CbsrRow {
     for (int u = 0; u < kUnroll; ++u) {
       const int at = e + u * kEntrySlots;
       const Acc weight = WEIGHTED ? __shfl_sync(kWarpMask, edge.weight, at & 31) : Acc(1);
-      // An edge's columns are distinct: all can be read before any is written.
+      // An edge's columns are distinct: all sums can be read before any write.
       if (WHOLE || (at < count && active)) {
         Acc* sum[STEPS];
         Acc total[STEPS];
@@ -165,8 +165,8 @@ struct CbsrRow {
 
   __device__ void reduce(Sum&) const { __syncwarp(); }
 
-  // Takes column f out of the sums of some warps. Threads take the slots in different orders, to
-  // meet different banks.
+  // Adds up and resets the sums of column f of some warps. Threads visit the slots in different orders,
+  // to avoid bank conflicts.
   __device__ Acc take(int f, int first_warp, int warps) const {
     Acc total = 0;
     for (int w = 0; w < warps; ++w) {
@@ -189,7 +189,7 @@ struct CbsrRow {
     write(row, degree, 0, kWarps, threadIdx.x, kThreads, [] { __syncthreads(); });
   }
 
-  // The row from the sums of `warps` warps, by `threads` threads.
+  // Writes the row from the sums of `warps` warps, with `threads` threads.
   template <typename Sync>
   __device__ void write(int64_t row, int64_t degree, int first_warp, int warps, int thread,
                         int threads, const Sync& sync) const {
@@ -209,7 +209,7 @@ struct CbsrRow {
       return scale * (pass.first ? total : partial[f] + total);
     };
     Acc* sums = sums_of(first_warp);
-    if (p.diag) {  // Its entries are added before anything is written.
+    if (p.diag) {  // Adds the entries of the row itself before any write.
       for (int f = thread; f < width; f += threads) {
         const Acc total = scaled(f);
         sums[word(f)] = total;
@@ -293,7 +293,7 @@ bool keeps_partial_in_out(const CbsrSpmm& p) {
   return p.out_acc || p.dtype == DType::f32 || p.dtype == DType::f64;
 }
 
-// Scaled or joined entries, and behind them partial sums.
+// Bytes of scaled or joined entries; partial sums follow them.
 int64_t entry_bytes(const CbsrSpmm& p) {
   if (!joins(p) && !wants_prologue(p)) return 0;
   return (p.csr.num_cols * p.k * acc_bytes(p.dtype) + 15) / 16 * 16;

@@ -1,9 +1,9 @@
-// How a warp reads CBSR entries, and in which order the top-k kernel therefore stores them.
+// How a warp reads CBSR entries, and the order in which the top-k kernel stores them for it.
 //
-// A row's k entries are read in blocks of up to 8 * kMostSteps. kEntryLanes threads read a block,
-// each of them `steps` consecutive entries at once, so that a warp meets kEntrySlots edges. In one
-// step the threads of an edge then touch the columns of entries `steps` apart: it is these that
-// should differ modulo 8, to lie in different banks of shared memory.
+// A warp reads a row's k entries in blocks of up to 8 * kMostSteps. kEntryLanes threads read a block,
+// each `steps` consecutive entries at once: a warp reads kEntrySlots edges. In one step, the threads of
+// an edge use the columns of entries `steps` apart: these columns should differ modulo 8, to be in
+// different shared memory banks.
 #pragma once
 #include "common.cuh"
 
@@ -21,17 +21,17 @@ inline int steps_of(int64_t entries, int most) {
   return steps;
 }
 
-// Where the entries of a row are stored. Those of rank 0 to 7, 8 to 15, ... in a block are read in
-// one step each.
+// The position of an entry in its row. One step reads the entries of rank 0 to 7, another those of rank 8
+// to 15, ... in a block.
 template <int MOST>
 struct Storage {
-  unsigned tail, steps, lanes, reciprocal;  // the last block's first entry, its steps and threads
+  unsigned tail, steps, lanes, reciprocal;  // last block: first entry, steps, threads
 
   explicit Storage(int64_t k) {
     const int64_t left = (k - 1) % (kEntryLanes * MOST) + 1;
     tail = static_cast<unsigned>(k - left);
     steps = steps_of(left, MOST);
-    if (left % steps != 0) steps = 1;  // read one by one, in order
+    if (left % steps != 0) steps = 1;  // reads one entry at a time, in order
     lanes = static_cast<unsigned>(left) / steps;
     reciprocal = 65536 / lanes + 1;
   }
@@ -39,14 +39,14 @@ struct Storage {
   __device__ unsigned at(unsigned rank) const {
     constexpr unsigned kBlock = kEntryLanes * MOST;
     const bool last = rank >= tail;
-    const unsigned in_block = rank % kBlock;  // the tail starts with a block, too
+    const unsigned in_block = rank % kBlock;  // the tail starts a new block, too
     const unsigned step = in_block * (last ? reciprocal : 65536 / kEntryLanes + 1) >> 16;
     return rank - in_block + (in_block - step * (last ? lanes : kEntryLanes)) * (last ? steps : MOST) +
            step;
   }
 };
 
-// STEPS entries of a thread, as one load where PACKED; otherwise kEntryLanes apart.
+// STEPS entries of a thread: one load if PACKED; otherwise kEntryLanes apart.
 template <typename E, int STEPS, bool PACKED>
 __device__ inline Pack<E, STEPS> load_entries(const E* row, int lane, int entries) {
   Pack<E, STEPS> pack;
@@ -62,7 +62,7 @@ __device__ inline Pack<E, STEPS> load_entries(const E* row, int lane, int entrie
   return pack;
 }
 
-// Whether step t of a thread's entries is one.
+// Whether step t of a thread has an entry.
 template <int STEPS, bool PACKED>
 __device__ inline bool has_entry(int t, int lane, int entries) {
   return (PACKED ? lane * STEPS : t * kEntryLanes + lane) < entries;
@@ -73,7 +73,7 @@ bool packs(int64_t k, const void* columns, const void* values) {
   return k % STEPS == 0 && aligned16(columns) && aligned16(values);
 }
 
-// fn(C{}) for what columns are stored as.
+// Calls fn(C{}) with the storage type of the columns.
 template <typename Fn>
 const char* dispatch_columns(ColumnType type, Fn&& fn) {
   switch (type) {
@@ -84,7 +84,7 @@ const char* dispatch_columns(ColumnType type, Fn&& fn) {
   return "unknown column type";
 }
 
-// fn(T{}, C{})
+// Calls fn(T{}, C{}).
 template <typename Fn>
 const char* dispatch_entries(DType dtype, ColumnType column_type, Fn&& fn) {
   return dispatch(dtype, false, [&](auto element, auto) {
@@ -95,7 +95,7 @@ const char* dispatch_entries(DType dtype, ColumnType column_type, Fn&& fn) {
 template <int N>
 using Int = std::integral_constant<int, N>;
 
-// fn(STEPS, PACKED) as compile-time integers. Odd numbers of entries share one kernel.
+// Calls fn(STEPS, PACKED) with compile-time integers. Odd numbers of entries share one kernel.
 template <int MOST, typename C, typename I, typename Fn>
 void dispatch_steps(int64_t k, int64_t entries, const void* columns, const void* values, Fn&& fn) {
   if constexpr (sizeof(C) <= 2 && sizeof(I) == 4) {
@@ -109,7 +109,7 @@ void dispatch_steps(int64_t k, int64_t entries, const void* columns, const void*
   fn(Int<MOST>{}, std::false_type{});
 }
 
-// Dynamic shared memory above 48 KiB has to be asked for.
+// The kernel must request dynamic shared memory above 48 KiB.
 template <typename Kernel>
 const char* allow_shared(Kernel* kernel, int bytes) {
   if (bytes <= 32 * 1024) return nullptr;  // the kernel's static memory counts too

@@ -1,5 +1,5 @@
-// Gradients of the aggregation of CBSR features. A warp keeps the gradient of its row on chip and
-// reads there what the entries at the far end of each edge ask for.
+// Gradients of the aggregation of CBSR features. A warp keeps its row of the gradient in shared memory
+// and reads it at the columns of each edge's source entries.
 #include "cbsr.cuh"
 #include "params/cbsr.h"
 #include "rows.cuh"
@@ -7,10 +7,10 @@
 namespace pyg_fast::cuda {
 namespace {
 
-// Longer rows of the gradient stay in memory.
+// Longer rows of the gradient stay in global memory.
 constexpr int kMostStaged = 2048;
 
-// Entries per thread: the sums that are added to are in float32 (float64) whatever is read.
+// Entries per thread: the sums have float32 (float64) whatever the input type.
 constexpr int kMostAdded = 4;
 
 struct Staged {
@@ -19,21 +19,21 @@ struct Staged {
   bool mean = false;
   int64_t dim = 0;
   int64_t k = 0;
-  int begin = 0, end = 0;  // the entries of each row that are looked at
+  int begin = 0, end = 0;  // the range of each row's entries to process
   const void* columns = nullptr;
   const void* grad = nullptr;       // [num_rows, dim]
   const void* row_scale = nullptr;  // applied to grad
   const void* value = nullptr;      // of edges
   const void* col_scale = nullptr;
   const void* values = nullptr;  // [num_cols, k], of dot products
-  void* out = nullptr;           // [num_cols, k] acc; of dot products [num_values]
+  void* out = nullptr;           // [num_cols, k] acc; for dot products [num_values]
 };
 
 // DOT: out[perm[e]] = <values of the edge's source, grad>; else out[source, c] += value * grad.
 template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT>
 struct StagedRow {
   using Acc = acc_t<T>;
-  static constexpr bool kSharedSums = true;  // of nothing: it adds to memory
+  static constexpr bool kSharedSums = true;  // no sums: adds directly to global memory
   struct Sum {};
   struct Edge : WeightedEdge<T, I, WEIGHTED> {
     I position = 0;
@@ -50,7 +50,7 @@ struct StagedRow {
   static constexpr int kUnroll = PACKED && sizeof(Acc) * STEPS <= 16 ? 4 : 2;
 
   const Staged& p;
-  Acc* staged;  // this warp's; nullptr: too long
+  Acc* staged;  // of this warp; nullptr: row too long
   int slot, entry_lane;
   const T* grad = nullptr;
   Acc scale = 0;
@@ -221,7 +221,7 @@ const char* launch(const Staged& p, cudaStream_t stream) {
   return error ? error : last_error();
 }
 
-// out = col_scale[j] * sum + diag[j] * grad, in place where `sum` is the output.
+// out = col_scale[j] * sum + diag[j] * grad, in place if `sum` is the output.
 template <typename T, typename C>
 __global__ void __launch_bounds__(kThreads) finish_kernel(CbsrBackward p, const acc_t<T>* sum) {
   using Acc = acc_t<T>;
@@ -271,7 +271,7 @@ const char* cbsr_spmm_backward(const CbsrBackward& p, void* scratch, void* strea
       staged.out = is_half(p.dtype) ? scratch : p.grad_values;
       const cudaError_t error = cudaMemsetAsync(staged.out, 0, total * sizeof(Acc), stream);
       if (error != cudaSuccess) return cudaGetErrorString(error);
-      // Block by block of entries, so that what is added to stays in L2.
+      // Processes the entries in blocks: the sums of a block stay in L2.
       for (int64_t begin = 0; begin < p.k && p.csr.num_rows > 0;
            begin += kEntryLanes * kMostAdded) {
         const int64_t end = begin + kEntryLanes * kMostAdded;

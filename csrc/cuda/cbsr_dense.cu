@@ -5,7 +5,7 @@
 namespace pyg_fast::cuda {
 namespace {
 
-// A warp a row: zeros first, the entries over them.
+// One warp per row: writes zeros first, then the entries.
 template <typename T, typename C>
 __global__ void __launch_bounds__(kThreads) to_dense_kernel(CbsrDense p, bool vectors) {
   const int lane = threadIdx.x & 31;

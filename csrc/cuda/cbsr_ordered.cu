@@ -1,5 +1,5 @@
-// The gradient of CBSR values without atomics: each row of the transpose gathers, tile by tile, the
-// columns of the gradient that its entries ask for.
+// The gradient of CBSR values without atomics: each row of the transpose gathers the gradient at the
+// columns of its entries, tile by tile.
 #include "cbsr.cuh"
 #include "params/cbsr.h"
 #include "rows.cuh"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kUnroll = 4;  // edges in flight per slot
 
-// The entries of a warp's row whose columns lie in the tile.
+// The entries of a warp's row with columns in the tile.
 template <int COLUMNS>
 struct Entries {
   int column[COLUMNS];    // within the tile
@@ -28,12 +28,12 @@ struct GatherRow {
   };
 
   const CbsrBackward& p;
-  Entries<COLUMNS>* entries;  // this warp's
+  Entries<COLUMNS>* entries;  // of this warp
   int64_t first_column;
   const char* grad;
   uint32_t row_bytes;
-  // `slots` edges at once, a thread for each of their n entries; with more than 32 entries a
-  // thread has several of one edge's.
+  // Processes `slots` edges at once, one thread for each of their n entries. With more than 32 entries,
+  // one edge at once: a thread has several entries.
   int n = 0, slots = 1, slot = 0;
   int column[kRounds];
 
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kThreads, 4) gather_kernel(CbsrBackward p, Sha
   }
 }
 
-// Columns of a tile: all that fit L2 while entries are few, since each tile reads the edges; the
-// more entries, the more of a narrower one they use.
+// Columns of a tile. Each tile reads the edges: with few entries, use all columns that fit L2. With more
+// entries, narrower tiles make better use of L2.
 int columns_of(const CbsrBackward& p) {
   return p.dtype == DType::f64 || (p.dtype == DType::f32 && 8 * p.k >= p.dim) ? 32 : 64;
 }

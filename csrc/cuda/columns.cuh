@@ -1,19 +1,19 @@
-// Sums of columns over many rows, in two steps and always in the same order.
+// Sums of columns over many rows, in two steps and in a fixed order.
 #pragma once
 #include "common.cuh"
 
 namespace pyg_fast::cuda {
 
-constexpr int kColumnRows = kThreads / 32;  // rows that a block takes at once, 32 columns of each
+constexpr int kColumnRows = kThreads / 32;  // rows that a block reads at once, 32 columns of each
 
-// Blocks that share the rows; each leaves one row of sums.
+// The number of blocks that divide the rows; each writes one row of sums.
 inline int64_t column_blocks(int64_t num_rows) {
   const int64_t blocks = (num_rows + kColumnRows * 16 - 1) / (kColumnRows * 16);
   return blocks < 1 ? 1 : blocks < 512 ? blocks : 512;
 }
 
-// Of a thread's `sum` of column threadIdx.x % 32, that of all threads of the block, for the first
-// warp.
+// Adds the `sum` of column threadIdx.x % 32 over all threads of the block; the first warp gets the
+// result.
 template <typename Acc>
 __device__ inline Acc sum_of_block(Acc sum, Acc (&part)[kColumnRows][32]) {
   const int group = threadIdx.x / 32;

@@ -1,4 +1,4 @@
-// What the kernels share: vectors of features, dispatch over types, the shape of a launch.
+// Code that the kernels share: vectors of features, dispatch over types, the shape of a launch.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -14,7 +14,7 @@ namespace pyg_fast::cuda {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-// Rows of a block at most; its warps take them one by one, so that no warp waits for another.
+// Maximum rows per block; the warps take rows one by one: no warp waits for another.
 constexpr int kMaxBlockRows = 64;
 
 template <typename T>
@@ -27,7 +27,7 @@ __device__ inline float to_acc(float v) { return v; }
 __device__ inline double to_acc(double v) { return v; }
 __device__ inline float to_acc(__half v) { return __half2float(v); }
 __device__ inline float to_acc(__nv_bfloat16 v) { return __bfloat162float(v); }
-__device__ inline float to_acc(int8_t v) { return v; }  // quantized
+__device__ inline float to_acc(int8_t v) { return v; }  // quantized features
 
 template <typename T>
 __device__ inline T from_acc(acc_t<T> v) {
@@ -42,7 +42,7 @@ struct alignas(sizeof(T) * VEC) Pack {
   T data[VEC];
 };
 
-// Element c of a pack, ready for sums. Two bfloat16 of a word cost one instruction each.
+// Element c of a pack, converted for sums. Converting two bfloat16 of a word costs one instruction each.
 template <typename T, int VEC>
 __device__ inline acc_t<T> element(const Pack<T, VEC>& pack, int c) {
   if constexpr (std::is_same_v<T, __nv_bfloat16> && VEC > 1) {
@@ -53,7 +53,7 @@ __device__ inline acc_t<T> element(const Pack<T, VEC>& pack, int c) {
   }
 }
 
-// Features are read many times and indices once: L1 and L2 are kept for the features.
+// Kernels read features many times and indices once: L1 and L2 should hold the features.
 template <typename T, int VEC>
 __device__ inline Pack<T, VEC> load(const T* p) {
   Pack<T, VEC> pack;
@@ -74,7 +74,7 @@ __device__ inline void store(T* p, const Pack<T, VEC>& pack) {
   }
 }
 
-// Adds VEC aligned sums: where the chip has it, one reduction of 16 bytes.
+// Adds VEC aligned sums, with one 16-byte reduction if the GPU supports it.
 template <typename Acc, int VEC>
 __device__ inline void add_to(Acc* out, const Acc (&v)[VEC]) {
 #if __CUDA_ARCH__ >= 900
@@ -103,7 +103,7 @@ __device__ inline I load_once(const I* p) {
   }
 }
 
-// Row `source` of features whose column of interest is at `base`: one wide multiply-add.
+// The address of row `source` at the column of `base`: one wide multiply-add.
 __device__ inline const char* row_at(const char* base, int32_t source, uint32_t row_bytes) {
   return base + static_cast<uint64_t>(static_cast<uint32_t>(source)) * row_bytes;
 }
@@ -113,15 +113,15 @@ __device__ inline const char* row_at(const char* base, int64_t source, uint32_t 
 
 constexpr unsigned kWarpMask = 0xffffffffu;
 
-// How a launch covers rows and columns: a warp works on one row; `lanes` of its threads read one
-// edge's features, 32 / lanes edges at once; wide rows are cut into `tiles` of columns, tile by
-// tile over the whole graph, so that a tile of x can stay in L2.
+// How a launch covers rows and columns. A warp works on one row; `lanes` of its threads read one edge's
+// features, 32 / lanes edges at once. Wide rows are cut into `tiles` of columns; the launch completes
+// each tile over the whole graph: a tile of x can stay in L2.
 struct Shape {
   int vec = 1;  // elements a thread reads at once
   int lanes = 32;
   int tiles = 1;
   int block_rows = kWarps;
-  int hub_degree = 0;  // a longer row is shared by the warps of its block
+  int hub_degree = 0;  // the warps of a block share longer rows
 
   dim3 grid(int64_t num_rows) const {
     return dim3(static_cast<unsigned>((num_rows + block_rows - 1) / block_rows),
@@ -129,24 +129,24 @@ struct Shape {
   }
 };
 
-// Where the next of several arrays in one piece of scratch memory begins.
+// Rounds up to the offset of the next array in one piece of scratch memory.
 inline int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 inline bool aligned16(const void* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
 
-// Tiles of at most 256 bytes: wider ones gain nothing and fit L2 worse, narrower ones read the
-// indices more often. Features that are read one by one have more tiles.
+// Tiles of at most 256 bytes: wider tiles are not faster and fit L2 worse, narrower ones read the indices
+// more often. Scalar loads of features use more tiles.
 inline int tiles_of(DType dtype, int64_t dim) {
   const int64_t bytes = dim * (dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2);
   return static_cast<int>((bytes + 255) / 256);
 }
 
-// Among blocks and their warps, once the tiles are known.
+// Divides the rows among blocks and warps, once the tiles are known.
 inline void share_rows(Shape& s, const Csr& csr) {
-  // Many rows a block balance its warps, enough blocks fill the chip.
+  // Many rows per block balance its warps, enough blocks fill the GPU.
   while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 2400)
     s.block_rows *= 2;
-  // A long row on one warp is what a short launch waits for.
+  // In a short launch, a long row on one warp determines the time.
   s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
 }
 
@@ -161,7 +161,7 @@ inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
   return s;
 }
 
-// fn(VEC, LANES) as compile-time integers, for the shapes that shape_of makes.
+// Calls fn(VEC, LANES) with compile-time integers, for the shapes of shape_of.
 template <int VEC, typename Fn>
 void dispatch_shape(const Shape& s, Fn&& fn) {
   using std::integral_constant;
@@ -176,10 +176,10 @@ void dispatch_shape(const Shape& s, Fn&& fn) {
   }
 }
 
-// Bytes of what sums over `dtype` are stored in.
+// Bytes of one sum over `dtype`.
 inline int64_t acc_bytes(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
-// Blocks of a kernel whose `threads` walk in strides of the grid.
+// The number of blocks for a grid-stride loop over `threads` threads.
 inline unsigned blocks_for(int64_t threads) {
   const int64_t blocks = (threads + kThreads - 1) / kThreads;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks < (1 << 20) ? blocks : 1 << 20);
@@ -190,7 +190,7 @@ inline const char* last_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-// fn(T{}, I{}) for the element and index types at hand.
+// Calls fn(T{}, I{}) with the element and index types.
 template <typename Fn>
 const char* dispatch(DType dtype, bool index64, Fn&& fn) {
   const auto with_index = [&](auto element) {

@@ -28,8 +28,8 @@ __device__ inline CooEdge coo_edge(const Coo& coo, int64_t e) {
                   load_once(static_cast<const I*>(coo.dst) + e));
 }
 
-// Of the invalid edge `e`, -1: none. By its place, once all edges were seen: edges that wait to be
-// recorded would cost the loop its registers.
+// Records invalid edge `e`; -1: none. Kernels pass its position after their loop: an edge kept for the
+// record would cost registers in the loop.
 template <typename I>
 __device__ inline void record_edge(const Coo& coo, int64_t* record, int64_t e) {
   if (e < 0) return;

@@ -1,13 +1,13 @@
-// Numbers per edge from the features at its two ends.
+// One number per edge, from the features of both its ends.
 #pragma once
 #include "common.cuh"
 
 namespace pyg_fast::cuda {
 
-constexpr int kHubDegree = 512;  // a longer row is shared by the warps of its block
+constexpr int kHubDegree = 512;  // the warps of a block share longer rows
 
-// Runs fn(edge) for the edges of each row, `32 / LANES` edges of a warp at once; all lanes of an
-// edge's group take part, also where there is no edge left (edge < 0). Hub rows by the whole block.
+// Calls fn(edge) for the edges of each row, `32 / LANES` edges of a warp at once. All lanes of a group
+// take part, also without an edge (edge < 0). The whole block processes hub rows.
 template <typename I, int LANES, typename Fn>
 __device__ inline void for_each_edge(const Csr& csr, Fn&& fn) {
   constexpr int kSlots = 32 / LANES;

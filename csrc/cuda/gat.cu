@@ -4,11 +4,11 @@
 namespace pyg_fast::cuda {
 namespace {
 
-// The weights of 32 edges are worked out by threads that stand for (edge, head) pairs, 32 / HEADS
-// edges at once, and then handed to the threads that stand for (edge, channels).
+// Threads that represent (edge, head) pairs compute the weights of 32 edges, 32 / HEADS edges at once.
+// Threads that represent (edge, channels) then use these weights.
 //
-// The softmax subtracts a running maximum, which follows the logits only once one of them is
-// kSlack above it: exponentials stay far from overflow, and rescaling stays rare.
+// The softmax subtracts a running maximum. It changes only if a logit exceeds it by kSlack: exponentials
+// stay far from overflow, and rescaling is rare.
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING>
 struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base = PairTile<T, I, VEC, LANES, HEADS>;
@@ -23,9 +23,9 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base::tile;
   static constexpr float kSlack = 16;
 
-  // Before `reduce` max, mass and mass_plus are those of the head of an (edge, head) pair, after it
-  // those of this thread's channels. In training weights of negative scores are negative in `out`
-  // and missing in `plus`: twice the one less the other is the sum of all.
+  // Before `reduce`, max, mass and mass_plus belong to the head of an (edge, head) pair, afterwards to
+  // this thread's channels. In training, `out` holds weights of negative scores with a minus sign, and
+  // `plus` omits them: 2 * plus - out is the sum of all.
   struct Sum {
     Acc out[VEC];
     Acc plus[TRAINING ? VEC : 1];
@@ -166,7 +166,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     if (TRAINING) sum.mass_plus = __shfl_sync(kWarpMask, sum.mass_plus, tile.in_tile);
   }
 
-  // Brings `sum` to the larger of both maxima, and returns what brings the other there.
+  // Changes `sum` to the larger of both maxima; returns the factor that rescales the other sum.
   __device__ Acc rebase(Sum& sum, Acc other_max) const {
     const Acc top = sum.max > other_max ? sum.max : other_max;
     const Acc factor = sum.max == top ? Acc(1) : exponential(sum.max - top);
@@ -194,7 +194,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     if (p.alpha_loop) s += static_cast<const Acc*>(p.alpha_loop)[at];
     const Acc logit = leaky(s, slope);
     rebase(sum, logit);
-    Acc w = exponential(logit - sum.max);  // of infinite ones NaN, as of an edge
+    Acc w = exponential(logit - sum.max);  // NaN for infinite logits, as for an edge
     sum.mass += w;
     if (s > 0) sum.mass_plus += w;
     if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);

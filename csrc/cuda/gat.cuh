@@ -1,4 +1,4 @@
-// GAT: a warp weighs (edge, head) pairs, then adds up the features of (edge, channels) by these weights.
+// GAT: a warp computes the weights of (edge, head) pairs, then sums the features of (edge, channels).
 #pragma once
 #include "attention.cuh"
 #include "params/gat.h"
@@ -7,15 +7,14 @@ namespace pyg_fast::cuda {
 
 constexpr int kUnroll = 4;  // loads in flight per thread
 
-// What the passes over the graph and over its transpose share. T is what the features are stored as
-// that are added up.
+// Code that the passes over the graph and over its transpose share. T is the type of the features to sum.
 template <typename T, typename I, int VEC, int LANES, int HEADS>
 struct PairTile {
   using Acc = acc_t<T>;
   using Edge = AttentionEdge<I>;
   static constexpr bool kSharedSums = false;
   static constexpr int kSlots = 32 / LANES;
-  static constexpr int kGroup = 32 / HEADS;  // edges whose weights are worked out at once
+  static constexpr int kGroup = 32 / HEADS;  // edges whose weights the warp computes at once
   static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;
 
   const Csr& csr;
@@ -23,7 +22,7 @@ struct PairTile {
   bool names_edges;
   HeadTile<VEC, LANES, HEADS> tile;
   int pair_head;  // the head of this thread as an (edge, head) pair
-  bool pairs;     // whether there is such a head
+  bool pairs;     // whether this head exists
   Acc slope;
   const char* features;  // at this thread's channels
   uint32_t row_bytes;
@@ -40,8 +39,8 @@ struct PairTile {
     row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
   }
 
-  // weigh(weight) gives this thread the weight of the pair (g * kGroup + lane / HEADS, pair_head) for
-  // each g; add(w, features, valid) adds those of an edge, unless it is none.
+  // weigh(weight) computes for each g this thread's weight of the pair (g * kGroup + lane / HEADS,
+  // pair_head). add(w, features, valid) adds the features of an edge if `valid`.
   template <bool FULL, typename Weigh, typename Add>
   __device__ void for_edges(const Edge& edge, int count, const Weigh& weigh, const Add& add) const {
     Pack<T, VEC> v[kSteps];
@@ -63,7 +62,7 @@ struct PairTile {
     }
   }
 
-  // Features of the slot's edges; past the end those of the last edge, which will not be used.
+  // The features of the slot's edges; past the end those of the last edge, which remain unused.
   template <bool FULL>
   __device__ void gather(const Edge& edge, int step, int count, Pack<T, VEC> (&v)[kSteps]) const {
 #pragma unroll

@@ -1,25 +1,25 @@
-// Gradients of graph attention. Destinations come first, node by node; then one pass over the edges
-// of each source gathers the gradients of its destinations, without atomics.
+// Gradients of graph attention. The first kernel processes destinations, node by node. Then one pass over
+// the edges of each source gathers the gradients of its destinations, without atomics.
 #include "gat.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kNodeLanes = 8;  // threads of a (node, head), at most, or of an edge
-// Edges a row, on average, up to which wide tiles are used: they pay at 14, and not at 380.
+constexpr int kNodeLanes = 8;  // maximum threads per (node, head), or per edge
+// The largest average row length for wide tiles: they are faster at 14 edges per row, slower at 380.
 constexpr int kShortRows = 32;
 
-// Eight heads of eight float32 channels, or the like.
+// Eight heads of eight float32 channels, or similar.
 constexpr bool is_wide_tile(int lanes, int heads) { return lanes == 16 && heads == 8; }
 
-// stat and grad_alpha_dst: see GatBackward. LANES threads of a (node, head) read VEC channels each.
+// stat and grad_alpha_dst: see GatBackward. LANES threads per (node, head) read VEC channels each.
 template <typename T, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward p) {
   using Acc = acc_t<T>;
   const int64_t count = p.csr.num_cols * p.heads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / LANES);
   const int part = threadIdx.x % LANES;
-  // All threads of a warp stay: they exchange sums.
+  // All threads of a warp continue: they exchange sums.
   constexpr int kNodes = kThreads / LANES;
   int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / LANES;
   for (; __any_sync(kWarpMask, at < count); at += step) {
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward 
   }
 }
 
-// Of a source, as GatRow of a destination: weights of (edge, head) pairs, then gradients of
-// (edge, channels). T is what grad is stored as.
+// For a source, as GatRow for a destination: weights of (edge, head) pairs, then gradients of (edge,
+// channels). T is the type of grad.
 template <typename T, typename I, int VEC, int LANES, int HEADS>
 struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base = PairTile<T, I, VEC, LANES, HEADS>;
@@ -71,8 +71,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base::slope;
   using Base::tile;
 
-  // Weights of negative scores are negative in `all`, and missing in `plus`. `mean` is the sum of
-  // p * leaky'(s) * G: before `reduce` of this thread's pairs, then of its channels' head.
+  // `all` holds weights of negative scores with a minus sign, `plus` omits them. `mean` is the sum of p *
+  // leaky'(s) * G: before `reduce` over this thread's pairs, then for the head of its channels.
   struct Sum {
     Acc all[VEC];
     Acc plus[VEC];
@@ -82,7 +82,7 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
 
   const GatBackward& p;
   const Acc* stat;  // at pair_head
-  Acc* partial;     // of grad_alpha_src, for this tile; nullptr where a head has one tile
+  Acc* partial;     // of grad_alpha_src, for this tile; nullptr if a head has one tile
 
   __device__ GatBackwardRow(const GatBackward& p, uint32_t threshold, acc_t<T> scale, Acc* partial,
                             int tile_index)
@@ -246,7 +246,7 @@ __device__ inline int64_t row_of(const I* rowptr, int64_t num_rows, int64_t e) {
   return low;
 }
 
-// Gradients of what edges and loops add to their scores: a dot product of channels each.
+// Gradients of the edge and loop terms of the scores: one dot product of channels each.
 template <typename T, typename I>
 __global__ void __launch_bounds__(kThreads)
     gat_backward_edge_kernel(GatBackward p, uint32_t threshold, acc_t<T> scale) {
@@ -302,8 +302,8 @@ DType grad_type(const GatBackward& p) { return out_type(p); }
 template <typename T, typename I>
 HeadShape shape_of_backward(const GatBackward& p) {
   HeadShape s = head_shape(p, p.csr, grad_type(p), takes_vectors<T, I>(p, p.grad, p.x, p.grad_x));
-  // A tile of four heads leaves half of each sector of stat, and what it does besides its edges counts
-  // where rows are short: there eight heads are one tile, though less of it stays in L2.
+  // A tile of four heads uses half of each sector of stat, and its fixed cost matters for short rows.
+  // There eight heads form one tile, although less of it stays in L2.
   if (sizeof(T) == 4 && s.vec > 1 && s.lanes == 8 && s.heads == 4 && p.heads > 4 &&
       p.csr.num_edges <= kShortRows * p.csr.num_rows) {
     s.lanes = 16;
@@ -315,7 +315,7 @@ HeadShape shape_of_backward(const GatBackward& p) {
   return s;
 }
 
-// fn(VEC, LANES, HEADS), as dispatch_heads.
+// Calls fn(VEC, LANES, HEADS), as dispatch_heads.
 template <typename T, typename I, typename Fn>
 void dispatch_backward(const HeadShape& s, Fn&& fn) {
   if constexpr (std::is_same_v<T, float> && sizeof(I) == 4) {
@@ -350,7 +350,7 @@ void run_dst(const GatBackward& p, cudaStream_t stream) {
 
 }  // namespace
 
-// A sum of grad_alpha_src for each tile of a head.
+// One sum of grad_alpha_src for each tile of a head.
 int64_t gat_backward_scratch(const GatBackward& p) {
   int64_t tiles = 1;
   dispatch(grad_type(p), p.csr.index64, [&](auto element, auto index) -> const char* {

@@ -1,4 +1,4 @@
-// What two mini-batches share, and the rows of features of one, from wherever they are.
+// The nodes that two mini-batches share, and the feature rows of one batch from all their sources.
 #include "params/gather_rows.h"
 
 #include "common.cuh"
@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kThreads) match_kernel(Match p) {
   }
 }
 
-// Notes that an id is in a batch; returns the bits of those that it was in before. The entry holds
-// the bits of those that it is not in: both steps then are one atomic each, whatever was there.
+// Records that an id is in a batch; returns the bits of the batches recorded before. The entry holds the
+// bits of the batches without the id: both steps then need one atomic each, whatever the old entry.
 __device__ inline uint32_t note_batch(const NodeMap& map, int64_t id, uint32_t bit) {
   auto* entry = reinterpret_cast<unsigned long long*>(map.entry + slot_of<true>(map, id));
   atomicMin(entry, static_cast<unsigned long long>(map.stamp | kPositionMask));
@@ -36,8 +36,8 @@ __device__ inline uint32_t note_batch(const NodeMap& map, int64_t id, uint32_t b
   return ~static_cast<uint32_t>(held);
 }
 
-// A row of blocks has a batch. Of the two batches of a pair that share an id, the one that comes
-// second counts it: what a thread meets depends on their order, the sums do not.
+// Each row of blocks processes one batch. If two batches share an id, the later one to note it counts it:
+// a single thread's counts depend on this order, the sums do not.
 __global__ void __launch_bounds__(kThreads) match_degree_kernel(MatchDegree p) {
   __shared__ unsigned long long count[kMostBatches];
   const int lane = threadIdx.x % 32, num_batches = static_cast<int>(p.num_batches);
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) match_degree_kernel(MatchDegree p) {
   if (threadIdx.x < kMostBatches) count[threadIdx.x] = 0;
   __syncthreads();
   const int64_t end = p.begin[blockIdx.y + 1], step = static_cast<int64_t>(gridDim.x) * kThreads;
-  int64_t of_lane = 0;  // ids shared with the batch `lane`
+  int64_t of_lane = 0;  // ids shared with batch number `lane`
   for (int64_t k = p.begin[blockIdx.y] + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
        __any_sync(kWarpMask, k < end); k += step) {
     uint32_t batches = 0;
@@ -82,10 +82,10 @@ struct WordOf<2> { using type = uint16_t; };
 template <>
 struct WordOf<1> { using type = uint8_t; };
 
-constexpr int kRowsAtOnce = 4;  // of each group of lanes: so many loads are under way
+constexpr int kRowsAtOnce = 4;  // rows per group of lanes: loads in flight
 
-// `lanes` threads, a power of two, have a row. Those of a row in host memory begin below it at a
-// multiple of `granule` bytes: what they ask for at once is then whole pieces of the bus.
+// `lanes` threads, a power of two, copy a row. For a row in host memory, they start below it at a
+// multiple of `granule` bytes: their loads then request whole bus transfers.
 template <int BYTES>
 __global__ void __launch_bounds__(kThreads) gather_rows_kernel(GatherRows p, int lanes, int granule) {
   using Word = typename WordOf<BYTES>::type;
@@ -155,8 +155,8 @@ const char* gather(const GatherRows& p, cudaStream_t stream) {
   int64_t blocks = (p.num_rows + rows_of_block - 1) / rows_of_block;
   int64_t most = 1 << 20;
   if (p.x_on_host) {
-    // A block on every fourth multiprocessor keeps the bus busy. More would only keep kernels of other
-    // streams from running.
+    // One block on every fourth multiprocessor saturates the bus. More blocks would only delay kernels of
+    // other streams.
     int device = 0, processors = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess)
@@ -195,7 +195,7 @@ const char* match_degree(const MatchDegree& p, void* stream_) {
     longest = size > longest ? size : longest;
   }
   if (longest == 0) return nullptr;
-  constexpr int64_t kIdsOfThread = 4;  // for fewer additions to the counts of all
+  constexpr int64_t kIdsOfThread = 4;  // reduces atomic additions to the global counts
   const dim3 grid(blocks_for((longest + kIdsOfThread - 1) / kIdsOfThread),
                   static_cast<unsigned>(p.num_batches));
   match_degree_kernel<<<grid, kThreads, 0, stream>>>(p);

@@ -15,7 +15,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   static constexpr int kSlots = 32 / LANES;
   static constexpr int kSteps = 4;
 
-  // Every slot of a warp has a maximum and a mass of its own until `reduce`.
+  // Until `reduce`, every slot of a warp has its own maximum and mass.
   struct Sum {
     Acc out[VEC];
     Acc dst[VEC];
@@ -78,7 +78,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     }
   }
 
-  // Brings `sum` to the larger of both maxima, and returns what brings the other there.
+  // Changes `sum` to the larger of both maxima; returns the factor that rescales the other sum.
   __device__ Acc rebase(Sum& sum, Acc other_max) const {
     const Acc top = sum.max > other_max ? sum.max : other_max;
     const Acc factor = sum.max == top ? Acc(1) : exponential(sum.max - top);
@@ -117,7 +117,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       if constexpr (WIDE) logit += this->score_of_others(p.x, row, p.x_dst, row);
       logit = this->sum_of_head(logit);
       rebase(sum, logit);
-      Acc w = exponential(logit - sum.max);  // of infinite ones NaN, as of an edge
+      Acc w = exponential(logit - sum.max);  // NaN for infinite logits, as for an edge
       sum.mass += w;
       if (this->dropout.on)
         w *= this->dropout.factor(this->dropout.bits(csr.num_edges + row), this->head);

@@ -1,12 +1,12 @@
-// GATv2: its scores pass all channels through the leaky ReLU, so that each pass over the edges
-// works them out again from the features at both ends. Nothing of an edge is stored.
+// GATv2: the scores apply the leaky ReLU to all channels. Each pass over the edges recomputes them from
+// the features at both ends; no kernel stores per-edge data.
 #pragma once
 #include "attention.cuh"
 
 namespace pyg_fast::cuda {
 
-// What the three passes share. T is what the features are stored as; WIDE heads have more channels
-// than a tile.
+// Code that the three passes share. T is the type of the features; WIDE heads have more channels than a
+// tile.
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
 struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
   using Acc = acc_t<T>;
@@ -56,10 +56,10 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
     Acc sum = 0;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum += att[c] * leaky(src[c] + dst[c], slope);
-    return this->active ? sum : Acc(0);  // others read of another head, where a NaN may be
+    return this->active ? sum : Acc(0);  // inactive threads read another head, which may hold NaN
   }
 
-  // fn(channel of the head) for what this thread has of the other tiles of a wide head.
+  // Calls fn(channel of the head) for this thread's channels in the other tiles of a wide head.
   template <typename Fn>
   __device__ void for_other_channels(const Fn& fn) const {
     for (int64_t base = threadIdx.x % LANES * VEC; base < channels; base += LANES * VEC) {
@@ -68,7 +68,7 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
     }
   }
 
-  // The same for them.
+  // This thread's part of the logit from those channels.
   __device__ Acc score_of_others(const void* src, int64_t source, const void* dst,
                                  int64_t node) const {
     Acc sum = 0;
@@ -95,7 +95,7 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
     return sum;
   }
 
-  // The sum over the threads of a head, for all threads of a warp.
+  // The sum over the threads of a head; all threads of a warp must call it.
   __device__ Acc over_head(Acc v) const {
 #pragma unroll
     for (int offset = 1; offset < Base::kHeadLanes; offset <<= 1)
@@ -104,7 +104,7 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
   }
 };
 
-// fn(VEC, LANES, HEADS, WIDE)
+// Calls fn(VEC, LANES, HEADS, WIDE).
 template <typename T, typename I, typename Fn>
 void dispatch_scored(const Attention& p, const HeadShape& s, const Fn& fn) {
   dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {

@@ -5,7 +5,7 @@
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kNodeLanes = 8;  // threads of a (node, head)
+constexpr int kNodeLanes = 8;  // threads per (node, head)
 
 template <typename Acc>
 __global__ void __launch_bounds__(kThreads) gatv2_stat_kernel(Gatv2Backward p) {
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) gatv2_stat_kernel(Gatv2Backward p) {
   }
 }
 
-// Over the graph: the gradients of a destination, and its part of that of att.
+// Over the graph: the gradients of a destination, and its part of the gradient of att.
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
 struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   using Acc = acc_t<T>;
@@ -173,7 +173,7 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   using Edge = AttentionEdge<I>;
   static constexpr bool kSharedSums = false;
   static constexpr int kSlots = 32 / LANES;
-  static constexpr int kSteps = 2;  // of two rows each
+  static constexpr int kSteps = 2;  // two rows each
 
   struct Sum {
     Acc grad[VEC];    // sum of factor * p * grad

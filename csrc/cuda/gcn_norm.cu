@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) gcn_init_kernel(GcnDegree p) {
 
 static_assert(kLoopChunk == 32 * kUnroll, "a warp reads a chunk at once");
 
-// Calls f(first edge) for each chunk: once in all threads of the warp whose chunk it is.
+// Calls f(first edge) for each chunk, in all threads of the warp that owns the chunk.
 template <typename F>
 __device__ inline void for_chunks(int64_t num_edges, const F& f) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps * kLoopChunk;
@@ -27,8 +27,8 @@ __device__ inline void for_chunks(int64_t num_edges, const F& f) {
   for (; first < num_edges; first += step) f(first);
 }
 
-// Of the chunk's edges each 32nd; those behind the last are not used and no loops. All loads are in
-// flight at once, also where the last chunk is short.
+// Loads every 32nd edge of the chunk. Edges past the end are neither used nor loops. All loads are in
+// flight at once, also in a short last chunk.
 template <typename I>
 __device__ inline void load_chunk(const Coo& coo, int64_t first, CooEdge (&edge)[kUnroll]) {
   const int64_t e = first + (threadIdx.x & 31), last = coo.num_edges - 1;
@@ -51,8 +51,8 @@ __device__ inline bool is_loop(const CooEdge& edge) {
   return !edge.invalid && edge.src >= 0 && edge.src == edge.dst;
 }
 
-// Adds a warp's values to the degrees of their destinations: at once where all have the same, as in
-// sorted lists, since additions to one address wait for each other.
+// Adds a warp's values to the degrees of their destinations. If all destinations are equal, as in sorted
+// lists, it adds once: atomics on one address serialize.
 template <typename Degree>
 __device__ inline void add_degree(Degree* degree, const CooEdge& edge, Degree v) {
   const int64_t first = __shfl_sync(kWarpMask, edge.dst, 0);
@@ -114,7 +114,7 @@ __device__ inline Acc inverse_root(Acc degree) {
   else return rsqrtf(degree);
 }
 
-// scale[i], and loop[i] in `loop`.
+// Returns scale[i], and writes loop[i] to `loop`.
 template <typename T, bool WEIGHTED>
 __device__ inline acc_t<T> gcn_scale(const GcnWeight& p, int64_t i, acc_t<T>& loop) {
   using Acc = acc_t<T>;
@@ -127,7 +127,7 @@ __device__ inline acc_t<T> gcn_scale(const GcnWeight& p, int64_t i, acc_t<T>& lo
   return inverse_root(static_cast<Acc>(static_cast<const Degree*>(p.degree)[i]) + loop);
 }
 
-// The scales, and the loops behind the edges.
+// The scales, and the loops after the edges.
 template <typename T, typename I, bool WEIGHTED>
 __device__ inline void gcn_nodes(const GcnWeight& p) {
   using Acc = acc_t<T>;
@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(kThreads) gcn_nodes_kernel(GcnWeight p) {
   gcn_nodes<T, I, true>(p);
 }
 
-// The edges of a chunk, and the place of each among those that are no loops (without `before`,
-// among all), -1 for none. Also where sums of another graph are given, no other place comes out.
+// The edges of a chunk, and the place of each among the edges that are no loops (without `before`, among
+// all), -1 for none. The place is in range even if `before` belongs to another graph.
 template <typename I>
 __device__ inline void place_chunk(const Coo& coo, const int64_t* before, int64_t num_kept,
                                    int64_t first, CooEdge (&edge)[kUnroll],
@@ -171,7 +171,7 @@ __device__ inline void place_chunk(const Coo& coo, const int64_t* before, int64_
   }
 }
 
-// Scales are made where they are used, which saves a launch, unless that takes the last loops.
+// Computes scales on use, which saves a launch, unless they need the last loops.
 template <typename T, typename I, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads) gcn_weight_kernel(GcnWeight p) {
   using Acc = acc_t<T>;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads) gcn_weight_kernel(GcnWeight p) {
     Degree src[kUnroll], dst[kUnroll];
     Acc value[kUnroll];
     place_chunk<I>(p.coo, p.before, p.num_kept, first, edge, place);
-    // All is read before any is written: many loads are in flight.
+    // Reads all before writing: many loads are in flight.
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const bool used = place[u] >= 0 && edge[u].used;

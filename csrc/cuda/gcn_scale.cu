@@ -1,6 +1,6 @@
-// The symmetric normalisation of weighted edges that are sorted. Workers of LANES threads take equal
-// shares of the edges and rows, wherever rows begin and end; sums of rows that several of them share
-// wait in scratch memory, and are added up in order.
+// The symmetric normalisation of sorted weighted edges. Workers of LANES threads take equal shares of
+// edges and rows; a share can start and end inside a row. Rows that several workers share leave partial
+// sums in scratch memory, which are added in order.
 #include "common.cuh"
 #include "params/gcn_scale.h"
 #include "rows.cuh"
@@ -8,8 +8,8 @@
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // values, up to which a row is one block's work
-constexpr int64_t kRowCost = 4;      // of a row, in edges, beside those that it has
+constexpr int64_t kSmall = 1 << 14;  // up to this number of values, one block sums a row
+constexpr int64_t kRowCost = 4;      // cost of a row itself, in edges
 constexpr int kUnroll = 4;           // loads in flight per thread
 
 template <typename Acc>
@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_small_kernel(GcnScale p, S
 
 // Large graphs ------------------------------------------------------------------------------------
 
-// What a worker leaves of rows that others share: of the row that it begins within, and of the row
-// that begins in its share and goes on behind it.
+// A worker's partial sums of shared rows: of the row that its share begins inside, and of the row that
+// begins in its share and continues after it.
 template <typename Acc>
 struct Parts {
   Acc* head;       // [workers]
@@ -98,8 +98,8 @@ struct Parts {
   }
 };
 
-// The row that a share at `cost` begins in: the last i with rowptr[i] + kRowCost * i <= cost. By all
-// threads of a warp, LANES of which look for the same.
+// The row where a share at `cost` begins: the last i with rowptr[i] + kRowCost * i <= cost. All threads
+// of a warp call it; each LANES threads search for the same row.
 template <typename I, int LANES>
 __device__ inline int64_t row_at_cost(const I* rowptr, int64_t num_rows, int64_t num_edges,
                                       int64_t cost) {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_kernel(GcnScale p, Parts<a
   const int64_t worker =
       static_cast<int64_t>(blockIdx.x) * (kThreads / LANES) + threadIdx.x / LANES;
   const bool working = worker < workers;
-  // Where this share begins, and where the next one does.
+  // The begins of this share and of the next one.
   const auto begin_of = [&](int64_t k, int64_t& row, int64_t& edge) {
     const int64_t cost = total / workers * k + total % workers * k / workers;
     row = row_at_cost<I, LANES>(rowptr, num_rows, p.csr.num_edges, cost);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_kernel(GcnScale p, Parts<a
     }
     const int64_t first = bounded(rowptr[row]), last = bounded(rowptr[row + 1]);
     edge = first + cost - (first + kRowCost * row);
-    // Behind the edges of its row a share begins with the next row.
+    // After the edges of its row, a share begins with the next row.
     if (edge >= last && cost > first + kRowCost * row) {
       edge = last;
       ++row;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_kernel(GcnScale p, Parts<a
 
   const bool within = working && row < num_rows && edge > bounded(rowptr[row]);
   bool head = within;  // whether `row` began in an earlier share
-  // Also of a share that ends within the row that it begins within.
+  // True past the share's end, also for a share that begins and ends inside the same row.
   const auto behind = [&] { return row > row_end || (row == row_end && edge >= edge_end); };
   bool active = working && !behind();
   int64_t last = active ? bounded(rowptr[row + 1]) : 0;  // of the row
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_kernel(GcnScale p, Parts<a
     const int64_t next = active && row + 1 < num_rows ? bounded(rowptr[row + 2]) : last;
     if (active) {
       constexpr int kStep = LANES * VEC;
-      // From the vector that `edge` lies in.
+      // Starts at the vector that contains `edge`.
       const int64_t base = edge / VEC * VEC, left = stop - base;
       const int from = static_cast<int>(edge - base);
       const int to = left < kUnroll * kStep ? static_cast<int>(left) : kUnroll * kStep;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_kernel(GcnScale p, Parts<a
   }
 }
 
-// A warp for each row that several workers share.
+// One warp for each row that several workers share.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) gcn_scale_shared_kernel(GcnScale p,
                                                                     Parts<acc_t<T>> parts,
@@ -266,13 +266,13 @@ __global__ void __launch_bounds__(kThreads) gcn_scale_shared_kernel(GcnScale p,
   if (lane == 0) write_scale<T>(p, row, parts.tail[worker] + sum);
 }
 
-// Short rows take fewer threads.
+// Short rows use fewer threads.
 int lanes_of(const GcnScale& p) {
   const int64_t mean = p.csr.num_edges / (p.csr.num_rows > 0 ? p.csr.num_rows : 1);
   return mean < 16 ? 4 : mean < 64 ? 8 : 32;
 }
 
-// Fewer edges make smaller shares, so that the chip has enough of them.
+// With fewer edges the shares are smaller: the GPU needs enough of them.
 int64_t workers_of(const GcnScale& p) {
   const int64_t cost = p.csr.num_edges + kRowCost * p.csr.num_rows;
   const int64_t share = (cost < (1 << 23) ? 32 : 128) * lanes_of(p);

@@ -1,11 +1,11 @@
-// All edges among the nodes of a batch.
+// All graph edges between nodes of a batch.
 #include "minibatch.cuh"
 #include "params/induced_edges.h"
 
 namespace pyg_fast::cuda {
 namespace {
 
-// A warp counts the edges of a row, or lists them, whose sources are in the batch too.
+// A warp counts or lists the edges of a row whose sources are in the batch.
 template <typename I, bool lists>
 __global__ void __launch_bounds__(kThreads) induced_kernel(InducedEdges p) {
   const int lane = threadIdx.x % 32;

@@ -7,7 +7,7 @@
 namespace pyg_fast::cuda {
 namespace {
 
-// Unsigned integers in the order of the numbers: both zeros are one, NaN comes last, nothing is 0.
+// Unsigned integers in the order of the numbers: both zeros are equal, NaN is largest, padding is 0.
 template <typename T>
 using key_t = std::conditional_t<std::is_same_v<T, double>, unsigned long long, uint32_t>;
 
@@ -37,13 +37,13 @@ __device__ inline N sum_of(N v) {
   }
 }
 
-// Sum over the threads before this one, of those that share a row.
+// Exclusive prefix sum over the threads that share a row.
 template <int LANES>
 __device__ inline int sum_before(int v) {
   int sum = v;
 #pragma unroll
   for (int offset = 1; offset < LANES; offset <<= 1) {
-    // The shuffle itself says which threads have one to add.
+    // The shuffle's predicate tells which threads must add.
     asm volatile(
         "{ .reg .s32 other; .reg .pred p;\n"
         "  shfl.sync.up.b32 other|p, %0, %1, %2, 0xffffffff;\n"
@@ -63,8 +63,8 @@ __device__ inline unsigned or_of(unsigned bits) {
 #endif
 }
 
-// Where normally distributed rows have their k-th largest entry: `z` standard deviations above the
-// mean, and how many deviations apart neighbours are there. A first guess, nothing more.
+// The k-th largest entry of a normally distributed row: `z` standard deviations above the mean, and the
+// spacing of neighbours there, in deviations. Only a first guess.
 struct Guess {
   float z, spacing;
   float inverse_dim;
@@ -81,8 +81,8 @@ Guess guess_of(int64_t k, int64_t dim) {
   return {static_cast<float>(low), static_cast<float>(1 / (dim * density)), 1.0f / dim};
 }
 
-// A warp selects from 32 / LANES rows at once. Each thread holds ELEMS of a row's columns, 16 bytes
-// of neighbouring ones at a time; -inf (the key 0) stands where there is no column.
+// A warp selects from 32 / LANES rows at once. Each thread holds ELEMS of a row's columns, 16 bytes of
+// adjacent columns at a time; missing columns hold -inf (the key 0).
 template <typename T, int LANES, int ELEMS>
 struct Selection {
   using Acc = acc_t<T>;
@@ -94,7 +94,7 @@ struct Selection {
   unsigned dim;
   int k;
 
-  // The column of element c of a thread, and of what `code` says.
+  // The column of a thread's element c, and the column of a `code`.
   __device__ static unsigned column_of(unsigned c, unsigned lane) {
     return (c / kVec<T> * LANES + lane) * kVec<T> + c % kVec<T>;
   }
@@ -103,7 +103,7 @@ struct Selection {
     return column_of(code % ELEMS, code / ELEMS);
   }
 
-  // Asks for a row; `full`: one that fills all threads.
+  // Loads a row; `full`: it fills all threads.
   __device__ void load(const T* row, bool full) {
     if (full) {
 #pragma unroll
@@ -117,7 +117,7 @@ struct Selection {
     }
   }
 
-  // Widens the row, and adds up its moments over the threads that share it.
+  // Widens the row and computes its moments over the threads that share it.
   template <bool FULL>
   __device__ void open(Acc& sum, Acc& squares) {
     sum = squares = 0;
@@ -129,7 +129,7 @@ struct Selection {
         squares += x[c] * x[c];
       }
     }
-    if constexpr (LANES == 32) {  // Half the threads go on with one sum, half with the other.
+    if constexpr (LANES == 32) {  // Each half of the threads continues with one sum.
       const bool upper = threadIdx.x & 16;
       const Acc other = __shfl_xor_sync(kWarpMask, upper ? sum : squares, 16);
       Acc mine = (upper ? squares : sum) + other;
@@ -150,7 +150,7 @@ struct Selection {
     return sum_of<LANES>(static_cast<int>(n));
   }
 
-  // One if x >= y, else zero.
+  // 1 if x >= y, else 0.
   __device__ static float at_least(float x, float y) {
     float one;
     asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(x), "f"(y));
@@ -169,7 +169,7 @@ struct Selection {
     return best;
   }
 
-  // Of those that equal the threshold the first `left` by column, as bits.
+  // The first `left` elements, by column, that equal the threshold, as bits.
   template <typename Equal>
   __device__ uint32_t first_of_equal(int left, const Equal& equal) const {
     uint32_t bits = 0;
@@ -188,7 +188,7 @@ struct Selection {
     return bits;
   }
 
-  // The elements of this thread that are among the k largest of the row, as bits.
+  // This thread's elements among the k largest of the row, as bits.
   __device__ uint32_t select(bool full, const Guess& guess) {
     constexpr int kGuesses = 6, kRounds = 24;
     Acc sum, squares;
@@ -199,10 +199,10 @@ struct Selection {
     const Acc deviation =
         variance * static_cast<Acc>(rsqrtf(fmaxf(static_cast<float>(variance), 1e-30f)));
     const Acc spacing = guess.spacing * deviation;
-    // At least k elements from `low` on, fewer from `high` on.
+    // Invariant: at least k elements are >= `low`, fewer than k are >= `high`.
     Acc low = -Acc(INFINITY), high = Acc(INFINITY), pivot = mean + guess.z * deviation;
     const auto inside = [&] { return pivot > low && pivot < high; };
-    // What is no number, or too large to be summed, is for the keys.
+    // Rows with NaN, infinity or overflowing sums use the keys.
     const bool ordinary = squares < Acc(INFINITY);
     bool found = false, tied = false;
     const auto row_done = [&] { return found || tied || !ordinary; };
@@ -216,17 +216,17 @@ struct Selection {
       else high = pivot;
       found = n == k;
       tied = step && n > k;
-      // Newton's method with the slope of the normal distribution.
+      // A Newton step with the slope of the normal distribution.
       pivot += (n - k) * spacing;
       if (!inside()) pivot = low + (high - low) / 2;
     };
-    // Guesses, as long as they fall between what is known: they may not if a bound is infinite.
+    // Guesses, while they fall inside the interval: with an infinite bound they may not.
 #pragma unroll 1
     for (int round = 0; round < kGuesses && !all_of_warp(row_done()); ++round) {
       if (!all_of_warp(row_done() || inside())) break;
       narrow(false);
     }
-    // From then on every other time the next smaller element.
+    // Afterwards, every second step takes the next smaller element.
 #pragma unroll 1
     for (int round = kGuesses; round < kRounds && !all_of_warp(row_done()); ++round) {
       const bool step = round % 2 == 0 || !inside();
@@ -249,7 +249,7 @@ struct Selection {
       other |= first_of_equal(tied ? k - above : 0, [&](int c) { return tied && x[c] == low; });
       if (tied) bits = other;
     }
-    // Whatever led here: it is k, or the keys decide.
+    // Accepts exactly k elements; otherwise the keys decide.
     const int selected = sum_of<LANES>(__popc(bits));
     const bool right = (found || tied) && selected == k;
     if (!__all_sync(kWarpMask, right)) {
@@ -259,7 +259,7 @@ struct Selection {
     return bits;
   }
 
-  // The same for whatever rows hold: by the bits of their keys.
+  // The same for any row content: by the bits of the keys.
   __device__ uint32_t select_by_keys() const {
     Key threshold = 0;
     const auto key = [&](int c) { return column_of(c) < dim ? key_of(x[c]) : Key(0); };
@@ -282,11 +282,11 @@ struct Selection {
   }
 };
 
-// Writes the entries of up to 32 / LANES rows, whose codes lie in shared memory.
+// Writes the entries of up to 32 / LANES rows, whose codes are in shared memory.
 //
-// 32 at a time: of one row, or of several where k is a power of two. In a row the `rank`-th of the
-// entries whose columns are `c` modulo 8 goes to place 8 * rank + c, and what finds no place there
-// fills the gaps: entries that are read in one step then rarely share a bank.
+// Writes 32 entries at a time: of one row, or of several if k is a power of two. Among a row's entries
+// whose columns are `c` modulo 8, the `rank`-th goes to place 8 * rank + c; entries without a free place
+// fill the gaps. Entries read in one step then rarely share a bank.
 template <typename T, typename C, int LANES, int ELEMS>
 struct Writer {
   const T* x;
@@ -298,7 +298,7 @@ struct Writer {
   Storage<kMostSteps<T>> storage;
 
   __device__ void write(unsigned rows) const {
-    // Dense rows are read faster than so many entries: nobody asks for their order.
+    // Readers use dense rows if k is this large: the order of entries does not matter.
     if (3 * k > dim) return write_as_found(rows);
     if (32 / LANES > 1 && k < 32 && (k & (k - 1)) == 0) return write_rows(rows);
     for (unsigned row = 0; row < rows; ++row) {
@@ -319,8 +319,8 @@ struct Writer {
     }
   }
 
-  // Entries base, ..., base + n - 1 of a row by the threads of `group`, `at` being the number of a
-  // thread in it and `begin` that of its first one.
+  // Writes entries base, ..., base + n - 1 of a row with the threads of `group`. `at` is the thread's
+  // index in the group, `begin` that of the group's first thread.
   __device__ void write_entries(unsigned row, unsigned base, unsigned n, unsigned at,
                                 unsigned group, unsigned begin) const {
     const unsigned lane = threadIdx.x & 31, before = ((1u << lane) - 1) & group;
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kThreads) maxk_kernel(MaxK p, bool full, Guess
   if (first < p.num_rows) load(first);
   for (; first < p.num_rows; first += step) {
     uint32_t bits = selection.select(full, guess);
-    if (first + step < p.num_rows) load(first + step);  // on its way while this one is written
+    if (first + step < p.num_rows) load(first + step);  // prefetches while this one is written
     uint16_t* to = codes + in_warp * k + sum_before<LANES>(__popc(bits));
     for (; bits != 0; bits &= bits - 1)
       *to++ = static_cast<uint16_t>(threadIdx.x % LANES * ELEMS + __ffs(bits) - 1);
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(kThreads) maxk_kernel(MaxK p, bool full, Guess
   }
 }
 
-// Rows too long for registers: a block each, which reads the row once per bit of the threshold.
+// Rows too long for registers: one block each, which reads the row once per bit of the threshold.
 template <typename T, typename C>
 __global__ void __launch_bounds__(kThreads) maxk_long_kernel(MaxK p) {
   using Key = key_t<T>;
@@ -455,7 +455,7 @@ __global__ void __launch_bounds__(kThreads) maxk_long_kernel(MaxK p) {
   }
 }
 
-// A thread for each group of columns that are equal modulo k.
+// One thread for each group of columns that are equal modulo k.
 template <typename T, typename C>
 __global__ void __launch_bounds__(kThreads) balanced_kernel(MaxK p, Storage<kMostSteps<T>> storage) {
   const int64_t total = p.num_rows * p.k, step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -486,7 +486,7 @@ template <typename T, typename C, int LANES, int ELEMS>
 const char* launch_maxk(const MaxK& p, cudaStream_t stream) {
   const bool full = p.dim == LANES * ELEMS && aligned16(p.x);
   const int bytes = kWarps * (32 / LANES) * static_cast<int>(p.k * sizeof(uint16_t));
-  // Few enough blocks that each has rows to prefetch.
+  // Limits the blocks: each then has rows to prefetch.
   const unsigned blocks = blocks_for(p.num_rows * LANES), most = 2048;
   maxk_kernel<T, C, LANES, ELEMS><<<blocks < most ? blocks : most, kThreads, bytes, stream>>>(
       p, full, guess_of(p.k, p.dim), Storage<kMostSteps<T>>(p.k));

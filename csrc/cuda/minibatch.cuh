@@ -1,5 +1,5 @@
-// What the kernels of sampled mini-batches share: launches, and running sums whose terms and results are
-// functions.
+// Code that the kernels of sampled mini-batches share: launches, and prefix sums with functions as input
+// and output.
 #pragma once
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
@@ -17,13 +17,13 @@ inline unsigned some_blocks(int64_t threads) {
   return blocks < kBlocksPerLaunch ? blocks : kBlocksPerLaunch;
 }
 
-// fn(I{}) for the graph's index type.
+// Calls fn(I{}) with the graph's index type.
 template <typename Fn>
 auto with_index(bool index64, const Fn& fn) {
   return index64 ? fn(int64_t{}) : fn(int32_t{});
 }
 
-// An output of a scan that hands position and value to a function.
+// An output of a scan that passes position and value to a function.
 template <typename Fn>
 class OutputTo {
  public:
@@ -59,7 +59,7 @@ class OutputTo {
   int64_t at_;
 };
 
-// out(k, in(0) + ... + in(k)) for k below `count`; without scratch, the bytes it needs.
+// Calls out(k, in(0) + ... + in(k)) for k < `count`; without scratch, returns the bytes it needs.
 template <typename In, typename Out>
 cudaError_t sum_up(void* scratch, size_t& bytes, const In& in, const Out& out, int64_t count,
                    cudaStream_t stream) {

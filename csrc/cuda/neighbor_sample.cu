@@ -1,5 +1,5 @@
-// Sampled mini-batches: which edges are taken, and the local ids of the nodes at their ends. A source
-// enters the map in the same pass that samples it; no size is waited for in between.
+// Sampled mini-batches: which edges to take, and the local ids of the nodes at their ends. One pass
+// samples a source and inserts it into the map; the host waits for no size in between.
 #include "minibatch.cuh"
 #include "params/neighbor_sample.h"
 
@@ -44,7 +44,7 @@ struct StartOfNode {
 
 // --- which --------------------------------------------------------------------------------------
 
-// Writes edge `e` of the batch as the edge of the graph at `position`.
+// Writes the graph's edge at `position` as edge `e` of the batch.
 template <typename I>
 __device__ inline void emit(const SampleHop& p, int64_t e, int64_t node, int64_t position) {
   const I neighbor = static_cast<I>(column(p.graph, position));
@@ -54,8 +54,8 @@ __device__ inline void emit(const SampleHop& p, int64_t e, int64_t node, int64_t
   insert(p.map, neighbor, p.num_seeds + e);
 }
 
-// Floyd's algorithm: of the `count` draws the k-th, from the first degree - count + k + 1 edges, is
-// replaced by the last of these where it was taken before. Every set is as likely as any other.
+// Floyd's algorithm: draw k of `count` draws from the first degree - count + k + 1 edges; if that edge
+// was drawn before, take the last of these edges. Every set is equally likely.
 template <typename I, int LANES>
 __device__ inline void draw_distinct(const SampleHop& p, int64_t node, int64_t id, int64_t begin,
                                      int64_t degree, int64_t start, int count, unsigned mask,
@@ -66,7 +66,7 @@ __device__ inline void draw_distinct(const SampleHop& p, int64_t node, int64_t i
     int chosen = 0;
     if (k < count) {
       chosen = static_cast<int>(random_below(random_bits(p.seed, id, k), last + 1));
-      // What was drawn before stands in place of the destinations.
+      // The destinations' memory temporarily holds the earlier draws.
       for (int e = 0; e < first; ++e) {
         if (__ldcg(p.dst + start + e) == chosen) {
           chosen = static_cast<int>(last);
@@ -91,8 +91,8 @@ __device__ inline void draw_distinct(const SampleHop& p, int64_t node, int64_t i
   }
 }
 
-// The `count` smallest of -log(u) / weight, a warp's worth in each pass, after Efraimidis and
-// Spirakis: as drawing one by one, each in proportion to its weight among those left.
+// Takes the `count` smallest of -log(u) / weight, one warp's worth per pass (Efraimidis and Spirakis). It
+// is equivalent to drawing edges one by one, each in proportion to its weight among the rest.
 template <typename I>
 __device__ inline void draw_weighted(const SampleHop& p, int64_t node, int64_t id, int64_t begin,
                                      int64_t degree, int64_t start, int count, int lane) {
@@ -104,7 +104,7 @@ __device__ inline void draw_weighted(const SampleHop& p, int64_t node, int64_t i
   };
   for (int first = 0; first < count; first += 32) {
     const int here = count - first < 32 ? count - first : 32;
-    double best = infinity;  // of the lane: the smallest ones, in order
+    double best = infinity;  // per lane: the smallest keys, in order
     int64_t best_edge = degree;
     for (int64_t e0 = 0; e0 < degree; e0 += 32) {
       const int64_t e = e0 + lane;
@@ -140,7 +140,7 @@ __device__ inline void draw_weighted(const SampleHop& p, int64_t node, int64_t i
   }
 }
 
-// LANES threads have a node.
+// LANES threads per node.
 template <typename I, int LANES>
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleHop p) {
   const int lane = threadIdx.x % LANES;
@@ -173,14 +173,14 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleHop p) {
   }
 }
 
-// All edges of rows: a thread has an edge, so that long rows are shared.
+// Takes all edges of the rows: one thread per edge, to divide long rows.
 template <typename I>
 __global__ void __launch_bounds__(kThreads) all_edges_kernel(SampleHop p) {
   const int64_t end = p.num_edges[p.hop + 1], step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = p.first(), last = p.last();
   for (int64_t e = p.num_edges[p.hop] + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
        e < end; e += step) {
-    int64_t low = first, high = last;  // the last node that begins at e or before, with edges
+    int64_t low = first, high = last;  // the last node with edges that begins at or before e
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
       if (p.rowptr[middle] <= e) low = middle;
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) begin_kernel(SampleHop p, const int6
   }
 }
 
-// Hops without nodes or edges leave the counts as they were.
+// Hops without nodes or edges leave the counts unchanged.
 __global__ void same_edges_kernel(SampleHop p) { p.num_edges[p.hop + 1] = p.num_edges[p.hop]; }
 __global__ void same_nodes_kernel(SampleHop p) { p.num_nodes[p.hop + 1] = p.num_nodes[p.hop]; }
 

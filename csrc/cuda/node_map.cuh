@@ -1,11 +1,11 @@
-// The map from global to local ids, by atomics.
+// The map from global to local ids, with atomics.
 #pragma once
 #include "common.cuh"
 #include "params/minibatch.h"
 
 namespace pyg_fast::cuda {
 
-// The slot of an id, which a hashed map adds if it is `adding`; kNotFound where it is not there.
+// The slot of an id. If `adding`, a hashed map inserts a missing id; otherwise kNotFound.
 template <bool adding>
 __device__ inline int64_t slot_of(const NodeMap& map, int64_t id) {
   if (!map.key) return id;
@@ -24,7 +24,7 @@ __device__ inline int64_t slot_of(const NodeMap& map, int64_t id) {
   }
 }
 
-// Notes that an id is at a position, unless it is at an earlier one.
+// Records the position of an id unless an earlier position is recorded.
 __device__ inline void insert(const NodeMap& map, int64_t id, int64_t position) {
   atomicMin(reinterpret_cast<unsigned long long*>(map.entry + slot_of<true>(map, id)),
             static_cast<unsigned long long>(map.stamp | static_cast<uint64_t>(position)));
@@ -39,7 +39,7 @@ __device__ inline int64_t find(const NodeMap& map, int64_t id) {
                                                : kNotFound;
 }
 
-// For a new batch: a hashed map is emptied.
+// Prepares a new batch: clears a hashed map.
 inline const char* start(const NodeMap& map, cudaStream_t stream) {
   if (!map.key) return nullptr;
   const size_t bytes = static_cast<size_t>(map.num_slots) * 8;

@@ -1,4 +1,4 @@
-// Rows of execution paths: put back among all, looked for outside, dropped out by node.
+// Rows of execution paths: expand to all rows, count nonzero rows outside, dropout by node.
 #include "common.cuh"
 #include "params/dropout.h"
 #include "params/path.h"
@@ -6,7 +6,7 @@
 namespace pyg_fast::cuda {
 namespace {
 
-// How threads cover rows: as many lanes have one as it has vectors, a power of two up to a warp.
+// How threads cover rows: a row has as many lanes as vectors, a power of two up to a warp.
 struct RowLanes {
   int lanes = 1;
   int64_t row_step = 0;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) count_outside_kernel(CountOutside p,
   __syncthreads();
   const unsigned of_row = (r.lanes < 32 ? (1u << r.lanes) - 1 : ~0u)
                           << (threadIdx.x & 31 & ~(r.lanes - 1));
-  // All threads of a warp stay: they vote.
+  // All threads of a warp continue: they vote.
   int64_t row = r.first_row();
   for (; __any_sync(kWarpMask, row < p.num_rows); row += r.row_step) {
     bool any = false;
@@ -91,7 +91,7 @@ bool vectors(int64_t dim, const void* a, const void* b) {
   return dim % kVec<T> == 0 && aligned16(a) && aligned16(b);
 }
 
-// run(VEC, blocks, RowLanes) of a matrix of which all is read or written once.
+// Calls run(VEC, blocks, RowLanes) for a matrix that is read or written once.
 template <typename T, typename Run>
 const char* launch(int64_t num_rows, int64_t dim, const void* a, const void* b, const Run& run) {
   const auto with = [&](auto vec) {

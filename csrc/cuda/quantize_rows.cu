@@ -1,11 +1,11 @@
-// Features of eight bits.
+// Quantizes features to 8 bits.
 #include "common.cuh"
 #include "params/sampled.h"
 
 namespace pyg_fast::cuda {
 namespace {
 
-// A warp has a row: once to find its largest entry, once more, from a cache, to divide by it.
+// One warp per row: finds the largest entry, then reads the row again, from a cache, and divides by it.
 template <typename T, int VEC>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(QuantizeRows p) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;

@@ -13,7 +13,7 @@ int64_t* make_record() {
     cudaGetLastError();
     return nullptr;
   }
-  // Allowed while this or another thread captures a graph, which the allocation has no part in.
+  // Permits the allocation while any thread captures a graph: the capture does not include it.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   void* memory = nullptr;
   cudaThreadExchangeStreamCaptureMode(&mode);
@@ -32,7 +32,7 @@ int64_t* make_record() {
 }  // namespace
 
 int64_t* error_record() {
-  // Asked again where it failed: a process may use its device only later.
+  // Retries after a failure: a process may start to use its device later.
   static std::mutex mutex;
   static int64_t* record = nullptr;
   const std::lock_guard<std::mutex> lock(mutex);

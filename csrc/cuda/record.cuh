@@ -1,6 +1,6 @@
-// One edge that kernels had to leave out, for a host that does not wait for them:
+// One edge that kernels had to skip, for a host that does not wait for them:
 //   word 0: bit 63 set | end << 62 (0 source, 1 destination) | the index, clamped, in 62 bits;
-//           zero while there is none, and written last
+//           zero without an edge, and written last
 //   word 1: the number of nodes that the index must be below
 // The first edge stays until the host writes zero to word 0.
 #pragma once
@@ -10,8 +10,8 @@ namespace pyg_fast::cuda {
 
 constexpr int kRecordWords = 2;
 
-// Taken by the thread that writes: of others that meet an invalid edge at the same time nothing is
-// kept, so that both words are of one edge.
+// `taken` locks the record: other threads with an invalid edge at the same time drop theirs. Both words
+// thus describe one edge.
 __device__ inline void record_index(int64_t* record, int end, int64_t index, int64_t num_nodes,
                                     unsigned* taken) {
   if (atomicExch(taken, 1u) != 0) return;
@@ -32,8 +32,8 @@ __device__ inline void record_index(int64_t* record, int end, int64_t index, int
 
 __device__ static unsigned record_taken = 0;
 
-// Of an edge whose ends are `first`, row 0 of the user's edge_index, and `second`. To be called for
-// invalid edges only: of a warp's threads that call at once one reports.
+// Records an edge with the ends `first` (row 0 of the user's edge_index) and `second`. Call it only for
+// invalid edges: of a warp's threads that call it together, one reports.
 __device__ inline void record_ends(int64_t* record, int64_t first, int64_t num_first,
                                    int64_t second, int64_t num_second) {
   const unsigned calling = __activemask();

@@ -1,4 +1,4 @@
-// Local ids of any ids.
+// Local ids for arbitrary ids.
 #include "minibatch.cuh"
 #include "params/relabel.h"
 

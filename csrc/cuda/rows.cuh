@@ -1,12 +1,12 @@
-// The loop that every row-wise kernel shares. A block owns up to kMaxBlockRows rows; its warps take
-// them from a queue, so that none waits for a longer neighbour, and share the hub rows among them.
-// Which warp takes which row changes from run to run, what a row adds up in which order does not.
+// The loop that all row-wise kernels share. A block owns up to kMaxBlockRows rows. Its warps take them
+// from a queue, to avoid waiting for longer rows, and share the hub rows. The mapping of rows to warps
+// varies from run to run; the order of additions in a row does not.
 #pragma once
 #include "common.cuh"
 
 namespace pyg_fast::cuda {
 
-// An edge with what it multiplies its source by: value * col_scale.
+// An edge with the factor of its source's features: value * col_scale.
 template <typename T, typename I, bool WEIGHTED>
 struct WeightedEdge {
   using Acc = acc_t<T>;
@@ -30,19 +30,19 @@ struct WeightedEdge {
   }
 };
 
-// `Row` is what a kernel does with a row, for one tile of columns:
+// `Row` defines how a kernel processes a row, for one tile of columns:
 //   Edge                                     a thread's edge of the 32 that its warp reads at once
 //   Edge::load(row_kernel, e, end)           reads edge e, if e < end
-//   Sum, empty(row)                          what is accumulated, and its start
+//   Sum, empty(row)                          the accumulator, and its initial value
 //   add(edge, base, count, sum)              adds the warp's edges base, ..., base + count - 1
 //   reduce(sum)                              combines the warp's slots; its first LANES threads
 //                                            then hold the result
 //   merge(sum, other)                        combines two warps' sums, the earlier edges in `sum`
 //   finish(row, degree, sum)                 writes the row, called by LANES threads
-//   kSharedSums                              whether sums lie in shared memory; instead of merge:
-//   finish_hub(row, degree)                  writes what all warps have summed, called by all
+//   kSharedSums                              whether sums are in shared memory; instead of merge:
+//   finish_hub(row, degree)                  writes the sum of all warps, called by all threads
 
-// Rows of a block that its warps share: all of its threads call it.
+// Processes the rows that all warps of a block share: all of its threads call it.
 template <typename I, int LANES, typename Row>
 __device__ inline void sum_hubs(Row& kernel, const I* rowptr, int64_t first_row, const int* hubs,
                                 int num_hubs) {
@@ -53,7 +53,7 @@ __device__ inline void sum_hubs(Row& kernel, const I* rowptr, int64_t first_row,
   Edge edge;
   for (int h = 0; h < num_hubs; ++h) {
     const I row_begin = rowptr[hubs[h]], row_end = rowptr[hubs[h] + 1];
-    // Each warp a contiguous share, so that merging keeps the order of edges.
+    // Each warp takes a contiguous share: merging keeps the order of edges.
     const I share = ((row_end - row_begin) / kWarps + 32) / 32 * 32;
     const I first = row_begin + share * warp;
     const I last = row_end - first > share ? first + share : row_end;
@@ -93,7 +93,7 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
   const int rows = csr.num_rows - first_row < s.block_rows
                        ? static_cast<int>(csr.num_rows - first_row) : s.block_rows;
   const I* rowptr = static_cast<const I*>(csr.rowptr) + first_row;
-  __syncthreads();  // a previous tile may still be reading
+  __syncthreads();  // warps may still read the previous tile
   if (threadIdx.x == 0) {
     next_row = kWarps;
     num_hubs = 0;
@@ -124,7 +124,7 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
       for (I base = row_begin; base < row_end; base += 32) {
         const Edge now = edge;
         const int left = static_cast<int>(row_end - base);
-        // The next row's first edges are on their way while this one is summed.
+        // Prefetches the next row's first edges while this row is summed.
         if (left > 32) edge.load(kernel, base + 32 + lane, row_end);
         else open(following);
         kernel.add(now, base, left < 32 ? left : 32, sum);

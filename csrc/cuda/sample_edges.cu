@@ -41,8 +41,9 @@ __global__ void __launch_bounds__(kThreads) clear_tail_kernel(SampleEdges p) {
   }
 }
 
-// One bit for each edge in the order of rows, `taken`, all zero before. A warp has a row, whose words
-// it puts together in shared memory unless they are too many; of neighbours it may share the outermost.
+// Sets one bit in `taken` for each sampled edge, in row order; all bits start at zero. A warp builds the
+// words of a row in shared memory unless there are too many. Neighbouring rows can share its first and
+// last word.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
     mark_taken_kernel(SampleTransposed p, const RowSample<I>* table, uint32_t* taken) {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The same bits in the order of the transpose, and their number in each word; one more word, of zeros.
+// The same bits in the order of the transpose, and the count of each word; plus one zero word.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
     taken_words_kernel(SampleTransposed p, const uint32_t* taken, uint32_t* words, I* counts,
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// `before`: how many edges are taken before each word's.
+// `before`: the number of sampled edges before each word.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
     taken_rowptr_kernel(SampleTransposed p, const uint32_t* words, const I* before) {
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread has a word.
+// One thread per word.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
     gather_taken_kernel(SampleTransposed p, const uint32_t* words, const I* before,
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// How scratch is laid out.
+// The layout of scratch.
 template <typename I>
 struct TransposedScratch {
   int64_t num_words, taken, words, counts, scan, bytes;
@@ -185,7 +186,7 @@ const char* transpose(const SampleTransposed& p, void* scratch, cudaStream_t str
   cudaError_t error = cudaMemsetAsync(taken, 0, layout.num_words * 4, stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   if (p.csr.num_cols > 0) {
-    Csr rows;  // as far as they are sampled
+    Csr rows;  // only the sampled part
     rows.rowptr = p.rowptr;
     rows.num_rows = p.csr.num_cols;
     const RowSample<I>* table = row_samples<I>(rows, p.sampling, memory, stream);

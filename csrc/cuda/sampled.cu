@@ -5,8 +5,8 @@
 
 namespace pyg_fast::cuda {
 
-// Found by SpmmRow in place of the one for all types: a byte is put into the mantissa of 2^23, and that
-// taken away again, in less time than the chip converts it in.
+// SpmmRow calls this overload instead of the generic one: it inserts a byte into the mantissa of 2^23 and
+// subtracts 2^23, which is faster than the conversion instruction.
 template <int VEC, typename = std::enable_if_t<VEC % 4 == 0>>
 __device__ inline float element(const Pack<int8_t, VEC>& pack, int c) {
   const uint32_t word = reinterpret_cast<const uint32_t*>(&pack)[c / 4] ^ 0x80808080u;
@@ -15,11 +15,11 @@ __device__ inline float element(const Pack<int8_t, VEC>& pack, int c) {
 
 namespace {
 
-// Rows of a warp at most: its lanes hold where they begin, and where the one after them does.
+// Maximum rows per warp: its lanes hold the row starts and the end of the last row.
 constexpr int kMostRows = 8;
 
-// A warp takes `warp_rows` rows that follow one another. Rows of more than hub_degree sampled edges
-// are shared by the warps of the block afterwards, in the same way as for_each_row does.
+// A warp takes `warp_rows` consecutive rows. Afterwards the warps of the block share rows of more than
+// hub_degree sampled edges, as in for_each_row.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     sampled_spmm_kernel(SampledSpmm p, const void* x_self, const RowSample<I>* table, Shape s,
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       for (I base = 0; base < row.count; base += 32) {
         const Edge now = edge;
         const int left = static_cast<int>(row.count - base);
-        // The next row's first edges are on their way while this one is summed.
+        // Prefetches the next row's first edges while this row is summed.
         if (left > 32) load(edge, row, base + 32 + lane);
         else open(r + 1);
         kernel.add(now, base, left < 32 ? left : 32, sum);
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// Worth a pass over x where each row of it is read many times. Not for fp16 and bf16, which would round.
+// A pass over x pays if each row is read many times. Not for fp16 and bf16, which would round.
 bool wants_scaled_rows(const SampledSpmm& p) {
   const int64_t edges = most_edges(p.csr, p.sampling);
   return p.col_scale && !p.value && !p.quantized && (p.dtype == DType::f32 || p.dtype == DType::f64) &&
@@ -148,8 +148,8 @@ const char* run(SampledSpmm p, void* scratch, cudaStream_t stream) {
   }
   const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
   Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-  // Rows are about equally long: enough of them for each warp to hide how it starts, as long as
-  // there are blocks to fill the chip.
+  // Rows are about equally long: use enough rows per warp to hide its startup while enough blocks remain
+  // to fill the GPU.
   int warp_rows = 1;
   while (warp_rows < kMostRows && p.csr.num_rows * s.tiles / (kWarps * warp_rows) >= 4800)
     warp_rows *= 2;

@@ -1,4 +1,4 @@
-// The edges that are sampled of a row.
+// The sampled edges of a row.
 #pragma once
 #include "common.cuh"
 #include "params/sampled.h"
@@ -9,7 +9,7 @@ inline bool needs_table(const Sampling& s) {
   return s.strategy == Strategy::fastrand || s.strategy == Strategy::unbiased;
 }
 
-// What a coprime costs is paid by one thread per row, once.
+// One thread per row computes the expensive coprime, once.
 template <typename I>
 __global__ void __launch_bounds__(kThreads) row_samples_kernel(Csr csr, Sampling s,
                                                                RowSample<I>* out) {
@@ -34,12 +34,12 @@ const RowSample<I>* row_samples(const Csr& csr, const Sampling& s, void* scratch
   return table;
 }
 
-// One row as its warp sees it.
+// A row from the view of its warp.
 template <typename I>
 struct SampledRow {
   I begin = 0;
   I degree = 0;
-  I count = 0;  // edges taken
+  I count = 0;  // sampled edges
   RowSample<I> sample{0, 1};
 
   SampledRow() = default;

@@ -1,4 +1,4 @@
-// What is done to features or edge values beforehand rather than at every edge.
+// Scales features or edge values once in advance instead of at every edge.
 #pragma once
 #include "common.cuh"
 
@@ -34,14 +34,14 @@ __global__ void __launch_bounds__(kThreads) order_values_kernel(const void* valu
   }
 }
 
-// Worth a pass over the edges where they are read once a tile and their values are scattered.
+// A pass over the edges pays if each tile reads them and their values are scattered.
 template <typename P>
 bool wants_ordered_values(const P& p, int tiles) {
   return p.value && p.csr.perm && tiles > 1 && p.csr.num_edges >= (1 << 20);
 }
 
-// Puts the values into the order of the edges, and `p` into that state. Behind the last edge `perm`
-// is zero: what is read for it is not used.
+// Copies the values in edge order and updates `p`. After the last edge `perm` is zero: the value read for
+// it is not used.
 template <typename T, typename I, typename P>
 void order_values(P& p, void* scratch, cudaStream_t stream) {
   order_values_kernel<T, I><<<blocks_for(p.csr.num_edges), kThreads, 0, stream>>>(
@@ -52,7 +52,7 @@ void order_values(P& p, void* scratch, cudaStream_t stream) {
   p.csr.perm = nullptr;
 }
 
-// Worth a pass over x where each row of it is read many times. Not for fp16 and bf16, which would round.
+// A pass over x pays if each row is read many times. Not for fp16 and bf16, which would round.
 template <typename P>
 bool wants_prologue(const P& p) {
   return p.col_scale && !p.value && (p.dtype == DType::f32 || p.dtype == DType::f64) &&

@@ -14,8 +14,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// Rows of few edges: as many threads as a row has vectors, up to a warp, have it by themselves, all
-// of its columns one after the other. The next row is on its way while one is summed.
+// For rows of few edges: a team has as many threads as the row has vectors, up to a warp, and processes
+// all columns of the row. It prefetches the next row while it sums one.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     short_rows_kernel(Spmm p, const void* x_self, Shape s) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   };
   const int team = threadIdx.x / LANES;
   open(team);
-  // All teams of a warp go the same way.
+  // All teams of a warp take the same branches.
   for (int row = team; row - team % (32 / LANES) < rows; row += kTeams) {
     const Edge its_head = head;
     const I its_begin = begin, degree = end - begin;
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// Where rows are short, a warp for each of them mostly waits; so in a sampled mini-batch, most nodes
-// of which have no edges.
+// With one warp per row, short rows mostly cause waiting. A sampled mini-batch has such rows: most of its
+// nodes have no edges.
 bool has_short_rows(const Spmm& p, int vec) {
   return vec > 1 && p.csr.num_rows >= (1 << 14) && p.csr.num_edges <= 8 * p.csr.num_rows;
 }

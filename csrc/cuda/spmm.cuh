@@ -1,4 +1,4 @@
-// What sums of features are made of: rows, with what happens to them before and after.
+// Sums of features over rows, with the steps before and after them.
 #pragma once
 #include "params/spmm.h"
 #include "rows.cuh"
@@ -6,7 +6,7 @@
 
 namespace pyg_fast::cuda {
 
-// Loads in flight per thread, and blocks per SM: more of one costs the other its registers.
+// Loads in flight per thread, and blocks per SM: both compete for registers.
 constexpr int kUnroll = 4;
 constexpr int kBlocks = 4;
 
@@ -15,7 +15,7 @@ struct VectorSum {
   Acc data[VEC];
 };
 
-// TEAM threads have a row (or a part of one): a warp, or each of a warp's teams its own.
+// TEAM threads process a row (or a part of one): a warp, or each team of a warp its own row.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM = 32>
 struct SpmmRow {
   using Acc = acc_t<T>;
@@ -34,9 +34,9 @@ struct SpmmRow {
     column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
     active = column < p.dim;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
-    // Threads past the last column read the first one and write nothing.
+    // Threads past the last column read the first column and write nothing.
     x = static_cast<const char*>(p.x) + (active ? column : 0) * sizeof(T);
-    asm("" : "+l"(x));  // one pointer, not a base and an offset to be added at every load
+    asm("" : "+l"(x));  // one pointer, instead of a base and an offset added at every load
   }
 
   __device__ Sum empty(int64_t) const {
@@ -56,7 +56,7 @@ struct SpmmRow {
       for (; first + kSteps * kSlots <= count; first += kSteps * kSlots)
         add_steps<kSteps, true>(edge, first + slot, count, sum);
       if (first < count) add_steps<kSteps, false>(edge, first + slot, count, sum);
-    } else {  // all teams of a warp go the same way
+    } else {  // all teams of a warp take the same branches
 #pragma unroll 1
       for (; first < TEAM && __any_sync(kWarpMask, first < count); first += kSteps * kSlots) {
         if (__all_sync(kWarpMask, first + kSteps * kSlots <= count))
@@ -66,7 +66,7 @@ struct SpmmRow {
     }
   }
 
-  // STEPS of the slot's edges. Past the end it reads the last edge again and adds nothing.
+  // Adds STEPS of the slot's edges. Past the end it rereads the last edge and adds nothing.
   template <int STEPS, bool FULL>
   __device__ void add_steps(const Edge& edge, int e, int count, Sum& sum) const {
     constexpr int kSlots = TEAM / LANES;
@@ -143,7 +143,7 @@ struct SpmmRow {
   }
 };
 
-// What is done once, before the rows: scratch for it, and the changes to `p`.
+// Work done once, before the rows: its scratch, and the changes to `p`.
 inline int64_t prologue_scratch(const Spmm& p) {
   if (wants_ordered_values(p, tiles_of(p.dtype, p.dim))) return p.csr.num_edges * acc_bytes(p.dtype);
   return wants_prologue(p) ? p.csr.num_cols * p.dim * acc_bytes(p.dtype) : 0;
@@ -162,7 +162,7 @@ void prologue(Spmm& p, void* scratch, cudaStream_t stream) {
   }
 }
 
-// Graphs past int32 are rare: they share the weighted kernels.
+// int64 graphs are rare: they use the weighted kernels.
 inline bool is_weighted(const Spmm& p) { return p.value || p.col_scale || p.csr.index64; }
 
 }  // namespace pyg_fast::cuda

@@ -6,9 +6,9 @@
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int64_t kEnough = 4096;  // warps that keep the chip busy
+constexpr int64_t kEnough = 4096;  // warps that fill the GPU
 
-// Adds up over the warp and to `counter` once. For whole warps.
+// Counts over the warp and adds to `counter` once. All threads of the warp must call it.
 __device__ inline void count_in_warp(int64_t* counter, bool one) {
   const unsigned set = __ballot_sync(kWarpMask, one);
   if (set != 0 && (threadIdx.x & 31) == 0) {
@@ -17,7 +17,7 @@ __device__ inline void count_in_warp(int64_t* counter, bool one) {
   }
 }
 
-// What the edges are added to: diag * x or zeros. And the counter.
+// Initializes the sums to diag * x or zeros, and the counter.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) spmm_coo_init_kernel(SpmmCoo p, acc_t<T>* sum) {
   const int64_t total = p.coo.num_dst * p.dim, step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_round_kernel(const float* s
     out[k] = from_acc<T>(sum[k]);
 }
 
-// A warp reads `chunk` edges at once; each of its slots of LANES threads takes some that follow one
-// another, and adds to memory where the destination changes: sorted lists have few such places.
+// A warp reads `chunk` edges at once. Each of its slots of LANES threads takes consecutive edges and adds
+// to memory when the destination changes, which is rare in sorted lists.
 template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, acc_t<T>* out, int chunk,
                                                            int tiles, int64_t* record) {
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads) sddmm_coo_kernel(SddmmCoo p) {
   const Acc* row_scale = static_cast<const Acc*>(p.row_scale);
   const Acc* col_scale = static_cast<const Acc*>(p.col_scale);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kSlots;
-  // All threads of a warp take part in its sums, also where there is no edge left.
+  // All threads of a warp take part in its sums, also without an edge.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kSlots; first < p.coo.num_edges;
        first += step) {
     const int64_t e = first + slot;
@@ -169,7 +169,7 @@ const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream_) {
       const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
       if (error != cudaSuccess) return cudaGetErrorString(error);
     }
-    // Without columns there is nothing to add, but edges to be looked at.
+    // Without columns the kernel adds nothing, but still checks the edges.
     if (p.coo.num_edges > 0 && (total > 0 || p.invalid || p.report)) {
       int64_t* const record = p.report ? error_record() : nullptr;
       const bool vectors =

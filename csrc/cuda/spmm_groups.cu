@@ -5,7 +5,7 @@
 namespace pyg_fast::cuda {
 namespace {
 
-// Groups that a team takes one after another, reading ahead, where there are enough for all.
+// Groups that a team processes in sequence, with prefetch, if there are enough groups for all teams.
 constexpr int kMostInTurn = 8;
 
 template <typename Acc, int VEC>
@@ -17,7 +17,7 @@ __device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
         *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
 }
 
-// A team of threads takes a group; all teams of a warp go the same way.
+// A team of threads takes a group; all teams of a warp take the same branches.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     spmm_groups_kernel(Spmm p, const void* x_self, Groups g, acc_t<T>* partial, Shape s) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       do {
         const Edge now = edge;
         const I base = to - left;
-        // The next group's first edges are on their way while this one is summed.
+        // Prefetches the next group's first edges while this group is summed.
         if (left > TEAM) {
           edge.load(row, base + TEAM + lane, to);
         } else if (!opened) {
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// A long row of which every edge is a partial sum, in their order.
+// Adds the partial sums of a long row in order, each read as an edge.
 template <typename T, typename I, int VEC, int LANES>
 struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
   using Sums = SpmmRow<acc_t<T>, I, VEC, LANES, false>;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// The same where atomic additions have left one sum of each.
+// The same if atomic additions have produced one sum per row.
 template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     finish_long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
@@ -135,8 +135,8 @@ int64_t partial_bytes(const Spmm& p, const Groups& g) {
   return (bytes + 255) / 256 * 256;
 }
 
-// Whether the groups have too few edges to keep the slots of a warp busy: then teams of fewer
-// threads take one each, unless the longest ones would be waited for.
+// Whether the groups have too few edges to fill the slots of a warp. Then teams of fewer threads take one
+// group each, unless the longest groups would delay them.
 bool wants_teams(const Spmm& p, const Groups& g, const Shape& s) {
   const int64_t slots = 32 / s.lanes;
   return slots > 1 && p.csr.num_edges <= kUnroll * slots * g.num_groups &&

@@ -1,4 +1,4 @@
-// Max and min aggregation with the edge that reached it, and its gradients.
+// Max and min aggregation with the edge that holds the result, and its gradients.
 #include "params/spmm_max.h"
 #include "rows.cuh"
 
@@ -7,12 +7,12 @@ namespace {
 
 constexpr int kUnroll = 4;  // loads in flight per thread
 
-// Minima are maxima of the negated values.
+// Computes minima as maxima of the negated values.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 struct MaxRow {
   using Acc = acc_t<T>;
   static constexpr bool kSharedSums = false;
-  // `edge`: -1 as long as nothing exceeded -inf.
+  // `edge`: -1 until a value exceeds -inf.
   struct Sum {
     Acc value[VEC];
     I edge[VEC];
@@ -45,9 +45,9 @@ struct MaxRow {
     column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
     active = column < p.dim;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
-    // Threads past the last column read the first one and write nothing.
+    // Threads past the last column read the first column and write nothing.
     x = static_cast<const char*>(p.x) + (active ? column : 0) * sizeof(T);
-    asm("" : "+l"(x));  // one pointer, not a base and an offset to be added at every load
+    asm("" : "+l"(x));  // one pointer, instead of a base and an offset added at every load
   }
 
   __device__ Sum empty(int64_t) const {
@@ -60,8 +60,8 @@ struct MaxRow {
     return best;
   }
 
-  // A slot meets its edges in order, so that a later one must be larger to win; a first NaN wins
-  // over all numbers and stays. Past the end the last edge is met again, and changes nothing.
+  // A slot processes its edges in order: a later edge must be larger to win. The first NaN beats all
+  // numbers and stays. Past the end it rereads the last edge, which changes nothing.
   __device__ void add(const Edge& edge, I base, int count, Sum& best) const {
     constexpr int kSlots = 32 / LANES;
     constexpr int kSteps = LANES < kUnroll ? LANES : kUnroll;
@@ -92,7 +92,7 @@ struct MaxRow {
     }
   }
 
-  // Of two shares of a row; where both reached the same, the lower edge wins.
+  // Combines two parts of a row; for equal values the lower edge wins.
   __device__ static void combine(Acc& value, I& edge, Acc other_value, I other_edge) {
     const bool nan = value != value, other_nan = other_value != other_value;
     const bool same = nan ? other_nan : other_value == value;
@@ -128,7 +128,7 @@ struct MaxRow {
     Pack<I, VEC> arg;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
-      // Where nothing exceeded -inf all of the row is -inf, and its first edge has reached it.
+      // If no value exceeds -inf, the whole row is -inf: take its first edge.
       const Acc value = degree == 0 ? Acc(0) : best.value[c];
       out.data[c] = from_acc<T>(p.minimum && degree > 0 ? -value : value);
       arg.data[c] = degree == 0 ? I(-1) : best.edge[c] < 0 ? first : best.edge[c];
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, VEC == 8 ? 3 : 4) spmm_max_kernel(Sp
   }
 }
 
-// One thread per (row, column): adds to the row of x that the maximum came from.
+// One thread per (row, column): adds to the row of x that holds the maximum.
 template <typename T, typename I>
 __global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum) {
   const Col* col = static_cast<const Col*>(p.csr.col);
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const float* in, T* out
     out[k] = from_acc<T>(in[k]);
 }
 
-// A warp per source j walks its outgoing edges and takes what they won, in a fixed order.
+// One warp per source j walks its outgoing edges and sums the gradients they won, in a fixed order.
 template <typename T, typename I>
 __global__ void __launch_bounds__(kThreads) backward_x_ordered_kernel(SpmmMaxBackwardX p,
                                                                       Csr transposed) {

@@ -1,5 +1,5 @@
-// Coordinate list to CSR: a counting sort in one launch for small graphs, else a radix sort over the
-// bits that the row numbers need. Both are stable.
+// Coordinate list to CSR: a counting sort in one launch for small graphs, else a radix sort over the bits
+// that the row numbers need. Both are stable.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common.cuh"
@@ -16,7 +16,7 @@ int bits_for(int64_t largest) {
   return bits;
 }
 
-// Keys of 4 bytes where every row (and one past them) and every edge position fits.
+// 4-byte keys if every row (and one past them) and every edge position fits.
 bool narrow(const ToCsr& p) { return p.num_rows < 0xfffffffe && p.num_edges < 0xfffffffe; }
 
 template <typename Key>
@@ -34,7 +34,7 @@ __device__ inline void record_edge(const ToCsr& p, int64_t* record, I row, I col
   else record_ends(record, col, p.num_cols, row, p.num_rows);
 }
 
-// Edges that are left out get the key num_rows, which sorts behind all rows.
+// Skipped edges get the key num_rows, which sorts after all rows.
 template <typename In, typename Key>
 __global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key* positions,
                                                         int64_t* record) {
@@ -125,16 +125,16 @@ const char* run(const ToCsr& p, void* scratch, int64_t* record, cudaStream_t str
   return run<In, uint32_t, int32_t>(p, scratch, record, stream);
 }
 
-// Of a small graph each block sorts some of the rows, and reads all edges for it: blocks have nothing
-// to tell each other. Its warps take consecutive shares of the edges. They count the edges of each
-// row, then walk their shares again and know where the edges of a row go: behind those of earlier
-// rows, of earlier shares and of earlier threads. How edges are spread over rows changes no time.
+// For a small graph, each block reads all edges and sorts some of the rows: blocks need no communication.
+// Its warps take consecutive shares of the edges. They count the edges of each row, then walk their
+// shares again and compute where each edge goes: after those of earlier rows, earlier shares and earlier
+// threads. The time does not depend on the distribution of edges over rows.
 constexpr int kSmallThreads = 1024;
 constexpr int kShares = kSmallThreads / 32;
-constexpr int kSmallRows = 256;  // of a block
+constexpr int kSmallRows = 256;  // rows per block
 constexpr int kRowsOfWarp = kSmallRows / kShares;
 constexpr int kSmallUnroll = 4;      // edges in flight per thread
-constexpr int64_t kSmall = 1 << 15;  // rows, or edges, at most
+constexpr int64_t kSmall = 1 << 15;  // maximum rows, or edges
 
 bool small(const ToCsr& p) { return p.num_rows <= kSmall && p.num_edges <= kSmall; }
 
@@ -142,7 +142,7 @@ struct Orientations {
   ToCsr of[2];
 };
 
-// The sum over this and the earlier threads of a warp.
+// The inclusive prefix sum over the threads of a warp.
 __device__ inline int sum_so_far(int v) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   Out* rowptr = static_cast<Out*>(p.rowptr);
   Col* sorted_col = p.sorted_col;
   Out* perm = static_cast<Out*>(p.perm);
-  // Edges of a row in a share, then where the next of them goes: counted from the first edge of this
-  // row's warp. Columns are padded against bank conflicts.
+  // The number of a row's edges in a share, then the position of the next one, relative to the first edge
+  // of the rows of that row's warp. Padded columns avoid bank conflicts.
   __shared__ int count[kSmallRows][kShares + 1];
   __shared__ int below[kShares], invalid[kShares], of_warps[kShares];
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const int begin = share * warp;
   const int end = begin + share < num_edges ? begin + share : num_edges;
 
-  // fn(e, row[e], col[e], place, is_invalid), called by all threads of a warp. `place` is that of its row in
-  // this block: negative for earlier rows, kSmallRows or more for later ones and what is left out.
+  // Calls fn(e, row[e], col[e], place, is_invalid) in all threads of a warp. `place` is the row's index
+  // in this block: negative for earlier rows, >= kSmallRows for later rows and skipped edges.
   const auto walk = [&](const auto& fn) {
     for (int base = begin; base < end; base += 32 * kSmallUnroll) {
       In r[kSmallUnroll], c[kSmallUnroll];
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   num_invalid = sum_of_warp(num_invalid);
   __syncthreads();
 
-  int of_warp = 0;  // edges of the rows that this warp sums up
+  int of_warp = 0;  // edges of the rows that this warp sums
 #pragma unroll
   for (int r = warp * kRowsOfWarp; r < (warp + 1) * kRowsOfWarp; ++r) {
     const int n = count[r][lane], sum = sum_so_far(n);
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
     of_warps[warp] = of_warp;
   }
   __syncthreads();
-  // In lane w: where the edges of warp w's rows begin.
+  // Lane w holds the first edge position of warp w's rows.
   const int edges_of_lane = of_warps[lane];
   const int first_edge = sum_of_warp(below[lane]);
   const int starts = first_edge + sum_so_far(edges_of_lane) - edges_of_lane;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
     }
     __syncwarp();
   });
-  // Behind all rows.
+  // The last block fills the slots after the last edge.
   if (blockIdx.x + 1 < gridDim.x) return;
   const int num_kept = first_edge + sum_of_warp(edges_of_lane);
   for (int e = num_kept + threadIdx.x; e < num_edges; e += kSmallThreads) {
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
 
 const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
   const Orientations orientations{{p[0], p[count - 1]}};
-  // A block for each kSmallRows entries of rowptr, one more than rows.
+  // One block for each kSmallRows entries of rowptr (num_rows + 1 entries).
   const int64_t rows = p[0].num_rows > p[count - 1].num_rows ? p[0].num_rows : p[count - 1].num_rows;
   const dim3 grid(static_cast<unsigned>(rows / kSmallRows + 1), count);
   const auto with = [&](auto in, auto out) {
@@ -289,7 +289,7 @@ int64_t to_csr_scratch(const ToCsr* p, int count) {
     const bool is_narrow = narrow(p[k]);
     const char* error =
         is_narrow ? sort_bytes<uint32_t>(p[k], bytes) : sort_bytes<uint64_t>(p[k], bytes);
-    if (error) return 0;  // to_csr meets the same error and reports it
+    if (error) return 0;  // to_csr gets the same error and reports it
     const int64_t array = aligned(p[k].num_edges * (is_narrow ? 4 : 8));
     const int64_t wanted = 4 * array + static_cast<int64_t>(bytes);
     if (wanted > most) most = wanted;

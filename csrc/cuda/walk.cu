@@ -1,4 +1,4 @@
-// Random walks: a thread has one.
+// Random walks: one thread per walk.
 #include "params/walk.h"
 
 #include "common.cuh"
@@ -22,14 +22,14 @@ __global__ void __launch_bounds__(kThreads) random_walk_kernel(RandomWalk p) {
   }
 }
 
-// Nodes that are met, hashed in shared memory. All counts are integers: they do not depend on the
-// order in which they are added up.
+// Visited nodes, hashed in shared memory. All counts are integers: their sums do not depend on the order
+// of additions.
 struct Visits {
-  unsigned long long* node;  // [slots]; all ones where there is none
+  unsigned long long* node;  // [slots]; all ones if empty
   unsigned* count;           // [slots]
-  unsigned* first;           // [slots]: when it was met first
+  unsigned* first;           // [slots]: time of the first visit
 
-  static constexpr int kBytes = 16;  // of a slot
+  static constexpr int kBytes = 16;  // bytes per slot
   static constexpr unsigned long long kNone = ~0ull;
 
   __device__ void clear(int slot) const {
@@ -50,13 +50,14 @@ struct Visits {
     atomicMin(first + slot, when);
   }
 
-  // More visits, then an earlier first one, give more; no two nodes the same; 0: never met.
+  // The score grows with the number of visits; for ties, with an earlier first visit. Scores of different
+  // nodes differ; 0: never visited.
   __device__ unsigned long long score(int slot) const {
     return count[slot] == 0 ? 0 : static_cast<unsigned long long>(count[slot]) << 32 | ~first[slot];
   }
 };
 
-// `lanes` threads of a warp, a power of two, have a node and its `slots`, another one.
+// `lanes` threads of a warp process a node with its `slots` slots; both are powers of two.
 template <typename I>
 __global__ void __launch_bounds__(kThreads)
     pinsage_neighbors_kernel(PinsageNeighbors p, int lanes, int slots) {
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
       } else if (best == best_of_all) {
         p.neighbor[at] = static_cast<int64_t>(visits.node[slot]);
         p.visits[at] = visits.count[slot];
-        visits.count[slot] = 0;  // This lane alone looks at it.
+        visits.count[slot] = 0;  // Only this lane reads it.
       }
     }
     __syncwarp(mask);

@@ -1,10 +1,10 @@
-// Products of each head's channels with vectors of attention.
+// Dot products of each head's channels with attention vectors.
 #pragma once
 #include "common.h"
 
 namespace pyg_fast {
 
-// What GAT's logits are made of, of one or both ends at once:
+// The terms of GAT's logits, for one or both ends of the edges at once:
 //   alpha[k][i, h] = <x[i, h], att[k][h]> for k < num_scores
 struct AttentionScores {
   static constexpr int kMost = 2;
@@ -36,15 +36,15 @@ struct AttentionScoresBackward {
 
 namespace cpu {
 void attention_scores(const AttentionScores& p, int64_t row_begin, int64_t row_end);
-// grad_att [num_scores, heads, channels] acc takes the share of these rows alone, on top of what it
-// holds; p.grad_att is not touched.
+// Adds the contribution of these rows to grad_att [num_scores, heads, channels] acc; does not write
+// p.grad_att.
 void attention_scores_backward(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,
                           void* grad_att);
 }  // namespace cpu
 
 namespace cuda {
 const char* attention_scores(const AttentionScores& p, void* stream);
-// Sums of grad_att, block by block.
+// Partial sums of grad_att, one per block.
 int64_t attention_scores_backward_scratch(const AttentionScoresBackward& p);
 const char* attention_scores_backward(const AttentionScoresBackward& p, void* scratch, void* stream);
 }  // namespace cuda

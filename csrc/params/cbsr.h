@@ -1,11 +1,11 @@
-// CBSR: a row of `dim` features of which k are stored, with their columns, distinct and in any order.
-// Every struct below has values [rows, k] of `dtype` beside columns [rows, k].
+// CBSR: stores k of the `dim` features of each row, with their columns: distinct, in any order.
+// Every struct below has values [rows, k] of `dtype` and columns [rows, k].
 #pragma once
 #include "common.h"
 
 namespace pyg_fast {
 
-// dense[i, columns[i, c]] = values[i, c], zero elsewhere; or, sampling, the other way round.
+// dense[i, columns[i, c]] = values[i, c], zero elsewhere. Sampling does the reverse.
 struct CbsrDense {
   DType dtype = DType::f32;
   ColumnType column_type = ColumnType::u8;
@@ -17,7 +17,7 @@ struct CbsrDense {
   void* out = nullptr;            // dense [num_rows, dim]; sampling: values [num_rows, k]
 };
 
-// Spmm of a CBSR: x[j] is the row that columns[j] and values[j] stand for.
+// Spmm of a CBSR: columns[j] and values[j] represent row x[j].
 struct CbsrSpmm {
   Csr csr;
   DType dtype = DType::f32;
@@ -37,12 +37,12 @@ struct CbsrSpmm {
   void* out = nullptr;              // [num_rows, dim]
 };
 
-// Backward of CbsrSpmm with respect to values, sampled at the same columns. With dY = row_scale *
-// grad (divided by the row's number of edges if `mean`):
+// Backward of CbsrSpmm with respect to values, sampled at the same columns. With dY = row_scale * grad
+// (divided by the row's number of edges if `mean`):
 //   grad_values[j, c] = col_scale[j] * sum_{e in row i, col[e] == j} value[e] * dY[i, columns[j, c]]
 //                       + diag[j] * grad[j, columns[j, c]]
-// The same struct serves the ordered form, which walks the transpose: there `csr` has a row for
-// each j, row_scale belongs to j, col_scale to i, and `mean` is not used:
+// The ordered form uses the same struct and walks the transpose: `csr` has a row for each j, row_scale
+// belongs to j, col_scale to i, and `mean` is not used:
 //   grad_values[j, c] = row_scale[j] * sum_{e in row j} value[e] * col_scale[i] * grad[i, ...] + ...
 struct CbsrBackward {
   Csr csr;
@@ -63,7 +63,7 @@ struct CbsrBackward {
 
 // Backward of CbsrSpmm with respect to value, for every edge e of row i:
 //   out[perm[e]] = row_scale[i] * col_scale[col[e]] * sum_c values[col[e], c] * grad[i, columns[...]]
-// Positions that no edge names are left alone: the caller zeroes them.
+// The kernel does not write positions without an edge: the caller zeroes them.
 struct CbsrSddmm {
   Csr csr;
   DType dtype = DType::f32;
@@ -83,7 +83,7 @@ namespace cpu {
 void cbsr_to_dense(const CbsrDense& p, int64_t row_begin, int64_t row_end);
 void cbsr_sample(const CbsrDense& p, int64_t row_begin, int64_t row_end);
 void cbsr_spmm(const CbsrSpmm& p, int64_t row_begin, int64_t row_end);
-// Sources [begin, end): each thread walks all edges and adds up those of its own sources.
+// Sources [begin, end): each thread walks all edges and sums those of its own sources.
 void cbsr_spmm_backward(const CbsrBackward& p, int64_t source_begin, int64_t source_end);
 void cbsr_spmm_backward_ordered(const CbsrBackward& p, int64_t row_begin, int64_t row_end);
 void cbsr_sddmm(const CbsrSddmm& p, int64_t row_begin, int64_t row_end);
@@ -93,15 +93,15 @@ namespace cuda {
 const char* cbsr_to_dense(const CbsrDense& p, void* stream);
 const char* cbsr_sample(const CbsrDense& p, void* stream);
 
-// Many entries are added in several passes, for which fp16 and bf16 need scratch.
+// Adds many entries in several passes; fp16 and bf16 then need scratch.
 int64_t cbsr_spmm_scratch(const CbsrSpmm& p);
 const char* cbsr_spmm(const CbsrSpmm& p, void* scratch, void* stream);
 
-// Atomic additions: fast, the last bits of a sum vary. f16 and bf16 accumulate in scratch.
+// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch.
 int64_t cbsr_spmm_backward_scratch(const CbsrBackward& p);
 const char* cbsr_spmm_backward(const CbsrBackward& p, void* scratch, void* stream);
 
-// The same gradient, deterministic, over the transposed structure.
+// The same gradient over the transposed structure, deterministic.
 int64_t cbsr_spmm_backward_ordered_scratch(const CbsrBackward& p);
 const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* scratch, void* stream);
 

@@ -1,11 +1,11 @@
-// Graph attention whose score is a sum of one number for each end of an edge.
+// GAT: the score of an edge is a sum of one number for each of its ends.
 #pragma once
 #include "attention.h"
 
 namespace pyg_fast {
 
 // out[i, h] = sum_e factor * p * x[j, h] + bias[h]; a row without edges gives the bias.
-// What the backward needs is written where it is not nullptr (all or nothing), all of it acc:
+// The kernel writes the inputs of the backward, all of type acc, if these pointers (all or none) are set:
 //   y[i, h] = out without bias; y_plus[i, h] = the part of y from edges of positive s;
 //   lse[i, h] = log sum_e exp(logit) (0 for an empty row); mass_plus[i, h] = sum of p, before
 //   dropout, over edges of positive s.
@@ -23,20 +23,20 @@ struct Gat : Attention {
   void* mass_plus = nullptr;         // [num_rows, heads]
 };
 
-// Backward of Gat, for destinations first. G[i, h] = <grad[i, h], y[i, h]>:
+// Backward of Gat, first for destinations. With G[i, h] = <grad[i, h], y[i, h]>:
 //   stat[i] = (alpha_dst[i, :], lse[i, :], G[i, :])
 //   grad_alpha_dst[i, h] = (1 - negative_slope) * (<grad[i, h], y_plus[i, h]> - G * mass_plus)
-// Then, over the transpose (`csr`: a row for each source j, whose col names destinations i), with
-// ds[e, h] = p * (factor * <grad[i, h], x[j, h]> - G[i, h]) * leaky'(s):
+// Then over the transpose (`csr`: a row for each source j; col holds destinations i), with ds[e, h] = p *
+// (factor * <grad[i, h], x[j, h]> - G[i, h]) * leaky'(s):
 //   grad_x[j, h] = sum_e factor * p * grad[i, h];  grad_alpha_src[j, h] = sum_e ds[e, h]
-//   grad_alpha_edge[id, h] = ds[e, h], and likewise for loops; ids that no edge has are left alone.
+//   grad_alpha_edge[id, h] = ds[e, h], the same for loops; ids without an edge are not written.
 struct GatBackward : Attention {
   const void* x = nullptr;           // [num_rows, heads, channels]
   const void* alpha_src = nullptr;   // [num_rows, heads] acc
   const void* alpha_dst = nullptr;   // [num_cols, heads] acc
   const void* alpha_edge = nullptr;  // [num_edges, heads] acc or nullptr
   const void* alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
-  const void* y = nullptr;           // [num_cols, heads, channels] acc, as the next three
+  const void* y = nullptr;           // [num_cols, heads, channels] acc, like the next three
   const void* y_plus = nullptr;
   const void* lse = nullptr;        // [num_cols, heads]
   const void* mass_plus = nullptr;  // [num_cols, heads]
@@ -51,14 +51,14 @@ struct GatBackward : Attention {
 
 namespace cpu {
 void gat(const Gat& p, int64_t row_begin, int64_t row_end);
-// First destinations [begin, end) (columns of the csr), then, once all of them are done, sources.
+// Process destinations [begin, end) (columns of the csr); after all of them, sources.
 void gat_backward_dst(const GatBackward& p, int64_t begin, int64_t end);
 void gat_backward_src(const GatBackward& p, int64_t row_begin, int64_t row_end);
 }  // namespace cpu
 
 namespace cuda {
 const char* gat(const Gat& p, void* stream);
-// Several sums of a wide head.
+// For heads wider than one tile: one partial sum per tile.
 int64_t gat_backward_scratch(const GatBackward& p);
 const char* gat_backward(const GatBackward& p, void* scratch, void* stream);
 }  // namespace cuda

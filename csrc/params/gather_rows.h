@@ -1,10 +1,10 @@
-// What the kernels that bring a mini-batch's features together are handed.
+// Parameters of the kernels that collect a mini-batch's features.
 #pragma once
 #include "minibatch.h"
 
 namespace pyg_fast {
 
-// A map that has room for all of its nodes. Other ids are in no batch.
+// A map with room for all of its nodes. Other ids are in no batch.
 struct MapOfNodes : NodeMap {
   int64_t num_nodes = 0;
 
@@ -21,20 +21,20 @@ struct Match {
   int64_t* out = nullptr;
 };
 
-// Of a node the map's entry has the batches that it was met in, as bits: fewer than a position has.
+// A map entry holds one bit for each batch that contains its node: fewer bits than a position has.
 constexpr int64_t kMostBatches = 32;
 
-// How many distinct ids two batches share: count[a, b]; count[a, a]: those of one.
+// The number of distinct ids that two batches share: count[a, b]; within one batch: count[a, a].
 struct MatchDegree {
   MapOfNodes map;
   int64_t num_batches = 0;
   int64_t begin[kMostBatches + 1] = {};  // batch b is ids[begin[b]:begin[b + 1]]
   const int64_t* ids = nullptr;
-  int64_t* count = nullptr;  // [num_batches, num_batches], zeros to begin with
+  int64_t* count = nullptr;  // [num_batches, num_batches], initially zero
 };
 
-// out[i] = previous[match[i]], else cache[cache_position[index[i]]], else x[index[i]]: the first that
-// there is; zeros if none. Rows are bytes; x may lie in host memory that a GPU reads.
+// out[i] = previous[match[i]], else cache[cache_position[index[i]]], else x[index[i]]: the first source
+// that exists; zeros if none does. Rows are bytes; x may be in host memory that a GPU reads.
 struct GatherRows {
   bool index64 = false;
   bool position64 = false;
@@ -51,7 +51,7 @@ struct GatherRows {
   const char* previous = nullptr;
   const char* cache = nullptr;
   char* out = nullptr;
-  int64_t* counter = nullptr;  // [3] to which rows from x, previous and cache are added, or nullptr
+  int64_t* counter = nullptr;  // [3] kernels add the numbers of rows from x, previous and cache; or nullptr
 };
 
 enum class RowOf : int8_t { x, previous, cache, none };
@@ -65,7 +65,7 @@ PYG_FAST_DEVICE inline int64_t index_at(const void* index, bool index64, int64_t
   return index64 ? static_cast<const int64_t*>(index)[k] : static_cast<const int32_t*>(index)[k];
 }
 
-// Where row i is to be found.
+// The source of row i.
 PYG_FAST_DEVICE inline FetchedRow source_of(const GatherRows& p, int64_t i) {
   if (p.match) {
     const int64_t m = p.match[i];
@@ -81,7 +81,7 @@ PYG_FAST_DEVICE inline FetchedRow source_of(const GatherRows& p, int64_t i) {
 }
 
 namespace cpu {
-// First positions of `previous`, then, once all are noted, rows of the result.
+// First note the positions of `previous`; after all of them, match rows of the result.
 void note_previous(const Match& p, int64_t begin, int64_t end);
 void match(const Match& p, int64_t begin, int64_t end);
 

@@ -1,10 +1,10 @@
-// Graph attention whose score takes all channels through the leaky ReLU.
+// GATv2: the score applies the leaky ReLU to all channels.
 #pragma once
 #include "attention.h"
 
 namespace pyg_fast {
 
-// out[i, h] = sum_e factor * p * x[j, h] + bias[h]; y and lse as Gat has them.
+// out[i, h] = sum_e factor * p * x[j, h] + bias[h]; y and lse as in Gat.
 struct Gatv2 : Attention {
   const void* x = nullptr;      // [num_cols, heads, channels]
   const void* x_dst = nullptr;  // [num_rows, heads, channels]
@@ -15,8 +15,8 @@ struct Gatv2 : Attention {
   void* lse = nullptr;          // [num_rows, heads] acc
 };
 
-// Backward of Gatv2 in two passes. With s[e, h, c] = x[j, h, c] + x_dst[i, h, c] and
-// dl[e, h] = p * (factor * <grad[i, h], x[j, h]> - G[i, h]), over the graph (`csr`):
+// Backward of Gatv2 in two passes. With s[e, h, c] = x[j, h, c] + x_dst[i, h, c] and dl[e, h] = p *
+// (factor * <grad[i, h], x[j, h]> - G[i, h]), over the graph (`csr`):
 //   stat[i] = (lse[i, :], G[i, :]);  grad_x_dst[i, h, c] = att[h, c] * sum_e dl * leaky'(s)
 //   grad_att[h, c] = sum over all edges of dl * leaky(s)
 // and over the transpose (`t_csr`):
@@ -37,14 +37,14 @@ struct Gatv2Backward : Attention {
 
 namespace cpu {
 void gatv2(const Gatv2& p, int64_t row_begin, int64_t row_end);
-// Rows of the csr; grad_att [heads, channels] acc takes the share of these rows alone.
+// Rows of the csr; grad_att [heads, channels] acc gets the contribution of these rows only.
 void gatv2_backward_dst(const Gatv2Backward& p, int64_t row_begin, int64_t row_end, void* grad_att);
 void gatv2_backward_src(const Gatv2Backward& p, int64_t row_begin, int64_t row_end);
 }  // namespace cpu
 
 namespace cuda {
 const char* gatv2(const Gatv2& p, void* stream);
-// Sums of grad_att, block by block.
+// Partial sums of grad_att, one per block.
 int64_t gatv2_backward_scratch(const Gatv2Backward& p);
 const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream);
 }  // namespace cuda

@@ -1,16 +1,16 @@
-// The symmetric normalisation of a GCN, of a graph in CSR.
+// The symmetric normalisation of a GCN for a graph in CSR.
 #pragma once
 #include "common.h"
 
 namespace pyg_fast {
 
-// The scales that gcn_norm.h has, of a graph whose edges are sorted, and what its loops weigh, with
+// The scales of gcn_norm.h for a graph with sorted edges, and the weights of its loops, with
 //   degree[i] = sum of value[perm[e]] over the edges e of row i
 //   loop[i] = value[last_loop[i]], or fill_value if last_loop[i] < 0 or there is no `last_loop`
 //   scale[i] = (degree[i] + loop[i])^(-1/2), 0 for a sum of 0;  diag[i] = scale * loop * scale
-// Without `loops` loop[i] is 0, and `diag` is not written.
+// Without `loops`, loop[i] is 0 and the kernel does not write `diag`.
 struct GcnScale {
-  Csr csr;  // no col; num_edges is the number of values where there is no perm
+  Csr csr;  // no col; without perm, num_edges is the number of values
   DType dtype = DType::f32;  // of value
   bool loops = false;
   double fill_value = 1;
@@ -26,7 +26,7 @@ void gcn_scale_rows(const GcnScale& p, int64_t row_begin, int64_t row_end);
 }  // namespace cpu
 
 namespace cuda {
-// Of large graphs: sums of rows that several warps share.
+// For large graphs: sums of rows that several warps share.
 int64_t gcn_scale_scratch(const GcnScale& p);
 const char* gcn_scale(const GcnScale& p, void* scratch, void* stream);
 }  // namespace cuda

@@ -4,9 +4,9 @@
 
 namespace pyg_fast {
 
-// Row by row the k largest of x: NaN counts as largest, of equal ones the lowest column is taken.
+// The k largest of each row of x: NaN counts as largest; equal elements are taken from the lowest column.
 // `balanced`: instead the largest of each of the k groups of columns that are equal modulo k.
-// The order of the entries in a row is the kernel's to choose.
+// The kernel chooses the order of the entries in a row.
 struct MaxK {
   DType dtype = DType::f32;
   ColumnType column_type = ColumnType::u8;

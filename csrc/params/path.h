@@ -1,4 +1,5 @@
-// What execution paths need beside sums. A position that is no row of x, such as -1, stands for none.
+// Operations of execution paths other than sums. A position outside the rows of x, such as -1, means no
+// row.
 #pragma once
 #include "common.h"
 
@@ -7,7 +8,7 @@ namespace pyg_fast {
 //   out[i] = x[position[i]], or fill
 struct ExpandRows {
   DType dtype = DType::f32;
-  bool index64 = false;  // what `position` is
+  bool index64 = false;  // type of `position`
   double fill = 0;
   int64_t num_rows = 0;  // of out
   int64_t num_x = 0;     // rows of x
@@ -28,8 +29,8 @@ struct CountOutside {
   int64_t* counter = nullptr;      // [1]
 };
 
-// Dropout that knows its node: out[i, c] = x[i, c] * scale where keeps(...) of dropout.h says so of
-// node nodes[i] (or i) and column c, else 0.
+// Dropout keyed by node: out[i, c] = x[i, c] * scale if keeps(...) of dropout.h is true for node nodes[i]
+// (or i) and column c, else 0.
 struct NodeDropout {
   DType dtype = DType::f32;
   int64_t num_rows = 0;
@@ -37,7 +38,7 @@ struct NodeDropout {
   double dropout = 0;
   const void* x = nullptr;         // [num_rows, dim]
   const int64_t* nodes = nullptr;  // [num_rows] or nullptr
-  const int64_t* seed = nullptr;   // [1], where x is
+  const int64_t* seed = nullptr;   // [1], on the device of x
   void* out = nullptr;             // [num_rows, dim]
 };
 

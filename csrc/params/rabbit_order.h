@@ -1,11 +1,11 @@
-// An order of nodes that puts communities together.
+// A node order that keeps communities together.
 #pragma once
 #include "common.h"
 
 namespace pyg_fast {
 
 namespace cpu {
-// perm[k] = the node, of a square graph, that comes k-th.
+// perm[k] = the k-th node of a square graph.
 void rabbit_order(const Csr& csr, int64_t* perm);
 }  // namespace cpu
 

@@ -1,5 +1,5 @@
-// Random numbers by counters: what is drawn depends on nothing but a seed and who draws, so that any
-// kernel can draw it again.
+// Counter-based random numbers: each depends only on a seed, a node and a draw index. Any kernel can draw
+// it again.
 #pragma once
 #include "common.h"
 
@@ -13,14 +13,14 @@ PYG_FAST_DEVICE inline uint64_t high_of_product(uint64_t a, uint64_t b) {
 #endif
 }
 
-// A mixer of 64 bits: every bit of the input moves about half of those of the result.
+// A 64-bit mixer: each input bit flips about half of the result bits.
 PYG_FAST_DEVICE inline uint64_t mixed64(uint64_t h) {
   h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
   h = (h ^ h >> 27) * 0x94d049bb133111ebu;
   return h ^ h >> 31;
 }
 
-// The `draw`-th number drawn for a node: 64 random bits.
+// The `draw`-th number of a node: 64 random bits.
 PYG_FAST_DEVICE inline uint64_t random_bits(uint64_t seed, uint64_t node, uint64_t draw) {
   return mixed64(mixed64(seed + draw * 0xd1342543de82ef95u) + node * 0x9e3779b97f4a7c15u);
 }

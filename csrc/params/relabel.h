@@ -1,23 +1,23 @@
-// Local ids of any ids.
+// Local ids for arbitrary ids.
 #pragma once
 #include "minibatch.h"
 
 namespace pyg_fast {
 
-// Distinct ids, in the order of their first occurrence, and the place of each id among them.
+// The distinct ids, in the order of their first occurrence, and the index of each id among them.
 struct Relabel {
   NodeMap map;
   int64_t num_ids = 0;
   const int64_t* ids = nullptr;    // [num_ids]
-  int64_t* unique = nullptr;       // [num_ids], of which `count` are written
+  int64_t* unique = nullptr;       // [num_ids], the first `count` are written
   int64_t* place = nullptr;        // [num_ids]
   int32_t* rank = nullptr;         // [num_ids] scratch
   int64_t* count = nullptr;        // [1]
 };
 
 namespace cpu {
-// Ids: into the map; how many occur for the first time; those get ranks from `rank` on, and the one
-// after the last comes back; the places.
+// Over ids: insert them into the map; count first occurrences; give those the ranks from `rank` on and
+// return the rank after the last; write the places.
 void insert_ids(const Relabel& p, int64_t begin, int64_t end);
 int64_t count_first(const Relabel& p, int64_t begin, int64_t end);
 int64_t rank_first(const Relabel& p, int64_t begin, int64_t end, int64_t rank);

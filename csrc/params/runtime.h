@@ -1,15 +1,15 @@
-// What a process shares.
+// State that a process shares.
 #pragma once
 #include <cstdint>
 
 namespace pyg_fast {
 
 namespace cuda {
-// The record of an edge that a kernel had to leave out, see record.cuh: one a process, in pinned host
-// memory that all devices write to, made by the first call, and never freed. nullptr: no device.
+// The record of a skipped invalid edge, see record.cuh: one per process, in pinned host memory that all
+// devices write. The first call allocates it; it is never freed. nullptr: no device.
 int64_t* error_record();
 
-// The text of an error that leaves the device unusable, nullptr if there was none.
+// The text of an error that makes the device unusable, nullptr without such an error.
 const char* device_error();
 }  // namespace cuda
 

@@ -1,4 +1,4 @@
-// Which edges of a row are sampled: arithmetic on its degree, so that any kernel can do it again.
+// Selects the sampled edges of a row by arithmetic on its degree: any kernel can repeat it.
 #pragma once
 #include <type_traits>
 
@@ -6,21 +6,21 @@
 
 namespace pyg_fast {
 
-// How edges are sampled: a row's first ones; spread evenly; drawn at random; as the authors of ES-SpMM
-// do, by multiples of 577, some of them several times.
+// Which edges to sample: the first of a row; evenly spread; at random; like the authors of ES-SpMM, by
+// multiples of 577, which can repeat edges.
 enum class Strategy : int8_t { bucket, fastrand, unbiased, paper };
 
 constexpr int64_t kMostSamples = 4096;
 
-// At most num_samples edges of each row.
+// Samples at most num_samples edges of each row.
 struct Sampling {
   int64_t num_samples = 0;
   Strategy strategy = Strategy::bucket;
-  const int64_t* seed = nullptr;  // [1], where the graph is; for `unbiased`
+  const int64_t* seed = nullptr;  // [1], on the graph's device; for `unbiased`
 };
 
-// The k-th edge taken of a row with more than `num_samples` is (offset + k * stride) mod degree; a
-// row with no more is taken as it is.
+// For a row with more than `num_samples` edges, the k-th sampled edge is (offset + k * stride) mod
+// degree; a shorter row keeps all edges.
 template <typename I>
 struct alignas(2 * sizeof(I)) RowSample {
   I offset;
@@ -29,13 +29,13 @@ struct alignas(2 * sizeof(I)) RowSample {
 
 constexpr int kPaperStride = 577;
 
-// Edges taken of all rows at most.
+// An upper bound on the sampled edges of all rows.
 inline int64_t most_edges(const Csr& csr, const Sampling& s) {
   const int64_t samples = csr.num_rows * s.num_samples;
   return samples < csr.num_edges ? samples : csr.num_edges;
 }
 
-// The number of zero bits behind the last one.
+// The number of trailing zero bits.
 PYG_FAST_DEVICE inline int trailing_zeros(uint64_t v) {
 #ifdef __CUDA_ARCH__
   return __ffsll(static_cast<long long>(v)) - 1;
@@ -44,7 +44,7 @@ PYG_FAST_DEVICE inline int trailing_zeros(uint64_t v) {
 #endif
 }
 
-// By halving and subtracting, which is several times as fast as by division.
+// Binary algorithm: shifts and subtractions are several times as fast as division.
 template <typename U>
 PYG_FAST_DEVICE inline bool coprime(U a, U b) {
   if (((a | b) & 1) == 0) return false;
@@ -59,8 +59,8 @@ PYG_FAST_DEVICE inline bool coprime(U a, U b) {
   return a == 1;
 }
 
-// The number coprime to `degree` that is nearest to its golden section, whose multiples are spread
-// evenly however many are taken.
+// The number coprime to `degree` that is nearest to its golden section. Any number of its multiples is
+// evenly spread.
 template <typename U>
 PYG_FAST_DEVICE inline U golden_stride(U degree) {
   constexpr uint64_t kGoldenSection = 0x9e3779b97f4a7c15u;  // of 2^64
@@ -71,7 +71,7 @@ PYG_FAST_DEVICE inline U golden_stride(U degree) {
   }
 }
 
-// Uniform among the numbers below `degree`, and one coprime to it.
+// A uniform number below `degree`, and a uniform one coprime to it.
 template <typename U>
 PYG_FAST_DEVICE inline RowSample<U> random_sample(uint64_t seed, uint64_t row, U degree) {
   const uint64_t bits = mixed64(mixed64(seed) + row * 0x9e3779b97f4a7c15u);
@@ -81,7 +81,7 @@ PYG_FAST_DEVICE inline RowSample<U> random_sample(uint64_t seed, uint64_t row, U
   return {offset, stride};
 }
 
-// Of a row with more edges than are taken. `seed` is read by `unbiased` only.
+// For a row with more edges than samples. Only `unbiased` reads `seed`.
 template <typename I>
 PYG_FAST_DEVICE inline RowSample<I> row_sample(Strategy strategy, const int64_t* seed, int64_t row,
                                                I degree) {
@@ -102,7 +102,7 @@ PYG_FAST_DEVICE inline RowSample<I> row_sample(Strategy strategy, const int64_t*
 template <typename I>
 PYG_FAST_DEVICE inline I sampled_position(RowSample<I> sample, I k, I degree) {
   if (sample.stride == 1 && sample.offset == 0) return k;
-  // Below this the products, of less than kMostSamples times a degree, fit 32 bits.
+  // Below this, the products (less than kMostSamples times a degree) fit 32 bits.
   constexpr I kSmall = 1 << 20;
   static_assert(kMostSamples <= (1 << 12), "4096 * 2^20 = 2^32");
   if (degree <= kSmall) {

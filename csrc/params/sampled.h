@@ -1,15 +1,15 @@
-// Sums over a sample of the edges of each row, the sample itself, and features of eight bits.
+// Sums over a sample of each row's edges, the sample itself, and 8-bit features.
 #pragma once
 #include "sample.h"
 #include "spmm.h"
 
 namespace pyg_fast {
 
-// Spmm over a sample of the edges; a mean is that of those taken. Else `unbiased` multiplies sums by
-// degree / num_samples where not all edges are taken. self_row is not read.
+// Spmm over sampled edges; a mean divides by the number of sampled edges. Otherwise `unbiased` multiplies
+// sums by degree / num_samples for rows with unsampled edges. Kernels do not read self_row.
 struct SampledSpmm : Spmm {
   Sampling sampling;
-  bool quantized = false;  // x is int8; value and out are stored as acc, which is float
+  bool quantized = false;  // x is int8; value and out are stored as acc (float)
 };
 
 // The sampled edges themselves, row by row.
@@ -17,26 +17,26 @@ struct SampleEdges {
   Csr csr;
   Sampling sampling;
   int64_t num_slots = 0;
-  const void* rowptr = nullptr;  // [num_rows + 1] where each row's begin; at most num_slots in all
+  const void* rowptr = nullptr;  // [num_rows + 1] row starts; at most num_slots edges
   Col* row = nullptr;            // [num_slots]; behind the last edge -1
   Col* col = nullptr;            // [num_slots]; behind the last edge 0
   void* perm = nullptr;          // [num_slots] position in the values; behind the last edge 0
 };
 
-// The same edges out of the transpose, whose perm is the position of each edge in the order of the
-// rows: in the transpose's order, found without the rows. Not for `paper`.
+// The same edges, computed from the transpose and in its order, without a pass over the rows. csr.perm
+// gives the position of each edge in row order. Not for `paper`.
 struct SampleTransposed {
   Csr csr;  // of the transpose
   Sampling sampling;
   int64_t num_slots = 0;
-  const void* rowptr = nullptr;  // [num_cols + 1] of the rows that are sampled
+  const void* rowptr = nullptr;  // [num_cols + 1] of the rows to sample
   void* out_rowptr = nullptr;    // [num_rows + 1]
   Col* col = nullptr;            // [num_slots]; behind the last edge 0
   void* perm = nullptr;          // [num_slots] from csr.perm; behind the last edge 0
 };
 
-// out[i] = round(x[i] / scale[i]) with scale[i] = max |x[i]| / 127. A row that holds infinity or NaN
-// has a scale that is no number, or none that is finite, and zeros.
+// out[i] = round(x[i] / scale[i]) with scale[i] = max |x[i]| / 127. A row with infinity or NaN gets a NaN
+// or infinite scale and zeros.
 struct QuantizeRows {
   DType dtype = DType::f32;
   int64_t num_rows = 0;
@@ -46,7 +46,7 @@ struct QuantizeRows {
   float* scale = nullptr;   // [num_rows]
 };
 
-// What features are multiplied by so that the largest becomes 127; 0 where that is no finite number.
+// The factor that maps the largest feature to 127; 0 if it is not finite.
 PYG_FAST_DEVICE inline float quantization_of(float largest) {
   const float inverse = 127 / largest;
   return largest > 0 && largest <= 3.402823466e38f && inverse <= 3.402823466e38f ? inverse : 0.0f;
@@ -54,13 +54,13 @@ PYG_FAST_DEVICE inline float quantization_of(float largest) {
 
 namespace cpu {
 void sampled_spmm(const SampledSpmm& p, int64_t row_begin, int64_t row_end);
-// What lies behind the last edge is left alone.
+// Does not write slots after the last edge.
 void sample_edges(const SampleEdges& p, int64_t row_begin, int64_t row_end);
 void quantize_rows(const QuantizeRows& p, int64_t row_begin, int64_t row_end);
 }  // namespace cpu
 
 namespace cuda {
-// A coprime stride for each row.
+// One coprime stride per row.
 int64_t sampling_scratch(const Csr& csr, const Sampling& sampling);
 int64_t sampled_spmm_scratch(const SampledSpmm& p);
 const char* sampled_spmm(const SampledSpmm& p, void* scratch, void* stream);

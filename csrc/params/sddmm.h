@@ -1,11 +1,11 @@
-// Dot products along edges: the gradient of their weights.
+// Dot products along edges: the gradient of the edge weights.
 #pragma once
 #include "common.h"
 
 namespace pyg_fast {
 
-// out[perm[e]] = row_scale[i] * col_scale[col[e]] * <a[i], b[col[e]]> for every edge e of row i
-// (acc arithmetic). Positions that no edge names are left alone: the caller zeroes them.
+// out[perm[e]] = row_scale[i] * col_scale[col[e]] * <a[i], b[col[e]]> for every edge e of row i (acc
+// arithmetic). The kernel does not write positions without an edge: the caller zeroes them.
 struct Sddmm {
   Csr csr;
   DType dtype = DType::f32;  // of a, b and out

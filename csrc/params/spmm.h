@@ -5,12 +5,12 @@
 namespace pyg_fast {
 
 // out[i] = row_scale[i] * sum_e value[e] * col_scale[col[e]] * x[col[e]] + diag[i] * x[self] + bias
-// where self is i or self_row[i]; there is no such term where that is no row of x.
-// `acc` is float, for f64 double: all sums run in it, and the scales are stored in it.
-// Everything but csr, x and out may be nullptr (value, scales: 1; diag, bias: 0).
+// where self is i or self_row[i]; without this term if self is not a row of x.
+// `acc` is the type of all sums and of the stored scales: double for f64, else float.
+// All pointers except csr, x and out may be nullptr (value, scales: 1; diag, bias: 0).
 struct Spmm {
   Csr csr;
-  DType dtype = DType::f32;       // of x, bias, and of value and out unless told otherwise
+  DType dtype = DType::f32;       // of x, bias, and of value and out unless stated otherwise
   bool value_acc = false;         // value is stored as acc
   bool out_acc = false;           // out is stored as acc (bias too)
   bool mean = false;              // divide row i by its number of edges (after row_scale)
@@ -25,19 +25,19 @@ struct Spmm {
   void* out = nullptr;              // [num_rows, dim]
 };
 
-// A graph's edges, in groups of at most `size` of one row each: what a GPU's threads are handed. All
-// arrays have the type of the csr's rowptr.
+// The edges of a graph in groups of at most `size` edges of one row each: the units of work of a GPU's
+// threads. All arrays have the type of the csr's rowptr.
 struct Groups {
   int64_t size = 0;
   bool atomic = false;  // long rows add up by atomic additions instead of partial sums
   int64_t num_groups = 0;
-  int64_t num_long = 0;      // rows of several groups
+  int64_t num_long = 0;      // rows with several groups
   int64_t num_partials = 0;  // groups of such rows
-  const void* ptr = nullptr;         // [num_groups + 1] first edge; groups follow one another
+  const void* ptr = nullptr;         // [num_groups + 1] first edge; groups are consecutive
   const void* row = nullptr;         // [num_groups] row, or -1 - k for a group of long row k
   const void* long_row = nullptr;    // [num_long] row
   const void* long_ptr = nullptr;    // [num_long + 1] first partial sum
-  const void* long_shift = nullptr;  // [num_long] group g makes partial sum g - shift
+  const void* long_shift = nullptr;  // [num_long] group g writes partial sum g - shift
 };
 
 namespace cpu {
@@ -48,7 +48,7 @@ namespace cuda {
 int64_t spmm_scratch(const Spmm& p);
 const char* spmm(const Spmm& p, void* scratch, void* stream);
 
-// The same by groups: rows of several leave partial sums in scratch, added up in order.
+// The same by groups: rows with several groups write partial sums to scratch, which are added in order.
 int64_t spmm_groups_scratch(const Spmm& p, const Groups& groups);
 const char* spmm_groups(const Spmm& p, const Groups& groups, void* scratch, void* stream);
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// The largest (or smallest) of the edges of each row, and its gradients.
+// The maximum (or minimum) over the edges of each row, and its gradients.
 #pragma once
 #include "common.h"
 
@@ -20,7 +20,7 @@ struct SpmmMax {
 
 // Backward of SpmmMax with respect to x:
 //   grad_x[j, f] = sum over (i, f) with col[arg[i, f]] == j of value * grad[i, f]
-// `grad_x` [num_cols, dim] is zeroed by the kernel.
+// The kernel zeroes `grad_x` [num_cols, dim].
 struct SpmmMaxBackwardX {
   Csr csr;  // rowptr is not read
   DType dtype = DType::f32;
@@ -33,7 +33,7 @@ struct SpmmMaxBackwardX {
 
 // Backward of SpmmMax with respect to value:
 //   grad_value[perm[e]] = sum_f [arg[i, f] == e] * grad[i, f] * x[col[e], f]
-// Positions that no edge names are left alone.
+// The kernel does not write positions without an edge.
 struct SpmmMaxBackwardValue {
   Csr csr;
   DType dtype = DType::f32;
@@ -46,7 +46,7 @@ struct SpmmMaxBackwardValue {
 
 namespace cpu {
 void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end);
-// Feature columns [begin, end): each thread owns its columns of grad_x, so nothing races.
+// Feature columns [begin, end): each thread owns its columns of grad_x: no data races.
 void spmm_max_backward_x(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end);
 void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, int64_t row_end);
 }  // namespace cpu
@@ -54,12 +54,12 @@ void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, i
 namespace cuda {
 const char* spmm_max(const SpmmMax& p, void* stream);
 
-// Atomic additions: fast, the last bits of a sum vary. f16 and bf16 accumulate in scratch.
+// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch.
 int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p);
 const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream);
 
-// The same gradient, deterministic: gathers over the transposed structure `transposed`, whose
-// `perm` gives the position of each of its edges in p.csr (nullptr: the identity).
+// The same gradient, deterministic: gathers over the structure `transposed`. Its `perm` gives the
+// position of each of its edges in p.csr (nullptr: the identity).
 const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
                                         void* stream);
 

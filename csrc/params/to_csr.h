@@ -5,8 +5,9 @@
 namespace pyg_fast {
 
 // Stable counting sort of edges (row[e], col[e]) by row: the CSR arrays of a coordinate list.
-// Edges with an index outside [0, num_rows) x [0, num_cols) are counted in `invalid` and left out;
-// so are self-loops if `drop_loops`. `sorted_col` and `perm` beyond rowptr[num_rows] hold zeros.
+// The kernel skips edges with an index outside [0, num_rows) x [0, num_cols) and counts them in
+// `invalid`; it also skips self-loops if `drop_loops`. `sorted_col` and `perm` hold zeros from
+// rowptr[num_rows] on.
 struct ToCsr {
   const void* row = nullptr;  // [num_edges], int64_t if in64 else int32_t
   const void* col = nullptr;
@@ -14,14 +15,14 @@ struct ToCsr {
   bool out64 = false;  // type of rowptr and perm
   bool by_src = false;  // rows are sources: `row` is row 0 of the user's edge_index
   bool drop_loops = false;
-  bool report = true;  // whether an invalid edge is an error, of which CUDA makes a record
+  bool report = true;  // whether an invalid edge is an error, which CUDA records
   int64_t num_edges = 0;
   int64_t num_rows = 0;
   int64_t num_cols = 0;
   void* rowptr = nullptr;      // [num_rows + 1]
   Col* sorted_col = nullptr;   // [num_edges]
   void* perm = nullptr;        // [num_edges]: position of each sorted edge in the input
-  int64_t* invalid = nullptr;  // [1]; nullptr: nobody asks
+  int64_t* invalid = nullptr;  // [1]; nullptr: not counted
 };
 
 namespace cpu {
@@ -31,8 +32,8 @@ void to_csr(const ToCsr& p, int num_threads, ParallelFor parallel_for);
 }  // namespace cpu
 
 namespace cuda {
-// The same edges sorted by one or (`count` is 2) by both of their ends, the sizes swapped: in one
-// launch if the graph is small.
+// Sorts the same edges by one end or (`count` is 2) by both, with swapped sizes: in one launch for a
+// small graph.
 int64_t to_csr_scratch(const ToCsr* p, int count);
 const char* to_csr(const ToCsr* p, int count, void* scratch, void* stream);
 }  // namespace cuda

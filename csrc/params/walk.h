@@ -1,10 +1,10 @@
-// What the kernels of random walks are handed, and one step of a walk.
+// Parameters of the random walk kernels, and one step of a walk.
 #pragma once
 #include "minibatch.h"
 
 namespace pyg_fast {
 
-// Walks go from a node to the sources of its edges. The graph may lie in host memory that a GPU reads.
+// Walks go from a node to the sources of its edges. The graph may be in host memory that a GPU reads.
 struct Walk {
   Csr graph;
   int64_t length = 0;  // steps
@@ -12,7 +12,7 @@ struct Walk {
   uint64_t seed = 0;
 };
 
-// out[i, k]: where walk i is after k steps.
+// out[i, k]: the node of walk i after k steps.
 struct RandomWalk : Walk {
   int64_t num_walks = 0;
   const int64_t* start = nullptr;  // [num_walks]
@@ -21,19 +21,19 @@ struct RandomWalk : Walk {
 
 constexpr int64_t kMostVisits = 1024;
 
-// The nodes that `num_walks` walks from each node visit most; of equals those that are met first,
-// walk by walk.
+// The nodes that `num_walks` walks from each node visit most; ties go to the node visited first, walk by
+// walk.
 struct PinsageNeighbors : Walk {
   int64_t num_walks = 0;  // num_walks * length <= kMostVisits
   int64_t num_nodes = 0;
   int64_t num_neighbors = 0;
   const int64_t* nodes = nullptr;  // [num_nodes]
-  int64_t* neighbor = nullptr;     // [num_nodes, num_neighbors]; -1 where there are no more
-  int64_t* visits = nullptr;       // [num_nodes, num_neighbors]; 0 likewise
+  int64_t* neighbor = nullptr;     // [num_nodes, num_neighbors]; -1 if there are fewer
+  int64_t* visits = nullptr;       // [num_nodes, num_neighbors]; 0 if there are fewer
 };
 
-// The next node of a walk from `start` that is at `node`, by two numbers drawn for `key`; -1 if no
-// edge leads on. A node outside of the graph has none, and no row reaches past the last edge.
+// The next node of a walk from `start` that is at `node`, from two random numbers for `key`; -1 if `node`
+// has no edge or is outside the graph. Clamps the row to the last edge.
 template <typename I>
 PYG_FAST_DEVICE inline int64_t next_node(const Walk& p, int64_t start, int64_t node, uint64_t key,
                                          uint64_t step) {
