@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pairs import pairs
 from torch import Tensor
 from torch.nn import Linear, Module, ReLU, Sequential
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,8 +30,6 @@ from pyg_fast.nn import (
     PathPreparedSAGEConv,
 )
 from pyg_fast.ops import CBSR, maxk
-
-from ._pairs import pairs
 
 NODES, DST, EDGES = 40, 25, 300
 IN, OUT = 16, 20

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pairs import pairs
 from torch import Tensor
 from torch.nn import Identity, LayerNorm, Linear, Module, ModuleList
 from torch_geometric.explain import Explainer, GNNExplainer
@@ -16,8 +17,6 @@ from torch_geometric.nn import LayerNorm as GraphNorm
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import MaxKGNN
-
-from ._pairs import pairs
 
 NODES, EDGES, IN, HIDDEN, OUT, LAYERS = 40, 300, 7, 16, 5, 3
 KINDS = ('gcn', 'sage', 'gin')

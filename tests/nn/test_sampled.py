@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pairs import pairs
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.explain import Explainer, GNNExplainer
@@ -24,8 +25,6 @@ from pyg_fast.nn import (
 )
 from pyg_fast.ops import maxk
 from pyg_fast.ops.sampling import sampled_positions
-
-from ._pairs import pairs
 
 NODES, DST, EDGES = 40, 25, 300
 IN, OUT, S = 6, 20, 3

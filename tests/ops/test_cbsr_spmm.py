@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pairs import pairs
 from functorch.compile import make_boxed_func
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,9 +187,7 @@ def test_widths(
             check(graph, entries(edges, width, k, dtype, device), value, reduce)
 
 
-@pytest.mark.parametrize('name', GRAPHS)
-@pytest.mark.parametrize('index', [torch.int32, torch.int64])
-@pytest.mark.parametrize('reduce', REDUCE)
+@pairs(('name', 'index', 'reduce'), list(GRAPHS), [torch.int32, torch.int64], REDUCE)
 def test_graphs(
     device: torch.device, share: str, name: str, index: torch.dtype, reduce: str
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from _pairs import pairs
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
@@ -56,13 +57,14 @@ def with_loops(edge_index: Tensor, num_dst: int) -> Tensor:
     return both[:, both[1].argsort(stable=True)]
 
 
-@pytest.mark.parametrize('mask', MASKS)
-@pytest.mark.parametrize(('heads', 'channels'), SHAPES)
-@pytest.mark.parametrize('fill', [-INF, INF, float('nan'), LOWEST])
-@pytest.mark.parametrize('loops', [False, True])
+@pairs(
+    ('mask', 'shape', 'fill', 'loops'),
+    list(MASKS), SHAPES, [-INF, INF, float('nan'), LOWEST], [False, True],
+)  # fmt: skip
 def test_gat(
-    device: torch.device, mask: str, heads: int, channels: int, fill: float, loops: bool
+    device: torch.device, mask: str, shape: tuple[int, int], fill: float, loops: bool
 ) -> None:
+    heads, channels = shape
     edge_index = by_rows(DEGREES)
     num_src, num_dst = int(edge_index[0].max()) + 1, len(DEGREES) + 1
     counts = torch.bincount(edge_index[1], minlength=num_dst)

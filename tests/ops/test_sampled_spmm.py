@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pairs import pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -106,9 +107,7 @@ def test_widths(
         check(graph, sampling_of(strategy, 7, device), x, value, mean=width % 2 == 0)
 
 
-@pytest.mark.parametrize('name', GRAPHS)
-@pytest.mark.parametrize('index', [torch.int32, torch.int64])
-@pytest.mark.parametrize('strategy', STRATEGIES)
+@pairs(('name', 'index', 'strategy'), list(GRAPHS), [torch.int32, torch.int64], STRATEGIES)
 def test_graphs(device: torch.device, name: str, index: torch.dtype, strategy: str) -> None:
     edges = GRAPHS[name]
     graph = edges.graph(index, device)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from _pairs import pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -77,9 +78,7 @@ def test_widths_and_sizes(
             check(graph, *inputs(edges, width, dtype, device, weighted))
 
 
-@pytest.mark.parametrize('name', GRAPHS)
-@pytest.mark.parametrize('index', [torch.int32, torch.int64])
-@pytest.mark.parametrize('size', SIZES)
+@pairs(('name', 'index', 'size'), list(GRAPHS), [torch.int32, torch.int64], SIZES)
 def test_graphs(device: torch.device, name: str, index: torch.dtype, size: int) -> None:
     edges = GRAPHS[name]
     for atomic in (False, True):
