@@ -6,13 +6,12 @@ python -m benchmarks.before_after BEFORE --rounds 3 --sizes cora arxiv
 A process of each tree times every cell, one tree after the other, `rounds` times; the least of its
 medians stands for a tree. Cells use names that both trees have.
 """
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # Nodes, edges, whether sources are skewed.
 SIZES = {
+    'tiny': (300, 1_500, False),  # for the tests
     'cora': (2_708, 10_556, False), 'arxiv': (169_343, 2_315_598, False),
     'reddit': (232_965, 60_000_000, True),
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    from benchmarks import _harness  # of this tree: a process of cells has another one
+
+    parser = _harness.parser('Two built checkouts in turns.')
     parser.add_argument('before', type=Path)
     parser.add_argument('after', type=Path, nargs='?', default=ROOT)
     parser.add_argument('--rounds', type=int, default=2)
-    parser.add_argument('--sizes', nargs='+', default=list(SIZES), choices=list(SIZES))
-    parser.add_argument('--device', default='cuda')
-    parser.add_argument('--out', type=Path, default=Path('before-after.md'))
-    args = parser.parse_args()
+    parser.add_argument('--sizes', nargs='+', default=list(SIZES)[1:], choices=list(SIZES))
+    args = parser.parse_args(argv)
+    _harness.start(args)
     trees = {'before': args.before, 'after': args.after}
     times: dict[str, dict[str, float]] = {name: {} for name in trees}
     for _ in range(args.rounds):
@@ -44,13 +45,20 @@ def main() -> None:
                 sys.exit(f'{tree}: {run.stderr[-3000:]}')
             for cell, value in json.loads(run.stdout.splitlines()[-1]).items():
                 times[name][cell] = min(value, times[name].get(cell, value))
-    pairs = {cell: (before, times['after'][cell]) for cell, before in times['before'].items()}
-    rows = [f'| {cell} | {b:.4g} | {a:.4g} | {a / b:.3f} |' for cell, (b, a) in pairs.items()]
-    mean = statistics.geometric_mean(a / b for b, a in pairs.values())
-    rows.append(f'| geometric mean | | | {mean:.3f} |')
-    text = '\n'.join(['| cell | before, ms | after, ms | ratio |', '|---|---|---|---|', *rows, ''])
-    args.out.write_text(text)
-    print(text)
+    report = _harness.Report('before-after', args, [
+        f'Before: {args.before}, after: {args.after}. Milliseconds; of {args.rounds} processes of '
+        'each tree the least median. Cells of the smallest graph by wall time, others by CUDA '
+        "events, which hold the host's time where kernels are short."])
+    for size in args.sizes:
+        section = report.section(
+            size, columns={name: [name] for name in trees}, width='cell',
+            versus=[_harness.Versus('before', 'after', ['before'])])
+        cells = [cell for cell in times['before'] if cell.startswith(f'{size}: ')]
+        for number, cell in enumerate(cells, 1):
+            section.cells.append(_harness.Cell(cell, number, {
+                name: _harness.Result(median_ms=times[name][cell], count=args.rounds)
+                for name in trees}))
+    report.finish()
 
 
 def cells(pyg_fast: Any, device: Any, size: str) -> Iterator[tuple[str, Callable]]:
@@ -156,7 +164,7 @@ def child(tree: str, device: str, sizes: list[str]) -> None:
     assert Path(pyg_fast.__file__).is_relative_to(Path(tree).resolve()), pyg_fast.__file__
     where = torch.device(device)
     results = {
-        f'{size}: {name}': time_of(run, size == 'cora', where)
+        f'{size}: {name}': time_of(run, size in ('tiny', 'cora'), where)
         for size in sizes
         for name, run in cells(pyg_fast, where, size)
     }

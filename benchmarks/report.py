@@ -413,7 +413,7 @@ def page(runs: Sequence[Run], plots: Plots) -> str:
 
 
 def readme_table(runs: Sequence[Run]) -> str:
-    head = ['forward + backward', 'graph', 'ours, ms', 'best rival, ms', 'ratio']
+    head = ['what', 'graph', 'ours, ms', 'best rival, ms', 'ratio']
     lines, used = [], []
     for headline in (each for system in SYSTEMS for each in system.headlines):
         wanted = headline.graph, headline.width

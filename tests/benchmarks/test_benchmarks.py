@@ -62,6 +62,18 @@ def test_layers(tmp_path: Path) -> None:
     assert {'PyG', 'PyG, torch.compile'} < section['cells'][0]['results'].keys()
 
 
+def test_before_after(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'before_after', tmp_path, str(ROOT), str(ROOT), '--sizes', 'tiny', '--rounds', '1')
+    (section,) = report['sections']
+    assert len(section['cells']) > 25
+    for cell in section['cells']:
+        assert cell['graph'].startswith('tiny: ')
+        assert {name for name, each in cell['results'].items() if each['median_ms'] > 0} == {
+            'before', 'after'}
+    assert '| tiny: GCN step, prepared |' in markdown
+
+
 def test_paths(tmp_path: Path) -> None:
     report, markdown, _ = run('paths', tmp_path)
     check_report(report, markdown)

@@ -81,6 +81,9 @@ def test_names_that_moved() -> None:
     for name in pyg_fast.formats._MOVED:
         with pytest.warns(DeprecationWarning, match=f'pyg_fast.formats.{name} has moved'):
             getattr(pyg_fast.formats, name)
+    for old, new in (('fetch_rows', 'gather_rows'), ('visited_neighbors', 'pinsage_neighbors')):
+        with pytest.warns(DeprecationWarning, match=f'use pyg_fast.ops.{new}'):
+            assert getattr(ops, old) is getattr(ops, new)
     with pytest.warns(DeprecationWarning, match='use pyg_fast.graph.Graph'):
         assert ops.Graph is Graph
     with pytest.raises(AttributeError, match='has no attribute'):

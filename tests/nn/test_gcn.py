@@ -495,3 +495,15 @@ def test_same_bits(device):
         assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
 
 
+
+
+def test_more_nodes_than_32_bits_number_run_pygs_code(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('pyg_fast.nn._fused.MOST_NODES', 9)
+    conv = PathPreparedGCNConv(3, 2).to(device)
+    edge_index = torch.randint(10, (2, 30), device=device)
+    x = torch.randn(10, 3, device=device)
+    out = conv(x, edge_index)
+    assert conv._last_run == 'features of 10 nodes'
+    torch.testing.assert_close(out, conv.to_base()(x, edge_index))
