@@ -30,9 +30,10 @@ elif 'OMP_NUM_THREADS' not in os.environ:
 
 
 def pytest_collection_finish() -> None:
-    """Lets collections of garbage, of which tests make many, pass over all that was imported."""
+    """Makes the collector of garbage run seldom, and pass over all that was imported."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

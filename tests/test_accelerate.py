@@ -3,12 +3,11 @@
 import copy
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import _forks
 import pytest
 import torch
 import torch_geometric
@@ -232,11 +231,8 @@ import pyg_fast
 assert type(pyg_fast.restore(model).convs[0]).__name__ == 'SAGEConv'
 torch.testing.assert_close(model(x, edge_index), expected)
 """
-    root = str(Path(pyg_fast.__file__).parents[1])
-    run = subprocess.run(
-        [sys.executable, '-c', script], cwd=root, capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
+    result = _forks.run('-c', script)
+    assert result.returncode == 0, result.stderr
 
 
 class Custom(SAGEConv):

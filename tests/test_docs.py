@@ -3,12 +3,12 @@
 import ast
 import importlib
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import _forks
 import pytest
 from torch_geometric.nn import GCN
 
@@ -187,11 +187,10 @@ def test_sphinx_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip('sphinx')
     pytest.importorskip('furo')
     pytest.importorskip('myst_parser')
-    command = [sys.executable, '-m', 'sphinx', '-q', '-W', '--keep-going', '-b', 'html', '-d']
-    run = subprocess.run(
-        [*command, str(tmp_path / 'doctrees'), str(DOCS), str(tmp_path / 'html')],
-        capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
+    command = ['-m', 'sphinx', '-q', '-W', '--keep-going', '-b', 'html', '-d']
+    run = _forks.run(
+        *command, str(tmp_path / 'doctrees'), str(DOCS), str(tmp_path / 'html'), cwd=ROOT
+    )
     assert run.returncode == 0, run.stderr
     page = (tmp_path / 'html/api/nn.html').read_text()
     assert all(f'id="pyg_fast.nn.{name}"' in page for name in pyg_fast.nn.__all__)

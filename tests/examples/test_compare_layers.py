@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _forks
 import pytest
 import torch
 from torch_geometric import EdgeIndex
@@ -187,13 +187,17 @@ def test_out_of_memory(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_one_command(tmp_path: Path) -> None:
     written = tmp_path / 'scores.json'
-    command = [sys.executable, str(SCRIPT), *QUICK.split(), '--families', 'gatv2',
+    # Forks in place of spawned processes, which test_node_classification.py runs.
+    program = (
+        'import multiprocessing as m, runpy, sys\ncontext = m.get_context\n'
+        "m.get_context = lambda method: context('fork' if method == 'spawn' else method)\n"
+        'sys.argv.pop(0)\n'
+        f'sys.path[0] = {str(SCRIPT.parent)!r}\n'
+        "runpy.run_path(sys.argv[0], run_name='__main__')")
+    command = ['-c', program, str(SCRIPT), *QUICK.split(), '--families', 'gatv2',
                '--device', 'cpu', '--json', str(written)]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
-    env['PYTHONPATH'] = os.pathsep.join(
-        filter(None, [env.get('PYTHONPATH'), str(SCRIPT.parents[1])]))
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300, check=False)
+    done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     for line in ('planted, tiny (cpu): two layers, hidden 16, 4 heads, k 4, S 3, 3 epochs, seed 0',
                  '300 nodes, 1,954 edges, 64 features, 4 classes', 'peak memory [MB]',

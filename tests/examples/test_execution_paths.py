@@ -4,7 +4,6 @@ import importlib.util
 import json
 import math
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _forks
 import pytest
 import torch
 from torch_geometric import EdgeIndex
@@ -297,14 +297,11 @@ def test_record(example: ModuleType, result: Any) -> None:
 
 def test_one_command(tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
-    command = [sys.executable, str(SCRIPT), '--graphs', 'tiny,dense-small', '--shares', '0.5,0.01',
+    command = [str(SCRIPT), '--graphs', 'tiny,dense-small', '--shares', '0.5,0.01',
                '--layers', '1,2', '--steps', '3', '--hidden', '16', '--device', 'cpu', '--plot',
                'plot.png', '--json', 'record.json']
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
-    paths = [env.get('PYTHONPATH'), str(SCRIPT.parents[1])]
-    env['PYTHONPATH'] = os.pathsep.join(filter(None, paths))
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300, check=False)
+    done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     for line in ('GCN on execution paths (cpu): hidden 16, dropout 0.5, 3 steps, seed 0',
                  'tiny: 300 nodes, 1,954 edges', 'dense-small: 3,000 nodes', 'geometric mean',

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _forks
 import pytest
 import torch
 
@@ -120,9 +121,8 @@ fastgl_ddp.train = dying
         found.bind(('127.0.0.1', 0))
         port = found.getsockname()[1]
     processes = [
-        subprocess.Popen(  # nobody watches over them, as torchrun would
-            [sys.executable, str(script), *QUICK, '--epochs', '500', '--device', 'cpu'],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(
+        _forks.Fork(  # without torchrun, which would stop both
+            str(script), *QUICK, '--epochs', '500', '--device', 'cpu', env=environment(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
                 MASTER_PORT=str(port)))
         for rank in (0, 1)]
@@ -132,7 +132,9 @@ fastgl_ddp.train = dying
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [1, 3]
+    # Threads of gloo may abort a process that ends by an exception.
+    assert processes[0].returncode in (1, -6)
+    assert processes[1].returncode == 3
     assert 'epoch   1:' in out
     assert 'epoch   2:' not in out
     assert 'RuntimeError' in error

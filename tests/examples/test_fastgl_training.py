@@ -3,13 +3,13 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import _forks
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -219,9 +219,7 @@ def test_sampled_batches_reach_the_accuracy_of_the_whole_graph(
 def test_script(tmp_path: Path) -> None:
     file = tmp_path / 'record.json'
     line = f'{QUICK} --epochs 2 --runs 2 --fanout 3,2 --device cpu --json {file}'
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *line.split()], capture_output=True, text=True, timeout=120,
-        env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    done = _forks.run(str(SCRIPT), *line.split(), env={**os.environ, 'OMP_NUM_THREADS': '1'})
     assert done.returncode == 0, done.stderr
     assert 'GCN of 2 layers on planted, tiny (cpu)' in done.stdout
     record = json.loads(file.read_text())

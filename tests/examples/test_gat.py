@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _forks
 import pytest
 import torch
 from torch_geometric import EdgeIndex
@@ -181,13 +181,10 @@ def test_record(example: ModuleType, outcomes: dict[str, Any]) -> None:
 
 def test_one_command(tmp_path: Path) -> None:
     written = tmp_path / 'scores.json'
-    command = [sys.executable, str(SCRIPT), '--size', 'tiny', '--epochs', '3', '--runs', '2',
+    command = [str(SCRIPT), '--size', 'tiny', '--epochs', '3', '--runs', '2',
                '--model', 'gatv2', '--device', 'cpu', '--json', str(written)]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
-    paths = [env.get('PYTHONPATH'), str(SCRIPT.parents[1])]
-    env['PYTHONPATH'] = os.pathsep.join(filter(None, paths))
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300, check=False)
+    done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     for line in ('gatv2 on planted, tiny (cpu): 8 x 8, then 1 heads', '300 nodes, 1,954 edges',
                  'test accuracy [%]', 'time per epoch [ms]', f'wrote {written}'):

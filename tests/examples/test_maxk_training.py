@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _forks
 import pytest
 import torch
 from hypothesis import given
@@ -228,11 +229,7 @@ def test_plot(example: ModuleType, result: Any, tmp_path: Path) -> None:
 def run_python(*command: str, cwd: Path) -> subprocess.CompletedProcess:
     env = {key: value for key, value in os.environ.items()
            if not key.startswith('TQDM_') and key != 'PYG_FAST_DATA'}
-    paths = [env.get('PYTHONPATH'), str(SCRIPT.parents[1])]
-    env['PYTHONPATH'] = os.pathsep.join(filter(None, paths))
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=env, timeout=300,
-        check=False)
+    done = _forks.run(*command, cwd=cwd, env=env)
     assert done.returncode == 0, done.stderr
     return done
 

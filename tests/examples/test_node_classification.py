@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _forks
 import pytest
 import torch
 from torch_geometric import EdgeIndex
@@ -185,13 +185,10 @@ def test_peak_memory_of_a_gpu(demo: ModuleType) -> None:
 def test_one_command(tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
     picture = tmp_path / 'plot.png'
-    command = [sys.executable, str(SCRIPT), '--size', 'tiny', '--epochs', '4', '--device', 'cpu',
+    command = [str(SCRIPT), '--size', 'tiny', '--epochs', '4', '--device', 'cpu',
                '--plot', str(picture)]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
-    paths = [env.get('PYTHONPATH'), str(SCRIPT.parents[1])]
-    env['PYTHONPATH'] = os.pathsep.join(filter(None, paths))
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300, check=False)
+    done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     for line in ('300 nodes, 1,954 edges', 'test accuracy [%]', 'time per epoch [ms]',
                  'peak memory [MB]', 'preparation, once [ms]'):

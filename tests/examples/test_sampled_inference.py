@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _forks
 import pytest
 import torch
 from torch import Tensor
@@ -274,14 +274,11 @@ def test_record(example: ModuleType, result: Any) -> None:
 
 def test_one_command(tmp_path: Path) -> None:
     plots = importlib.util.find_spec('matplotlib') is not None
-    command = [sys.executable, str(SCRIPT), '--size', 'small', '--epochs', '5', '--repeats', '2',
+    command = [str(SCRIPT), '--size', 'small', '--epochs', '5', '--repeats', '2',
                '--device', 'cpu', '--markdown', 'table.md', '--json', 'record.json',
                *['--plot', 'plot.png'] * plots]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
-    paths = [env.get('PYTHONPATH'), str(SCRIPT.parents[1])]
-    env['PYTHONPATH'] = os.pathsep.join(filter(None, paths))
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300, check=False)
+    done = _forks.run(*command, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     for line in ('GCN on planted, small, sampled at inference (cpu): 2 layers, hidden 64, 5 epochs',
                  '3,000 nodes, 25,174 edges, 341 largest degree', '| all edges | – | 100.00 |',

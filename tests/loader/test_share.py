@@ -1,10 +1,9 @@
 """One copy of a graph for all processes of a machine."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import _forks
 import pytest
 import torch
 
@@ -81,12 +80,8 @@ def test_two_processes(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join([root, os.environ.get('PYTHONPATH', '')])}
     workers = [
-        subprocess.Popen(
-            [sys.executable, '-c', WORKER, str(rank), str(tmp_path)], text=True, env=env,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+        _forks.Fork('-c', WORKER, str(rank), str(tmp_path), env=env) for rank in range(2)
+    ]
     try:
         for worker in workers:
             out, err = worker.communicate(timeout=120)

@@ -3,12 +3,10 @@
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import _forks
 import pytest
 import torch
 import torch_geometric
@@ -763,12 +761,7 @@ assert type(layers['theirs']).__module__.startswith('torch_geometric')
 @pytest.mark.parametrize('order', ['theirs ours base', 'ours base theirs'])
 def test_beside_pygs_own_class_of_the_name(order: str) -> None:
     assert torch_geometric.nn.FusedGATConv is not FusedGATConv
-    result = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', PYGS_OWN, *order.split()],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    result = _forks.run('-c', PYGS_OWN, *order.split())
     assert result.returncode == 0, result.stderr[-3000:]
 
 

@@ -1,5 +1,6 @@
 """Fixtures of these tests."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_old_objects() -> None:
+    """Hides objects that are older than the test from `gc.get_objects` and `gc.collect`."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

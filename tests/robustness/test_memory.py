@@ -15,6 +15,7 @@ from pyg_fast.loader import FastNeighborLoader
 
 from ._layers import LAYERS, graph, prepared, run, train
 
+pytestmark = pytest.mark.usefixtures('no_old_objects')
 FIRST, LAST = 100, 1000  # steps
 # One of each kind of kernel.
 FAMILIES = [

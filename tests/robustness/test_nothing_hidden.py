@@ -349,6 +349,7 @@ SMALL: dict[str, Callable[[], Module]] = {
 }
 
 
+@pytest.mark.usefixtures('no_old_objects')
 @pytest.mark.parametrize('kind', SMALL)
 @pytest.mark.parametrize('prepared', [False, True])
 def test_nothing_outlives_the_backward_pass(kind: str, prepared: bool) -> None:
