@@ -64,17 +64,17 @@ class Layer(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called in the table."""
+        """The name of the row in the table."""
         return self.conv.__name__ + ', path' * self.along_paths
 
     @property
     def is_ours(self) -> bool:
-        """Whether it reads a prepared graph."""
+        """Whether the layer reads a prepared graph."""
         return self.conv.__module__.startswith('pyg_fast.')
 
     @property
     def is_maxk(self) -> bool:
-        """Whether it keeps the k largest features."""
+        """Whether the network keeps the k largest features."""
         return self.conv in (MaxKGCNConv, MaxKSAGEConv, MaxKGINConv)
 
 
@@ -158,7 +158,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What one layer did."""
+    """The runs of one layer."""
 
     graph: dict[str, int]
     runs: list[list[Point]] = field(default_factory=list)
@@ -225,7 +225,7 @@ def measure(layer: Layer, args: argparse.Namespace) -> Outcome:
     def new_net() -> Net:
         return Net(layer, data.num_features, num_classes, args).to(args.device)
 
-    # What is loaded on first use is counted to nobody.
+    # Libraries that load on first use count for no layer.
     nodes = torch.arange(64, device=data.x.device)
     ring = Data(x=data.x[:1].repeat(64, 1), y=torch.zeros_like(nodes),
                 edge_index=torch.stack([nodes, nodes.roll(1)]))
@@ -261,7 +261,7 @@ def in_own_process(layer: Layer, args: argparse.Namespace) -> Outcome | None:
 
 
 def chosen(args: argparse.Namespace) -> list[Layer]:
-    """The layers that were asked for."""
+    """Returns the layers of the chosen families."""
     return [layer for layer in LAYERS if layer.family in args.families]
 
 
@@ -301,7 +301,7 @@ def table(outcomes: dict[Layer, Outcome | None]) -> str:
 
 
 def record(args: argparse.Namespace, outcomes: dict[Layer, Outcome | None]) -> dict[str, Any]:
-    """Returns everything that a score depends on, and the scores."""
+    """Returns the options, the versions and the scores."""
     return {
         'arguments': {key: str(value) if isinstance(value, Path) else value
                       for key, value in vars(args).items()},

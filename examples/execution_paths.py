@@ -65,13 +65,13 @@ LR = 0.01
 WARM_UP = 2  # steps, not timed: the first ones keep degrees, scales and the aggregated input
 PREPARATIONS = 3
 CHECKED = 3  # steps in float64: in float32 Adam makes much of what rounding leaves
-TOLERANCE = 1e-9  # of their losses, as a share of the first
-PAYS = 1.05  # a lower speed-up is as good as none
+TOLERANCE = 1e-9  # the largest difference of losses, as a share of the first loss
+PAYS = 1.05  # a lower speed-up does not pay
 
 
 @dataclass
 class Cell:
-    """What all ways did with one share of training nodes and one number of layers."""
+    """Measurements of all ways at one share of training nodes and one number of layers."""
 
     share: float
     num_layers: int
@@ -106,7 +106,7 @@ class Cell:
 
 @dataclass
 class Sweep:
-    """What was found on one graph."""
+    """The measurements on one graph."""
 
     name: str
     graph: dict[str, int]
@@ -157,11 +157,11 @@ class Trainer:
 
 
 def preparation_seconds(plain: Data, num_layers: int) -> float:
-    """Returns how long a graph that nothing is known of takes to be prepared."""
+    """Returns how long the preparation of a new graph takes."""
     device = plain.x.device
     durations = []
     for _ in range(PREPARATIONS):
-        data = plain.clone()  # what is found out about a tensor is kept with it
+        data = plain.clone()  # caches belong to a tensor: each preparation needs a new one
         start = now(device)
         Prepare(num_layers)(data)
         durations.append(now(device) - start)
@@ -187,7 +187,7 @@ def measure(
         for path in timed['backward'].paths]
     for step in range(WARM_UP + args.steps):
         for name, trainer in timed.items():
-            torch.manual_seed(args.seed + step)  # all ways drop the same
+            torch.manual_seed(args.seed + step)  # all ways drop the same features
             start = now(device)
             trainer.step()
             seconds = now(device) - start
@@ -204,7 +204,7 @@ def measure(
             torch.manual_seed(args.seed + step)
             cell.losses.setdefault(name, []).append(trainer.step().item())
         yield
-    if not cell.difference <= TOLERANCE:  # a NaN is no agreement
+    if not cell.difference <= TOLERANCE:  # `not <=` also refuses a NaN
         raise RuntimeError(
             f'losses with {cell} differ by {cell.difference:.1e} of the first: {cell.losses}')
 
@@ -290,7 +290,7 @@ def verdict(result: Sweep) -> str:
 
 
 def agreement(sweeps: Sequence[Sweep]) -> str:
-    """Returns how far losses are apart at most."""
+    """Returns a line on the largest difference of losses."""
     cells = [cell for result in sweeps for cell in result.cells]
     difference = max(cell.difference for cell in cells)
     return (f'In float64 all ways came to the same losses, step by step: at most {difference:.1e} '
@@ -348,7 +348,7 @@ def plot(sweeps: Sequence[Sweep], title: str, file: Path) -> None:
 
 
 def record(args: argparse.Namespace, sweeps: Sequence[Sweep]) -> dict[str, Any]:
-    """Returns everything that a time depends on, and the times."""
+    """Returns the options, the versions and the times."""
     return {
         'arguments': {key: str(value) if isinstance(value, Path) else value
                       for key, value in vars(args).items()},

@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
     rank = dist.get_rank()
     if rank == 0:
         print(f'{title(args)}; {dist.get_world_size()} processes', flush=True)
-    outcome = run(args)  # on failure the others must not wait for this one to say goodbye
+    outcome = run(args)  # after a failure, the other processes must not wait for this one
     if rank == 0:
         print(f'\n{summary(outcome)}')
         if args.json is not None:

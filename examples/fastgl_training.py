@@ -50,7 +50,7 @@ RECIPES = {
     'planted': Recipe(),
     **dict.fromkeys((*PLANETOID, *AMAZON, 'CS'), Recipe(epochs=30, batch_size=512)),
 }
-FULL_EPOCHS = 200  # each is but one step
+FULL_EPOCHS = 200  # each epoch is one step
 MODELS = {'gcn': GCN, 'sage': GraphSAGE, 'gin': GIN, 'gat': GAT}
 HEADS = 8
 
@@ -66,11 +66,11 @@ class Point(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What all runs did."""
+    """The results of all runs."""
 
     graph: dict[str, int]
     runs: list[list[Point]] = field(default_factory=list)
-    stats: dict[str, Any] | None = None  # of the last run's loader
+    stats: dict[str, Any] | None = None  # statistics of the last run's loader
 
     @property
     def accuracies(self) -> list[float]:
@@ -89,7 +89,7 @@ def load_data(args: argparse.Namespace) -> tuple[Data, int]:
     """Returns the graph, in host memory, and its number of classes."""
     if args.dataset != 'planted':
         return load(args)
-    dataset = PlantedGraph(args.size, seed=args.seed, device=args.device)  # where that is fast
+    dataset = PlantedGraph(args.size, seed=args.seed, device=args.device)  # fast there
     return dataset[0].cpu(), dataset.num_classes
 
 
@@ -288,7 +288,7 @@ def run(
 # Reports ----------------------------------------------------------------------------------------
 
 def line(seed: int, epoch: int, point: Point) -> str:
-    """Returns what there is to say of an epoch."""
+    """Returns the line that reports an epoch."""
     text = f'seed {seed} epoch {epoch + 1:3}: {point.seconds:8.3f} s, loss {point.loss:.4f}'
     if point.val is None or point.test is None:
         return text
@@ -296,7 +296,7 @@ def line(seed: int, epoch: int, point: Point) -> str:
 
 
 def summary(outcome: Outcome) -> str:
-    """Returns what came out of all runs, and what the loader counted in the last one."""
+    """Returns the results of all runs, and the counts of the last loader."""
     lines = [f'time per epoch [s]      {outcome.epoch_seconds:.3f}']
     if outcome.accuracies:
         mean, spread = statistics.fmean(outcome.accuracies), ''
@@ -311,7 +311,7 @@ def summary(outcome: Outcome) -> str:
 
 
 def record(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
-    """Returns everything that a figure depends on, and the figures."""
+    """Returns the options, the versions and the results."""
     return {
         'arguments': {key: str(value) if isinstance(value, Path) else value
                       for key, value in vars(args).items()},
@@ -418,7 +418,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def title(args: argparse.Namespace) -> str:
-    """Returns what is trained, in a line."""
+    """Returns a line that names model, graph and device."""
     graph = f'planted, {args.size}' if args.dataset == 'planted' else args.dataset
     return (f'{args.model.upper()} of {len(args.fanout)} layers on {graph} ({args.device}): '
             f'layers {args.layers}, loader {args.loader}, hidden {args.hidden}, '
@@ -426,7 +426,7 @@ def title(args: argparse.Namespace) -> str:
 
 
 def size(data: Data, num_classes: int) -> dict[str, int]:
-    """Returns what a graph counts."""
+    """Returns the numbers of nodes, edges, features and classes."""
     return {'nodes': data.num_nodes, 'edges': data.num_edges, 'features': data.num_features,
             'classes': num_classes}
 

@@ -97,7 +97,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What one side did."""
+    """The runs of one side."""
 
     runs: list[list[Point]] = field(default_factory=list)
 
@@ -121,7 +121,7 @@ class Outcome:
 def train(
     model: nn.Module, data: Data, parts: dict[str, Tensor], args: argparse.Namespace
 ) -> Iterator[Point]:
-    """Trains a network, epoch by epoch, until patience is lost."""
+    """Trains a network, epoch by epoch, until the patience runs out."""
     optimizer = torch.optim.Adam(model.parameters(), args.lr, weight_decay=args.weight_decay)
     labels = {part: data.y[nodes] for part, nodes in parts.items()}
     lowest, highest, waited = float('inf'), 0.0, 0
@@ -208,7 +208,7 @@ def table(outcomes: dict[str, Outcome]) -> str:
 def record(
     args: argparse.Namespace, size: dict[str, int], outcomes: dict[str, Outcome]
 ) -> dict[str, Any]:
-    """Returns everything that a score depends on, and the scores."""
+    """Returns the options, the versions and the scores."""
     return {
         'arguments': {key: str(value) if isinstance(value, Path) else value
                       for key, value in vars(args).items()},

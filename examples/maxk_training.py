@@ -85,7 +85,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What one variant did."""
+    """The runs of one variant."""
 
     variant: Variant
     runs: list[list[Point]] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Outcome:
 
 @dataclass
 class Sweep:
-    """What all variants did, the first of which is ReLU."""
+    """The outcomes of all variants; the first one is ReLU."""
 
     graph: dict[str, int]
     metrics: tuple[str, ...]
@@ -151,7 +151,7 @@ def auc(out: Tensor, y: Tensor) -> float:
     out, y = out.t().contiguous(), y.t()
     ordered = out.sort(dim=1)[0]
     below, up_to = (torch.searchsorted(ordered, out, right=right) for right in (False, True))
-    rank = (below + up_to + 1).double() / 2  # of equal outputs the mean of their places
+    rank = (below + up_to + 1).double() / 2  # equal outputs share the mean of their ranks
     having = y.sum(dim=1).double()
     lacking = y.size(1) - having
     area = ((rank * y).sum(dim=1) - having * (having + 1) / 2) / (having * lacking)
@@ -187,7 +187,7 @@ def load_data(args: argparse.Namespace) -> tuple[Data, int, Task]:
         dataset = MultiLabelPlantedGraph(args.size, seed=args.seed)
         return dataset[0], dataset.num_classes, MANY_LABELS
     data, num_classes = load(args)
-    if args.dataset not in PLANTED:  # words: what all nodes have in common would choose MaxK's k
+    if args.dataset not in PLANTED:  # word counts, whose mean would choose MaxK's k
         data.x = data.x / data.x.amax(dim=1, keepdim=True).clamp(min=1e-12)
         data.x = data.x - data.x.mean(dim=0)
     return data, num_classes, ONE_CLASS

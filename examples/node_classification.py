@@ -71,7 +71,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What one side did."""
+    """The runs of one side."""
 
     graph: str = ''
     prepare_seconds: float = 0.0
@@ -230,7 +230,7 @@ def train_side(side: str, args: argparse.Namespace) -> Outcome:
 def rehearse(
     model: torch.nn.Module, data: Data, fast: bool, args: argparse.Namespace
 ) -> None:
-    """Trains on a small ring, so that what is loaded on first use is counted to neither side."""
+    """Trains on a small ring, so that libraries load before either side is measured."""
     nodes = torch.arange(64, device=data.x.device)
     ring = Data(x=data.x[:1].repeat(64, 1), y=torch.zeros_like(nodes),
                 edge_index=torch.stack([nodes, nodes.roll(1)]))

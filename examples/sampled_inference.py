@@ -60,7 +60,7 @@ RECIPES = {
     'CS': Recipe(epochs=30),
     TOLOKERS: Recipe(epochs=400, weight_decay=0, dropout=0.2),
 }
-NUM_LABELS = 112  # as ogbn-proteins has
+NUM_LABELS = 112  # the number of labels of ogbn-proteins
 CONVS = {'gcn': SampledGCNConv, 'sage': SampledSAGEConv}
 STRATEGIES = ('fastrand', 'bucket', 'unbiased', 'paper')
 POINT = 100  # of a score from 0 to 1
@@ -105,7 +105,7 @@ class Net(nn.Module):
 
 @dataclass
 class Cell:
-    """What one strategy did with one number of samples."""
+    """The measurements of one strategy with one number of samples."""
 
     strategy: str
     num_samples: int
@@ -116,7 +116,7 @@ class Cell:
 
 @dataclass
 class Sweep:
-    """What was found on one graph."""
+    """The measurements on one graph."""
 
     graph: dict[str, int]
     metric: str
@@ -130,7 +130,7 @@ class Sweep:
         return [cell for cell in self.cells if cell.strategy == strategy]
 
     def loss(self, cell: Cell) -> float:
-        """What the mean score loses, in points."""
+        """The loss of the mean score, in points."""
         return POINT * (statistics.fmean(self.full_scores) - statistics.fmean(cell.scores))
 
     def speedup(self, cell: Cell) -> float:
@@ -363,7 +363,7 @@ def plot(result: Sweep, title: str, file: Path) -> None:
 
 
 def record(args: argparse.Namespace, result: Sweep) -> dict[str, Any]:
-    """Returns everything that a score depends on, and the scores."""
+    """Returns the options, the versions and the scores."""
     timed = bool(result.full_seconds)
     return {
         'arguments': {key: str(value) if isinstance(value, Path) else value

@@ -1,4 +1,4 @@
-"""Fewer combinations of parameters, none of whose pairs is left out."""
+"""Fewer combinations of parameters that still contain every pair of values."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product

@@ -1,4 +1,4 @@
-"""`--skipped`: what the last run could not run, as a plugin of pytest."""
+"""A pytest plugin: `--skipped` runs the tests that the last run skipped."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Adds what a process of pytest-xdist has skipped while it collected."""
+    """Adds the tests that a process of pytest-xdist skipped during collection."""
     _skipped.extend(getattr(node, 'workeroutput', {}).get(_SKIPPED, ()))
 
 

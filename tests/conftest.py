@@ -17,12 +17,12 @@ hypothesis.settings.register_profile('default', deadline=None, max_examples=25)
 hypothesis.settings.register_profile(
     'ci', hypothesis.settings.get_profile('default'), derandomize=True, database=None
 )
-hypothesis.settings.register_profile(  # under a sanitizer, which slows all down
+hypothesis.settings.register_profile(  # for runs under a sanitizer, which are slow
     'few', hypothesis.settings.get_profile('ci'), max_examples=5
 )
 hypothesis.settings.load_profile('ci' if os.environ.get('CI') else 'default')
 
-if 'PYTEST_XDIST_WORKER' in os.environ:  # Processes of their own, and of theirs.
+if 'PYTEST_XDIST_WORKER' in os.environ:  # One thread for each worker and its processes.
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     torch.set_num_threads(int(os.environ['OMP_NUM_THREADS']))
 elif 'OMP_NUM_THREADS' not in os.environ:
@@ -68,7 +68,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def nothing_pending() -> Iterator[None]:
-    """What raw ops report of edges out of range is no error of the next test."""
+    """Clears the pending errors of raw ops, which the next test would raise otherwise."""
     yield
     if torch.cuda.is_initialized():
         from pyg_fast.ops._edges import raise_pending
@@ -80,7 +80,7 @@ def nothing_pending() -> Iterator[None]:
 
 @pytest.fixture(scope='module')
 def several_threads() -> Iterator[None]:
-    """For what threads share out on a CPU: processes of pytest-xdist have one."""
+    """Runs CPU kernels on three threads: workers of pytest-xdist have only one."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
@@ -99,7 +99,7 @@ def raises(device: torch.device) -> Callable[..., AbstractContextManager]:
             return
         from pyg_fast.ops._edges import raise_pending
 
-        # Of several such edges, and of both ends of one, any may be reported.
+        # CUDA may report any of several invalid edges, and either end of one.
         match = 'edge_index' if 'edge_index' in match else match
         with pytest.raises(IndexError, match=match):  # noqa: PT012
             yield

@@ -1,4 +1,4 @@
-"""One wheel for everyone: what the extension asks of the machine that loads it."""
+"""One wheel for every machine: the libraries and symbols that the extension needs."""
 
 import re
 import shutil

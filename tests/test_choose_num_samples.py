@@ -1,4 +1,4 @@
-"""`choose_num_samples`: what it measures, what it chooses, and that it leaves the rest alone."""
+"""`choose_num_samples`: its measurements, its choice, and the model that it leaves unchanged."""
 
 import copy
 import math
@@ -154,7 +154,7 @@ def test_matrices(layout: str, device: torch.device) -> None:
         (0.9, {1: 0.5, 2: 0.8, 4: 0.895, 8: 0.9}, 0.01, 4),
         (0.9, {1: 0.5, 2: 0.8, 4: 0.895, 8: 0.9}, 0.0, 8),
         (0.9, {1: 0.5, 2: 0.8, 4: 0.895, 8: 0.9}, 1.0, 1),
-        (0.9, {1: 0.95, 2: 0.8, 4: 0.89, 8: 0.9}, 0.01, 4),  # One sample is luck.
+        (0.9, {1: 0.95, 2: 0.8, 4: 0.89, 8: 0.9}, 0.01, 4),  # The score of one sample is too noisy.
         (0.9, {1: 0.95, 2: 0.91, 4: 0.99, 8: 0.9}, 0.0, 1),
         (0.9, {1: 0.9, 2: 0.9, 4: 0.9, 8: 0.8}, 0.01, None),
         (0.9, {1: 0.9, 2: math.nan, 4: 0.9, 8: 0.9}, 1.0, 4),

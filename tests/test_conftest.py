@@ -1,4 +1,4 @@
-"""`--skipped` runs again what could not run before: .ci/run relies on it."""
+"""`--skipped` runs the tests that the last run skipped: .ci/run relies on it."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 def test_skipped(folder: Path) -> None:
-    # What one process skips is known to both in the next run.
+    # Both processes of the next run know the tests that either one skipped.
     code, said = run(folder, '-n', '2')
     assert code == 0, said
     assert '3 passed' in said

@@ -1,4 +1,4 @@
-"""What `python -m pyg_fast` tells, and that its self-test finds a wrong op."""
+"""The report of `python -m pyg_fast`, and its self-test, which finds a wrong op."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def spoiled(out: Any) -> Any:
 
 
 class SpoiledCBSR(ops.CBSR):
-    """It loses a column."""
+    """Loses the first column."""
 
     def to_dense(self) -> Tensor:
         out = super().to_dense()

@@ -1,4 +1,4 @@
-"""setup.py: what it builds, and the one line it says when it cannot. Compiles a toy, not csrc."""
+"""setup.py: its builds, and the line that ends a failed one. Compiles a toy, not csrc."""
 
 import os
 import re

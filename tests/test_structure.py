@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# What each part may import besides itself. What is not named here is the top and imports anything.
+# The parts that each part may import. A part without an entry may import every other one.
 # Graphs are sorted by ops, which read them: one floor.
 OPS = {'ops', 'graph', 'ops._library'}
 BELOW = {

@@ -83,7 +83,7 @@ def test_bad_options(
 
 @pytest.fixture(scope='module')
 def measured(example: ModuleType, device: torch.device) -> dict[Any, Any]:
-    """What all layers do on a tiny graph, in this process."""
+    """The outcomes of all layers on a tiny graph, in this process."""
     args = options(example, f'{QUICK} --dropout 0', device)
     return {layer: example.measure(layer, args) for layer in example.LAYERS}
 
@@ -118,7 +118,7 @@ def test_graphs_are_prepared(example: ModuleType) -> None:
     assert [path.layer for path in graph.execution_paths] == [0, 1]
     assert graph.execution_paths[1].num_dst == 20
     assert type(data.edge_index) is torch.Tensor
-    assert int(data.train_mask.sum()) != 20  # that of the data set stays
+    assert int(data.train_mask.sum()) != 20  # the mask of the data set stays
 
 
 def test_options_reach_the_layers(example: ModuleType) -> None:
@@ -165,7 +165,7 @@ def test_table(example: ModuleType) -> None:
 
 def test_out_of_memory(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pool:
-        """A process without memory."""
+        """A process pool whose processes run out of memory."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             pass

@@ -139,7 +139,7 @@ def test_lost_gradients_are_an_error(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Wrong(example.Trainer):
-        """Paths of all training nodes but one, and nothing that would notice."""
+        """Paths of all training nodes but one, without the checks that would refuse them."""
 
         def __init__(self, way: Any, data: Data, num_layers: int, *rest: Any) -> None:
             super().__init__(way, data, num_layers, *rest)

@@ -39,7 +39,7 @@ def patched(folder: Path, body: str) -> Path:
 
 
 def test_two_processes_train_one_network(tmp_path: Path) -> None:
-    # Notes what each process trained on, what it infers, alone as well, and its last weights.
+    # Each process records its batches, its inference (shared and alone) and its final weights.
     script = patched(tmp_path, f"""
 train, run, seen, inferred, model = fastgl_ddp.train, fastgl_ddp.run, [], [], None
 
@@ -81,7 +81,7 @@ fastgl_ddp.train, fastgl_ddp.run, fastgl_ddp.Inference = noted, ending, Inferenc
     done = torchrun(2, script, '--epochs', '3', '--json', str(file), *device)
     assert done.returncode == 0, done.stderr
     assert 'GCN of 2 layers on planted, tiny (cpu)' in done.stdout
-    assert done.stdout.count('epoch   3:') == 1  # one process speaks
+    assert done.stdout.count('epoch   3:') == 1  # only one process prints
     record = json.loads(file.read_text())
     assert record['processes'] == 2
     assert len(record['seconds']) == len(record['runs'][0]) == 3

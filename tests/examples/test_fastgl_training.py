@@ -92,7 +92,7 @@ def test_nodes_have_one_part_each(example: ModuleType, tiny: Data) -> None:
         assert torch.cat(list(parts.values())).unique().numel() == 300
     assert torch.equal(of_seed[0]['test'], of_seed[1]['test'])
     assert not torch.equal(of_seed[0]['test'], of_seed[2]['test'])
-    bare.train_mask = tiny.train_mask  # an incomplete split is none
+    bare.train_mask = tiny.train_mask  # an incomplete split does not count
     assert example.nodes_of(bare, 0)['train'].numel() == 150
 
 
@@ -105,7 +105,7 @@ def test_inference_by_layers_is_that_of_the_whole_graph(
     torch.manual_seed(1)
     network = example.build(args, 64, 4).to(device).eval()
     if model == 'gin':
-        for norm in network.norms[:-1]:  # other numbers than at the start, which do nothing
+        for norm in network.norms[:-1]:  # values other than the initial ones, which have no effect
             torch.nn.init.uniform_(norm.module.running_mean)
             torch.nn.init.uniform_(norm.module.running_var, 0.5, 2)
     whole = tiny.clone().to(device)
@@ -113,7 +113,7 @@ def test_inference_by_layers_is_that_of_the_whole_graph(
         expected = network(whole.x, whole.edge_index)
     out = example.Inference(example.inference_graph(tiny, args), tiny.x, args)(network)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
-    with torch.no_grad():  # and left the network as it was
+    with torch.no_grad():  # inference left the network unchanged
         torch.testing.assert_close(network(whole.x, whole.edge_index), expected)
 
 
@@ -126,7 +126,7 @@ def test_gcn_on_batches_goes_by_the_degrees_of_the_graph(
     args = options(example, f'{QUICK} --fanout={fanout}', device)
     torch.manual_seed(1)
     network = example.build(args, 64, 4).to(device).eval()
-    network.act = torch.nn.Identity()  # so that means stay means
+    network.act = torch.nn.Identity()  # a linear network keeps means
     nodes = data.train_mask.nonzero().view(-1)
     loader = example.new_loader(
         example.with_degrees(data, args), nodes, args.fanout, args, shuffle=False, seed=1)

@@ -119,7 +119,7 @@ def test_one_side(example: ModuleType) -> None:
 
 def test_patience(example: ModuleType) -> None:
     class Fixed(torch.nn.Module):
-        """Scores that get worse after a time, in loss first."""
+        """Scores that get worse after some epochs, the loss first."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -140,7 +140,7 @@ def test_patience(example: ModuleType) -> None:
     points = list(example.train(Fixed(), data, parts, args))
     assert [point.val for point in points[:9]] == [
         n / 8 for n in (1, 2, 3, 4, 5, 6, 6, 6, 3)]
-    assert len(points) == 8 + 4  # the last that is as good as any, and then patience
+    assert len(points) == 8 + 4  # the last of the best epochs, then the patience
     assert len(list(example.train(
         Fixed(), data, parts, Namespace(**{**vars(args), 'epochs': 10})))) == 10
 

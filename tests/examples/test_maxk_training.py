@@ -77,7 +77,7 @@ def test_bad_options(
 
 
 def pairs_in_order(score: Tensor, label: Tensor) -> float:
-    """The area under the ROC curve, counted."""
+    """The area under the ROC curve, by counting pairs."""
     difference = score[label == 1].view(-1, 1) - score[label == 0]
     return ((difference > 0).double() + 0.5 * (difference == 0)).mean().item()
 
@@ -86,7 +86,7 @@ def pairs_in_order(score: Tensor, label: Tensor) -> float:
 def test_auc_counts_pairs(example: ModuleType, data: st.DataObject) -> None:
     nodes = data.draw(st.integers(2, 40))
     labels = data.draw(st.integers(1, 4))
-    levels = data.draw(st.integers(1, 50))  # few of them tie most nodes
+    levels = data.draw(st.integers(1, 50))  # few distinct scores: most nodes tie
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     out = torch.randint(levels, (nodes, labels), generator=generator) / 7 - 2
     y = torch.randint(2, (nodes, labels), generator=generator).float()

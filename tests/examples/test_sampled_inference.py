@@ -223,7 +223,7 @@ def test_figures(result: Any) -> None:
     assert result.speedup(result.cells[0]) == pytest.approx(4)
     assert result.least('fastrand', 1.0) == 4
     assert result.least('fastrand', 0.1) == 8
-    assert result.least('bucket', 1.0) is None  # Two samples are luck.
+    assert result.least('bucket', 1.0) is None  # The scores of two samples are too noisy.
     assert result.least('bucket', 10.6) == 2
 
 

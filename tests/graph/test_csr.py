@@ -11,7 +11,7 @@ from pyg_fast.graph import graph_of, prepare_edge_index
 
 
 def assert_prepared(out: EdgeIndex, perm: Tensor, edge_index: Tensor, size: tuple) -> None:
-    """Everything is what PyG itself makes of the stably sorted edges."""
+    """Checks that all caches equal those that PyG makes of the stably sorted edges."""
     order = edge_index[1].argsort(stable=True)
     assert torch.equal(perm, order)
     assert perm.dtype == torch.int64

@@ -85,7 +85,7 @@ def test_bad_input(bad: tuple) -> None:
 
 
 def test_more_groups_than_int32_counts() -> None:
-    # Of which nothing is made: that would not fit here.
+    # No group is built: the groups would not fit in memory.
     rowptr = torch.tensor([0, 2**31 - 1], dtype=torch.int32)
     with pytest.raises(ValueError, match='needs 2147483648 groups, more than torch.int32'):
         groups_of(torch.cat([rowptr, rowptr[-1:]]), 1)

@@ -1,4 +1,4 @@
-"""The sparse operator as a value: its transpose, its parts, and what has no meaning."""
+"""The sparse operator as a value: its transpose, its parts, and invalid combinations."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def numbers(device: torch.device, count: int = N) -> Tensor:
 def test_parts_and_transpose(
     device: torch.device, scaled_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if scaled_first:  # As large graphs are.
+    if scaled_first:  # As on large graphs.
         monkeypatch.setattr(products, '_SCALED_FIRST', 0)
     row, col, diag = (numbers(device) for _ in range(3))
     value = numbers(device, 40)

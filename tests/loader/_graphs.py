@@ -26,7 +26,7 @@ def random_data(num_nodes: int = 60, num_edges: int = 300, seed: int = 0) -> Dat
 
 
 def content(batch: Data) -> dict[str, Any]:
-    """All that a batch holds, on the CPU and in a form that can be compared."""
+    """The contents of a batch, on the CPU and comparable."""
     out = {}
     for key, value in batch._store.items():
         if isinstance(value, EdgeIndex):
@@ -36,7 +36,7 @@ def content(batch: Data) -> dict[str, Any]:
 
 
 def equal(a: Data, b: Data) -> bool:
-    """Whether two batches hold the same."""
+    """Whether two batches have the same contents."""
     left, right = content(a), content(b)
     return left.keys() == right.keys() and all(
         torch.equal(value, right[key]) if isinstance(value, Tensor) else value == right[key]
@@ -45,7 +45,7 @@ def equal(a: Data, b: Data) -> bool:
 
 
 def check_batch(data: Data, batch: Data, num_neighbors: list[int], replace: bool = False) -> None:
-    """A batch against the definition of one."""
+    """Checks a batch against its definition."""
     n_id, e_id = batch.n_id.cpu(), batch.e_id.cpu()
     edge_index = batch.edge_index.as_tensor().cpu()
     assert n_id.dtype == e_id.dtype == edge_index.dtype == torch.int64
@@ -91,7 +91,7 @@ def check_batch(data: Data, batch: Data, num_neighbors: list[int], replace: bool
 
 
 class Apart:
-    """Has a loader on a CPU treat its memory as a GPU does that of the host."""
+    """Makes a loader on a CPU treat its memory as a GPU treats host memory."""
 
     def __init__(self, monkeypatch: Any, device: torch.device) -> None:
         if device.type == 'cpu':

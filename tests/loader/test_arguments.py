@@ -122,7 +122,7 @@ def test_arguments_that_exclude_each_other() -> None:
         {'rank': 2, 'num_replicas': 2},
         {'rank': -1, 'num_replicas': 2},
         {'rank': 0, 'num_replicas': 0},
-        {'rank': 0, 'num_replicas': 2, 'shuffle': True},  # Whose seed?
+        {'rank': 0, 'num_replicas': 2, 'shuffle': True},  # Replicas need a common seed.
         {'rank': 0, 'num_replicas': 61},
         {'sampler': 'random_walk', 'replace': True},
         {'sampler': 'random_walk', 'subgraph_type': 'induced'},

@@ -1,4 +1,4 @@
-"""What is done with PyG's loader besides iterating."""
+"""Uses of PyG's loader besides iteration."""
 
 import copy
 import pickle
@@ -47,7 +47,7 @@ def test_inference_of_models(device: torch.device, model: type, form: str) -> No
         data.edge_index = dense.t().nonzero().t().contiguous()
         del data.edge_attr
     net = model(5, 8, 2, 3).eval().to(device)
-    if model is GraphSAGE:  # The edges of a batch are all that there are of its seeds.
+    if model is GraphSAGE:  # A batch has all edges of its seeds.
         wanted = net(data.x.to(device), data.edge_index.to(device))
     else:
         wanted = net.inference(pyg_loader(data, [-1], batch_size=7), device).to(device)

@@ -1,4 +1,4 @@
-"""What layers make of batches: PyG's and ours, trimmed or not, with nothing sorted."""
+"""Layers on batches: PyG's and ours, trimmed or not, without any sort."""
 
 import pickle
 
@@ -34,7 +34,7 @@ def batch_of(device: torch.device, loops: bool = True, **kwargs: object) -> Data
 
 @pytest.fixture
 def sorts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was sorted, or waited for."""
+    """Records sorts and synchronisations."""
     seen: list[str] = []
     for name in ('_prepare', 'to_csr', 'to_csr_csc', 'num_loops', 'check_edge_index'):
         inner = getattr(graphs, name)
@@ -200,7 +200,7 @@ def test_compiled(device: torch.device) -> None:
     counter = CompileCounter()
     compiled = torch.compile(net, backend=counter, fullgraph=True)
     batches = list(FastNeighborLoader(data, [4, 3], batch_size=12, device=device))
-    for batch in batches:  # Of as many sizes, for which few graphs do.
+    for batch in batches:  # The batches have as many sizes; few compiled graphs serve all of them.
         edge_index = batch.edge_index.as_tensor()
         wanted = net(batch.x, batch.edge_index)
         torch.testing.assert_close(compiled(batch.x, edge_index), wanted)

@@ -29,7 +29,7 @@ def data() -> Data:
 
 
 def rows_asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Of each fetch, how many rows were matched and how many not."""
+    """For each fetch, the numbers of rows that matched and that did not."""
     seen = []
     inner = _features._rows
 
@@ -272,11 +272,11 @@ def test_refresh_in_the_middle_of_an_epoch(
     loader.refresh()
     ahead = 3 if device.type == 'cuda' else 0
     for k, batch in enumerate(loader):
-        assert (batch.x == batch.x[0, 0]).all()  # None is of two states.
+        assert (batch.x == batch.x[0, 0]).all()  # No batch mixes two states.
         assert k - 1 - ahead <= batch.x[0, 0] <= k - 1
         data.x.data.fill_(k)
         loader.refresh()
-        data.x.data.fill_(-100)  # All is copied when it returns.
+        data.x.data.fill_(-100)  # All rows are copied before the call returns.
 
 
 def test_refresh_of_many_iterators(device: torch.device, apart: Apart, data: Data) -> None:
@@ -394,7 +394,7 @@ def test_shared_and_pinned_memory_is_not_copied(device: torch.device, data: Data
     list(first)
     del loaders, first, loader, columns
     torch.cuda.synchronize()
-    _lifetime._keep(torch.cuda.current_stream(), [])  # lets go of what was read
+    _lifetime._keep(torch.cuda.current_stream(), [])  # releases the tensors that were read
     assert _pinned._users[address] == 1
     for batch in second:
         assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])

@@ -1,4 +1,4 @@
-"""Batches: what they hold, and how they come."""
+"""Batches: their contents and their order."""
 
 import copy
 import warnings
@@ -604,7 +604,7 @@ def test_stats(device: torch.device) -> None:
     assert stats.num_batches == len(batches)
     assert stats.num_nodes == sum(batch.num_nodes for batch in batches)
     assert stats.num_edges == sum(batch.num_edges for batch in batches)
-    assert stats.match_degree is None  # All of it is on the device.
+    assert stats.match_degree is None  # All tensors are on the device.
     assert stats.bytes_moved == stats.bytes_saved_by_match == stats.cache_hits == 0
     assert min(stats.sample_seconds, stats.fetch_seconds, stats.wait_seconds) > 0
     loader.reset_stats()

@@ -56,7 +56,7 @@ def test_no_more_is_made_than_there_is_room_for(device: torch.device) -> None:
     made: list[int] = []
     iterator = threaded(counted(made), device)
     next(iterator)
-    wait_until(lambda: len(made) == 4)  # Handed out, two that wait, one that finds no room.
+    wait_until(lambda: len(made) == 4)  # One handed out, two queued, one that does not fit.
     time.sleep(0.05)
     assert len(made) == 4
     iterator.close()
@@ -193,7 +193,7 @@ def test_an_error_at_the_end_reaches_the_caller(device: torch.device) -> None:
 
 
 def test_memory_goes_once_the_stream_is_done(device: torch.device) -> None:
-    """What `made` holds, kernels may still read."""
+    """Kernels may still read the tensors of `made`."""
     if device.type == 'cpu':
         pytest.skip('a CPU has no streams')
     done = []

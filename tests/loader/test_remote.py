@@ -16,7 +16,7 @@ ARGS = {'batch_size': 11, 'shuffle': True, 'seed': 2}
 
 
 class Store(MyFeatureStore):
-    """Notes how many rows it was asked for."""
+    """Records the number of rows of each request."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from pyg_fast.nn import FusedGATConv, FusedGATv2Conv
 SRC, DST, EDGES = 30, 20, 150
 KINDS = {'gat': (GATConv, FusedGATConv), 'gatv2': (GATv2Conv, FusedGATv2Conv)}
 both = pytest.mark.parametrize('kind', KINDS)
-# What the kernels do, given anew for every layer, since tensors must not be shared.
+# Options that the kernels support; built anew for every layer, since tensors must not be shared.
 OPTIONS: dict[str, dict[str, Any]] = {
     'default': {},
     'heads': {'heads': 3},
@@ -110,7 +110,7 @@ def assert_same(theirs: list[Tensor], ours: list[Tensor], **tolerance: float) ->
 def assert_no_farther(
     exact: list[Tensor], theirs: list[Tensor], ours: list[Tensor], eps: float
 ) -> None:
-    """From the truth than PyG is, but for the luck of roundings."""
+    """Asserts that our error is at most about that of PyG, up to rounding."""
     for e, a, b in zip(exact, theirs, ours, strict=True):
         error, allowed = (float((e - t.double()).abs().max()) for t in (b, a))
         assert error <= 3 * allowed + 8 * eps * float(e.detach().abs().max())
@@ -696,7 +696,7 @@ def test_parameters_and_repr_are_those_of_pyg(kind: str) -> None:
         torch.manual_seed(4)
         ours = KINDS[kind][1](channels, 5, **options)
         assert list(ours.state_dict()) == list(theirs.state_dict())
-        assert all(map(torch.equal, ours.parameters(), theirs.parameters()))  # drawn alike
+        assert all(map(torch.equal, ours.parameters(), theirs.parameters()))  # initialised alike
         ours.reset_parameters()
         theirs.load_state_dict(ours.state_dict())
         assert all(map(torch.equal, ours.parameters(), theirs.parameters()))

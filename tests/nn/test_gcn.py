@@ -28,7 +28,7 @@ def make_graph(device, dtype=torch.float64, num_nodes=NODES, num_edges=EDGES):
         edge_index[:, 10] = edge_index[:, 11]
     weight = torch.rand(num_edges, generator=generator, dtype=torch.float64) + 0.1
     if torch.device(device).type == 'cuda':
-        # Which of several self-loops counts is left to chance in PyG on CUDA: let them be equal.
+        # On CUDA, PyG takes any of several self-loops of a node: they get equal weights.
         loop = edge_index[0] == edge_index[1]
         weight[loop] = 0.5 + edge_index[0][loop].double() / num_nodes
     return edge_index.to(device), weight.to(device, dtype)
@@ -66,7 +66,7 @@ def assert_same(theirs, ours, their_inputs, our_inputs, wanted):
 
 
 def took_kernel(conv, *inputs):
-    """Whether a call reaches our ops."""
+    """Returns whether a call reaches our ops."""
     with torch.profiler.profile() as profile:
         conv(*inputs)
     kernels = 'pyg_fast::spmm', 'pyg_fast::spmm_coo'

@@ -117,7 +117,7 @@ def test_eps_of_another_dtype(
     )
     x, edge_index = torch.randn(SRC, 6, device=device).to(dtype), edges().to(device)
     expected, got = theirs(x, edge_index), must_fuse(ours)(x, edge_index)
-    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)  # Its type is the point.
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)  # also compares the types
 
 
 @pytest.mark.parametrize('train_eps', [False, True])

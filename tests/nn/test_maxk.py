@@ -59,7 +59,7 @@ def kept(x: Tensor, k: int, balanced: bool = False) -> Tensor:
 
 
 class Twin(Module):
-    """A layer of PyG's that sends what MaxK leaves, and takes MaxK of the root first if told to."""
+    """A layer of PyG's whose messages pass MaxK; `root` says whether the root does, too."""
 
     def __init__(self, conv: MessagePassing, k: int, balanced: bool, root: bool = False) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_module_refuses() -> None:
         MaxK(1)(torch.tensor(1.0))
 
 
-# A matrix that says it all --------------------------------------------------------------------
+# A dense matrix as the reference --------------------------------------------------------------
 
 
 @pytest.mark.parametrize('root', [False, True])
@@ -248,7 +248,7 @@ GCN_OPTIONS = [
 
 def weights(edge_index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     weight = torch.rand(edge_index.size(1), dtype=torch.float64) + 0.1
-    # Which of several self-loops counts is left to chance in PyG on CUDA: let them be equal.
+    # On CUDA, PyG takes any of several self-loops of a node: they get equal weights.
     loop = (edge_index[0] == edge_index[1]).cpu()
     weight[loop] = 0.5 + edge_index[0].cpu()[loop].double() / NODES
     return weight.to(edge_index.device, dtype)
@@ -593,7 +593,7 @@ def test_pairs_of_cbsr_and_dense_features(device: torch.device) -> None:
         ours.k, ours.maxk_root = None, False
 
 
-# Everything around a layer --------------------------------------------------------------------
+# Compilation, derivatives, hooks, copies ------------------------------------------------------
 
 
 @pairs(('root', 'k', 'prepared', 'kind'), [False, True], [FEW, MANY], [False, True], KINDS)
@@ -688,7 +688,7 @@ def test_maxk_follows_whatever_linear_map_there_is() -> None:
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_subclasses(kind: str) -> None:
-    """Of which the first in the process might be built before one of ours is."""
+    """A subclass may be the first layer that the process builds."""
     base = LAYERS[kind][2]
 
     class Same(base):  # type: ignore[valid-type, misc]
@@ -782,7 +782,7 @@ def test_repr() -> None:
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning')
 def test_torchscript(kind: str) -> None:
-    """Takes the layer without MaxK, and no other."""
+    """TorchScript compiles the layer without MaxK only."""
     ours = build(kind, 2)
     x, edge_index = features(NODES, IN, dtype=torch.float32), edges()
     torch.testing.assert_close(torch.jit.script(ours)(x, edge_index), ours(x, edge_index))
@@ -867,7 +867,7 @@ def test_sorts_a_plain_graph_once(kind: str, device: torch.device) -> None:
 
 
 class Shapes(TorchDispatchMode):
-    """Notes the shape of everything that is made."""
+    """Records the shape of every new tensor."""
 
     def __init__(self) -> None:
         super().__init__()

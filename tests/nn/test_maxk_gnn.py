@@ -45,7 +45,7 @@ def gcn() -> GCNConv:
 
 
 class Dense(Module):
-    """The model as its formula has it."""
+    """The model by its formula."""
 
     def __init__(
         self, conv: str, num_layers: int = LAYERS, hidden: int = HIDDEN, k: int | None = None,
@@ -163,7 +163,7 @@ def test_edge_weights(k: int | None, device: torch.device) -> None:
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('k', [None, 3])
 def test_dropout_is_of_what_is_kept(k: int | None, kind: str, device: torch.device) -> None:
-    """Whatever maps zero to zero can stand in its place."""
+    """Any module that maps zero to zero can replace the dropout."""
     theirs, ours = models(kind, device, k=k)
     theirs.dropout = ours.dropout = torch.nn.Hardshrink(0.2)
     x, edge_index = features(device), graph(device)
@@ -199,7 +199,7 @@ def test_dtypes_and_autocast(dtype: torch.dtype, kind: str, device: torch.device
         assert out.dtype == dtype
         out.float().sum().backward()
         assert all(p.grad.isfinite().all() for p in own.parameters())
-        # MaxK tells near-equal features apart otherwise in low precision: most are right.
+        # In low precision MaxK may choose another of two nearly equal features: most rows agree.
         near = (out.float() - exact).abs() <= 30 * torch.finfo(dtype).eps * exact.abs().max()
         assert near.float().mean() > 0.9
 

@@ -136,7 +136,7 @@ def test_same_as_all_active(
     )
     paths = case.paths(forward=forward, debug=forward)
     expected = case.step()
-    for _ in range(2):  # The second time from what the first one kept.
+    for _ in range(2):  # The second call reads the cache of the first one.
         assert_equal(case.step(paths), expected)
 
 
@@ -243,12 +243,12 @@ def test_loss_on_other_nodes_is_noticed(device: torch.device, kind: str, forward
     case = Case(kind, edge_index, mask, 1)
     (path,) = case.paths(forward=forward)
     for _ in range(2):
-        path.check()  # nothing yet
+        path.check()  # no error yet
         loss = case.out([path]).sum()
         loss.backward()
         with pytest.raises(ValueError, match=f'lost gradients of {int((~mask).sum())} rows'):
             case.out([path])
-        path.check()  # said once
+        path.check()  # reported once
     outside(case, [path]) if not forward else case.out([path]).sum()
     case.out([path]).sum().backward()
     with pytest.raises(ValueError, match='lost gradients'):
@@ -283,7 +283,7 @@ def test_gradients_that_are_not_numbers_are_noticed(device: torch.device) -> Non
         path.check()
 
 
-# What does not fit -------------------------------------------------------------------------------
+# Arguments that do not fit -----------------------------------------------------------------------
 
 
 def test_another_graph(device: torch.device) -> None:

@@ -51,7 +51,7 @@ def edges(num_src: int = NODES, num_dst: int = NODES, num_edges: int = EDGES) ->
 
 def weights(edge_index: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     weight = torch.rand(edge_index.size(1), dtype=torch.float64) + 0.1
-    # Which of several self-loops counts is left to chance in PyG on CUDA: let them be equal.
+    # On CUDA, PyG takes any of several self-loops of a node: they get equal weights.
     loop = edge_index[0] == edge_index[1]
     weight[loop] = 0.5 + edge_index[0][loop].double() / NODES
     return weight.to(dtype)
@@ -431,7 +431,7 @@ def test_lazy_channels(kind: str, device: torch.device) -> None:
     assert_same(gradients(theirs, x, kept), gradients(must_fuse(ours), x, edge_index))
 
 
-# What is kept ---------------------------------------------------------------------------------
+# Caches ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES)
@@ -458,7 +458,7 @@ def test_cached(weighted: bool, strategy: str, device: torch.device) -> None:
         assert_same(*results)
     other = edge_index.flip(0)
     torch.manual_seed(4)
-    assert_same(results[0], gradients(ours, x, other))  # that of the first call
+    assert_same(results[0], gradients(ours, x, other))  # the graph of the first call
     ours.reset_parameters()
     ours.load_state_dict(plain.state_dict())
     torch.manual_seed(4)
@@ -656,7 +656,7 @@ def test_quantize(
             torch.manual_seed(6)
             return must_fuse(conv)(x, edge_index)
 
-        # Where a gradient is asked for, of whatever it is, nothing is rounded.
+        # A call that needs any gradient does not round.
         assert torch.equal(run(ours), run(exact))
         graph, _ = prepare(edge_index, (NODES, NODES))  # in place of scattering in any order
         with torch.no_grad():

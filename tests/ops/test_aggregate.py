@@ -302,7 +302,7 @@ def test_prologue_and_epilogue(
             assert_near(a.detach().to(dtype), e.detach(), m.detach(), 200)
 
 
-# --- how it is done ------------------------------------------------------------------------------
+# --- the choice of the kernel --------------------------------------------------------------------
 
 
 @pytest.fixture

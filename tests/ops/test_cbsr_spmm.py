@@ -83,13 +83,13 @@ def set_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
 
 @pytest.fixture
 def sparse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many entries there are, no dense rows are made of them."""
+    """Reads features as entries, whatever their number."""
     set_share(monkeypatch, 2)
 
 
 @pytest.fixture(params=['sparse', 'dense'])
 def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either way that features can be read."""
+    """Reads features as entries and as dense rows."""
     share = 2 if request.param == 'sparse' else 0
     set_share(monkeypatch, share)
     return request.param

@@ -1,4 +1,4 @@
-"""What raw ops leave behind: the record of an invalid edge, the error of memory that ran out."""
+"""Errors of raw ops: the record of an invalid edge, and running out of memory."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -128,7 +128,7 @@ def test_replay_of_a_graph_leaves_a_record(record: ctypes.Array) -> None:
     assert read(record) == (1, 10, 10)
 
 
-# --- memory that ran out --------------------------------------------------------------------------
+# --- out of memory --------------------------------------------------------------------------------
 
 
 def out_of_memory(*args: object) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows of features from wherever they are: every type and width, every source, bad input."""
+"""Rows of features from the device or the host: every type and width, bad input."""
 
 import threading
 from collections.abc import Callable
@@ -162,7 +162,7 @@ def test_strides(device: torch.device) -> None:
 def test_indices_out_of_range_give_zeros(
     device: torch.device, place: Callable[[Tensor], Tensor]
 ) -> None:
-    # As the loader calls it on a GPU, where nobody looks beforehand.
+    # The loader does not check indices on a GPU.
     x = place(torch.rand(9, 5) + 1)
     previous = torch.rand(2, 5, device=device) + 1
     index = torch.tensor([-1, 9, 2**40, -(2**62), 8, 100], device=device)
@@ -298,11 +298,11 @@ def test_fake_tensors(device: torch.device) -> None:
     assert (out.shape, out.dtype) == ((3, 4), torch.float32)
 
 
-# --- what stays alive ----------------------------------------------------------------------------
+# --- lifetime of the inputs ----------------------------------------------------------------------
 
 
 class FakeStream:
-    """Does its work when told to."""
+    """A stream that runs its work on demand."""
 
     device = 'fake'
 

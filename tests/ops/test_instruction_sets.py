@@ -1,4 +1,4 @@
-"""The CPU kernels of narrower instruction sets: what the tests of widths ask, in a process each."""
+"""The tests of widths on CPU kernels of narrower instruction sets, in one process for each set."""
 
 import os
 from pathlib import Path

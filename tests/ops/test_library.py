@@ -1,4 +1,4 @@
-"""The raw ops: schemas, fake kernels, references, and refusal of whatever does not fit together."""
+"""The raw ops: schemas, fake kernels, references, and refusal of arguments that do not fit."""
 
 import inspect
 from collections.abc import Iterator
@@ -154,7 +154,7 @@ STILL_FITS = {
         ('cbsr_sample', 'dense', 'other type'),
         *((op, 'grad', 'other type') for op in CBSR_BACKWARD),
     ),
-    # Fewer entries of each row, or columns that are out of range, which nobody looks for here.
+    # Fewer entries of each row, or columns out of range, which these ops do not check.
     *((op, 'columns', 'narrower') for op in ('cbsr_sample', *CBSR_BACKWARD)),
     *((op, 'grad', 'narrower') for op in (*CBSR_BACKWARD, 'cbsr_sddmm')),
     ('cbsr_sample', 'dense', 'narrower'),
@@ -178,7 +178,7 @@ def spoiled(name: str, t: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield 'bool', t.bool()
     yield 'other type', t.to(torch.int64 if t.dtype == torch.int32 else torch.float16)
     yield 'shorter', t[:-1]
-    if name != 'value':  # which may hold what no edge names
+    if name != 'value':  # which may hold weights of no edge
         yield 'longer', torch.cat([t, t[-1:]])
     if t.dim() == 2:
         yield 'narrower', t[:, 1:]

@@ -99,7 +99,7 @@ def test_gat(
         again = gat(edges, *leaves, add_self_loops=loops)
     torch.testing.assert_close(again, out, equal_nan=True)
     got = [out.detach(), *torch.autograd.grad(out, leaves, grad.to(device))]
-    # Where all of a row is that low, a log-sum-exp in float32 does not tell its number of edges.
+    # Where all scores of a row are that low, a float32 log-sum-exp loses the number of edges.
     kept = 1 if fill == LOWEST else len(got)
     compare(got[:kept], reference()[:kept])
     left = torch.bincount(edge_index[1][~masked], minlength=num_dst) > 0

@@ -128,7 +128,7 @@ def test_empty(device: torch.device) -> None:
 
 @pytest.mark.parametrize('hashed', [False, True])
 def test_ids_out_of_range_match_nothing(device: torch.device, hashed: bool) -> None:
-    # As the loader calls it on a GPU, where nobody looks beforehand.
+    # The loader does not check ids on a GPU.
     node_map = NodeMap(NODES, device, hashed)
     wild = tensor([-1, 2, -(2**62), 5, -1, NODES, 2**62, *range(NODES, 200)], device)
     table, stamp = node_map.table(wild.numel()), node_map.next_stamp()

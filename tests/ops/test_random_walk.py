@@ -228,7 +228,7 @@ def test_no_walks(device: torch.device) -> None:
 
 
 def test_what_is_out_of_range_is_not_read(device: torch.device) -> None:
-    # As the loader calls them on a GPU, where nobody looks beforehand; and graphs that lie.
+    # The loader does not check nodes on a GPU; nor are pointers of graphs checked.
     rowptr, col = (t.to(device) for t in csr(GRAPHS['square'], INDEX[1]))
     wild = torch.tensor([-1, 30, 2**40, -(2**62)], device=device)
     walks = ops.random_walk(rowptr, col, wild, 3, 0.5, 1)

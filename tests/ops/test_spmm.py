@@ -448,7 +448,7 @@ def test_deterministic_backward_of_max(
             check(graph, x.detach(), None, 'min')
     finally:
         torch.use_deterministic_algorithms(False)
-    # What the ordered kernel is given, which the CPU has no need for.
+    # The arguments of the ordered kernel, which the CPU does not use.
     position = _t_position(*graph[:1], graph.perm, graph.t_perm)
     num_edges = int(graph.rowptr[-1])
     row = torch.arange(50, device=device).repeat_interleave(graph.rowptr.diff().long())

@@ -161,7 +161,7 @@ def test_waits_where_it_is_told_to(device: torch.device) -> None:
     for sort in (to_csr, to_csr_csc):
         with pytest.raises(IndexError, match=r'\[0, 2\), got values from 1 to 9'):
             sort(edge_index, 2, 2, wait=True)
-        sort(edge_index, 2, 10)  # Nothing is left of it.
+        sort(edge_index, 2, 10)  # The error is not reported again.
 
 
 @pytest.mark.parametrize('name', ['square', 'wide', 'no_edges', 'one_node'])

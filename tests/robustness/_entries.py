@@ -1,4 +1,4 @@
-"""Every public op: input that it takes, and what has to come of it."""
+"""Every public op: valid input, and a reference for its result."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from pyg_fast.ops._library import reference
 
 NUM_NODES, NUM_EDGES, WIDTH, HEADS = 12, 50, 5, 2
 SEED = 2**40 + 3
-# In `ops.__all__`, but nothing that anyone calls with arguments.
+# In `ops.__all__`, but no ops with arguments.
 WITHOUT_INPUT = {'SampledSubgraph', 'with_cuda'}
 
 

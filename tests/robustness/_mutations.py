@@ -1,4 +1,4 @@
-"""What can be wrong, or merely unusual, with an argument."""
+"""Wrong and unusual variants of an argument."""
 
 from collections.abc import Callable
 from typing import Any
@@ -93,7 +93,7 @@ def _inference(t: Tensor) -> Tensor:
 
 
 def mutations(value: Any) -> list[tuple[str, Any]]:
-    """What an argument may be instead, each with a name."""
+    """The variants of an argument, each with a name."""
     if isinstance(value, list) and isinstance(value[0], Tensor):
         of_first = [(name, [t, *value[1:]]) for name, t in mutations(value[0])]
         return [*of_first, *((repr(v), v) for v in OTHERS)]

@@ -11,7 +11,7 @@ from pyg_fast import with_cuda
 
 @pytest.fixture(autouse=True, scope='package')
 def one_thread() -> Iterator[None]:
-    """Waking a second one takes longer than most of what is run here."""
+    """Runs on one thread: to wake a second one takes longer than most calls here."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

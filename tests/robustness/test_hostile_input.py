@@ -17,10 +17,10 @@ from pyg_fast.ops._edges import raise_pending
 from ._entries import ENTRIES, WITHOUT_INPUT, compare, on
 from ._mutations import FLOATS, LAYOUTS, OTHERS, SHAPES, TYPES, mutations
 
-# Of graphs of whose content nobody looks: no crash, and no word on what the walks are.
+# Ops that do not check the graph: they must not crash; their walks are undefined.
 UNCHECKED = {'random_walk': ('rowptr', 'col'), 'pinsage_neighbors': ('rowptr', 'col')}
 CPU = torch.device('cpu')
-# What messages call it.
+# The name of the argument in messages.
 ALSO = {'graph': 'edge_index'}
 
 

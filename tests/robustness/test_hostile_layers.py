@@ -34,7 +34,7 @@ BAD_EDGES: dict[str, tuple[type, Callable[[Tensor], Any]]] = {
     'a negative destination': (IndexError, with_end(1, -1)),
     'a source too large': (IndexError, with_end(0, NODES)),
     'a destination too large': (IndexError, with_end(1, NODES)),
-    '2^32': (IndexError, with_end(0, 2**32)),  # 0 for who reads 32 bits of it
+    '2^32': (IndexError, with_end(0, 2**32)),  # an index that is 0 in its low 32 bits
     'the largest': (IndexError, with_end(1, 2**63 - 1)),
     'floating point': (TypeError, Tensor.float),
     'bool': (TypeError, Tensor.bool),
@@ -89,7 +89,7 @@ def test_layer_refuses_edges(device: torch.device, name: str, kind: str, raises:
     error, change = BAD_EDGES[kind]
     with raises(error, match="'edge_index"):
         run(layer, data.x, Data(edge_index=change(data.edge_index)))
-    assert run(layer, data.x, data).isfinite().all()  # Nothing is left of it.
+    assert run(layer, data.x, data).isfinite().all()  # The error is not reported again.
 
 
 @pytest.mark.parametrize('name', ON_GRAPHS)
@@ -97,7 +97,7 @@ def test_layer_refuses_features(device: torch.device, name: str, raises: Any) ->
     layer, data = LAYERS[name]().to(device), small_graph(device)
     with raises(IndexError, match="'edge_index"):
         run(layer, data.x[: NODES // 2], data)
-    # Shapes that no linear map takes: torch says it.
+    # Shapes that no linear map takes: torch raises the error.
     with raises(RuntimeError, match='shapes cannot be multiplied'):
         run(layer, torch.randn(NODES, IN + 1, device=device), data)
 

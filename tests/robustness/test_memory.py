@@ -1,4 +1,4 @@
-"""Training takes no more memory the longer it lasts, and what is kept of a graph goes with it."""
+"""Long training needs no more memory than short training, and caches die with their graph."""
 
 import gc
 import mmap

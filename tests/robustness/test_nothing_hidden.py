@@ -168,7 +168,7 @@ def test_next_call_reports_indices(cuda: torch.device, mode: str, end: int, wron
     message = rf"'edge_index\[{end}\]' of an earlier .* {name} .*{wrong}"
     with pytest.raises(IndexError, match=message):
         ops.aggregate(data.edge_index, data.x, mode=mode)
-    ops.aggregate(data.edge_index, data.x, mode=mode)  # said once
+    ops.aggregate(data.edge_index, data.x, mode=mode)  # reported once
 
 
 @pytest.mark.parametrize('sampled', [False, True])
@@ -655,7 +655,7 @@ def test_edge_index_that_names_fewer_nodes(kind: str, size: Any) -> None:
     close(ours(x, EdgeIndex(data.edge_index, sparse_size=size)), theirs(x, data.edge_index))
 
 
-# What ran ---------------------------------------------------------------------------------------
+# The report of what ran --------------------------------------------------------------------------
 
 
 def test_report_says_what_ran() -> None:
@@ -757,7 +757,7 @@ def test_what_a_capture_has_read_stays(cuda: torch.device) -> None:
         recorded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recorded):
             out = conv(data.x, data.edge_index)
-        pyg_fast.graph.set_group_sizes(data.edge_index, 4)  # makes what is kept anew
+        pyg_fast.graph.set_group_sizes(data.edge_index, 4)  # builds the cache again
         gc.collect()
         junk = [torch.full((n,), -1, dtype=torch.int32, device=cuda) for n in (N + 1, E) * 50]
         recorded.replay()

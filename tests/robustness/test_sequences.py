@@ -144,7 +144,7 @@ def size_of(tensor: Tensor | None) -> float:
 
 
 def tie(theirs: Module, ours: Module) -> None:
-    """Has both compute with the same parameters and buffers."""
+    """Gives both layers the same parameters and buffers."""
     for name, module in theirs.named_modules():
         other = ours.get_submodule(name)
         for own, given in (
@@ -879,10 +879,10 @@ class Sequence:
         expected = self.call_theirs()
         self.all_close(outs, [expected.detach(), *self.grads(expected, wanted)])
 
-    # The whole
+    # Sequences of actions
 
     def actions(self) -> dict[Callable[[], None], int]:
-        """What may be drawn, and how often."""
+        """The actions that may be drawn, and their weights."""
         found: dict[Callable[[], None], int] = {
             self.forward: 8, self.backward: 9, self.write: 9, self.write_between: 4, self.mode: 1,
             self.convert: 1, self.copy_data: 2, self.copy_layer: 2, self.make_inference_tensor: 1,

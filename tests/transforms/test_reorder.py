@@ -308,7 +308,7 @@ def test_tensor_frame() -> None:
 def test_attributes_that_name_nodes(method: str) -> None:
     ids = [3, 0, 7, 3]
     data = graph()
-    data.edge_label_index = EDGES[:, :N].clone()  # By chance as many as nodes.
+    data.edge_label_index = EDGES[:, :N].clone()  # As many edges as nodes.
     data.edge_label = torch.arange(N)
     data.neg_edge_index = EdgeIndex(EDGES[:, :3], sparse_size=(N, N))
     data.face = torch.arange(3 * N).view(3, N) % N

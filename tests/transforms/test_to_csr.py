@@ -313,7 +313,7 @@ def test_undirected_stays_so(order: str) -> None:
     assert out.matmul(x, transpose=True).allclose(want)
 
 
-# Life after ####################################################################################
+# Copies, files, collation ######################################################################
 
 
 def saved(data: Any, weights_only: bool) -> Any:
@@ -542,7 +542,7 @@ def mesh() -> Data:
 def grouped() -> Data:
     data = bare()
     data.batch = torch.zeros(N, dtype=torch.long)
-    data.y, data.y_graph = torch.rand(N, 51), torch.rand(1, 11)  # What GPSE is trained on.
+    data.y, data.y_graph = torch.rand(N, 51), torch.rand(1, 11)  # The targets of GPSE.
     return data
 
 
@@ -790,7 +790,7 @@ def test_transform_still_fails_after_to_csr(name: str) -> None:
         pytest.skip(f'the list was made for PyG 2.8, this is {torch_geometric.__version__}')
     if name in MULTIPLY_EDGE_INDEX:
         pytest.skip('its sparse product of mixed-up caches can crash the interpreter')
-    if name == 'RootedRWSubgraph':  # It fails before it needs pyg-lib.
+    if name == 'RootedRWSubgraph':  # The call fails before it needs pyg-lib.
         with pytest.raises(AttributeError, match='dim_size'):
             T.RootedRWSubgraph(2)(ToCSR()(bare()))
         return
