@@ -10,7 +10,6 @@ FOLDER = Path(__file__).parent
 def benchmarks() -> dict[str, str]:
     """The first line of each benchmark, by its name."""
     files = {path.stem: path for path in FOLDER.glob('[!_]*.py')}
-    files |= {path.parent.name: path for path in FOLDER.glob('*/__main__.py')}
     return {
         name: (ast.get_docstring(ast.parse(path.read_text())) or '').split('\n')[0]
         for name, path in sorted(files.items())}
@@ -22,8 +21,7 @@ def main() -> None:
         lines = [f'  {name:18}{line}' for name, line in known.items()]
         sys.exit('\n'.join(['python -m benchmarks NAME [options]', *lines]))
     name = sys.argv.pop(1)
-    inside = '.__main__' if (FOLDER / name).is_dir() else ''
-    importlib.import_module(f'benchmarks.{name}{inside}').main()
+    importlib.import_module(f'benchmarks.{name}').main()
 
 
 if __name__ == '__main__':

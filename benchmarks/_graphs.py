@@ -1,4 +1,4 @@
-"""The graphs of the grid: planted ones, drawn on the spot, and real ones from PYG_FAST_DATA."""
+"""The graphs of the benchmarks: generated ones, and real ones from PYG_FAST_DATA."""
 import contextlib
 import functools
 import os
@@ -26,18 +26,28 @@ _DATASETS = {
 }
 REAL = ('Computers', 'tolokers', 'ddi', 'moby')
 GRID = ('reddit-like', 'arxiv-like', 'products-like', 'ddi', 'moby', 'Computers', 'tolokers')
-NAMES = (*GRID, *(name for name in SIZES if name not in GRID))
+# Graphs of the papers, as OGB, PyG, SNAP and the papers list them: nodes, pairs of nodes (of
+# directed graphs half the edges), communities (classes, or a guess).
+PLANTED: dict[str, PlantedSize] = SIZES | {
+    'Cora-sized': PlantedSize(2_708, 5_278, 7),
+    'proteins-like': PlantedSize(132_534, 39_561_252, 16, 0.5),
+    'BlogCatalog-like': PlantedSize(88_784, 2_093_195, 40),
+    'YouTube-like': PlantedSize(1_134_890, 2_987_624, 8000),
+    'papers100M-like': PlantedSize(111_059_956, 807_842_936, 172),
+    'IGB-like': PlantedSize(100_000_000, 611_785_682, 19),
+}
+NAMES = tuple(dict.fromkeys((*GRID, *PLANTED, *_DATASETS, *_STRUCTURES)))
 
 
 class Missing(Exception):
-    """A graph that cannot be had here, with the reason."""
+    """A graph that does not exist here, with the reason."""
 
 
 class Graph:
     """A square graph in CSR format: rows are destinations, ``col`` holds the source of each edge.
 
     Args:
-        name: What to call it.
+        name: Its name.
         rowptr: Row pointers of shape ``[num_nodes + 1]``, int32.
         col: Sources of shape ``[num_edges]``, int32, ascending within a row.
     """
@@ -108,10 +118,10 @@ def _folder() -> Path:
 
 
 def dataset(name: str) -> Data:
-    """A real dataset, read by PyG's own class from a copy of its raw files.
+    """A real dataset: the class of PyG reads a copy of its raw files.
 
     Raises:
-        Missing: If the files are not there.
+        Missing: If the files do not exist.
     """
     return _read(name, _folder()).clone()
 
@@ -125,10 +135,10 @@ def _read(name: str, folder: Path) -> Data:
 
 @contextlib.contextmanager
 def copied(collection: str, name: str) -> Iterator[Path]:
-    """A folder with a copy of the raw files of a real dataset, beside which PyG may write.
+    """A temporary folder with a copy of the raw files of a real dataset.
 
     Raises:
-        Missing: If the files are not there.
+        Missing: If the files do not exist.
     """
     source = _folder() / collection / name / 'raw'
     if not source.is_dir():
@@ -141,11 +151,24 @@ def copied(collection: str, name: str) -> Iterator[Path]:
         yield Path(root)
 
 
-def load(name: str, device: torch.device) -> Graph:
-    """Makes the graph called ``name``.
+def smaller(name: str, max_edges: int | None) -> tuple[str, PlantedSize]:
+    """The size of a generated graph, or a fraction of it that has at most ``max_edges``."""
+    size, parts = PLANTED[name], 1
+    while max_edges is not None and 2 * size.num_pairs // parts > max_edges:
+        parts *= 2
+    if parts == 1:
+        return name, size
+    num_nodes = size.num_nodes // parts
+    return f'{name} 1/{parts}', size._replace(
+        num_nodes=num_nodes, num_pairs=size.num_pairs // parts,
+        num_communities=max(1, min(size.num_communities, num_nodes // 20)))
+
+
+def load(name: str, device: torch.device, max_edges: int | None = None) -> Graph:
+    """Makes the graph called ``name``, or a fraction of it if it is generated and too large.
 
     Raises:
-        Missing: If it is a real graph whose files are not there.
+        Missing: If it is a real graph whose files do not exist.
     """
     if name in _DATASETS:
         data = dataset(name)
@@ -158,16 +181,17 @@ def load(name: str, device: torch.device) -> Graph:
             edge_index = torch.from_numpy(np.stack([arrays['col'], arrays['row']]))
             num_nodes = int(arrays['num_nodes'])
     else:
-        return Graph(name, *planted_structure(name, seed=0, device=device))
+        name, size = smaller(name, max_edges)
+        return Graph(name, *planted_structure(size, seed=0, device=device))
     return from_edge_index(name, edge_index.to(device), num_nodes)
 
 
 def cora(device: torch.device) -> tuple[Data, str]:
-    """Cora, or a planted graph of its size with random features, and which of the two it is."""
+    """Cora, or a generated graph of its size with random features, and the name of the graph."""
     try:
         return dataset('Cora').to(device), 'Cora'
     except Missing as reason:
-        size = PlantedSize(2708, 5278, 7)
+        size = PLANTED['Cora-sized']
         graph = Graph('planted', *planted_structure(size, seed=0, device=device))
         generator = torch.Generator(device=device).manual_seed(0)
         x = torch.rand(size.num_nodes, 1433, generator=generator, device=device)
@@ -178,21 +202,14 @@ def cora(device: torch.device) -> tuple[Data, str]:
             f'planted graph of the size of Cora ({reason})')
 
 
-def default_names(device: torch.device) -> tuple[str, ...]:
-    return GRID if device.type == 'cuda' else REAL
-
-
-def quick_names(device: torch.device) -> tuple[str, ...]:
-    return ('arxiv-like', 'Computers', 'ddi') if device.type == 'cuda' else ('Computers', 'ddi')
-
-
 def load_each(
     names: Iterable[str], device: torch.device, left_out: dict[str, str],
+    max_edges: int | None = None,
 ) -> Iterator[Graph]:
-    """Yields the graphs one by one; those that are missing go into ``left_out``."""
+    """Yields the graphs one by one; missing graphs go into ``left_out``."""
     for name in names:
         try:
-            graph = load(name, device)
+            graph = load(name, device, max_edges)
         except Missing as reason:
             left_out[name] = str(reason)
             print(f'{name} left out: {reason}', file=sys.stderr)

@@ -1,4 +1,8 @@
-"""Timing contenders against each other, and reporting it."""
+"""The core of all benchmarks: command line, timing, checks, tables and records.
+
+A benchmark declares its options (:class:`Option`) and, for each cell, its contenders
+(:class:`Contender`); :class:`Bench` parses, measures, prints and writes.
+"""
 import argparse
 import contextlib
 import dataclasses
@@ -20,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from . import _cusparse, _graphs
 
 ROOT = Path(__file__).parent.parent
 DTYPES = {
@@ -33,14 +40,14 @@ _SOLO_SHARE = 0.25  # of the device's memory
 
 @dataclasses.dataclass
 class Contender:
-    """One way to compute what a cell asks for.
+    """One implementation that a cell measures.
 
     Args:
-        name: What the reports call it.
-        make: Prepares it and returns what is timed.
-        ours: Whether failing or being wrong is an error rather than a result.
-        check: The error of an output, in units of what is allowed.
-        calls: Number of steps that one call makes. (default: ``1``)
+        name: Its name in the report.
+        make: Prepares the work and returns the function to time.
+        ours: Whether it is pyg_fast: then a failure or a wrong result stops the benchmark.
+        check: Returns the error of an output divided by the allowed error.
+        calls: Number of steps in one call. (default: ``1``)
     """
 
     name: str
@@ -52,11 +59,11 @@ class Contender:
 
 @dataclasses.dataclass
 class Result:
-    """What was measured of one contender, in milliseconds and bytes.
+    """The measurement of one contender, in milliseconds and bytes.
 
-    ``host_ms`` is the time after which a call returns (only beside device times),
-    ``first_peak_bytes`` the peak memory of the first call (with what it leaves cached),
-    ``error`` the largest error in units of what is allowed.
+    ``host_ms`` is the host time of a call (only beside device times), ``first_peak_bytes`` the
+    peak memory of the first call, with the caches that it fills, ``error`` the largest error
+    divided by the allowed error.
     """
 
     median_ms: float | None = None
@@ -82,12 +89,12 @@ class Settings:
     """How to measure.
 
     Args:
-        device: Where to.
-        repeats: Measurements of each contender.
-        limit: Seconds beyond which a rival's first run is its only one.
-        budget: Seconds after which a rival is measured less often, though three times.
-        device_time: Whether the host runs ahead of the GPU, so that launching costs nothing;
-            otherwise wall time to the end of the work. (default: ``False``)
+        device: The device.
+        repeats: Number of measurements of each contender.
+        limit: A rival whose first run takes more seconds is measured by this run only.
+        budget: A rival whose repeats take more seconds gets fewer repeats, but at least three.
+        device_time: Measure the time on the GPU, without launch overhead; otherwise wall time
+            until the work is done. (default: ``False``)
     """
 
     device: torch.device
@@ -98,14 +105,14 @@ class Settings:
 
 
 class Incorrect(Exception):
-    """A result of ours that is wrong, which makes its time worthless."""
+    """A result of pyg_fast is wrong: its time means nothing."""
 
 
 def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Result]:
     """Checks and warms up every contender, then times them in turns.
 
     Raises:
-        Incorrect: If a contender of ours is wrong.
+        Incorrect: If a result of pyg_fast is wrong.
     """
     cuda = settings.device.type == 'cuda'
     results = {contender.name: Result() for contender in contenders}
@@ -146,7 +153,7 @@ def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Re
     large = cuda and _SOLO_SHARE * torch.cuda.get_device_properties(settings.device).total_memory
     solo = [entry for entry in ready if large and (results[entry[0].name].peak_bytes or 0) > large]
     with _no_garbage_collection():
-        for contender, run, count, _ in solo:  # its neighbours would empty torch's cache each time
+        for contender, run, count, _ in solo:  # the others would empty torch's cache every time
             result = results[contender.name]
             result.note = 'measured on its own, for its memory'
             _free(cuda)
@@ -154,7 +161,7 @@ def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Re
                 run()
                 for _ in range(count):
                     once(contender, run)
-            except torch.cuda.OutOfMemoryError as error:  # what the others keep fills the rest
+            except torch.cuda.OutOfMemoryError as error:  # inputs of the others fill the memory
                 result.note = f'OOM: {_first_line(error)}'
             _free(cuda)
         turns = [entry for entry in ready if entry not in solo]
@@ -179,7 +186,7 @@ def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Re
 def _first_runs(
     contender: Contender, result: Result, settings: Settings,
 ) -> tuple[Callable[[], Any] | None, float]:
-    """Returns what to time and the seconds of one run, unless that was too long already."""
+    """The function to time (``None`` if the first run was too long) and the time of one run."""
     before = _reset_peak(settings.device)
     run = contender.make()
     start = time.perf_counter()
@@ -217,7 +224,7 @@ def _first_runs(
 
 
 def _spin(hosts: list[float], result: Result) -> float:
-    """Milliseconds that cover what the host needs to launch the work."""
+    """Milliseconds of waiting on the GPU while the host launches the work."""
     host = max(hosts[-5:]) if hosts else result.host_ms or 0.0
     return min(_MAX_SPIN_MS, 0.05 + 1.5 * host)
 
@@ -280,21 +287,70 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split('\n')[0][:200] or type(error).__name__
 
 
+def measure_over(
+    of_k: Mapping[int, Sequence[Contender]], shared: Sequence[Contender], settings: Settings,
+) -> dict[int, dict[str, Result]]:
+    """Measures contenders for each k, and contenders that do not depend on k, all in turns."""
+    numbered = {
+        (k, contender.name): dataclasses.replace(contender, name=f'{contender.name}, k={k}')
+        for k, contenders in of_k.items() for contender in contenders}
+    measured = measure([*numbered.values(), *shared], settings)
+    results: dict[int, dict[str, Result]] = {k: {} for k in of_k}
+    for (k, name), contender in numbered.items():
+        results[k][name] = measured[contender.name]
+    for cell in results.values():
+        cell.update((contender.name, measured[contender.name]) for contender in shared)
+    return results
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+def worst(errors: Iterable[float]) -> float:
+    return float(torch.tensor(list(errors)).max())  # unlike Python's max, it keeps NaN
+
+
+def same(*pairs: tuple[Tensor, Tensor]) -> float:
+    """The error of outputs that must be equal: 0 or infinity."""
+    return 0.0 if all(torch.equal(out, right) for out, right in pairs) else math.inf
+
+
+def finite(loss: Tensor) -> float:
+    return 0.0 if bool(loss.isfinite()) else math.inf
+
+
+def norm_error(outputs: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
+    """The largest error of a norm, divided by ``tolerance``."""
+    return worst(
+        float((out.double() - right).norm() / (tolerance * right.norm().clamp(min=1e-12)))
+        for out, right in zip(outputs, expected, strict=True))
+
+
+def repeated(step: Callable[[], Any], calls: int) -> Callable[[], Any]:
+    """A function that makes many steps in one call."""
+    def run() -> Any:
+        for _ in range(calls - 1):
+            step()
+        return step()
+    return run
+
+
 # Arguments --------------------------------------------------------------------------------------
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """A parser with the options that all benchmarks share."""
     result = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     result.add_argument('--threads', type=int, help='CPU threads of torch')
     result.add_argument('--repeats', type=int, help='measurements of each contender')
     result.add_argument(
         '--rival-limit', type=float, metavar='S', default=20.0,
-        help='a rival whose first run takes longer is measured by that alone')
+        help='a rival whose first run takes longer is measured by this run only')
     result.add_argument(
         '--budget', type=float, metavar='S',
-        help='a rival that takes longer over its repeats gets fewer, though three')
+        help='a rival whose repeats take longer gets fewer repeats, but at least three')
+    result.add_argument(
+        '--max-edges', type=int, help='larger generated graphs are replaced by a fraction of them')
     result.add_argument('--quick', action='store_true', help='a minute or less')
     result.add_argument(
         '--out', type=Path, metavar='DIR', default=ROOT / 'benchmarks' / 'results')
@@ -321,8 +377,12 @@ def integers(text: str) -> tuple[int, ...]:
     return numbers
 
 
+def positive(text: str) -> int:
+    return integers(text)[0]
+
+
 def start(args: argparse.Namespace) -> Settings:
-    """Fills in what depends on the device, and seeds torch."""
+    """Fills in the defaults that depend on the device, and seeds torch."""
     if args.device == 'auto':
         args.device = 'cuda' if torch.cuda.is_available() else 'cpu'
     if args.threads is not None:
@@ -339,25 +399,200 @@ def start(args: argparse.Namespace) -> Settings:
     return Settings(torch.device(args.device), args.repeats, args.rival_limit, args.budget)
 
 
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """An option of one benchmark.
+
+    Args:
+        default: Its value; a mapping holds values for ``'quick'`` runs, for the devices
+            ``'cuda'`` and ``'cpu'``, and ``'usual'`` for everything else.
+        parse: Reads its text. (default: a positive integer)
+        help: Its line of ``--help``.
+        nargs: As in :meth:`argparse.ArgumentParser.add_argument`.
+    """
+
+    default: Any = None
+    parse: Callable[[str], Any] = positive
+    help: str = ''
+    nargs: str | None = None
+
+    def value(self, args: argparse.Namespace) -> Any:
+        found, quick = self.default, args.quick
+        while isinstance(found, Mapping):
+            if quick and 'quick' in found:
+                found, quick = found['quick'], False
+            else:
+                found = found[args.device if args.device in found else 'usual']
+        return found
+
+
+def names(kind: str, known: Sequence[str], default: Any) -> Option:
+    """An option that takes names between commas."""
+    return Option(default, choice(kind, known), f"of {', '.join(known)}")
+
+
 def log(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
+
+
+class Bench:
+    """One benchmark: it parses the command line, measures cells and writes the record.
+
+    Args:
+        name: Its name in the record.
+        about: Its docstring, the text of ``--help``.
+        argv: Its arguments.
+        parts: Parts to choose from with ``--parts``; all but those in ``on_request`` run by
+            default.
+        on_request: Parts that run only if they are named.
+        graphs: Names of graphs, as the default of an :class:`Option`. (default: the benchmark
+            has no graphs)
+        known_graphs: Names that ``--graphs`` takes.
+        notes: Lines of the report that say what is measured.
+        options: Further options, by their names without dashes.
+    """
+
+    TIMES = (
+        'Times are medians in ms. The contenders of a cell run in turns, and no cache is flushed '
+        'between them. {} Ratio: time of the best rival over our time. † less exact than rounding '
+        'allows, ‡ one cold run.')
+    KERNELS = 'Kernels: device time by CUDA events, without launches; all else: wall time.'
+
+    def __init__(
+        self, name: str, about: str | None, argv: Sequence[str] | None = None, *,
+        parts: Sequence[str] = (), on_request: Sequence[str] = (), graphs: Any = None,
+        known_graphs: Sequence[str] = _graphs.NAMES, notes: Sequence[str] | None = (),
+        **options: Option,
+    ) -> None:
+        line = parser(about or name)
+        if parts:
+            usual = tuple(part for part in parts if part not in on_request)
+            options = {'parts': names('part', parts, usual), **options}
+        if graphs is not None:
+            options = {'graphs': names('graph', known_graphs, graphs), **options}
+        for key, option in options.items():
+            flag: dict[str, Any] = (
+                {'action': 'store_true'} if option.default is False else
+                {'type': option.parse, 'nargs': option.nargs})
+            line.add_argument(f"--{key.replace('_', '-')}", help=option.help or None, **flag)
+        self.args = args = line.parse_args(argv)
+        self.wall = start(args)
+        for key, option in options.items():
+            if getattr(args, key) is None:
+                setattr(args, key, option.value(args))
+        self.device, self.cuda, self.quick = self.wall.device, args.device == 'cuda', args.quick
+        self.kernel = dataclasses.replace(self.wall, device_time=True)
+        how = self.KERNELS if self.cuda else 'All times are wall times.'
+        said = [] if notes is None else [self.TIMES.format(how), *notes]
+        self.report = Report(name, args, said)
+
+    def has(self, part: str) -> bool:
+        return part in self.args.parts
+
+    def few(self, repeats: int) -> Settings:
+        """Wall time with fewer repeats."""
+        return dataclasses.replace(self.wall, repeats=min(self.wall.repeats, repeats))
+
+    def note(self, *lines: str) -> None:
+        self.report.notes += lines
+
+    def graphs(self, names: Iterable[str] | None = None) -> Iterator[_graphs.Graph]:
+        """Loads the graphs one after another and adds them to the record."""
+        wanted = self.args.graphs if names is None else names
+        for graph in _graphs.load_each(
+                wanted, self.device, self.report.left_out, self.args.max_edges):
+            self.report.graphs[graph.name] = graph.summary()
+            yield graph
+
+    def add(
+        self, title: str, graph: str, width: int, results: Mapping[str, Result], *,
+        kind: type['Section'] | None = None, ours: str = '', rivals: Sequence[str] = (),
+        pairs: Iterable[tuple[str, str]] = (), state: str = '', label: str = 'F', **section: Any,
+    ) -> 'Section':
+        """Adds a cell to a section.
+
+        Args:
+            title: The title of the section.
+            graph: The first column of the cell.
+            width: The second column.
+            results: By contender.
+            kind: Class of the section.
+            ours: The contender that is compared with each of ``rivals``, and with the best.
+            rivals: Names.
+            pairs: Further comparisons, each of ours and a rival.
+            state: The size of the input, beside that of the cache.
+            label: Name of the widths.
+            **section: As in :class:`Section`.
+        """
+        into = self.report.section(title, kind or Section, width=label, **section)
+        into.compare(ours, rivals, pairs)
+        into.cells.append(Cell(graph, width, dict(results), state))
+        self.report.save()
+        log(f'{title}: {graph}, {into.width}={width}: ' + ', '.join(
+            f'{name} {result.text()}' for name, result in results.items()))
+        return into
+
+    def measure(
+        self, title: str, graph: str, width: int, contenders: Sequence[Contender],
+        settings: Settings | None = None, *, num_bytes: int = 0,
+        made: Callable[[dict[str, Result]], Mapping[str, Result]] | None = None, **cell: Any,
+    ) -> dict[str, Result]:
+        """Measures a cell and adds it; ``made`` may extend its results.
+
+        The section compares the first contender of ours with the best rival, and with each.
+        """
+        found = measure(contenders, settings or self.wall)
+        results = dict(made(found)) if made else found
+        self.add(title, graph, width, results, **self._cell(contenders, num_bytes, cell))
+        return results
+
+    def measure_over(
+        self, title: str, graph: str, of_k: Mapping[int, Sequence[Contender]],
+        shared: Sequence[Contender], settings: Settings, *, num_bytes: int = 0, **cell: Any,
+    ) -> dict[int, dict[str, Result]]:
+        """Measures a cell for each k; contenders in ``shared`` run once for all of them."""
+        results = measure_over(of_k, shared, settings)
+        for k, found in results.items():
+            said = self._cell([*of_k[k], *shared], num_bytes, dict(cell))
+            self.add(title, graph, k, found, **said)
+        return results
+
+    def by_dtype(
+        self, graph: str, results: Mapping[tuple[str, int], Mapping[str, Result]], label: str,
+    ) -> None:
+        """Adds cells, by title and width, that compare the times of several dtypes."""
+        for (title, k), found in results.items():
+            first, *others = found
+            if others:
+                pairs = [(other, first) for other in others]
+                self.add(title, graph, k, found, label=label, pairs=pairs)
+
+    def _cell(
+        self, contenders: Sequence[Contender], num_bytes: int, cell: dict[str, Any],
+    ) -> dict[str, Any]:
+        cell.setdefault('ours', next((each.name for each in contenders if each.ours), ''))
+        cell.setdefault('rivals', [each.name for each in contenders if not each.ours])
+        return {**cell, 'state': cache_state(num_bytes, self.device) if num_bytes else ''}
+
+    def finish(self) -> None:
+        self.report.finish()
 
 
 # Reports ----------------------------------------------------------------------------------------
 
 @dataclasses.dataclass
 class Cell:
-    """One row of a table: what was measured on one graph at one width."""
+    """One row of a table: the results on one graph at one width."""
 
     graph: str
     width: int
     results: dict[str, Result]
-    cache: str = ''  # size of x, against that of the cache
+    cache: str = ''  # size of x, compared with the cache
 
 
 @dataclasses.dataclass
 class Versus:
-    """A comparison: ``ours`` against the best of ``rivals``."""
+    """A comparison of ``ours`` with the best of ``rivals``."""
 
     name: str
     ours: str
@@ -376,29 +611,60 @@ class Versus:
         return best[1] / ours.median_ms
 
 
+def head_of(name: str) -> str:
+    """The column of a contender: all algorithms of cuSPARSE share one."""
+    return re.sub(r',? ALG\d( preprocessed)?$', r'\1', name)
+
+
+def columns_of(names: Iterable[str]) -> dict[str, list[str]]:
+    columns: dict[str, list[str]] = {}
+    for name in names:
+        columns.setdefault(head_of(name), []).append(name)
+    return columns
+
+
 @dataclasses.dataclass
 class Section:
-    """A table of cells with the same contenders.
+    """A table of cells.
 
     Args:
         title: Its heading.
-        columns: Headings, each with the contenders whose best it shows.
-        versus: The comparisons; the ratio of the first one stands in every row.
-        width: What the widths are called.
-        memory: Whether to show peak memory (columns must be of one contender each).
+        columns: Headings, each with contenders; the fastest of them is shown. (default: a column
+            for each contender, one for all algorithms of a library)
+        versus: The comparisons; each row shows the ratio of the first one.
+        width: Name of the widths.
+        memory: Whether to show peak memory.
     """
 
     title: str
-    columns: Mapping[str, Sequence[str]]
-    versus: Sequence[Versus] = ()
+    columns: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    versus: list[Versus] = dataclasses.field(default_factory=list)
     width: str = 'F'
     memory: bool = False
     cells: list[Cell] = dataclasses.field(default_factory=list)
 
+    def compare(
+        self, ours: str, rivals: Sequence[str], pairs: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Adds comparisons of ours with the best rival and with each, and of pairs."""
+        wanted = [('the best', ours, rivals)] if len(columns_of(rivals)) > 1 else []
+        wanted += [(head, ours, some) for head, some in columns_of(rivals).items()]
+        for label, mine, theirs in [*wanted, *((rival, ours, [rival]) for ours, rival in pairs)]:
+            known = next((v for v in self.versus if (v.name, v.ours) == (label, mine)), None)
+            if known is None:
+                self.versus.append(known := Versus(label, mine, []))
+            known.rivals = list(dict.fromkeys([*known.rivals, *theirs]))
+
+    def names(self) -> list[str]:
+        """The contenders of all cells."""
+        return list(dict.fromkeys(name for cell in self.cells for name in cell.results))
+
     def used(self) -> dict[str, Sequence[str]]:
         """The columns that are not empty."""
-        names = {name for cell in self.cells for name in cell.results}
-        return {head: some for head, some in self.columns.items() if names.intersection(some)}
+        if not self.columns:
+            return {**columns_of(self.names())}
+        there = set(self.names())
+        return {head: some for head, some in self.columns.items() if there.intersection(some)}
 
     def row(self, cell: Cell) -> list[str]:
         texts = [cell.graph, f'{cell.width:,}']
@@ -411,21 +677,13 @@ class Section:
                 texts.append(timed[name].text() + variant)
             else:
                 texts.append(next(iter(found.values())).text() if found else '–')
-        best, ratio = self.versus[0].best(cell), self.versus[0].ratio(cell)
-        texts += [best[0] if best else '–', f'{ratio:.2f}' if ratio else '–']
+        if self.versus:
+            best, ratio = self.versus[0].best(cell), self.versus[0].ratio(cell)
+            texts += [best[0] if best else '–', f'{ratio:.2f}' if ratio else '–']
         return [*texts, *[cell.cache] * self.caches()]
 
     def caches(self) -> bool:
         return any(cell.cache for cell in self.cells)
-
-    def memory_row(self, cell: Cell) -> list[str]:
-        texts = [cell.graph, f'{cell.width:,}']
-        for (name,) in self.used().values():
-            result = cell.results.get(name, Result())
-            texts.append(' / '.join(
-                '–' if peak is None else megabytes(peak)
-                for peak in (result.peak_bytes, result.first_peak_bytes)))
-        return texts
 
     def summary(self) -> list[dict[str, Any]]:
         """Geometric means over all cells and per width, and the worst cell."""
@@ -450,29 +708,33 @@ class Section:
         return rows
 
     def markdown(self) -> str:
-        lines = [f'## {self.title}', '']
         head = ['graph', self.width, *self.used()]
-        lines += table(
-            [*head, 'best rival', 'ratio', *['x'] * self.caches()],
-            [self.row(cell) for cell in self.cells])
-        summary = self.summary()
-        if summary:
+        lines = [f'## {self.title}', '', *table(
+            [*head, *['best rival', 'ratio'] * bool(self.versus), *['x'] * self.caches()],
+            [self.row(cell) for cell in self.cells])]
+        if summary := self.summary():
             widths = sorted({int(width) for row in summary for width in row['by_width']})
-            by_width = [f'{self.width}={width}' for width in widths] if len(widths) > 1 else []
-            lines += ['', 'Time of the rival over ours, geometric means:', '']
-            lines += table(
-                ['ours', 'rival', 'cells', 'all', *by_width, 'worst'],
+            by_width = [str(width) for width in widths] * (1 < len(widths) <= 9)
+            lines += ['', 'Time of the rival over ours, geometric means:', '', *table(
+                ['ours', 'rival', 'cells', 'all', *(f'{self.width}={w}' for w in by_width),
+                 'worst'],
                 [[
                     row['ours'], row['rival'], str(row['cells']), f"{row['geometric_mean']:.2f}",
-                    *(
-                        f"{row['by_width'][str(width)]:.2f}" if str(width) in row['by_width']
-                        else '–' for width in (widths if by_width else [])),
+                    *(f"{row['by_width'][w]:.2f}" if w in row['by_width'] else '–'
+                      for w in by_width),
                     '{ratio:.2f} ({graph}, {width})'.format(**row['worst']),
-                ] for row in summary])
+                ] for row in summary])]
         if self.memory and any(r.peak_bytes for c in self.cells for r in c.results.values()):
-            lines += ['', 'Peak memory of a step / of the first one with what it keeps, MB:', '']
-            lines += table(head, [self.memory_row(cell) for cell in self.cells])
+            lines += [
+                '', 'Peak memory of a step / of the first step with its caches, MB:', '',
+                *table(['graph', self.width, *self.names()], map(self.memory_row, self.cells))]
         return '\n'.join(lines)
+
+    def memory_row(self, cell: Cell) -> list[str]:
+        found = [cell.results.get(name, Result()) for name in self.names()]
+        return [cell.graph, f'{cell.width:,}', *(' / '.join(
+            '–' if peak is None else megabytes(peak)
+            for peak in (result.peak_bytes, result.first_peak_bytes)) for result in found)]
 
 
 class Report:
@@ -481,7 +743,7 @@ class Report:
     Args:
         bench: Name of the benchmark.
         args: Its arguments.
-        notes: Lines that say how it was measured.
+        notes: Lines that say how it measures.
     """
 
     def __init__(self, bench: str, args: argparse.Namespace, notes: Sequence[str]) -> None:
@@ -499,7 +761,7 @@ class Report:
         self.path = args.out / f'{bench}-{slug}-{self.date:%Y%m%dT%H%M%S}'
 
     def section(self, title: str, kind: type[Section] = Section, **kwargs: Any) -> Section:
-        """The section of that title, made if there is none."""
+        """The section with this title, made if there is none."""
         for section in self.sections:
             if section.title == title:
                 return section
@@ -536,11 +798,10 @@ class Report:
         lines += [*self.notes, '']
         if self.graphs:
             columns = list(next(iter(self.graphs.values())))
-            lines += table(
+            lines += [*table(
                 ['graph', *(column.replace('_', ' ') for column in columns)],
                 [[name, *(f'{graph[c]:,}' for c in columns)] for name, graph in
-                 self.graphs.items()])
-            lines += ['']
+                 self.graphs.items()]), '']
         lines += [f'Left out: {name}, since {reason}.' for name, reason in self.left_out.items()]
         lines += [''] * bool(self.left_out)
         for section in self.sections:
@@ -560,7 +821,7 @@ class Report:
 
 
 def as_json(run: Mapping[str, Any]) -> str:
-    """A run with a line for each cell, its numbers to six digits."""
+    """A run as JSON: one line for each cell, numbers with six digits."""
 
     def one_line(value: Any) -> str:
         return json.dumps(_rounded(value), ensure_ascii=False)
@@ -586,7 +847,7 @@ def _rounded(value: Any) -> Any:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Everything that a figure depends on, but for the arguments."""
+    """Device, versions and commit."""
     cuda = device.type == 'cuda'
     import pyg_fast
 
@@ -602,6 +863,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             'torch-geometric', 'torch-sparse', 'torch-scatter')},
         'cuda': torch.version.cuda if cuda else None,
         'driver': _driver() if cuda else None,
+        'cusparse': _cusparse_version() if cuda else None,
         'l2_bytes': torch.cuda.get_device_properties(device).L2_cache_size if cuda else None,
         'memory_bytes': torch.cuda.get_device_properties(device).total_memory if cuda else None,
         # The variable is for machines that have a copy of the tree, but no git.
@@ -621,6 +883,12 @@ def _cpu_name() -> str:
 
 def _driver() -> str | None:
     return _output('nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader', '-i', '0')
+
+
+def _cusparse_version() -> int | None:
+    with contextlib.suppress(_cusparse.CusparseError):
+        return _cusparse.version()
+    return None
 
 
 def _version(package: str) -> str | None:
@@ -647,7 +915,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def cache_state(bytes_of_x: int, device: torch.device) -> str:
-    """How the gathered matrix compares with the last-level cache."""
+    """The size of the gathered matrix, compared with the last-level cache."""
     name, cache = 'L2' if device.type == 'cuda' else 'L3', cache_bytes(device)
     known = f" {'<=' if bytes_of_x <= cache else '>'} {name}" if cache else ''
     return f'{megabytes(bytes_of_x)} MB{known}'
@@ -668,6 +936,6 @@ def megabytes(count: int) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table, numbers to the right."""
+    """The lines of a Markdown table, numbers aligned to the right."""
     lines = [head, ['---', *['--:'] * (len(head) - 1)], *rows]
     return ['| ' + ' | '.join(line) + ' |' for line in lines]

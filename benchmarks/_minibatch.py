@@ -63,7 +63,7 @@ class Inputs:
         self.graph, self.width, self.edges = graph, width, edges or HostEdges(graph)
         self.device = graph.col.device
         generator = torch.Generator().manual_seed(1)
-        count = int(TRAIN_SHARE.get(graph.name, 0.5) * graph.num_nodes)
+        count = int(TRAIN_SHARE.get(graph.name.split(' ')[0], 0.5) * graph.num_nodes)
         self.nodes = torch.randperm(graph.num_nodes, generator=generator)[:max(count, 1)]
         if num_nodes is not None:
             self.nodes = self.nodes[:num_nodes]

@@ -105,11 +105,13 @@ def result_of(data: Mapping[str, Any]) -> Result:
     return Result(**{key: value for key, value in data.items() if key in known})
 
 
-def rows_of(runs: Iterable[Run], bench: str, section: str) -> dict[str, list[Row]]:
+def rows_of(
+    runs: Iterable[Run], bench: str | Sequence[str], section: str,
+) -> dict[str, list[Row]]:
     """By device, GPUs first: of each graph those of the newest run that has it."""
     found: dict[str, list[Row]] = {}
     for run in runs:
-        if run.bench != bench:
+        if run.bench not in ((bench,) if isinstance(bench, str) else bench):
             continue
         known = {row.cell.graph for row in found.get(run.device, [])}
         new = [
@@ -150,8 +152,8 @@ class Timed:
 
     Args:
         title: Its heading.
-        bench: The benchmark.
-        section: Its section.
+        bench: The benchmark, or several whose records have the section.
+        section: The section.
         ours: The contender of ours that rivals are compared with.
         rivals: What their names begin with.
         also: Other contenders to show.
@@ -160,7 +162,7 @@ class Timed:
     """
 
     title: str
-    bench: str
+    bench: str | Sequence[str]
     section: str
     ours: str
     rivals: Sequence[str]

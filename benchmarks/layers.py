@@ -1,157 +1,649 @@
-"""Training steps of single layers: ours against PyG, eager and compiled.
+"""Layers and small models in training: pyg_fast beside PyG, eager and compiled, and cuSPARSE.
 
-python -m benchmarks.layers             every layer, on the planted graphs of the grid
-python -m benchmarks.layers --quick     a minute or less
+python -m benchmarks layers                     everything below, all layers, planted graphs
+python -m benchmarks layers --quick             a minute or less
+python -m benchmarks layers --parts steps       forward and backward of one layer
+python -m benchmarks layers --parts forward     inference of one layer
+python -m benchmarks layers --parts fresh       a step on a new graph each time
+python -m benchmarks layers --parts model       the models of the GCN and GAT papers on Cora
+python -m benchmarks layers --parts launches    CUDA kernels that a step launches
 
-torch.compile is what a PyG user would try first: its default and reduce-overhead both run.
+PyG takes the graph as edge_index, as a torch CSR tensor and as a SparseTensor. torch.compile runs
+in its default mode and in the mode reduce-overhead.
 """
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import importlib.util
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 
 import pyg_fast.nn as fast
-from pyg_fast.transforms import ToCSR
+from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
+from pyg_fast.graph import prepare_edge_index
 
-from . import _graphs, _harness
+from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
-from ._harness import Cell, Contender, Settings, Versus
-from .gcn import deviation
+from ._harness import Bench, Contender, Option, Result, Section, finite, repeated, worst
+from .gat import DROPOUT, REFERENCE_BYTES
+from .spmm import FORWARD, STEP
 
 PREPARED, PLAIN = 'ours, prepared', 'ours, edge_index'
 PYG, COMPILED, REDUCED = 'PyG', 'PyG, torch.compile', 'PyG, torch.compile reduce-overhead'
+CSR, SPARSE_TENSOR = 'PyG torch CSR', 'PyG SparseTensor'
+CACHED = [f'{name} cached' for name in (PYG, CSR, SPARSE_TENSOR)]  # with normalized weights
+CUSPARSE = [f'cuSPARSE {name}' for name in _cusparse.ALGORITHMS]
 RIVALS = [PYG, COMPILED, REDUCED]
-NAMES = ('arxiv-like', 'reddit-like')
+LAYERS = (PREPARED, PLAIN, PYG)
 TITLE = 'One layer, forward + backward'
+GRAPHS = {'quick': ('small',), 'cuda': ('arxiv-like', 'reddit-like'), 'cpu': ('Computers',)}
+REAL = ('Cora', 'CiteSeer', 'PubMed')  # with features
+_SMALL = 1_000_000  # edges of a graph whose steps are timed many at once
+NEW_GRAPHS = 4  # take turns
+_NEW_EDGES = 1 << 23  # at most
+_LOSSES, _LOSS_TOLERANCE = 3, 3e-5
+_ROW_TOLERANCE = 1e-4  # of the largest entry of a row, for float32
+_CANCELLED = 1e-2  # of the largest norm: smaller gradients are rounding errors
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """A layer of PyG's and ours, made by the same arguments."""
+class Kind(NamedTuple):
+    """A layer of PyG and the layer of pyg_fast with the same arguments.
+
+    Args:
+        pyg: The class of PyG.
+        ours: The class of pyg_fast.
+        heads: Of attention; ``0`` for other layers.
+        options: Further arguments.
+        matrix: Whether PyG's layer takes sparse matrices.
+        tolerance: Allowed error of a gradient's norm; ``None``: gradients are not compared.
+    """
 
     pyg: type[nn.Module]
     ours: type[nn.Module]
-    make: Callable[[type[nn.Module], int], nn.Module]
-    compared: int = 2  # the output, and the gradient of the input
+    heads: int = 0
+    options: dict[str, Any] = {}
+    matrix: bool = False
+    tolerance: float | None = 3e-4
+
+    def conv(self, name: str, in_channels: int, width: int, **options: Any) -> nn.Module:
+        """The layer of a contender."""
+        cls = self.ours if name in (PREPARED, PLAIN) else self.pyg
+        if name in CUSPARSE or name == 'float64':
+            cls = ProductGCNConv
+        options = {**self.options, **options}
+        if name in CACHED:
+            options['cached'] = True
+        if self.pyg is GINConv:
+            return cls(nn.Linear(in_channels, width), **options)
+        if self.heads:
+            return cls(in_channels, width // self.heads, heads=self.heads, **options)
+        return cls(in_channels, width, **options)
+
+    def contenders(self, cuda: bool) -> list[str]:
+        found = [PREPARED, PLAIN, *RIVALS]
+        if self.matrix:
+            found += [CSR] + [SPARSE_TENSOR] * bool(importlib.util.find_spec('torch_sparse'))
+        if self.pyg is GCNConv:
+            found += [name for name in CACHED if name.removesuffix(' cached') in found]
+            found += CUSPARSE * cuda
+        return found
 
 
-def _plain(cls: type[nn.Module], width: int, **kwargs: Any) -> nn.Module:
-    return cls(width, width, **kwargs)
-
-
-def _heads(cls: type[nn.Module], width: int) -> nn.Module:
-    return cls(width, width // 8, heads=8)
-
-
-def _gin(cls: type[nn.Module], width: int) -> nn.Module:
-    return cls(nn.Linear(width, width))
-
-
+# Rounding decides on which side of the kink of GATv2's leaky ReLU a sum near zero is.
 KINDS = {
-    'GCN': Kind(GCNConv, fast.PathPreparedGCNConv, _plain),
-    'SAGE mean': Kind(SAGEConv, fast.PathPreparedSAGEConv, _plain),
-    # PyG shares the gradient of equal maxima, ours goes to one of them.
+    'GCN': Kind(GCNConv, fast.PathPreparedGCNConv, matrix=True),
+    'SAGE mean': Kind(SAGEConv, fast.PathPreparedSAGEConv, matrix=True),
+    # PyG divides the gradient of equal maxima, pyg_fast gives it to one of them.
     'SAGE max': Kind(
-        SAGEConv, fast.PathPreparedSAGEConv, functools.partial(_plain, aggr='max'), compared=1),
-    'GIN': Kind(GINConv, fast.PathPreparedGINConv, _gin),
-    # A score near zero may have the other sign in float64, and leaky_relu another slope.
-    'GAT 8 heads': Kind(GATConv, fast.FusedGATConv, _heads, compared=1),
-    'GATv2 8 heads': Kind(GATv2Conv, fast.FusedGATv2Conv, _heads, compared=1),
+        SAGEConv, fast.PathPreparedSAGEConv, options={'aggr': 'max'}, tolerance=None),
+    'GIN': Kind(GINConv, fast.PathPreparedGINConv, matrix=True),
+    'GAT 8 heads': Kind(GATConv, fast.FusedGATConv, 8),
+    'GAT 1 head': Kind(GATConv, fast.FusedGATConv, 1),
+    'GATv2 8 heads': Kind(GATv2Conv, fast.FusedGATv2Conv, 8, tolerance=1e-3),
+    'GATv2 1 head': Kind(GATv2Conv, fast.FusedGATv2Conv, 1, tolerance=1e-3),
 }
 
 
-class Case:
-    """A layer on a graph: its input and parameters, and ways to run a step."""
+# Inputs -----------------------------------------------------------------------------------------
 
-    def __init__(self, kind: Kind, graph: Graph, width: int) -> None:
-        generator = torch.Generator(graph.col.device).manual_seed(1)
-        shape = graph.num_nodes, width
-        self.kind, self.width = kind, width
+class Products(NamedTuple):
+    """Sums over a graph and its transpose, with the weights of GCN.
+
+    Args:
+        graph: With a loop at every node.
+        algorithm: Of cuSPARSE; ``None``: torch.sparse, in the dtype of the features.
+    """
+
+    graph: Graph
+    algorithm: str | None = None
+
+    def pair(self, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """The sums of the forward and of the backward pass for such features."""
+        graph = self.graph
+        scale = graph.degree.to(x.dtype).rsqrt()
+        value = scale[graph.row] * scale[graph.col.long()]
+        if self.algorithm is None:
+            there, back = (graph.matrix(value, transposed) for transposed in (False, True))
+            return functools.partial(torch.sparse.mm, there), functools.partial(
+                torch.sparse.mm, back)
+        rowptr, col, perm = graph.transpose
+        return (self._bound(graph.rowptr, graph.col, value, x),
+                self._bound(rowptr, col, value[perm], x))
+
+    def _bound(
+        self, rowptr: Tensor, col: Tensor, value: Tensor, like: Tensor,
+    ) -> Callable[[Tensor], Tensor]:
+        assert self.algorithm is not None
+        given = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        product = _cusparse.SpMM(rowptr, col, value, given, self.algorithm, preprocess=True)
+
+        def run(x: Tensor) -> Tensor:
+            given.copy_(x)
+            return product().detach()
+
+        return run
+
+
+class Summed(torch.autograd.Function):
+    """A sum over a graph whose gradient is a sum over its transpose."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.back(grad), None, None
+
+
+class ProductGCNConv(GCNConv):
+    """A GCN layer on :class:`Products`, which the first call prepares."""
+
+    pair: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None
+
+    def forward(self, x: Tensor, products: Products) -> Tensor:
+        hidden = self.lin(x)
+        if self.pair is None:
+            self.pair = products.pair(hidden.detach())
+        return Summed.apply(hidden, *self.pair) + self.bias
+
+
+class Inputs:
+    """A graph without loops, in the forms that the contenders take, each made once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.size = graph, (graph.num_nodes, graph.num_nodes)
         self.edge_index = graph.edge_index
-        self.prepared = ToCSR()(
-            Data(edge_index=self.edge_index, num_nodes=graph.num_nodes)).edge_index
-        self.x = torch.randn(shape, generator=generator, device=graph.col.device)
-        self.grad = torch.randn(shape, generator=generator, device=graph.col.device)
-        self.state = kind.make(kind.pyg, width).to(self.x.device).state_dict()
+        self._made: dict[str, Any] = {}
 
-    def step(self, name: str) -> Callable[[], tuple[Tensor, ...]]:
-        """Output, and the gradients of the input and of each parameter."""
-        ours = name in (PREPARED, PLAIN)
-        conv = self.kind.make(self.kind.ours if ours else self.kind.pyg, self.width)
-        conv.to(self.x.device).load_state_dict(self.state)
-        edge_index = self.prepared if name == PREPARED else self.edge_index
-        x = self.x.clone().requires_grad_()
-        leaves = [x, *conv.parameters()]
-        run: Callable[..., Tensor] = conv
-        if name in (COMPILED, REDUCED):
-            run = torch.compile(conv, mode='reduce-overhead' if name == REDUCED else None)
+    def of(self, name: str) -> Any:
+        name = name.removesuffix(' cached')
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Any:
+        graph = self.graph
+        if name == PREPARED:
+            return prepare_edge_index(self.edge_index, self.size)[0]
+        if name == CSR:
+            value = torch.ones(graph.num_edges, device=graph.col.device)
+            return torch.sparse_csr_tensor(
+                graph.rowptr.long(), graph.col.long(), value, self.size)
+        if name == SPARSE_TENSOR:
+            from torch_sparse import SparseTensor
+            return SparseTensor(
+                rowptr=graph.rowptr.long(), col=graph.col.long(), sparse_sizes=self.size,
+                is_sorted=True, trust_data=True).fill_cache_()
+        if name in CUSPARSE or name == 'float64':
+            loops = torch.arange(graph.num_nodes, device=graph.col.device).expand(2, -1)
+            looped = _graphs.from_edge_index(
+                graph.name, torch.cat([self.edge_index, loops], 1), graph.num_nodes)
+            return Products(looped, None if name == 'float64' else name.split()[-1])
+        return self.edge_index
+
+
+def step_error(
+    outputs: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float | None,
+) -> float:
+    """The largest error of a result, row by row, and of the norms of its gradients."""
+    if tolerance is None:
+        outputs, expected = outputs[:1], expected[:1]
+    if [out.shape for out in outputs] != [right.shape for right in expected]:
+        return math.inf
+    out, right = outputs[0], expected[0]
+    largest = right.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
+    norms = [float(grad.norm()) for grad in expected[1:]]
+    least = _CANCELLED * max(norms, default=0.0)
+    return worst([
+        float(((out.double() - right).abs_() / largest).max()) / _ROW_TOLERANCE,
+        *(float((out.double() - right).norm()) / ((tolerance or 1) * max(norm, least))
+          for out, right, norm in zip(outputs[1:], expected[1:], norms, strict=True))])
+
+
+# Layers -----------------------------------------------------------------------------------------
+
+class Case:
+    """A layer on a graph: its input, its parameters, and steps of all contenders."""
+
+    def __init__(
+        self, kind: Kind, graph: Graph, width: int, in_channels: int | None = None,
+    ) -> None:
+        device = graph.col.device
+        generator = torch.Generator(device).manual_seed(1)
+        self.kind, self.inputs, self.sizes = kind, Inputs(graph), (in_channels or width, width)
+        self.x, self.grad = (
+            torch.randn(graph.num_nodes, size, generator=generator, device=device)
+            for size in self.sizes)
+        self.state = kind.conv(PYG, *self.sizes).to(device).state_dict()
+        if 'bias' in self.state:
+            self.state['bias'] = torch.randn(
+                self.state['bias'].shape, generator=generator, device=device)
+
+    def step(
+        self, name: str, graphs: Sequence[Tensor] = (), dtype: torch.dtype = torch.float32,
+        mode: str = STEP,
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """Steps, one on each graph; the last of them gives the output and all gradients."""
+        conv = self.kind.conv(name, *self.sizes).to(self.x.device)
+        conv.load_state_dict(self.state)
+        conv.to(dtype)
+        x, grad = self.x.detach().to(dtype).requires_grad_(mode == STEP), self.grad.to(dtype)
+        leaves, given = [x, *conv.parameters()], graphs or [self.inputs.of(name)]
+        compiled = name in (COMPILED, REDUCED)
+        run: Callable[..., Tensor] = torch.compile(
+            conv, mode='reduce-overhead' if name == REDUCED else None) if compiled else conv
 
         def step() -> tuple[Tensor, ...]:
-            out = run(x, edge_index)
-            return out.detach(), *torch.autograd.grad(out, leaves, self.grad)
+            grads: tuple[Tensor, ...] = ()
+            with torch.set_grad_enabled(mode == STEP):
+                for graph in given:
+                    out = run(x, graph)
+                    if mode == STEP:
+                        grads = torch.autograd.grad(out, leaves, grad)
+            return out.detach(), *grads
 
-        for _ in range(3 * (name in (COMPILED, REDUCED))):  # compiles, warms up, captures
+        for _ in range(3 * compiled):  # compiles, warms up, captures
             step()
         return step
 
-    def contenders(self) -> list[Contender]:
-        expected: list[tuple[Tensor, ...]] = []
+    @property
+    def by_pyg(self) -> bool:
+        """Whether PyG's layer in float64 fits into memory; otherwise our layer in float64 is the
+        reference, which the tests compare with PyG's."""
+        graph = self.inputs.graph
+        messages = 8 * (graph.num_edges + graph.num_nodes) * self.grad.size(1)
+        return messages <= REFERENCE_BYTES[self.x.device.type]
 
-        def check(outputs: Sequence[Tensor]) -> float:
-            # Our layer in float64 is the reference: the tests compare it with PyG's.
-            if not expected:
-                conv = self.kind.make(self.kind.ours, self.width).to(self.x.device)
-                conv.load_state_dict(self.state)
-                conv.double()
-                x = self.x.double().requires_grad_()
-                out = conv(x, self.prepared)
-                expected.append((out.detach(), *torch.autograd.grad(out, [x], self.grad.double())))
-            compared = self.kind.compared
-            return deviation(outputs[:compared], expected[0][:compared])
+    @functools.cached_property
+    def expected(self) -> tuple[Tensor, ...]:
+        return self.step(PYG if self.by_pyg else PREPARED, dtype=torch.double)()
 
-        return [
-            Contender(name, functools.partial(self.step, name), name in (PREPARED, PLAIN), check)
-            for name in (PREPARED, PLAIN, *RIVALS)
-        ]
+    def check(self, outputs: Sequence[Tensor]) -> float:
+        return step_error(outputs, self.expected[:len(outputs)], self.kind.tolerance)
+
+    def contender(self, name: str, **options: Any) -> Contender:
+        return Contender(name, functools.partial(self.step, name, **options),
+                         name in (PREPARED, PLAIN), self.check, len(options.get('graphs', [0])))
+
+
+def run_layer(bench: Bench, graph: Graph, name: str, width: int, mode: str) -> None:
+    case = Case(KINDS[name], graph, width, bench.args.in_channels)
+    bench.measure(
+        TITLE if mode == STEP else f'One layer, {mode}', f'{graph.name}: {name}', width,
+        [case.contender(which, mode=mode) for which in case.kind.contenders(bench.cuda)],
+        label='channels', memory=True, pairs=[(PLAIN, PYG)])
+
+
+def new_graphs(size: str | PlantedSize, device: torch.device) -> list[Graph]:
+    """Graphs of one size without loops."""
+    return [Graph('', *planted_structure(size, seed, device)).without_loops()
+            for seed in range(NEW_GRAPHS)]
+
+
+def run_fresh(bench: Bench, name: str, width: int) -> None:
+    sizes = {size: SIZES[size] for size in bench.args.graphs
+             if size in SIZES and 2 * SIZES[size].num_pairs <= _NEW_EDGES}
+    for called, size in {**sizes, 'Cora-sized': _graphs.PLANTED['Cora-sized']}.items():
+        graphs = new_graphs(size, bench.device)
+        lists = [graph.edge_index[:, torch.randperm(graph.num_edges, device=bench.device)]
+                 for graph in graphs]
+        case = Case(KINDS[name], graphs[-1], width, bench.args.in_channels)
+        given = {
+            PREPARED: [case.inputs.of(PREPARED)] * NEW_GRAPHS, PLAIN: lists, PYG: lists}
+        bench.measure(
+            f'A new graph at each step, {STEP}', f'{called}: {name}', width,
+            [case.contender(which, graphs=taken) for which, taken in given.items()],
+            label='channels', ours=PLAIN, pairs=[(PREPARED, PLAIN)])
+
+
+# Models -----------------------------------------------------------------------------------------
+
+class Net(nn.Module):
+    """Two layers: the models of the papers of GCN and GAT."""
+
+    # On a CPU dropout of 1433 input features takes many times as long as both layers.
+    input_dropout = True
+
+    def __init__(self, kind: Kind, name: str, sizes: tuple[int, int, int], dropout: float) -> None:
+        super().__init__()
+        num_features, hidden, num_classes = sizes
+        self.dropout, self.activation = dropout, F.elu if kind.heads else F.relu
+        options: dict[str, Any] = {'dropout': dropout} if kind.heads else {}
+        self.conv1 = kind.conv(name, num_features, hidden, **options)
+        if kind.heads:
+            kind, options = kind._replace(heads=1), {**options, 'concat': False}
+        self.conv2 = kind.conv(name, hidden, num_classes, **options)
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        x = F.dropout(x, self.dropout, self.training and self.input_dropout)
+        x = self.activation(self.conv1(x, graph))
+        x = F.dropout(x, self.dropout, self.training)
+        return self.conv2(x, graph)
+
+
+class Task:
+    """Two layers in training on one graph, with Adam.
+
+    Args:
+        kind: The layer.
+        graph: Without loops.
+        data: Features ``x``, classes ``y`` and ``train_mask``.
+        hidden: Hidden channels. (default: those of the papers, 16 of GCN and 64 of GAT)
+    """
+
+    def __init__(self, kind: Kind, graph: Graph, data: Data, hidden: int | None = None) -> None:
+        device = graph.col.device
+        self.kind, self.graph, self.inputs, self.x = kind, graph, Inputs(graph), data.x
+        self.hidden = hidden or (64 if kind.heads else 16)
+        self.lr, self.dropout = (0.005, DROPOUT) if kind.heads else (0.01, 0.5)
+        self.train = data.train_mask.nonzero().view(-1)  # a mask would synchronize at every step
+        self.target = data.y[self.train]
+        self.sizes = data.x.size(1), self.hidden, int(data.y.max()) + 1
+        generator = torch.Generator(device=device).manual_seed(1)
+        self.grad = torch.randn(
+            graph.num_nodes, self.sizes[2], generator=generator, device=device)
+        torch.manual_seed(1)
+        self.state = self.net(PYG).state_dict()
+
+    def net(self, name: str) -> Net:
+        return Net(self.kind, name, self.sizes, self.dropout).to(self.x.device)
+
+    def _loaded(self, name: str, dtype: torch.dtype) -> tuple[Net, Tensor]:
+        net = self.net(name)
+        net.load_state_dict(self.state)
+        return net.to(dtype), self.x.to(dtype)
+
+    def layers(
+        self, name: str, captured: bool = False, dtype: torch.dtype = torch.float32,
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """A step without dropout and optimizer."""
+        net, x = self._loaded(name, dtype)
+        net.eval()
+        graph, grad, parameters = self.inputs.of(name), self.grad.to(dtype), list(net.parameters())
+
+        def step() -> tuple[Tensor, ...]:
+            out = net(x, graph)
+            return out.detach(), *torch.autograd.grad(out, parameters, grad)
+
+        return capture(step) if captured else step
+
+    def training(
+        self, name: str, captured: bool = False, input_dropout: bool = True, fresh: bool = False,
+        training: bool = True, dtype: torch.dtype = torch.float32,
+    ) -> Callable[[], Tensor]:
+        """A step of training, which returns the loss; ``fresh``: on a new list of edges."""
+        net, x = self._loaded(name, dtype)
+        net.input_dropout = input_dropout
+        net.train(training)
+        graph = self.inputs.of(name)
+        optimizer = torch.optim.Adam(
+            net.parameters(), lr=self.lr, weight_decay=5e-4, capturable=captured)
+
+        def step() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            out = net(x, graph.view_as(graph) if fresh else graph)
+            loss = F.cross_entropy(out.index_select(0, self.train), self.target)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return capture(step) if captured else step
+
+    @property
+    def message_bytes(self) -> int:
+        return 4 * self.hidden * self.graph.num_edges
+
+    @functools.cached_property
+    def reference(self) -> str:
+        """What is right in float64: of GCN torch.sparse, of others PyG where it fits."""
+        fits = 2 * self.message_bytes <= REFERENCE_BYTES[self.x.device.type]
+        return 'float64' if self.kind.pyg is GCNConv else PYG if fits else PREPARED
+
+    @functools.cached_property
+    def expected(self) -> tuple[Tensor, ...]:
+        return self.layers(self.reference, dtype=torch.double)()
+
+    @functools.cached_property
+    def expected_losses(self) -> Tensor:
+        step = self.training(self.reference, training=False, dtype=torch.double)
+        return torch.stack([step() for _ in range(_LOSSES)])
+
+    def check(self, outputs: Sequence[Tensor]) -> float:
+        return step_error(outputs, self.expected, self.kind.tolerance)
+
+    def error(self, name: str, fresh: bool = False) -> float:
+        """The error of the first losses without dropout."""
+        step = self.training(name, fresh=fresh, training=False)
+        losses = torch.stack([step() for _ in range(_LOSSES)])
+        return float(
+            ((losses - self.expected_losses) / self.expected_losses).abs().max()) / _LOSS_TOLERANCE
+
+    def contender(self, name: str, calls: int = 1, **options: Any) -> Contender:
+        """Training steps."""
+        def check(loss: Tensor) -> float:
+            return max(finite(loss), self.error(name, options.get('fresh', False)))
+
+        return Contender(
+            name, lambda: repeated(self.training(name, **options), calls),
+            name in (PREPARED, PLAIN), check, calls)
+
+    def layers_contender(self, name: str, calls: int, captured: bool) -> Contender:
+        return Contender(
+            name, lambda: repeated(self.layers(name, captured), calls),
+            name in (PREPARED, PLAIN), self.check, calls)
+
+
+def capture(step: Callable[[], Any]) -> Callable[[], Any]:
+    """Captures a step in a CUDA graph: returns its replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = step()
+
+    def replay() -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+def data_of(graph: Graph) -> Data:
+    """Features and classes of a real graph; random ones in the size of Reddit of others."""
+    device = graph.col.device
+    if graph.name in REAL:
+        return _graphs.dataset(graph.name).to(device)
+    generator = torch.Generator(device=device).manual_seed(1)
+    return Data(
+        x=torch.randn(graph.num_nodes, 602, generator=generator, device=device),
+        y=torch.arange(graph.num_nodes, device=device) % 41,
+        train_mask=torch.rand(graph.num_nodes, generator=generator, device=device) < 0.66)
+
+
+def models(bench: Bench) -> Iterator[tuple[str, Graph, Data]]:
+    """The graphs on which models train, with their names in titles."""
+    for name in bench.args.model_graphs:
+        if name == 'Cora':
+            data, called = _graphs.cora(bench.device)
+            bench.note(f'The model of the papers, of two layers, on: {called}.')
+            graph = _graphs.from_edge_index(
+                called.split(' (')[0], data.edge_index, data.num_nodes)
+            yield name, graph.without_loops(), data
+        else:
+            for graph in bench.graphs([name]):
+                yield graph.name, graph.without_loops(), data_of(graph)
+
+
+def run_model(bench: Bench, kind: Kind, title: str, graph: Graph, data: Data) -> None:
+    small = graph.num_edges <= _SMALL
+    task = Task(kind, graph, data, None if small else 128)
+    calls = 10 if bench.quick else 50 if bench.cuda and small else 1
+    gcn = kind.pyg is GCNConv
+    names = [name for name in (*LAYERS, *CACHED, *CUSPARSE) if name in LAYERS or (
+        gcn and name in kind.contenders(bench.cuda))]
+    for captured in (False, True)[:1 + (gcn and bench.cuda)]:
+        # What sorts or normalizes an edge_index synchronizes, which no capture allows.
+        some = [PREPARED, CACHED[0]] if captured else names
+        end = ', CUDA graph' * captured
+        for what, made in (
+            ('two layers forward + backward', [
+                task.layers_contender(each, calls, captured) for each in some]),
+            ('whole training step', [
+                task.contender(each, calls, captured=captured) for each in some]),
+            ('whole training step without input dropout', [
+                task.contender(each, calls, captured=captured, input_dropout=False)
+                for each in some]),
+            ('whole training step on a new list of edges', [
+                task.contender(each, calls, fresh=True) for each in (PLAIN, PYG)]),
+        )[:3 if captured else None]:
+            bench.measure(
+                f'{title}, {kind.pyg.__name__}, the {what}{end}', graph.name, task.hidden, made,
+                label='hidden', memory=True,
+                pairs=[(PLAIN, PYG)] * (not captured and made[0].name == PREPARED))
+
+
+# Launches ---------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Counted(Result):
+    """The number of kernels that a step launches; no times."""
+
+    launches: int | None = None
+
+    def text(self) -> str:
+        return '–' if self.launches is None else str(self.launches)
+
+
+class Launches(Section):
+    """A table of kernel launches, and PyG's over ours."""
+
+    def summary(self) -> list[dict[str, Any]]:
+        counts = [(cell.graph, {name: getattr(result, 'launches', None) for name, result in
+                                cell.results.items()}) for cell in self.cells]
+        return [{'graph': graph, 'ours': name, 'ratio': found[PYG] / count}
+                for graph, found in counts for name, count in found.items()
+                if name != PYG and count and found.get(PYG)]
+
+    def markdown(self) -> str:
+        ratios = {(row['graph'], row['ours']): f"{row['ratio']:.2f}" for row in self.summary()}
+        rows = [[
+            cell.graph, *(cell.results[name].text() for name in LAYERS),
+            *(ratios.get((cell.graph, name), '–') for name in LAYERS[:2])] for cell in self.cells]
+        head = ['step', *LAYERS, *(f'{PYG} / {name}' for name in LAYERS[:2])]
+        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
+
+
+def launches(run: Callable[[], Any]) -> int:
+    """How many kernels a call launches."""
+    run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        run()
+        torch.cuda.synchronize()
+    count = sum(
+        event.device_type == DeviceType.CUDA and not event.is_user_annotation
+        and not event.name.startswith(('Memcpy', 'Memset')) for event in recorded.events())
+    if count == 0:
+        raise RuntimeError("torch's profiler has seen no kernel")
+    return count
+
+
+def run_launches(bench: Bench, kinds: Sequence[str], graphs: Sequence[str]) -> None:
+    """Runs last: the profiler might slow down later launches."""
+    def count(step: str, width: int, make: Callable[[str], Callable[[], Any]]) -> None:
+        results: dict[str, Result] = {}
+        for name in LAYERS:
+            try:
+                results[name] = Counted(count=1, launches=launches(make(name)))
+            except torch.cuda.OutOfMemoryError:
+                if name != PYG:
+                    raise
+                results[name] = Counted(note='OOM')
+            torch.cuda.empty_cache()
+        bench.add('Kernel launches of a step', step, width, results, kind=Launches)
+
+    for (title, small, data), name in (
+            (model, name) for model in models(bench) for name in kinds):
+        task = Task(KINDS[name], small, data)
+        count(f'{title}: {name}, the two layers', task.hidden, task.layers)
+        count(f'{title}: {name}, the whole training step', task.hidden, task.training)
+    for graph, name in ((graph, name) for graph in bench.graphs(graphs) for name in kinds):
+        case = Case(KINDS[name], graph.without_loops(), bench.args.widths[0])
+        count(f'{graph.name}: {name}', bench.args.widths[0], case.step)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser('Layers in training, beside PyG eager and compiled.')
-    parser.add_argument('--graphs', type=_harness.choice('graph', _graphs.NAMES))
-    parser.add_argument('--layers', type=_harness.choice('layer', list(KINDS)))
-    parser.add_argument('--width', type=int, default=64)
-    args = parser.parse_args(argv)
-    settings: Settings = _harness.start(args)
-    torch._dynamo.config.recompile_limit = 1000  # A layer of each kind is compiled anew.
-    report = _harness.Report('layers', args, [
-        'Wall time in ms of a step to the end of its work, launches and Python included, medians, '
-        'contenders taking turns; float32. The best of three rivals counts: PyG, and PyG under '
-        'torch.compile, default and reduce-overhead, compilation not counted. † inexact, ‡ one '
-        'cold run.'])
-    names = args.graphs or (('small',) if args.quick else
-                            ('Computers',) if settings.device.type == 'cpu' else NAMES)
-    for graph in _graphs.load_each(names, settings.device, report.left_out):
+    bench = Bench(
+        'layers', __doc__, argv, parts=('steps', 'forward', 'fresh', 'model', 'launches'),
+        graphs=GRAPHS, layers=_harness.names('layer', tuple(KINDS), tuple(KINDS)),
+        widths=Option((64,), _harness.integers, 'channels of the output'),
+        model_graphs=_harness.names('graph', _graphs.NAMES, ('Cora',)),
+        in_channels=Option(help='channels of the input, if others than of the output'), notes=[
+            'Wall time of a step to the end of its work, with launches and Python; float32. '
+            'Gradients of input and parameters. PyG takes an edge_index unless its name says '
+            'otherwise; cached: with the normalized weights of GCN. Compilation is not counted. '
+            'Graphs are without self-loops. Compared with the layer in float64: that of PyG, or '
+            'where it does not fit into memory ours.',
+            f'A new graph at each step: {NEW_GRAPHS} graphs of one size take turns, their edges '
+            f'are not sorted; "{PREPARED}": one of them all the time.'])
+    torch._dynamo.config.recompile_limit = 1000  # every layer is compiled anew
+    args = bench.args
+    loaded = bench.has('steps') or bench.has('forward')
+    for graph in bench.graphs(None if loaded else ()):
         graph = graph.without_loops()
-        report.graphs[graph.name] = graph.summary()
-        for name in args.layers or KINDS:
-            case = Case(KINDS[name], graph, args.width)
-            section = report.section(
-                TITLE, columns={each: [each] for each in (PREPARED, PLAIN, *RIVALS)},
-                width='channels', memory=True, versus=[
-                    Versus('the best', PREPARED, RIVALS), Versus(PYG, PREPARED, [PYG]),
-                    Versus('torch.compile', PREPARED, [COMPILED, REDUCED]),
-                    Versus('the best', PLAIN, RIVALS)])
-            results = _harness.measure(case.contenders(), settings)
-            section.cells.append(Cell(f'{graph.name}: {name}', args.width, results))
-            report.save()
-            _harness.log(f'{graph.name} {name}: ' + ', '.join(
-                f'{each} {result.text()}' for each, result in results.items()))
-    report.finish()
+        bench.report.graphs[graph.name] = graph.summary()
+        for name, width in itertools.product(args.layers, args.widths):
+            for part, mode in (('steps', STEP), ('forward', FORWARD)):
+                if bench.has(part):
+                    run_layer(bench, graph, name, width, mode)
+    if bench.has('fresh'):
+        for name in args.layers:
+            run_fresh(bench, name, args.widths[0])
+    kinds = [name for name in args.layers if name in ('GCN', 'GAT 8 heads', 'GATv2 8 heads')]
+    if bench.has('model'):
+        for model in models(bench):
+            for name in kinds:
+                run_model(bench, KINDS[name], *model)
+    if bench.has('launches') and bench.cuda:
+        run_launches(bench, kinds, args.graphs)
+    bench.finish()
 
 
 if __name__ == '__main__':

@@ -1,19 +1,19 @@
-"""The loader: sampling, aggregation on what was sampled, whole epochs, and what each part gains.
+"""The loader: sampling, sums over sampled blocks, whole epochs, and the gain of each part.
 
-python -m benchmarks.loader                                     everything below, but for gpus
-python -m benchmarks.loader --quick                             a minute or less
-python -m benchmarks.loader --sections sample,aggregate         or any of
+python -m benchmarks loader                              everything below, except gpus
+python -m benchmarks loader --quick                      a minute or less
+python -m benchmarks loader --parts sample,aggregate     or any of
     sample     sampled edges per second with the id map, and the map alone
-    aggregate  sums over fresh blocks, with what others have to convert
-    epoch      an epoch of loading, and one of training, beside PyG's NeighborLoader
+    aggregate  sums over new blocks; the conversions that others need are counted
+    epoch      an epoch of loading and an epoch of training, beside PyG's NeighborLoader
     match      bytes over the bus and times: naive, Match, Match and Reorder, cache
+    walks      likewise with random walks as the sampler
     ablation   training: naive, + Match and Reorder, + our layers, + our sampler
     sweep      the first and the last of these over batch sizes, widths and fanouts
     wait       the share of an epoch that waits for data
     gpus       epochs of examples/fastgl_ddp.py over numbers of processes
-python -m benchmarks.loader --sections gpus --gpus 1,2
+python -m benchmarks loader --parts gpus --gpus 1,2
 """
-import argparse
 import dataclasses
 import functools
 import itertools
@@ -44,22 +44,34 @@ from pyg_fast.ops.neighbor_sample import sample_subgraph
 
 from . import _cusparse, _graphs, _harness, _minibatch, maxk
 from ._graphs import Graph
-from ._harness import Cell, Contender, Result, Section, Settings, Versus
+from ._harness import (
+    Bench,
+    Cell,
+    Contender,
+    Option,
+    Result,
+    Section,
+    finite,
+    repeated,
+    same,
+    worst,
+)
 from ._minibatch import CLASSES, HostEdges, Inputs, Plain, Sampled
 from .spmm import FORWARD, STEP, excess
 
-SECTIONS = ('sample', 'aggregate', 'epoch', 'match', 'ablation', 'sweep', 'wait', 'gpus')
-GRAPHS = {'cuda': ('products-like', 'reddit-like', 'arxiv-like'), 'cpu': ('medium', 'arxiv-like')}
-QUICK_GRAPHS = {'cuda': ('arxiv-like',), 'cpu': ('small',)}
+PARTS = (
+    'sample', 'aggregate', 'epoch', 'match', 'walks', 'ablation', 'sweep', 'wait', 'gpus')
+GRAPHS = {
+    'quick': {'cuda': ('arxiv-like',), 'cpu': ('small',)},
+    'cuda': ('products-like', 'reddit-like', 'arxiv-like'), 'cpu': ('medium', 'arxiv-like')}
 FANOUTS = ((15, 10, 5), (5, 10, 15), (25, 10))
 BATCH_SIZES = {'cuda': (1024, 8000), 'cpu': (1024,)}
-EPOCH_BATCH_SIZE = {'cuda': 8000, 'cpu': 1024}
 WIDTHS = {'cuda': (64, 128, 256, 512), 'cpu': (64, 256)}
 BLOCK_DEGREES = (5, 10, 15)
-BLOCK_ROWS = {'cuda': 100_000, 'cpu': 10_000}
 SWEEP = {
     'batch size': (1000, 2000, 4000, 8000),
     'width': (32, 64, 128, 256, 512),
+    'hidden': (64, 256, 512),
     'fanout': ((5, 5), (10, 10), (5, 10, 15), (15, 10, 5), (10, 10, 10, 10)),
 }
 MODELS: dict[str, Callable[..., torch.nn.Module]] = {
@@ -99,16 +111,11 @@ def text(num_neighbors: Sequence[int]) -> str:
     return f"[{', '.join(map(str, num_neighbors))}]"
 
 
-def log(cell: Cell, title: str) -> None:
-    _harness.log(f'{title}: {cell.graph}, {cell.width}: ' + ', '.join(
-        f'{name} {result.text()}' for name, result in cell.results.items()))
-
-
 # Sampling ---------------------------------------------------------------------------------------
 
 @dataclasses.dataclass
 class Counted(Result):
-    """A time, and how many edges or ids it was for."""
+    """A time, and the number of edges or ids in it."""
 
     items: float = 0.0
 
@@ -118,7 +125,7 @@ class Counted(Result):
 
 
 class Rates(Section):
-    """A table of times, and of what was done per second."""
+    """A table of times, and of edges or ids per second."""
 
     def markdown(self) -> str:
         def rate(result: Result | None) -> str:
@@ -139,7 +146,7 @@ def counted(results: Mapping[str, Result], items: Mapping[str, float]) -> dict[s
 
 
 class Draws:
-    """Samples all batches at a call and returns the last sample; counts edges the first time."""
+    """Samples all batches in a call and returns the last sample; the first call counts edges."""
 
     def __init__(self, sample: Callable[[Tensor], Any], batches: Sequence[Tensor]) -> None:
         self.sample, self.batches = sample, batches
@@ -166,11 +173,12 @@ def samplers(
         TORCH: lambda seeds: _minibatch.torch_sample(rowptr, col, seeds, num_neighbors)}
 
 
-def sampled(
+def drawers(
     inputs: Inputs, num_neighbors: tuple[int, ...], batch_size: int, node_map: ops.NodeMap,
-    settings: Settings, pyg: str | None,
-) -> dict[str, Result]:
-    """The ways to sample, PyG's if it has a name."""
+    pyg: str | None,
+) -> tuple[list[Contender], Callable[[Mapping[str, Result]], dict[str, Result]]]:
+    """The samplers, with PyG under the name ``pyg``, and the function that adds their numbers of
+    edges to results."""
     device = inputs.device
     batches = inputs.seeds(batch_size, _CALLS if device.type == 'cuda' else 2, device)
     draws = {name: Draws(sample, batches) for name, sample in samplers(
@@ -189,89 +197,65 @@ def sampled(
         ours = name in (OURS, CHECKED)
         made.append(Contender(
             name, lambda each=each: each, ours, check if ours else None, len(each.batches)))
-    results = _harness.measure(made, settings)
-    return counted(results, {
+    return made, lambda results: counted(results, {
         name: statistics.fmean(each.edges or [0]) for name, each in draws.items()})
 
 
-def run_sample(
-    inputs: Inputs, fanouts: Sequence[tuple[int, ...]], batch_sizes: Sequence[int],
-    settings: Settings, report: _harness.Report,
-) -> None:
-    graph = inputs.graph
-    node_map = ops.NodeMap(graph.num_nodes, inputs.device)
-    rivals, pyg = [TORCH], None
+def run_sample(bench: Bench, inputs: Inputs) -> None:
+    graph, args = inputs.graph, bench.args
+    node_map, pyg = ops.NodeMap(graph.num_nodes, inputs.device), None
     try:
         pyg = f'{PYG}, {_minibatch.pyg_backend()} on the CPU'
-        rivals.append(pyg)
     except _graphs.Missing as reason:
-        report.left_out["PyG's sampler"] = str(reason)
-    section = report.section(
-        'Sampling with the id map', Rates, width='batch', memory=True,
-        columns={name: [name] for name in (OURS, CHECKED, *rivals)},
-        versus=[Versus(name, OURS, [name]) for name in reversed(rivals)])
-    for num_neighbors, batch_size in itertools.product(fanouts, batch_sizes):
-        cell = Cell(f'{graph.name}, {text(num_neighbors)}', batch_size, sampled(
-            inputs, num_neighbors, batch_size, node_map, settings, pyg))
-        section.cells.append(cell)
-        log(cell, section.title)
-    section = report.section(
-        'The id map alone', Rates, width='ids',
-        columns={name: [name] for name in (OURS, HASHING, UNIQUE)},
-        versus=[Versus(UNIQUE, OURS, [UNIQUE])])
-    cell = Cell(graph.name, *relabelled(
-        inputs, node_map, fanouts[0], batch_sizes[-1], settings))
-    section.cells.append(cell)
-    log(cell, section.title)
+        bench.report.left_out["PyG's sampler"] = str(reason)
+    for num_neighbors, batch_size in itertools.product(args.fanouts, args.batch_sizes):
+        made, items = drawers(inputs, num_neighbors, batch_size, node_map, pyg)
+        bench.measure(
+            'Sampling with the id map', f'{graph.name}, {text(num_neighbors)}', batch_size, made,
+            made=items, kind=Rates, label='batch', memory=True)
+    count, made, items = relabelers(inputs, node_map, args.fanouts[0], args.batch_sizes[-1])
+    bench.measure('The id map alone', graph.name, count, made, made=items, kind=Rates, label='ids')
 
 
-def relabelled(
+def relabelers(
     inputs: Inputs, node_map: ops.NodeMap, num_neighbors: Sequence[int], batch_size: int,
-    settings: Settings,
-) -> tuple[int, dict[str, Result]]:
-    """The map alone, of all the ids that a sample has to map; their number, and its times."""
+) -> tuple[int, list[Contender], Callable[[Mapping[str, Result]], dict[str, Result]]]:
+    """The number of ids that a sample maps, the id maps, and what adds this number to results."""
     graph = inputs.graph
     (seeds,) = inputs.seeds(batch_size, 1, inputs.device)
     sub = ops.neighbor_sample(
         graph.rowptr, graph.col, seeds, num_neighbors, node_map=node_map, seed=1)
     ids = torch.cat([seeds, sub.n_id[sub.edge_index[0]]])
     expected = _minibatch.torch_relabel(ids)
+    calls = _CALLS if inputs.device.type == 'cuda' else 2
 
     def check(output: tuple[Tensor, Tensor]) -> float:
-        same = all(torch.equal(*pair) for pair in zip(output, expected, strict=True))
-        return 0.0 if same else math.inf
+        return same(*zip(output, expected, strict=True))
 
-    calls = _CALLS if settings.device.type == 'cuda' else 2
+    def contender(name: str, run: Callable[[], Any]) -> Contender:
+        ours = name != UNIQUE
+        return Contender(
+            name, lambda: repeated(run, calls), ours, check if ours else None, calls)
 
-    def repeated(run: Callable[[], Any]) -> Callable[[], Any]:
-        def several() -> Any:
-            for _ in range(calls):
-                output = run()
-            return output
-        return several
-
-    results = _harness.measure([
-        Contender(OURS, lambda: repeated(lambda: ops.relabel(
-            ids, graph.num_nodes, node_map=node_map)), ours=True, check=check, calls=calls),
-        Contender(HASHING, lambda: repeated(functools.partial(
-            ops.relabel, ids, graph.num_nodes,
-            node_map=ops.NodeMap(graph.num_nodes, inputs.device, hashed=True))),
-            ours=True, check=check, calls=calls),
-        Contender(UNIQUE, lambda: repeated(lambda: ids.unique(return_inverse=True)), calls=calls),
-    ], settings)
-    return ids.numel(), counted(results, dict.fromkeys(results, float(ids.numel())))
+    hashed = ops.NodeMap(graph.num_nodes, inputs.device, hashed=True)
+    made = [
+        contender(OURS, lambda: ops.relabel(ids, graph.num_nodes, node_map=node_map)),
+        contender(HASHING, lambda: ops.relabel(ids, graph.num_nodes, node_map=hashed)),
+        contender(UNIQUE, lambda: ids.unique(return_inverse=True))]
+    return ids.numel(), made, lambda results: counted(
+        results, dict.fromkeys(results, float(ids.numel())))
 
 
 # Aggregation ------------------------------------------------------------------------------------
 
 class Block:
-    """What was sampled, as a bipartite graph; whatever is derived from it is made anew at every
-    step, as in a training where no block comes twice.
+    """A sample as a bipartite graph. Every step converts it again, as in training, where no block
+    comes twice.
 
     Args:
-        name: What to call it.
+        name: Its name.
         sub: The sample.
-        num_dst: The nodes that are summed at.
+        num_dst: Number of destinations.
         width: Number of columns.
     """
 
@@ -353,7 +337,7 @@ class Block:
             errors.append(excess(
                 out[:, self.columns], right.index_add(0, to, terms),
                 right.index_add(0, to, terms.abs())))
-        return maxk.worst(errors)
+        return worst(errors)
 
 
 def blocks(
@@ -383,28 +367,16 @@ def block_contenders(block: Block, backward: bool) -> list[Contender]:
     return [dataclasses.replace(contender, check=block.check) for contender in made]
 
 
-def run_aggregate(
-    inputs: Inputs, batch_size: int, rows: int, widths: Sequence[int], settings: Settings,
-    report: _harness.Report,
-) -> None:
-    for width in widths:
-        for name, sub, num_dst in blocks(inputs, batch_size, rows, width):
+def run_aggregate(bench: Bench, inputs: Inputs) -> None:
+    args = bench.args
+    for width in args.widths:
+        for name, sub, num_dst in blocks(inputs, args.batch_size, args.rows, width):
             block = Block(name, sub, num_dst, width)
             for title, backward in ((FORWARD, False), (STEP, True)):
-                made = block_contenders(block, backward)
-                rivals = [c.name for c in made if c.name.startswith('cuSPARSE')]
-                section = report.section(
-                    f'Sums over fresh blocks, {title}, float32', memory=False,
-                    columns={OURS: [OURS], **CUSPARSE, TORCH_SPARSE: [TORCH_SPARSE],
-                             SCATTER: [SCATTER]},
-                    versus=[Versus(group, OURS, found) for group, found in (
-                        ('cuSPARSE', rivals), (TORCH_SPARSE, [TORCH_SPARSE]),
-                        (SCATTER, [SCATTER])) if found])
-                state = _harness.cache_state(4 * width * block.num_src, settings.device)
-                cell = Cell(f'{inputs.graph.name}, {name}', width,
-                            _harness.measure(made, settings), state)
-                section.cells.append(cell)
-                log(cell, section.title)
+                bench.measure(
+                    f'Sums over fresh blocks, {title}, float32', f'{inputs.graph.name}, {name}',
+                    width, block_contenders(block, backward), bench.kernel,
+                    num_bytes=4 * width * block.num_src)
 
 
 # Epochs -----------------------------------------------------------------------------------------
@@ -418,10 +390,10 @@ def fast(
 
 
 class PyGLoader:
-    """PyG's NeighborLoader, whose workers end as soon as nobody has it any more.
+    """PyG's NeighborLoader, whose workers end when the last reference to it is gone.
 
-    It is part of a cycle otherwise, and collected as such closes the queues of its workers before
-    it tells them to stop; then it waits five seconds for each.
+    Otherwise the loader is part of a reference cycle. When Python collects the cycle, it closes
+    the queues of the workers before it stops them, and waits five seconds for each.
     """
 
     def __init__(
@@ -489,7 +461,7 @@ def train(
 
 
 def loaded(inputs: Inputs, batch: Data, walks: bool = False) -> float:
-    """Zero for a batch with the right features, labels and edges of the graph; walks lead on."""
+    """Zero if features, labels and edges of a batch are right (edges not of ``walks``)."""
     n_id = batch.n_id.cpu()
     num_seeds = batch.batch_size
     src, dst = n_id[torch.stack(tuple(batch.edge_index)).cpu()]
@@ -506,21 +478,13 @@ def loaded(inputs: Inputs, batch: Data, walks: bool = False) -> float:
     return 0.0 if right else math.inf
 
 
-def finite(loss: Tensor) -> float:
-    return 0.0 if bool(loss.isfinite()) else math.inf
-
-
-def few_times(settings: Settings) -> Settings:
-    return dataclasses.replace(settings, repeats=min(settings.repeats, _EPOCH_REPEATS))
-
-
 def pyg_loaders(
     inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
 ) -> dict[str, Callable[[], PyGLoader]]:
     """PyG's loader and its variant.
 
     Raises:
-        Missing: If there is nothing that it could sample with.
+        Missing: If PyG has no sampler.
     """
     _minibatch.pyg_backend()
     return {
@@ -543,44 +507,38 @@ def epoch_of(
     return Contender(name, prepare, name in (OURS, TRIMMED), check, batches)
 
 
-def run_epoch(
-    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
-) -> None:
+def run_epoch(bench: Bench, inputs: Inputs) -> None:
+    args = bench.args
     num_batches = inputs.num_batches(args.batch_size)
     sizes = args.fanouts[0], args.batch_size
-    taken = min(max(args.rival_batches, args.workers), num_batches)  # all workers have one
+    taken = min(max(args.rival_batches, args.workers), num_batches)  # one for each worker
     rivals: dict[str, Callable[[], PyGLoader]] = {}
     try:
         rivals = pyg_loaders(inputs, *sizes, args.workers, taken)
     except _graphs.Missing as reason:
-        report.left_out["PyG's NeighborLoader"] = str(reason)
+        bench.report.left_out["PyG's NeighborLoader"] = str(reason)
 
     def network(name: str) -> Network:
         return Network(inputs.width, args.hidden, len(args.fanouts[0]), inputs.device,
                        name in (OURS, TRIMMED), name == TRIMMED)
 
+    ours = functools.partial(fast, inputs, *sizes)
     for title in ('loading', 'training'):
         training = title == 'training'
-        ours = functools.partial(fast, inputs, *sizes)
-        made = [
-            epoch_of(name, inputs, make, taken if name in rivals else num_batches,
-                     functools.partial(network, name) if training else None)
-            for name, make in {OURS: ours, **({TRIMMED: ours} if training else {}),
-                               **rivals}.items()]
-        results = _harness.measure(made, few_times(settings))
-        columns = {OURS: [OURS], TRIMMED: [TRIMMED], **{name: [name] for name in (
-            PYG, PER_WORKER)}}
-        section = report.section(
-            f'An epoch of {title}, ms per batch', columns=columns, width='batch', memory=True,
-            versus=[Versus('NeighborLoader', OURS, list(columns)[2:])])
-        cell = Cell(f'{inputs.graph.name}, {text(sizes[0])}', args.batch_size, results)
-        section.cells.append(cell)
-        log(cell, section.title)
-        if len(rivals) > 1:  # only the better one trains
-            rivals = {best[0]: rivals[best[0]]} if (best := section.versus[0].best(cell)) else {}
+        results = bench.measure(
+            f'An epoch of {title}, ms per batch', f'{inputs.graph.name}, {text(sizes[0])}',
+            args.batch_size, [
+                epoch_of(name, inputs, make, taken if name in rivals else num_batches,
+                         functools.partial(network, name) if training else None)
+                for name, make in {OURS: ours, **({TRIMMED: ours} if training else {}),
+                                   **rivals}.items()],
+            bench.few(_EPOCH_REPEATS), label='batch', memory=True)
+        if len(rivals) > 1:  # only the faster one trains
+            best = min(rivals, key=lambda name: results[name].median_ms or math.inf)
+            rivals = {best: rivals[best]}
     share = f'the first {taken} of them' if taken < num_batches else 'all of them'
-    report.notes.append(
-        f'An epoch of {inputs.graph.name} has {num_batches} batches; {PYG} was given {share}.')
+    bench.note(f'An epoch of {inputs.graph.name} has {num_batches} batches; {PYG} was given '
+               f'{share}.')
 
 
 # Match, Reorder and the cache -------------------------------------------------------------------
@@ -602,7 +560,7 @@ class Moved(Result):
 
 
 class Traffic(Section):
-    """A table of times, and of what crossed the bus."""
+    """A table of times, and of bytes over the bus."""
 
     def markdown(self) -> str:
         rows = []
@@ -621,11 +579,12 @@ class Traffic(Section):
         return '\n'.join([super().markdown(), '', *_harness.table(head, rows)])
 
 
-def traffic(
-    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, settings: Settings,
+def variants_of(
+    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int,
     variants: Iterable[str] = tuple(VARIANTS), **options: Any,
-) -> dict[str, Moved]:
-    """Epochs of loading, with and without what saves traffic."""
+) -> tuple[list[Contender], Callable[[Mapping[str, Result]], dict[str, Moved]]]:
+    """Epochs of loading with and without Match, Reorder and cache, and the function that adds
+    the traffic to results."""
     loaders: dict[str, FastNeighborLoader] = {}
     check = functools.partial(loaded, inputs, walks=options.get('sampler') == 'random_walk')
 
@@ -633,34 +592,30 @@ def traffic(
         loaders[name] = fast(inputs, num_neighbors, batch_size, **VARIANTS[name], **options)
         return load(loaders[name], inputs.device)
 
-    results = _harness.measure([
-        Contender(name, functools.partial(make, name), ours=True, check=check,
-                  calls=inputs.num_batches(batch_size))
-        for name in variants], few_times(settings))
-    moved: dict[str, Moved] = {}
-    for name, result in results.items():
+    def moved(name: str, result: Result) -> Moved:
         stats = loaders[name].stats
         count = max(stats.num_batches, 1)
-        moved[name] = Moved(
+        return Moved(
             **vars(result), bytes_moved=stats.bytes_moved / count,
             saved_by_match=stats.bytes_saved_by_match / count,
             saved_by_cache=stats.bytes_saved_by_cache / count, match_degree=stats.match_degree)
-    return moved
+
+    made = [
+        Contender(name, functools.partial(make, name), ours=True, check=check,
+                  calls=inputs.num_batches(batch_size)) for name in variants]
+    return made, lambda results: {name: moved(name, each) for name, each in results.items()}
 
 
-def run_match(
-    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
-) -> None:
-    num_neighbors, batch_size = args.fanouts[0], args.batch_size
-    section = report.section(
-        f'Loading, features in host memory, {inputs.width} wide, ms per batch', Traffic,
-        columns={name: [name] for name in VARIANTS}, width='batch', memory=True, versus=[
-            Versus(NAIVE, REORDER, [NAIVE]), Versus(NAIVE, MATCH, [NAIVE]),
-            Versus(MATCH, REORDER, [MATCH]), Versus(NAIVE, CACHE, [NAIVE])])
-    cell = Cell(f'{inputs.graph.name}, {text(num_neighbors)}', batch_size, {
-        **traffic(inputs, num_neighbors, batch_size, settings)})
-    section.cells.append(cell)
-    log(cell, section.title)
+def run_match(bench: Bench, inputs: Inputs, walks: bool = False) -> None:
+    num_neighbors, batch_size = bench.args.fanouts[0], bench.args.batch_size
+    options = {'sampler': 'random_walk', 'walk_length': 3} if walks else {}
+    made, moved = variants_of(inputs, num_neighbors, batch_size, **options)
+    bench.measure(
+        ('Random walks of 3 steps, ' if walks else 'Loading, features in host memory, ')
+        + f'{inputs.width} wide, ms per batch',
+        f'{inputs.graph.name}, {text(num_neighbors)}', batch_size, made,
+        bench.few(_EPOCH_REPEATS), made=moved, kind=Traffic, label='batch', memory=True,
+        pairs=[(REORDER, NAIVE), (MATCH, NAIVE), (REORDER, MATCH), (CACHE, NAIVE)])
 
 
 # Ablation ---------------------------------------------------------------------------------------
@@ -691,54 +646,44 @@ def step_of(
         name, make, ours=name == FUSED_MAP, check=finite, calls=inputs.num_batches(batch_size))
 
 
-def run_ablation(
-    inputs: Inputs, args: argparse.Namespace, settings: Settings, report: _harness.Report,
-) -> None:
-    sizes = args.fanouts[0], args.batch_size
-    section = report.section(
-        'Training by the parts of the system, ms per batch', width='batch', memory=True,
-        columns={name: [name] for name in STEPS}, versus=[
-            Versus(before, after, [before]) for before, after in (
-                (NAIVE, FUSED_MAP), *itertools.pairwise(STEPS))])
-    results = _harness.measure(
-        [step_of(name, inputs, *sizes, args.hidden) for name in STEPS], few_times(settings))
-    cell = Cell(f'{inputs.graph.name}, {text(sizes[0])}', sizes[1], results)
-    section.cells.append(cell)
-    log(cell, section.title)
+def run_ablation(bench: Bench, inputs: Inputs) -> None:
+    sizes = bench.args.fanouts[0], bench.args.batch_size
+    for model in bench.args.models:
+        bench.measure(
+            'Training by the parts of the system, ms per batch',
+            f'{inputs.graph.name}, {text(sizes[0])}' + f', {model}' * (model != 'GCN'), sizes[1],
+            [step_of(name, inputs, *sizes, bench.args.hidden, model) for name in STEPS],
+            bench.few(_EPOCH_REPEATS), label='batch', memory=True, rivals=(),
+            pairs=[(FUSED_MAP, NAIVE), *((after, before) for before, after in itertools.pairwise(
+                STEPS))])
 
 
-def run_sweep(
-    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings,
-    report: _harness.Report,
-) -> None:
-    """The first and the last step of the ablation, one measure varied at a time."""
-    swept: dict[str, Sequence[Any]] = SWEEP
-    if args.quick:
-        swept = {'batch size': (64, 128), 'width': (8, 16), 'fanout': ((2, 2), (3, 2))}
+def run_sweep(bench: Bench, graph: Graph, edges: HostEdges) -> None:
+    """The first and the last step of the ablation; one parameter varies at a time."""
+    args = bench.args
+    swept: dict[str, Sequence[Any]] = {
+        'batch size': (64, 128), 'width': (8, 16), 'hidden': (8, 16), 'fanout': ((2, 2), (3, 2)),
+    } if args.quick else SWEEP
     for measure, values in swept.items():
-        section = report.section(
-            f'Training over {measure}, ms per batch', width=measure if measure != 'fanout' else
-            'hops', columns={name: [name] for name in (NAIVE, FUSED_MAP)},
-            versus=[Versus(NAIVE, FUSED_MAP, [NAIVE])])
         for value in values:
             width = value if measure == 'width' else args.width
             batch_size = value if measure == 'batch size' else args.batch_size
             num_neighbors = value if measure == 'fanout' else args.fanouts[0]
             inputs = Inputs(graph, width, args.sweep_batches * batch_size, edges)
-            results = _harness.measure([
-                step_of(name, inputs, num_neighbors, batch_size, args.hidden)
-                for name in (NAIVE, FUSED_MAP)], few_times(settings))
-            shown = f'{graph.name}, {text(num_neighbors)}'
-            cell = Cell(shown, len(value) if measure == 'fanout' else value, results)
-            section.cells.append(cell)
-            log(cell, section.title)
+            bench.measure(
+                f'Training over {measure}, ms per batch', f'{graph.name}, {text(num_neighbors)}',
+                len(value) if measure == 'fanout' else value, [
+                    step_of(name, inputs, num_neighbors, batch_size,
+                            value if measure == 'hidden' else args.hidden)
+                    for name in (NAIVE, FUSED_MAP)], bench.few(_EPOCH_REPEATS),
+                label='hops' if measure == 'fanout' else measure)
 
 
 # Waiting ----------------------------------------------------------------------------------------
 
 @dataclasses.dataclass
 class Waited(Result):
-    """A time, and what the loader says of an epoch, in milliseconds per batch."""
+    """A time, and the statistics of the loader, in milliseconds per batch."""
 
     sample_ms: float = 0.0
     fetch_ms: float = 0.0
@@ -750,7 +695,7 @@ class Waits(Section):
 
     @staticmethod
     def shares(cell: Cell) -> tuple[float, float]:
-        """By the time of the same steps on batches at hand, and by what the loader counted."""
+        """By the time of the same steps on loaded batches, and by the statistics of the loader."""
         both, alone = cell.results[TRAINING], cell.results[AT_HAND]
         assert isinstance(both, Waited)
         if not both.median_ms or not alone.median_ms:
@@ -780,10 +725,8 @@ class Waits(Section):
         } for cell in self.cells]
 
 
-def run_wait(
-    graph: Graph, edges: HostEdges, args: argparse.Namespace, settings: Settings,
-    report: _harness.Report,
-) -> None:
+def run_wait(bench: Bench, graph: Graph, edges: HostEdges) -> None:
+    args = bench.args
     num_neighbors, batch_size = args.fanouts[0], args.batch_size
     inputs = Inputs(graph, args.width, args.wait_batches * batch_size, edges)
     num_batches, device = inputs.num_batches(batch_size), inputs.device
@@ -810,40 +753,38 @@ def run_wait(
 
         def run() -> Tensor:
             for batch, state in zip(kept, fresh, strict=True):
-                # What a step leaves on a batch, the next one would find.
+                # A step must not find what the step before cached on its batch.
                 cache_of(batch.edge_index).entries = dict(state)
             return epoch()
 
         epoch = train(kept, network(), device)
         return run
 
-    results = _harness.measure([
-        Contender(TRAINING, training, ours=True, check=finite, calls=num_batches),
-        Contender(AT_HAND, at_hand, ours=True, check=finite, calls=num_batches),
-        Contender(LOADING, lambda: load(fast(inputs, num_neighbors, batch_size), device),
-                  ours=True, check=functools.partial(loaded, inputs), calls=num_batches),
-    ], few_times(settings))
-    stats = loader.stats
-    count = max(stats.num_batches, 1)
-    results[TRAINING] = Waited(
-        **vars(results[TRAINING]), sample_ms=1e3 * stats.sample_seconds / count,
-        fetch_ms=1e3 * stats.fetch_seconds / count, wait_ms=1e3 * stats.wait_seconds / count)
-    section = report.section(
-        f'Waiting for data, batch {batch_size:,}, ms per batch', Waits, width='hidden',
-        columns={name: [name] for name in (TRAINING, AT_HAND, LOADING)})
-    cell = Cell(f'{graph.name}, {text(num_neighbors)}', args.wait_hidden, results)
-    section.cells.append(cell)
-    log(cell, section.title)
+    def waited(results: dict[str, Result]) -> dict[str, Result]:
+        stats = loader.stats
+        count = max(stats.num_batches, 1)
+        return {**results, TRAINING: Waited(
+            **vars(results[TRAINING]), sample_ms=1e3 * stats.sample_seconds / count,
+            fetch_ms=1e3 * stats.fetch_seconds / count,
+            wait_ms=1e3 * stats.wait_seconds / count)}
+
+    bench.measure(
+        f'Waiting for data, batch {batch_size:,}, ms per batch',
+        f'{graph.name}, {text(num_neighbors)}', args.wait_hidden, [
+            Contender(TRAINING, training, True, finite, num_batches),
+            Contender(AT_HAND, at_hand, True, finite, num_batches),
+            Contender(LOADING, lambda: load(fast(inputs, num_neighbors, batch_size), device),
+                      True, functools.partial(loaded, inputs), num_batches)],
+        bench.few(_EPOCH_REPEATS), made=waited, kind=Waits, label='hidden')
 
 
 # Processes --------------------------------------------------------------------------------------
 
-def run_gpus(
-    name: str, args: argparse.Namespace, report: _harness.Report,
-) -> None:
-    """Epochs of the example, one process a GPU (on a CPU: processes by gloo)."""
-    results: dict[str, Result] = {}
+def run_gpus(bench: Bench, name: str) -> None:
+    """Epochs of the example with one process on each GPU (on a CPU: processes by gloo)."""
+    args, results = bench.args, {}
     for count in args.gpus:
+        label = f'{count} process{"es" * (count > 1)}'
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / 'record.json'
             command = [
@@ -854,146 +795,90 @@ def run_gpus(
                 str(1 + max(1, min(args.repeats, _EPOCH_REPEATS))), '--fanout',
                 ','.join(map(str, args.fanouts[0])), '--evaluate-every', '0', '--json', str(record)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-            label = f'{count} process{"es" * (count > 1)}'
             if done.returncode != 0:
                 lines = [line for line in done.stderr.splitlines() if 'Error' in line]
                 results[label] = Result(note=f'failed: {(lines or ["?"])[0][:200]}')
-                _harness.log(f'{name}, {label}: {results[label].note}')
                 continue
             seconds = json.loads(record.read_text())['seconds'][1:]  # the first one is cold
             times = [1e3 * each for each in seconds]
             results[label] = Result(
                 statistics.median(times), min(times), max(times), len(times))
     first, *others = results
-    section = report.section(
-        'One epoch, ms', columns={label: [label] for label in results}, width='batch of each',
-        versus=[Versus(first, other, [first]) for other in others] or [Versus(first, first, [])])
-    cell = Cell(name, args.batch_size, results)
-    section.cells.append(cell)
-    log(cell, section.title)
+    bench.add('One epoch, ms', name, args.batch_size, results, label='batch of each',
+              pairs=[(other, first) for other in others])
 
 
 # All of it --------------------------------------------------------------------------------------
 
-def fanout(value: str) -> tuple[int, ...]:
-    return _harness.integers(value)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser('The loader beside others, and what each of its parts gains.')
-    parser.add_argument(
-        '--sections', type=_harness.choice('section', SECTIONS), help=f"of {', '.join(SECTIONS)}; "
-        'gpus only if named')
-    parser.add_argument(
-        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
-        help=f"of {', '.join(_graphs.NAMES)}")
-    parser.add_argument(
-        '--fanouts', type=fanout, nargs='+', help='neighbours by hop, from the seeds outwards; '
-        'whole epochs take the first')
-    parser.add_argument('--batch-sizes', type=_harness.integers, help='of sample')
-    parser.add_argument('--batch-size', type=int, help='of everything else')
-    parser.add_argument('--widths', type=_harness.integers, help='of aggregate')
-    parser.add_argument('--rows', type=int, help='destinations in a block of aggregate')
-    parser.add_argument('--width', type=int, default=100, help='features of a node')
-    parser.add_argument('--hidden', type=int, default=64, help='channels of the GCN')
-    parser.add_argument('--workers', type=int, help="of PyG's NeighborLoader")
-    parser.add_argument(
-        '--rival-batches', type=int, default=32, help='its batches in an epoch, at most, if more '
-        'than it has workers')
-    parser.add_argument('--nodes', type=int, help='training nodes, at most')
-    parser.add_argument('--sweep-batches', type=int, default=8, help='batches in an epoch of sweep')
-    parser.add_argument('--wait-batches', type=int, default=16, help='likewise of wait')
-    parser.add_argument('--wait-hidden', type=int, default=WAIT_HIDDEN, help='channels in wait')
-    parser.add_argument('--gpus', type=_harness.integers, default=(1, 2), help='of gpus')
-    args = parser.parse_args(argv)
-    settings = _harness.start(args)
-    kernel = dataclasses.replace(settings, device_time=True)
-    sections = args.sections or tuple(name for name in SECTIONS if name != 'gpus')
-    small = args.quick and args.device == 'cpu'
-    usual: dict[str, Any] = {
-        'graphs': (QUICK_GRAPHS if args.quick else GRAPHS)[args.device],
-        'fanouts': ((4, 3),) if small else FANOUTS[:1] if args.quick else FANOUTS,
-        'batch_sizes': (64,) if small else BATCH_SIZES[args.device],
-        'batch_size': 64 if small else EPOCH_BATCH_SIZE[args.device],
-        'widths': (8,) if small else WIDTHS[args.device][:2 if args.quick else None],
-        'rows': 200 if small else BLOCK_ROWS[args.device],
-        'workers': 2 if args.device == 'cpu' else 8,
-    }
-    for option, value in usual.items():
-        if getattr(args, option) is None:
-            setattr(args, option, value)
-    for option in ('batch_size', 'rows', 'width', 'hidden', 'rival_batches', 'sweep_batches',
-                   'wait_batches', 'wait_hidden'):
-        if getattr(args, option) < 1:
-            parser.error(f"--{option.replace('_', '-')}: got {getattr(args, option)}, "
-                         'expected at least 1')
-    report = _harness.Report('loader', args, [
-        'Times in ms, medians, contenders taking turns; ratio: the best rival over ours. '
-        + ('Aggregations by CUDA events, launches hidden, all else by' if args.device == 'cuda'
-           else 'All by') + ' wall time to the end of the work. † inexact, ‡ one cold run.'])
-    notes(sections, args, report)
-    if args.device == 'cuda':
-        report.environment['cusparse'] = _cusparse.version()
-    whole = [name for name in ('epoch', 'match', 'ablation') if name in sections]
-    names = args.graphs if set(sections) - {'gpus'} else ()
-    for graph in _graphs.load_each(names, settings.device, report.left_out):
-        report.graphs[graph.name] = graph.summary()
+    def usual(cuda: Any, cpu: Any, quick_cuda: Any, quick_cpu: Any) -> dict[str, Any]:
+        return {'cuda': cuda, 'cpu': cpu, 'quick': {'cuda': quick_cuda, 'cpu': quick_cpu}}
+
+    bench = Bench(
+        'loader', __doc__, argv, parts=PARTS, on_request=('gpus',), graphs=GRAPHS,
+        fanouts=Option(usual(FANOUTS, FANOUTS, FANOUTS[:1], ((4, 3),)), _harness.integers,
+                       'neighbours by hop, from the seeds; whole epochs take the first', '+'),
+        batch_sizes=Option(usual(*BATCH_SIZES.values(), BATCH_SIZES['cuda'], (64,)),
+                           _harness.integers, 'of sample'),
+        batch_size=Option(usual(8000, 1024, 8000, 64), help='of all other parts'),
+        widths=Option(usual(*WIDTHS.values(), WIDTHS['cuda'][:2], (8,)), _harness.integers,
+                      'columns of aggregate'),
+        rows=Option(usual(100_000, 10_000, 100_000, 200), help='destinations of a block'),
+        width=Option(100, help='features of a node'), hidden=Option(64, help='channels of the GCN'),
+        workers=Option({'cuda': 8, 'cpu': 2}, int, "of PyG's NeighborLoader"),
+        rival_batches=Option(32, help="batches of PyG's epoch, at most; at least its workers"),
+        models=_harness.names('model', tuple(MODELS), ('GCN',)),
+        nodes=Option(help='training nodes, at most'),
+        sweep_batches=Option(8, help='batches of an epoch of sweep'),
+        wait_batches=Option(16, help='batches of an epoch of wait'),
+        wait_hidden=Option(WAIT_HIDDEN, help='channels in wait'),
+        gpus=Option((1, 2), _harness.integers, 'numbers of processes'))
+    args = bench.args
+    bench.note(*(NOTES[part].format(**vars(args)) for part in args.parts if part in NOTES))
+    parts = set(args.parts) - {'gpus'}
+    for graph in bench.graphs(None if parts else ()):
         inputs = Inputs(graph, args.width, args.nodes, edges := HostEdges(graph))
-        if 'sample' in sections:
-            run_sample(inputs, args.fanouts, args.batch_sizes, settings, report)
-            report.save()
-        if 'aggregate' in sections:
-            run_aggregate(inputs, args.batch_size, args.rows, args.widths, kernel, report)
-            report.save()
-        for name in whole:
-            {'epoch': run_epoch, 'match': run_match, 'ablation': run_ablation}[name](
-                inputs, args, settings, report)
-            report.save()
+        for part, run in (
+                ('sample', run_sample), ('aggregate', run_aggregate), ('epoch', run_epoch),
+                ('match', run_match), ('walks', functools.partial(run_match, walks=True)),
+                ('ablation', run_ablation)):
+            if part in parts:
+                run(bench, inputs)
         del inputs
-        if 'sweep' in sections and graph.name == args.graphs[0]:
-            run_sweep(graph, edges, args, settings, report)
-            report.save()
-        if 'wait' in sections:
-            run_wait(graph, edges, args, settings, report)
-            report.save()
-    if 'gpus' in sections:
+        if 'sweep' in parts and graph.name.split(' ')[0] == args.graphs[0]:
+            run_sweep(bench, graph, edges)
+        if 'wait' in parts:
+            run_wait(bench, graph, edges)
+    if bench.has('gpus'):
         for name in args.graphs:
-            run_gpus(name, args, report)
-            report.save()
-    report.finish()
+            run_gpus(bench, name)
+    bench.finish()
 
 
-def notes(
-    sections: Sequence[str], args: argparse.Namespace, report: _harness.Report,
-) -> None:
-    """Says what the tables compare."""
-    said = {
-        'sample': f'Sampling: without replacement, ours checked edge by edge; "{CHECKED}" is the '
-        f'public function, which looks at the whole graph at every call. "{TORCH}": put together '
-        'on the same device, drawing with replacement, with torch.unique as its map. PyG samples '
-        'on the CPU, in one thread.',
-        'aggregate': 'Aggregation: sums without weights over blocks that come once. Every '
-        'contender starts from the list of edges, sorted by destination; ours has the row '
-        'pointers besides, which sampling gives. All make what their gradient needs anew: ours '
-        'the transpose, cuSPARSE row pointers, int32 columns and ones, and a transpose by a sort '
-        "of torch's, by cusparseCsr2cscEx2, or none for its transposed product.",
-        'epoch': f'Epochs: features of {args.width} columns in host memory; training nodes: '
-        + ', '.join(f'{share:.0%} of {name}' for name, share in _minibatch.TRAIN_SHARE.items())
-        + f". PyG's NeighborLoader has {args.workers} workers, which stay, and pinned memory; its "
-        'batches are copied to the device. GCN, on ours accelerated, trains on them. '
-        'Starting a loader is not counted to anyone.',
-        'match': f'Match: windows of {WINDOW} batches; "{NAIVE}" fetches all features of every '
-        'batch by the same kernel. The match degree is that of successive batches.',
-        'ablation': f'Ablation: "{NAIVE}" samples on the device by torch ops with torch.unique as '
-        "its map, gathers features on the CPU, copies them, and trains PyG's GCN on a list of "
-        f'edges. "{MATCH_REORDER}" fetches what the batch before lacks, in windows of {WINDOW}; '
-        f'"{MEMORY_AWARE}" trains on our kernels; "{FUSED_MAP}" is FastNeighborLoader.',
-        'wait': f'Waiting: a GCN of {args.wait_hidden} channels. "{AT_HAND}": the same steps on '
-        'batches loaded before.',
-        'gpus': 'Processes: examples/fastgl_ddp.py under torchrun, the batch on each.',
-    }
-    report.notes += [said[name] for name in sections if name in said]
-
+NOTES = {
+    'sample': 'Sampling: without replacement; every edge of our samples is checked. '
+    f'"{CHECKED}" is the public function, which checks the whole graph at every call. "{TORCH}": '
+    'torch ops on the same device, which draw with replacement, with torch.unique as the id map. '
+    'PyG samples on the CPU, in one thread.',
+    'aggregate': 'Aggregation: sums without weights over blocks; each block comes once. All '
+    'contenders start from the list of edges, sorted by destination; ours also has the row '
+    'pointers of the sampler. All conversions for the gradient are counted: a transpose by our '
+    'kernel, for cuSPARSE by a torch sort, by cusparseCsr2cscEx2, or none for op(A).',
+    'epoch': 'Epochs: {width} features of each node in host memory; training nodes: '
+    + ', '.join(f'{share:.0%} of {name}' for name, share in _minibatch.TRAIN_SHARE.items())
+    + ". PyG's NeighborLoader has {workers} persistent workers and pinned memory; its batches are "
+    'copied to the device. A GCN trains on them, ours accelerated. The start of a loader is not '
+    'counted.',
+    'match': f'Match: windows of {WINDOW} batches; "{NAIVE}" fetches all features of every batch '
+    'with the same kernel. The match degree is that of successive batches.',
+    'ablation': f'Ablation: "{NAIVE}" samples on the device by torch ops with torch.unique as the '
+    "id map, gathers features on the CPU, copies them, and trains PyG's GCN on a list of edges. "
+    f'"{MATCH_REORDER}" fetches only features that the previous batch lacks, in windows of '
+    f'{WINDOW}; "{MEMORY_AWARE}" trains on our kernels; "{FUSED_MAP}" is FastNeighborLoader.',
+    'wait': 'Waiting: a GCN of {wait_hidden} channels. ' f'"{AT_HAND}": the same steps on batches '
+    'that were loaded before.',
+    'gpus': 'Processes: examples/fastgl_ddp.py under torchrun; every process has its own batch.',
+}
 
 if __name__ == '__main__':
     main()

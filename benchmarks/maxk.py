@@ -1,16 +1,16 @@
-"""MaxK: its kernels over k, the selection itself, and whole training steps.
+"""MaxK: the kernels over k, the selection, and whole training steps.
 
-python -m benchmarks.maxk                           everything below
-python -m benchmarks.maxk --quick                   a minute or less
-python -m benchmarks.maxk --kernels                 aggregation of CBSR features and its gradient
-python -m benchmarks.maxk --select --rows 232965    the k largest of each row, no graph needed
-python -m benchmarks.maxk --training --models sage,gcn,gin
-python -m benchmarks.maxk --graphs reddit-like --dtypes float32,bfloat16
+python -m benchmarks maxk                                      everything below
+python -m benchmarks maxk --quick                              a minute or less
+python -m benchmarks maxk --parts kernels                      aggregation of CBSR features
+python -m benchmarks maxk --parts select --rows 232965         the k largest of each row
+python -m benchmarks maxk --parts training --models sage,gcn,gin
+python -m benchmarks maxk --graphs reddit-like --dtypes float32,bfloat16
 """
-import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,28 +34,24 @@ from pyg_fast.ops import CBSR
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.product import _DENSE_SHARE
 
-from . import _cusparse, _graphs, _harness, spmm
+from . import _cusparse, _harness, spmm
 from ._graphs import Graph
-from ._harness import Cell, Contender, Result, Settings, Versus
+from ._harness import Bench, Contender, Option, Result, worst
 from .spmm import FORWARD, excess
 
-K = (2, 4, 8, 16, 32, 64, 96, 128, 192)
-QUICK_K = (8, 32)
-WIDTHS = (256,)
-SELECT_WIDTHS = (64, 128, 256, 512, 1024)
-QUICK_SELECT_WIDTHS = (256,)
+K = {'quick': (8, 32), 'usual': (2, 4, 8, 16, 32, 64, 96, 128, 192)}
+SELECT_WIDTHS = {'quick': (256,), 'usual': (64, 128, 256, 512, 1024)}
 MODELS = ('sage', 'gcn', 'gin')
 HIDDEN, QUICK_HIDDEN = 256, 64
 CHANNELS, CLASSES = 602, 41  # of Reddit
 GRADIENT = 'gradient of the values'
-TOLERANCE = 2e-2  # of a gradient's norm: near-equal entries may be told apart otherwise
+TOLERANCE = 2e-2  # of a gradient's norm: rounding may swap entries that are nearly equal
 _COLUMNS_COMPARED, _ROWS_COMPARED = 8, 64  # of an aggregation
 _ROWS_SELECTED = 1 << 13  # compared of a selection
 
 OURS, UNWEIGHTED, BALANCED = 'ours', 'ours, unweighted', 'ours, balanced'
 ORDERED, AS_DENSE, DENSE = 'ours, deterministic', 'ours, as dense', 'ours, spmm'
-CUSPARSE = {'cuSPARSE': spmm.CUSPARSE, 'cuSPARSE preprocessed': spmm.PREPROCESSED}
-TORCH = {spmm.TORCH: [spmm.TORCH], spmm.TORCH64: [spmm.TORCH64]}
+ALL_COLUMNS = [*spmm.CUSPARSE, *spmm.PREPROCESSED, spmm.TORCH, spmm.TORCH64]  # rivals
 TOPK, COPY = 'torch.topk', 'copy of as many bytes'
 MAXK, MAXK_BALANCED, RELU = 'ours, MaxK', 'ours, MaxK balanced', 'ours, ReLU'
 MAXK_ROOT = 'ours, MaxK of roots too'  # as in the paper
@@ -66,41 +62,16 @@ PYG = [EDGE_INDEX, CSR, SPARSE_TENSOR]
 kernels = torch.ops.pyg_fast
 
 
-def measure_over_k(
-    of_k: Mapping[int, Sequence[Contender]], shared: Sequence[Contender], settings: Settings,
-) -> dict[int, dict[str, Result]]:
-    """All take turns together; those that do not depend on k are measured once for every cell."""
-    numbered = {
-        (k, contender.name): dataclasses.replace(contender, name=f'{contender.name}, k={k}')
-        for k, contenders in of_k.items() for contender in contenders}
-    measured = _harness.measure([*numbered.values(), *shared], settings)
-    results: dict[int, dict[str, Result]] = {k: {} for k in of_k}
-    for (k, name), contender in numbered.items():
-        results[k][name] = measured[contender.name]
-    for cell in results.values():
-        cell.update((contender.name, measured[contender.name]) for contender in shared)
-    return results
-
-
-def worst(errors: Iterable[float]) -> float:
-    return float(torch.tensor(list(errors)).max())  # unlike Python's, it keeps NaN
-
-
 def spread(count: int, size: int, device: torch.device) -> Tensor:
-    """Positions from the first to the last of ``size``, evenly; all of them if there are few."""
+    """``count`` positions at equal distances from the first to the last of ``size``."""
     count = min(count, size)
     return torch.arange(count, device=device) * (size - 1) // max(count - 1, 1)
-
-
-def log(graph: str, k: int, title: str, results: Mapping[str, Result]) -> None:
-    _harness.log(f'{graph} k={k} {title}: ' + ', '.join(
-        f'{name} {result.text()}' for name, result in results.items()))
 
 
 # Kernels ----------------------------------------------------------------------------------------
 
 class Case(spmm.Case):
-    """Inputs on one graph, in one dtype, at one width, the k largest entries of x among them."""
+    """Inputs on one graph, in one dtype, at one width, with the k largest entries of x."""
 
     def __init__(self, graph: Graph, dtype: torch.dtype, width: int) -> None:
         super().__init__(graph, dtype, width)
@@ -118,7 +89,7 @@ class Case(spmm.Case):
 
     @functools.cached_property
     def compared(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Some columns; and some rows, the fullest among them, with their CSR structure."""
+        """Some columns; and some rows, with those of largest degree, as a CSR structure."""
         degree = self.graph.degree
         columns = spread(_COLUMNS_COMPARED, self.width, degree.device)
         fullest = degree.topk(min(_ROWS_COMPARED // 8, degree.numel()))[1]
@@ -130,7 +101,7 @@ class Case(spmm.Case):
         return columns, rows, rowptr, chosen[self.graph.row].nonzero().view(-1)
 
     def error(self, out: Tensor, cbsr: CBSR, weight: Tensor) -> float:
-        """That of an aggregation, in some columns of every row and all columns of some rows."""
+        """The error of an aggregation, in some columns, and in some rows."""
         num_nodes = self.graph.num_nodes
         if out.shape != (num_nodes, self.width):
             return float('inf')
@@ -145,7 +116,7 @@ class Case(spmm.Case):
                 (out[rows], some, x)))
 
     def grad_error(self, out: Tensor, cbsr: CBSR) -> float:
-        """That of a gradient of the values, wherever it is stored."""
+        """The error of a gradient of the values."""
         columns = cbsr.columns.long()
         return excess(out, *(full.gather(1, columns) for full in self.grad_x('weighted')))
 
@@ -209,7 +180,7 @@ def gradients(case: Case, k: int) -> list[Contender]:
 
 
 def all_columns(case: Case, mode: str) -> list[Contender]:
-    """Those that aggregate all columns of x, or of its gradient over the transposed graph."""
+    """Products with all columns of x, or of its gradient over the transposed graph."""
     back = mode != FORWARD
     x = case.grad if back else case.x
     graph = case.structure.t() if back else case.structure
@@ -244,61 +215,30 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
         for name, make in made.items()]
 
 
-def run_kernels(
-    graph: Graph, widths: Sequence[int], ks: Sequence[int], dtypes: Sequence[str],
-    settings: Settings, report: _harness.Report,
-) -> None:
-    rivals = CUSPARSE | TORCH
-    names = [name for variants in rivals.values() for name in variants]
-    columns: dict[str, dict[str, Sequence[str]]] = {
-        mode: {name: [name] for name in (OURS, special, BALANCED, AS_DENSE, DENSE)} | rivals
-        for mode, special in ((FORWARD, UNWEIGHTED), (GRADIENT, ORDERED))}
-    for width in widths:
-        stored = [k for k in ks if k <= width]
-        by_dtype: dict[str, dict[int, dict[str, Result]]] = {mode: {} for mode in columns}
-        for dtype in dtypes:
+def run_kernels(bench: Bench, graph: Graph) -> None:
+    args = bench.args
+    by_dtype: dict[tuple[str, int], dict[str, Result]] = {}
+    for width in args.widths:
+        for dtype in args.dtypes:
             case = Case(graph, _harness.DTYPES[dtype], width)
-            state = _harness.cache_state(
-                graph.num_nodes * width * case.x.element_size(), settings.device)
             for mode, make in ((FORWARD, forwards), (GRADIENT, gradients)):
-                section = report.section(
-                    f'Aggregation at F={width}, {mode}, {dtype}', columns=columns[mode],
-                    width='k', versus=[
-                        Versus('the best, on all F columns', OURS, names),
-                        *(Versus(rival, OURS, variants) for rival, variants in rivals.items()),
-                        Versus(DENSE, OURS, [DENSE]),
-                        Versus(AS_DENSE, OURS, [AS_DENSE]),
-                        Versus(OURS, BALANCED, [OURS]),
-                        *[Versus(ORDERED, OURS, [ORDERED])] * (mode == GRADIENT)])
-                results = measure_over_k(
-                    {k: make(case, k) for k in stored}, all_columns(case, mode), settings)
-                for k, cell in results.items():
-                    section.cells.append(Cell(graph.name, k, cell, state))
-                    by_dtype[mode].setdefault(k, {})[dtype] = cell[OURS]
-                    log(graph.name, k, section.title, cell)
-        if len(dtypes) > 1:
-            compare_dtypes(graph.name, width, by_dtype, report)
-
-
-def compare_dtypes(
-    graph: str, width: int, by_dtype: Mapping[str, Mapping[int, dict[str, Result]]],
-    report: _harness.Report,
-) -> None:
-    """Puts the times of ours side by side, which were measured one dtype after the other."""
-    for mode, cells in by_dtype.items():
-        for k, results in cells.items():
-            first, *others = results
-            section = report.section(
-                f'Aggregation at F={width}, {mode}, by dtype', width='k',
-                columns={name: [name] for name in results},
-                versus=[Versus(first, other, [first]) for other in others])
-            section.cells.append(Cell(graph, k, results))
+                pairs = [(OURS, DENSE), (OURS, AS_DENSE), (BALANCED, OURS)]
+                pairs += [(ORDERED, OURS)] * (mode == GRADIENT)
+                found = bench.measure_over(
+                    f'Aggregation at F={width}, {mode}, {dtype}', graph.name,
+                    {k: make(case, k) for k in args.k if k <= width}, all_columns(case, mode),
+                    bench.kernel, label='k', pairs=pairs,
+                    num_bytes=graph.num_nodes * width * case.x.element_size())
+                for k, cell in found.items():
+                    title = f'Aggregation at F={width}, {mode}, by dtype'
+                    by_dtype.setdefault((title, k), {})[dtype] = cell[OURS]
+    bench.by_dtype(graph.name, by_dtype, 'k')
 
 
 # Selection --------------------------------------------------------------------------------------
 
 class Selection:
-    """A matrix, and what is right for some of its rows."""
+    """A matrix, and the right result for some of its rows."""
 
     def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         generator = torch.Generator(device=device).manual_seed(1)
@@ -331,13 +271,13 @@ class Selection:
         return 0.0 if bool(same) else float('inf')
 
     def value_error(self, values: Tensor, k: int) -> float:
-        """That of values in any order, whichever of several equal ones were taken."""
+        """The error of values in any order; of equal values any may be taken."""
         right = reference.maxk(self.x[self.rows], k, False)[0].sort(1)[0]
         same = values.size(1) == k and bool((values[self.rows].sort(1)[0] == right).all())
         return 0.0 if same else float('inf')
 
     def copy(self, k: int) -> Callable[[], Tensor]:
-        """Reads and writes as much in all as a selection has to."""
+        """Reads and writes as many bytes in total as a selection must."""
         values, columns = kernels.maxk(self.x[:1], k, False)
         entry = values.element_size() + columns.element_size()
         moved = self.x.numel() * self.x.element_size() + self.x.size(0) * k * entry
@@ -346,25 +286,16 @@ class Selection:
         return lambda: target.copy_(source)
 
 
-def run_selection(
-    num_rows: int, widths: Sequence[int], ks: Sequence[int], dtypes: Sequence[str],
-    settings: Settings, report: _harness.Report,
-) -> None:
-    names = [OURS, BALANCED, TOPK, COPY]
-    for dtype in dtypes:
-        for width in widths:
-            selection = Selection(num_rows, width, _harness.DTYPES[dtype], settings.device)
-            section = report.section(
-                f'Selection at F={width}, {dtype}', columns={name: [name] for name in names},
-                width='k', versus=[
-                    Versus(rival, ours, [rival]) for rival in (TOPK, COPY)
-                    for ours in (OURS, BALANCED)])
-            state = _harness.cache_state(
-                selection.x.numel() * selection.x.element_size(), settings.device)
-            for k in (k for k in ks if k <= width):
-                results = _harness.measure(selection.contenders(k), settings)
-                section.cells.append(Cell(f'{num_rows:,} rows', k, results, state))
-                log(f'{num_rows:,} rows', k, section.title, results)
+def run_selection(bench: Bench, num_rows: int) -> None:
+    args = bench.args
+    for dtype, width in itertools.product(args.dtypes, args.select_widths):
+        selection = Selection(num_rows, width, _harness.DTYPES[dtype], bench.device)
+        for k in (k for k in args.k if k <= width):
+            bench.measure(
+                f'Selection at F={width}, {dtype}', f'{num_rows:,} rows', k,
+                selection.contenders(k), bench.kernel, label='k',
+                pairs=[(BALANCED, TOPK), (BALANCED, COPY)],
+                num_bytes=selection.x.numel() * selection.x.element_size())
 
 
 # Training ---------------------------------------------------------------------------------------
@@ -395,7 +326,7 @@ def largest_only(x: Tensor, k: int, balanced: bool) -> Tensor:
 
 
 class Training:
-    """One model on one graph: its data, its weights at the start, and every way to run it."""
+    """One model on one graph: data, initial weights, and all implementations."""
 
     def __init__(self, graph: Graph, model: str, hidden: int, layers: int) -> None:
         device = graph.col.device
@@ -473,7 +404,7 @@ class Training:
     def expected(
         self, k: int | None, balanced: bool = False, root: bool = False,
     ) -> list[Tensor]:
-        """What the first step gives by PyG's layers in float64, with MaxK if there is a k."""
+        """Loss and gradients of the first step by PyG in float64, with MaxK if ``k`` is given."""
         key = k, balanced, root
         if key not in self._expected:
             net = self.pyg()
@@ -508,7 +439,7 @@ class Training:
             for name, options in variants.items()]
 
     def others(self, scatter_limit: float) -> list[Contender]:
-        """The models with ReLU, and the aggregations that ours spends its time on."""
+        """The models with ReLU, and the aggregations of our model with ReLU alone."""
         inputs: dict[str, Callable[[], Any]] = {CSR: self.csr}
         if importlib.util.find_spec('torch_sparse'):
             inputs[SPARSE_TENSOR] = self.sparse_tensor
@@ -521,7 +452,7 @@ class Training:
               for name, make in inputs.items())]
 
     def aggregations(self) -> Callable[[], Any]:
-        """As many as a step has, forward and backward."""
+        """All aggregations of a step, forward and backward."""
         x = torch.ones(self.x.size(0), self.hidden, device=self.x.device)
         reduce = 'mean' if self.model == 'sage' else 'sum'
         once = spmm.step(lambda x: ops.spmm(self.prepared, x, reduce=reduce), x, x)
@@ -533,31 +464,20 @@ class Training:
         return run
 
 
-def run_training(
-    graph: Graph, models: Iterable[str], ks: Sequence[int], hidden: int, layers: int,
-    scatter_limit: float, settings: Settings, report: _harness.Report,
-) -> None:
-    for model in models:
-        training = Training(graph, model, hidden, layers)
-        names = [MAXK, MAXK_BALANCED, MAXK_ROOT, RELU, AGGREGATIONS, *PYG]
-        section = report.section(
-            f'Training step, {model}, {layers} layers, hidden {hidden}', width='k', memory=True,
-            columns={name: [name] for name in names}, versus=[
-                Versus('PyG, best input', MAXK, PYG),
-                *(Versus(name, MAXK, [name]) for name in (RELU, *PYG)),
-                Versus('PyG, best input', RELU, PYG),
-                Versus(MAXK, MAXK_BALANCED, [MAXK]),
-                Versus(RELU, MAXK_ROOT, [RELU])])
-        results = measure_over_k(
-            {k: training.of_k(k) for k in ks}, training.others(scatter_limit), settings)
-        for k, cell in results.items():
-            section.cells.append(Cell(graph.name, k, cell))
-            log(graph.name, k, section.title, cell)
-        report.notes.append(amdahl(graph.name, model, results))
+def run_training(bench: Bench, graph: Graph) -> None:
+    args = bench.args
+    for model in args.models:
+        training = Training(graph, model, args.hidden, args.layers)
+        results = bench.measure_over(
+            f'Training step, {model}, {args.layers} layers, hidden {args.hidden}', graph.name,
+            {k: training.of_k(k) for k in args.training_k}, training.others(args.scatter_limit),
+            bench.wall, label='k', memory=True,
+            pairs=[(MAXK, RELU), (MAXK_BALANCED, MAXK), (MAXK_ROOT, RELU)])
+        bench.note(amdahl(graph.name, model, results))
 
 
 def amdahl(graph: str, model: str, results: Mapping[int, Mapping[str, Result]]) -> str:
-    """What could be gained at most if aggregation took no time."""
+    """The largest possible speed-up: that of an aggregation that takes no time."""
     cell = next(iter(results.values()))
     step, part = cell[RELU].median_ms, cell[AGGREGATIONS].median_ms
     assert step is not None
@@ -567,97 +487,52 @@ def amdahl(graph: str, model: str, results: Mapping[int, Mapping[str, Result]]) 
         f'{step / time:.2f} at k={k}' for k, cell in results.items()
         if (time := cell[MAXK].median_ms) is not None)
     return (
-        f'{graph}, {model}: aggregations take {part / step:.0%} of the step of ours with ReLU; '
-        f'without them it would be {limit} times as fast (Amdahl), with MaxK it is {reached}.')
+        f'{graph}, {model}: aggregations take {part / step:.0%} of the step of ours with ReLU. '
+        f'Without them the step would be {limit} times as fast (Amdahl), with MaxK it is '
+        f'{reached}.')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser('MaxK: kernels, selection and training.')
-    parser.add_argument(
-        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
-        help=f"of {', '.join(_graphs.NAMES)}")
-    parser.add_argument('--k', type=_harness.integers, help='entries kept of each row')
-    parser.add_argument(
-        '--widths', type=_harness.integers, default=WIDTHS, help='numbers of columns F')
-    parser.add_argument(
-        '--dtypes', type=_harness.choice('dtype', tuple(_harness.DTYPES)), default=('float32',))
-    parser.add_argument('--kernels', action='store_true', help='nothing but this, unless combined')
-    parser.add_argument('--select', action='store_true', help='likewise')
-    parser.add_argument('--training', action='store_true', help='likewise')
-    parser.add_argument(
-        '--rows', type=int, help='that --select takes, instead of the nodes of each graph')
-    parser.add_argument('--select-widths', type=_harness.integers, help='its numbers of columns')
-    parser.add_argument(
-        '--models', type=_harness.choice('model', MODELS), default=('sage',),
-        help=f"of {', '.join(MODELS)}")
-    parser.add_argument(
-        '--training-k', type=_harness.integers, default=(32,), help='entries kept in training')
-    parser.add_argument(
-        '--hidden', type=int, help=f'channels in training ({HIDDEN}, or {QUICK_HIDDEN} if quick)')
-    parser.add_argument('--layers', type=int, default=3, help='graph layers in training')
-    parser.add_argument(
-        '--scatter-limit', type=float, metavar='GIB',
-        help="training by PyG's edge_index, which stores a message per edge, is left out beyond "
-        'this (4 on CUDA, else 2)')
-    args = parser.parse_args(argv)
-    wall = _harness.start(args)
-    kernel = dataclasses.replace(wall, device_time=True)
-    if args.scatter_limit is None:
-        args.scatter_limit = 4.0 if args.device == 'cuda' else 2.0
-    if args.hidden is None:
-        args.hidden = QUICK_HIDDEN if args.quick else HIDDEN
-    ks = args.k or (QUICK_K if args.quick else K)
-    select_widths = args.select_widths or (QUICK_SELECT_WIDTHS if args.quick else SELECT_WIDTHS)
-    everything = not (args.kernels or args.select or args.training)
-    report = _harness.Report('maxk', args, [
-        'Times in ms, medians, contenders taking turns, no cache flushed between them; ratio: the '
-        'best rival over ours. '
-        + ('Kernels by CUDA events, launches hidden; training by' if args.device == 'cuda' else
-           'All by') + ' wall time to the end of the work. † inexact, ‡ one cold run.'])
-    if args.device == 'cuda':
-        report.environment['cusparse'] = _cusparse.version()
-    if everything or args.kernels:
-        forward, backward = _DENSE_SHARE[args.device]
-        report.notes.append(
-            'Aggregation: the k largest of F columns are at hand, the graph is prepared for '
-            f'everyone, and all but "{UNWEIGHTED}" read edge weights. "{BALANCED}": of columns '
-            f'equal modulo k. "{AS_DENSE}": spread to dense rows and aggregated by spmm, which '
-            f'ops.cbsr_spmm does from k > {forward:.2g} F on (in float32); the gradient likewise, '
-            f'from k > {backward:.2g} F on. "{DENSE}" and the rivals: a product with the whole of '
-            'x, or of the gradient over the transposed graph, measured once for all k. '
-            f'"{ORDERED}": over the '
-            'transposed graph. Compared with float64: of an aggregation of ours '
-            f'{_COLUMNS_COMPARED} columns of every row and all columns of the fullest and other '
-            f'rows, {_ROWS_COMPARED} or a few more; of all else everything.')
-    if everything or args.select:
-        report.notes.append(
-            f'Selection: random numbers; "{COPY}" reads and writes together what has to be read '
-            f'and written. {_ROWS_SELECTED} rows are compared with float64.')
-    if everything or args.training:
-        report.notes.append(
-            f'Training: linear {CHANNELS} to hidden, the layers, linear to {CLASSES}; forward, '
-            'cross entropy on all nodes, backward, Adam, on random features. Loss and gradients '
-            "of the first step are compared with PyG's layers in float64.")
-    if everything or args.kernels or args.training or args.rows is None:
-        names = args.graphs or (
-            _graphs.quick_names if args.quick else _graphs.default_names)(wall.device)
-        for graph in _graphs.load_each(names, wall.device, report.left_out):
-            report.graphs[graph.name] = graph.summary()
-            if everything or args.kernels:
-                run_kernels(graph, args.widths, ks, args.dtypes, kernel, report)
-                report.save()
-            if (everything or args.select) and args.rows is None:
-                run_selection(
-                    graph.num_nodes, select_widths, ks, args.dtypes, kernel, report)
-                report.save()
-            if everything or args.training:
-                run_training(
-                    graph, args.models, args.training_k, args.hidden, args.layers,
-                    args.scatter_limit, wall, report)
-                report.save()
-    if (everything or args.select) and args.rows is not None:
-        run_selection(args.rows, select_widths, ks, args.dtypes, kernel, report)
-    report.finish()
+    bench = Bench(
+        'maxk', __doc__, argv, parts=('kernels', 'select', 'training'),
+        graphs=spmm.DEFAULT_GRAPHS,
+        k=Option(K, _harness.integers, 'entries kept of each row'),
+        widths=Option((256,), _harness.integers, 'columns F'),
+        dtypes=_harness.names('dtype', tuple(_harness.DTYPES), ('float32',)),
+        rows=Option(help='rows of select, instead of the nodes of each graph'),
+        select_widths=Option(SELECT_WIDTHS, _harness.integers, 'columns of select'),
+        models=_harness.names('model', MODELS, ('sage',)),
+        training_k=Option((32,), _harness.integers, 'entries kept in training'),
+        hidden=Option({'quick': QUICK_HIDDEN, 'usual': HIDDEN}, help='channels in training'),
+        layers=Option(3, help='graph layers in training'),
+        scatter_limit=Option(
+            {'cuda': 4.0, 'cpu': 2.0}, float, 'GiB of messages that PyG may store in training'))
+    forward, backward = _DENSE_SHARE[bench.args.device]
+    bench.note(
+        'Aggregation: the k largest of F columns are given, the graph is prepared, and all but '
+        f'"{UNWEIGHTED}" read edge weights. "{BALANCED}": the largest of columns equal modulo k. '
+        f'"{AS_DENSE}": writes dense rows and aggregates them by spmm; ops.cbsr_spmm does so for '
+        f'k > {forward:.2g} F in float32, and in the gradient for k > {backward:.2g} F. "{DENSE}" '
+        'and the rivals multiply all columns of x, or of the gradient over the transposed graph, '
+        f'and run once for all k. "{ORDERED}": over the transposed graph. Compared with float64: '
+        f'{_COLUMNS_COMPARED} columns of every row and all columns of about {_ROWS_COMPARED} rows '
+        'of our aggregations, everything of all else.',
+        f'Selection: of random numbers. "{COPY}" reads and writes as many bytes as a selection '
+        f'must. {_ROWS_SELECTED} rows are compared with float64.',
+        f'Training: linear {CHANNELS} to hidden, the layers, linear to {CLASSES}; forward, cross '
+        'entropy on all nodes, backward, Adam, on random features. Loss and gradients of the '
+        "first step are compared with PyG's layers in float64.")
+    args = bench.args
+    if args.rows is not None and bench.has('select'):
+        run_selection(bench, args.rows)
+    for graph in bench.graphs(() if args.rows and args.parts == ('select',) else None):
+        if bench.has('kernels'):
+            run_kernels(bench, graph)
+        if bench.has('select') and args.rows is None:
+            run_selection(bench, graph.num_nodes)
+        if bench.has('training'):
+            run_training(bench, graph)
+    bench.finish()
 
 
 if __name__ == '__main__':

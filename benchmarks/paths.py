@@ -1,45 +1,49 @@
-"""Execution paths: the aggregation of the last layer's backward pass, models, preparation.
+"""Execution paths: backward aggregation of the last layer, models, depth, preparation.
 
-python -m benchmarks.paths             everything below
-python -m benchmarks.paths --quick     a minute or less
-python -m benchmarks.paths --kernels   the backward aggregation of the last layer and nothing else
-python -m benchmarks.paths --models    likewise: backward passes and whole steps of GCNs
-python -m benchmarks.paths --depth     likewise: over depths, where it does not pay any more
-python -m benchmarks.paths --prepare   likewise: preparation in steps of training, and memory
+python -m benchmarks paths                    everything below
+python -m benchmarks paths --quick            a minute or less
+python -m benchmarks paths --parts kernels    the backward aggregation of the last layer
+python -m benchmarks paths --parts models     backward passes and whole steps of GCNs
+python -m benchmarks paths --parts depth      GCNs with more layers
+python -m benchmarks paths --parts prepare    time and memory of the preparation
+python -m benchmarks paths --parts groups     group sizes, and the choices of GroupSizes
+python -m benchmarks paths --parts accuracy   test accuracy with and without paths
 """
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
+from pyg_fast.datasets import PlantedGraph
 from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
 from pyg_fast.graph.graph import graph_of
 from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops._library import ops
 from pyg_fast.ops.product import raw_product
+from pyg_fast.transforms import ToCSR
+from pyg_fast.transforms.group_sizes import SIZES, choose_group_size
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
-from ._harness import Cell, Contender, Result, Settings, Versus
-from .maxk import worst
+from ._harness import Bench, Contender, Option, Result, Section, Settings, norm_error
 
-KERNEL_GRAPHS = {'cuda': ('reddit-like', 'products-like', 'arxiv-like', 'moby'),
-                 'cpu': ('Computers', 'tolokers')}
-MODEL_GRAPHS = {'cuda': ('arxiv-like', 'products-like', 'moby', 'reddit-like'),
-                'cpu': ('Computers', 'tolokers')}
-QUICK_GRAPHS = ('tiny',)
+KERNEL_GRAPHS = {
+    'quick': ('tiny',), 'cpu': ('Computers', 'tolokers'),
+    'cuda': ('reddit-like', 'products-like', 'arxiv-like', 'moby')}
+MODEL_GRAPHS = KERNEL_GRAPHS | {'cuda': ('arxiv-like', 'products-like', 'moby', 'reddit-like')}
 WIDTHS, HIDDEN = (16, 64), (16, 128)
 SHARES = (0.1, 0.01)
-DEPTHS = (1, 2, 3, 4)
 IN_CHANNELS, NUM_CLASSES = 128, 40
 GROUP_SIZES = (0, 8, 32, 128)
 _TOLERANCE = 1e-4  # of the norm, for float32
-_KINKED = 1e-3  # likewise, of models: rounding decides where a ReLU bends
+_KINKED = 1e-3  # of models: rounding decides on which side of zero a ReLU is
 
 PATH, ACTIVE, IF_ELSE = 'ours, path', 'ours, all edges', 'if-else'
 CUSPARSE = 'cuSPARSE on the path'
@@ -47,7 +51,7 @@ BACKWARD, FORWARD, CACHED = 'path', 'path, forward too', 'and the input cached'
 ACTIVE_ONLY = 'and active rows alone'
 PLAIN, CACHED_ALONE = 'all active', 'all active, input cached'
 
-# As in the paper: every edge is read, those whose gradient is zero are skipped.
+# As in the paper: it reads every edge and skips those whose gradient is zero.
 _IF_ELSE = r"""
 extern "C" __global__ void if_else(const int* rowptr, const int* col, const bool* active,
                                    const float* scale, const float* grad, float* out, int rows,
@@ -77,21 +81,8 @@ def grouped(size: int) -> str:
     return f'{PATH}, groups of {size}' if size else f'{PATH}, by rows'
 
 
-def log(graph: str, title: str, results: dict[str, Result]) -> None:
-    _harness.log(f'{graph}, {title}: ' + ', '.join(
-        f'{name} {result.text()}' for name, result in results.items()))
-
-
-def norm_error(
-    outputs: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float,
-) -> float:
-    return worst(
-        float((out.double() - right).norm() / (tolerance * right.norm().clamp(min=1e-12)))
-        for out, right in zip(outputs, expected, strict=True))
-
-
 class Problem:
-    """A graph without loops of which a share of the nodes trains, each with the same chance."""
+    """A graph without loops and random training nodes, a share of all nodes."""
 
     def __init__(self, graph: Graph, share: float) -> None:
         graph = graph.without_loops()
@@ -110,9 +101,8 @@ class Problem:
     def paths(self, num_layers: int, forward: bool = False) -> list[ExecutionPath]:
         return execution_paths(self.edge_index, self.mask, num_layers, forward=forward)
 
-
     def active(self, steps: int) -> Tensor:
-        """The nodes from which so many steps lead to one that trains."""
+        """The nodes from which paths of ``steps`` edges lead to training nodes."""
         src, dst = self.edge_index.as_tensor()
         active = self.mask
         for _ in range(steps):
@@ -124,12 +114,12 @@ class Problem:
 # The aggregation of a layer's backward pass ------------------------------------------------------
 
 class Aggregation:
-    """GCN's, without its self-loops, from a gradient of all nodes to one of all nodes.
+    """The backward aggregation of a GCN layer, without self-loops.
 
     Args:
-        problem: The graph and what trains.
-        width: Of the gradient.
-        above: How many layers lie above. (default: ``0``, the last layer)
+        problem: The graph and its training nodes.
+        width: Columns of the gradient.
+        above: Number of layers above this one. (default: ``0``, the last layer)
     """
 
     def __init__(self, problem: Problem, width: int, above: int = 0) -> None:
@@ -209,32 +199,38 @@ class Aggregation:
         return made
 
 
-def run_kernels(
-    graph: Graph, widths: Sequence[int], shares: Sequence[float], settings: Settings,
-    report: _harness.Report,
-) -> None:
-    rivals = [f'{CUSPARSE} {name}' for name in _cusparse.ALGORITHMS]
-    section = report.section(
-        'Backward aggregation of the last layer',
-        columns={PATH: [PATH], **{grouped(size): [grouped(size)] for size in GROUP_SIZES},
-                 ACTIVE: [ACTIVE], IF_ELSE: [IF_ELSE], CUSPARSE: rivals},
-        versus=[Versus(ACTIVE, PATH, [ACTIVE]), Versus(IF_ELSE, PATH, [IF_ELSE]),
-                Versus(CUSPARSE, PATH, rivals)])
-    for share in shares:
-        problem = Problem(graph, share)
-        for width in widths:
-            case = Aggregation(problem, width)
-            results = _harness.measure(case.contenders(), settings)
-            name = f'{graph.name}, {share:.0%}'
-            section.cells.append(Cell(name, width, results))
-            log(name, f'F={width}', results)
-            del case
+def run_kernels(bench: Bench, graph: Graph) -> None:
+    for share, above, width in itertools.product(bench.args.shares, range(2), WIDTHS):
+        bench.measure(
+            'Backward aggregation of the ' + ('last layer', 'layer below')[above],
+            f'{graph.name}, {share:.0%}', width,
+            Aggregation(Problem(graph, share), width, above).contenders(), bench.kernel,
+            pairs=[(PATH, ACTIVE)])
+
+
+def run_groups(bench: Bench, graph: Graph, share: float = 0.1) -> None:
+    """All group sizes on the path of the last layer; a note tells what each strategy chooses."""
+    case = Aggregation(Problem(graph, share), HIDDEN[0])
+    t = case.path.graph.t()
+    choose = functools.partial(choose_group_size, t.rowptr, t.num_src, HIDDEN[0], col=t.col)
+    choices = {
+        'always 32': 32, 'regression of the paper': choose(coefficients='paper'),
+        'regression, fitted': choose(), 'learned': choose(strategy='learned')}
+    sizes = dict.fromkeys([0, *((32,) if bench.quick else SIZES), *filter(None, choices.values())])
+    results = bench.measure(
+        f'Group sizes, {share:.0%} training', graph.name, HIDDEN[0], [
+            Contender(grouped(size), functools.partial(case.on_path, size), True, case.check)
+            for size in sizes], bench.kernel)
+    best = min(result.median_ms or math.inf for result in results.values())
+    bench.note(f'{graph.name}, time over that of the best group size: ' + ', '.join(
+        f'{how} {(results[grouped(size or 0)].median_ms or math.inf) / best:.2f}'
+        for how, size in choices.items()) + '.')
 
 
 # Models ------------------------------------------------------------------------------------------
 
 class Model:
-    """A GCN on random features, its steps with and without paths."""
+    """A GCN on random features: its steps with and without paths."""
 
     def __init__(self, problem: Problem, hidden: int, num_layers: int = 2) -> None:
         self.problem, self.num_layers = problem, num_layers
@@ -301,114 +297,125 @@ class Model:
                           lambda out: norm_error(out, right, _KINKED)) for name in names]
 
 
-def run_models(
-    graph: Graph, hidden: Sequence[int], shares: Sequence[float], settings: Settings,
-    report: _harness.Report,
-) -> None:
+def run_models(bench: Bench, graph: Graph, settings: Settings) -> None:
     title = '2-layer GCN' + (', launches hidden' if settings.device_time else ', eager')
-    backward = report.section(
-        f'{title}, backward pass', columns={name: [name] for name in (PLAIN, BACKWARD)},
-        width='hidden', versus=[Versus(PLAIN, BACKWARD, [PLAIN])])
     names = (PLAIN, BACKWARD, FORWARD, CACHED_ALONE, CACHED, ACTIVE_ONLY)
-    step = report.section(
-        f'{title}, whole step', columns={name: [name] for name in names}, width='hidden',
-        memory=True, versus=[Versus(PLAIN, name, [PLAIN]) for name in names[1:]])
-    for share in shares:
-        problem = Problem(graph, share)
-        for width in hidden:
-            model = Model(problem, width)
-            cell = f'{graph.name}, {share:.0%}'
-            results = _harness.measure(model.contenders((PLAIN, BACKWARD), True), settings)
-            backward.cells.append(Cell(cell, width, results))
-            log(cell, f'hidden {width}, backward', results)
-            results = _harness.measure(model.contenders(names, False), settings)
-            step.cells.append(Cell(cell, width, results))
-            log(cell, f'hidden {width}, step', results)
-            del model
+    for share, width in itertools.product(bench.args.shares, bench.args.hidden):
+        model = Model(Problem(graph, share), width)
+        for what, some, backward in (
+                ('backward pass', names[:2], True), ('whole step', names, False)):
+            bench.measure(
+                f'{title}, {what}', f'{graph.name}, {share:.0%}', width,
+                model.contenders(some, backward), settings, label='hidden',
+                memory=not backward, pairs=[(name, PLAIN) for name in some[1:]])
 
 
-def run_depth(
-    graph: Graph, hidden: int, depths: Sequence[int], share: float, settings: Settings,
-    report: _harness.Report,
-) -> None:
+def run_depth(bench: Bench, graph: Graph, share: float = 0.1) -> None:
     names = (PLAIN, BACKWARD, FORWARD)
-    section = report.section(
-        f'GCN, {share:.0%} training, over its depth, whole step', width='layers',
-        columns={name: [name] for name in names},
-        versus=[Versus(PLAIN, name, [PLAIN]) for name in (BACKWARD, FORWARD)])
-    problem = Problem(graph, share)
-    for depth in depths:
-        model = Model(problem, hidden, depth)
-        results = _harness.measure(model.contenders(names, False), settings)
-        name = f'{graph.name}, hidden {hidden}'
-        section.cells.append(Cell(name, depth, results))
-        log(name, f'{depth} layers', results)
-        del model
+    problem, hidden = Problem(graph, share), bench.args.hidden[0]
+    for depth in bench.args.depths:
+        bench.measure(
+            f'GCN, {share:.0%} training, over its depth, whole step',
+            f'{graph.name}, hidden {hidden}', depth,
+            Model(problem, hidden, depth).contenders(names, False), bench.kernel, label='layers',
+            pairs=[(name, PLAIN) for name in names[1:]])
 
 
-# Preparation -------------------------------------------------------------------------------------
-
-def run_preparation(
-    graph: Graph, hidden: int, share: float, settings: Settings, report: _harness.Report,
-) -> None:
-    section = report.section(
+def run_preparation(bench: Bench, graph: Graph, share: float = 0.1) -> None:
+    problem, hidden = Problem(graph, share), bench.args.hidden[-1]
+    made = [Contender('preparing', lambda: lambda: problem.paths(2), True),
+            *Model(problem, hidden).contenders((PLAIN,), False)]
+    bench.measure(
         f'Preparing the paths of 2 layers beside a step of training, {share:.0%} training',
-        columns={'preparing': ['preparing'], PLAIN: [PLAIN]}, width='hidden',
-        versus=[Versus('a step', 'preparing', [PLAIN])])
-    problem = Problem(graph, share)
-    model = Model(problem, hidden)
-    step = model.contenders((PLAIN,), False)[0]
+        graph.name, hidden, made, label='hidden', pairs=[('preparing', PLAIN)])
+    bench.note(f'{graph.name}, {share:.0%}: ' + '; '.join(map(repr, problem.paths(2))))
 
-    def prepare() -> Callable[[], list[ExecutionPath]]:
-        return lambda: problem.paths(2)
 
-    results = _harness.measure([Contender('preparing', prepare, True), step], settings)
-    section.cells.append(Cell(graph.name, hidden, results))
-    log(graph.name, 'preparation', results)
-    report.notes.append(f'{graph.name}, {share:.0%}: ' + '; '.join(map(repr, problem.paths(2))))
+# Accuracy ----------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Scored(Result):
+    """A test accuracy in percent and the last loss; no times."""
+
+    accuracy: float = math.nan
+    loss: float = math.nan
+
+    def text(self) -> str:
+        return f'{self.accuracy:.2f} (loss {self.loss:.6f})'
+
+
+def trained(data: Data, mask: Tensor, paths: list[ExecutionPath] | None, epochs: int) -> Scored:
+    torch.manual_seed(0)
+    model = PathPreparedGNN('gcn', data.x.size(1), HIDDEN[0], int(data.y.max()) + 1,
+                            num_layers=2, dropout=0.5).to(mask.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
+    for _ in range(epochs):
+        model.train()
+        optimizer.zero_grad(set_to_none=True)
+        out = model(data.x, data.edge_index, **({'paths': paths} if paths else {}))
+        loss = F.cross_entropy(out[mask], data.y[mask])
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        right = model(data.x, data.edge_index).argmax(1) == data.y
+    return Scored(accuracy=100 * float(right[~mask].float().mean()), loss=float(loss.detach()))
+
+
+def run_accuracy(bench: Bench, share: float = 0.1) -> None:
+    """A share of the nodes trains, all others are tested."""
+    for name in ('planted',) if bench.quick else ('Cora', 'CiteSeer', 'PubMed'):
+        try:
+            data = PlantedGraph('small')[0] if name == 'planted' else _graphs.dataset(name)
+        except _graphs.Missing as reason:
+            bench.report.left_out[name] = str(reason)
+            continue
+        data = ToCSR()(Data(x=data.x, y=data.y, edge_index=data.edge_index)).to(bench.device)
+        generator = torch.Generator().manual_seed(0)
+        mask = (torch.rand(data.num_nodes, generator=generator) < share).to(bench.device)
+        epochs = 10 if bench.quick else 100
+        bench.add('Test accuracy of a GCN, % (and the last loss)', name, epochs, {
+            PLAIN: trained(data, mask, None, epochs),
+            BACKWARD: trained(data, mask, execution_paths(data.edge_index, mask, 2), epochs),
+        }, kind=Accuracies, label='epochs')
+
+
+class Accuracies(Section):
+    def markdown(self) -> str:
+        return '\n'.join([f'## {self.title}', '', *_harness.table(
+            ['graph', self.width, *self.names()],
+            [[cell.graph, str(cell.width), *(each.text() for each in cell.results.values())]
+             for cell in self.cells])])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser(__doc__.split('\n')[0])
-    parser.add_argument(
-        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
-        help=f"of {', '.join(_graphs.NAMES)}")
-    for name in ('kernels', 'models', 'depth', 'prepare'):
-        parser.add_argument(f'--{name}', action='store_true', help='see above')
-    args = parser.parse_args(argv)
-    wall = _harness.start(args)
-    kernel = dataclasses.replace(wall, device_time=True)
-    asked = [name for name in ('kernels', 'models', 'depth', 'prepare') if getattr(args, name)]
-    asked = asked or ['kernels', 'models', 'depth', 'prepare']
-    report = _harness.Report('paths', args, [
-        'Times in ms, medians, contenders taking turns, float32. Aggregations '
-        + ('by CUDA events, launches hidden; ' if args.device == 'cuda' else '')
-        + 'from a gradient of all nodes to one of all nodes, GCN\'s scales included, graphs and '
-        'scales at hand. Models without an optimizer, by wall time ("eager")'
-        + (' and likewise by CUDA events, as a CUDA graph would run them; depths by the latter: '
-           if args.device == 'cuda' else ': ') +
-        f'{IN_CHANNELS} -> hidden -> {NUM_CLASSES}, features constant, cross entropy on the '
-        'training nodes, which are drawn at random. Compared with float64 on all edges.'])
-    names = {
-        name: args.graphs or (QUICK_GRAPHS if args.quick else graphs[args.device])
-        for name, graphs in (
-            ('kernels', KERNEL_GRAPHS), ('models', MODEL_GRAPHS), ('depth', MODEL_GRAPHS),
-            ('prepare', MODEL_GRAPHS))}
-    order = list(dict.fromkeys(itertools.chain(*(names[part] for part in asked))))
-    hidden = HIDDEN[:1] if args.quick else HIDDEN
-    for graph in _graphs.load_each(order, wall.device, report.left_out):
-        report.graphs[graph.name] = graph.summary()
-        if 'kernels' in asked and graph.name in names['kernels']:
-            run_kernels(graph, WIDTHS, SHARES, kernel, report)
-        if 'models' in asked and graph.name in names['models']:
-            for settings in (kernel, wall) if args.device == 'cuda' else (wall,):
-                run_models(graph, hidden, SHARES, settings, report)
-        if 'depth' in asked and graph.name in names['depth']:
-            run_depth(graph, hidden[0], DEPTHS[:2] if args.quick else DEPTHS, 0.1, kernel, report)
-        if 'prepare' in asked and graph.name in names['prepare']:
-            run_preparation(graph, hidden[-1], 0.1, wall, report)
-        report.save()
-    report.finish()
+    bench = Bench(
+        'paths', __doc__, argv, graphs=(),
+        parts=('kernels', 'models', 'depth', 'prepare', 'groups', 'accuracy'),
+        shares=Option(SHARES, lambda text: tuple(map(float, text.split(','))), 'that train'),
+        hidden=Option({'quick': HIDDEN[:1], 'usual': HIDDEN}, _harness.integers, 'channels'),
+        depths=Option({'quick': (1, 2), 'usual': (1, 2, 3, 4)}, _harness.integers, 'layers'),
+        notes=[
+            'float32. Aggregations: from a gradient of all nodes to a gradient of all nodes, with '
+            "GCN's scales; graphs and scales are prepared. Models: steps without an optimizer, by "
+            'wall time ("eager") and on a GPU also without launches, as in a CUDA graph. '
+            f'{IN_CHANNELS} -> hidden -> {NUM_CLASSES} channels, constant features, cross entropy '
+            'on random training nodes. Compared with float64 on all edges.'])
+    args = bench.args
+    graphs = {part: args.graphs or Option(
+        KERNEL_GRAPHS if part in ('kernels', 'groups') else MODEL_GRAPHS).value(args)
+        for part in args.parts if part != 'accuracy'}
+    for graph in bench.graphs(dict.fromkeys(itertools.chain(*graphs.values()))):
+        for part in (part for part in graphs if graph.name.split(' ')[0] in graphs[part]):
+            if part == 'models':
+                for settings in (bench.kernel, bench.wall)[not bench.cuda:]:
+                    run_models(bench, graph, settings)
+            else:
+                {'kernels': run_kernels, 'depth': run_depth, 'prepare': run_preparation,
+                 'groups': run_groups}[part](bench, graph)
+    if bench.has('accuracy'):
+        run_accuracy(bench)
+    bench.finish()
 
 
 if __name__ == '__main__':

@@ -1,51 +1,54 @@
-"""Aggregation before and after nodes are reordered, and what reordering costs.
+"""Preparing graphs: sorting edges, reordering nodes, and what reordering gains and costs.
 
-python -m benchmarks.reorder           the grid of graphs, widths 16, 64 and 256
-python -m benchmarks.reorder --quick   a minute or less
+python -m benchmarks reorder               everything below
+python -m benchmarks reorder --quick       a minute or less
+python -m benchmarks reorder --parts sort  to_csr, prepare_edge_index and gcn_norm beside PyG
+python -m benchmarks reorder --parts sums,costs   sums on reordered graphs; time to reorder
 """
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_fast import ops
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.transforms import Reorder, ToCSR
 
-from . import _graphs, _harness
+from . import _harness
 from ._graphs import Graph
-from ._harness import Cell, Contender, Section, Settings, Versus
-from .spmm import Case, excess
+from ._harness import Bench, Contender, Option, Section, same
+from .spmm import DEFAULT_GRAPHS, Case, excess
 
 METHODS = ('rabbit', 'rcm', 'degree')
-WIDTHS, QUICK_WIDTHS = (16, 64, 256), (16, 64)
-AS_IS, SORTING = 'as is', 'ToCSR'
-_REPEATS = 3  # of what is done once per graph, at most
+AS_IS, SORTING, OURS = 'as is', 'ToCSR', 'ours'
+RANDOM_NODES, RANDOM_EDGES = 100_000, 2_000_000
+_REPEATS = 3  # of reordering, at most
 _BLOCK, _ROWS = 8, 64  # nodes
 
 
 class Costs(Section):
-    """Graphs of so many sizes that none has a mean of its own."""
+    """A table without means per width: every graph has its own number of edges."""
 
     def summary(self) -> list[dict[str, Any]]:
         return [{**row, 'by_width': {}} for row in super().summary()]
-
-
-def aggregation(data: Data, width: int) -> Callable[[], Tensor]:
-    x = data.x[:, :width].contiguous()
-    return lambda: ops.spmm(data.edge_index, x, data.edge_weight)
 
 
 def contenders(case: Case, reordered: dict[str, Data], width: int) -> list[Contender]:
     expected, scale = (t[:, :width] for t in case.aggregated('weighted'))
 
     def contender(name: str, data: Data) -> Contender:
+        def make() -> Callable[[], Tensor]:
+            x = data.x[:, :width].contiguous()
+            return lambda: ops.spmm(data.edge_index, x, data.edge_weight)
+
         def check(out: Tensor) -> float:
             return excess(out if name == AS_IS else out[data.inverse_index], expected, scale)
 
-        return Contender(name, lambda: aggregation(data, width), ours=True, check=check)
+        return Contender(name, make, ours=True, check=check)
 
     return [contender(name, data) for name, data in reordered.items()]
 
@@ -67,8 +70,7 @@ def costs(graph: Graph, methods: Sequence[str]) -> list[Contender]:
     data = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
 
     def check(out: Data) -> float:
-        same = out.perm_index[out.edge_index].equal(graph.edge_index)
-        return 0.0 if same else float('inf')
+        return same((out.perm_index[out.edge_index], graph.edge_index))
 
     return [
         *(Contender(method, lambda method=method: lambda: Reorder(method)(data), True, check)
@@ -77,17 +79,15 @@ def costs(graph: Graph, methods: Sequence[str]) -> list[Contender]:
 
 
 def locality(edge_index: Tensor, num_nodes: int) -> tuple[float, float]:
-    """The mean distance of neighbours, as a share of the nodes, and how many blocks of memory
-    blocks of rows read, per edge."""
+    """The mean distance of neighbours divided by the number of nodes, and how many blocks of
+    sources the blocks of rows read, per edge."""
     src, dst = edge_index
     blocks = torch.unique(dst // _ROWS * num_nodes + src // _BLOCK).numel()
     return float((src - dst).abs().double().mean()) / num_nodes, blocks / src.numel()
 
 
-def run_graph(
-    graph: Graph, methods: Sequence[str], widths: Sequence[int], settings: Settings,
-    report: _harness.Report,
-) -> None:
+def run_sums(bench: Bench, graph: Graph, methods: Sequence[str]) -> None:
+    widths = bench.args.widths
     case = Case(graph, torch.float32, max(widths))
     data = Data(x=case.x, edge_index=case.prepared, edge_weight=case.weight)
     reordered = {AS_IS: data, **{method: Reorder(method)(data) for method in methods}}
@@ -95,55 +95,86 @@ def run_graph(
         places = {
             name: locality(some.edge_index.as_tensor(), graph.num_nodes)
             for name, some in reordered.items()}
-        report.notes.append(f'{graph.name}: ' + '; '.join(
+        bench.note(f'{graph.name}: ' + '; '.join(
             f'{name} {gap:.3f}, {blocks:.3f}' for name, (gap, blocks) in places.items()) + '.')
-    section = report.section(
-        'sum, forward, float32', columns={name: [name] for name in reordered},
-        versus=[Versus(AS_IS, method, [AS_IS]) for method in methods])
     for width in widths:
-        results = _harness.measure(
-            contenders(case, reordered, width), dataclasses.replace(settings, device_time=True))
-        state = _harness.cache_state(graph.num_nodes * width * 4, settings.device)
-        section.cells.append(Cell(graph.name, width, results, state))
-        _harness.log(f'{graph.name}, F={width}: ' + ', '.join(
-            f'{name} {result.text()}' for name, result in results.items()))
-    del reordered
-    section = report.section(
-        'Reordering', Costs, columns={name: [name] for name in (*methods, SORTING)}, width='edges',
-        versus=[Versus(SORTING, method, [SORTING]) for method in methods])
-    once = dataclasses.replace(settings, repeats=min(settings.repeats, _REPEATS))
-    results = _harness.measure(costs(graph, methods), once)
-    section.cells.append(Cell(graph.name, graph.num_edges, results))
-    _harness.log(f'{graph.name}: ' + ', '.join(
-        f'{name} {result.text()}' for name, result in results.items()))
+        bench.measure(
+            'sum, forward, float32', graph.name, width, contenders(case, reordered, width),
+            bench.kernel, num_bytes=graph.num_nodes * width * 4, ours=methods[0],
+            pairs=[(method, AS_IS) for method in methods])
+
+
+def run_sort(bench: Bench) -> None:
+    num_edges, size = bench.args.edges, (RANDOM_NODES, RANDOM_NODES)
+    generator = torch.Generator(device=bench.device).manual_seed(0)
+    edge_index = torch.randint(
+        RANDOM_NODES, (2, num_edges), generator=generator, device=bench.device)
+
+    def argsort() -> tuple[Tensor, Tensor, Tensor]:
+        order = edge_index[1].argsort(stable=True)
+        rowptr = edge_index.new_zeros(RANDOM_NODES + 1)
+        torch.cumsum(edge_index[1].bincount(minlength=RANDOM_NODES), 0, out=rowptr[1:])
+        return rowptr, edge_index[0][order], order
+
+    right = argsort()
+
+    def pyg() -> Tensor:
+        index = EdgeIndex(edge_index, sparse_size=size).sort_by('col', stable=True).values
+        return index.fill_cache_()
+
+    def check(output: Sequence[Tensor]) -> float:
+        return same(*((out.long(), each) for out, each in zip(output, right, strict=True)))
+
+    def check_prepared(output: EdgeIndex) -> float:
+        return same((output.as_tensor(), edge_index[:, right[2]]))
+
+    def check_norm(output: tuple[Tensor, Tensor]) -> float:
+        edges, weight = gcn_norm(edge_index, num_nodes=RANDOM_NODES)
+        return same((output[0], edges)) + float(
+            ((output[1] - weight).abs() / weight).max()) / 1e-5
+
+    for title, contenders in (
+        ('Sorting edges into CSR', [
+            Contender(OURS, lambda: lambda: ops.to_csr(edge_index, *size), True, check),
+            Contender('torch argsort', lambda: argsort, check=check)]),
+        ('Preparing a graph, CSR and CSC', [
+            Contender(
+                OURS, lambda: lambda: prepare_edge_index(edge_index, size)[0], True,
+                check_prepared),
+            Contender('PyG EdgeIndex', lambda: pyg, check=check_prepared)]),
+        ('Normalized weights of GCN', [
+            Contender(OURS, lambda: lambda: ops.gcn_norm(
+                edge_index.view_as(edge_index), num_nodes=RANDOM_NODES), True, check_norm),
+            Contender('PyG gcn_norm', lambda: lambda: gcn_norm(
+                edge_index, num_nodes=RANDOM_NODES))]),
+    ):
+        bench.measure(
+            title, f'random, {RANDOM_NODES:,} nodes', num_edges, contenders, label='edges')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser('Aggregation before and after nodes are reordered.')
-    parser.add_argument(
-        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
-        help=f"of {', '.join(_graphs.NAMES)}")
-    parser.add_argument('--widths', type=_harness.integers, help='numbers of features')
-    args = parser.parse_args(argv)
-    settings = _harness.start(args)
-    widths = args.widths or (QUICK_WIDTHS if args.quick else WIDTHS)
-    report = _harness.Report('reorder', args, [
-        'Times in ms, medians, contenders taking turns. Sums with edge weights over a prepared '
-        'graph, '
-        + ('device time by CUDA events, launches hidden' if args.device == 'cuda' else 'wall time')
-        + f'; ratio: the time "{AS_IS}" over that of "{METHODS[0]}". Generated graphs come with '
-        'nodes in no order. Reordering is wall time, of a plain edge_index without attributes, '
-        f'beside "{SORTING}", which sorts it.',
-        '', 'Mean distance of neighbours over the number of nodes, and blocks of '
-        f'{_BLOCK} nodes that {_ROWS} destinations read, per edge:', ''])
-    methods, report.left_out = usable_methods()
-    names = args.graphs or (_graphs.quick_names if args.quick else _graphs.default_names)(
-        settings.device)
-    for graph in _graphs.load_each(names, settings.device, report.left_out):
-        report.graphs[graph.name] = graph.summary()
-        run_graph(graph, methods, widths, settings, report)
-        report.save()
-    report.finish()
+    bench = Bench(
+        'reorder', __doc__, argv, parts=('sort', 'sums', 'costs'), graphs=DEFAULT_GRAPHS,
+        widths=Option({'quick': (16, 64), 'usual': (16, 64, 256)}, _harness.integers, 'features'),
+        edges=Option(RANDOM_EDGES, help='number of random edges to sort'), notes=[
+            'Sums with edge weights over a prepared graph; ratio: the time of '
+            f'"{AS_IS}" over the time of "{METHODS[0]}". The nodes of generated graphs have a '
+            'random order. Reordering: wall time, of an edge_index without attributes, beside '
+            f'"{SORTING}", which sorts it.',
+            '', 'Mean distance of neighbours divided by the number of nodes, and blocks of '
+            f'{_BLOCK} nodes that {_ROWS} destinations read, per edge:', ''])
+    if bench.has('sort'):
+        run_sort(bench)
+    methods, bench.report.left_out = usable_methods()
+    for graph in bench.graphs(() if bench.args.parts == ('sort',) else None):
+        if bench.has('sums'):
+            run_sums(bench, graph, methods)
+        if bench.has('costs'):
+            bench.measure(
+                'Reordering', graph.name, graph.num_edges, costs(graph, methods),
+                bench.few(_REPEATS), kind=Costs, label='edges',
+                pairs=[(method, SORTING) for method in methods])
+    bench.finish()
 
 
 if __name__ == '__main__':

@@ -1,19 +1,19 @@
-"""What each kernel has to move and what it gathers, beside what the device can do, in one run.
+"""The bytes that each kernel must move and gathers, beside the ceilings of the device.
 
-python -m benchmarks.roofline                         everything below
-python -m benchmarks.roofline --quick                 a minute or less
-python -m benchmarks.roofline --parts sums,maxk       the ceilings, and any of
+python -m benchmarks roofline                         everything below
+python -m benchmarks roofline --quick                 a minute or less
+python -m benchmarks roofline --parts sums,maxk       the ceilings, and any of
     sums        spmm, its gradients, and that of an execution path
-    maxk        selection, aggregation of what was selected, and its gradient
+    maxk        selection, aggregation of CBSR features, and its gradient
     sampled     aggregation of a sample
     batches     to_csr, neighbor_sample, relabel, match, gather_rows, random_walk
     attention   GAT and GATv2: inference, training, gradients
 """
-import argparse
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,20 +23,20 @@ from torch import Tensor
 from pyg_fast import ops
 from pyg_fast.graph.operator import Sampling, SparseOperator
 
-from . import _graphs, _harness, _minibatch, gat, loader, maxk, paths, sampled, spmm
+from . import _harness, _minibatch, gat, loader, maxk, paths, sampled, spmm
 from ._graphs import Graph
-from ._harness import Cell, Contender, Result, Section, Settings
+from ._harness import Bench, Contender, Option, Result, Section, Settings
 from ._minibatch import Inputs
 from .spmm import FORWARD
 
 PARTS = ('sums', 'maxk', 'sampled', 'batches', 'attention')
-GRAPHS = {'cuda': ('arxiv-like', 'reddit-like', 'products-like'), 'cpu': ('Computers', 'medium')}
-QUICK_GRAPHS = {'cuda': ('arxiv-like',), 'cpu': ('medium',)}
-WIDTHS, QUICK_WIDTHS = (16, 64, 256), (16, 64)
+GRAPHS = {
+    'quick': {'cuda': ('arxiv-like',), 'cpu': ('medium',)},
+    'cuda': ('arxiv-like', 'reddit-like', 'products-like'), 'cpu': ('Computers', 'medium')}
 DTYPES = ('float32', 'bfloat16')
 ROWS = (8, 64, 128, 256, 512, 1024)  # bytes
-TABLES = {'cuda': (8, 32, 128, 512, 2048), 'cpu': (1, 8, 64, 512)}  # MiB
-QUICK_TABLES = {'cuda': (8, 512), 'cpu': (1, 64)}
+TABLES = {'quick': {'cuda': (8, 512), 'cpu': (1, 64)},  # MiB
+          'cuda': (8, 32, 128, 512, 2048), 'cpu': (1, 8, 64, 512)}
 BUFFERS = {'cuda': 2048, 'cpu': 256}  # MiB
 GATHERED = {'cuda': 1 << 30, 'cpu': 1 << 24}  # bytes at a call
 MOST_GATHERS = 1 << 24
@@ -52,8 +52,8 @@ COPY, READ, WRITE, BUS = 'copy', 'read (sum)', 'write (fill)', 'host to device, 
 SELECT, EMBEDDING_BAG, PLAIN = 'index_select', f'embedding_bag, {BAG} rows a bag', 'plain kernel'
 MEMORY, CACHE = 'memory', 'cache'
 
-# Threads next to one another read one row after the other, four loads under way each. Nothing is
-# written: what is read never adds up to `never`.
+# Neighbouring threads read neighbouring chunks of a row, each with four loads in flight. The kernel
+# writes nothing: the sum is never equal to `never`.
 _PLAIN = r"""
 extern "C" __global__ void gather(const VECTOR* table, const int* index, int* out, int shift,
                                   int total, int never) {
@@ -122,7 +122,7 @@ class Rates(Section):
 
 
 class Ceilings:
-    """What the device can do, in bytes per second, as measured in this run."""
+    """The ceilings of the device, in bytes per second, measured in this run."""
 
     def __init__(self, cache: int) -> None:
         self.cache = cache
@@ -147,27 +147,29 @@ class Ceilings:
         return MEMORY, self.memory
 
 
-def measure_streams(
-    megabytes: int, ceilings: Ceilings, settings: Settings, report: _harness.Report,
-) -> None:
+def often(bench: Bench) -> Settings:
+    return dataclasses.replace(
+        bench.kernel, repeats=max(bench.kernel.repeats, CEILING_REPEATS))
+
+
+def measure_streams(bench: Bench, ceilings: Ceilings) -> None:
+    megabytes = bench.args.buffer
     count = megabytes << 18
-    x, y = (torch.ones(count, device=settings.device) for _ in range(2))
+    x, y = (torch.ones(count, device=bench.device) for _ in range(2))
     ways: dict[str, tuple[Callable[[], Any], int]] = {
         COPY: (lambda: y.copy_(x), 2 * size(x)),
         READ: (x.sum, size(x)),
         WRITE: (lambda: y.fill_(1.0), size(y))}
-    if settings.device.type == 'cuda':
+    if bench.cuda:
         host = torch.ones(min(count, 1 << 26)).pin_memory()
         part = y[:host.numel()]
         ways[BUS] = lambda: part.copy_(host, non_blocking=True), size(host)
-    measured = _harness.measure(
+    results = bench.measure(
+        'Streams, GB/s', 'float32', megabytes,
         [Contender(name, lambda run=run: run, ours=True) for name, (run, _) in ways.items()],
-        settings)
-    results: dict[str, Result] = {
-        name: Rate(**vars(result), num_bytes=ways[name][1]) for name, result in measured.items()}
-    section = report.section(
-        'Streams, GB/s', Rates, columns={name: [name] for name in ways}, width='MiB')
-    section.cells.append(Cell('float32', megabytes, results))
+        often(bench), kind=Rates, label='MiB', ours='', made=lambda found: {
+            name: Rate(**vars(result), num_bytes=ways[name][1])
+            for name, result in found.items()})
     ceilings.memory = max(rate(results[COPY]), rate(results[READ]))
     ceilings.bus = rate(results[BUS]) if BUS in results else 0.0
 
@@ -179,7 +181,7 @@ def plain_kernel(table: Tensor, index: Tensor) -> Callable[[], Tensor]:
     kernel = torch.cuda._compile_kernel(code, 'gather')
     out = index.new_empty(1)
     total = index.numel() * row // vector
-    # A power of two, as the total is, so that no thread has to ask whether it is past the end.
+    # A power of two, like the total: no thread must compare its index with the end.
     blocks = min(1 << 12, max(1, total // (4 * 256)))
 
     def run() -> Tensor:
@@ -202,43 +204,34 @@ def gathers(table: Tensor, index: Tensor) -> list[Contender]:
     return [Contender(name, make, ours=name == SELECT) for name, make in ways.items()]
 
 
-def measure_gathers(
-    tables: Sequence[int], ceilings: Ceilings, settings: Settings, report: _harness.Report,
-) -> None:
-    device = settings.device
-    generator = torch.Generator(device=device).manual_seed(1)
-    section = report.section(
-        'Random rows, GB/s', Rates, width='bytes of a row',
-        columns={name: [name] for name in (SELECT, EMBEDDING_BAG, PLAIN)})
-    for megabytes in tables:
-        for row in ROWS:
-            table = torch.ones((megabytes << 20) // row, row // 4, device=device)
-            count = min(GATHERED[device.type] // row, MOST_GATHERS)
-            index = torch.randint(
-                table.size(0), (count,), generator=generator, device=device, dtype=torch.int)
-            measured = _harness.measure(gathers(table, index), settings)
-            results: dict[str, Result] = {
-                name: Rate(**vars(result), num_bytes=count * (row + INDEX))
-                for name, result in measured.items()}
-            section.cells.append(Cell(f'a table of {megabytes} MiB', row, results))
-            ceilings.rows[row, megabytes << 20] = max(rate(r) for r in results.values())
-    _harness.log(f'memory {gigabytes(ceilings.memory)} GB/s, random rows of cached tables '
-                 + ', '.join(f'{row} B {gigabytes(ceilings.cached(row))}' for row in ROWS))
+def measure_gathers(bench: Bench, ceilings: Ceilings) -> None:
+    generator = torch.Generator(device=bench.device).manual_seed(1)
+    for megabytes, row in itertools.product(bench.args.tables, ROWS):
+        table = torch.ones((megabytes << 20) // row, row // 4, device=bench.device)
+        count = min(GATHERED[bench.device.type] // row, MOST_GATHERS)
+        index = torch.randint(
+            table.size(0), (count,), generator=generator, device=bench.device, dtype=torch.int)
+        results = bench.measure(
+            'Random rows, GB/s', f'a table of {megabytes} MiB', row, gathers(table, index),
+            often(bench), kind=Rates, label='bytes of a row', made=lambda found, count=count,
+            row=row: {name: Rate(**vars(result), num_bytes=count * (row + INDEX))
+                      for name, result in found.items()})
+        ceilings.rows[row, megabytes << 20] = max(rate(r) for r in results.values())
 
 
 # What kernels do --------------------------------------------------------------------------------
 
 @dataclasses.dataclass
 class Work:
-    """What a kernel has to do.
+    """The bytes that a kernel moves.
 
     Args:
-        must_move: Bytes of its inputs and results, each read or written once as if caches were
-            perfect; of what is gathered from, the rows that are named. Scratch is left out.
-        gathered: Bytes that it asks for: a row as often as it is named. ``0``: it gathers nothing.
-        row: Bytes of a row that is gathered.
+        must_move: Inputs and results, each once, as with perfect caches; of gathered rows each
+            distinct one. Scratch memory is not counted.
+        gathered: Gathered rows, each as often as it is read. ``0``: the kernel gathers nothing.
+        row: Bytes of a gathered row.
         table: Bytes of all rows.
-        bus: Whether they come over the bus. (default: ``False``)
+        bus: Whether the rows come over the bus. (default: ``False``)
     """
 
     must_move: int
@@ -251,15 +244,15 @@ class Work:
 def over_edges(
     csr: Iterable[Tensor | None], col: Tensor, row: int, num_rows: int, once: int,
 ) -> Work:
-    """The work of a kernel that goes over the edges of a CSR structure, and reads a row of some
-    array for each; ``once``: bytes of what is read or written once besides."""
+    """The work of a kernel that reads a row of some array for each edge of a CSR structure;
+    ``once``: all other bytes."""
     once += size(*csr)
     return Work(distinct(col, num_rows) * row + once, col.numel() * row + once, row, num_rows * row)
 
 
 @dataclasses.dataclass
 class Kernel:
-    """A kernel, its work, and what of it is counted."""
+    """A kernel, its work, and a description of the counted bytes."""
 
     contender: Contender
     work: Work
@@ -277,7 +270,7 @@ def ours(name: str, contender: Contender, work: Work, counted: str) -> Kernel:
 def raw(
     name: str, run: Callable[[], Any], check: Callable[[Any], bool], work: Work, counted: str,
 ) -> Kernel:
-    """Of an op whose result is right or not."""
+    """A kernel whose result is either right or wrong."""
     contender = Contender(
         name, lambda: run, ours=True, check=lambda out: 0.0 if check(out) else math.inf)
     return Kernel(contender, work, counted)
@@ -356,36 +349,29 @@ class Roofline(Section):
         return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
 
 
-class Bench:
-    """One graph: what is measured on it goes into the report."""
+class Rooflines:
+    """One graph: measures kernels and adds them to the report."""
 
     def __init__(
-        self, graph: Graph, ceilings: Ceilings, settings: Settings, report: _harness.Report,
-        counted: dict[str, str],
+        self, bench: Bench, graph: Graph, ceilings: Ceilings, counted: dict[str, str],
     ) -> None:
-        self.graph, self.ceilings, self.settings = graph, ceilings, settings
-        self.report, self.counted = report, counted
+        self.bench, self.graph, self.ceilings, self.counted = bench, graph, ceilings, counted
 
     def measure(
         self, title: str, width: int, made: Sequence[Kernel], label: str = 'F', of: str = '',
     ) -> None:
-        results = _harness.measure([each.contender for each in made], self.settings)
-        found: dict[str, Result] = {}
-        for each in made:
-            name = each.contender.name
-            found[name] = reached(results[name], each.work, self.ceilings)
-            self.counted[name] = each.counted
-        section = self.report.section(title, Roofline, columns={}, width=label)
-        section.cells.append(Cell(self.graph.name + of, width, found))
-        self.report.save()
-        _harness.log(f'{self.graph.name} {width} {title}: ' + ', '.join(
-            f'{name} {result.text()} ms, {result.share:.0%} of {result.limit}'
-            for name, result in found.items() if isinstance(result, Reached)))
+        work = {each.contender.name: each.work for each in made}
+        self.counted |= {each.contender.name: each.counted for each in made}
+        self.bench.measure(
+            title, self.graph.name + of, width, [each.contender for each in made],
+            self.bench.kernel, kind=Roofline, label=label, ours='', made=lambda results: {
+                name: reached(result, work[name], self.ceilings)
+                for name, result in results.items()})
 
 
 # Sums -------------------------------------------------------------------------------------------
 
-def sums(bench: Bench, widths: Sequence[int], dtypes: Sequence[str]) -> None:
+def sums(bench: Rooflines, widths: Sequence[int], dtypes: Sequence[str]) -> None:
     for dtype in dtypes:
         case = maxk.Case(bench.graph, _harness.DTYPES[dtype], max(widths))
         for width in widths:
@@ -422,7 +408,7 @@ def sums_of(case: maxk.Case, width: int) -> list[Kernel]:
     ]
 
 
-def path(bench: Bench, share: float, width: int) -> None:
+def path(bench: Rooflines, share: float, width: int) -> None:
     problem = paths.Problem(bench.graph, share)
     case = paths.Aggregation(problem, width)
     part, scale = case.path, case.scale
@@ -444,11 +430,11 @@ def path(bench: Bench, share: float, width: int) -> None:
 
 # MaxK -------------------------------------------------------------------------------------------
 
-def largest(bench: Bench, k: int, width: int, dtypes: Sequence[str]) -> None:
+def largest(bench: Rooflines, k: int, width: int, dtypes: Sequence[str]) -> None:
     num_nodes = bench.graph.num_nodes
     for dtype in dtypes:
         selection = maxk.Selection(
-            num_nodes, width, _harness.DTYPES[dtype], bench.settings.device)
+            num_nodes, width, _harness.DTYPES[dtype], bench.bench.device)
         case = maxk.Case(bench.graph, _harness.DTYPES[dtype], width)
         graph, weight, cbsr = case.structure, case.weight, case.largest(k)
         item, column = case.x.element_size(), cbsr.columns.element_size()
@@ -481,7 +467,7 @@ def largest(bench: Bench, k: int, width: int, dtypes: Sequence[str]) -> None:
 
 # Samples ----------------------------------------------------------------------------------------
 
-def samples(bench: Bench, num_samples: int, width: int) -> None:
+def samples(bench: Rooflines, num_samples: int, width: int) -> None:
     num_nodes = bench.graph.num_nodes
     for dtype in (*DTYPES, 'int8'):
         case = sampled.Case(bench.graph, dtype, width)
@@ -505,7 +491,7 @@ def samples(bench: Bench, num_samples: int, width: int) -> None:
 # Mini-batches -----------------------------------------------------------------------------------
 
 def batches(
-    bench: Bench, batch_size: int, num_neighbors: tuple[int, ...], width: int, num_walks: int,
+    bench: Rooflines, batch_size: int, num_neighbors: tuple[int, ...], width: int, num_walks: int,
 ) -> None:
     graph, num_nodes = bench.graph, bench.graph.num_nodes
     inputs = Inputs(graph, width)
@@ -600,7 +586,7 @@ def is_walk(graph: Graph, start: Tensor, out: Tensor) -> bool:
 
 # Attention --------------------------------------------------------------------------------------
 
-def attention(bench: Bench, heads: int, channels: int) -> None:
+def attention(bench: Rooflines, heads: int, channels: int) -> None:
     size_of = f', {heads} x {channels}'
     width, num_nodes = heads * channels, bench.graph.num_nodes
     row, scores = 4 * width, 4 * heads  # bytes of a node
@@ -657,79 +643,48 @@ def attention(bench: Bench, heads: int, channels: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser('Kernels beside the ceilings of the device.')
-    parser.add_argument(
-        '--parts', type=_harness.choice('part', PARTS), default=PARTS,
-        help=f"of {', '.join(PARTS)}")
-    parser.add_argument(
-        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
-        help=f"of {', '.join(_graphs.NAMES)}")
-    parser.add_argument('--widths', type=_harness.integers, help='numbers of columns F')
-    parser.add_argument(
-        '--tables', type=_harness.integers, metavar='MIB', help='to gather from, for the ceilings')
-    parser.add_argument(
-        '--buffer', type=int, metavar='MIB', help='to copy, for the ceilings: far beyond caches')
-    parser.add_argument('--batch-size', type=int, help='seeds of a mini-batch')
-    args = parser.parse_args(argv)
-    settings = dataclasses.replace(_harness.start(args), device_time=True)
-    usual: Mapping[str, Any] = {
-        'graphs': (QUICK_GRAPHS if args.quick else GRAPHS)[args.device],
-        'widths': QUICK_WIDTHS if args.quick else WIDTHS,
-        'tables': (QUICK_TABLES if args.quick else TABLES)[args.device],
-        'buffer': BUFFERS[args.device], 'batch_size': BATCH_SIZE[args.device]}
-    for option, value in usual.items():
-        if getattr(args, option) is None:
-            setattr(args, option, value)
-    for option in ('buffer', 'batch_size'):
-        if getattr(args, option) < 1:
-            parser.error(f"--{option.replace('_', '-')}: got {getattr(args, option)}, "
-                         'expected at least 1')
-    measure_all(args, settings)
-
-
-def measure_all(args: argparse.Namespace, settings: Settings) -> None:
-    ceilings = Ceilings(_harness.cache_bytes(settings.device))
-    report = _harness.Report('roofline', args, [
-        'Times in ms, medians, kernels taking turns, no cache flushed between them; '
-        + ('by CUDA events, launches hidden.' if args.device == 'cuda' else 'wall time.')
-        + ' Ceilings are of this very run, by their fastest repeat. "Must move": inputs and '
-        'results, each once, as if caches were perfect; its ceiling is the faster of copying and '
-        f'reading {args.buffer} MiB ("{MEMORY}"), or for what fits the last cache '
+    bench = Bench(
+        'roofline', __doc__, argv, parts=PARTS, graphs=GRAPHS,
+        widths=Option({'quick': (16, 64), 'usual': (16, 64, 256)}, _harness.integers, 'columns F'),
+        tables=Option(TABLES, _harness.integers, 'MiB of the tables, for the ceilings'),
+        buffer=Option(BUFFERS, help='MiB to copy, for the ceilings: much more than the caches'),
+        batch_size=Option(BATCH_SIZE, help='seeds of a mini-batch'))
+    args, ceilings = bench.args, Ceilings(_harness.cache_bytes(bench.device))
+    bench.note(
+        'The ceilings are measured in the same run; the fastest repeat counts. "Must move": '
+        'inputs and results, each once, as with perfect caches; its ceiling is the faster of copy '
+        f'and read of {args.buffer} MiB ("{MEMORY}"), or for bytes that fit into the last cache '
         f'({_harness.megabytes(ceilings.cache)} MB) that of random rows of {ROWS[-1]} bytes from '
-        f'the table that is fastest, if it is higher ("{CACHE}"). "Gathers": what a kernel asks '
-        'for, a row as often as it is named. "Cached rows": random rows of about that size from '
-        'the table that is fastest; "random rows": from a table of about that size, which kernels '
-        'exceed where a graph names some rows far more often than others. "Of the limit": of the '
-        'least time that memory and cached rows allow.',
-        f'Random rows: the fastest of "{SELECT}" (which writes them, too), "{EMBEDDING_BAG}" and, '
+        f'the fastest table, if it is higher ("{CACHE}"). "Gathers": a row as often as an edge '
+        'names it. "Cached rows": random rows of about that size from the fastest table; "random '
+        'rows": from a table of about that size; kernels exceed it where a graph names some rows '
+        'much more often than others. "Of the limit": of the least time that memory and cached '
+        'rows allow.',
+        f'Random rows: the fastest of "{SELECT}" (which also writes them), "{EMBEDDING_BAG}" and, '
         f'on a GPU, "{PLAIN}", which reads rows and writes nothing; rows and their int32 indices '
-        'count. linear_product and linear_cbsr have no line: they are dense products beside '
-        'the kernels below.'])
+        'count. linear_product and linear_cbsr have no line: they are dense products beside the '
+        'kernels below.')
     counted: dict[str, str] = {}
-    notes = list(report.notes)
-    often = dataclasses.replace(settings, repeats=max(settings.repeats, CEILING_REPEATS))
-    measure_streams(args.buffer, ceilings, often, report)
-    measure_gathers(args.tables, ceilings, often, report)
-    report.save()
+    notes = list(bench.report.notes)
+    measure_streams(bench, ceilings)
+    measure_gathers(bench, ceilings)
     widest = max(args.widths)
-    for graph in _graphs.load_each(args.graphs, settings.device, report.left_out):
-        report.graphs[graph.name] = graph.summary()
-        bench = Bench(graph, ceilings, settings, report, counted)
+    for graph in bench.graphs():
+        on = Rooflines(bench, graph, ceilings, counted)
         parts: dict[str, Sequence[Callable[[], None]]] = {
-            'sums': (functools.partial(sums, bench, args.widths, DTYPES),
-                     functools.partial(path, bench, SHARE, PATH_WIDTH)),
-            'maxk': (functools.partial(largest, bench, min(K, widest), widest, DTYPES),),
-            'sampled': (functools.partial(samples, bench, SAMPLES, widest),),
+            'sums': (functools.partial(sums, on, args.widths, DTYPES),
+                     functools.partial(path, on, SHARE, PATH_WIDTH)),
+            'maxk': (functools.partial(largest, on, min(K, widest), widest, DTYPES),),
+            'sampled': (functools.partial(samples, on, SAMPLES, widest),),
             'batches': (functools.partial(
-                batches, bench, args.batch_size, FANOUT, BATCH_WIDTH, NUM_WALKS[args.device]),),
-            'attention': (functools.partial(attention, bench, HEADS, CHANNELS),)}
+                batches, on, args.batch_size, FANOUT, BATCH_WIDTH, NUM_WALKS[args.device]),),
+            'attention': (functools.partial(attention, on, HEADS, CHANNELS),)}
         for part in args.parts:
             for run in parts[part]:
                 run()
-        del bench, parts
-        report.notes = [*notes, 'Counted:', *(
+        bench.report.notes = [*notes, 'Counted:', *(
             f'- {name}: {what}.' for name, what in counted.items())]
-    report.finish()
+    bench.finish()
 
 
 if __name__ == '__main__':

@@ -1,20 +1,21 @@
-"""Sampled aggregation: its kernels over S, steps of training, inference of the paper's GCN.
+"""Sampled aggregation: kernels over S, training steps, inference of the paper's GCN.
 
-python -m benchmarks.sampled                 everything below
-python -m benchmarks.sampled --quick         a minute or less
-python -m benchmarks.sampled --kernels       aggregation by each strategy, and of all edges; rivals
-                                             given the sample as a graph (the paper's Figure 11)
-python -m benchmarks.sampled --training      forward and backward, of an aggregation and of a GCN
-python -m benchmarks.sampled --inference     a GCN of two layers and its aggregations alone
-python -m benchmarks.sampled --graphs reddit-like --dtypes float32,bfloat16,int8 --samples 16,32
+python -m benchmarks sampled                     everything below
+python -m benchmarks sampled --quick             a minute or less
+python -m benchmarks sampled --parts kernels     each strategy beside all edges, and rivals on the
+                                                 sample as a graph (Figure 11 of the paper)
+python -m benchmarks sampled --parts training    forward and backward, of a sum and of a GCN
+python -m benchmarks sampled --parts inference   a GCN of two layers and its aggregations alone
+python -m benchmarks sampled --graphs reddit-like --dtypes float32,bfloat16,int8 --samples 16,32
 """
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch_geometric.nn import GCNConv
 
 from pyg_fast import ops
 from pyg_fast.graph import prepare_edge_index
@@ -24,60 +25,45 @@ from pyg_fast.graph.operator import STRATEGIES, Sampling
 from pyg_fast.nn import SampledGCNConv
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
-from . import _graphs, _harness, maxk, spmm
+from . import _harness, maxk, spmm
 from ._graphs import Graph
-from ._harness import Cell, Contender, Result, Settings, Versus
-from .maxk import all_columns, measure_over_k
-from .paths import norm_error
+from ._harness import Bench, Contender, Option, Result, norm_error, same, worst
+from .maxk import all_columns
 from .spmm import FORWARD, excess
 
-SAMPLES, QUICK_SAMPLES = (16, 32, 64, 128), (16, 64)
-WIDTHS, QUICK_WIDTHS = (256,), (64,)
+SAMPLES = {'quick': (16, 64), 'usual': (16, 32, 64, 128)}
 DTYPES = (*_harness.DTYPES, 'int8')
-MODEL_SAMPLES = (32,)
-MODEL_GRAPHS = {'cuda': ('reddit-like',), 'cpu': ('Computers',)}
-QUICK_GRAPHS = ('tiny',)
+MODEL_GRAPHS = {'quick': ('tiny',), 'cuda': ('reddit-like',), 'cpu': ('Computers',)}
 CHANNELS, HIDDEN, CLASSES = 602, 128, 41  # of Reddit, and of the paper
 SEED = 1
 TOLERANCE = 1e-4  # of a norm, for float32
-_KINKED = 1e-3  # likewise, of gradients: rounding decides where a ReLU bends
-_ROUNDED = 3e-2  # likewise, of features of eight bits
+_KINKED = 1e-3  # of gradients: rounding decides on which side of zero a ReLU is
+_ROUNDED = 3e-2  # of features of eight bits
 
 FASTRAND, UNBIASED = 'fastrand', 'unbiased'
 UNWEIGHTED, ROUNDED = 'fastrand, unweighted', 'fastrand, rounding included'
 FULL, MAKING, GIVEN = 'in full', 'making the sample', 'given the sample: '
-INT8 = 'fastrand, int8'
-CUSPARSE = [*spmm.CUSPARSE, *spmm.PREPROCESSED]
-TORCH = [spmm.TORCH, spmm.TORCH64]
-RIVALS = {'cuSPARSE in full': CUSPARSE, 'torch.sparse in full': TORCH}
-CONTROL = {
-    f'{GIVEN}{rival}': [f'{GIVEN}{name}' for name in names]
-    for rival, names in (('ours', [FULL]), ('cuSPARSE', CUSPARSE), ('torch.sparse', TORCH))}
+INT8, PYG = 'fastrand, int8', 'PyG GCNConv'
 
 kernels = torch.ops.pyg_fast
 
 
-def log(graph: str, at: int, title: str, results: Mapping[str, Result]) -> None:
-    _harness.log(f'{graph} S={at} {title}: ' + ', '.join(
-        f'{name} {result.text()}' for name, result in results.items()))
-
-
 def drawn(num_samples: int, strategy: str, device: torch.device) -> Sampling:
-    """A sampling whose draw, if it has one, is the first after ``torch.manual_seed(SEED)``."""
+    """A sampling; if it is random, its draw is the first after ``torch.manual_seed(SEED)``."""
     torch.manual_seed(SEED)
     return Sampling(num_samples, strategy).drawn(device)
 
 
 class Taken:
-    """The edges that are taken, as a graph of their own; of some rows, compared with the reference.
+    """The sampled edges as a graph; some rows are compared with the reference.
 
     Args:
         graph: All edges.
-        sampling: Which of them to take.
-        made: What :func:`sampled_graph` gave.
+        sampling: The strategy and its draw.
+        made: The output of :func:`sampled_graph`.
 
     Raises:
-        Incorrect: If they are others than the strategy says.
+        Incorrect: If the strategy takes other edges.
     """
 
     def __init__(self, graph: Graph, sampling: Sampling, made: Structure) -> None:
@@ -108,7 +94,7 @@ class Taken:
 # Kernels ----------------------------------------------------------------------------------------
 
 class Case(maxk.Case):
-    """Inputs on one graph, in one dtype, at one width; of eight bits if that is ``int8``."""
+    """Inputs on one graph, in one dtype (``int8`` too), at one width."""
 
     def __init__(self, graph: Graph, dtype: str, width: int) -> None:
         self.is_int8 = dtype == 'int8'
@@ -136,20 +122,20 @@ class Case(maxk.Case):
 
 
 class Sample(maxk.Case):
-    """The same inputs on the edges that are taken."""
+    """The same inputs on the sampled edges."""
 
     def __init__(self, case: Case, sampling: Sampling, made: Structure) -> None:
         taken = Taken(case.graph, sampling, made)
         self.case, self.graph, self.dtype, self.width = case, taken.graph, case.dtype, case.width
         self.x, self.grad = case.x, case.grad
         self.weight = case.weight[taken.edges]
-        if sampling.strategy == UNBIASED:  # Never an input, only what is right.
+        if sampling.strategy == UNBIASED:  # Of the reference only.
             self.weight = self.weight * taken.factor[self.graph.row]
         self.ones = torch.ones_like(self.weight)
         self._products = {}
 
     def _product(self, weight: str, x: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
-        if self.case.last is not self:  # Those of all samples would fill the memory.
+        if self.case.last is not self:  # References of all samples would fill the memory.
             if self.case.last is not None:
                 self.case.last._products.clear()
             self.case.last = self
@@ -157,7 +143,7 @@ class Sample(maxk.Case):
 
 
 def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
-    """The kernels at one S; of fastrand's sample also what others make of it as a graph."""
+    """The kernels at one S, and products with the graph that fastrand samples."""
     device = case.x.device
     made: list[Contender] = []
     fastrand = Sampling(num_samples)
@@ -166,7 +152,7 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
     def add(
         name: str, run: Callable[[], Tensor], of: Callable[[], Sample], weight: str = 'weighted',
     ) -> None:
-        # Equal terms round the same way at every addition: an edge that is taken S times, too.
+        # The strategy 'paper' may take an edge S times: then rounding errors add up.
         slack = max(1.0, num_samples / 256) if name == 'paper' else 1.0
 
         def check(out: Tensor) -> float:
@@ -195,8 +181,7 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
     def check(output: tuple[Structure, Tensor]) -> float:
         graph, weight = output
         taken = Taken(case.graph, fastrand, graph)
-        same = torch.equal(weight[:taken.edges.numel()], case.weight[taken.edges])
-        return 0.0 if same else float('inf')
+        return same((weight[:taken.edges.numel()], case.weight[taken.edges]))
 
     return [*made, Contender(MAKING, lambda: make_sample, ours=True, check=check)]
 
@@ -205,62 +190,52 @@ def full_contenders(case: Case) -> list[Contender]:
     named = [
         dataclasses.replace(contender, name=FULL) if contender.name == maxk.DENSE else contender
         for contender in all_columns(case, FORWARD)]
-    return named[:1] if case.is_int8 else named  # Of numbers that were rounded, in float32.
+    return named[:1] if case.is_int8 else named  # On the rounded numbers, in float32.
 
 
 def sampling_rates(graph: Graph, samples: Sequence[int]) -> str:
+    """The share of the edges that a sample reads, and of the nodes that it reads in full."""
     degree = graph.degree.long()
     total = max(int(degree.sum()), 1)
     return f'{graph.name} keeps ' + ', '.join(
-        f'{int(degree.clamp(max=s).sum()) / total:.1%} of its edges at S={s}' for s in samples
+        f'{int(degree.clamp(max=s).sum()) / total:.1%} of its edges at S={s} (all edges of '
+        f'{float((degree <= s).double().mean()):.1%} of the nodes)' for s in samples
     ) + f'; mean degree {total / max(degree.numel(), 1):.0f}.'
 
 
-def run_kernels(
-    graph: Graph, widths: Sequence[int], samples: Sequence[int], dtypes: Sequence[str],
-    settings: Settings, report: _harness.Report,
-) -> None:
-    report.notes.append(sampling_rates(graph, samples))
-    columns: dict[str, Sequence[str]] = {
-        name: [name] for name in (*STRATEGIES, UNWEIGHTED, ROUNDED, FULL)}
-    columns |= RIVALS | CONTROL | {MAKING: [MAKING]}
-    for width in widths:
-        by_dtype: dict[int, dict[str, Result]] = {s: {} for s in samples}
-        for dtype in dtypes:
+def run_kernels(bench: Bench, graph: Graph) -> None:
+    samples = bench.args.samples
+    bench.note(sampling_rates(graph, samples))
+    by_dtype: dict[tuple[str, int], dict[str, Result]] = {}
+    for width in bench.args.widths:
+        for dtype in bench.args.dtypes:
             case = Case(graph, dtype, width)
-            section = report.section(
-                f'Aggregation at F={width}, {dtype}', columns=columns, width='S', versus=[
-                    Versus('ours in full', FASTRAND, [FULL]),
-                    *(Versus(name, FASTRAND, names) for name, names in (RIVALS | CONTROL).items()),
-                    Versus(FASTRAND, 'bucket', [FASTRAND]),
-                    Versus(FASTRAND, UNBIASED, [FASTRAND])])
-            results = measure_over_k(
-                {s: sampling_contenders(case, s) for s in samples}, full_contenders(case), settings)
-            state = _harness.cache_state(
-                graph.num_nodes * width * case.given[0].element_size(), settings.device)
+            full = full_contenders(case)
+            results = bench.measure_over(
+                f'Aggregation at F={width}, {dtype}', graph.name,
+                {s: sampling_contenders(case, s) for s in samples}, full, bench.kernel,
+                ours=FASTRAND, rivals=[each.name for each in full], label='S',
+                num_bytes=graph.num_nodes * width * case.given[0].element_size(),
+                pairs=[(FASTRAND, f'{GIVEN}{FULL}'), ('bucket', FASTRAND), (UNBIASED, FASTRAND)])
             for s, cell in results.items():
-                section.cells.append(Cell(graph.name, s, cell, state))
-                by_dtype[s][dtype] = cell[FASTRAND]
+                found = by_dtype.setdefault(
+                    (f'Aggregation at F={width}, fastrand, by dtype', s), {})
+                found[dtype] = cell[FASTRAND]
                 if case.is_int8:
-                    by_dtype[s][ROUNDED] = cell[ROUNDED]
-                log(graph.name, s, section.title, cell)
+                    found[ROUNDED] = cell[ROUNDED]
             del case
-        first, *others = by_dtype[samples[0]]
-        if others:
-            section = report.section(
-                f'Aggregation at F={width}, fastrand, by dtype', width='S',
-                columns={name: [name] for name in (first, *others)},
-                versus=[Versus(first, other, [first]) for other in others])
-            section.cells += [Cell(graph.name, s, cell) for s, cell in by_dtype.items()]
+    bench.by_dtype(graph.name, by_dtype, 'S')
 
 
 # Training ---------------------------------------------------------------------------------------
 
-def run_training_op(
-    graph: Graph, width: int, samples: Sequence[int], settings: Settings, report: _harness.Report,
-) -> None:
-    """Forward and backward of the aggregation alone, drawing included."""
+def run_training_op(bench: Bench, graph: Graph, width: int) -> None:
+    """Forward and backward of the aggregation alone, with the draw of the sample."""
     case = Case(graph, 'float32', width)
+
+    def error(of: maxk.Case, output: tuple[Tensor, Tensor]) -> float:
+        return worst(excess(out, *right('weighted')) for out, right in zip(
+            output, (of.aggregated, of.grad_x), strict=True))
 
     def contender(num_samples: int, strategy: str) -> Contender:
         def make() -> Callable[[], tuple[Tensor, Tensor]]:
@@ -270,34 +245,21 @@ def run_training_op(
                 case.x, case.grad)
 
         def check(output: tuple[Tensor, Tensor]) -> float:
-            sample = case.sample(drawn(num_samples, strategy, case.x.device))
-            return maxk.worst(
-                excess(out, *right('weighted')) for out, right in
-                zip(output, (sample.aggregated, sample.grad_x), strict=True))
+            return error(case.sample(drawn(num_samples, strategy, case.x.device)), output)
 
         return Contender(strategy, make, ours=True, check=check)
 
-    def full(output: tuple[Tensor, Tensor]) -> float:
-        return maxk.worst(
-            excess(out, *right('weighted')) for out, right in
-            zip(output, (case.aggregated, case.grad_x), strict=True))
-
     step = spmm.step(lambda x: ops.spmm(case.prepared, x, case.weight), case.x, case.grad)
-    section = report.section(
-        f'Aggregation at F={width}, forward + backward, float32', width='S',
-        columns={name: [name] for name in (*STRATEGIES, FULL)},
-        versus=[Versus(FULL, UNBIASED, [FULL]), Versus(FASTRAND, UNBIASED, [FASTRAND]),
-                Versus(FULL, FASTRAND, [FULL])])
-    results = measure_over_k(
-        {s: [contender(s, strategy) for strategy in STRATEGIES] for s in samples},
-        [Contender(FULL, lambda: step, ours=True, check=full)], settings)
-    for s, cell in results.items():
-        section.cells.append(Cell(graph.name, s, cell))
-        log(graph.name, s, section.title, cell)
+    bench.measure_over(
+        f'Aggregation at F={width}, forward + backward, float32', graph.name,
+        {s: [contender(s, strategy) for strategy in STRATEGIES] for s in bench.args.samples},
+        [Contender(FULL, lambda: step, ours=True, check=functools.partial(error, case))],
+        bench.kernel, label='S',
+        pairs=[(UNBIASED, FULL), (UNBIASED, FASTRAND), (FASTRAND, FULL)])
 
 
 class Model:
-    """The paper's GCN on random features, its inference and steps, in full and sampled."""
+    """The GCN of the paper on random features: inference and steps, in full and sampled."""
 
     def __init__(self, graph: Graph, channels: int, hidden: int) -> None:
         self.graph = graph = graph.without_loops()
@@ -326,7 +288,7 @@ class Model:
         convs = nn.ModuleList(
             SampledGCNConv(*sizes, num_samples, **options)  # type: ignore[arg-type]
             for sizes in zip(self.widths[:-1], self.widths[1:], strict=True))
-        for conv in convs:  # Zeros at first, which show nothing.
+        for conv in convs:  # Zeros at first, which would hide a wrong bias.
             nn.init.normal_(conv.bias)
         return convs.to(self.x.device)
 
@@ -345,9 +307,30 @@ class Model:
 
         return run
 
+    def pyg(self) -> Contender:
+        """The inference of PyG on all edges, with normalized weights that are cached."""
+        graph = self.graph
+
+        def make() -> Callable[[], list[Tensor]]:
+            ones = torch.ones(graph.num_edges, device=graph.col.device)
+            matrix = torch.sparse_csr_tensor(
+                graph.rowptr.long(), graph.col.long(), ones, (graph.num_nodes, graph.num_nodes))
+            convs = nn.ModuleList(GCNConv(*sizes, cached=True) for sizes in zip(
+                self.widths[:-1], self.widths[1:], strict=True))
+            convs.load_state_dict(self.state)
+            first, second = convs.to(graph.col.device).eval()
+
+            @torch.no_grad()
+            def run() -> list[Tensor]:
+                return [second(first(self.x, matrix).relu(), matrix)]
+
+            return run
+
+        return Contender(PYG, make, check=lambda outputs: norm_error(
+            outputs, self.right_inference(FULL, 1), TOLERANCE))
+
     def aggregations(self, name: str, num_samples: int) -> Callable[[], list[Tensor]]:
-        """Those of an inference: of features that are mapped already, on a graph whose degrees
-        are known."""
+        """The aggregations of an inference: linear maps and degrees are computed before."""
         given = [
             (conv, h, conv._operator(h, self.prepared, None, False))
             for conv, h in zip(self.loaded(name, num_samples).eval(), self.mapped, strict=True)]
@@ -370,7 +353,7 @@ class Model:
         return run
 
     def matrices(self, name: str, num_samples: int) -> list[Callable[[Tensor], Tensor]]:
-        """What each layer multiplies with, in float64, by another way than its own."""
+        """The matrix of each layer in float64, by torch.sparse."""
         strategy = FASTRAND if name in (FULL, INT8) else name
         torch.manual_seed(SEED)
         made = []
@@ -438,100 +421,59 @@ class Model:
             for name in names]
 
 
-def run_model(
-    model: Model, what: str, samples: Sequence[int], settings: Settings, report: _harness.Report,
-) -> None:
-    title, names = {
-        'step': ('Training step of a GCN', (*STRATEGIES,)),
-        'inference': ('Inference of a GCN', (*STRATEGIES, INT8)),
-        'aggregations': ('Inference of a GCN, its aggregations alone', (*STRATEGIES, INT8)),
-    }[what]
-    section = report.section(
-        f'{title}, {model.widths[0]} to {model.widths[1]} to {CLASSES}, float32', width='S',
-        columns={name: [name] for name in (*names, FULL)}, memory=what == 'step', versus=[
-            Versus(FULL, FASTRAND, [FULL]),
-            *(Versus(FULL, name, [FULL]) for name in names if name != FASTRAND),
-            Versus(FASTRAND, UNBIASED, [FASTRAND])])
-    full = model.contenders(what, samples[0], [FULL])
-    results = measure_over_k(
-        {s: model.contenders(what, s, names) for s in samples}, full, settings)
-    for s, cell in results.items():
-        section.cells.append(Cell(model.graph.name, s, cell))
-        log(model.graph.name, s, section.title, cell)
+def run_model(bench: Bench, model: Model, what: str) -> None:
+    title = {
+        'step': 'Training step of a GCN', 'inference': 'Inference of a GCN',
+        'aggregations': 'Inference of a GCN, its aggregations alone'}[what]
+    names = STRATEGIES if what == 'step' else (*STRATEGIES, INT8)
+    samples = bench.args.model_samples
+    bench.measure_over(
+        f'{title}, {model.widths[0]} to {model.widths[1]} to {CLASSES}, float32',
+        model.graph.name, {s: model.contenders(what, s, names) for s in samples},
+        [*model.contenders(what, samples[0], [FULL]), *[model.pyg()] * (what == 'inference')],
+        bench.kernel if what == 'aggregations' else bench.wall, label='S', memory=what == 'step',
+        pairs=[(FASTRAND, FULL), *((name, FULL) for name in names if name != FASTRAND),
+               (UNBIASED, FASTRAND)])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser('Sampled aggregation: kernels, training and inference.')
-    parser.add_argument(
-        '--graphs', type=_harness.choice('graph', _graphs.NAMES),
-        help=f"of {', '.join(_graphs.NAMES)}")
-    parser.add_argument(
-        '--samples', type=_harness.integers, help='edges S taken of each row, at most')
-    parser.add_argument('--widths', type=_harness.integers, help='numbers of columns F')
-    parser.add_argument('--dtypes', type=_harness.choice('dtype', DTYPES), default=('float32',))
-    parser.add_argument('--kernels', action='store_true', help='nothing but this, unless combined')
-    parser.add_argument('--training', action='store_true', help='likewise')
-    parser.add_argument('--inference', action='store_true', help='likewise')
-    parser.add_argument(
-        '--model-samples', type=_harness.integers, default=MODEL_SAMPLES, help='S of the GCN')
-    parser.add_argument('--channels', type=int, default=CHANNELS, help='of its input')
-    parser.add_argument('--hidden', type=int, default=HIDDEN, help='of it')
-    args = parser.parse_args(argv)
-    wall = _harness.start(args)
-    kernel = dataclasses.replace(wall, device_time=True)
-    parts = ('kernels', 'training', 'inference')
-    asked = [part for part in parts if getattr(args, part)] or list(parts)
-    samples = args.samples or (QUICK_SAMPLES if args.quick else SAMPLES)
-    widths = args.widths or (QUICK_WIDTHS if args.quick else WIDTHS)
-    report = _harness.Report('sampled', args, [
-        'Times in ms, medians, contenders taking turns, no cache flushed between them; ratio: '
-        f'"{FULL}", which is ours too, over fastrand. '
-        + ('Aggregations by CUDA events, launches hidden; whole models by' if args.device == 'cuda'
-           else 'All by') + ' wall time to the end of the work. † inexact, ‡ one cold run.'])
-    if args.device == 'cuda':
-        report.environment['cusparse'] = maxk._cusparse.version()
-    if 'kernels' in asked:
-        report.notes.append(
-            f'Kernels: the graph is prepared for everyone, and all but "{UNWEIGHTED}" read edge '
-            f'weights. "{GIVEN.strip(": ")}": the edges that fastrand takes, as a graph of their '
-            f'own with its weights; "{MAKING}" is the time that this takes ours, which those '
-            f'times leave out. int8: "{FULL}" and its memory are those of float32; codes and '
-            'scales are at hand but where it says otherwise. Every sample is compared with the '
-            'reference in Python on some rows, every result with float64 on the sampled edges.')
-    if 'training' in asked or 'inference' in asked:
-        report.notes.append(
-            'Training: forward and backward, without an optimizer, every draw included. The GCN '
-            f'has two layers on random features, and samples in training too; "{INT8}" rounds at '
-            'every call. Its aggregations: of features that are mapped already, scales, loops and '
-            'bias included. Compared with products in float64.')
-    names = {
-        'kernels': args.graphs or (_graphs.quick_names if args.quick else _graphs.default_names)(
-            wall.device),
-        'models': args.graphs or (QUICK_GRAPHS if args.quick else MODEL_GRAPHS[args.device])}
-    models = [part for part in asked if part != 'kernels']
-    order = [name for part in ['kernels'] * ('kernels' in asked) + ['models'] * bool(models)
-             for name in names[part]]
-    for graph in _graphs.load_each(dict.fromkeys(order), wall.device, report.left_out):
-        report.graphs[graph.name] = graph.summary()
-        if 'kernels' in asked and graph.name in names['kernels']:
-            run_kernels(graph, widths, samples, args.dtypes, kernel, report)
-            report.save()
-        if graph.name not in names['models']:
+    bench = Bench(
+        'sampled', __doc__, argv, parts=('kernels', 'training', 'inference'), graphs=(),
+        samples=Option(SAMPLES, _harness.integers, 'edges S taken of each row, at most'),
+        widths=Option({'quick': (64,), 'usual': (256,)}, _harness.integers, 'columns F'),
+        dtypes=_harness.names('dtype', DTYPES, ('float32',)),
+        model_samples=Option((32,), _harness.integers, 'S of the GCN'),
+        channels=Option(CHANNELS, help='input channels of the GCN'),
+        hidden=Option(HIDDEN, help='hidden channels of the GCN'), notes=[
+            f'"{FULL}": all edges by pyg_fast. Kernels: the graph is prepared for all, and all '
+            f'but "{UNWEIGHTED}" read edge weights. "{GIVEN.strip(": ")}": a product with the '
+            'graph of the edges that fastrand takes; the time of these rows is without '
+            f'"{MAKING}", which is the time that pyg_fast needs to make this graph. int8: codes '
+            f'and scales are given except in "{ROUNDED}"; "{FULL}" reads float32. Samples are '
+            'compared with the reference in Python on some rows, results with float64.',
+            'Training: forward and backward with the draw, without an optimizer. The GCN has two '
+            f'layers on random features and samples in training too. "{INT8}" rounds at every '
+            'call. Its aggregations include scales, loops and bias.'])
+    args = bench.args
+    kernel_graphs = args.graphs or Option(spmm.DEFAULT_GRAPHS).value(args)
+    model_graphs = args.graphs or Option(MODEL_GRAPHS).value(args)
+    models = args.parts != ('kernels',)
+    for graph in bench.graphs(dict.fromkeys(
+            [*kernel_graphs * bench.has('kernels'), *model_graphs * models])):
+        if bench.has('kernels') and graph.name.split(' ')[0] in kernel_graphs:
+            run_kernels(bench, graph)
+        if not models or graph.name.split(' ')[0] not in model_graphs:
             continue
-        if 'training' in asked:
-            for width in widths:
-                run_training_op(graph, width, samples, kernel, report)
-                report.save()
-        if models:
-            model = Model(graph, args.channels, args.hidden)
-            if 'training' in asked:
-                run_model(model, 'step', args.model_samples, wall, report)
-            if 'inference' in asked:
-                run_model(model, 'aggregations', args.model_samples, kernel, report)
-                run_model(model, 'inference', args.model_samples, wall, report)
-            del model
-            report.save()
-    report.finish()
+        model = Model(graph, args.channels, args.hidden)
+        if bench.has('training'):
+            for width in args.widths:
+                run_training_op(bench, graph, width)
+            run_model(bench, model, 'step')
+        if bench.has('inference'):
+            run_model(bench, model, 'aggregations')
+            run_model(bench, model, 'inference')
+        del model
+    bench.finish()
 
 
 if __name__ == '__main__':

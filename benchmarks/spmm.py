@@ -1,9 +1,9 @@
-"""Aggregation over a graph: ours, cuSPARSE, torch.sparse, torch-sparse and PyG's scatter path.
+"""Sums, means and maxima over neighbours: ours, cuSPARSE, torch.sparse, torch-sparse and PyG.
 
-python -m benchmarks.spmm                                 the whole grid, float32
-python -m benchmarks.spmm --quick                         a minute or less
-python -m benchmarks.spmm --reduce sum,max --backward     gradients too
-python -m benchmarks.spmm --widths 16,64,256 --also reddit-like:64,256:bfloat16 \
+python -m benchmarks spmm                                 the whole grid, float32
+python -m benchmarks spmm --quick                         a minute or less
+python -m benchmarks spmm --reduce sum,max --backward     gradients too
+python -m benchmarks spmm --widths 16,64,256 --also reddit-like:64,256:bfloat16 \
     arxiv-like:256:float32:max:backward
 """
 import argparse
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,14 +23,12 @@ from pyg_fast.graph import prepare_edge_index
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
-from ._harness import Cell, Contender, Section, Settings, Versus
+from ._harness import Bench, Contender, Option
 
 WIDTHS = (16, 32, 64, 128, 256, 512)
-QUICK_WIDTHS = (16, 64)
 REDUCE = ('sum', 'mean', 'max')
 FORWARD, STEP = 'forward', 'forward + backward'
 GRAD_X, GRAD_W = 'gradient of x', 'gradient of weights'
-_GRAPHS = _harness.choice('graph', _graphs.NAMES)
 _DTYPES = _harness.choice('dtype', tuple(_harness.DTYPES))
 _REDUCE = _harness.choice('reduction', REDUCE)
 _CHUNK = 1 << 24  # elements compared at a time
@@ -44,22 +42,14 @@ TORCH, TORCH64 = 'torch.sparse', 'torch.sparse int64'  # int64: what PyG's conve
 TORCH_SPARSE, SCATTER = 'torch-sparse', 'PyG scatter'
 SCATTER_REDUCE, SEGMENT = 'scatter_reduce', 'segment_csr'
 SAMPLED, SDDMM = 'torch sampled_addmm', 'cuSPARSE SDDMM'
-RIVALS = {
-    'cuSPARSE': CUSPARSE,
-    'cuSPARSE preprocessed': PREPROCESSED,
-    TORCH: [TORCH],
-    TORCH64: [TORCH64],
-    SAMPLED: [SAMPLED],
-    SDDMM: [SDDMM],
-    TORCH_SPARSE: [TORCH_SPARSE],
-    SEGMENT: [SEGMENT],
-    SCATTER_REDUCE: [SCATTER_REDUCE],
-    SCATTER: [SCATTER],
-}
+RIVALS = ('cuSPARSE', TORCH, SAMPLED, SDDMM, TORCH_SPARSE, SEGMENT, SCATTER_REDUCE, SCATTER)
+DEFAULT_GRAPHS = {  # of most benchmarks
+    'cuda': _graphs.GRID, 'cpu': _graphs.REAL,
+    'quick': {'cuda': ('arxiv-like', 'Computers', 'ddi'), 'cpu': ('Computers', 'ddi')}}
 
 
 class Plan(NamedTuple):
-    """What to measure on one graph."""
+    """Cells of one graph."""
 
     graph: str
     widths: tuple[int, ...]
@@ -69,10 +59,9 @@ class Plan(NamedTuple):
 
 
 class Case:
-    """Inputs on one graph and dtype at the largest width, and the right results for them.
+    """Inputs on one graph and dtype at the largest width, and their right results in float64.
 
-    References are computed in float64; ``scale`` is what the terms of a sum add up to in
-    magnitude, on which the error allowed depends.
+    ``scale`` is the sum of the magnitudes of all terms: the allowed error depends on it.
     """
 
     def __init__(self, graph: Graph, dtype: torch.dtype, width: int) -> None:
@@ -93,13 +82,13 @@ class Case:
     def prepared(self) -> Tensor:
         size = (self.graph.num_nodes, self.graph.num_nodes)
         edge_index, perm = prepare_edge_index(self.graph.edge_index, size)
-        # Weights, references and rivals all take the edges in the order they had before.
+        # Weights, references and rivals take the edges in the order of the graph.
         if not bool((perm == torch.arange(perm.numel(), device=perm.device)).all()):
             raise _harness.Incorrect('prepare_edge_index: moved edges that were sorted already')
         return edge_index
 
     def value(self, reduce: str) -> Tensor:
-        """Values with which a plain sum gives the reduction."""
+        """Edge values: the sum with them is the reduction."""
         if reduce == 'mean':
             return self.inverse_degree[self.graph.row].to(self.dtype)
         return self.weight
@@ -135,7 +124,7 @@ class Case:
         return edge, terms.sum(1), terms.abs().sum(1)
 
     def maximum(self, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Some columns: their maximum, its gradient of x, its scale, and what ties may move."""
+        """Some columns: maximum, gradient of x with its scale, and the error that ties allow."""
         graph = self.graph
         count = min(width, _MAX_COLUMNS, max(2, (1 << 27) // max(graph.num_edges, 1)))
         columns = torch.linspace(0, width - 1, count, device=self.x.device).long()
@@ -157,7 +146,7 @@ class Case:
 def excess(
     out: Tensor, reference: Tensor, scale: Tensor, slack: Tensor | None = None,
 ) -> float:
-    """The largest error of ``out`` over what rounding allows."""
+    """The largest error of ``out``, divided by the error that rounding allows."""
     if out.shape != reference.shape:
         return float('inf')
     info = torch.finfo(out.dtype)
@@ -196,7 +185,7 @@ def step(forward: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Callab
 
 @dataclasses.dataclass
 class Forwards:
-    """The ways to aggregate: each makes a function of x."""
+    """The implementations: each makes a function of x."""
 
     case: Case
     reduce: str
@@ -261,7 +250,7 @@ class Forwards:
         return lambda x: segment_csr(x.index_select(0, src), rowptr, reduce='max')
 
     def named(self, width: int) -> dict[str, Callable[[], Callable[[Tensor], Tensor]]]:
-        """Those that can be expected to run here, cuSPARSE's own interface aside."""
+        """Those that run on this device, except cuSPARSE."""
         case = self.case
         found: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {}
         if self.reduce == 'sum':
@@ -289,7 +278,7 @@ class Forwards:
 def contenders(
     case: Case, reduce: str, mode: str, width: int, scatter_limit: float,
 ) -> list[Contender]:
-    """Everything that competes in one cell."""
+    """All contenders of one cell."""
     graph, cuda = case.graph, case.x.is_cuda
     x, grad = case.x[:, :width].contiguous(), case.grad[:, :width].contiguous()
     forwards = Forwards(case, reduce, scatter_limit)
@@ -385,44 +374,18 @@ def modes(reduce: str, backward: bool) -> tuple[str, ...]:
     return (FORWARD, STEP, GRAD_X, GRAD_W) if reduce == 'sum' else (FORWARD, STEP)
 
 
-def section(report: _harness.Report, reduce: str, mode: str, dtype: str) -> Section:
-    names = [name for rivals in RIVALS.values() for name in rivals]
-    columns = {OURS: [OURS]} | ({PLAIN: [PLAIN]} if reduce == 'sum' and mode != GRAD_W else {})
-    versus = [Versus('the best', OURS, names)]
-    versus += [Versus(rival, OURS, variants) for rival, variants in RIVALS.items()]
-    title = f'{reduce}, {mode}, {dtype}'
-    return report.section(title, columns=columns | RIVALS, versus=versus)
-
-
-def run_graph(
-    graph: Graph, plans: Sequence[Plan], settings: Settings, report: _harness.Report,
-    scatter_limit: float,
-) -> None:
-    widest: dict[str, int] = {}
-    for plan in plans:
-        for dtype in plan.dtypes:
-            widest[dtype] = max(widest.get(dtype, 0), *plan.widths)
-    for name, width in widest.items():
-        case = Case(graph, _harness.DTYPES[name], width)
-        for reduce, mode, width in cells_of(plans, name):
-            results = _harness.measure(
-                contenders(case, reduce, mode, width, scatter_limit), settings)
-            state = _harness.cache_state(
-                graph.num_nodes * width * case.x.element_size(), settings.device)
-            into = section(report, reduce, mode, name)
-            into.cells.append(cell := Cell(graph.name, width, results, state))
-            best, ratio = into.versus[0].best(cell), into.versus[0].ratio(cell)
-            _harness.log(
-                f'{graph.name} {width} {into.title}: {results[OURS].text()} ms, '
-                + (f'{best[0]} {ratio:.2f} times that' if best and ratio else 'no rival ran'))
-
-
-def cells_of(plans: Sequence[Plan], dtype: str) -> list[tuple[str, str, int]]:
-    """Reduction, mode and width of every cell, each once."""
-    return list(dict.fromkeys(
-        (reduce, mode, width) for plan in plans if dtype in plan.dtypes
-        for reduce in plan.reduces for mode in modes(reduce, plan.backward)
-        for width in plan.widths))
+def run_graph(bench: Bench, graph: Graph, plans: Sequence[Plan]) -> None:
+    for dtype in dict.fromkeys(dtype for plan in plans for dtype in plan.dtypes):
+        chosen = [plan for plan in plans if dtype in plan.dtypes]
+        case = Case(graph, _harness.DTYPES[dtype], max(max(plan.widths) for plan in chosen))
+        cells = dict.fromkeys(
+            (reduce, mode, width) for plan in chosen for reduce in plan.reduces
+            for mode in modes(reduce, plan.backward) for width in plan.widths)
+        for reduce, mode, width in cells:
+            bench.measure(
+                f'{reduce}, {mode}, {dtype}', graph.name, width,
+                contenders(case, reduce, mode, width, bench.args.scatter_limit), bench.kernel,
+                num_bytes=graph.num_nodes * width * case.x.element_size())
 
 
 def _also(text: str) -> Plan:
@@ -431,54 +394,28 @@ def _also(text: str) -> Plan:
     if backward not in ('', 'backward'):
         raise argparse.ArgumentTypeError(f"got '{backward}', expected 'backward' or nothing")
     return Plan(
-        _GRAPHS(graph)[0], _harness.integers(widths),
+        _harness.choice('graph', _graphs.NAMES)(graph)[0], _harness.integers(widths),
         _DTYPES(dtypes), _REDUCE(reduces), backward == 'backward')
 
 
-def plans_of(args: argparse.Namespace, device: torch.device) -> Iterator[Plan]:
-    names = args.graphs or (_graphs.quick_names if args.quick else _graphs.default_names)(device)
-    widths = args.widths or (QUICK_WIDTHS if args.quick else WIDTHS)
-    for name in names:
-        yield Plan(name, widths, args.dtypes, args.reduce, args.backward)
-    yield from args.also
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = _harness.parser('Sparse-dense products against every rival at hand.')
-    parser.add_argument(
-        '--graphs', type=_GRAPHS, help=f"of {', '.join(_graphs.NAMES)}")
-    parser.add_argument('--widths', type=_harness.integers, help='numbers of features')
-    parser.add_argument(
-        '--dtypes', type=_DTYPES, default=('float32',))
-    parser.add_argument('--reduce', type=_REDUCE, default=('sum',))
-    parser.add_argument('--backward', action='store_true', help='gradients too')
-    parser.add_argument(
-        '--also', type=_also, nargs='+', default=(), metavar='GRAPH:WIDTHS[:DTYPES[:REDUCE[:'
-        'backward]]]', help='further cells')
-    parser.add_argument(
-        '--scatter-limit', type=float, metavar='GIB',
-        help='rivals that store a message per edge are left out beyond this (4 on CUDA, else 2)')
-    args = parser.parse_args(argv)
-    settings = dataclasses.replace(_harness.start(args), device_time=True)
-    if args.scatter_limit is None:
-        args.scatter_limit = 4.0 if args.device == 'cuda' else 2.0
-    report = _harness.Report('spmm', args, [
-        'Times in ms, medians; ratio: the best rival over ours. The graph is prepared beforehand '
-        'for everyone. Sums read edge weights, but for the column that says otherwise; means and '
-        'maxima have none. '
-        + ('Device time by CUDA events, launches hidden' if args.device == 'cuda' else 'Wall time')
-        + ', contenders taking turns, no cache flushed between them. '
-        '† less exact than rounding allows, ‡ one cold run.'])
-    if args.device == 'cuda':
-        report.environment['cusparse'] = _cusparse.version()
-    plans: dict[str, list[Plan]] = {}
-    for plan in plans_of(args, settings.device):
-        plans.setdefault(plan.graph, []).append(plan)
-    for graph in _graphs.load_each(plans, settings.device, report.left_out):
-        report.graphs[graph.name] = graph.summary()
-        run_graph(graph, plans[graph.name], settings, report, args.scatter_limit)
-        report.save()
-    report.finish()
+    bench = Bench(
+        'spmm', __doc__, argv, graphs=DEFAULT_GRAPHS,
+        widths=Option({'quick': (16, 64), 'usual': WIDTHS}, _harness.integers, 'features'),
+        dtypes=Option(('float32',), _DTYPES), reduce=Option(('sum',), _REDUCE),
+        backward=Option(False, help='gradients too'),
+        also=Option(
+            (), _also, 'further cells, GRAPH:WIDTHS[:DTYPES[:REDUCE[:backward]]]', nargs='+'),
+        scatter_limit=Option(
+            {'cuda': 4.0, 'cpu': 2.0}, float, 'GiB of messages that a rival may store'),
+        notes=['The graph is prepared beforehand for all contenders. Sums read edge weights, '
+               f'except "{PLAIN}"; means and maxima have none.'])
+    args = bench.args
+    plans = [Plan(name, args.widths, args.dtypes, args.reduce, args.backward)
+             for name in args.graphs] + list(args.also)
+    for graph in bench.graphs(dict.fromkeys(plan.graph for plan in plans)):
+        run_graph(bench, graph, [plan for plan in plans if plan.graph == graph.name.split(' ')[0]])
+    bench.finish()
 
 
 if __name__ == '__main__':

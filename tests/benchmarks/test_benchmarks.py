@@ -55,11 +55,38 @@ def test_one_command_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_layers(tmp_path: Path) -> None:
-    report, markdown, _ = run('layers', tmp_path, '--graphs', 'tiny', '--layers', 'GCN')
+    report, markdown, _ = run(
+        'layers', tmp_path, '--graphs', 'tiny', '--layers', 'GCN', '--parts', 'steps,forward')
     check_report(report, markdown)
-    (section,) = report['sections']
-    assert [cell['graph'] for cell in section['cells']] == ['tiny: GCN']
-    assert {'PyG', 'PyG, torch.compile'} < section['cells'][0]['results'].keys()
+    assert [section['title'] for section in report['sections']] == [
+        'One layer, forward + backward', 'One layer, forward']
+    for section in report['sections']:
+        (cell,) = section['cells']
+        assert cell['graph'] == 'tiny: GCN'
+        assert {'PyG', 'PyG cached', 'PyG, torch.compile', 'PyG torch CSR'} < (
+            cell['results'].keys())
+        assert all(result['error'] <= 1 for result in cell['results'].values())
+
+
+def test_new_graphs_and_models(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'layers', tmp_path, '--graphs', 'tiny', '--layers', 'SAGE max,GAT 8 heads', '--widths',
+        '16', '--in-channels', '6', '--parts', 'fresh,model,launches', '--model-graphs', 'tiny')
+    check_report(report, markdown)
+    new, *models = report['sections']
+    assert new['title'] == 'A new graph at each step, forward + backward'
+    assert [cell['graph'] for cell in new['cells']] == [
+        f'{graph}: {layer}' for layer in ('SAGE max', 'GAT 8 heads')
+        for graph in ('tiny', 'Cora-sized')]
+    assert [section['title'] for section in models] == [f'tiny, GATConv, the {what}' for what in (
+        'two layers forward + backward', 'whole training step',
+        'whole training step without input dropout',
+        'whole training step on a new list of edges')]
+    row = new['summary'][0]
+    assert (row['ours'], row['rival'], row['cells']) == ('ours, edge_index', 'PyG', 4)
+    for section in report['sections']:
+        for cell in section['cells']:
+            assert all(result['error'] <= 1 for result in cell['results'].values())
 
 
 def test_before_after(tmp_path: Path) -> None:
@@ -76,12 +103,16 @@ def test_before_after(tmp_path: Path) -> None:
 
 def test_paths(tmp_path: Path) -> None:
     report, markdown, _ = run('paths', tmp_path)
-    check_report(report, markdown)
+    check_report({**report, 'sections': report['sections'][:-1]}, markdown)
     titles = [section['title'].split(',')[0] for section in report['sections']]
     assert titles == [
-        'Backward aggregation of the last layer', '2-layer GCN', '2-layer GCN', 'GCN',
-        'Preparing the paths of 2 layers beside a step of training']
-    for section in report['sections'][:-1]:
+        'Backward aggregation of the last layer', 'Backward aggregation of the layer below',
+        '2-layer GCN', '2-layer GCN', 'GCN',
+        'Preparing the paths of 2 layers beside a step of training', 'Group sizes',
+        'Test accuracy of a GCN']
+    scores = report['sections'].pop()['cells'][0]['results']
+    assert scores['path']['accuracy'] == scores['all active']['accuracy'] > 0
+    for section in report['sections'][:-2]:
         for cell in section['cells']:
             assert all(result['error'] <= 1 for result in cell['results'].values())
 
@@ -97,9 +128,12 @@ def test_aggregate(tmp_path: Path) -> None:
 
 
 def test_reorder(tmp_path: Path) -> None:
-    report, markdown, _ = run('reorder', tmp_path, '--graphs', 'tiny,small', '--widths', '5,8')
+    report, markdown, _ = run(
+        'reorder', tmp_path, '--graphs', 'tiny,small', '--widths', '5,8', '--edges', '1000')
     check_report(report, markdown)
-    sums, costs = report['sections']
+    *sorts, sums, costs = report['sections']
+    assert [section['title'] for section in sorts] == [
+        'Sorting edges into CSR', 'Preparing a graph, CSR and CSC', 'Normalized weights of GCN']
     scipy = importlib.util.find_spec('scipy')
     methods = {'rabbit', 'degree', *(['rcm'] if scipy else [])}
     assert ('SciPy' in report['left_out'].get('rcm', '')) == (scipy is None)
@@ -119,7 +153,7 @@ def test_reorder(tmp_path: Path) -> None:
 def test_reorder_does_not_time_another_graph(
     harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:
-    from benchmarks import reorder
+    from benchmarks import _graphs, reorder
 
     class Broken(reorder.Reorder):
         def forward(self, data):
@@ -129,14 +163,14 @@ def test_reorder_does_not_time_another_graph(
             return out
 
     monkeypatch.setattr(reorder, 'Reorder', Broken)
-    graph = reorder._graphs.load('tiny', torch.device('cpu'))
+    graph = _graphs.load('tiny', torch.device('cpu'))
     settings = harness.Settings(torch.device('cpu'), repeats=1, limit=10, budget=1)
     with pytest.raises(harness.Incorrect, match='rabbit'):
         harness.measure(reorder.costs(graph, ['rabbit']), settings)
     with pytest.raises(harness.Incorrect, match='rabbit'):
         reorder.main([
             '--device', 'cpu', '--graphs', 'tiny', '--widths', '4', '--repeats', '1', '--out',
-            str(tmp_path)])
+            str(tmp_path), '--parts', 'sums'])
 
 
 @pytest.mark.optional
@@ -161,24 +195,6 @@ def test_spmm(tmp_path: Path) -> None:
         rel_tol=1e-4)
     assert best['worst'] == {
         'ratio': pytest.approx(best['geometric_mean']), 'graph': 'tiny', 'width': 8}
-
-
-@pytest.mark.optional
-def test_gcn(tmp_path: Path) -> None:
-    report, markdown, _ = run(
-        'gcn', tmp_path, '--graphs', 'tiny', '--channels', '8', '--edges', '1000')
-    check_report(report, markdown)
-    assert 'planted graph of the size of Cora' in markdown
-    titles = [section['title'] for section in report['sections']]
-    assert titles == [
-        'One layer, forward', 'One layer, forward + backward',
-        'Cora, the two conv layers forward + backward, eager',
-        'Cora, the whole training step, eager',
-        'Cora, the whole training step without input dropout, eager',
-        'Sorting edges into CSR', 'Preparing a graph, CSR and CSC']
-    step = report['sections'][1]['cells'][0]['results']
-    assert {'ours, prepared', 'ours, edge_index', 'PyG edge_index', 'PyG torch CSR'} <= step.keys()
-    assert all(result['error'] <= 1 for result in step.values())
 
 
 @pytest.mark.optional
@@ -265,35 +281,27 @@ def test_sampled(tmp_path: Path) -> None:
         widths = [3, 8] if title.startswith('Aggregation') else [4]
         assert [cell['width'] for cell in sections[title]['cells']] == widths
         for cell in sections[title]['cells']:
-            eight_bits = {'fastrand, int8'} if 'Inference' in title else set()
-            assert cell['results'].keys() == strategies | {'in full'} | eight_bits
+            more = {'fastrand, int8'} if 'Inference' in title else set()
+            more |= {'PyG GCNConv'} if title.startswith('Inference of a GCN, 9') else set()
+            assert cell['results'].keys() == strategies | {'in full'} | more
     for section in report['sections']:
         for cell in section['cells']:
             assert all(result['error'] <= 1 for result in cell['results'].values())
-    row = next(row for row in kernels['summary'] if row['rival'] == 'ours in full')
+    row = next(row for row in kernels['summary'] if row['rival'] == 'in full')
     assert row['by_width']['3'] == pytest.approx(
         few['in full']['median_ms'] / few['fastrand']['median_ms'], rel=1e-4)
-    assert re.search(r'tiny keeps \d+\.\d% of its edges at S=3, \d+\.\d% of', markdown)
+    assert re.search(r'tiny keeps \d+\.\d% of its edges at S=3 .*, \d+\.\d% of .* S=8', markdown)
 
 
 def test_gat(tmp_path: Path) -> None:
     report, markdown, _ = run(
         'gat', tmp_path, '--graphs', 'tiny', '--configs', '2x4,3x5', '--dtypes',
-        'float32,bfloat16', '--in-channels', '6')
+        'float32,bfloat16')
     check_report(report, markdown)
-    assert 'planted graph of the size of Cora' in markdown
     sections = {section['title']: section for section in report['sections']}
-    layers = ('GATConv', 'GATv2Conv')
-    assert list(sections) == [
-        *(f'ops.gat, {mode}, {dtype}' for dtype in ('float32', 'bfloat16')
-          for mode in ('forward', 'backward')),
-        *(f'ops.gatv2, {mode}, {dtype}' for dtype in ('float32', 'bfloat16')
-          for mode in ('forward', 'forward + backward')),
-        *(f'One {layer} layer, forward + backward' for layer in layers),
-        *(f'Cora, {layer}, the {what}' for layer in layers
-          for what in ('two layers forward + backward', 'whole training step')),
-        *(f'Inductive: one {layer} layer, forward + backward, a new graph each step'
-          for layer in layers)]
+    assert list(sections) == [f'ops.{model}, {mode}, {dtype}' for model, modes in (
+        ('gat', ('forward', 'backward')), ('gatv2', ('forward', 'forward + backward')))
+        for dtype in ('float32', 'bfloat16') for mode in modes]
     forward, backward = (sections[f'ops.gat, {mode}, float32'] for mode in ('forward', 'backward'))
     for section in (forward, backward):
         assert [(cell['graph'], cell['width']) for cell in section['cells']] == [
@@ -305,18 +313,6 @@ def test_gat(tmp_path: Path) -> None:
         for cell in section['cells']:
             for name, result in cell['results'].items():
                 assert result['error'] <= 1 or (name == 'PyG ops' and 'bfloat16' in title)
-    layer = sections['One GATConv layer, forward + backward']
-    times = {k: r['median_ms'] for k, r in layer['cells'][0]['results'].items()}
-    assert times.keys() == {'ours, prepared', 'ours, edge_index', 'PyG'}
-    for ours, row in zip(('ours, prepared', 'ours, edge_index'), layer['summary'], strict=True):
-        assert (row['ours'], row['rival'], row['cells']) == (ours, 'PyG', 2)
-        other = layer['cells'][1]['results']
-        assert row['geometric_mean'] == pytest.approx(math.sqrt(
-            times['PyG'] / times[ours] * other['PyG']['median_ms'] / other[ours]['median_ms']),
-            rel=1e-4)
-    inductive = sections[
-        'Inductive: one GATv2Conv layer, forward + backward, a new graph each step']
-    assert [cell['graph'] for cell in inductive['cells']] == ['Cora-sized, 2 x 4', 'tiny, 2 x 4']
 
 
 @pytest.fixture
@@ -447,8 +443,8 @@ def test_maxk_compares_training(harness, model: str) -> None:
 
 
 @pytest.mark.parametrize(('kernel', 'section'), [
-    ('cbsr_spmm', '--kernels'), ('cbsr_spmm_backward', '--kernels'),
-    ('cbsr_spmm_backward_ordered', '--kernels'), ('maxk', '--select')])
+    ('cbsr_spmm', 'kernels'), ('cbsr_spmm_backward', 'kernels'),
+    ('cbsr_spmm_backward_ordered', 'kernels'), ('maxk', 'select')])
 def test_maxk_does_not_time_a_wrong_kernel(
     harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, section: str,
 ) -> None:
@@ -465,7 +461,7 @@ def test_maxk_does_not_time_a_wrong_kernel(
     with pytest.raises(harness.Incorrect, match='ours'):
         maxk.main([
             '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--select-widths', '8', '--k',
-            '2', '--repeats', '1', '--out', str(tmp_path), section])
+            '2', '--repeats', '1', '--out', str(tmp_path), '--parts', section])
 
 
 @pytest.fixture
@@ -546,7 +542,7 @@ def test_sampled_compares_models(harness, what: str) -> None:
                 assert not contender.check(changed) <= 1, (contender.name, place)
 
 
-@pytest.mark.parametrize('section', ['--kernels', '--training', '--inference'])
+@pytest.mark.parametrize('section', ['kernels', 'training', 'inference'])
 def test_sampled_does_not_time_a_wrong_kernel(
     harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str,
 ) -> None:
@@ -567,56 +563,92 @@ def test_sampled_does_not_time_a_wrong_kernel(
     with pytest.raises(harness.Incorrect, match='fastrand'):
         sampled.main([
             '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--samples', '2',
-            '--channels', '6', '--hidden', '5', '--repeats', '1', '--out', str(tmp_path), section])
+            '--channels', '6', '--hidden', '5', '--repeats', '1', '--out', str(tmp_path),
+            '--parts', section])
 
 
 @pytest.mark.parametrize('model', ['gat', 'gatv2'])
-def test_gat_compares_kernels(harness, model: str) -> None:
+def test_gat_compares_kernels(harness, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     from benchmarks import _graphs, gat
     graph = _graphs.load('tiny', torch.device('cpu'))
     case = gat.CASES[model](graph, torch.float32, 2, 5)
-    inputs = [t.double().requires_grad_() for t in case.inputs()]
-    out = case.composed(*inputs)
-    right = [out.detach(), *torch.autograd.grad(out, inputs, case.grad.double())]
-    assert case.step_error(right) <= 1  # of float64
     for dropout in (0.0, gat.DROPOUT):
+        by_pyg = case.truth(dropout)
         out, *kept = case.forward(True, dropout)
         outputs = [out, *case.backward(kept, dropout)]
         assert case.step_error(outputs, dropout) <= 1
         assert case.step_error(outputs, gat.DROPOUT - dropout) > 1
         for place, t in enumerate(outputs):
-            position = (int(case.rows[3] if t.size(0) == 300 else 1), *[1] * (t.dim() - 1))
             for slip in (1e-2 * float(t.abs().max()), math.nan):
                 wrong = t.clone()
-                wrong[position] += slip
+                wrong.view(-1)[3] += slip
                 changed = [*outputs[:place], wrong, *outputs[place + 1:]]
                 assert not case.step_error(changed, dropout) <= 1, (place, slip)
+        monkeypatch.setitem(gat.REFERENCE_BYTES, 'cpu', 0)  # our kernel in float64 then
+        del case._truth[dropout]
+        assert case.error(case.truth(dropout), by_pyg) < 1e-6
+        monkeypatch.undo()
 
 
-@pytest.mark.parametrize('model', ['gat', 'gatv2'])
-def test_gat_compares_layers(harness, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    from benchmarks import _graphs, gat
-    graph = _graphs.load('tiny', torch.device('cpu'))
-    layer = gat.Layer(graph.edge_index, graph.num_nodes, model, 2, 5, 7)
-    assert layer.by_pyg
-    for name in gat.LAYERS:
-        outputs = layer.step(name)()
-        assert layer.check(outputs) <= 1
-        for place, t in enumerate(outputs):
-            for slip in (t.norm() * 3 * gat._NORM_TOLERANCE[model], math.nan):
+@pytest.mark.parametrize('name', ['GCN', 'SAGE mean', 'SAGE max', 'GIN', 'GAT 8 heads',
+                                  'GATv2 1 head'])
+def test_layers_are_compared(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from benchmarks import _graphs, gat, layers
+    graph = _graphs.load('tiny', torch.device('cpu')).without_loops()
+    kind = layers.KINDS[name]
+    case = layers.Case(kind, graph, 8, 7)
+    assert case.by_pyg
+    for which in kind.contenders(cuda=False):
+        if 'compile' in which:
+            continue
+        outputs = case.step(which)()
+        assert case.check(outputs) <= 1
+        for place, t in enumerate(outputs[:1 if kind.tolerance is None else None]):
+            for slip in (t.norm() * 3e-3, math.nan):
                 wrong = t.clone()
                 wrong.view(-1)[-1] += slip
-                assert not layer.check([*outputs[:place], wrong, *outputs[place + 1:]]) <= 1
-    monkeypatch.setitem(gat._REFERENCE_BYTES, 'cpu', 0)
-    ours = gat.Layer(graph.edge_index, graph.num_nodes, model, 2, 5, 7)
+                assert not case.check([*outputs[:place], wrong, *outputs[place + 1:]]) <= 1
+    monkeypatch.setitem(gat.REFERENCE_BYTES, 'cpu', 0)
+    ours = layers.Case(kind, graph, 8, 7)
     assert not ours.by_pyg
-    ours.state = layer.state
-    assert layer.check(ours.expected) <= 1e-3
+    ours.state = case.state
+    assert case.check(ours.expected) <= 1e-3
+
+
+class FakeSpMM:
+    """What cuSPARSE does, into one and the same tensor."""
+
+    def __init__(self, rowptr, col, value, x, algorithm: str, preprocess: bool) -> None:
+        assert algorithm in ('ALG1', 'ALG2', 'ALG3')
+        assert preprocess
+        size = (rowptr.numel() - 1, x.size(0))
+        self.matrix = torch.sparse_csr_tensor(rowptr, col, value, size)
+        self.x, self.out = x, x.new_empty(size[0], x.size(1))
+
+    def __call__(self):
+        return self.out.copy_(self.matrix @ self.x)
+
+
+@pytest.mark.parametrize('name', ['GCN', 'GAT 8 heads'])
+def test_models_train_the_same_way(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from benchmarks import _cusparse, _graphs, layers
+    monkeypatch.setattr(_cusparse, 'SpMM', FakeSpMM)
+    graph = _graphs.load('tiny', torch.device('cpu')).without_loops()
+    task = layers.Task(layers.KINDS[name], graph, layers.data_of(graph))
+    names = [*layers.LAYERS, *[*layers.CACHED[:2], *layers.CUSPARSE] * (name == 'GCN')]
+    for which in names:
+        assert task.error(which, fresh=which == layers.PLAIN) <= 1, which
+        assert task.training(which)().isfinite()
+        assert task.check(task.layers(which)()) <= 1
+    assert task.reference == ('float64' if name == 'GCN' else 'PyG')
+    assert task.expected_losses.numel() == 3
+    task.state['conv1.bias'] += 0.1
+    assert task.error(layers.PREPARED) > 1
 
 
 @pytest.mark.parametrize(('kernel', 'section'), [
-    ('gat', '--kernels'), ('gat_backward', '--kernels'), ('gatv2', '--v2'),
-    ('gatv2_backward', '--v2')])
+    ('gat', 'gat'), ('gat_backward', 'gat'), ('gatv2', 'gatv2'),
+    ('gatv2_backward', 'gatv2')])
 def test_gat_does_not_time_a_wrong_kernel(
     harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, section: str,
 ) -> None:
@@ -633,16 +665,16 @@ def test_gat_does_not_time_a_wrong_kernel(
     with pytest.raises(harness.Incorrect, match='ours'):
         gat.main([
             '--device', 'cpu', '--graphs', 'tiny', '--configs', '1x3', '--repeats', '1', '--out',
-            str(tmp_path), section])
+            str(tmp_path), '--models', section])
 
 
-def test_gat_shows_launches(harness) -> None:
-    from benchmarks import gat
-    section = gat.Launches('Kernel launches', columns={name: [name] for name in gat.LAYERS})
+def test_launches_are_shown(harness) -> None:
+    from benchmarks import layers
+    section = layers.Launches('Kernel launches')
     for step, counts in (('a', (10, 20, 50)), ('b', (8, 9, None))):
         section.cells.append(harness.Cell(step, 8, {
-            name: gat.Counted(launches=count)
-            for name, count in zip(gat.LAYERS, counts, strict=True)}))
+            name: layers.Counted(launches=count)
+            for name, count in zip(layers.LAYERS, counts, strict=True)}))
     assert section.summary() == [
         {'graph': 'a', 'ours': 'ours, prepared', 'ratio': 5},
         {'graph': 'a', 'ours': 'ours, edge_index', 'ratio': 2.5}]
@@ -651,16 +683,16 @@ def test_gat_shows_launches(harness) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA device')
-def test_gat_counts_launches(harness) -> None:
-    from benchmarks import gat
+def test_launches_are_counted(harness) -> None:
+    from benchmarks import layers
     x = torch.ones(1000, device='cuda')
-    assert gat.launches(lambda: x.clone().sin().cos()) == 2  # the copy is none
+    assert layers.launches(lambda: x.clone().sin().cos()) == 2  # the copy is none
 
 
 def test_selection_needs_no_graph(harness, tmp_path: Path) -> None:
     from benchmarks import maxk
     maxk.main([
-        '--device', 'cpu', '--select', '--rows', '40', '--select-widths', '8', '--k', '2',
+        '--device', 'cpu', '--parts', 'select', '--rows', '40', '--select-widths', '8', '--k', '2',
         '--repeats', '1', '--out', str(tmp_path)])
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
@@ -842,3 +874,27 @@ def test_group_sizes_are_measured_on_a_gpu(harness, tmp_path: Path) -> None:
     assert report['environment']['device'] == torch.cuda.get_device_name()
     assert {cell.width for cell in cells} == set(bench.WIDTHS)
     assert all(ms > 0 for cell in cells for ms in cell.times.values())
+
+
+@pytest.mark.parametrize('above', range(3))
+def test_paths_below_the_last_layer(harness, above: int) -> None:
+    from benchmarks import _graphs, paths
+    problem = paths.Problem(_graphs.load('tiny', torch.device('cpu')), 0.01)
+    src, dst = problem.edge_index.as_tensor().tolist()
+    reached = set(problem.nodes.tolist())
+    for _ in range(above):
+        reached |= {u for u, v in zip(src, dst, strict=True) if v in reached}
+    case = paths.Aggregation(problem, 5, above)
+    assert set(case.active.nonzero().view(-1).tolist()) == reached
+    assert case.check(case.on_path()()) <= 1
+
+
+def test_smaller_graphs(harness) -> None:
+    from benchmarks import _graphs
+    device = torch.device('cpu')
+    small = _graphs.load('arxiv-like', device, 20_000)
+    assert small.name == 'arxiv-like 1/128'
+    assert small.num_nodes == 169_343 // 128
+    assert 0 < small.num_edges <= 20_000
+    assert _graphs.load('arxiv-like', device, 40_000).name == 'arxiv-like 1/64'
+    assert _graphs.load('tiny', device, 40_000).name == 'tiny'

@@ -1,5 +1,4 @@
 """The benchmarks of the loader: what they compare, and that nothing wrong is timed."""
-import dataclasses
 import json
 import math
 import multiprocessing
@@ -50,7 +49,7 @@ def sections_of(report: dict) -> dict[str, dict]:
 
 @pytest.mark.optional
 def test_sampling(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
-    found, markdown = report('--sections', 'sample')
+    found, markdown = report('--parts', 'sample')
     sections = sections_of(found)
     sampling, alone = sections['Sampling with the id map'], sections['The id map alone']
     assert [(cell['graph'], cell['width']) for cell in sampling['cells']] == [
@@ -70,7 +69,7 @@ def test_sampling(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
 
 
 def test_aggregation(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
-    found, _ = report('--sections', 'aggregate', '--widths', '5,8')
+    found, _ = report('--parts', 'aggregate', '--widths', '5,8')
     assert [section['title'] for section in found['sections']] == [
         'Sums over fresh blocks, forward, float32',
         'Sums over fresh blocks, forward + backward, float32']
@@ -85,7 +84,7 @@ def test_aggregation(bench: Any, report: Callable[..., tuple[dict, str]]) -> Non
 
 @pytest.mark.optional
 def test_epochs(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
-    found, markdown = report('--sections', 'epoch,ablation', '--rival-batches', '2')
+    found, markdown = report('--parts', 'epoch,ablation', '--rival-batches', '2')
     sections = sections_of(found)
     loading = sections['An epoch of loading']['cells'][0]['results']
     training = sections['An epoch of training']['cells'][0]['results']
@@ -100,10 +99,11 @@ def test_epochs(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
 
 
 def test_match_and_waiting(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
-    found, markdown = report('--sections', 'match,wait')
+    found, markdown = report('--parts', 'match,walks,wait')
     sections = sections_of(found)
-    cell = sections['Loading']['cells'][0]
-    assert tuple(cell['results']) == tuple(bench.VARIANTS)
+    for name in ('Loading', 'Random walks of 3 steps'):
+        cell = sections[name]['cells'][0]
+        assert tuple(cell['results']) == tuple(bench.VARIANTS)
     waiting = sections['Waiting for data']
     (shares,) = waiting['summary']
     results = waiting['cells'][0]['results']
@@ -114,16 +114,17 @@ def test_match_and_waiting(bench: Any, report: Callable[..., tuple[dict, str]]) 
 
 
 def test_sweep(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
-    found, _ = report('--sections', 'sweep')
+    found, _ = report('--parts', 'sweep')
     sections = sections_of(found)
     assert [(cell['width']) for cell in sections['Training over batch size']['cells']] == [64, 128]
-    assert [(cell['width']) for cell in sections['Training over width']['cells']] == [8, 16]
+    for name in ('width', 'hidden'):
+        assert [cell['width'] for cell in sections[f'Training over {name}']['cells']] == [8, 16]
     assert [cell['graph'] for cell in sections['Training over fanout']['cells']] == [
         'tiny, [2, 2]', 'tiny, [3, 2]']
 
 
 def test_numbers_of_processes(bench: Any, report: Callable[..., tuple[dict, str]]) -> None:
-    found, _ = report('--sections', 'gpus', '--gpus', '1')
+    found, _ = report('--parts', 'gpus', '--gpus', '1')
     (cell,) = sections_of(found)['One epoch']['cells']
     assert cell['results']['1 process']['count'] == 2  # the first epoch is not counted
 
@@ -139,7 +140,7 @@ def test_a_process_that_fails_is_told(
         return bench.subprocess.CompletedProcess(command, 1, '', 'x\nRuntimeError: out of luck\n')
 
     monkeypatch.setattr(bench.subprocess, 'run', failing)
-    (cell,) = report('--sections', 'gpus', '--gpus', '2')[0]['sections'][0]['cells']
+    (cell,) = report('--parts', 'gpus', '--gpus', '2')[0]['sections'][0]['cells']
     assert cell['results']['2 processes']['note'] == 'failed: RuntimeError: out of luck'
 
 
@@ -150,7 +151,7 @@ def test_what_crossed_the_bus(bench: Any) -> None:
             2.0, bytes_moved=5e6, saved_by_match=2e6, saved_by_cache=1e6, match_degree=0.25)}
     section = bench.Traffic(
         'Loading', columns={name: [name] for name in moved},
-        versus=[bench.Versus(bench.NAIVE, bench.MATCH, [bench.NAIVE])],
+        versus=[bench._harness.Versus(bench.NAIVE, bench.MATCH, [bench.NAIVE])],
         cells=[bench.Cell('g', 64, moved)])
     lines = section.markdown().splitlines()
     assert '| g | 64 | 4.00 | 2.00 | naive | 2.00 |' in lines
@@ -255,63 +256,14 @@ def test_a_wrong_sampler_stops_the_benchmark(
 
     monkeypatch.setattr(bench, 'sample_subgraph', wrong)
     with pytest.raises(bench._harness.Incorrect, match='ours'):
-        report('--sections', 'sample')
+        report('--parts', 'sample')
 
 
 @pytest.mark.parametrize('args', [
-    ('--sections', 'load'), ('--fanouts', '5,0'), ('--batch-size', '0'), ('--gpus', 'two')])
+    ('--parts', 'load'), ('--fanouts', '5,0'), ('--batch-size', '0'), ('--gpus', 'two')])
 def test_arguments_are_checked(
     bench: Any, args: tuple[str, str], capsys: pytest.CaptureFixture
 ) -> None:
     with pytest.raises(SystemExit):
         bench.main(['--device', 'cpu', *args])
     assert args[0] in capsys.readouterr().err
-
-
-@pytest.mark.optional
-def test_accuracy(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    from benchmarks import loader_accuracy
-
-    monkeypatch.delenv('PYG_FAST_DATA', raising=False)
-    left_out = {'CS': 'PYG_FAST_DATA is not set'}
-    ways = {*loader_accuracy.WAYS}
-    try:
-        bench._minibatch.pyg_backend()
-    except bench._graphs.Missing as reason:
-        left_out[loader_accuracy.PYG] = str(reason)
-        ways.remove(loader_accuracy.PYG)
-    loader_accuracy.main([
-        '--quick', '--device', 'cpu', '--threads', '1', '--graphs', 'CS,planted', '--models',
-        'sage', '--epochs', '2', '--out', str(tmp_path)])
-    (written,) = tmp_path.glob('*.json')
-    report = json.loads(written.read_text())
-    assert report['left_out'] == left_out
-    (section,) = report['sections']
-    (cell,), (row,) = section['cells'], section['summary']
-    assert cell['results'].keys() == ways
-    full, ours = (cell['results'][name]['scores'] for name in (
-        loader_accuracy.FULL, loader_accuracy.LOADER))
-    assert len(full) == len(ours) == 2
-    assert row['lost'] == pytest.approx((sum(full) - sum(ours)) / 2, rel=1e-3)
-    assert '## SAGE' in written.with_suffix('.md').read_text()
-
-
-def test_how_far_curves_differ(bench: Any) -> None:
-    from benchmarks import loader_accuracy as accuracy
-
-    def trained(scores: list[float], *losses: list[float]) -> Any:
-        return accuracy.Trained(scores=scores, losses=list(losses))
-
-    section = accuracy.Scores('GCN', columns={}, cells=[bench.Cell('g', 0, {
-        accuracy.FULL: trained([90.0, 92.0], [1.0]),
-        accuracy.LOADER: trained([89.0, 89.0], [2.0, 1.0], [4.0, 1.0]),
-        accuracy.PLAIN: trained([90.0, 90.0], [2.0, 1.0], [3.0, 2.0])})])
-    (row,) = section.summary()
-    assert (row['lost'], row['curves_differ'], row['last_losses_differ']) == (2.0, 0.5, 0.5)
-    assert row['seeds_differ'] == pytest.approx(0.5**0.5)
-    assert section.markdown().endswith('The loader loses at most 1 point on 0 of 1; more on g.')
-    better = dataclasses.replace(section, cells=[bench.Cell('g', 0, {
-        **section.cells[0].results, accuracy.LOADER: section.cells[0].results[accuracy.PLAIN]})])
-    assert better.markdown().endswith('The loader loses at most 1 point on 1 of 1.')

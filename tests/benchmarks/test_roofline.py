@@ -66,7 +66,9 @@ def test_report(bench: Any, tmp_path: Path) -> None:
 
 
 def test_bytes_of_a_sum(bench: Any) -> None:
-    graph = bench._graphs.load('tiny', torch.device('cpu'))
+    from benchmarks import _graphs
+
+    graph = _graphs.load('tiny', torch.device('cpu'))
     case = bench.maxk.Case(graph, torch.float32, 16)
     made = {each.contender.name: each.work for each in bench.sums_of(case, 8)}
     nodes, edges, row = graph.num_nodes, graph.num_edges, 4 * 8
@@ -114,7 +116,9 @@ def test_wrong_results_are_not_timed(
 
 
 def test_walks(bench: Any) -> None:
-    graph = bench._graphs.load('tiny', torch.device('cpu'))
+    from benchmarks import _graphs
+
+    graph = _graphs.load('tiny', torch.device('cpu'))
     start = torch.arange(graph.num_nodes)
     walk = bench.kernels.random_walk(graph.rowptr, graph.col, start, 4, 0.0, 1)
     assert bench.is_walk(graph, start, walk)

@@ -1,4 +1,5 @@
-"""The accuracy of sampled inference: what is run, and what the report says of it."""
+"""The accuracy of trained networks: the runs, and the tables of the reports."""
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,14 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import sampled_accuracy
-    return sampled_accuracy
+    from benchmarks import accuracy
+    return accuracy
 
 
 def test_report(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv('PYG_FAST_DATA', raising=False)
-    bench.main(['--quick', '--device', 'cpu', '--graphs', 'CS,planted', '--epochs', '3', '--out',
-                str(tmp_path)])
+    bench.main(['--system', 'sampled', '--quick', '--device', 'cpu', '--graphs', 'CS,planted',
+                '--epochs', '3', '--out', str(tmp_path)])
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
     assert report['left_out'] == {'CS': 'PYG_FAST_DATA is not set'}
@@ -44,8 +45,8 @@ def test_report(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_features_of_eight_bits(bench: Any, tmp_path: Path) -> None:
-    line = ['--quick', '--device', 'cpu', '--graphs', 'planted', '--models', 'sage']
-    line += ['--epochs', '3']
+    line = ['--system', 'sampled', '--quick', '--device', 'cpu', '--graphs', 'planted']
+    line += ['--models', 'sage', '--epochs', '3']
     cells = []
     for option in ([], ['--quantize']):
         bench.main([*line, *option, '--out', str(tmp_path / str(len(option)))])
@@ -65,8 +66,8 @@ def test_features_of_eight_bits(bench: Any, tmp_path: Path) -> None:
 def test_least_samples(bench: Any) -> None:
     def cell(graph: str, degree: float, fastrand: int | None, bucket: int | None) -> Any:
         least = {'fastrand': fastrand, 'bucket': bucket}
-        results = {'all edges': bench.Sampled(scores=[80.0, 81.0]),
-                   'bucket, S = 6': bench.Sampled(lost=0.125)}
+        results = {'all edges': bench.Trained(scores=[80.0, 81.0]),
+                   'bucket, S = 6': bench.Trained(lost=0.125)}
         return bench.Swept(graph, 64, results, metric='AUC', mean_degree=degree, least=least,
                            chosen={strategy: [s, None] for strategy, s in least.items()})
 
@@ -96,3 +97,72 @@ def test_real_graphs_are_copied(
     assert sorted(root.rglob('*')) == before
     with pytest.raises(_graphs.Missing, match='does not exist'), _graphs.copied('Amazon', 'none'):
         pass
+
+
+@pytest.mark.optional
+def test_the_loader(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks import _graphs, _minibatch
+
+    monkeypatch.delenv('PYG_FAST_DATA', raising=False)
+    left_out = {'CS': 'PYG_FAST_DATA is not set'}
+    ways = {*bench.WAYS}
+    try:
+        _minibatch.pyg_backend()
+    except _graphs.Missing as reason:
+        left_out[bench.PYG] = str(reason)
+        ways.remove(bench.PYG)
+    bench.main([
+        '--system', 'loader', '--quick', '--device', 'cpu', '--graphs', 'CS,planted', '--models',
+        'sage', '--epochs', '2', '--out', str(tmp_path)])
+    (written,) = tmp_path.glob('*.json')
+    report = json.loads(written.read_text())
+    assert report['left_out'] == left_out
+    (section,) = report['sections']
+    (cell,), (row,) = section['cells'], section['summary']
+    assert cell['results'].keys() == ways
+    full, ours = (cell['results'][name]['scores'] for name in (
+        bench.FULL, bench.LOADER))
+    assert len(full) == len(ours) == 2
+    assert row['lost'] == pytest.approx((sum(full) - sum(ours)) / 2, rel=1e-3)
+    assert '## SAGE' in written.with_suffix('.md').read_text()
+
+
+def test_how_far_curves_differ(bench: Any) -> None:
+    from benchmarks._harness import Cell
+
+    accuracy = bench
+
+    def trained(scores: list[float], *losses: list[float]) -> Any:
+        return accuracy.Trained(scores=scores, losses=list(losses))
+
+    section = accuracy.Curves('GCN', columns={}, cells=[Cell('g', 0, {
+        accuracy.FULL: trained([90.0, 92.0], [1.0]),
+        accuracy.LOADER: trained([89.0, 89.0], [2.0, 1.0], [4.0, 1.0]),
+        accuracy.PLAIN: trained([90.0, 90.0], [2.0, 1.0], [3.0, 2.0])})])
+    (row,) = section.summary()
+    assert (row['lost'], row['curves_differ'], row['last_losses_differ']) == (2.0, 0.5, 0.5)
+    assert row['seeds_differ'] == pytest.approx(0.5**0.5)
+    assert section.markdown().endswith('The loader loses at most 1 point on 0 of 1; more on g.')
+    better = dataclasses.replace(section, cells=[Cell('g', 0, {
+        **section.cells[0].results, accuracy.LOADER: section.cells[0].results[accuracy.PLAIN]})])
+    assert better.markdown().endswith('The loader loses at most 1 point on 1 of 1.')
+
+
+@pytest.mark.parametrize('line', [
+    ['--graphs', 'planted'], ['--graphs', 'planted', '--choose', '--runs', '1'],
+    ['--system', 'gat', '--graphs', 'planted']])
+def test_other_systems(bench: Any, tmp_path: Path, line: list[str]) -> None:
+    bench.main(['--quick', '--device', 'cpu', '--epochs', '2', '--out', str(tmp_path), *line])
+    (written,) = tmp_path.glob('*.json')
+    report = json.loads(written.read_text())
+    markdown = written.with_suffix('.md').read_text()
+    for section in report['sections']:
+        assert f"## {section['title']}\n" in markdown
+        assert section['summary']
+    titles = [section['title'] for section in report['sections']]
+    assert titles == (
+        ['Validation scores of ReLU, %'] if '--choose' in line else
+        ['Test accuracy, %', 'Time per epoch, ms'] if 'gat' in line else
+        ['Test accuracy, %', 'Test accuracy over epochs, %', 'Time per epoch, ms'])
