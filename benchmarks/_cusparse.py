@@ -1,4 +1,4 @@
-"""cuSPARSE, called directly: one algorithm by choice, descriptors and work buffer made once."""
+"""Direct calls of cuSPARSE: a chosen algorithm; descriptors and work buffer are made once."""
 import ctypes
 import functools
 import importlib.util
@@ -50,7 +50,7 @@ class CusparseError(RuntimeError):
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The one torch has loaded, the system's, or that of an installed nvidia package."""
+    """The library that torch has loaded, of the system, or of an installed nvidia package."""
     spec = importlib.util.find_spec('nvidia')
     roots = [] if spec is None else list(spec.submodule_search_locations or [])
     packaged = [str(path) for root in roots for path in sorted(Path(root).glob(f'*/lib/{LIBRARY}'))]
@@ -148,7 +148,7 @@ class _Product:
         if not preprocess:
             return
         status = _status(f'{function}_preprocess', *self.args, self.buffer.data_ptr())
-        if status not in (0, _NOT_SUPPORTED):  # it is optional, and not every algorithm has it
+        if status not in (0, _NOT_SUPPORTED):  # optional: some algorithms have none
             raise CusparseError(f'{function}_preprocess: status {status}')
 
     def _on_stream(self) -> None:

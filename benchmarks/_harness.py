@@ -797,11 +797,11 @@ class Report:
             f"load {env['load_average']:.1f} before the start; commit {commit}.", '']
         lines += [*self.notes, '']
         if self.graphs:
-            columns = list(next(iter(self.graphs.values())))
+            columns = list(dict.fromkeys(c for graph in self.graphs.values() for c in graph))
             lines += [*table(
                 ['graph', *(column.replace('_', ' ') for column in columns)],
-                [[name, *(f'{graph[c]:,}' for c in columns)] for name, graph in
-                 self.graphs.items()]), '']
+                [[name, *(f'{graph[c]:,}' if c in graph else '–' for c in columns)]
+                 for name, graph in self.graphs.items()]), '']
         lines += [f'Left out: {name}, since {reason}.' for name, reason in self.left_out.items()]
         lines += [''] * bool(self.left_out)
         for section in self.sections:

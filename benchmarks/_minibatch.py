@@ -1,4 +1,4 @@
-"""What the loader is compared with: samplers of others, and a loader made of torch ops."""
+"""Rivals of the loader: other samplers, and a loader made of torch ops."""
 import copy
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ class HostEdges:
 
     @functools.cached_property
     def prepared(self) -> Tensor:
-        """Sorted once for all loaders of ours."""
+        """Sorted once for all our loaders."""
         return ToCSR()(Data(
             edge_index=self._graph.edge_index.cpu(), num_nodes=self._graph.num_nodes)).edge_index
 
@@ -108,7 +108,7 @@ class Inputs:
 # Samplers ---------------------------------------------------------------------------------------
 
 def pyg_backend() -> str:
-    """What PyG samples with.
+    """The package that PyG samples with.
 
     Raises:
         Missing: If it has neither of the two packages.
@@ -165,7 +165,7 @@ def torch_sample(
 
 
 def fits(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub: Any) -> bool:
-    """Whether a sample of ours, of distinct seeds, is one: exact, without a repetition."""
+    """Whether our sample of distinct seeds is right: existing edges, none of them twice."""
     n_id, device = sub.n_id, graph.col.device
     src, dst = n_id[sub.edge_index]
     e_id, local = sub.e_id, sub.edge_index[1]
@@ -190,7 +190,7 @@ def fits(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub: Any) ->
 
 @dataclasses.dataclass
 class Plain:
-    """Batches made one after another by what is at hand, features gathered on the CPU.
+    """A loader of torch ops: samples one batch after another, gathers features on the CPU.
 
     Args:
         inputs: What to load.

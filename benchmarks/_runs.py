@@ -17,12 +17,12 @@ LETTERS = 'abcdefghijklmnopqrstuvwxyz'
 
 
 class Unsupported(Exception):
-    """A figure without its run, or a run that does not say what it was."""
+    """A figure without its run, or a run without device, date, commit or report."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """What a benchmark wrote.
+    """The record of a benchmark.
 
     Args:
         name: Its file, without the ending.
@@ -108,7 +108,7 @@ def result_of(data: Mapping[str, Any]) -> Result:
 def rows_of(
     runs: Iterable[Run], bench: str | Sequence[str], section: str,
 ) -> dict[str, list[Row]]:
-    """By device, GPUs first: of each graph those of the newest run that has it."""
+    """The rows of a section by device, GPUs first; of each graph from its newest run."""
     found: dict[str, list[Row]] = {}
     for run in runs:
         if run.bench not in ((bench,) if isinstance(bench, str) else bench):
@@ -154,8 +154,8 @@ class Timed:
         title: Its heading.
         bench: The benchmark, or several whose records have the section.
         section: The section.
-        ours: The contender of ours that rivals are compared with.
-        rivals: What their names begin with.
+        ours: Our contender, which is compared with the rivals.
+        rivals: Beginnings of the names of the rivals.
         also: Other contenders to show.
         width: What widths are called.
         called: Other names of contenders.
@@ -209,7 +209,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True)
 class Cited:
-    """A table as a run has it.
+    """A table that is copied from the report of a run.
 
     Args:
         title: Its heading.

@@ -1,10 +1,10 @@
-"""Two built checkouts in turns on one machine: what did a change cost, or gain?
+"""The times of two built checkouts on one machine: the cost or the gain of a change.
 
-python -m benchmarks.before_after BEFORE [AFTER]          folders with a built pyg_fast
-python -m benchmarks.before_after BEFORE --rounds 3 --sizes cora arxiv
+python -m benchmarks before_after BEFORE [AFTER]          folders with a built pyg_fast
+python -m benchmarks before_after BEFORE --rounds 3 --sizes cora arxiv
 
-A process of each tree times every cell, one tree after the other, `rounds` times; the least of its
-medians stands for a tree. Cells use names that both trees have.
+A process of each tree times every cell; the trees take turns for `rounds` rounds, and the least
+median of a tree counts. Cells use names that both trees have.
 """
 import json
 import statistics
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def cells(pyg_fast: Any, device: Any, size: str) -> Iterator[tuple[str, Callable]]:
-    """Names, and what is timed."""
+    """Names, and the functions to time."""
     import torch
     from torch_geometric.data import Data
 

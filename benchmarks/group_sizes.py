@@ -1,11 +1,11 @@
-"""Group sizes: how much they matter, what is fitted to choose them, and how well that chooses.
+"""Group sizes: the times of all sizes, and the models that choose a size for a graph.
 
-Two commands, the second of which needs no GPU:
-    python -m benchmarks.group_sizes --measure benchmarks/results/group-sizes-nvidia-h200.json
-    python -m benchmarks.group_sizes --fit benchmarks/results/group-sizes-nvidia-h200.json
-The first times sums over many graphs by each size. The second fits the regression and trains the
-classifier on three quarters of the graphs, writes what pyg_fast.transforms.GroupSizes goes by, and
-reports on the other graphs, in a .md file beside the measurements.
+    python -m benchmarks group_sizes --measure benchmarks/results/group-sizes-nvidia-h200.json
+    python -m benchmarks group_sizes --fit benchmarks/results/group-sizes-nvidia-h200.json
+The first command needs a GPU: it times sums over many graphs with each size. The second fits the
+regression and trains the classifier on three quarters of the graphs, writes the weights that
+pyg_fast.transforms.GroupSizes reads, and reports on the other graphs in a .md file beside the
+measurements.
 """
 import argparse
 import json
@@ -50,7 +50,7 @@ PLANTED = ('small', 'medium', 'dense-small', 'dense-medium', 'arxiv-like', 'redd
            'products-like')
 REAL = (*_graphs.REAL, 'Cora', 'ca-astroph')
 ROWS_KEPT = 0.1  # of a graph, as an execution path does
-NEAR = 1.1  # a size counts as right where it takes at most so many times the best one's time
+NEAR = 1.1  # a size is right if its time is at most this times the best time
 NONE = 'none'
 
 
@@ -106,7 +106,7 @@ class Measured(NamedTuple):
 
     Args:
         times: Milliseconds by group size, ``'none'`` for rows.
-        data: What the classifier sees.
+        data: The input of the classifier.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Measured(NamedTuple):
 
     @property
     def share(self) -> int:
-        """Which of eight parts the graph is in; all that is made of it stays together."""
+        """The number of the graph's part, of eight; graphs made of one graph share a part."""
         return zlib.crc32(self.base.encode()) % 8
 
     @property
@@ -151,7 +151,7 @@ class Measured(NamedTuple):
 
 
 def measure(file: Path, device: torch.device, quick: bool) -> None:
-    """Times all graphs and writes what fitting needs."""
+    """Times all graphs and writes the input of --fit."""
     if device.type != 'cuda':
         raise SystemExit('--measure: needs a GPU, groups are how work is handed out on one')
     start, cells = time.perf_counter(), []
@@ -194,7 +194,7 @@ def read(file: Path) -> tuple[dict[str, Any], list[Measured]]:
 
 
 def fit_regression(cells: Sequence[Measured], steps: int = 2000) -> list[float]:
-    """The weights whose sizes lose the least time, from those of least squares."""
+    """The weights that lose the least time; the start is the solution of least squares."""
     features = torch.tensor(
         [cell.degrees.features(cell.width) for cell in cells], dtype=torch.double)
     grids = [cell.by_size for cell in cells]
@@ -225,8 +225,8 @@ def fit_regression(cells: Sequence[Measured], steps: int = 2000) -> list[float]:
 def train(
     cells: Sequence[Measured], weights: Sequence[float], epochs: int, seed: int = 0,
 ) -> GroupSizeNet:
-    """The classifier whose probabilities lose the least time, trained on from the weights of the
-    regression: that of the epoch at which it loses least on graphs that it was not trained on."""
+    """The classifier that loses the least time. Training starts from the weights of the regression
+    and returns the epoch with the least loss on graphs that it does not train on."""
     torch.manual_seed(seed)
     net = GroupSizeNet(SIZES)
     net.start_from(weights)
@@ -331,7 +331,7 @@ def worst_size(cell: Measured) -> float:
 
 
 def fit(file: Path, target: Path, epochs: int) -> None:
-    """Fits on most graphs, writes it to where the package looks, and reports on the others."""
+    """Fits on most graphs, writes the weights of the package, and reports on the other graphs."""
     report, cells = read(file)
     fitted_on = [cell for cell in cells if not cell.is_held_out]
     held_out = [cell for cell in cells if cell.is_held_out]

@@ -428,7 +428,7 @@ class Task:
 
     @functools.cached_property
     def reference(self) -> str:
-        """What is right in float64: of GCN torch.sparse, of others PyG where it fits."""
+        """The reference in float64: torch.sparse for GCN, otherwise PyG where it fits, or ours."""
         fits = 2 * self.message_bytes <= REFERENCE_BYTES[self.x.device.type]
         return 'float64' if self.kind.pyg is GCNConv else PYG if fits else PREPARED
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from pyg_fast import ops
-from pyg_fast.graph import prepare_edge_index
 from pyg_fast.graph.graph import Graph as Structure
 from pyg_fast.graph.graph import graph_of
 from pyg_fast.nn import (
@@ -34,7 +33,7 @@ from pyg_fast.ops import CBSR
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.product import _DENSE_SHARE
 
-from . import _cusparse, _harness, spmm
+from . import _cusparse, _harness, layers, spmm
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option, Result, worst
 from .spmm import FORWARD, excess
@@ -56,7 +55,7 @@ TOPK, COPY = 'torch.topk', 'copy of as many bytes'
 MAXK, MAXK_BALANCED, RELU = 'ours, MaxK', 'ours, MaxK balanced', 'ours, ReLU'
 MAXK_ROOT = 'ours, MaxK of roots too'  # as in the paper
 AGGREGATIONS = 'aggregations of ours, ReLU'
-EDGE_INDEX, CSR, SPARSE_TENSOR = 'PyG edge_index', 'PyG torch CSR', 'PyG SparseTensor'
+EDGE_INDEX, CSR, SPARSE_TENSOR = 'PyG edge_index', layers.CSR, layers.SPARSE_TENSOR
 PYG = [EDGE_INDEX, CSR, SPARSE_TENSOR]
 
 kernels = torch.ops.pyg_fast
@@ -328,12 +327,13 @@ def largest_only(x: Tensor, k: int, balanced: bool) -> Tensor:
 class Training:
     """One model on one graph: data, initial weights, and all implementations."""
 
-    def __init__(self, graph: Graph, model: str, hidden: int, layers: int) -> None:
+    def __init__(self, graph: Graph, model: str, hidden: int, num_layers: int) -> None:
         device = graph.col.device
         generator = torch.Generator(device=device).manual_seed(1)
         # PyG counts self-loops that are there differently for each kind of input.
         self.graph = graph.without_loops() if model == 'gcn' else graph
-        self.model, self.hidden, self.layers = model, hidden, layers
+        self.model, self.hidden, self.layers = model, hidden, num_layers
+        self.inputs = layers.Inputs(self.graph)
         self.x = torch.randn(graph.num_nodes, CHANNELS, generator=generator, device=device)
         self.target = torch.randint(
             CLASSES, (graph.num_nodes,), generator=generator, device=device)
@@ -366,24 +366,9 @@ class Training:
             return self.net(GCNConv, cached=True)
         return self.net({'sage': SAGEConv, 'gin': GINConv}[self.model])
 
-    @functools.cached_property
+    @property
     def prepared(self) -> Tensor:
-        size = (self.graph.num_nodes, self.graph.num_nodes)
-        return prepare_edge_index(self.graph.edge_index, size)[0]
-
-    def csr(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        graph = self.graph
-        return torch.sparse_csr_tensor(
-            graph.rowptr.long(), graph.col.long(),
-            torch.ones(graph.num_edges, dtype=dtype, device=graph.col.device),
-            (graph.num_nodes, graph.num_nodes))
-
-    def sparse_tensor(self) -> Any:
-        from torch_sparse import SparseTensor
-        graph = self.graph
-        return SparseTensor(
-            rowptr=graph.rowptr.long(), col=graph.col.long(), is_sorted=True, trust_data=True,
-            sparse_sizes=(graph.num_nodes, graph.num_nodes)).fill_cache_()
+        return self.inputs.of(layers.PREPARED)
 
     def step(self, net: Net, graph: Any) -> Callable[[], list[Tensor]]:
         """A step, which returns the loss and all gradients."""
@@ -417,7 +402,7 @@ class Training:
                 net.before = lambda x: largest_only(x, k, balanced)
             elif k is not None:
                 net.before = lambda x: (largest_only(x, k, balanced), x)
-            self._expected[key] = self.step(net.double(), self.csr(torch.double))()
+            self._expected[key] = self.step(net.double(), self.inputs.of(CSR).double())()
         return self._expected[key]
 
     def error(
@@ -440,16 +425,14 @@ class Training:
 
     def others(self, scatter_limit: float) -> list[Contender]:
         """The models with ReLU, and the aggregations of our model with ReLU alone."""
-        inputs: dict[str, Callable[[], Any]] = {CSR: self.csr}
-        if importlib.util.find_spec('torch_sparse'):
-            inputs[SPARSE_TENSOR] = self.sparse_tensor
+        names = [CSR, *[SPARSE_TENSOR] * bool(importlib.util.find_spec('torch_sparse'))]
         if self.graph.num_edges * self.hidden * 4 <= scatter_limit * 2**30:
-            inputs[EDGE_INDEX] = lambda: self.graph.edge_index
+            names.append(EDGE_INDEX)
         return [
             Contender(RELU, lambda: self.step(self.relu(), self.prepared), True, self.error),
             Contender(AGGREGATIONS, self.aggregations, ours=True),
-            *(Contender(name, lambda make=make: self.step(self.pyg(), make()), check=self.error)
-              for name, make in inputs.items())]
+            *(Contender(name, lambda name=name: self.step(self.pyg(), self.inputs.of(name)),
+                        check=self.error) for name in names)]
 
     def aggregations(self) -> Callable[[], Any]:
         """All aggregations of a step, forward and backward."""

@@ -1,10 +1,10 @@
 """The page docs/performance.md, its plots and README's table, from the runs in benchmarks/results.
 
-python -m benchmarks.report             writes them
-python -m benchmarks.report --check     exits with 1 if they are not what the runs give
+python -m benchmarks report             writes them
+python -m benchmarks report --check     exits with 1 if they differ from the runs
 
-What is drawn from which run: of each benchmark, on each device, each section takes the rows of a
-graph from the newest run that has them. Runs with --quick are left aside.
+For each benchmark, device and section, the rows of a graph come from the newest run that has them.
+Runs with --quick are not drawn.
 """
 import argparse
 import dataclasses
@@ -30,7 +30,7 @@ _FIGURE = re.compile(
     r'|\ba \d+(?:st|nd|rd|th)\b')
 
 
-# What is shown ----------------------------------------------------------------------------------
+# Tables -----------------------------------------------------------------------------------------
 
 CUSPARSE = 'cuSPARSE'
 SUMS = Timed(
@@ -118,7 +118,7 @@ BLOCKS = Timed(
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """A row of README's table: what was measured, and where it stands."""
+    """A row of README's table: its text, and the row of the page with its figures."""
 
     what: str
     table: Timed
@@ -132,9 +132,9 @@ class Plot:
 
     Args:
         name: Of its file.
-        alt: What is seen on it.
+        alt: Its description.
         tables: The sections.
-        graphs: What the names of the graphs that it is about begin with.
+        graphs: Beginnings of the names of its graphs.
         draw: Draws a figure, given the rows of each section.
     """
 
@@ -342,7 +342,7 @@ class Plots:
     def add(
         self, name: str, alt: str, data: Any, draw: Callable[[Any], Any], runs: Sequence[Run],
     ) -> list[str]:
-        """Lines that show a plot; its file says by a digest what it was drawn from, and how."""
+        """Lines that show a plot; its file has a digest of its data and of the drawing code."""
         text = json.dumps(data, sort_keys=True, default=vars)
         text += Path(_plots.__file__).read_text(encoding='utf-8')
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]

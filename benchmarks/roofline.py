@@ -280,9 +280,9 @@ def raw(
 class Reached(Result):
     """A time, the work, and the ceilings that fit it, in bytes per second; shares of them.
 
-    ``share`` is that of the least time which both ceilings allow, ``limit`` the ceiling that sets
-    it: memory (or cache, if everything fits it) for what must move, cached rows for what is
-    gathered. ``of_random_rows`` compares with rows drawn at random from a table of that size.
+    ``share``: the least time that both ceilings allow, divided by the time. ``limit``: the ceiling
+    of this least time: memory (or cache, if all bytes fit into it) for the bytes that must move,
+    cached rows for gathered rows. ``of_random_rows``: compared with random rows of such a table.
     """
 
     must_move: int = 0

@@ -1,12 +1,12 @@
 """NVIDIA's compute-sanitizer over CUDA tests: memcheck, racecheck, initcheck.
 
-python -m benchmarks.sanitize                             every op, forward and backward, all tools
-python -m benchmarks.sanitize --tools memcheck --tests tests/ops --match 'cuda and hub'
-python -m benchmarks.sanitize --seconds 420 --jobs 15     begin nothing after seven minutes
+python -m benchmarks sanitize                             every op, forward and backward, all tools
+python -m benchmarks sanitize --tools memcheck --tests tests/ops --match 'cuda and hub'
+python -m benchmarks sanitize --seconds 420 --jobs 15     begin nothing after seven minutes
 
-Tests are drawn from all test functions in turns and handed to processes of their own. What is left
-when the time is over is counted as not run: all of tests/ops takes hours. Torch caches no memory,
-so that a read past the end of a tensor is one past the end of an allocation.
+The benchmark takes one test of each test function in turns and runs them in separate processes.
+Tests that are left at the end of the time count as not run: all of tests/ops takes hours. Torch
+caches no memory, so that a read past the end of a tensor is past the end of an allocation.
 """
 import argparse
 import collections
@@ -44,7 +44,7 @@ _SUMMARY = re.compile(r'(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) h
 
 @dataclasses.dataclass
 class Checked(Cell):
-    """What one tool found in the tests of one file."""
+    """The result of one tool on the tests of one file."""
 
     passed: int = 0
     failed: int = 0
@@ -53,7 +53,7 @@ class Checked(Cell):
 
 
 class Counts(Section):
-    """A table of tests, tools by files."""
+    """A table of the numbers of tests, by file."""
 
     def checked(self) -> list[Checked]:
         return [cell for cell in self.cells if isinstance(cell, Checked)]
@@ -79,7 +79,7 @@ class Outcome:
     Args:
         tests: Outcome of each test that ended: ``'passed'``, ``'failed'`` or ``'skipped'``.
         errors: That the tool counted; None if it did not come to an end.
-        output: The end of what it printed, if there is something to tell.
+        output: The lines that tell an error, if there is one.
     """
 
     tests: dict[str, str]
@@ -131,7 +131,7 @@ def check(tool: str, names: Sequence[str], timeout: float) -> Outcome:
 
 
 def told(output: str) -> str:
-    """The first lines that tell what was wrong, without what calls what in Python."""
+    """The first lines about errors, without the Python stack."""
     lines = [
         line for line in output.splitlines()
         if line.startswith(('=========', 'FAILED', 'E  ')) and not _PYTHON.search(line)]

@@ -429,7 +429,7 @@ def test_maxk_compares_selections(harness, balanced: bool) -> None:
 def test_maxk_compares_training(harness, model: str) -> None:
     from benchmarks import _graphs, maxk
     graph = _graphs.load('tiny', torch.device('cpu'))
-    training = maxk.Training(graph, model, hidden=8, layers=2)
+    training = maxk.Training(graph, model, hidden=8, num_layers=2)
     for net, *which in (
             (training.relu(), None, False), (training.maxk(3), 3, False),
             (training.maxk(3, balanced=True), 3, True)):
