@@ -68,7 +68,7 @@ FANOUTS = ((15, 10, 5), (5, 10, 15), (25, 10))
 BATCH_SIZES = {'cuda': (1024, 8000), 'cpu': (1024,)}
 WIDTHS = {'cuda': (64, 128, 256, 512), 'cpu': (64, 256)}
 BLOCK_DEGREES = (5, 10, 15)
-SWEEP = {
+SWEEP: dict[str, Sequence[Any]] = {
     'batch size': (1000, 2000, 4000, 8000),
     'width': (32, 64, 128, 256, 512),
     'hidden': (64, 256, 512),
@@ -608,7 +608,7 @@ def variants_of(
 
 def run_match(bench: Bench, inputs: Inputs, walks: bool = False) -> None:
     num_neighbors, batch_size = bench.args.fanouts[0], bench.args.batch_size
-    options = {'sampler': 'random_walk', 'walk_length': 3} if walks else {}
+    options: dict[str, Any] = {'sampler': 'random_walk', 'walk_length': 3} if walks else {}
     made, moved = variants_of(inputs, num_neighbors, batch_size, **options)
     bench.measure(
         ('Random walks of 3 steps, ' if walks else 'Loading, features in host memory, ')
@@ -661,10 +661,10 @@ def run_ablation(bench: Bench, inputs: Inputs) -> None:
 def run_sweep(bench: Bench, graph: Graph, edges: HostEdges) -> None:
     """The first and the last step of the ablation; one parameter varies at a time."""
     args = bench.args
-    swept: dict[str, Sequence[Any]] = {
+    quick: dict[str, Sequence[Any]] = {
         'batch size': (64, 128), 'width': (8, 16), 'hidden': (8, 16), 'fanout': ((2, 2), (3, 2)),
-    } if args.quick else SWEEP
-    for measure, values in swept.items():
+    }
+    for measure, values in (quick if args.quick else SWEEP).items():
         for value in values:
             width = value if measure == 'width' else args.width
             batch_size = value if measure == 'batch size' else args.batch_size
@@ -782,7 +782,8 @@ def run_wait(bench: Bench, graph: Graph, edges: HostEdges) -> None:
 
 def run_gpus(bench: Bench, name: str) -> None:
     """Epochs of the example with one process on each GPU (on a CPU: processes by gloo)."""
-    args, results = bench.args, {}
+    args = bench.args
+    results: dict[str, Result] = {}
     for count in args.gpus:
         label = f'{count} process{"es" * (count > 1)}'
         with tempfile.TemporaryDirectory() as folder:

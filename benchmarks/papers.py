@@ -373,7 +373,8 @@ def run(command: str, common: tuple[str, ...]) -> tuple[dict[str, Any], str]:
 
 
 def rerun(exhibit: Exhibit, common: tuple[str, ...], report: _harness.Report, quick: bool) -> Rerun:
-    lines, cells = [exhibit.shows, ''], []
+    lines: list[str] = [exhibit.shows, '']
+    cells: list[Cell] = []
     if exhibit.paper:
         lines += ['The paper: ' + '; '.join(
             f'{name} {figure}' for name, figure in exhibit.paper.items()) + '.', '']
