@@ -1,0 +1,994 @@
+// Interprets the instructions of a message for tiles of edges. A value of a tile is a small matrix in
+// scratch memory that stays in the cache; each instruction is a loop over vectors.
+#include "params/message.h"
+
+#include <cmath>
+#include <limits>
+
+#include "params/dropout.h"
+#include "params/random.h"
+#include "softmax.h"
+
+namespace pyg_fast::cpu::PYG_FAST_ISA {
+namespace {
+
+// Vectors
+
+template <typename Acc>
+constexpr int kWidth = kLanes<Acc>;
+template <typename Acc>
+using V = Vec<Acc, kWidth<Acc>>;
+template <typename Acc>
+using M = Vec<mask_t<Acc>, kWidth<Acc>>;
+
+#if defined(__AVX2__)
+template <typename Acc>
+PYG_FAST_INLINE M<Acc> first_lanes(int64_t count) {
+  M<Acc> lane;
+  for (int k = 0; k < kWidth<Acc>; ++k) lane[k] = k;
+  return lane < static_cast<mask_t<Acc>>(count);
+}
+#endif
+
+// The first `count` numbers at p, then zeros.
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> load_part(const Acc* p, int64_t count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Acc) == 4) {
+    return bit_cast<V<Acc>>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p));
+  } else {
+    return bit_cast<V<Acc>>(_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p));
+  }
+#elif defined(__AVX2__)
+  const auto mask = bit_cast<__m256i>(first_lanes<Acc>(count));
+  if constexpr (sizeof(Acc) == 4) {
+    return bit_cast<V<Acc>>(_mm256_maskload_ps(p, mask));
+  } else {
+    return bit_cast<V<Acc>>(_mm256_maskload_pd(p, mask));
+  }
+#else
+  V<Acc> v = {};
+  for (int64_t k = 0; k < count; ++k) v[k] = p[k];
+  return v;
+#endif
+}
+
+template <typename Acc>
+PYG_FAST_INLINE void store_part(Acc* p, V<Acc> v, int64_t count) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Acc) == 4) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), bit_cast<__m512>(v));
+  } else {
+    _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1), bit_cast<__m512d>(v));
+  }
+#elif defined(__AVX2__)
+  const auto mask = bit_cast<__m256i>(first_lanes<Acc>(count));
+  if constexpr (sizeof(Acc) == 4) {
+    _mm256_maskstore_ps(p, mask, bit_cast<__m256>(v));
+  } else {
+    _mm256_maskstore_pd(p, mask, bit_cast<__m256d>(v));
+  }
+#else
+  for (int64_t k = 0; k < count; ++k) p[k] = v[k];
+#endif
+}
+
+template <typename Acc, typename F>
+PYG_FAST_INLINE V<Acc> by_lane(V<Acc> v, const F& f) {
+  for (int k = 0; k < kWidth<Acc>; ++k) v[k] = f(v[k]);
+  return v;
+}
+
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> all(Acc a) {
+  return splat<kWidth<Acc>>(a);
+}
+
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> truth(M<Acc> mask) {
+  return masked<Acc, kWidth<Acc>>(all<Acc>(1), mask);
+}
+
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> sqrt_of(V<Acc> v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Acc) == 4) {
+    return bit_cast<V<Acc>>(_mm512_maskz_sqrt_ps(0xffff, bit_cast<__m512>(v)));
+  } else {
+    return bit_cast<V<Acc>>(_mm512_maskz_sqrt_pd(0xff, bit_cast<__m512d>(v)));
+  }
+#elif defined(__AVX2__)
+  if constexpr (sizeof(Acc) == 4) {
+    return bit_cast<V<Acc>>(_mm256_sqrt_ps(bit_cast<__m256>(v)));
+  } else {
+    return bit_cast<V<Acc>>(_mm256_sqrt_pd(bit_cast<__m256d>(v)));
+  }
+#else
+  return by_lane<Acc>(v, [](Acc a) { return std::sqrt(a); });
+#endif
+}
+
+// The natural logarithm: Cephes' polynomial on [sqrt(1/2), sqrt(2)] in float, libm's in double.
+PYG_FAST_INLINE V<float> log_of(V<float> x) {
+  using F = V<float>;
+  using I = M<float>;
+  const I tiny = x < 0x1p-126f;
+  const F scaled = tiny != 0 ? x * 0x1p25f : x;
+  const I bits = bit_cast<I>(scaled);
+  I exponent = ((bits - 0x3f3504f3) >> 23);
+  F m = bit_cast<F>(bits - (exponent << 23)) - 1.0f;
+  exponent = tiny != 0 ? exponent - 25 : exponent;
+  const F e = __builtin_convertvector(exponent, F);
+  const F z = m * m;
+  F y = m * 7.0376836292e-2f - 1.1514610310e-1f;
+  y = y * m + 1.1676998740e-1f;
+  y = y * m - 1.2420140846e-1f;
+  y = y * m + 1.4249322787e-1f;
+  y = y * m - 1.6668057665e-1f;
+  y = y * m + 2.0000714765e-1f;
+  y = y * m - 2.4999993993e-1f;
+  y = y * m + 3.3333331174e-1f;
+  y = y * m * z + e * -2.12194440e-4f - z * 0.5f;
+  F out = m + y + e * 0.693359375f;
+  const float inf = __builtin_inff();
+  out = x == inf ? x : out;
+  out = x == 0.0f ? all<float>(-inf) : out;
+  return x < 0.0f || x != x ? all<float>(__builtin_nanf("")) : out;
+}
+PYG_FAST_INLINE V<double> log_of(V<double> x) {
+  return by_lane<double>(x, [](double a) { return std::log(a); });
+}
+
+PYG_FAST_INLINE V<float> log1p_of(V<float> x) {
+  const V<float> u = x + 1.0f, lost = x - (u - 1.0f);
+  const V<float> out = log_of(u) + lost / u;
+  return u == __builtin_inff() || u == 0.0f ? log_of(u) : out;
+}
+PYG_FAST_INLINE V<double> log1p_of(V<double> x) {
+  return by_lane<double>(x, [](double a) { return std::log1p(a); });
+}
+
+PYG_FAST_INLINE V<float> expm1_of(V<float> x) {
+  V<float> near = all<float>(1.0f / 40320);  // the series up to x^8
+  near = near * x + 1.0f / 5040;
+  near = near * x + 1.0f / 720;
+  near = near * x + 1.0f / 120;
+  near = near * x + 1.0f / 24;
+  near = near * x + 1.0f / 6;
+  near = near * x + 0.5f;
+  near = near * x * x + x;
+  const V<float> far = exp_of<float, kWidth<float>>(x) - 1.0f;
+  return x > -0.5f && x < 0.5f ? near : far;
+}
+PYG_FAST_INLINE V<double> expm1_of(V<double> x) {
+  return by_lane<double>(x, [](double a) { return std::expm1(a); });
+}
+
+PYG_FAST_INLINE V<float> tanh_of(V<float> x) {
+  const V<float> z = x * x;
+  V<float> near = z * -5.70498872745e-3f + 2.06390887954e-2f;
+  near = near * z - 5.37397155531e-2f;
+  near = near * z + 1.33314422036e-1f;
+  near = near * z - 3.33332819422e-1f;
+  near = near * z * x + x;
+  const V<float> size = x < 0 ? -x : x;
+  const V<float> far = 1.0f - 2.0f / (exp_of<float, kWidth<float>>(size + size) + 1.0f);
+  return size < 0.625f ? near : (x < 0 ? -far : far);
+}
+PYG_FAST_INLINE V<double> tanh_of(V<double> x) {
+  return by_lane<double>(x, [](double a) { return std::tanh(a); });
+}
+
+// Loops
+
+// Rows of `n` numbers. Row i of operand k begins at in[k] + (index[k] ? index[k][i] : i) * row[k].
+template <typename Acc, int kIn>
+struct Rows {
+  Acc* out;
+  int64_t out_row;
+  const Acc* in[kIn];
+  const int64_t* index[kIn];
+  int64_t row[kIn];
+  int64_t inner[kIn];  // the stride in a row; that of `out` is 1
+  int64_t count;
+  int64_t n;
+
+  PYG_FAST_INLINE const Acc* at(int k, int64_t i) const {
+    return in[k] + (index[k] != nullptr ? index[k][i] : i) * row[k];
+  }
+};
+
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> fetch(const Acc* p, int64_t stride, int64_t c) {
+  if (stride == 1) return load<kWidth<Acc>>(p + c);
+  if (stride == 0) return all<Acc>(*p);
+  V<Acc> v;
+  for (int k = 0; k < kWidth<Acc>; ++k) v[k] = p[(c + k) * stride];
+  return v;
+}
+
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> fetch_part(const Acc* p, int64_t stride, int64_t c, int64_t count) {
+  if (stride == 1) return load_part<Acc>(p + c, count);
+  if (stride == 0) return all<Acc>(*p);
+  V<Acc> v = {};
+  for (int64_t k = 0; k < count; ++k) v[k] = p[(c + k) * stride];
+  return v;
+}
+
+// Calls f with the vectors of the operands. Strides below 0 are those that only `rows` knows.
+template <typename Acc, int kIn, int kA, int kB, typename F>
+PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
+  constexpr int kV = kWidth<Acc>;
+  const int64_t strides[3] = {kA >= 0 ? kA : rows.inner[0],
+                              kB >= 0 || kIn < 2 ? kB : rows.inner[kIn > 1 ? 1 : 0],
+                              rows.inner[kIn - 1]};
+  for (int64_t i = 0; i < rows.count; ++i) {
+    Acc* out = rows.out + i * rows.out_row;
+    const Acc* p[kIn];
+    for (int k = 0; k < kIn; ++k) p[k] = rows.at(k, i);
+    int64_t c = 0;
+    for (; c + kV <= rows.n; c += kV) {
+      V<Acc> v[kIn];
+      for (int k = 0; k < kIn; ++k) v[k] = fetch<Acc>(p[k], strides[k], c);
+      store<kV>(out + c, f(v));
+    }
+    if (c < rows.n) {
+      V<Acc> v[kIn];
+      for (int k = 0; k < kIn; ++k) v[k] = fetch_part<Acc>(p[k], strides[k], c, rows.n - c);
+      store_part<Acc>(out + c, f(v), rows.n - c);
+    }
+  }
+}
+
+template <typename Acc, typename F>
+void unary(const Rows<Acc, 1>& rows, const F& f) {
+  const auto g = [&](V<Acc>* v) PYG_FAST_ALWAYS { return f(v[0]); };
+  if (rows.inner[0] == 1) return rows_loop<Acc, 1, 1, -1>(rows, g);
+  rows_loop<Acc, 1, -1, -1>(rows, g);
+}
+
+template <typename Acc, typename F>
+void binary(const Rows<Acc, 2>& rows, const F& f) {
+  const auto g = [&](V<Acc>* v) PYG_FAST_ALWAYS { return f(v[0], v[1]); };
+  if (rows.inner[0] == 1 && rows.inner[1] == 1) return rows_loop<Acc, 2, 1, 1>(rows, g);
+  if (rows.inner[0] == 1 && rows.inner[1] == 0) return rows_loop<Acc, 2, 1, 0>(rows, g);
+  rows_loop<Acc, 2, -1, -1>(rows, g);
+}
+
+template <typename Acc>
+void unary_op(MessageOp op, const Rows<Acc, 1>& rows) {
+  constexpr int kV = kWidth<Acc>;
+  using X = V<Acc>;
+  const auto lanes = [&](auto f) PYG_FAST_ALWAYS {
+    unary<Acc>(rows, [&](X x) PYG_FAST_ALWAYS { return by_lane<Acc>(x, f); });
+  };
+  switch (op) {
+    case MessageOp::copy: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return x; });
+    case MessageOp::neg: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return -x; });
+    case MessageOp::abs:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS {
+        using Bits = M<Acc>;
+        return bit_cast<X>(bit_cast<Bits>(x) & ~(Bits{} + kLeast<mask_t<Acc>>));
+      });
+    case MessageOp::exp:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return exp_of<Acc, kV>(x); });
+    case MessageOp::exp2: return lanes([](Acc a) { return std::exp2(a); });
+    case MessageOp::expm1: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return expm1_of(x); });
+    case MessageOp::log: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return log_of(x); });
+    case MessageOp::log2: return lanes([](Acc a) { return std::log2(a); });
+    case MessageOp::log10: return lanes([](Acc a) { return std::log10(a); });
+    case MessageOp::log1p: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return log1p_of(x); });
+    case MessageOp::sqrt: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return sqrt_of<Acc>(x); });
+    case MessageOp::rsqrt:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / sqrt_of<Acc>(x); });
+    case MessageOp::reciprocal: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / x; });
+    case MessageOp::sin: return lanes([](Acc a) { return std::sin(a); });
+    case MessageOp::cos: return lanes([](Acc a) { return std::cos(a); });
+    case MessageOp::tanh: return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return tanh_of(x); });
+    case MessageOp::sigmoid:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return 1 / (1 + exp_of<Acc, kV>(-x)); });
+    case MessageOp::erf: return lanes([](Acc a) { return std::erf(a); });
+    case MessageOp::sign:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS {
+        return truth<Acc>(x > 0) - truth<Acc>(x < 0);
+      });
+    case MessageOp::floor: return lanes([](Acc a) { return std::floor(a); });
+    case MessageOp::ceil: return lanes([](Acc a) { return std::ceil(a); });
+    case MessageOp::relu:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return x <= 0 ? X{} : x; });
+    case MessageOp::logical_not:
+      return unary<Acc>(rows, [](X x) PYG_FAST_ALWAYS { return truth<Acc>(x == 0); });
+    default: return;
+  }
+}
+
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> larger(V<Acc> a, V<Acc> b) {
+  return a > b || a != a ? a : b;
+}
+template <typename Acc>
+PYG_FAST_INLINE V<Acc> smaller(V<Acc> a, V<Acc> b) {
+  return a < b || a != a ? a : b;
+}
+
+template <typename Acc>
+void binary_op(MessageOp op, const Rows<Acc, 2>& rows) {
+  using X = V<Acc>;
+  switch (op) {
+    case MessageOp::add: return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return a + b; });
+    case MessageOp::sub: return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return a - b; });
+    case MessageOp::mul: return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return a * b; });
+    case MessageOp::div: return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return a / b; });
+    case MessageOp::pow:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
+        for (int k = 0; k < kWidth<Acc>; ++k) a[k] = std::pow(a[k], b[k]);
+        return a;
+      });
+    case MessageOp::maximum:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return larger<Acc>(a, b); });
+    case MessageOp::minimum:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return smaller<Acc>(a, b); });
+    case MessageOp::lt:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a < b); });
+    case MessageOp::le:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a <= b); });
+    case MessageOp::gt:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a > b); });
+    case MessageOp::ge:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a >= b); });
+    case MessageOp::eq:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a == b); });
+    case MessageOp::ne:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a != b); });
+    case MessageOp::logical_and:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
+        return truth<Acc>((a != 0) & (b != 0));
+      });
+    case MessageOp::logical_or:
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS {
+        return truth<Acc>((a != 0) | (b != 0));
+      });
+    default: return;
+  }
+}
+
+// Combines the operand into `out`, whose inner stride is 1 or (kAcross) 0.
+template <typename Acc, typename F, typename G>
+void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f, const G& g) {
+  constexpr int kV = kWidth<Acc>;
+  for (int64_t i = 0; i < rows.count; ++i) {
+    Acc* out = rows.out + i * rows.out_row;
+    const Acc* p = rows.at(0, i);
+    const int64_t stride = rows.inner[0];
+    int64_t c = 0;
+    if (!across) {
+      for (; c + kV <= rows.n; c += kV) {
+        store<kV>(out + c, f(load<kV>(out + c), fetch<Acc>(p, stride, c)));
+      }
+      if (c < rows.n) {
+        const auto v = f(load_part<Acc>(out + c, rows.n - c), fetch_part<Acc>(p, stride, c, rows.n - c));
+        store_part<Acc>(out + c, v, rows.n - c);
+      }
+      continue;
+    }
+    Acc total = *out;
+    if (rows.n >= kV) {
+      V<Acc> v = all<Acc>(neutral);
+      for (; c + kV <= rows.n; c += kV) v = f(v, fetch<Acc>(p, stride, c));
+      for (int k = 0; k < kV; ++k) total = g(total, v[k]);
+    }
+    for (; c < rows.n; ++c) total = g(total, p[c * stride]);
+    *out = total;
+  }
+}
+
+template <typename Acc>
+void reduce_op(MessageOp op, const Rows<Acc, 1>& rows, bool across) {
+  using X = V<Acc>;
+  constexpr Acc kInf = std::numeric_limits<Acc>::infinity();
+  switch (op) {
+    case MessageOp::sum:
+      return reduce_rows<Acc>(
+          rows, across, 0, [](X a, X b) PYG_FAST_ALWAYS { return a + b; },
+          [](Acc a, Acc b) PYG_FAST_ALWAYS { return a + b; });
+    case MessageOp::amax:
+      return reduce_rows<Acc>(
+          rows, across, -kInf, [](X a, X b) PYG_FAST_ALWAYS { return larger<Acc>(a, b); },
+          [](Acc a, Acc b) PYG_FAST_ALWAYS { return a > b || a != a ? a : b; });
+    case MessageOp::amin:
+      return reduce_rows<Acc>(
+          rows, across, kInf, [](X a, X b) PYG_FAST_ALWAYS { return smaller<Acc>(a, b); },
+          [](Acc a, Acc b) PYG_FAST_ALWAYS { return a < b || a != a ? a : b; });
+    default: return;
+  }
+}
+
+// A matrix product: out[m, n] (+)= sum over k of a[m, k] * b[k, n].
+template <typename Acc>
+struct Product {
+  Acc* out;
+  const Acc* a;
+  const Acc* b;
+  int64_t m, k, n;
+  int64_t out_m, a_m, a_k, b_k;  // strides; those of n are 1
+  bool add;
+};
+
+template <typename Acc, int kRows, int kVectors, bool kPart>
+PYG_FAST_INLINE void product_block(const Product<Acc>& p, int64_t m, int64_t n) {
+  constexpr int kV = kWidth<Acc>;
+  const int64_t rest = p.n - n;
+  V<Acc> sum[kRows][kVectors];
+  PYG_FAST_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[i][j] = V<Acc>{};
+      if (p.add) {
+        const Acc* at = p.out + (m + i) * p.out_m + n + j * kV;
+        sum[i][j] = kPart ? load_part<Acc>(at, rest) : load<kV>(at);
+      }
+    }
+  }
+  const Acc* a = p.a + m * p.a_m;
+  const Acc* b = p.b + n;
+  for (int64_t k = 0; k < p.k; ++k, a += p.a_k, b += p.b_k) {
+    V<Acc> row[kVectors];
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      row[j] = kPart ? load_part<Acc>(b + j * kV, rest) : load<kV>(b + j * kV);
+    }
+    PYG_FAST_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const V<Acc> factor = all<Acc>(a[i * p.a_m]);
+      PYG_FAST_UNROLL
+      for (int j = 0; j < kVectors; ++j) sum[i][j] += factor * row[j];
+    }
+  }
+  PYG_FAST_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      Acc* at = p.out + (m + i) * p.out_m + n + j * kV;
+      kPart ? store_part<Acc>(at, sum[i][j], rest) : store<kV>(at, sum[i][j]);
+    }
+  }
+}
+
+template <typename Acc, int kVectors, bool kPart>
+PYG_FAST_INLINE void product_columns(const Product<Acc>& p, int64_t n) {
+  int64_t m = 0;
+  for (; m + 4 <= p.m; m += 4) product_block<Acc, 4, kVectors, kPart>(p, m, n);
+  for (; m < p.m; ++m) product_block<Acc, 1, kVectors, kPart>(p, m, n);
+}
+
+template <typename Acc>
+void product(const Product<Acc>& p) {
+  constexpr int kV = kWidth<Acc>, kMost = kManyRegisters ? 4 : 2;
+  int64_t n = 0;
+  for (; n + kMost * kV <= p.n; n += kMost * kV) product_columns<Acc, kMost, false>(p, n);
+  for (; n + kV <= p.n; n += kV) product_columns<Acc, 1, false>(p, n);
+  if (n < p.n) product_columns<Acc, 1, true>(p, n);
+}
+
+// The machine
+
+template <typename Acc, typename T>
+PYG_FAST_INLINE Acc number_of(T v) {
+  return static_cast<Acc>(v);
+}
+template <typename Acc>
+PYG_FAST_INLINE Acc number_of(Half v) {
+  return static_cast<Acc>(load_one(&v));
+}
+template <typename Acc>
+PYG_FAST_INLINE Acc number_of(BFloat16 v) {
+  return static_cast<Acc>(load_one(&v));
+}
+
+template <typename Acc, typename T>
+void convert(Acc* out, const T* x, int64_t n) {
+  for_chunks<kWidth<Acc>>(0, n, [&](auto v, int64_t c) PYG_FAST_ALWAYS {
+    constexpr int kV = decltype(v)::value;
+    if constexpr (std::is_same<T, Half>::value || std::is_same<T, BFloat16>::value) {
+      if constexpr (sizeof(Acc) == 4) {
+        store<kV>(out + c, load<kV>(x + c));
+        return;
+      }
+    }
+    for (int k = 0; k < kV; ++k) out[c + k] = number_of<Acc>(x[c + k]);
+  });
+}
+
+template <typename F>
+PYG_FAST_INLINE void with_message_type(MessageType type, const F& f) {
+  switch (type) {
+    case MessageType::f32: return f(Type<float>{});
+    case MessageType::f64: return f(Type<double>{});
+    case MessageType::f16: return f(Type<Half>{});
+    case MessageType::bf16: return f(Type<BFloat16>{});
+    case MessageType::boolean: return f(Type<uint8_t>{});
+    case MessageType::i32: return f(Type<int32_t>{});
+    case MessageType::i64: return f(Type<int64_t>{});
+  }
+}
+
+// Stores n results in the type of the output.
+template <typename Acc>
+void write(const MessageOutput& output, int64_t at, const Acc* x, int64_t n) {
+  if (output.type == (sizeof(Acc) == 4 ? MessageType::f32 : MessageType::f64)) {
+    __builtin_memcpy(static_cast<Acc*>(output.data) + at, x, static_cast<size_t>(n) * sizeof(Acc));
+  } else if (output.type == MessageType::f32) {
+    for (int64_t c = 0; c < n; ++c) static_cast<float*>(output.data)[at + c] = static_cast<float>(x[c]);
+  } else if (output.type == MessageType::f64) {
+    for (int64_t c = 0; c < n; ++c) static_cast<double*>(output.data)[at + c] = x[c];
+  } else if (output.type == MessageType::f16) {
+    for (int64_t c = 0; c < n; ++c) {
+      store_one(static_cast<Half*>(output.data) + at + c, static_cast<float>(x[c]));
+    }
+  } else {
+    for (int64_t c = 0; c < n; ++c) {
+      store_one(static_cast<BFloat16*>(output.data) + at + c, static_cast<float>(x[c]));
+    }
+  }
+}
+
+constexpr int64_t kEmptyRows = 64;  // of a tile, at least
+
+template <typename Acc>
+class Machine {
+  static constexpr int kV = kWidth<Acc>;
+
+  // A row's edges in the tile.
+  struct Segment {
+    int64_t row, begin, end, degree;
+    bool first, last;
+  };
+
+ public:
+  Machine(const Message& p, int64_t share)
+      : p_(p), head_(*reinterpret_cast<const MessageHeader*>(p.code)), share_(share) {}
+
+  void run(int64_t row_begin, int64_t row_end) {
+    prepare();
+    p_.csr.index64 ? tiles<int64_t>(row_begin, row_end) : tiles<int32_t>(row_begin, row_end);
+  }
+
+ private:
+  // Memory, and the values that all edges share.
+  void prepare() {
+    const int64_t most = head_.tile_edges;
+    int64_t state = 0, params = 0;
+    for (int64_t k = 0; k < p_.num_outputs; ++k) state += padded(p_.output[k].width);
+    for (int64_t k = 0; k < p_.num_inputs; ++k) {
+      const auto& input = p_.input[k];
+      if (input.index == MessageIndex::none && !is_acc(input.type)) params += padded(input.width);
+    }
+    tile_ = numbers_.of_size(padded(head_.tile_size) + padded(head_.uniform_size) + state + params +
+                             kBuffer);
+    uniform_ = tile_ + padded(head_.tile_size);
+    state_ = uniform_ + padded(head_.uniform_size);
+    Acc* next = state_ + state;
+    bases_ = pointers_.of_size(2 + p_.num_inputs + p_.num_outputs);
+    bases_[0] = tile_;
+    bases_[1] = uniform_;
+    for (int64_t k = 0; k < p_.num_inputs; ++k) {
+      const auto& input = p_.input[k];
+      bases_[2 + k] = static_cast<Acc*>(const_cast<void*>(input.data));
+      if (input.index != MessageIndex::none || is_acc(input.type)) continue;
+      with_message_type(input.type, [&](auto type) {
+        using T = typename decltype(type)::type;
+        convert<Acc, T>(next, static_cast<const T*>(input.data), input.width);
+      });
+      bases_[2 + k] = next;
+      next += padded(input.width);
+    }
+    buffer_ = next;
+    int64_t chosen = 0;
+    state_at_ = offsets_.of_size(2 * p_.num_outputs + 1);
+    int64_t at = 0;
+    for (int64_t k = 0; k < p_.num_outputs; ++k) {
+      const auto& output = p_.output[k];
+      bases_[2 + p_.num_inputs + k] = static_cast<Acc*>(output.data) + share_ * output.width;
+      state_at_[2 * k] = at;
+      state_at_[2 * k + 1] = chosen;
+      at += padded(output.width);
+      if (output.arg != nullptr) chosen += output.width;
+    }
+    chosen_ = choices_.of_size(chosen + 1);
+    rows_ = ids_.of_size(3 * most);
+    cols_ = rows_ + most;
+    edges_ = cols_ + most;
+    segments_ = parts_.of_size(most + kEmptyRows);
+    for (int64_t k = 0; k < p_.num_numbers; ++k) uniform_[k] = static_cast<Acc>(p_.numbers[k]);
+    const int64_t* code = p_.code + sizeof(MessageHeader) / 8;
+    count_ = 1;
+    section(code);
+    body_ = code;
+  }
+
+  static bool is_acc(MessageType type) {
+    return type == (sizeof(Acc) == 4 ? MessageType::f32 : MessageType::f64);
+  }
+  static int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
+  template <typename Index>
+  void tiles(int64_t row, int64_t row_end) {
+    const auto* rowptr = static_cast<const Index*>(p_.csr.rowptr);
+    const auto* col = static_cast<const Col*>(p_.csr.col);
+    const auto* perm = static_cast<const Index*>(p_.csr.perm);
+    if (row >= row_end) return;
+    const int64_t stop = rowptr[row_end];
+    int64_t e = rowptr[row];
+    while (row < row_end) {
+      const int64_t begin = e;
+      int64_t count = 0;
+      num_segments_ = 0;
+      while (row < row_end && num_segments_ < head_.tile_edges + kEmptyRows) {
+        const int64_t start = rowptr[row], end = rowptr[row + 1];
+        const int64_t room = head_.tile_edges - count;
+        if (room == 0 && end > e) break;
+        const int64_t taken = end - e < room ? end - e : room;
+        segments_[num_segments_++] =
+            Segment{row, count, count + taken, end - start, e == start, e + taken == end};
+        for (int64_t k = 0; k < taken; ++k) rows_[count + k] = row;
+        count += taken;
+        e += taken;
+        if (e == end) ++row;
+      }
+      for (int64_t k = 0; k < count; ++k) {
+        cols_[k] = col[begin + k];
+        edges_[k] = perm != nullptr ? static_cast<int64_t>(perm[begin + k]) : begin + k;
+      }
+      prefetch(col, begin + count, stop);
+      count_ = count;
+      const int64_t* code = body_;
+      for (int64_t s = 1; s < head_.num_sections; ++s) section(code);
+    }
+  }
+
+  // The rows that the next tile gathers.
+  void prefetch(const Col* col, int64_t begin, int64_t stop) const {
+    const int64_t end = begin + head_.tile_edges < stop ? begin + head_.tile_edges : stop;
+    for (int64_t k = 0; k < p_.num_inputs; ++k) {
+      const auto& input = p_.input[k];
+      if (input.index != MessageIndex::col || !is_acc(input.type)) continue;
+      const int64_t bytes = input.width * static_cast<int64_t>(sizeof(Acc));
+      if (bytes > 1024) continue;
+      const char* x = static_cast<const char*>(input.data);
+      for (int64_t e = begin; e < end; ++e) {
+        const char* at = x + col[e] * bytes;
+        for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(at + b, 0, 2);
+      }
+    }
+  }
+
+  // Runs a section, and moves `code` to the next one.
+  void section(const int64_t*& code) {
+    const auto& section = *reinterpret_cast<const MessageSection*>(code);
+    code += sizeof(MessageSection) / 8;
+    const auto* begin = reinterpret_cast<const MessageInstruction*>(code);
+    const auto* end = begin + section.num_instructions;
+    for (int64_t k = 0; k < section.repeats; ++k) {
+      column_ = section.first + k * section.step;
+      for (const auto* i = begin; i < end; ++i) step(*i);
+    }
+    code = reinterpret_cast<const int64_t*>(end);
+  }
+
+  Acc* address(const MessageOperand& o) const {
+    return bases_[o.space] + o.offset + o.column * column_;
+  }
+
+  int64_t size(const MessageInstruction& i, int64_t d) const {
+    return d == i.edge_dim ? i.size[d] * count_ : i.size[d];
+  }
+
+  void step(const MessageInstruction& i) {
+    using Op = MessageOp;
+    const auto op = static_cast<Op>(i.op);
+    // A tile of empty rows alone has only results.
+    if (count_ == 0 && op < Op::row_sum) return;
+    if (op <= Op::logical_not) {
+      nest<1>(i, [&](const Rows<Acc, 1>& rows, bool) { unary_op<Acc>(op, rows); });
+    } else if (op < Op::where) {
+      nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { binary_op<Acc>(op, rows); });
+    } else if (op == Op::where) {
+      nest<3>(i, [&](const Rows<Acc, 3>& rows, bool) {
+        rows_loop<Acc, 3, -1, -1>(rows, [](V<Acc>* v) PYG_FAST_ALWAYS {
+          return v[0] != 0 ? v[1] : v[2];
+        });
+      });
+    } else if (op == Op::load) {
+      gather(i);
+    } else if (op == Op::picked) {
+      p_.csr.index64 ? picked<int64_t>(i) : picked<int32_t>(i);
+    } else if (op == Op::keep) {
+      keep(i);
+    } else if (op <= Op::amin) {
+      nest<1>(i, [&](const Rows<Acc, 1>& rows, bool across) { reduce_op<Acc>(op, rows, across); });
+    } else if (op == Op::product) {
+      multiply(i);
+    } else if (op == Op::to_edge) {
+      to_edge(i);
+    } else if (op <= Op::row_mean) {
+      row_sum(i, op == Op::row_mean);
+    } else {
+      p_.csr.index64 ? extreme<int64_t>(i, op == Op::row_max) : extreme<int32_t>(i, op == Op::row_max);
+    }
+  }
+
+  const int64_t* ids(MessageIndex index) const {
+    return index == MessageIndex::row ? rows_ : index == MessageIndex::col ? cols_ : edges_;
+  }
+
+  // Calls f for the two innermost dimensions.
+  template <int kIn, typename F>
+  PYG_FAST_INLINE void nest(const MessageInstruction& i, const F& f) {
+    const int64_t dims = i.num_dims;
+    Rows<Acc, kIn> rows;
+    rows.n = size(i, dims - 1);
+    rows.count = dims > 1 ? size(i, dims - 2) : 1;
+    rows.out_row = dims > 1 ? i.operand[0].stride[dims - 2] : 0;
+    const bool across = rows.n > 1 && i.operand[0].stride[dims - 1] == 0;
+    Acc* out = address(i.operand[0]);
+    const Acc* in[kIn];
+    const int64_t* index[kIn];
+    for (int k = 0; k < kIn; ++k) {
+      const auto& o = i.operand[k + 1];
+      in[k] = address(o);
+      index[k] = nullptr;
+      rows.index[k] = nullptr;
+      rows.row[k] = dims > 1 ? o.stride[dims - 2] : 0;
+      rows.inner[k] = o.stride[dims - 1];
+      if (o.space >= 2 && o.space < 2 + p_.num_inputs) {
+        const auto& input = p_.input[o.space - 2];
+        if (input.index != MessageIndex::none) {
+          index[k] = ids(input.index);
+          if (dims == 2) {
+            rows.index[k] = index[k];
+            rows.row[k] = input.width;
+          }
+        }
+      }
+    }
+    int64_t at[kMessageDims] = {};
+    for (;;) {
+      rows.out = out;
+      for (int k = 0; k < kIn; ++k) rows.in[k] = in[k];
+      for (int64_t d = 0; d < dims - 2; ++d) {
+        rows.out += at[d] * i.operand[0].stride[d];
+        for (int k = 0; k < kIn; ++k) {
+          const bool indexed = d == 0 && index[k] != nullptr;
+          rows.in[k] += indexed ? index[k][at[0]] * p_.input[i.operand[k + 1].space - 2].width
+                                : at[d] * i.operand[k + 1].stride[d];
+        }
+      }
+      // Of one dimension alone, an indexed operand has a number for each edge.
+      f(rows, across);
+      int64_t d = dims - 3;
+      for (; d >= 0 && ++at[d] == size(i, d); --d) at[d] = 0;
+      if (d < 0) return;
+    }
+  }
+
+  void gather(const MessageInstruction& i) {
+    const auto& input = p_.input[i.extra[0]];
+    const int64_t* id = ids(input.index);
+    const int64_t n = i.size[1], stride = i.operand[0].stride[0], column = i.extra[3] * column_;
+    Acc* out = address(i.operand[0]);
+    with_message_type(input.type, [&](auto type) {
+      using T = typename decltype(type)::type;
+      const T* x = static_cast<const T*>(input.data) + column;
+      if (n == 1) {
+        for (int64_t e = 0; e < count_; ++e) out[e * stride] = number_of<Acc>(x[id[e] * input.width]);
+      } else {
+        for (int64_t e = 0; e < count_; ++e) convert<Acc, T>(out + e * stride, x + id[e] * input.width, n);
+      }
+    });
+  }
+
+  template <typename Index>
+  void picked(const MessageInstruction& i) {
+    gather(i);
+    const auto& input = p_.input[i.extra[1]];
+    const int64_t* id = ids(input.index);
+    const int64_t n = i.size[1], stride = i.operand[0].stride[0];
+    const Index* arg = static_cast<const Index*>(input.data) + i.extra[3] * column_;
+    Acc* out = address(i.operand[0]);
+    for (int64_t e = 0; e < count_; ++e) {
+      const Index* chosen = arg + id[e] * input.width;
+      const Index edge = static_cast<Index>(edges_[e]);
+      Acc* to = out + e * stride;
+      for (int64_t c = 0; c < n; ++c) to[c] = chosen[c] == edge ? to[c] : 0;
+    }
+  }
+
+  void keep(const MessageInstruction& i) {
+    const uint64_t seed = mixed64(p_.seed + static_cast<uint64_t>(i.extra[0]) * 0x9e3779b97f4a7c15u);
+    const auto threshold = static_cast<uint32_t>(i.extra[1]);
+    const Acc scale = uniform_[i.extra[2]];
+    const auto first = static_cast<uint32_t>(i.extra[3] * column_);
+    const auto n = static_cast<uint32_t>(i.size[1]);
+    Acc* out = address(i.operand[0]);
+    for (int64_t e = 0; e < count_; ++e, out += i.operand[0].stride[0]) {
+      const uint32_t bits = edge_bits(seed, static_cast<uint64_t>(edges_[e]));
+      for (uint32_t c = 0; c < n; ++c) out[c] = keeps(bits, first + c, threshold) ? scale : 0;
+    }
+  }
+
+  void multiply(const MessageInstruction& i) {
+    const auto &out = i.operand[0], &a = i.operand[1], &b = i.operand[2];
+    const int64_t m = i.num_dims - 3, k = m + 1, n = m + 2;
+    Product<Acc> product;
+    product.m = size(i, m);
+    product.k = size(i, k);
+    product.n = size(i, n);
+    product.out_m = out.stride[m];
+    product.a_m = a.stride[m];
+    product.a_k = a.stride[k];
+    product.b_k = b.stride[k];
+    product.add = i.extra[0] != 0;
+    int64_t at[kMessageDims] = {};
+    for (;;) {
+      product.out = address(out);
+      product.a = address(a);
+      product.b = address(b);
+      for (int64_t d = 0; d < m; ++d) {
+        product.out += at[d] * out.stride[d];
+        product.a += at[d] * a.stride[d];
+        product.b += at[d] * b.stride[d];
+      }
+      PYG_FAST_ISA::product<Acc>(product);
+      int64_t d = m - 1;
+      for (; d >= 0 && ++at[d] == size(i, d); --d) at[d] = 0;
+      if (d < 0) return;
+    }
+  }
+
+  // The row of a result at an edge of the tile.
+  struct Source {
+    const Acc* p;
+    const int64_t* index;
+    int64_t stride;
+    const Acc* at(int64_t e) const { return p + (index != nullptr ? index[e] : e) * stride; }
+  };
+
+  Source source(const MessageOperand& o) const {
+    if (o.space >= 2 && o.space < 2 + p_.num_inputs) {
+      const auto& input = p_.input[o.space - 2];
+      if (input.index != MessageIndex::none) return {address(o), ids(input.index), input.width};
+    }
+    return {address(o), nullptr, o.stride[0]};
+  }
+
+  void to_edge(const MessageInstruction& i) {
+    const auto& output = p_.output[i.extra[0]];
+    const Source x = source(i.operand[1]);
+    const int64_t column = i.extra[1] * column_;
+    for (int64_t e = 0; e < count_; ++e) {
+      write<Acc>(output, edges_[e] * output.width + column, x.at(e), i.size[1]);
+    }
+  }
+
+  void row_sum(const MessageInstruction& i, bool mean) {
+    const auto& output = p_.output[i.extra[0]];
+    const Source x = source(i.operand[1]);
+    const int64_t column = i.extra[1] * column_, n = i.size[1];
+    Acc* state = state_ + state_at_[2 * i.extra[0]] + column;
+    const bool direct = is_acc(output.type);
+    for (int64_t s = 0; s < num_segments_; ++s) {
+      const Segment& segment = segments_[s];
+      const int64_t place = segment.row * output.width + column;
+      Acc* to = segment.last && direct ? static_cast<Acc*>(output.data) + place : state;
+      const Acc scale = mean && segment.last && segment.degree > 1
+                            ? 1 / static_cast<Acc>(segment.degree) : Acc{1};
+      int64_t c = 0;
+      for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(x, segment, state, to, c, scale);
+      for (; c + kV <= n; c += kV) add_rows<1>(x, segment, state, to, c, scale);
+      if (c < n) {
+        V<Acc> sum = segment.first ? V<Acc>{} : load_part<Acc>(state + c, n - c);
+        for (int64_t e = segment.begin; e < segment.end; ++e) sum += load_part<Acc>(x.at(e) + c, n - c);
+        store_part<Acc>(to + c, sum * scale, n - c);
+      }
+      if (segment.last && !direct) write<Acc>(output, place, state, n);
+    }
+  }
+
+  template <int kVectors>
+  PYG_FAST_INLINE void add_rows(const Source& x, const Segment& segment, const Acc* state, Acc* to,
+                                int64_t c, Acc scale) {
+    V<Acc> sum[kVectors];
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      sum[j] = segment.first ? V<Acc>{} : load<kV>(state + c + j * kV);
+    }
+    for (int64_t e = segment.begin; e < segment.end; ++e) {
+      const Acc* row = x.at(e) + c;
+      PYG_FAST_UNROLL
+      for (int j = 0; j < kVectors; ++j) sum[j] += load<kV>(row + j * kV);
+    }
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) store<kV>(to + c + j * kV, sum[j] * scale);
+  }
+
+  template <typename Index>
+  void extreme(const MessageInstruction& i, bool most) {
+    const auto& output = p_.output[i.extra[0]];
+    const Source x = source(i.operand[1]);
+    const int64_t column = i.extra[1] * column_, n = i.size[1];
+    Acc* state = state_ + state_at_[2 * i.extra[0]] + column;
+    int64_t* chosen = chosen_ + state_at_[2 * i.extra[0] + 1] + column;
+    for (int64_t s = 0; s < num_segments_; ++s) {
+      const Segment& segment = segments_[s];
+      if (segment.begin < segment.end) {
+        for (int64_t c = 0; c < n; c += kV) {
+          const int64_t count = n - c < kV ? n - c : kV;
+          V<Acc> best = load_part_or_all(x.at(segment.begin) + c, count);
+          M<Acc> place = {};
+          for (int64_t e = segment.begin + 1; e < segment.end; ++e) {
+            const V<Acc> v = load_part_or_all(x.at(e) + c, count);
+            const M<Acc> order = most ? v > best : v < best;
+            const M<Acc> better = order | ((v != v) & (best == best));
+            best = better != 0 ? v : best;
+            place = better != 0 ? M<Acc>{} + static_cast<mask_t<Acc>>(e - segment.begin) : place;
+          }
+          for (int64_t k = 0; k < count; ++k) {
+            const Acc v = best[k], old = state[c + k];
+            const bool better = (most ? v > old : v < old) || (v != v && old == old);
+            if (segment.first || better) {
+              state[c + k] = v;
+              chosen[c + k] = edges_[segment.begin + place[k]];
+            }
+          }
+        }
+      } else if (segment.first) {
+        for (int64_t c = 0; c < n; ++c) {
+          state[c] = 0;
+          chosen[c] = -1;
+        }
+      }
+      if (!segment.last) continue;
+      const int64_t at = segment.row * output.width + column;
+      write<Acc>(output, at, state, n);
+      Index* arg = static_cast<Index*>(output.arg) + at;
+      for (int64_t c = 0; c < n; ++c) arg[c] = static_cast<Index>(chosen[c]);
+    }
+  }
+
+  static PYG_FAST_INLINE V<Acc> load_part_or_all(const Acc* p, int64_t count) {
+    return count == kV ? load<kV>(p) : load_part<Acc>(p, count);
+  }
+
+  static constexpr int64_t kBuffer = 64;
+
+  const Message& p_;
+  const MessageHeader& head_;
+  const int64_t share_;
+  const int64_t* body_ = nullptr;
+  Scratch<Acc> numbers_;
+  Scratch<Acc*> pointers_;
+  Scratch<int64_t> offsets_, choices_, ids_;
+  Scratch<Segment> parts_;
+  Acc *tile_ = nullptr, *uniform_ = nullptr, *state_ = nullptr, *buffer_ = nullptr;
+  Acc** bases_ = nullptr;
+  int64_t *state_at_ = nullptr, *chosen_ = nullptr;
+  int64_t *rows_ = nullptr, *cols_ = nullptr, *edges_ = nullptr;  // of the edges of the tile
+  Segment* segments_ = nullptr;
+  int64_t num_segments_ = 0;
+  int64_t count_ = 0;   // edges of the tile
+  int64_t column_ = 0;  // the first one of the chunk
+};
+
+}  // namespace
+
+void message(const Message& p, int64_t share, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  p.wide ? Machine<double>(p, share).run(begin, end) : Machine<float>(p, share).run(begin, end);
+}
+
+}  // namespace pyg_fast::cpu::PYG_FAST_ISA
+
+PYG_FAST_KERNEL(message, (const Message& p, int64_t share, int64_t begin, int64_t end),
+                (p, share, begin, end))

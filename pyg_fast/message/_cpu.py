@@ -1,0 +1,684 @@
+"""The passes of a plan on a CPU: instructions for tiles of edges, which csrc/cpu/message.isa.cpp
+interprets."""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..graph.graph import Graph
+from ..ops._library import fake, ops
+from ._ir import BINARY, POINTWISE, UNARY, Program, Refused, number
+
+if TYPE_CHECKING:
+    from ._run import Pass
+
+# As MessageOp of csrc/params/message.h.
+_NAMES = (
+    'copy', *UNARY, *BINARY, 'where', 'load', 'picked', 'keep', 'sum', 'amax', 'amin', 'product',
+    'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge',
+)  # fmt: skip
+_OPS = {name: k for k, name in enumerate(_NAMES)}
+_ROW_OPS = {'sum': 'row_sum', 'mean': 'row_mean', 'max': 'row_max', 'min': 'row_min'}
+_KINDS = {'sum': 0, 'mean': 0, 'edge': 1, 'total': 2, 'max': 3, 'min': 3}
+_INDEX = {'param': 0, 'row': 1, 'col': 2, 'edge': 3}
+_MOST_DIMS = 6
+# Columns of a chunk, and numbers of a tile: these stay in the first cache.
+_CHUNK = 64
+_TILE_SIZE = 6144
+_MOST_EDGES = 32
+
+
+@fake('message_pass')
+def _message_pass() -> None:
+    return None
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Scratch memory of a value: `width` numbers, for each edge or (`uniform`) once."""
+
+    width: int
+    uniform: bool
+    place: int = -1
+    last: int = -1  # the last instruction that uses it
+
+
+class _Ref(NamedTuple):
+    """Where the numbers of a value are: a slot, an input or an output."""
+
+    space: Any  # _Slot, ('input', k), ('total', k) or 'numbers'
+    offset: int
+    strides: tuple[int, ...]  # of each dimension
+    edge: int | None  # the stride of edges; None: the input's rows by its index
+    column: bool = False
+
+    @property
+    def uniform(self) -> bool:
+        return self.edge == 0
+
+
+class _Instruction(NamedTuple):
+    op: str
+    sizes: list[int]
+    edge_dim: int
+    operands: list[tuple[_Ref, list[int]]]
+    extra: tuple[int, ...] = ()
+
+
+class Code(NamedTuple):
+    """A pass, encoded."""
+
+    code: Tensor
+    numbers: Tensor
+    loads: tuple[tuple[str, int], ...]  # the inputs
+    counted: tuple[int, ...]  # what counts the rows of each
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1] if shape else ()
+
+
+def _reshaped(
+    strides: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The strides of a view of another shape, or None where it needs a copy."""
+    kept = [(n, s) for n, s in zip(old, strides, strict=True) if n != 1]
+    # Runs of dimensions that are one.
+    runs: list[list[int]] = []
+    for n, s in kept:
+        if runs and runs[-1][1] == s * n:
+            runs[-1] = [runs[-1][0] * n, s]
+        else:
+            runs.append([n, s])
+    out: list[int] = []
+    for n in reversed(new):
+        if n == 1:
+            out.append(0)
+            continue
+        if not runs:
+            return None
+        size, stride = runs[-1]
+        if size % n:
+            return None
+        out.append(stride)
+        if size == n:
+            runs.pop()
+        else:
+            runs[-1] = [size // n, stride * n]
+    return tuple(reversed(out))
+
+
+def _merged(
+    sizes: list[int], strides: list[list[int | None]], edge: bool
+) -> tuple[list[int], list[list[int | None]]]:
+    """Dimensions with the strides of each operand, those of size 1 dropped and neighbours joined.
+    The first dimension is that of edges if `edge`; its size is 1 for each."""
+    kept_sizes: list[int] = []
+    kept: list[list[int | None]] = []  # by dimension
+    for d, n in enumerate(sizes):
+        each = [s[d] for s in strides]
+        if n == 1 and not (edge and d == 0):
+            continue
+        if kept and all(
+            a is not None and b is not None and a == b * n
+            for a, b in zip(kept[-1], each, strict=True)
+        ):
+            kept_sizes[-1] *= n
+            kept[-1] = each
+        else:
+            kept_sizes.append(n)
+            kept.append(each)
+    return kept_sizes, kept
+
+
+class _Encoder:
+    """Writes the instructions of a section."""
+
+    def __init__(
+        self, program: Program, outs: list[tuple[int, str, int]], row_role: str,
+        acc: torch.dtype, inputs: list[tuple[str, int]], dtypes: dict[tuple[str, int], torch.dtype],
+        numbers: list[float], chunk: bool, whole: int,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.outs = outs
+        self.row_role = row_role
+        self.acc = acc
+        self.inputs = inputs
+        self.dtypes = dtypes
+        self.numbers = numbers
+        self.chunk = chunk
+        self.whole = whole
+        self.first: list[_Instruction] = []
+        self.body: list[_Instruction] = []
+        self.refs: dict[int, _Ref] = {}
+        self.loaded: dict[int, _Ref] = {}
+
+    # Instructions.
+
+    def slot(self, shape: tuple[int, ...], uniform: bool) -> _Ref:
+        # A chunk computes values that all edges share again for each tile.
+        width = math.prod(shape)
+        slot = _Slot(width, uniform and not self.chunk)
+        return _Ref(slot, 0, _contiguous(shape), 0 if uniform else width)
+
+    def emit(self, one: _Instruction) -> None:
+        out = one.operands[0][0].space
+        prologue = isinstance(out, _Slot) and out.uniform
+        (self.first if prologue else self.body).append(one)
+
+    def nest(
+        self, op: str, shape: tuple[int, ...], out: _Ref, args: list[_Ref],
+        extra: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """A loop over `shape` (and edges); each reference has a stride for each dimension."""
+        refs = [out, *args]
+        edge = any(not ref.uniform for ref in refs)
+        sizes, dims = _merged(
+            [1, *shape], [[ref.edge, *ref.strides] for ref in refs], edge
+        )
+        indexed = any(ref.edge is None for ref in refs)
+        if not dims or (indexed and len(dims) == 1) or (
+            dims[-1][0] != 1 and (op in POINTWISE or op == 'copy')
+        ):
+            # Instructions write their innermost dimension without gaps.
+            sizes.append(1)
+            dims.append([1] * len(refs))
+        if len(sizes) > _MOST_DIMS:
+            raise Refused(f'{op} over {len(sizes)} dimensions')
+        strides = [[dim[k] or 0 for dim in dims] for k in range(len(refs))]
+        self.emit(_Instruction(
+            op, sizes, 0 if edge else -1, list(zip(refs, strides, strict=True)), extra
+        ))  # fmt: skip
+
+    # Values.
+
+    def ref(self, at: int) -> _Ref:
+        if at not in self.refs:
+            self.refs[at] = self.made(at)
+        return self.refs[at]
+
+    def plain(self, at: int) -> _Ref:
+        """The value without an index: rows of an input are copied."""
+        ref = self.ref(at)
+        return ref if ref.edge is not None else self.copied(ref, self.program[at].shape)
+
+    def copied(self, ref: _Ref, shape: tuple[int, ...]) -> _Ref:
+        out = self.slot(shape, ref.uniform)
+        self.nest('copy', shape, out, [ref])
+        return out
+
+    def widened(self, at: int, shape: tuple[int, ...]) -> _Ref:
+        """The value with strides 0 where it repeats."""
+        ref, own = self.ref(at), self.program[at].shape
+        extra = len(shape) - len(own)
+        strides = (0,) * extra + tuple(
+            0 if n == 1 else s for n, s in zip(own, ref.strides, strict=True)
+        )
+        return ref._replace(strides=strides)
+
+    def made(self, at: int) -> _Ref:
+        op, args, attrs, shape, _ = self.program[at]
+        if op == 'const':
+            value = number(self.program[at])
+            return _Ref('numbers', self.number(value), (0,) * len(shape), 0)
+        if op == 'load':
+            role, slot = attrs
+            return self.load(role, slot, shape)
+        if op == 'keep':
+            return self.keep(attrs, shape)
+        if op == 'cast':
+            return self.ref(args[0])
+        if op == 'expand':
+            return self.widened(args[0], shape)
+        if op == 'view':
+            old = self.program[args[0]].shape
+            ref = self.ref(args[0])
+            strides = _reshaped(ref.strides, old, shape)
+            if strides is None:
+                ref = self.copied(ref, old)
+                strides = _contiguous(shape)
+            return ref._replace(strides=strides)
+        if op == 'permute':
+            ref = self.ref(args[0])
+            return ref._replace(strides=tuple(ref.strides[k] for k in attrs))
+        if op == 'slice':
+            dim, start, _, step = attrs
+            ref = self.ref(args[0])
+            strides = (*ref.strides[:dim], ref.strides[dim] * step, *ref.strides[dim + 1 :])
+            return ref._replace(strides=strides, offset=ref.offset + start * ref.strides[dim])
+        if op == 'cat':
+            return self.joined(at)
+        if op in ('sum', 'amax', 'amin'):
+            return self.reduced(at)
+        if op not in POINTWISE:
+            raise Refused(f'{op} has no kernel')
+        if op == 'pow' and self.program[args[1]].op == 'const':
+            power = number(self.program[args[1]])
+            short = {2.0: ('mul', (args[0], args[0])), 0.5: ('sqrt', args[:1])}
+            op, args = short.get(power, (op, args))
+        refs = [self.widened(arg, shape) for arg in args]
+        out = self.slot(shape, all(ref.uniform for ref in refs))
+        self.nest(op, shape, out, refs)
+        return out
+
+    def number(self, value: float) -> int:
+        for k, other in enumerate(self.numbers):
+            if other == value and math.copysign(1, other) == math.copysign(1, value):
+                return k
+        self.numbers.append(value)
+        return len(self.numbers) - 1
+
+    def input(self, role: str, slot: int) -> int:
+        if (role, slot) not in self.inputs:
+            self.inputs.append((role, slot))
+        return self.inputs.index((role, slot))
+
+    def load(self, role: str, slot: int, shape: tuple[int, ...]) -> _Ref:
+        width = math.prod(shape)
+        column = self.chunk and width > 1
+        if role == 'param':
+            return _Ref(('input', self.input(role, slot)), 0, _contiguous(shape), 0, column)
+        if role != 'picked' and self.dtypes[role, slot] == self.acc:
+            return _Ref(('input', self.input(role, slot)), 0, _contiguous(shape), None, column)
+        out = self.slot(shape, False)
+        if role == 'picked':
+            op, which = role, (self.input('grad', slot), self.input('arg', slot))
+        else:
+            op, which = 'load', (self.input(role, slot), 0)
+        self.emit(_Instruction(op, [1, width], 0, [(out, [width, 1])], (*which, 0, int(column))))
+        return out
+
+    def keep(self, attrs: tuple, shape: tuple[int, ...]) -> _Ref:
+        which, p = attrs[0], float.fromhex(attrs[1])
+        width = math.prod(shape)
+        out = self.slot(shape, False)
+        threshold = min(int(p * 2**32), 2**32 - 1)
+        scale = self.number(1 / (1 - p) if p < 1 else 0.0)
+        column = int(self.chunk and width > 1)
+        extra = (which, threshold, scale, column)
+        self.emit(_Instruction('keep', [1, width], 0, [(out, [width, 1])], extra))
+        return out
+
+    def joined(self, at: int) -> _Ref:
+        _, args, (dim,), shape, _ = self.program[at]
+        refs = [self.ref(arg) for arg in args]
+        out = self.slot(shape, all(ref.uniform for ref in refs))
+        start = 0
+        for arg, ref in zip(args, refs, strict=True):
+            part = out._replace(offset=start * out.strides[dim])
+            own = self.program[arg].shape
+            self.nest('copy', own, part, [ref])
+            start += own[dim]
+        return out
+
+    def reduced(self, at: int) -> _Ref:
+        op, (arg,), dims, shape, _ = self.program[at]
+        inner = self.program[arg].shape
+        if op == 'sum' and self.program[arg].op == 'mul' and arg not in self.refs:
+            found = self.contraction(arg, dims, shape)
+            if found is not None:
+                return found
+        ref = self.plain(arg)
+        out = self.slot(shape, ref.uniform)
+        neutral = {'sum': 0.0, 'amax': -math.inf, 'amin': math.inf}[op]
+        self.nest('copy', shape, out, [_Ref('numbers', self.number(neutral), (0,) * len(shape), 0)])
+        to = out._replace(strides=tuple(0 if d in dims else s for d, s in enumerate(out.strides)))
+        self.reduce(op, inner, to, ref)
+        return out
+
+    def reduce(self, op: str, shape: tuple[int, ...], out: _Ref, ref: _Ref) -> None:
+        """Reduces into `out`. Kept dimensions with stride 1, or else reduced ones, come last."""
+        order = sorted(range(len(shape)), key=lambda d: (
+            2 if out.strides[d] == 1 and shape[d] > 1 else 1 if out.strides[d] == 0 else 0
+        ))  # fmt: skip
+        if any(ref.strides[d] == 1 and out.strides[d] == 0 and shape[d] > 1 for d in order):
+            order = sorted(range(len(shape)), key=lambda d: (out.strides[d] == 0, d))
+        self.nest(
+            op, tuple(shape[d] for d in order),
+            out._replace(strides=tuple(out.strides[d] for d in order)),
+            [ref._replace(strides=tuple(ref.strides[d] for d in order))],
+        )  # fmt: skip
+
+    def contraction(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> _Ref | None:
+        """The sum of a product with values that all edges share, as a matrix product."""
+        args, inner = self.program[mul].args, self.program[mul].shape
+        refs = [self.widened(arg, inner) for arg in args]
+        if refs[0].uniform == refs[1].uniform:
+            return None
+        a, b = refs[::-1] if refs[0].uniform else refs
+        out = self.slot(shape, False)
+        to = out._replace(strides=tuple(0 if d in dims else s for d, s in enumerate(out.strides)))
+        if a.edge is None:
+            a = self.repeats(a, inner)
+        return out if self.product(inner, dims, to, a, b, False) else None
+
+    def repeats(self, ref: _Ref, shape: tuple[int, ...]) -> _Ref:
+        """Rows of an input copied without the dimensions that repeat."""
+        own = tuple(1 if s == 0 else n for n, s in zip(shape, ref.strides, strict=True))
+        out = self.copied(ref._replace(), own)
+        return out._replace(
+            strides=tuple(0 if n == 1 else s for n, s in zip(own, out.strides, strict=True))
+        )
+
+    def product(
+        self, shape: tuple[int, ...], dims: tuple[int, ...], out: _Ref, a: _Ref, b: _Ref, add: bool,
+    ) -> bool:  # fmt: skip
+        """Emits a matrix product if strides allow: b differs along n, a along m, both along k."""
+        total = out.edge == 0
+        rows: list[tuple[bool, int, int | None, int | None, int | None]] = []
+        for d, n in enumerate((1, *shape)):
+            if d == 0 or n != 1:
+                strides = [ref.edge if d == 0 else ref.strides[d - 1] for ref in (out, a, b)]
+                reduced = total if d == 0 else d - 1 in dims
+                last = rows[-1] if rows else None
+                if last and last[0] == reduced and all(
+                    x == y * n for x, y in zip(last[2:], strides, strict=True)  # type: ignore
+                ):
+                    rows[-1] = (reduced, last[1] * n, *strides)  # type: ignore
+                else:
+                    rows.append((reduced, n, *strides))  # type: ignore
+        edge = rows[0]
+        ks = [r for r in rows if r[0]]
+        if len(ks) != 1:
+            return False
+        kept = [r for r in rows if not r[0]]
+        columns = [r for r in kept if r[2] == 1 and r is not edge]
+        if len(columns) != 1:
+            return False
+        n_dim = columns[0]
+        if n_dim[3] and not n_dim[4]:
+            a, b = b, a
+            rows = [(r[0], r[1], r[2], r[4], r[3]) for r in rows]
+            edge, ks, kept = rows[0], [r for r in rows if r[0]], [r for r in rows if not r[0]]
+            n_dim = next(r for r in kept if r[2] == 1 and r is not edge)
+        if n_dim[3] or not n_dim[4]:
+            return False
+        rest = [r for r in kept if r is not n_dim]
+        ms = [r for r in rest if r[4] == 0 and r[3]]
+        m_dim = next((r for r in ms if r is edge), ms[0] if ms else None)
+        if m_dim is None:
+            return False
+        outer = [r for r in rest if r is not m_dim]
+        k_dim = ks[0]
+        if n_dim[4] != 1 or (k_dim[4] or 0) == 0:
+            if not b.uniform or edge[4]:
+                return False
+            # Lay out the matrix anew, once for all edges.
+            varying = [r for r in outer if r[4]]
+            sizes = tuple(r[1] for r in (*varying, k_dim, n_dim))
+            copy = self.slot(sizes, True)
+            laid = tuple(r[4] or 0 for r in (*varying, k_dim, n_dim))
+            self.nest('copy', sizes, copy, [b._replace(strides=laid)])
+            given = dict(zip(map(id, (*varying, k_dim, n_dim)), copy.strides, strict=True))
+            b = copy
+        else:
+            given = {id(r): r[4] or 0 for r in (*outer, k_dim, n_dim)}
+        order = [*outer, m_dim, k_dim, n_dim]
+        if len(order) > _MOST_DIMS:
+            return False
+        self.emit(_Instruction(
+            'product', [r[1] for r in order], next(k for k, r in enumerate(order) if r is edge),
+            [
+                (out, [r[2] or 0 for r in order]), (a, [r[3] or 0 for r in order]),
+                (b, [given.get(id(r), 0) for r in order]),
+            ],
+            (int(add),),
+        ))  # fmt: skip
+        return True
+
+    # Results.
+
+    def result(self, at: int, kind: str, k: int) -> None:
+        shape = self.program[at].shape
+        width = math.prod(shape)
+        if kind == 'total':
+            out = _Ref(('total', k), 0, _contiguous(shape), 0, self.chunk and width > 1)
+            return self.total(at, out)
+        ref = self.ref(at)
+        plain = width == 1 or all(
+            n == 1 or s == t for n, s, t in zip(shape, ref.strides, _contiguous(shape), strict=True)
+        )
+        if not plain:
+            ref = self.copied(ref, shape)
+        op = _ROW_OPS.get(kind, 'to_edge')
+        self.body.append(_Instruction(
+            op, [1, width], 0, [(ref, [0, 0]), (ref, [ref.edge or 0, 1])],
+            (k, int(self.chunk and width > 1)),
+        ))  # fmt: skip
+        return None
+
+    def total(self, at: int, out: _Ref) -> None:
+        """Adds the value of every edge to `out`."""
+        op, args, attrs, shape, _ = self.program[at]
+        if at not in self.refs:
+            if op in ('view', 'cast'):
+                own = self.program[args[0]].shape
+                strides = _reshaped(out.strides, shape, own)
+                if strides is not None:
+                    return self.total(args[0], out._replace(strides=strides))
+            if op == 'permute':
+                turned = [0] * len(shape)
+                for place, k in enumerate(attrs):
+                    turned[k] = out.strides[place]
+                return self.total(args[0], out._replace(strides=tuple(turned)))
+            if op == 'sum':
+                kept = tuple(0 if d in attrs else s for d, s in enumerate(out.strides))
+                return self.total_of(args[0], attrs, out._replace(strides=kept))
+        return self.total_of(at, (), out)
+
+    def total_of(self, at: int, dims: tuple[int, ...], out: _Ref) -> None:
+        value = self.program[at]
+        if value.op == 'mul' and at not in self.refs:
+            refs = []
+            for arg in value.args:
+                ref = self.widened(arg, value.shape)
+                refs.append(ref if ref.edge is not None else self.repeats(ref, value.shape))
+            if not any(ref.uniform for ref in refs):
+                out_ = out._replace(edge=0)
+                if self.product(value.shape, dims, out_, refs[0], refs[1], True):
+                    return
+        ref = self.plain(at)
+        if ref.uniform:
+            # A number for each edge all the same.
+            ref = self.spread(ref, value.shape)
+        self.reduce('sum', value.shape, out, ref)
+
+    def spread(self, ref: _Ref, shape: tuple[int, ...]) -> _Ref:
+        out = self.slot(shape, False)
+        self.nest('copy', shape, out, [ref])
+        return out
+
+    def run(self) -> None:
+        program = self.program
+        by_value: dict[int, list[tuple[str, int]]] = {}
+        for at, kind, k in self.outs:
+            by_value.setdefault(at, []).append((kind, k))
+        order = program.reachable(by_value)
+        # Products that only sums use are computed with these, and views where they are used.
+        users: dict[int, set[str]] = {}
+        for at in order:
+            for arg in program[at].args:
+                users.setdefault(arg, set()).add(program[at].op)
+        lazy = {'const', 'load', 'view', 'expand', 'permute', 'slice', 'cast'}
+        for at in order:
+            op = program[at].op
+            used = users.get(at, set())
+            later = op in lazy or (op == 'mul' and used <= {'sum', 'view', 'permute', 'cast'}) or (
+                op == 'sum' and not used
+            )
+            if at in by_value:
+                for kind, k in by_value[at]:
+                    self.result(at, kind, k)
+            elif not later:
+                self.ref(at)
+
+
+def _flat(program: Program, outs: list[int], whole: int, width: int) -> tuple[Program, list[int]]:
+    """The program for `width` columns of values that all have `whole` or 1."""
+    new = Program()
+    places: dict[int, int] = {}
+    for at in program.reachable(outs):
+        op, args, attrs, shape, dtype = program[at]
+        inner = [places[arg] for arg in args]
+        own = (1,) if math.prod(shape) == 1 else (width,)
+        if op in ('view', 'cast'):
+            places[at] = inner[0]
+        elif op == 'expand':
+            places[at] = new.expand(inner[0], own)
+        elif op == 'const':
+            places[at] = new.add(op, (), attrs, (1,), dtype, 0)
+        else:
+            places[at] = new.add(op, inner, attrs, own, dtype, program.level(at))
+    return new, [places[at] for at in outs]
+
+
+def _chunks(program: Program, outs: list[int]) -> int:
+    """The number of columns of a program that computes each by itself; 0: it does not."""
+    order = program.reachable(outs)
+    whole = max(math.prod(program[at].shape) for at in order)
+    for at in order:
+        op, _, _, shape, _ = program[at]
+        if math.prod(shape) not in (1, whole):
+            return 0
+        if op not in POINTWISE and op not in ('const', 'load', 'keep', 'view', 'expand', 'cast'):
+            return 0
+    return whole
+
+
+def _placed(instructions: list[_Instruction]) -> int:
+    """Gives slots of edges their places, per edge; returns the size."""
+    slots: dict[_Slot, int] = {}  # with the first instruction
+    for k, one in enumerate(instructions):
+        for ref, _ in one.operands:
+            if isinstance(ref.space, _Slot) and not ref.space.uniform:
+                slots.setdefault(ref.space, k)
+                ref.space.last = k
+    live: list[_Slot] = []
+    size = 0
+    for slot, begin in slots.items():
+        live = [other for other in live if other.last >= begin]
+        place = 0
+        for other in sorted(live, key=lambda o: o.place):
+            if place + slot.width <= other.place:
+                break
+            place = max(place, other.place + other.width)
+        slot.place = place
+        live.append(slot)
+        size = max(size, place + slot.width)
+    return size
+
+
+def encode(one: 'Pass', acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dtype]) -> Code:
+    """The instructions of a pass, for inputs of these dtypes.
+
+    Raises:
+        Refused: If no instruction computes a value.
+    """
+    program = one.program
+    ats = [out.at for out in one.outs]
+    inputs: list[tuple[str, int]] = []
+    numbers: list[float] = []
+    whole = _chunks(program, ats)
+    cut = whole > _CHUNK
+    # A rest of one column would look like a value that all columns share.
+    step = next(n for n in range(_CHUNK, 1, -1) if not cut or whole % n != 1)
+    parts = [(0, whole // step if cut else 1, step)]
+    if cut and whole % step:
+        parts.append((whole - whole % step, 1, whole % step))
+    sections, widest = [], 1
+    for first, repeats, width in parts:
+        own, places = _flat(program, ats, whole, width) if cut else (program, ats)
+        outs = [(at, out.kind, k) for k, (at, out) in enumerate(zip(places, one.outs, strict=True))]
+        encoder = _Encoder(own, outs, one.row_role, acc, inputs, dtypes, numbers, cut, whole)
+        encoder.run()
+        widest = max(widest, _placed(encoder.body))
+        sections.append((first, repeats, encoder))
+    uniform = len(numbers)
+    for one_ in sections[0][2].first:
+        slot = one_.operands[0][0].space
+        if slot.place < 0:
+            slot.place = uniform
+            uniform += slot.width
+    edges = max(1, min(_MOST_EDGES, _TILE_SIZE // widest))
+    words = [edges, edges * widest, uniform, 1 + len(sections)]
+    words += [0, 0, 1, len(sections[0][2].first)]
+    for each in sections[0][2].first:
+        words += _words(each, edges, len(inputs))
+    for first, repeats, encoder in sections:
+        words += [first, step, repeats, len(encoder.body)]
+        for each in encoder.body:
+            words += _words(each, edges, len(inputs))
+    index = tuple(_INDEX[_counted(role, one.row_role)] for role, _ in inputs)
+    return Code(
+        torch.tensor(words), torch.tensor(numbers, dtype=torch.float64), tuple(inputs), index
+    )
+
+
+def _counted(role: str, row_role: str) -> str:
+    """What counts the rows of an input."""
+    own = 'dst' if role in ('grad', 'arg') else role
+    return own if own in ('param', 'edge') else 'row' if own == row_role else 'col'
+
+
+def _words(one: _Instruction, edges: int, num_inputs: int) -> list[int]:
+    """An instruction as MessageInstruction of csrc/params/message.h."""
+    pad = _MOST_DIMS - len(one.sizes)
+    words = [_OPS[one.op], len(one.sizes), *one.sizes, *[1] * pad, one.edge_dim]
+    operands = [*one.operands]
+    for ref, strides in operands:
+        space, place = 1, 0
+        if isinstance(ref.space, _Slot):
+            space = 1 if ref.space.uniform else 0
+            place = ref.space.place * (1 if ref.space.uniform else edges)
+        elif isinstance(ref.space, tuple):
+            what, k = ref.space
+            space = 2 + k if what == 'input' else 2 + num_inputs + k
+        words += [space, place + ref.offset, int(ref.column), *strides, *[0] * pad]
+    words += [0] * (9 * (4 - len(operands)))
+    return words + [*one.extra, *[0] * (4 - len(one.extra))]
+
+
+def run_pass_cpu(
+    one: 'Pass', graph: Graph, inputs: dict[tuple[str, int], Tensor], acc_dtype: torch.dtype,
+    seed: Tensor | None, codes: dict[Any, Code] | None = None,
+) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
+    """The results of a pass, and the chosen edges of a maximum or minimum.
+
+    A result of kind `total` has a leading dimension of partial sums. `codes` keeps what the pass
+    was encoded to.
+    """
+    acc = torch.float64 if acc_dtype == torch.float64 else torch.float32
+    if one.row_role == 'src':
+        graph = graph.t()
+    dtypes = {key: t.dtype for key, t in inputs.items()}
+    key = (one.outs, one.row_role, id(one.program), acc, tuple(dtypes.items()))
+    code = None if codes is None else codes.get(key)
+    if code is None:
+        code = encode(one, acc, dtypes)
+        if codes is not None:
+            codes[key] = code
+    shares = torch.get_num_threads()
+    outs: list[Tensor] = []
+    args: list[Tensor] = []
+    chosen: list[Tensor | None] = []
+    num_edges = graph.col.size(0)
+    for out in one.outs:
+        shape = one.program[out.at].shape
+        lead = {'edge': num_edges, 'total': shares}.get(out.kind, graph.num_dst)
+        dtype = acc if out.kind == 'total' or out.dtype == 'float32' else getattr(torch, out.dtype)
+        outs.append(torch.empty((lead, *shape), dtype=dtype))
+        chosen.append(None)
+        if out.kind in ('max', 'min'):
+            args.append(torch.empty((lead, *shape), dtype=graph.rowptr.dtype))
+            chosen[-1] = args[-1]
+    ops.message_pass.default(
+        graph.rowptr, graph.col, graph.perm,
+        graph.num_src, code.code, code.numbers,
+        [inputs[key] for key in code.loads], code.counted, outs,
+        [_KINDS[out.kind] for out in one.outs], args, seed, acc == torch.float64, shares,
+    )  # fmt: skip
+    return outs, chosen

@@ -1,0 +1,424 @@
+"""Passes of messages on a CPU, against the same programs in plain torch and float64."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_fast.graph.graph import Graph
+from pyg_fast.message._cpu import encode, run_pass_cpu
+from pyg_fast.message._ir import BINARY, UNARY, Program, is_float
+from pyg_fast.message._run import Pass
+from pyg_fast.message._triton import Out
+
+pytestmark = pytest.mark.usefixtures('several_threads')
+ROLES = ('src', 'dst', 'edge', 'param')
+
+
+def edges_of(kind: str) -> tuple[Tensor, int, int]:
+    """An edge_index and its numbers of sources and destinations."""
+    if kind == 'square':
+        return torch.randint(34, (2, 260)), 37, 37
+    if kind == 'wide':
+        return torch.stack([torch.randint(50, (200,)), torch.randint(9, (200,))]), 50, 11
+    if kind == 'hubs':
+        dst = torch.where(torch.rand(500) < 0.5, 7, torch.randint(300, (500,)))
+        return torch.stack([torch.randint(5, (500,)), dst]), 5, 300
+    if kind == 'sparse':
+        return torch.tensor([[0, 3, 3], [990, 4, 4]]), 5, 1000
+    assert kind == 'empty'
+    return torch.empty(2, 0, dtype=torch.long), 4, 6
+
+
+KINDS = ('square', 'wide', 'hubs', 'sparse', 'empty')
+
+
+class Case:
+    """A graph, and inputs for the loads of a program."""
+
+    def __init__(self, kind: str, dtype: torch.dtype = torch.float64) -> None:
+        self.edge_index, self.num_src, self.num_dst = edges_of(kind)
+        self.num_edges = self.edge_index.size(1)
+        self.graph = Graph.from_edge_index(self.edge_index, self.num_src, self.num_dst)
+        self.dtype = dtype
+        self.inputs: dict[tuple[str, int], Tensor] = {}
+        self.program = Program()
+
+    def rows(self, role: str) -> int:
+        return {'src': self.num_src, 'edge': self.num_edges}.get(role, self.num_dst)
+
+    def load(self, role: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> int:
+        """A load with an input of its own."""
+        own = dtype or self.dtype
+        slot = len(self.inputs)
+        size = shape if role == 'param' else (self.rows(role), *shape)
+        if own == torch.bool:
+            self.inputs[role, slot] = torch.rand(size) < 0.5
+        elif is_float(str(own)[6:]):
+            self.inputs[role, slot] = torch.randn(size).to(own)
+        else:
+            self.inputs[role, slot] = torch.randint(-3, 4, size, dtype=own)
+        if role == 'grad':
+            at = self.program.add('load', (), (role, slot), shape, str(own)[6:], 4)
+        else:
+            at = self.program.load(role, slot, shape, str(own)[6:])
+        return at
+
+    def known(self, ats: list[int]) -> dict[int, Tensor]:
+        """The values of the loads for every edge, in float64."""
+        out = {}
+        src, dst = self.edge_index
+        for at in self.program.reachable(ats):
+            if self.program[at].op != 'load':
+                continue
+            role, k = self.program[at].attrs
+            if role == 'picked':
+                arg = self.inputs['arg', k][dst]
+                grad = self.inputs['grad', k][dst].double()
+                own = torch.arange(self.num_edges).view(-1, *(1,) * (arg.dim() - 1))
+                out[at] = torch.where(arg == own, grad, 0.0)
+                continue
+            x = self.inputs[role, k]
+            x = x.double() if x.is_floating_point() else x
+            out[at] = {'src': lambda x: x[src], 'edge': lambda x: x, 'param': lambda x: x}.get(
+                role, lambda x: x[dst]
+            )(x)
+        return out
+
+    def value(self, at: int) -> Tensor:
+        """The value of each edge."""
+        known = self.known([at])
+        (got,) = self.program.evaluate([at], known, torch.float64) if known else (None,)
+        shape = self.program[at].shape
+        return got.to(torch.float64).expand(self.num_edges, *shape)
+
+    def run(
+        self, outs: list[Out], row_role: str, seed: Tensor | None = None
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        one = Pass(self.program, tuple(outs), row_role)
+        return run_pass_cpu(one, self.graph, self.inputs, self.dtype, seed)
+
+    def check(
+        self, ats: list[int], kinds: list[str], row_role: str, tolerance: float | None = None
+    ) -> None:
+        """Compares a pass with plain torch."""
+        name = str(self.dtype)[6:]
+        outs = [Out(at, kind, name) for at, kind in zip(ats, kinds, strict=True)]
+        found, args = self.run(outs, row_role)
+        if tolerance is None:
+            tolerance = {torch.float64: 1e-10, torch.float32: 3e-5}.get(self.dtype, 2e-2)
+        end = self.edge_index[1 if row_role == 'dst' else 0]
+        num_rows = self.num_dst if row_role == 'dst' else self.num_src
+        for at, kind, out, arg in zip(ats, kinds, found, args, strict=True):
+            v = self.value(at)
+            size = v.abs().amax().nan_to_num().item() if v.numel() else 0.0
+            if kind == 'edge':
+                expected = v
+            elif kind == 'total':
+                assert out.size(0) == torch.get_num_threads()
+                out, expected = out.sum(0), v.sum(0)
+                size *= max(1.0, self.num_edges**0.5)
+            else:
+                name = {'max': 'amax', 'min': 'amin'}.get(kind, kind)
+                index = end.view(-1, *(1,) * (v.dim() - 1)).expand_as(v)
+                zero = v.new_zeros(num_rows, *v.shape[1:])
+                expected = zero.scatter_reduce(0, index, v, name, include_self=False)
+                size *= 10
+            assert out.shape == expected.shape
+            torch.testing.assert_close(
+                out.double(), expected, rtol=10 * tolerance, atol=tolerance * max(1.0, size),
+                equal_nan=True,
+            )  # fmt: skip
+            assert (arg is not None) == (kind in ('max', 'min'))
+            if arg is not None:
+                self.check_choice(v, expected, arg, end, kind, num_rows, tolerance)
+
+    def check_choice(
+        self, v: Tensor, expected: Tensor, arg: Tensor, end: Tensor, kind: str, num_rows: int,
+        tolerance: float,
+    ) -> None:  # fmt: skip
+        degree = torch.bincount(end, minlength=num_rows).view(-1, *(1,) * (v.dim() - 1))
+        assert ((arg == -1) == (degree == 0)).all()
+        for row in range(num_rows):
+            ids = (end == row).nonzero().flatten()
+            if len(ids):
+                chosen = v.gather(0, arg[row : row + 1].long())[0]
+                torch.testing.assert_close(
+                    chosen, expected[row], rtol=tolerance, atol=tolerance, equal_nan=True
+                )
+                if self.dtype == torch.float64:
+                    best = v[ids] == expected[row]
+                    best |= v[ids].isnan() & expected[row].isnan()
+                    first = ids[best.int().argmax(0)]
+                    assert torch.equal(first, arg[row].long())
+
+
+POSITIVE = {'log', 'log2', 'log10', 'sqrt', 'rsqrt', 'reciprocal'}
+ANY_UNARY = [op for op in UNARY if op not in POSITIVE and op not in ('floor', 'ceil')]
+
+
+def random_program(case: Case, seed: int, smooth: bool) -> list[int]:
+    """Operations at random, of all kinds; the positions of some results. Without steps, where
+    rounding decides, if `smooth`."""
+    rng, p = random.Random(seed), case.program
+    sizes = rng.choice([(1,), (3,), (8,), (17,), (64,), (70,), (4, 8), (3, 5), (2, 1, 6)])
+    pool = [case.load(role, sizes) for role in ROLES]
+    pool.append(case.load(rng.choice(ROLES), (1,) * len(sizes)))
+    pool.append(case.load('grad', sizes))
+    if rng.random() < 0.5:
+        pool.append(case.load(rng.choice(ROLES[:3]), sizes, torch.bool))
+
+    def fits(a: int, b: int) -> bool:
+        x, y = p[a].shape, p[b].shape
+        return len(x) == len(y) and all(m == n or 1 in (m, n) for m, n in zip(x, y, strict=True))
+
+    for _ in range(rng.randint(3, 14)):
+        x = rng.choice(pool)
+        shape = p[x].shape
+        real = is_float(p[x].dtype)
+        kind = rng.choice(
+            ['unary', *['binary'] * 3, 'where', 'shape', 'reduce', 'cat', 'mm']
+        )
+        if kind == 'unary' and real:
+            op = rng.choice(['neg', 'abs', 'tanh', 'sigmoid', 'relu', 'sin', 'erf'])
+            pool.append(p.point(op, x))
+        elif kind == 'binary':
+            y = rng.choice([k for k in pool if fits(k, x)])
+            ops = ['add', 'sub', 'mul', 'maximum', 'minimum']
+            if not smooth:
+                ops += ['lt', 'le', 'ge', 'gt']
+            if real and is_float(p[y].dtype):
+                pool.append(p.point(rng.choice(ops), x, y))
+        elif kind == 'where' and real:
+            y = rng.choice([k for k in pool if fits(k, x)])
+            c = p.point('gt', x, p.const(0.0, len(shape), p[x].dtype))
+            if is_float(p[y].dtype):
+                pool.append(p.point('where', c, x, p.point('mul', y, x)))
+        elif kind == 'shape' and shape:
+            which = rng.choice(['view', 'permute', 'slice', 'expand'])
+            dim = rng.randrange(len(shape))
+            if which == 'view':
+                pool.append(p.view(x, rng.choice([(math.prod(shape),), (*shape, 1), (1, *shape)])))
+            elif which == 'permute':
+                pool.append(p.permute(x, tuple(rng.sample(range(len(shape)), len(shape)))))
+            elif which == 'expand' and shape[dim] == 1 and math.prod(shape) < 100:
+                pool.append(p.expand(x, (*shape[:dim], 3, *shape[dim + 1 :])))
+            elif which == 'slice':
+                step = rng.choice([1, 2])
+                start = rng.randrange(shape[dim])
+                most = (shape[dim] - start + step - 1) // step
+                pool.append(p.slice(x, dim, start, rng.randint(1, most), step))
+        elif kind == 'reduce' and real:
+            dims = rng.sample(range(len(shape)), rng.randint(1, len(shape)))
+            pool.append(p.reduce(rng.choice(['sum', 'amax', 'amin']), x, dims))
+        elif kind == 'cat' and real:
+            dim = rng.randrange(len(shape))
+            others = [
+                k for k in pool if len(p[k].shape) == len(shape) and is_float(p[k].dtype)
+                and p[k].shape[:dim] == shape[:dim] and p[k].shape[dim + 1 :] == shape[dim + 1 :]
+            ]  # fmt: skip
+            pool.append(p.cat([x, rng.choice(others)], dim))
+        elif kind == 'mm' and real and math.prod(shape) < 200:
+            out = rng.choice([1, 5, 16, 35])
+            pool.append(lowered(p, x, case.load('param', (shape[-1], out))))
+    edge = [k for k in pool if p.level(k) not in (0,) and is_float(p[k].dtype)]
+    return rng.sample(edge, min(len(edge), rng.randint(1, 4))) + [edge[-1]]
+
+
+def lowered(p: Program, x: int, weight: int) -> int:
+    """A linear map as the plan writes it."""
+    lead, size = p[x].shape[:-1], p[x].shape[-1]
+    a = p.view(x, (*lead, size, 1))
+    w = p.view(weight, (*(1,) * len(lead), *p[weight].shape))
+    total = p.reduce('sum', p.point('mul', a, w), (len(lead),))
+    return p.view(total, (*lead, p[weight].shape[-1]))
+
+
+@pytest.mark.parametrize('row_role', ['dst', 'src'])
+@pytest.mark.parametrize('seed', range(60))
+def test_random_programs(seed: int, row_role: str) -> None:
+    torch.manual_seed(seed)
+    case = Case(KINDS[seed % len(KINDS)])
+    ats = random_program(case, seed, smooth=False)
+    rng = random.Random(seed)
+    kinds = [rng.choice(['sum', 'mean', 'max', 'min', 'edge', 'total']) for _ in ats]
+    case.check(ats, kinds, row_role)
+
+
+@pytest.mark.parametrize('seed', range(30))
+def test_random_programs_in_float32(seed: int) -> None:
+    torch.manual_seed(seed)
+    case = Case(KINDS[seed % len(KINDS)], torch.float32)
+    ats = random_program(case, seed, smooth=True)
+    kinds = [random.Random(seed).choice(['sum', 'mean', 'edge', 'total']) for _ in ats]
+    case.check(ats, kinds, 'dst', 1e-3)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('width', [1, 3, 7, 8, 16, 31])
+@pytest.mark.parametrize('op', [*UNARY, *BINARY])
+def test_pointwise(op: str, width: int, dtype: torch.dtype) -> None:
+    case = Case('square', dtype)
+    p = case.program
+    x, y = case.load('src', (width,)), case.load('dst', (width,))
+    if op in POSITIVE or op == 'pow':
+        x = p.point('add', p.point('abs', x), p.const(0.1, 1, p[x].dtype))
+    if op == 'log1p':
+        x = p.point('abs', x)
+    if op == 'eq':
+        x, y = p.point('floor', x), p.point('floor', y)
+    at = p.point(op, x) if op in UNARY else p.point(op, x, y)
+    case.check([at], ['edge'], 'dst', 1e-12 if dtype == torch.float64 else 1e-6)
+
+
+@pytest.mark.parametrize('op', ['exp', 'log', 'log1p', 'expm1', 'tanh', 'sigmoid', 'erf'])
+def test_relative_error_in_float32(op: str) -> None:
+    graph = Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.long), 1, 1)
+    x = torch.cat([torch.linspace(-80, 80, 3001), torch.logspace(-12, 1, 999)])
+    x = torch.cat([x, -x, torch.tensor([0.0, 1.0, math.inf, -math.inf, math.nan])])
+    p = Program()
+    at = p.point(op, p.load('src', 0, (len(x),), 'float32'))
+    one = Pass(p, (Out(at, 'sum', 'float32'),), 'dst')
+    (out,), _ = run_pass_cpu(one, graph, {('src', 0): x[None]}, torch.float32, None)
+    expected = UNARY[op](x.double())
+    torch.testing.assert_close(out[0].double(), expected, rtol=1e-6, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize('row_role', ['dst', 'src'])
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('width', [1, 5, 16, 33, 64, 65, 100, 193, 200])
+def test_gate(width: int, kind: str, row_role: str) -> None:
+    case = Case(kind)
+    p = case.program
+    k, q, v = case.load('dst', (width,)), case.load('src', (width,)), case.load('src', (width,))
+    w, one = case.load('param', (width,)), case.load('edge', (1,))
+    gate = p.point('sigmoid', p.point('add', k, q))
+    at = p.point('mul', p.point('mul', p.point('mul', gate, v), w), one)
+    case.check([at, at, at, at, at], ['sum', 'mean', 'max', 'min', 'total'], row_role)
+    case.check([at], ['edge'], row_role)
+
+
+@pytest.mark.parametrize('row_role', ['dst', 'src'])
+@pytest.mark.parametrize('heads', [1, 3])
+@pytest.mark.parametrize('sizes', [(1, 1), (5, 7), (16, 32), (40, 33)])
+def test_linear_map_and_its_gradients(sizes: tuple[int, int], heads: int, row_role: str) -> None:
+    inner, out = sizes
+    case = Case('square')
+    p = case.program
+    lead = () if heads == 1 else (heads,)
+    a, g = case.load('edge', (*lead, inner)), case.load('grad', (*lead, out))
+    w = case.load('param', (inner, out))
+    y = p.point('relu', lowered(p, a, w))
+    wide_g, wide_a = p.view(g, (*lead, 1, out)), p.view(a, (*lead, inner, 1))
+    full_w = p.view(w, (*(1,) * len(lead), inner, out))
+    back = p.reduce('sum', p.point('mul', wide_g, full_w), (len(lead) + 1,))
+    by_weight = p.point('mul', wide_g, wide_a)
+    if lead:
+        by_weight = p.reduce('sum', by_weight, (0,))
+    turned = p.permute(p.view(by_weight, (inner, out)), (1, 0))
+    case.check([y, p.view(back, (*lead, inner))], ['sum', 'edge'], row_role)
+    case.check([by_weight, turned], ['total', 'total'], row_role)
+
+
+def test_linear_map_does_not_make_the_products() -> None:
+    case = Case('square', torch.float32)
+    p = case.program
+    a, g = case.load('edge', (16,)), case.load('grad', (64,))
+    w = case.load('param', (16, 64))
+    outer = p.point('mul', p.view(g, (1, 64)), p.view(a, (16, 1)))
+    back = p.reduce('sum', p.point('mul', p.view(g, (1, 64)), w), (1,))
+    for at, kind in ((lowered(p, a, w), 'sum'), (outer, 'total'), (back, 'edge')):
+        one = Pass(p, (Out(at, kind, 'float32'),), 'dst')
+        code = encode(one, torch.float32, {k: t.dtype for k, t in case.inputs.items()})
+        edges, size = code.code[:2].tolist()
+        assert size // edges <= 16 + 64
+
+
+def test_extremes_take_nan_and_the_first() -> None:
+    case = Case('hubs')
+    at = case.load('edge', (19,))
+    x = case.inputs['edge', 0]
+    x.copy_(torch.randint(3, x.shape))
+    x[torch.rand(x.shape) < 0.003] = math.nan
+    x[torch.rand(x.shape) < 0.05] = -math.inf
+    for row_role in ('dst', 'src'):
+        case.check([at, at], ['max', 'min'], row_role)
+
+
+@pytest.mark.parametrize('row_role', ['dst', 'src'])
+@pytest.mark.parametrize('width', [3, 40, 130])
+def test_picked(width: int, row_role: str) -> None:
+    case = Case('square')
+    p = case.program
+    grad = torch.randn(case.num_dst, width).double()
+    (_,), (arg,) = case.run([Out(case.load('edge', (width,)), 'max', 'float64')], 'dst')
+    case.inputs['grad', 9], case.inputs['arg', 9] = grad, arg
+    at = p.add('load', (), ('picked', 9), (width,), 'float64', 4)
+    at = p.point('mul', at, case.load('src', (width,)))
+    case.check([at, at], ['sum', 'edge'], row_role)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision(dtype: torch.dtype) -> None:
+    case = Case('square', dtype)
+    p = case.program
+    x, y = case.load('src', (21,)), case.load('dst', (21,))
+    w = case.load('param', (21,))
+    b = case.load('edge', (21,), torch.bool)
+    i = case.load('edge', (1,), torch.int64)
+    at = p.point('where', b, p.point('mul', p.point('mul', x, w), i), y)
+    p.values[at] = p.values[at]._replace(dtype=str(dtype)[6:])
+    for row_role in ('dst', 'src'):
+        case.check([at, at, at], ['sum', 'edge', 'total'][:2] + ['mean'], row_role)
+    outs, _ = case.run([Out(at, 'sum', str(dtype)[6:])], 'dst')
+    assert outs[0].dtype == dtype
+
+
+@pytest.mark.parametrize('width', [1, 50, 200])
+def test_dropout(width: int) -> None:
+    case = Case('square')
+    p = case.program
+    v = case.load('edge', (width,))
+    keep, other = p.keep(0, 0.25, (width,), 'float64'), p.keep(1, 0.25, (width,), 'float64')
+    at = p.point('mul', v, keep)
+    outs = [Out(keep, 'edge', 'float64'), Out(other, 'edge', 'float64'), Out(at, 'sum', 'float64')]
+    found = [
+        case.run(outs, row_role, torch.tensor([seed]))[0]
+        for row_role, seed in (('dst', 5), ('src', 5), ('dst', 6))
+    ]
+    mask = found[0][0]
+    assert torch.equal(mask, found[1][0])
+    assert not torch.equal(mask, found[2][0])
+    assert not torch.equal(mask, found[0][1])
+    assert mask.unique().tolist() == [0.0, 1 / 0.75]
+    assert 0.1 < (mask == 0).double().mean() < 0.4
+    x = case.inputs['edge', 0] * mask
+    expected = torch.zeros(case.num_dst, width).double().index_add(0, case.edge_index[1], x)
+    torch.testing.assert_close(found[0][2], expected)
+
+
+def test_bad_code_is_refused() -> None:
+    case = Case('square')
+    at = case.load('src', (4,))
+    one = Pass(case.program, (Out(at, 'sum', 'float64'),), 'dst')
+    code = encode(one, torch.float64, {k: t.dtype for k, t in case.inputs.items()})
+    graph = case.graph
+    call: Callable[[Tensor], None] = lambda words: torch.ops.pyg_fast.message_pass(  # noqa: E731
+        graph.rowptr, graph.col, graph.perm, graph.num_src, words, code.numbers,
+        [case.inputs['src', 0]], code.counted, [torch.empty(37, 4).double()],
+        [0], [], None, True, 3,
+    )  # fmt: skip
+    call(code.code)
+    for place in range(len(code.code)):
+        for value in (-1, 1 << 41):
+            words = code.code.clone()
+            words[place] = value
+            try:
+                call(words)
+            except RuntimeError as error:
+                assert 'code is not that of a message' in str(error)  # noqa: PT017
+    with pytest.raises(RuntimeError, match='code is not that'):
+        call(code.code[:-1])
