@@ -18,6 +18,7 @@ from .nn import (
 from .nn._fused import _METHODS, Fused, note_propagate
 from .nn._reduce import may_fuse, why_not
 from .nn.gat import LOOP_FILLS
+from .nn.message_passing import OWN, FusedPropagate, fused_class, why_never
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -47,12 +48,13 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
     r"""Replaces each :class:`~torch_geometric.nn.conv.GCNConv`,
     :class:`~torch_geometric.nn.conv.SAGEConv`, :class:`~torch_geometric.nn.conv.GINConv`,
     :class:`~torch_geometric.nn.conv.GATConv` and :class:`~torch_geometric.nn.conv.GATv2Conv` of a
-    model by our exact equivalent, in place.
+    model by our exact equivalent, in place. Every other
+    :class:`~torch_geometric.nn.MessagePassing`, PyG's or your own, runs its :meth:`message` as one
+    kernel where :class:`~pyg_fast.nn.FusedMessagePassing` would.
 
     The layers stay the same objects (only their class changes, as for lazy modules in PyTorch),
     and so do parameters, buffers, hooks and options: existing optimizers keep working, state_dict
-    and outputs stay the same. Subclasses of these layers, and layers with options that have no
-    kernel, are not changed.
+    and outputs stay the same. Layers with options that have no kernel are not changed.
 
     Args:
         model (torch.nn.Module): The model, or a single layer.
@@ -77,6 +79,9 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
         reports.append(report)
         if report.fused is not None and type(conv) in _FUSED:
             conv.__class__ = _FUSED[type(conv)]
+            setattr(conv, _MARK, True)
+        elif report.fused is not None and not isinstance(conv, (Fused, FusedPropagate)):
+            conv.__class__ = fused_class(type(conv))
             setattr(conv, _MARK, True)
     if verbose:
         print(_table(reports))
@@ -111,6 +116,10 @@ def restore(model: ModelT) -> ModelT:
             for name in module._own:
                 vars(module).pop(name, None)
             module.__class__ = module._base
+        elif isinstance(module, FusedPropagate) and vars(module).pop(_MARK, False):
+            for name in OWN:
+                vars(module).pop(name, None)
+            module.__class__ = module._base
     return model
 
 
@@ -132,18 +141,26 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             reason = _options_reason(module)
             fused = None if reason else cls.__name__
             yield module, LayerReport(name, layer, fused, reason, _ran(module))
+        elif isinstance(module, FusedPropagate):
+            layer = module._base.__name__ if _MARK in vars(module) else cls.__name__
+            reason = why_never(module)
+            fused = None if reason else cls.__name__
+            yield module, LayerReport(name, layer, fused, reason, _ran(module))
         elif isinstance(module, MessagePassing):
             reason = _reason(module)
-            fused = None if reason else _FUSED[cls].__name__
+            fused = None if reason else _name_of_fused(cls)
             yield module, LayerReport(name, cls.__name__, fused, reason)
+
+
+def _name_of_fused(cls: type) -> str:
+    return _FUSED[cls].__name__ if cls in _FUSED else fused_class(cls).__name__
 
 
 def _reason(conv: Any) -> str | None:
     """Why a layer cannot be replaced."""
     cls = type(conv)
     if cls not in _FUSED:
-        bases = [base.__name__ for base in _FUSED if isinstance(conv, base)]
-        return f'a subclass of {bases[0]}' if bases else 'no kernel for it'
+        return why_never(conv)
     if 'forward' in vars(conv):
         return 'its forward is patched'
     for name in (*_METHODS, 'propagate', 'edge_updater'):

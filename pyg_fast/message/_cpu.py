@@ -178,12 +178,12 @@ class _Encoder:
         """A loop over `shape` (and edges); each reference has a stride for each dimension."""
         refs = [out, *args]
         edge = any(not ref.uniform for ref in refs)
-        sizes, dims = _merged(
-            [1, *shape], [[ref.edge, *ref.strides] for ref in refs], edge
-        )
+        sizes, dims = _merged([1, *shape], [[ref.edge, *ref.strides] for ref in refs], edge)
         indexed = any(ref.edge is None for ref in refs)
-        if not dims or (indexed and len(dims) == 1) or (
-            dims[-1][0] != 1 and (op in POINTWISE or op == 'copy')
+        if (
+            not dims
+            or (indexed and len(dims) == 1)
+            or (dims[-1][0] != 1 and (op in POINTWISE or op == 'copy'))
         ):
             # Instructions write their innermost dimension without gaps.
             sizes.append(1)
@@ -373,15 +373,18 @@ class _Encoder:
         rows: list[tuple[bool, int, int | None, int | None, int | None]] = []
         for d, n in enumerate((1, *shape)):
             if d == 0 or n != 1:
-                strides = [ref.edge if d == 0 else ref.strides[d - 1] for ref in (out, a, b)]
+                strides: Any = [ref.edge if d == 0 else ref.strides[d - 1] for ref in (out, a, b)]
                 reduced = total if d == 0 else d - 1 in dims
                 last = rows[-1] if rows else None
-                if last and last[0] == reduced and all(
-                    x == y * n for x, y in zip(last[2:], strides, strict=True)  # type: ignore
+                outer: Any = last[2:] if last else ()
+                if (
+                    last
+                    and last[0] == reduced
+                    and all(x == y * n for x, y in zip(outer, strides, strict=True))
                 ):
-                    rows[-1] = (reduced, last[1] * n, *strides)  # type: ignore
+                    rows[-1] = (reduced, last[1] * n, *strides)
                 else:
-                    rows.append((reduced, n, *strides))  # type: ignore
+                    rows.append((reduced, n, *strides))
         edge = rows[0]
         ks = [r for r in rows if r[0]]
         if len(ks) != 1:
@@ -508,8 +511,10 @@ class _Encoder:
         for at in order:
             op = program[at].op
             used = users.get(at, set())
-            later = op in lazy or (op == 'mul' and used <= {'sum', 'view', 'permute', 'cast'}) or (
-                op == 'sum' and not used
+            later = (
+                op in lazy
+                or (op == 'mul' and used <= {'sum', 'view', 'permute', 'cast'})
+                or (op == 'sum' and not used)
             )
             if at in by_value:
                 for kind, k in by_value[at]:

@@ -6,12 +6,14 @@ from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
 from .maxk import MaxK, MaxKGCNConv, MaxKGINConv, MaxKSAGEConv
 from .maxk_gnn import MaxKGNN
+from .message_passing import FusedMessagePassing
 from .path_prepared_gnn import PathPreparedGNN
 from .sage import PathPreparedSAGEConv
 from .sampled import SampledGCNConv, SampledSAGEConv
 
 __all__ = [
-    'AggregatedInput', 'FusedGATConv', 'FusedGATv2Conv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv',
-    'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedGNN',
-    'PathPreparedSAGEConv', 'SampledGCNConv', 'SampledSAGEConv',
+    'AggregatedInput', 'FusedGATConv', 'FusedGATv2Conv', 'FusedMessagePassing', 'MaxK',
+    'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv',
+    'PathPreparedGINConv', 'PathPreparedGNN', 'PathPreparedSAGEConv', 'SampledGCNConv',
+    'SampledSAGEConv',
 ]  # fmt: skip

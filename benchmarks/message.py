@@ -1,0 +1,190 @@
+"""Layers whose message runs as one generated kernel: beside PyG, eager and compiled.
+
+python -m benchmarks message                    all layers on planted graphs
+python -m benchmarks message --quick            a minute or less
+python -m benchmarks message --layers GINE      only some
+python -m benchmarks message --modes step       forward and backward only
+"""
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    CGConv,
+    EdgeConv,
+    FiLMConv,
+    GENConv,
+    GINEConv,
+    MessagePassing,
+    PNAConv,
+    SimpleConv,
+)
+
+import pyg_fast
+from pyg_fast.graph import prepare_edge_index
+from pyg_fast.ops import spmm
+
+from . import _harness
+from ._graphs import Graph
+from ._harness import Bench, Contender, Option
+from .gat import REFERENCE_BYTES
+from .layers import COMPILED, PLAIN, PREPARED, PYG, step_error
+from .spmm import FORWARD, STEP
+
+PRODUCT = 'ours, spmm'  # the product written by hand, where the message is the neighbour's row
+EDGE_WIDTH = 16
+GRAPHS = {
+    'quick': ('small',), 'cuda': ('arxiv-like', 'products-like', 'reddit-like'),
+    'cpu': ('Computers', 'tolokers'),
+}
+_TOLERANCE = 1e-3
+
+
+class GatedMessage(MessagePassing):
+    """The message of ResGatedGraphConv without its linear maps."""
+
+    def forward(self, x: Sequence[Tensor], edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, k=x[0], q=x[1], v=x[2])
+
+    def message(self, k_i: Tensor, q_j: Tensor, v_j: Tensor) -> Tensor:
+        return torch.sigmoid(k_i + q_j) * v_j
+
+
+class Kind(NamedTuple):
+    """A layer.
+
+    Args:
+        make: Of a number of channels and the degrees of the graph.
+        num_inputs: Feature matrices that it takes.
+        edge_width: Features of an edge.
+        scratch: Matrices of the size of the messages that PyG stores.
+    """
+
+    make: Callable[[int, Tensor], nn.Module]
+    num_inputs: int = 1
+    edge_width: int = 0
+    scratch: int = 6
+
+
+def _mlp(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width))
+
+
+KINDS = {
+    'gated message': Kind(lambda width, _: GatedMessage(), 3),
+    'GINE': Kind(
+        lambda width, _: GINEConv(nn.Linear(width, width), edge_dim=EDGE_WIDTH), 1, EDGE_WIDTH),
+    'PNA': Kind(lambda width, degree: PNAConv(
+        width, width, ['mean', 'min', 'max', 'std'], ['identity', 'amplification', 'attenuation'],
+        torch.bincount(degree.cpu().long())), 1, 0, 16),
+    'EdgeConv mean': Kind(lambda width, _: EdgeConv(_mlp(width), aggr='mean')),
+    'CG': Kind(lambda width, _: CGConv(width, EDGE_WIDTH), 1, EDGE_WIDTH, 10),
+    'FiLM': Kind(lambda width, _: FiLMConv(width, width)),
+    'GEN sum': Kind(lambda width, _: GENConv(width, width, aggr='add')),
+    'sum': Kind(lambda width, _: SimpleConv('sum')),
+}
+
+
+class Case:
+    """A layer on a graph: its inputs, its parameters, and steps of all contenders."""
+
+    def __init__(self, kind: Kind, graph: Graph, width: int) -> None:
+        self.kind, self.graph, self.width = kind, graph, width
+        generator = torch.Generator(graph.col.device).manual_seed(1)
+        self.random = functools.partial(
+            torch.randn, generator=generator, device=graph.col.device)
+        self.x = [self.random(graph.num_nodes, width) for _ in range(kind.num_inputs)]
+        self.edge = self.random(graph.num_edges, kind.edge_width) if kind.edge_width else None
+        self.layer = kind.make(width, graph.degree).to(graph.col.device)
+        self.edge_index = graph.edge_index
+        self.size = (graph.num_nodes, graph.num_nodes)
+
+    def step(
+        self, name: str, mode: str, dtype: torch.dtype = torch.float32
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """A step, which returns the output and the gradients of inputs and parameters."""
+        layer = copy.deepcopy(self.layer).to(dtype)
+        edge_index = self.edge_index
+        if name in (PREPARED, PLAIN):
+            layer = pyg_fast.accelerate(layer)
+        if name == PREPARED:
+            edge_index, _ = prepare_edge_index(edge_index, self.size)
+        x = [t.to(dtype).requires_grad_(mode == STEP) for t in map(torch.clone, self.x)]
+        edge = () if self.edge is None else (self.edge.to(dtype),)
+        leaves = [*x, *layer.parameters()]
+        run: Callable[..., Any] = torch.compile(layer) if name == COMPILED else layer
+        if name == PRODUCT:
+            prepared, _ = prepare_edge_index(edge_index, self.size)
+            run = lambda x, *_: spmm(prepared, x)  # noqa: E731
+        weight: list[Tensor] = []
+
+        def step() -> tuple[Tensor, ...]:
+            grads: tuple[Tensor, ...] = ()
+            with torch.set_grad_enabled(mode == STEP):
+                out = run(x if len(x) > 1 else x[0], edge_index, *edge)
+                if mode == STEP:
+                    if not weight:
+                        weight.append(torch.linspace(
+                            -1, 1, out.numel(), dtype=dtype, device=out.device).view_as(out))
+                    grads = torch.autograd.grad(out, leaves, weight[0])
+            return out.detach(), *grads
+
+        for _ in range(3):
+            step()
+        if name in (PREPARED, PLAIN) and layer._last_run:
+            raise RuntimeError(f"PyG's code ran: {layer._last_run}")
+        return step
+
+    @functools.cached_property
+    def expected(self) -> tuple[Tensor, ...]:
+        return self.step(PYG if self.fits(8) else PREPARED, STEP, torch.double)()
+
+    def fits(self, size: int) -> bool:
+        """Whether PyG's layer fits into memory, with numbers of `size` bytes."""
+        messages = self.kind.scratch * size * self.graph.num_edges * self.width
+        return messages <= 2 * REFERENCE_BYTES[self.edge_index.device.type]
+
+    def contenders(self, mode: str) -> list[Contender]:
+        names = [PREPARED, PLAIN, COMPILED] + [PYG] * self.fits(4)
+        if self.kind is KINDS['sum']:
+            names.append(PRODUCT)
+        return [
+            Contender(name, functools.partial(self.step, name, mode), name in (PREPARED, PLAIN),
+                      self.check if name != PRODUCT else None)
+            for name in names]
+
+    def check(self, outputs: Sequence[Tensor]) -> float:
+        # Equal maxima: PyG divides their gradient.
+        if self.kind is KINDS['PNA']:  # A standard deviation near zero has few exact digits.
+            return step_error(outputs, self.expected[:1], None) / 100
+        return step_error(outputs, self.expected[:len(outputs)], _TOLERANCE)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    bench = Bench(
+        'message', __doc__, argv, graphs=GRAPHS,
+        layers=_harness.names('layer', tuple(KINDS), tuple(KINDS)),
+        modes=_harness.names('mode', ('forward', 'step'), ('forward', 'step')),
+        widths=Option((64, 128), _harness.integers, 'channels'), notes=[
+            'Wall time with launches and Python, float32; the first call is not counted. Ours: '
+            "pyg_fast.accelerate of PyG's layer. Compared with PyG's layer in float64, or with "
+            'ours where that does not fit into memory.'])
+    torch._dynamo.config.recompile_limit = 1000  # every layer is compiled anew
+    for graph in bench.graphs():
+        graph = graph.without_loops()
+        for name, width, mode in itertools.product(
+                bench.args.layers, bench.args.widths, bench.args.modes):
+            case = Case(KINDS[name], graph, width)
+            way = STEP if mode == 'step' else FORWARD
+            bench.measure(
+                f'{mode}', f'{graph.name}: {name}', width, case.contenders(way), label='channels',
+                memory=True, pairs=[(PLAIN, PYG)])
+    bench.finish()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,149 @@
+"""The guarded call of a message."""
+
+import itertools
+import types
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+
+from ..graph.graph import Graph
+from ._capture import Captured, backend, with_runner
+from ._ir import Refused
+from ._plan import Plan, describe, plan
+from ._run import Passes, run
+
+
+class Fallback(Exception):
+    """PyG's code must run; the text says why."""
+
+
+# Refusals of an entry, by its inputs.
+_MOST_REFUSALS = 32
+
+
+def _entry(
+    function: Any, edges: Tensor, inputs: dict[tuple[str, str], Tensor], other: dict[str, Any]
+) -> Tensor:
+    values = dict(other)
+    for (role, name), value in inputs.items():
+        values[name] = torch.ops.pyg_fast_message.lift(value, edges, role, name)
+    return torch.ops.pyg_fast_message.end(function(**values))
+
+
+@lru_cache(maxsize=1024)
+def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Stands for an input in the capture, which reads its dtype and the shape of a row only."""
+    with torch.inference_mode(False):
+        return torch.empty((2, *shape), dtype=dtype, device=device)
+
+
+@lru_cache(maxsize=64)
+def _edges(device: torch.device) -> Tensor:
+    """Stands for the edges. Its size is no number that the capture could use or check."""
+    with torch.inference_mode(False):
+        edges = torch.empty(2, dtype=torch.int8, device=device)
+    torch._dynamo.decorators.mark_unbacked(edges, 0)
+    return edges
+
+
+_numbers = itertools.count()
+
+
+@lru_cache(maxsize=1024)
+def _planned(captured: Captured, reduces: tuple[str, ...]) -> Passes:
+    return Passes(plan(captured, reduces))
+
+
+class Entry:
+    """Captures a function on its first call, and whenever what it reads has changed."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.refused: dict[Any, str] = {}
+        self.last: Plan | None = None
+        self._compile()
+
+    def _compile(self) -> None:
+        # Dynamo keeps what it compiled by code object, and facts by its name: one for each entry.
+        code = _entry.__code__.replace(co_name=f'message_{next(_numbers)}')
+        fresh = types.FunctionType(code, _entry.__globals__)
+        self.compiled = torch.compile(fresh, fullgraph=True, dynamic=False, backend=backend)
+
+    @property
+    def text(self) -> str | None:
+        """What the plan of the last call made of the message."""
+        return None if self.last is None else describe(self.last)
+
+    def __call__(
+        self,
+        graph: Callable[[], Graph],
+        reduces: tuple[str, ...],
+        inputs: dict[tuple[str, str], Tensor],
+        other: dict[str, Any],
+    ) -> list[Tensor]:
+        """The aggregated message.
+
+        Args:
+            graph: Makes the graph.
+            reduces: Aggregations, of :obj:`REDUCES` or `mean_of_squares`.
+            inputs: Inputs by role (`src`, `dst`, `edge`) and name of the argument.
+            other: All other arguments.
+
+        Raises:
+            Fallback: If no kernel can compute it.
+        """
+        kind = self._kind(reduces, inputs, other)
+        if kind in self.refused:
+            raise Fallback(self.refused[kind])
+        device = next(iter(inputs.values())).device
+        named = {key: _stand_in(x.shape[1:], x.dtype, x.device) for key, x in inputs.items()}
+
+        def runner(captured: Captured, args: tuple) -> list[Tensor]:
+            passes = _planned(captured, reduces)
+            self.last = passes.plan
+            seed = None
+            if passes.plan.num_dropouts:
+                seed = torch.randint(2**62, (1,), device=device)
+            return run(passes, graph(), args, inputs, seed)
+
+        call = (self.function, _edges(device), named, other)
+        try:
+            try:
+                return with_runner(runner, self.compiled, *call)
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
+                self._compile()
+                return with_runner(runner, self.compiled, *call)
+        except Refused as error:
+            reason = str(error)
+        except BackendCompilerFailed as error:
+            inner = error.inner_exception
+            if not isinstance(inner, Refused):
+                raise
+            reason = str(inner)
+        except TorchDynamoException as error:
+            reason = _reason(error)
+        if len(self.refused) < _MOST_REFUSALS:
+            self.refused[kind] = reason
+        raise Fallback(reason)
+
+    def _kind(self, reduces: tuple, inputs: dict, other: dict) -> Any:
+        """What a refusal holds for."""
+        owner = getattr(self.function, '__self__', None)
+        parts: list[Any] = [reduces, torch.is_grad_enabled(), getattr(owner, 'training', None)]
+        parts += [(key, x.dtype, x.shape[1:], x.device) for key, x in inputs.items()]
+        parts += [
+            (name, (x.dtype, x.shape) if isinstance(x, Tensor) else str(x))
+            for name, x in other.items()
+        ]
+        return tuple(parts)
+
+
+def _reason(error: TorchDynamoException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    places = [line for line in lines if line.startswith('File "')]
+    return f'{text} ({places[-1]})' if places else text

@@ -1,0 +1,327 @@
+"""The traced message: a list of operations on the values of one edge."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# What a value depends on; a value of several depends on the edge.
+PARAM, SRC, DST, EDGE = 0, 1, 2, 4
+ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'edge': EDGE}
+
+
+class Refused(Exception):
+    """No kernel for a message; the text says why."""
+
+
+class Value(NamedTuple):
+    """The result of one operation.
+
+    :obj:`args` are positions of earlier values. :obj:`shape` leaves the dimension of edges (or
+    nodes) out. The arguments of a pointwise operation have as many dimensions as its result, and
+    broadcast.
+    """
+
+    op: str
+    args: tuple[int, ...]
+    attrs: tuple
+    shape: tuple[int, ...]
+    dtype: str
+
+
+UNARY: dict[str, Callable[..., Tensor]] = {
+    name: getattr(torch, name)
+    for name in (
+        'neg', 'abs', 'exp', 'exp2', 'expm1', 'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt',
+        'reciprocal', 'sin', 'cos', 'tanh', 'sigmoid', 'erf', 'sign', 'floor', 'ceil', 'relu',
+        'logical_not',
+    )
+}  # fmt: skip
+BINARY: dict[str, Callable[..., Tensor]] = {
+    name: getattr(torch, name)
+    for name in (
+        'add', 'sub', 'mul', 'div', 'pow', 'maximum', 'minimum', 'lt', 'le', 'gt', 'ge', 'eq',
+        'ne', 'logical_and', 'logical_or',
+    )
+}  # fmt: skip
+POINTWISE: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, 'where': torch.where}
+BOOLEAN = {'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'logical_and', 'logical_or', 'logical_not'}
+_NEUTRAL = {'add': 0, 'sub': 0, 'mul': 1, 'div': 1}
+# Their derivative is not finite everywhere: hoisted, they must not see a row without edges.
+RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 'div'}
+# Pointwise functions of torch that take Python numbers.
+_WITH_NUMBERS = {
+    'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',
+}  # fmt: skip
+_REDUCE: dict[str, Callable[..., Tensor]] = {
+    'sum': torch.sum, 'amax': torch.amax, 'amin': torch.amin,
+}  # fmt: skip
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a value of this dtype can take a gradient."""
+    return dtype.startswith(('float', 'bfloat'))
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a pointwise result."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        raise Refused(str(error)) from None
+
+
+class Program:
+    """Operations in the order of their evaluation; equal ones are stored once."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self._known: dict[Value, int] = {}
+        self._levels: list[int] = []
+
+    def add(
+        self,
+        op: str,
+        args: Sequence[int] = (),
+        attrs: tuple = (),
+        shape: tuple[int, ...] = (),
+        dtype: str = 'float32',
+        level: int | None = None,
+    ) -> int:
+        """Appends an operation, and returns its position."""
+        value = Value(op, tuple(args), attrs, tuple(shape), dtype)
+        at = self._known.get(value)
+        if at is None:
+            at = self._known[value] = len(self.values)
+            self.values.append(value)
+            if level is None:
+                level = 0
+                for arg in args:
+                    level |= self._levels[arg]
+            self._levels.append(level)
+        return at
+
+    def level(self, at: int) -> int:
+        """What a value depends on: an `or` of roles."""
+        return self._levels[at]
+
+    def __getitem__(self, at: int) -> Value:
+        return self.values[at]
+
+    # Constructors, with the shapes of their results.
+
+    def load(self, role: str, slot: int | str, shape: tuple[int, ...], dtype: str) -> int:
+        """An input: `src` and `dst` by the ends of the edge."""
+        return self.add('load', (), (role, slot), shape, dtype, ROLES[role])
+
+    def const(self, number: float | bool, rank: int, dtype: str) -> int:
+        """A number."""
+        text = float(number).hex() if math.isfinite(number) else str(float(number))
+        return self.add('const', (), (text,), (1,) * rank, dtype)
+
+    def keep(self, number: int, p: float, shape: tuple[int, ...], dtype: str) -> int:
+        """The factors of a dropout: 0 with probability `p`, else `1 / (1 - p)`."""
+        return self.add('keep', (), (number, float(p).hex()), shape, dtype, EDGE)
+
+    def point(self, op: str, *args: int, dtype: str | None = None) -> int:
+        """A pointwise operation."""
+        shape = broadcast(*(self[arg].shape for arg in args))
+        if op in _NEUTRAL and len(args) == 2:
+            for x, other in (args, args[::-1]) if op in ('add', 'mul') else (args,):
+                value = self[other]
+                if value.op == 'const' and self[x].shape == shape and number(value) == _NEUTRAL[op]:
+                    return x
+        if dtype is None:
+            dtype = 'bool' if op in BOOLEAN else promoted(self[arg].dtype for arg in args[-2:])
+        return self.add(op, args, (), shape, dtype)
+
+    def view(self, x: int, shape: tuple[int, ...]) -> int:
+        """Another shape of the same numbers."""
+        value = self[x]
+        if value.shape == shape:
+            return x
+        if math.prod(value.shape) != math.prod(shape):
+            raise Refused(f'a view of shape {value.shape} as {shape}')
+        if value.op == 'view':
+            return self.view(value.args[0], shape)
+        if value.op == 'const':
+            return self.add('const', (), value.attrs, shape, value.dtype)
+        return self.add('view', (x,), (), shape, value.dtype)
+
+    def expand(self, x: int, shape: tuple[int, ...]) -> int:
+        """Repeats dimensions of size 1."""
+        value = self[x]
+        if value.shape == shape:
+            return x
+        return self.add('expand', (x,), (), shape, value.dtype)
+
+    def permute(self, x: int, order: tuple[int, ...]) -> int:
+        """Exchanges dimensions."""
+        value = self[x]
+        if order == tuple(range(len(order))):
+            return x
+        return self.add('permute', (x,), order, tuple(value.shape[k] for k in order), value.dtype)
+
+    def slice(self, x: int, dim: int, start: int, size: int, step: int = 1) -> int:
+        """A part of one dimension."""
+        value = self[x]
+        if (start, size, step) == (0, value.shape[dim], 1):
+            return x
+        shape = (*value.shape[:dim], size, *value.shape[dim + 1 :])
+        return self.add('slice', (x,), (dim, start, size, step), shape, value.dtype)
+
+    def cat(self, xs: Sequence[int], dim: int) -> int:
+        """Joins values along a dimension."""
+        if len(xs) == 1:
+            return xs[0]
+        shapes = [self[x].shape for x in xs]
+        size = sum(shape[dim] for shape in shapes)
+        shape = (*shapes[0][:dim], size, *shapes[0][dim + 1 :])
+        return self.add('cat', xs, (dim,), shape, promoted(self[x].dtype for x in xs))
+
+    def reduce(self, op: str, x: int, dims: Iterable[int]) -> int:
+        """`sum`, `amax` or `amin` over dimensions, which stay with size 1."""
+        value, dims = self[x], tuple(sorted(dims))
+        if not dims:
+            return x
+        shape = tuple(1 if k in dims else n for k, n in enumerate(value.shape))
+        return self.add(op, (x,), dims, shape, value.dtype)
+
+    def mm(self, x: int, weight: int) -> int:
+        """A linear map of the last dimension by a parameter of shape (in, out)."""
+        a, w = self[x], self[weight]
+        dtype = promoted((a.dtype, w.dtype))
+        return self.add('mm', (x, weight), (), (*a.shape[:-1], w.shape[-1]), dtype)
+
+    def cast(self, x: int, dtype: str) -> int:
+        """Conversion to another dtype. Kernels compute in float32 or float64 all the same."""
+        value = self[x]
+        return x if value.dtype == dtype else self.add('cast', (x,), (), value.shape, dtype)
+
+    def graft(self, other: 'Program', at: int, places: dict[int, int]) -> int:
+        """Copies a value of another program; `places` remembers its parts."""
+        for each in other.reachable([at]):
+            if each not in places:
+                value = other[each]
+                places[each] = self.add(
+                    value.op, [places[arg] for arg in value.args], value.attrs, value.shape,
+                    value.dtype, other.level(each),
+                )  # fmt: skip
+        return places[at]
+
+    def reachable(self, outputs: Iterable[int]) -> list[int]:
+        """The values that outputs need, in order."""
+        needed, stack = set(), list(outputs)
+        while stack:
+            at = stack.pop()
+            if at not in needed:
+                needed.add(at)
+                stack.extend(self[at].args)
+        return sorted(needed)
+
+    def text(self, outputs: Sequence[int]) -> str:
+        """The canonical text of the values that outputs need: equal texts, equal programs."""
+        order = self.reachable(outputs)
+        number = {at: k for k, at in enumerate(order)}
+        lines = []
+        for at in order:
+            op, args, attrs, shape, dtype = self[at]
+            inner = ' '.join([*(f'%{number[arg]}' for arg in args), *map(str, attrs)])
+            lines.append(f'%{number[at]} = {op}({inner}) {list(shape)} {dtype}')
+        lines.append('return ' + ' '.join(f'%{number[at]}' for at in outputs))
+        return '\n'.join(lines)
+
+    def evaluate(
+        self,
+        outputs: Sequence[int],
+        known: dict[int, Tensor],
+        dtype: torch.dtype | None = None,
+        safe: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> list[Tensor]:
+        """Values in plain torch. `known` holds those of loads and, perhaps, of others; all that
+        are not of level PARAM have a leading dimension of nodes or edges. With `dtype` every float
+        is computed in it. `safe` gets the arguments of operations whose derivative is not finite
+        everywhere."""
+        results: dict[int, Any] = dict(known)
+        device = next(iter(known.values())).device
+        for at in self._order(outputs, results):
+            value = self[at]
+            own = getattr(torch, value.dtype)
+            if dtype is not None and is_float(value.dtype):
+                own = dtype
+            if value.op == 'const':
+                results[at] = number(value)
+                continue
+            args = []
+            for arg in value.args:
+                got = results[arg]
+                if not isinstance(got, Tensor) and value.op not in _WITH_NUMBERS:
+                    got = torch.full(self[arg].shape, got, dtype=own, device=device)
+                if safe is not None and value.op in RISKY and isinstance(got, Tensor):
+                    got = safe(arg, got)
+                args.append(got)
+            results[at] = _evaluate(value, args, [self[arg].shape for arg in value.args], own)
+        return [results[at] for at in outputs]
+
+    def _order(self, outputs: Sequence[int], known: dict[int, Tensor]) -> list[int]:
+        needed, stack = set(), list(outputs)
+        while stack:
+            at = stack.pop()
+            if at not in needed and at not in known:
+                needed.add(at)
+                stack.extend(self[at].args)
+        return sorted(needed)
+
+
+def promoted(dtypes: Iterable[str]) -> str:
+    """The dtype of a result."""
+    out: torch.dtype | None = None
+    for dtype in dtypes:
+        each = getattr(torch, dtype)
+        out = each if out is None else torch.promote_types(out, each)
+    return str(out)[len('torch.') :]
+
+
+def number(value: Value) -> float:
+    """The number of a constant."""
+    text = value.attrs[0]
+    return float.fromhex(text) if 'x' in text else float(text)
+
+
+def _evaluate(
+    value: Value, args: list[Tensor], inner: list[tuple[int, ...]], own: torch.dtype
+) -> Tensor:
+    op, _, attrs, shape, _ = value
+    if op in POINTWISE:
+        if op not in BOOLEAN:
+            args = [
+                a.to(own) if isinstance(a, Tensor) and a.dtype != torch.bool else a for a in args
+            ]
+        return POINTWISE[op](*args)
+    x = args[0]
+    lead = tuple(x.shape[: x.dim() - len(inner[0])])
+    if op == 'view':
+        return x.reshape(*lead, *shape)
+    if op == 'expand':
+        return x.expand(*lead, *shape)
+    if op == 'permute':
+        return x.permute(*range(len(lead)), *(k + len(lead) for k in attrs))
+    if op == 'slice':
+        dim, start, size, step = attrs
+        place = dim + len(lead)
+        part = x.narrow(place, start, (size - 1) * step + 1)
+        return part[(slice(None),) * place + (slice(None, None, step),)]
+    if op == 'cat':
+        leads = [tuple(a.shape[: a.dim() - len(s)]) for a, s in zip(args, inner, strict=True)]
+        lead = max(leads, key=len)
+        full = [a.expand(*lead, *s) for a, s in zip(args, inner, strict=True)]
+        return torch.cat([a.to(own) for a in full], attrs[0] + len(lead))
+    if op in _REDUCE:
+        return _REDUCE[op](x, [k + len(lead) for k in attrs], True)
+    if op == 'mm':
+        return x.to(own) @ args[1].to(own)
+    if op == 'cast':
+        return x.to(own)
+    raise Refused(f'no reference for {op}')

@@ -1,0 +1,493 @@
+"""From torch's operators to a :class:`~pyg_fast.message._ir.Program`."""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ._ir import BINARY, UNARY, Program, Refused, is_float
+
+aten = torch.ops.aten
+
+_prims = torch.ops.prims
+
+
+def _table(names: Iterable[str]) -> dict[Any, str]:
+    """Torch's operators by our names."""
+    table: dict[Any, str] = {}
+    for name in names:
+        for overload in ('default', 'Tensor', 'Scalar', 'Tensor_Tensor', 'Tensor_Scalar'):
+            op = getattr(getattr(aten, name, None), overload, None)
+            if op is not None:
+                table[op] = name
+        if hasattr(_prims, name):
+            table[getattr(_prims, name).default] = name
+    return table
+
+
+_UNARY: dict[Any, str] = {**_table(UNARY), aten.bitwise_not.default: 'logical_not'}
+_BINARY: dict[Any, str] = {
+    **_table(BINARY), aten.bitwise_and.Tensor: 'logical_and', aten.bitwise_or.Tensor: 'logical_or',
+}  # fmt: skip
+_WHERE = {aten.where.self, _prims.where.default}
+_CAST = {aten._to_copy.default, _prims.convert_element_type.default}
+_SAME = {
+    aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+}  # fmt: skip
+_VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+_KEPT = {
+    *_UNARY, *_BINARY, *_SAME, *_VIEW, aten.where.self, aten._to_copy.default, aten.mm.default,
+    aten.addmm.default, aten.bmm.default, aten.cat.default, aten.expand.default,
+    aten.permute.default, aten.t.default, aten.transpose.int, aten.slice.Tensor, aten.select.int,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.sum.dim_IntList,
+    aten.mean.dim, aten.amax.default, aten.amin.default, aten.full.default,
+    aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int,
+    aten.scalar_tensor.default, aten.full_like.default, aten.zeros_like.default,
+    aten.ones_like.default, aten.slice_backward.default, aten.select_backward.default,
+}  # fmt: skip
+_DECOMPOSED: dict[Any, Callable[..., Any]] = {
+    op: fn for op, fn in decomposition_table.items() if op not in _KEPT
+}  # fmt: skip
+
+
+def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) -> GraphModule:
+    """The graph of torch's operators that a function calls. Inputs are Python numbers, and tensors
+    that stand for their shape and dtype only. A function that derives is traced first, then freed
+    of its writes."""
+    # Not in the context of the capture, whose shapes are symbolic.
+    try:
+        with torch._guards.tracing(None), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fakes = [
+                mode.from_tensor(each, static_shapes=True) if isinstance(each, Tensor) else each
+                for each in inputs
+            ]
+        with torch._guards.tracing(None):
+            if derives:
+                fn = torch.func.functionalize(make_fx(fn, tracing_mode='real')(*fakes))
+            return make_fx(fn, decomposition_table=_DECOMPOSED, tracing_mode='real')(*fakes)
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f'{type(error).__name__}: {_first_line(error)}') from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split('\n', 1)[0]
+
+
+class Parser:
+    """Reads a traced graph whose edges are `num_edges`: a number that no other size equals."""
+
+    def __init__(self, program: Program, num_edges: int) -> None:
+        self.program = program
+        self.num_edges = num_edges
+        self.at: dict[Node, Any] = {}  # a position, or several
+        self.slot: dict[Node, int] = {}
+        self.num_dropouts = 0
+
+    def read(self, graph: GraphModule, inputs: Sequence[int] | None = None) -> list[int]:
+        """The positions of the graph's results. `inputs` are those of its placeholders; without
+        them these are parameters, and inputs of nodes and edges where they are lifted."""
+        for slot, node in enumerate(n for n in graph.graph.nodes if n.op == 'placeholder'):
+            self.slot[node] = slot
+            if inputs is not None:
+                self.at[node] = inputs[slot]
+        for node in graph.graph.nodes:
+            if node.op == 'placeholder':
+                meta = node.meta.get('val')
+                if inputs is None and isinstance(meta, Tensor):
+                    shape = tuple(meta.shape)
+                    self.at[node] = self.program.load(
+                        'param', self.slot[node], shape, _name(meta.dtype)
+                    )
+            elif node.op == 'output':
+                return [self._value(each) for each in node.args[0]]
+            elif node.op == 'get_attr':
+                tensor = getattr(graph, node.target)
+                if tensor.numel() != 1:
+                    raise Refused('a constant tensor made in message')
+                self.at[node] = self._const(tensor.item(), tensor.dim(), _name(tensor.dtype))
+            else:
+                try:
+                    self.at[node] = self._call(node)
+                except Refused as error:
+                    raise Refused(f'{error}{_place(node)}') from None
+        raise AssertionError
+
+    def _value(self, node: Any) -> int:
+        at = self.at.get(node)
+        if not isinstance(at, int):
+            raise Refused('a result that is no tensor of the edges')
+        return at
+
+    def _const(self, value: Any, rank: int, dtype: str) -> int:
+        return self.program.const(value, rank, dtype)
+
+    def _trailing(self, node: Node) -> tuple[int, ...]:
+        """The shape of a value without the dimension of the edges."""
+        meta = node.meta['val']
+        shape, on_edges = tuple(meta.shape), self._on_edges(node)
+        if not on_edges:
+            if self.num_edges in shape:
+                raise Refused('a parameter of the size of the edges')
+            return shape
+        if 0 in shape:
+            raise Refused('an empty value')
+        if (
+            not shape
+            or shape[0] % self.num_edges
+            or math.prod(shape[1:]) % self.num_edges == 0
+            and (math.prod(shape[1:]) > 0)
+        ):
+            raise Refused(f'{node.target} mixes edges')
+        times = shape[0] // self.num_edges
+        return shape[1:] if times == 1 else (times, *shape[1:])
+
+    def _on_edges(self, node: Node) -> bool:
+        """Whether a value or one of its arguments has the dimension of the edges."""
+        return any(
+            isinstance(meta, Tensor) and meta.dim() > 0 and meta.shape[0] >= self.num_edges
+            and meta.shape[0] % self.num_edges == 0
+            for each in (node, *node.all_input_nodes)
+            for meta in [each.meta.get('val')]
+        )  # fmt: skip
+
+    def _operand(self, arg: Any, node: Node) -> int:
+        """An argument of a pointwise operation, with as many dimensions as the result."""
+        program, meta = self.program, node.meta['val']
+        on_edges = self._on_edges(node)
+        rank = meta.dim() - on_edges
+        if not isinstance(arg, Node):
+            if not isinstance(arg, (int, float, bool)):
+                raise Refused(f'{node.target} of a {type(arg).__name__}')
+            dtype = _name(meta.dtype)
+            return self._const(arg, rank, dtype if dtype != 'bool' else 'float64')
+        at = self._value(arg)
+        shape = program[at].shape
+        if on_edges and not self._on_edges(arg):
+            if len(shape) == rank + 1:
+                if shape[0] != 1:
+                    raise Refused(f'{node.target} mixes edges')
+                shape = shape[1:]
+            shape = (1,) * (rank - len(shape)) + shape
+            return program.view(at, shape)
+        if on_edges and len(shape) != rank:
+            raise Refused(f'{node.target} mixes edges')
+        return program.view(at, (1,) * (rank - len(shape)) + shape)
+
+    def _dim(self, dim: int, node: Node, rank: int | None = None) -> int:
+        """A dimension among those of one edge."""
+        arg: Any = node.args[0]
+        while not isinstance(arg, Node):
+            arg = arg[0]
+        meta = arg.meta['val']
+        full = (
+            (meta[0] if isinstance(meta, (list, tuple)) else meta).dim() if rank is None else rank
+        )
+        dim = dim % max(full, 1)
+        if self._on_edges(node):
+            dim -= 1
+            if dim < 0:
+                raise Refused(f'{node.target} along the edges')
+        return dim
+
+    def _call(self, node: Node) -> Any:
+        program, target = self.program, node.target
+        args: Any = node.args
+        meta: Any = node.meta.get('val')
+        if target is operator.getitem:
+            return self.at[args[0]][args[1]]
+        if target is torch.ops.pyg_fast_message.lift.default:
+            role, name = args[2:]
+            return program.load(role, name, tuple(meta.shape)[1:], _name(meta.dtype))
+        if target is torch.ops.pyg_fast_message.dropout.default:
+            return self._dropout(node)
+        if target is torch.ops.pyg_fast_message.end.default:
+            return self._value(args[0])
+        if target in _UNARY:
+            x = self._float(self._value(args[0]))
+            return self._checked(program.point(_UNARY[target], x, dtype=_name(meta.dtype)), node)
+        if target in _BINARY:
+            return self._binary(_BINARY[target], node)
+        if target in _WHERE:
+            parts = [self._operand(arg, node) for arg in args]
+            return self._checked(program.point('where', *parts, dtype=_name(meta.dtype)), node)
+        if target in _SAME:
+            return self._value(args[0])
+        if target in _CAST:
+            dtype = _name(meta.dtype)
+            x = self._value(args[0])
+            if not is_float(dtype) and dtype != program[x].dtype:
+                raise Refused(f'a conversion to {dtype}')
+            return program.cast(x, dtype)
+        if target in (aten.full.default, aten.scalar_tensor.default):
+            return self._filled(node, args[-1])
+        if target in (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default):
+            return self._filled(
+                node, {aten.zeros_like.default: 0, aten.ones_like.default: 1}.get(target, args[-1])
+            )
+        if target in _MAPS:
+            return self._linear(node)
+        return self._shaped(node)
+
+    def _filled(self, node: Node, number: Any) -> int:
+        """A tensor of one number."""
+        if not isinstance(number, (int, float, bool)):
+            raise Refused(f'{node.target} of a {type(number).__name__}')
+        dtype = _name(node.meta['val'].dtype)
+        const = self.program[self._const(number, 0, dtype)]
+        return self.program.add('const', (), const.attrs, self._trailing(node), dtype)
+
+    def _dropout(self, node: Node) -> int:
+        x, p = self._value(node.args[0]), float(node.args[1])  # type: ignore[arg-type]
+        value = self.program[x]
+        if self.program.level(x) == 0:
+            raise Refused('dropout of a parameter')
+        self.num_dropouts += 1
+        keep = self.program.keep(self.num_dropouts - 1, p, self._trailing(node), value.dtype)
+        return self.program.point('mul', x, keep, dtype=value.dtype)
+
+    def _float(self, x: int) -> int:
+        if not is_float(self.program[x].dtype) and self.program[x].dtype != 'bool':
+            raise Refused(f'arithmetic of {self.program[x].dtype}')
+        return x
+
+    def _checked(self, at: int, node: Node) -> int:
+        """The same, if its shape is that of the traced result."""
+        trailing = self._trailing(node)
+        if self.program[at].shape != trailing:
+            at = self.program.expand(at, trailing)
+        return at
+
+    def _binary(self, op: str, node: Node) -> int:
+        program, meta = self.program, node.meta['val']
+        if node.kwargs.get('rounding_mode') is not None:
+            raise Refused('a division that rounds')
+        a, b = (self._operand(arg, node) for arg in node.args[:2])
+        scale = node.kwargs.get('alpha', 1)
+        if scale != 1:
+            b = program.point('mul', b, self._const(scale, len(program[b].shape), program[b].dtype))
+        dtype = _name(meta.dtype)
+        if dtype != 'bool':
+            for each in (a, b):
+                self._float(each)
+            if not is_float(dtype):
+                raise Refused(f'arithmetic of {dtype}')
+        return self._checked(program.point(op, a, b, dtype=dtype), node)
+
+    def _linear(self, node: Node) -> int:
+        program = self.program
+        args: Any = list(node.args)
+        if node.target is aten.bmm.default:
+            return self._bmm(node)
+        bias = args.pop(0) if node.target is aten.addmm.default else None
+        x, weight = (self._value(arg) for arg in args)
+        on_edges = self._on_edges(node)
+        if on_edges and (program.level(weight) != 0 or program.level(x) == 0):
+            raise Refused('a product with a matrix that varies by edge')
+        out = program.mm(self._float(x), self._float(weight))
+        if not on_edges:
+            shape = program[out].shape
+        else:
+            shape = self._trailing(node)
+            if program[out].shape != shape:
+                raise Refused('a product of mixed edges')
+        if bias is not None:
+            if node.kwargs.get('alpha', 1) != 1 or node.kwargs.get('beta', 1) != 1:
+                raise Refused('addmm with factors')
+            at = self._value(bias)
+            own = program[at].shape
+            if program.level(at) != 0 or len(own) > len(shape):
+                raise Refused('addmm of a matrix')
+            at = program.view(at, (1,) * (len(shape) - len(own)) + own)
+            out = program.point('add', out, at, dtype=_name(node.meta['val'].dtype))
+        return out
+
+    def _bmm(self, node: Node) -> int:
+        program = self.program
+        a, b = (self._value(arg) for arg in node.args)
+        (m, k), (_, n) = program[a].shape[-2:], program[b].shape[-2:]
+        if (
+            not self._on_edges(node)
+            or len(program[a].shape) != 2
+            or len(program[b].shape) != 2
+            or (0 in (program.level(a), program.level(b)))
+        ):
+            raise Refused('a batched product of parameters')
+        a, b = program.view(a, (m, k, 1)), program.view(b, (1, k, n))
+        both = program.point('mul', a, b)
+        return program.view(program.reduce('sum', both, (1,)), (m, n))
+
+    def _shaped(self, node: Node) -> Any:
+        """Operations that move, repeat or sum numbers of an edge."""
+        program, target = self.program, node.target
+        args: Any = node.args
+        if target is aten.cat.default:
+            dim = self._dim(args[1] if len(args) > 1 else 0, node)
+            xs = [self._value(arg) for arg in args[0]]
+            on_edges = self._on_edges(node)
+            if on_edges and not all(self._on_edges(arg) for arg in args[0]):
+                raise Refused('cat of parameters with values of the edges')
+            return self._checked(program.cat(xs, dim), node)
+        if not isinstance(args[0] if args else None, Node):
+            raise Refused(f'{target} has no kernel')
+        x = self._value(args[0])
+        shape = program[x].shape
+        if target in _VIEW or target in (
+            aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
+        ):  # fmt: skip
+            return program.view(x, self._trailing(node))
+        if target is aten.expand.default:
+            trailing = self._trailing(node)
+            return program.expand(
+                program.view(x, (1,) * (len(trailing) - len(shape)) + shape), trailing
+            )
+        if target in (aten.permute.default, aten.t.default, aten.transpose.int):
+            return self._permuted(node, x)
+        if target in (aten.slice.Tensor, aten.select.int):
+            return self._sliced(node, x)
+        if target in (aten.slice_backward.default, aten.select_backward.default):
+            return self._padded(node, x)
+        if target in (aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int):
+            return self._split(node, x)
+        if target in (
+            aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default,
+        ):  # fmt: skip
+            return self._reduced(node, x)
+        raise Refused(f'{target} has no kernel')
+
+    def _permuted(self, node: Node, x: int) -> int:
+        program = self.program
+        args: Any = node.args
+        rank = args[0].meta['val'].dim()
+        order = list(range(rank))
+        if node.target is aten.permute.default:
+            order = [k % rank for k in args[1]]
+        else:
+            a, b = args[1:3] if node.target is aten.transpose.int else (0, rank - 1)
+            order[a % rank], order[b % rank] = order[b % rank], order[a % rank]
+        if self._on_edges(node):
+            self._trailing(node)
+            if order[0] != 0:
+                raise Refused('an exchange of the dimension of edges')
+            order = [k - 1 for k in order[1:]]
+        return program.permute(x, tuple(order))
+
+    def _sliced(self, node: Node, x: int) -> int:
+        program = self.program
+        args: Any = node.args
+        if node.target is aten.select.int:
+            dim = self._dim(args[1], node)
+            index = args[2] % program[x].shape[dim]
+            return program.view(program.slice(x, dim, index, 1), self._trailing(node))
+        if self._is_all(node):
+            return x
+        dim = self._dim(args[1] if len(args) > 1 else 0, node)
+        size = program[x].shape[dim]
+        start, stop, step = slice(*args[2:5]).indices(size)
+        return program.slice(x, dim, start, max(0, -((start - stop) // step)), step)
+
+    def _padded(self, node: Node, x: int) -> int:
+        """The gradient of a slice: zeros around it."""
+        program = self.program
+        args: Any = node.args
+        trailing, rank = self._trailing(node), node.meta['val'].dim()
+        dim = args[2] % rank - 1 if self._on_edges(node) else args[2] % rank
+        size = trailing[dim]
+        if node.target is aten.select_backward.default:
+            start, step = args[3] % size, 1
+            x = program.view(x, (*trailing[:dim], 1, *trailing[dim + 1 :]))
+        else:
+            start, _, step = slice(*args[3:6]).indices(size)
+        if dim < 0 or step != 1:
+            raise Refused('the gradient of a slice with steps')
+        dtype, own = program[x].dtype, program[x].shape[dim]
+        parts = []
+        for count, part in ((start, None), (own, x), (size - start - own, None)):
+            if part is not None:
+                parts.append(part)
+            elif count:
+                zero = program[self._const(0, 0, dtype)]
+                shape = (*trailing[:dim], count, *trailing[dim + 1 :])
+                parts.append(program.add('const', (), zero.attrs, shape, dtype))
+        return program.cat(parts, dim)
+
+    def _is_all(self, node: Node) -> bool:
+        """Whether a slice takes a whole dimension, perhaps that of edges."""
+        args: Any = node.args
+        same = node.meta['val'].shape == args[0].meta['val'].shape
+        return same and (len(args) < 5 or args[4] == 1)
+
+    def _split(self, node: Node, x: int) -> list[int]:
+        program = self.program
+        args: Any = node.args
+        unbind = node.target is aten.unbind.int
+        place = 1 if unbind else 2
+        dim = self._dim(args[place] if len(args) > place else 0, node)
+        size = program[x].shape[dim]
+        if unbind:
+            sizes = [1] * size
+        elif node.target is aten.split.Tensor:
+            each = args[1]
+            sizes = [min(each, size - k) for k in range(0, size, each)]
+        else:
+            sizes = list(args[1])
+        out, start = [], 0
+        for each in sizes:
+            part = program.slice(x, dim, start, each)
+            if unbind:
+                shape = program[part].shape
+                part = program.view(part, (*shape[:dim], *shape[dim + 1 :]))
+            out.append(part)
+            start += each
+        return out
+
+    def _reduced(self, node: Node, x: int) -> int:
+        program = self.program
+        args: Any = node.args
+        target: Any = node.target
+        counts = program[x].dtype == 'bool' and target is aten.sum.dim_IntList
+        self._float(x)
+        rank = args[0].meta['val'].dim()
+        dims = args[1] if len(args) > 1 and args[1] is not None else []
+        if isinstance(dims, int):
+            dims = [dims]
+        if not dims:
+            dims = list(range(rank))
+        if self._on_edges(node) and any(k % rank == 0 for k in dims):
+            raise Refused('a reduction over edges')
+        places = [self._dim(k, node, rank) for k in dims]
+        kind = {aten.amax.default: 'amax', aten.amin.default: 'amin'}.get(target, 'sum')
+        out = program.reduce(kind, x, places)
+        if target is aten.mean.dim:
+            count = math.prod(program[x].shape[k] for k in places)
+            number = self._const(count, len(program[out].shape), program[out].dtype)
+            out = program.point('div', out, number)
+        # A number of flags is small: exact in every dtype.
+        dtype = 'float32' if counts else _name(node.meta['val'].dtype)
+        return program.cast(program.view(out, self._trailing(node)), dtype)
+
+
+_MAPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype)[len('torch.') :]
+
+
+def _place(node: Node) -> str:
+    """The line of the user's code that called it, if it is known."""
+    lines = [line.strip() for line in (node.meta.get('stack_trace') or '').splitlines()]
+    places = [k for k, line in enumerate(lines) if line.startswith('File "')]
+    if not places:
+        return ''
+    code = lines[places[-1] + 1] if places[-1] + 1 < len(lines) else ''
+    return f' ({lines[places[-1]]}: {code})'

@@ -1,0 +1,478 @@
+"""Divides a traced message into what runs on nodes before, in the kernel, and on nodes after."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._capture import Captured
+from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float
+from ._parse import Parser, trace
+
+REDUCES = ('sum', 'mean', 'max', 'min')
+# The most raw inputs of a linear map that kernels compute edge by edge.
+MOST_EDGE_INPUTS = 128
+_ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
+# As `_EDGES` of the capture.
+_NUM_EDGES = 1_000_003
+
+
+class Output(NamedTuple):
+    """A value summed (or otherwise reduced) over the edges of each destination."""
+
+    at: int
+    reduce: str
+
+
+class Input(NamedTuple):
+    """An input of the kernel: a value of the prologue."""
+
+    role: str
+    at: int  # in the program of the prologue
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Tail(NamedTuple):
+    """A linear map after the aggregation, of values of the prologue."""
+
+    weight: int
+    bias: int | None
+    shape: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """How a message runs.
+
+    :obj:`before` computes the :obj:`inputs` of the kernel, on rows of nodes and on parameters.
+    :obj:`kernel` is the program of one edge, whose loads count the inputs.
+    """
+
+    before: Program
+    inputs: tuple[Input, ...]
+    kernel: Program
+    outputs: tuple[Output, ...]
+    tail: Tail | None
+    dtype: str
+    shape: tuple[int, ...]
+    num_dropouts: int
+    key: str
+
+    def __repr__(self) -> str:
+        return describe(self)
+
+
+def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
+    """Makes the plan of a message.
+
+    Raises:
+        Refused: If no kernel can compute it.
+    """
+    program, output = _with_maps_pushed(captured.program, captured.output)
+    value = program[output]
+    if not is_float(value.dtype):
+        raise Refused(f'a message of {value.dtype}')
+    if program.level(output) == PARAM:
+        raise Refused('the message does not depend on an edge')
+    tail = None
+    if set(reduces) <= {'sum', 'mean'} and len(reduces) == 1:
+        output, tail = _sunk(program, output)
+    heavy = _heavy(program, output)
+    kernel = Program()
+    inputs: list[Input] = []
+    places: dict[int, int] = {}
+
+    def mapped(at: int) -> int:
+        if at in places:
+            return places[at]
+        value, level = program[at], program.level(at)
+        if value.op == 'const' and level == PARAM:
+            out = kernel.add(*value, PARAM)
+        elif level == PARAM and value.op in ('view', 'permute', 'expand'):
+            args = [mapped(value.args[0])]
+            out = kernel.add(value.op, args, value.attrs, value.shape, value.dtype)
+        elif level == PARAM or value.op == 'load' or (level in (SRC, DST) and at in heavy):
+            role = _ROLE.get(level, 'edge')
+            out = kernel.load(role, len(inputs), value.shape, value.dtype)
+            inputs.append(Input(role, at, value.shape, value.dtype))
+        elif value.op == 'mm':
+            out = _lowered(kernel, mapped(value.args[0]), mapped(value.args[1]), value.shape)
+        elif value.op == 'cast':
+            out = mapped(value.args[0])
+        else:
+            args = [mapped(arg) for arg in value.args]
+            out = kernel.add(value.op, args, value.attrs, value.shape, value.dtype)
+        places[at] = out
+        return out
+
+    body = mapped(output)
+    outputs = tuple(
+        Output(kernel.point('mul', body, body), 'mean') if reduce == 'mean_of_squares'
+        else Output(body, reduce)
+        for reduce in reduces
+    )  # fmt: skip
+    key = kernel.text([body]) + f'\n{" ".join(reduces)} {value.dtype}'
+    shape = program[output].shape
+    return Plan(
+        program, tuple(inputs), kernel, outputs, tail, value.dtype, shape,
+        captured.num_dropouts, key,
+    )  # fmt: skip
+
+
+def _with_maps_pushed(old: Program, output: int) -> tuple[Program, int]:
+    """The program with each linear map applied to the ends of the edge where that is the same."""
+    new = Program()
+    places: dict[int, int] = {}
+
+    def mapped(at: int) -> int:
+        if at not in places:
+            value = old[at]
+            args = [mapped(arg) for arg in value.args]
+            if value.op == 'mm':
+                places[at] = _pushed(new, args[0], args[1])
+            elif value.op in ('add', 'sub'):
+                places[at] = _combined(new, new.point(value.op, *args, dtype=value.dtype))
+            elif value.op in POINTWISE:
+                places[at] = new.point(value.op, *args, dtype=value.dtype)
+            elif value.op == 'view':
+                places[at] = new.view(args[0], value.shape)
+            else:
+                places[at] = new.add(
+                    value.op, args, value.attrs, value.shape, value.dtype, old.level(at)
+                )
+        return places[at]
+
+    return new, mapped(output)
+
+
+def _combined(p: Program, at: int) -> int:
+    """A sum with linear maps of nodes, its terms in another order: those of each end first, so
+    that they are added once per node; a bias goes to one of them."""
+    terms: list[tuple[int, bool]] = []
+    shape, dtype = p[at].shape, p[at].dtype
+
+    def collect(each: int, minus: bool) -> None:
+        value = p[each]
+        if value.op in ('add', 'sub') and value.shape == shape:
+            collect(value.args[0], minus)
+            collect(value.args[1], minus != (value.op == 'sub'))
+        else:
+            terms.append((each, minus))
+
+    collect(at, False)
+    mapped = [each for each, _ in terms if p[each].op == 'mm' and p.level(each) in (SRC, DST)]
+    if len(terms) < 3 or not mapped:
+        return at
+    end = DST if any(p.level(each) == DST for each in mapped) else SRC
+    groups: dict[int, list[tuple[int, bool]]] = {end: []}
+    for each, minus in terms:
+        level = p.level(each)
+        groups.setdefault(end if level == PARAM else level, []).append((each, minus))
+    out, negative = _summed(p, groups.pop(end), dtype)
+    for group in groups.values():
+        part, minus = _summed(p, group, dtype)
+        if negative and not minus:
+            out, negative = p.point('sub', part, out, dtype=dtype), False
+        else:
+            out = p.point('sub' if minus != negative else 'add', out, part, dtype=dtype)
+    out = p.point('neg', out, dtype=dtype) if negative else out
+    return p.expand(out, shape)
+
+
+def _summed(p: Program, terms: list[tuple[int, bool]], dtype: str) -> tuple[int, bool]:
+    """A sum of signed terms, and whether its sign is to be changed."""
+    terms = sorted(terms, key=lambda term: term[1])  # A positive one first.
+    out, negative = terms[0]
+    for each, minus in terms[1:]:
+        out = p.point('add' if minus == negative else 'sub', out, each, dtype=dtype)
+    return out, negative
+
+
+def _pushed(p: Program, x: int, weight: int) -> int:
+    """`mm(x, weight)` as a sum of maps of parts that depend on one end each."""
+    value, level = p[x], p.level(x)
+    if level in (PARAM, SRC, DST):
+        return p.mm(x, weight)
+    args = value.args
+    if value.op == 'cat' and value.attrs[0] == len(value.shape) - 1:
+        start, out = 0, None
+        for arg in args:
+            size = p[arg].shape[-1]
+            part = _pushed(p, arg, p.slice(weight, 0, start, size))
+            out = part if out is None else p.point('add', out, part)
+            start += size
+        return out  # type: ignore[return-value]
+    if value.op in ('add', 'sub'):
+        parts = [_pushed(p, p.expand(arg, value.shape), weight) for arg in args]
+        return p.point(value.op, *parts)
+    if value.op == 'neg':
+        return p.point('neg', _pushed(p, args[0], weight))
+    if value.op == 'cast':
+        return (
+            _pushed(p, p.cast(args[0], value.dtype), weight)
+            if p[args[0]].op != 'load'
+            else (_inside(p, x, weight))
+        )
+    if (
+        value.op in ('mul', 'div')
+        and p[args[1]].op == 'const'
+        and p[args[1]].shape[-1:] in ((), (1,))
+    ):
+        return p.point(value.op, _pushed(p, args[0], weight), args[1])
+    if value.op in ('view', 'slice') and _same_last(p, x):
+        # A part of the nodes' values: take the part first.
+        return _pushed_part(p, x, weight)
+    return _inside(p, x, weight)
+
+
+def _same_last(p: Program, x: int) -> bool:
+    value = p[x]
+    inner = p[value.args[0]]
+    if not value.shape or not inner.shape or value.shape[-1] != inner.shape[-1]:
+        return False
+    return value.op == 'view' or value.attrs[0] != len(inner.shape) - 1
+
+
+def _pushed_part(p: Program, x: int, weight: int) -> int:
+    """A view or slice of other dimensions than the last, of a sum or cat: exchanged with it."""
+    value = p[x]
+    inner = p[value.args[0]]
+
+    def part(arg: int) -> int:
+        shape = p[arg].shape
+        if value.op == 'slice':
+            dim, start, size, step = value.attrs
+            if shape[dim] == 1 and inner.shape[dim] != 1:
+                return arg
+            return p.slice(arg, dim, start, size, step)
+        lead = value.shape[:-1]
+        return p.view(p.expand(arg, (*inner.shape[:-1], shape[-1])), (*lead, shape[-1]))
+
+    if inner.op == 'cat' and inner.attrs[0] == len(inner.shape) - 1:
+        return _pushed(p, p.cat([part(arg) for arg in inner.args], len(value.shape) - 1), weight)
+    if inner.op in ('add', 'sub', 'neg'):
+        full = [p.expand(arg, inner.shape) for arg in inner.args]
+        return _pushed(p, p.point(inner.op, *(part(arg) for arg in full)), weight)
+    if inner.op in ('slice', 'view') and _same_last(p, value.args[0]):
+        below = p[inner.args[0]]
+        if below.op == 'cat' and below.attrs[0] == len(below.shape) - 1:
+            # slice(slice(cat)): move the inner one below the cat first.
+            moved = _moved_below_cat(p, value.args[0])
+            return _pushed(p, _again(p, x, moved), weight)
+    return _inside(p, x, weight)
+
+
+def _moved_below_cat(p: Program, x: int) -> int:
+    value = p[x]
+    cat = p[value.args[0]]
+    parts = []
+    for arg in cat.args:
+        if value.op == 'slice':
+            parts.append(p.slice(arg, *value.attrs))
+        else:
+            parts.append(p.view(arg, (*value.shape[:-1], p[arg].shape[-1])))
+    return p.cat(parts, len(value.shape) - 1)
+
+
+def _again(p: Program, x: int, inner: int) -> int:
+    value = p[x]
+    return p.slice(inner, *value.attrs) if value.op == 'slice' else p.view(inner, value.shape)
+
+
+def _inside(p: Program, x: int, weight: int) -> int:
+    """A linear map of values of the edge, for the kernel."""
+    inner = x
+    while p[inner].op in ('cast', 'view', 'slice'):
+        inner = p[inner].args[0]
+    if p[inner].op != 'load':
+        return p.add(
+            'mm', (x, weight), ('computed',), (*p[x].shape[:-1], p[weight].shape[-1]), p[x].dtype
+        )
+    if p[x].shape[-1] > MOST_EDGE_INPUTS:
+        raise Refused(
+            f'a linear map of {p[x].shape[-1]} values of each edge (at most {MOST_EDGE_INPUTS})'
+        )
+    return p.mm(x, weight)
+
+
+def _sunk(p: Program, output: int) -> tuple[int, Tail | None]:
+    """The input of a last linear map, and the map."""
+    at, bias = output, None
+    while p[at].op == 'cast':
+        at = p[at].args[0]
+    if p[at].op == 'add':
+        a, b = p[at].args
+        if p[a].op == 'mm' and p.level(b) == PARAM:
+            at, bias = a, b
+        elif p[b].op == 'mm' and p.level(a) == PARAM:
+            at, bias = b, a
+    if p[at].op != 'mm' or p.level(at) in (SRC, DST) or len(p[at].shape) != 1:
+        return output, None
+    x, weight = p[at].args
+    if p[x].op == 'load':  # Raw values of the edge are fewer than their map: inside the kernel.
+        return output, None
+    return x, Tail(weight, bias, p[output].shape)
+
+
+def _heavy(p: Program, output: int) -> set[int]:
+    """Values of one end that are worth a tensor of their own: they use a parameter or a sum over
+    a dimension."""
+    heavy: set[int] = set()
+    for at in p.reachable([output]):
+        value, level = p[at], p.level(at)
+        if value.op == 'mm' and value.attrs and level not in (SRC, DST):
+            raise Refused('a linear map of values computed for each edge')
+        if level not in (SRC, DST):
+            continue
+        own = value.op in ('mm', 'sum', 'amax', 'amin')
+        for arg in value.args:
+            own |= arg in heavy or (p.level(arg) == PARAM and p[arg].op != 'const')
+        if own:
+            heavy.add(at)
+    return heavy
+
+
+def _lowered(p: Program, x: int, weight: int, shape: tuple[int, ...]) -> int:
+    """A linear map as products and a sum."""
+    lead, size = p[x].shape[:-1], p[x].shape[-1]
+    a = p.view(x, (*lead, size, 1))
+    w = p.view(weight, (*(1,) * len(lead), *p[weight].shape))
+    dim = len(lead)
+    return p.view(p.reduce('sum', p.point('mul', a, w), (dim,)), shape)
+
+
+class Gradients(NamedTuple):
+    """The derivative of a message.
+
+    :obj:`program` has the loads of the kernel's inputs, then those of the gradients of its
+    :obj:`outputs`. :obj:`of` has a position for each input, or None. :obj:`local` are derivatives
+    by inputs of the destination, if these are products with the gradient of the only output.
+    """
+
+    program: Program
+    of: tuple[int | None, ...]
+    local_program: Program | None
+    local: tuple[int | None, ...]
+
+
+def gradients(p: Plan) -> Gradients:
+    """Derives the message by its inputs: torch's own formulas, traced."""
+    kernel, outputs = p.kernel, [output.at for output in p.outputs]
+    distinct = list(dict.fromkeys(outputs))
+    # The gradient of a value: of all its sums together, and of each maximum and minimum.
+    cotangents = cotangents_of(p)
+    needed = kernel.reachable(distinct)
+    loads = {kernel[at].attrs[1]: at for at in needed if kernel[at].op == 'load'}
+    keeps = [at for at in needed if kernel[at].op == 'keep']
+    floats = [k for k, each in enumerate(p.inputs) if k in loads and is_float(each.dtype)]
+
+    def program_of(ones: bool) -> tuple[Program, tuple[int | None, ...]]:
+        def function(*args: Tensor) -> list[Tensor]:
+            known = dict(zip([*loads.values(), *keeps], args, strict=False))
+            given = args[len(known) :]
+            wanted = []
+            with torch.enable_grad():
+                for k in floats:
+                    leaf = known[loads[k]].detach().requires_grad_()
+                    known[loads[k]] = leaf
+                    wanted.append(leaf)
+                values = kernel.evaluate(distinct, known, torch.float32)
+                pairs = []
+                for at, v in zip(distinct, values, strict=True):
+                    parts = [
+                        torch.ones_like(v) if ones else g
+                        for (_, _, which), g in zip(cotangents, given, strict=True) if which == at
+                    ]  # fmt: skip
+                    pairs.append((v, sum(parts[1:], parts[0])))
+                found = torch.autograd.grad(
+                    [v for v, _ in pairs], wanted, [c for _, c in pairs], allow_unused=True
+                )
+            return [
+                torch.zeros_like(w) if f is None else f for f, w in zip(found, wanted, strict=True)
+            ]
+
+        back = Program()
+        inputs, positions = [], []
+        for at in [*loads.values(), *keeps]:
+            value = kernel[at]
+            dtype = value.dtype if not is_float(value.dtype) else 'float32'
+            inputs.append(_like(value.shape, dtype))
+            positions.append(back.add(*value, level=EDGE))
+        for role, k, at in cotangents:
+            inputs.append(_like(kernel[at].shape, 'float32'))
+            positions.append(back.add('load', (), (role, k), kernel[at].shape, 'float32', EDGE))
+        graph = trace(function, inputs, derives=True)
+        found = Parser(back, _NUM_EDGES).read(graph, positions)
+        of: list[int | None] = [None] * len(p.inputs)
+        for k, at in zip(floats, found, strict=True):
+            of[k] = at
+        return back, tuple(of)
+
+    program, of = program_of(ones=False)
+    local_program = None
+    local: list[int | None] = [None] * len(p.inputs)
+    if (
+        len(outputs) == 1
+        and p.outputs[0].reduce in ('sum', 'mean')
+        and _is_pointwise(kernel, outputs[0])
+    ):
+        local_program, ones = program_of(ones=True)
+        shape = kernel[outputs[0]].shape
+        local = [
+            at if each.role == 'dst' and math.prod(each.shape) == math.prod(shape) else None
+            for at, each in zip(ones, p.inputs, strict=True)
+        ]
+    return Gradients(program, of, local_program, tuple(local))
+
+
+def cotangents_of(p: Plan) -> list[tuple[str, int, int]]:
+    """The role, number and value of each gradient that a backward pass reads: `grad` is that of
+    all sums of a value, `picked` that of an output which chose one edge."""
+    out: list[tuple[str, int, int]] = []
+    for k, output in enumerate(p.outputs):
+        if output.reduce in ('max', 'min'):
+            out.append(('picked', k, output.at))
+        elif ('grad', output.at) not in [(role, at) for role, _, at in out]:
+            out.append(('grad', k, output.at))
+    return out
+
+
+def _is_pointwise(p: Program, output: int) -> bool:
+    """Whether each number of the result depends on at most one number of each input of the
+    destination that has as many."""
+    return all(
+        p[at].op in POINTWISE or p[at].op in ('load', 'const', 'keep', 'view', 'expand')
+        or not _from_dst(p, at)
+        for at in p.reachable([output])
+    )  # fmt: skip
+
+
+def _from_dst(p: Program, output: int) -> bool:
+    return any(p[at].op == 'load' and p[at].attrs[0] == 'dst' for at in p.reachable([output]))
+
+
+def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
+    return torch.empty((_NUM_EDGES, *shape), dtype=getattr(torch, dtype), device='meta')
+
+
+def describe(p: Plan) -> str:
+    """What the plan made of a message, as text."""
+    lines = []
+    nodes = [(k, each) for k, each in enumerate(p.inputs) if each.role in ('src', 'dst')]
+    for k, each in nodes:
+        value = p.before[each.at]
+        if value.op != 'load':
+            end = 'source' if each.role == 'src' else 'destination'
+            lines.append(f'hoisted: input {k}, computed once per {end} node, {list(each.shape)}')
+    fused = [
+        p.kernel[at].op for at in p.kernel.reachable([o.at for o in p.outputs])
+        if p.kernel[at].op not in ('load', 'const', 'view', 'expand')
+    ]  # fmt: skip
+    gathered = ', '.join(f'{each.role} {list(each.shape)}' for each in p.inputs)
+    lines.append(f'fused: {" ".join(fused) or "nothing"}; reads {gathered}')
+    lines.append('reduced: ' + ', '.join(output.reduce for output in p.outputs))
+    if p.tail is not None:
+        lines.append(f'sunk: a linear map to {list(p.tail.shape)} after the aggregation')
+    return '\n'.join(lines)

@@ -1,0 +1,543 @@
+"""Runs a plan: the prologue on nodes, the kernels, and the linear map after them."""
+
+import linecache
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..graph.graph import Graph
+from ..graph.groups import Groups
+from ..ops._saved import save, saved
+from ._cpu import Code, encode, run_pass_cpu
+from ._ir import DST, SRC, Program, Refused, is_float
+from ._plan import Gradients, Plan, cotangents_of, gradients
+from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate
+
+_ACC = {torch.float64: 'tl.float64'}
+# Programs of a pass that sums over all edges.
+NUM_PROGRAMS = 132 * 8
+
+
+class Pass(NamedTuple):
+    """One kernel over rows of destinations or of sources."""
+
+    program: Program
+    outs: tuple[Out, ...]
+    row_role: str
+
+
+class Passes:
+    """The kernels of a plan: generated when they are first needed."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._gradients: Gradients | None = None
+        self._made: dict[Any, Any] = {}
+        self.codes: dict[Any, Code] = {}  # on a CPU
+
+    @property
+    def gradients(self) -> Gradients:
+        if self._gradients is None:
+            self._gradients = gradients(self.plan)
+        return self._gradients
+
+    def local(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
+        """Inputs of the destination whose derivative the forward pass sums."""
+        if not any(needs):
+            return ()
+        grads = self.gradients
+        return tuple(
+            k for k, at in enumerate(grads.local) if at is not None and needs[k]
+        )  # fmt: skip
+
+    def forward(self, local: tuple[int, ...]) -> Pass:
+        """The pass of the results, then of derivatives by `local` inputs."""
+        key = ('forward', local)
+        if key not in self._made:
+            plan = self.plan
+            program = Program()
+            places: dict[int, int] = {}
+            outs = [
+                Out(program.graft(plan.kernel, output.at, places), output.reduce, plan.dtype)
+                for output in plan.outputs
+            ]
+            places = {}
+            for k in local:
+                grads = self.gradients
+                at = program.graft(grads.local_program, grads.local[k], places)  # type: ignore
+                outs.append(Out(at, 'sum', 'float32'))
+            self._made[key] = Pass(program, tuple(outs), 'dst')
+        return self._made[key]
+
+    def backward(
+        self, needs: tuple[bool, ...], local: tuple[int, ...]
+    ) -> list[tuple[Pass, tuple[int, ...]]]:
+        """The passes of the gradients, and the input of each result."""
+        key = ('backward', needs, local)
+        if key not in self._made:
+            plan, grads = self.plan, self.gradients
+            by_role: dict[str, list[int]] = {'src': [], 'dst': [], 'edge': [], 'param': []}
+            for k, each in enumerate(plan.inputs):
+                if needs[k] and grads.of[k] is not None and k not in local:
+                    by_role[each.role].append(k)
+            passes = []
+            rows = {'dst': by_role['dst'], 'src': by_role['src'], 'edge': by_role['param']}
+            at = next((role for role in rows if rows[role]), 'edge')
+            rows[at] = rows[at] + by_role['edge']
+            for role, which in rows.items():
+                if which:
+                    kinds = {'edge': 'edge', 'param': 'total'}
+                    outs = tuple(
+                        Out(at, kinds.get(plan.inputs[k].role, 'sum'), plan.inputs[k].dtype)
+                        for k in which
+                        for at in [grads.of[k]]
+                        if at is not None
+                    )
+                    passes += self._divided(grads.program, outs, role, which)
+            self._made[key] = passes
+        return self._made[key]
+
+    def _divided(
+        self, program: Program, outs: tuple[Out, ...], role: str, which: list[int]
+    ) -> list[tuple[Pass, tuple[int, ...]]]:
+        """One pass, or one for each result if their shapes do not fit together."""
+        one = Pass(program, outs, role)
+        if len(outs) > 1:
+            try:
+                self.source(one, 'tl.float32', False)
+            except Refused:
+                return [
+                    (Pass(program, (out,), role), (k,)) for k, out in zip(which, outs, strict=True)
+                ]
+        return [(one, tuple(which))]
+
+    def prepare(
+        self,
+        needs: tuple[bool, ...],
+        local: tuple[int, ...],
+        acc: torch.dtype,
+        graph: Graph,
+        inputs: dict[tuple[str, int], Tensor],
+    ) -> None:
+        """Generates the kernels of the backward pass, or refuses."""
+        key = ('prepared', needs, local, acc, graph.groups is None, graph.col.is_cuda)
+        if not any(needs) or key in self._made:
+            return
+        for one, _ in self.backward(needs, local):
+            if graph.col.is_cuda:
+                groups = schedule_groups(graph, one.row_role)
+                self.source(one, _ACC.get(acc, 'tl.float32'), groups is not None)
+            else:
+                role = 'dst' if one.row_role == 'edge' else one.row_role
+                dtypes = {k: t.dtype for k, t in inputs.items()}
+                for kind, k, _ in cotangents_of(self.plan):
+                    dtypes['grad', k] = acc
+                    if kind == 'picked':
+                        dtypes['arg', k] = graph.rowptr.dtype
+                encode(one._replace(row_role=role), acc, dtypes)
+        self._made[key] = True
+
+    def source(self, one: Pass, acc: str, grouped: bool) -> Source:
+        key = ('source', id(one.program), one.outs, one.row_role, acc, grouped)
+        if key not in self._made:
+            self._made[key] = generate(one.program, list(one.outs), one.row_role, acc, grouped)
+        return self._made[key]
+
+
+_kernels: dict[str, Any] = {}
+
+
+def _jitted(text: str, name: str) -> Any:
+    """The Triton function of a source text."""
+    if text not in _kernels:
+        import triton
+        import triton.language as tl
+        from triton.language.extra import libdevice
+
+        file = f'<pyg_fast message {len(_kernels)}>'
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        scope: dict[str, Any] = {'triton': triton, 'tl': tl, 'libdevice': libdevice}
+        scope['__name__'] = __name__
+        exec(compile(text, file, 'exec'), scope)
+        _kernels[text] = scope[name]
+    return _kernels[text]
+
+
+def _power(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class Tile(NamedTuple):
+    """The shape of a program's blocks: a program takes one row (or group of a row)."""
+
+    edges: int
+    columns: tuple[int, ...]
+    warps: int
+
+
+def tile_shape(source: Source, average: float) -> Tile:
+    """From a small table, by the width of a row and the average number of edges."""
+    sizes = tuple(_power(n) for n in source.sizes)
+    if source.tiled:
+        sizes = (min(sizes[0], 64),)
+    width = math.prod(sizes)
+    if source.has_dots:
+        width = max(16, _power(source.sizes[0]) if source.persistent else sizes[0])
+        return Tile(32, (width,), 4) if source.persistent else Tile(16, (width,), 2)
+    edges = max(1, min(16, 256 // width))
+    if source.persistent:
+        return Tile(max(2, min(64, 2048 // width)), sizes, 4)
+    return Tile(edges, sizes, 1)
+
+
+class Schedule(NamedTuple):
+    """The rows of a structure as units of work."""
+
+    rowptr: Tensor
+    col: Tensor
+    perm: Tensor | None
+    num_rows: int
+    groups: Groups | None
+    row: Tensor | None = None  # of each edge, if all edges are the work
+
+
+def schedule_groups(graph: Graph, role: str) -> Groups | None:
+    """The groups of a pass."""
+    return {'src': graph.t_groups, 'dst': graph.groups}.get(role)
+
+
+def schedule_of(graph: Graph, role: str) -> Schedule:
+    """The structure of a pass."""
+    if role == 'edge':
+        num_edges = graph.col.size(0)
+        rows = torch.arange(graph.num_dst, device=graph.col.device, dtype=graph.col.dtype)
+        row = rows.repeat_interleave(graph.rowptr.diff(), output_size=num_edges)
+        return Schedule(graph.rowptr, graph.col, graph.perm, num_edges, None, row)
+    if role == 'src':
+        graph = graph.t()
+    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
+
+
+def run_pass(
+    passes: Passes, one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor],
+    acc_dtype: torch.dtype, seed: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
+    """The results of a pass, and the chosen edges of a maximum or minimum."""
+    if not graph.col.is_cuda:
+        one = one._replace(row_role='dst') if one.row_role == 'edge' else one
+        return run_pass_cpu(one, graph, inputs, acc_dtype, seed, passes.codes)
+    acc = _ACC.get(acc_dtype, 'tl.float32')
+    schedule = schedule_of(graph, one.row_role)
+    groups, device = schedule.groups, schedule.col.device
+    source = passes.source(one, acc, groups is not None)
+    kernel = _jitted(source.text, source.name)
+    tile = tile_shape(source, schedule.col.size(0) / max(1, schedule.num_rows))
+    num_items = schedule.num_rows if groups is None else groups.row.size(0)
+    num_programs = min(NUM_PROGRAMS, num_items)
+    outs: list[Tensor] = []
+    args: dict[int, Tensor] = {}
+    parts: dict[int, Tensor] = {}
+    part_args: dict[int, Tensor] = {}
+    index = schedule.rowptr.dtype
+    widest = 1
+    for k, out in enumerate(one.outs):
+        shape = one.program[out.at].shape
+        lead = {'edge': schedule.col.size(0), 'total': num_programs}.get(
+            out.kind, schedule.num_rows
+        )
+        dtype = (
+            acc_dtype
+            if out.kind == 'total' or (out.dtype == 'float32')
+            else getattr(torch, out.dtype)
+        )
+        outs.append(torch.empty((lead, *shape), dtype=dtype, device=device))
+        widest = max(widest, outs[-1].numel())
+        if out.kind in ('max', 'min'):
+            args[k] = torch.empty((lead, *shape), dtype=index, device=device)
+        if groups is not None and out.kind not in ('edge', 'total'):
+            parts[k] = torch.empty((groups.num_partials, *shape), dtype=acc_dtype, device=device)
+            widest = max(widest, parts[k].numel())
+            if k in args:
+                part_args[k] = torch.empty(parts[k].shape, dtype=index, device=device)
+    chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
+    if num_items == 0:
+        return outs, chosen
+    pointers = [inputs[load] for load in source.loads]
+    widest = max(widest, schedule.col.size(0), *(pointer.numel() for pointer in pointers), 0)
+    none = schedule.rowptr
+    row = none if schedule.row is None else schedule.row
+    grid = num_programs
+    if not source.persistent:
+        grid = num_items * (-(-source.sizes[0] // tile.columns[0]) if source.tiled else 1)
+    kernel[(grid,)](
+        schedule.rowptr if groups is None else groups.ptr, schedule.col,
+        none if schedule.perm is None else schedule.perm,
+        row if groups is None else groups.row, none if groups is None else groups.long_row,
+        none if groups is None else groups.long_shift,
+        *pointers, *outs, *args.values(), *parts.values(), *part_args.values(),
+        none if seed is None else seed, num_items, num_programs, schedule.perm is not None,
+        _offset(widest), tile.edges, *tile.columns, num_warps=tile.warps,
+    )  # fmt: skip
+    if groups is not None and groups.long_row.size(0):
+        for k, part in parts.items():
+            _reduce(one.outs[k], part, part_args.get(k), outs[k], chosen[k], schedule, acc)
+    if schedule.perm is not None:
+        # Positions in the row become numbers of edges.
+        perm = schedule.perm
+        chosen = [
+            None if arg is None else torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
+            for arg in chosen
+        ]
+    return outs, chosen
+
+
+def _offset(widest: int) -> Any:
+    """The integers of offsets: those of 32 bits are faster."""
+    import triton.language as tl
+
+    return tl.int32 if widest < 2**31 else tl.int64
+
+
+def _reduce(
+    out: Out, part: Tensor, part_arg: Tensor | None, to: Tensor, arg: Tensor | None,
+    schedule: Schedule, acc: str,
+) -> None:  # fmt: skip
+    """Adds up the groups of the long rows."""
+    import triton.language as tl
+
+    groups = schedule.groups
+    assert groups is not None
+    size = math.prod(part.shape[1:])
+    block = min(128, _power(size))
+    grid = (groups.long_row.size(0), -(-size // block))
+    kind = tl.float64 if acc == 'tl.float64' else tl.float32
+    if part_arg is not None:
+        _jitted(REDUCE_EXTREME, 'message_reduce_extreme')[grid](
+            part, part_arg, to, arg, groups.long_row, groups.long_ptr, size, out.kind == 'max',
+            block, kind, num_warps=1,
+        )  # fmt: skip
+    else:
+        _jitted(REDUCE, 'message_reduce')[grid](
+            part, to, groups.long_row, groups.long_ptr, schedule.rowptr, size, out.kind == 'mean',
+            block, kind, num_warps=1,
+        )  # fmt: skip
+
+
+class FusedMessage(torch.autograd.Function):
+    """The kernels of a plan. With `create_graph=True` its backward is that of torch operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, *inputs: Tensor
+    ) -> Any:
+        needs = tuple(ctx.needs_input_grad[3:])
+        acc = torch.float64 if any(t.dtype == torch.float64 for t in inputs) else torch.float32
+        inputs = tuple(t.contiguous() for t in inputs)
+        local = passes.local(needs)
+        one = passes.forward(local)
+        # What the backward pass cannot compute is refused now.
+        passes.prepare(needs, local, acc, graph, _by_role(passes.plan, inputs))
+        outs, chosen = run_pass(passes, one, graph, _by_role(passes.plan, inputs), acc, seed)
+        count = len(passes.plan.outputs)
+        ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
+        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]))
+        return tuple(outs[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        passes, needs, acc = ctx.passes, ctx.needs, ctx.acc
+        graph, seed, inputs, local, chosen = saved(ctx)
+        if torch.is_grad_enabled():  # create_graph=True
+            return (
+                None,
+                None,
+                None,
+                *_differentiable(passes, graph, seed, inputs, chosen, needs, grads),
+            )
+        plan = passes.plan
+        known = _by_role(plan, inputs)
+        total = _cotangents(plan, graph, grads, acc)
+        for role, k, at in cotangents_of(plan):
+            if role == 'picked':
+                known['grad', k], known['arg', k] = grads[k].contiguous(), chosen[k]
+            else:
+                known['grad', k] = total[at].contiguous()
+        out: list[Tensor | None] = [None] * len(inputs)
+        for k, derivative in zip(ctx.local, local, strict=True):
+            grad = total[plan.outputs[0].at]
+            out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
+        for one, which in passes.backward(needs, ctx.local):
+            found, _ = run_pass(passes, one, graph, known, acc, seed)
+            for k, each in zip(which, found, strict=True):
+                if plan.inputs[k].role == 'param':
+                    each = each.sum(0)
+                out[k] = each.to(inputs[k].dtype).reshape(inputs[k].shape)
+        for k, needed in enumerate(needs):
+            if needed and out[k] is None:
+                out[k] = torch.zeros_like(inputs[k])
+        return None, None, None, *out
+
+
+def _by_role(plan: Plan, inputs: tuple[Tensor, ...]) -> dict[tuple[str, int], Tensor]:
+    return {(each.role, k): inputs[k] for k, each in enumerate(plan.inputs)}
+
+
+def _cotangents(
+    plan: Plan, graph: Graph, grads: tuple[Tensor, ...], acc: torch.dtype
+) -> dict[int, Tensor]:
+    """By value of the message: the gradient that each of its edges gets, at the destination."""
+    degree: Tensor | None = None
+    total: dict[int, Tensor] = {}
+    for output, grad in zip(plan.outputs, grads, strict=True):
+        if output.reduce in ('max', 'min'):
+            continue
+        if output.reduce == 'mean':
+            if degree is None:
+                degree = graph.rowptr.diff().clamp(min=1)
+            grad = grad.to(acc) / degree.view(-1, *(1,) * (grad.dim() - 1))
+        total[output.at] = total[output.at] + grad if output.at in total else grad
+    return total
+
+
+def _differentiable(
+    passes: Passes, graph: Graph, seed: Tensor | None, inputs: tuple[Tensor, ...],
+    chosen: tuple[Tensor | None, ...], needs: tuple[bool, ...], grads: tuple[Tensor, ...],
+) -> list[Tensor | None]:  # fmt: skip
+    """Gradients in torch operations, for another derivative."""
+    plan = passes.plan
+    inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
+    keeps = {}
+    acc = torch.float64 if any(t.dtype == torch.float64 for t in inputs) else torch.float32
+    for at in plan.kernel.reachable([output.at for output in plan.outputs]):
+        if plan.kernel[at].op == 'keep':
+            one = Pass(plan.kernel, (Out(at, 'edge', 'float32'),), 'dst')
+            (keeps[at],), _ = run_pass(passes, one, graph, {}, acc, seed)
+    outs = unfused(plan, graph, inputs, keeps, chosen)
+    wanted = [t for t, needed in zip(inputs, needs, strict=True) if needed]
+    found = iter(torch.autograd.grad(
+        outs, wanted, grads, create_graph=True, allow_unused=True, materialize_grads=True,
+    ))  # fmt: skip
+    return [next(found) if needed else None for needed in needs]
+
+
+def unfused(
+    plan: Plan,
+    graph: Graph,
+    inputs: tuple[Tensor, ...],
+    keeps: dict[int, Tensor] | None = None,
+    chosen: tuple[Tensor | None, ...] | None = None,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """The results of the kernels in torch operations, with tensors of the size of the edges.
+
+    Args:
+        plan (Plan): The plan.
+        graph (Graph): The graph.
+        inputs (tuple of Tensor): Inputs of the kernel.
+        keeps (dict, optional): Factors of dropouts, by their place in the program.
+            (default: :obj:`None`)
+        chosen (tuple, optional): The edges that maxima and minima chose. (default: :obj:`None`,
+            torch divides the gradient of a tie)
+        dtype (torch.dtype, optional): The dtype to compute in. (default: :obj:`None`, that of the
+            inputs)
+    """
+    kernel = plan.kernel
+    col = graph.col.long()
+    row = torch.arange(graph.num_dst, device=col.device).repeat_interleave(graph.rowptr.diff())
+    if graph.perm is not None:  # In the order of the edges.
+        order = torch.empty_like(col)
+        order[graph.perm.long()] = torch.arange(col.size(0), device=col.device)
+        row, col = row[order], col[order]
+    ends = {'src': col, 'dst': row}
+    known: dict[int, Tensor] = dict(keeps or {})
+    for at in kernel.reachable([output.at for output in plan.outputs]):
+        if kernel[at].op == 'load':
+            role, k = kernel[at].attrs
+            x = (
+                inputs[k]
+                if dtype is None or not is_float(kernel[at].dtype)
+                else inputs[k].to(dtype)
+            )
+            known[at] = x.index_select(0, ends[role]) if role in ends else x
+    names = {'sum': 'sum', 'mean': 'mean', 'max': 'amax', 'min': 'amin'}
+    outs = []
+    for k, output in enumerate(plan.outputs):
+        (m,) = kernel.evaluate([output.at], known, dtype)
+        m = m.expand(col.size(0), *kernel[output.at].shape)
+        arg = None if chosen is None else chosen[k]
+        if arg is not None:
+            picked = m.gather(0, arg.clamp(min=0).long())
+            outs.append(picked.masked_fill(arg < 0, 0))
+            continue
+        zero = m.new_zeros(graph.num_dst, *m.shape[1:])
+        index = row.view(-1, *(1,) * (m.dim() - 1)).expand_as(m)
+        outs.append(zero.scatter_reduce(0, index, m, names[output.reduce], include_self=False))
+    return [out.to(getattr(torch, plan.dtype)) if dtype is None else out for out in outs]
+
+
+def run(
+    passes: Passes, graph: Graph, args: tuple, named: dict[tuple[str, str], Tensor],
+    seed: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    """The aggregated message, for the arguments of the captured function and its inputs of nodes
+    and edges."""
+    plan = passes.plan
+    wanted = [each.at for each in plan.inputs]
+    if plan.tail is not None:
+        wanted += [at for at in (plan.tail.weight, plan.tail.bias) if at is not None]
+    values = _prologue(plan, wanted, args, named, graph)
+    inputs = values[: len(plan.inputs)]
+    outs = list(FusedMessage.apply(passes, graph, seed, *inputs))
+    if plan.tail is not None:
+        (out,) = outs
+        weight = values[len(plan.inputs)]
+        out = out @ weight.to(out.dtype)
+        if plan.tail.bias is not None:
+            bias = values[-1]
+            degree = graph.rowptr.diff().unsqueeze(1)
+            if plan.outputs[0].reduce == 'mean':
+                degree = degree.clamp(max=1)
+            out = out + bias * degree.to(out.dtype)
+        outs = [out]
+    return outs
+
+
+def _prologue(
+    plan: Plan, wanted: list[int], args: tuple, named: dict[tuple[str, str], Tensor], graph: Graph
+) -> list[Tensor]:  # fmt: skip
+    """Inputs of the kernel, computed on nodes and parameters.
+
+    No edge reads the row of a node without edges, so that its gradient is zero: it must not become
+    NaN by what is hoisted, such as the derivative of a square root at zero.
+    """
+    before = plan.before
+    ends = {SRC: graph.t_rowptr, DST: graph.rowptr}
+    hoisted = [at for at in wanted if before[at].op != 'load' and before.level(at) in ends]
+    used: dict[int, Tensor] = {}
+    if torch.is_grad_enabled():
+        for level in {before.level(at) for at in hoisted}:
+            rowptr = ends[level]
+            if rowptr is not None:
+                used[level] = rowptr.diff() > 0
+
+    def masked(level: int, x: Tensor, number: float) -> Tensor:
+        mask = used[level].view(-1, *(1,) * (x.dim() - 1))
+        return torch.where(mask, x, number)
+
+    known: dict[int, Tensor] = {}
+    plain: dict[int, Tensor] = {}
+    for at in before.reachable(wanted):
+        if before[at].op == 'load':
+            role, name = before[at].attrs
+            x = plain[at] = args[name] if role == 'param' else named[role, name]
+            level = before.level(at)
+            known[at] = masked(level, x, 0) if level in used else x
+
+    def safe(at: int, x: Tensor) -> Tensor:
+        level = before.level(at)
+        return masked(level, x, 1) if level in used else x
+
+    found = before.evaluate(wanted, known, safe=safe if used else None)
+    return [plain.get(at, value) for at, value in zip(wanted, found, strict=True)]

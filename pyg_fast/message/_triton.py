@@ -1,0 +1,947 @@
+"""Triton source for the passes of a plan over a graph's rows."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ._ir import Program, Refused, is_float, number
+
+_POWERS = {
+    0.5: 'sqrt', -0.5: 'rsqrt', -1.0: 'reciprocal', 1.0: 'same', 2.0: 'square', 3.0: 'cube',
+}  # fmt: skip
+# The inner dimension of a product of matrices, in an index.
+_INNER = 'inner'
+# A sum over at most this many numbers is written out.
+_UNROLLED = 32
+
+_CALLS = {
+    'same': '{}', 'square': '{0} * {0}', 'cube': '{0} * {0} * {0}',
+    'neg': '-{}', 'abs': 'tl.abs({})', 'exp': 'tl.exp({})', 'exp2': 'tl.exp2({})',
+    'log': 'tl.log({})', 'log2': 'tl.log2({})', 'sqrt': 'tl.sqrt({})', 'rsqrt': 'tl.rsqrt({})',
+    'reciprocal': '1.0 / {}', 'sin': 'tl.sin({})', 'cos': 'tl.cos({})', 'floor': 'tl.floor({})',
+    'ceil': 'tl.ceil({})', 'erf': 'tl.erf({})', 'logical_not': '{} == 0',
+    'relu': 'tl.where({0} <= 0, 0.0, {0})', 'sigmoid': '1.0 / (1.0 + tl.exp(-{}))',
+    'sign': 'tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0.0))',
+    'expm1': 'libdevice.expm1({})', 'log1p': 'libdevice.log1p({})', 'log10': 'libdevice.log10({})',
+    'tanh': 'libdevice.tanh({})',
+    'add': '{} + {}', 'sub': '{} - {}', 'mul': '{} * {}', 'div': '{} / {}',
+    'pow': 'libdevice.pow({}, {})',
+    'maximum': 'tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+    'minimum': 'tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+    'lt': '{} < {}', 'le': '{} <= {}', 'gt': '{} > {}', 'ge': '{} >= {}', 'eq': '{} == {}',
+    'ne': '{} != {}', 'logical_and': '({} != 0) & ({} != 0)',
+    'logical_or': '({} != 0) | ({} != 0)', 'where': 'tl.where({}, {}, {})',
+}  # fmt: skip
+
+
+class Out(NamedTuple):
+    """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min` (over each row), `edge` (a
+    row per edge) or `total` (over all edges)."""
+
+    at: int
+    kind: str
+    dtype: str
+
+
+class Index(NamedTuple):
+    """A sum of axes with factors, and a number."""
+
+    terms: tuple[tuple[str, int], ...] = ()
+    const: int = 0
+
+    def times(self, factor: int) -> 'Index':
+        return Index(tuple((a, c * factor) for a, c in self.terms), self.const * factor)
+
+    def plus(self, other: 'Index') -> 'Index':
+        terms = dict(self.terms)
+        for axis, factor in other.terms:
+            terms[axis] = terms.get(axis, 0) + factor
+        return Index(tuple(sorted((a, c) for a, c in terms.items() if c)), self.const + other.const)
+
+    def text(self) -> str:
+        parts = [axis if factor == 1 else f'{axis} * {factor}' for axis, factor in self.terms]
+        if self.const or not parts:
+            parts.append(str(self.const))
+        return ' + '.join(parts)
+
+
+class Block(NamedTuple):
+    """A value in the generated code."""
+
+    name: str
+    axes: frozenset[str]
+    by_edge: bool
+
+
+class Raw(NamedTuple):
+    """An input, read at a place."""
+
+    role: str
+    pointer: str
+    flat: Index
+    axes: frozenset[str]
+    by_edge: bool
+    size: int
+
+
+class Source(NamedTuple):
+    """A generated kernel."""
+
+    text: str
+    name: str
+    sizes: tuple[int, ...]  # of the axes
+    tiled: bool  # whether the only axis is cut into tiles
+    persistent: bool  # whether a program takes a range of all edges
+    loads: tuple[tuple[str, int], ...]  # the inputs, in the order of the parameters
+    has_dots: bool  # whether it multiplies matrices
+
+
+def axes_of(program: Program, outs: list[Out]) -> tuple[int, ...]:
+    """The sizes of the dimensions over which a pass is parallel: the finest division of the widest
+    output."""
+    reachable = program.reachable([out.at for out in outs])
+    # A parameter's gradient is a sum of products with that of the message.
+    shapes = (
+        [program[out.at].shape for out in outs if out.kind not in ('total', 'edge')]
+        or [
+            program[at].shape
+            for at in reachable
+            if program[at].attrs[:1] in (('grad',), ('picked',))
+        ]
+        or [program[out.at].shape for out in outs]
+    )
+    widest = max(shapes, key=lambda s: (math.prod(s), len(s)))
+    count = math.prod(widest)
+    best = tuple(n for n in widest if n != 1)
+    for at in reachable:
+        shape = tuple(n for n in program[at].shape if n != 1)
+        if math.prod(shape) == count and len(shape) > len(best):
+            best = shape
+    return best or (1,)
+
+
+class Generator:
+    """Writes one kernel: over the rows of a CSR structure, `src` or `dst`, the edges of each in
+    blocks; or over all edges, `edge`, for what is stored by edge or summed over all of them."""
+
+    def __init__(self, program: Program, outs: list[Out], row_role: str, acc: str) -> None:
+        self.program = program
+        self.outs = outs
+        self.row_role = row_role
+        self.acc = acc
+        self.sizes = axes_of(program, outs)
+        self.rank = len(self.sizes)
+        self.names = [f'a{k}' for k in range(self.rank)]
+        self.size_of = dict(zip(self.names, self.sizes, strict=True))
+        self.reduced: set[str] = set()
+        self.before: list[str] = []  # once per row
+        self.lines: list[str] = []  # per block of edges
+        self.depth = 0
+        self.known: list[dict[Any, Block]] = [{}]
+        self.count = itertools.count()
+        self.loads: dict[tuple[str, int], tuple[str, str]] = {}
+        self.uses_edge = self.uses_seed = False
+        self.loops: dict[str, int] = {}
+        self.dots: set[int] = set()  # inner sizes of products of matrices
+
+    # Names and lines.
+
+    def fresh(self) -> str:
+        return f'v{next(self.count)}'
+
+    def emit(self, text: str, axes: frozenset[str], by_edge: bool) -> Block:
+        name = self.fresh()
+        in_loop = any(axis in self.loops for axis in axes)
+        if by_edge or in_loop:
+            self.lines.append('    ' * self.depth + f'{name} = {text}')
+        else:
+            self.before.append(f'{name} = {text}')
+        return Block(name, axes, by_edge)
+
+    def find(self, key: Any) -> Block | None:
+        for known in reversed(self.known):
+            if key in known:
+                return known[key]
+        return None
+
+    # Indices.
+
+    def divided(self, index: Index, size: int) -> tuple[Index, Index]:
+        """Quotient and remainder."""
+        if size == 1:
+            return index, Index()
+        high = tuple((a, c // size) for a, c in index.terms if c % size == 0)
+        low = tuple((a, c) for a, c in index.terms if c % size)
+        quotient, rest = divmod(index.const, size)
+        if any(c < 0 for _, c in index.terms):
+            raise Refused('a view of a reversed dimension')
+        most = rest + sum(c * (self.extent(a) - 1) for a, c in low)
+        if most >= size:
+            raise Refused('a view that divides a dimension unevenly')
+        return Index(high, quotient), Index(low, rest)
+
+    def extent(self, axis: str) -> int:
+        return self.size_of[axis] if axis in self.size_of else self.loops[axis]
+
+    def viewed(self, index: tuple[Index, ...], new: tuple[int, ...], old: tuple[int, ...]) -> tuple:
+        """The index in shape `old` of the number at `index` in shape `new`."""
+        flat, stride = Index(), 1
+        for part, size in zip(reversed(index), reversed(new), strict=True):
+            flat = flat.plus(part.times(stride))
+            stride *= size
+        out = []
+        for size in reversed(old):
+            if size == 1:
+                out.append(Index())
+                continue
+            flat, rest = self.divided(flat, size)
+            out.append(rest)
+        return tuple(reversed(out))
+
+    def out_index(self, shape: tuple[int, ...]) -> tuple[Index, ...]:
+        """The place in a result of the axes of the kernel."""
+        if math.prod(shape) == 1:
+            return tuple(Index() for _ in shape)
+        sizes = [n for n in shape if n != 1]
+        if math.prod(shape) == math.prod(self.sizes):
+            whole = tuple(Index(((name, 1),)) for name in self.names)
+            return self.viewed(whole, self.sizes, shape)
+        # Some of the axes, in order.
+        found, names = [], iter(self.names)
+        for size in sizes:
+            for name in names:
+                if self.size_of[name] == size:
+                    found.append(Index(((name, 1),)))
+                    break
+            else:
+                raise Refused(f'results of shapes {self.sizes} and {shape} in one pass')
+        parts = iter(found)
+        return tuple(Index() if n == 1 else next(parts) for n in shape)
+
+    # Values.
+
+    def value(self, at: int, index: tuple[Index, ...], guard: str = '') -> Block:
+        if guard and not self.guard_axes(guard) & {a for part in index for a, _ in part.terms}:
+            guard = ''  # The place is inside of the part that the guard stands for.
+        key = (at, index, guard)
+        found = self.find(key)
+        if found is None:
+            found = self.made(at, index, guard)
+            axes = found.axes
+            scope = (
+                self.known[0]
+                if not found.by_edge and not any(a in self.loops for a in axes)
+                else (self.known[-1])
+            )
+            scope[key] = found
+        return found
+
+    def made(self, at: int, index: tuple[Index, ...], guard: str) -> Block:
+        op, args, attrs, shape, dtype = self.program[at]
+        if op == 'const':
+            return self.constant(number(self.program[at]), dtype)
+        if op == 'load':
+            role, slot = attrs
+            return self.load(role, slot, index, shape, dtype, guard)
+        if op == 'keep':
+            return self.keep(attrs, index, shape)
+        if op == 'view':
+            return self.value(
+                args[0], self.viewed(index, shape, self.program[args[0]].shape), guard
+            )
+        if op == 'cast':
+            return self.value(args[0], index, guard)
+        if op == 'permute':
+            inner: list[Index] = [Index()] * len(shape)
+            for place, part in zip(attrs, index, strict=True):
+                inner[place] = part
+            return self.value(args[0], tuple(inner), guard)
+        if op == 'slice':
+            dim, start, _, step = attrs
+            part = index[dim].times(step).plus(Index((), start))
+            return self.value(args[0], (*index[:dim], part, *index[dim + 1 :]), guard)
+        if op == 'cat':
+            return self.joined(at, index, guard)
+        if op in ('sum', 'amax', 'amin'):
+            return self.reduction(at, index, guard)
+        if op == 'expand':
+            return self.value(args[0], self.narrowed(index, self.program[args[0]].shape), guard)
+        if op not in _CALLS:
+            raise Refused(f'{op} has no kernel')
+        blocks = []
+        for arg in args:
+            blocks.append(self.value(arg, self.narrowed(index, self.program[arg].shape), guard))
+        if op == 'pow' and self.program[args[1]].op == 'const':
+            power = number(self.program[args[1]])
+            if power in _POWERS:
+                blocks, op = blocks[:1], _POWERS[power]
+        axes = frozenset().union(*(b.axes for b in blocks))
+        return self.emit(
+            _CALLS[op].format(*(b.name for b in blocks)), axes, any(b.by_edge for b in blocks)
+        )
+
+    @staticmethod
+    def narrowed(index: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+        return tuple(Index() if n == 1 else part for part, n in zip(index, shape, strict=True))
+
+    def constant(self, value: float, dtype: str) -> Block:
+        if dtype == 'bool':
+            text = 'True' if value else 'False'
+        elif math.isfinite(value):
+            text = repr(float(value))
+        else:
+            text = f"float('{value}')"
+        return self.emit(
+            f'tl.full([{", ".join(["1"] * (self.rank + 1))}], {text}, '
+            f'{"tl.int1" if dtype == "bool" else self.acc})', frozenset(), False,
+        )  # fmt: skip
+
+    def offset(self, index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
+        flat, stride = Index(), 1
+        for part, size in zip(reversed(index), reversed(shape), strict=True):
+            flat = flat.plus(part.times(stride))
+            stride *= size
+        return flat
+
+    def masks(self, axes: frozenset[str]) -> list[str]:
+        return [f'm_{axis}' for axis in sorted(axes) if axis in self.size_of]
+
+    def load(
+        self, role: str, slot: int, index: tuple, shape: tuple, dtype: str, guard: str
+    ) -> Block:
+        if role == 'picked':
+            self.uses_edge = True
+            grad = self.load('grad', slot, index, shape, dtype, guard)
+            arg = self.load('arg', slot, index, shape, 'int64', guard)
+            return self.emit(f'tl.where({arg.name} == eid, {grad.name}, 0.0)', grad.axes, True)
+        pointer = f'{role}{slot}'
+        self.loads[role, slot] = pointer, dtype
+        flat = self.offset(index, shape)
+        axes = frozenset(axis for axis, _ in flat.terms)
+        own = 'dst' if role in ('grad', 'arg') else role
+        by_edge = own == 'edge' or (own in ('src', 'dst') and own != self.row_role)
+        size = math.prod(shape)
+        if own == 'param':
+            base = ''
+        elif own == 'edge':
+            self.uses_edge = True
+            base = f'tl.cast(eid, OFFSET) * {size} + '
+        elif own == self.row_role:
+            base = f'tl.cast(row, OFFSET) * {size} + '
+        else:
+            base = f'tl.cast({self.end_of(own)}, OFFSET) * {size} + '
+        masks = self.masks(axes)
+        if by_edge:
+            masks = ['m', *masks]
+        if guard:
+            masks.append(guard)
+            axes = axes | frozenset(self.guard_axes(guard))
+        mask = f', {" & ".join(masks)}, 0' if masks else ''
+        text = f'tl.load({pointer} + ({base}{self.blocked(flat)}){mask})'
+        if is_float(dtype):
+            text += f'.to({self.acc})'
+        elif dtype == 'bool':
+            text += ' != 0'
+        return self.emit(text, axes, by_edge)
+
+    def end_of(self, role: str) -> str:
+        """The number of an edge's row of inputs."""
+        if role == 'edge':
+            return 'eid'
+        return 'other' if self.row_role != 'edge' else {'src': 'other', 'dst': 'row'}[role]
+
+    def blocked(self, flat: Index) -> str:
+        """An offset as a block of all dimensions, or a number in one."""
+        return f'{flat.text()} + zero'
+
+    def guard_axes(self, guard: str) -> set[str]:
+        return {name for name in (*self.names, *self.loops) if f'{name} ' in guard}
+
+    def joined(self, at: int, index: tuple[Index, ...], guard: str) -> Block:
+        _, args, (dim,), _, _ = self.program[at]
+        place, start = index[dim], 0
+        parts = []
+        for arg in args:
+            size = self.program[arg].shape[dim]
+            parts.append((arg, start, start + size))
+            start += size
+        if not place.terms:
+            for arg, begin, end in parts:
+                if begin <= place.const < end:
+                    inner = (*index[:dim], Index((), place.const - begin), *index[dim + 1 :])
+                    return self.value(arg, inner, guard)
+        # An axis that runs within parts only decides nothing: the quotient by equal sizes does.
+        out: Block | None = None
+        for arg, begin, end in parts:
+            test = f'(({place.text()} ) >= {begin}) & (({place.text()} ) < {end})'
+            inner = (*index[:dim], place.plus(Index((), -begin)), *index[dim + 1 :])
+            block = self.value(arg, inner, f'{guard} & {test}' if guard else test)
+            if out is None:
+                out = block
+            else:
+                axes = out.axes | block.axes | frozenset(a for a, _ in place.terms)
+                out = self.emit(
+                    f'tl.where({test}, {block.name}, {out.name})',
+                    axes,
+                    out.by_edge or block.by_edge,
+                )
+        assert out is not None
+        return out
+
+    def reduction(self, at: int, index: tuple[Index, ...], guard: str) -> Block:
+        op, (arg,), dims, _, _ = self.program[at]
+        shape = self.program[arg].shape
+        used = {axis for part in index for axis, _ in part.terms} | self.guard_axes(guard)
+        free = [name for name in self.names if name not in used]
+        inner, across, each = list(index), [], []
+        for dim in dims:
+            size = shape[dim]
+            axis = next((name for name in free if self.size_of[name] == size), None)
+            if axis is not None:
+                free.remove(axis)
+                across.append(axis)
+                inner[dim] = Index(((axis, 1),))
+            elif size > 1:
+                each.append(dim)
+            else:
+                inner[dim] = Index()
+        if across and each:
+            raise Refused('a sum over dimensions of several sizes')
+        if op == 'sum' and len(each) == 1 and not across and not guard:
+            block = self.dot(arg, inner, each[0])
+            if block is not None:
+                return block
+        if across:
+            self.reduced.update(across)
+            block = self.value(arg, tuple(inner), guard)
+            return self.across(op, block, across)
+        count = math.prod(shape[dim] for dim in each)
+        if count > _UNROLLED:
+            return self.looped(op, arg, inner, each, shape, guard)
+        out: Block | None = None
+        for numbers in itertools.product(*(range(shape[dim]) for dim in each)):
+            for dim, k in zip(each, numbers, strict=True):
+                inner[dim] = Index((), k)
+            block = self.value(arg, tuple(inner), guard)
+            if out is None:
+                out = block
+            else:
+                out = self.emit(
+                    _COMBINE[op].format(out.name, block.name), out.axes | block.axes,
+                    out.by_edge or block.by_edge,
+                )  # fmt: skip
+        assert out is not None
+        return out
+
+    def dot(self, at: int, index: list[Index], dim: int) -> Block | None:
+        """A linear map of an edge's raw values, if the sum is one: a product of matrices."""
+        size = self.program[at].shape[dim]
+        if self.program[at].op != 'mul' or not self.has_dots(size):
+            return None
+        index = list(index)
+        index[dim] = Index(((_INNER, 1),))
+        with self.inner(size):
+            parts = [self.raw(arg, tuple(index)) for arg in self.program[at].args]
+            for a, w in (parts, parts[::-1]):
+                if a is None or w is None or w.by_edge or not a.by_edge or a.axes or not w.axes:
+                    continue
+                left, right = self.rows_of(a), self.matrix_of(w)
+                text = f'tl.dot({left}, {right}, input_precision="tf32x3")'
+                return self.emit(text, frozenset(self.names), True)
+        return None
+
+    def outer(self, at: int, shape: tuple[int, ...]) -> tuple[Block, Index] | None:
+        """The sum over a block's edges of `a[d] * g[f]`, the gradient of a linear map's weight, and
+        its place."""
+        others = [k for k, n in enumerate(shape) if n not in (1, *self.sizes)]
+        wide = [k for k, n in enumerate(shape) if n in self.sizes and n != 1]
+        if len(others) != 1 or len(wide) != 1 or not self.has_dots(shape[others[0]]):
+            return None
+        index = [Index()] * len(shape)
+        index[others[0]], index[wide[0]] = Index(((_INNER, 1),)), Index(((self.names[0], 1),))
+        flat = self.offset(tuple(index), shape)
+        with self.inner(shape[others[0]]):
+            found = self.moved(at, tuple(index), ('mul',))
+            if found is None:
+                return None
+            at, place = found
+            args = self.program[at].args
+            places = [self.narrowed(place, self.program[arg].shape) for arg in args]
+            for k in (0, 1):
+                a = self.raw(args[k], places[k])
+                loops = {name for part in places[1 - k] for name, _ in part.terms}
+                if a is None or not a.by_edge or a.axes or _INNER in loops:
+                    continue
+                g = self.value(args[1 - k], places[1 - k])
+                masks = ' & '.join(['m', *self.masks(frozenset(self.names))])
+                zero = f'tl.zeros([BE, B0], {self.acc})'
+                text = (
+                    f'tl.dot(tl.trans({self.rows_of(a)}), tl.where({masks}, {g.name} + {zero}, 0.0)'
+                )
+                block = self.emit(f'{text}, input_precision="tf32x3")', frozenset(self.names), True)
+                return block, flat
+        return None
+
+    def has_dots(self, size: int) -> bool:
+        """Whether a sum over `size` numbers pays as a product of matrices."""
+        return self.rank == 1 and self.acc == 'tl.float32' and size >= 8 and self.sizes[0] >= 16
+
+    @contextmanager
+    def inner(self, size: int) -> Iterator[None]:
+        """Allows an index over the inner dimension of a product."""
+        self.loops[_INNER] = size
+        try:
+            yield
+        finally:
+            del self.loops[_INNER]
+
+    def moved(self, at: int, index: tuple, ops: tuple[str, ...]) -> tuple[int, tuple] | None:
+        """The value of one of `ops` that is the same but for moves, and the place in it."""
+        while True:
+            op, args, attrs, shape, _ = self.program[at]
+            if op in ops:
+                return at, index
+            if op == 'view':
+                index = self.viewed(index, shape, self.program[args[0]].shape)
+            elif op == 'expand':
+                index = self.narrowed(index, self.program[args[0]].shape)
+            elif op == 'permute':
+                inner: list[Index] = [Index()] * len(shape)
+                for place, part in zip(attrs, index, strict=True):
+                    inner[place] = part
+                index = tuple(inner)
+            elif op != 'cast':
+                return None
+            at = args[0]
+
+    def raw(self, at: int, index: tuple) -> Raw | None:
+        """Where a value that is an input is read."""
+        index = self.narrowed(index, self.program[at].shape)
+        found = self.moved(at, index, ('load',))
+        if found is None:
+            return None
+        at, index = found
+        _, _, (role, slot), shape, dtype = self.program[at]
+        if role in ('picked', 'arg', 'grad') or not is_float(dtype):
+            return None
+        flat = self.offset(index, shape)
+        axes = frozenset(axis for axis, _ in flat.terms if axis != _INNER)
+        by_edge = role == 'edge' or (role in ('src', 'dst') and role != self.row_role)
+        if not by_edge and role != 'param':
+            return None
+        self.loads[role, slot] = f'{role}{slot}', dtype
+        return Raw(role, f'{role}{slot}', flat, axes, by_edge, math.prod(shape))
+
+    def rows_of(self, raw: Raw) -> str:
+        """A block of edges by inner numbers."""
+        key = ('rows', raw)
+        found = self.find(key)
+        if found is None:
+            self.uses_edge |= raw.role == 'edge'
+            self.dots.add(self.loops[_INNER])
+            base = self.end_of(raw.role)
+            size = self.loops[_INNER]
+            place = raw.flat.text().replace(_INNER, f'i{size}')
+            found = self.known[-1][key] = self.emit(
+                f'tl.load({raw.pointer} + (tl.cast({base}, OFFSET) * {raw.size} + {place}), '
+                f'm & (i{size} < {size}), 0).to({self.acc})',
+                frozenset(), True,
+            )  # fmt: skip
+        return found.name
+
+    def matrix_of(self, raw: Raw) -> str:
+        """A block of inner numbers by columns."""
+        key = ('matrix', raw)
+        found = self.find(key)
+        if found is None:
+            size = self.loops[_INNER]
+            self.dots.add(size)
+            place = raw.flat.text().replace(_INNER, f'j{size}')
+            masks = ' & '.join([f'(j{size} < {size})', *self.masks(raw.axes)])
+            name = self.fresh()
+            self.before.append(
+                f'{name} = tl.load({raw.pointer} + ({place}), {masks}, 0).to({self.acc})'
+            )
+            found = self.known[0][key] = Block(name, raw.axes, False)
+        return found.name
+
+    def across(self, op: str, block: Block, axes: list[str]) -> Block:
+        name, kept = block.name, block.axes
+        lost = [axis for axis in axes if axis not in block.axes]
+        out = block
+        for axis in axes:
+            if axis in lost:
+                if op == 'sum':
+                    out = self.emit(
+                        f'{out.name} * {float(self.size_of[axis])}', out.axes, block.by_edge
+                    )
+                continue
+            kept = kept - {axis}
+            name = out.name
+            other = {'sum': '0.0', 'amax': "float('-inf')", 'amin': "float('inf')"}[op]
+            reduce = {'sum': 'sum', 'amax': 'max', 'amin': 'min'}[op]
+            place = self.names.index(axis) + 1
+            masked = f'tl.where(m_{axis}, {name}, {other})'
+            out = self.emit(
+                f'tl.{reduce}({masked}, axis={place}, keep_dims=True)', kept, block.by_edge
+            )
+        return out
+
+    def looped(
+        self, op: str, arg: int, inner: list[Index], dims: list[int], shape: tuple, guard: str
+    ) -> Block:
+        if len(dims) != 1:
+            raise Refused('a sum over several wide dimensions')
+        loop = f'l{next(self.count)}'
+        self.loops[loop] = shape[dims[0]]
+        inner[dims[0]] = Index(((loop, 1),))
+        # Values that the loop does not change come first: a dry run at the same depth finds them.
+        mark = len(self.lines)
+        self.known.append({})
+        self.depth += 1
+        block = self.value(arg, tuple(inner), guard)
+        self.depth -= 1
+        self.known.pop()
+        body = self.lines[mark:]
+        del self.lines[mark:]
+        axes = frozenset(a for a in block.axes if a in self.size_of)
+        total = self.fresh()
+        sizes = ['BE' if block.by_edge else '1']
+        sizes += [f'B{k}' if name in axes else '1' for k, name in enumerate(self.names)]
+        pad = '    ' * self.depth
+        start = {'sum': '0.0', 'amax': "float('-inf')", 'amin': "float('inf')"}[op]
+        new = [
+            f'{pad}{total} = tl.full([{", ".join(sizes)}], {start}, {self.acc})',
+            f'{pad}for {loop} in range({shape[dims[0]]}):',
+            *body,
+            f'{pad}    {total} = ' + _COMBINE[op].format(total, block.name),
+        ]
+        self.lines += new
+        del self.loops[loop]
+        return Block(total, axes, True)
+
+    def keep(self, attrs: tuple, index: tuple[Index, ...], shape: tuple[int, ...]) -> Block:
+        self.uses_edge = self.uses_seed = True
+        which, p = attrs[0], float.fromhex(attrs[1])
+        flat = self.offset(index, shape)
+        axes = frozenset(axis for axis, _ in flat.terms)
+        size = math.prod(shape)
+        text = f'tl.rand(seed + {which}, (tl.cast(eid, tl.int64) * {size} + {self.blocked(flat)}))'
+        block = self.emit(text, axes, True)
+        scale = 1 / (1 - p) if p < 1 else 0.0
+        return self.emit(f'tl.where({block.name} >= {p!r}, {scale!r}, 0.0)', axes, True)
+
+
+_COMBINE = {
+    'sum': '{} + {}',
+    'amax': 'tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+    'amin': 'tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+}
+
+
+def _power(n: int) -> int:
+    """The size of a block, a power of two; products of matrices take at least 16."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool) -> Source:
+    """The source of one pass.
+
+    Raises:
+        Refused: If the shapes of its values do not fit together.
+    """
+    gen = Generator(program, outs, row_role, acc)
+    rank = gen.rank
+    persistent = row_role == 'edge'
+    finals: list[str] = []
+    starts: list[str] = []
+    extra: list[str] = []
+    totals: list[tuple[int, Block, Index, int]] = []
+    stores: list[str] = []
+
+    for k, out in enumerate(outs):
+        shape = program[out.at].shape
+        found = gen.outer(out.at, shape) if out.kind == 'total' else None
+        if found is not None:
+            block, flat = found
+            inner = next(n for n in shape if n not in (1, *gen.sizes))
+            text = flat.text().replace(_INNER, f'j{inner}')
+            masks = ' & '.join([f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))])
+            extra.append(f's{k} = tl.zeros([{_power(inner)}, B0], {acc})')
+            gen.lines.append(f's{k} += {block.name}')
+            stores.append(
+                f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + {text}), '
+                f's{k}, {masks})'
+            )
+            continue
+        if out.kind in ('total', 'edge') and math.prod(shape) not in (1, math.prod(gen.sizes)):
+            places = _unrolled_places(gen, shape)
+        else:
+            places = [gen.out_index(shape)]
+        for number_, index in enumerate(places):
+            block = gen.value(out.at, index)
+            flat = gen.offset(index, shape)
+            axes = frozenset(a for a, _ in flat.terms)
+            dims = [f'B{j}' if name in axes else '1' for j, name in enumerate(gen.names)]
+            sizes = ', '.join(['BE', *dims])
+            mask = ' & '.join(['m', *gen.masks(axes)])
+            if out.kind == 'edge':
+                gen.uses_edge = True
+                gen.lines.append(
+                    f'tl.store(out{k} + (tl.cast(eid, OFFSET) * {math.prod(shape)} + '
+                    f'{gen.blocked(flat)}), ({block.name} + tl.zeros([{sizes}], {acc}))'
+                    f'.to(out{k}.dtype.element_ty), {mask})'
+                )
+                continue
+            name = f's{k}_{number_}'
+            if out.kind in ('max', 'min'):
+                _extreme(
+                    gen,
+                    k,
+                    name,
+                    out.kind,
+                    block.name,
+                    sizes,
+                    mask,
+                    flat,
+                    shape,
+                    starts,
+                    finals,
+                    acc,
+                    grouped,
+                )
+                continue
+            if out.kind == 'total':
+                one = ', '.join(['1', *dims])
+                extra.append(f'{name} = tl.zeros([{one}], {acc})')
+                gen.lines.append(
+                    f'{name} += tl.sum(tl.where({mask}, {block.name} + tl.zeros([{sizes}], {acc}), '
+                    '0.0), axis=0, keep_dims=True)'
+                )
+                totals.append((k, Block(name, axes, False), flat, math.prod(shape)))
+                continue
+            starts.append(f'{name} = tl.zeros([{sizes}], {acc})')
+            gen.lines.append(f'{name} += tl.where({mask}, {block.name}, 0.0)')
+            total = f'tl.sum({name}, axis=0, keep_dims=True)'
+            own = gen.masks(axes)
+            size = math.prod(shape)
+            if out.kind == 'mean':
+                finals.append(f'{name}f = {total} / tl.maximum(end - begin, 1).to({acc})')
+            else:
+                finals.append(f'{name}f = {total}')
+            _store(gen, f'out{k}', f'part{k}', f'{name}f', total, size, flat, own, grouped, finals)
+    text = _template(gen, outs, persistent, grouped, starts, finals, extra, totals, stores)
+    return Source(
+        text,
+        'message_pass',
+        gen.sizes,
+        rank == 1 and not gen.reduced and not persistent,
+        persistent,
+        tuple(gen.loads),
+        bool(gen.dots),
+    )
+
+
+def _unrolled_places(gen: Generator, shape: tuple[int, ...]) -> list[tuple[Index, ...]]:
+    """Places of a parameter's gradient: the dimensions that are no axis, one number at a time."""
+    kept: list[str | None] = []
+    names = list(gen.names)
+    for size in reversed(shape):
+        if names and gen.size_of[names[-1]] == size:
+            kept.append(names.pop())
+        else:
+            kept.append(None)
+    kept.reverse()
+    loose = [range(n) if name is None else [0] for n, name in zip(shape, kept, strict=True)]
+    if math.prod(len(r) for r in loose) > 64:
+        raise Refused(f"a parameter's gradient of shape {shape}")
+    return [
+        tuple(
+            Index((), k) if name is None else Index(((name, 1),))
+            for k, name in zip(numbers, kept, strict=True)
+        )
+        for numbers in itertools.product(*loose)
+    ]
+
+
+def _store(
+    gen: Generator, out: str, part: str, value: str, partial: str, size: int, flat: Index,
+    masks: list[str], grouped: bool, finals: list[str],
+) -> None:  # fmt: skip
+    """Stores the results of rows, and partial ones of long rows."""
+    place = gen.blocked(flat)
+    whole = list(masks)
+    if grouped:
+        finals.append(
+            f'tl.store({part} + (tl.cast(slot, OFFSET) * {size} + {place}), {partial}, '
+            f'{" & ".join([*whole, "long"])})'
+        )
+        whole.append('(long == 0)')
+    finals.append(
+        f'tl.store({out} + (tl.cast(row, OFFSET) * {size} + {place}), '
+        f'{value}.to({out}.dtype.element_ty), {" & ".join(whole) or "None"})'
+    )
+
+
+def _extreme(
+    gen: Generator, k: int, name: str, kind: str, value: str, sizes: str, mask: str, flat: Index,
+    shape: tuple, starts: list[str], finals: list[str], acc: str, grouped: bool,
+) -> None:  # fmt: skip
+    worst = "float('-inf')" if kind == 'max' else "float('inf')"
+    better = '>' if kind == 'max' else '<'
+    starts += [
+        f'{name} = tl.full([{sizes}], {worst}, {acc})',
+        f'{name}a = tl.full([{sizes}], -1, tl.int64)',
+    ]
+    gen.lines += [
+        f'{name}b = {mask} & (({value} {better} {name}) | ({name}a < 0) | '
+        f'(({value} != {value}) & ({name} == {name})))',
+        f'{name} = tl.where({name}b, {value}, {name})',
+        f'{name}a = tl.where({name}b, o, {name}a)',
+    ]
+    masks = gen.masks(frozenset(a for a, _ in flat.terms))
+    size = math.prod(shape)
+    finals += [
+        f'{name}n = tl.max(({name} != {name}).to(tl.int32), axis=0, keep_dims=True) > 0',
+        f'{name}v = tl.where(({name}a >= 0) & ({name} == {name}), {name}, {worst})',
+        f'{name}v = tl.{kind}({name}v, axis=0, keep_dims=True)',
+        f'{name}c = ({name}a >= 0) & (({name} == {name}v) | ({name} != {name})) '
+        f'& (({name} != {name}) | ({name}n == 0))',
+        f'{name}p = tl.where({name}c, {name}a, 9223372036854775807)',
+        f'{name}p = tl.min({name}p, axis=0, keep_dims=True)',
+        f"{name}v = tl.where({name}n, float('nan'), tl.where(begin < end, {name}v, 0.0))",
+        f'{name}p = tl.where(begin < end, {name}p, -1)',
+    ]
+    _store(gen, f'out{k}', f'part{k}', f'{name}v', f'{name}v', size, flat, masks, grouped, finals)
+    _store(gen, f'arg{k}', f'parg{k}', f'{name}p', f'{name}p', size, flat, masks, grouped, finals)
+
+
+def _template(
+    gen: Generator, outs: list[Out], persistent: bool, grouped: bool, starts: list[str],
+    finals: list[str], extra: list[str], totals: list, stores: list[str],
+) -> str:  # fmt: skip
+    rank = gen.rank
+    pointers = [name for name, _ in gen.loads.values()]
+    extremes = [k for k, out in enumerate(outs) if out.kind in ('max', 'min')]
+    results = [f'out{k}' for k in range(len(outs))] + [f'arg{k}' for k in extremes]
+    if grouped:
+        results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
+        results += [f'parg{k}' for k in extremes]
+    schedule = ['rowptr', 'col', 'perm', 'group_row', 'long_row', 'long_shift']
+    head = ', '.join([
+        *schedule, *pointers, *results, 'seed_at', 'num_items', 'num_programs',
+        'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr', 'BE: tl.constexpr',
+        *(f'B{k}: tl.constexpr' for k in range(rank)),
+    ])  # fmt: skip
+    out = [
+        "@triton.jit(do_not_specialize=['num_items', 'num_programs'])",
+        f'def message_pass({head}):',
+        '    pid = tl.program_id(0)',
+    ]
+
+    def add(level: int, *texts: str) -> None:
+        out.extend('    ' * level + text for text in texts)
+
+    def shaped(place: int) -> str:
+        return ', '.join(':' if j == place else 'None' for j in range(rank + 1))
+
+    add(1, f'zero = tl.zeros([{", ".join(["1"] * (rank + 1))}], OFFSET)')
+    if gen.uses_seed:
+        add(1, 'seed = tl.load(seed_at)')
+    add(1, 'tile = 0' if persistent else 'tile = pid // num_items')
+    for k, (name, size) in enumerate(zip(gen.names, gen.sizes, strict=True)):
+        offset = ' + tile * B0' if rank == 1 else ''
+        add(
+            1,
+            f'{name} = (tl.arange(0, B{k}){offset})[{shaped(k + 1)}]',
+            f'm_{name} = {name} < {size}',
+        )
+    for size in sorted(gen.dots):
+        add(1, f'i{size} = tl.arange(0, {_power(size)})[None, :]')
+        add(1, f'j{size} = tl.arange(0, {_power(size)})[:, None]')
+    add(1, *extra)
+    if persistent:
+        # All edges, a range of them for each program.
+        add(
+            1, *gen.before, 'each = (num_items + num_programs - 1) // num_programs',
+            'begin = tl.minimum(pid * each, num_items)',
+            'end = tl.minimum(begin + each, num_items)', 'for s in range(begin, end, BE):',
+        )  # fmt: skip
+        add(2, f'o = (s + tl.arange(0, BE))[{shaped(0)}]', 'm = o < end')
+        add(2, 'other = tl.load(col + o, m, 0)', 'row = tl.load(group_row + o, m, 0)')
+    else:
+        add(
+            1, 'item = pid % num_items', 'begin = tl.load(rowptr + item)',
+            'end = tl.load(rowptr + item + 1)',
+        )  # fmt: skip
+        if grouped:
+            add(
+                1, 'row = tl.load(group_row + item)', 'long = row < 0',
+                'which = tl.where(long, -1 - row, 0)',
+                'slot = item - tl.load(long_shift + which, long, 0)',
+                'row = tl.where(long, tl.load(long_row + which, long, 0), row)',
+            )  # fmt: skip
+        else:
+            add(1, 'row = item')
+        add(1, *gen.before, *starts, 'for s in range(begin, end, BE):')
+        add(2, f'o = (s + tl.arange(0, BE))[{shaped(0)}]', 'm = o < end')
+        add(2, 'other = tl.load(col + o, m, 0)')
+    if gen.uses_edge:
+        add(2, 'eid = o', 'if HAS_PERM:')
+        add(3, 'eid = tl.load(perm + o, m, 0)')
+    add(2, *gen.lines)
+    add(1, *finals)
+    for k, block, flat, size in totals:
+        masks = gen.masks(block.axes)
+        one = ' & '.join(masks) if masks else 'None'
+        add(
+            1,
+            f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {size} + {gen.blocked(flat)}), '
+            f'{block.name}, {one})',
+        )
+    add(1, *stores)
+    return '\n'.join(out) + '\n'
+
+
+# The sums of a long row's groups, one after another.
+REDUCE = """@triton.jit
+def message_reduce(
+    part, out, long_row, long_ptr, rowptr, size,
+    MEAN: tl.constexpr, B: tl.constexpr, ACC: tl.constexpr,
+):
+    k = tl.program_id(0)
+    f = tl.program_id(1) * B + tl.arange(0, B)
+    m = f < size
+    row = tl.load(long_row + k).to(tl.int64)
+    total = tl.zeros([B], ACC)
+    for s in range(tl.load(long_ptr + k), tl.load(long_ptr + k + 1)):
+        total += tl.load(part + s.to(tl.int64) * size + f, m, 0)
+    if MEAN:
+        total = total / (tl.load(rowptr + row + 1) - tl.load(rowptr + row)).to(ACC)
+    tl.store(out + row * size + f, total.to(out.dtype.element_ty), m)
+"""
+# The first best of a long row's groups.
+REDUCE_EXTREME = """@triton.jit
+def message_reduce_extreme(
+    part, parg, out, arg, long_row, long_ptr, size,
+    MAX: tl.constexpr, B: tl.constexpr, ACC: tl.constexpr,
+):
+    k = tl.program_id(0)
+    f = tl.program_id(1) * B + tl.arange(0, B)
+    m = f < size
+    row = tl.load(long_row + k).to(tl.int64)
+    begin = tl.load(long_ptr + k).to(tl.int64)
+    best = tl.load(part + begin * size + f, m, 0)
+    place = tl.load(parg + begin * size + f, m, 0)
+    for s in range(tl.load(long_ptr + k) + 1, tl.load(long_ptr + k + 1)):
+        v = tl.load(part + s.to(tl.int64) * size + f, m, 0)
+        p = tl.load(parg + s.to(tl.int64) * size + f, m, 0)
+        better = (v > best) if MAX else (v < best)
+        better = better | ((v != v) & (best == best))
+        best = tl.where(better, v, best)
+        place = tl.where(better, p, place)
+    tl.store(out + row * size + f, best.to(out.dtype.element_ty), m)
+    tl.store(arg + row * size + f, place, m)
+"""

@@ -1,0 +1,383 @@
+"""Runs the message that a layer writes in PyTorch as one kernel."""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import (
+    MaxAggregation,
+    MeanAggregation,
+    MinAggregation,
+    MultiAggregation,
+    StdAggregation,
+    SumAggregation,
+    VarAggregation,
+)
+from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
+from torch_geometric.typing import Adj, Size
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from ..graph._cache import cached, store
+from ..graph.graph import Graph, graph_of
+from ..message import Entry, Fallback
+from ..ops._checks import DTYPES
+from ..ops._edges import is_capturing
+from ..ops._transforms import transforms_active
+from ..ops.to_csr import MOST_NODES
+from ._fused import is_plain
+
+_DEVICES = ('cpu', 'cuda')
+_HOOKS = tuple(
+    f'_{where}_forward_{when}'
+    for where in ('propagate', 'message', 'aggregate', 'message_and_aggregate', 'edge_update')
+    for when in ('pre_hooks', 'hooks')
+)
+# Rows of more edges are divided.
+GROUP_SIZE = 256
+OWN = ('_fused_entry', '_forward_graphs', '_last_run')
+# What a message may not read: it would mix edges.
+_STRUCTURE = {
+    'edge_index', 'index', 'ptr', 'size', 'size_i', 'size_j', 'dim_size', 'adj_t', 'edge_index_i',
+    'edge_index_j',
+}  # fmt: skip
+
+
+class FusedPropagate:
+    """Mixin before a :class:`~torch_geometric.nn.MessagePassing`: :meth:`propagate` runs
+    :meth:`message` and the aggregation as one kernel where that is PyG's result."""
+
+    strict: bool = False
+    _base: type
+    _last_run: str | None = None  # why PyG's code ran in the last call; '' if it did not
+
+    def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
+        r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
+        if torch.compiler.is_compiling():
+            return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+        try:
+            out = _fused(self, edge_index, size, kwargs)
+            self.__dict__['_last_run'] = ''
+            return out
+        except Fallback as reason:
+            self.__dict__['_last_run'] = str(reason)
+            if self.strict:
+                raise NotImplementedError(
+                    f"{type(self).__name__}(strict=True): PyG's code would run: {reason}"
+                ) from reason
+        if isinstance(edge_index, EdgeIndex) and (
+            transforms_active() or torch.is_inference_mode_enabled()
+        ):
+            edge_index = edge_index.as_tensor()
+        return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = self.__dict__.get('_forward_graphs')
+        if outer is not None or torch.compiler.is_compiling():
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        self.__dict__['_forward_graphs'] = {}
+        try:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            del self.__dict__['_forward_graphs']
+
+    def __getstate__(self: Any) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in OWN:
+            state.pop(name, None)
+        return state
+
+    @property
+    def plan(self: Any) -> str | None:
+        """What became of :meth:`message` in the last call: hoisted, fused and sunk parts; or why
+        PyG's code ran. :obj:`None` before the first call."""
+        reason = self._last_run
+        if reason is None:
+            return None
+        return f"PyG's code: {reason}" if reason else self.__dict__['_fused_entry'].text
+
+
+class FusedMessagePassing(FusedPropagate, MessagePassing):
+    r"""Base class for creating message passing layers whose :meth:`message` runs as one kernel
+
+    .. math::
+        \mathbf{y}_i = \bigoplus_{j \in \mathcal{N}(i)} \phi(\mathbf{x}_i, \mathbf{x}_j,
+        \mathbf{e}_{ji})
+
+    with its backward pass, without tensors of the size of the edges. A drop-in replacement of
+    :class:`~torch_geometric.nn.MessagePassing`: :meth:`message` is ordinary PyTorch code on
+    :obj:`x_j`, :obj:`x_i` and edge features. Where no kernel is known to give PyG's result, PyG's
+    code runs; :attr:`plan` says why.
+
+    Args:
+        aggr (str or [str] or Aggregation, optional): As in PyG. Kernels exist for :obj:`"sum"`,
+            :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`, :obj:`"var"`, :obj:`"std"` and lists of
+            them. (default: :obj:`"sum"`)
+        strict (bool, optional): Whether to raise :class:`NotImplementedError` with the reason
+            instead of running PyG's code. (default: :obj:`False`)
+        **kwargs (optional): Further arguments of :class:`~torch_geometric.nn.MessagePassing`.
+
+    Example:
+        >>> class Gated(FusedMessagePassing):
+        ...     def forward(self, x, edge_index):
+        ...         return self.propagate(edge_index, x=x)
+        ...     def message(self, x_i, x_j):
+        ...         return torch.sigmoid(x_i + x_j) * x_j
+    """
+
+    def __init__(self, aggr: Any = 'sum', *, strict: bool = False, **kwargs: Any) -> None:
+        super().__init__(aggr, **kwargs)
+        self.strict = strict
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """PyG would replace :meth:`propagate` by one compiled from its template."""
+
+
+def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+    """The result of `propagate`.
+
+    Raises:
+        Fallback: If PyG's code must run.
+    """
+    reason = _why_not(conv, edge_index)
+    if reason is not None:
+        raise Fallback(reason)
+    i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
+    sizes = list(conv._check_input(edge_index, size))
+    num_edges = edge_index.size(1)
+    if num_edges < 2:
+        raise Fallback(f'{num_edges} edges')
+    inputs: dict[tuple[str, str], Tensor] = {}
+    other: dict[str, Any] = {}
+    for name, param in conv.inspector.get_signature('message').param_dict.items():
+        if name[-2:] not in ('_i', '_j'):
+            value = kwargs.get(name, param.default)
+            if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
+                inputs['edge', name] = value
+            else:
+                other[name] = value
+        else:
+            dim = j if name[-2:] == '_j' else i
+            value = kwargs.get(name[:-2], param.default)
+            if isinstance(value, (tuple, list)):
+                if len(value) != 2:
+                    raise Fallback(f"'{name[:-2]}' has {len(value)} parts")
+                _note_size(conv, sizes, 1 - dim, value[1 - dim])
+                value = value[dim]
+            if isinstance(value, Tensor):
+                _note_size(conv, sizes, dim, value)
+                inputs['src' if dim == j else 'dst', name] = value
+            else:
+                other[name] = value
+        if value is inspect.Parameter.empty:
+            raise Fallback(f"'{name}' is missing")
+    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
+    num_src = sizes[j] if sizes[j] is not None else sizes[i]
+    if num_dst is None or num_src is None:
+        raise Fallback('no input of nodes')
+    _check_inputs(edge_index, list(inputs.values()), (num_src, num_dst))
+    update = {}
+    for name, param in conv.inspector.get_signature('update').param_dict.items():
+        update[name] = kwargs.get(name, param.default)
+
+    entry = conv.__dict__.get('_fused_entry')
+    if entry is None:
+        entry = conv.__dict__['_fused_entry'] = Entry(conv.message)
+    grad = torch.is_grad_enabled()
+
+    def graph() -> Graph:
+        nums = (num_src, num_dst) if j == 0 else (num_dst, num_src)
+        out = _graph(conv, edge_index, *nums, grad or j == 1)
+        return out if j == 0 else out.t()
+
+    parts = _parts(conv.aggr_module)
+    reduces = tuple(dict.fromkeys(reduce for part in parts for reduce in _REDUCES[type(part)]))
+    sums = dict(zip(reduces, entry(graph, reduces, inputs, other), strict=True))
+    out = _aggregated(conv.aggr_module, parts, sums, graph)
+    return conv.update(out, **update) if update else conv.update(out)
+
+
+def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
+    """The graph of an `edge_index`. A prepared one has groups, which divide long rows; a plain one
+    is sorted once in a call of `forward`, however often that propagates."""
+    if isinstance(edge_index, EdgeIndex):
+        graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
+        if not graph.col.is_cuda or graph.groups is not None or is_capturing(edge_index):
+            return graph
+        key = ('message_graph', num_src, num_dst, transpose)
+        grouped = cached(edge_index, key)
+        if grouped is None:
+            grouped = graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
+            store(edge_index, key, grouped, wait=True)
+        return grouped
+    known = conv.__dict__.get('_forward_graphs')
+    by = (id(edge_index), edge_index._version, num_src, num_dst, transpose)
+    if known is not None and by in known:
+        return known[by][1]
+    graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
+    if known is not None:
+        known[by] = edge_index, graph
+    return graph
+
+
+def _note_size(conv: Any, sizes: list[int | None], dim: int, value: Any) -> None:
+    if isinstance(value, Tensor):
+        if value.dim() == 0 or conv.node_dim % value.dim() != 0:
+            raise Fallback(f'node_dim={conv.node_dim} of {value.dim()} dimensions')
+        if sizes[dim] is None:
+            sizes[dim] = value.size(0)
+        elif sizes[dim] != value.size(0):
+            raise Fallback('sizes that differ')
+
+
+def _check_inputs(edge_index: Tensor, inputs: list[Tensor], sizes: tuple[int, int]) -> None:
+    for value in inputs:
+        if type(value) not in (Tensor, torch.nn.Parameter):
+            raise Fallback(f'an input is a {type(value).__name__}')
+        if value.layout != torch.strided:
+            raise Fallback(f'an input is {value.layout}')
+        if value.device != edge_index.device:
+            raise Fallback(f'an input is on {value.device}, the edges on {edge_index.device}')
+        if value.is_floating_point() and value.dtype not in DTYPES:
+            raise Fallback(f'an input is {value.dtype}')
+    if max(sizes) > MOST_NODES:
+        raise Fallback(f'{max(sizes)} nodes')
+
+
+def why_never(conv: Any) -> str | None:
+    """Why PyG's code must run for every input."""
+    own, cls = conv.__dict__, type(conv)
+    for name in ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forward'):
+        if name in own:
+            return f'its {name} is patched'
+    if cls.aggregate is not MessagePassing.aggregate:
+        return 'its aggregate is overridden'
+    for method in ('message', 'update'):
+        for name in conv.inspector.get_signature(method).param_dict:
+            if name in _STRUCTURE or (method == 'update' and name[-2:] in ('_i', '_j')):
+                return f"'{method}' reads '{name}'"
+    if conv._decomposed_layers != 1:
+        return f'decomposed_layers={conv._decomposed_layers}'
+    return _why_not_aggr(conv.aggr_module)
+
+
+def _why_not(conv: Any, edge_index: Any) -> str | None:
+    """Why PyG's code must run for this call, whatever the message is."""
+    own = conv.__dict__
+    if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
+        return 'a sparse matrix'
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        return f'an edge_index of shape {list(edge_index.shape)}'
+    if edge_index.device.type not in _DEVICES:
+        return f'no kernel on {edge_index.device.type}'
+    if transforms_active():
+        return 'torch.func or forward-mode AD is active'
+    if torch._C._get_tracing_state() is not None:
+        return 'torch.jit.trace is active'
+    if _has_any_global_hook():
+        return 'global module hooks'
+    if conv._explain:
+        return 'it is explained'
+    if any(own[name] for name in _HOOKS):
+        return 'hooks on its message passing'
+    return why_never(conv)
+
+
+_REDUCES: dict[type, tuple[str, ...]] = {
+    SumAggregation: ('sum',), MeanAggregation: ('mean',), MaxAggregation: ('max',),
+    MinAggregation: ('min',), VarAggregation: ('mean', 'mean_of_squares'),
+    StdAggregation: ('mean', 'mean_of_squares'),
+}  # fmt: skip
+
+
+def _parts(aggr: Any) -> list[Any]:
+    if type(aggr) is DegreeScalerAggregation:
+        aggr = aggr.aggr
+    return list(aggr.aggrs) if type(aggr) is MultiAggregation else [aggr]
+
+
+def _why_not_aggr(aggr: Any) -> str | None:
+    for module in aggr.modules() if isinstance(aggr, torch.nn.Module) else ():
+        if not is_plain(module):
+            return 'its aggregation has hooks or is patched'
+    inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
+    if type(inner) is MultiAggregation and inner.mode != 'cat':
+        return f'MultiAggregation(mode={inner.mode!r})'
+    for part in _parts(aggr):
+        if type(part) not in _REDUCES:
+            return f'{type(part).__name__} has no kernel'
+        if getattr(part, 'semi_grad', False) or getattr(
+            getattr(part, 'var_aggr', None), 'semi_grad', False
+        ):
+            return 'semi_grad=True'
+    return None
+
+
+def _aggregated(aggr: Any, parts: list[Any], sums: dict[str, Tensor], graph: Any) -> Tensor:
+    """The result of an aggregation module, of the sums that it needs."""
+    outs = []
+    for part in parts:
+        kind = type(part)
+        if kind in (VarAggregation, StdAggregation):
+            out = sums['mean_of_squares'] - sums['mean'] * sums['mean']
+            if kind is StdAggregation:
+                out = out.clamp(min=1e-5).sqrt()
+                out = out.masked_fill(out <= 1e-5**0.5, 0.0)
+        else:
+            out = sums[_REDUCES[kind][0]]
+        outs.append(out)
+    out = torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]
+    if type(aggr) is DegreeScalerAggregation:
+        out = _scaled(aggr, out, graph().rowptr.diff().to(out.dtype))
+    return out
+
+
+def _scaled(aggr: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> Tensor:
+    """The scalers of PNA, as in PyG."""
+    degree = degree.view(-1, *(1,) * (out.dim() - 1))
+    outs = []
+    for scaler in aggr.scaler:
+        if scaler == 'identity':
+            outs.append(out)
+        elif scaler == 'amplification':
+            outs.append(out * (torch.log(degree + 1) / aggr.avg_deg_log))
+        elif scaler == 'attenuation':
+            outs.append(out * (aggr.avg_deg_log / torch.log(degree.clamp(min=1) + 1)))
+        elif scaler == 'linear':
+            outs.append(out * (degree / aggr.avg_deg_lin))
+        elif scaler == 'inverse_linear':
+            outs.append(out * (aggr.avg_deg_lin / degree.clamp(min=1)))
+        else:
+            raise Fallback(f'scaler {scaler!r}')
+    return torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]
+
+
+_classes: dict[type, type] = {}
+
+
+def fused_class(base: type) -> type:
+    """The subclass of a layer's class whose `propagate` is fused."""
+    if base not in _classes:
+        body = {
+            '__module__': __name__,
+            '_base': base,
+            '__reduce_ex__': _reduce_ex,
+            '_set_jittable_templates': FusedMessagePassing._set_jittable_templates,
+        }
+        _classes[base] = type(f'Fused{base.__name__}', (FusedPropagate, base), body)
+    return _classes[base]
+
+
+def _reduce_ex(self: Any, protocol: Any) -> tuple:
+    """Pickles as a layer of the user's class, which becomes fused again."""
+    return _remade, (self._base,), self.__getstate__()
+
+
+def _remade(base: type) -> Any:
+    return object.__new__(fused_class(base))
+
+
+__all__ = ['FusedMessagePassing', 'FusedPropagate', 'fused_class']
