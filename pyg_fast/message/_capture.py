@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ._ir import Program, Refused
-from ._parse import Parser, trace
+from ._parse import Like, Parser, trace
 
 # Markers in a captured graph: they never run.
 _library = torch.library.Library('pyg_fast_message', 'DEF')
@@ -70,6 +70,7 @@ def with_runner(run: Runner, compiled: Callable[..., Any], *args: Any) -> Any:
 
 
 def _program(graph: GraphModule) -> Captured:
+    _check_writes(graph)
     _mark_dropouts(graph)
     for node in reversed(list(graph.graph.nodes)):
         # Facts about symbolic sizes, which Dynamo states.
@@ -80,6 +81,41 @@ def _program(graph: GraphModule) -> Captured:
     if captured[0].key != captured[1].key:
         raise Refused('the number of edges is used as a number')
     return captured[0]
+
+
+# Methods that return a view of their tensor, or the tensor itself.
+_VIEWS = {
+    'view', 'reshape', 'unsqueeze', 'squeeze', 'transpose', 'permute', 't', 'expand', 'flatten',
+    'unflatten', 'narrow', 'select', 'chunk', 'split', 'unbind', 'detach', 'contiguous', 'to',
+    'float', 'type_as', 'view_as', 'expand_as', 'reshape_as', 'movedim', 'swapaxes', 'swapdims',
+    'T', 'mT', 'data', 'getitem', 'unfold', 'diagonal', 'tensor_split', 'squeeze_', 'unsqueeze_',
+}  # fmt: skip
+
+
+def _name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')
+
+
+def _check_writes(graph: GraphModule) -> None:
+    """Refuses a message that writes into an input of the edges: it is the user's own tensor."""
+    for node in graph.graph.nodes:
+        name = _name(node)
+        writes = (
+            (name.endswith('_') and not name.endswith('__'))
+            or name
+            in ('setitem', '__setitem__', 'iadd', 'isub', 'imul', 'itruediv', 'ipow', 'iand')
+            or name in ('ior', 'ixor', 'ifloordiv', 'imod', 'imatmul')
+            or node.kwargs.get('inplace') is True
+            or any(each is True for each in node.args[1:])  # perhaps `inplace`, by its place
+            or 'out' in node.kwargs
+        )
+        if not writes or node.op not in ('call_function', 'call_method'):
+            continue
+        for each in (node.args[0] if node.args else None, node.kwargs.get('out')):
+            while isinstance(each, Node) and each.args and _name(each) in _VIEWS:
+                each = each.args[0]
+            if isinstance(each, Node) and 'edge' in each.args and _name(each).startswith('lift'):
+                raise Refused('message writes into its input')
 
 
 def _mark_dropouts(graph: GraphModule) -> None:
@@ -115,7 +151,7 @@ def _read(graph: GraphModule, num_edges: int) -> Captured:
         if isinstance(example, Tensor):
             # All other sizes are fixed: `entry` passes them so.
             shape = tuple(n if isinstance(n, int) else num_edges for n in example.shape)
-            inputs.append(torch.empty(shape, dtype=example.dtype, device='meta'))
+            inputs.append(Like(shape, example.dtype, example.device))
         else:
             inputs.append(num_edges if isinstance(example, torch.SymInt) else example)
 

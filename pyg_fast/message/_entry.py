@@ -119,6 +119,10 @@ class Entry:
                 return with_runner(runner, self.compiled, *call)
         except Refused as error:
             reason = str(error)
+        except NotImplementedError as error:
+            if 'pyg_fast_message' not in str(error):
+                raise
+            raise Fallback('torch.compile is disabled, which captures the message') from None
         except BackendCompilerFailed as error:
             inner = error.inner_exception
             if not isinstance(inner, Refused):

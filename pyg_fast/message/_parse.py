@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,15 +58,24 @@ _DECOMPOSED: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+class Like(NamedTuple):
+    """Stands for a tensor. Autocast depends on the device."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device = torch.device('cpu')
+
+
 def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) -> GraphModule:
-    """The graph of torch's operators that a function calls. Inputs are Python numbers, and tensors
-    that stand for their shape and dtype only. A function that derives is traced first, then freed
-    of its writes."""
+    """The graph of torch's operators that a function calls, for inputs that are :class:`Like` or
+    Python numbers. A function that derives is traced first, then freed of its writes."""
     # Not in the context of the capture, whose shapes are symbolic.
     try:
-        with torch._guards.tracing(None), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with torch._guards.tracing(None), FakeTensorMode(allow_non_fake_inputs=True):
             fakes = [
-                mode.from_tensor(each, static_shapes=True) if isinstance(each, Tensor) else each
+                torch.empty(each.shape, dtype=each.dtype, device=each.device)
+                if isinstance(each, Like)
+                else each
                 for each in inputs
             ]
         with torch._guards.tracing(None):

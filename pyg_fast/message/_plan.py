@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._capture import Captured
 from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float
-from ._parse import Parser, trace
+from ._parse import Like, Parser, trace
 
 REDUCES = ('sum', 'mean', 'max', 'min')
 # The most raw inputs of a linear map that kernels compute edge by edge.
@@ -209,12 +209,12 @@ def _pushed(p: Program, x: int, weight: int) -> int:
         return p.point(value.op, *parts)
     if value.op == 'neg':
         return p.point('neg', _pushed(p, args[0], weight))
-    if value.op == 'cast':
-        return (
-            _pushed(p, p.cast(args[0], value.dtype), weight)
-            if p[args[0]].op != 'load'
-            else (_inside(p, x, weight))
-        )
+    if value.op == 'cast' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
+        # Convert the parts instead of the whole.
+        inner = p[args[0]]
+        parts = [p.cast(arg, value.dtype) for arg in inner.args]
+        whole = p.add(inner.op, parts, inner.attrs, inner.shape, value.dtype)
+        return _pushed(p, whole, weight)
     if (
         value.op in ('mul', 'div')
         and p[args[1]].op == 'const'
@@ -373,7 +373,8 @@ def gradients(p: Plan) -> Gradients:
             known = dict(zip([*loads.values(), *keeps], args, strict=False))
             given = args[len(known) :]
             wanted = []
-            with torch.enable_grad():
+            # The forward pass has been cast already.
+            with torch.enable_grad(), torch.autocast('cpu', enabled=False):
                 for k in floats:
                     leaf = known[loads[k]].detach().requires_grad_()
                     known[loads[k]] = leaf
@@ -453,8 +454,8 @@ def _from_dst(p: Program, output: int) -> bool:
     return any(p[at].op == 'load' and p[at].attrs[0] == 'dst' for at in p.reachable([output]))
 
 
-def _like(shape: tuple[int, ...], dtype: str) -> Tensor:
-    return torch.empty((_NUM_EDGES, *shape), dtype=getattr(torch, dtype), device='meta')
+def _like(shape: tuple[int, ...], dtype: str) -> Like:
+    return Like((_NUM_EDGES, *shape), getattr(torch, dtype))
 
 
 def describe(p: Plan) -> str:

@@ -184,7 +184,8 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
         update[name] = kwargs.get(name, param.default)
 
     entry = conv.__dict__.get('_fused_entry')
-    if entry is None:
+    # A shallow copy of a layer, such as a replica, has the entry of the original.
+    if entry is None or entry.function.__self__ is not conv:
         entry = conv.__dict__['_fused_entry'] = Entry(conv.message)
     grad = torch.is_grad_enabled()
 

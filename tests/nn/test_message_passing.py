@@ -380,3 +380,83 @@ def test_report(device: torch.device) -> None:
     assert [r.fused for r in reports] == ['FusedFiLMConv', None]
     assert reports[0].ran == 'FusedFiLMConv'
     assert "reads 'index'" in reports[1].reason
+
+
+class Writes(FusedMessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        x_j = x_j.mul_(2)  # PyG has gathered it.
+        return x_j + edge_attr.view(-1, F).mul_(2)
+
+
+def test_writes(device: torch.device) -> None:
+    x, edges = torch.randn(N, F, device=device), graph(device)
+    attr = torch.randn(E, F, device=device)
+    conv, mine = Writes().to(device), attr.clone()
+    out = conv(x, edges, mine)
+    assert 'writes into its input' in conv.plan
+    torch.testing.assert_close(mine, 2 * attr)
+    expected = torch.zeros_like(out).index_add_(0, edges[1], 2 * x[edges[0]] + 2 * attr)
+    torch.testing.assert_close(out, expected)
+
+
+def test_shallow_copy(device: torch.device) -> None:
+    """As replicas of DataParallel: the same attributes, other parameters."""
+    conv = Gated(strict=True).to(device)
+    x, edges = torch.randn(N, F, device=device), graph(device)
+    expected = conv(x, edges)
+    other = copy.copy(conv)
+    other._parameters = {'weight': torch.nn.Parameter(torch.tensor(4.0, device=device))}
+    torch.testing.assert_close(other(x, edges), 2 * expected)
+    torch.testing.assert_close(conv(x, edges), expected)
+
+
+def test_without_dynamo(device: torch.device) -> None:
+    conv = Gated().to(device)
+    x, edges = torch.randn(N, F, device=device), graph(device)
+    with torch.compiler.set_stance('force_eager'):
+        out = conv(x, edges)
+    assert 'torch.compile is disabled' in conv._last_run
+    torch.testing.assert_close(out, conv(x, edges))
+    assert conv._last_run == ''
+
+
+@pytest.mark.parametrize('name', ['Edge, mean', 'ResGated, edges', 'FiLM'])
+def test_autocast(name: str, device: torch.device) -> None:
+    torch.manual_seed(1)
+    theirs = LAYERS[name]().to(device)
+    ours, x = fused(theirs), torch.rand(N, F, device=device)
+    exact = run(copy.deepcopy(theirs).double(), name, x.double(), graph(device))
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        found = run(ours, name, x, graph(device))
+        expected = run(theirs, name, x, graph(device))
+    assert ours._last_run == ''
+    for one, other, right in zip(found, expected, exact, strict=True):
+        assert one.dtype == other.dtype
+        allowed = 1.5 * (other - right).norm() + 1e-3 * right.norm()
+        assert (one - right).norm() <= allowed
+
+
+def test_dropout(device: torch.device) -> None:
+    """Kept values are scaled; another call drops others, the backward pass drops the same."""
+
+    class Drops(FusedMessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return torch.nn.functional.dropout(x_j, 0.25, self.training)
+
+    conv, edges = Drops(strict=True).to(device), graph(device)
+    x = torch.ones(N, 512, device=device, requires_grad=True)
+    out = conv(x, edges)
+    degree = torch.bincount(edges[1], minlength=N).view(-1, 1)
+    kept = out.sum() * 0.75 / (degree.sum() * 512)
+    assert abs(kept.item() - 0.75) < 0.01
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(grad.sum(), out.sum())
+    torch.testing.assert_close(grad.sum(0), out.sum(0))
+    assert not torch.equal(conv(x, edges), out)
+    torch.testing.assert_close(conv.eval()(x, edges), degree.expand_as(out).to(out.dtype))
