@@ -160,22 +160,9 @@ class _Product:
 
 
 class SpMM(_Product):
-    """``out = A @ x`` or ``A.t() @ x``, with ``A`` in CSR format (int32 or int64) and ``x``
-    row-major.
-
-    Sums run in float32 for the half types.
-
-    Args:
-        rowptr: Row pointers of ``A``, of shape ``[num_rows + 1]``.
-        col: Columns of ``A``, of shape ``[num_edges]``.
-        value: Values of ``A``, of shape ``[num_edges]``.
-        x: The dense matrix, of shape ``[num_cols, F]``; ``[num_rows, F]`` for ``A.t()``.
-        algorithm: A name in :obj:`ALGORITHMS`.
-        preprocess: Whether to call ``cusparseSpMM_preprocess`` once, as for a graph that stays.
-        num_cols: To multiply with ``A.t()``, the number of columns of ``A``.
-
-    Raises:
-        CusparseError: If the library is missing or refuses the call.
+    """``out = A @ x``, with ``A`` in CSR format (int32 or int64) and ``x`` row-major; with
+    ``num_cols``, the number of columns of ``A``, ``A.t() @ x``. Sums of half types run in float32.
+    ``preprocess``: calls ``cusparseSpMM_preprocess`` once, as for a graph that stays.
     """
 
     def __init__(
@@ -198,17 +185,7 @@ class SpMM(_Product):
 
 
 class SDDMM(_Product):
-    """``out[e] = <a[row(e)], b[col(e)]>`` for the entries of a CSR structure.
-
-    Args:
-        rowptr: Row pointers, of shape ``[num_rows + 1]``.
-        col: Columns, of shape ``[num_edges]``.
-        a: Matrix of shape ``[num_rows, F]``.
-        b: Matrix of shape ``[num_cols, F]``.
-
-    Raises:
-        CusparseError: If the library is missing or refuses the call.
-    """
+    """``out[e] = <a[row(e)], b[col(e)]>`` for the entries of a CSR structure."""
 
     def __init__(self, rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> None:
         self.out = a.new_zeros(col.numel())
@@ -225,11 +202,7 @@ class SDDMM(_Product):
 def transpose(
     rowptr: Tensor, col: Tensor, value: Tensor, num_cols: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``A.t()`` in CSR format, by ``cusparseCsr2cscEx2``; indices are int32.
-
-    Raises:
-        CusparseError: If the library is missing or refuses the call.
-    """
+    """``A.t()`` in CSR format, by ``cusparseCsr2cscEx2``; indices are int32."""
     t_rowptr = rowptr.new_empty(num_cols + 1)
     t_col, t_value = torch.empty_like(col), torch.empty_like(value)
     args = (

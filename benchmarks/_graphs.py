@@ -44,12 +44,8 @@ class Missing(Exception):
 
 
 class Graph:
-    """A square graph in CSR format: rows are destinations, ``col`` holds the source of each edge.
-
-    Args:
-        name: Its name.
-        rowptr: Row pointers of shape ``[num_nodes + 1]``, int32.
-        col: Sources of shape ``[num_edges]``, int32, ascending within a row.
+    """A square graph in CSR format, int32: rows are destinations, ``col`` holds the source of
+    each edge, ascending within a row.
     """
 
     def __init__(self, name: str, rowptr: Tensor, col: Tensor) -> None:
@@ -118,11 +114,7 @@ def _folder() -> Path:
 
 
 def dataset(name: str) -> Data:
-    """A real dataset: the class of PyG reads a copy of its raw files.
-
-    Raises:
-        Missing: If the files do not exist.
-    """
+    """A real dataset: the class of PyG reads a copy of its raw files, or Missing is raised."""
     return _read(name, _folder()).clone()
 
 
@@ -135,11 +127,7 @@ def _read(name: str, folder: Path) -> Data:
 
 @contextlib.contextmanager
 def copied(collection: str, name: str) -> Iterator[Path]:
-    """A temporary folder with a copy of the raw files of a real dataset.
-
-    Raises:
-        Missing: If the files do not exist.
-    """
+    """A temporary folder with a copy of the raw files of a real dataset, if they exist."""
     source = _folder() / collection / name / 'raw'
     if not source.is_dir():
         raise Missing(f'${DATA}/{collection}/{name}/raw does not exist')
@@ -165,11 +153,7 @@ def smaller(name: str, max_edges: int | None) -> tuple[str, PlantedSize]:
 
 
 def load(name: str, device: torch.device, max_edges: int | None = None) -> Graph:
-    """Makes the graph called ``name``, or a fraction of it if it is generated and too large.
-
-    Raises:
-        Missing: If it is a real graph whose files do not exist.
-    """
+    """Makes the graph called ``name``, or a fraction of it if it is generated and too large."""
     if name in _DATASETS:
         data = dataset(name)
         edge_index, num_nodes = data.edge_index, data.num_nodes

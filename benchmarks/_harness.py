@@ -42,12 +42,9 @@ _SOLO_SHARE = 0.25  # of the device's memory
 class Contender:
     """One implementation that a cell measures.
 
-    Args:
-        name: Its name in the report.
-        make: Prepares the work and returns the function to time.
-        ours: Whether it is pyg_fast: then a failure or a wrong result stops the benchmark.
-        check: Returns the error of an output divided by the allowed error.
-        calls: Number of steps in one call. (default: ``1``)
+    ``make`` prepares the work and returns the function to time, which makes ``calls`` steps. If
+    ``ours``, a failure or a wrong result stops the benchmark. ``check`` returns the error of an
+    output divided by the allowed error.
     """
 
     name: str
@@ -86,15 +83,8 @@ class Result:
 
 @dataclasses.dataclass
 class Settings:
-    """How to measure.
-
-    Args:
-        device: The device.
-        repeats: Number of measurements of each contender.
-        limit: A rival whose first run takes more seconds is measured by this run only.
-        budget: A rival whose repeats take more seconds gets fewer repeats, but at least three.
-        device_time: Measure the time on the GPU, without launch overhead; otherwise wall time
-            until the work is done. (default: ``False``)
+    """How to measure: see ``--repeats``, ``--rival-limit`` and ``--budget``; ``device_time``: on
+    the GPU, without launch overhead, otherwise wall time until the work is done.
     """
 
     device: torch.device
@@ -109,11 +99,7 @@ class Incorrect(Exception):
 
 
 def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Result]:
-    """Checks and warms up every contender, then times them in turns.
-
-    Raises:
-        Incorrect: If a result of pyg_fast is wrong.
-    """
+    """Checks and warms up every contender, then times them in turns; may raise Incorrect."""
     cuda = settings.device.type == 'cuda'
     results = {contender.name: Result() for contender in contenders}
     ready: list[tuple[Contender, Callable[[], Any], int, float]] = []
@@ -401,14 +387,8 @@ def start(args: argparse.Namespace) -> Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """An option of one benchmark.
-
-    Args:
-        default: Its value; a mapping holds values for ``'quick'`` runs, for the devices
-            ``'cuda'`` and ``'cpu'``, and ``'usual'`` for everything else.
-        parse: Reads its text. (default: a positive integer)
-        help: Its line of ``--help``.
-        nargs: As in :meth:`argparse.ArgumentParser.add_argument`.
+    """An option of one benchmark. ``default`` may map ``'quick'`` runs, the devices ``'cuda'``
+    and ``'cpu'``, and ``'usual'`` for everything else, to values.
     """
 
     default: Any = None
@@ -438,18 +418,9 @@ def log(message: str) -> None:
 class Bench:
     """One benchmark: it parses the command line, measures cells and writes the record.
 
-    Args:
-        name: Its name in the record.
-        about: Its docstring, the text of ``--help``.
-        argv: Its arguments.
-        parts: Parts to choose from with ``--parts``; all but those in ``on_request`` run by
-            default.
-        on_request: Parts that run only if they are named.
-        graphs: Names of graphs, as the default of an :class:`Option`. (default: the benchmark
-            has no graphs)
-        known_graphs: Names that ``--graphs`` takes.
-        notes: Lines of the report that say what is measured.
-        options: Further options, by their names without dashes.
+    ``--parts`` chooses from ``parts``, of which those ``on_request`` run only if they are named.
+    ``graphs``: the default of ``--graphs``, which takes ``known_graphs``; ``None``: no such option.
+    ``notes`` are lines of the report; ``options`` has further options by their names.
     """
 
     TIMES = (
@@ -509,20 +480,11 @@ class Bench:
         kind: type['Section'] | None = None, ours: str = '', rivals: Sequence[str] = (),
         pairs: Iterable[tuple[str, str]] = (), state: str = '', label: str = 'F', **section: Any,
     ) -> 'Section':
-        """Adds a cell to a section.
+        """Adds a cell to a section, which is made if there is none with this title.
 
-        Args:
-            title: The title of the section.
-            graph: The first column of the cell.
-            width: The second column.
-            results: By contender.
-            kind: Class of the section.
-            ours: The contender that is compared with each of ``rivals``, and with the best.
-            rivals: Names.
-            pairs: Further comparisons, each of ours and a rival.
-            state: The size of the input, beside that of the cache.
-            label: Name of the widths.
-            **section: As in :class:`Section`.
+        ``ours`` is compared with each of ``rivals`` and with the best, and so are ``pairs`` of ours
+        and a rival. ``label``: name of the widths; ``state``: the size of the input beside that of
+        the cache; ``section``: as in :class:`Section`.
         """
         into = self.report.section(title, kind or Section, width=label, **section)
         into.compare(ours, rivals, pairs)
@@ -627,13 +589,8 @@ def columns_of(names: Iterable[str]) -> dict[str, list[str]]:
 class Section:
     """A table of cells.
 
-    Args:
-        title: Its heading.
-        columns: Headings, each with contenders; the fastest of them is shown. (default: a column
-            for each contender, one for all algorithms of a library)
-        versus: The comparisons; each row shows the ratio of the first one.
-        width: Name of the widths.
-        memory: Whether to show peak memory.
+    Each of ``columns`` shows the fastest of some contenders (default: a column for each contender,
+    one for all algorithms of a library), each row the ratio of the first of ``versus``.
     """
 
     title: str
@@ -738,13 +695,7 @@ class Section:
 
 
 class Report:
-    """Gathers sections, and writes them as JSON and Markdown.
-
-    Args:
-        bench: Name of the benchmark.
-        args: Its arguments.
-        notes: Lines that say how it measures.
-    """
+    """Gathers sections, and writes them as JSON and Markdown below notes how it measures."""
 
     def __init__(self, bench: str, args: argparse.Namespace, notes: Sequence[str]) -> None:
         self.date = datetime.datetime.now().astimezone()

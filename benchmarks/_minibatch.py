@@ -47,13 +47,8 @@ class HostEdges:
 
 
 class Inputs:
-    """A graph with random features and labels in host memory, and its training nodes.
-
-    Args:
-        graph: The graph, on the device where batches are wanted.
-        width: Number of features of a node.
-        num_nodes: Number of training nodes at most. (default: all of them)
-        edges: Its edges in host memory, if they are there already.
+    """A graph with random features and labels in host memory, and its training nodes, at most
+    ``num_nodes``. Batches are wanted on the device of the graph.
     """
 
     def __init__(
@@ -108,11 +103,7 @@ class Inputs:
 # Samplers ---------------------------------------------------------------------------------------
 
 def pyg_backend() -> str:
-    """The package that PyG samples with.
-
-    Raises:
-        Missing: If it has neither of the two packages.
-    """
+    """The package that PyG samples with; raises Missing if it has neither."""
     for package in ('pyg_lib', 'torch_sparse'):
         if importlib.util.find_spec(package):
             return package.replace('_', '-')
@@ -191,14 +182,7 @@ def fits(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub: Any) ->
 @dataclasses.dataclass
 class Plain:
     """A loader of torch ops: samples one batch after another, gathers features on the CPU.
-
-    Args:
-        inputs: What to load.
-        num_neighbors: Neighbours of each node, hop by hop.
-        batch_size: Number of seeds.
-        sample: Returns what was sampled for some seeds.
-        window: Batches to sample ahead, put into order and matched with the one before;
-            ``0``: none of this. (default: ``0``)
+    ``window``: batches to sample ahead, put into order and matched with the one before.
     """
 
     inputs: Inputs

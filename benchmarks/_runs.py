@@ -22,13 +22,7 @@ class Unsupported(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """The record of a benchmark.
-
-    Args:
-        name: Its file, without the ending.
-        data: Its JSON.
-        markdown: Its report.
-    """
+    """The record of a benchmark: its file without the ending, its JSON, its report."""
 
     name: str
     data: Mapping[str, Any] = dataclasses.field(repr=False)
@@ -36,10 +30,8 @@ class Run:
 
     @classmethod
     def read(cls, path: Path) -> 'Run | None':
-        """The run in a JSON file; ``None`` if that is of another kind.
-
-        Raises:
-            Unsupported: If it does not tell its device, date and commit, or lacks its report.
+        """The run in a JSON file, which must tell its device, date and commit and have a report
+        beside it; ``None`` if the file is of another kind.
         """
         data = json.loads(path.read_text(encoding='utf-8'))
         if 'bench' not in data:
@@ -148,17 +140,10 @@ def with_letters(
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """A table of times.
+    """A table of times: of a section of a benchmark, or of several whose records have it.
 
-    Args:
-        title: Its heading.
-        bench: The benchmark, or several whose records have the section.
-        section: The section.
-        ours: Our contender, which is compared with the rivals.
-        rivals: Beginnings of the names of the rivals.
-        also: Other contenders to show.
-        width: What widths are called.
-        called: Other names of contenders.
+    ``rivals`` are beginnings of the names of the rivals of ``ours``, ``also`` other contenders to
+    show, ``width`` is what widths are called, ``called`` has other names of contenders.
     """
 
     title: str
@@ -209,14 +194,7 @@ class Timed:
 
 @dataclasses.dataclass(frozen=True)
 class Cited:
-    """A table that is copied from the report of a run.
-
-    Args:
-        title: Its heading.
-        bench: The benchmark.
-        section: The heading in the run.
-        without: Arguments that a run must not have.
-    """
+    """A section copied from the reports of runs that lack all arguments in ``without``."""
 
     title: str
     bench: str

@@ -136,11 +136,7 @@ class Choice(Section):
 def arguments(
     name: str, args: argparse.Namespace, model: str | None, *options: str,
 ) -> Iterator[list[str]]:
-    """The command line of an example.
-
-    Raises:
-        Missing: If the files of a real graph do not exist.
-    """
+    """The command line of an example; raises Missing without the files of a graph."""
     line = ['--dataset', name, '--device', args.device, '--runs', str(args.runs), *options]
     for key, value in (('model', model), ('epochs', args.epochs), ('hidden', args.hidden)):
         line += [f'--{key}', str(value)] if value is not None else []

@@ -102,11 +102,8 @@ def graphs(device: torch.device, quick: bool) -> Iterator[tuple[str, str, Graph]
 
 
 class Measured(NamedTuple):
-    """A graph at one width.
-
-    Args:
-        times: Milliseconds by group size, ``'none'`` for rows.
-        data: The input of the classifier.
+    """A graph at one width: milliseconds by group size (``'none'``: rows), and the input
+    of the classifier.
     """
 
     name: str

@@ -58,13 +58,8 @@ _CANCELLED = 1e-2  # of the largest norm: smaller gradients are rounding errors
 class Kind(NamedTuple):
     """A layer of PyG and the layer of pyg_fast with the same arguments.
 
-    Args:
-        pyg: The class of PyG.
-        ours: The class of pyg_fast.
-        heads: Of attention; ``0`` for other layers.
-        options: Further arguments.
-        matrix: Whether PyG's layer takes sparse matrices.
-        tolerance: Allowed error of a gradient's norm; ``None``: gradients are not compared.
+    ``heads``: of attention; ``matrix``: whether PyG's layer takes sparse matrices; ``tolerance``:
+    allowed error of a gradient's norm (``None``: gradients are not compared).
     """
 
     pyg: type[nn.Module]
@@ -116,11 +111,8 @@ KINDS = {
 # Inputs -----------------------------------------------------------------------------------------
 
 class Products(NamedTuple):
-    """Sums over a graph and its transpose, with the weights of GCN.
-
-    Args:
-        graph: With a loop at every node.
-        algorithm: Of cuSPARSE; ``None``: torch.sparse, in the dtype of the features.
+    """Sums over a graph with loops and its transpose, with the weights of GCN: by an algorithm of
+    cuSPARSE, or by torch.sparse in the dtype of the features.
     """
 
     graph: Graph
@@ -355,13 +347,8 @@ class Net(nn.Module):
 
 
 class Task:
-    """Two layers in training on one graph, with Adam.
-
-    Args:
-        kind: The layer.
-        graph: Without loops.
-        data: Features ``x``, classes ``y`` and ``train_mask``.
-        hidden: Hidden channels. (default: those of the papers, 16 of GCN and 64 of GAT)
+    """Two layers in training on one graph without loops, with Adam; by default with the hidden
+    channels of the papers, 16 of GCN and 64 of GAT.
     """
 
     def __init__(self, kind: Kind, graph: Graph, data: Data, hidden: int | None = None) -> None:

@@ -249,14 +249,8 @@ def relabelers(
 # Aggregation ------------------------------------------------------------------------------------
 
 class Block:
-    """A sample as a bipartite graph. Every step converts it again, as in training, where no block
-    comes twice.
-
-    Args:
-        name: Its name.
-        sub: The sample.
-        num_dst: Number of destinations.
-        width: Number of columns.
+    """A sample as a bipartite graph. Every step converts it again, as in training, where no
+    block comes twice.
     """
 
     def __init__(self, name: str, sub: ops.SampledSubgraph, num_dst: int, width: int) -> None:
@@ -481,11 +475,7 @@ def loaded(inputs: Inputs, batch: Data, walks: bool = False) -> float:
 def pyg_loaders(
     inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
 ) -> dict[str, Callable[[], PyGLoader]]:
-    """PyG's loader and its variant.
-
-    Raises:
-        Missing: If PyG has no sampler.
-    """
+    """PyG's loader and its variant; raises Missing if PyG has no sampler."""
     _minibatch.pyg_backend()
     return {
         name: functools.partial(

@@ -55,13 +55,8 @@ class GatedMessage(MessagePassing):
 
 
 class Kind(NamedTuple):
-    """A layer.
-
-    Args:
-        make: Of a number of channels and the degrees of the graph.
-        num_inputs: Feature matrices that it takes.
-        edge_width: Features of an edge.
-        scratch: Matrices of the size of the messages that PyG stores.
+    """A layer, made of a number of channels and the degrees of the graph; ``scratch``:
+    matrices of the size of the messages that PyG stores.
     """
 
     make: Callable[[int, Tensor], nn.Module]

@@ -41,15 +41,8 @@ UNITS = (4, 16, 64)
 class Exhibit:
     """A table or figure of a paper, or a topic where its number is unknown.
 
-    Args:
-        title: Its name, a colon, and what it shows.
-        shows: What the paper shows and concludes.
-        commands: Command lines of benchmarks that rerun it, or a function that measures it.
-        quick: Further arguments in a quick run, of all command lines or of each.
-        sections: Regular expression for the sections of the records to show.
-        paper: Figures of the paper.
-        differs: What is not as in the paper.
-        notes: Whether to show the notes of the records.
+    ``commands`` of benchmarks, or a function, rerun it; ``quick`` has further arguments in a quick
+    run, of all commands or of each. ``sections`` is a regular expression for those to show.
     """
 
     title: str

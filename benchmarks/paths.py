@@ -114,12 +114,8 @@ class Problem:
 # The aggregation of a layer's backward pass ------------------------------------------------------
 
 class Aggregation:
-    """The backward aggregation of a GCN layer, without self-loops.
-
-    Args:
-        problem: The graph and its training nodes.
-        width: Columns of the gradient.
-        above: Number of layers above this one. (default: ``0``, the last layer)
+    """The backward aggregation of a GCN layer without self-loops, which has ``above``
+    layers above it.
     """
 
     def __init__(self, problem: Problem, width: int, above: int = 0) -> None:

@@ -128,15 +128,7 @@ class Headline:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A plot of some sections' rows on one GPU.
-
-    Args:
-        name: Of its file.
-        alt: Its description.
-        tables: The sections.
-        graphs: Beginnings of the names of its graphs.
-        draw: Draws a figure, given the rows of each section.
-    """
+    """A plot of rows of some sections on one GPU; ``graphs``: how names of graphs begin."""
 
     name: str
     alt: str
@@ -441,11 +433,7 @@ def readme_table(runs: Sequence[Run]) -> str:
 
 
 def with_table(readme: str, table: str) -> str:
-    """README with its table replaced.
-
-    Raises:
-        Unsupported: If it has no place for it.
-    """
+    """README with its table replaced; raises Unsupported if it has no place for it."""
     first, last = readme.find(BEGIN), readme.find(END)
     if first < 0 or last < first:
         raise Unsupported(f'{README} has no lines {BEGIN!r} and {END!r}')

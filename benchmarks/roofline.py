@@ -225,13 +225,9 @@ def measure_gathers(bench: Bench, ceilings: Ceilings) -> None:
 class Work:
     """The bytes that a kernel moves.
 
-    Args:
-        must_move: Inputs and results, each once, as with perfect caches; of gathered rows each
-            distinct one. Scratch memory is not counted.
-        gathered: Gathered rows, each as often as it is read. ``0``: the kernel gathers nothing.
-        row: Bytes of a gathered row.
-        table: Bytes of all rows.
-        bus: Whether the rows come over the bus. (default: ``False``)
+    ``must_move``: inputs and results, each once, as with perfect caches; of gathered rows each
+    distinct one; no scratch memory. ``gathered``: rows of ``row`` bytes, each as often as it is
+    read, of ``table`` bytes in total; over the ``bus`` or not.
     """
 
     must_move: int

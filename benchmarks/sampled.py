@@ -55,15 +55,8 @@ def drawn(num_samples: int, strategy: str, device: torch.device) -> Sampling:
 
 
 class Taken:
-    """The sampled edges as a graph; some rows are compared with the reference.
-
-    Args:
-        graph: All edges.
-        sampling: The strategy and its draw.
-        made: The output of :func:`sampled_graph`.
-
-    Raises:
-        Incorrect: If the strategy takes other edges.
+    """The sampled edges as a graph, of the output of :func:`sampled_graph`; some rows are
+    compared with the reference, and other edges raise Incorrect.
     """
 
     def __init__(self, graph: Graph, sampling: Sampling, made: Structure) -> None:

@@ -74,12 +74,8 @@ class Counts(Section):
 
 @dataclasses.dataclass
 class Outcome:
-    """Of one process.
-
-    Args:
-        tests: Outcome of each test that ended: ``'passed'``, ``'failed'`` or ``'skipped'``.
-        errors: That the tool counted; None if it did not come to an end.
-        output: The lines that tell an error, if there is one.
+    """Of one process: outcome of each test that ended, errors that the tool counted (None if
+    it did not come to an end), and the lines that tell an error.
     """
 
     tests: dict[str, str]
