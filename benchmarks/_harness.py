@@ -311,6 +311,25 @@ def norm_error(outputs: Sequence[Tensor], expected: Sequence[Tensor], tolerance:
         for out, right in zip(outputs, expected, strict=True))
 
 
+def with_gradients(run: Callable[[], Tensor], leaves: Any, grad: Tensor | None = None) -> Any:
+    """A step, which returns the output of ``run`` and its gradients."""
+    def step() -> tuple[Tensor, ...]:
+        out = run()
+        return out.detach(), *torch.autograd.grad(out, leaves, grad)
+    return step
+
+
+def descent(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A step of training, which returns the loss."""
+    def step() -> Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss()
+        value.backward()
+        optimizer.step()
+        return value.detach()
+    return step
+
+
 def repeated(step: Callable[[], Any], calls: int) -> Callable[[], Any]:
     """A function that makes many steps in one call."""
     def run() -> Any:

@@ -55,12 +55,8 @@ class Case:
         x, weight, grad = (
             (t.abs() if absolute else t).to(dtype) for t in (self.x, self.weight, self.grad))
         leaves = [t.detach().clone().requires_grad_() for t in (x, weight)]
-
-        def step() -> tuple[Tensor, ...]:
-            out = run(self.edge_index.view_as(self.edge_index), *leaves)
-            return out.detach(), *torch.autograd.grad(out, leaves, grad)
-
-        return step
+        return _harness.with_gradients(
+            lambda: run(self.edge_index.view_as(self.edge_index), *leaves), leaves, grad)
 
     def ours(self, mode: str) -> Callable[[], tuple[Tensor, ...]]:
         return self.step(lambda edge_index, x, weight: aggregate(edge_index, x, weight, mode))

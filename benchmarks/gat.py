@@ -223,11 +223,7 @@ def kernel_contenders(case: Case, mode: str, scatter_limit: float) -> list[Conte
         if mode == BACKWARD:
             out = case.composed(*leaves)
             return lambda: torch.autograd.grad(out, leaves, case.grad, retain_graph=True)
-
-        def run() -> tuple[Tensor, ...]:
-            out = case.composed(*leaves)
-            return out.detach(), *torch.autograd.grad(out, leaves, case.grad)
-        return run
+        return _harness.with_gradients(lambda: case.composed(*leaves), leaves, case.grad)
 
     declared = {OURS: (0.0, True), OURS_DROPPED: (DROPOUT, True)} if mode != FORWARD else {
         INFERENCE: (0.0, False), TRAINING: (0.0, True), DROPPED: (DROPOUT, True)}

@@ -379,12 +379,9 @@ class Task:
         """A step without dropout and optimizer."""
         net, x = self._loaded(name, dtype)
         net.eval()
-        graph, grad, parameters = self.inputs.of(name), self.grad.to(dtype), list(net.parameters())
-
-        def step() -> tuple[Tensor, ...]:
-            out = net(x, graph)
-            return out.detach(), *torch.autograd.grad(out, parameters, grad)
-
+        graph = self.inputs.of(name)
+        step = _harness.with_gradients(
+            lambda: net(x, graph), list(net.parameters()), self.grad.to(dtype))
         return capture(step) if captured else step
 
     def training(
@@ -399,14 +396,11 @@ class Task:
         optimizer = torch.optim.Adam(
             net.parameters(), lr=self.lr, weight_decay=5e-4, capturable=captured)
 
-        def step() -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
+        def loss() -> Tensor:
             out = net(x, graph.view_as(graph) if fresh else graph)
-            loss = F.cross_entropy(out.index_select(0, self.train), self.target)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return F.cross_entropy(out.index_select(0, self.train), self.target)
 
+        step = _harness.descent(optimizer, loss)
         return capture(step) if captured else step
 
     @property

@@ -57,7 +57,7 @@ from ._harness import (
     worst,
 )
 from ._minibatch import CLASSES, HostEdges, Inputs, Plain, Sampled
-from .spmm import FORWARD, STEP, excess
+from .spmm import FORWARD, STEP, excess, step
 
 PARTS = (
     'sample', 'aggregate', 'epoch', 'match', 'walks', 'ablation', 'sweep', 'wait', 'gpus')
@@ -274,9 +274,7 @@ class Block:
         return (ops.spmm(self.structure(False), self.x),)
 
     def ours_step(self) -> tuple[Tensor, ...]:
-        x = self.x.detach().requires_grad_()
-        out = ops.spmm(self.structure(True), x)
-        return out.detach(), *torch.autograd.grad(out, x, self.grad)
+        return step(lambda x: ops.spmm(self.structure(True), x), self.x, self.grad)()
 
     def scatter(self, backward: bool) -> tuple[Tensor, ...]:
         x = self.x.detach().requires_grad_(backward)
@@ -423,12 +421,9 @@ class Network:
         trimmed = {
             f'{which}_per_hop': batch[which] for which in (
                 'num_sampled_nodes', 'num_sampled_edges')} if self.trim else {}
-        self.optimizer.zero_grad()
-        out = self.model(batch.x, batch.edge_index, **trimmed)[:batch.batch_size]
-        loss = F.cross_entropy(out, batch.y[:batch.batch_size])
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
+        return _harness.descent(self.optimizer, lambda: F.cross_entropy(
+            self.model(batch.x, batch.edge_index, **trimmed)[:batch.batch_size],
+            batch.y[:batch.batch_size]))()
 
 
 def load(loader: Iterable[Data], device: torch.device) -> Callable[[], Data]:

@@ -374,17 +374,9 @@ class Training:
         """A step, which returns the loss and all gradients."""
         net.load_state_dict(self.state)
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-        dtype = next(net.parameters()).dtype
-        x = self.x.to(dtype)
-
-        def run() -> list[Tensor]:
-            optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(net(x, graph), self.target)
-            loss.backward()
-            optimizer.step()
-            return [loss.detach(), *(parameter.grad for parameter in net.parameters())]
-
-        return run
+        x = self.x.to(next(net.parameters()).dtype)
+        run = _harness.descent(optimizer, lambda: F.cross_entropy(net(x, graph), self.target))
+        return lambda: [run(), *(parameter.grad for parameter in net.parameters())]
 
     def expected(
         self, k: int | None, balanced: bool = False, root: bool = False,
@@ -409,9 +401,7 @@ class Training:
         self, outputs: Sequence[Tensor], k: int | None = None, balanced: bool = False,
         root: bool = False,
     ) -> float:
-        return worst(
-            float((out.double() - right).norm() / right.norm()) / TOLERANCE
-            for out, right in zip(outputs, self.expected(k, balanced, root), strict=True))
+        return _harness.norm_error(outputs, self.expected(k, balanced, root), TOLERANCE)
 
     def of_k(self, k: int) -> list[Contender]:
         variants = {MAXK: {}, MAXK_BALANCED: {'balanced': True}}
@@ -439,12 +429,7 @@ class Training:
         x = torch.ones(self.x.size(0), self.hidden, device=self.x.device)
         reduce = 'mean' if self.model == 'sage' else 'sum'
         once = spmm.step(lambda x: ops.spmm(self.prepared, x, reduce=reduce), x, x)
-
-        def run() -> None:
-            for _ in range(self.layers):
-                once()
-
-        return run
+        return _harness.repeated(once, self.layers)
 
 
 def run_training(bench: Bench, graph: Graph) -> None:

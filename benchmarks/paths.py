@@ -265,22 +265,12 @@ class Model:
     def step(
         self, name: str, dtype: torch.dtype = torch.float32,
     ) -> Callable[[], tuple[Tensor, ...]]:
-        loss, parameters = self.loss(name, dtype)
-
-        def run() -> tuple[Tensor, ...]:
-            value = loss()
-            return value.detach(), *torch.autograd.grad(value, parameters)
-
-        return run
+        return _harness.with_gradients(*self.loss(name, dtype))
 
     def backward(self, name: str) -> Callable[[], tuple[Tensor, ...]]:
         loss, parameters = self.loss(name)
         value = loss()
-
-        def run() -> tuple[Tensor, ...]:
-            return torch.autograd.grad(value, parameters, retain_graph=True)
-
-        return run
+        return lambda: torch.autograd.grad(value, parameters, retain_graph=True)
 
     @functools.cached_property
     def expected(self) -> tuple[Tensor, ...]:
@@ -345,17 +335,14 @@ def trained(data: Data, mask: Tensor, paths: list[ExecutionPath] | None, epochs:
     model = PathPreparedGNN('gcn', data.x.size(1), HIDDEN[0], int(data.y.max()) + 1,
                             num_layers=2, dropout=0.5).to(mask.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    for _ in range(epochs):
-        model.train()
-        optimizer.zero_grad(set_to_none=True)
-        out = model(data.x, data.edge_index, **({'paths': paths} if paths else {}))
-        loss = F.cross_entropy(out[mask], data.y[mask])
-        loss.backward()
-        optimizer.step()
+    options = {'paths': paths} if paths else {}
+    step = _harness.descent(optimizer, lambda: F.cross_entropy(
+        model(data.x, data.edge_index, **options)[mask], data.y[mask]))
+    loss = float(_harness.repeated(step, epochs)())
     model.eval()
     with torch.no_grad():
         right = model(data.x, data.edge_index).argmax(1) == data.y
-    return Scored(accuracy=100 * float(right[~mask].float().mean()), loss=float(loss.detach()))
+    return Scored(accuracy=100 * float(right[~mask].float().mean()), loss=loss)
 
 
 def run_accuracy(bench: Bench, share: float = 0.1) -> None:

@@ -334,16 +334,11 @@ class Model:
 
         return run
 
-    def step(self, name: str, num_samples: int) -> Callable[[], list[Tensor]]:
-        convs = self.loaded(name, num_samples).train()
-        first, second = convs
-
-        def run() -> list[Tensor]:
-            out = second(first(self.x, self.prepared).relu(), self.prepared)
-            loss = F.cross_entropy(out, self.target)
-            return [loss.detach(), *torch.autograd.grad(loss, list(convs.parameters()))]
-
-        return run
+    def step(self, name: str, num_samples: int) -> Callable[[], tuple[Tensor, ...]]:
+        first, second = convs = self.loaded(name, num_samples).train()
+        return _harness.with_gradients(lambda: F.cross_entropy(
+            second(first(self.x, self.prepared).relu(), self.prepared), self.target),
+            list(convs.parameters()))
 
     def matrices(self, name: str, num_samples: int) -> list[Callable[[Tensor], Tensor]]:
         """The matrix of each layer in float64, by torch.sparse."""
@@ -386,11 +381,11 @@ class Model:
         return [product(h.double()) + bias for product, h, bias in
                 zip(products, self.mapped, parameters[::2], strict=True)]
 
-    def right_step(self, name: str, num_samples: int) -> list[Tensor]:
+    def right_step(self, name: str, num_samples: int) -> tuple[Tensor, ...]:
         parameters = [parameter.requires_grad_() for parameter in self.parameters()]
-        loss = F.cross_entropy(
-            self.output(self.matrices(name, num_samples), parameters), self.target)
-        return [loss.detach(), *torch.autograd.grad(loss, parameters)]
+        matrices = self.matrices(name, num_samples)
+        return _harness.with_gradients(lambda: F.cross_entropy(
+            self.output(matrices, parameters), self.target), parameters)()
 
     def output(
         self, products: Sequence[Callable[[Tensor], Tensor]], parameters: Sequence[Tensor],

@@ -175,12 +175,7 @@ def gradient(
 
 def step(forward: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Callable[[], Any]:
     x = x.detach().requires_grad_()
-
-    def run() -> tuple[Tensor, Tensor]:
-        out = forward(x)
-        return out.detach(), torch.autograd.grad(out, x, grad)[0]
-
-    return run
+    return _harness.with_gradients(lambda: forward(x), x, grad)
 
 
 @dataclasses.dataclass
