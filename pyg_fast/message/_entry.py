@@ -11,15 +11,11 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from ..graph.graph import Graph
+from . import Fallback
 from ._capture import Captured, backend, with_runner
 from ._ir import Refused
 from ._plan import Plan, describe, plan
 from ._run import Passes, run
-
-
-class Fallback(Exception):
-    """PyG's code must run; the text says why."""
-
 
 # Refusals of an entry, by its inputs.
 _MOST_REFUSALS = 32

@@ -23,7 +23,8 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph._cache import cached, store
 from ..graph.graph import Graph, graph_of
-from ..message import Entry, Fallback
+from ..message import Fallback
+from ..message import entry as entry_of
 from ..ops._checks import DTYPES
 from ..ops._edges import is_capturing
 from ..ops._transforms import transforms_active
@@ -186,7 +187,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     entry = conv.__dict__.get('_fused_entry')
     # A shallow copy of a layer, such as a replica, has the entry of the original.
     if entry is None or entry.function.__self__ is not conv:
-        entry = conv.__dict__['_fused_entry'] = Entry(conv.message)
+        entry = conv.__dict__['_fused_entry'] = entry_of(conv.message)
     grad = torch.is_grad_enabled()
 
     def graph() -> Graph:

@@ -13,9 +13,25 @@ from pyg_fast.transforms import ExecutionPaths, ToCSR
 
 IN, OUT = 12, 8
 
+
+class Gated(nn.FusedMessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = Linear(IN, OUT)
+        self.gate = Linear(2 * IN, OUT)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.gate(torch.cat([x_i, x_j], -1)))
+        return torch.nn.functional.dropout(gate * self.lin(x_j), 0.5, self.training)
+
+
 LAYERS: dict[str, Callable[[], Module]] = {
     'FusedGATConv': lambda: nn.FusedGATConv(IN, OUT // 2, heads=2, dropout=0.5),
     'FusedGATv2Conv': lambda: nn.FusedGATv2Conv(IN, OUT // 2, heads=2, dropout=0.5),
+    'FusedMessagePassing': Gated,
     'MaxK': lambda: nn.MaxK(3),
     'MaxKGCNConv': lambda: nn.MaxKGCNConv(IN, OUT, k=3),
     'MaxKGINConv': lambda: nn.MaxKGINConv(Linear(IN, OUT), k=3),
