@@ -33,7 +33,7 @@ from pyg_fast.ops import CBSR
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.product import _DENSE_SHARE
 
-from . import _cusparse, _harness, layers, spmm
+from . import _harness, layers, spmm
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option, Result, worst
 from .spmm import FORWARD, excess
@@ -50,13 +50,11 @@ _ROWS_SELECTED = 1 << 13  # compared of a selection
 
 OURS, UNWEIGHTED, BALANCED = 'ours', 'ours, unweighted', 'ours, balanced'
 ORDERED, AS_DENSE, DENSE = 'ours, deterministic', 'ours, as dense', 'ours, spmm'
-ALL_COLUMNS = [*spmm.CUSPARSE, *spmm.PREPROCESSED, spmm.TORCH, spmm.TORCH64]  # rivals
 TOPK, COPY = 'torch.topk', 'copy of as many bytes'
 MAXK, MAXK_BALANCED, RELU = 'ours, MaxK', 'ours, MaxK balanced', 'ours, ReLU'
 MAXK_ROOT = 'ours, MaxK of roots too'  # as in the paper
 AGGREGATIONS = 'aggregations of ours, ReLU'
 EDGE_INDEX, CSR, SPARSE_TENSOR = 'PyG edge_index', layers.CSR, layers.SPARSE_TENSOR
-PYG = [EDGE_INDEX, CSR, SPARSE_TENSOR]
 
 kernels = torch.ops.pyg_fast
 
@@ -185,30 +183,17 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
     graph = case.structure.t() if back else case.structure
     expected = case.grad_x if back else case.aggregated
 
-    def matrix(int64: bool) -> Tensor:
-        made = case.graph.matrix(case.weight, transposed=back)
-        if not int64:
-            return made
-        return torch.sparse_csr_tensor(
-            made.crow_indices().long(), made.col_indices().long(), made.values(), made.shape)
-
     def torch_sparse(int64: bool) -> Callable[[], Tensor]:
-        adjacency = matrix(int64)
-        return lambda: torch.sparse.mm(adjacency, x)
+        product = spmm.Forwards(case, 'sum', 0.0).torch_sparse_mm(int64, transposed=back)
+        return lambda: product(x)
 
     def ours() -> Tensor:
         return kernels.spmm(*graph[:3], case.weight, x, None, None, None, None, False, False)
 
     made: dict[str, Callable[[], Callable[[], Tensor]]] = {DENSE: lambda: ours}
-    if x.is_cuda:
-        for names, preprocess in ((spmm.CUSPARSE, False), (spmm.PREPROCESSED, True)):
-            for name, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True):
-                made[name] = functools.partial(
-                    spmm.cusparse, case, 'sum', spmm.GRAD_X if back else FORWARD, x, x, algorithm,
-                    preprocess)
-    else:
-        made[spmm.TORCH] = functools.partial(torch_sparse, int64=False)
-        made[spmm.TORCH64] = functools.partial(torch_sparse, int64=True)
+    made |= spmm.cusparse_ways(
+        case, 'sum', spmm.GRAD_X if back else FORWARD, x, x) if x.is_cuda else {
+            spmm.TORCH: lambda: torch_sparse(False), spmm.TORCH64: lambda: torch_sparse(True)}
     return [
         Contender(name, make, name == DENSE, lambda out: excess(out, *expected('weighted')))
         for name, make in made.items()]

@@ -3,16 +3,15 @@
 python -m benchmarks spmm                                 the whole grid, float32
 python -m benchmarks spmm --quick                         a minute or less
 python -m benchmarks spmm --reduce sum,max --backward     gradients too
-python -m benchmarks spmm --widths 16,64,256 --also reddit-like:64,256:bfloat16 \
-    arxiv-like:256:float32:max:backward
+python -m benchmarks spmm --graphs reddit-like --widths 64,256 --dtypes bfloat16
 """
-import argparse
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +28,6 @@ WIDTHS = (16, 32, 64, 128, 256, 512)
 REDUCE = ('sum', 'mean', 'max')
 FORWARD, STEP = 'forward', 'forward + backward'
 GRAD_X, GRAD_W = 'gradient of x', 'gradient of weights'
-_DTYPES = _harness.choice('dtype', tuple(_harness.DTYPES))
-_REDUCE = _harness.choice('reduction', REDUCE)
 _CHUNK = 1 << 24  # elements compared at a time
 _MAX_COLUMNS = 16  # of a maximum, compared
 _EDGES_COMPARED = 1 << 16  # of a gradient of weights
@@ -46,16 +43,6 @@ RIVALS = ('cuSPARSE', TORCH, SAMPLED, SDDMM, TORCH_SPARSE, SEGMENT, SCATTER_REDU
 DEFAULT_GRAPHS = {  # of most benchmarks
     'cuda': _graphs.GRID, 'cpu': _graphs.REAL,
     'quick': {'cuda': ('arxiv-like', 'Computers', 'ddi'), 'cpu': ('Computers', 'ddi')}}
-
-
-class Plan(NamedTuple):
-    """Cells of one graph."""
-
-    graph: str
-    widths: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    reduces: tuple[str, ...]
-    backward: bool
 
 
 class Case:
@@ -167,9 +154,7 @@ def excess(
     return worst
 
 
-def gradient(
-    out: Tensor, of: Tensor, grad: Tensor,
-) -> Callable[[], Tensor]:
+def gradient(out: Tensor, of: Tensor, grad: Tensor) -> Callable[[], Tensor]:
     return lambda: torch.autograd.grad(out, of, grad, retain_graph=True)[0]
 
 
@@ -190,12 +175,14 @@ class Forwards:
         weight = self.case.weight if weighted else None
         return lambda x: ops.spmm(self.case.prepared, x, weight, reduce=self.reduce)
 
-    def torch_sparse_mm(self, int64: bool = False) -> Callable[[Tensor], Tensor]:
+    def torch_sparse_mm(
+        self, int64: bool = False, transposed: bool = False,
+    ) -> Callable[[Tensor], Tensor]:
         case, reduce = self.case, self.reduce
         if reduce == 'max':
             matrix = case.graph.matrix(case.ones)
             return lambda x: torch.sparse.mm(matrix, x, 'amax')
-        matrix = case.graph.matrix(case.value(reduce))
+        matrix = case.graph.matrix(case.value(reduce), transposed)
         if int64:
             matrix = torch.sparse_csr_tensor(
                 matrix.crow_indices().long(), matrix.col_indices().long(), matrix.values(),
@@ -248,11 +235,9 @@ class Forwards:
         """Those that run on this device, except cuSPARSE."""
         case = self.case
         found: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {}
+        found[OURS] = functools.partial(self.ours, self.reduce == 'sum')
         if self.reduce == 'sum':
-            found[OURS] = lambda: self.ours(weighted=True)
-            found[PLAIN] = lambda: self.ours(weighted=False)
-        else:
-            found[OURS] = lambda: self.ours(weighted=False)
+            found[PLAIN] = functools.partial(self.ours, False)
         if self.reduce != 'max' or not case.x.is_cuda:
             found[TORCH] = self.torch_sparse_mm
         if self.reduce != 'max' and not case.x.is_cuda:
@@ -306,11 +291,18 @@ def contenders(
     for name, make in forwards.named(width).items():
         add(name, functools.partial(prepare, make), 'unweighted' if name == PLAIN else usual)
     if cuda and reduce != 'max':
-        for names, preprocess in ((CUSPARSE, False), (PREPROCESSED, True)):
-            for name, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True):
-                add(name, functools.partial(
-                    cusparse, case, reduce, mode, x, grad, algorithm, preprocess), usual)
+        for name, make in cusparse_ways(case, reduce, mode, x, grad).items():
+            add(name, make, usual)
     return made
+
+
+def cusparse_ways(
+    case: Case, reduce: str, mode: str, x: Tensor, grad: Tensor,
+) -> dict[str, Callable[[], Any]]:
+    return {
+        name: functools.partial(cusparse, case, reduce, mode, x, grad, algorithm, preprocess)
+        for names, preprocess in ((CUSPARSE, False), (PREPROCESSED, True))
+        for name, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True)}
 
 
 def cusparse(
@@ -363,53 +355,35 @@ def checker(
     return check
 
 
-def modes(reduce: str, backward: bool) -> tuple[str, ...]:
-    if not backward:
-        return (FORWARD,)
-    return (FORWARD, STEP, GRAD_X, GRAD_W) if reduce == 'sum' else (FORWARD, STEP)
-
-
-def run_graph(bench: Bench, graph: Graph, plans: Sequence[Plan]) -> None:
-    for dtype in dict.fromkeys(dtype for plan in plans for dtype in plan.dtypes):
-        chosen = [plan for plan in plans if dtype in plan.dtypes]
-        case = Case(graph, _harness.DTYPES[dtype], max(max(plan.widths) for plan in chosen))
-        cells = dict.fromkeys(
-            (reduce, mode, width) for plan in chosen for reduce in plan.reduces
-            for mode in modes(reduce, plan.backward) for width in plan.widths)
-        for reduce, mode, width in cells:
+def run_graph(bench: Bench, graph: Graph) -> None:
+    args = bench.args
+    for dtype in args.dtypes:
+        case = Case(graph, _harness.DTYPES[dtype], max(args.widths))
+        for reduce, mode, width in itertools.product(
+                args.reduce, (FORWARD, STEP, GRAD_X, GRAD_W)[:4 if args.backward else 1],
+                args.widths):
+            if mode in (GRAD_X, GRAD_W) and reduce != 'sum':
+                continue
             bench.measure(
                 f'{reduce}, {mode}, {dtype}', graph.name, width,
-                contenders(case, reduce, mode, width, bench.args.scatter_limit), bench.kernel,
+                contenders(case, reduce, mode, width, args.scatter_limit), bench.kernel,
                 num_bytes=graph.num_nodes * width * case.x.element_size())
-
-
-def _also(text: str) -> Plan:
-    graph, widths, *rest = text.split(':')
-    dtypes, reduces, backward = [*rest, *('float32', 'sum', '')[len(rest):]]
-    if backward not in ('', 'backward'):
-        raise argparse.ArgumentTypeError(f"got '{backward}', expected 'backward' or nothing")
-    return Plan(
-        _harness.choice('graph', _graphs.NAMES)(graph)[0], _harness.integers(widths),
-        _DTYPES(dtypes), _REDUCE(reduces), backward == 'backward')
+        del case  # with its references
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(
         'spmm', __doc__, argv, graphs=DEFAULT_GRAPHS,
         widths=Option({'quick': (16, 64), 'usual': WIDTHS}, _harness.integers, 'features'),
-        dtypes=Option(('float32',), _DTYPES), reduce=Option(('sum',), _REDUCE),
+        dtypes=_harness.names('dtype', tuple(_harness.DTYPES), ('float32',)),
+        reduce=_harness.names('reduction', REDUCE, ('sum',)),
         backward=Option(False, help='gradients too'),
-        also=Option(
-            (), _also, 'further cells, GRAPH:WIDTHS[:DTYPES[:REDUCE[:backward]]]', nargs='+'),
         scatter_limit=Option(
             {'cuda': 4.0, 'cpu': 2.0}, float, 'GiB of messages that a rival may store'),
         notes=['The graph is prepared beforehand for all contenders. Sums read edge weights, '
                f'except "{PLAIN}"; means and maxima have none.'])
-    args = bench.args
-    plans = [Plan(name, args.widths, args.dtypes, args.reduce, args.backward)
-             for name in args.graphs] + list(args.also)
-    for graph in bench.graphs(dict.fromkeys(plan.graph for plan in plans)):
-        run_graph(bench, graph, [plan for plan in plans if plan.graph == graph.name.split(' ')[0]])
+    for graph in bench.graphs():
+        run_graph(bench, graph)
     bench.finish()
 
 
