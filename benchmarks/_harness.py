@@ -107,14 +107,11 @@ def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Re
         result = results[contender.name]
         try:
             run, seconds = _first_runs(contender, result, settings)
-        except torch.cuda.OutOfMemoryError as error:
+        except (RuntimeError, AssertionError) as error:
             if contender.ours:
                 raise
-            result.note = f'OOM: {_first_line(error)}'
-        except (RuntimeError, NotImplementedError, AssertionError) as error:
-            if contender.ours:
-                raise
-            result.note = f'failed: {_first_line(error)}'
+            full = isinstance(error, torch.cuda.OutOfMemoryError)
+            result.note = f"{'OOM' if full else 'failed'}: {_first_line(error)}"
         else:
             if run is not None:
                 share = contender.ours or seconds * settings.repeats <= settings.budget
@@ -271,22 +268,6 @@ def _peak_since(before: int | None, device: torch.device) -> int | None:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split('\n')[0][:200] or type(error).__name__
-
-
-def measure_over(
-    of_k: Mapping[int, Sequence[Contender]], shared: Sequence[Contender], settings: Settings,
-) -> dict[int, dict[str, Result]]:
-    """Measures contenders for each k, and contenders that do not depend on k, all in turns."""
-    numbered = {
-        (k, contender.name): dataclasses.replace(contender, name=f'{contender.name}, k={k}')
-        for k, contenders in of_k.items() for contender in contenders}
-    measured = measure([*numbered.values(), *shared], settings)
-    results: dict[int, dict[str, Result]] = {k: {} for k in of_k}
-    for (k, name), contender in numbered.items():
-        results[k][name] = measured[contender.name]
-    for cell in results.values():
-        cell.update((contender.name, measured[contender.name]) for contender in shared)
-    return results
 
 
 # Errors -----------------------------------------------------------------------------------------
@@ -532,10 +513,15 @@ class Bench:
         shared: Sequence[Contender], settings: Settings, *, num_bytes: int = 0, **cell: Any,
     ) -> dict[int, dict[str, Result]]:
         """Measures a cell for each k; contenders in ``shared`` run once for all of them."""
-        results = measure_over(of_k, shared, settings)
-        for k, found in results.items():
-            said = self._cell([*of_k[k], *shared], num_bytes, dict(cell))
-            self.add(title, graph, k, found, **said)
+        measured = measure([
+            *(dataclasses.replace(each, name=f'{each.name}, k={k}')
+              for k, contenders in of_k.items() for each in contenders), *shared], settings)
+        results: dict[int, dict[str, Result]] = {}
+        for k, contenders in of_k.items():
+            results[k] = {each.name: measured[f'{each.name}, k={k}'] for each in contenders}
+            results[k] |= {each.name: measured[each.name] for each in shared}
+            said = self._cell([*contenders, *shared], num_bytes, dict(cell))
+            self.add(title, graph, k, results[k], **said)
         return results
 
     def by_dtype(
@@ -683,11 +669,15 @@ class Section:
             })
         return rows
 
+    def titled(self, head: Sequence[str], rows: Iterable[Sequence[str]], *more: str) -> str:
+        """A table below the title, and further lines."""
+        return '\n'.join([f'## {self.title}', '', *table(head, rows), *more])
+
     def markdown(self) -> str:
         head = ['graph', self.width, *self.used()]
-        lines = [f'## {self.title}', '', *table(
+        lines = [self.titled(
             [*head, *['best rival', 'ratio'] * bool(self.versus), *['x'] * self.caches()],
-            [self.row(cell) for cell in self.cells])]
+            map(self.row, self.cells))]
         if summary := self.summary():
             widths = sorted({int(width) for row in summary for width in row['by_width']})
             by_width = [str(width) for width in widths] * (1 < len(widths) <= 9)

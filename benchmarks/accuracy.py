@@ -112,7 +112,7 @@ class Scores(Section):
                           if row['graph'] == cell.graph):
             rows[cell.graph] += [trained(cell, row['variant']).scores_text(), *(
                 [f"{row['difference']:+.2f}"] if row['variant'] != first else [])]
-        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows.values())])
+        return self.titled(head, rows.values())
 
 
 class Choice(Section):
@@ -128,8 +128,7 @@ class Choice(Section):
             texts = {name: trained(cell, name).scores_text() for name in cell.results}
             texts[row['chosen']] = f"**{texts[row['chosen']]}**"
             rows.append([cell.graph, str(cell.width), *texts.values()])
-        return '\n'.join([
-            f'## {self.title}', '', *_harness.table(['graph', self.width, *self.used()], rows)])
+        return self.titled(['graph', self.width, *self.used()], rows)
 
 
 @contextlib.contextmanager
@@ -359,11 +358,10 @@ class Curves(Section):
         head = ['graph', *self.names(), 'lost, points', 'losses differ by at most', 'at the end',
                 'deviation over seeds']
         missed = [row['graph'] for row in self.summary() if row['lost'] > MAX_LOSS]
-        return '\n'.join([
-            f'## {self.title}', '', *_harness.table(head, rows), '',
-            f'The loader loses at most {MAX_LOSS:g} point on '
+        return self.titled(
+            head, rows, '', f'The loader loses at most {MAX_LOSS:g} point on '
             f'{len(self.cells) - len(missed)} of {len(self.cells)}'
-            + (f"; more on {', '.join(missed)}." if missed else '.')])
+            + (f"; more on {', '.join(missed)}." if missed else '.'))
 
 
 def loader(bench: Bench, name: str, model: str | None) -> None:

@@ -548,7 +548,7 @@ class Launches(Section):
             cell.graph, *(cell.results[name].text() for name in LAYERS),
             *(ratios.get((cell.graph, name), '–') for name in LAYERS[:2])] for cell in self.cells]
         head = ['step', *LAYERS, *(f'{PYG} / {name}' for name in LAYERS[:2])]
-        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
+        return self.titled(head, rows)
 
 
 def launches(run: Callable[[], Any]) -> int:

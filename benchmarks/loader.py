@@ -701,7 +701,7 @@ class Waits(Section):
                 else 'fetch'])
         head = ['graph', self.width, TRAINING, AT_HAND, LOADING, 'sampling', 'fetching',
                 'waiting, by difference', 'by the loader', 'what takes longer']
-        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
+        return self.titled(head, rows)
 
     def summary(self) -> list[dict[str, Any]]:
         return [{

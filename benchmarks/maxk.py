@@ -40,7 +40,10 @@ from .spmm import FORWARD, excess
 
 K = {'quick': (8, 32), 'usual': (2, 4, 8, 16, 32, 64, 96, 128, 192)}
 SELECT_WIDTHS = {'quick': (256,), 'usual': (64, 128, 256, 512, 1024)}
-MODELS = ('sage', 'gcn', 'gin')
+CONVS: dict[str, Sequence[type[nn.Module]]] = {  # with MaxK, with ReLU, of PyG
+    'sage': (MaxKSAGEConv, PathPreparedSAGEConv, SAGEConv),
+    'gcn': (MaxKGCNConv, PathPreparedGCNConv, GCNConv),
+    'gin': (MaxKGINConv, PathPreparedGINConv, GINConv)}
 HIDDEN, QUICK_HIDDEN = 256, 64
 CHANNELS, CLASSES = 602, 41  # of Reddit
 GRADIENT = 'gradient of the values'
@@ -120,17 +123,6 @@ class Case(spmm.Case):
 
 def forwards(case: Case, k: int) -> list[Contender]:
     csr, width = case.structure[:3], case.width
-    made: list[Contender] = []
-
-    def add(
-        name: str, run: Callable[[CBSR, Tensor | None], Tensor], balanced: bool = False,
-        weighted: bool = True,
-    ) -> None:
-        cbsr, weight = case.largest(k, balanced), case.weight if weighted else None
-        checked = case.ones if weight is None else weight
-        made.append(Contender(
-            name, lambda: lambda: run(cbsr, weight), ours=True,
-            check=lambda out: case.error(out, cbsr, checked)))
 
     def entries(cbsr: CBSR, weight: Tensor | None) -> Tensor:
         return kernels.cbsr_spmm(
@@ -140,23 +132,20 @@ def forwards(case: Case, k: int) -> list[Contender]:
         x = kernels.cbsr_to_dense(cbsr.values, cbsr.columns, width)
         return kernels.spmm(*csr, weight, x, None, None, None, None, False, False)
 
-    add(OURS, entries)
-    add(UNWEIGHTED, entries, weighted=False)
-    add(BALANCED, entries, balanced=True)
-    add(AS_DENSE, rows)
+    made = []
+    for name, run, balanced, weight in (
+            (OURS, entries, False, case.weight), (UNWEIGHTED, entries, False, None),
+            (BALANCED, entries, True, case.weight), (AS_DENSE, rows, False, case.weight)):
+        cbsr, checked = case.largest(k, balanced), case.ones if weight is None else weight
+        made.append(Contender(
+            name, functools.partial(functools.partial, run, cbsr, weight), ours=True,
+            check=functools.partial(case.error, cbsr=cbsr, weight=checked)))
     return made
 
 
 def gradients(case: Case, k: int) -> list[Contender]:
     weight, grad, graph = case.weight, case.grad, case.structure
     csr, transpose = graph[:3], graph[3:6]
-    made: list[Contender] = []
-
-    def add(name: str, run: Callable[[Tensor], Tensor], balanced: bool = False) -> None:
-        cbsr = case.largest(k, balanced)
-        made.append(Contender(
-            name, lambda: lambda: run(cbsr.columns), ours=True,
-            check=lambda out: case.grad_error(out, cbsr)))
 
     def usual(columns: Tensor) -> Tensor:
         return kernels.cbsr_spmm_backward(*csr, weight, grad, columns, None, None, None, False)
@@ -169,10 +158,14 @@ def gradients(case: Case, k: int) -> list[Contender]:
         out = kernels.spmm(*transpose, weight, grad, None, None, None, None, False, False)
         return kernels.cbsr_sample(out, columns)
 
-    add(OURS, usual)
-    add(ORDERED, ordered)
-    add(BALANCED, usual, balanced=True)
-    add(AS_DENSE, rows)
+    made = []
+    for name, run, balanced in (
+            (OURS, usual, False), (ORDERED, ordered, False), (BALANCED, usual, True),
+            (AS_DENSE, rows, False)):
+        cbsr = case.largest(k, balanced)
+        made.append(Contender(
+            name, functools.partial(functools.partial, run, cbsr.columns), ours=True,
+            check=functools.partial(case.grad_error, cbsr=cbsr)))
     return made
 
 
@@ -337,19 +330,14 @@ class Training:
         return Net(make, hidden, self.layers, before).to(self.x.device)
 
     def maxk(self, k: int, balanced: bool = False, root: bool = False) -> Net:
-        conv = {'sage': MaxKSAGEConv, 'gcn': MaxKGCNConv, 'gin': MaxKGINConv}[self.model]
         options = {'maxk_root': True} if root else {}
-        return self.net(conv, nn.Identity(), k=k, balanced=balanced, **options)
+        return self.net(CONVS[self.model][0], nn.Identity(), k=k, balanced=balanced, **options)
 
     def relu(self) -> Net:
-        convs = {
-            'sage': PathPreparedSAGEConv, 'gcn': PathPreparedGCNConv, 'gin': PathPreparedGINConv}
-        return self.net(convs[self.model])
+        return self.net(CONVS[self.model][1])
 
     def pyg(self) -> Net:
-        if self.model == 'gcn':
-            return self.net(GCNConv, cached=True)
-        return self.net({'sage': SAGEConv, 'gin': GINConv}[self.model])
+        return self.net(CONVS[self.model][2], **({'cached': True} if self.model == 'gcn' else {}))
 
     @property
     def prepared(self) -> Tensor:
@@ -454,7 +442,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         dtypes=_harness.names('dtype', tuple(_harness.DTYPES), ('float32',)),
         rows=Option(help='rows of select, instead of the nodes of each graph'),
         select_widths=Option(SELECT_WIDTHS, _harness.integers, 'columns of select'),
-        models=_harness.names('model', MODELS, ('sage',)),
+        models=_harness.names('model', tuple(CONVS), ('sage',)),
         training_k=Option((32,), _harness.integers, 'entries kept in training'),
         hidden=Option({'quick': QUICK_HIDDEN, 'usual': HIDDEN}, help='channels in training'),
         layers=Option(3, help='graph layers in training'),

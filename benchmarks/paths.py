@@ -365,10 +365,9 @@ def run_accuracy(bench: Bench, share: float = 0.1) -> None:
 
 class Accuracies(Section):
     def markdown(self) -> str:
-        return '\n'.join([f'## {self.title}', '', *_harness.table(
-            ['graph', self.width, *self.names()],
-            [[cell.graph, str(cell.width), *(each.text() for each in cell.results.values())]
-             for cell in self.cells])])
+        return self.titled(['graph', self.width, *self.names()], [
+            [cell.graph, str(cell.width), *(each.text() for each in cell.results.values())]
+            for cell in self.cells])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

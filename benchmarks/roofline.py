@@ -117,8 +117,7 @@ class Rates(Section):
             cell.graph, f'{cell.width:,}',
             *(gigabytes(rate(cell.results[name])) if name in cell.results else '–'
               for name in self.used())] for cell in self.cells]
-        return '\n'.join([
-            f'## {self.title}', '', *_harness.table(['of', self.width, *self.used()], rows)])
+        return self.titled(['of', self.width, *self.used()], rows)
 
 
 class Ceilings:
@@ -342,7 +341,7 @@ class Roofline(Section):
                 else:
                     row += ['–'] * 4
                 rows.append([*row, result.limit, f'{result.share:.0%}'])
-        return '\n'.join([f'## {self.title}', '', *_harness.table(head, rows)])
+        return self.titled(head, rows)
 
 
 class Rooflines:

@@ -25,7 +25,7 @@ from pyg_fast.graph.operator import STRATEGIES, Sampling
 from pyg_fast.nn import SampledGCNConv
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
-from . import _harness, maxk, spmm
+from . import _harness, layers, maxk, spmm
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option, Result, norm_error, same, worst
 from .maxk import all_columns
@@ -292,32 +292,25 @@ class Model:
         return convs
 
     def inference(self, name: str, num_samples: int) -> Callable[[], list[Tensor]]:
-        first, second = self.loaded(name, num_samples).eval()
+        return self.inferring(self.loaded(name, num_samples), self.prepared)
+
+    def inferring(self, convs: nn.ModuleList, graph: Tensor) -> Callable[[], list[Tensor]]:
+        first, second = convs.eval()
 
         @torch.no_grad()
         def run() -> list[Tensor]:
-            return [second(first(self.x, self.prepared).relu(), self.prepared)]
+            return [second(first(self.x, graph).relu(), graph)]
 
         return run
 
     def pyg(self) -> Contender:
         """The inference of PyG on all edges, with normalized weights that are cached."""
-        graph = self.graph
-
         def make() -> Callable[[], list[Tensor]]:
-            ones = torch.ones(graph.num_edges, device=graph.col.device)
-            matrix = torch.sparse_csr_tensor(
-                graph.rowptr.long(), graph.col.long(), ones, (graph.num_nodes, graph.num_nodes))
             convs = nn.ModuleList(GCNConv(*sizes, cached=True) for sizes in zip(
                 self.widths[:-1], self.widths[1:], strict=True))
             convs.load_state_dict(self.state)
-            first, second = convs.to(graph.col.device).eval()
-
-            @torch.no_grad()
-            def run() -> list[Tensor]:
-                return [second(first(self.x, matrix).relu(), matrix)]
-
-            return run
+            matrix = layers.Inputs(self.graph).of(layers.CSR)
+            return self.inferring(convs.to(self.x.device), matrix)
 
         return Contender(PYG, make, check=lambda outputs: norm_error(
             outputs, self.right_inference(FULL, 1), TOLERANCE))

@@ -55,21 +55,16 @@ class Checked(Cell):
 class Counts(Section):
     """A table of the numbers of tests, by file."""
 
-    def checked(self) -> list[Checked]:
-        return [cell for cell in self.cells if isinstance(cell, Checked)]
-
     def summary(self) -> list[dict[str, Any]]:
         return []
 
     def markdown(self) -> str:
-        rows = [[
-            cell.graph, str(cell.passed), str(cell.failed), str(cell.skipped), str(cell.not_run),
-        ] for cell in self.checked()]
-        total = [
-            str(sum(getattr(cell, name) for cell in self.checked()))
-            for name in ('passed', 'failed', 'skipped', 'not_run')]
-        return '\n'.join([f'## {self.title}', '', *_harness.table(
-            ['tests of', 'passed', 'failed', 'skipped', 'not run'], [*rows, ['all', *total]])])
+        names = ('passed', 'failed', 'skipped', 'not_run')
+        counts = {cell.graph: [getattr(cell, name) for name in names] for cell in self.cells}
+        counts['all'] = [sum(each) for each in zip(*counts.values(), strict=True)] or [0] * 4
+        return self.titled(
+            ['tests of', 'passed', 'failed', 'skipped', 'not run'],
+            [[file, *map(str, each)] for file, each in counts.items()])
 
 
 @dataclasses.dataclass
