@@ -460,3 +460,12 @@ def test_dropout(device: torch.device) -> None:
     torch.testing.assert_close(grad.sum(0), out.sum(0))
     assert not torch.equal(conv(x, edges), out)
     torch.testing.assert_close(conv.eval()(x, edges), degree.expand_as(out).to(out.dtype))
+
+
+def test_inside_of_torch_compile(device: torch.device) -> None:
+    theirs = pyg.FiLMConv(F, F).to(device)
+    ours, x, edges = fused(theirs), torch.randn(N, F, device=device), graph(device)
+    compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
+    torch.testing.assert_close(compiled(x, edges), theirs(x, edges))
+    torch.testing.assert_close(ours(x, edges), theirs(x, edges))
+    assert ours._last_run == ''
