@@ -33,12 +33,8 @@ _PROTOTYPES = {
     'cusparseCreateDnMat': [_ptr, _i64, _i64, _i64, _ptr, _enum, _enum],
     'cusparseDestroySpMat': [_ptr],
     'cusparseDestroyDnMat': [_ptr],
-    'cusparseSpMM_bufferSize': _product,
-    'cusparseSpMM_preprocess': _product,
-    'cusparseSpMM': _product,
-    'cusparseSDDMM_bufferSize': _product,
-    'cusparseSDDMM_preprocess': _product,
-    'cusparseSDDMM': _product,
+    **{f'cusparse{name}{step}': _product for name in ('SpMM', 'SDDMM')
+       for step in ('_bufferSize', '_preprocess', '')},
     'cusparseCsr2cscEx2_bufferSize': _transposition,
     'cusparseCsr2cscEx2': _transposition,
 }
@@ -121,15 +117,12 @@ def _dense(matrix: Tensor) -> _Descriptor:
 class _Product:
     """What SpMM and SDDMM share: ``first`` and ``second`` are multiplied into ``into``."""
 
+    out: Tensor
+
     def __init__(
-        self,
-        function: str,
-        op_first: int,
-        op_second: int,
-        descriptors: tuple[_Descriptor, _Descriptor, _Descriptor],
-        tensors: tuple[Tensor, ...],
-        algorithm: int,
-        preprocess: bool,
+        self, function: str, op_first: int, op_second: int,
+        descriptors: tuple[_Descriptor, _Descriptor, _Descriptor], tensors: tuple[Tensor, ...],
+        algorithm: int, preprocess: bool,
     ) -> None:
         dtype = tensors[-1].dtype
         compute = torch.float64 if dtype == torch.float64 else torch.float32
@@ -154,9 +147,10 @@ class _Product:
     def _on_stream(self) -> None:
         _call('cusparseSetStream', _handle(), torch.cuda.current_stream().cuda_stream)
 
-    def _run(self) -> None:
+    def __call__(self) -> Tensor:
         self._on_stream()
         _call(self.function, *self.args, self.buffer.data_ptr())
+        return self.out
 
 
 class SpMM(_Product):
@@ -179,10 +173,6 @@ class SpMM(_Product):
             'cusparseSpMM', _TRANSPOSE if transposed else _NON_TRANSPOSE, _NON_TRANSPOSE, matrices,
             (rowptr, col, value, x, self.out), ALGORITHMS[algorithm], preprocess)
 
-    def __call__(self) -> Tensor:
-        self._run()
-        return self.out
-
 
 class SDDMM(_Product):
     """``out[e] = <a[row(e)], b[col(e)]>`` for the entries of a CSR structure."""
@@ -193,10 +183,6 @@ class SDDMM(_Product):
         super().__init__(
             'cusparseSDDMM', _NON_TRANSPOSE, _TRANSPOSE, matrices, (rowptr, col, a, b, self.out),
             _SDDMM_DEFAULT, preprocess=True)
-
-    def __call__(self) -> Tensor:
-        self._run()
-        return self.out
 
 
 def transpose(

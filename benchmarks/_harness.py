@@ -822,7 +822,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         **{name.replace('-', '_'): _version(name) for name in (
             'torch-geometric', 'torch-sparse', 'torch-scatter')},
         'cuda': torch.version.cuda if cuda else None,
-        'driver': _driver() if cuda else None,
+        'driver': _output(
+            'nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader', '-i', '0',
+        ) if cuda else None,
         'cusparse': _cusparse_version() if cuda else None,
         'l2_bytes': torch.cuda.get_device_properties(device).L2_cache_size if cuda else None,
         'memory_bytes': torch.cuda.get_device_properties(device).total_memory if cuda else None,
@@ -839,10 +841,6 @@ def _cpu_name() -> str:
             if line.startswith('model name'):
                 return line.split(':', 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _driver() -> str | None:
-    return _output('nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader', '-i', '0')
 
 
 def _cusparse_version() -> int | None:

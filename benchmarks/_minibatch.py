@@ -1,5 +1,4 @@
 """Rivals of the loader: other samplers, and a loader made of torch ops."""
-import copy
 import dataclasses
 import functools
 import importlib.util
@@ -68,12 +67,6 @@ class Inputs:
             generator=torch.Generator(self.device).manual_seed(1))
         # Pinned once, not by every loader.
         self.x = torch.empty(drawn.shape, pin_memory=drawn.is_cuda).copy_(drawn)
-
-    def first(self, num_nodes: int) -> 'Inputs':
-        """The same with fewer training nodes."""
-        fewer = copy.copy(self)
-        fewer.nodes = self.nodes[:num_nodes]
-        return fewer
 
     @functools.cached_property
     def data(self) -> Data:

@@ -124,14 +124,9 @@ class Case:
             float((out.double().view_as(right) - right).abs().max() / right.abs().max())
             / tolerance for out, right in zip(outputs, expected, strict=True))
 
-    def out_error(self, outputs: Sequence[Tensor], dropout: float = 0.0) -> float:
-        return self.error(outputs[:1], self.truth(dropout)[:1])
-
-    def grad_error(self, outputs: Sequence[Tensor], dropout: float = 0.0) -> float:
-        return self.error(outputs, self.truth(dropout)[1:])
-
-    def step_error(self, outputs: Sequence[Tensor], dropout: float = 0.0) -> float:
-        return self.error(outputs, self.truth(dropout))
+    def check(self, outputs: Sequence[Tensor], mode: str, dropout: float = 0.0) -> float:
+        kept = 1 if mode == FORWARD else None
+        return self.error(outputs[:kept], self.truth(dropout)[mode == BACKWARD:kept])
 
 
 class GATCase(Case):
@@ -202,7 +197,7 @@ MODES = {'gat': (FORWARD, BACKWARD), 'gatv2': (FORWARD, STEP)}
 
 
 def kernel_contenders(case: Case, mode: str, scatter_limit: float) -> list[Contender]:
-    error = {FORWARD: case.out_error, BACKWARD: case.grad_error, STEP: case.step_error}[mode]
+    error = functools.partial(case.check, mode=mode)
 
     def ours(dropout: float, training: bool = True) -> Callable[[], tuple[Tensor, ...]]:
         if mode == FORWARD:

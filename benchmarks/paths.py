@@ -125,26 +125,26 @@ class Aggregation:
         self.active = problem.active(above)
         self.scale = (self.graph.rowptr.diff() + 1).float().rsqrt()
         self.grad = problem.random(problem.num_nodes, width) * self.active.view(-1, 1)
-        whole = SparseOperator(self.graph, None, self.scale, self.scale)
-        self.expected = self.all_edges(whole)()
+        self.whole = SparseOperator(self.graph, None, self.scale, self.scale)
+        self.expected = self.all_edges()()
 
-    def all_edges(self, whole: SparseOperator) -> Callable[[], Tensor]:
-        matrix = whole.t()
+    def all_edges(self) -> Callable[[], Tensor]:
+        matrix = self.whole.t()
         return lambda: raw_product(matrix, self.grad)
+
+    def placed(self, out: Tensor) -> Tensor:
+        """The rows of a result on the path among those of all nodes."""
+        path = self.path
+        return out if path.src_nodes is None else ops.expand_rows(out, path.src_position, 0.0)
 
     def on_path(self, group_size: int | None = None) -> Callable[[], Tensor]:
         path, grad = self.path, self.grad
         if path.is_whole:
-            return self.all_edges(SparseOperator(self.graph, None, self.scale, self.scale))
-        matrix = SparseOperator(self.graph, None, self.scale, self.scale).on(path).t()
+            return self.all_edges()
+        matrix = self.whole.on(path).t()
         if group_size is not None:  # 0: by rows
             matrix = matrix._replace(graph=matrix.graph.with_groups(group_size or None, None))
-
-        def run() -> Tensor:
-            out = raw_product(matrix, path.dst.of(grad))
-            return out if path.src_nodes is None else ops.expand_rows(out, path.src_position, 0.0)
-
-        return run
+        return lambda: self.placed(raw_product(matrix, path.dst.of(grad)))
 
     def if_else(self) -> Callable[[], Tensor]:
         kernel = _if_else_kernel()
@@ -163,7 +163,7 @@ class Aggregation:
 
     def cusparse(self, algorithm: str) -> Callable[[], Tensor]:
         path = self.path
-        t = SparseOperator(self.graph, None, self.scale, self.scale).on(path).t()
+        t = self.whole.on(path).t()
         row = torch.arange(t.graph.num_dst, device=self.grad.device).repeat_interleave(
             t.graph.rowptr.diff().long())
         value = t.row_scale[row] * t.col_scale[t.graph.col.long()]
@@ -173,8 +173,7 @@ class Aggregation:
 
         def run() -> Tensor:
             torch.index_select(self.grad, 0, path.dst_nodes, out=given)
-            out = product()
-            return out if path.src_nodes is None else ops.expand_rows(out, path.src_position, 0.0)
+            return self.placed(product())
 
         return run
 
@@ -182,9 +181,8 @@ class Aggregation:
         return norm_error([out], [self.expected.double()], _TOLERANCE)
 
     def contenders(self) -> list[Contender]:
-        whole = SparseOperator(self.graph, None, self.scale, self.scale)
         made = [Contender(PATH, self.on_path, True, self.check),
-                Contender(ACTIVE, lambda: self.all_edges(whole), True, self.check)]
+                Contender(ACTIVE, self.all_edges, True, self.check)]
         made += [Contender(grouped(size), functools.partial(self.on_path, size), True, self.check)
                  for size in GROUP_SIZES]
         if self.grad.is_cuda:

@@ -631,7 +631,8 @@ def attention(bench: Rooflines, heads: int, channels: int) -> None:
                'a row of x for each edge; rows of destinations and the result once'),
         ours('gatv2, training', picked(forward, gat.TRAINING), steps[1],
                'the same, and what the backward pass reads written once'),
-        Kernel(Contender('gatv2, gradient', gradient, ours=True, check=case.grad_error), both,
+        Kernel(Contender('gatv2, gradient', gradient, ours=True, check=functools.partial(
+            case.check, mode=gat.BACKWARD)), both,
                'a row of x for each edge; for each edge of the transpose a row of the gradient, '
                'one of the destinations and two numbers of each head; all else once'),
     ], of=size_of)

@@ -576,14 +576,14 @@ def test_gat_compares_kernels(harness, monkeypatch: pytest.MonkeyPatch, model: s
         by_pyg = case.truth(dropout)
         out, *kept = case.forward(True, dropout)
         outputs = [out, *case.backward(kept, dropout)]
-        assert case.step_error(outputs, dropout) <= 1
-        assert case.step_error(outputs, gat.DROPOUT - dropout) > 1
+        assert case.check(outputs, gat.STEP, dropout) <= 1
+        assert case.check(outputs, gat.STEP, gat.DROPOUT - dropout) > 1
         for place, t in enumerate(outputs):
             for slip in (1e-2 * float(t.abs().max()), math.nan):
                 wrong = t.clone()
                 wrong.view(-1)[3] += slip
                 changed = [*outputs[:place], wrong, *outputs[place + 1:]]
-                assert not case.step_error(changed, dropout) <= 1, (place, slip)
+                assert not case.check(changed, gat.STEP, dropout) <= 1, (place, slip)
         monkeypatch.setitem(gat.REFERENCE_BYTES, 'cpu', 0)  # our kernel in float64 then
         del case._truth[dropout]
         assert case.error(case.truth(dropout), by_pyg) < 1e-6
