@@ -337,7 +337,8 @@ class Training:
         return self.net(CONVS[self.model][1])
 
     def pyg(self) -> Net:
-        return self.net(CONVS[self.model][2], **({'cached': True} if self.model == 'gcn' else {}))
+        options: dict[str, Any] = {'cached': True} if self.model == 'gcn' else {}
+        return self.net(CONVS[self.model][2], **options)
 
     @property
     def prepared(self) -> Tensor:
