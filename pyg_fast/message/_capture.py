@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._ir import Program, Refused
-from ._parse import Like, Parser, trace
+from ._parse import EDGES, Like, Parser, run_on_fakes, trace
 
 # Markers in a captured graph: they never run.
 _library = torch.library.Library('pyg_fast_message', 'DEF')
@@ -21,10 +22,6 @@ _library.define('end(Tensor x) -> Tensor')
 _library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
 _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
-
-# Numbers of edges that no other size of a message equals; a second one shows which constants of a
-# traced message depend on it.
-_EDGES = (1_000_003, 1_000_033)
 
 Runner = Callable[['Captured', tuple], Any]
 
@@ -70,52 +67,44 @@ def with_runner(run: Runner, compiled: Callable[..., Any], *args: Any) -> Any:
 
 
 def _program(graph: GraphModule) -> Captured:
-    _check_writes(graph)
     _mark_dropouts(graph)
     for node in reversed(list(graph.graph.nodes)):
         # Facts about symbolic sizes, which Dynamo states.
         if node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
-    captured = [_read(graph, count) for count in _EDGES]
+    captured = [_read(graph, count) for count in EDGES]
     if captured[0].key != captured[1].key:
         raise Refused('the number of edges is used as a number')
     return captured[0]
 
 
-# Methods that return a view of their tensor, or the tensor itself.
-_VIEWS = {
-    'view', 'reshape', 'unsqueeze', 'squeeze', 'transpose', 'permute', 't', 'expand', 'flatten',
-    'unflatten', 'narrow', 'select', 'chunk', 'split', 'unbind', 'detach', 'contiguous', 'to',
-    'float', 'type_as', 'view_as', 'expand_as', 'reshape_as', 'movedim', 'swapaxes', 'swapdims',
-    'T', 'mT', 'data', 'getitem', 'unfold', 'diagonal', 'tensor_split', 'squeeze_', 'unsqueeze_',
-}  # fmt: skip
+class _Writes(TorchDispatchMode):
+    """Refuses a message that writes into an input of the edges: it is the user's own tensor, while
+    PyG has gathered those of the nodes."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: dict[int, Tensor] = {}  # by storage; kept alive
 
-def _name(node: Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')
-
-
-def _check_writes(graph: GraphModule) -> None:
-    """Refuses a message that writes into an input of the edges: it is the user's own tensor."""
-    for node in graph.graph.nodes:
-        name = _name(node)
-        writes = (
-            (name.endswith('_') and not name.endswith('__'))
-            or name
-            in ('setitem', '__setitem__', 'iadd', 'isub', 'imul', 'itruediv', 'ipow', 'iand')
-            or name in ('ior', 'ixor', 'ifloordiv', 'imod', 'imatmul')
-            or node.kwargs.get('inplace') is True
-            or any(each is True for each in node.args[1:])  # perhaps `inplace`, by its place
-            or 'out' in node.kwargs
-        )
-        if not writes or node.op not in ('call_function', 'call_method'):
-            continue
-        for each in (node.args[0] if node.args else None, node.kwargs.get('out')):
-            while isinstance(each, Node) and each.args and _name(each) in _VIEWS:
-                each = each.args[0]
-            if isinstance(each, Node) and 'edge' in each.args and _name(each).startswith('lift'):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = {
+            **dict(zip((a.name for a in func._schema.arguments), args, strict=False)),
+            **(kwargs or {}),
+        }
+        for argument in func._schema.arguments:
+            value = named.get(argument.name)
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and isinstance(value, Tensor) and _storage(value) in self.inputs:
                 raise Refused('message writes into its input')
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.pyg_fast_message.lift.default and args[2] == 'edge':
+            self.inputs[_storage(out)] = out
+        return out
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
 
 
 def _mark_dropouts(graph: GraphModule) -> None:
@@ -156,6 +145,7 @@ def _read(graph: GraphModule, num_edges: int) -> Captured:
             inputs.append(num_edges if isinstance(example, torch.SymInt) else example)
 
     interpreter = torch.fx.Interpreter(graph)
+    run_on_fakes(interpreter.run, inputs, _Writes())
 
     def function(*args: Any) -> Any:
         with torch.fx.traceback.preserve_node_meta():

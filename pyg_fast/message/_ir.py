@@ -1,7 +1,7 @@
 """The traced message: a list of operations on the values of one edge."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -211,12 +211,12 @@ class Program:
                 )  # fmt: skip
         return places[at]
 
-    def reachable(self, outputs: Iterable[int]) -> list[int]:
-        """The values that outputs need, in order."""
+    def reachable(self, outputs: Iterable[int], known: Container[int] = ()) -> list[int]:
+        """The values that outputs need beside known ones, in order."""
         needed, stack = set(), list(outputs)
         while stack:
             at = stack.pop()
-            if at not in needed:
+            if at not in needed and at not in known:
                 needed.add(at)
                 stack.extend(self[at].args)
         return sorted(needed)
@@ -246,7 +246,7 @@ class Program:
         everywhere."""
         results: dict[int, Any] = dict(known)
         device = next(iter(known.values())).device
-        for at in self._order(outputs, results):
+        for at in self.reachable(outputs, results):
             value = self[at]
             own = getattr(torch, value.dtype)
             if dtype is not None and is_float(value.dtype):
@@ -264,15 +264,6 @@ class Program:
                 args.append(got)
             results[at] = _evaluate(value, args, [self[arg].shape for arg in value.args], own)
         return [results[at] for at in outputs]
-
-    def _order(self, outputs: Sequence[int], known: dict[int, Tensor]) -> list[int]:
-        needed, stack = set(), list(outputs)
-        while stack:
-            at = stack.pop()
-            if at not in needed and at not in known:
-                needed.add(at)
-                stack.extend(self[at].args)
-        return sorted(needed)
 
 
 def promoted(dtypes: Iterable[str]) -> str:

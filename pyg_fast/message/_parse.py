@@ -2,7 +2,8 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ._ir import BINARY, UNARY, Program, Refused, is_float
 
 aten = torch.ops.aten
+
+# Numbers of edges that no other size of a message equals; a second one shows which constants of a
+# traced message depend on it.
+EDGES = (1_000_003, 1_000_033)
 
 _prims = torch.ops.prims
 
@@ -69,19 +74,34 @@ class Like(NamedTuple):
 def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) -> GraphModule:
     """The graph of torch's operators that a function calls, for inputs that are :class:`Like` or
     Python numbers. A function that derives is traced first, then freed of its writes."""
-    # Not in the context of the capture, whose shapes are symbolic.
+    with _on_fakes(inputs) as fakes:
+        if derives:
+            fn = torch.func.functionalize(make_fx(fn, tracing_mode='real')(*fakes))
+        return make_fx(fn, decomposition_table=_DECOMPOSED, tracing_mode='real')(*fakes)
+
+
+def run_on_fakes(
+    fn: Callable[..., Any], inputs: Sequence[Any], watch: AbstractContextManager
+) -> None:
+    """Calls a function without computing anything, while `watch` sees torch's operators."""
+    with _on_fakes(inputs) as fakes, watch:
+        fn(*fakes)
+
+
+@contextmanager
+def _on_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Fake tensors for the inputs; every error becomes a refusal."""
     try:
-        with torch._guards.tracing(None), FakeTensorMode(allow_non_fake_inputs=True):
-            fakes = [
-                torch.empty(each.shape, dtype=each.dtype, device=each.device)
-                if isinstance(each, Like)
-                else each
-                for each in inputs
-            ]
+        # Not in the context of the capture, whose shapes are symbolic.
         with torch._guards.tracing(None):
-            if derives:
-                fn = torch.func.functionalize(make_fx(fn, tracing_mode='real')(*fakes))
-            return make_fx(fn, decomposition_table=_DECOMPOSED, tracing_mode='real')(*fakes)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                fakes = [
+                    torch.empty(each.shape, dtype=each.dtype, device=each.device)
+                    if isinstance(each, Like)
+                    else each
+                    for each in inputs
+                ]
+            yield fakes
     except Refused:
         raise
     except Exception as error:

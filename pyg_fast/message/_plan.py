@@ -9,14 +9,11 @@ from torch import Tensor
 
 from ._capture import Captured
 from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float
-from ._parse import Like, Parser, trace
+from ._parse import EDGES, Like, Parser, trace
 
-REDUCES = ('sum', 'mean', 'max', 'min')
 # The most raw inputs of a linear map that kernels compute edge by edge.
 MOST_EDGE_INPUTS = 128
 _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
-# As `_EDGES` of the capture.
-_NUM_EDGES = 1_000_003
 
 
 class Output(NamedTuple):
@@ -56,9 +53,7 @@ class Plan(NamedTuple):
     outputs: tuple[Output, ...]
     tail: Tail | None
     dtype: str
-    shape: tuple[int, ...]
     num_dropouts: int
-    key: str
 
     def __repr__(self) -> str:
         return describe(self)
@@ -113,12 +108,7 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
         else Output(body, reduce)
         for reduce in reduces
     )  # fmt: skip
-    key = kernel.text([body]) + f'\n{" ".join(reduces)} {value.dtype}'
-    shape = program[output].shape
-    return Plan(
-        program, tuple(inputs), kernel, outputs, tail, value.dtype, shape,
-        captured.num_dropouts, key,
-    )  # fmt: skip
+    return Plan(program, tuple(inputs), kernel, outputs, tail, value.dtype, captured.num_dropouts)
 
 
 def _with_maps_pushed(old: Program, output: int) -> tuple[Program, int]:
@@ -405,7 +395,7 @@ def gradients(p: Plan) -> Gradients:
             inputs.append(_like(kernel[at].shape, 'float32'))
             positions.append(back.add('load', (), (role, k), kernel[at].shape, 'float32', EDGE))
         graph = trace(function, inputs, derives=True)
-        found = Parser(back, _NUM_EDGES).read(graph, positions)
+        found = Parser(back, EDGES[0]).read(graph, positions)
         of: list[int | None] = [None] * len(p.inputs)
         for k, at in zip(floats, found, strict=True):
             of[k] = at
@@ -455,7 +445,7 @@ def _from_dst(p: Program, output: int) -> bool:
 
 
 def _like(shape: tuple[int, ...], dtype: str) -> Like:
-    return Like((_NUM_EDGES, *shape), getattr(torch, dtype))
+    return Like((EDGES[0], *shape), getattr(torch, dtype))
 
 
 def describe(p: Plan) -> str:

@@ -13,7 +13,7 @@ from ..ops._saved import save, saved
 from ._cpu import Code, encode, run_pass_cpu
 from ._ir import DST, SRC, Program, Refused, is_float
 from ._plan import Gradients, Plan, cotangents_of, gradients
-from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate
+from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate, power
 
 _ACC = {torch.float64: 'tl.float64'}
 # Programs of a pass that sums over all edges.
@@ -21,11 +21,16 @@ NUM_PROGRAMS = 132 * 8
 
 
 class Pass(NamedTuple):
-    """One kernel over rows of destinations or of sources."""
+    """One kernel over rows of destinations (`dst`) or of sources (`src`), or over all edges."""
 
     program: Program
     outs: tuple[Out, ...]
     row_role: str
+
+
+def _on_cpu(one: Pass) -> Pass:
+    """A CPU sums over all edges row by row."""
+    return one._replace(row_role='dst') if one.row_role == 'edge' else one
 
 
 class Passes:
@@ -130,13 +135,12 @@ class Passes:
                 groups = schedule_groups(graph, one.row_role)
                 self.source(one, _ACC.get(acc, 'tl.float32'), groups is not None)
             else:
-                role = 'dst' if one.row_role == 'edge' else one.row_role
                 dtypes = {k: t.dtype for k, t in inputs.items()}
                 for kind, k, _ in cotangents_of(self.plan):
                     dtypes['grad', k] = acc
                     if kind == 'picked':
                         dtypes['arg', k] = graph.rowptr.dtype
-                encode(one._replace(row_role=role), acc, dtypes)
+                encode(_on_cpu(one), acc, dtypes)
         self._made[key] = True
 
     def source(self, one: Pass, acc: str, grouped: bool) -> Source:
@@ -165,10 +169,6 @@ def _jitted(text: str, name: str) -> Any:
     return _kernels[text]
 
 
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
 class Tile(NamedTuple):
     """The shape of a program's blocks: a program takes one row (or group of a row)."""
 
@@ -177,14 +177,14 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile_shape(source: Source, average: float) -> Tile:
-    """From a small table, by the width of a row and the average number of edges."""
-    sizes = tuple(_power(n) for n in source.sizes)
+def tile_shape(source: Source) -> Tile:
+    """From a small table, by the width of a row."""
+    sizes = tuple(power(n) for n in source.sizes)
     if source.tiled:
         sizes = (min(sizes[0], 64),)
     width = math.prod(sizes)
     if source.has_dots:
-        width = max(16, _power(source.sizes[0]) if source.persistent else sizes[0])
+        width = max(16, power(source.sizes[0]) if source.persistent else sizes[0])
         return Tile(32, (width,), 4) if source.persistent else Tile(16, (width,), 2)
     edges = max(1, min(16, 256 // width))
     if source.persistent:
@@ -208,13 +208,18 @@ def schedule_groups(graph: Graph, role: str) -> Groups | None:
     return {'src': graph.t_groups, 'dst': graph.groups}.get(role)
 
 
+def _destinations(graph: Graph) -> Tensor:
+    """The row of each entry."""
+    rows = torch.arange(graph.num_dst, device=graph.col.device, dtype=graph.col.dtype)
+    return rows.repeat_interleave(graph.rowptr.diff(), output_size=graph.num_edges)
+
+
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
     if role == 'edge':
-        num_edges = graph.col.size(0)
-        rows = torch.arange(graph.num_dst, device=graph.col.device, dtype=graph.col.dtype)
-        row = rows.repeat_interleave(graph.rowptr.diff(), output_size=num_edges)
-        return Schedule(graph.rowptr, graph.col, graph.perm, num_edges, None, row)
+        return Schedule(
+            graph.rowptr, graph.col, graph.perm, graph.num_edges, None, _destinations(graph)
+        )
     if role == 'src':
         graph = graph.t()
     return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
@@ -226,14 +231,13 @@ def run_pass(
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the chosen edges of a maximum or minimum."""
     if not graph.col.is_cuda:
-        one = one._replace(row_role='dst') if one.row_role == 'edge' else one
-        return run_pass_cpu(one, graph, inputs, acc_dtype, seed, passes.codes)
+        return run_pass_cpu(_on_cpu(one), graph, inputs, acc_dtype, seed, passes.codes)
     acc = _ACC.get(acc_dtype, 'tl.float32')
     schedule = schedule_of(graph, one.row_role)
     groups, device = schedule.groups, schedule.col.device
     source = passes.source(one, acc, groups is not None)
     kernel = _jitted(source.text, source.name)
-    tile = tile_shape(source, schedule.col.size(0) / max(1, schedule.num_rows))
+    tile = tile_shape(source)
     num_items = schedule.num_rows if groups is None else groups.row.size(0)
     num_programs = min(NUM_PROGRAMS, num_items)
     outs: list[Tensor] = []
@@ -310,7 +314,7 @@ def _reduce(
     groups = schedule.groups
     assert groups is not None
     size = math.prod(part.shape[1:])
-    block = min(128, _power(size))
+    block = min(128, power(size))
     grid = (groups.long_row.size(0), -(-size // block))
     kind = tl.float64 if acc == 'tl.float64' else tl.float32
     if part_arg is not None:
@@ -337,9 +341,10 @@ class FusedMessage(torch.autograd.Function):
         inputs = tuple(t.contiguous() for t in inputs)
         local = passes.local(needs)
         one = passes.forward(local)
+        known = _by_role(passes.plan, inputs)
         # What the backward pass cannot compute is refused now.
-        passes.prepare(needs, local, acc, graph, _by_role(passes.plan, inputs))
-        outs, chosen = run_pass(passes, one, graph, _by_role(passes.plan, inputs), acc, seed)
+        passes.prepare(needs, local, acc, graph, known)
+        outs, chosen = run_pass(passes, one, graph, known, acc, seed)
         count = len(passes.plan.outputs)
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]))
@@ -350,12 +355,8 @@ class FusedMessage(torch.autograd.Function):
         passes, needs, acc = ctx.passes, ctx.needs, ctx.acc
         graph, seed, inputs, local, chosen = saved(ctx)
         if torch.is_grad_enabled():  # create_graph=True
-            return (
-                None,
-                None,
-                None,
-                *_differentiable(passes, graph, seed, inputs, chosen, needs, grads),
-            )
+            exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
+            return None, None, None, *exact
         plan = passes.plan
         known = _by_role(plan, inputs)
         total = _cotangents(plan, graph, grads, acc)
@@ -404,12 +405,12 @@ def _cotangents(
 def _differentiable(
     passes: Passes, graph: Graph, seed: Tensor | None, inputs: tuple[Tensor, ...],
     chosen: tuple[Tensor | None, ...], needs: tuple[bool, ...], grads: tuple[Tensor, ...],
+    acc: torch.dtype,
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients in torch operations, for another derivative."""
     plan = passes.plan
     inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
     keeps = {}
-    acc = torch.float64 if any(t.dtype == torch.float64 for t in inputs) else torch.float32
     for at in plan.kernel.reachable([output.at for output in plan.outputs]):
         if plan.kernel[at].op == 'keep':
             one = Pass(plan.kernel, (Out(at, 'edge', 'float32'),), 'dst')
@@ -445,7 +446,7 @@ def unfused(
     """
     kernel = plan.kernel
     col = graph.col.long()
-    row = torch.arange(graph.num_dst, device=col.device).repeat_interleave(graph.rowptr.diff())
+    row = _destinations(graph).long()
     if graph.perm is not None:  # In the order of the edges.
         order = torch.empty_like(col)
         order[graph.perm.long()] = torch.arange(col.size(0), device=col.device)

@@ -13,6 +13,7 @@ _POWERS = {
 }  # fmt: skip
 # The inner dimension of a product of matrices, in an index.
 _INNER = 'inner'
+_LEAST_INNER = 16  # of Triton's products
 # A sum over at most this many numbers is written out.
 _UNROLLED = 32
 
@@ -128,7 +129,6 @@ class Generator:
 
     def __init__(self, program: Program, outs: list[Out], row_role: str, acc: str) -> None:
         self.program = program
-        self.outs = outs
         self.row_role = row_role
         self.acc = acc
         self.sizes = axes_of(program, outs)
@@ -641,9 +641,9 @@ _COMBINE = {
 }
 
 
-def _power(n: int) -> int:
-    """The size of a block, a power of two; products of matrices take at least 16."""
-    return max(16, 1 << (n - 1).bit_length())
+def power(n: int, least: int = 1) -> int:
+    """The size of a block, a power of two."""
+    return max(least, 1 << (n - 1).bit_length())
 
 
 def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool) -> Source:
@@ -669,7 +669,7 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
             inner = next(n for n in shape if n not in (1, *gen.sizes))
             text = flat.text().replace(_INNER, f'j{inner}')
             masks = ' & '.join([f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))])
-            extra.append(f's{k} = tl.zeros([{_power(inner)}, B0], {acc})')
+            extra.append(f's{k} = tl.zeros([{power(inner, _LEAST_INNER)}, B0], {acc})')
             gen.lines.append(f's{k} += {block.name}')
             stores.append(
                 f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + {text}), '
@@ -859,8 +859,8 @@ def _template(
             f'm_{name} = {name} < {size}',
         )
     for size in sorted(gen.dots):
-        add(1, f'i{size} = tl.arange(0, {_power(size)})[None, :]')
-        add(1, f'j{size} = tl.arange(0, {_power(size)})[:, None]')
+        add(1, f'i{size} = tl.arange(0, {power(size, _LEAST_INNER)})[None, :]')
+        add(1, f'j{size} = tl.arange(0, {power(size, _LEAST_INNER)})[:, None]')
     add(1, *extra)
     if persistent:
         # All edges, a range of them for each program.
