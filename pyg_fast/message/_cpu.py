@@ -675,7 +675,7 @@ def run_pass_cpu(
     for out in one.outs:
         shape = one.program[out.at].shape
         lead = {'edge': num_edges, 'total': shares}.get(out.kind, graph.num_dst)
-        dtype = acc if out.kind == 'total' or out.dtype == 'float32' else getattr(torch, out.dtype)
+        dtype = acc if out.dtype == 'acc' else getattr(torch, out.dtype)
         outs.append(torch.empty((lead, *shape), dtype=dtype))
         chosen.append(None)
         if out.kind in ('max', 'min'):

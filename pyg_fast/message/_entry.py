@@ -85,7 +85,7 @@ class Entry:
 
         Args:
             graph: Makes the graph.
-            reduces: `sum`, `mean`, `max`, `min` or `mean_of_squares`.
+            reduces: `sum`, `mean`, `max`, `min` or `var`.
             inputs: Inputs by role (`src`, `dst`, `edge`) and name of the argument.
             other: All other arguments.
 

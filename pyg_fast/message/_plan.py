@@ -1,14 +1,14 @@
 """Divides a traced message into what runs on nodes before, in the kernel, and on nodes after."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._capture import Captured
-from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float
+from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float, promoted
 from ._parse import EDGES, Like, Parser, trace
 
 # The most raw inputs of a linear map that kernels compute edge by edge.
@@ -21,6 +21,7 @@ class Output(NamedTuple):
 
     at: int
     reduce: str
+    dtype: str
 
 
 class Input(NamedTuple):
@@ -50,6 +51,7 @@ class Plan(NamedTuple):
     before: Program
     inputs: tuple[Input, ...]
     kernel: Program
+    reduces: tuple[str, ...]
     outputs: tuple[Output, ...]
     tail: Tail | None
     dtype: str
@@ -103,12 +105,27 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
         return out
 
     body = mapped(output)
-    outputs = tuple(
-        Output(kernel.point('mul', body, body), 'mean') if reduce == 'mean_of_squares'
-        else Output(body, reduce)
-        for reduce in reduces
+    # Moments of halves are not rounded: their difference, a variance, would cancel.
+    wide = promoted([value.dtype, 'float32'])
+    outputs = []
+    for reduce in sums_of(reduces):
+        if reduce == 'mean_of_squares':
+            outputs.append(Output(kernel.point('mul', body, body, dtype=wide), 'mean', wide))
+        else:
+            exact = reduce == 'mean' and 'var' in reduces
+            outputs.append(Output(body, reduce, wide if exact else value.dtype))
+    return Plan(
+        program, tuple(inputs), kernel, tuple(reduces), tuple(outputs), tail, value.dtype,
+        captured.num_dropouts,
     )  # fmt: skip
-    return Plan(program, tuple(inputs), kernel, outputs, tail, value.dtype, captured.num_dropouts)
+
+
+def sums_of(reduces: Iterable[str]) -> list[str]:
+    """What the kernel reduces for these aggregations."""
+    moments = ('mean', 'mean_of_squares')
+    return list(dict.fromkeys(
+        each for reduce in reduces for each in (moments if reduce == 'var' else (reduce,))
+    ))  # fmt: skip
 
 
 def _with_maps_pushed(old: Program, output: int) -> tuple[Program, int]:

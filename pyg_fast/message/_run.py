@@ -12,25 +12,20 @@ from ..graph.groups import Groups
 from ..ops._saved import save, saved
 from ._cpu import Code, encode, run_pass_cpu
 from ._ir import DST, SRC, Program, Refused, is_float
-from ._plan import Gradients, Plan, cotangents_of, gradients
+from ._plan import Gradients, Plan, cotangents_of, gradients, sums_of
 from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate, power
 
 _ACC = {torch.float64: 'tl.float64'}
-# Programs of a pass that sums over all edges.
-NUM_PROGRAMS = 132 * 8
+# Programs that take many rows each: the most of them, and of the numbers that one result stores.
+_MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**24
 
 
 class Pass(NamedTuple):
-    """One kernel over rows of destinations (`dst`) or of sources (`src`), or over all edges."""
+    """One kernel over rows of destinations (`dst`) or of sources (`src`)."""
 
     program: Program
     outs: tuple[Out, ...]
     row_role: str
-
-
-def _on_cpu(one: Pass) -> Pass:
-    """A CPU sums over all edges row by row."""
-    return one._replace(row_role='dst') if one.row_role == 'edge' else one
 
 
 class Passes:
@@ -65,14 +60,14 @@ class Passes:
             program = Program()
             places: dict[int, int] = {}
             outs = [
-                Out(program.graft(plan.kernel, output.at, places), output.reduce, plan.dtype)
+                Out(program.graft(plan.kernel, output.at, places), output.reduce, output.dtype)
                 for output in plan.outputs
             ]
             places = {}
             for k in local:
                 grads = self.gradients
                 at = program.graft(grads.local_program, grads.local[k], places)  # type: ignore
-                outs.append(Out(at, 'sum', 'float32'))
+                outs.append(Out(at, 'sum', 'acc'))
             self._made[key] = Pass(program, tuple(outs), 'dst')
         return self._made[key]
 
@@ -88,21 +83,22 @@ class Passes:
                 if needs[k] and grads.of[k] is not None and k not in local:
                     by_role[each.role].append(k)
             passes = []
-            rows = {'dst': by_role['dst'], 'src': by_role['src'], 'edge': by_role['param']}
-            at = next((role for role in rows if rows[role]), 'edge')
-            rows[at] = rows[at] + by_role['edge']
+            rows = {'dst': by_role['dst'], 'src': by_role['src']}
+            # They need what any pass computes for each edge.
+            rows['src' if rows['src'] else 'dst'] += by_role['edge'] + by_role['param']
             for role, which in rows.items():
                 if which:
-                    kinds = {'edge': 'edge', 'param': 'total'}
-                    outs = tuple(
-                        Out(at, kinds.get(plan.inputs[k].role, 'sum'), plan.inputs[k].dtype)
-                        for k in which
-                        for at in [grads.of[k]]
-                        if at is not None
-                    )
+                    outs = tuple(self._gradient(k) for k in which)
                     passes += self._divided(grads.program, outs, role, which)
             self._made[key] = passes
         return self._made[key]
+
+    def _gradient(self, k: int) -> Out:
+        at, (role, _, _, dtype) = self.gradients.of[k], self.plan.inputs[k]
+        assert at is not None
+        if role == 'param':
+            return Out(at, 'total', 'acc')
+        return Out(at, 'edge' if role == 'edge' else 'sum', dtype)
 
     def _divided(
         self, program: Program, outs: tuple[Out, ...], role: str, which: list[int]
@@ -140,7 +136,7 @@ class Passes:
                     dtypes['grad', k] = acc
                     if kind == 'picked':
                         dtypes['arg', k] = graph.rowptr.dtype
-                encode(_on_cpu(one), acc, dtypes)
+                encode(one, acc, dtypes)
         self._made[key] = True
 
     def source(self, one: Pass, acc: str, grouped: bool) -> Source:
@@ -184,12 +180,8 @@ def tile_shape(source: Source) -> Tile:
         sizes = (min(sizes[0], 64),)
     width = math.prod(sizes)
     if source.has_dots:
-        width = max(16, power(source.sizes[0]) if source.persistent else sizes[0])
-        return Tile(32, (width,), 4) if source.persistent else Tile(16, (width,), 2)
-    edges = max(1, min(16, 256 // width))
-    if source.persistent:
-        return Tile(max(2, min(64, 2048 // width)), sizes, 4)
-    return Tile(edges, sizes, 1)
+        return Tile(16, (max(16, width),), 2)
+    return Tile(max(1, min(16, (128 if source.totals else 256) // width)), sizes, 1)
 
 
 class Schedule(NamedTuple):
@@ -200,12 +192,11 @@ class Schedule(NamedTuple):
     perm: Tensor | None
     num_rows: int
     groups: Groups | None
-    row: Tensor | None = None  # of each edge, if all edges are the work
 
 
 def schedule_groups(graph: Graph, role: str) -> Groups | None:
     """The groups of a pass."""
-    return {'src': graph.t_groups, 'dst': graph.groups}.get(role)
+    return graph.t_groups if role == 'src' else graph.groups
 
 
 def _destinations(graph: Graph) -> Tensor:
@@ -216,13 +207,19 @@ def _destinations(graph: Graph) -> Tensor:
 
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
-    if role == 'edge':
-        return Schedule(
-            graph.rowptr, graph.col, graph.perm, graph.num_edges, None, _destinations(graph)
-        )
     if role == 'src':
         graph = graph.t()
     return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
+
+
+def _num_programs(one: Pass, source: Source, num_items: int) -> int:
+    most = num_items
+    if source.holds or source.totals:
+        most = _MOST_PROGRAMS
+    for out in one.outs:
+        if out.kind == 'total':
+            most = min(most, max(64, _MOST_TOTALS // math.prod(one.program[out.at].shape)))
+    return min(most, num_items)
 
 
 def run_pass(
@@ -231,7 +228,7 @@ def run_pass(
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the chosen edges of a maximum or minimum."""
     if not graph.col.is_cuda:
-        return run_pass_cpu(_on_cpu(one), graph, inputs, acc_dtype, seed, passes.codes)
+        return run_pass_cpu(one, graph, inputs, acc_dtype, seed, passes.codes)
     acc = _ACC.get(acc_dtype, 'tl.float32')
     schedule = schedule_of(graph, one.row_role)
     groups, device = schedule.groups, schedule.col.device
@@ -239,7 +236,7 @@ def run_pass(
     kernel = _jitted(source.text, source.name)
     tile = tile_shape(source)
     num_items = schedule.num_rows if groups is None else groups.row.size(0)
-    num_programs = min(NUM_PROGRAMS, num_items)
+    num_programs = _num_programs(one, source, num_items)
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
     parts: dict[int, Tensor] = {}
@@ -251,11 +248,7 @@ def run_pass(
         lead = {'edge': schedule.col.size(0), 'total': num_programs}.get(
             out.kind, schedule.num_rows
         )
-        dtype = (
-            acc_dtype
-            if out.kind == 'total' or (out.dtype == 'float32')
-            else getattr(torch, out.dtype)
-        )
+        dtype = acc_dtype if out.dtype == 'acc' else getattr(torch, out.dtype)
         outs.append(torch.empty((lead, *shape), dtype=dtype, device=device))
         widest = max(widest, outs[-1].numel())
         if out.kind in ('max', 'min'):
@@ -271,14 +264,11 @@ def run_pass(
     pointers = [inputs[load] for load in source.loads]
     widest = max(widest, schedule.col.size(0), *(pointer.numel() for pointer in pointers), 0)
     none = schedule.rowptr
-    row = none if schedule.row is None else schedule.row
-    grid = num_programs
-    if not source.persistent:
-        grid = num_items * (-(-source.sizes[0] // tile.columns[0]) if source.tiled else 1)
-    kernel[(grid,)](
+    num_tiles = -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1
+    kernel[(num_programs * num_tiles,)](
         schedule.rowptr if groups is None else groups.ptr, schedule.col,
         none if schedule.perm is None else schedule.perm,
-        row if groups is None else groups.row, none if groups is None else groups.long_row,
+        none if groups is None else groups.row, none if groups is None else groups.long_row,
         none if groups is None else groups.long_shift,
         *pointers, *outs, *args.values(), *parts.values(), *part_args.values(),
         none if seed is None else seed, num_items, num_programs, schedule.perm is not None,
@@ -413,7 +403,7 @@ def _differentiable(
     keeps = {}
     for at in plan.kernel.reachable([output.at for output in plan.outputs]):
         if plan.kernel[at].op == 'keep':
-            one = Pass(plan.kernel, (Out(at, 'edge', 'float32'),), 'dst')
+            one = Pass(plan.kernel, (Out(at, 'edge', 'acc'),), 'dst')
             (keeps[at],), _ = run_pass(passes, one, graph, {}, acc, seed)
     outs = unfused(plan, graph, inputs, keeps, chosen)
     wanted = [t for t, needed in zip(inputs, needs, strict=True) if needed]
@@ -475,7 +465,10 @@ def unfused(
         zero = m.new_zeros(graph.num_dst, *m.shape[1:])
         index = row.view(-1, *(1,) * (m.dim() - 1)).expand_as(m)
         outs.append(zero.scatter_reduce(0, index, m, names[output.reduce], include_self=False))
-    return [out.to(getattr(torch, plan.dtype)) if dtype is None else out for out in outs]
+    if dtype is None:
+        pairs = zip(outs, plan.outputs, strict=True)
+        outs = [out.to(getattr(torch, output.dtype)) for out, output in pairs]
+    return outs
 
 
 def run(
@@ -502,7 +495,15 @@ def run(
                 degree = degree.clamp(max=1)
             out = out + bias * degree.to(out.dtype)
         outs = [out]
-    return outs
+    sums = dict(zip(sums_of(plan.reduces), outs, strict=True))
+    results = []
+    for reduce in plan.reduces:
+        if reduce == 'var':
+            out = sums['mean_of_squares'] - sums['mean'] * sums['mean']
+        else:
+            out = sums[reduce]
+        results.append(out.to(getattr(torch, plan.dtype)))
+    return results
 
 
 def _prologue(

@@ -16,6 +16,9 @@ _INNER = 'inner'
 _LEAST_INNER = 16  # of Triton's products
 # A sum over at most this many numbers is written out.
 _UNROLLED = 32
+# A linear map of raw values of an edge: of at least and at most so many inputs its matrix stays in
+# registers; of more, it is a product of matrices.
+_LEAST_HELD, _MOST_HELD = 4, 16
 
 _CALLS = {
     'same': '{}', 'square': '{0} * {0}', 'cube': '{0} * {0} * {0}',
@@ -39,7 +42,8 @@ _CALLS = {
 
 class Out(NamedTuple):
     """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min` (over each row), `edge` (a
-    row per edge) or `total` (over all edges)."""
+    row per edge) or `total` (over all edges); :obj:`dtype` is a dtype, or `acc` for that of
+    sums."""
 
     at: int
     kind: str
@@ -68,12 +72,16 @@ class Index(NamedTuple):
         return ' + '.join(parts)
 
 
+# How often a value is computed: once in a program, for each row, for each block of edges.
+PROGRAM, ROW, EDGES = range(3)
+
+
 class Block(NamedTuple):
     """A value in the generated code."""
 
     name: str
     axes: frozenset[str]
-    by_edge: bool
+    level: int
 
 
 class Raw(NamedTuple):
@@ -94,7 +102,8 @@ class Source(NamedTuple):
     name: str
     sizes: tuple[int, ...]  # of the axes
     tiled: bool  # whether the only axis is cut into tiles
-    persistent: bool  # whether a program takes a range of all edges
+    holds: bool  # whether programs hold parameters in registers
+    totals: bool  # whether programs sum over all edges
     loads: tuple[tuple[str, int], ...]  # the inputs, in the order of the parameters
     has_dots: bool  # whether it multiplies matrices
 
@@ -125,7 +134,7 @@ def axes_of(program: Program, outs: list[Out]) -> tuple[int, ...]:
 
 class Generator:
     """Writes one kernel: over the rows of a CSR structure, `src` or `dst`, the edges of each in
-    blocks; or over all edges, `edge`, for what is stored by edge or summed over all of them."""
+    blocks."""
 
     def __init__(self, program: Program, outs: list[Out], row_role: str, acc: str) -> None:
         self.program = program
@@ -136,29 +145,30 @@ class Generator:
         self.names = [f'a{k}' for k in range(self.rank)]
         self.size_of = dict(zip(self.names, self.sizes, strict=True))
         self.reduced: set[str] = set()
-        self.before: list[str] = []  # once per row
-        self.lines: list[str] = []  # per block of edges
+        self.first: list[str] = []  # lines by level
+        self.before: list[str] = []
+        self.lines: list[str] = []
         self.depth = 0
         self.known: list[dict[Any, Block]] = [{}]
         self.count = itertools.count()
         self.loads: dict[tuple[str, int], tuple[str, str]] = {}
         self.uses_edge = self.uses_seed = False
+        self.holds = False  # parameters in registers
         self.loops: dict[str, int] = {}
-        self.dots: set[int] = set()  # inner sizes of products of matrices
+        self.dots: set[int] = set()  # inputs of linear maps
 
     # Names and lines.
 
     def fresh(self) -> str:
         return f'v{next(self.count)}'
 
-    def emit(self, text: str, axes: frozenset[str], by_edge: bool) -> Block:
+    def emit(self, text: str, axes: frozenset[str], level: int) -> Block:
         name = self.fresh()
-        in_loop = any(axis in self.loops for axis in axes)
-        if by_edge or in_loop:
+        if level == EDGES or any(axis in self.loops for axis in axes):
             self.lines.append('    ' * self.depth + f'{name} = {text}')
         else:
-            self.before.append(f'{name} = {text}')
-        return Block(name, axes, by_edge)
+            (self.first, self.before)[level].append(f'{name} = {text}')
+        return Block(name, axes, level)
 
     def find(self, key: Any) -> Block | None:
         for known in reversed(self.known):
@@ -232,7 +242,7 @@ class Generator:
             axes = found.axes
             scope = (
                 self.known[0]
-                if not found.by_edge and not any(a in self.loops for a in axes)
+                if found.level < EDGES and not any(a in self.loops for a in axes)
                 else (self.known[-1])
             )
             scope[key] = found
@@ -279,7 +289,7 @@ class Generator:
                 blocks, op = blocks[:1], _POWERS[power]
         axes = frozenset().union(*(b.axes for b in blocks))
         return self.emit(
-            _CALLS[op].format(*(b.name for b in blocks)), axes, any(b.by_edge for b in blocks)
+            _CALLS[op].format(*(b.name for b in blocks)), axes, max(b.level for b in blocks)
         )
 
     @staticmethod
@@ -295,7 +305,7 @@ class Generator:
             text = f"float('{value}')"
         return self.emit(
             f'tl.full([{", ".join(["1"] * (self.rank + 1))}], {text}, '
-            f'{"tl.int1" if dtype == "bool" else self.acc})', frozenset(), False,
+            f'{"tl.int1" if dtype == "bool" else self.acc})', frozenset(), PROGRAM,
         )  # fmt: skip
 
     def offset(self, index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
@@ -315,13 +325,14 @@ class Generator:
             self.uses_edge = True
             grad = self.load('grad', slot, index, shape, dtype, guard)
             arg = self.load('arg', slot, index, shape, 'int64', guard)
-            return self.emit(f'tl.where({arg.name} == eid, {grad.name}, 0.0)', grad.axes, True)
+            return self.emit(f'tl.where({arg.name} == eid, {grad.name}, 0.0)', grad.axes, EDGES)
         pointer = f'{role}{slot}'
         self.loads[role, slot] = pointer, dtype
         flat = self.offset(index, shape)
         axes = frozenset(axis for axis, _ in flat.terms)
         own = 'dst' if role in ('grad', 'arg') else role
-        by_edge = own == 'edge' or (own in ('src', 'dst') and own != self.row_role)
+        level = self.level_of(own)
+        self.holds |= level == PROGRAM and bool(axes)
         size = math.prod(shape)
         if own == 'param':
             base = ''
@@ -331,9 +342,9 @@ class Generator:
         elif own == self.row_role:
             base = f'tl.cast(row, OFFSET) * {size} + '
         else:
-            base = f'tl.cast({self.end_of(own)}, OFFSET) * {size} + '
+            base = f'tl.cast(other, OFFSET) * {size} + '
         masks = self.masks(axes)
-        if by_edge:
+        if level == EDGES:
             masks = ['m', *masks]
         if guard:
             masks.append(guard)
@@ -344,13 +355,10 @@ class Generator:
             text += f'.to({self.acc})'
         elif dtype == 'bool':
             text += ' != 0'
-        return self.emit(text, axes, by_edge)
+        return self.emit(text, axes, level)
 
-    def end_of(self, role: str) -> str:
-        """The number of an edge's row of inputs."""
-        if role == 'edge':
-            return 'eid'
-        return 'other' if self.row_role != 'edge' else {'src': 'other', 'dst': 'row'}[role]
+    def level_of(self, role: str) -> int:
+        return PROGRAM if role == 'param' else ROW if role == self.row_role else EDGES
 
     def blocked(self, flat: Index) -> str:
         """An offset as a block of all dimensions, or a number in one."""
@@ -385,7 +393,7 @@ class Generator:
                 out = self.emit(
                     f'tl.where({test}, {block.name}, {out.name})',
                     axes,
-                    out.by_edge or block.by_edge,
+                    max(out.level, block.level),
                 )
         assert out is not None
         return out
@@ -430,7 +438,7 @@ class Generator:
             else:
                 out = self.emit(
                     _COMBINE[op].format(out.name, block.name), out.axes | block.axes,
-                    out.by_edge or block.by_edge,
+                    max(out.level, block.level),
                 )  # fmt: skip
         assert out is not None
         return out
@@ -438,7 +446,7 @@ class Generator:
     def dot(self, at: int, index: list[Index], dim: int) -> Block | None:
         """A linear map of an edge's raw values, if the sum is one: a product of matrices."""
         size = self.program[at].shape[dim]
-        if self.program[at].op != 'mul' or not self.has_dots(size):
+        if self.program[at].op != 'mul' or not self.is_map(size):
             return None
         index = list(index)
         index[dim] = Index(((_INNER, 1),))
@@ -448,8 +456,11 @@ class Generator:
                 if a is None or w is None or w.by_edge or not a.by_edge or a.axes or not w.axes:
                     continue
                 left, right = self.rows_of(a), self.matrix_of(w)
-                text = f'tl.dot({left}, {right}, input_precision="tf32x3")'
-                return self.emit(text, frozenset(self.names), True)
+                if size > _MOST_HELD:
+                    text = f'tl.dot({left}, {right}, input_precision="tf32x3")'
+                else:
+                    text = f'tl.sum(tl.expand_dims({left}, 2) * tl.expand_dims({right}, 0), axis=1)'
+                return self.emit(text, frozenset(self.names), EDGES)
         return None
 
     def outer(self, at: int, shape: tuple[int, ...]) -> tuple[Block, Index] | None:
@@ -457,36 +468,41 @@ class Generator:
         its place."""
         others = [k for k, n in enumerate(shape) if n not in (1, *self.sizes)]
         wide = [k for k, n in enumerate(shape) if n in self.sizes and n != 1]
-        if len(others) != 1 or len(wide) != 1 or not self.has_dots(shape[others[0]]):
+        if len(others) != 1 or len(wide) != 1 or not self.is_map(shape[others[0]]):
             return None
         index = [Index()] * len(shape)
         index[others[0]], index[wide[0]] = Index(((_INNER, 1),)), Index(((self.names[0], 1),))
         flat = self.offset(tuple(index), shape)
         with self.inner(shape[others[0]]):
-            found = self.moved(at, tuple(index), ('mul',))
-            if found is None:
+            at, place = self.moved(at, tuple(index))
+            if self.program[at].op != 'mul':
                 return None
-            at, place = found
-            args = self.program[at].args
-            places = [self.narrowed(place, self.program[arg].shape) for arg in args]
-            for k in (0, 1):
-                a = self.raw(args[k], places[k])
-                loops = {name for part in places[1 - k] for name, _ in part.terms}
+            sides = [
+                self.moved(arg, self.narrowed(place, self.program[arg].shape))
+                for arg in self.program[at].args
+            ]
+            for side, other in (sides, sides[::-1]):
+                a = self.raw(*side)
+                loops = {name for part in other[1] for name, _ in part.terms}
                 if a is None or not a.by_edge or a.axes or _INNER in loops:
                     continue
-                g = self.value(args[1 - k], places[1 - k])
+                g = self.value(*other)
                 masks = ' & '.join(['m', *self.masks(frozenset(self.names))])
-                zero = f'tl.zeros([BE, B0], {self.acc})'
-                text = (
-                    f'tl.dot(tl.trans({self.rows_of(a)}), tl.where({masks}, {g.name} + {zero}, 0.0)'
-                )
-                block = self.emit(f'{text}, input_precision="tf32x3")', frozenset(self.names), True)
+                left = self.rows_of(a)
+                right = f'tl.where({masks}, {g.name} + tl.zeros([BE, B0], {self.acc}), 0.0)'
+                if shape[others[0]] > _MOST_HELD:
+                    text = f'tl.dot(tl.trans({left}), {right}, input_precision="tf32x3")'
+                else:
+                    text = f'tl.sum(tl.expand_dims({left}, 2) * tl.expand_dims({right}, 1), axis=0)'
+                block = self.emit(text, frozenset(self.names), EDGES)
                 return block, flat
         return None
 
-    def has_dots(self, size: int) -> bool:
-        """Whether a sum over `size` numbers pays as a product of matrices."""
-        return self.rank == 1 and self.acc == 'tl.float32' and size >= 8 and self.sizes[0] >= 16
+    def is_map(self, size: int) -> bool:
+        """Whether a sum over `size` raw values of an edge is done for all columns at once."""
+        if self.rank != 1 or size < _LEAST_HELD:
+            return False
+        return size <= _MOST_HELD or (self.acc == 'tl.float32' and self.sizes[0] >= _LEAST_INNER)
 
     @contextmanager
     def inner(self, size: int) -> Iterator[None]:
@@ -497,12 +513,10 @@ class Generator:
         finally:
             del self.loops[_INNER]
 
-    def moved(self, at: int, index: tuple, ops: tuple[str, ...]) -> tuple[int, tuple] | None:
-        """The value of one of `ops` that is the same but for moves, and the place in it."""
+    def moved(self, at: int, index: tuple) -> tuple[int, tuple]:
+        """The value that is the same but for moves, and the place in it."""
         while True:
             op, args, attrs, shape, _ = self.program[at]
-            if op in ops:
-                return at, index
             if op == 'view':
                 index = self.viewed(index, shape, self.program[args[0]].shape)
             elif op == 'expand':
@@ -513,26 +527,26 @@ class Generator:
                     inner[place] = part
                 index = tuple(inner)
             elif op != 'cast':
-                return None
+                return at, index
             at = args[0]
 
     def raw(self, at: int, index: tuple) -> Raw | None:
         """Where a value that is an input is read."""
         index = self.narrowed(index, self.program[at].shape)
-        found = self.moved(at, index, ('load',))
-        if found is None:
+        at, index = self.moved(at, index)
+        op, _, attrs, shape, dtype = self.program[at]
+        if op != 'load':
             return None
-        at, index = found
-        _, _, (role, slot), shape, dtype = self.program[at]
+        role, slot = attrs
         if role in ('picked', 'arg', 'grad') or not is_float(dtype):
             return None
         flat = self.offset(index, shape)
         axes = frozenset(axis for axis, _ in flat.terms if axis != _INNER)
-        by_edge = role == 'edge' or (role in ('src', 'dst') and role != self.row_role)
-        if not by_edge and role != 'param':
+        level = self.level_of(role)
+        if level == ROW:
             return None
         self.loads[role, slot] = f'{role}{slot}', dtype
-        return Raw(role, f'{role}{slot}', flat, axes, by_edge, math.prod(shape))
+        return Raw(role, f'{role}{slot}', flat, axes, level == EDGES, math.prod(shape))
 
     def rows_of(self, raw: Raw) -> str:
         """A block of edges by inner numbers."""
@@ -541,13 +555,13 @@ class Generator:
         if found is None:
             self.uses_edge |= raw.role == 'edge'
             self.dots.add(self.loops[_INNER])
-            base = self.end_of(raw.role)
+            base = 'eid' if raw.role == 'edge' else 'other'
             size = self.loops[_INNER]
             place = raw.flat.text().replace(_INNER, f'i{size}')
             found = self.known[-1][key] = self.emit(
                 f'tl.load({raw.pointer} + (tl.cast({base}, OFFSET) * {raw.size} + {place}), '
                 f'm & (i{size} < {size}), 0).to({self.acc})',
-                frozenset(), True,
+                frozenset(), EDGES,
             )  # fmt: skip
         return found.name
 
@@ -561,10 +575,11 @@ class Generator:
             place = raw.flat.text().replace(_INNER, f'j{size}')
             masks = ' & '.join([f'(j{size} < {size})', *self.masks(raw.axes)])
             name = self.fresh()
-            self.before.append(
+            self.holds = True
+            self.first.append(
                 f'{name} = tl.load({raw.pointer} + ({place}), {masks}, 0).to({self.acc})'
             )
-            found = self.known[0][key] = Block(name, raw.axes, False)
+            found = self.known[0][key] = Block(name, raw.axes, PROGRAM)
         return found.name
 
     def across(self, op: str, block: Block, axes: list[str]) -> Block:
@@ -575,7 +590,7 @@ class Generator:
             if axis in lost:
                 if op == 'sum':
                     out = self.emit(
-                        f'{out.name} * {float(self.size_of[axis])}', out.axes, block.by_edge
+                        f'{out.name} * {float(self.size_of[axis])}', out.axes, block.level
                     )
                 continue
             kept = kept - {axis}
@@ -585,7 +600,7 @@ class Generator:
             place = self.names.index(axis) + 1
             masked = f'tl.where(m_{axis}, {name}, {other})'
             out = self.emit(
-                f'tl.{reduce}({masked}, axis={place}, keep_dims=True)', kept, block.by_edge
+                f'tl.{reduce}({masked}, axis={place}, keep_dims=True)', kept, block.level
             )
         return out
 
@@ -608,7 +623,7 @@ class Generator:
         del self.lines[mark:]
         axes = frozenset(a for a in block.axes if a in self.size_of)
         total = self.fresh()
-        sizes = ['BE' if block.by_edge else '1']
+        sizes = ['BE' if block.level == EDGES else '1']
         sizes += [f'B{k}' if name in axes else '1' for k, name in enumerate(self.names)]
         pad = '    ' * self.depth
         start = {'sum': '0.0', 'amax': "float('-inf')", 'amin': "float('inf')"}[op]
@@ -620,7 +635,7 @@ class Generator:
         ]
         self.lines += new
         del self.loops[loop]
-        return Block(total, axes, True)
+        return Block(total, axes, EDGES)
 
     def keep(self, attrs: tuple, index: tuple[Index, ...], shape: tuple[int, ...]) -> Block:
         self.uses_edge = self.uses_seed = True
@@ -629,9 +644,9 @@ class Generator:
         axes = frozenset(axis for axis, _ in flat.terms)
         size = math.prod(shape)
         text = f'tl.rand(seed + {which}, (tl.cast(eid, tl.int64) * {size} + {self.blocked(flat)}))'
-        block = self.emit(text, axes, True)
+        block = self.emit(text, axes, EDGES)
         scale = 1 / (1 - p) if p < 1 else 0.0
-        return self.emit(f'tl.where({block.name} >= {p!r}, {scale!r}, 0.0)', axes, True)
+        return self.emit(f'tl.where({block.name} >= {p!r}, {scale!r}, 0.0)', axes, EDGES)
 
 
 _COMBINE = {
@@ -641,9 +656,14 @@ _COMBINE = {
 }
 
 
-def power(n: int, least: int = 1) -> int:
+def power(n: int) -> int:
     """The size of a block, a power of two."""
-    return max(least, 1 << (n - 1).bit_length())
+    return 1 << (n - 1).bit_length()
+
+
+def block_of(inner: int) -> int:
+    """The size of a block of inputs of a map."""
+    return power(inner) if inner <= _MOST_HELD else max(_LEAST_INNER, power(inner))
 
 
 def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool) -> Source:
@@ -654,11 +674,9 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
     """
     gen = Generator(program, outs, row_role, acc)
     rank = gen.rank
-    persistent = row_role == 'edge'
     finals: list[str] = []
     starts: list[str] = []
     extra: list[str] = []
-    totals: list[tuple[int, Block, Index, int]] = []
     stores: list[str] = []
 
     for k, out in enumerate(outs):
@@ -669,7 +687,7 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
             inner = next(n for n in shape if n not in (1, *gen.sizes))
             text = flat.text().replace(_INNER, f'j{inner}')
             masks = ' & '.join([f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))])
-            extra.append(f's{k} = tl.zeros([{power(inner, _LEAST_INNER)}, B0], {acc})')
+            extra.append(f's{k} = tl.zeros([{block_of(inner)}, B0], {acc})')
             gen.lines.append(f's{k} += {block.name}')
             stores.append(
                 f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + {text}), '
@@ -714,13 +732,13 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
                 )
                 continue
             if out.kind == 'total':
-                one = ', '.join(['1', *dims])
-                extra.append(f'{name} = tl.zeros([{one}], {acc})')
-                gen.lines.append(
-                    f'{name} += tl.sum(tl.where({mask}, {block.name} + tl.zeros([{sizes}], {acc}), '
-                    '0.0), axis=0, keep_dims=True)'
+                extra.append(f'{name} = tl.zeros([{sizes}], {acc})')
+                gen.lines.append(f'{name} += tl.where({mask}, {block.name}, 0.0)')
+                masks = ' & '.join(gen.masks(axes)) or 'None'
+                stores.append(
+                    f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + '
+                    f'{gen.blocked(flat)}), tl.sum({name}, axis=0, keep_dims=True), {masks})'
                 )
-                totals.append((k, Block(name, axes, False), flat, math.prod(shape)))
                 continue
             starts.append(f'{name} = tl.zeros([{sizes}], {acc})')
             gen.lines.append(f'{name} += tl.where({mask}, {block.name}, 0.0)')
@@ -732,15 +750,16 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
             else:
                 finals.append(f'{name}f = {total}')
             _store(gen, f'out{k}', f'part{k}', f'{name}f', total, size, flat, own, grouped, finals)
-    text = _template(gen, outs, persistent, grouped, starts, finals, extra, totals, stores)
+    text = _template(gen, outs, grouped, starts, finals, extra, stores)
     return Source(
         text,
         'message_pass',
         gen.sizes,
-        rank == 1 and not gen.reduced and not persistent,
-        persistent,
+        rank == 1 and not gen.reduced,
+        gen.holds,
+        bool(stores),
         tuple(gen.loads),
-        bool(gen.dots),
+        any(size > _MOST_HELD for size in gen.dots),
     )
 
 
@@ -819,8 +838,8 @@ def _extreme(
 
 
 def _template(
-    gen: Generator, outs: list[Out], persistent: bool, grouped: bool, starts: list[str],
-    finals: list[str], extra: list[str], totals: list, stores: list[str],
+    gen: Generator, outs: list[Out], grouped: bool, starts: list[str], finals: list[str],
+    extra: list[str], stores: list[str],
 ) -> str:  # fmt: skip
     rank = gen.rank
     pointers = [name for name, _ in gen.loads.values()]
@@ -850,7 +869,7 @@ def _template(
     add(1, f'zero = tl.zeros([{", ".join(["1"] * (rank + 1))}], OFFSET)')
     if gen.uses_seed:
         add(1, 'seed = tl.load(seed_at)')
-    add(1, 'tile = 0' if persistent else 'tile = pid // num_items')
+    add(1, 'tile = pid // num_programs', 'pid = pid % num_programs')
     for k, (name, size) in enumerate(zip(gen.names, gen.sizes, strict=True)):
         offset = ' + tile * B0' if rank == 1 else ''
         add(
@@ -859,48 +878,27 @@ def _template(
             f'm_{name} = {name} < {size}',
         )
     for size in sorted(gen.dots):
-        add(1, f'i{size} = tl.arange(0, {power(size, _LEAST_INNER)})[None, :]')
-        add(1, f'j{size} = tl.arange(0, {power(size, _LEAST_INNER)})[:, None]')
-    add(1, *extra)
-    if persistent:
-        # All edges, a range of them for each program.
+        add(1, f'i{size} = tl.arange(0, {block_of(size)})[None, :]')
+        add(1, f'j{size} = tl.arange(0, {block_of(size)})[:, None]')
+    add(1, *gen.first, *extra, 'for item in range(pid, num_items, num_programs):')
+    add(2, 'begin = tl.load(rowptr + item)', 'end = tl.load(rowptr + item + 1)')
+    if grouped:
         add(
-            1, *gen.before, 'each = (num_items + num_programs - 1) // num_programs',
-            'begin = tl.minimum(pid * each, num_items)',
-            'end = tl.minimum(begin + each, num_items)', 'for s in range(begin, end, BE):',
+            2, 'row = tl.load(group_row + item)', 'long = row < 0',
+            'which = tl.where(long, -1 - row, 0)',
+            'slot = item - tl.load(long_shift + which, long, 0)',
+            'row = tl.where(long, tl.load(long_row + which, long, 0), row)',
         )  # fmt: skip
-        add(2, f'o = (s + tl.arange(0, BE))[{shaped(0)}]', 'm = o < end')
-        add(2, 'other = tl.load(col + o, m, 0)', 'row = tl.load(group_row + o, m, 0)')
     else:
-        add(
-            1, 'item = pid % num_items', 'begin = tl.load(rowptr + item)',
-            'end = tl.load(rowptr + item + 1)',
-        )  # fmt: skip
-        if grouped:
-            add(
-                1, 'row = tl.load(group_row + item)', 'long = row < 0',
-                'which = tl.where(long, -1 - row, 0)',
-                'slot = item - tl.load(long_shift + which, long, 0)',
-                'row = tl.where(long, tl.load(long_row + which, long, 0), row)',
-            )  # fmt: skip
-        else:
-            add(1, 'row = item')
-        add(1, *gen.before, *starts, 'for s in range(begin, end, BE):')
-        add(2, f'o = (s + tl.arange(0, BE))[{shaped(0)}]', 'm = o < end')
-        add(2, 'other = tl.load(col + o, m, 0)')
+        add(2, 'row = item')
+    add(2, *gen.before, *starts, 'for s in range(begin, end, BE):')
+    add(3, f'o = (s + tl.arange(0, BE))[{shaped(0)}]', 'm = o < end')
+    add(3, 'other = tl.load(col + o, m, 0)')
     if gen.uses_edge:
-        add(2, 'eid = o', 'if HAS_PERM:')
-        add(3, 'eid = tl.load(perm + o, m, 0)')
-    add(2, *gen.lines)
-    add(1, *finals)
-    for k, block, flat, size in totals:
-        masks = gen.masks(block.axes)
-        one = ' & '.join(masks) if masks else 'None'
-        add(
-            1,
-            f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {size} + {gen.blocked(flat)}), '
-            f'{block.name}, {one})',
-        )
+        add(3, 'eid = o', 'if HAS_PERM:')
+        add(4, 'eid = tl.load(perm + o, m, 0)')
+    add(3, *gen.lines)
+    add(2, *finals)
     add(1, *stores)
     return '\n'.join(out) + '\n'
 

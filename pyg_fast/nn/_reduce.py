@@ -251,9 +251,14 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
         elif kind is VarAggregation:
             outs.append(var.to(x.dtype))
         else:
-            std = var.clamp(min=1e-5).sqrt()
-            outs.append(std.masked_fill(std <= math.sqrt(1e-5), 0.0).to(x.dtype))
+            outs.append(std_of(var).to(x.dtype))
     return aggr.combine(outs) if multi else outs[0]
+
+
+def std_of(var: Tensor) -> Tensor:
+    """PyG's standard deviation of a variance."""
+    std = var.clamp(min=1e-5).sqrt()
+    return std.masked_fill(std <= math.sqrt(1e-5), 0.0)
 
 
 def _power_mean(

@@ -30,6 +30,7 @@ from ..ops._edges import is_capturing
 from ..ops._transforms import transforms_active
 from ..ops.to_csr import MOST_NODES
 from ._fused import is_plain
+from ._reduce import std_of
 
 _DEVICES = ('cpu', 'cuda')
 _HOOKS = tuple(
@@ -196,10 +197,10 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
         return out if j == 0 else out.t()
 
     parts = _parts(conv.aggr_module)
-    reduces = tuple(dict.fromkeys(reduce for part in parts for reduce in _REDUCES[type(part)]))
+    reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts))
     sums = dict(zip(reduces, entry(graph, reduces, inputs, other), strict=True))
     out = _aggregated(conv.aggr_module, parts, sums, graph)
-    return conv.update(out, **update) if update else conv.update(out)
+    return conv.update(out, **update)
 
 
 def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
@@ -288,10 +289,9 @@ def _why_not(conv: Any, edge_index: Any) -> str | None:
     return why_never(conv)
 
 
-_REDUCES: dict[type, tuple[str, ...]] = {
-    SumAggregation: ('sum',), MeanAggregation: ('mean',), MaxAggregation: ('max',),
-    MinAggregation: ('min',), VarAggregation: ('mean', 'mean_of_squares'),
-    StdAggregation: ('mean', 'mean_of_squares'),
+_REDUCES: dict[type, str] = {
+    SumAggregation: 'sum', MeanAggregation: 'mean', MaxAggregation: 'max', MinAggregation: 'min',
+    VarAggregation: 'var', StdAggregation: 'var',
 }  # fmt: skip
 
 
@@ -305,9 +305,6 @@ def _why_not_aggr(aggr: Any) -> str | None:
     for module in aggr.modules() if isinstance(aggr, torch.nn.Module) else ():
         if not is_plain(module):
             return 'its aggregation has hooks or is patched'
-    inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
-    if type(inner) is MultiAggregation and inner.mode != 'cat':
-        return f'MultiAggregation(mode={inner.mode!r})'
     for part in _parts(aggr):
         if type(part) not in _REDUCES:
             return f'{type(part).__name__} has no kernel'
@@ -319,20 +316,14 @@ def _why_not_aggr(aggr: Any) -> str | None:
 
 
 def _aggregated(aggr: Any, parts: list[Any], sums: dict[str, Tensor], graph: Any) -> Tensor:
-    """The result of an aggregation module, of the sums that it needs."""
+    """The result of an aggregation module, of the reductions that it needs."""
     outs = []
     for part in parts:
-        kind = type(part)
-        if kind in (VarAggregation, StdAggregation):
-            out = sums['mean_of_squares'] - sums['mean'] * sums['mean']
-            if kind is StdAggregation:
-                out = out.clamp(min=1e-5).sqrt()
-                out = out.masked_fill(out <= 1e-5**0.5, 0.0)
-        else:
-            out = sums[_REDUCES[kind][0]]
-        outs.append(out)
-    out = torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]
-    if type(aggr) is DegreeScalerAggregation:
+        out = sums[_REDUCES[type(part)]]
+        outs.append(std_of(out) if type(part) is StdAggregation else out)
+    inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
+    out = inner.combine(outs) if type(inner) is MultiAggregation else outs[0]
+    if inner is not aggr:
         out = _scaled(aggr, out, graph().rowptr.diff().to(out.dtype))
     return out
 
