@@ -1,6 +1,5 @@
 """Captures the message that a user wrote, with guards on everything that it reads."""
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +22,6 @@ _library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[
 _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
 
-Runner = Callable[['Captured', tuple], Any]
-
 
 @dataclass(frozen=True)
 class Captured:
@@ -38,32 +35,11 @@ class Captured:
     key: str  # the canonical text
 
 
-class _Calls(threading.local):
-    run: Runner | None = None
-
-
-_calls = _Calls()
-
-
 def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
-    """What Dynamo calls for a new message: returns the function for its arguments."""
+    """What Dynamo calls for a new message. The captured function returns the message and its
+    arguments: what ran inside of it would run under Dynamo, slowly."""
     captured = _program(graph)
-
-    def call(*args: Any) -> Any:
-        run = _calls.run
-        assert run is not None
-        return (run(captured, args),)
-
-    return call
-
-
-def with_runner(run: Runner, compiled: Callable[..., Any], *args: Any) -> Any:
-    """Calls a captured function; `run` gets the program and its arguments."""
-    before, _calls.run = _calls.run, run
-    try:
-        return compiled(*args)
-    finally:
-        _calls.run = before
+    return lambda *args: ((captured, args),)
 
 
 def _program(graph: GraphModule) -> Captured:

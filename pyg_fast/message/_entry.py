@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from ..graph.graph import Graph
 from . import Fallback
-from ._capture import Captured, backend, with_runner
+from ._capture import Captured, backend
 from ._ir import Refused
 from ._plan import Plan, describe, plan
 from ._run import Passes, run
@@ -92,27 +92,26 @@ class Entry:
         Raises:
             Fallback: If no kernel can compute it.
         """
-        kind = self._kind(reduces, inputs, other)
-        if kind in self.refused:
-            raise Fallback(self.refused[kind])
+        if self.refused:
+            known = self.refused.get(self._kind(reduces, inputs, other))
+            if known is not None:
+                raise Fallback(known)
         device = next(iter(inputs.values())).device
         named = {key: _stand_in(x.shape[1:], x.dtype, x.device) for key, x in inputs.items()}
 
-        def runner(captured: Captured, args: tuple) -> list[Tensor]:
+        call = (self.function, _edges(device), named, other)
+        try:
+            try:
+                captured, args = self.compiled(*call)
+            except torch._dynamo.exc.FailOnRecompileLimitHit:
+                self._compile()
+                captured, args = self.compiled(*call)
             passes = _planned(captured, reduces)
             self.last = passes.plan
             seed = None
             if passes.plan.num_dropouts:
                 seed = torch.randint(2**62, (1,), device=device)
             return run(passes, graph(), args, inputs, seed)
-
-        call = (self.function, _edges(device), named, other)
-        try:
-            try:
-                return with_runner(runner, self.compiled, *call)
-            except torch._dynamo.exc.FailOnRecompileLimitHit:
-                self._compile()
-                return with_runner(runner, self.compiled, *call)
         except Refused as error:
             reason = str(error)
         except NotImplementedError as error:
@@ -127,7 +126,7 @@ class Entry:
         except TorchDynamoException as error:
             reason = _reason(error)
         if len(self.refused) < _MOST_REFUSALS:
-            self.refused[kind] = reason
+            self.refused[self._kind(reduces, inputs, other)] = reason
         raise Fallback(reason)
 
     def _kind(self, reduces: tuple, inputs: dict, other: dict) -> Any:

@@ -1,7 +1,10 @@
 """Runs a plan: the prologue on nodes, the kernels, and the linear map after them."""
 
+import itertools
 import linecache
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +18,7 @@ from ._ir import DST, SRC, Program, Refused, is_float
 from ._plan import Gradients, Plan, cotangents_of, gradients, sums_of
 from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate, power
 
-_ACC = {torch.float64: 'tl.float64'}
+_ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 # Programs that take many rows each: the most of them, and of the numbers that one result stores.
 _MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**24
 
@@ -33,6 +36,15 @@ class Passes:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        before, tail = plan.before, plan.tail
+        self.wanted = [each.at for each in plan.inputs]
+        if tail is not None:
+            self.wanted += [at for at in (tail.weight, tail.bias) if at is not None]
+        self.reads = [
+            (at, *before[at].attrs)
+            for at in before.reachable(self.wanted) if before[at].op == 'load'
+        ]  # fmt: skip
+        self.computed = [at for at in self.wanted if before[at].op != 'load']
         self._gradients: Gradients | None = None
         self._made: dict[Any, Any] = {}
         self.codes: dict[Any, Code] = {}  # on a CPU
@@ -107,7 +119,7 @@ class Passes:
         one = Pass(program, outs, role)
         if len(outs) > 1:
             try:
-                self.source(one, 'tl.float32', False)
+                self.recipe(one, torch.float32, False)
             except Refused:
                 return [
                     (Pass(program, (out,), role), (k,)) for k, out in zip(which, outs, strict=True)
@@ -128,8 +140,8 @@ class Passes:
             return
         for one, _ in self.backward(needs, local):
             if graph.col.is_cuda:
-                groups = schedule_groups(graph, one.row_role)
-                self.source(one, _ACC.get(acc, 'tl.float32'), groups is not None)
+                groups = graph.t_groups if one.row_role == 'src' else graph.groups
+                self.recipe(one, acc, groups is not None)
             else:
                 dtypes = {k: t.dtype for k, t in inputs.items()}
                 for kind, k, _ in cotangents_of(self.plan):
@@ -139,30 +151,82 @@ class Passes:
                 encode(one, acc, dtypes)
         self._made[key] = True
 
-    def source(self, one: Pass, acc: str, grouped: bool) -> Source:
-        key = ('source', id(one.program), one.outs, one.row_role, acc, grouped)
+    def recipe(self, one: Pass, acc: torch.dtype, grouped: bool) -> 'Recipe':
+        """The kernel of a pass. Raises :class:`Refused`."""
+        key = ('recipe', id(one), acc, grouped)
         if key not in self._made:
-            self._made[key] = generate(one.program, list(one.outs), one.row_role, acc, grouped)
+            source = generate(one.program, list(one.outs), one.row_role, _ACC[acc], grouped)
+            tile = tile_shape(source)
+            self._made[key] = Recipe(
+                one, source, tile,
+                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
+                [one.program[out.at].shape for out in one.outs],
+                [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in one.outs],
+            )  # fmt: skip
+        return self._made[key]
+
+    def kept(self, at: int) -> Pass:
+        """The pass of the factors of a dropout."""
+        key = ('kept', at)
+        if key not in self._made:
+            self._made[key] = Pass(self.plan.kernel, (Out(at, 'edge', 'acc'),), 'dst')
         return self._made[key]
 
 
-_kernels: dict[str, Any] = {}
+class Recipe(NamedTuple):
+    """What a pass needs for its launch."""
+
+    one: Pass
+    source: Source
+    tile: 'Tile'
+    num_tiles: int
+    shapes: list[tuple[int, ...]]
+    dtypes: list[torch.dtype]
 
 
+# Source texts in memory.
+_MOST_KERNELS = 1024
+_slots = itertools.cycle(range(_MOST_KERNELS))
+
+
+@lru_cache(maxsize=_MOST_KERNELS)
 def _jitted(text: str, name: str) -> Any:
     """The Triton function of a source text."""
-    if text not in _kernels:
-        import triton
-        import triton.language as tl
-        from triton.language.extra import libdevice
+    import triton
+    import triton.language as tl
+    from triton.language.extra import libdevice
 
-        file = f'<pyg_fast message {len(_kernels)}>'
-        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        scope: dict[str, Any] = {'triton': triton, 'tl': tl, 'libdevice': libdevice}
-        scope['__name__'] = __name__
-        exec(compile(text, file, 'exec'), scope)
-        _kernels[text] = scope[name]
-    return _kernels[text]
+    file = f'<pyg_fast message {next(_slots)}>'
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    scope: dict[str, Any] = {'triton': triton, 'tl': tl, 'libdevice': libdevice}
+    scope['__name__'] = __name__
+    exec(compile(text, file, 'exec'), scope)
+    return scope[name]
+
+
+@lru_cache(maxsize=_MOST_KERNELS)
+def _compiled(text: str, name: str) -> dict[Any, Any]:
+    """The machine code of a Triton function, by what Triton specialises it for."""
+    return {}
+
+
+def _launch(
+    text: str, name: str, num_warps: int, num_programs: int, tensors: list[Tensor],
+    numbers: tuple[int, ...], constants: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """Launches a Triton function on the current device. Triton's own launch first finds out what
+    the arguments are, which takes several times as long."""
+    compiled = _compiled(text, name)
+    key = (
+        torch.cuda.current_device(), constants, *[number < 2**31 for number in numbers],
+        *[(t.dtype, t.data_ptr() % 16) for t in tensors],
+    )  # fmt: skip
+    found = compiled.get(key)
+    if found is None:
+        function = _jitted(text, name)[num_programs,]
+        compiled[key] = function(*tensors, *numbers, *constants, num_warps=num_warps)
+    else:
+        found[num_programs, 1, 1](*tensors, *numbers, *constants)
 
 
 class Tile(NamedTuple):
@@ -194,11 +258,6 @@ class Schedule(NamedTuple):
     groups: Groups | None
 
 
-def schedule_groups(graph: Graph, role: str) -> Groups | None:
-    """The groups of a pass."""
-    return graph.t_groups if role == 'src' else graph.groups
-
-
 def _destinations(graph: Graph) -> Tensor:
     """The row of each entry."""
     rows = torch.arange(graph.num_dst, device=graph.col.device, dtype=graph.col.dtype)
@@ -212,74 +271,78 @@ def schedule_of(graph: Graph, role: str) -> Schedule:
     return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
 
 
-def _num_programs(one: Pass, source: Source, num_items: int) -> int:
-    most = num_items
-    if source.holds or source.totals:
-        most = _MOST_PROGRAMS
-    for out in one.outs:
-        if out.kind == 'total':
-            most = min(most, max(64, _MOST_TOTALS // math.prod(one.program[out.at].shape)))
-    return min(most, num_items)
+def _num_programs(recipe: 'Recipe', num_items: int) -> int:
+    """The programs of a tile: each takes one row, or many."""
+    source = recipe.source
+    if not (source.holds or source.totals):
+        return num_items
+    sizes = [
+        math.prod(shape) for out, shape in zip(recipe.one.outs, recipe.shapes, strict=True)
+        if out.kind == 'total'
+    ]  # fmt: skip
+    return min(num_items, _MOST_PROGRAMS, *(max(64, _MOST_TOTALS // size) for size in sizes))
 
 
 def run_pass(
     passes: Passes, one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor],
-    acc_dtype: torch.dtype, seed: Tensor | None,
+    acc: torch.dtype, seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the chosen edges of a maximum or minimum."""
     if not graph.col.is_cuda:
-        return run_pass_cpu(one, graph, inputs, acc_dtype, seed, passes.codes)
-    acc = _ACC.get(acc_dtype, 'tl.float32')
-    schedule = schedule_of(graph, one.row_role)
-    groups, device = schedule.groups, schedule.col.device
-    source = passes.source(one, acc, groups is not None)
-    kernel = _jitted(source.text, source.name)
-    tile = tile_shape(source)
-    num_items = schedule.num_rows if groups is None else groups.row.size(0)
-    num_programs = _num_programs(one, source, num_items)
+        return run_pass_cpu(one, graph, inputs, acc, seed, passes.codes)
+    with torch.cuda.device(graph.col.device):
+        return _run_pass_cuda(passes, one, schedule_of(graph, one.row_role), inputs, acc, seed)
+
+
+def _run_pass_cuda(
+    passes: Passes, one: Pass, schedule: Schedule, inputs: dict[tuple[str, int], Tensor],
+    acc: torch.dtype, seed: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
+    rowptr, col, perm, num_rows, groups = schedule
+    recipe = passes.recipe(one, acc, groups is not None)
+    source, tile = recipe.source, recipe.tile
+    num_items = num_rows if groups is None else groups.row.size(0)
+    num_programs = _num_programs(recipe, num_items)
+    device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
     parts: dict[int, Tensor] = {}
     part_args: dict[int, Tensor] = {}
-    index = schedule.rowptr.dtype
-    widest = 1
-    for k, out in enumerate(one.outs):
-        shape = one.program[out.at].shape
-        lead = {'edge': schedule.col.size(0), 'total': num_programs}.get(
-            out.kind, schedule.num_rows
-        )
-        dtype = acc_dtype if out.dtype == 'acc' else getattr(torch, out.dtype)
-        outs.append(torch.empty((lead, *shape), dtype=dtype, device=device))
-        widest = max(widest, outs[-1].numel())
+    for k, (out, shape, dtype) in enumerate(
+        zip(one.outs, recipe.shapes, recipe.dtypes, strict=True)
+    ):
+        rows = {'edge': col.size(0), 'total': num_programs}.get(out.kind, num_rows)
+        outs.append(torch.empty((rows, *shape), dtype=dtype, device=device))
         if out.kind in ('max', 'min'):
-            args[k] = torch.empty((lead, *shape), dtype=index, device=device)
+            args[k] = torch.empty((rows, *shape), dtype=index, device=device)
         if groups is not None and out.kind not in ('edge', 'total'):
-            parts[k] = torch.empty((groups.num_partials, *shape), dtype=acc_dtype, device=device)
-            widest = max(widest, parts[k].numel())
+            parts[k] = torch.empty((groups.num_partials, *shape), dtype=acc, device=device)
             if k in args:
                 part_args[k] = torch.empty(parts[k].shape, dtype=index, device=device)
     chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
     if num_items == 0:
         return outs, chosen
-    pointers = [inputs[load] for load in source.loads]
-    widest = max(widest, schedule.col.size(0), *(pointer.numel() for pointer in pointers), 0)
-    none = schedule.rowptr
-    num_tiles = -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1
-    kernel[(num_programs * num_tiles,)](
-        schedule.rowptr if groups is None else groups.ptr, schedule.col,
-        none if schedule.perm is None else schedule.perm,
-        none if groups is None else groups.row, none if groups is None else groups.long_row,
-        none if groups is None else groups.long_shift,
-        *pointers, *outs, *args.values(), *parts.values(), *part_args.values(),
-        none if seed is None else seed, num_items, num_programs, schedule.perm is not None,
-        _offset(widest), tile.edges, *tile.columns, num_warps=tile.warps,
+    structure = [rowptr, col, rowptr if perm is None else perm]
+    if groups is None:
+        structure += [rowptr] * 3
+    else:
+        structure[0] = groups.ptr
+        structure += [groups.row, groups.long_row, groups.long_shift]
+    data = [
+        *(inputs[load] for load in source.loads), *outs, *args.values(), *parts.values(),
+        *part_args.values(),
+    ]  # fmt: skip
+    widest = max(col.size(0), *(t.numel() for t in data))
+    _launch(
+        source.text, source.name, tile.warps, num_programs * recipe.num_tiles,
+        [*structure, *data, rowptr if seed is None else seed], (num_items, num_programs),
+        (perm is not None, _offset(widest), tile.edges, *tile.columns),
     )  # fmt: skip
     if groups is not None and groups.long_row.size(0):
         for k, part in parts.items():
-            _reduce(one.outs[k], part, part_args.get(k), outs[k], chosen[k], schedule, acc)
-    if schedule.perm is not None:
+            _reduce(one.outs[k], part, part_args.get(k), outs[k], chosen[k], rowptr, groups, acc)
+    if perm is not None:
         # Positions in the row become numbers of edges.
-        perm = schedule.perm
         chosen = [
             None if arg is None else torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
             for arg in chosen
@@ -296,26 +359,26 @@ def _offset(widest: int) -> Any:
 
 def _reduce(
     out: Out, part: Tensor, part_arg: Tensor | None, to: Tensor, arg: Tensor | None,
-    schedule: Schedule, acc: str,
+    rowptr: Tensor, groups: Groups, acc: torch.dtype,
 ) -> None:  # fmt: skip
     """Adds up the groups of the long rows."""
     import triton.language as tl
 
-    groups = schedule.groups
-    assert groups is not None
     size = math.prod(part.shape[1:])
     block = min(128, power(size))
-    grid = (groups.long_row.size(0), -(-size // block))
-    kind = tl.float64 if acc == 'tl.float64' else tl.float32
+    num_rows, num_blocks = groups.long_row.size(0), -(-size // block)
+    long = [groups.long_row, groups.long_ptr]
     if part_arg is not None:
-        _jitted(REDUCE_EXTREME, 'message_reduce_extreme')[grid](
-            part, part_arg, to, arg, groups.long_row, groups.long_ptr, size, out.kind == 'max',
-            block, kind, num_warps=1,
+        assert arg is not None
+        _launch(
+            REDUCE_EXTREME, 'message_reduce_extreme', 1, num_rows * num_blocks,
+            [part, part_arg, to, arg, *long], (size, num_blocks), (out.kind == 'max', block),
         )  # fmt: skip
     else:
-        _jitted(REDUCE, 'message_reduce')[grid](
-            part, to, groups.long_row, groups.long_ptr, schedule.rowptr, size, out.kind == 'mean',
-            block, kind, num_warps=1,
+        kind = tl.float64 if acc == torch.float64 else tl.float32
+        _launch(
+            REDUCE, 'message_reduce', 1, num_rows * num_blocks,
+            [part, to, *long, rowptr], (size, num_blocks), (out.kind == 'mean', block, kind),
         )  # fmt: skip
 
 
@@ -327,7 +390,7 @@ class FusedMessage(torch.autograd.Function):
         ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, *inputs: Tensor
     ) -> Any:
         needs = tuple(ctx.needs_input_grad[3:])
-        acc = torch.float64 if any(t.dtype == torch.float64 for t in inputs) else torch.float32
+        acc = _acc_dtype(inputs)
         inputs = tuple(t.contiguous() for t in inputs)
         local = passes.local(needs)
         one = passes.forward(local)
@@ -371,7 +434,11 @@ class FusedMessage(torch.autograd.Function):
         return None, None, None, *out
 
 
-def _by_role(plan: Plan, inputs: tuple[Tensor, ...]) -> dict[tuple[str, int], Tensor]:
+def _acc_dtype(inputs: Sequence[Tensor]) -> torch.dtype:
+    return torch.float64 if any(t.dtype == torch.float64 for t in inputs) else torch.float32
+
+
+def _by_role(plan: Plan, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:
     return {(each.role, k): inputs[k] for k, each in enumerate(plan.inputs)}
 
 
@@ -403,8 +470,7 @@ def _differentiable(
     keeps = {}
     for at in plan.kernel.reachable([output.at for output in plan.outputs]):
         if plan.kernel[at].op == 'keep':
-            one = Pass(plan.kernel, (Out(at, 'edge', 'acc'),), 'dst')
-            (keeps[at],), _ = run_pass(passes, one, graph, {}, acc, seed)
+            (keeps[at],), _ = run_pass(passes, passes.kept(at), graph, {}, acc, seed)
     outs = unfused(plan, graph, inputs, keeps, chosen)
     wanted = [t for t, needed in zip(inputs, needs, strict=True) if needed]
     found = iter(torch.autograd.grad(
@@ -478,12 +544,14 @@ def run(
     """The aggregated message, for the arguments of the captured function and its inputs of nodes
     and edges."""
     plan = passes.plan
-    wanted = [each.at for each in plan.inputs]
-    if plan.tail is not None:
-        wanted += [at for at in (plan.tail.weight, plan.tail.bias) if at is not None]
-    values = _prologue(plan, wanted, args, named, graph)
+    values = _prologue(passes, args, named, graph)
     inputs = values[: len(plan.inputs)]
-    outs = list(FusedMessage.apply(passes, graph, seed, *inputs))
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        outs = list(FusedMessage.apply(passes, graph, seed, *inputs))
+    else:
+        inputs = [x.contiguous() for x in inputs]
+        known = _by_role(plan, inputs)
+        outs, _ = run_pass(passes, passes.forward(()), graph, known, _acc_dtype(inputs), seed)
     if plan.tail is not None:
         (out,) = outs
         weight = values[len(plan.inputs)]
@@ -507,39 +575,31 @@ def run(
 
 
 def _prologue(
-    plan: Plan, wanted: list[int], args: tuple, named: dict[tuple[str, str], Tensor], graph: Graph
+    passes: Passes, args: tuple, named: dict[tuple[str, str], Tensor], graph: Graph
 ) -> list[Tensor]:  # fmt: skip
-    """Inputs of the kernel, computed on nodes and parameters.
+    """Inputs of the kernel and its tail, computed on nodes and parameters.
 
     No edge reads the row of a node without edges, so that its gradient is zero: it must not become
     NaN by what is hoisted, such as the derivative of a square root at zero.
     """
-    before = plan.before
-    ends = {SRC: graph.t_rowptr, DST: graph.rowptr}
-    hoisted = [at for at in wanted if before[at].op != 'load' and before.level(at) in ends]
+    before, wanted = passes.plan.before, passes.wanted
+    read = {
+        at: args[name] if role == 'param' else named[role, name] for at, role, name in passes.reads
+    }
+    if not passes.computed:
+        return [read[at] for at in wanted]
     used: dict[int, Tensor] = {}
     if torch.is_grad_enabled():
-        for level in {before.level(at) for at in hoisted}:
-            rowptr = ends[level]
+        ends = {SRC: graph.t_rowptr, DST: graph.rowptr}
+        for level in {before.level(at) for at in passes.computed}:
+            rowptr = ends.get(level)
             if rowptr is not None:
                 used[level] = rowptr.diff() > 0
 
-    def masked(level: int, x: Tensor, number: float) -> Tensor:
-        mask = used[level].view(-1, *(1,) * (x.dim() - 1))
-        return torch.where(mask, x, number)
+    def safe(at: int, x: Tensor, number: float = 1) -> Tensor:
+        mask = used.get(before.level(at))
+        return x if mask is None else torch.where(mask.view(-1, *(1,) * (x.dim() - 1)), x, number)
 
-    known: dict[int, Tensor] = {}
-    plain: dict[int, Tensor] = {}
-    for at in before.reachable(wanted):
-        if before[at].op == 'load':
-            role, name = before[at].attrs
-            x = plain[at] = args[name] if role == 'param' else named[role, name]
-            level = before.level(at)
-            known[at] = masked(level, x, 0) if level in used else x
-
-    def safe(at: int, x: Tensor) -> Tensor:
-        level = before.level(at)
-        return masked(level, x, 1) if level in used else x
-
+    known = {at: safe(at, x, 0) for at, x in read.items()}
     found = before.evaluate(wanted, known, safe=safe if used else None)
-    return [plain.get(at, value) for at, value in zip(wanted, found, strict=True)]
+    return [read.get(at, value) for at, value in zip(wanted, found, strict=True)]

@@ -904,13 +904,13 @@ def _template(
 
 
 # The sums of a long row's groups, one after another.
-REDUCE = """@triton.jit
+REDUCE = """@triton.jit(do_not_specialize=['size', 'num_blocks'])
 def message_reduce(
-    part, out, long_row, long_ptr, rowptr, size,
+    part, out, long_row, long_ptr, rowptr, size, num_blocks,
     MEAN: tl.constexpr, B: tl.constexpr, ACC: tl.constexpr,
 ):
-    k = tl.program_id(0)
-    f = tl.program_id(1) * B + tl.arange(0, B)
+    k = tl.program_id(0) // num_blocks
+    f = tl.program_id(0) % num_blocks * B + tl.arange(0, B)
     m = f < size
     row = tl.load(long_row + k).to(tl.int64)
     total = tl.zeros([B], ACC)
@@ -921,13 +921,13 @@ def message_reduce(
     tl.store(out + row * size + f, total.to(out.dtype.element_ty), m)
 """
 # The first best of a long row's groups.
-REDUCE_EXTREME = """@triton.jit
+REDUCE_EXTREME = """@triton.jit(do_not_specialize=['size', 'num_blocks'])
 def message_reduce_extreme(
-    part, parg, out, arg, long_row, long_ptr, size,
-    MAX: tl.constexpr, B: tl.constexpr, ACC: tl.constexpr,
+    part, parg, out, arg, long_row, long_ptr, size, num_blocks,
+    MAX: tl.constexpr, B: tl.constexpr,
 ):
-    k = tl.program_id(0)
-    f = tl.program_id(1) * B + tl.arange(0, B)
+    k = tl.program_id(0) // num_blocks
+    f = tl.program_id(0) % num_blocks * B + tl.arange(0, B)
     m = f < size
     row = tl.load(long_row + k).to(tl.int64)
     begin = tl.load(long_ptr + k).to(tl.int64)
