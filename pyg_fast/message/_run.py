@@ -19,8 +19,8 @@ from ._plan import Gradients, Plan, cotangents_of, gradients, sums_of
 from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate, power
 
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
-# Programs that take many rows each: the most of them, and of the numbers that one result stores.
-_MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**24
+# Programs that take many rows each: the most of them, and of numbers in their sums over all edges.
+_MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**23
 
 
 class Pass(NamedTuple):
@@ -276,11 +276,11 @@ def _num_programs(recipe: 'Recipe', num_items: int) -> int:
     source = recipe.source
     if not (source.holds or source.totals):
         return num_items
-    sizes = [
+    size = sum(
         math.prod(shape) for out, shape in zip(recipe.one.outs, recipe.shapes, strict=True)
         if out.kind == 'total'
-    ]  # fmt: skip
-    return min(num_items, _MOST_PROGRAMS, *(max(64, _MOST_TOTALS // size) for size in sizes))
+    )  # fmt: skip
+    return min(num_items, _MOST_PROGRAMS, max(64, _MOST_TOTALS // max(1, size)))
 
 
 def run_pass(
