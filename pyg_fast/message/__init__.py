@@ -1,18 +1,6 @@
 """Messages that users write in PyTorch, as one kernel."""
 
-from typing import Any
+from ._fallback import Fallback, make_entry
+from .message_passing import message_passing
 
-
-class Fallback(Exception):
-    """PyG's code must run; the text says why."""
-
-
-def entry(function: Any) -> Any:
-    """The guarded call of a message, an :class:`~pyg_fast.message._entry.Entry`. What traces
-    messages is imported when the first one runs."""
-    from ._entry import Entry
-
-    return Entry(function)
-
-
-__all__ = ['Fallback', 'entry']
+__all__ = ['Fallback', 'make_entry', 'message_passing']

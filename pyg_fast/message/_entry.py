@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from ..graph.graph import Graph
-from . import Fallback
 from ._capture import Captured, backend
+from ._fallback import Fallback
 from ._ir import Refused
 from ._plan import Plan, describe, plan
 from ._run import Passes, run
@@ -55,10 +55,9 @@ def _planned(captured: Captured, reduces: tuple[str, ...]) -> Passes:
 
 
 class Entry:
-    """Captures a function on its first call, and whenever what it reads has changed."""
+    """Captures functions of one code on the first call, and whenever what they read has changed."""
 
-    def __init__(self, function: Any) -> None:
-        self.function = function
+    def __init__(self) -> None:
         self.refused: dict[Any, str] = {}
         self.last: Plan | None = None
         self._compile()
@@ -76,6 +75,7 @@ class Entry:
 
     def __call__(
         self,
+        function: Any,
         graph: Callable[[], Graph],
         reduces: tuple[str, ...],
         inputs: dict[tuple[str, str], Tensor],
@@ -84,6 +84,7 @@ class Entry:
         """The aggregated message.
 
         Args:
+            function: The message.
             graph: Makes the graph.
             reduces: `sum`, `mean`, `max`, `min` or `var`.
             inputs: Inputs by role (`src`, `dst`, `edge`) and name of the argument.
@@ -93,13 +94,13 @@ class Entry:
             Fallback: If no kernel can compute it.
         """
         if self.refused:
-            known = self.refused.get(self._kind(reduces, inputs, other))
+            known = self.refused.get(_kind(function, reduces, inputs, other))
             if known is not None:
                 raise Fallback(known)
         device = next(iter(inputs.values())).device
         named = {key: _stand_in(x.shape[1:], x.dtype, x.device) for key, x in inputs.items()}
 
-        call = (self.function, _edges(device), named, other)
+        call = (function, _edges(device), named, other)
         try:
             try:
                 captured, args = self.compiled(*call)
@@ -126,19 +127,20 @@ class Entry:
         except TorchDynamoException as error:
             reason = _reason(error)
         if len(self.refused) < _MOST_REFUSALS:
-            self.refused[self._kind(reduces, inputs, other)] = reason
+            self.refused[_kind(function, reduces, inputs, other)] = reason
         raise Fallback(reason)
 
-    def _kind(self, reduces: tuple, inputs: dict, other: dict) -> Any:
-        """What a refusal holds for."""
-        owner = getattr(self.function, '__self__', None)
-        parts: list[Any] = [reduces, torch.is_grad_enabled(), getattr(owner, 'training', None)]
-        parts += [(key, x.dtype, x.shape[1:], x.device) for key, x in inputs.items()]
-        parts += [
-            (name, (x.dtype, x.shape) if isinstance(x, Tensor) else str(x))
-            for name, x in other.items()
-        ]
-        return tuple(parts)
+
+def _kind(function: Any, reduces: tuple, inputs: dict, other: dict) -> Any:
+    """What a refusal holds for."""
+    owner = getattr(function, '__self__', None)
+    parts: list[Any] = [reduces, torch.is_grad_enabled(), getattr(owner, 'training', None)]
+    parts += [(key, x.dtype, x.shape[1:], x.device) for key, x in inputs.items()]
+    parts += [
+        (name, (x.dtype, x.shape) if isinstance(x, Tensor) else str(x))
+        for name, x in other.items()
+    ]
+    return tuple(parts)
 
 
 def _reason(error: TorchDynamoException) -> str:

@@ -14,6 +14,7 @@ from ..graph.graph import Graph
 from ..graph.groups import Groups
 from ..ops._saved import save, saved
 from ._cpu import Code, encode, run_pass_cpu
+from ._inputs import ends_of
 from ._ir import DST, SRC, Program, Refused, is_float
 from ._plan import Gradients, Plan, cotangents_of, gradients, sums_of
 from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate, power
@@ -258,12 +259,6 @@ class Schedule(NamedTuple):
     groups: Groups | None
 
 
-def _destinations(graph: Graph) -> Tensor:
-    """The row of each entry."""
-    rows = torch.arange(graph.num_dst, device=graph.col.device, dtype=graph.col.dtype)
-    return rows.repeat_interleave(graph.rowptr.diff(), output_size=graph.num_edges)
-
-
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
     if role == 'src':
@@ -501,12 +496,7 @@ def unfused(
             inputs)
     """
     kernel = plan.kernel
-    col = graph.col.long()
-    row = _destinations(graph).long()
-    if graph.perm is not None:  # In the order of the edges.
-        order = torch.empty_like(col)
-        order[graph.perm.long()] = torch.arange(col.size(0), device=col.device)
-        row, col = row[order], col[order]
+    col, row = ends_of(graph)
     ends = {'src': col, 'dst': row}
     known: dict[int, Tensor] = dict(keeps or {})
     for at in kernel.reachable([output.at for output in plan.outputs]):

@@ -21,25 +21,18 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..graph._cache import cached, store
-from ..graph.graph import Graph, graph_of
-from ..message import Fallback
-from ..message import entry as entry_of
-from ..ops._checks import DTYPES
-from ..ops._edges import is_capturing
+from ..graph.graph import Graph
+from ..message import Fallback, make_entry
+from ..message._inputs import check_inputs, grouped, why_not
 from ..ops._transforms import transforms_active
-from ..ops.to_csr import MOST_NODES
 from ._fused import is_plain
 from ._reduce import std_of
 
-_DEVICES = ('cpu', 'cuda')
 _HOOKS = tuple(
     f'_{where}_forward_{when}'
     for where in ('propagate', 'message', 'aggregate', 'message_and_aggregate', 'edge_update')
     for when in ('pre_hooks', 'hooks')
 )
-# Rows of more edges are divided.
-GROUP_SIZE = 256
 OWN = ('_fused_entry', '_forward_graphs', '_last_run')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
@@ -150,8 +143,6 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
     sizes = list(conv._check_input(edge_index, size))
     num_edges = edge_index.size(1)
-    if num_edges < 2:
-        raise Fallback(f'{num_edges} edges')
     inputs: dict[tuple[str, str], Tensor] = {}
     other: dict[str, Any] = {}
     for name, param in conv.inspector.get_signature('message').param_dict.items():
@@ -180,15 +171,14 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
     if num_dst is None or num_src is None:
         raise Fallback('no input of nodes')
-    _check_inputs(edge_index, list(inputs.values()), (num_src, num_dst))
+    check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
     update = {}
     for name, param in conv.inspector.get_signature('update').param_dict.items():
         update[name] = kwargs.get(name, param.default)
 
     entry = conv.__dict__.get('_fused_entry')
-    # A shallow copy of a layer, such as a replica, has the entry of the original.
-    if entry is None or entry.function.__self__ is not conv:
-        entry = conv.__dict__['_fused_entry'] = entry_of(conv.message)
+    if entry is None:
+        entry = conv.__dict__['_fused_entry'] = make_entry()
     grad = torch.is_grad_enabled()
 
     def graph() -> Graph:
@@ -198,29 +188,21 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
 
     parts = _parts(conv.aggr_module)
     reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts))
-    sums = dict(zip(reduces, entry(graph, reduces, inputs, other), strict=True))
+    sums = dict(zip(reduces, entry(conv.message, graph, reduces, inputs, other), strict=True))
     out = _aggregated(conv.aggr_module, parts, sums, graph)
     return conv.update(out, **update)
 
 
 def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
-    """The graph of an `edge_index`. A prepared one has groups, which divide long rows; a plain one
-    is sorted once in a call of `forward`, however often that propagates."""
-    if isinstance(edge_index, EdgeIndex):
-        graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
-        if not graph.col.is_cuda or graph.groups is not None or is_capturing(edge_index):
-            return graph
-        key = ('message_graph', num_src, num_dst, transpose)
-        grouped = cached(edge_index, key)
-        if grouped is None:
-            grouped = graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
-            store(edge_index, key, grouped, wait=True)
-        return grouped
-    known = conv.__dict__.get('_forward_graphs')
+    """The graph of an `edge_index`. A plain one is sorted once in a call of `forward`, even if that
+    propagates several times."""
+    known = None
+    if not isinstance(edge_index, EdgeIndex):
+        known = conv.__dict__.get('_forward_graphs')
     by = (id(edge_index), edge_index._version, num_src, num_dst, transpose)
     if known is not None and by in known:
         return known[by][1]
-    graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
+    graph = grouped(edge_index, num_src, num_dst, transpose)
     if known is not None:
         known[by] = edge_index, graph
     return graph
@@ -234,20 +216,6 @@ def _note_size(conv: Any, sizes: list[int | None], dim: int, value: Any) -> None
             sizes[dim] = value.size(0)
         elif sizes[dim] != value.size(0):
             raise Fallback('sizes that differ')
-
-
-def _check_inputs(edge_index: Tensor, inputs: list[Tensor], sizes: tuple[int, int]) -> None:
-    for value in inputs:
-        if type(value) not in (Tensor, torch.nn.Parameter):
-            raise Fallback(f'an input is a {type(value).__name__}')
-        if value.layout != torch.strided:
-            raise Fallback(f'an input is {value.layout}')
-        if value.device != edge_index.device:
-            raise Fallback(f'an input is on {value.device}, the edges on {edge_index.device}')
-        if value.is_floating_point() and value.dtype not in DTYPES:
-            raise Fallback(f'an input is {value.dtype}')
-    if max(sizes) > MOST_NODES:
-        raise Fallback(f'{max(sizes)} nodes')
 
 
 def why_never(conv: Any) -> str | None:
@@ -274,12 +242,9 @@ def _why_not(conv: Any, edge_index: Any) -> str | None:
         return 'a sparse matrix'
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         return f'an edge_index of shape {list(edge_index.shape)}'
-    if edge_index.device.type not in _DEVICES:
-        return f'no kernel on {edge_index.device.type}'
-    if transforms_active():
-        return 'torch.func or forward-mode AD is active'
-    if torch._C._get_tracing_state() is not None:
-        return 'torch.jit.trace is active'
+    reason = why_not(edge_index.device)
+    if reason is not None:
+        return reason
     if _has_any_global_hook():
         return 'global module hooks'
     if conv._explain:

@@ -38,6 +38,7 @@ __all__ = [
     'match',
     'match_degree',
     'maxk',
+    'message_passing',
     'neighbor_sample',
     'random_walk',
     'relabel',
@@ -57,6 +58,8 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == 'message_passing':  # It is made of other ops, and imported when it is used.
+        return import_module('pyg_fast.message').message_passing
     if name not in _MOVED:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     module, new = _MOVED[name]

@@ -1,0 +1,15 @@
+"""What a layer needs before its first message is traced."""
+
+from typing import Any
+
+
+class Fallback(Exception):
+    """PyG's code must run; the text says why."""
+
+
+def make_entry() -> Any:
+    """The guarded call of messages, an :class:`~pyg_fast.message._entry.Entry`. What traces
+    messages is imported when the first one runs."""
+    from ._entry import Entry
+
+    return Entry()

@@ -1,0 +1,76 @@
+"""What kernels of messages take, and the graphs they run on."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from ..graph._cache import cached, store
+from ..graph.graph import Graph, graph_of
+from ..ops._checks import DTYPES
+from ..ops._edges import is_capturing
+from ..ops._transforms import transforms_active
+from ..ops.to_csr import MOST_NODES
+from ._fallback import Fallback
+
+# Rows of more edges are divided.
+GROUP_SIZE = 256
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why no kernel may run now, or None if one may."""
+    if device.type not in ('cpu', 'cuda'):
+        return f'no kernel on {device.type}'
+    if transforms_active():
+        return 'torch.func or forward-mode AD is active'
+    if torch._C._get_tracing_state() is not None:
+        return 'torch.jit.trace is active'
+    return None
+
+
+def check_inputs(
+    device: torch.device, inputs: Iterable[Tensor], num_edges: int, sizes: tuple[int, int]
+) -> None:
+    """Raises :class:`Fallback` for inputs that no kernel takes."""
+    if num_edges < 2:
+        raise Fallback(f'{num_edges} edges')
+    for value in inputs:
+        if type(value) not in (Tensor, torch.nn.Parameter):
+            raise Fallback(f'an input is a {type(value).__name__}')
+        if value.layout != torch.strided:
+            raise Fallback(f'an input is {value.layout}')
+        if value.device != device:
+            raise Fallback(f'an input is on {value.device}, the edges on {device}')
+        if value.is_floating_point() and value.dtype not in DTYPES:
+            raise Fallback(f'an input is {value.dtype}')
+    if max(sizes) > MOST_NODES:
+        raise Fallback(f'{max(sizes)} nodes')
+
+
+def grouped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
+    """The graph of an `edge_index`; a prepared one has groups, which divide long rows."""
+    graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
+    if (
+        not isinstance(edge_index, EdgeIndex) or not graph.col.is_cuda
+        or graph.groups is not None or is_capturing(edge_index)
+    ):  # fmt: skip
+        return graph
+    key = ('message_graph', num_src, num_dst, transpose)
+    known = cached(edge_index, key)
+    if known is None:
+        known = graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
+        store(edge_index, key, known, wait=True)
+    return known
+
+
+def ends_of(graph: Graph) -> tuple[Tensor, Tensor]:
+    """Source and destination of each edge, in the order of the edges."""
+    col = graph.col.long()
+    rows = torch.arange(graph.num_dst, device=col.device)
+    row = rows.repeat_interleave(graph.rowptr.diff(), output_size=graph.num_edges)
+    if graph.perm is not None:
+        order = torch.empty_like(col)
+        order[graph.perm.long()] = torch.arange(col.size(0), device=col.device)
+        row, col = row[order], col[order]
+    return col, row

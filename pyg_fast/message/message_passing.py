@@ -1,0 +1,167 @@
+"""A message written as a function, and its aggregation, as one kernel."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter
+
+from ..graph.graph import Graph, check_graph
+from ._fallback import Fallback, make_entry
+from ._inputs import check_inputs, ends_of, grouped, why_not
+
+REDUCES = ('sum', 'add', 'mean', 'max', 'min', 'var')
+# By code: a function that is defined again at every call is captured once.
+_entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def message_passing(
+    graph: Graph | Tensor,
+    fn: Callable[..., Tensor],
+    src: Mapping[str, Tensor] | None = None,
+    dst: Mapping[str, Tensor] | None = None,
+    edge: Mapping[str, Tensor] | None = None,
+    reduce: str = 'sum',
+    *,
+    strict: bool = False,
+) -> Tensor:
+    r"""Aggregates messages that a Python function computes from both ends of each edge.
+
+    .. math::
+        \mathbf{y}_i = \bigoplus_{e = (j, i) \in \mathcal{E}}
+        \phi(\mathbf{s}_j, \mathbf{d}_i, \mathbf{a}_e)
+
+    The function is captured by :func:`torch.compile` on the first call and whenever what it reads
+    has changed, and runs as one kernel, forward and backward; no tensor of size
+    :math:`|\mathcal{E}| \times F` is allocated but for inputs and gradients of edges. Where no
+    kernel is known to give the same result, PyTorch gathers, computes and scatters.
+    Differentiable in all inputs and in tensors that the function closes over.
+
+    Args:
+        graph (EdgeIndex, Tensor or Graph): A graph prepared by
+            :class:`~pyg_fast.transforms.ToCSR`; or a plain :obj:`edge_index`
+            :math:`(2, |\mathcal{E}|)`, sorted at every call, of a square graph if only :obj:`src`
+            or only :obj:`dst` has inputs; or an :class:`~pyg_fast.graph.Graph`.
+        fn (callable): Takes the inputs by name, with one row per edge, and returns the messages
+            :math:`(|\mathcal{E}|, *)`. Each message may depend on its own edge only.
+        src (dict, optional): Inputs of source nodes by name, :math:`(N_{src}, *)`.
+            (default: :obj:`None`)
+        dst (dict, optional): Inputs of destination nodes by name, :math:`(N_{dst}, *)`.
+            (default: :obj:`None`)
+        edge (dict, optional): Inputs of edges by name, :math:`(|\mathcal{E}|, *)`.
+            (default: :obj:`None`)
+        reduce (str): :obj:`"sum"` (or :obj:`"add"`), :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`
+            or :obj:`"var"`. A node without edges gets zeros. If several edges reach the maximum,
+            one gets the gradient. (default: :obj:`"sum"`)
+        strict (bool): Whether to raise :class:`NotImplementedError` with the reason where no
+            kernel can run. (default: :obj:`False`)
+
+    Returns:
+        Tensor: The aggregated messages :math:`(N_{dst}, *)`.
+
+    Raises:
+        TypeError: If an input is no tensor.
+        ValueError: If a name or a size does not fit, or :obj:`reduce` is unknown.
+        IndexError: If the graph holds a node that the inputs do not have.
+        NotImplementedError: With :obj:`strict=True`, if no kernel can run.
+
+    Example:
+        >>> gate = lambda k, q, v: torch.sigmoid(k + q) * v
+        >>> out = message_passing(edge_index, gate, src=dict(q=q, v=v), dst=dict(k=k))
+    """
+    if reduce not in REDUCES:
+        raise ValueError(f"'reduce' must be one of {REDUCES}, got {reduce!r}")
+    reduce = 'sum' if reduce == 'add' else reduce
+    inputs = _named(src, dst, edge)
+    structure = graph.col if isinstance(graph, Graph) else graph
+    num_src, num_dst = _sizes(graph, inputs)
+    try:
+        return _fused(graph, fn, inputs, num_src, num_dst, reduce)
+    except Fallback as reason:
+        if strict:
+            raise NotImplementedError(f'message_passing(strict=True): {reason}') from reason
+    source, target = ends_of(graph) if isinstance(graph, Graph) else structure
+    ends = {'src': source, 'dst': target}
+    values = {
+        name: x if role == 'edge' else x.index_select(0, ends[role])
+        for (role, name), x in inputs.items()
+    }
+    message = fn(**values)
+    total = partial(scatter, index=target, dim=0, dim_size=num_dst)
+    if reduce == 'var':
+        mean = total(message, reduce='mean')
+        return total(message * message, reduce='mean') - mean * mean
+    return total(message, reduce=reduce)
+
+
+def _fused(
+    graph: Graph | Tensor, fn: Any, inputs: dict[tuple[str, str], Tensor], num_src: int,
+    num_dst: int, reduce: str,
+) -> Tensor:  # fmt: skip
+    if torch.compiler.is_compiling():
+        raise Fallback('torch.compile is active')
+    if isinstance(graph, Graph):
+        device, num_edges = graph.col.device, graph.num_edges
+    else:
+        device, num_edges = graph.device, graph.size(1)
+    reason = why_not(device)
+    if reason is not None:
+        raise Fallback(reason)
+    check_inputs(device, inputs.values(), num_edges, (num_src, num_dst))
+    code = getattr(getattr(fn, '__func__', fn), '__code__', fn)
+    if code not in _entries:
+        _entries[code] = make_entry()
+
+    def structure() -> Graph:
+        if isinstance(graph, Graph):
+            return graph
+        return grouped(graph, num_src, num_dst, torch.is_grad_enabled())
+
+    (out,) = _entries[code](fn, structure, (reduce,), inputs, {})
+    return out
+
+
+def _named(*roles: Mapping[str, Any] | None) -> dict[tuple[str, str], Tensor]:
+    inputs: dict[tuple[str, str], Tensor] = {}
+    for role, values in zip(('src', 'dst', 'edge'), roles, strict=True):
+        for name, x in (values or {}).items():
+            if not isinstance(x, Tensor):
+                got = type(x).__name__
+                raise TypeError(f"'{role}[{name!r}]' must be a tensor, got {got}")
+            if x.dim() == 0:
+                raise ValueError(f"'{role}[{name!r}]' must have a row per {role}, got a number")
+            if any(name == other for _, other in inputs):
+                raise ValueError(f'two inputs have the name {name!r}; rename one')
+            inputs[role, name] = x
+    if not inputs:
+        raise ValueError("'src', 'dst' and 'edge' are empty; give the message an input")
+    return inputs
+
+
+def _sizes(graph: Any, inputs: dict[tuple[str, str], Tensor]) -> tuple[int, int]:
+    """The numbers of sources and destinations."""
+    sizes: dict[str, int | None] = {'src': None, 'dst': None}
+    if isinstance(graph, Graph):
+        check_graph(graph)
+        sizes = {'src': graph.num_src, 'dst': graph.num_dst, 'edge': graph.num_edges}
+    elif not isinstance(graph, Tensor) or graph.dim() != 2 or graph.size(0) != 2:
+        got = list(graph.shape) if isinstance(graph, Tensor) else type(graph).__name__
+        raise ValueError(f"'graph' must be an edge_index of shape [2, num_edges], got {got}")
+    else:
+        rows, columns = getattr(graph, '_sparse_size', (None, None))
+        sizes = {'src': rows, 'dst': columns, 'edge': graph.size(1)}
+    for (role, name), x in inputs.items():
+        if sizes[role] is None:
+            sizes[role] = x.size(0)
+        if x.size(0) != sizes[role]:
+            raise ValueError(
+                f"'{role}[{name!r}]' must have {sizes[role]} rows, got {x.size(0)}"
+            )
+    num_src = sizes['src'] if sizes['src'] is not None else sizes['dst']
+    num_dst = sizes['dst'] if sizes['dst'] is not None else sizes['src']
+    if num_src is None or num_dst is None:
+        raise ValueError("'graph' has no size: prepare it by ToCSR, or give an input of nodes")
+    return num_src, num_dst

@@ -1,0 +1,116 @@
+"""Messages that are functions, beside torch operations."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.utils import scatter
+
+from pyg_fast.graph.graph import graph_of
+from pyg_fast.message.message_passing import REDUCES, _entries
+from pyg_fast.ops import message_passing
+
+N, M, E, F = 9, 7, 40, 4
+
+
+def gate(q: Tensor, v: Tensor, k: Tensor, a: Tensor) -> Tensor:
+    return torch.sigmoid(k + q + a) * v
+
+
+def case(device: torch.device, dtype: torch.dtype = torch.float64) -> tuple[Tensor, dict, list]:
+    edges = torch.stack([torch.randint(N, (E,)), torch.randint(M - 1, (E,))]).to(device)
+    sizes = {'q': N, 'v': N, 'k': M, 'a': E}
+    values = {
+        name: torch.randn(n, F, device=device, dtype=dtype).requires_grad_()
+        for name, n in sizes.items()
+    }
+    roles = {
+        'src': {'q': values['q'], 'v': values['v']}, 'dst': {'k': values['k']},
+        'edge': {'a': values['a']},
+    }  # fmt: skip
+    return edges, roles, [*values.values()]
+
+
+def exact(edges: Tensor, fn: Callable[..., Tensor], leaves: list, reduce: str) -> Tensor:
+    q, v, k, a = leaves
+    m = fn(q=q[edges[0]], v=v[edges[0]], k=k[edges[1]], a=a)
+    if reduce == 'var':
+        mean = scatter(m, edges[1], 0, M, 'mean')
+        return scatter((m - mean[edges[1]]).square(), edges[1], 0, M, 'mean')
+    return scatter(m, edges[1], 0, M, 'sum' if reduce == 'add' else reduce)
+
+
+@pytest.mark.parametrize('reduce', REDUCES)
+def test_like_torch(reduce: str, device: torch.device) -> None:
+    edges, roles, leaves = case(device)
+    expected = exact(edges, gate, leaves, reduce)
+    weight = torch.linspace(-1, 1, expected.numel(), device=device).view_as(expected).double()
+    wanted = torch.autograd.grad(expected, leaves, weight)
+    graphs = [edges, EdgeIndex(edges, sparse_size=(N, M)), graph_of(edges, N, M)]
+    for graph in graphs[:: 1 if reduce == 'sum' else 2]:
+        out = message_passing(graph, gate, **roles, reduce=reduce, strict=True)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out, leaves, weight), wanted)
+
+
+def test_closures_and_new_functions(device: torch.device) -> None:
+    """A function defined anew at each call is captured once, and never stale."""
+    edges, roles, leaves = case(device)
+    before = len(_entries)
+    for scale in (2.0, torch.tensor(3.0, device=device, dtype=torch.float64)):
+
+        def scaled(q: Tensor, v: Tensor, k: Tensor, a: Tensor, scale: Any = scale) -> Tensor:
+            return (q + k) * v * a * scale
+
+        out = message_passing(edges, scaled, **roles, strict=True)
+        torch.testing.assert_close(out, exact(edges, scaled, leaves, 'sum'))
+    assert len(_entries) == before + 1
+    learned = torch.randn(F, F, device=device, dtype=torch.float64, requires_grad=True)
+    out = message_passing(
+        graph_of(edges, N, M), lambda q: torch.relu(q @ learned), src={'q': leaves[0]}, strict=True
+    )
+    expected = scatter(torch.relu(leaves[0] @ learned)[edges[0]], edges[1], 0, M)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(out.sum(), learned), torch.autograd.grad(expected.sum(), learned)
+    )
+
+
+@pytest.mark.parametrize('reduce', ['max', 'var'])
+def test_without_a_kernel(reduce: str, device: torch.device) -> None:
+    edges, roles, leaves = case(device)
+
+    def ranks(q: Tensor, v: Tensor, k: Tensor, a: Tensor) -> Tensor:
+        return q.cumsum(0) + v + k + a
+
+    for graph in (edges, graph_of(edges, N, M)):
+        out = message_passing(graph, ranks, **roles, reduce=reduce)
+        torch.testing.assert_close(out, exact(edges, ranks, leaves, reduce))
+        with pytest.raises(NotImplementedError, match=r'message_passing\(strict=True\): '):
+            message_passing(graph, ranks, **roles, reduce=reduce, strict=True)
+
+
+def test_wrong_arguments(device: torch.device) -> None:
+    edges, roles, _ = case(device)
+    with pytest.raises(ValueError, match="'reduce' must be one of"):
+        message_passing(edges, gate, **roles, reduce='median')
+    with pytest.raises(ValueError, match='are empty; give the message an input'):
+        message_passing(edges, gate)
+    with pytest.raises(TypeError, match=r"'edge\['a'\]' must be a tensor, got float"):
+        message_passing(edges, gate, edge={'a': 1.0})
+    with pytest.raises(ValueError, match='must have a row per edge, got a number'):
+        message_passing(edges, gate, edge={'a': torch.tensor(1.0, device=device)})
+    with pytest.raises(ValueError, match="two inputs have the name 'q'; rename one"):
+        message_passing(edges, gate, src=roles['src'], dst={'q': roles['dst']['k']})
+    with pytest.raises(ValueError, match=r"'edge\['a'\]' must have 40 rows, got 39"):
+        message_passing(edges, gate, src=roles['src'], edge={'a': roles['edge']['a'][1:]})
+    with pytest.raises(ValueError, match=r'edge_index of shape \[2, num_edges\], got \[2\]'):
+        message_passing(edges[:, 0], gate, **roles)
+    with pytest.raises(ValueError, match="'graph' has no size: prepare it by ToCSR"):
+        message_passing(edges, gate, edge=roles['edge'])
+    with pytest.raises(IndexError):
+        message_passing(edges, gate, src={n: x[:3] for n, x in roles['src'].items()},
+                        dst=roles['dst'], edge=roles['edge'])
