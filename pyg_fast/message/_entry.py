@@ -15,7 +15,7 @@ from ._capture import Captured, backend
 from ._fallback import Fallback
 from ._ir import Refused
 from ._plan import Plan, describe, plan
-from ._run import Passes, run
+from ._run import Passes, check_not_capturing, run
 
 # Refusals of an entry, by its inputs.
 _MOST_REFUSALS = 32
@@ -33,6 +33,7 @@ def _entry(
 @lru_cache(maxsize=1024)
 def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Stands for an input in the capture, which reads its dtype and the shape of a row only."""
+    check_not_capturing(device)
     with torch.inference_mode(False):
         return torch.empty((2, *shape), dtype=dtype, device=device)
 

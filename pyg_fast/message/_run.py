@@ -211,6 +211,15 @@ def _compiled(text: str, name: str) -> dict[Any, Any]:
     return {}
 
 
+def check_not_capturing(device: torch.device) -> None:
+    """Raises while a CUDA graph is captured: the first call of a message compiles a kernel."""
+    if device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            'a CUDA graph captures the first call of a message: call the layer (and its backward '
+            'pass) once before the capture'
+        )
+
+
 def _launch(
     text: str, name: str, num_warps: int, num_programs: int, tensors: list[Tensor],
     numbers: tuple[int, ...], constants: tuple[Any, ...],
@@ -224,6 +233,7 @@ def _launch(
     )  # fmt: skip
     found = compiled.get(key)
     if found is None:
+        check_not_capturing(tensors[0].device)
         function = _jitted(text, name)[num_programs,]
         compiled[key] = function(*tensors, *numbers, *constants, num_warps=num_warps)
     else:

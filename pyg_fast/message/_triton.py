@@ -507,11 +507,12 @@ class Generator:
     @contextmanager
     def inner(self, size: int) -> Iterator[None]:
         """Allows an index over the inner dimension of a product."""
-        self.loops[_INNER] = size
+        before = self.loops
+        self.loops = {**before, _INNER: size}
         try:
             yield
         finally:
-            del self.loops[_INNER]
+            self.loops = before
 
     def moved(self, at: int, index: tuple) -> tuple[int, tuple]:
         """The value that is the same but for moves, and the place in it."""
@@ -550,7 +551,7 @@ class Generator:
 
     def rows_of(self, raw: Raw) -> str:
         """A block of edges by inner numbers."""
-        key = ('rows', raw)
+        key = ('rows', raw, self.loops[_INNER])
         found = self.find(key)
         if found is None:
             self.uses_edge |= raw.role == 'edge'
@@ -567,7 +568,7 @@ class Generator:
 
     def matrix_of(self, raw: Raw) -> str:
         """A block of inner numbers by columns."""
-        key = ('matrix', raw)
+        key = ('matrix', raw, self.loops[_INNER])
         found = self.find(key)
         if found is None:
             size = self.loops[_INNER]

@@ -488,3 +488,31 @@ def test_inside_of_torch_compile(device: torch.device) -> None:
     torch.testing.assert_close(compiled(x, edges), theirs(x, edges))
     torch.testing.assert_close(ours(x, edges), theirs(x, edges))
     assert ours._last_run == ''
+
+
+def test_cuda_graph(device: torch.device) -> None:
+    """A capture needs a warm-up call, and then replays forward and backward passes."""
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    conv, edges = Gated(strict=True).to(device), prepared(graph(device))
+    x = torch.randn(N, F, device=device, requires_grad=True)
+
+    def step() -> tuple[Tensor, ...]:
+        out = conv(x, edges)
+        return out, *torch.autograd.grad(out.square().sum(), [x, conv.weight])
+
+    first = pytest.raises(RuntimeError, match='a CUDA graph captures the first call of a message')
+    with first, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        step()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        found = step()
+    with torch.no_grad():
+        x.copy_(torch.randn(N, F, device=device))
+    captured.replay()
+    torch.testing.assert_close(found, step())

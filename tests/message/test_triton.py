@@ -1,0 +1,97 @@
+"""Generated CUDA kernels compile for GPUs that this machine need not have."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import conv as pyg
+
+import pyg_fast
+from pyg_fast.message._run import Passes, Recipe, _jitted
+from pyg_fast.message._triton import REDUCE, REDUCE_EXTREME
+
+triton = pytest.importorskip('triton')
+
+
+class Drops(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.nn.functional.dropout((x_i * x_j).softmax(-1), 0.5, self.training)
+
+
+LAYERS = {
+    'ResGated': lambda: pyg.ResGatedGraphConv(64, 64),
+    'GINE': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=16),
+    'GINE of 40': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=40),
+    'PNA': lambda: pyg.PNAConv(64, 64, ['mean', 'max', 'std'], ['identity'], torch.tensor([0, 5])),
+    'FeaSt': lambda: pyg.FeaStConv(64, 8, heads=2),
+    'Drops': Drops,
+}
+
+
+def recipes(name: str) -> Iterator[Recipe]:
+    """The kernels of a training step: that of the forward pass divides long rows."""
+    conv = pyg_fast.accelerate(LAYERS[name]())
+    x, edges = torch.rand(9, 64), torch.randint(9, (2, 30))
+    width = {'GINE': 16, 'GINE of 40': 40}.get(name)
+    conv(x, edges, *([] if width is None else [torch.rand(30, width)]))
+    assert conv._last_run == ''
+    passes = Passes(conv._fused_entry.last)
+    needs = tuple(True for _ in passes.plan.inputs)
+    local = passes.local(needs)
+    yield passes.recipe(passes.forward(local), torch.float32, True)
+    for one, _ in passes.backward(needs, local):
+        yield passes.recipe(one, torch.float32, False)
+
+
+def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capability: int) -> str:
+    """The assembly code of a kernel."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = _jitted(text, name)
+    kinds = {'seed_at': '*i64', 'num_items': 'i32', 'num_programs': 'i32', 'size': 'i32'}
+    kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'group_row', 'long_row'], '*i32')
+    kinds |= {'long_shift': '*i32', 'long_ptr': '*i32', 'num_blocks': 'i32'}
+
+    def kind(parameter: str) -> str:
+        if parameter in constants:
+            return 'constexpr'
+        is_place = re.fullmatch(r'p?arg\d*', parameter)
+        return kinds.get(parameter, '*i32' if is_place else '*fp32')
+
+    names = function.arg_names
+    signature = {parameter: kind(parameter) for parameter in names}
+    values = {(names.index(parameter),): value for parameter, value in constants.items()}
+    aligned = {
+        (k,): [['tt.divisibility', 16]] for k, p in enumerate(names) if signature[p][0] == '*'
+    }
+    out = triton.compile(
+        ASTSource(function, signature, values, aligned),
+        target=GPUTarget('cuda', capability, 32), options={'num_warps': warps},
+    )  # fmt: skip
+    return out.asm['ptx']
+
+
+@pytest.mark.parametrize('capability', [80, 90])
+@pytest.mark.parametrize('name', LAYERS)
+def test_compiles(name: str, capability: int) -> None:
+    for recipe in recipes(name):
+        tile = recipe.tile
+        constants = {'HAS_PERM': True, 'OFFSET': triton.language.int32, 'BE': tile.edges}
+        constants |= {f'B{k}': n for k, n in enumerate(tile.columns)}
+        source = recipe.source
+        ptx = compiled(source.text, source.name, constants, tile.warps, capability)
+        assert f'.target sm_{capability}' in ptx
+
+
+def test_reductions_compile() -> None:
+    kind = triton.language.float32
+    assert compiled(REDUCE, 'message_reduce', {'MEAN': True, 'B': 64, 'ACC': kind}, 1, 80)
+    assert compiled(REDUCE_EXTREME, 'message_reduce_extreme', {'MAX': True, 'B': 64}, 1, 80)
