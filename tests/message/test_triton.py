@@ -28,7 +28,7 @@ class Drops(MessagePassing):
 LAYERS = {
     'ResGated': lambda: pyg.ResGatedGraphConv(64, 64),
     'GINE': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=16),
-    'GINE of 40': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=40),
+    'GINE of 24': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=24),
     'PNA': lambda: pyg.PNAConv(64, 64, ['mean', 'max', 'std'], ['identity'], torch.tensor([0, 5])),
     'FeaSt': lambda: pyg.FeaStConv(64, 8, heads=2),
     'Drops': Drops,
@@ -39,7 +39,7 @@ def recipes(name: str) -> Iterator[Recipe]:
     """The kernels of a training step: that of the forward pass divides long rows."""
     conv = pyg_fast.accelerate(LAYERS[name]())
     x, edges = torch.rand(9, 64), torch.randint(9, (2, 30))
-    width = {'GINE': 16, 'GINE of 40': 40}.get(name)
+    width = {'GINE': 16, 'GINE of 24': 24}.get(name)
     conv(x, edges, *([] if width is None else [torch.rand(30, width)]))
     assert conv._last_run == ''
     passes = Passes(conv._fused_entry.last)
