@@ -17,6 +17,8 @@ from ._ir import Refused
 from ._plan import Plan, describe, plan
 from ._run import Passes, check_not_capturing, run
 
+# Before 2.13, Dynamo does not notice a function of the same code and other defaults.
+torch._dynamo.config.skip_guards_on_constant_func_defaults = False
 # Refusals of an entry, by its inputs.
 _MOST_REFUSALS = 32
 

@@ -51,14 +51,13 @@ def check_inputs(
 def grouped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
     """The graph of an `edge_index`; a prepared one has groups, which divide long rows."""
     graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
-    if (
-        not isinstance(edge_index, EdgeIndex) or not graph.col.is_cuda
-        or graph.groups is not None or is_capturing(edge_index)
-    ):  # fmt: skip
+    if not isinstance(edge_index, EdgeIndex) or not graph.col.is_cuda or graph.groups is not None:
         return graph
     key = ('message_graph', num_src, num_dst, transpose)
     known = cached(edge_index, key)
     if known is None:
+        if is_capturing(edge_index):
+            return graph
         known = graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
         store(edge_index, key, known, wait=True)
     return known

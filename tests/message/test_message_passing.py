@@ -1,6 +1,7 @@
 """Messages that are functions, beside torch operations."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -93,7 +94,9 @@ def test_without_a_kernel(reduce: str, device: torch.device) -> None:
             message_passing(graph, ranks, **roles, reduce=reduce, strict=True)
 
 
-def test_wrong_arguments(device: torch.device) -> None:
+def test_wrong_arguments(
+    device: torch.device, raises: Callable[..., AbstractContextManager]
+) -> None:
     edges, roles, _ = case(device)
     with pytest.raises(ValueError, match="'reduce' must be one of"):
         message_passing(edges, gate, **roles, reduce='median')
@@ -111,6 +114,6 @@ def test_wrong_arguments(device: torch.device) -> None:
         message_passing(edges[:, 0], gate, **roles)
     with pytest.raises(ValueError, match="'graph' has no size: prepare it by ToCSR"):
         message_passing(edges, gate, edge=roles['edge'])
-    with pytest.raises(IndexError):
-        message_passing(edges, gate, src={n: x[:3] for n, x in roles['src'].items()},
-                        dst=roles['dst'], edge=roles['edge'])
+    few = {name: x[:3] for name, x in roles['src'].items()}
+    with raises(IndexError, 'edge_index'):
+        message_passing(edges, gate, src=few, dst=roles['dst'], edge=roles['edge'])
