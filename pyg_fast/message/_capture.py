@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,6 +20,10 @@ _library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
 _library.define('dropout(Tensor x, float p) -> Tensor')
 _library.define('end(Tensor x) -> Tensor')
 _library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
+# As PyG's gathered inputs they need a gradient, and are no leaves.
+torch.library.register_autograd(
+    'pyg_fast_message::lift', lambda ctx, grad: (grad.sum(0, True), None, None, None), lib=_library
+)
 _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
 
@@ -32,14 +37,21 @@ class Captured:
     program: Program = field(compare=False)
     output: int = field(compare=False)
     num_dropouts: int = field(compare=False)
+    autocast: bool = field(compare=False)
     key: str  # the canonical text
 
 
-def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+def backend(check: Callable[['Captured'], None]) -> Callable[..., Any]:
     """What Dynamo calls for a new message. The captured function returns the message and its
-    arguments: what ran inside of it would run under Dynamo, slowly."""
-    captured = _program(graph)
-    return lambda *args: ((captured, args),)
+    arguments: what ran inside of it would run under Dynamo, slowly. `check` may refuse the message,
+    before Dynamo repeats its side effects."""
+
+    def compiled(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        captured = _program(graph)
+        check(captured)
+        return lambda *args: ((captured, args),)
+
+    return compiled
 
 
 def _program(graph: GraphModule) -> Captured:
@@ -48,20 +60,38 @@ def _program(graph: GraphModule) -> Captured:
         # Facts about symbolic sizes, which Dynamo states.
         if node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
-    graph.graph.eliminate_dead_code()
+    _check_autograd(graph)
     captured = [_read(graph, count) for count in EDGES]
     if captured[0].key != captured[1].key:
         raise Refused('the number of edges is used as a number')
     return captured[0]
 
 
+def _check_autograd(graph: GraphModule) -> None:
+    """Refuses what changes gradients: the backward pass is derived from the values alone."""
+    for node in graph.graph.nodes:
+        target = node.target
+        name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
+        if isinstance(target, HigherOrderOperator) or any(part in name for part in _AUTOGRAD):
+            raise Refused(f'{name} in message')
+
+
+_AUTOGRAD = (
+    'detach', '_get_data_attr', 'grad_enabled', 'inference_mode', 'requires_grad', 'register_hook',
+    'retain_grad', 'checkpoint', 'saved_tensors_hooks',
+)  # fmt: skip
+
+
 class _Writes(TorchDispatchMode):
-    """Refuses a message that writes into an input of the edges: it is the user's own tensor, while
-    PyG has gathered those of the nodes."""
+    """Refuses a message that writes into a parameter or an input of the edges: it is the user's
+    own tensor, while PyG has gathered the inputs of nodes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: dict[int, Tensor] = {}  # by storage; kept alive
+
+    def watch(self, *inputs: Any) -> None:
+        self.inputs |= {_storage(x): x for x in inputs if isinstance(x, Tensor)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = {
@@ -75,7 +105,7 @@ class _Writes(TorchDispatchMode):
                 raise Refused('message writes into its input')
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.pyg_fast_message.lift.default and args[2] == 'edge':
-            self.inputs[_storage(out)] = out
+            self.watch(out)
         return out
 
 
@@ -121,7 +151,14 @@ def _read(graph: GraphModule, num_edges: int) -> Captured:
             inputs.append(num_edges if isinstance(example, torch.SymInt) else example)
 
     interpreter = torch.fx.Interpreter(graph)
-    run_on_fakes(interpreter.run, inputs, _Writes())
+    writes = _Writes()
+
+    def watched(*args: Any) -> None:
+        writes.watch(*args)
+        with writes:
+            interpreter.run(*args)
+
+    run_on_fakes(watched, inputs)
 
     def function(*args: Any) -> Any:
         with torch.fx.traceback.preserve_node_meta():
@@ -137,4 +174,5 @@ def _read(graph: GraphModule, num_edges: int) -> Captured:
         (output,) = outputs
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
-    return Captured(program, output, parser.num_dropouts, program.text([output]))
+    autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
+    return Captured(program, output, parser.num_dropouts, autocast, program.text([output]))

@@ -19,8 +19,11 @@ from ._run import Passes, check_not_capturing, run
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
 torch._dynamo.config.skip_guards_on_constant_func_defaults = False
-# Refusals of an entry, by its inputs.
+# Likewise hooks of modules that message calls.
+torch._dynamo.config.skip_nnmodule_hook_guards = False
+# Refusals of an entry, by its inputs. After so many it captures nothing more.
 _MOST_REFUSALS = 32
+_MOST_CAPTURES = 64
 
 
 def _entry(
@@ -33,11 +36,13 @@ def _entry(
 
 
 @lru_cache(maxsize=1024)
-def _stand_in(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Stands for an input in the capture, which reads its dtype and the shape of a row only."""
+def _stand_in(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, requires_grad: bool
+) -> Tensor:
+    """Stands for an input in the capture, which reads no number of it."""
     check_not_capturing(device)
     with torch.inference_mode(False):
-        return torch.empty((2, *shape), dtype=dtype, device=device)
+        return torch.empty((2, *shape), dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 @lru_cache(maxsize=64)
@@ -62,6 +67,8 @@ class Entry:
 
     def __init__(self) -> None:
         self.refused: dict[Any, str] = {}
+        self.num_captures = 0
+        self.reduces: tuple[str, ...] = ()
         self.last: Plan | None = None
         self._compile()
 
@@ -69,7 +76,15 @@ class Entry:
         # Dynamo keeps what it compiled by code object, and facts by its name: one for each entry.
         code = _entry.__code__.replace(co_name=f'message_{next(_numbers)}')
         fresh = types.FunctionType(code, _entry.__globals__)
-        self.compiled = torch.compile(fresh, fullgraph=True, dynamic=False, backend=backend)
+        self.compiled = torch.compile(
+            fresh, fullgraph=True, dynamic=False, backend=backend(self._check)
+        )
+
+    def _check(self, captured: Captured) -> None:
+        self.num_captures += 1
+        if self.num_captures > _MOST_CAPTURES:
+            raise Refused(f'a message that changed {_MOST_CAPTURES} times, such as by a number')
+        _planned(captured, self.reduces)
 
     @property
     def text(self) -> str | None:
@@ -98,10 +113,16 @@ class Entry:
         """
         if self.refused:
             known = self.refused.get(_kind(function, reduces, inputs, other))
+            if known is None and len(self.refused) >= _MOST_REFUSALS:
+                known = next(reversed(self.refused.values()))
             if known is not None:
                 raise Fallback(known)
+        self.reduces = reduces
         device = next(iter(inputs.values())).device
-        named = {key: _stand_in(x.shape[1:], x.dtype, x.device) for key, x in inputs.items()}
+        named = {
+            key: _stand_in(x.shape[1:], x.dtype, x.device, x.requires_grad)
+            for key, x in inputs.items()
+        }
 
         call = (function, _edges(device), named, other)
         try:
@@ -118,6 +139,8 @@ class Entry:
             return run(passes, graph(), args, inputs, seed)
         except Refused as error:
             reason = str(error)
+        except RecursionError:
+            reason = 'too many operations'
         except NotImplementedError as error:
             if 'pyg_fast_message' not in str(error):
                 raise
@@ -129,8 +152,7 @@ class Entry:
             reason = str(inner)
         except TorchDynamoException as error:
             reason = _reason(error)
-        if len(self.refused) < _MOST_REFUSALS:
-            self.refused[_kind(function, reduces, inputs, other)] = reason
+        self.refused[_kind(function, reduces, inputs, other)] = reason
         raise Fallback(reason)
 
 

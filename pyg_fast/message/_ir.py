@@ -128,14 +128,27 @@ class Program:
     def point(self, op: str, *args: int, dtype: str | None = None) -> int:
         """A pointwise operation."""
         shape = broadcast(*(self[arg].shape for arg in args))
+        if dtype is None:
+            dtype = 'bool' if op in BOOLEAN else promoted(self[arg].dtype for arg in args[-2:])
         if op in _NEUTRAL and len(args) == 2:
             for x, other in (args, args[::-1]) if op in ('add', 'mul') else (args,):
                 value = self[other]
                 if value.op == 'const' and self[x].shape == shape and number(value) == _NEUTRAL[op]:
-                    return x
-        if dtype is None:
-            dtype = 'bool' if op in BOOLEAN else promoted(self[arg].dtype for arg in args[-2:])
+                    return self.cast(x, dtype)
+        if op == 'where' and self[args[0]].op == 'const':
+            chosen = args[1] if number(self[args[0]]) else args[2]
+            return self.expand(self.cast(chosen, dtype), shape)
+        if all(self[arg].op == 'const' for arg in args):
+            return self._folded(op, args, shape, dtype)
         return self.add(op, args, (), shape, dtype)
+
+    def _folded(self, op: str, args: Sequence[int], shape: tuple[int, ...], dtype: str) -> int:
+        """The constant that an operation on constants gives."""
+        numbers = [
+            torch.tensor(number(self[arg]), dtype=getattr(torch, self[arg].dtype)) for arg in args
+        ]
+        out = POINTWISE[op](*numbers).to(getattr(torch, dtype)).item()
+        return self.add('const', (), self[self.const(out, 0, dtype)].attrs, shape, dtype)
 
     def view(self, x: int, shape: tuple[int, ...]) -> int:
         """Another shape of the same numbers."""

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ._ir import BINARY, UNARY, Program, Refused, is_float
+from ._ir import BINARY, BOOLEAN, UNARY, Program, Refused, is_float, number
 
 aten = torch.ops.aten
 
@@ -63,6 +63,78 @@ _DECOMPOSED: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+# Torch's decompositions give the right values. The derivatives of these are right, too: finite
+# where that of torch is, and the same at the ends of a range.
+
+
+def _norm(
+    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    if ord not in (1, 2) or dtype is not None:
+        raise Refused(f'a norm of order {ord}')
+    dims = list(range(x.dim())) if dim is None else dim
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    square = (x * x).sum(dims, keepdim)
+    zero = square == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
+
+
+def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    scaled = x * beta
+    low = torch.where(scaled > threshold, threshold, scaled)
+    return torch.where(scaled > threshold, x, low.exp().log1p() / beta)
+
+
+def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    low = torch.where(x > 0, 0.0, x)
+    return torch.where(x > 0, x * scale, (low * input_scale).expm1() * (alpha * scale))
+
+
+def _hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Tensor:
+    return torch.where(x <= low, low, torch.where(x >= high, high, x))
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, x / 6 + 0.5))
+
+
+def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    for bound in (low, high):
+        if bound is not None and not isinstance(bound, (int, float)):
+            raise Refused('clamp by a tensor')
+    if low is not None:
+        x = torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def raise_refused(*args: Any, **kwargs: Any) -> Any:
+        raise Refused(f'{name} has no kernel')
+
+    return raise_refused
+
+
+_DECOMPOSED |= {
+    aten.linalg_vector_norm.default: _norm, aten.softplus.default: _softplus,
+    aten.elu.default: _elu, aten.hardtanh.default: _hardtanh,
+    aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha),
+    aten.hardsigmoid.default: _hardsigmoid, aten.clamp.default: _clamp,
+    aten.clamp_min.default: lambda x, low: _clamp(x, low),
+    aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
+    aten.mish.default: lambda x: x * _softplus(x).tanh(),
+    **{
+        op: _refused(op.__name__)
+        for op in (
+            aten.sinc.default, aten.logit.default, aten.special_entr.default,
+            aten.huber_loss.default, aten.smooth_l1_loss.default, aten.hardswish.default,
+            aten.softshrink.default, aten.hardshrink.default, aten.norm.ScalarOpt_dim,
+            aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
+        )
+    },
+}  # fmt: skip
+
+
 class Like(NamedTuple):
     """Stands for a tensor. Autocast depends on the device."""
 
@@ -80,11 +152,9 @@ def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) 
         return make_fx(fn, decomposition_table=_DECOMPOSED, tracing_mode='real')(*fakes)
 
 
-def run_on_fakes(
-    fn: Callable[..., Any], inputs: Sequence[Any], watch: AbstractContextManager
-) -> None:
-    """Calls a function without computing anything, while `watch` sees torch's operators."""
-    with _on_fakes(inputs) as fakes, watch:
+def run_on_fakes(fn: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    """Calls a function without computing anything."""
+    with _on_fakes(inputs) as fakes:
         fn(*fakes)
 
 
@@ -223,10 +293,19 @@ class Parser:
         )
         dim = dim % max(full, 1)
         if self._on_edges(node):
+            self._check_rows(node)
             dim -= 1
             if dim < 0:
                 raise Refused(f'{node.target} along the edges')
         return dim
+
+    def _check_rows(self, node: Node) -> None:
+        """Refuses several rows for each edge: their dimensions count otherwise."""
+        for each in (node, *node.all_input_nodes):
+            meta = each.meta.get('val')
+            rows = meta.shape[0] if isinstance(meta, Tensor) and meta.dim() else 0
+            if rows % self.num_edges == 0 and rows > self.num_edges:
+                raise Refused(f'{node.target} of several rows for each edge')
 
     def _call(self, node: Node) -> Any:
         program, target = self.program, node.target
@@ -267,12 +346,12 @@ class Parser:
             return self._linear(node)
         return self._shaped(node)
 
-    def _filled(self, node: Node, number: Any) -> int:
+    def _filled(self, node: Node, value: Any) -> int:
         """A tensor of one number."""
-        if not isinstance(number, (int, float, bool)):
-            raise Refused(f'{node.target} of a {type(number).__name__}')
+        if not isinstance(value, (int, float, bool)):
+            raise Refused(f'{node.target} of a {type(value).__name__}')
         dtype = _name(node.meta['val'].dtype)
-        const = self.program[self._const(number, 0, dtype)]
+        const = self.program[self._const(value, 0, dtype)]
         return self.program.add('const', (), const.attrs, self._trailing(node), dtype)
 
     def _dropout(self, node: Node) -> int:
@@ -310,7 +389,23 @@ class Parser:
                 self._float(each)
             if not is_float(dtype):
                 raise Refused(f'arithmetic of {dtype}')
+        else:
+            if op not in BOOLEAN:
+                raise Refused('arithmetic of bool')
+            a, b = self._exact(a, b), self._exact(b, a)
         return self._checked(program.point(op, a, b, dtype=dtype), node)
+
+    def _exact(self, x: int, other: int) -> int:
+        """An integer, in a dtype in which it compares as an integer."""
+        own, against = self.program[x], self.program[other]
+        if is_float(own.dtype) or own.dtype == 'bool':
+            return x
+        limit = abs(number(against)) if against.op == 'const' else math.inf
+        if limit < 2**24:  # Rounding does not carry an integer over this number.
+            return x
+        if own.dtype == 'int64' and limit >= 2**53:
+            raise Refused('a comparison of int64')
+        return self.program.cast(x, 'float64')
 
     def _linear(self, node: Node) -> int:
         program = self.program
@@ -405,6 +500,7 @@ class Parser:
             order[a % rank], order[b % rank] = order[b % rank], order[a % rank]
         if self._on_edges(node):
             self._trailing(node)
+            self._check_rows(node)
             if order[0] != 0:
                 raise Refused('an exchange of the dimension of edges')
             order = [k - 1 for k in order[1:]]
@@ -429,6 +525,7 @@ class Parser:
         program = self.program
         args: Any = node.args
         trailing, rank = self._trailing(node), node.meta['val'].dim()
+        self._check_rows(node)
         dim = args[2] % rank - 1 if self._on_edges(node) else args[2] % rank
         size = trailing[dim]
         if node.target is aten.select_backward.default:
@@ -498,8 +595,8 @@ class Parser:
         out = program.reduce(kind, x, places)
         if target is aten.mean.dim:
             count = math.prod(program[x].shape[k] for k in places)
-            number = self._const(count, len(program[out].shape), program[out].dtype)
-            out = program.point('div', out, number)
+            divisor = self._const(count, len(program[out].shape), program[out].dtype)
+            out = program.point('div', out, divisor)
         # A number of flags is small: exact in every dtype.
         dtype = 'float32' if counts else _name(node.meta['val'].dtype)
         return program.cast(program.view(out, self._trailing(node)), dtype)

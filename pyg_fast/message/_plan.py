@@ -13,6 +13,8 @@ from ._parse import EDGES, Like, Parser, trace
 
 # The most raw inputs of a linear map that kernels compute edge by edge.
 MOST_EDGE_INPUTS = 128
+# A longer sum keeps its order.
+_MOST_TERMS = 64
 _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
 
 
@@ -52,6 +54,7 @@ class Plan(NamedTuple):
     inputs: tuple[Input, ...]
     kernel: Program
     reduces: tuple[str, ...]
+    acc: str  # dtype of the arithmetic
     outputs: tuple[Output, ...]
     tail: Tail | None
     dtype: str
@@ -76,6 +79,7 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
     tail = None
     if set(reduces) <= {'sum', 'mean'} and len(reduces) == 1:
         output, tail = _sunk(program, output)
+    acc = _check_dtypes(program, output, captured.autocast)
     heavy = _heavy(program, output)
     kernel = Program()
     inputs: list[Input] = []
@@ -98,6 +102,9 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
             out = _lowered(kernel, mapped(value.args[0]), mapped(value.args[1]), value.shape)
         elif value.op == 'cast':
             out = mapped(value.args[0])
+            if program[value.args[0]].dtype == 'bool':
+                one, zero = (kernel.const(n, len(value.shape), value.dtype) for n in (1, 0))
+                out = kernel.point('where', out, one, zero, dtype=value.dtype)
         else:
             args = [mapped(arg) for arg in value.args]
             out = kernel.add(value.op, args, value.attrs, value.shape, value.dtype)
@@ -113,11 +120,35 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
             outputs.append(Output(kernel.point('mul', body, body, dtype=wide), 'mean', wide))
         else:
             exact = reduce == 'mean' and 'var' in reduces
+            exact |= tail is not None
             outputs.append(Output(body, reduce, wide if exact else value.dtype))
     return Plan(
-        program, tuple(inputs), kernel, tuple(reduces), tuple(outputs), tail, value.dtype,
+        program, tuple(inputs), kernel, tuple(reduces), acc, tuple(outputs), tail, value.dtype,
         captured.num_dropouts,
     )  # fmt: skip
+
+
+_WIDTHS = {'bfloat16': 1, 'float16': 1, 'float32': 2, 'float64': 3}
+
+
+def _check_dtypes(p: Program, output: int, autocast: bool) -> str:
+    """The dtype of the arithmetic, which is the widest of all values. A conversion of the user to a
+    narrower dtype than that of any input rounds or overflows on purpose: it is refused."""
+    reachable = [at for at in p.reachable([output]) if p[at].op != 'const']
+    for at in reachable:
+        if p[at].op == 'load' and p[at].dtype not in (*_WIDTHS, 'int32', 'int64', 'bool'):
+            raise Refused(f'an input of {p[at].dtype}')
+    least = min(
+        (_WIDTHS[p[at].dtype] for at in reachable if p[at].op == 'load' and is_float(p[at].dtype)),
+        default=1,
+    )
+    for at in reachable:
+        if p[at].op == 'cast' and not autocast and is_float(p[at].dtype):
+            before = _WIDTHS.get(p[p[at].args[0]].dtype, 0)
+            if _WIDTHS[p[at].dtype] < min(before, least):
+                raise Refused(f'a conversion to {p[at].dtype}')
+    wide = any(p[at].dtype == 'float64' and (p.level(at) or p[at].op != 'load') for at in reachable)
+    return 'float64' if wide else 'float32'
 
 
 def sums_of(reduces: Iterable[str]) -> list[str]:
@@ -159,16 +190,16 @@ def _combined(p: Program, at: int) -> int:
     that they are added once per node; a bias goes to one of them."""
     terms: list[tuple[int, bool]] = []
     shape, dtype = p[at].shape, p[at].dtype
-
-    def collect(each: int, minus: bool) -> None:
+    stack = [(at, False)]
+    while stack:
+        each, minus = stack.pop()
         value = p[each]
         if value.op in ('add', 'sub') and value.shape == shape:
-            collect(value.args[0], minus)
-            collect(value.args[1], minus != (value.op == 'sub'))
+            stack += [(value.args[1], minus != (value.op == 'sub')), (value.args[0], minus)]
         else:
             terms.append((each, minus))
-
-    collect(at, False)
+        if len(terms) > _MOST_TERMS:
+            return at
     mapped = [each for each, _ in terms if p[each].op == 'mm' and p.level(each) in (SRC, DST)]
     if len(terms) < 3 or not mapped:
         return at

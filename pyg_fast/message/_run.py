@@ -13,6 +13,7 @@ from torch import Tensor
 from ..graph.graph import Graph
 from ..graph.groups import Groups
 from ..ops._saved import save, saved
+from ..ops._transforms import is_batched
 from ._cpu import Code, encode, run_pass_cpu
 from ._inputs import ends_of
 from ._ir import DST, SRC, Program, Refused, is_float
@@ -395,7 +396,7 @@ class FusedMessage(torch.autograd.Function):
         ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, *inputs: Tensor
     ) -> Any:
         needs = tuple(ctx.needs_input_grad[3:])
-        acc = _acc_dtype(inputs)
+        acc: torch.dtype = getattr(torch, passes.plan.acc)
         inputs = tuple(t.contiguous() for t in inputs)
         local = passes.local(needs)
         one = passes.forward(local)
@@ -412,7 +413,8 @@ class FusedMessage(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         passes, needs, acc = ctx.passes, ctx.needs, ctx.acc
         graph, seed, inputs, local, chosen = saved(ctx)
-        if torch.is_grad_enabled():  # create_graph=True
+        # create_graph=True, or several gradients at once.
+        if torch.is_grad_enabled() or any(map(is_batched, grads)):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
             return None, None, None, *exact
         plan = passes.plan
@@ -437,10 +439,6 @@ class FusedMessage(torch.autograd.Function):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])
         return None, None, None, *out
-
-
-def _acc_dtype(inputs: Sequence[Tensor]) -> torch.dtype:
-    return torch.float64 if any(t.dtype == torch.float64 for t in inputs) else torch.float32
 
 
 def _by_role(plan: Plan, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:
@@ -469,17 +467,18 @@ def _differentiable(
     chosen: tuple[Tensor | None, ...], needs: tuple[bool, ...], grads: tuple[Tensor, ...],
     acc: torch.dtype,
 ) -> list[Tensor | None]:  # fmt: skip
-    """Gradients in torch operations, for another derivative."""
-    plan = passes.plan
-    inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
+    """Gradients in torch operations, for another derivative, or several at once."""
+    plan, create_graph = passes.plan, torch.is_grad_enabled()
     keeps = {}
     for at in plan.kernel.reachable([output.at for output in plan.outputs]):
         if plan.kernel[at].op == 'keep':
             (keeps[at],), _ = run_pass(passes, passes.kept(at), graph, {}, acc, seed)
-    outs = unfused(plan, graph, inputs, keeps, chosen)
+    with torch.enable_grad():
+        inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
+        outs = unfused(plan, graph, inputs, keeps, chosen)
     wanted = [t for t, needed in zip(inputs, needs, strict=True) if needed]
     found = iter(torch.autograd.grad(
-        outs, wanted, grads, create_graph=True, allow_unused=True, materialize_grads=True,
+        outs, wanted, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True,
     ))  # fmt: skip
     return [next(found) if needed else None for needed in needs]
 
@@ -543,6 +542,10 @@ def run(
 ) -> list[Tensor]:  # fmt: skip
     """The aggregated message, for the arguments of the captured function and its inputs of nodes
     and edges."""
+    device = graph.col.device.type
+    if torch.is_autocast_enabled(device):  # The plan has its conversions.
+        with torch.autocast(device, enabled=False):
+            return run(passes, graph, args, named, seed)
     plan = passes.plan
     values = _prologue(passes, args, named, graph)
     inputs = values[: len(plan.inputs)]
@@ -551,7 +554,8 @@ def run(
     else:
         inputs = [x.contiguous() for x in inputs]
         known = _by_role(plan, inputs)
-        outs, _ = run_pass(passes, passes.forward(()), graph, known, _acc_dtype(inputs), seed)
+        acc = getattr(torch, plan.acc)
+        outs, _ = run_pass(passes, passes.forward(()), graph, known, acc, seed)
     if plan.tail is not None:
         (out,) = outs
         weight = values[len(plan.inputs)]

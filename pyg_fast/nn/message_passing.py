@@ -167,6 +167,8 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
                 other[name] = value
         if value is inspect.Parameter.empty:
             raise Fallback(f"'{name}' is missing")
+    if not any(role == 'src' for role, _ in inputs):  # PyG accepts any numbers of sources then.
+        raise Fallback('message reads no source')
     num_dst = sizes[i] if sizes[i] is not None else sizes[j]
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
     if num_dst is None or num_src is None:
@@ -189,6 +191,9 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     parts = _parts(conv.aggr_module)
     reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts))
     sums = dict(zip(reduces, entry(conv.message, graph, reduces, inputs, other), strict=True))
+    rank = sums[reduces[0]].dim()
+    if conv.node_dim % rank != 0:
+        raise Fallback(f'node_dim={conv.node_dim} of a message of {rank} dimensions')
     out = _aggregated(conv.aggr_module, parts, sums, graph)
     return conv.update(out, **update)
 
@@ -199,7 +204,8 @@ def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose:
     known = None
     if not isinstance(edge_index, EdgeIndex):
         known = conv.__dict__.get('_forward_graphs')
-    by = (id(edge_index), edge_index._version, num_src, num_dst, transpose)
+    version = None if edge_index.is_inference() else edge_index._version
+    by = (id(edge_index), version, num_src, num_dst, transpose)
     if known is not None and by in known:
         return known[by][1]
     graph = grouped(edge_index, num_src, num_dst, transpose)

@@ -12,6 +12,11 @@ def transforms_active() -> bool:
     return _functorch_active() or forward_ad._current_level >= 0
 
 
+def is_batched(x: torch.Tensor) -> bool:
+    """Whether a gradient stands for several, as with `is_grads_batched=True`."""
+    return torch._C._functorch.is_legacy_batchedtensor(x)
+
+
 def check_no_forward_ad() -> None:
     """Raises RuntimeError in a backward pass that would lose tangents."""
     if forward_ad._current_level >= 0:

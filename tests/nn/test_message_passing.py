@@ -160,7 +160,7 @@ AGGRS = ['sum', 'mean', 'max', ['min', 'sum']]
 
 
 def check_random(seed: int, device: torch.device, num_calls: int) -> str:
-    """Why PyG's code ran, if it did; an attribute, a parameter and the mode change between calls."""
+    """Why PyG's code ran, or ''. An attribute, a parameter and the mode change between calls."""
     torch.manual_seed(seed)
     theirs = Random(seed, AGGRS[seed % len(AGGRS)]).to(device, torch.float64)
     ours, edges = fused(theirs), graph(device, seed)
@@ -252,6 +252,8 @@ def test_variance_of_halves(device: torch.device) -> None:
 
 
 def test_casts_in_a_message(device: torch.device) -> None:
+    """A message keeps a wider dtype; one that rounds on purpose is PyG's."""
+
     class Casts(FusedMessagePassing):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             return self.propagate(edge_index, x=x)
@@ -259,11 +261,14 @@ def test_casts_in_a_message(device: torch.device) -> None:
         def message(self, x_j: Tensor) -> Tensor:
             return x_j.float() * 2
 
-    x, edges = torch.randn(N, F, dtype=torch.float64, device=device), graph(device)
+    x, edges = torch.randn(N, F, dtype=torch.half, device=device), graph(device)
     out = Casts(strict=True).to(device)(x, edges)
     expected = MessagePassing.propagate(Casts(), edges, x=x)
     assert out.dtype == expected.dtype == torch.float32
     torch.testing.assert_close(out, expected)
+    conv = Casts()
+    conv(x.double(), edges)
+    assert 'a conversion to float32' in conv._last_run
 
 
 def test_second_derivative(device: torch.device) -> None:

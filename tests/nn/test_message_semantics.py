@@ -1,0 +1,241 @@
+"""Messages whose meaning is easily lost: a kernel gives PyG's result, or PyG's code runs."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_fast import accelerate
+
+N, E, C = 7, 24, 4
+
+
+def edges(device: torch.device) -> Tensor:
+    """With a self-loop and two isolated nodes."""
+    out = torch.randint(N - 2, (2, E), generator=torch.Generator().manual_seed(0))
+    out[:, 0] = 1
+    return out.to(device)
+
+
+class Sign(torch.autograd.Function):
+    """The straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def discarded(x_j: Tensor) -> Tensor:
+    out = x_j * 3
+    out.add_(1)
+    out[:, 0].mul_(2)
+    F.relu(out, inplace=True)
+    return out
+
+
+def stopped(x_j: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = x_j * 2
+    return gate * x_j
+
+
+def hooked(x_j: Tensor) -> Tensor:
+    out = x_j * 2
+    out.register_hook(lambda grad: grad * 3)
+    return out
+
+
+def deep(x_j: Tensor) -> Tensor:
+    for _ in range(30):
+        x_j = (x_j + x_j.tanh() + x_j) / 3
+    return x_j
+
+
+MESSAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    'in-place, result unused': discarded,
+    'detach': lambda x_j: x_j * x_j.detach(),
+    'no_grad': stopped,
+    'autograd function': lambda x_j: Sign.apply(x_j),
+    'hook': hooked,
+    'requires_grad': lambda x_j: x_j * 2 if x_j.requires_grad else x_j,
+    'is_leaf': lambda x_j: x_j * 2 if x_j.is_leaf else x_j,
+    'rows of halves': lambda x_j: x_j.view(-1, 2).sum(-1).view(-1, 2),
+    'columns of halves': lambda x_j: x_j.view(-1, 2)[:, 1:].view(-1, 2),
+    'wider': lambda x_j: (x_j.double() * 1e2).exp().log(),
+    'cancels': lambda x_j: ((x_j.double() + 1e8) - 1e8).float(),
+    'rounds': lambda x_j: (x_j * 10).half().float(),
+    'mean of flags': lambda x_j: ((x_j > 0) * 1.0).mean(-1, keepdim=True) * x_j,
+    'sum of flags': lambda x_j: ((x_j > 0) + (x_j < 1)) * x_j,
+    'wide constant': lambda x_j: x_j * torch.ones(1, dtype=torch.float64, device=x_j.device),
+    'norm': lambda x_j: (x_j - x_j.roll(0)).norm(dim=-1, keepdim=True) + x_j.norm(dim=-1)[:, None],
+    'normalize': lambda x_j: F.normalize(x_j - x_j.mean(-1, keepdim=True), dim=-1),
+    'softplus': lambda x_j: F.softplus(x_j * 100),
+    'elu': lambda x_j: F.elu(x_j * 100) + F.selu(x_j * 100) + F.celu(x_j * 100, 0.5),
+    'borders': lambda x_j: F.relu6(x_j.round()) + F.hardtanh(x_j.round()) + x_j.clamp(-1, 1),
+    'hardsigmoid': lambda x_j: F.hardsigmoid(x_j.round() * 3),
+    'three dimensions': lambda x_j: x_j.view(-1, 2, 2),
+    'deep': deep,
+    'constants': lambda x_j: (x_j * 2 - torch.ones(C, device=x_j.device) * 2) * x_j,
+}  # fmt: skip
+
+
+class Layer(MessagePassing):
+    def __init__(self, fn: Callable[..., Tensor], aggr: str = 'sum') -> None:
+        super().__init__(aggr, node_dim=0)
+        self.fn = fn
+        self.lin = torch.nn.Linear(C, C)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.fn(x_j)
+
+
+def compare(theirs: Any, x: Tensor, graph: Tensor, ours: Any = None) -> Any:
+    """Runs both; returns the accelerated layer."""
+    ours = accelerate(copy.deepcopy(theirs)) if ours is None else ours
+    results = []
+    for conv in (theirs, ours):
+        leaf = x.clone().requires_grad_()
+        out = conv(leaf, graph)
+        weight = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)
+        (grad,) = torch.autograd.grad(out, leaf, weight.to(out.dtype))
+        results.append((out.detach(), grad))
+    torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=2e-5)
+    return ours
+
+
+@pytest.mark.parametrize('name', MESSAGES)
+def test_meaning(name: str, device: torch.device) -> None:
+    x = torch.randn(N, C, generator=torch.Generator().manual_seed(1)).to(device)
+    x[0], x[1] = 1, torch.tensor([2, -1, 0.5, 3])
+    theirs = Layer(MESSAGES[name]).to(device)
+    compare(theirs, x, edges(device))
+
+
+def test_no_grad_message(device: torch.device) -> None:
+    theirs = Layer(torch.no_grad()(lambda x_j: x_j * 2))
+    ours = accelerate(copy.deepcopy(theirs))
+    x = torch.randn(N, C, device=device, requires_grad=True)
+    assert ours(x, edges(device)).requires_grad is theirs(x, edges(device)).requires_grad is False
+
+
+def test_hooks_of_modules(device: torch.device) -> None:
+    """Those registered after the first call, too."""
+
+    class Mapped(Layer):
+        def message(self, x_j: Tensor) -> Tensor:
+            return self.lin(x_j).tanh()
+
+    theirs = Mapped(lambda x_j: x_j).to(device)
+    x, ours = torch.randn(N, C, device=device), None
+    for _ in range(2):
+        ours = compare(theirs, x, edges(device), ours)
+        for conv in (theirs, ours):
+            conv.lin.register_forward_hook(lambda module, args, out: out * 5)
+
+
+def test_writes_to_buffers(device: torch.device) -> None:
+    class Counts(Layer):
+        def message(self, x_j: Tensor) -> Tensor:
+            self.steps.add_(1)
+            return x_j * self.steps
+
+    conv = Counts(lambda x_j: x_j)
+    conv.register_buffer('steps', torch.zeros(1))
+    ours = accelerate(conv.to(device))
+    for _ in range(3):
+        ours(torch.ones(N, C, device=device), edges(device))
+    assert ours.steps.item() == 3
+
+
+def test_side_effects_of_refused_messages(device: torch.device) -> None:
+    class Counts(Layer):
+        count = 0
+
+        def message(self, x_j: Tensor) -> Tensor:
+            self.count += 1
+            return (x_j * x_j).tanh() @ self.lin.weight
+
+    ours = accelerate(Counts(lambda x_j: x_j, 'max').to(device))
+    for _ in range(3):
+        ours(torch.ones(N, C, device=device), edges(device))
+    assert ours.count == 3
+
+
+@pytest.mark.parametrize('dtype', [torch.int64, torch.int32, torch.int16, torch.uint8])
+def test_integers(dtype: torch.dtype, device: torch.device) -> None:
+    """Numbers that float32 or float64 would round compare as integers."""
+
+    class Later(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor, t: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, t=t.view(-1, 1))
+
+        def message(self, x_j: Tensor, t_i: Tensor, t_j: Tensor) -> Tensor:
+            return torch.where(t_i < t_j, x_j, -x_j) * torch.where(t_j == 3, 2.0, 1.0)
+
+    start = {torch.int64: 2**60, torch.int32: 2**30}.get(dtype, 0)
+    t = (start + torch.arange(N, device=device) % 5).to(dtype)
+    theirs, x = Later().to(device), torch.randn(N, C, device=device)
+    found = accelerate(copy.deepcopy(theirs))(x, edges(device), t)
+    torch.testing.assert_close(found, theirs(x, edges(device), t))
+
+
+def test_inference_mode(device: torch.device) -> None:
+    theirs = Layer(lambda x_j: x_j.tanh()).to(device)
+    ours = accelerate(copy.deepcopy(theirs))
+    with torch.inference_mode():
+        x, graph = torch.randn(N, C, device=device), edges(device)
+        torch.testing.assert_close(ours(x, graph), theirs(x, graph))
+
+
+def test_several_gradients_at_once(device: torch.device) -> None:
+    theirs = Layer(lambda x_j: x_j.tanh()).to(device)
+    ours, graph = accelerate(copy.deepcopy(theirs)), edges(device)
+    x = torch.randn(N, C, device=device)
+    found, expected = (
+        torch.autograd.functional.jacobian(lambda x: conv(x, graph), x, vectorize=True)  # noqa: B023
+        for conv in (ours, theirs)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_sources_that_no_message_reads(device: torch.device) -> None:
+    class Own(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=(None, x))
+
+        def message(self, x_i: Tensor) -> Tensor:
+            return x_i * 2
+
+    graph, x = edges(device), torch.randn(N, C, device=device)
+    graph[0] += 100
+    torch.testing.assert_close(accelerate(Own())(x, graph), Own()(x, graph))
+
+
+def test_changing_numbers_end_in_pyg(device: torch.device) -> None:
+    """Each of them is another kernel: after many of them PyG's code runs."""
+    from pyg_fast.message import _entry
+
+    theirs = Layer(lambda x_j: x_j).to(device)
+    ours, graph = accelerate(copy.deepcopy(theirs)), edges(device)
+    x = torch.ones(N, C, device=device)
+    most, _entry._MOST_CAPTURES = _entry._MOST_CAPTURES, 2
+    try:
+        for scale in (1.0, 2.0, 3.0, 4.0):
+            for conv in (theirs, ours):
+                conv.fn = lambda x_j, scale=scale: x_j * scale
+            torch.testing.assert_close(ours(x, graph), theirs(x, graph))
+    finally:
+        _entry._MOST_CAPTURES = most
+    assert 'changed' in ours._last_run
