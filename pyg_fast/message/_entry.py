@@ -40,7 +40,7 @@ def _stand_in(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, requires_grad: bool
 ) -> Tensor:
     """Stands for an input in the capture, which reads no number of it."""
-    check_not_capturing(device)
+    check_not_capturing()
     with torch.inference_mode(False):
         return torch.empty((2, *shape), dtype=dtype, device=device, requires_grad=requires_grad)
 
@@ -81,6 +81,7 @@ class Entry:
         )
 
     def _check(self, captured: Captured) -> None:
+        check_not_capturing()
         self.num_captures += 1
         if self.num_captures > _MOST_CAPTURES:
             raise Refused(f'a message that changed {_MOST_CAPTURES} times, such as by a number')
@@ -148,7 +149,7 @@ class Entry:
         except BackendCompilerFailed as error:
             inner = error.inner_exception
             if not isinstance(inner, Refused):
-                raise
+                raise inner from None
             reason = str(inner)
         except TorchDynamoException as error:
             reason = _reason(error)

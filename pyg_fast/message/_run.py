@@ -212,9 +212,9 @@ def _compiled(text: str, name: str) -> dict[Any, Any]:
     return {}
 
 
-def check_not_capturing(device: torch.device) -> None:
+def check_not_capturing() -> None:
     """Raises while a CUDA graph is captured: the first call of a message compiles a kernel."""
-    if device.type == 'cuda' and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             'a CUDA graph captures the first call of a message: call the layer (and its backward '
             'pass) once before the capture'
@@ -234,7 +234,7 @@ def _launch(
     )  # fmt: skip
     found = compiled.get(key)
     if found is None:
-        check_not_capturing(tensors[0].device)
+        check_not_capturing()
         function = _jitted(text, name)[num_programs,]
         compiled[key] = function(*tensors, *numbers, *constants, num_warps=num_warps)
     else:
