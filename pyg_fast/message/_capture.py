@@ -35,11 +35,21 @@ class Captured:
     key: str  # the canonical text
 
 
-def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+def backend(
+    graph: GraphModule, examples: list[Any], *, num_writes: int = 0
+) -> Callable[..., Any]:
     """What Dynamo calls for a new message. The captured function returns the message and its
-    arguments: what ran inside of it would run under Dynamo, slowly."""
+    arguments: what ran inside of it would run under Dynamo, slowly.
+
+    Attributes that the message sets become None, if there are exactly `num_writes`."""
+    (output,) = (node for node in graph.graph.nodes if node.op == 'output')
+    outputs: Any = output.args[0]
+    if len(outputs) != 1 + num_writes:
+        raise Refused('message sets an attribute or a global')
+    (message,) = (node for node in outputs if 'pyg_fast_message.end' in str(node.target))
+    output.args = ((message,),)
     captured = _program(graph)
-    return lambda *args: ((captured, args),)
+    return lambda *args: tuple((captured, args) if node is message else None for node in outputs)
 
 
 def _program(graph: GraphModule) -> Captured:
@@ -131,10 +141,7 @@ def _read(graph: GraphModule, num_edges: int) -> Captured:
     program = Program()
     parser = Parser(program, num_edges)
     with torch.no_grad():
-        outputs = parser.read(trace(function, inputs))
-        if len(outputs) > 1:
-            raise Refused('message sets an attribute or a global')
-        (output,) = outputs
+        (output,) = parser.read(trace(function, inputs))
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
     return Captured(program, output, parser.num_dropouts, program.text([output]))
