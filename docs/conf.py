@@ -16,6 +16,7 @@ extensions = [
     'sphinx.ext.mathjax',
     'sphinx.ext.napoleon',
     'myst_parser',  # for the one page that a program writes
+    'layers',
     'results',
 ]
 exclude_patterns = ['_build']

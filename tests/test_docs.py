@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import sys
 import textwrap
@@ -198,6 +199,10 @@ def test_sphinx_builds_without_warnings(tmp_path: Path) -> None:
     page = (tmp_path / 'html/api/nn.html').read_text()
     assert all(f'id="pyg_fast.nn.{name}"' in page for name in pyg_fast.nn.__all__)
     assert '<td>' in (tmp_path / 'html/systems/paths.html').read_text()
+    layers = (tmp_path / 'html/systems/layers.html').read_text()
+    record = json.loads((DOCS / 'systems/layers.json').read_text())
+    assert layers.count('<tr') == 1 + len(record)
+    assert all(row['layer'] in layers for row in record)
     assert '.svg' in (tmp_path / 'html/performance.html').read_text()
 
 

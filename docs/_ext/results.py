@@ -52,7 +52,7 @@ class Result(SphinxDirective):
 
     def parsed(self, lines: list[str]) -> list[nodes.Node]:
         holder = nodes.container()
-        self.state.nested_parse(StringList(lines, source=self.arguments[0]), 0, holder)
+        self.state.nested_parse(StringList(lines, source=self.name), 0, holder)
         return holder.children
 
 

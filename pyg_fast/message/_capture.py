@@ -41,15 +41,25 @@ class Captured:
     key: str  # the canonical text
 
 
-def backend(check: Callable[['Captured'], None]) -> Callable[..., Any]:
+def backend(check: Callable[['Captured'], None], num_writes: int = 0) -> Callable[..., Any]:
     """What Dynamo calls for a new message. The captured function returns the message and its
-    arguments: what ran inside of it would run under Dynamo, slowly. `check` may refuse the message,
-    before Dynamo repeats its side effects."""
+    arguments: what ran inside of it would run under Dynamo, slowly.
+
+    Args:
+        check: May refuse the message, before Dynamo repeats its side effects.
+        num_writes: How many attributes the message sets, exactly; they become None.
+    """
 
     def compiled(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        (output,) = (node for node in graph.graph.nodes if node.op == 'output')
+        outs: Any = output.args[0]
+        if len(outs) != 1 + num_writes:
+            raise Refused('message sets an attribute or a global')
+        (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
+        output.args = ((message,),)
         captured = _program(graph)
         check(captured)
-        return lambda *args: ((captured, args),)
+        return lambda *args: tuple((captured, args) if node is message else None for node in outs)
 
     return compiled
 
@@ -168,10 +178,7 @@ def _read(graph: GraphModule, num_edges: int) -> Captured:
     program = Program()
     parser = Parser(program, num_edges)
     with torch.no_grad():
-        outputs = parser.read(trace(function, inputs))
-        if len(outputs) > 1:
-            raise Refused('message sets an attribute or a global')
-        (output,) = outputs
+        (output,) = parser.read(trace(function, inputs))
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))

@@ -27,12 +27,19 @@ _MOST_CAPTURES = 64
 
 
 def _entry(
-    function: Any, edges: Tensor, inputs: dict[tuple[str, str], Tensor], other: dict[str, Any]
-) -> Tensor:
+    function: Any, edges: Tensor, inputs: dict[tuple[str, str], Tensor], other: dict[str, Any],
+    node_dim: int,
+) -> Tensor:  # fmt: skip
     values = dict(other)
     for (role, name), value in inputs.items():
-        values[name] = torch.ops.pyg_fast_message.lift(value, edges, role, name)
-    return torch.ops.pyg_fast_message.end(function(**values))
+        lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
+        if role != 'edge' and node_dim not in (0, -lifted.dim()):
+            lifted = lifted.movedim(0, node_dim)
+        values[name] = lifted
+    out = function(**values)
+    if -out.dim() < node_dim != 0:
+        out = out.movedim(node_dim, 0)
+    return torch.ops.pyg_fast_message.end(out)
 
 
 @lru_cache(maxsize=1024)
@@ -65,7 +72,8 @@ def _planned(captured: Captured, reduces: tuple[str, ...]) -> Passes:
 class Entry:
     """Captures functions of one code on the first call, and whenever what they read has changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_writes: int = 0) -> None:
+        self.num_writes = num_writes
         self.refused: dict[Any, str] = {}
         self.num_captures = 0
         self.reduces: tuple[str, ...] = ()
@@ -77,7 +85,7 @@ class Entry:
         code = _entry.__code__.replace(co_name=f'message_{next(_numbers)}')
         fresh = types.FunctionType(code, _entry.__globals__)
         self.compiled = torch.compile(
-            fresh, fullgraph=True, dynamic=False, backend=backend(self._check)
+            fresh, fullgraph=True, dynamic=False, backend=backend(self._check, self.num_writes)
         )
 
     def _check(self, captured: Captured) -> None:
@@ -99,6 +107,7 @@ class Entry:
         reduces: tuple[str, ...],
         inputs: dict[tuple[str, str], Tensor],
         other: dict[str, Any],
+        node_dim: int = 0,
     ) -> list[Tensor]:
         """The aggregated message.
 
@@ -108,6 +117,8 @@ class Entry:
             reduces: `sum`, `mean`, `max`, `min` or `var`.
             inputs: Inputs by role (`src`, `dst`, `edge`) and name of the argument.
             other: All other arguments.
+            node_dim: The dimension of edges in the values of the message. Inputs and result of the
+                entry have nodes and edges first.
 
         Raises:
             Fallback: If no kernel can compute it.
@@ -125,7 +136,7 @@ class Entry:
             for key, x in inputs.items()
         }
 
-        call = (function, _edges(device), named, other)
+        call = (function, _edges(device), named, other, node_dim)
         try:
             try:
                 captured, args = self.compiled(*call)

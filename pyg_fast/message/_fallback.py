@@ -7,9 +7,13 @@ class Fallback(Exception):
     """PyG's code must run; the text says why."""
 
 
-def make_entry() -> Any:
+def make_entry(num_writes: int = 0) -> Any:
     """The guarded call of messages, an :class:`~pyg_fast.message._entry.Entry`. What traces
-    messages is imported when the first one runs."""
+    messages is imported when the first one runs.
+
+    Args:
+        num_writes: How many attributes they set that nobody reads: these become None.
+    """
     from ._entry import Entry
 
-    return Entry()
+    return Entry(num_writes)

@@ -58,6 +58,11 @@ _KEPT = {
     aten.scalar_tensor.default, aten.full_like.default, aten.zeros_like.default,
     aten.ones_like.default, aten.slice_backward.default, aten.select_backward.default,
 }  # fmt: skip
+# Their tensors may have the edges in another dimension than the first.
+_ANYWHERE = {
+    *_UNARY, *_BINARY, *_WHERE, *_CAST, *_SAME, aten.permute.default, aten.t.default,
+    aten.transpose.int,
+}  # fmt: skip
 _DECOMPOSED: dict[Any, Callable[..., Any]] = {
     op: fn for op, fn in decomposition_table.items() if op not in _KEPT
 }  # fmt: skip
@@ -240,6 +245,12 @@ class Parser:
             return shape
         if 0 in shape:
             raise Refused('an empty value')
+        lead = self._lead(node)
+        if lead:
+            rest = (*shape[:lead], *shape[lead + 1 :])
+            if shape[lead] != self.num_edges or math.prod(rest) % self.num_edges == 0:
+                raise Refused(f'{node.target} mixes edges')
+            return rest
         if (
             not shape
             or shape[0] % self.num_edges
@@ -252,12 +263,15 @@ class Parser:
 
     def _on_edges(self, node: Node) -> bool:
         """Whether a value or one of its arguments has the dimension of the edges."""
-        return any(
-            isinstance(meta, Tensor) and meta.dim() > 0 and meta.shape[0] >= self.num_edges
-            and meta.shape[0] % self.num_edges == 0
-            for each in (node, *node.all_input_nodes)
-            for meta in [each.meta.get('val')]
-        )  # fmt: skip
+        return any(self._lead(each) is not None for each in (node, *node.all_input_nodes))
+
+    def _lead(self, node: Node) -> int | None:
+        """Which dimension of a value is that of the edges."""
+        meta = node.meta.get('val')
+        if not isinstance(meta, Tensor):
+            return None
+        sizes = enumerate(meta.shape)
+        return next((k for k, n in sizes if n and n % self.num_edges == 0), None)
 
     def _operand(self, arg: Any, node: Node) -> int:
         """An argument of a pointwise operation, with as many dimensions as the result."""
@@ -271,46 +285,40 @@ class Parser:
             return self._const(arg, rank, dtype if dtype != 'bool' else 'float64')
         at = self._value(arg)
         shape = program[at].shape
-        if on_edges and not self._on_edges(arg):
-            if len(shape) == rank + 1:
-                if shape[0] != 1:
+        if on_edges:
+            own, lead = self._lead(arg), self._lead(node)
+            if lead is None:
+                raise Refused(f'{node.target} mixes edges')
+            if own is None:
+                shape = (1,) * (rank + 1 - len(shape)) + shape
+                if shape[lead] != 1:
                     raise Refused(f'{node.target} mixes edges')
-                shape = shape[1:]
-            shape = (1,) * (rank - len(shape)) + shape
-            return program.view(at, shape)
-        if on_edges and len(shape) != rank:
-            raise Refused(f'{node.target} mixes edges')
+                shape = (*shape[:lead], *shape[lead + 1 :])
+            # The dimensions after that of the edges fit together.
+            elif (dim := arg.meta['val'].dim()) - own != rank + 1 - lead or dim - 1 != len(shape):
+                raise Refused(f'{node.target} mixes edges')
         return program.view(at, (1,) * (rank - len(shape)) + shape)
 
-    def _dim(self, dim: int, node: Node, rank: int | None = None) -> int:
+    def _dim(self, dim: int, node: Node) -> int:
         """A dimension among those of one edge."""
         arg: Any = node.args[0]
         while not isinstance(arg, Node):
             arg = arg[0]
-        meta = arg.meta['val']
-        full = (
-            (meta[0] if isinstance(meta, (list, tuple)) else meta).dim() if rank is None else rank
-        )
+        full = arg.meta['val'].dim()
         dim = dim % max(full, 1)
         if self._on_edges(node):
-            self._check_rows(node)
-            dim -= 1
-            if dim < 0:
+            if dim == 0:
                 raise Refused(f'{node.target} along the edges')
+            # One dimension more where that of the edges holds several rows of each.
+            dim += len(self.program[self._value(arg)].shape) - full
         return dim
-
-    def _check_rows(self, node: Node) -> None:
-        """Refuses several rows for each edge: their dimensions count otherwise."""
-        for each in (node, *node.all_input_nodes):
-            meta = each.meta.get('val')
-            rows = meta.shape[0] if isinstance(meta, Tensor) and meta.dim() else 0
-            if rows % self.num_edges == 0 and rows > self.num_edges:
-                raise Refused(f'{node.target} of several rows for each edge')
 
     def _call(self, node: Node) -> Any:
         program, target = self.program, node.target
         args: Any = node.args
         meta: Any = node.meta.get('val')
+        if target not in _ANYWHERE and any(map(self._lead, (node, *node.all_input_nodes))):
+            raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target is operator.getitem:
             return self.at[args[0]][args[1]]
         if target is torch.ops.pyg_fast_message.lift.default:
@@ -319,6 +327,8 @@ class Parser:
         if target is torch.ops.pyg_fast_message.dropout.default:
             return self._dropout(node)
         if target is torch.ops.pyg_fast_message.end.default:
+            if not meta.shape or meta.shape[0] != self.num_edges:
+                raise Refused('a message whose first dimension is not that of the edges')
             return self._value(args[0])
         if target in _UNARY:
             x = self._float(self._value(args[0]))
@@ -438,17 +448,16 @@ class Parser:
     def _bmm(self, node: Node) -> int:
         program = self.program
         a, b = (self._value(arg) for arg in node.args)
-        (m, k), (_, n) = program[a].shape[-2:], program[b].shape[-2:]
-        if (
-            not self._on_edges(node)
-            or len(program[a].shape) != 2
-            or len(program[b].shape) != 2
-            or (0 in (program.level(a), program.level(b)))
-        ):
+        lead, (m, k), n = program[a].shape[:-2], program[a].shape[-2:], program[b].shape[-1]
+        if not self._on_edges(node) or program[b].shape[:-2] != lead or program.level(a) == 0:
             raise Refused('a batched product of parameters')
-        a, b = program.view(a, (m, k, 1)), program.view(b, (1, k, n))
+        if program.level(b) == 0:  # A matrix repeated for every edge.
+            if lead:
+                raise Refused('a batched product of parameters')
+            return program.mm(self._float(a), self._float(b))
+        a, b = program.view(a, (*lead, m, k, 1)), program.view(b, (*lead, 1, k, n))
         both = program.point('mul', a, b)
-        return program.view(program.reduce('sum', both, (1,)), (m, n))
+        return program.view(program.reduce('sum', both, (len(lead) + 1,)), (*lead, m, n))
 
     def _shaped(self, node: Node) -> Any:
         """Operations that move, repeat or sum numbers of an edge."""
@@ -470,10 +479,11 @@ class Parser:
         ):  # fmt: skip
             return program.view(x, self._trailing(node))
         if target is aten.expand.default:
-            trailing = self._trailing(node)
-            return program.expand(
-                program.view(x, (1,) * (len(trailing) - len(shape)) + shape), trailing
-            )
+            trailing, rank = self._trailing(node), node.meta['val'].dim()
+            if self._on_edges(node) and self._lead(args[0]) is None:
+                shape = ((1,) * (rank - len(shape)) + shape)[1:]
+            shape = (1,) * (len(trailing) - len(shape)) + shape
+            return program.expand(program.view(x, shape), trailing)
         if target in (aten.permute.default, aten.t.default, aten.transpose.int):
             return self._permuted(node, x)
         if target in (aten.slice.Tensor, aten.select.int):
@@ -486,6 +496,8 @@ class Parser:
             aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default,
         ):  # fmt: skip
             return self._reduced(node, x)
+        if target in _CHOOSE:
+            return [self._chosen(node, x), None]
         raise Refused(f'{target} has no kernel')
 
     def _permuted(self, node: Node, x: int) -> int:
@@ -500,10 +512,10 @@ class Parser:
             order[a % rank], order[b % rank] = order[b % rank], order[a % rank]
         if self._on_edges(node):
             self._trailing(node)
-            self._check_rows(node)
-            if order[0] != 0:
-                raise Refused('an exchange of the dimension of edges')
-            order = [k - 1 for k in order[1:]]
+            lead = self._lead(args[0])
+            if lead is None or rank - 1 != len(program[x].shape):
+                raise Refused(f'{node.target} mixes edges')
+            order = [k - (k > lead) for k in order if k != lead]
         return program.permute(x, tuple(order))
 
     def _sliced(self, node: Node, x: int) -> int:
@@ -525,7 +537,6 @@ class Parser:
         program = self.program
         args: Any = node.args
         trailing, rank = self._trailing(node), node.meta['val'].dim()
-        self._check_rows(node)
         dim = args[2] % rank - 1 if self._on_edges(node) else args[2] % rank
         size = trailing[dim]
         if node.target is aten.select_backward.default:
@@ -533,7 +544,7 @@ class Parser:
             x = program.view(x, (*trailing[:dim], 1, *trailing[dim + 1 :]))
         else:
             start, _, step = slice(*args[3:6]).indices(size)
-        if dim < 0 or step != 1:
+        if dim < 0 or step != 1 or rank != len(trailing) + self._on_edges(node):
             raise Refused('the gradient of a slice with steps')
         dtype, own = program[x].dtype, program[x].shape[dim]
         parts = []
@@ -590,7 +601,7 @@ class Parser:
             dims = list(range(rank))
         if self._on_edges(node) and any(k % rank == 0 for k in dims):
             raise Refused('a reduction over edges')
-        places = [self._dim(k, node, rank) for k in dims]
+        places = [self._dim(k, node) for k in dims]
         kind = {aten.amax.default: 'amax', aten.amin.default: 'amin'}.get(target, 'sum')
         out = program.reduce(kind, x, places)
         if target is aten.mean.dim:
@@ -601,7 +612,29 @@ class Parser:
         dtype = 'float32' if counts else _name(node.meta['val'].dtype)
         return program.cast(program.view(out, self._trailing(node)), dtype)
 
+    def _chosen(self, node: Node, x: int) -> int:
+        """A maximum or minimum whose gradient goes to the first of equal values, not to all."""
+        program = self.program
+        args: Any = node.args
+        target: Any = node.target
+        dim = self._dim(args[1], node)
+        size = program[x].shape[dim]
+        if size > _MOST_CHOICES:
+            raise Refused(f'{target} of {size} values')
+        out = program.slice(self._float(x), dim, 0, 1)
+        for k in range(1, size):
+            each = program.slice(x, dim, k, 1)
+            better = program.point(_CHOOSE[target], each, out)
+            nan = program.point('ne', each, each)
+            out = program.point('where', program.point('logical_or', better, nan), each, out)
+        shape = program[out].shape
+        keeps = len(args) > 2 and args[2]
+        return out if keeps else program.view(out, (*shape[:dim], *shape[dim + 1 :]))
 
+
+_CHOOSE = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
+# More comparisons than that are no longer a small kernel.
+_MOST_CHOICES = 16
 _MAPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 

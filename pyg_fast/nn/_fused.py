@@ -41,6 +41,12 @@ def note_propagate(*functions: Any) -> None:
             )
 
 
+def is_pygs(function: Any) -> bool:
+    """Whether a `propagate` or `edge_updater` is PyG's own."""
+    note_propagate(function)
+    return _PYGS[function]
+
+
 def _is_pygs(conv: Any, name: str) -> bool:
     """Whether neither a subclass nor the instance overrides the method."""
     function = getattr(type(conv), name)

@@ -1,13 +1,13 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import FAConv, GeneralConv, GraphConv, MessagePassing
 from torch_geometric.nn.aggr import (
     MaxAggregation,
     MeanAggregation,
@@ -25,7 +25,7 @@ from ..graph.graph import Graph
 from ..message import Fallback, make_entry
 from ..message._inputs import check_inputs, grouped, why_not
 from ..ops._transforms import transforms_active
-from ._fused import is_plain
+from ._fused import is_plain, is_pygs
 from ._reduce import std_of
 
 _HOOKS = tuple(
@@ -33,12 +33,27 @@ _HOOKS = tuple(
     for where in ('propagate', 'message', 'aggregate', 'message_and_aggregate', 'edge_update')
     for when in ('pre_hooks', 'hooks')
 )
-OWN = ('_fused_entry', '_forward_graphs', '_last_run')
+OWN = ('_fused_entry', '_call', '_last_run')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
     'edge_index', 'index', 'ptr', 'size', 'size_i', 'size_j', 'dim_size', 'adj_t', 'edge_index_i',
     'edge_index_j',
 }  # fmt: skip
+
+
+class _Call(NamedTuple):
+    """A call of a layer, in which it may propagate several times."""
+
+    graphs: dict[Any, tuple[Tensor, Graph]]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def _note(conv: Any, reason: str) -> None:
+    """Records what ran: the first reason of a call stays."""
+    own = conv.__dict__
+    if '_call' not in own or not own.get('_last_run'):
+        own['_last_run'] = reason
 
 
 class FusedPropagate:
@@ -55,10 +70,10 @@ class FusedPropagate:
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         try:
             out = _fused(self, edge_index, size, kwargs)
-            self.__dict__['_last_run'] = ''
+            _note(self, '')
             return out
         except Fallback as reason:
-            self.__dict__['_last_run'] = str(reason)
+            _note(self, str(reason))
             if self.strict:
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {reason}"
@@ -70,14 +85,15 @@ class FusedPropagate:
         return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = self.__dict__.get('_forward_graphs')
-        if outer is not None or torch.compiler.is_compiling():
+        own = self.__dict__
+        if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        self.__dict__['_forward_graphs'] = {}
+        own['_call'] = _Call({}, args, kwargs)
+        own.pop('_last_run', None)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
-            del self.__dict__['_forward_graphs']
+            del own['_call']
 
     def __getstate__(self: Any) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -146,6 +162,9 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     inputs: dict[tuple[str, str], Tensor] = {}
     other: dict[str, Any] = {}
     for name, param in conv.inspector.get_signature('message').param_dict.items():
+        if name in _STRUCTURE:  # not read
+            other[name] = None
+            continue
         if name[-2:] not in ('_i', '_j'):
             value = kwargs.get(name, param.default)
             if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
@@ -162,6 +181,8 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
                 value = value[dim]
             if isinstance(value, Tensor):
                 _note_size(conv, sizes, dim, value)
+                if conv.node_dim not in (0, -value.dim()):
+                    value = value.movedim(conv.node_dim, 0)
                 inputs['src' if dim == j else 'dst', name] = value
             else:
                 other[name] = value
@@ -180,7 +201,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
 
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
-        entry = conv.__dict__['_fused_entry'] = make_entry()
+        entry = conv.__dict__['_fused_entry'] = make_entry(_num_writes(conv))
     grad = torch.is_grad_enabled()
 
     def graph() -> Graph:
@@ -190,20 +211,35 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
 
     parts = _parts(conv.aggr_module)
     reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts))
-    sums = dict(zip(reduces, entry(conv.message, graph, reduces, inputs, other), strict=True))
-    rank = sums[reduces[0]].dim()
-    if conv.node_dim % rank != 0:
-        raise Fallback(f'node_dim={conv.node_dim} of a message of {rank} dimensions')
-    out = _aggregated(conv.aggr_module, parts, sums, graph)
+    found = entry(conv.message, graph, reduces, inputs, other, conv.node_dim)
+    rank = found[0].dim()
+    if rank < -conv.node_dim:  # PyG raises an error.
+        raise Fallback(f'a message of {rank} dimensions')
+    if conv.node_dim not in (0, -rank):
+        found = [out.movedim(0, conv.node_dim) for out in found]
+    sums = dict(zip(reduces, found, strict=True))
+    out = _aggregated(conv.aggr_module, parts, sums, graph, conv.node_dim)
     return conv.update(out, **update)
+
+
+def _num_writes(conv: Any) -> int:
+    """How many attributes `message` sets that only `return_attention_weights` reads."""
+    cls = type(conv)
+    return int(cls.message is FAConv.message and cls.forward is FAConv.forward)
+
+
+def _wants_attention(conv: Any) -> bool:
+    call = conv.__dict__.get('_call')
+    if call is None or conv._forward_pre_hooks:  # Other arguments may come.
+        return True
+    return len(call.args) > 4 or call.kwargs.get('return_attention_weights') is not None
 
 
 def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
     """The graph of an `edge_index`. A plain one is sorted once in a call of `forward`, even if that
     propagates several times."""
-    known = None
-    if not isinstance(edge_index, EdgeIndex):
-        known = conv.__dict__.get('_forward_graphs')
+    call = conv.__dict__.get('_call')
+    known = None if call is None or isinstance(edge_index, EdgeIndex) else call.graphs
     version = None if edge_index.is_inference() else edge_index._version
     by = (id(edge_index), version, num_src, num_dst, transpose)
     if known is not None and by in known:
@@ -216,11 +252,11 @@ def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose:
 
 def _note_size(conv: Any, sizes: list[int | None], dim: int, value: Any) -> None:
     if isinstance(value, Tensor):
-        if value.dim() == 0 or conv.node_dim % value.dim() != 0:
+        if not -value.dim() <= conv.node_dim < value.dim():
             raise Fallback(f'node_dim={conv.node_dim} of {value.dim()} dimensions')
         if sizes[dim] is None:
-            sizes[dim] = value.size(0)
-        elif sizes[dim] != value.size(0):
+            sizes[dim] = value.size(conv.node_dim)
+        elif sizes[dim] != value.size(conv.node_dim):
             raise Fallback('sizes that differ')
 
 
@@ -230,15 +266,27 @@ def why_never(conv: Any) -> str | None:
     for name in ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forward'):
         if name in own:
             return f'its {name} is patched'
+    if not _has_pygs_propagate(cls):
+        return 'its propagate is overridden'
     if cls.aggregate is not MessagePassing.aggregate:
         return 'its aggregate is overridden'
     for method in ('message', 'update'):
+        if method == 'message' and cls.message is GeneralConv.message and not conv.attention:
+            continue  # It reads the structure for its attention alone.
         for name in conv.inspector.get_signature(method).param_dict:
             if name in _STRUCTURE or (method == 'update' and name[-2:] in ('_i', '_j')):
                 return f"'{method}' reads '{name}'"
     if conv._decomposed_layers != 1:
         return f'decomposed_layers={conv._decomposed_layers}'
     return _why_not_aggr(conv.aggr_module)
+
+
+def _has_pygs_propagate(cls: type) -> bool:
+    """Whether ours replaces PyG's own `propagate`, perhaps compiled from its template."""
+    classes = list(cls.__mro__)
+    if FusedPropagate in classes:
+        classes = classes[classes.index(FusedPropagate) + 1 :]
+    return is_pygs(next(vars(each)['propagate'] for each in classes if 'propagate' in vars(each)))
 
 
 def _why_not(conv: Any, edge_index: Any) -> str | None:
@@ -255,9 +303,24 @@ def _why_not(conv: Any, edge_index: Any) -> str | None:
         return 'global module hooks'
     if conv._explain:
         return 'it is explained'
+    if _num_writes(conv) and _wants_attention(conv):
+        return 'return_attention_weights'
     if any(own[name] for name in _HOOKS):
         return 'hooks on its message passing'
+    if (
+        conv.SUPPORTS_FUSED_EDGE_INDEX and conv.fuse and isinstance(edge_index, EdgeIndex)
+        and edge_index.is_sorted_by_col and not _is_graph_conv(type(conv))
+    ):  # fmt: skip
+        return 'its message_and_aggregate takes an EdgeIndex'
     return why_never(conv)
+
+
+def _is_graph_conv(cls: Any) -> bool:
+    """Whether `message` and `message_and_aggregate` are known to do the same."""
+    return (
+        cls.message is GraphConv.message
+        and cls.message_and_aggregate is GraphConv.message_and_aggregate
+    )
 
 
 _REDUCES: dict[type, str] = {
@@ -286,7 +349,9 @@ def _why_not_aggr(aggr: Any) -> str | None:
     return None
 
 
-def _aggregated(aggr: Any, parts: list[Any], sums: dict[str, Tensor], graph: Any) -> Tensor:
+def _aggregated(
+    aggr: Any, parts: list[Any], sums: dict[str, Tensor], graph: Any, node_dim: int
+) -> Tensor:
     """The result of an aggregation module, of the reductions that it needs."""
     outs = []
     for part in parts:
@@ -295,13 +360,14 @@ def _aggregated(aggr: Any, parts: list[Any], sums: dict[str, Tensor], graph: Any
     inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
     out = inner.combine(outs) if type(inner) is MultiAggregation else outs[0]
     if inner is not aggr:
-        out = _scaled(aggr, out, graph().rowptr.diff().to(out.dtype))
+        size = [1] * out.dim()
+        size[node_dim] = -1
+        out = _scaled(aggr, out, graph().rowptr.diff().to(out.dtype).view(size))
     return out
 
 
 def _scaled(aggr: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> Tensor:
     """The scalers of PNA, as in PyG."""
-    degree = degree.view(-1, *(1,) * (out.dim() - 1))
     outs = []
     for scaler in aggr.scaler:
         if scaler == 'identity':

@@ -9,98 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import Linear, ReLU, Sequential
+from torch.nn import Linear
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import conv as pyg
-from torch_geometric.nn.aggr import MultiAggregation
 
 import pyg_fast
 from pyg_fast.nn import FusedMessagePassing
-from pyg_fast.nn.message_passing import FusedPropagate
 from tests.message._expressions import Expression
-
-N, E, F, D = 37, 160, 16, 6
-
-
-def graph(device: torch.device, seed: int = 0) -> Tensor:
-    """With isolated nodes, a hub, a self-loop and duplicate edges."""
-    generator = torch.Generator().manual_seed(seed)
-    edges = torch.randint(N - 3, (2, E), generator=generator)
-    edges[1, :40] = 5
-    edges[:, -2:] = torch.tensor([[1, 2], [1, 2]])
-    edges[:, -3] = edges[:, -4]
-    return edges.to(device)
-
-
-def prepared(edges: Tensor) -> EdgeIndex:
-    return EdgeIndex(edges, sparse_size=(N, N))
-
-
-LAYERS: dict[str, Callable[[], Any]] = {
-    'ResGated': lambda: pyg.ResGatedGraphConv(F, F),
-    'ResGated, edges': lambda: pyg.ResGatedGraphConv(F, F, edge_dim=D),
-    'GINE': lambda: pyg.GINEConv(Linear(F, F), edge_dim=D),
-    'GINE, wide edges': lambda: pyg.GINEConv(Linear(F, F)),
-    'CG': lambda: pyg.CGConv(F, D),
-    'CG, mean': lambda: pyg.CGConv(F, 0, aggr='mean'),
-    'FiLM': lambda: pyg.FiLMConv(F, F),
-    'Edge, sum': lambda: pyg.EdgeConv(
-        Sequential(Linear(2 * F, F), ReLU(), Linear(F, 8)), aggr='sum'
-    ),
-    'Edge, mean': lambda: pyg.EdgeConv(
-        Sequential(Linear(2 * F, F), ReLU(), Linear(F, 8)), aggr='mean'
-    ),
-    'Edge, max': lambda: pyg.EdgeConv(Linear(2 * F, F)),
-    'GEN': lambda: pyg.GENConv(F, F, aggr='add'),
-    'PNA': lambda: pyg.PNAConv(
-        F, F, ['mean', 'min', 'max', 'std'], ['identity', 'amplification', 'attenuation'],
-        torch.tensor([0, 5, 9, 3]), towers=2,
-    ),
-    'FeaSt': lambda: pyg.FeaStConv(F, F, heads=2),
-    'GMM': lambda: pyg.GMMConv(F, F, dim=D, kernel_size=3),
-    'LE': lambda: pyg.LEConv(F, F),
-    'Graph': lambda: pyg.GraphConv(F, 8),
-    'Simple, several': lambda: pyg.SimpleConv(['sum', 'max', 'var']),
-    'GatedGraph': lambda: pyg.GatedGraphConv(F, 2),
-    'TAG': lambda: pyg.TAGConv(F, 8),
-    'SG': lambda: pyg.SGConv(F, 8, K=2),
-    'SSG': lambda: pyg.SSGConv(F, 8, 0.1, 2),
-    'APPNP': lambda: pyg.APPNP(2, 0.1),
-    'MF': lambda: pyg.MFConv(F, 8),
-    'Cheb': lambda: pyg.ChebConv(F, 8, 3),
-    'ClusterGCN': lambda: pyg.ClusterGCNConv(F, 8),
-    'PDN': lambda: pyg.PDNConv(F, 8, D, 8),
-    'LG': lambda: pyg.LGConv(),
-    'MixHop': lambda: pyg.MixHopConv(F, 8),
-    'Simple': lambda: pyg.SimpleConv('mean'),
-    'Simple, combined': lambda: pyg.SimpleConv(
-        MultiAggregation(['mean', 'std', 'min'], mode='proj', mode_kwargs=dict(
-            in_channels=F, out_channels=8,
-        ))
-    ),
-    'WLContinuous': lambda: pyg.WLConvContinuous(),
-}  # fmt: skip
-EDGE_ATTR = {'ResGated, edges', 'GINE', 'GINE, wide edges', 'CG', 'GMM', 'PDN'}
-
-
-def run(conv: Any, name: str, x: Tensor, edges: Tensor) -> list[Tensor]:
-    """Output and all gradients."""
-    x = x.clone().requires_grad_()
-    inputs = [x]
-    if name in EDGE_ATTR:
-        width = F if name == 'GINE, wide edges' else D
-        attr = torch.linspace(0.1, 1, E * width, dtype=x.dtype, device=x.device).view(E, width)
-        inputs.append(attr.requires_grad_())
-    out = conv(x, edges, *inputs[1:])
-    out = out[0] if isinstance(out, tuple) else out
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device)
-    leaves = inputs + [p for p in conv.parameters() if p.requires_grad]
-    grads = torch.autograd.grad((out.flatten() * weight).sum(), leaves, allow_unused=True)
-    return [
-        out,
-        *(torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads, strict=True)),
-    ]
+from tests.nn._layers import BY_NAME, E, F, N, arguments, assert_alike, graph, prepared, run
 
 
 def _filled(leaves: list[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
@@ -112,29 +29,22 @@ def fused(conv: Any) -> Any:
     return pyg_fast.accelerate(copy.deepcopy(conv))
 
 
-def check(name: str, device: torch.device, dtype: torch.dtype, edges: Tensor) -> None:
-    torch.manual_seed(1)
-    theirs = LAYERS[name]().to(device, dtype)
-    ours = fused(theirs)
-    assert isinstance(ours, FusedPropagate)
-    x = torch.rand(N, F, dtype=dtype, device=device) + 0.1
-    plain = edges.as_tensor() if isinstance(edges, EdgeIndex) else edges
-    expected, got = run(theirs, name, x, plain), run(ours, name, x, edges)
-    assert not ours._last_run, ours._last_run
-    tolerance = 1e-9 if dtype == torch.float64 else 2e-4
-    for one, other in zip(got, expected, strict=True):
-        scale = max(1.0, other.abs().max().item())
-        torch.testing.assert_close(one / scale, other / scale, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize('name', LAYERS)
-def test_like_pyg(name: str, device: torch.device) -> None:
-    check(name, device, torch.float64, graph(device))
-
-
-@pytest.mark.parametrize('name', ['ResGated, edges', 'PNA', 'Edge, mean', 'FeaSt'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'ResGatedGraphConv, edge features', 'PNAConv, 4 aggregations, 3 scalers, 2 towers',
+        "EdgeConv, nn=MLP, aggr='mean'", 'FeaStConv, 2 heads',
+    ],
+)  # fmt: skip
 def test_prepared(name: str, device: torch.device) -> None:
-    check(name, device, torch.float32, prepared(graph(device)))
+    torch.manual_seed(1)
+    case = BY_NAME[name]
+    theirs = case.make().to(device)
+    ours = fused(theirs)
+    expected = run(theirs, arguments(case.args, device, torch.float32))
+    given = case.args.replace('edges', 'edges!')
+    assert_alike(run(ours, arguments(given, device, torch.float32)), expected, 2e-4)
+    assert ours._last_run == ''
 
 
 class Random(MessagePassing):
@@ -379,6 +289,231 @@ def test_hooks_and_explainers(device: torch.device) -> None:
     assert 'patched' in conv._last_run
 
 
+class Doubled(MessagePassing):
+    """Overrides what ours would replace."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        return 2 * super().propagate(edge_index, size=size, **kwargs)
+
+
+class Ignored(pyg.GraphConv):
+    """On a sorted EdgeIndex PyG calls `message_and_aggregate` instead."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.exp()
+
+
+def test_overridden_propagate(device: torch.device) -> None:
+    x, edges = torch.randn(N, F, device=device), graph(device)
+    theirs = Doubled()
+    ours = fused(theirs)
+    torch.testing.assert_close(ours(x, edges), theirs(x, edges))
+    (report,) = pyg_fast.accelerate_report(ours)
+    assert report.reason == 'its propagate is overridden'
+
+
+def test_overridden_message_of_a_sorted_graph(device: torch.device) -> None:
+    theirs = Ignored(F, F).to(device)
+    ours, x = fused(theirs), torch.randn(N, F, device=device)
+    edges = EdgeIndex(graph(device), sparse_size=(N, N)).sort_by('col').values
+    torch.testing.assert_close(ours(x, edges), theirs(x, edges))
+    assert 'message_and_aggregate' in ours._last_run
+    torch.testing.assert_close(ours(x, edges.as_tensor()), theirs(x, edges.as_tensor()))
+    assert ours._last_run == ''
+
+
+def test_first_reason_of_a_call_stays(device: torch.device) -> None:
+    class Twice(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            few = self.propagate(edge_index[:, :1], x=x)
+            return few + self.propagate(edge_index, x=x)
+
+    ours, x, edges = fused(Twice()), torch.randn(N, F, device=device), graph(device)
+    torch.testing.assert_close(ours(x, edges), Twice()(x, edges))
+    assert ours.plan == "PyG's code: 1 edges"
+    ours.propagate(edges, x=x)
+    assert ours._last_run == ''
+
+
+class Places(MessagePassing):
+    """Nodes are not the first dimension."""
+
+    def __init__(self, kind: str, aggr: Any) -> None:
+        super().__init__(aggr)
+        self.kind = kind
+
+    def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, weight=weight)
+
+    def message(self, x_i: Tensor, x_j: Tensor, weight: Tensor) -> Tensor:
+        out = torch.where(x_i > x_j, x_i, x_j.tanh() * weight.view(-1, 1))
+        if self.kind == 'transposed':
+            return (out.transpose(0, 1) * weight.view(-1, 1, 1)).transpose(0, 1)
+        if self.kind == 'sum':
+            return out - out.sum(0)
+        if self.kind == 'mixed':
+            return out - out.mean(1, keepdim=True)
+        return out
+
+
+@pytest.mark.parametrize('kind', ['pointwise', 'transposed', 'sum', 'mixed'])
+@pytest.mark.parametrize('aggr', ['mean', ['sum', 'max']])
+def test_nodes_in_another_dimension(kind: str, aggr: Any, device: torch.device) -> None:
+    theirs = Places(kind, aggr)
+    ours = fused(theirs)
+    for size in (1, 3):
+        args = [
+            torch.randn(size, N, F, device=device, dtype=torch.float64, requires_grad=True),
+            graph(device),
+            torch.rand(E, device=device, dtype=torch.float64, requires_grad=True),
+        ]
+        assert_alike(run(ours, args), run(theirs, args), 1e-9)
+        reason = {'sum': 'aten.sum', 'mixed': 'aten.mean'}.get(kind, '')
+        assert ours._last_run.startswith(reason)
+        assert bool(ours._last_run) == bool(reason)
+
+
+# What is done to rows of four numbers, several for each edge.
+ROWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    'sum': lambda x, p: x.sum(-1),
+    'amax': lambda x, p: x.amax(-1, keepdim=True),
+    'max': lambda x, p: x.max(-1).values,
+    'slice': lambda x, p: x[:, 1:3],
+    'select': lambda x, p: x[:, 1],
+    'split': lambda x, p: x.split(2, -1)[1],
+    'unbind': lambda x, p: x.unbind(-1)[2],
+    'cat': lambda x, p: torch.cat([x, x.tanh()], 1),
+    'map': lambda x, p: x @ p,
+    'bmm': lambda x, p: torch.bmm(x.view(-1, 2, 2), x.view(-1, 2, 2)),
+    'expand': lambda x, p: torch.bmm(x.view(-1, 1, 4), p.expand(x.size(0), 4, 4)),
+    'transpose': lambda x, p: x.view(-1, 2, 2).transpose(1, 2),
+    'add': lambda x, p: x + p[0],
+}
+
+
+class Rows(MessagePassing):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.p = torch.nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        out = ROWS[self.kind]((x_i.sin() * x_j).view(-1, 4), self.p)
+        return out.reshape(x_j.size(0), out.numel() // x_j.size(0))
+
+
+@pytest.mark.parametrize('kind', ROWS)
+def test_several_rows_of_an_edge(kind: str, device: torch.device) -> None:
+    theirs = Rows(kind).to(device, torch.float64)
+    ours, args = fused(theirs), arguments('x edges', device)
+    assert_alike(run(ours, args), run(theirs, args), 1e-9)
+    reasons = {
+        'transpose': 'aten.transpose', 'add': 'aten.add', 'map': 'a linear map of values',
+        'expand': 'a batched product',
+    }  # fmt: skip
+    assert ours._last_run.startswith(reasons.get(kind, ''))
+    assert bool(ours._last_run) == (kind in reasons)
+
+
+def test_expanded_parameter(device: torch.device) -> None:
+    class Scales(FusedMessagePassing):
+        def __init__(self) -> None:
+            super().__init__(strict=True)
+            self.p = torch.nn.Parameter(torch.rand(1, F))
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j * self.p.expand(x_j.size(0), F)
+
+    conv, (x, edges) = Scales().to(device, torch.float64), arguments('x edges', device)
+    expected = MessagePassing.propagate(conv, edges, x=x)
+    torch.testing.assert_close(conv(x, edges), expected)
+
+
+def test_message_of_other_rows(device: torch.device) -> None:
+    class More(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j.view(-1, 4)
+
+    ours = fused(More())
+    with pytest.raises(RuntimeError, match='expanded size'):
+        ours(*arguments('x edges', device))
+    assert 'first dimension' in ours._last_run
+
+
+def test_message_without_the_dimension_of_nodes(device: torch.device) -> None:
+    class Sums(MessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j.sum(-1)
+
+    x, edges = torch.randn(N, F, device=device), graph(device)
+    with pytest.raises(ValueError, match="invalid dimension '-2'"):
+        fused(Sums())(x, edges)
+
+
+@pytest.mark.parametrize('largest', [True, False])
+def test_choice_of_equal_values(largest: bool, device: torch.device) -> None:
+    """The gradient goes to the first of them; a NaN is chosen."""
+
+    class Chooses(FusedMessagePassing):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            both = torch.stack([x_i, x_j, x_i], -1)
+            out = both.max(-1) if largest else both.min(-1)
+            return out.values.view(-1, 4, 4).max(1, keepdim=True)[0].view(-1, 4)
+
+    conv, edges = Chooses(strict=True), graph(device)
+    x = torch.randint(3, (N, F), device=device).double()
+    for value in (1.0, float('nan')):
+        x[5, 3] = value
+        results = []
+        for propagate in (Chooses.propagate, MessagePassing.propagate):
+            leaf = x.clone().requires_grad_()
+            out = propagate(conv, edges, x=leaf)
+            weight = torch.linspace(-1, 1, out.numel(), device=device).to(out).view_as(out)
+            (grad,) = torch.autograd.grad((out * weight).sum(), leaf)
+            results.append([out, grad])
+        torch.testing.assert_close(*results, equal_nan=True)
+
+
+def test_attention_of_fa_conv(device: torch.device) -> None:
+    """Its message sets an attribute, which `return_attention_weights` alone reads."""
+    theirs = pyg.FAConv(F).to(device)
+    ours, edges = fused(theirs), graph(device)
+    x = torch.randn(N, F, device=device)
+    for kwargs in ({}, {'return_attention_weights': True}, {}):
+        torch.testing.assert_close(ours(x, x, edges, **kwargs), theirs(x, x, edges, **kwargs))
+        assert ours._last_run == ('return_attention_weights' if kwargs else '')
+        assert ours._alpha is None
+    torch.testing.assert_close(ours.forward(x, x, edges), theirs(x, x, edges))
+
+    class Own(pyg.FAConv):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            weight, alpha = x[edge_index[0], 0], (x[:, :1], x[:, 1:2])
+            self.propagate(edge_index, x=x, alpha=alpha, edge_weight=weight)
+            return self._alpha
+
+    ours = fused(Own(F))
+    torch.testing.assert_close(ours(x, edges), Own(F)(x, edges))
+    assert 'sets an attribute' in ours._last_run
+
+
 def test_copies_and_pickles(device: torch.device) -> None:
     theirs = pyg.FiLMConv(F, F).to(device)
     ours = fused(theirs)
@@ -448,15 +583,18 @@ def test_without_dynamo(device: torch.device) -> None:
     assert conv._last_run == ''
 
 
-@pytest.mark.parametrize('name', ['Edge, mean', 'ResGated, edges', 'FiLM'])
+@pytest.mark.parametrize(
+    'name', ["EdgeConv, nn=MLP, aggr='mean'", 'ResGatedGraphConv, edge features', 'FiLMConv']
+)
 def test_autocast(name: str, device: torch.device) -> None:
     torch.manual_seed(1)
-    theirs = LAYERS[name]().to(device)
-    ours, x = fused(theirs), torch.rand(N, F, device=device)
-    exact = run(copy.deepcopy(theirs).double(), name, x.double(), graph(device))
+    case = BY_NAME[name]
+    theirs = case.make().to(device)
+    ours = fused(theirs)
+    exact = run(copy.deepcopy(theirs).double(), arguments(case.args, device))
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        found = run(ours, name, x, graph(device))
-        expected = run(theirs, name, x, graph(device))
+        found = run(ours, arguments(case.args, device, torch.float32))
+        expected = run(theirs, arguments(case.args, device, torch.float32))
     assert ours._last_run == ''
     for one, other, right in zip(found, expected, exact, strict=True):
         assert one.dtype == other.dtype

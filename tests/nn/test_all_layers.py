@@ -1,0 +1,80 @@
+"""PyG's 59 convolution classes beside their accelerated copies, and the record of what ran."""
+
+import copy
+
+import pytest
+import torch
+import torch_geometric
+import torch_geometric.typing
+from torch.nn import Module
+from torch_geometric.nn import conv as pyg
+
+import pyg_fast
+from pyg_fast.nn.message_passing import FusedPropagate
+from tests.nn import _layers
+from tests.nn._layers import CASES, KERNEL, LEFT_OUT, OURS, Case, arguments, assert_alike, run
+
+
+def what_ran(layer: Module) -> list[str]:
+    """Of each convolution in a layer, in the form of `Case.runs`."""
+    found = []
+    for report in pyg_fast.accelerate_report(layer):
+        ran = report.ran or report.reason or ''
+        conv = layer.get_submodule(report.name)
+        if isinstance(conv, FusedPropagate) and ran == type(conv).__name__:
+            ran = KERNEL
+        found.append(ran.removeprefix("PyG's code: "))
+    return found
+
+
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case.name)
+def test_like_pyg(
+    case: Case, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case.layer == 'PANConv' and not torch_geometric.typing.WITH_TORCH_SPARSE:
+        pytest.skip('needs torch-sparse')
+    if case.layer == 'MeshCNNConv' and device.type == 'cuda':
+        pytest.skip('PyG makes a tensor on the CPU')
+    _layers.use_pyg_lib(monkeypatch)
+    torch.manual_seed(1)
+    theirs = case.make().to(device, case.dtype)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    tolerance = 1e-9 if case.dtype == torch.float64 else 1e-4
+    expected = run(theirs, arguments(case.args, device, case.dtype))
+    given = [case.args]
+    runs = case.runs_on(device)
+    if runs in OURS:
+        given += [
+            ' '.join(f'{n}!' if n == name else n for n in case.args.split())
+            for name in ('edges', 'bipartite') if name in case.args.split()
+        ]  # fmt: skip
+    for names in given:
+        got = run(ours, arguments(names, device, case.dtype))
+        assert_alike(got, expected, tolerance)
+        ran = what_ran(ours)
+        assert ran
+        for each in ran:
+            assert each.startswith(runs)
+            assert (each in OURS) == (runs in OURS)
+
+
+def test_every_class() -> None:
+    """All of PyG 2.8; a newer PyG may have more, which the summary of the run then names."""
+    tested = {case.layer for case in CASES}
+    known = {name for name in pyg.__all__ if name not in LEFT_OUT}
+    assert len(tested) == 59
+    assert tested <= known
+    new = sorted(known - tested)
+    if new and not torch_geometric.__version__.startswith('2.8.'):
+        pytest.skip(f'not tested yet: {", ".join(new)}')
+    assert new == []
+
+
+def test_most_run_on_our_kernels() -> None:
+    assert len({case.layer for case in CASES if case.is_ours}) >= 40
+
+
+def test_record() -> None:
+    """`python -m tests.nn._layers` writes it."""
+    assert _layers.RECORD.read_text() == _layers.record_text()
+    assert len({case.name for case in CASES}) == len(CASES)
