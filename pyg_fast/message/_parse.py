@@ -200,6 +200,8 @@ class Parser:
     def read(self, graph: GraphModule, inputs: Sequence[int] | None = None) -> list[int]:
         """The positions of the graph's results. `inputs` are those of its placeholders; without
         them these are parameters, and inputs of nodes and edges where they are lifted."""
+        for node in graph.graph.nodes:
+            node.target = _COPIES.get(node.target, node.target)
         for slot, node in enumerate(n for n in graph.graph.nodes if n.op == 'placeholder'):
             self.slot[node] = slot
             if inputs is not None:
@@ -636,6 +638,20 @@ _CHOOSE = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
 # More comparisons than that are no longer a small kernel.
 _MOST_CHOICES = 16
 _MAPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+
+
+def _copies() -> dict[Any, Any]:
+    """Views by the operators that copy them: torch may trace either."""
+    copies = {}
+    for op in _KEPT:
+        name, _, overload = str(op).removeprefix('aten.').partition('.')
+        copy = getattr(getattr(aten, f'{name}_copy', None), overload, None)
+        if copy is not None and copy not in _KEPT:
+            copies[copy] = op
+    return copies
+
+
+_COPIES = _copies()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -106,6 +106,7 @@ class Source(NamedTuple):
     totals: bool  # whether programs sum over all edges
     loads: tuple[tuple[str, int], ...]  # the inputs, in the order of the parameters
     has_dots: bool  # whether it multiplies matrices
+    has_maps: bool  # whether it maps raw values of edges by matrices in registers
 
 
 def axes_of(program: Program, outs: list[Out]) -> tuple[int, ...]:
@@ -761,6 +762,7 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
         bool(stores),
         tuple(gen.loads),
         any(size > _MOST_HELD for size in gen.dots),
+        any(size <= _MOST_HELD for size in gen.dots),
     )
 
 

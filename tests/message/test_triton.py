@@ -29,6 +29,7 @@ LAYERS = {
     'ResGated': lambda: pyg.ResGatedGraphConv(64, 64),
     'GINE': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=16),
     'GINE of 24': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=24),
+    'GINE, narrow': lambda: pyg.GINEConv(torch.nn.Linear(16, 16), edge_dim=16),
     'PNA': lambda: pyg.PNAConv(64, 64, ['mean', 'max', 'std'], ['identity'], torch.tensor([0, 5])),
     'FeaSt': lambda: pyg.FeaStConv(64, 8, heads=2),
     'Drops': Drops,
@@ -38,8 +39,9 @@ LAYERS = {
 def recipes(name: str) -> Iterator[Recipe]:
     """The kernels of a training step: that of the forward pass divides long rows."""
     conv = pyg_fast.accelerate(LAYERS[name]())
-    x, edges = torch.rand(9, 64), torch.randint(9, (2, 30))
-    width = {'GINE': 16, 'GINE of 24': 24}.get(name)
+    x = torch.rand(9, 16 if 'narrow' in name else 64)
+    edges = torch.randint(9, (2, 30))
+    width = {'GINE': 16, 'GINE, narrow': 16, 'GINE of 24': 24}.get(name)
     conv(x, edges, *([] if width is None else [torch.rand(30, width)]))
     assert conv._last_run == ''
     passes = Passes(conv._fused_entry.last)
@@ -89,6 +91,7 @@ def test_compiles(name: str, capability: int) -> None:
         source = recipe.source
         ptx = compiled(source.text, source.name, constants, tile.warps, capability)
         assert f'.target sm_{capability}' in ptx
+        assert source.has_dots or 'mma' not in ptx  # TF32 would round.
 
 
 def test_reductions_compile() -> None:
