@@ -307,9 +307,9 @@ def _evaluate(
     x = args[0]
     lead = tuple(x.shape[: x.dim() - len(inner[0])])
     if op == 'view':
-        return x.reshape(*lead, *shape)
+        return x.reshape((*lead, *shape))
     if op == 'expand':
-        return x.expand(*lead, *shape)
+        return x.expand((*lead, *shape))
     if op == 'permute':
         return x.permute(*range(len(lead)), *(k + len(lead) for k in attrs))
     if op == 'slice':
