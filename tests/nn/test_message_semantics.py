@@ -133,11 +133,11 @@ def test_no_grad_message(device: torch.device) -> None:
 def test_hooks_of_modules(device: torch.device) -> None:
     """Those registered after the first call, too."""
 
-    class Mapped(Layer):
+    class Hooked(Layer):
         def message(self, x_j: Tensor) -> Tensor:
             return self.lin(x_j).tanh()
 
-    theirs = Mapped(lambda x_j: x_j).to(device)
+    theirs = Hooked(lambda x_j: x_j).to(device)
     x, ours = torch.randn(N, C, device=device), None
     for _ in range(2):
         ours = compare(theirs, x, edges(device), ours)
@@ -239,3 +239,35 @@ def test_changing_numbers_end_in_pyg(device: torch.device) -> None:
     finally:
         _entry._MOST_CAPTURES = most
     assert 'changed' in ours._last_run
+
+
+class Mapped(Layer):
+    """A linear map at the end, which may run after the sum."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.lin(x_j.relu())
+
+
+def test_sums_before_a_map_do_not_overflow(device: torch.device) -> None:
+    theirs = Mapped(lambda x_j: x_j)
+    theirs.lin.weight.data.mul_(1e-3)
+    theirs, graph = theirs.half().to(device), edges(device)
+    graph[1] = 2
+    x = torch.full((N, C), 9000.0, dtype=torch.half, device=device)
+    ours = accelerate(copy.deepcopy(theirs))
+    exact = copy.deepcopy(theirs).double()(x.double(), graph)
+    torch.testing.assert_close(ours(x, graph).double(), exact, atol=1, rtol=1e-2)
+    assert ours._last_run == ''
+
+
+def test_autocast_disabled_in_a_message(device: torch.device) -> None:
+    class Exact(Layer):
+        def message(self, x_j: Tensor) -> Tensor:
+            with torch.autocast(x_j.device.type, enabled=False):
+                return self.lin(x_j.float()).tanh()
+
+    theirs, x = Exact(lambda x_j: x_j).to(device), torch.randn(N, C, device=device)
+    ours = accelerate(copy.deepcopy(theirs))
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        found, expected = (conv(x, edges(device)) for conv in (ours, theirs))
+    torch.testing.assert_close(found, expected)
