@@ -132,6 +132,24 @@ def _check_spmm(device: torch.device) -> None:
         )  # fmt: skip
 
 
+def _check_message_passing(device: torch.device) -> None:
+    edges = _edges()
+    graph = graph_of(edges.to(device), NUM_NODES, NUM_NODES)
+
+    def gate(q: Tensor, k: Tensor) -> Tensor:
+        return torch.sigmoid(q + k) * q
+
+    def expected(q: Tensor, k: Tensor) -> Tensor:
+        message = gate(q[edges[0]], k[edges[1]])
+        return q.new_zeros(NUM_NODES, WIDTH).index_add(0, edges[1], message)
+
+    _compare(
+        device,
+        lambda q, k: ops.message_passing(graph, gate, src={'q': q}, dst={'k': k}, strict=True),
+        expected, 'sum', q=_numbers(NUM_NODES, WIDTH), k=_numbers(NUM_NODES, WIDTH, seed=1),
+    )  # fmt: skip
+
+
 def _check_aggregate(device: torch.device) -> None:
     edges, csr = _edges(), _csr()
     for mode in ('scatter', 'reduce'):
@@ -352,6 +370,7 @@ def _check_pinsage_neighbors(device: torch.device) -> None:
 CHECKS: dict[str, Callable[[torch.device], None]] = {
     'to_csr': _check_to_csr,
     'spmm': _check_spmm,
+    'message_passing': _check_message_passing,
     'aggregate': _check_aggregate,
     'gcn_norm': _check_gcn_norm,
     'maxk': _check_maxk,

@@ -11,8 +11,8 @@ from pyg_fast.ops._library import reference
 
 NUM_NODES, NUM_EDGES, WIDTH, HEADS = 12, 50, 5, 2
 SEED = 2**40 + 3
-# In `ops.__all__`, but no ops with arguments.
-WITHOUT_INPUT = {'SampledSubgraph', 'with_cuda'}
+# In `ops.__all__`, but no ops with arguments; the layer stands for `message_passing`.
+WITHOUT_INPUT = {'SampledSubgraph', 'with_cuda', 'message_passing'}
 
 
 class Entry(NamedTuple):
