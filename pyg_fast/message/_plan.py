@@ -496,6 +496,36 @@ def _like(shape: tuple[int, ...], dtype: str) -> Like:
     return Like((EDGES[0], *shape), getattr(torch, dtype))
 
 
+class WeightedSum(NamedTuple):
+    """A sum or mean of the rows of sources, times a number of each edge: inputs of the kernel."""
+
+    x: int
+    weight: int | None
+    mean: bool
+
+
+def weighted_sum(p: Plan) -> WeightedSum | None:
+    """The product of a sparse matrix with features that a plan is, if it is one."""
+    output = p.outputs[0]
+    if len(p.outputs) > 1 or output.reduce not in ('sum', 'mean'):
+        return None
+    value = p.kernel[output.at]
+    found: dict[str, int] = {}
+    for at in value.args if value.op == 'mul' else (output.at,):
+        shape = p.kernel[at].shape
+        while p.kernel[at].op == 'view' and math.prod(shape) == 1:
+            (at,) = p.kernel[at].args
+        op, _, attrs, shape, dtype = p.kernel[at]
+        if op != 'load' or dtype != value.dtype or attrs[0] in found:
+            return None
+        if shape != value.shape if attrs[0] == 'src' else math.prod(shape) != 1:
+            return None
+        found[attrs[0]] = attrs[1]
+    if found.keys() - {'edge'} != {'src'} or value.dtype not in _WIDTHS:
+        return None
+    return WeightedSum(found['src'], found.get('edge'), output.reduce == 'mean')
+
+
 def describe(p: Plan) -> str:
     """What the plan made of a message, as text."""
     lines = []
@@ -512,6 +542,8 @@ def describe(p: Plan) -> str:
     gathered = ', '.join(f'{each.role} {list(each.shape)}' for each in p.inputs)
     lines.append(f'fused: {" ".join(fused) or "nothing"}; reads {gathered}')
     lines.append('reduced: ' + ', '.join(output.reduce for output in p.outputs))
+    if weighted_sum(p) is not None:
+        lines.append('run: as the product of a sparse matrix, as by spmm')
     if p.tail is not None:
         lines.append(f'sunk: a linear map to {list(p.tail.shape)} after the aggregation')
     return '\n'.join(lines)

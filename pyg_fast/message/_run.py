@@ -12,12 +12,22 @@ from torch import Tensor
 
 from ..graph.graph import Graph
 from ..graph.groups import Groups
+from ..graph.operator import SparseOperator
 from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
+from ..ops.product import product
 from ._cpu import Code, encode, run_pass_cpu
 from ._inputs import ends_of
 from ._ir import DST, SRC, Program, Refused, is_float
-from ._plan import Gradients, Plan, cotangents_of, gradients, sums_of
+from ._plan import (
+    Gradients,
+    Plan,
+    WeightedSum,
+    cotangents_of,
+    gradients,
+    sums_of,
+    weighted_sum,
+)
 from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate, power
 
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
@@ -47,6 +57,7 @@ class Passes:
             for at in before.reachable(self.wanted) if before[at].op == 'load'
         ]  # fmt: skip
         self.computed = [at for at in self.wanted if before[at].op != 'load']
+        self.weighted_sum = weighted_sum(plan)
         self._gradients: Gradients | None = None
         self._made: dict[Any, Any] = {}
         self.codes: dict[Any, Code] = {}  # on a CPU
@@ -551,7 +562,9 @@ def run(
     plan = passes.plan
     values = _prologue(passes, args, named, graph)
     inputs = values[: len(plan.inputs)]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+    if passes.weighted_sum is not None:
+        outs = [_product(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
+    elif torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         outs = list(FusedMessage.apply(passes, graph, seed, *inputs))
     else:
         inputs = [x.contiguous() for x in inputs]
@@ -578,6 +591,15 @@ def run(
             out = sums[reduce]
         results.append(out.to(getattr(torch, plan.dtype)))
     return results
+
+
+def _product(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:
+    x = inputs[how.x]
+    weight = None if how.weight is None else inputs[how.weight].reshape(-1)
+    op = SparseOperator(graph.with_groups(None), weight, mean=how.mean)
+    rows = x.reshape(x.size(0), -1).contiguous()
+    out = product(op, rows, out_acc=rows.dtype != getattr(torch, dtype))
+    return out.view(-1, *x.shape[1:])
 
 
 def _prologue(

@@ -142,6 +142,44 @@ def test_own_layer(device: torch.device) -> None:
         torch.testing.assert_close(conv(x, edges), plain(x, edges))
 
 
+class Weighted(FusedMessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor, w: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w)
+
+    def message(self, x_j: Tensor, w: Tensor) -> Tensor:
+        return w.view(-1, *[1] * (x_j.dim() - 1)) * x_j if self.weighted else x_j
+
+
+class PlainWeighted(Weighted):
+    propagate = MessagePassing.propagate
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'mean'])
+@pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
+def test_weighted_sum(aggr: str, flow: str, device: torch.device) -> None:
+    """It runs as the product of a sparse matrix."""
+    options = {'aggr': aggr, 'flow': flow, 'node_dim': 0}
+    convs = Weighted(strict=True, **options), PlainWeighted(**options)
+    for shape, dtype, weighted in (
+        ((F,), torch.float64, True), ((F,), torch.float64, False), ((2, F), torch.float64, True),
+        ((), torch.float64, True), ((F,), torch.float16, True),
+    ):  # fmt: skip
+        results = []
+        for conv in convs:
+            torch.manual_seed(1)
+            conv.weighted = weighted
+            x = torch.randn(N, *shape, device=device).to(dtype).requires_grad_()
+            w = torch.rand(E, device=device).to(dtype).requires_grad_()
+            out = conv(x, graph(device), w)
+            (grad_x,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(grad_x.square().sum(), x, retain_graph=True)
+            (grad_w,) = torch.autograd.grad(out.square().sum(), w, allow_unused=True)
+            results.append([t for t in (out, grad_x, second, grad_w) if t is not None])
+        assert 'product' in convs[0].plan
+        close = {'rtol': 5e-2, 'atol': 1e-2} if dtype == torch.float16 else {}
+        torch.testing.assert_close(*results, **close)
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half(device: torch.device, dtype: torch.dtype) -> None:
     conv, plain = Gated(strict=True).to(device, dtype), PlainGated().to(device, dtype)
