@@ -650,23 +650,16 @@ def _words(one: _Instruction, edges: int, num_inputs: int) -> list[int]:
 
 def run_pass_cpu(
     one: 'Pass', graph: Graph, inputs: dict[tuple[str, int], Tensor], acc_dtype: torch.dtype,
-    seed: Tensor | None, codes: dict[Any, Code] | None = None,
+    seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the chosen edges of a maximum or minimum.
 
-    A result of kind `total` has a leading dimension of partial sums. `codes` keeps what the pass
-    was encoded to.
+    A result of kind `total` has a leading dimension of partial sums.
     """
     acc = torch.float64 if acc_dtype == torch.float64 else torch.float32
     if one.row_role == 'src':
         graph = graph.t()
-    dtypes = {key: t.dtype for key, t in inputs.items()}
-    key = (one.outs, one.row_role, id(one.program), acc, tuple(dtypes.items()))
-    code = None if codes is None else codes.get(key)
-    if code is None:
-        code = encode(one, acc, dtypes)
-        if codes is not None:
-            codes[key] = code
+    code = one.code(acc, {key: t.dtype for key, t in inputs.items()})
     shares = torch.get_num_threads()
     outs: list[Tensor] = []
     args: list[Tensor] = []

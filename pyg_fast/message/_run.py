@@ -4,6 +4,7 @@ import itertools
 import linecache
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -35,12 +36,35 @@ _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 _MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**23
 
 
-class Pass(NamedTuple):
+@dataclass(eq=False)
+class Pass:
     """One kernel over rows of destinations (`dst`) or of sources (`src`)."""
 
     program: Program
     outs: tuple[Out, ...]
     row_role: str
+    _made: dict[Any, Any] = field(default_factory=dict)
+
+    def recipe(self, acc: torch.dtype, grouped: bool) -> 'Recipe':
+        """The kernel on CUDA. Raises :class:`Refused`."""
+        key = (acc, grouped)
+        if key not in self._made:
+            source = generate(self.program, list(self.outs), self.row_role, _ACC[acc], grouped)
+            tile = tile_shape(source)
+            self._made[key] = Recipe(
+                source, tile,
+                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
+                [self.program[out.at].shape for out in self.outs],
+                [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
+            )  # fmt: skip
+        return self._made[key]
+
+    def code(self, acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dtype]) -> Code:
+        """The kernel on a CPU, for inputs of `dtypes`. Raises :class:`Refused`."""
+        key = (acc, *dtypes.items())
+        if key not in self._made:
+            self._made[key] = encode(self, acc, dtypes)
+        return self._made[key]
 
 
 class Passes:
@@ -60,7 +84,6 @@ class Passes:
         self.weighted_sum = weighted_sum(plan)
         self._gradients: Gradients | None = None
         self._made: dict[Any, Any] = {}
-        self.codes: dict[Any, Code] = {}  # on a CPU
 
     @property
     def gradients(self) -> Gradients:
@@ -132,7 +155,7 @@ class Passes:
         one = Pass(program, outs, role)
         if len(outs) > 1:
             try:
-                self.recipe(one, torch.float32, False)
+                one.recipe(torch.float32, False)
             except Refused:
                 return [
                     (Pass(program, (out,), role), (k,)) for k, out in zip(which, outs, strict=True)
@@ -154,29 +177,15 @@ class Passes:
         for one, _ in self.backward(needs, local):
             if graph.col.is_cuda:
                 groups = graph.t_groups if one.row_role == 'src' else graph.groups
-                self.recipe(one, acc, groups is not None)
+                one.recipe(acc, groups is not None)
             else:
                 dtypes = {k: t.dtype for k, t in inputs.items()}
                 for kind, k, _ in cotangents_of(self.plan):
                     dtypes['grad', k] = acc
                     if kind == 'picked':
                         dtypes['arg', k] = graph.rowptr.dtype
-                encode(one, acc, dtypes)
+                one.code(acc, dtypes)
         self._made[key] = True
-
-    def recipe(self, one: Pass, acc: torch.dtype, grouped: bool) -> 'Recipe':
-        """The kernel of a pass. Raises :class:`Refused`."""
-        key = ('recipe', id(one), acc, grouped)
-        if key not in self._made:
-            source = generate(one.program, list(one.outs), one.row_role, _ACC[acc], grouped)
-            tile = tile_shape(source)
-            self._made[key] = Recipe(
-                one, source, tile,
-                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
-                [one.program[out.at].shape for out in one.outs],
-                [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in one.outs],
-            )  # fmt: skip
-        return self._made[key]
 
     def kept(self, at: int) -> Pass:
         """The pass of the factors of a dropout."""
@@ -189,7 +198,6 @@ class Passes:
 class Recipe(NamedTuple):
     """What a pass needs for its launch."""
 
-    one: Pass
     source: Source
     tile: 'Tile'
     num_tiles: int
@@ -290,38 +298,38 @@ def schedule_of(graph: Graph, role: str) -> Schedule:
     return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
 
 
-def _num_programs(recipe: 'Recipe', num_items: int) -> int:
+def _num_programs(one: Pass, recipe: Recipe, num_items: int) -> int:
     """The programs of a tile: each takes one row, or many."""
     source = recipe.source
     if not (source.holds or source.totals):
         return num_items
     size = sum(
-        math.prod(shape) for out, shape in zip(recipe.one.outs, recipe.shapes, strict=True)
+        math.prod(shape) for out, shape in zip(one.outs, recipe.shapes, strict=True)
         if out.kind == 'total'
     )  # fmt: skip
     return min(num_items, _MOST_PROGRAMS, max(64, _MOST_TOTALS // max(1, size)))
 
 
 def run_pass(
-    passes: Passes, one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor],
-    acc: torch.dtype, seed: Tensor | None,
+    one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
+    seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the chosen edges of a maximum or minimum."""
     if not graph.col.is_cuda:
-        return run_pass_cpu(one, graph, inputs, acc, seed, passes.codes)
+        return run_pass_cpu(one, graph, inputs, acc, seed)
     with torch.cuda.device(graph.col.device):
-        return _run_pass_cuda(passes, one, schedule_of(graph, one.row_role), inputs, acc, seed)
+        return _run_pass_cuda(one, schedule_of(graph, one.row_role), inputs, acc, seed)
 
 
 def _run_pass_cuda(
-    passes: Passes, one: Pass, schedule: Schedule, inputs: dict[tuple[str, int], Tensor],
-    acc: torch.dtype, seed: Tensor | None,
+    one: Pass, schedule: Schedule, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
+    seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     rowptr, col, perm, num_rows, groups = schedule
-    recipe = passes.recipe(one, acc, groups is not None)
+    recipe = one.recipe(acc, groups is not None)
     source, tile = recipe.source, recipe.tile
     num_items = num_rows if groups is None else groups.row.size(0)
-    num_programs = _num_programs(recipe, num_items)
+    num_programs = _num_programs(one, recipe, num_items)
     device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
@@ -416,7 +424,7 @@ class FusedMessage(torch.autograd.Function):
         known = _by_role(passes.plan, inputs)
         # What the backward pass cannot compute is refused now.
         passes.prepare(needs, local, acc, graph, known)
-        outs, chosen = run_pass(passes, one, graph, known, acc, seed)
+        outs, chosen = run_pass(one, graph, known, acc, seed)
         count = len(passes.plan.outputs)
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]))
@@ -443,7 +451,7 @@ class FusedMessage(torch.autograd.Function):
             grad = total[plan.outputs[0].at]
             out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
         for one, which in passes.backward(needs, ctx.local):
-            found, _ = run_pass(passes, one, graph, known, acc, seed)
+            found, _ = run_pass(one, graph, known, acc, seed)
             for k, each in zip(which, found, strict=True):
                 if plan.inputs[k].role == 'param':
                     each = each.sum(0)
@@ -485,7 +493,7 @@ def _differentiable(
     keeps = {}
     for at in plan.kernel.reachable([output.at for output in plan.outputs]):
         if plan.kernel[at].op == 'keep':
-            (keeps[at],), _ = run_pass(passes, passes.kept(at), graph, {}, acc, seed)
+            (keeps[at],), _ = run_pass(passes.kept(at), graph, {}, acc, seed)
     with torch.enable_grad():
         inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
         outs = unfused(plan, graph, inputs, keeps, chosen)
@@ -570,7 +578,7 @@ def run(
         inputs = [x.contiguous() for x in inputs]
         known = _by_role(plan, inputs)
         acc = getattr(torch, plan.acc)
-        outs, _ = run_pass(passes, passes.forward(()), graph, known, acc, seed)
+        outs, _ = run_pass(passes.forward(()), graph, known, acc, seed)
     if plan.tail is not None:
         (out,) = outs
         weight = values[len(plan.inputs)]

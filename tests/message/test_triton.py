@@ -47,9 +47,9 @@ def recipes(name: str) -> Iterator[Recipe]:
     passes = Passes(conv._fused_entry.last)
     needs = tuple(True for _ in passes.plan.inputs)
     local = passes.local(needs)
-    yield passes.recipe(passes.forward(local), torch.float32, True)
+    yield passes.forward(local).recipe(torch.float32, True)
     for one, _ in passes.backward(needs, local):
-        yield passes.recipe(one, torch.float32, False)
+        yield one.recipe(torch.float32, False)
 
 
 def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capability: int) -> str:
