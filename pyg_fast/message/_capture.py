@@ -12,13 +12,14 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._ir import Program, Refused
-from ._parse import EDGES, Like, Parser, run_on_fakes, trace
+from ._parse import EDGES, NODES, Like, Parser, run_on_fakes, trace
 
 # Markers in a captured graph: they never run.
 _library = torch.library.Library('pyg_fast_message', 'DEF')
 _library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
 _library.define('dropout(Tensor x, float p) -> Tensor')
 _library.define('end(Tensor x) -> Tensor')
+_library.define('index(Tensor edges) -> Tensor')
 _library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
 # As PyG's gathered inputs they need a gradient, and are no leaves.
 torch.library.register_autograd(
@@ -26,6 +27,7 @@ torch.library.register_autograd(
 )
 _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
+_library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ def _program(graph: GraphModule) -> Captured:
         if node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
     _check_autograd(graph)
-    captured = [_read(graph, count) for count in EDGES]
+    captured = [_read(graph, *counts) for counts in zip(EDGES, NODES, strict=True)]
     if captured[0].key != captured[1].key:
-        raise Refused('the number of edges is used as a number')
+        raise Refused('the number of edges or nodes is used as a number')
     return captured[0]
 
 
@@ -82,8 +84,17 @@ def _check_autograd(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
+        if name == 'detach' and all(_is_maximum(user) for user in node.users):
+            continue  # Of a softmax; the parser takes this maximum in nothing else.
         if isinstance(target, HigherOrderOperator) or any(part in name for part in _AUTOGRAD):
             raise Refused(f'{name} in message')
+
+
+def _is_maximum(node: torch.fx.Node) -> bool:
+    """Whether a tensor's values have no use but a maximum over edges, and its shape."""
+    names = ('new_zeros', 'expand_as', 'size', 'dim')
+    reduces = node.target == 'scatter_reduce_' and node.kwargs.get('reduce') == 'amax'
+    return node.op == 'call_method' and (reduces or node.target in names)
 
 
 _AUTOGRAD = (
@@ -146,19 +157,24 @@ def _mark_dropouts(graph: GraphModule) -> None:
     graph.recompile()
 
 
-def _read(graph: GraphModule, num_edges: int) -> Captured:
-    """The program, traced for a number of edges of our own choice."""
+def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
+    """The program, traced for numbers of edges and destinations of our own choice."""
+    placeholders = [node for node in graph.graph.nodes if node.op == 'placeholder']
+    examples = [node.meta['example_value'] for node in placeholders]
+    # Symbolic are the size of `edges`, and the number of destinations. `entry` fixes all others.
+    edges = {str(n) for x in examples if isinstance(x, Tensor) for n in x.shape}
+
+    def size(n: Any) -> Any:
+        if not isinstance(n, torch.SymInt):
+            return n
+        return num_edges if str(n) in edges else num_nodes
+
     inputs: list[Any] = []
-    for node in graph.graph.nodes:
-        if node.op != 'placeholder':
-            continue
-        example = node.meta['example_value']
+    for example in examples:
         if isinstance(example, Tensor):
-            # All other sizes are fixed: `entry` passes them so.
-            shape = tuple(n if isinstance(n, int) else num_edges for n in example.shape)
-            inputs.append(Like(shape, example.dtype, example.device))
+            inputs.append(Like(tuple(map(size, example.shape)), example.dtype, example.device))
         else:
-            inputs.append(num_edges if isinstance(example, torch.SymInt) else example)
+            inputs.append(size(example))
 
     interpreter = torch.fx.Interpreter(graph)
     writes = _Writes()
@@ -176,9 +192,11 @@ def _read(graph: GraphModule, num_edges: int) -> Captured:
         return out if isinstance(out, (tuple, list)) else (out,)
 
     program = Program()
-    parser = Parser(program, num_edges)
+    parser = Parser(program, num_edges, num_nodes)
     with torch.no_grad():
         (output,) = parser.read(trace(function, inputs))
+    if any(program[at].op in ('index', 'rowsum', 'rowmax') for at in program.reachable([output])):
+        raise Refused('the message of an edge depends on other edges, and not by softmax')
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))

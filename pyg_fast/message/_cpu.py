@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..graph.graph import Graph
 from ..ops._library import fake, ops
-from ._ir import BINARY, POINTWISE, UNARY, Program, Refused, number
+from ._ir import BINARY, OF_DST, POINTWISE, UNARY, Program, Refused, number
 
 if TYPE_CHECKING:
     from ._run import Pass
@@ -626,7 +626,7 @@ def encode(one: 'Pass', acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dt
 
 def _counted(role: str, row_role: str) -> str:
     """What counts the rows of an input."""
-    own = 'dst' if role in ('grad', 'arg') else role
+    own = 'dst' if role in OF_DST else role
     return own if own in ('param', 'edge') else 'row' if own == row_role else 'col'
 
 

@@ -27,16 +27,23 @@ _MOST_CAPTURES = 64
 
 
 def _entry(
-    function: Any, edges: Tensor, inputs: dict[tuple[str, str], Tensor], other: dict[str, Any],
-    node_dim: int,
+    function: Any, edges: Tensor, nodes: Tensor, inputs: dict[tuple[str, str], Tensor],
+    other: dict[str, Any], structure: tuple[str, ...], aggr: Any, node_dim: int,
 ) -> Tensor:  # fmt: skip
     values = dict(other)
+    for name in ('index', 'edge_index_i'):
+        if name in structure:
+            values[name] = torch.ops.pyg_fast_message.index(edges)
+    if 'size_i' in structure:
+        values['size_i'] = nodes.size(0)
     for (role, name), value in inputs.items():
         lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
         if role != 'edge' and node_dim not in (0, -lifted.dim()):
             lifted = lifted.movedim(0, node_dim)
         values[name] = lifted
     out = function(**values)
+    if aggr is not None:
+        out = aggr(out, torch.ops.pyg_fast_message.index(edges), None, nodes.size(0), node_dim)
     if -out.dim() < node_dim != 0:
         out = out.movedim(node_dim, 0)
     return torch.ops.pyg_fast_message.end(out)
@@ -53,12 +60,14 @@ def _stand_in(
 
 
 @lru_cache(maxsize=64)
-def _edges(device: torch.device) -> Tensor:
-    """Stands for the edges. Its size is no number that the capture could use or check."""
+def _sizes(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Stand for the edges and their destinations. Their sizes are no numbers that the capture could
+    use or check."""
     with torch.inference_mode(False):
-        edges = torch.empty(2, dtype=torch.int8, device=device)
-    torch._dynamo.decorators.mark_unbacked(edges, 0)
-    return edges
+        both = tuple(torch.empty(2, dtype=torch.int8, device=device) for _ in range(2))
+    for each in both:
+        torch._dynamo.decorators.mark_unbacked(each, 0)
+    return both  # type: ignore[return-value]
 
 
 _numbers = itertools.count()
@@ -107,6 +116,8 @@ class Entry:
         reduces: tuple[str, ...],
         inputs: dict[tuple[str, str], Tensor],
         other: dict[str, Any],
+        structure: tuple[str, ...] = (),
+        aggr: Any = None,
         node_dim: int = 0,
     ) -> list[Tensor]:
         """The aggregated message.
@@ -117,6 +128,9 @@ class Entry:
             reduces: `sum`, `mean`, `max`, `min` or `var`.
             inputs: Inputs by role (`src`, `dst`, `edge`) and name of the argument.
             other: All other arguments.
+            structure: Which of `index`, `edge_index_i` and `size_i` the message takes, for its
+                softmax.
+            aggr: A module that aggregates in place of `reduces`, by a sum.
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.
 
@@ -136,7 +150,7 @@ class Entry:
             for key, x in inputs.items()
         }
 
-        call = (function, _edges(device), named, other, node_dim)
+        call = (function, *_sizes(device), named, other, structure, aggr, node_dim)
         try:
             try:
                 captured, args = self.compiled(*call)

@@ -51,6 +51,10 @@ BOOLEAN = {'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'logical_and', 'logical_or', 'log
 _NEUTRAL = {'add': 0, 'sub': 0, 'mul': 1, 'div': 1}
 # Their derivative is not finite everywhere: hoisted, they must not see a row without edges.
 RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 'div'}
+# Loads of values of each destination that other passes compute: the gradients of results and the
+# edges of maxima; of each softmax the largest score, the reciprocal of the sum of its exponentials,
+# and the sum of its values times their gradients.
+OF_DST = {'grad', 'arg', 'most', 'scale', 'dot'}
 # Pointwise functions of torch that take Python numbers.
 _WITH_NUMBERS = {
     'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',
@@ -124,6 +128,10 @@ class Program:
     def keep(self, number: int, p: float, shape: tuple[int, ...], dtype: str) -> int:
         """The factors of a dropout: 0 with probability `p`, else `1 / (1 - p)`."""
         return self.add('keep', (), (number, float(p).hex()), shape, dtype, EDGE)
+
+    def of_dst(self, role: str, number: int, shape: tuple[int, ...]) -> int:
+        """A value of each destination that another pass computes."""
+        return self.add('load', (), (role, number), shape, 'float32', DST)
 
     def point(self, op: str, *args: int, dtype: str | None = None) -> int:
         """A pointwise operation."""
@@ -214,10 +222,15 @@ class Program:
         return x if value.dtype == dtype else self.add('cast', (x,), (), value.shape, dtype)
 
     def graft(self, other: 'Program', at: int, places: dict[int, int]) -> int:
-        """Copies a value of another program; `places` remembers its parts."""
+        """Copies a value of another program, for a kernel; `places` remembers its parts."""
         for each in other.reachable([at]):
             if each not in places:
                 value = other[each]
+                if value.op == 'softmax':
+                    score, most, scale = (places[arg] for arg in value.args)
+                    power = self.point('exp', self.point('sub', score, most))
+                    places[each] = self.point('mul', power, scale, dtype=value.dtype)
+                    continue
                 places[each] = self.add(
                     value.op, [places[arg] for arg in value.args], value.attrs, value.shape,
                     value.dtype, other.level(each),
@@ -326,6 +339,8 @@ def _evaluate(
         return _REDUCE[op](x, [k + len(lead) for k in attrs], True)
     if op == 'mm':
         return x.to(own) @ args[1].to(own)
+    if op == 'softmax':
+        return (x.to(own) - args[1]).exp() * args[2]
     if op == 'cast':
         return x.to(own)
     raise Refused(f'no reference for {op}')

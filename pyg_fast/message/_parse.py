@@ -13,13 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ._ir import BINARY, BOOLEAN, UNARY, Program, Refused, is_float, number
+from ._ir import BINARY, BOOLEAN, DST, EDGE, UNARY, Program, Refused, is_float, number
 
 aten = torch.ops.aten
 
-# Numbers of edges that no other size of a message equals; a second one shows which constants of a
-# traced message depend on it.
+# Numbers of edges and of their destinations that no other size of a message equals; second ones
+# show which constants of a traced message depend on them.
 EDGES = (1_000_003, 1_000_033)
+NODES = (999_983, 999_979)
+# A softmax adds less than this to its sums.
+_LITTLE = 1e-12
 
 _prims = torch.ops.prims
 
@@ -47,10 +50,13 @@ _SAME = {
     aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default,
     aten.lift_fresh_copy.default,
 }  # fmt: skip
+# By the destination of each edge.
+_SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
 _VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 _KEPT = {
-    *_UNARY, *_BINARY, *_SAME, *_VIEW, aten.where.self, aten._to_copy.default, aten.mm.default,
-    aten.addmm.default, aten.bmm.default, aten.cat.default, aten.expand.default,
+    *_UNARY, *_BINARY, *_SAME, *_VIEW, *_SCATTERS, aten.index_select.default,
+    aten.where.self, aten._to_copy.default, aten.mm.default, aten.addmm.default,
+    aten.bmm.default, aten.cat.default, aten.expand.default,
     aten.permute.default, aten.t.default, aten.transpose.int, aten.slice.Tensor, aten.select.int,
     aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.sum.dim_IntList,
     aten.mean.dim, aten.amax.default, aten.amin.default, aten.full.default,
@@ -188,11 +194,12 @@ def _first_line(error: Exception) -> str:
 
 
 class Parser:
-    """Reads a traced graph whose edges are `num_edges`: a number that no other size equals."""
+    """Reads a traced graph whose edges are `num_edges`, and whose destinations `num_nodes`: numbers
+    that no other size equals."""
 
-    def __init__(self, program: Program, num_edges: int) -> None:
+    def __init__(self, program: Program, num_edges: int, num_nodes: int = NODES[0]) -> None:
         self.program = program
-        self.num_edges = num_edges
+        self.num_edges, self.num_nodes = num_edges, num_nodes
         self.at: dict[Node, Any] = {}  # a position, or several
         self.slot: dict[Node, int] = {}
         self.num_dropouts = 0
@@ -248,6 +255,8 @@ class Parser:
         if 0 in shape:
             raise Refused('an empty value')
         lead = self._lead(node)
+        if self._of_nodes(node):
+            return shape[1:]
         if lead:
             rest = (*shape[:lead], *shape[lead + 1 :])
             if shape[lead] != self.num_edges or math.prod(rest) % self.num_edges == 0:
@@ -272,8 +281,15 @@ class Parser:
         meta = node.meta.get('val')
         if not isinstance(meta, Tensor):
             return None
+        if self._of_nodes(node):
+            return 0
         sizes = enumerate(meta.shape)
         return next((k for k, n in sizes if n and n % self.num_edges == 0), None)
+
+    def _of_nodes(self, node: Node) -> bool:
+        """Whether a value has a row for each destination."""
+        meta = node.meta.get('val')
+        return isinstance(meta, Tensor) and meta.shape[:1] == (self.num_nodes,)
 
     def _operand(self, arg: Any, node: Node) -> int:
         """An argument of a pointwise operation, with as many dimensions as the result."""
@@ -329,6 +345,9 @@ class Parser:
         if target is torch.ops.pyg_fast_message.dropout.default:
             return self._dropout(node)
         if target is torch.ops.pyg_fast_message.end.default:
+            last = program[self._value(args[0])]
+            if last.op == 'rowsum':  # An aggregation module has summed it.
+                return last.args[0]
             if not meta.shape or meta.shape[0] != self.num_edges:
                 raise Refused('a message whose first dimension is not that of the edges')
             return self._value(args[0])
@@ -356,7 +375,70 @@ class Parser:
             )
         if target in _MAPS:
             return self._linear(node)
+        if target is torch.ops.pyg_fast_message.index.default:
+            return program.add('index', (), (), (), 'int64', EDGE)
+        if target in _SCATTERS:
+            return self._summed_by_row(node)
+        if target is aten.index_select.default:
+            return self._of_own_row(node)
         return self._shaped(node)
+
+    def _summed_by_row(self, node: Node) -> int:
+        """A sum or maximum over the edges of each destination."""
+        program, target = self.program, node.target
+        args: Any = node.args
+        zeros, dim, index, x = args[:4]
+        start, at = program[self._value(zeros)], self._value(index)
+        while program[at].op in ('view', 'expand'):
+            (at,) = program[at].args
+        if (
+            dim != 0 or program[at].op != 'index' or not self._of_nodes(zeros)
+            or start.op != 'const' or number(start) != 0 or not self._on_edges(x)
+        ):  # fmt: skip
+            raise Refused(f'{target} has no kernel')
+        op = 'rowsum'
+        if target is aten.scatter_reduce.two:
+            if args[4] != 'amax' or node.kwargs.get('include_self', True):
+                raise Refused(f'{target} has no kernel')
+            op = 'rowmax'
+        value = program[self._value(x)]
+        return program.add(op, (self._value(x),), (), value.shape, value.dtype, DST)
+
+    def _of_own_row(self, node: Node) -> int:
+        """What the destination of each edge has."""
+        args: Any = node.args
+        x, dim, index = args
+        along = dim % x.meta['val'].dim() == 0
+        if not along or not self._of_nodes(x) or self.program[self._value(index)].op != 'index':
+            raise Refused(f'{node.target} has no kernel')
+        return self._value(x)
+
+    def _softmax(self, a: int, b: int) -> int | None:
+        """The softmax over the edges of each destination that a quotient is, if it is one: as PyG
+        computes it."""
+        program = self.program
+        b = self._bare(b)
+        if program[b].op == 'add':
+            b, little = program[b].args
+            if program[little].op != 'const' or not 0 <= number(program[little]) < _LITTLE:
+                return None
+            b = self._bare(b)
+        if program[b].op != 'rowsum' or self._bare(program[b].args[0]) != self._bare(a):
+            return None
+        top = program[self._bare(a)]
+        shifted = program[self._bare(top.args[0])] if top.op == 'exp' else top
+        if shifted.op != 'sub':
+            return None
+        score, most = map(self._bare, shifted.args)
+        if program[most].op != 'rowmax' or self._bare(program[most].args[0]) != score:
+            return None
+        value = program[score]
+        return program.add('softmax', (score,), (), value.shape, value.dtype, EDGE)
+
+    def _bare(self, at: int) -> int:
+        while self.program[at].op == 'cast':
+            (at,) = self.program[at].args
+        return at
 
     def _filled(self, node: Node, value: Any) -> int:
         """A tensor of one number."""
@@ -405,6 +487,9 @@ class Parser:
             if op not in BOOLEAN:
                 raise Refused('arithmetic of bool')
             a, b = self._exact(a, b), self._exact(b, a)
+        softmax = self._softmax(a, b) if op == 'div' else None
+        if softmax is not None:
+            return self._checked(program.cast(softmax, dtype), node)
         return self._checked(program.point(op, a, b, dtype=dtype), node)
 
     def _exact(self, x: int, other: int) -> int:

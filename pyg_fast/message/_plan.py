@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._capture import Captured
-from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float, promoted
+from ._ir import DST, EDGE, OF_DST, PARAM, POINTWISE, SRC, Program, Refused, is_float, promoted
 from ._parse import EDGES, Like, Parser, trace
 
 # The most raw inputs of a linear map that kernels compute edge by edge.
@@ -47,7 +47,8 @@ class Plan(NamedTuple):
     """How a message runs.
 
     :obj:`before` computes the :obj:`inputs` of the kernel, on rows of nodes and on parameters.
-    :obj:`kernel` is the program of one edge, whose loads count the inputs.
+    :obj:`kernel` is the program of one edge, whose loads count the inputs. :obj:`softmaxes` are
+    operations in it, of a score and what other passes sum of all scores of a destination.
     """
 
     before: Program
@@ -59,6 +60,7 @@ class Plan(NamedTuple):
     tail: Tail | None
     dtype: str
     num_dropouts: int
+    softmaxes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return describe(self)
@@ -84,6 +86,7 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
     kernel = Program()
     inputs: list[Input] = []
     places: dict[int, int] = {}
+    softmaxes: list[int] = []
 
     def mapped(at: int) -> int:
         if at in places:
@@ -105,6 +108,15 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
             if program[value.args[0]].dtype == 'bool':
                 one, zero = (kernel.const(n, len(value.shape), value.dtype) for n in (1, 0))
                 out = kernel.point('where', out, one, zero, dtype=value.dtype)
+        elif value.op == 'softmax':
+            score = mapped(value.args[0])
+            if any(kernel[each].op == 'softmax' for each in kernel.reachable([score])):
+                raise Refused('a softmax of another softmax')
+            loads = [
+                kernel.of_dst(role, len(softmaxes), value.shape) for role in ('most', 'scale')
+            ]
+            out = kernel.add('softmax', [score, *loads], (), value.shape, value.dtype, EDGE)
+            softmaxes.append(out)
         else:
             args = [mapped(arg) for arg in value.args]
             out = kernel.add(value.op, args, value.attrs, value.shape, value.dtype)
@@ -124,7 +136,7 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
             outputs.append(Output(body, reduce, wide if exact else value.dtype))
     return Plan(
         program, tuple(inputs), kernel, tuple(reduces), acc, tuple(outputs), tail, value.dtype,
-        captured.num_dropouts,
+        captured.num_dropouts, tuple(softmaxes),
     )  # fmt: skip
 
 
@@ -385,14 +397,18 @@ class Gradients(NamedTuple):
     """The derivative of a message.
 
     :obj:`program` has the loads of the kernel's inputs, then those of the gradients of its
-    :obj:`outputs`. :obj:`of` has a position for each input, or None. :obj:`local` are derivatives
-    by inputs of the destination, if these are products with the gradient of the only output.
+    :obj:`outputs`, and for each softmax the sum of its values times their gradients. :obj:`of` has
+    a position for each input, or None. :obj:`local` are derivatives by inputs of the destination,
+    if these are products with the gradient of the only output. :obj:`dots` are, in
+    :obj:`dot_program`, the products that these sums add up.
     """
 
     program: Program
     of: tuple[int | None, ...]
     local_program: Program | None
     local: tuple[int | None, ...]
+    dot_program: Program
+    dots: tuple[int, ...]
 
 
 def gradients(p: Plan) -> Gradients:
@@ -402,54 +418,70 @@ def gradients(p: Plan) -> Gradients:
     # The gradient of a value: of all its sums together, and of each maximum and minimum.
     cotangents = cotangents_of(p)
     needed = kernel.reachable(distinct)
-    loads = {kernel[at].attrs[1]: at for at in needed if kernel[at].op == 'load'}
-    keeps = [at for at in needed if kernel[at].op == 'keep']
+    loads = {
+        kernel[at].attrs[1]: at
+        for at in needed if kernel[at].op == 'load' and kernel[at].attrs[0] not in OF_DST
+    }  # fmt: skip
+    constants = [
+        at for at in needed
+        if kernel[at].op == 'keep' or (kernel[at].op == 'load' and kernel[at].attrs[0] in OF_DST)
+    ]  # fmt: skip
     floats = [k for k, each in enumerate(p.inputs) if k in loads and is_float(each.dtype)]
 
-    def program_of(ones: bool) -> tuple[Program, tuple[int | None, ...]]:
+    def program_of(kind: str) -> tuple[Program, list[int]]:
+        """The gradients of inputs (`of`), those for gradients of one (`ones`), or the products of
+        each softmax with its gradient (`dots`)."""
+
         def function(*args: Tensor) -> list[Tensor]:
-            known = dict(zip([*loads.values(), *keeps], args, strict=False))
-            given = args[len(known) :]
+            known = dict(zip([*loads.values(), *constants], args, strict=False))
+            given = args[len(known) : len(known) + len(cotangents)]
+            dots = args[len(known) + len(given) :]
             wanted = []
             # The forward pass has been cast already.
             with torch.enable_grad(), torch.autocast('cpu', enabled=False):
-                for k in floats:
-                    leaf = known[loads[k]].detach().requires_grad_()
-                    known[loads[k]] = leaf
-                    wanted.append(leaf)
-                values = kernel.evaluate(distinct, known, torch.float32)
-                pairs = []
-                for at, v in zip(distinct, values, strict=True):
+                for at in [loads[k] for k in floats] if kind != 'dots' else p.softmaxes:
+                    if at not in known:
+                        (known[at],) = kernel.evaluate([at], known, torch.float32)
+                    known[at] = known[at].detach().requires_grad_()
+                    wanted.append(known[at])
+                values = kernel.evaluate([*distinct, *p.softmaxes], known, torch.float32)
+                by = []
+                for at, v in zip(distinct, values, strict=False):
                     parts = [
-                        torch.ones_like(v) if ones else g
+                        torch.ones_like(v) if kind == 'ones' else g
                         for (_, _, which), g in zip(cotangents, given, strict=True) if which == at
                     ]  # fmt: skip
-                    pairs.append((v, sum(parts[1:], parts[0])))
-                found = torch.autograd.grad(
-                    [v for v, _ in pairs], wanted, [c for _, c in pairs], allow_unused=True
-                )
-            return [
-                torch.zeros_like(w) if f is None else f for f, w in zip(found, wanted, strict=True)
+                    by.append(sum(parts[1:], parts[0]))
+                if kind == 'of':  # What the sum in a softmax adds to the gradients of scores.
+                    by += [-dot for dot in dots]
+                grads = torch.autograd.grad(values[: len(by)], wanted, by, allow_unused=True)
+            found = [
+                torch.zeros_like(w) if f is None else f for f, w in zip(grads, wanted, strict=True)
             ]
+            return [f * w for f, w in zip(found, wanted, strict=True)] if kind == 'dots' else found
 
         back = Program()
         inputs, positions = [], []
-        for at in [*loads.values(), *keeps]:
+        for at in [*loads.values(), *constants]:
             value = kernel[at]
             dtype = value.dtype if not is_float(value.dtype) else 'float32'
             inputs.append(_like(value.shape, dtype))
             positions.append(back.add(*value, level=EDGE))
-        for role, k, at in cotangents:
+        of_dst = [*cotangents, *(('dot', n, at) for n, at in enumerate(p.softmaxes))]
+        for role, k, at in of_dst:
             inputs.append(_like(kernel[at].shape, 'float32'))
             positions.append(back.add('load', (), (role, k), kernel[at].shape, 'float32', EDGE))
         graph = trace(function, inputs, derives=True)
-        found = Parser(back, EDGES[0]).read(graph, positions)
+        return back, Parser(back, EDGES[0]).read(graph, positions)
+
+    def by_input(found: list[int]) -> tuple[int | None, ...]:
         of: list[int | None] = [None] * len(p.inputs)
         for k, at in zip(floats, found, strict=True):
             of[k] = at
-        return back, tuple(of)
+        return tuple(of)
 
-    program, of = program_of(ones=False)
+    program, found = program_of('of')
+    dot_program, dots = program_of('dots') if p.softmaxes else (Program(), [])
     local_program = None
     local: list[int | None] = [None] * len(p.inputs)
     if (
@@ -457,13 +489,15 @@ def gradients(p: Plan) -> Gradients:
         and p.outputs[0].reduce in ('sum', 'mean')
         and _is_pointwise(kernel, outputs[0])
     ):
-        local_program, ones = program_of(ones=True)
+        local_program, ones = program_of('ones')
         shape = kernel[outputs[0]].shape
         local = [
             at if each.role == 'dst' and math.prod(each.shape) == math.prod(shape) else None
-            for at, each in zip(ones, p.inputs, strict=True)
+            for at, each in zip(by_input(ones), p.inputs, strict=True)
         ]
-    return Gradients(program, of, local_program, tuple(local))
+    return Gradients(
+        program, by_input(found), local_program, tuple(local), dot_program, tuple(dots)
+    )
 
 
 def cotangents_of(p: Plan) -> list[tuple[str, int, int]]:
@@ -481,7 +515,7 @@ def cotangents_of(p: Plan) -> list[tuple[str, int, int]]:
 def _is_pointwise(p: Program, output: int) -> bool:
     """Whether each number of the result depends on at most one number of each input of the
     destination that has as many."""
-    return all(
+    return not any(p[at].op == 'softmax' for at in p.reachable([output])) and all(
         p[at].op in POINTWISE or p[at].op in ('load', 'const', 'keep', 'view', 'expand')
         or not _from_dst(p, at)
         for at in p.reachable([output])
@@ -490,6 +524,36 @@ def _is_pointwise(p: Program, output: int) -> bool:
 
 def _from_dst(p: Program, output: int) -> bool:
     return any(p[at].op == 'load' and p[at].attrs[0] == 'dst' for at in p.reachable([output]))
+
+
+def heads_of(p: Plan, n: int) -> Tensor | None:
+    """Of each number of the message, the number of the softmax `n` that it is a multiple of; None
+    if it is something else. Then the sum over a destination's edges of the softmax times its
+    gradient is that of the results times theirs."""
+    kernel, output = p.kernel, p.outputs[0]
+    if len(p.outputs) > 1 or output.reduce not in ('sum', 'mean') or output.dtype != p.acc:
+        return None
+    found: dict[int, Tensor] = {}
+    for at in kernel.reachable([output.at]):
+        value = kernel[at]
+        args = [arg for arg in value.args if arg in found]
+        if at == p.softmaxes[n]:
+            found[at] = torch.arange(math.prod(value.shape)).view(value.shape)
+        elif not args:
+            continue
+        elif value.op == 'view':
+            found[at] = found[args[0]].reshape(value.shape)
+        elif value.op == 'permute':
+            found[at] = found[args[0]].permute(value.attrs)
+        elif value.op in ('expand', 'cast', 'neg', 'mul') or (
+            value.op == 'div' and args[0] == value.args[0]
+        ):
+            if len(args) > 1:
+                return None
+            found[at] = found[args[0]].expand(value.shape)
+        else:
+            return None
+    return found.get(output.at)
 
 
 def _like(shape: tuple[int, ...], dtype: str) -> Like:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import softmax
 
 from ..graph.graph import Graph
 from ..graph.groups import Groups
@@ -19,17 +20,27 @@ from ..ops._transforms import is_batched
 from ..ops.product import product
 from ._cpu import Code, encode, run_pass_cpu
 from ._inputs import ends_of
-from ._ir import DST, SRC, Program, Refused, is_float
+from ._ir import DST, OF_DST, SRC, Program, Refused, is_float
 from ._plan import (
     Gradients,
     Plan,
     WeightedSum,
     cotangents_of,
     gradients,
+    heads_of,
     sums_of,
     weighted_sum,
 )
-from ._triton import REDUCE, REDUCE_EXTREME, Out, Source, generate, power
+from ._triton import (
+    OF_TWO,
+    REDUCE,
+    REDUCE_EXTREME,
+    REDUCE_SOFTMAX,
+    Out,
+    Source,
+    generate,
+    power,
+)
 
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 # Programs that take many rows each: the most of them, and of numbers in their sums over all edges.
@@ -174,18 +185,55 @@ class Passes:
         key = ('prepared', needs, local, acc, graph.groups is None, graph.col.is_cuda)
         if not any(needs) or key in self._made:
             return
-        for one, _ in self.backward(needs, local):
+        count = len(self.plan.softmaxes)
+        dots = [self.dot(n) for n in range(count) if self.heads(n) is None]
+        for one in [*dots, *(one for one, _ in self.backward(needs, local))]:
             if graph.col.is_cuda:
                 groups = graph.t_groups if one.row_role == 'src' else graph.groups
                 one.recipe(acc, groups is not None)
             else:
                 dtypes = {k: t.dtype for k, t in inputs.items()}
+                dtypes |= {('dot', n): acc for n in range(count)}
                 for kind, k, _ in cotangents_of(self.plan):
                     dtypes['grad', k] = acc
                     if kind == 'picked':
                         dtypes['arg', k] = graph.rowptr.dtype
                 one.code(acc, dtypes)
         self._made[key] = True
+
+    def of_softmax(self, n: int, *kinds: str) -> list[Pass]:
+        """The passes of the largest score (`max`) and of the sum of exponentials (`sum`), or of
+        both (`softmax`)."""
+        key = ('softmax', n, kinds)
+        if key not in self._made:
+            kernel = self.plan.kernel
+            score, most, _ = kernel[self.plan.softmaxes[n]].args
+            passes = []
+            for kind in kinds:
+                program = Program()
+                places: dict[int, int] = {}
+                at = program.graft(kernel, score, places)
+                if kind == 'sum':
+                    most = program.graft(kernel, most, places)
+                    at = program.point('exp', program.point('sub', at, most))
+                passes.append(Pass(program, (Out(at, kind, 'acc'),), 'dst'))
+            self._made[key] = passes
+        return self._made[key]
+
+    def heads(self, n: int) -> Tensor | None:
+        """As `heads_of`."""
+        key = ('heads', n)
+        if key not in self._made:
+            self._made[key] = heads_of(self.plan, n)
+        return self._made[key]
+
+    def dot(self, n: int) -> Pass:
+        """The pass of the sum of a softmax's values times their gradients."""
+        key = ('dot', n)
+        if key not in self._made:
+            grads = self.gradients
+            self._made[key] = Pass(grads.dot_program, (Out(grads.dots[n], 'sum', 'acc'),), 'dst')
+        return self._made[key]
 
     def kept(self, at: int) -> Pass:
         """The pass of the factors of a dropout."""
@@ -340,12 +388,13 @@ def _run_pass_cuda(
     ):
         rows = {'edge': col.size(0), 'total': num_programs}.get(out.kind, num_rows)
         outs.append(torch.empty((rows, *shape), dtype=dtype, device=device))
-        if out.kind in ('max', 'min'):
-            args[k] = torch.empty((rows, *shape), dtype=index, device=device)
+        second = acc if out.kind == 'softmax' else index
+        if out.kind in OF_TWO:
+            args[k] = torch.empty((rows, *shape), dtype=second, device=device)
         if groups is not None and out.kind not in ('edge', 'total'):
             parts[k] = torch.empty((groups.num_partials, *shape), dtype=acc, device=device)
             if k in args:
-                part_args[k] = torch.empty(parts[k].shape, dtype=index, device=device)
+                part_args[k] = torch.empty(parts[k].shape, dtype=second, device=device)
     chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
     if num_items == 0:
         return outs, chosen
@@ -368,7 +417,7 @@ def _run_pass_cuda(
     if groups is not None and groups.long_row.size(0):
         for k, part in parts.items():
             _reduce(one.outs[k], part, part_args.get(k), outs[k], chosen[k], rowptr, groups, acc)
-    if perm is not None:
+    if perm is not None and one.outs[0].kind != 'softmax':
         # Positions in the row become numbers of edges.
         chosen = [
             None if arg is None else torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
@@ -395,14 +444,21 @@ def _reduce(
     block = min(128, power(size))
     num_rows, num_blocks = groups.long_row.size(0), -(-size // block)
     long = [groups.long_row, groups.long_ptr]
-    if part_arg is not None:
+    kind = tl.float64 if acc == torch.float64 else tl.float32
+    if out.kind == 'softmax':
+        assert arg is not None
+        assert part_arg is not None
+        _launch(
+            REDUCE_SOFTMAX, 'message_reduce_softmax', 1, num_rows * num_blocks,
+            [part, part_arg, to, arg, *long], (size, num_blocks), (block, kind),
+        )  # fmt: skip
+    elif part_arg is not None:
         assert arg is not None
         _launch(
             REDUCE_EXTREME, 'message_reduce_extreme', 1, num_rows * num_blocks,
             [part, part_arg, to, arg, *long], (size, num_blocks), (out.kind == 'max', block),
         )  # fmt: skip
     else:
-        kind = tl.float64 if acc == torch.float64 else tl.float32
         _launch(
             REDUCE, 'message_reduce', 1, num_rows * num_blocks,
             [part, to, *long, rowptr], (size, num_blocks), (out.kind == 'mean', block, kind),
@@ -422,30 +478,45 @@ class FusedMessage(torch.autograd.Function):
         local = passes.local(needs)
         one = passes.forward(local)
         known = _by_role(passes.plan, inputs)
+        known |= _of_softmaxes(passes, graph, known, acc, seed)
         # What the backward pass cannot compute is refused now.
         passes.prepare(needs, local, acc, graph, known)
         outs, chosen = run_pass(one, graph, known, acc, seed)
         count = len(passes.plan.outputs)
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
-        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]))
+        stats = tuple(t for (role, _), t in known.items() if role in OF_DST)
+        # Of its own: the caller may write into the results.
+        results = tuple(
+            outs[0].clone() for n in range(len(passes.plan.softmaxes))
+            if passes.heads(n) is not None and any(needs)
+        )[:1]  # fmt: skip
+        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
         return tuple(outs[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         passes, needs, acc = ctx.passes, ctx.needs, ctx.acc
-        graph, seed, inputs, local, chosen = saved(ctx)
+        graph, seed, inputs, local, chosen, stats, results = saved(ctx)
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
             return None, None, None, *exact
         plan = passes.plan
         known = _by_role(plan, inputs)
+        for n in range(len(plan.softmaxes)):
+            known['most', n], known['scale', n] = stats[2 * n : 2 * n + 2]
         total = _cotangents(plan, graph, grads, acc)
         for role, k, at in cotangents_of(plan):
             if role == 'picked':
                 known['grad', k], known['arg', k] = grads[k].contiguous(), chosen[k]
             else:
                 known['grad', k] = total[at].contiguous()
+        for n in range(len(plan.softmaxes)):
+            heads = passes.heads(n)
+            if heads is None:
+                (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
+            else:
+                known['dot', n] = _by_head(grads[0] * results[0], heads, plan, n)
         out: list[Tensor | None] = [None] * len(inputs)
         for k, derivative in zip(ctx.local, local, strict=True):
             grad = total[plan.outputs[0].at]
@@ -460,6 +531,38 @@ class FusedMessage(torch.autograd.Function):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])
         return None, None, None, *out
+
+
+def _of_softmaxes(
+    passes: Passes, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
+    seed: Tensor | None,
+) -> dict[tuple[str, int], Tensor]:  # fmt: skip
+    """For each softmax, the largest score of each destination, and the reciprocal of the sum of
+    exponentials."""
+    found: dict[tuple[str, int], Tensor] = {}
+    for n in range(len(passes.plan.softmaxes)):
+        if graph.col.is_cuda:
+            (one,) = passes.of_softmax(n, 'softmax')
+            (found['most', n],), (scale,) = run_pass(one, graph, inputs, acc, seed)
+            assert scale is not None
+            found['scale', n] = scale
+            continue
+        most, sums = passes.of_softmax(n, 'max', 'sum')
+        (found['most', n],), _ = run_pass(most, graph, inputs, acc, seed)
+        (total,), _ = run_pass(sums, graph, inputs | found, acc, seed)
+        found['scale', n] = total.reciprocal_()
+    return found
+
+
+def _by_head(x: Tensor, heads: Tensor, plan: Plan, n: int) -> Tensor:
+    """Sums of the numbers of each head."""
+    shape = plan.kernel[plan.softmaxes[n]].shape
+    count, flat = math.prod(shape), heads.flatten()
+    x = x.reshape(x.size(0), -1)
+    if flat.equal(torch.arange(count).repeat_interleave(max(1, x.size(1) // max(1, count)))):
+        return x.view(x.size(0), *shape, -1).sum(-1)
+    sums = x.new_zeros(x.size(0), count)
+    return sums.index_add(1, flat.to(x.device), x).view(-1, *shape)
 
 
 def _by_role(plan: Plan, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:
@@ -530,7 +633,7 @@ def unfused(
     ends = {'src': col, 'dst': row}
     known: dict[int, Tensor] = dict(keeps or {})
     for at in kernel.reachable([output.at for output in plan.outputs]):
-        if kernel[at].op == 'load':
+        if kernel[at].op == 'load' and kernel[at].attrs[0] not in OF_DST:
             role, k = kernel[at].attrs
             x = (
                 inputs[k]
@@ -538,6 +641,10 @@ def unfused(
                 else inputs[k].to(dtype)
             )
             known[at] = x.index_select(0, ends[role]) if role in ends else x
+    for at in plan.softmaxes:
+        (score,) = kernel.evaluate(kernel[at].args[:1], known, dtype)
+        score = score.expand(col.size(0), *kernel[at].shape)
+        known[at] = softmax(score, row, num_nodes=graph.num_dst)
     names = {'sum': 'sum', 'mean': 'mean', 'max': 'amax', 'min': 'amin'}
     outs = []
     for k, output in enumerate(plan.outputs):
@@ -578,6 +685,7 @@ def run(
         inputs = [x.contiguous() for x in inputs]
         known = _by_role(plan, inputs)
         acc = getattr(torch, plan.acc)
+        known |= _of_softmaxes(passes, graph, known, acc, seed)
         outs, _ = run_pass(passes.forward(()), graph, known, acc, seed)
     if plan.tail is not None:
         (out,) = outs

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ._ir import Program, Refused, is_float, number
+from ._ir import OF_DST, Program, Refused, is_float, number
 
 _POWERS = {
     0.5: 'sqrt', -0.5: 'rsqrt', -1.0: 'reciprocal', 1.0: 'same', 2.0: 'square', 3.0: 'cube',
@@ -14,6 +14,8 @@ _POWERS = {
 # The inner dimension of a product of matrices, in an index.
 _INNER = 'inner'
 _LEAST_INNER = 16  # of Triton's products
+# The widest values that a program sums at once.
+_MOST_SUMMED = 1024
 # A sum over at most this many numbers is written out.
 _UNROLLED = 32
 # A linear map of raw values of an edge: of at least and at most so many inputs its matrix stays in
@@ -41,13 +43,18 @@ _CALLS = {
 
 
 class Out(NamedTuple):
-    """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min` (over each row), `edge` (a
-    row per edge) or `total` (over all edges); :obj:`dtype` is a dtype, or `acc` for that of
+    """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min`, `softmax` (the largest score
+    and the reciprocal of the sum of exponentials, over each row), `edge` (a row per edge) or
+    `total` (over all edges); :obj:`dtype` is a dtype, or `acc` for that of
     sums."""
 
     at: int
     kind: str
     dtype: str
+
+
+# Kinds that give two results: the second are edges, or sums.
+OF_TWO = ('max', 'min', 'softmax')
 
 
 class Index(NamedTuple):
@@ -109,9 +116,9 @@ class Source(NamedTuple):
     has_maps: bool  # whether it maps raw values of edges by matrices in registers
 
 
-def axes_of(program: Program, outs: list[Out]) -> tuple[int, ...]:
+def axes_of(program: Program, outs: list[Out]) -> list[tuple[int, ...]]:
     """The sizes of the dimensions over which a pass is parallel: the finest division of the widest
-    output."""
+    output. Better, if that is possible: of values whose sum it is."""
     reachable = program.reachable([out.at for out in outs])
     # A parameter's gradient is a sum of products with that of the message.
     shapes = (
@@ -126,22 +133,27 @@ def axes_of(program: Program, outs: list[Out]) -> tuple[int, ...]:
     widest = max(shapes, key=lambda s: (math.prod(s), len(s)))
     count = math.prod(widest)
     best = tuple(n for n in widest if n != 1)
+    wider: tuple[int, ...] = ()
     for at in reachable:
         shape = tuple(n for n in program[at].shape if n != 1)
         if math.prod(shape) == count and len(shape) > len(best):
             best = shape
-    return best or (1,)
+        if program[at].op in ('sum', 'amax', 'amin') and math.prod(shape) == count:
+            inner = tuple(n for n in program[program[at].args[0]].shape if n != 1)
+            if math.prod(wider) < math.prod(inner) <= _MOST_SUMMED:
+                wider = inner
+    return [wider, best or (1,)] if math.prod(wider) > count else [best or (1,)]
 
 
 class Generator:
     """Writes one kernel: over the rows of a CSR structure, `src` or `dst`, the edges of each in
     blocks."""
 
-    def __init__(self, program: Program, outs: list[Out], row_role: str, acc: str) -> None:
+    def __init__(self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str) -> None:
         self.program = program
         self.row_role = row_role
         self.acc = acc
-        self.sizes = axes_of(program, outs)
+        self.sizes = sizes
         self.rank = len(self.sizes)
         self.names = [f'a{k}' for k in range(self.rank)]
         self.size_of = dict(zip(self.names, self.sizes, strict=True))
@@ -331,7 +343,7 @@ class Generator:
         self.loads[role, slot] = pointer, dtype
         flat = self.offset(index, shape)
         axes = frozenset(axis for axis, _ in flat.terms)
-        own = 'dst' if role in ('grad', 'arg') else role
+        own = 'dst' if role in OF_DST else role
         level = self.level_of(own)
         self.holds |= level == PROGRAM and bool(axes)
         size = math.prod(shape)
@@ -407,11 +419,11 @@ class Generator:
         inner, across, each = list(index), [], []
         for dim in dims:
             size = shape[dim]
-            axis = next((name for name in free if self.size_of[name] == size), None)
-            if axis is not None:
-                free.remove(axis)
-                across.append(axis)
-                inner[dim] = Index(((axis, 1),))
+            names = self.run_of(size, free)
+            if names and size > 1:
+                free = [name for name in free if name not in names]
+                across += names
+                inner[dim] = self.joint(names)
             elif size > 1:
                 each.append(dim)
             else:
@@ -443,6 +455,23 @@ class Generator:
                 )  # fmt: skip
         assert out is not None
         return out
+
+    def run_of(self, size: int, free: list[str]) -> list[str]:
+        """Axes, one after another, that have so many numbers together; none if there are none."""
+        for start in range(self.rank):
+            for end in range(start + 1, self.rank + 1):
+                names = self.names[start:end]
+                count = math.prod(self.size_of[name] for name in names)
+                if count == size and all(name in free for name in names):
+                    return names
+        return []
+
+    def joint(self, names: list[str]) -> Index:
+        """The place in a dimension that several axes divide."""
+        index = Index()
+        for name in names:
+            index = index.times(self.size_of[name]).plus(Index(((name, 1),)))
+        return index
 
     def dot(self, at: int, index: list[Index], dim: int) -> Block | None:
         """A linear map of an edge's raw values, if the sum is one: a product of matrices."""
@@ -540,7 +569,7 @@ class Generator:
         if op != 'load':
             return None
         role, slot = attrs
-        if role in ('picked', 'arg', 'grad') or not is_float(dtype):
+        if role == 'picked' or role in OF_DST or not is_float(dtype):
             return None
         flat = self.offset(index, shape)
         axes = frozenset(axis for axis, _ in flat.terms if axis != _INNER)
@@ -674,7 +703,20 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
     Raises:
         Refused: If the shapes of its values do not fit together.
     """
-    gen = Generator(program, outs, row_role, acc)
+    *better, sizes = axes_of(program, outs)
+    for each in better:
+        try:
+            return _generate(program, outs, row_role, acc, grouped, each)
+        except Refused:
+            continue
+    return _generate(program, outs, row_role, acc, grouped, sizes)
+
+
+def _generate(
+    program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool,
+    axes_sizes: tuple[int, ...],
+) -> Source:  # fmt: skip
+    gen = Generator(program, axes_sizes, row_role, acc)
     rank = gen.rank
     finals: list[str] = []
     starts: list[str] = []
@@ -733,6 +775,11 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
                     grouped,
                 )
                 continue
+            if out.kind == 'softmax':
+                _of_softmax(
+                    gen, k, name, block.name, sizes, mask, flat, shape, starts, finals, acc, grouped
+                )
+                continue
             if out.kind == 'total':
                 extra.append(f'{name} = tl.zeros([{sizes}], {acc})')
                 gen.lines.append(f'{name} += tl.where({mask}, {block.name}, 0.0)')
@@ -768,21 +815,19 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
 
 def _unrolled_places(gen: Generator, shape: tuple[int, ...]) -> list[tuple[Index, ...]]:
     """Places of a parameter's gradient: the dimensions that are no axis, one number at a time."""
-    kept: list[str | None] = []
-    names = list(gen.names)
+    kept: list[list[str]] = []
+    free = list(gen.names)
     for size in reversed(shape):
-        if names and gen.size_of[names[-1]] == size:
-            kept.append(names.pop())
-        else:
-            kept.append(None)
+        kept.append(gen.run_of(size, free) if size > 1 else [])
+        free = [name for name in free if name not in kept[-1]]
     kept.reverse()
-    loose = [range(n) if name is None else [0] for n, name in zip(shape, kept, strict=True)]
+    loose = [[0] if names else range(n) for n, names in zip(shape, kept, strict=True)]
     if math.prod(len(r) for r in loose) > 64:
         raise Refused(f"a parameter's gradient of shape {shape}")
     return [
         tuple(
-            Index((), k) if name is None else Index(((name, 1),))
-            for k, name in zip(numbers, kept, strict=True)
+            gen.joint(names) if names else Index((), k)
+            for k, names in zip(numbers, kept, strict=True)
         )
         for numbers in itertools.product(*loose)
     ]
@@ -840,13 +885,42 @@ def _extreme(
     _store(gen, f'arg{k}', f'parg{k}', f'{name}p', f'{name}p', size, flat, masks, grouped, finals)
 
 
+def _of_softmax(
+    gen: Generator, k: int, name: str, value: str, sizes: str, mask: str, flat: Index, shape: tuple,
+    starts: list[str], finals: list[str], acc: str, grouped: bool,
+) -> None:  # fmt: skip
+    """The largest score, and the reciprocal of the sum of exponentials relative to it. A NaN makes
+    the sum NaN; so does an infinite score, as in torch."""
+    starts += [
+        f"{name} = tl.full([{sizes}], float('-inf'), {acc})",
+        f'{name}t = tl.zeros([{sizes}], {acc})',
+    ]
+    gen.lines += [
+        f"{name}v = tl.where({mask}, {value}, float('-inf'))",
+        f'{name}n = tl.maximum({name}, {name}v)',
+        f'{name}t = {name}t * tl.where({name} == {name}n, 1.0, tl.exp({name} - {name}n)) + '
+        f'tl.where({mask}, tl.where({name}v == {name}n, 1.0, tl.exp({name}v - {name}n)), 0.0)',
+        f'{name} = {name}n',
+    ]
+    masks = gen.masks(frozenset(a for a, _ in flat.terms))
+    size = math.prod(shape)
+    finals += [
+        f'{name}m = tl.max({name}, axis=0, keep_dims=True)',
+        f'{name}t = {name}t * tl.where({name} == {name}m, 1.0, tl.exp({name} - {name}m))',
+        f'{name}t = tl.sum({name}t, axis=0, keep_dims=True)',
+        f"{name}s = 1.0 / tl.where(tl.abs({name}m) == float('inf'), float('nan'), {name}t)",
+    ]
+    _store(gen, f'out{k}', f'part{k}', f'{name}m', f'{name}m', size, flat, masks, grouped, finals)
+    _store(gen, f'arg{k}', f'parg{k}', f'{name}s', f'{name}t', size, flat, masks, grouped, finals)
+
+
 def _template(
     gen: Generator, outs: list[Out], grouped: bool, starts: list[str], finals: list[str],
     extra: list[str], stores: list[str],
 ) -> str:  # fmt: skip
     rank = gen.rank
     pointers = [name for name, _ in gen.loads.values()]
-    extremes = [k for k, out in enumerate(outs) if out.kind in ('max', 'min')]
+    extremes = [k for k, out in enumerate(outs) if out.kind in OF_TWO]
     results = [f'out{k}' for k in range(len(outs))] + [f'arg{k}' for k in extremes]
     if grouped:
         results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
@@ -922,6 +996,29 @@ def message_reduce(
     if MEAN:
         total = total / (tl.load(rowptr + row + 1) - tl.load(rowptr + row)).to(ACC)
     tl.store(out + row * size + f, total.to(out.dtype.element_ty), m)
+"""
+# The softmax of a long row's groups.
+REDUCE_SOFTMAX = """@triton.jit(do_not_specialize=['size', 'num_blocks'])
+def message_reduce_softmax(
+    part, psum, out, scale, long_row, long_ptr, size, num_blocks,
+    B: tl.constexpr, ACC: tl.constexpr,
+):
+    k = tl.program_id(0) // num_blocks
+    f = tl.program_id(0) % num_blocks * B + tl.arange(0, B)
+    m = f < size
+    row = tl.load(long_row + k).to(tl.int64)
+    most = tl.full([B], float('-inf'), ACC)
+    total = tl.zeros([B], ACC)
+    for s in range(tl.load(long_ptr + k), tl.load(long_ptr + k + 1)):
+        v = tl.load(part + s.to(tl.int64) * size + f, m, 0)
+        t = tl.load(psum + s.to(tl.int64) * size + f, m, 1)
+        n = tl.maximum(most, v)
+        total = total * tl.where(most == n, 1.0, tl.exp(most - n))
+        total += t * tl.where(v == n, 1.0, tl.exp(v - n))
+        most = n
+    total = tl.where(tl.abs(most) == float('inf'), float('nan'), total)
+    tl.store(out + row * size + f, most, m)
+    tl.store(scale + row * size + f, 1.0 / total, m)
 """
 # The first best of a long row's groups.
 REDUCE_EXTREME = """@triton.jit(do_not_specialize=['size', 'num_blocks'])

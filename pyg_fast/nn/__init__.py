@@ -10,10 +10,11 @@ from .message_passing import FusedMessagePassing
 from .path_prepared_gnn import PathPreparedGNN
 from .sage import PathPreparedSAGEConv
 from .sampled import SampledGCNConv, SampledSAGEConv
+from .transformer import FusedTransformerConv
 
 __all__ = [
-    'AggregatedInput', 'FusedGATConv', 'FusedGATv2Conv', 'FusedMessagePassing', 'MaxK',
-    'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv', 'PathPreparedGCNConv',
-    'PathPreparedGINConv', 'PathPreparedGNN', 'PathPreparedSAGEConv', 'SampledGCNConv',
-    'SampledSAGEConv',
+    'AggregatedInput', 'FusedGATConv', 'FusedGATv2Conv', 'FusedMessagePassing',
+    'FusedTransformerConv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv',
+    'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedGNN', 'PathPreparedSAGEConv',
+    'SampledGCNConv', 'SampledSAGEConv',
 ]  # fmt: skip

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import FAConv, GeneralConv, GraphConv, MessagePassing
+from torch_geometric.nn import FAConv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.nn.aggr import (
+    AttentionalAggregation,
     MaxAggregation,
     MeanAggregation,
     MinAggregation,
     MultiAggregation,
+    SoftmaxAggregation,
     StdAggregation,
     SumAggregation,
     VarAggregation,
@@ -36,9 +38,10 @@ _HOOKS = tuple(
 OWN = ('_fused_entry', '_call', '_last_run')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
-    'edge_index', 'index', 'ptr', 'size', 'size_i', 'size_j', 'dim_size', 'adj_t', 'edge_index_i',
-    'edge_index_j',
-}  # fmt: skip
+    'edge_index', 'size', 'size_j', 'dim_size', 'adj_t', 'edge_index_j',
+}
+# What it may pass to a softmax.
+_OF_SOFTMAX = {'index', 'edge_index_i', 'ptr', 'size_i'}
 
 
 class _Call(NamedTuple):
@@ -161,7 +164,14 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     num_edges = edge_index.size(1)
     inputs: dict[tuple[str, str], Tensor] = {}
     other: dict[str, Any] = {}
+    structure: list[str] = []
     for name, param in conv.inspector.get_signature('message').param_dict.items():
+        if name in _OF_SOFTMAX:
+            if name == 'ptr':
+                other[name] = None  # The softmax takes the index.
+            else:
+                structure.append(name)
+            continue
         if name in _STRUCTURE:  # not read
             other[name] = None
             continue
@@ -201,7 +211,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
 
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
-        entry = conv.__dict__['_fused_entry'] = make_entry(_num_writes(conv))
+        entry = conv.__dict__['_fused_entry'] = make_entry(int(_of_written(conv) is not None))
     grad = torch.is_grad_enabled()
 
     def graph() -> Graph:
@@ -209,30 +219,43 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
         out = _graph(conv, edge_index, *nums, grad or j == 1)
         return out if j == 0 else out.t()
 
-    parts = _parts(conv.aggr_module)
-    reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts))
-    found = entry(conv.message, graph, reduces, inputs, other, conv.node_dim)
+    parts, traced = _parts(conv.aggr_module), None
+    if type(conv.aggr_module) in _TRACED:
+        parts, traced = [], conv.aggr_module
+    reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts)) or ('sum',)
+    found = entry(
+        conv.message, graph, reduces, inputs, other, tuple(structure), traced, conv.node_dim
+    )
     rank = found[0].dim()
     if rank < -conv.node_dim:  # PyG raises an error.
         raise Fallback(f'a message of {rank} dimensions')
     if conv.node_dim not in (0, -rank):
         found = [out.movedim(0, conv.node_dim) for out in found]
     sums = dict(zip(reduces, found, strict=True))
-    out = _aggregated(conv.aggr_module, parts, sums, graph, conv.node_dim)
+    out = sums['sum'] if traced is not None else None
+    if out is None:
+        out = _aggregated(conv.aggr_module, parts, sums, graph, conv.node_dim)
     return conv.update(out, **update)
 
 
-def _num_writes(conv: Any) -> int:
-    """How many attributes `message` sets that only `return_attention_weights` reads."""
-    cls = type(conv)
-    return int(cls.message is FAConv.message and cls.forward is FAConv.forward)
+# Layers whose message sets one attribute, that only `return_attention_weights` reads, and the place
+# of this argument.
+_WRITES = {FAConv: 4, TransformerConv: 3}
 
 
-def _wants_attention(conv: Any) -> bool:
+def _of_written(conv: Any) -> int | None:
+    """The place of `return_attention_weights`, if the message sets an attribute for it alone."""
+    for cls, place in _WRITES.items():
+        if type(conv).message is cls.message and type(conv).forward is cls.forward:
+            return place
+    return None
+
+
+def _wants_attention(conv: Any, place: int) -> bool:
     call = conv.__dict__.get('_call')
     if call is None or conv._forward_pre_hooks:  # Other arguments may come.
         return True
-    return len(call.args) > 4 or call.kwargs.get('return_attention_weights') is not None
+    return len(call.args) > place or call.kwargs.get('return_attention_weights') is not None
 
 
 def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
@@ -271,10 +294,9 @@ def why_never(conv: Any) -> str | None:
     if cls.aggregate is not MessagePassing.aggregate:
         return 'its aggregate is overridden'
     for method in ('message', 'update'):
-        if method == 'message' and cls.message is GeneralConv.message and not conv.attention:
-            continue  # It reads the structure for its attention alone.
         for name in conv.inspector.get_signature(method).param_dict:
-            if name in _STRUCTURE or (method == 'update' and name[-2:] in ('_i', '_j')):
+            reads = name in _STRUCTURE or (method == 'update' and name in _OF_SOFTMAX)
+            if reads or (method == 'update' and name[-2:] in ('_i', '_j')):
                 return f"'{method}' reads '{name}'"
     if conv._decomposed_layers != 1:
         return f'decomposed_layers={conv._decomposed_layers}'
@@ -303,7 +325,8 @@ def _why_not(conv: Any, edge_index: Any) -> str | None:
         return 'global module hooks'
     if conv._explain:
         return 'it is explained'
-    if _num_writes(conv) and _wants_attention(conv):
+    place = _of_written(conv)
+    if place is not None and _wants_attention(conv, place):
         return 'return_attention_weights'
     if any(own[name] for name in _HOOKS):
         return 'hooks on its message passing'
@@ -329,6 +352,10 @@ _REDUCES: dict[type, str] = {
 }  # fmt: skip
 
 
+# Sums of messages, weighted by a softmax: captured with the message.
+_TRACED = (SoftmaxAggregation, AttentionalAggregation)
+
+
 def _parts(aggr: Any) -> list[Any]:
     if type(aggr) is DegreeScalerAggregation:
         aggr = aggr.aggr
@@ -339,6 +366,8 @@ def _why_not_aggr(aggr: Any) -> str | None:
     for module in aggr.modules() if isinstance(aggr, torch.nn.Module) else ():
         if not is_plain(module):
             return 'its aggregation has hooks or is patched'
+    if type(aggr) in _TRACED:
+        return None
     for part in _parts(aggr):
         if type(part) not in _REDUCES:
             return f'{type(part).__name__} has no kernel'

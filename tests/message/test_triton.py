@@ -12,7 +12,7 @@ from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.message._run import Passes, Recipe, _jitted
-from pyg_fast.message._triton import REDUCE, REDUCE_EXTREME
+from pyg_fast.message._triton import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX
 
 triton = pytest.importorskip('triton')
 
@@ -32,6 +32,9 @@ LAYERS = {
     'GINE, narrow': lambda: pyg.GINEConv(torch.nn.Linear(16, 16), edge_dim=16),
     'PNA': lambda: pyg.PNAConv(64, 64, ['mean', 'max', 'std'], ['identity'], torch.tensor([0, 5])),
     'FeaSt': lambda: pyg.FeaStConv(64, 8, heads=2),
+    'Transformer': lambda: pyg.TransformerConv(64, 8, heads=8),
+    'Transformer, edges': lambda: pyg.TransformerConv(64, 8, heads=8, edge_dim=16),
+    'PointTransformer': lambda: pyg.PointTransformerConv(64, 64),
     'Drops': Drops,
 }
 
@@ -41,12 +44,18 @@ def recipes(name: str) -> Iterator[Recipe]:
     conv = pyg_fast.accelerate(LAYERS[name]())
     x = torch.rand(9, 16 if 'narrow' in name else 64)
     edges = torch.randint(9, (2, 30))
-    width = {'GINE': 16, 'GINE, narrow': 16, 'GINE of 24': 24}.get(name)
-    conv(x, edges, *([] if width is None else [torch.rand(30, width)]))
+    widths = {'GINE': 16, 'GINE, narrow': 16, 'GINE of 24': 24, 'Transformer, edges': 16}
+    if name == 'PointTransformer':
+        conv(x, torch.rand(9, 3), edges)
+    else:
+        conv(x, edges, *([torch.rand(30, widths[name])] if name in widths else []))
     assert conv._last_run == ''
     passes = Passes(conv._fused_entry.last)
     needs = tuple(True for _ in passes.plan.inputs)
     local = passes.local(needs)
+    for n in range(len(passes.plan.softmaxes)):
+        yield passes.of_softmax(n, 'softmax')[0].recipe(torch.float32, True)
+        yield passes.dot(n).recipe(torch.float32, True)
     yield passes.forward(local).recipe(torch.float32, True)
     for one, _ in passes.backward(needs, local):
         yield one.recipe(torch.float32, False)
@@ -58,6 +67,7 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
     from triton.compiler import ASTSource
 
     function = _jitted(text, name)
+    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'psum' in text
     kinds = {'seed_at': '*i64', 'num_items': 'i32', 'num_programs': 'i32', 'size': 'i32'}
     kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'group_row', 'long_row'], '*i32')
     kinds |= {'long_shift': '*i32', 'long_ptr': '*i32', 'num_blocks': 'i32'}
@@ -65,7 +75,7 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
     def kind(parameter: str) -> str:
         if parameter in constants:
             return 'constexpr'
-        is_place = re.fullmatch(r'p?arg\d*', parameter)
+        is_place = not has_softmax and re.fullmatch(r'p?arg\d*', parameter)
         return kinds.get(parameter, '*i32' if is_place else '*fp32')
 
     names = function.arg_names
@@ -97,4 +107,6 @@ def test_compiles(name: str, capability: int) -> None:
 def test_reductions_compile() -> None:
     kind = triton.language.float32
     assert compiled(REDUCE, 'message_reduce', {'MEAN': True, 'B': 64, 'ACC': kind}, 1, 80)
+    constants = {'B': 64, 'ACC': kind}
+    assert compiled(REDUCE_SOFTMAX, 'message_reduce_softmax', constants, 1, 80)
     assert compiled(REDUCE_EXTREME, 'message_reduce_extreme', {'MAX': True, 'B': 64}, 1, 80)

@@ -162,7 +162,6 @@ KERNEL = 'message as one kernel'
 GCN, SAGE, GIN = 'PathPreparedGCNConv', 'PathPreparedSAGEConv', 'PathPreparedGINConv'
 GAT, GATV2 = 'FusedGATConv', 'FusedGATv2Conv'
 OURS = (KERNEL, GCN, SAGE, GIN, GAT, GATV2)
-SOFTMAX = "'message' reads 'index'"
 MLP = 'a linear map of values computed for each edge'
 OVERRIDDEN = 'its aggregate is overridden'
 
@@ -210,7 +209,7 @@ WEIGHTED, EDGES, BIPARTITE = 'x edges weight', 'x edges attr', 'pair bipartite'
 REVERSED = 'target_to_source'
 # fmt: off
 CASES = [
-    Case('AGNNConv', '', lambda: pyg.AGNNConv(), SOFTMAX),
+    Case('AGNNConv', '', lambda: pyg.AGNNConv()),
     Case('APPNP', '', lambda: pyg.APPNP(2, 0.1)),
     Case('ARMAConv', '2 stacks, 2 layers', lambda: pyg.ARMAConv(F, 8, 2, 2)),
     Case('AntiSymmetricConv', 'phi=GCNConv', lambda: pyg.AntiSymmetricConv(F), GCN),
@@ -248,8 +247,7 @@ CASES = [
     Case('GCNConv', 'edge weights', lambda: pyg.GCNConv(F, 8), GCN, WEIGHTED),
     Case('GCNConv', f"flow='{REVERSED}'", lambda: pyg.GCNConv(F, 8, flow=REVERSED), GCN),
     Case('GENConv', "aggr='add'", lambda: pyg.GENConv(F, F, aggr='add')),
-    Case('GENConv', "aggr='softmax'", lambda: pyg.GENConv(F, F),
-         'SoftmaxAggregation has no kernel'),
+    Case('GENConv', "aggr='softmax'", lambda: pyg.GENConv(F, F)),
     Case('GINConv', '', lambda: pyg.GINConv(mlp(F, 8)), GIN),
     Case('GINConv', 'bipartite', lambda: pyg.GINConv(mlp(F, 8)), GIN, BIPARTITE),
     Case('GINEConv', 'edge_dim', lambda: pyg.GINEConv(Linear(F, F), edge_dim=D), args=EDGES),
@@ -262,18 +260,17 @@ CASES = [
     Case('GeneralConv', 'edge features, 2 heads, undirected messages',
          lambda: pyg.GeneralConv(F, 8, D, directed_msg=False, heads=2), args=EDGES,
          on_cuda="a parameter's gradient of shape (16, 6)"),
-    Case('GeneralConv', 'attention', lambda: pyg.GeneralConv(F, 8, attention=True),
-         "'message' reads 'edge_index_i'"),
+    Case('GeneralConv', 'attention', lambda: pyg.GeneralConv(F, 8, attention=True)),
     Case('GraphConv', '', lambda: pyg.GraphConv(F, 8)),
     Case('GraphConv', 'bipartite', lambda: pyg.GraphConv((F, F), 8), args=BIPARTITE),
     Case('GraphConv', f"edge weights, flow='{REVERSED}'",
          lambda: pyg.GraphConv(F, 8, aggr='max', flow=REVERSED), args=WEIGHTED),
     Case('GraphConv', 'several feature matrices', lambda: pyg.GraphConv(F, 8), args='batch edges'),
     Case('GravNetConv', '', lambda: pyg.GravNetConv(F, 8, 3, 4, 5), args='x'),
-    Case('HANConv', '', lambda: pyg.HANConv(F, 8, METADATA), SOFTMAX, 'xs relations'),
-    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), SOFTMAX,
+    Case('HANConv', '', lambda: pyg.HANConv(F, 8, METADATA), args='xs relations'),
+    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), MLP,
          'x edges kind relation attr'),
-    Case('HGTConv', '', lambda: pyg.HGTConv(F, 8, METADATA), SOFTMAX, 'xs relations'),
+    Case('HGTConv', '', lambda: pyg.HGTConv(F, 8, METADATA), args='xs relations'),
     Case('HypergraphConv', '', lambda: pyg.HypergraphConv(F, 8), args='x hyperedges'),
     Case('HypergraphConv', 'attention', lambda: pyg.HypergraphConv(F, 8, True, heads=2),
          args='x hyperedges none hyperattr'),
@@ -300,9 +297,10 @@ CASES = [
          args='x pos edges'),
     Case('PointNetConv', 'local_nn=MLP', lambda: pyg.PointNetConv(mlp(F + 3, 8)), MLP,
          'x pos edges'),
-    Case('PointTransformerConv', '', lambda: pyg.PointTransformerConv(F, 8), SOFTMAX,
-         'x pos edges'),
-    Case('RGATConv', '', lambda: pyg.RGATConv(F, 8, 3), SOFTMAX, 'x edges relation'),
+    Case('PointTransformerConv', '', lambda: pyg.PointTransformerConv(F, 8),
+         args='x pos edges'),
+    Case('RGATConv', '', lambda: pyg.RGATConv(F, 8, 3),
+         'message sets an attribute or a global', 'x edges relation'),
     Case('RGCNConv', '2 bases', lambda: pyg.RGCNConv(F, 8, 3, 2), args='x edges relation'),
     Case('RGCNConv', '2 blocks, bipartite', lambda: pyg.RGCNConv((F, F), 8, 3, num_blocks=2),
          args='pair bipartite relation'),
@@ -324,9 +322,13 @@ CASES = [
     Case('SimpleConv', "aggr=MultiAggregation(mode='proj')", combined),
     Case('SplineConv', '', lambda: pyg.SplineConv(F, 8, 2, 3), '', 'x edges pseudo',
          why="pyg-lib's operators have no kernel"),
-    Case('SuperGATConv', '', lambda: pyg.SuperGATConv(F, 8), "'message' reads 'edge_index_i'"),
+    Case('SuperGATConv', '', lambda: pyg.SuperGATConv(F, 8).eval()),
     Case('TAGConv', 'K=3', lambda: pyg.TAGConv(F, 8)),
-    Case('TransformerConv', '', lambda: pyg.TransformerConv(F, 8), SOFTMAX),
+    Case('TransformerConv', '', lambda: pyg.TransformerConv(F, 8, 2)),
+    Case('TransformerConv', 'edge features, beta',
+         lambda: pyg.TransformerConv(F, 8, 2, edge_dim=D, beta=True), args=EDGES),
+    Case('TransformerConv', 'bipartite, concat=False',
+         lambda: pyg.TransformerConv((F, F), 8, 2, concat=False), args=BIPARTITE),
     Case('WLConvContinuous', '', lambda: pyg.WLConvContinuous()),
 ]
 # fmt: on

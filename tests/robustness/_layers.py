@@ -32,6 +32,7 @@ LAYERS: dict[str, Callable[[], Module]] = {
     'FusedGATConv': lambda: nn.FusedGATConv(IN, OUT // 2, heads=2, dropout=0.5),
     'FusedGATv2Conv': lambda: nn.FusedGATv2Conv(IN, OUT // 2, heads=2, dropout=0.5),
     'FusedMessagePassing': Gated,
+    'FusedTransformerConv': lambda: nn.FusedTransformerConv(IN, OUT // 2, heads=2, dropout=0.5),
     'MaxK': lambda: nn.MaxK(3),
     'MaxKGCNConv': lambda: nn.MaxKGCNConv(IN, OUT, k=3),
     'MaxKGINConv': lambda: nn.MaxKGINConv(Linear(IN, OUT), k=3),

@@ -1,0 +1,253 @@
+"""Messages with a softmax over the edges of each destination, beside PyG."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing, SimpleConv, TransformerConv
+from torch_geometric.nn.aggr import AttentionalAggregation, SoftmaxAggregation
+from torch_geometric.utils import scatter, softmax
+
+import pyg_fast
+from pyg_fast.nn import FusedMessagePassing, FusedTransformerConv
+from tests.nn._layers import E, F, N, graph, prepared
+
+KINDS = {
+    'scores of one end': lambda q, k, v, s: s(k.sum(-1)).unsqueeze(-1) * v,
+    'by channel': lambda q, k, v, s: s(q * k) * v,
+    'not a multiple': lambda q, k, v, s: (s((q * k).sum(-1, True)) + 1).log() * v + q,
+    'two': lambda q, k, v, s: s((q * k).sum(-1, True)) * v - s(-(q * k).mean(-1, True)) * k,
+    'heads in the end': lambda q, k, v, s: (
+        s((q * k).view(-1, 4, 4).sum(1)).unsqueeze(-1) * v.view(-1, 4, 4)
+    ).transpose(1, 2).reshape(-1, 16),
+    'divided': lambda q, k, v, s: -(s((q * k).sum(-1, True)) / (1 + v * v)),
+}  # fmt: skip
+
+
+class Attention(FusedMessagePassing):
+    kind = 'by channel'
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, q=x.cos(), k=x, v=x.sin())
+
+    def message(
+        self, q_i: Tensor, k_j: Tensor, v_j: Tensor, index: Tensor, ptr: Any, size_i: Any
+    ) -> Tensor:
+        return KINDS[self.kind](q_i, k_j, v_j, lambda score: softmax(score, index, ptr, size_i))
+
+
+class PlainAttention(Attention):
+    propagate = MessagePassing.propagate
+
+
+def compared(convs: Any, x: Tensor, edges: Tensor, **close: Any) -> None:
+    """Results, gradients and second derivatives of both."""
+    results = []
+    for conv in convs:
+        leaf = x.clone().requires_grad_()
+        out = conv(leaf, edges)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=x.dtype, device=x.device).view_as(out)
+        (grad,) = torch.autograd.grad((out * weight).sum(), leaf, create_graph=True)
+        found = [out, grad]
+        if grad.requires_grad:
+            found += torch.autograd.grad(grad.square().sum(), leaf, allow_unused=True)
+        results.append([torch.zeros_like(x) if each is None else each for each in found])
+    for found in results:
+        found += [torch.zeros_like(x)] * (3 - len(found))
+    torch.testing.assert_close(*results, equal_nan=True, **close)
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'mean', 'max'])
+@pytest.mark.parametrize('kind', KINDS)
+def test_kinds(kind: str, aggr: str, device: torch.device) -> None:
+    convs = Attention(aggr=aggr, strict=True), PlainAttention(aggr=aggr)
+    for conv in convs:
+        conv.kind = kind
+    x = torch.randn(N, F, dtype=torch.float64, device=device)
+    compared(convs, x, graph(device))
+    assert 'softmax' in convs[0].plan
+
+
+@pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
+def test_hub(flow: str, device: torch.device) -> None:
+    """A row of many edges, which is divided on CUDA; most others have none."""
+    convs = Attention(flow=flow, strict=True), PlainAttention(flow=flow)
+    ends = torch.stack([torch.randint(N, (3000,)), torch.randint(9, (3000,)).clamp(min=6)])
+    edges = (ends if flow == 'source_to_target' else ends.flip(0)).to(device)
+    x = torch.randn(N, F, dtype=torch.float64, device=device)
+    compared(convs, x, edges)
+    out = convs[0](x, prepared(edges, N))
+    torch.testing.assert_close(out, convs[1](x, edges))
+    assert torch.equal(out, convs[0](x, prepared(edges, N)))
+
+
+class Masked(FusedMessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor, score: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, score=score)
+
+    def message(self, x_j: Tensor, score: Tensor, index: Tensor, size_i: Any) -> Tensor:
+        return softmax(score, index, num_nodes=size_i) * x_j
+
+
+class PlainMasked(Masked):
+    propagate = MessagePassing.propagate
+
+
+def test_extreme_scores(device: torch.device) -> None:
+    inf, nan = float('inf'), float('nan')
+    rows = [
+        [-inf, 1.0], [-inf, -inf], [1e30, 1e30], [1e30, -1e30], [1e9, 1e9 + 64], [nan, 1.0],
+        [inf, 0.0], [1e4, 1e4 + 0.5], [-1e4, -1e4], [-inf],
+    ]  # fmt: skip
+    score = torch.tensor([s for row in rows for s in row], device=device).unsqueeze(1)
+    target = torch.tensor([k for k, row in enumerate(rows) for _ in row], device=device)
+    edges = torch.stack([torch.arange(len(target), device=device) % 7, target])
+    x = torch.randn(11, 5, device=device)
+    results = []
+    for conv in (Masked(strict=True), PlainMasked()):
+        leaves = x.clone().requires_grad_(), score.clone().requires_grad_()
+        out = conv(leaves[0], edges, leaves[1])
+        results.append([out, *torch.autograd.grad(out.sum(), leaves)])
+    torch.testing.assert_close(*results, equal_nan=True)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half(dtype: torch.dtype, device: torch.device) -> None:
+    """The error against float64 is at most PyG's."""
+    torch.manual_seed(1)
+    x = torch.randn(N, F, device=device).to(dtype)
+    for kind in ('by channel', 'two'):
+        errors, exact = [], None
+        for conv, own in ((PlainAttention(), torch.float64), (PlainAttention(), dtype),
+                          (Attention(strict=True), dtype)):  # fmt: skip
+            conv.kind = kind
+            leaf = x.to(own).requires_grad_()
+            out = conv(leaf, graph(device))
+            (grad,) = torch.autograd.grad(out.sin().sum(), leaf)
+            got = torch.cat([out, grad]).double()
+            exact = got if exact is None else exact
+            errors.append((got - exact).norm() / exact.norm())
+        assert errors[2] <= errors[1]
+
+
+REFUSED = {
+    'own sum': (
+        lambda s, i, n: s / scatter(s, i, 0, n, 'sum').index_select(0, i),
+        'the message of an edge depends on other edges'),
+    'maximum': (
+        lambda s, i, n: s - scatter(s.detach(), i, 0, n, 'max').index_select(0, i),
+        'the message of an edge depends on other edges'),
+    'twice': (lambda s, i, n: softmax(softmax(s, i, None, n), i, None, n), 'a softmax of another'),
+    'number': (lambda s, i, n: s * n, 'of edges or nodes is used as a number'),
+    'rows': (lambda s, i, n: s * i.unsqueeze(-1), ''),
+    'without a size': (lambda s, i, n: softmax(s, i), ''),
+}  # fmt: skip
+
+
+class Refused(FusedMessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, index: Tensor, size_i: Any) -> Tensor:
+        return REFUSED[self.kind][0](x_j, index, size_i)
+
+
+class PlainRefused(Refused):
+    propagate = MessagePassing.propagate
+
+
+@pytest.mark.parametrize('kind', REFUSED)
+def test_refused(kind: str, device: torch.device) -> None:
+    convs = Refused(), PlainRefused()
+    for conv in convs:
+        conv.kind = kind
+    compared(convs, torch.rand(N, F, dtype=torch.float64, device=device), graph(device))
+    assert REFUSED[kind][1] in convs[0].plan
+    assert convs[0]._last_run
+
+
+@pytest.mark.parametrize(
+    'aggr',
+    [
+        SoftmaxAggregation(0.5), SoftmaxAggregation(learn=True, channels=F),
+        SoftmaxAggregation(semi_grad=True), AttentionalAggregation(torch.nn.Linear(F, 1)),
+    ],
+    ids=['softmax', 'learnt', 'semi_grad', 'attention'],
+)  # fmt: skip
+def test_aggregations(aggr: Any, device: torch.device) -> None:
+    theirs = SimpleConv(copy.deepcopy(aggr)).double().to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    compared((ours, theirs), torch.randn(N, F, dtype=torch.float64, device=device), graph(device))
+    assert bool(ours._last_run) == getattr(aggr, 'semi_grad', False)
+
+
+def test_dropout(device: torch.device) -> None:
+    """The weights of a softmax drop after it: their sums have the same mean, and gradients see the
+    same ones."""
+    conv = FusedTransformerConv(F, 8, 2, dropout=0.5, root_weight=False).double().to(device)
+    x = torch.randn(N, F, dtype=torch.float64, device=device)
+    ends = torch.stack([torch.arange(4000) % N, torch.arange(4000) * 7 % 3]).to(device)
+
+    def step(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return conv(x, ends)[:3]
+
+    assert conv._last_run is None
+    assert torch.equal(step(1), step(1))
+    assert conv._last_run == ''
+    mean = torch.stack([step(k) for k in range(20)]).mean(0)
+    kept = conv.eval()(x, ends)[:3]
+    assert 0 < (mean - kept).norm() < 0.2 * kept.norm()
+    conv.train()
+    x.requires_grad_()
+    change = 1e-6 * torch.randn_like(x)
+    (grad,) = torch.autograd.grad(step(1).square().sum(), x)
+    with torch.no_grad():
+        x += change
+        far = step(1).square().sum()
+        x -= 2 * change
+        near = step(1).square().sum()
+    torch.testing.assert_close((far - near) / 2, (grad * change).sum(), rtol=1e-4, atol=1e-12)
+
+
+def test_transformer_conv(device: torch.device) -> None:
+    conv = FusedTransformerConv(F, 8, 2, edge_dim=3).to(device)
+    theirs = TransformerConv(F, 8, 2, edge_dim=3).to(device)
+    theirs.load_state_dict(conv.state_dict())
+    x, attr = torch.randn(N, F, device=device), torch.randn(E, 3, device=device)
+    edges = graph(device)
+    torch.testing.assert_close(conv(x, edges, attr), theirs(x, edges, attr))
+    assert conv._last_run == ''
+    out, (_, alpha) = conv(x, edges, attr, return_attention_weights=True)
+    expected, (_, weights) = theirs(x, edges, attr, return_attention_weights=True)
+    torch.testing.assert_close((out, alpha), (expected, weights))
+    assert conv._last_run == 'return_attention_weights'
+    assert 'edge_dim' not in conv.plan
+    assert conv._alpha is None
+    assert type(copy.deepcopy(conv)) is FusedTransformerConv
+
+
+def test_result_is_written(device: torch.device) -> None:
+    """The backward pass needs no result that the caller may overwrite."""
+    conv = Attention(strict=True)
+    x = torch.randn(N, F, dtype=torch.float64, device=device, requires_grad=True)
+    grads = []
+    for write in (False, True):
+        out = conv(x, graph(device))
+        if write:
+            out += 1
+        grads.append(torch.autograd.grad(out, x, torch.ones_like(out))[0])
+    torch.testing.assert_close(*grads)
+
+
+def test_several_gradients_at_once(device: torch.device) -> None:
+    conv, plain = Attention(strict=True), PlainAttention()
+    x = torch.randn(N, F, dtype=torch.float64, device=device, requires_grad=True)
+    weights = torch.randn(3, N, F, dtype=torch.float64, device=device)
+    found = [
+        torch.autograd.grad(each(x, graph(device)), x, weights, is_grads_batched=True)
+        for each in (conv, plain)
+    ]
+    torch.testing.assert_close(*found)
