@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from torch import Tensor
 from torch.nn import Linear
 from torch_geometric import EdgeIndex
@@ -652,15 +653,8 @@ def test_cuda_graph(device: torch.device) -> None:
     first = pytest.raises(RuntimeError, match='a CUDA graph captures the first call of a message')
     with first, torch.cuda.graph(torch.cuda.CUDAGraph()):
         step()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        found = step()
+    replay, found = captured(step)
     with torch.no_grad():
         x.copy_(torch.randn(N, F, device=device))
-    captured.replay()
+    replay()
     torch.testing.assert_close(found, step())

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -408,16 +409,11 @@ def test_cuda_graph(cuda: torch.device) -> None:
         out = aggregate(edge_index, x, value, 'scatter')
         return out, *torch.autograd.grad(out.pow(2).sum(), (x, value))
 
-    with torch.cuda.stream(torch.cuda.Stream()):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
+    replay, results = captured(run)
     with torch.no_grad():
         x.copy_(torch.randn_like(x))
-    graph.replay()
-    for a, e in zip(captured, run(), strict=True):
+    replay()
+    for a, e in zip(results, run(), strict=True):
         torch.testing.assert_close(a, e)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from _pairs import pairs
 from functorch.compile import make_boxed_func
 from hypothesis import given
@@ -875,19 +876,12 @@ def test_cuda_graph(cuda: torch.device, share: str, name: str, ordered: bool) ->
 
     torch.use_deterministic_algorithms(ordered)
     try:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            results = step()
+        replay, results = captured(step)
         for _ in range(3):
             with torch.no_grad():
                 x.normal_()
                 value.normal_()
-            captured.replay()
+            replay()
             torch.testing.assert_close(results, step())
     finally:
         torch.use_deterministic_algorithms(False)

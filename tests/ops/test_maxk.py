@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from _captures import captured
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -395,18 +396,11 @@ def test_cuda_graph(device: torch.device) -> None:
             out = maxk(x, k).to_dense()
             return out, *torch.autograd.grad(out.pow(2).sum(), x)
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            results = step()
+        replay, results = captured(step)
         for _ in range(3):
             with torch.no_grad():
                 x.normal_()
-            captured.replay()
+            replay()
             assert all(map(torch.equal, results, step()))
 
 

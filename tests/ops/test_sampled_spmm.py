@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from _pairs import pairs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -565,17 +566,11 @@ def test_cuda_graph(device: torch.device) -> None:
         out = sampled_spmm(graph, x, 5, 'unbiased', seed=seed)
         return out, torch.autograd.grad(out.sin().sum(), x)[0]
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.synchronize()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        result = step()
+    replay, results = captured(step)
     for number in (1, 2):
         seed.fill_(number)
-        captured.replay()
-        torch.testing.assert_close(result, step())
+        replay()
+        torch.testing.assert_close(results, step())
 
 
 @pytest.mark.parametrize(

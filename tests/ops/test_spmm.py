@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -577,19 +578,12 @@ def test_cuda_graph(cuda: torch.device, name: str, reduce: str) -> None:
         out = spmm(graph, x, value, reduce)
         return out, *torch.autograd.grad(out.pow(2).sum(), (x, value))
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        results = step()
+    replay, results = captured(step)
     for _ in range(3):
         with torch.no_grad():
             x.normal_()
             value.normal_()
-        captured.replay()
+        replay()
         torch.testing.assert_close(results, step())
 
 
