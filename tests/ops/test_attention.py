@@ -129,7 +129,7 @@ def test_gradcheck(device: torch.device, op: str, name: str, loops: bool, dropou
         return OPS[op](graph, *inputs, **options)
 
     assert gradcheck(run, inputs, atol=1e-6, rtol=1e-4)
-    assert gradgradcheck(run, inputs, atol=1e-6, rtol=1e-4, nondet_tol=1e-9)
+    assert gradgradcheck(run, inputs, atol=1e-6, rtol=1e-4, nondet_tol=1e-9, fast_mode=True)
 
 
 @both
@@ -400,7 +400,7 @@ def test_no_tensor_of_edges_times_heads(op: str, form: str) -> None:
 @both
 @pytest.mark.parametrize(
     ('form', 'loops'),
-    [('plain', False), ('plain', True), ('prepared', False), ('prepared', True), ('Graph', False)],
+    [('plain', True), ('prepared', False), ('prepared', True), ('Graph', False)],
 )
 def test_compiles_without_graph_break(
     device: torch.device, op: str, form: str, loops: bool
