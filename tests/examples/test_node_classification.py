@@ -187,11 +187,11 @@ def test_one_command(tmp_path: Path) -> None:
     picture = tmp_path / 'plot.png'
     # The process of the second side is a fork: to spawn one takes 5 s.
     program = (
-        'import multiprocessing as m, runpy, sys\n'
+        'import multiprocessing as m, sys\n'
         "context, methods = m.get_context, iter(['spawn'])\n"
         "m.get_context = lambda method: context(next(methods, 'fork'))\n"
-        'sys.argv.pop(0)\n'
-        "runpy.run_path(sys.argv[0], run_name='__main__')")
+        '__file__ = sys.argv.pop(1)\n'
+        "exec(compile(open(__file__).read(), __file__, 'exec'))")
     command = ['-c', program, str(SCRIPT), '--size', 'tiny', '--epochs', '4', '--device', 'cpu',
                '--plot', str(picture)]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
