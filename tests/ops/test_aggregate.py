@@ -248,15 +248,15 @@ def test_third_derivative(device: torch.device, mode: str) -> None:
 
 @pytest.mark.parametrize('mode', MODES)
 def test_gradient_of_weights_alone(device: torch.device, mode: str) -> None:
-    edge_index = GRAPHS['square'].edge_index.to(device)
-    x = exact(30, 5, dtype=torch.float64, device=device)
-    value = torch.randn(200, dtype=torch.float64, device=device, requires_grad=True)
+    edge_index = torch.randint(6, (2, 20)).to(device)
+    x = exact(6, 5, dtype=torch.float64, device=device)
+    value = torch.randn(20, dtype=torch.float64, device=device, requires_grad=True)
 
     def run(value: Tensor) -> Tensor:
         return aggregate(edge_index, x, value, mode)
 
-    assert gradcheck(run, (value,), nondet_tol=1e-12, fast_mode=True)
-    assert gradgradcheck(run, (value,), nondet_tol=1e-12, fast_mode=True)
+    assert gradcheck(run, (value,), nondet_tol=1e-12)
+    assert gradgradcheck(run, (value,), nondet_tol=1e-12)
 
 
 def with_gradients(

@@ -458,15 +458,16 @@ def test_third_derivative(device: torch.device, share: str) -> None:
 
 @pytest.mark.parametrize('reduce', REDUCE)
 def test_gradient_of_weights_alone(device: torch.device, share: str, reduce: str) -> None:
-    edge_index = GRAPHS['square'].edge_index.to(device)
-    cbsr = entries(GRAPHS['square'], 5, 2, torch.float64, device)
-    value = torch.randn(200, dtype=torch.float64, device=device, requires_grad=True)
+    edges = Edges(torch.randint(6, (2, 20)), 6, 6)
+    edge_index = edges.edge_index.to(device)
+    cbsr = entries(edges, 5, 2, torch.float64, device)
+    value = torch.randn(20, dtype=torch.float64, device=device, requires_grad=True)
 
     def run(value: Tensor) -> Tensor:
         return cbsr_spmm(edge_index, cbsr, value, reduce)
 
-    assert gradcheck(run, (value,), fast_mode=True)
-    assert gradgradcheck(run, (value,), fast_mode=True)
+    assert gradcheck(run, (value,))
+    assert gradgradcheck(run, (value,))
 
 
 def aggregate_reference(

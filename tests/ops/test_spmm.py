@@ -324,15 +324,15 @@ def test_third_derivative(device: torch.device) -> None:
 
 @pytest.mark.parametrize('reduce', REDUCE)
 def test_gradient_of_weights_alone(device: torch.device, reduce: str) -> None:
-    edge_index = GRAPHS['square'].edge_index.to(device)  # for x without gradient no transpose
-    x = exact(30, 5, dtype=torch.float64, device=device)
-    value = torch.randn(200, dtype=torch.float64, device=device, requires_grad=True)
+    edge_index = torch.randint(6, (2, 20)).to(device)  # for x without gradient no transpose
+    x = torch.randn(6, 5, dtype=torch.float64, device=device)
+    value = torch.randn(20, dtype=torch.float64, device=device, requires_grad=True)
 
     def run(value: Tensor) -> Tensor:
         return spmm(edge_index, x, value, reduce)
 
-    assert gradcheck(run, (value,), fast_mode=True)
-    assert gradgradcheck(run, (value,), fast_mode=True)
+    assert gradcheck(run, (value,))
+    assert gradgradcheck(run, (value,))
 
 
 def test_gradient_needs_transpose(device: torch.device) -> None:
