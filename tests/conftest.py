@@ -11,7 +11,6 @@ import hypothesis
 import pytest
 import torch
 from _skipped import *  # noqa: F403
-from torch_geometric.nn import GINConv, SAGEConv
 
 hypothesis.settings.register_profile('default', deadline=None, max_examples=25)
 hypothesis.settings.register_profile(
@@ -45,6 +44,9 @@ def seed() -> None:
 def compiled_propagate() -> None:
     """PyG compiles a class for the options of its first instance, such as aggr='median', for which
     later ones would refuse sparse matrices: whichever test came first."""
+    # Here, as the process that starts those of pytest-xdist would import it before them.
+    from torch_geometric.nn import GINConv, SAGEConv
+
     SAGEConv(1, 1), GINConv(torch.nn.Identity())
 
 

@@ -1,11 +1,10 @@
 """The report of `python -m pyg_fast`, and its self-test, which finds a wrong op."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import _forks
 import pytest
 import torch
 from torch import Tensor
@@ -102,11 +101,8 @@ def test_failure_is_told(
 def test_command() -> None:
     root = Path(report.__file__).parents[1]
     path = os.pathsep.join([str(root), os.environ.get('PYTHONPATH', '')])
-    run = subprocess.run(
-        [sys.executable, '-m', 'pyg_fast'],
-        env={**os.environ, 'PYTHONPATH': path, 'PYG_FAST_CPU_ISA': 'baseline'},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    env = {**os.environ, 'PYTHONPATH': path, 'PYG_FAST_CPU_ISA': 'baseline'}
+    run = _forks.run('-m', 'pyg_fast', env=env)
     assert run.returncode == 0, run.stdout + run.stderr
     facts = {line[:15].strip(): line[15:].strip() for line in run.stdout.splitlines()}
     assert facts['pyg_fast'].startswith(__version__)

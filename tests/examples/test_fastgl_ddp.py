@@ -4,7 +4,6 @@ of the others when one dies."""
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,15 +16,27 @@ SCRIPT = EXAMPLES / 'fastgl_ddp.py'
 QUICK = ['--size', 'tiny', '--hidden', '8', '--batch-size', '20', '--fanout', '3,2']
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, 'OMP_NUM_THREADS': '1', **more}
+def start(script: Path, *args: str) -> list[_forks.Fork]:
+    """Two processes, as torchrun starts them; but it would import PyTorch three times, and stops
+    the others when one dies."""
+    with socket.socket() as found:
+        found.bind(('127.0.0.1', 0))
+        port = found.getsockname()[1]
+    return [
+        _forks.Fork(
+            str(script), *QUICK, *args, '--device', 'cpu', env={
+                **os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank),
+                'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port)})
+        for rank in (0, 1)]
 
 
-def torchrun(processes: int, script: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, '-m', 'torch.distributed.run', '--standalone',
-         f'--nproc-per-node={processes}', str(script), *QUICK, *args],
-        capture_output=True, text=True, timeout=120, env=environment())
+def ended(processes: list[_forks.Fork]) -> list[tuple[str, str]]:
+    """What each wrote, once all have ended."""
+    try:
+        return [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def patched(folder: Path, body: str) -> Path:
@@ -77,11 +88,12 @@ import fastgl_training
 fastgl_ddp.train, fastgl_ddp.run, fastgl_ddp.Inference = noted, ending, Inference
 """)
     file = tmp_path / 'record.json'
-    device = ['--device', 'cpu']
-    done = torchrun(2, script, '--epochs', '3', '--json', str(file), *device)
-    assert done.returncode == 0, done.stderr
-    assert 'GCN of 2 layers on planted, tiny (cpu)' in done.stdout
-    assert done.stdout.count('epoch   3:') == 1  # only one process prints
+    processes = start(script, '--epochs', '3', '--json', str(file))
+    (out, error), (other_out, other_error) = ended(processes)
+    assert [process.returncode for process in processes] == [0, 0], error + other_error
+    assert 'GCN of 2 layers on planted, tiny (cpu)' in out
+    assert out.count('epoch   3:') == 1
+    assert other_out == ''  # only one process prints
     record = json.loads(file.read_text())
     assert record['processes'] == 2
     assert len(record['seconds']) == len(record['runs'][0]) == 3
@@ -117,21 +129,8 @@ def dying(*args):
 
 fastgl_ddp.train = dying
 """)
-    with socket.socket() as found:
-        found.bind(('127.0.0.1', 0))
-        port = found.getsockname()[1]
-    processes = [
-        _forks.Fork(  # without torchrun, which would stop both
-            str(script), *QUICK, '--epochs', '500', '--device', 'cpu', env=environment(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1',
-                MASTER_PORT=str(port)))
-        for rank in (0, 1)]
-    try:
-        out, error = processes[0].communicate(timeout=60)
-        processes[1].communicate(timeout=60)
-    finally:
-        for process in processes:
-            process.kill()
+    processes = start(script, '--epochs', '500')
+    (out, error), _ = ended(processes)
     # Threads of gloo may abort a process that ends by an exception.
     assert processes[0].returncode in (1, -6)
     assert processes[1].returncode == 3

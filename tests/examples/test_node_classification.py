@@ -185,7 +185,14 @@ def test_peak_memory_of_a_gpu(demo: ModuleType) -> None:
 def test_one_command(tmp_path: Path) -> None:
     pytest.importorskip('matplotlib')
     picture = tmp_path / 'plot.png'
-    command = [str(SCRIPT), '--size', 'tiny', '--epochs', '4', '--device', 'cpu',
+    # The process of the second side is a fork: to spawn one takes 5 s.
+    program = (
+        'import multiprocessing as m, sys\n'
+        "context, methods = m.get_context, iter(['spawn'])\n"
+        "m.get_context = lambda method: context(next(methods, 'fork'))\n"
+        '__file__ = sys.argv.pop(1)\n'
+        "exec(compile(open(__file__).read(), __file__, 'exec'))")
+    command = ['-c', program, str(SCRIPT), '--size', 'tiny', '--epochs', '4', '--device', 'cpu',
                '--plot', str(picture)]
     env = {key: value for key, value in os.environ.items() if not key.startswith('TQDM_')}
     done = _forks.run(*command, cwd=tmp_path, env=env)

@@ -10,6 +10,7 @@ from typing import Any
 import _forks
 import pytest
 import torch
+from _captures import check_training
 from _pairs import pairs
 from torch import Tensor
 from torch.nn import Linear, Module, ReLU, Sequential
@@ -914,30 +915,7 @@ def test_captured_training_step(kind: str, device: torch.device) -> None:
     graph, _ = prepare_edge_index(edge_index, (NODES, NODES))
     _, conv = layers(kind, FEW, device, torch.float32, root=kind != 'gcn')
     x = features(NODES, IN, device=device, dtype=torch.float32)
-    optimizer = torch.optim.Adam(conv.parameters(), capturable=True)
-
-    def step(conv: Any = conv, optimizer: Any = optimizer) -> None:
-        optimizer.zero_grad(set_to_none=False)
-        conv(x, graph).square().sum().backward()
-        optimizer.step()
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    eager = copy.deepcopy(conv)
-    eager_optimizer = torch.optim.Adam(eager.parameters(), capturable=True)
-    eager_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    before = [p.detach().clone() for p in conv.parameters()]
-    capture = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(capture):
-        step()
-    for _ in range(2):
-        capture.replay()
-        step(eager, eager_optimizer)
-    assert not all(torch.equal(a, b) for a, b in zip(before, conv.parameters(), strict=True))
-    torch.testing.assert_close(dict(conv.named_parameters()), dict(eager.named_parameters()))
+    check_training(conv, lambda conv: conv(x, graph).square().sum())
 
 
 @pytest.mark.parametrize('kind', KINDS)

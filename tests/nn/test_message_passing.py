@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from torch import Tensor
 from torch.nn import Linear
 from torch_geometric import EdgeIndex
@@ -16,7 +17,7 @@ from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.nn import FusedMessagePassing
-from tests.message._expressions import Expression
+from tests.message._expressions import BINARY, UNARY, Expression
 from tests.nn._layers import BY_NAME, E, F, N, arguments, assert_alike, graph, prepared, run
 
 
@@ -97,13 +98,24 @@ def check_random(seed: int, device: torch.device, num_calls: int) -> str:
     return ours._last_run
 
 
-# More of them: PYG_FAST_MESSAGES=100 runs 600.
-BLOCKS = int(os.environ.get('PYG_FAST_MESSAGES', '5'))
+# Few that have every operation together. More of them: PYG_FAST_MESSAGES=100 runs 600.
+SEEDS: Sequence[int] = [0, 1, 3, 17, 19, 21, 6, 7, 12, 22, 25, 27]
+if 'PYG_FAST_MESSAGES' in os.environ:
+    SEEDS = range(6 * int(os.environ['PYG_FAST_MESSAGES']))
 
 
-@pytest.mark.parametrize('block', range(BLOCKS))
+def test_random_messages_have_every_operation() -> None:
+    def of(tree: tuple) -> set[tuple[int, int]]:
+        operation = {(len(tree), tree[0])} if len(tree) > 1 else set()
+        return operation.union(*map(of, tree[1:]))
+
+    found = set().union(*(of(Random(seed, 'sum').expression.tree) for seed in SEEDS))
+    assert len(found) == len(UNARY) + len(BINARY)
+
+
+@pytest.mark.parametrize('block', range(len(SEEDS) // 6))
 def test_random_messages(block: int, device: torch.device) -> None:
-    seeds = range(6 * block, 6 * block + 6)
+    seeds = SEEDS[6 * block : 6 * block + 6]
     reasons = [check_random(seed, device, 1 if seed % 6 else 3) for seed in seeds]
     assert sum(not reason for reason in reasons) >= 4, reasons
 
@@ -690,15 +702,8 @@ def test_cuda_graph(device: torch.device) -> None:
     first = pytest.raises(RuntimeError, match='a CUDA graph captures the first call of a message')
     with first, torch.cuda.graph(torch.cuda.CUDAGraph()):
         step()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        found = step()
+    replay, found = captured(step)
     with torch.no_grad():
         x.copy_(torch.randn(N, F, device=device))
-    captured.replay()
+    replay()
     torch.testing.assert_close(found, step())

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from _captures import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -549,16 +550,9 @@ def test_cuda_graph(device: torch.device) -> None:
         loss = net(x, edge_index, paths=paths).index_select(0, nodes).square().sum()
         return [loss.detach(), *torch.autograd.grad(loss, parameters)]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            expected = step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    graph.replay()
-    assert_equal(captured, expected, 1e-5)
+    expected = step()
+    replay, results = captured(step, warm_ups=3)
+    replay()
+    assert_equal(results, expected, 1e-5)
     for path in paths:
         path.check()

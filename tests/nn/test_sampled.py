@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from _pairs import pairs
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -769,17 +770,10 @@ def test_captured_training_step(kind: str, strategy: str, device: torch.device) 
         out = conv(x, graph)
         return [out, *torch.autograd.grad(out.square().sum(), list(conv.parameters()))]
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    capture = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(capture):
-        results = step()
-    capture.replay()
+    replay, results = captured(step, warm_ups=3)
+    replay()
     first = [t.detach().clone() for t in results]
-    capture.replay()
+    replay()
     if strategy == 'unbiased':
         assert not torch.allclose(results[0], first[0])
     else:

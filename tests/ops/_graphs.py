@@ -90,8 +90,9 @@ def entries_of(width: int) -> list[int]:
 
 
 def random_columns(num_rows: int, width: int, k: int, device: torch.device | str = 'cpu') -> Tensor:
-    """Distinct columns of each row, in no order."""
-    columns = torch.rand(num_rows, width).argsort(1)[:, :k]
+    """Distinct columns of each row, in no order: parts of one permutation."""
+    start = torch.randint(max(width, 1), (num_rows, 1))
+    columns = torch.randperm(width)[(start + torch.arange(k)) % max(width, 1)]
     return columns.to(device, column_dtype(width))
 
 

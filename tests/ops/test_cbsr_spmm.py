@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from _pairs import pairs
 from functorch.compile import make_boxed_func
 from hypothesis import given
@@ -194,10 +195,11 @@ def test_graphs(
     edges = GRAPHS[name]
     graph = edges.graph(index, device)
     for dtype in DTYPES:
-        for width, k in ((1, 1), (6, 2), (40, 13), (300, 32)):
-            check(graph, entries(edges, width, k, dtype, device), None, reduce)
-            value = weights(edges, dtype, device)
-            check(graph, entries(edges, width, k, dtype, device), value, reduce)
+        value = weights(edges, dtype, device)
+        # Each width with weights for one of `share`, without for the other.
+        for at, (width, k) in enumerate(((1, 1), (6, 2), (40, 13), (300, 32))):
+            given_ = value if at % 2 == (share == 'sparse') else None
+            check(graph, entries(edges, width, k, dtype, device), given_, reduce)
 
 
 @given(edge_lists(), st.data(), st.sampled_from(DTYPES), st.booleans(), st.sampled_from(REDUCE))
@@ -456,9 +458,10 @@ def test_third_derivative(device: torch.device, share: str) -> None:
 
 @pytest.mark.parametrize('reduce', REDUCE)
 def test_gradient_of_weights_alone(device: torch.device, share: str, reduce: str) -> None:
-    edge_index = GRAPHS['square'].edge_index.to(device)
-    cbsr = entries(GRAPHS['square'], 5, 2, torch.float64, device)
-    value = torch.randn(200, dtype=torch.float64, device=device, requires_grad=True)
+    edges = Edges(torch.randint(6, (2, 20)), 6, 6)
+    edge_index = edges.edge_index.to(device)
+    cbsr = entries(edges, 5, 2, torch.float64, device)
+    value = torch.randn(20, dtype=torch.float64, device=device, requires_grad=True)
 
     def run(value: Tensor) -> Tensor:
         return cbsr_spmm(edge_index, cbsr, value, reduce)
@@ -481,10 +484,9 @@ def aggregate_reference(
     return out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad.double())
 
 
-@pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('mean', [False, True])
-@pytest.mark.parametrize('out_acc', [False, True])
-@pytest.mark.parametrize('chosen', range(8))
+@pairs(
+    ('dtype', 'mean', 'out_acc', 'chosen'), DTYPES, [False, True], [False, True], range(8)
+)
 def test_prologue_and_epilogue(
     device: torch.device, share: str, dtype: torch.dtype, mean: bool, out_acc: bool, chosen: int
 ) -> None:
@@ -875,19 +877,12 @@ def test_cuda_graph(cuda: torch.device, share: str, name: str, ordered: bool) ->
 
     torch.use_deterministic_algorithms(ordered)
     try:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            results = step()
+        replay, results = captured(step)
         for _ in range(3):
             with torch.no_grad():
                 x.normal_()
                 value.normal_()
-            captured.replay()
+            replay()
             torch.testing.assert_close(results, step())
     finally:
         torch.use_deterministic_algorithms(False)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from _captures import captured
 from torch import Tensor
 
 import pyg_fast
@@ -114,17 +115,13 @@ def test_first_edge_stays_until_it_is_read(record: ctypes.Array) -> None:
 def test_replay_of_a_graph_leaves_a_record(record: ctypes.Array) -> None:
     edge_index = torch.zeros(2, 100, dtype=torch.long, device='cuda')
     x = torch.ones(10, 8, device='cuda')
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        ops.spmm_coo(edge_index, None, x, None, None, None, 10, False, False, False)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        ops.spmm_coo(edge_index, None, x, None, None, None, 10, False, False, False)
-    graph.replay()
+    replay, _ = captured(
+        lambda: ops.spmm_coo(edge_index, None, x, None, None, None, 10, False, False, False)
+    )
+    replay()
     assert read(record) is None
     edge_index[1, 50] = 10
-    graph.replay()
+    replay()
     assert read(record) == (1, 10, 10)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pairs import pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -107,11 +108,10 @@ def check(
         assert index is edge_index
 
 
-@pytest.mark.parametrize('name', SQUARE)
-@pytest.mark.parametrize('index', [*INDEX, torch.int16])
-@pytest.mark.parametrize('flow', FLOWS)
-@pytest.mark.parametrize('loops', [False, True])
-@pytest.mark.parametrize('improved', [False, True])
+@pairs(
+    ('name', 'index', 'flow', 'loops', 'improved'),
+    list(SQUARE), [*INDEX, torch.int16], FLOWS, [False, True], [False, True],
+)  # fmt: skip
 def test_graphs(
     device: torch.device, name: str, index: torch.dtype, flow: str, loops: bool, improved: bool
 ) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
+from _pairs import pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -118,9 +120,7 @@ def test_widths(device: torch.device, dtype: torch.dtype, weighted: bool, reduce
         check(graph, features(edges, width, dtype, device), value, reduce)
 
 
-@pytest.mark.parametrize('name', GRAPHS)
-@pytest.mark.parametrize('index', [torch.int32, torch.int64])
-@pytest.mark.parametrize('reduce', REDUCE)
+@pairs(('name', 'index', 'reduce'), list(GRAPHS), [torch.int32, torch.int64], REDUCE)
 def test_graphs(device: torch.device, name: str, index: torch.dtype, reduce: str) -> None:
     edges = GRAPHS[name]
     graph = edges.graph(index, device)
@@ -167,14 +167,20 @@ def test_threads(reduce: str) -> None:
     edges = Edges(torch.randint(1000, (2, 9000)), 1000, 1000)
     edges.edge_index[1, :4000] = 5
     graph = edges.graph()
-    before = torch.get_num_threads()
+    before, cpu = torch.get_num_threads(), torch.device('cpu')
     try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            cpu = torch.device('cpu')
-            check(graph, features(edges, 40, torch.float32, cpu), None, reduce)
-            value = weights(edges, torch.bfloat16, cpu)
-            check(graph, features(edges, 40, torch.bfloat16, cpu), value, reduce)
+        for dtype, weighted in ((torch.float32, False), (torch.bfloat16, True)):
+            value = weights(edges, dtype, cpu).requires_grad_() if weighted else None
+            x = features(edges, 40, dtype, cpu).requires_grad_()
+            check(graph, x.detach(), value, reduce)
+            inputs = (x, value) if weighted else (x,)
+            grad, results = exact(1000, 40, dtype=dtype), []
+            for threads in (before, 1, 2, 3, 7):
+                torch.set_num_threads(threads)
+                out = spmm(graph, x, value, reduce)
+                results.append((out, *torch.autograd.grad(out, inputs, grad)))
+                assert all(map(torch.equal, results[0], results[-1]))
+            torch.set_num_threads(before)
     finally:
         torch.set_num_threads(before)
 
@@ -318,11 +324,15 @@ def test_third_derivative(device: torch.device) -> None:
 
 @pytest.mark.parametrize('reduce', REDUCE)
 def test_gradient_of_weights_alone(device: torch.device, reduce: str) -> None:
-    edge_index = GRAPHS['square'].edge_index.to(device)  # for x without gradient no transpose
-    x = exact(30, 5, dtype=torch.float64, device=device)
-    value = torch.randn(200, dtype=torch.float64, device=device, requires_grad=True)
-    assert gradcheck(lambda value: spmm(edge_index, x, value, reduce), (value,))
-    assert gradgradcheck(lambda value: spmm(edge_index, x, value, reduce), (value,))
+    edge_index = torch.randint(6, (2, 20)).to(device)  # for x without gradient no transpose
+    x = torch.randn(6, 5, dtype=torch.float64, device=device)
+    value = torch.randn(20, dtype=torch.float64, device=device, requires_grad=True)
+
+    def run(value: Tensor) -> Tensor:
+        return spmm(edge_index, x, value, reduce)
+
+    assert gradcheck(run, (value,))
+    assert gradgradcheck(run, (value,))
 
 
 def test_gradient_needs_transpose(device: torch.device) -> None:
@@ -479,8 +489,14 @@ def nodes_of(graph_module: torch.fx.GraphModule) -> set[str]:
     }
 
 
-@pytest.mark.parametrize('name', ['plain', 'prepared', 'unpickled'])
-@pytest.mark.parametrize('reduce', REDUCE)
+@pytest.mark.parametrize(
+    ('name', 'reduce'),
+    [
+        # Every graph with both kinds of op.
+        *(('plain', 'sum'), ('plain', 'max'), ('prepared', 'mean'), ('prepared', 'min')),
+        *(('unpickled', 'sum'), ('unpickled', 'max')),
+    ],
+)
 def test_compiles_without_graph_break(device: torch.device, name: str, reduce: str) -> None:
     torch._dynamo.reset()
     graph = prepared_graphs(device)[name]
@@ -577,19 +593,12 @@ def test_cuda_graph(cuda: torch.device, name: str, reduce: str) -> None:
         out = spmm(graph, x, value, reduce)
         return out, *torch.autograd.grad(out.pow(2).sum(), (x, value))
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        results = step()
+    replay, results = captured(step)
     for _ in range(3):
         with torch.no_grad():
             x.normal_()
             value.normal_()
-        captured.replay()
+        replay()
         torch.testing.assert_close(results, step())
 
 

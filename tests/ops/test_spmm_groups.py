@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from _captures import captured
 from _pairs import pairs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -372,16 +373,9 @@ def test_cuda_graph(device: torch.device) -> None:
             out = spmm(graph, x)  # noqa: B023 (called at once)
             return out, *torch.autograd.grad(out.pow(2).sum(), x)  # noqa: B023
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            step()
-        torch.cuda.current_stream().wait_stream(stream)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            results = step()
+        replay, results = captured(step)
         for _ in range(3):
             with torch.no_grad():
                 x.normal_()
-            captured.replay()
+            replay()
             torch.testing.assert_close(results, step(), rtol=1e-4, atol=1e-4)

@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
+from _captures import captured
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch.nn.modules.module import register_module_forward_hook
@@ -840,15 +841,8 @@ class Sequence:
             out = self.call_ours()
             return [out.detach(), *self.grads(out, wanted)]
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs = call()
-        self.captured = graph, outs, wanted, self.inputs(), self.ours.training
+        replay, outs = captured(call)
+        self.captured = replay, outs, wanted, self.inputs(), self.ours.training
 
     def inputs(self) -> list[tuple[Any, int]]:
         """What a captured call reads, and where that lies."""
@@ -860,7 +854,7 @@ class Sequence:
         """Replays what was captured, on what its inputs hold now."""
         if self.captured is None:
             return
-        graph, outs, wanted, inputs, training = self.captured
+        replay, outs, wanted, inputs, training = self.captured
         same = all(
             a is b and at == place
             for (a, at), (b, place) in zip(inputs, self.inputs(), strict=True)
@@ -872,7 +866,7 @@ class Sequence:
             self.captured = None
             return
         self.log.append('replay')
-        graph.replay()
+        replay()
         if not wanted:
             with torch.no_grad():
                 return self.close(outs[0], self.call_theirs(), 'output of a replay')
