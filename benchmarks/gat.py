@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
+from pyg_fast import ops
 from pyg_fast.graph import prepare_edge_index
 from pyg_fast.graph.graph import Graph as Structure
 from pyg_fast.graph.graph import graph_of
@@ -41,11 +42,10 @@ DROPPED = f'ours, training, dropout {DROPOUT}'
 OURS_DROPPED = f'ours, dropout {DROPOUT}'
 COMPOSED = 'PyG ops'
 
-kernels = torch.ops.pyg_fast
-
-
 class Case:
     """Inputs of a kernel on one graph, in one dtype, for some heads and channels."""
+
+    op: Callable[..., Tensor]
 
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         device = graph.col.device
@@ -68,16 +68,11 @@ class Case:
         """The inputs with gradients."""
         raise NotImplementedError
 
-    def forward(
-        self, training: bool, dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        """The result and, in training, the tensors that the backward pass reads."""
-        raise NotImplementedError
-
-    def backward(
-        self, kept: Sequence[Tensor], dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+    def ours(self, *inputs: Tensor, dropout: float = 0.0) -> Tensor:
+        """The result by our op."""
+        return self.op(
+            self.structure, *inputs, negative_slope=SLOPE, dropout=dropout,
+            seed=self.seed if dropout else None)
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         """The attention scores of all edges, before the softmax."""
@@ -93,7 +88,20 @@ class Case:
         x = inputs[0]
         return scatter(weight.to(x.dtype).unsqueeze(-1) * x[src], dst, 0, num_nodes)
 
-    # The reference
+    def work(
+        self, run: Callable[..., Tensor], mode: str, dropout: float = 0.0, training: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """What to time of a way to compute the result: it, its gradients, or both."""
+        leaves = [t.detach().to(dtype or t.dtype).requires_grad_(training) for t in self.inputs()]
+        grad = self.grad.to(dtype or self.dtype)
+        forward = functools.partial(run, *leaves, dropout=dropout)
+        if mode == FORWARD:
+            return lambda: (forward().detach(),)
+        if mode == STEP:
+            return _harness.with_gradients(forward, leaves, grad)
+        out = forward()
+        return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
     @property
     def by_pyg(self) -> bool:
@@ -105,14 +113,8 @@ class Case:
     def truth(self, dropout: float) -> tuple[Tensor, ...]:
         """The result and the gradients in float64."""
         if dropout not in self._truth:
-            inputs = [t.detach().double().requires_grad_(self.by_pyg) for t in self.inputs()]
-            grad = self.grad.double()
-            if self.by_pyg:
-                out = self.composed(*inputs, dropout=dropout)
-                self._truth[dropout] = out.detach(), *torch.autograd.grad(out, inputs, grad)
-            else:
-                out, *kept = self.forward(True, dropout, inputs)
-                self._truth[dropout] = out, *self.backward(kept, dropout, [*inputs, grad])
+            run = self.composed if self.by_pyg else self.ours
+            self._truth[dropout] = self.work(run, STEP, dropout, dtype=torch.double)()
         return self._truth[dropout]
 
     def error(self, outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -132,6 +134,8 @@ class Case:
 class GATCase(Case):
     """Inputs of :func:`pyg_fast.ops.gat`."""
 
+    op = staticmethod(ops.gat)
+
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         super().__init__(graph, dtype, heads, channels)
         acc = torch.promote_types(dtype, torch.float32)
@@ -141,21 +145,6 @@ class GATCase(Case):
     def inputs(self) -> tuple[Tensor, ...]:
         return self.x, self.alpha_src, self.alpha_dst
 
-    def forward(
-        self, training: bool, dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        return kernels.gat(
-            *self.structure[:3], *(inputs or self.inputs()), None, None, None,
-            self.seed if dropout else None, 0, SLOPE, dropout, training, False)
-
-    def backward(
-        self, kept: Sequence[Tensor], dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        *some, grad = inputs or [*self.inputs(), self.grad]
-        return kernels.gat_backward(
-            *self.structure[3:6], *some, None, None, self.seed if dropout else None, *kept, grad,
-            0, SLOPE, dropout)[:3]
-
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         _, alpha_src, alpha_dst = inputs
         return F.leaky_relu(alpha_src[src] + alpha_dst[dst], SLOPE)
@@ -164,6 +153,8 @@ class GATCase(Case):
 class GATv2Case(Case):
     """Inputs of :func:`pyg_fast.ops.gatv2`."""
 
+    op = staticmethod(ops.gatv2)
+
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         super().__init__(graph, dtype, heads, channels)
         self.x_dst = self.random(graph.num_nodes, heads, channels).to(dtype)
@@ -171,21 +162,6 @@ class GATv2Case(Case):
 
     def inputs(self) -> tuple[Tensor, ...]:
         return self.x, self.x_dst, self.att
-
-    def forward(
-        self, training: bool, dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        return kernels.gatv2(
-            *self.structure[:3], *(inputs or self.inputs()), None, self.seed if dropout else None,
-            0, SLOPE, dropout, training, False)
-
-    def backward(
-        self, kept: Sequence[Tensor], dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        *some, grad = inputs or [*self.inputs(), self.grad]
-        return kernels.gatv2_backward(
-            *self.structure[:6], *some, self.seed if dropout else None, *kept, grad, 0, SLOPE,
-            dropout)
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         x, x_dst, att = inputs
@@ -199,36 +175,16 @@ MODES = {'gat': (FORWARD, BACKWARD), 'gatv2': (FORWARD, STEP)}
 def kernel_contenders(case: Case, mode: str, scatter_limit: float) -> list[Contender]:
     error = functools.partial(case.check, mode=mode)
 
-    def ours(dropout: float, training: bool = True) -> Callable[[], tuple[Tensor, ...]]:
-        if mode == FORWARD:
-            return lambda: case.forward(training, dropout)
-        if mode == BACKWARD:
-            kept = case.forward(True, dropout)[1:]
-            return lambda: case.backward(kept, dropout)
-
-        def run() -> tuple[Tensor, ...]:
-            out, *kept = case.forward(True, dropout)
-            return out, *case.backward(kept, dropout)
-        return run
-
-    def composed() -> Callable[[], tuple[Tensor, ...]]:
-        if mode == FORWARD:
-            return lambda: (case.composed(*case.inputs()),)
-        leaves = [t.detach().requires_grad_() for t in case.inputs()]
-        if mode == BACKWARD:
-            out = case.composed(*leaves)
-            return lambda: torch.autograd.grad(out, leaves, case.grad, retain_graph=True)
-        return _harness.with_gradients(lambda: case.composed(*leaves), leaves, case.grad)
-
     declared = {OURS: (0.0, True), OURS_DROPPED: (DROPOUT, True)} if mode != FORWARD else {
         INFERENCE: (0.0, False), TRAINING: (0.0, True), DROPPED: (DROPOUT, True)}
     made = [
-        Contender(name, functools.partial(ours, *how), True,
+        Contender(name, functools.partial(case.work, case.ours, mode, *how), True,
                   functools.partial(error, dropout=how[0]))
         for name, how in declared.items()]
     messages = case.graph.num_edges * case.x[0].numel() * case.x.element_size()
     if messages <= scatter_limit * 2**30:
-        made.append(Contender(COMPOSED, composed, check=error))
+        made.append(Contender(COMPOSED, functools.partial(
+            case.work, case.composed, mode, training=mode != FORWARD), check=error))
     return made
 
 
@@ -268,7 +224,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 bench.measure(
                     f'ops.{model}, {mode}, {dtype}', f'{graph.name}, {heads} x {channels}',
                     heads * channels, made, bench.kernel, label='H C',
-                    num_bytes=case.x.numel() * case.x.element_size(),
                     pairs=[(more, less) for less, more in itertools.pairwise(ours)])
             del case  # with its reference
     bench.finish()

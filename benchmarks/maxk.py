@@ -3,7 +3,7 @@
 python -m benchmarks maxk                                      everything below
 python -m benchmarks maxk --quick                              a minute or less
 python -m benchmarks maxk --parts kernels                      aggregation of CBSR features
-python -m benchmarks maxk --parts select --rows 232965         the k largest of each row
+python -m benchmarks maxk --parts select                       the k largest of each row
 python -m benchmarks maxk --parts training --models sage,gcn,gin
 python -m benchmarks maxk --graphs reddit-like --dtypes float32,bfloat16
 """
@@ -35,7 +35,7 @@ from pyg_fast.ops.product import _DENSE_SHARE
 
 from . import _harness, layers, spmm
 from ._graphs import Graph
-from ._harness import Bench, Contender, Option, Result, worst
+from ._harness import Bench, Contender, Option, Result, same, worst
 from .spmm import FORWARD, excess
 
 K = {'quick': (8, 32), 'usual': (2, 4, 8, 16, 32, 64, 96, 128, 192)}
@@ -185,7 +185,7 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
 
     made: dict[str, Callable[[], Callable[[], Tensor]]] = {DENSE: lambda: ours}
     made |= spmm.cusparse_ways(
-        case, 'sum', spmm.GRAD_X if back else FORWARD, x, x) if x.is_cuda else {
+        case, spmm.GRAD_X if back else FORWARD, x, x) if x.is_cuda else {
             spmm.TORCH: lambda: torch_sparse(False), spmm.TORCH64: lambda: torch_sparse(True)}
     return [
         Contender(name, make, name == DENSE, lambda out: excess(out, *expected('weighted')))
@@ -194,22 +194,16 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
 
 def run_kernels(bench: Bench, graph: Graph) -> None:
     args = bench.args
-    by_dtype: dict[tuple[str, int], dict[str, Result]] = {}
     for width in args.widths:
         for dtype in args.dtypes:
             case = Case(graph, _harness.DTYPES[dtype], width)
             for mode, make in ((FORWARD, forwards), (GRADIENT, gradients)):
                 pairs = [(OURS, DENSE), (OURS, AS_DENSE), (BALANCED, OURS)]
                 pairs += [(ORDERED, OURS)] * (mode == GRADIENT)
-                found = bench.measure_over(
+                bench.measure_over(
                     f'Aggregation at F={width}, {mode}, {dtype}', graph.name,
                     {k: make(case, k) for k in args.k if k <= width}, all_columns(case, mode),
-                    bench.kernel, label='k', pairs=pairs,
-                    num_bytes=graph.num_nodes * width * case.x.element_size())
-                for k, cell in found.items():
-                    title = f'Aggregation at F={width}, {mode}, by dtype'
-                    by_dtype.setdefault((title, k), {})[dtype] = cell[OURS]
-    bench.by_dtype(graph.name, by_dtype, 'k')
+                    bench.kernel, label='k', pairs=pairs)
 
 
 # Selection --------------------------------------------------------------------------------------
@@ -243,15 +237,13 @@ class Selection:
         x = self.x[self.rows]
         order = columns.long()[self.rows].sort(1)  # torch indexes uint16 on few devices
         right_values, right_columns = reference.maxk(x, k, balanced)
-        same = (order[0] == right_columns.long()).all() & (
-            values[self.rows].gather(1, order[1]) == right_values).all()
-        return 0.0 if bool(same) else float('inf')
+        return same((order[0], right_columns.long()),
+                    (values[self.rows].gather(1, order[1]), right_values))
 
     def value_error(self, values: Tensor, k: int) -> float:
         """The error of values in any order; of equal values any may be taken."""
         right = reference.maxk(self.x[self.rows], k, False)[0].sort(1)[0]
-        same = values.size(1) == k and bool((values[self.rows].sort(1)[0] == right).all())
-        return 0.0 if same else float('inf')
+        return same((values[self.rows].sort(1)[0], right))
 
     def copy(self, k: int) -> Callable[[], Tensor]:
         """Reads and writes as many bytes in total as a selection must."""
@@ -263,16 +255,15 @@ class Selection:
         return lambda: target.copy_(source)
 
 
-def run_selection(bench: Bench, num_rows: int) -> None:
-    args = bench.args
+def run_selection(bench: Bench, graph: Graph) -> None:
+    args, num_rows = bench.args, graph.num_nodes
     for dtype, width in itertools.product(args.dtypes, args.select_widths):
         selection = Selection(num_rows, width, _harness.DTYPES[dtype], bench.device)
         for k in (k for k in args.k if k <= width):
             bench.measure(
                 f'Selection at F={width}, {dtype}', f'{num_rows:,} rows', k,
                 selection.contenders(k), bench.kernel, label='k',
-                pairs=[(BALANCED, TOPK), (BALANCED, COPY)],
-                num_bytes=selection.x.numel() * selection.x.element_size())
+                pairs=[(BALANCED, TOPK), (BALANCED, COPY)])
 
 
 # Training ---------------------------------------------------------------------------------------
@@ -441,7 +432,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         k=Option(K, _harness.integers, 'entries kept of each row'),
         widths=Option((256,), _harness.integers, 'columns F'),
         dtypes=_harness.names('dtype', tuple(_harness.DTYPES), ('float32',)),
-        rows=Option(help='rows of select, instead of the nodes of each graph'),
         select_widths=Option(SELECT_WIDTHS, _harness.integers, 'columns of select'),
         models=_harness.names('model', tuple(CONVS), ('sage',)),
         training_k=Option((32,), _harness.integers, 'entries kept in training'),
@@ -464,16 +454,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f'Training: linear {CHANNELS} to hidden, the layers, linear to {CLASSES}; forward, cross '
         'entropy on all nodes, backward, Adam, on random features. Loss and gradients of the '
         "first step are compared with PyG's layers in float64.")
-    args = bench.args
-    if args.rows is not None and bench.has('select'):
-        run_selection(bench, args.rows)
-    for graph in bench.graphs(() if args.rows and args.parts == ('select',) else None):
-        if bench.has('kernels'):
-            run_kernels(bench, graph)
-        if bench.has('select') and args.rows is None:
-            run_selection(bench, graph.num_nodes)
-        if bench.has('training'):
-            run_training(bench, graph)
+    bench.run_parts({'kernels': run_kernels, 'select': run_selection, 'training': run_training})
     bench.finish()
 
 
