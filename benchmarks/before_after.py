@@ -49,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         'where kernels are short.'])
     for size in args.sizes:
         section = report.section(
-            size, columns={name: [name] for name in trees}, width='cell',
-            versus=[_harness.Versus('before', 'after', ['before'])])
+            size, width='cell', versus=[_harness.Versus('before', 'after', ['before'])])
         cells = [cell for cell in times['before'] if cell.startswith(f'{size}: ')]
         for number, cell in enumerate(cells, 1):
             section.cells.append(_harness.Cell(cell, number, {

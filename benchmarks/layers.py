@@ -72,7 +72,7 @@ class Kind(NamedTuple):
     def conv(self, name: str, in_channels: int, width: int, **options: Any) -> nn.Module:
         """The layer of a contender."""
         cls = self.ours if name in (PREPARED, PLAIN) else self.pyg
-        if name in CUSPARSE or name == 'float64':
+        if name in CUSPARSE:
             cls = ProductGCNConv
         options = {**self.options, **options}
         if name in CACHED:
@@ -111,22 +111,16 @@ KINDS = {
 # Inputs -----------------------------------------------------------------------------------------
 
 class Products(NamedTuple):
-    """Sums over a graph with loops and its transpose, with the weights of GCN: by an algorithm of
-    cuSPARSE, or by torch.sparse in the dtype of the features.
-    """
+    """Sums over a graph with loops and its transpose, with the weights of GCN, by cuSPARSE."""
 
     graph: Graph
-    algorithm: str | None = None
+    algorithm: str
 
     def pair(self, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """The sums of the forward and of the backward pass for such features."""
         graph = self.graph
         scale = graph.degree.to(x.dtype).rsqrt()
         value = scale[graph.row] * scale[graph.col.long()]
-        if self.algorithm is None:
-            there, back = (graph.matrix(value, transposed) for transposed in (False, True))
-            return functools.partial(torch.sparse.mm, there), functools.partial(
-                torch.sparse.mm, back)
         rowptr, col, perm = graph.transpose
         return (self._bound(graph.rowptr, graph.col, value, x),
                 self._bound(rowptr, col, value[perm], x))
@@ -134,7 +128,6 @@ class Products(NamedTuple):
     def _bound(
         self, rowptr: Tensor, col: Tensor, value: Tensor, like: Tensor,
     ) -> Callable[[Tensor], Tensor]:
-        assert self.algorithm is not None
         given = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         product = _cusparse.SpMM(rowptr, col, value, given, self.algorithm, preprocess=True)
 
@@ -199,11 +192,11 @@ class Inputs:
             return SparseTensor(
                 rowptr=graph.rowptr.long(), col=graph.col.long(), sparse_sizes=self.size,
                 is_sorted=True, trust_data=True).fill_cache_()
-        if name in CUSPARSE or name == 'float64':
+        if name in CUSPARSE:
             loops = torch.arange(graph.num_nodes, device=graph.col.device).expand(2, -1)
             looped = _graphs.from_edge_index(
                 graph.name, torch.cat([self.edge_index, loops], 1), graph.num_nodes)
-            return Products(looped, None if name == 'float64' else name.split()[-1])
+            return Products(looped, name.split()[-1])
         return self.edge_index
 
 
@@ -389,18 +382,17 @@ class Task:
     def net(self, name: str) -> Net:
         return Net(self.kind, name, self.sizes, self.dropout).to(self.x.device)
 
-    def _loaded(self, name: str, dtype: torch.dtype) -> tuple[Net, Tensor]:
-        net = self.net(name)
+    def _loaded(self, name: str, dtype: torch.dtype) -> tuple[Net, Tensor, Any]:
+        net, graph = self.net(name), self.inputs.of(name)
         net.load_state_dict(self.state)
-        return net.to(dtype), self.x.to(dtype)
+        return net.to(dtype), self.x.to(dtype), graph.to(dtype) if name == CSR else graph
 
     def layers(
         self, name: str, captured: bool = False, dtype: torch.dtype = torch.float32,
     ) -> Callable[[], tuple[Tensor, ...]]:
         """A step without dropout and optimizer."""
-        net, x = self._loaded(name, dtype)
+        net, x, graph = self._loaded(name, dtype)
         net.eval()
-        graph = self.inputs.of(name)
         step = _harness.with_gradients(
             lambda: net(x, graph), list(net.parameters()), self.grad.to(dtype))
         return capture(step) if captured else step
@@ -410,9 +402,8 @@ class Task:
         training: bool = True, dtype: torch.dtype = torch.float32,
     ) -> Callable[[], Tensor]:
         """A step of training, which returns the loss; ``fresh``: on a new list of edges."""
-        net, x = self._loaded(name, dtype)
+        net, x, graph = self._loaded(name, dtype)
         net.train(training)
-        graph = self.inputs.of(name)
         optimizer = torch.optim.Adam(
             net.parameters(), lr=self.lr, weight_decay=5e-4, capturable=captured)
 
@@ -423,15 +414,12 @@ class Task:
         step = _harness.descent(optimizer, loss)
         return capture(step) if captured else step
 
-    @property
-    def message_bytes(self) -> int:
-        return 4 * self.hidden * self.graph.num_edges
-
     @functools.cached_property
     def reference(self) -> str:
-        """The reference in float64: torch.sparse for GCN, otherwise PyG where it fits, or ours."""
-        fits = 2 * self.message_bytes <= REFERENCE_BYTES[self.x.device.type]
-        return 'float64' if self.kind.pyg is GCNConv else PYG if fits else PREPARED
+        """The reference in float64: PyG's layers, for GCN on a matrix, or ours if they do not fit.
+        """
+        fits = 8 * self.hidden * self.graph.num_edges <= REFERENCE_BYTES[self.x.device.type]
+        return CSR if self.kind.pyg is GCNConv else PYG if fits else PREPARED
 
     @functools.cached_property
     def expected(self) -> tuple[Tensor, ...]:
