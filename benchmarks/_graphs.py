@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,9 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, HeterophilousGraphDataset, Planetoid
 
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
+from pyg_fast.graph import prepare_edge_index
+from pyg_fast.graph.graph import Graph as Structure
+from pyg_fast.graph.graph import graph_of
 from pyg_fast.transforms import ToCSR
 
 DATA = 'PYG_FAST_DATA'
@@ -68,6 +71,24 @@ class Graph:
     @functools.cached_property
     def edge_index(self) -> Tensor:
         return torch.stack([self.col.long(), self.row])
+
+    @functools.cached_property
+    def prepared(self) -> Tensor:
+        """The ``edge_index`` as our ops want it."""
+        edge_index, perm = prepare_edge_index(self.edge_index, (self.num_nodes,) * 2)
+        # Weights, references and rivals take the edges in the order of the graph.
+        if not bool((perm == torch.arange(perm.numel(), device=perm.device)).all()):
+            raise RuntimeError('prepare_edge_index: moved edges that were sorted already')
+        return edge_index
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        return graph_of(self.prepared, self.num_nodes, self.num_nodes)
+
+    def normal(self, seed: int = 1) -> Callable[..., Tensor]:
+        """Draws random numbers, always the same for a seed."""
+        generator = torch.Generator(device=self.col.device).manual_seed(seed)
+        return functools.partial(torch.randn, generator=generator, device=self.col.device)
 
     @functools.cached_property
     def on_host(self) -> Tensor:

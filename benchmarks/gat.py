@@ -18,9 +18,6 @@ from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
 from pyg_fast import ops
-from pyg_fast.graph import prepare_edge_index
-from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.graph import graph_of
 from pyg_fast.ops._attention import keeps
 
 from . import _harness
@@ -48,21 +45,12 @@ class Case:
     op: Callable[..., Tensor]
 
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
-        device = graph.col.device
         self.graph, self.heads, self.channels, self.dtype = graph, heads, channels, dtype
-        self._generator = torch.Generator(device=device).manual_seed(1)
+        self.random = graph.normal()
         self.x = self.random(graph.num_nodes, heads, channels).to(dtype)
         self.grad = self.random(graph.num_nodes, heads, channels).to(dtype)
-        self.seed = torch.tensor([2**40 + 1], device=device)
+        self.seed = torch.tensor([2**40 + 1], device=graph.col.device)
         self._truth: dict[float, tuple[Tensor, ...]] = {}
-
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self._generator, device=self.graph.col.device)
-
-    @functools.cached_property
-    def structure(self) -> Structure:
-        size = self.graph.num_nodes, self.graph.num_nodes
-        return graph_of(prepare_edge_index(self.graph.edge_index, size)[0], *size)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """The inputs with gradients."""
@@ -71,7 +59,7 @@ class Case:
     def ours(self, *inputs: Tensor, dropout: float = 0.0) -> Tensor:
         """The result by our op."""
         return self.op(
-            self.structure, *inputs, negative_slope=SLOPE, dropout=dropout,
+            self.graph.structure, *inputs, negative_slope=SLOPE, dropout=dropout,
             seed=self.seed if dropout else None)
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 
 import pyg_fast.nn as fast
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
-from pyg_fast.graph import prepare_edge_index
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
@@ -182,7 +181,7 @@ class Inputs:
     def _make(self, name: str) -> Any:
         graph = self.graph
         if name == PREPARED:
-            return prepare_edge_index(self.edge_index, self.size)[0]
+            return graph.prepared
         if name == CSR:
             value = torch.ones(graph.num_edges, device=graph.col.device)
             return torch.sparse_csr_tensor(
@@ -260,16 +259,12 @@ class Case:
     def __init__(
         self, kind: Kind, graph: Graph, width: int, in_channels: int | None = None,
     ) -> None:
-        device = graph.col.device
-        generator = torch.Generator(device).manual_seed(1)
+        normal = graph.normal()
         self.kind, self.inputs, self.sizes = kind, Inputs(graph), (in_channels or width, width)
-        self.x, self.grad = (
-            torch.randn(graph.num_nodes, size, generator=generator, device=device)
-            for size in self.sizes)
-        self.state = kind.conv(PYG, *self.sizes).to(device).state_dict()
+        self.x, self.grad = (normal(graph.num_nodes, size) for size in self.sizes)
+        self.state = kind.conv(PYG, *self.sizes).to(self.x.device).state_dict()
         if 'bias' in self.state:
-            self.state['bias'] = torch.randn(
-                self.state['bias'].shape, generator=generator, device=device)
+            self.state['bias'] = normal(self.state['bias'].shape)
 
     def step(
         self, name: str, graphs: Sequence[Tensor] = (), dtype: torch.dtype = torch.float32,
@@ -366,16 +361,13 @@ class Task:
     """
 
     def __init__(self, kind: Kind, graph: Graph, data: Data, hidden: int | None = None) -> None:
-        device = graph.col.device
         self.kind, self.graph, self.inputs, self.x = kind, graph, Inputs(graph), data.x
         self.hidden = hidden or (64 if kind.heads else 16)
         self.lr, self.dropout = (0.005, DROPOUT) if kind.heads else (0.01, 0.5)
         self.train = data.train_mask.nonzero().view(-1)  # a mask would synchronize at every step
         self.target = data.y[self.train]
         self.sizes = data.x.size(1), self.hidden, int(data.y.max()) + 1
-        generator = torch.Generator(device=device).manual_seed(1)
-        self.grad = torch.randn(
-            graph.num_nodes, self.sizes[2], generator=generator, device=device)
+        self.grad = graph.normal()(graph.num_nodes, self.sizes[2])
         torch.manual_seed(1)
         self.state = self.net(PYG).state_dict()
 

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from pyg_fast import ops
-from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.graph import graph_of
 from pyg_fast.nn import (
     MaxKGCNConv,
     MaxKGINConv,
@@ -78,10 +76,6 @@ class Case(spmm.Case):
         self.width = width
         self._largest: dict[tuple[int, bool], CBSR] = {}
 
-    @functools.cached_property
-    def structure(self) -> Structure:
-        return graph_of(self.prepared, self.graph.num_nodes, self.graph.num_nodes)
-
     def largest(self, k: int, balanced: bool = False) -> CBSR:
         if (k, balanced) not in self._largest:
             self._largest[k, balanced] = ops.maxk(self.x, k, balanced)
@@ -122,7 +116,7 @@ class Case(spmm.Case):
 
 
 def forwards(case: Case, k: int) -> list[Contender]:
-    csr, width = case.structure[:3], case.width
+    csr, width = case.graph.structure[:3], case.width
 
     def entries(cbsr: CBSR, weight: Tensor | None) -> Tensor:
         return kernels.cbsr_spmm(
@@ -144,7 +138,7 @@ def forwards(case: Case, k: int) -> list[Contender]:
 
 
 def gradients(case: Case, k: int) -> list[Contender]:
-    weight, grad, graph = case.weight, case.grad, case.structure
+    weight, grad, graph = case.weight, case.grad, case.graph.structure
     csr, transpose = graph[:3], graph[3:6]
 
     def usual(columns: Tensor) -> Tensor:
@@ -173,7 +167,7 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
     """Products with all columns of x, or of its gradient over the transposed graph."""
     back = mode != FORWARD
     x = case.grad if back else case.x
-    graph = case.structure.t() if back else case.structure
+    graph = case.graph.structure.t() if back else case.graph.structure
     expected = case.grad_x if back else case.aggregated
 
     def torch_sparse(int64: bool) -> Callable[[], Tensor]:
@@ -297,15 +291,13 @@ class Training:
     """One model on one graph: data, initial weights, and all implementations."""
 
     def __init__(self, graph: Graph, model: str, hidden: int, num_layers: int) -> None:
-        device = graph.col.device
-        generator = torch.Generator(device=device).manual_seed(1)
+        normal = graph.normal()
         # PyG counts self-loops that are there differently for each kind of input.
         self.graph = graph.without_loops() if model == 'gcn' else graph
         self.model, self.hidden, self.layers = model, hidden, num_layers
         self.inputs = layers.Inputs(self.graph)
-        self.x = torch.randn(graph.num_nodes, CHANNELS, generator=generator, device=device)
-        self.target = torch.randint(
-            CLASSES, (graph.num_nodes,), generator=generator, device=device)
+        self.x = normal(graph.num_nodes, CHANNELS)
+        self.target = normal(graph.num_nodes, CLASSES).argmax(1)
         self.state = self.pyg().state_dict()
         self._expected: dict[tuple[int | None, bool, bool], list[Tensor]] = {}
 
@@ -330,10 +322,6 @@ class Training:
     def pyg(self) -> Net:
         options: dict[str, Any] = {'cached': True} if self.model == 'gcn' else {}
         return self.net(CONVS[self.model][2], **options)
-
-    @property
-    def prepared(self) -> Tensor:
-        return self.inputs.of(layers.PREPARED)
 
     def step(self, net: Net, graph: Any) -> Callable[[], list[Tensor]]:
         """A step, which returns the loss and all gradients."""
@@ -374,8 +362,9 @@ class Training:
             variants[MAXK_ROOT] = {'root': True}
         return [
             Contender(
-                name, lambda options=options: self.step(self.maxk(k, **options), self.prepared),
-                ours=True, check=functools.partial(self.error, k=k, **options))
+                name, lambda options=options: self.step(
+                    self.maxk(k, **options), self.graph.prepared), ours=True,
+                check=functools.partial(self.error, k=k, **options))
             for name, options in variants.items()]
 
     def others(self, scatter_limit: float) -> list[Contender]:
@@ -384,7 +373,7 @@ class Training:
         if self.graph.num_edges * self.hidden * 4 <= scatter_limit * 2**30:
             names.append(EDGE_INDEX)
         return [
-            Contender(RELU, lambda: self.step(self.relu(), self.prepared), True, self.error),
+            Contender(RELU, lambda: self.step(self.relu(), self.graph.prepared), True, self.error),
             Contender(AGGREGATIONS, self.aggregations, ours=True),
             *(Contender(name, lambda name=name: self.step(self.pyg(), self.inputs.of(name)),
                         check=self.error) for name in names)]
@@ -393,7 +382,7 @@ class Training:
         """All aggregations of a step, forward and backward."""
         x = torch.ones(self.x.size(0), self.hidden, device=self.x.device)
         reduce = 'mean' if self.model == 'sage' else 'sum'
-        once = spmm.step(lambda x: ops.spmm(self.prepared, x, reduce=reduce), x, x)
+        once = spmm.step(lambda x: ops.spmm(self.graph.prepared, x, reduce=reduce), x, x)
         return _harness.repeated(once, self.layers)
 
 

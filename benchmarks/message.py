@@ -25,7 +25,6 @@ from torch_geometric.nn import (
 )
 
 import pyg_fast
-from pyg_fast.graph import prepare_edge_index
 from pyg_fast.ops import spmm
 
 from . import _harness
@@ -95,24 +94,21 @@ class Case:
 
     def __init__(self, kind: Kind, graph: Graph, width: int) -> None:
         self.kind, self.graph, self.width = kind, graph, width
-        generator = torch.Generator(graph.col.device).manual_seed(1)
-        self.random = functools.partial(
-            torch.randn, generator=generator, device=graph.col.device)
-        self.x = [self.random(graph.num_nodes, width) for _ in range(kind.num_inputs)]
-        self.edge = self.random(graph.num_edges, kind.edge_width) if kind.edge_width else None
+        normal = graph.normal()
+        self.x = [normal(graph.num_nodes, width) for _ in range(kind.num_inputs)]
+        self.edge = normal(graph.num_edges, kind.edge_width) if kind.edge_width else None
         self.layer = kind.make(width, graph.degree).to(graph.col.device)
-        self.edge_index, self.size = graph.edge_index, (graph.num_nodes, graph.num_nodes)
-        self.grad = self.random(graph.num_nodes, width)
+        self.grad = normal(graph.num_nodes, width)
 
     def step(
         self, name: str, mode: str, dtype: torch.dtype = torch.float32
     ) -> Callable[[], tuple[Tensor, ...]]:
         """A step, which returns the output and the gradients of inputs and parameters."""
-        layer, edge_index = copy.deepcopy(self.layer).to(dtype), self.edge_index
+        layer = copy.deepcopy(self.layer).to(dtype)
+        prepared = name in (PREPARED, PRODUCT)
+        edge_index = self.graph.prepared if prepared else self.graph.edge_index
         if name in (PREPARED, PLAIN):
             layer = pyg_fast.accelerate(layer)
-        if name in (PREPARED, PRODUCT):
-            edge_index, _ = prepare_edge_index(edge_index, self.size)
         if name == PRODUCT:
             layer = Product()
         x = [t.to(dtype).clone().requires_grad_(mode == STEP) for t in self.x]
@@ -130,7 +126,7 @@ class Case:
 
     def fits(self, size: int) -> bool:
         """Whether PyG's layer fits into memory, with numbers of `size` bytes."""
-        device = self.edge_index.device
+        device = self.grad.device
         limit = torch.cuda.get_device_properties(device).total_memory // 4 if (
             device.type == 'cuda') else 1 << 30
         return self.kind.scratch * size * self.graph.num_edges * self.width <= limit

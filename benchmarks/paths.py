@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_fast.datasets import PlantedGraph
-from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
-from pyg_fast.graph.graph import graph_of
+from pyg_fast.graph import ExecutionPath, execution_paths
 from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops._library import ops
@@ -87,7 +86,7 @@ class Problem:
         device = graph.col.device
         generator = torch.Generator(device=device).manual_seed(1)
         self.share, self.num_nodes = share, graph.num_nodes
-        self.edge_index = prepare_edge_index(graph.edge_index, (graph.num_nodes,) * 2)[0]
+        self.graph, self.edge_index = graph, graph.prepared
         self.mask = torch.rand(graph.num_nodes, generator=generator, device=device) < share
         self.mask[0] = True
         self.nodes = self.mask.nonzero().view(-1)
@@ -118,7 +117,7 @@ class Aggregation:
 
     def __init__(self, problem: Problem, width: int, above: int = 0) -> None:
         self.problem = problem
-        self.graph = graph_of(problem.edge_index, problem.num_nodes, problem.num_nodes)
+        self.graph = problem.graph.structure
         self.path = problem.paths(above + 1)[0]
         self.active = problem.active(above)
         self.scale = (self.graph.rowptr.diff() + 1).float().rsqrt()

@@ -82,7 +82,7 @@ def locality(edge_index: Tensor, num_nodes: int) -> tuple[float, float]:
 def run_sums(bench: Bench, graph: Graph, methods: Sequence[str]) -> None:
     widths = bench.args.widths
     case = Case(graph, torch.float32, max(widths))
-    data = Data(x=case.x, edge_index=case.prepared, edge_weight=case.weight)
+    data = Data(x=case.x, edge_index=graph.prepared, edge_weight=case.weight)
     reordered = {AS_IS: data, **{method: Reorder(method)(data) for method in methods}}
     if graph.num_edges:
         places = {

@@ -364,7 +364,7 @@ def sums(bench: Rooflines, widths: Sequence[int], dtypes: Sequence[str]) -> None
 
 
 def sums_of(case: maxk.Case, width: int) -> list[Kernel]:
-    graph, weight = case.structure, case.weight
+    graph, weight = case.graph.structure, case.weight
     rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
     num_nodes, row = case.graph.num_nodes, width * case.x.element_size()
     assert t_rowptr is not None
@@ -420,7 +420,7 @@ def largest(bench: Rooflines, k: int, width: int, dtypes: Sequence[str]) -> None
         selection = maxk.Selection(
             num_nodes, width, _harness.DTYPES[dtype], bench.bench.device)
         case = maxk.Case(bench.graph, _harness.DTYPES[dtype], width)
-        graph, weight, cbsr = case.structure, case.weight, case.largest(k)
+        graph, weight, cbsr = case.graph.structure, case.weight, case.largest(k)
         item, column = case.x.element_size(), cbsr.columns.element_size()
         entries, dense = k * (item + column), num_nodes * width * item
         gradient = over_edges(
@@ -574,7 +574,7 @@ def attention(bench: Rooflines, heads: int, channels: int) -> None:
     width, num_nodes = heads * channels, bench.graph.num_nodes
     row, scores = 4 * width, 4 * heads  # bytes of a node
     case: gat.Case = gat.GATCase(bench.graph, torch.float32, heads, channels)
-    graph = case.structure
+    graph = case.graph.structure
     csr, t_csr = graph[:3], graph[3:6]
     forward = gat.kernel_contenders(case, FORWARD, 0)
     kept = 2 * (row + scores)

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from pyg_fast import ops
-from pyg_fast.graph import prepare_edge_index
 from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.graph import graph_of
 from pyg_fast.graph.operator import STRATEGIES, Sampling
 from pyg_fast.nn import SampledGCNConv
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
@@ -102,17 +100,17 @@ class Case(maxk.Case):
     def run(self, sampling: Sampling, weight: Tensor | None) -> Tensor:
         x, scale = self.given
         return kernels.sampled_spmm(
-            *self.structure[:3], weight, x, None, scale, None, None, False, False,
+            *self.graph.structure[:3], weight, x, None, scale, None, None, False, False,
             *sampling.args())
 
     def rounded_first(self, sampling: Sampling) -> Tensor:
         x, scale = kernels.quantize_rows(self.exact)
         return kernels.sampled_spmm(
-            *self.structure[:3], self.weight, x, None, scale, None, None, False, False,
+            *self.graph.structure[:3], self.weight, x, None, scale, None, None, False, False,
             *sampling.args())
 
     def sample(self, sampling: Sampling) -> 'Sample':
-        return Sample(self, sampling, sampled_graph(self.structure, sampling))
+        return Sample(self, sampling, sampled_graph(self.graph.structure, sampling))
 
 
 class Sample(maxk.Case):
@@ -168,7 +166,7 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
         made.append(dataclasses.replace(contender, name=f'{GIVEN}{name}'))
 
     def make_sample() -> tuple[Structure, Tensor]:
-        graph = sampled_graph(case.structure, fastrand)
+        graph = sampled_graph(case.graph.structure, fastrand)
         assert graph.perm is not None
         return graph, case.weight[graph.perm]
 
@@ -226,15 +224,15 @@ def run_training_op(bench: Bench, graph: Graph, width: int) -> None:
         def make() -> Callable[[], tuple[Tensor, Tensor]]:
             torch.manual_seed(SEED)
             return spmm.step(
-                lambda x: ops.sampled_spmm(case.prepared, x, num_samples, strategy, case.weight),
-                case.x, case.grad)
+                lambda x: ops.sampled_spmm(
+                    graph.prepared, x, num_samples, strategy, case.weight), case.x, case.grad)
 
         def check(output: tuple[Tensor, Tensor]) -> float:
             return error(case.sample(drawn(num_samples, strategy, case.x.device)), output)
 
         return Contender(strategy, make, ours=True, check=check)
 
-    step = spmm.step(lambda x: ops.spmm(case.prepared, x, case.weight), case.x, case.grad)
+    step = spmm.step(lambda x: ops.spmm(case.graph.prepared, x, case.weight), case.x, case.grad)
     bench.measure_over(
         f'Aggregation at F={width}, forward + backward, float32', graph.name,
         {s: [contender(s, strategy) for strategy in STRATEGIES] for s in bench.args.samples},
@@ -270,17 +268,10 @@ class Model:
 
     def __init__(self, graph: Graph, channels: int, hidden: int) -> None:
         self.graph = graph = graph.without_loops()
-        device = graph.col.device
-        generator = torch.Generator(device=device).manual_seed(SEED)
-        size = graph.num_nodes, graph.num_nodes
-        self.prepared = prepare_edge_index(graph.edge_index, size)[0]
-        self.structure = graph_of(self.prepared, *size)
+        normal = graph.normal(SEED)
         self.widths = channels, hidden, CLASSES
-        self.x, *self.mapped = (
-            torch.randn(graph.num_nodes, width, generator=generator, device=device)
-            for width in self.widths)
-        self.target = torch.randint(
-            CLASSES, (graph.num_nodes,), generator=generator, device=device)
+        self.x, *self.mapped = (normal(graph.num_nodes, width) for width in self.widths)
+        self.target = normal(graph.num_nodes, CLASSES).argmax(1)
         torch.manual_seed(SEED)
         self.state = self.convs(FULL, 1).state_dict()
 
@@ -307,7 +298,7 @@ class Model:
             graph, factor = self.graph, torch.ones(1, dtype=torch.double, device=self.x.device)
             if name != FULL:
                 sampling = Sampling(num_samples, strategy).drawn(self.x.device)
-                taken = Taken(self.graph, sampling, sampled_graph(self.structure, sampling))
+                taken = Taken(self.graph, sampling, sampled_graph(self.graph.structure, sampling))
                 graph, factor = taken.graph, taken.factor.view(-1, 1)
             counted = self.graph if strategy == UNBIASED else graph
             scale = (counted.degree + 1).double().rsqrt().view(-1, 1)
@@ -355,7 +346,7 @@ class Model:
         def make(name: str) -> Callable[[], Any]:
             convs = self.convs(name, num_samples)
             convs.load_state_dict(self.state)
-            return self.work(what, convs, self.prepared)
+            return self.work(what, convs, self.graph.prepared)
 
         def check(name: str, outputs: Sequence[Tensor]) -> float:
             tolerance = _ROUNDED if name == INT8 else _KINKED if what == 'step' else TOLERANCE

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from pyg_fast import ops
-from pyg_fast.graph import prepare_edge_index
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
@@ -50,26 +49,13 @@ class Case:
     """
 
     def __init__(self, graph: Graph, dtype: torch.dtype, width: int) -> None:
-        device = graph.col.device
-        generator = torch.Generator(device=device).manual_seed(1)
-        shape = graph.num_nodes, width
-        self.graph = graph
-        self.dtype = dtype
-        self.x = torch.randn(shape, generator=generator, device=device).to(dtype)
-        self.grad = torch.randn(shape, generator=generator, device=device).to(dtype)
-        self.weight = torch.rand(graph.num_edges, generator=generator, device=device).to(dtype)
+        normal = graph.normal()
+        self.graph, self.dtype = graph, dtype
+        self.x, self.grad = (normal(graph.num_nodes, width).to(dtype) for _ in range(2))
+        self.weight = normal(graph.num_edges).abs().to(dtype)
         self.ones = torch.ones_like(self.weight)
         self.maxima: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._products: dict[tuple[str, bool], tuple[Tensor, Tensor]] = {}
-
-    @functools.cached_property
-    def prepared(self) -> Tensor:
-        size = (self.graph.num_nodes, self.graph.num_nodes)
-        edge_index, perm = prepare_edge_index(self.graph.edge_index, size)
-        # Weights, references and rivals take the edges in the order of the graph.
-        if not bool((perm == torch.arange(perm.numel(), device=perm.device)).all()):
-            raise _harness.Incorrect('prepare_edge_index: moved edges that were sorted already')
-        return edge_index
 
     def aggregated(self, weight: str) -> tuple[Tensor, Tensor]:
         """The right sum and its scale."""
@@ -163,7 +149,7 @@ class Forwards:
 
     def ours(self, weighted: bool) -> Callable[[Tensor], Tensor]:
         weight = self.case.weight if weighted else None
-        return lambda x: ops.spmm(self.case.prepared, x, weight, reduce=self.reduce)
+        return lambda x: ops.spmm(self.case.graph.prepared, x, weight, reduce=self.reduce)
 
     def torch_sparse_mm(
         self, int64: bool = False, transposed: bool = False,
@@ -235,7 +221,7 @@ def contenders(
 
     if mode == GRAD_W:
         weight = case.weight.detach().requires_grad_()
-        add(OURS, lambda: gradient(ops.spmm(case.prepared, x, weight), weight, grad))
+        add(OURS, lambda: gradient(ops.spmm(case.graph.prepared, x, weight), weight, grad))
         return made
 
     def prepare(make: Callable[[], Callable[[Tensor], Tensor]]) -> Callable[[], Any]:

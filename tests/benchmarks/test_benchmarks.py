@@ -460,7 +460,7 @@ def maxk_case(harness):
 def test_maxk_compares_aggregations(maxk_case) -> None:
     from benchmarks import maxk
     case, cbsr = maxk_case, maxk_case.largest(4)
-    right = maxk.ops.cbsr_spmm(case.prepared, cbsr, case.weight)
+    right = maxk.ops.cbsr_spmm(case.graph.prepared, cbsr, case.weight)
     assert case.error(right, cbsr, case.weight) <= 1
     assert case.error(right, cbsr, case.ones) > 1
     assert case.error(right, case.largest(4, balanced=True), case.weight) > 1
@@ -512,7 +512,7 @@ def test_maxk_compares_training(harness, model: str) -> None:
     for net, *which in (
             (training.relu(), None, False), (training.maxk(3), 3, False),
             (training.maxk(3, balanced=True), 3, True)):
-        outputs = training.step(net, training.prepared)()
+        outputs = training.step(net, training.graph.prepared)()
         assert len(outputs) == 1 + len(list(net.parameters()))
         assert training.error(outputs, *which) <= 1
         assert training.error(outputs, 3, not which[1]) > 1
@@ -554,7 +554,7 @@ def test_sampled_notices_other_edges(harness, sampled_case) -> None:
     graph = sampled_case.graph
     samplings = {name: sampled.drawn(3, name, graph.col.device) for name in sampled.STRATEGIES}
     for name, sampling in samplings.items():
-        made = sampled.sampled_graph(sampled_case.structure, sampling)
+        made = sampled.sampled_graph(sampled_case.graph.structure, sampling)
         taken = sampled.Taken(graph, sampling, made)
         assert taken.edges.numel() == int(graph.degree.clamp(max=3).sum())
         for other in samplings.values():
