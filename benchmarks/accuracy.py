@@ -226,8 +226,6 @@ def sampled(bench: Bench, name: str, model: str | None) -> None:
             by_samples.setdefault(cell.num_samples, {})[strategy] = Lost(
                 scores=[100 * score for score in cell.scores], lost=found.loss(cell),
                 sampling_rate=cell.sampling_rate)
-            if cell.sampling_rate == 1:
-                break
     if name not in bench.report.graphs:
         bench.report.graphs[name] = found.graph
         bench.note(

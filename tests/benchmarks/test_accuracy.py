@@ -135,6 +135,13 @@ def test_other_systems(bench: Any, tmp_path: Path, line: list[str]) -> None:
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
     markdown = written.with_suffix('.md').read_text()
+    (cell,) = report['sections'][0]['cells']
+    first, *others = cell['results']
+    mean = {name: sum(each['scores']) / len(each['scores'])
+            for name, each in cell['results'].items()}
+    assert {name: float(text) for name, text in cell['facts'].items()} == {
+        f'{name}, difference': pytest.approx(mean[name] - mean[first], abs=0.01)
+        for name in others}
     for section in report['sections']:
         assert f"## {section['title']}\n" in markdown
         assert section['summary']
