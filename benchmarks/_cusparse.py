@@ -16,7 +16,6 @@ _INDEX = {torch.int32: 2, torch.int64: 3}  # CUSPARSE_INDEX_32I, CUSPARSE_INDEX_
 _VALUE = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_*
 _ORDER_ROW = 2
 _BASE_ZERO = 0
-_SDDMM_DEFAULT = 0
 _NUMERIC = 1
 _CSR2CSC_DEFAULT = 1
 _NOT_SUPPORTED = 10
@@ -33,8 +32,7 @@ _PROTOTYPES = {
     'cusparseCreateDnMat': [_ptr, _i64, _i64, _i64, _ptr, _enum, _enum],
     'cusparseDestroySpMat': [_ptr],
     'cusparseDestroyDnMat': [_ptr],
-    **{f'cusparse{name}{step}': _product for name in ('SpMM', 'SDDMM')
-       for step in ('_bufferSize', '_preprocess', '')},
+    **{f'cusparseSpMM{step}': _product for step in ('_bufferSize', '_preprocess', '')},
     'cusparseCsr2cscEx2_bufferSize': _transposition,
     'cusparseCsr2cscEx2': _transposition,
 }
@@ -91,6 +89,10 @@ def version() -> int:
     return number.value
 
 
+def _set_stream() -> None:
+    _call('cusparseSetStream', _handle(), torch.cuda.current_stream().cuda_stream)
+
+
 class _Descriptor:
     def __init__(self, create: str, destroy: str, *args: object) -> None:
         self.pointer = ctypes.c_void_p()
@@ -114,46 +116,7 @@ def _dense(matrix: Tensor) -> _Descriptor:
         _VALUE[matrix.dtype], _ORDER_ROW)
 
 
-class _Product:
-    """What SpMM and SDDMM share: ``first`` and ``second`` are multiplied into ``into``."""
-
-    out: Tensor
-
-    def __init__(
-        self, function: str, op_first: int, op_second: int,
-        descriptors: tuple[_Descriptor, _Descriptor, _Descriptor], tensors: tuple[Tensor, ...],
-        algorithm: int, preprocess: bool,
-    ) -> None:
-        dtype = tensors[-1].dtype
-        compute = torch.float64 if dtype == torch.float64 else torch.float32
-        scalar = ctypes.c_double if compute == torch.float64 else ctypes.c_float
-        self.function = function
-        self.kept = descriptors, tensors
-        self.alpha, self.beta = scalar(1), scalar(0)
-        first, second, into = (descriptor.pointer for descriptor in descriptors)
-        self.args = (
-            _handle(), op_first, op_second, ctypes.byref(self.alpha), first, second,
-            ctypes.byref(self.beta), into, _VALUE[compute], algorithm)
-        size = ctypes.c_size_t()
-        self._on_stream()
-        _call(f'{function}_bufferSize', *self.args, ctypes.byref(size))
-        self.buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device=tensors[0].device)
-        if not preprocess:
-            return
-        status = _status(f'{function}_preprocess', *self.args, self.buffer.data_ptr())
-        if status not in (0, _NOT_SUPPORTED):  # optional: some algorithms have none
-            raise CusparseError(f'{function}_preprocess: status {status}')
-
-    def _on_stream(self) -> None:
-        _call('cusparseSetStream', _handle(), torch.cuda.current_stream().cuda_stream)
-
-    def __call__(self) -> Tensor:
-        self._on_stream()
-        _call(self.function, *self.args, self.buffer.data_ptr())
-        return self.out
-
-
-class SpMM(_Product):
+class SpMM:
     """``out = A @ x``, with ``A`` in CSR format (int32 or int64) and ``x`` row-major; with
     ``num_cols``, the number of columns of ``A``, ``A.t() @ x``. Sums of half types run in float32.
     ``preprocess``: calls ``cusparseSpMM_preprocess`` once, as for a graph that stays.
@@ -165,24 +128,32 @@ class SpMM(_Product):
     ) -> None:
         transposed = num_cols is not None
         self.out = x.new_empty(num_cols if transposed else rowptr.numel() - 1, x.size(1))
-        # A descriptor of its own: what preprocess finds is bound to it.
-        matrices = (
+        # Descriptors of its own: what preprocess finds is bound to them.
+        descriptors = (
             _csr(rowptr, col, value, num_cols if transposed else x.size(0)),
             _dense(x), _dense(self.out))
-        super().__init__(
-            'cusparseSpMM', _TRANSPOSE if transposed else _NON_TRANSPOSE, _NON_TRANSPOSE, matrices,
-            (rowptr, col, value, x, self.out), ALGORITHMS[algorithm], preprocess)
+        compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+        scalar = ctypes.c_double if compute == torch.float64 else ctypes.c_float
+        self.alpha, self.beta = scalar(1), scalar(0)
+        self.kept = descriptors, (rowptr, col, value, x)
+        matrix, given, into = (descriptor.pointer for descriptor in descriptors)
+        self.args = (
+            _handle(), _TRANSPOSE if transposed else _NON_TRANSPOSE, _NON_TRANSPOSE,
+            ctypes.byref(self.alpha), matrix, given, ctypes.byref(self.beta), into,
+            _VALUE[compute], ALGORITHMS[algorithm])
+        size = ctypes.c_size_t()
+        _set_stream()
+        _call('cusparseSpMM_bufferSize', *self.args, ctypes.byref(size))
+        self.buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device=x.device)
+        if preprocess:
+            status = _status('cusparseSpMM_preprocess', *self.args, self.buffer.data_ptr())
+            if status not in (0, _NOT_SUPPORTED):  # optional: some algorithms have none
+                raise CusparseError(f'cusparseSpMM_preprocess: status {status}')
 
-
-class SDDMM(_Product):
-    """``out[e] = <a[row(e)], b[col(e)]>`` for the entries of a CSR structure."""
-
-    def __init__(self, rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> None:
-        self.out = a.new_zeros(col.numel())
-        matrices = _dense(a), _dense(b), _csr(rowptr, col, self.out, b.size(0))
-        super().__init__(
-            'cusparseSDDMM', _NON_TRANSPOSE, _TRANSPOSE, matrices, (rowptr, col, a, b, self.out),
-            _SDDMM_DEFAULT, preprocess=True)
+    def __call__(self) -> Tensor:
+        _set_stream()
+        _call('cusparseSpMM', *self.args, self.buffer.data_ptr())
+        return self.out
 
 
 def transpose(
@@ -195,7 +166,7 @@ def transpose(
         _handle(), rowptr.numel() - 1, num_cols, col.numel(), value.data_ptr(), rowptr.data_ptr(),
         col.data_ptr(), t_value.data_ptr(), t_rowptr.data_ptr(), t_col.data_ptr(),
         _VALUE[value.dtype], _NUMERIC, _BASE_ZERO, _CSR2CSC_DEFAULT)
-    _call('cusparseSetStream', _handle(), torch.cuda.current_stream().cuda_stream)
+    _set_stream()
     size = ctypes.c_size_t()
     _call('cusparseCsr2cscEx2_bufferSize', *args, ctypes.byref(size))
     buffer = torch.empty(max(size.value, 1), dtype=torch.uint8, device=col.device)

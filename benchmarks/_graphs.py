@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,10 @@ from torch_geometric.data import Data
 from torch_geometric.datasets import Amazon, HeterophilousGraphDataset, Planetoid
 
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
+from pyg_fast.graph import prepare_edge_index
+from pyg_fast.graph.graph import Graph as Structure
+from pyg_fast.graph.graph import graph_of
+from pyg_fast.transforms import ToCSR
 
 DATA = 'PYG_FAST_DATA'
 _STRUCTURES = {
@@ -67,6 +71,33 @@ class Graph:
     @functools.cached_property
     def edge_index(self) -> Tensor:
         return torch.stack([self.col.long(), self.row])
+
+    @functools.cached_property
+    def prepared(self) -> Tensor:
+        """The ``edge_index`` as our ops want it."""
+        edge_index, perm = prepare_edge_index(self.edge_index, (self.num_nodes,) * 2)
+        # Weights, references and rivals take the edges in the order of the graph.
+        if not bool((perm == torch.arange(perm.numel(), device=perm.device)).all()):
+            raise RuntimeError('prepare_edge_index: moved edges that were sorted already')
+        return edge_index
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        return graph_of(self.prepared, self.num_nodes, self.num_nodes)
+
+    def normal(self, seed: int = 1) -> Callable[..., Tensor]:
+        """Draws random numbers, always the same for a seed."""
+        generator = torch.Generator(device=self.col.device).manual_seed(seed)
+        return functools.partial(torch.randn, generator=generator, device=self.col.device)
+
+    @functools.cached_property
+    def on_host(self) -> Tensor:
+        """``edge_index`` in host memory, for loaders."""
+        return self.edge_index.cpu()
+
+    @functools.cached_property
+    def prepared_on_host(self) -> Tensor:
+        return ToCSR()(Data(edge_index=self.on_host, num_nodes=self.num_nodes)).edge_index
 
     @functools.cached_property
     def transpose(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,22 +199,6 @@ def load(name: str, device: torch.device, max_edges: int | None = None) -> Graph
         name, size = smaller(name, max_edges)
         return Graph(name, *planted_structure(size, seed=0, device=device))
     return from_edge_index(name, edge_index.to(device), num_nodes)
-
-
-def cora(device: torch.device) -> tuple[Data, str]:
-    """Cora, or a generated graph of its size with random features, and the name of the graph."""
-    try:
-        return dataset('Cora').to(device), 'Cora'
-    except Missing as reason:
-        size = PLANTED['Cora-sized']
-        graph = Graph('planted', *planted_structure(size, seed=0, device=device))
-        generator = torch.Generator(device=device).manual_seed(0)
-        x = torch.rand(size.num_nodes, 1433, generator=generator, device=device)
-        y = torch.randint(7, (size.num_nodes,), generator=generator, device=device)
-        mask = torch.arange(size.num_nodes, device=device) < 140
-        return (
-            Data(x=x, edge_index=graph.edge_index, y=y, train_mask=mask),
-            f'planted graph of the size of Cora ({reason})')
 
 
 def load_each(

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import gc
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -276,13 +277,17 @@ def worst(errors: Iterable[float]) -> float:
     return float(torch.tensor(list(errors)).max())  # unlike Python's max, it keeps NaN
 
 
+def exact(right: bool) -> float:
+    """The error of what is either right or wrong."""
+    return 0.0 if right else math.inf
+
+
 def same(*pairs: tuple[Tensor, Tensor]) -> float:
-    """The error of outputs that must be equal: 0 or infinity."""
-    return 0.0 if all(torch.equal(out, right) for out, right in pairs) else math.inf
+    return exact(all(torch.equal(out, right) for out, right in pairs))
 
 
 def finite(loss: Tensor) -> float:
-    return 0.0 if bool(loss.isfinite()) else math.inf
+    return exact(bool(loss.isfinite()))
 
 
 def norm_error(outputs: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
@@ -467,6 +472,22 @@ class Bench:
     def note(self, *lines: str) -> None:
         self.report.notes += lines
 
+    def run_parts(
+        self, parts: Mapping[str, Callable[['Bench', _graphs.Graph], None]],
+        graphs: Mapping[str, Any] = {},
+    ) -> None:
+        """Runs the chosen parts on each of their graphs, which is loaded once for all of them.
+
+        ``graphs``: by part, where ``--graphs`` does not name them.
+        """
+        wanted = {
+            part: self.args.graphs or Option(graphs[part]).value(self.args)
+            for part in parts if self.has(part)}
+        for graph in self.graphs(dict.fromkeys(itertools.chain(*wanted.values()))):
+            for part, names in wanted.items():
+                if graph.name.split(' ')[0] in names:
+                    parts[part](self, graph)
+
     def graphs(self, names: Iterable[str] | None = None) -> Iterator[_graphs.Graph]:
         """Loads the graphs one after another and adds them to the record."""
         wanted = self.args.graphs if names is None else names
@@ -478,39 +499,43 @@ class Bench:
     def add(
         self, title: str, graph: str, width: int, results: Mapping[str, Result], *,
         kind: type['Section'] | None = None, ours: str = '', rivals: Sequence[str] = (),
-        pairs: Iterable[tuple[str, str]] = (), state: str = '', label: str = 'F', **section: Any,
+        pairs: Iterable[tuple[str, str]] = (), label: str = 'F', facts: Mapping[str, Any] = {},
+        **section: Any,
     ) -> 'Section':
         """Adds a cell to a section, which is made if there is none with this title.
 
         ``ours`` is compared with each of ``rivals`` and with the best, and so are ``pairs`` of ours
-        and a rival. ``label``: name of the widths; ``state``: the size of the input beside that of
-        the cache; ``section``: as in :class:`Section`.
+        and a rival. ``label``: name of the widths; ``facts``: further columns; ``section``: as in
+        :class:`Section`.
         """
         into = self.report.section(title, kind or Section, width=label, **section)
         into.compare(ours, rivals, pairs)
-        into.cells.append(Cell(graph, width, dict(results), state))
+        into.cells.append(Cell(graph, width, dict(results), dict(facts)))
         self.report.save()
         log(f'{title}: {graph}, {into.width}={width}: ' + ', '.join(
-            f'{name} {result.text()}' for name, result in results.items()))
+            f'{name} {result.text()}' for name, result in results.items()) + ', '.join(
+            f'{name} {shown(fact)}' for name, fact in facts.items()))
         return into
 
     def measure(
         self, title: str, graph: str, width: int, contenders: Sequence[Contender],
-        settings: Settings | None = None, *, num_bytes: int = 0,
-        made: Callable[[dict[str, Result]], Mapping[str, Result]] | None = None, **cell: Any,
+        settings: Settings | None = None, *,
+        made: Callable[[dict[str, Result]], Mapping[str, Result]] | None = None,
+        facts: Callable[[dict[str, Result]], Mapping[str, Any]] | None = None, **cell: Any,
     ) -> dict[str, Result]:
-        """Measures a cell and adds it; ``made`` may extend its results.
+        """Measures a cell and adds it; ``made`` may extend its results, ``facts`` adds columns.
 
         The section compares the first contender of ours with the best rival, and with each.
         """
         found = measure(contenders, settings or self.wall)
         results = dict(made(found)) if made else found
-        self.add(title, graph, width, results, **self._cell(contenders, num_bytes, cell))
+        self.add(title, graph, width, results, facts=facts(results) if facts else {},
+                 **self._cell(contenders, cell))
         return results
 
     def measure_over(
         self, title: str, graph: str, of_k: Mapping[int, Sequence[Contender]],
-        shared: Sequence[Contender], settings: Settings, *, num_bytes: int = 0, **cell: Any,
+        shared: Sequence[Contender], settings: Settings, **cell: Any,
     ) -> dict[int, dict[str, Result]]:
         """Measures a cell for each k; contenders in ``shared`` run once for all of them."""
         measured = measure([
@@ -520,26 +545,15 @@ class Bench:
         for k, contenders in of_k.items():
             results[k] = {each.name: measured[f'{each.name}, k={k}'] for each in contenders}
             results[k] |= {each.name: measured[each.name] for each in shared}
-            said = self._cell([*contenders, *shared], num_bytes, dict(cell))
-            self.add(title, graph, k, results[k], **said)
+            self.add(
+                title, graph, k, results[k], **self._cell([*contenders, *shared], dict(cell)))
         return results
 
-    def by_dtype(
-        self, graph: str, results: Mapping[tuple[str, int], Mapping[str, Result]], label: str,
-    ) -> None:
-        """Adds cells, by title and width, that compare the times of several dtypes."""
-        for (title, k), found in results.items():
-            first, *others = found
-            if others:
-                pairs = [(other, first) for other in others]
-                self.add(title, graph, k, found, label=label, pairs=pairs)
-
-    def _cell(
-        self, contenders: Sequence[Contender], num_bytes: int, cell: dict[str, Any],
-    ) -> dict[str, Any]:
+    @staticmethod
+    def _cell(contenders: Sequence[Contender], cell: dict[str, Any]) -> dict[str, Any]:
         cell.setdefault('ours', next((each.name for each in contenders if each.ours), ''))
         cell.setdefault('rivals', [each.name for each in contenders if not each.ours])
-        return {**cell, 'state': cache_state(num_bytes, self.device) if num_bytes else ''}
+        return cell
 
     def finish(self) -> None:
         self.report.finish()
@@ -554,7 +568,7 @@ class Cell:
     graph: str
     width: int
     results: dict[str, Result]
-    cache: str = ''  # size of x, compared with the cache
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # what is no time, by column
 
 
 @dataclasses.dataclass
@@ -642,10 +656,10 @@ class Section:
         if self.versus:
             best, ratio = self.versus[0].best(cell), self.versus[0].ratio(cell)
             texts += [best[0] if best else '–', f'{ratio:.2f}' if ratio else '–']
-        return [*texts, *[cell.cache] * self.caches()]
+        return [*texts, *(shown(cell.facts.get(name)) for name in self.facts())]
 
-    def caches(self) -> bool:
-        return any(cell.cache for cell in self.cells)
+    def facts(self) -> list[str]:
+        return list(dict.fromkeys(name for cell in self.cells for name in cell.facts))
 
     def summary(self) -> list[dict[str, Any]]:
         """Geometric means over all cells and per width, and the worst cell."""
@@ -676,11 +690,12 @@ class Section:
     def markdown(self) -> str:
         head = ['graph', self.width, *self.used()]
         lines = [self.titled(
-            [*head, *['best rival', 'ratio'] * bool(self.versus), *['x'] * self.caches()],
+            [*head, *['best rival', 'ratio'] * bool(self.versus), *self.facts()],
             map(self.row, self.cells))]
-        if summary := self.summary():
+        if self.versus and (summary := self.summary()):
             widths = sorted({int(width) for row in summary for width in row['by_width']})
-            by_width = [str(width) for width in widths] * (1 < len(widths) <= 9)
+            by_width = [str(width) for width in widths] * (
+                1 < len(widths) < min(10, len(self.cells)))
             lines += ['', 'Time of the rival over ours, geometric means:', '', *table(
                 ['ours', 'rival', 'cells', 'all', *(f'{self.width}={w}' for w in by_width),
                  'worst'],
@@ -872,16 +887,19 @@ def cache_bytes(device: torch.device) -> int:
     return 0
 
 
-def cache_state(bytes_of_x: int, device: torch.device) -> str:
-    """The size of the gathered matrix, compared with the last-level cache."""
-    name, cache = 'L2' if device.type == 'cuda' else 'L3', cache_bytes(device)
-    known = f" {'<=' if bytes_of_x <= cache else '>'} {name}" if cache else ''
-    return f'{megabytes(bytes_of_x)} MB{known}'
-
-
 def geometric_mean(values: Iterable[float]) -> float:
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
+
+
+def shown(fact: Any) -> str:
+    """A number with three digits, a list with commas."""
+    if isinstance(fact, (list, tuple)):
+        return ', '.join(map(shown, fact))
+    if fact is None or fact != fact:
+        return '–'
+    return f'{fact:,.3g}' if isinstance(fact, float) and abs(fact) < 1000 else (
+        fact if isinstance(fact, str) else f'{fact:,.0f}')
 
 
 def milliseconds(value: float) -> str:

@@ -12,9 +12,9 @@ from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
 
 from pyg_fast import ops
 from pyg_fast.loader._order import greedy_order
-from pyg_fast.transforms import ToCSR
 
 from ._graphs import Graph, Missing
+from ._harness import exact
 
 CLASSES = 47
 # Of the nodes, for training: the shares of ogbn-products, Reddit and ogbn-arxiv.
@@ -28,33 +28,13 @@ class Sampled(NamedTuple):
     edge_index: Tensor
 
 
-class HostEdges:
-    """The edges of a graph in host memory."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    @functools.cached_property
-    def plain(self) -> Tensor:
-        return self._graph.edge_index.cpu()
-
-    @functools.cached_property
-    def prepared(self) -> Tensor:
-        """Sorted once for all our loaders."""
-        return ToCSR()(Data(
-            edge_index=self._graph.edge_index.cpu(), num_nodes=self._graph.num_nodes)).edge_index
-
-
 class Inputs:
     """A graph with random features and labels in host memory, and its training nodes, at most
     ``num_nodes``. Batches are wanted on the device of the graph.
     """
 
-    def __init__(
-        self, graph: Graph, width: int, num_nodes: int | None = None,
-        edges: HostEdges | None = None,
-    ) -> None:
-        self.graph, self.width, self.edges = graph, width, edges or HostEdges(graph)
+    def __init__(self, graph: Graph, width: int, num_nodes: int | None = None) -> None:
+        self.graph, self.width = graph, width
         self.device = graph.col.device
         generator = torch.Generator().manual_seed(1)
         count = int(TRAIN_SHARE.get(graph.name.split(' ')[0], 0.5) * graph.num_nodes)
@@ -71,12 +51,12 @@ class Inputs:
     @functools.cached_property
     def data(self) -> Data:
         """For PyG's loaders, which move it into shared memory."""
-        return self._data(self.x.clone(), self.y.clone(), self.edges.plain)
+        return self._data(self.x.clone(), self.y.clone(), self.graph.on_host)
 
     @functools.cached_property
     def prepared(self) -> Data:
         """For ours."""
-        return self._data(self.x, self.y, self.edges.prepared)
+        return self._data(self.x, self.y, self.graph.prepared_on_host)
 
     def _data(self, x: Tensor, y: Tensor, edge_index: Tensor) -> Data:
         return Data(x=x, y=y, edge_index=edge_index, num_nodes=self.graph.num_nodes)
@@ -148,8 +128,8 @@ def torch_sample(
     return Sampled(n_id, torch.cat(edges, 1))
 
 
-def fits(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub: Any) -> bool:
-    """Whether our sample of distinct seeds is right: existing edges, none of them twice."""
+def sample_error(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub: Any) -> float:
+    """Zero if our sample of distinct seeds is right: existing edges, none of them twice."""
     n_id, device = sub.n_id, graph.col.device
     src, dst = n_id[sub.edge_index]
     e_id, local = sub.e_id, sub.edge_index[1]
@@ -158,7 +138,7 @@ def fits(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub: Any) ->
     wanted = torch.tensor([*num_neighbors, 0], device=device).repeat_interleave(hops)
     degree = graph.degree[n_id]
     number = local.bincount(minlength=n_id.numel())
-    return all([
+    return exact(all([
         bool((n_id[:seeds.numel()] == seeds).all()),
         n_id.unique().numel() == n_id.numel() == int(hops.sum()),
         bool((graph.col[e_id] == src).all()),
@@ -167,7 +147,7 @@ def fits(graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], sub: Any) ->
         bool((number == torch.minimum(wanted, degree)).all()),
         bool((sub.rowptr.diff() == number).all()),
         bool((sub.col == sub.edge_index[0]).all() and (local.diff() >= 0).all()),
-    ])
+    ]))
 
 
 # A loader of torch ops --------------------------------------------------------------------------

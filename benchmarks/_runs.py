@@ -167,9 +167,8 @@ class Timed:
                   and name not in (self.ours, *self.also)]
         columns: dict[str, list[str]] = {
             self.name(name): [name] for name in (self.ours, *self.also)}
-        for name in rivals:  # Algorithms of one library share a column.
-            head = re.sub(r' ALG\d( preprocessed)?$', r'\1', name)
-            columns.setdefault(self.name(head), []).append(name)
+        for name in rivals:
+            columns.setdefault(self.name(_harness.head_of(name)), []).append(name)
         versus = [Versus('the best rival', self.ours, rivals)]
         return Section(self.title, columns, versus, self.width, cells=[row.cell for row in rows])
 

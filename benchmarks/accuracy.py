@@ -12,13 +12,14 @@ Scripts in examples/ train the networks with their recipes. Each system has reco
 import argparse
 import contextlib
 import dataclasses
+import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _graphs, _harness, _minibatch
-from ._harness import Bench, Cell, Option, Result, Section, Versus
+from ._harness import Bench, Cell, Option, Result, Section
 
 sys.path.append(str(_harness.ROOT / 'examples'))  # scripts, which import each other by name
 import fastgl_training
@@ -51,7 +52,6 @@ SAMPLES = (
     1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096)
 MAX_LOSS = 1.0  # points
-DENSE = 30  # mean degree above which fastrand should need no larger S than bucket
 FULL, LOADER, PLAIN, PYG = (
     'whole graph', 'loader', 'loader without Match-Reorder', "PyG's loader and layers")
 WAYS = {
@@ -64,15 +64,10 @@ WAYS = {
 
 @dataclasses.dataclass
 class Trained(Result):
-    """Times of training steps; of every run the test score in percent and its losses.
-
-    ``lost``: points that sampling loses, ``sampling_rate``: the share of the edges that it reads.
-    """
+    """Times of training steps; of every run the test score in percent and its losses."""
 
     scores: list[float] = dataclasses.field(default_factory=list)
     losses: list[list[float]] = dataclasses.field(default_factory=list)
-    sampling_rate: float = 1.0
-    lost: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -83,9 +78,23 @@ class Trained(Result):
         """The mean loss of each epoch."""
         return [statistics.fmean(losses) for losses in zip(*self.losses, strict=True)]
 
-    def scores_text(self) -> str:
+    def text(self) -> str:
+        """The scores if there are any, otherwise the time."""
+        if not self.scores:
+            return super().text()
         spread = f' ± {statistics.stdev(self.scores):.2f}' if len(self.scores) > 1 else ''
         return f'{self.mean:.2f}{spread}'
+
+
+@dataclasses.dataclass
+class Lost(Trained):
+    """Scores, the points that sampling loses, and the share of the edges that it reads."""
+
+    lost: float = 0.0
+    sampling_rate: float = 1.0
+
+    def text(self) -> str:
+        return f'{self.lost:.2f}'
 
 
 def trained(cell: Cell, name: str) -> Trained:
@@ -103,17 +112,6 @@ class Scores(Section):
             'difference': trained(cell, name).mean - trained(cell, next(iter(cell.results))).mean,
         } for cell in self.cells for name in cell.results]
 
-    def markdown(self) -> str:
-        first, *others = self.names()
-        head = ['graph', self.width, first, *(
-            text for name in others for text in (name, 'difference'))]
-        rows = {cell.graph: [cell.graph, str(cell.width)] for cell in self.cells}
-        for cell, row in ((cell, row) for cell in self.cells for row in self.summary()
-                          if row['graph'] == cell.graph):
-            rows[cell.graph] += [trained(cell, row['variant']).scores_text(), *(
-                [f"{row['difference']:+.2f}"] if row['variant'] != first else [])]
-        return self.titled(head, rows.values())
-
 
 class Choice(Section):
     """Validation scores of ReLU over the grid, the best in bold."""
@@ -122,13 +120,10 @@ class Choice(Section):
         return [{'graph': cell.graph, 'chosen': max(
             cell.results, key=lambda name: trained(cell, name).mean)} for cell in self.cells]
 
-    def markdown(self) -> str:
-        rows = []
-        for row, cell in zip(self.summary(), self.cells, strict=True):
-            texts = {name: trained(cell, name).scores_text() for name in cell.results}
-            texts[row['chosen']] = f"**{texts[row['chosen']]}**"
-            rows.append([cell.graph, str(cell.width), *texts.values()])
-        return self.titled(['graph', self.width, *self.used()], rows)
+    def row(self, cell: Cell) -> list[str]:
+        row, means = super().row(cell), [trained(cell, name).mean for name in self.names()]
+        best = 2 + means.index(max(means))
+        return [f'**{text}**' if k == best else text for k, text in enumerate(row)]
 
 
 @contextlib.contextmanager
@@ -168,15 +163,24 @@ def choose(bench: Bench, name: str, line: Sequence[str]) -> None:
               label='hidden')
 
 
-def outcomes(found: maxk_training.Sweep, place: int | None = None) -> dict[str, Result]:
+def outcomes(found: maxk_training.Sweep, place: int | None = None) -> dict[str, Trained]:
     """Times of all variants, with their scores by one of the metrics."""
-    results: dict[str, Result] = {}
+    results: dict[str, Trained] = {}
     for outcome in found.outcomes:
         times = [1e3 * point.seconds for run in outcome.runs for point in run]
         results[str(outcome.variant)] = Trained(
             statistics.median(times), min(times), max(times), len(times),
             scores=[] if place is None else [score[place] for score in outcome.scores])
     return results
+
+
+def add_scores(bench: Bench, title: str, name: str, width: int, label: str,
+               results: Mapping[str, Trained]) -> None:
+    """Test scores, with the difference of their means from that of the first variant."""
+    first, *others = results
+    bench.add(title, name, width, results, kind=Scores, label=label, facts={
+        f'{other}, difference': f'{results[other].mean - results[first].mean:+.2f}'
+        for other in others})
 
 
 def maxk(bench: Bench, name: str, model: str | None) -> None:
@@ -194,108 +198,20 @@ def maxk(bench: Bench, name: str, model: str | None) -> None:
         f'{recipe.norm}; the aggregation takes {100 * found.aggregation_share:.1f} % of an epoch '
         f'with ReLU, which limits the speed-up to {found.limit:.2f}.')
     for place, metric in enumerate(found.metrics):
-        bench.add(f'Test {metric}, %', name, recipe.hidden, outcomes(found, place), kind=Scores,
-                  label='hidden')
+        add_scores(
+            bench, f'Test {metric}, %', name, recipe.hidden, 'hidden', outcomes(found, place))
     epochs = len(found.outcomes[0].runs[0])
     for epoch in sorted({max(1, round(stage * epochs)) for stage in STAGES}):
-        bench.add(f'Test {found.metrics[0]} over epochs, %', f'{name}, epoch {epoch}', epoch, {
+        add_scores(bench, f'Test {found.metrics[0]} over epochs, %', name, epoch, 'epoch', {
             str(outcome.variant): Trained(
                 scores=[100 * points[epoch - 1].test[0] for points in outcome.runs])
-            for outcome in found.outcomes}, kind=Scores, label='epoch')
+            for outcome in found.outcomes})
     times = outcomes(found)
     bench.add(TIMES, name, recipe.hidden, times, label='hidden',
               pairs=[(variant, RELU) for variant in times if variant != RELU])
 
 
 # Sampled inference ------------------------------------------------------------------------------
-
-@dataclasses.dataclass
-class Swept(Cell):
-    """Scores over S, the least S whose mean test score loses no more than the allowed points, and
-    the S that the validation scores of each run choose."""
-
-    metric: str = ''
-    mean_degree: float = 0.0
-    least: dict[str, int | None] = dataclasses.field(default_factory=dict)
-    chosen: dict[str, list[int | None]] = dataclasses.field(default_factory=dict)
-
-    def at(self, strategy: str, num_samples: int) -> Trained | None:
-        """``None`` where a smaller S reads all edges already."""
-        found = self.results.get(key(strategy, num_samples))
-        assert found is None or isinstance(found, Trained)
-        return found
-
-
-def key(strategy: str, num_samples: int) -> str:
-    return f'{strategy}, S = {num_samples}'
-
-
-def number(num_samples: int | None) -> str:
-    return 'none' if num_samples is None else str(num_samples)
-
-
-class Sweeps(Section):
-    """Tables over S."""
-
-    @property
-    def swept(self) -> list[Swept]:
-        return [cell for cell in self.cells if isinstance(cell, Swept)]
-
-    def over_samples(
-        self, strategies: Sequence[str], text: Callable[[Trained], str],
-    ) -> list[str]:
-        """A row for each S, a column for each graph and strategy."""
-        columns = [(cell, strategy) for cell in self.swept for strategy in strategies]
-        rows = []
-        for s in SAMPLES:
-            found = [cell.at(strategy, s) for cell, strategy in columns]
-            if any(found):
-                rows.append([str(s), *('–' if each is None else text(each) for each in found)])
-        return _harness.table(['S', *(
-            f'{cell.graph}, {strategy}' for cell, strategy in columns)], rows)
-
-
-class Losses(Sweeps):
-    """The points that each S loses, and the least S."""
-
-    def summary(self) -> list[dict[str, Any]]:
-        return [{
-            'graph': cell.graph, 'mean_degree': cell.mean_degree, **cell.least,
-            'fastrand_holds_first': (cell.least['fastrand'] or float('inf')) <= (
-                cell.least['bucket'] or float('inf')),
-        } for cell in self.swept]
-
-    def markdown(self) -> str:
-        head = ['graph', 'mean degree', self.width, 'score', 'all edges, %']
-        head += [text for strategy in STRATEGIES for text in (f'least S, {strategy}', 'chosen')]
-        rows = [[
-            cell.graph, f'{cell.mean_degree:.1f}', str(cell.width), cell.metric,
-            sampled_inference.spread(trained(cell, 'all edges').scores), *(
-                text for strategy in STRATEGIES for text in (
-                    number(cell.least[strategy]), ', '.join(map(number, cell.chosen[strategy]))))]
-            for cell in self.swept]
-        dense = [row for row in self.summary() if row['mean_degree'] > DENSE]
-        missed = [row['graph'] for row in dense if not row['fastrand_holds_first']]
-        return '\n'.join([
-            f'## {self.title}: points lost', '',
-            *self.over_samples(STRATEGIES, lambda result: f'{result.lost:.2f}'), '',
-            f'## {self.title}: S that loses at most {MAX_LOSS:g} point', '',
-            *_harness.table(head, rows), '',
-            f'Of {len(dense)} graphs with a mean degree above {DENSE}, fastrand needs no larger S '
-            f'than bucket on {len(dense) - len(missed)}'
-            + (f"; it does on {', '.join(missed)}." if missed else '.')])
-
-
-class Rates(Sweeps):
-    """The share of the edges that a sample reads."""
-
-    def summary(self) -> list[dict[str, Any]]:
-        return []
-
-    def markdown(self) -> str:
-        return '\n'.join([f'## {self.title}', '', *self.over_samples(
-            STRATEGIES[:1], lambda result: f'{100 * result.sampling_rate:.2f}')])
-
 
 def sampled(bench: Bench, name: str, model: str | None) -> None:
     options = [
@@ -304,64 +220,46 @@ def sampled(bench: Bench, name: str, model: str | None) -> None:
     with arguments(name, bench.args, model, *options) as line:
         recipe = sampled_inference.parse(line)
         found = sampled_inference.sweep(recipe)
-    results: dict[str, Result] = {
-        'all edges': Trained(scores=[100 * score for score in found.full_scores])}
+    by_samples: dict[int, dict[str, Lost]] = {}
     for strategy in STRATEGIES:
         for cell in found.of(strategy):
-            results[key(strategy, cell.num_samples)] = Trained(
-                sampling_rate=cell.sampling_rate, scores=[100 * score for score in cell.scores],
-                lost=found.loss(cell))
-            if cell.sampling_rate == 1:
-                break
-    swept = Swept(
-        name, recipe.hidden, results, metric=found.metric,
-        mean_degree=found.graph['edges'] / found.graph['nodes'],
-        least={strategy: found.least(strategy, MAX_LOSS) for strategy in STRATEGIES},
-        chosen=found.chosen)
+            by_samples.setdefault(cell.num_samples, {})[strategy] = Lost(
+                scores=[100 * score for score in cell.scores], lost=found.loss(cell),
+                sampling_rate=cell.sampling_rate)
     if name not in bench.report.graphs:
         bench.report.graphs[name] = found.graph
         bench.note(
             f'- {name}: {recipe.layers} layers, {recipe.epochs} epochs, learning rate '
             f'{recipe.lr:g}, weight decay {recipe.weight_decay:g}, dropout {recipe.dropout:g}.')
-        bench.report.section('Share of the edges read, %', Rates).cells.append(swept)
-    bench.report.section(str(model).upper(), Losses, width='hidden').cells.append(swept)
+    for num_samples, results in by_samples.items():
+        rate = max(100 * each.sampling_rate for each in results.values())
+        bench.add(f'{str(model).upper()}: points lost', name, num_samples, results, label='S',
+                  facts={'edges read, %': rate})
+    full = Trained(scores=[100 * score for score in found.full_scores])
+    least = {strategy: found.least(strategy, MAX_LOSS) for strategy in STRATEGIES}
+    bench.add(
+        f'{str(model).upper()}: S that loses at most {MAX_LOSS:g} point', name, recipe.hidden,
+        {'all edges, %': full}, label='hidden', facts={
+            'score': found.metric, 'mean degree': found.graph['edges'] / found.graph['nodes'],
+            **{f'{what}, {strategy}': of[strategy] for strategy in STRATEGIES
+               for what, of in (('least S', least), ('chosen', found.chosen))},
+            'fastrand needs no larger S': 'yes' if (least['fastrand'] or math.inf) <= (
+                least['bucket'] or math.inf) else 'no'})
 
 
 # The loader -------------------------------------------------------------------------------------
 
-class Curves(Section):
-    """Test scores, the points that the loader loses, and the difference of the loss curves."""
-
-    def summary(self) -> list[dict[str, Any]]:
-        rows = []
-        for cell in self.cells:
-            found = {name: trained(cell, name) for name in cell.results}
-            pairs = list(zip(found[LOADER].curve, found[PLAIN].curve, strict=True))
-            rows.append({
-                'graph': cell.graph,
-                **{name: result.mean for name, result in found.items()},
-                'lost': found[FULL].mean - found[LOADER].mean,
-                'curves_differ': max(abs(a - b) for a, b in pairs),
-                'last_losses_differ': abs(pairs[-1][0] - pairs[-1][1]),
-                'seeds_differ': max(  # for comparison
-                    statistics.stdev(losses) if len(losses) > 1 else 0.0
-                    for losses in zip(*found[PLAIN].losses, strict=True)),
-            })
-        return rows
-
-    def markdown(self) -> str:
-        rows = [[
-            cell.graph, *(trained(cell, name).scores_text() for name in cell.results),
-            f"{row['lost']:+.2f}", *(f'{row[key]:.3f}' for key in (
-                'curves_differ', 'last_losses_differ', 'seeds_differ'))]
-            for row, cell in zip(self.summary(), self.cells, strict=True)]
-        head = ['graph', *self.names(), 'lost, points', 'losses differ by at most', 'at the end',
-                'deviation over seeds']
-        missed = [row['graph'] for row in self.summary() if row['lost'] > MAX_LOSS]
-        return self.titled(
-            head, rows, '', f'The loader loses at most {MAX_LOSS:g} point on '
-            f'{len(self.cells) - len(missed)} of {len(self.cells)}'
-            + (f"; more on {', '.join(missed)}." if missed else '.'))
+def curves(full: Trained, loader: Trained, plain: Trained) -> dict[str, float]:
+    """The points that the loader loses, and the difference of its loss curve from that without
+    Match-Reorder, beside the deviation over seeds."""
+    pairs = list(zip(loader.curve, plain.curve, strict=True))
+    return {
+        'lost, points': full.mean - loader.mean,
+        'losses differ by at most': max(abs(a - b) for a, b in pairs),
+        'at the end': abs(pairs[-1][0] - pairs[-1][1]),
+        'deviation over seeds': max(
+            statistics.stdev(losses) if len(losses) > 1 else 0.0
+            for losses in zip(*plain.losses, strict=True))}
 
 
 def loader(bench: Bench, name: str, model: str | None) -> None:
@@ -374,7 +272,7 @@ def loader(bench: Bench, name: str, model: str | None) -> None:
     options = ['--fanout', ','.join(map(str, args.fanout))]
     if name not in COLLECTIONS:
         options += ['--size', 'small', '--batch-size', '256']
-    results: dict[str, Result] = {}
+    results: dict[str, Trained] = {}
     for way, some in ways.items():
         epochs = args.epochs if way != FULL else 40 if args.quick else None
         given = argparse.Namespace(**{**vars(args), 'epochs': epochs})
@@ -384,7 +282,8 @@ def loader(bench: Bench, name: str, model: str | None) -> None:
             1e3 * found.epoch_seconds, scores=found.accuracies,
             losses=[[point.loss for point in run] for run in found.runs])
     bench.report.graphs[name] = found.graph
-    bench.report.section(str(model).upper(), Curves).cells.append(Cell(name, 0, results))
+    bench.add(str(model).upper(), name, args.runs, results, label='seeds',
+              facts=curves(*(results[way] for way in (FULL, LOADER, PLAIN))))
 
 
 # Attention --------------------------------------------------------------------------------------
@@ -393,12 +292,13 @@ def gat(bench: Bench, name: str, model: str | None) -> None:
     with arguments(name, bench.args, model) as line:
         graph, found = gat_training.compare(gat_training.parse(line))
     bench.report.graphs[name] = graph
-    results: dict[str, Result] = {
+    results = {
         side: Trained(1e3 * outcome.epoch_seconds, count=sum(outcome.epochs),
                       scores=outcome.accuracies) for side, outcome in found.items()}
-    bench.add('Test accuracy, %', name, bench.args.epochs or 0, results, kind=Scores,
-              label='epochs')
-    bench.add(TIMES, name, 0, results, label='', versus=[Versus('PyG', 'pyg_fast', ['PyG'])])
+    add_scores(bench, 'Test accuracy, %', name, bench.args.epochs or 0, 'epochs', results)
+    times = {side: dataclasses.replace(each, scores=[]) for side, each in results.items()}
+    bench.add(TIMES, name, bench.args.epochs or 0, times, label='epochs', ours='pyg_fast',
+              rivals=['PyG'])
 
 
 SYSTEMS = {'maxk': maxk, 'sampled': sampled, 'loader': loader, 'gat': gat}

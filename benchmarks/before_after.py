@@ -7,10 +7,8 @@ A process of each tree times every cell; the trees take turns for `rounds` round
 median of a tree counts. Cells use names that both trees have.
 """
 import json
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,13 +44,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             for cell, value in json.loads(run.stdout.splitlines()[-1]).items():
                 times[name][cell] = min(value, times[name].get(cell, value))
     report = _harness.Report('before-after', args, [
-        f'Before: {args.before}, after: {args.after}. Milliseconds; of {args.rounds} processes of '
-        'each tree the least median. Cells of the smallest graph by wall time, others by CUDA '
-        "events, which hold the host's time where kernels are short."])
+        f'Before: {args.before}, after: {args.after}. Milliseconds a call; of {args.rounds} '
+        "processes of each tree the least median. Calls run on end, so that the host's time counts "
+        'where kernels are short.'])
     for size in args.sizes:
         section = report.section(
-            size, columns={name: [name] for name in trees}, width='cell',
-            versus=[_harness.Versus('before', 'after', ['before'])])
+            size, width='cell', versus=[_harness.Versus('before', 'after', ['before'])])
         cells = [cell for cell in times['before'] if cell.startswith(f'{size}: ')]
         for number, cell in enumerate(cells, 1):
             section.cells.append(_harness.Cell(cell, number, {
@@ -125,34 +122,14 @@ def cells(pyg_fast: Any, device: Any, size: str) -> Iterator[tuple[str, Callable
     yield 'aggregate, scatter', partial(ops.aggregate, edge_index, still, mode='scatter')
 
 
-def time_of(run: Callable, on_host: bool, device: Any) -> float:
+def time_of(run: Callable, seconds: float) -> float:
     """The median of many calls, in milliseconds."""
     import torch
+    from torch.utils.benchmark import Timer
 
-    cuda = device.type == 'cuda'
-    finish = torch.cuda.synchronize if cuda else lambda: None
-    for _ in range(3):
-        run()
-    finish()
-    start = time.perf_counter()
     run()
-    finish()
-    count = int(min(max(0.15 / (time.perf_counter() - start), 5), 200))
-    if on_host or not cuda:
-        samples = []
-        for _ in range(count):
-            start = time.perf_counter()
-            run()
-            finish()
-            samples.append(1e3 * (time.perf_counter() - start))
-        return statistics.median(samples)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    events[0].record()
-    for event in events[1:]:
-        run()
-        event.record()
-    finish()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False))
+    timer = Timer('run()', globals={'run': run}, num_threads=torch.get_num_threads())
+    return 1e3 * timer.blocked_autorange(min_run_time=seconds).median
 
 
 def child(tree: str, device: str, sizes: list[str]) -> None:
@@ -164,10 +141,8 @@ def child(tree: str, device: str, sizes: list[str]) -> None:
     assert Path(pyg_fast.__file__).is_relative_to(Path(tree).resolve()), pyg_fast.__file__
     where = torch.device(device)
     results = {
-        f'{size}: {name}': time_of(run, size in ('tiny', 'cora'), where)
-        for size in sizes
-        for name, run in cells(pyg_fast, where, size)
-    }
+        f'{size}: {name}': time_of(run, 0.001 if size == 'tiny' else 0.15)
+        for size in sizes for name, run in cells(pyg_fast, where, size)}
     print(json.dumps(results))
 
 

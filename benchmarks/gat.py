@@ -17,9 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
-from pyg_fast.graph import prepare_edge_index
-from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.graph import graph_of
+from pyg_fast import ops
 from pyg_fast.ops._attention import keeps
 
 from . import _harness
@@ -41,43 +39,28 @@ DROPPED = f'ours, training, dropout {DROPOUT}'
 OURS_DROPPED = f'ours, dropout {DROPOUT}'
 COMPOSED = 'PyG ops'
 
-kernels = torch.ops.pyg_fast
-
-
 class Case:
     """Inputs of a kernel on one graph, in one dtype, for some heads and channels."""
 
+    op: Callable[..., Tensor]
+
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
-        device = graph.col.device
         self.graph, self.heads, self.channels, self.dtype = graph, heads, channels, dtype
-        self._generator = torch.Generator(device=device).manual_seed(1)
+        self.random = graph.normal()
         self.x = self.random(graph.num_nodes, heads, channels).to(dtype)
         self.grad = self.random(graph.num_nodes, heads, channels).to(dtype)
-        self.seed = torch.tensor([2**40 + 1], device=device)
+        self.seed = torch.tensor([2**40 + 1], device=graph.col.device)
         self._truth: dict[float, tuple[Tensor, ...]] = {}
-
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self._generator, device=self.graph.col.device)
-
-    @functools.cached_property
-    def structure(self) -> Structure:
-        size = self.graph.num_nodes, self.graph.num_nodes
-        return graph_of(prepare_edge_index(self.graph.edge_index, size)[0], *size)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """The inputs with gradients."""
         raise NotImplementedError
 
-    def forward(
-        self, training: bool, dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        """The result and, in training, the tensors that the backward pass reads."""
-        raise NotImplementedError
-
-    def backward(
-        self, kept: Sequence[Tensor], dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+    def ours(self, *inputs: Tensor, dropout: float = 0.0) -> Tensor:
+        """The result by our op."""
+        return self.op(
+            self.graph.structure, *inputs, negative_slope=SLOPE, dropout=dropout,
+            seed=self.seed if dropout else None)
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         """The attention scores of all edges, before the softmax."""
@@ -93,7 +76,20 @@ class Case:
         x = inputs[0]
         return scatter(weight.to(x.dtype).unsqueeze(-1) * x[src], dst, 0, num_nodes)
 
-    # The reference
+    def work(
+        self, run: Callable[..., Tensor], mode: str, dropout: float = 0.0, training: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        """What to time of a way to compute the result: it, its gradients, or both."""
+        leaves = [t.detach().to(dtype or t.dtype).requires_grad_(training) for t in self.inputs()]
+        grad = self.grad.to(dtype or self.dtype)
+        forward = functools.partial(run, *leaves, dropout=dropout)
+        if mode == FORWARD:
+            return lambda: (forward().detach(),)
+        if mode == STEP:
+            return _harness.with_gradients(forward, leaves, grad)
+        out = forward()
+        return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
     @property
     def by_pyg(self) -> bool:
@@ -105,14 +101,8 @@ class Case:
     def truth(self, dropout: float) -> tuple[Tensor, ...]:
         """The result and the gradients in float64."""
         if dropout not in self._truth:
-            inputs = [t.detach().double().requires_grad_(self.by_pyg) for t in self.inputs()]
-            grad = self.grad.double()
-            if self.by_pyg:
-                out = self.composed(*inputs, dropout=dropout)
-                self._truth[dropout] = out.detach(), *torch.autograd.grad(out, inputs, grad)
-            else:
-                out, *kept = self.forward(True, dropout, inputs)
-                self._truth[dropout] = out, *self.backward(kept, dropout, [*inputs, grad])
+            run = self.composed if self.by_pyg else self.ours
+            self._truth[dropout] = self.work(run, STEP, dropout, dtype=torch.double)()
         return self._truth[dropout]
 
     def error(self, outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -132,6 +122,8 @@ class Case:
 class GATCase(Case):
     """Inputs of :func:`pyg_fast.ops.gat`."""
 
+    op = staticmethod(ops.gat)
+
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         super().__init__(graph, dtype, heads, channels)
         acc = torch.promote_types(dtype, torch.float32)
@@ -141,21 +133,6 @@ class GATCase(Case):
     def inputs(self) -> tuple[Tensor, ...]:
         return self.x, self.alpha_src, self.alpha_dst
 
-    def forward(
-        self, training: bool, dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        return kernels.gat(
-            *self.structure[:3], *(inputs or self.inputs()), None, None, None,
-            self.seed if dropout else None, 0, SLOPE, dropout, training, False)
-
-    def backward(
-        self, kept: Sequence[Tensor], dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        *some, grad = inputs or [*self.inputs(), self.grad]
-        return kernels.gat_backward(
-            *self.structure[3:6], *some, None, None, self.seed if dropout else None, *kept, grad,
-            0, SLOPE, dropout)[:3]
-
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         _, alpha_src, alpha_dst = inputs
         return F.leaky_relu(alpha_src[src] + alpha_dst[dst], SLOPE)
@@ -164,6 +141,8 @@ class GATCase(Case):
 class GATv2Case(Case):
     """Inputs of :func:`pyg_fast.ops.gatv2`."""
 
+    op = staticmethod(ops.gatv2)
+
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         super().__init__(graph, dtype, heads, channels)
         self.x_dst = self.random(graph.num_nodes, heads, channels).to(dtype)
@@ -171,21 +150,6 @@ class GATv2Case(Case):
 
     def inputs(self) -> tuple[Tensor, ...]:
         return self.x, self.x_dst, self.att
-
-    def forward(
-        self, training: bool, dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        return kernels.gatv2(
-            *self.structure[:3], *(inputs or self.inputs()), None, self.seed if dropout else None,
-            0, SLOPE, dropout, training, False)
-
-    def backward(
-        self, kept: Sequence[Tensor], dropout: float, inputs: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, ...]:
-        *some, grad = inputs or [*self.inputs(), self.grad]
-        return kernels.gatv2_backward(
-            *self.structure[:6], *some, self.seed if dropout else None, *kept, grad, 0, SLOPE,
-            dropout)
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         x, x_dst, att = inputs
@@ -199,36 +163,16 @@ MODES = {'gat': (FORWARD, BACKWARD), 'gatv2': (FORWARD, STEP)}
 def kernel_contenders(case: Case, mode: str, scatter_limit: float) -> list[Contender]:
     error = functools.partial(case.check, mode=mode)
 
-    def ours(dropout: float, training: bool = True) -> Callable[[], tuple[Tensor, ...]]:
-        if mode == FORWARD:
-            return lambda: case.forward(training, dropout)
-        if mode == BACKWARD:
-            kept = case.forward(True, dropout)[1:]
-            return lambda: case.backward(kept, dropout)
-
-        def run() -> tuple[Tensor, ...]:
-            out, *kept = case.forward(True, dropout)
-            return out, *case.backward(kept, dropout)
-        return run
-
-    def composed() -> Callable[[], tuple[Tensor, ...]]:
-        if mode == FORWARD:
-            return lambda: (case.composed(*case.inputs()),)
-        leaves = [t.detach().requires_grad_() for t in case.inputs()]
-        if mode == BACKWARD:
-            out = case.composed(*leaves)
-            return lambda: torch.autograd.grad(out, leaves, case.grad, retain_graph=True)
-        return _harness.with_gradients(lambda: case.composed(*leaves), leaves, case.grad)
-
     declared = {OURS: (0.0, True), OURS_DROPPED: (DROPOUT, True)} if mode != FORWARD else {
         INFERENCE: (0.0, False), TRAINING: (0.0, True), DROPPED: (DROPOUT, True)}
     made = [
-        Contender(name, functools.partial(ours, *how), True,
+        Contender(name, functools.partial(case.work, case.ours, mode, *how), True,
                   functools.partial(error, dropout=how[0]))
         for name, how in declared.items()]
     messages = case.graph.num_edges * case.x[0].numel() * case.x.element_size()
     if messages <= scatter_limit * 2**30:
-        made.append(Contender(COMPOSED, composed, check=error))
+        made.append(Contender(COMPOSED, functools.partial(
+            case.work, case.composed, mode, training=mode != FORWARD), check=error))
     return made
 
 
@@ -268,7 +212,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 bench.measure(
                     f'ops.{model}, {mode}, {dtype}', f'{graph.name}, {heads} x {channels}',
                     heads * channels, made, bench.kernel, label='H C',
-                    num_bytes=case.x.numel() * case.x.element_size(),
                     pairs=[(more, less) for less, more in itertools.pairwise(ours)])
             del case  # with its reference
     bench.finish()

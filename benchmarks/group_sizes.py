@@ -123,6 +123,12 @@ class Measured(NamedTuple):
     def best(self) -> float:
         return min(self.by_size[1])
 
+    @property
+    def extremes(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The logarithms of time and size of the best and of the worst group size."""
+        pairs = [(time, size) for size, time in zip(*self.by_size, strict=True)]
+        return min(pairs), max(pairs)
+
     def slowdown(self, size: int) -> float:
         """The time of a size over the best one's, between measured sizes along straight lines of
         logarithms."""
@@ -299,32 +305,14 @@ def report_lines(
         f"{len({c.name for c in cells})} graphs at {len({c.width for c in cells})} widths, "
         f"{len({c.name for c in held_out})} of them held out: figures are of these.", '',
         '## Choosing', '',
-        *table(['', 'within 10 % of the best', 'mean time over the best', 'worst'], rows), '',
-        '## By graph held out', '',
-    ]
-    head = ['graph', 'width', 'best size', *methods, 'no groups, over the best']
-    lines += table(head, [
-        [cell.name, str(cell.width), str(round(2 ** best_size(cell))),
-         *(f'{size} ({cell.slowdown(size):.2f})' for size in map(int, (
-             choose(cell) for choose in methods.values()))),
-         f'{cell.times[NONE] / 2 ** cell.best:.2f}'] for cell in held_out])
-    spread = sorted(cells, key=lambda c: c.best - max(c.by_size[1]))[:20]
-    lines += ['', '## Where the size matters most', '', *table(
+        *table(['', 'within 10 % of the best', 'mean time over the best', 'worst'], rows)]
+    extremes = [(cell, *cell.extremes) for cell in cells]
+    extremes.sort(key=lambda each: each[1][0] - each[2][0])
+    return [*lines, '', '## Where the size matters most', '', *table(
         ['graph', 'width', 'best size', 'ms', 'worst size', 'ms', 'worst over best'], [
-            [c.name, str(c.width), str(round(2 ** best_size(c))), f'{2 ** c.best:.3g}',
-             str(round(2 ** worst_size(c))), f'{2 ** max(c.by_size[1]):.3g}',
-             f'{2 ** (max(c.by_size[1]) - c.best):.2f}'] for c in spread])]
-    return lines
-
-
-def best_size(cell: Measured) -> float:
-    sizes, times = cell.by_size
-    return sizes[times.index(min(times))]
-
-
-def worst_size(cell: Measured) -> float:
-    sizes, times = cell.by_size
-    return sizes[times.index(max(times))]
+            [cell.name, str(cell.width), *(text for time, size in (best, worst) for text in (
+                str(round(2 ** size)), f'{2 ** time:.3g}')), f'{2 ** (worst[0] - best[0]):.2f}']
+            for cell, best, worst in extremes[:20]])]
 
 
 def fit(file: Path, target: Path, epochs: int) -> None:

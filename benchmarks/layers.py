@@ -11,12 +11,12 @@ python -m benchmarks layers --parts launches    CUDA kernels that a step launche
 PyG takes the graph as edge_index, as a torch CSR tensor and as a SparseTensor. torch.compile runs
 in its default mode and in the mode reduce-overhead.
 """
-import dataclasses
+import contextlib
 import functools
 import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +29,10 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 
 import pyg_fast.nn as fast
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
-from pyg_fast.graph import prepare_edge_index
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
-from ._harness import Bench, Contender, Option, Result, Section, finite, repeated, worst
+from ._harness import Bench, Contender, Option, finite, repeated, worst
 from .gat import DROPOUT, REFERENCE_BYTES
 from .spmm import FORWARD, STEP
 
@@ -72,7 +71,7 @@ class Kind(NamedTuple):
     def conv(self, name: str, in_channels: int, width: int, **options: Any) -> nn.Module:
         """The layer of a contender."""
         cls = self.ours if name in (PREPARED, PLAIN) else self.pyg
-        if name in CUSPARSE or name == 'float64':
+        if name in CUSPARSE:
             cls = ProductGCNConv
         options = {**self.options, **options}
         if name in CACHED:
@@ -111,22 +110,16 @@ KINDS = {
 # Inputs -----------------------------------------------------------------------------------------
 
 class Products(NamedTuple):
-    """Sums over a graph with loops and its transpose, with the weights of GCN: by an algorithm of
-    cuSPARSE, or by torch.sparse in the dtype of the features.
-    """
+    """Sums over a graph with loops and its transpose, with the weights of GCN, by cuSPARSE."""
 
     graph: Graph
-    algorithm: str | None = None
+    algorithm: str
 
     def pair(self, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """The sums of the forward and of the backward pass for such features."""
         graph = self.graph
         scale = graph.degree.to(x.dtype).rsqrt()
         value = scale[graph.row] * scale[graph.col.long()]
-        if self.algorithm is None:
-            there, back = (graph.matrix(value, transposed) for transposed in (False, True))
-            return functools.partial(torch.sparse.mm, there), functools.partial(
-                torch.sparse.mm, back)
         rowptr, col, perm = graph.transpose
         return (self._bound(graph.rowptr, graph.col, value, x),
                 self._bound(rowptr, col, value[perm], x))
@@ -134,7 +127,6 @@ class Products(NamedTuple):
     def _bound(
         self, rowptr: Tensor, col: Tensor, value: Tensor, like: Tensor,
     ) -> Callable[[Tensor], Tensor]:
-        assert self.algorithm is not None
         given = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         product = _cusparse.SpMM(rowptr, col, value, given, self.algorithm, preprocess=True)
 
@@ -189,7 +181,7 @@ class Inputs:
     def _make(self, name: str) -> Any:
         graph = self.graph
         if name == PREPARED:
-            return prepare_edge_index(self.edge_index, self.size)[0]
+            return graph.prepared
         if name == CSR:
             value = torch.ones(graph.num_edges, device=graph.col.device)
             return torch.sparse_csr_tensor(
@@ -199,11 +191,11 @@ class Inputs:
             return SparseTensor(
                 rowptr=graph.rowptr.long(), col=graph.col.long(), sparse_sizes=self.size,
                 is_sorted=True, trust_data=True).fill_cache_()
-        if name in CUSPARSE or name == 'float64':
+        if name in CUSPARSE:
             loops = torch.arange(graph.num_nodes, device=graph.col.device).expand(2, -1)
             looped = _graphs.from_edge_index(
                 graph.name, torch.cat([self.edge_index, loops], 1), graph.num_nodes)
-            return Products(looped, None if name == 'float64' else name.split()[-1])
+            return Products(looped, name.split()[-1])
         return self.edge_index
 
 
@@ -227,22 +219,52 @@ def step_error(
 
 # Layers -----------------------------------------------------------------------------------------
 
+def compiled(name: str, conv: nn.Module) -> nn.Module:
+    """The layer, compiled if the name of its contender says so."""
+    if name not in (COMPILED, REDUCED):
+        return conv
+    torch._dynamo.config.recompile_limit = 1000  # every layer is compiled anew
+    made: Any = torch.compile(conv, mode='reduce-overhead' if name == REDUCED else None)
+    return made
+
+
+def steps(
+    conv: nn.Module, given: Sequence[tuple[Any, ...]], leaves: Sequence[Tensor], grad: Tensor,
+    mode: str = STEP,
+) -> Callable[[], tuple[Tensor, ...]]:
+    """Calls of a layer, one for each of some inputs; the last gives the output and the gradients
+    of the leaves."""
+    def step() -> tuple[Tensor, ...]:
+        grads: tuple[Tensor, ...] = ()
+        with torch.set_grad_enabled(mode == STEP):
+            for inputs in given:
+                out = conv(*inputs)
+                if mode == STEP:
+                    grads = torch.autograd.grad(out, leaves, grad)
+        return out.detach(), *grads
+
+    return step
+
+
+def warm(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step, after it has been compiled and captured."""
+    for _ in range(3):
+        step()
+    return step
+
+
 class Case:
     """A layer on a graph: its input, its parameters, and steps of all contenders."""
 
     def __init__(
         self, kind: Kind, graph: Graph, width: int, in_channels: int | None = None,
     ) -> None:
-        device = graph.col.device
-        generator = torch.Generator(device).manual_seed(1)
+        normal = graph.normal()
         self.kind, self.inputs, self.sizes = kind, Inputs(graph), (in_channels or width, width)
-        self.x, self.grad = (
-            torch.randn(graph.num_nodes, size, generator=generator, device=device)
-            for size in self.sizes)
-        self.state = kind.conv(PYG, *self.sizes).to(device).state_dict()
+        self.x, self.grad = (normal(graph.num_nodes, size) for size in self.sizes)
+        self.state = kind.conv(PYG, *self.sizes).to(self.x.device).state_dict()
         if 'bias' in self.state:
-            self.state['bias'] = torch.randn(
-                self.state['bias'].shape, generator=generator, device=device)
+            self.state['bias'] = normal(self.state['bias'].shape)
 
     def step(
         self, name: str, graphs: Sequence[Tensor] = (), dtype: torch.dtype = torch.float32,
@@ -254,22 +276,9 @@ class Case:
         conv.to(dtype)
         x, grad = self.x.detach().to(dtype).requires_grad_(mode == STEP), self.grad.to(dtype)
         leaves, given = [x, *conv.parameters()], graphs or [self.inputs.of(name)]
-        compiled = name in (COMPILED, REDUCED)
-        run: Callable[..., Tensor] = torch.compile(
-            conv, mode='reduce-overhead' if name == REDUCED else None) if compiled else conv
-
-        def step() -> tuple[Tensor, ...]:
-            grads: tuple[Tensor, ...] = ()
-            with torch.set_grad_enabled(mode == STEP):
-                for graph in given:
-                    out = run(x, graph)
-                    if mode == STEP:
-                        grads = torch.autograd.grad(out, leaves, grad)
-            return out.detach(), *grads
-
-        for _ in range(3 * compiled):  # compiles, warms up, captures
-            step()
-        return step
+        run = compiled(name, conv)
+        step = steps(run, [(x, graph) for graph in given], leaves, grad, mode)
+        return warm(step) if run is not conv else step
 
     @property
     def by_pyg(self) -> bool:
@@ -291,12 +300,15 @@ class Case:
                          name in (PREPARED, PLAIN), self.check, len(options.get('graphs', [0])))
 
 
-def run_layer(bench: Bench, graph: Graph, name: str, width: int, mode: str) -> None:
-    case = Case(KINDS[name], graph, width, bench.args.in_channels)
-    bench.measure(
-        TITLE if mode == STEP else f'One layer, {mode}', f'{graph.name}: {name}', width,
-        [case.contender(which, mode=mode) for which in case.kind.contenders(bench.cuda)],
-        label='channels', memory=True, pairs=[(PLAIN, PYG)])
+def run_layers(bench: Bench, graph: Graph, mode: str) -> None:
+    graph = graph.without_loops()
+    bench.report.graphs[graph.name] = graph.summary()
+    for name, width in itertools.product(bench.args.layers, bench.args.widths):
+        case = Case(KINDS[name], graph, width, bench.args.in_channels)
+        bench.measure(
+            TITLE if mode == STEP else f'One layer, {mode}', f'{graph.name}: {name}', width,
+            [case.contender(which, mode=mode) for which in case.kind.contenders(bench.cuda)],
+            label='channels', memory=True, pairs=[(PLAIN, PYG)])
 
 
 def new_graphs(size: str | PlantedSize, device: torch.device) -> list[Graph]:
@@ -326,9 +338,6 @@ def run_fresh(bench: Bench, name: str, width: int) -> None:
 class Net(nn.Module):
     """Two layers: the models of the papers of GCN and GAT."""
 
-    # On a CPU dropout of 1433 input features takes many times as long as both layers.
-    input_dropout = True
-
     def __init__(self, kind: Kind, name: str, sizes: tuple[int, int, int], dropout: float) -> None:
         super().__init__()
         num_features, hidden, num_classes = sizes
@@ -340,7 +349,7 @@ class Net(nn.Module):
         self.conv2 = kind.conv(name, hidden, num_classes, **options)
 
     def forward(self, x: Tensor, graph: Any) -> Tensor:
-        x = F.dropout(x, self.dropout, self.training and self.input_dropout)
+        x = F.dropout(x, self.dropout, self.training)
         x = self.activation(self.conv1(x, graph))
         x = F.dropout(x, self.dropout, self.training)
         return self.conv2(x, graph)
@@ -352,47 +361,41 @@ class Task:
     """
 
     def __init__(self, kind: Kind, graph: Graph, data: Data, hidden: int | None = None) -> None:
-        device = graph.col.device
         self.kind, self.graph, self.inputs, self.x = kind, graph, Inputs(graph), data.x
         self.hidden = hidden or (64 if kind.heads else 16)
         self.lr, self.dropout = (0.005, DROPOUT) if kind.heads else (0.01, 0.5)
         self.train = data.train_mask.nonzero().view(-1)  # a mask would synchronize at every step
         self.target = data.y[self.train]
         self.sizes = data.x.size(1), self.hidden, int(data.y.max()) + 1
-        generator = torch.Generator(device=device).manual_seed(1)
-        self.grad = torch.randn(
-            graph.num_nodes, self.sizes[2], generator=generator, device=device)
+        self.grad = graph.normal()(graph.num_nodes, self.sizes[2])
         torch.manual_seed(1)
         self.state = self.net(PYG).state_dict()
 
     def net(self, name: str) -> Net:
         return Net(self.kind, name, self.sizes, self.dropout).to(self.x.device)
 
-    def _loaded(self, name: str, dtype: torch.dtype) -> tuple[Net, Tensor]:
-        net = self.net(name)
+    def _loaded(self, name: str, dtype: torch.dtype) -> tuple[Net, Tensor, Any]:
+        net, graph = self.net(name), self.inputs.of(name)
         net.load_state_dict(self.state)
-        return net.to(dtype), self.x.to(dtype)
+        return net.to(dtype), self.x.to(dtype), graph.to(dtype) if name == CSR else graph
 
     def layers(
         self, name: str, captured: bool = False, dtype: torch.dtype = torch.float32,
     ) -> Callable[[], tuple[Tensor, ...]]:
         """A step without dropout and optimizer."""
-        net, x = self._loaded(name, dtype)
+        net, x, graph = self._loaded(name, dtype)
         net.eval()
-        graph = self.inputs.of(name)
         step = _harness.with_gradients(
             lambda: net(x, graph), list(net.parameters()), self.grad.to(dtype))
         return capture(step) if captured else step
 
     def training(
-        self, name: str, captured: bool = False, input_dropout: bool = True, fresh: bool = False,
+        self, name: str, captured: bool = False, fresh: bool = False,
         training: bool = True, dtype: torch.dtype = torch.float32,
     ) -> Callable[[], Tensor]:
         """A step of training, which returns the loss; ``fresh``: on a new list of edges."""
-        net, x = self._loaded(name, dtype)
-        net.input_dropout = input_dropout
+        net, x, graph = self._loaded(name, dtype)
         net.train(training)
-        graph = self.inputs.of(name)
         optimizer = torch.optim.Adam(
             net.parameters(), lr=self.lr, weight_decay=5e-4, capturable=captured)
 
@@ -403,15 +406,12 @@ class Task:
         step = _harness.descent(optimizer, loss)
         return capture(step) if captured else step
 
-    @property
-    def message_bytes(self) -> int:
-        return 4 * self.hidden * self.graph.num_edges
-
     @functools.cached_property
     def reference(self) -> str:
-        """The reference in float64: torch.sparse for GCN, otherwise PyG where it fits, or ours."""
-        fits = 2 * self.message_bytes <= REFERENCE_BYTES[self.x.device.type]
-        return 'float64' if self.kind.pyg is GCNConv else PYG if fits else PREPARED
+        """The reference in float64: PyG's layers, for GCN on a matrix, or ours if they do not fit.
+        """
+        fits = 8 * self.hidden * self.graph.num_edges <= REFERENCE_BYTES[self.x.device.type]
+        return CSR if self.kind.pyg is GCNConv else PYG if fits else PREPARED
 
     @functools.cached_property
     def expected(self) -> tuple[Tensor, ...]:
@@ -478,24 +478,10 @@ def data_of(graph: Graph) -> Data:
         train_mask=torch.rand(graph.num_nodes, generator=generator, device=device) < 0.66)
 
 
-def models(bench: Bench) -> Iterator[tuple[str, Graph, Data]]:
-    """The graphs on which models train, with their names in titles."""
-    for name in bench.args.model_graphs:
-        if name == 'Cora':
-            data, called = _graphs.cora(bench.device)
-            bench.note(f'The model of the papers, of two layers, on: {called}.')
-            graph = _graphs.from_edge_index(
-                called.split(' (')[0], data.edge_index, data.num_nodes)
-            yield name, graph.without_loops(), data
-        else:
-            for graph in bench.graphs([name]):
-                yield graph.name, graph.without_loops(), data_of(graph)
-
-
-def run_model(bench: Bench, kind: Kind, title: str, graph: Graph, data: Data) -> None:
+def run_model(bench: Bench, kind: Kind, graph: Graph) -> None:
     small = graph.num_edges <= _SMALL
-    task = Task(kind, graph, data, None if small else 128)
-    calls = 10 if bench.quick else 50 if bench.cuda and small else 1
+    task = Task(kind, graph.without_loops(), data_of(graph), None if small else 128)
+    calls = 1 if not (bench.cuda and small) else 10 if bench.quick else 50
     gcn = kind.pyg is GCNConv
     names = [name for name in (*LAYERS, *CACHED, *CUSPARSE) if name in LAYERS or (
         gcn and name in kind.contenders(bench.cuda))]
@@ -508,48 +494,16 @@ def run_model(bench: Bench, kind: Kind, title: str, graph: Graph, data: Data) ->
                 task.layers_contender(each, calls, captured) for each in some]),
             ('whole training step', [
                 task.contender(each, calls, captured=captured) for each in some]),
-            ('whole training step without input dropout', [
-                task.contender(each, calls, captured=captured, input_dropout=False)
-                for each in some]),
             ('whole training step on a new list of edges', [
                 task.contender(each, calls, fresh=True) for each in (PLAIN, PYG)]),
-        )[:3 if captured else None]:
+        )[:2 if captured else None]:
             bench.measure(
-                f'{title}, {kind.pyg.__name__}, the {what}{end}', graph.name, task.hidden, made,
-                label='hidden', memory=True,
+                f'{graph.name}, {kind.pyg.__name__}, the {what}{end}', graph.name, task.hidden,
+                made, label='hidden', memory=True,
                 pairs=[(PLAIN, PYG)] * (not captured and made[0].name == PREPARED))
 
 
 # Launches ---------------------------------------------------------------------------------------
-
-@dataclasses.dataclass
-class Counted(Result):
-    """The number of kernels that a step launches; no times."""
-
-    launches: int | None = None
-
-    def text(self) -> str:
-        return '–' if self.launches is None else str(self.launches)
-
-
-class Launches(Section):
-    """A table of kernel launches, and PyG's over ours."""
-
-    def summary(self) -> list[dict[str, Any]]:
-        counts = [(cell.graph, {name: getattr(result, 'launches', None) for name, result in
-                                cell.results.items()}) for cell in self.cells]
-        return [{'graph': graph, 'ours': name, 'ratio': found[PYG] / count}
-                for graph, found in counts for name, count in found.items()
-                if name != PYG and count and found.get(PYG)]
-
-    def markdown(self) -> str:
-        ratios = {(row['graph'], row['ours']): f"{row['ratio']:.2f}" for row in self.summary()}
-        rows = [[
-            cell.graph, *(cell.results[name].text() for name in LAYERS),
-            *(ratios.get((cell.graph, name), '–') for name in LAYERS[:2])] for cell in self.cells]
-        head = ['step', *LAYERS, *(f'{PYG} / {name}' for name in LAYERS[:2])]
-        return self.titled(head, rows)
-
 
 def launches(run: Callable[[], Any]) -> int:
     """How many kernels a call launches."""
@@ -569,22 +523,19 @@ def launches(run: Callable[[], Any]) -> int:
 def run_launches(bench: Bench, kinds: Sequence[str], graphs: Sequence[str]) -> None:
     """Runs last: the profiler might slow down later launches."""
     def count(step: str, width: int, make: Callable[[str], Callable[[], Any]]) -> None:
-        results: dict[str, Result] = {}
+        found: dict[str, int | None] = dict.fromkeys(LAYERS)
         for name in LAYERS:
-            try:
-                results[name] = Counted(count=1, launches=launches(make(name)))
-            except torch.cuda.OutOfMemoryError:
-                if name != PYG:
-                    raise
-                results[name] = Counted(note='OOM')
+            with contextlib.suppress(*[torch.cuda.OutOfMemoryError] * (name == PYG)):
+                found[name] = launches(make(name))
             torch.cuda.empty_cache()
-        bench.add('Kernel launches of a step', step, width, results, kind=Launches)
+        ratios = {f'{PYG} / {name}': theirs / ours if ours and theirs else None
+                  for name in LAYERS[:2] for ours, theirs in [(found[name], found[PYG])]}
+        bench.add('Kernel launches of a step', step, width, {}, facts=found | ratios)
 
-    for (title, small, data), name in (
-            (model, name) for model in models(bench) for name in kinds):
-        task = Task(KINDS[name], small, data)
-        count(f'{title}: {name}, the two layers', task.hidden, task.layers)
-        count(f'{title}: {name}, the whole training step', task.hidden, task.training)
+    for graph, name in itertools.product(bench.graphs(bench.args.model_graphs), kinds):
+        task = Task(KINDS[name], graph.without_loops(), data_of(graph))
+        count(f'{graph.name}: {name}, the two layers', task.hidden, task.layers)
+        count(f'{graph.name}: {name}, the whole training step', task.hidden, task.training)
     for graph, name in ((graph, name) for graph in bench.graphs(graphs) for name in kinds):
         case = Case(KINDS[name], graph.without_loops(), bench.args.widths[0])
         count(f'{graph.name}: {name}', bench.args.widths[0], case.step)
@@ -595,7 +546,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         'layers', __doc__, argv, parts=('steps', 'forward', 'fresh', 'model', 'launches'),
         graphs=GRAPHS, layers=_harness.names('layer', tuple(KINDS), tuple(KINDS)),
         widths=Option((64,), _harness.integers, 'channels of the output'),
-        model_graphs=_harness.names('graph', _graphs.NAMES, ('Cora',)),
+        model_graphs=_harness.names(
+            'graph', _graphs.NAMES, {'quick': ('Cora-sized',), 'usual': ('Cora',)}),
         in_channels=Option(help='channels of the input, if others than of the output'), notes=[
             'Wall time of a step to the end of its work, with launches and Python; float32. '
             'Gradients of input and parameters. PyG takes an edge_index unless its name says '
@@ -604,24 +556,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             'where it does not fit into memory ours.',
             f'A new graph at each step: {NEW_GRAPHS} graphs of one size take turns, their edges '
             f'are not sorted; "{PREPARED}": one of them all the time.'])
-    torch._dynamo.config.recompile_limit = 1000  # every layer is compiled anew
     args = bench.args
-    loaded = bench.has('steps') or bench.has('forward')
-    for graph in bench.graphs(None if loaded else ()):
-        graph = graph.without_loops()
-        bench.report.graphs[graph.name] = graph.summary()
-        for name, width in itertools.product(args.layers, args.widths):
-            for part, mode in (('steps', STEP), ('forward', FORWARD)):
-                if bench.has(part):
-                    run_layer(bench, graph, name, width, mode)
+    bench.run_parts({
+        'steps': functools.partial(run_layers, mode=STEP),
+        'forward': functools.partial(run_layers, mode=FORWARD)})
     if bench.has('fresh'):
         for name in args.layers:
             run_fresh(bench, name, args.widths[0])
     kinds = [name for name in args.layers if name in ('GCN', 'GAT 8 heads', 'GATv2 8 heads')]
     if bench.has('model'):
-        for model in models(bench):
+        for graph in bench.graphs(args.model_graphs):
             for name in kinds:
-                run_model(bench, KINDS[name], *model)
+                run_model(bench, KINDS[name], graph)
     if bench.has('launches') and bench.cuda:
         run_launches(bench, kinds, args.graphs)
     bench.finish()

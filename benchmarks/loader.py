@@ -39,24 +39,13 @@ import pyg_fast
 from pyg_fast import ops
 from pyg_fast.graph.graph import Graph as Structure
 from pyg_fast.graph.graph import cache_of
-from pyg_fast.loader import FastNeighborLoader
+from pyg_fast.loader import FastNeighborLoader, LoaderStats
 from pyg_fast.ops.neighbor_sample import sample_subgraph
 
 from . import _cusparse, _graphs, _harness, _minibatch, maxk
 from ._graphs import Graph
-from ._harness import (
-    Bench,
-    Cell,
-    Contender,
-    Option,
-    Result,
-    Section,
-    finite,
-    repeated,
-    same,
-    worst,
-)
-from ._minibatch import CLASSES, HostEdges, Inputs, Plain, Sampled
+from ._harness import Bench, Contender, Option, Result, exact, finite, repeated, same, worst
+from ._minibatch import CLASSES, Inputs, Plain, Sampled
 from .spmm import FORWARD, STEP, excess, step
 
 PARTS = (
@@ -113,38 +102,6 @@ def text(num_neighbors: Sequence[int]) -> str:
 
 # Sampling ---------------------------------------------------------------------------------------
 
-@dataclasses.dataclass
-class Counted(Result):
-    """A time, and the number of edges or ids in it."""
-
-    items: float = 0.0
-
-    @property
-    def per_second(self) -> float | None:
-        return self.items / self.median_ms * 1e3 if self.median_ms else None
-
-
-class Rates(Section):
-    """A table of times, and of edges or ids per second."""
-
-    def markdown(self) -> str:
-        def rate(result: Result | None) -> str:
-            found = result.per_second if isinstance(result, Counted) else None
-            return '–' if found is None else f'{found / 1e6:,.{1 if found < 1e9 else 0}f}'
-
-        rows = [[
-            cell.graph, f'{cell.width:,}', *(rate(cell.results.get(name)) for name in self.used())]
-            for cell in self.cells]
-        return '\n'.join([
-            super().markdown(), '', 'Millions per second:', '',
-            *_harness.table(['graph', self.width, *self.used()], rows)])
-
-
-def counted(results: Mapping[str, Result], items: Mapping[str, float]) -> dict[str, Result]:
-    return {
-        name: Counted(**vars(result), items=items[name]) for name, result in results.items()}
-
-
 class Draws:
     """Samples all batches in a call and returns the last sample; the first call counts edges."""
 
@@ -173,61 +130,52 @@ def samplers(
         TORCH: lambda seeds: _minibatch.torch_sample(rowptr, col, seeds, num_neighbors)}
 
 
-def drawers(
-    inputs: Inputs, num_neighbors: tuple[int, ...], batch_size: int, node_map: ops.NodeMap,
-    pyg: str | None,
-) -> tuple[list[Contender], Callable[[Mapping[str, Result]], dict[str, Result]]]:
-    """The samplers, with PyG under the name ``pyg``, and the function that adds their numbers of
-    edges to results."""
-    device = inputs.device
-    batches = inputs.seeds(batch_size, _CALLS if device.type == 'cuda' else 2, device)
-    draws = {name: Draws(sample, batches) for name, sample in samplers(
-        inputs, num_neighbors, node_map).items()}
-    if pyg is not None:
-        few = batches[:1] if device.type == 'cuda' else batches
-        draws[pyg] = Draws(
-            _minibatch.pyg_sampler(inputs, num_neighbors), [seeds.cpu() for seeds in few])
-
-    def check(sub: Any) -> float:
-        right = _minibatch.fits(inputs.graph, batches[-1], num_neighbors, sub)
-        return 0.0 if right else math.inf
-
-    made = []
-    for name, each in draws.items():
-        ours = name in (OURS, CHECKED)
-        made.append(Contender(
-            name, lambda each=each: each, ours, check if ours else None, len(each.batches)))
-    return made, lambda results: counted(results, {
-        name: statistics.fmean(each.edges or [0]) for name, each in draws.items()})
+def per_second(
+    results: Mapping[str, Result], items: Mapping[str, float],
+) -> dict[str, float]:
+    """Millions of items per second, where there is a time."""
+    return {f'{name}, M/s': items[name] / result.median_ms / 1e3
+            for name, result in results.items() if result.median_ms}
 
 
 def run_sample(bench: Bench, inputs: Inputs) -> None:
     graph, args = inputs.graph, bench.args
-    node_map, pyg = ops.NodeMap(graph.num_nodes, inputs.device), None
-    try:
-        pyg = f'{PYG}, {_minibatch.pyg_backend()} on the CPU'
-    except _graphs.Missing as reason:
-        bench.report.left_out["PyG's sampler"] = str(reason)
+    node_map = ops.NodeMap(graph.num_nodes, inputs.device)
     for num_neighbors, batch_size in itertools.product(args.fanouts, args.batch_sizes):
-        made, items = drawers(inputs, num_neighbors, batch_size, node_map, pyg)
+        batches = inputs.seeds(batch_size, _CALLS if bench.cuda else 2, inputs.device)
+        draws = {name: Draws(sample, batches) for name, sample in samplers(
+            inputs, num_neighbors, node_map).items()}
+        try:
+            name = f'{PYG}, {_minibatch.pyg_backend()} on the CPU'
+            few = [seeds.cpu() for seeds in batches[:1 if bench.cuda else None]]
+            draws[name] = Draws(_minibatch.pyg_sampler(inputs, num_neighbors), few)
+        except _graphs.Missing as reason:
+            bench.report.left_out["PyG's sampler"] = str(reason)
+        check = functools.partial(_minibatch.sample_error, graph, batches[-1], num_neighbors)
+        made = [
+            Contender(name, lambda each=each: each, ours, check if ours else None,
+                      len(each.batches))
+            for name, each in draws.items() for ours in [name in (OURS, CHECKED)]]
         bench.measure(
             'Sampling with the id map', f'{graph.name}, {text(num_neighbors)}', batch_size, made,
-            made=items, kind=Rates, label='batch', memory=True)
-    count, made, items = relabelers(inputs, node_map, args.fanouts[0], args.batch_sizes[-1])
-    bench.measure('The id map alone', graph.name, count, made, made=items, kind=Rates, label='ids')
+            label='batch', memory=True, facts=lambda results, draws=draws: per_second(results, {
+                name: statistics.fmean(each.edges or [0]) for name, each in draws.items()}))
+    run_relabel(bench, inputs, node_map, args.fanouts[0], args.batch_sizes[-1])
 
 
-def relabelers(
-    inputs: Inputs, node_map: ops.NodeMap, num_neighbors: Sequence[int], batch_size: int,
-) -> tuple[int, list[Contender], Callable[[Mapping[str, Result]], dict[str, Result]]]:
-    """The number of ids that a sample maps, the id maps, and what adds this number to results."""
+def run_relabel(
+    bench: Bench, inputs: Inputs, node_map: ops.NodeMap, num_neighbors: Sequence[int],
+    batch_size: int,
+) -> None:
+    """The id maps on the ids of a sample."""
     graph = inputs.graph
     (seeds,) = inputs.seeds(batch_size, 1, inputs.device)
     sub = ops.neighbor_sample(
         graph.rowptr, graph.col, seeds, num_neighbors, node_map=node_map, seed=1)
     ids = torch.cat([seeds, sub.n_id[sub.edge_index[0]]])
     expected = _minibatch.torch_relabel(ids)
-    calls = _CALLS if inputs.device.type == 'cuda' else 2
+    hashed = ops.NodeMap(graph.num_nodes, inputs.device, hashed=True)
+    calls = _CALLS if bench.cuda else 2
 
     def check(output: tuple[Tensor, Tensor]) -> float:
         return same(*zip(output, expected, strict=True))
@@ -237,13 +185,12 @@ def relabelers(
         return Contender(
             name, lambda: repeated(run, calls), ours, check if ours else None, calls)
 
-    hashed = ops.NodeMap(graph.num_nodes, inputs.device, hashed=True)
-    made = [
+    bench.measure('The id map alone', graph.name, ids.numel(), [
         contender(OURS, lambda: ops.relabel(ids, graph.num_nodes, node_map=node_map)),
         contender(HASHING, lambda: ops.relabel(ids, graph.num_nodes, node_map=hashed)),
-        contender(UNIQUE, lambda: ids.unique(return_inverse=True))]
-    return ids.numel(), made, lambda results: counted(
-        results, dict.fromkeys(results, float(ids.numel())))
+        contender(UNIQUE, lambda: ids.unique(return_inverse=True))],
+        label='ids', facts=lambda results: per_second(
+            results, dict.fromkeys(results, float(ids.numel()))))
 
 
 # Aggregation ------------------------------------------------------------------------------------
@@ -367,8 +314,7 @@ def run_aggregate(bench: Bench, inputs: Inputs) -> None:
             for title, backward in ((FORWARD, False), (STEP, True)):
                 bench.measure(
                     f'Sums over fresh blocks, {title}, float32', f'{inputs.graph.name}, {name}',
-                    width, block_contenders(block, backward), bench.kernel,
-                    num_bytes=4 * width * block.num_src)
+                    width, block_contenders(block, backward), bench.kernel)
 
 
 # Epochs -----------------------------------------------------------------------------------------
@@ -458,38 +404,12 @@ def loaded(inputs: Inputs, batch: Data, walks: bool = False) -> float:
     key = (dst * graph.num_nodes + src).to(inputs.device)
     keys = graph.row * graph.num_nodes + graph.col
     place = torch.searchsorted(keys, key).clamp(max=keys.numel() - 1)
-    right = all([
+    return exact(all([
         torch.equal(batch.x.cpu(), inputs.x[n_id]),
         torch.equal(batch.y[:num_seeds].cpu(), inputs.y[n_id[:num_seeds]]),
         walks or bool((keys[place] == key).all()),
         n_id.unique().numel() == n_id.numel(),
-    ])
-    return 0.0 if right else math.inf
-
-
-def pyg_loaders(
-    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int, workers: int, batches: int,
-) -> dict[str, Callable[[], PyGLoader]]:
-    """PyG's loader and its variant; raises Missing if PyG has no sampler."""
-    _minibatch.pyg_backend()
-    return {
-        name: functools.partial(
-            PyGLoader, inputs, num_neighbors, batch_size, workers, batches, **options)
-        for name, options in ((PYG, {}), (PER_WORKER, {'filter_per_worker': True}))}
-
-
-def epoch_of(
-    name: str, inputs: Inputs, make: Callable[[], Iterable[Data]], batches: int,
-    network: Callable[[], Network] | None = None,
-) -> Contender:
-    """An epoch of loading, or of training if there is a network."""
-    def prepare() -> Callable[[], Any]:
-        if network is None:
-            return load(make(), inputs.device)
-        return train(make(), network(), inputs.device)
-
-    check = functools.partial(loaded, inputs) if network is None else finite
-    return Contender(name, prepare, name in (OURS, TRIMMED), check, batches)
+    ]))
 
 
 def run_epoch(bench: Bench, inputs: Inputs) -> None:
@@ -497,26 +417,30 @@ def run_epoch(bench: Bench, inputs: Inputs) -> None:
     num_batches = inputs.num_batches(args.batch_size)
     sizes = args.fanouts[0], args.batch_size
     taken = min(max(args.rival_batches, args.workers), num_batches)  # one for each worker
-    rivals: dict[str, Callable[[], PyGLoader]] = {}
+    rivals = {PYG: {}, PER_WORKER: {'filter_per_worker': True}}
     try:
-        rivals = pyg_loaders(inputs, *sizes, args.workers, taken)
+        _minibatch.pyg_backend()
     except _graphs.Missing as reason:
         bench.report.left_out["PyG's NeighborLoader"] = str(reason)
+        rivals = {}
 
-    def network(name: str) -> Network:
-        return Network(inputs.width, args.hidden, len(args.fanouts[0]), inputs.device,
-                       name in (OURS, TRIMMED), name == TRIMMED)
+    def epoch_of(name: str, training: bool) -> Contender:
+        ours = name not in rivals
 
-    ours = functools.partial(fast, inputs, *sizes)
-    for title in ('loading', 'training'):
-        training = title == 'training'
+        def make() -> Callable[[], Any]:
+            loader = fast(inputs, *sizes) if ours else PyGLoader(
+                inputs, *sizes, args.workers, taken, **rivals[name])
+            return train(loader, Network(
+                inputs.width, args.hidden, len(sizes[0]), inputs.device, ours, name == TRIMMED,
+            ), inputs.device) if training else load(loader, inputs.device)
+
+        check = finite if training else functools.partial(loaded, inputs)
+        return Contender(name, make, ours, check, num_batches if ours else taken)
+
+    for title, ours in (('loading', [OURS]), ('training', [OURS, TRIMMED])):
         results = bench.measure(
             f'An epoch of {title}, ms per batch', f'{inputs.graph.name}, {text(sizes[0])}',
-            args.batch_size, [
-                epoch_of(name, inputs, make, taken if name in rivals else num_batches,
-                         functools.partial(network, name) if training else None)
-                for name, make in {OURS: ours, **({TRIMMED: ours} if training else {}),
-                                   **rivals}.items()],
+            args.batch_size, [epoch_of(name, title == 'training') for name in (*ours, *rivals)],
             bench.few(_EPOCH_REPEATS), label='batch', memory=True)
         if len(rivals) > 1:  # only the faster one trains
             best = min(rivals, key=lambda name: results[name].median_ms or math.inf)
@@ -528,79 +452,38 @@ def run_epoch(bench: Bench, inputs: Inputs) -> None:
 
 # Match, Reorder and the cache -------------------------------------------------------------------
 
-@dataclasses.dataclass
-class Moved(Result):
-    """A time, and the traffic of an epoch."""
-
-    bytes_moved: float = 0.0
-    saved_by_match: float = 0.0
-    saved_by_cache: float = 0.0
-    match_degree: float | None = None
-
-    @property
-    def saved(self) -> float:
-        """The share of the bytes that did not cross the bus."""
-        total = self.bytes_moved + self.saved_by_match + self.saved_by_cache
-        return 1 - self.bytes_moved / total if total else 0.0
-
-
-class Traffic(Section):
-    """A table of times, and of bytes over the bus."""
-
-    def markdown(self) -> str:
-        rows = []
-        for cell in self.cells:
-            for name in self.used():
-                result = cell.results[name]
-                assert isinstance(result, Moved)
-                degree = result.match_degree
-                rows.append([
-                    cell.graph, name, f'{result.bytes_moved / 1e6:,.1f}',
-                    '–' if degree is None else f'{degree:.3f}', f'{result.saved:.3f}',
-                    *(f'{share / 1e6:,.1f}' for share in (
-                        result.saved_by_match, result.saved_by_cache))])
-        head = ['graph', 'loader', 'MB moved per batch', 'match degree', 'share saved',
-                'MB saved by match', 'MB saved by cache']
-        return '\n'.join([super().markdown(), '', *_harness.table(head, rows)])
-
-
-def variants_of(
-    inputs: Inputs, num_neighbors: Sequence[int], batch_size: int,
-    variants: Iterable[str] = tuple(VARIANTS), **options: Any,
-) -> tuple[list[Contender], Callable[[Mapping[str, Result]], dict[str, Moved]]]:
-    """Epochs of loading with and without Match, Reorder and cache, and the function that adds
-    the traffic to results."""
+def run_match(bench: Bench, inputs: Inputs, walks: bool = False) -> None:
+    """Epochs of loading with and without Match, Reorder and cache, and their traffic."""
+    num_neighbors, batch_size = bench.args.fanouts[0], bench.args.batch_size
+    options: dict[str, Any] = {'sampler': 'random_walk', 'walk_length': 3} if walks else {}
     loaders: dict[str, FastNeighborLoader] = {}
-    check = functools.partial(loaded, inputs, walks=options.get('sampler') == 'random_walk')
 
     def make(name: str) -> Callable[[], Data]:
         loaders[name] = fast(inputs, num_neighbors, batch_size, **VARIANTS[name], **options)
         return load(loaders[name], inputs.device)
 
-    def moved(name: str, result: Result) -> Moved:
-        stats = loaders[name].stats
-        count = max(stats.num_batches, 1)
-        return Moved(
-            **vars(result), bytes_moved=stats.bytes_moved / count,
-            saved_by_match=stats.bytes_saved_by_match / count,
-            saved_by_cache=stats.bytes_saved_by_cache / count, match_degree=stats.match_degree)
-
-    made = [
-        Contender(name, functools.partial(make, name), ours=True, check=check,
-                  calls=inputs.num_batches(batch_size)) for name in variants]
-    return made, lambda results: {name: moved(name, each) for name, each in results.items()}
-
-
-def run_match(bench: Bench, inputs: Inputs, walks: bool = False) -> None:
-    num_neighbors, batch_size = bench.args.fanouts[0], bench.args.batch_size
-    options: dict[str, Any] = {'sampler': 'random_walk', 'walk_length': 3} if walks else {}
-    made, moved = variants_of(inputs, num_neighbors, batch_size, **options)
+    title = 'Random walks of 3 steps, ' if walks else 'Loading, features in host memory, '
+    graph = f'{inputs.graph.name}, {text(num_neighbors)}'
     bench.measure(
-        ('Random walks of 3 steps, ' if walks else 'Loading, features in host memory, ')
-        + f'{inputs.width} wide, ms per batch',
-        f'{inputs.graph.name}, {text(num_neighbors)}', batch_size, made,
-        bench.few(_EPOCH_REPEATS), made=moved, kind=Traffic, label='batch', memory=True,
+        f'{title}{inputs.width} wide, ms per batch', graph, batch_size, [
+            Contender(name, functools.partial(make, name), True,
+                      functools.partial(loaded, inputs, walks=walks),
+                      inputs.num_batches(batch_size)) for name in VARIANTS],
+        bench.few(_EPOCH_REPEATS), label='batch', memory=True,
         pairs=[(REORDER, NAIVE), (MATCH, NAIVE), (REORDER, MATCH), (CACHE, NAIVE)])
+    for name, made in loaders.items():
+        bench.add(f'{title}traffic', f'{graph}, {name}', batch_size, {}, label='batch',
+                  facts=traffic(made.stats))
+
+
+def traffic(stats: LoaderStats) -> dict[str, float | None]:
+    """What crossed the bus, in MB per batch, and what did not."""
+    count = 1e6 * max(stats.num_batches, 1)
+    moved, match, cache = (part / count for part in (
+        stats.bytes_moved, stats.bytes_saved_by_match, stats.bytes_saved_by_cache))
+    saved = (match + cache) / (moved + match + cache) if moved or match or cache else 0.0
+    return {'MB moved per batch': moved, 'match degree': stats.match_degree,
+            'share saved': saved, 'MB saved by match': match, 'MB saved by cache': cache}
 
 
 # Ablation ---------------------------------------------------------------------------------------
@@ -643,9 +526,11 @@ def run_ablation(bench: Bench, inputs: Inputs) -> None:
                 STEPS))])
 
 
-def run_sweep(bench: Bench, graph: Graph, edges: HostEdges) -> None:
+def run_sweep(bench: Bench, graph: Graph) -> None:
     """The first and the last step of the ablation; one parameter varies at a time."""
     args = bench.args
+    if graph.name.split(' ')[0] != args.graphs[0]:
+        return
     quick: dict[str, Sequence[Any]] = {
         'batch size': (64, 128), 'width': (8, 16), 'hidden': (8, 16), 'fanout': ((2, 2), (3, 2)),
     }
@@ -654,7 +539,7 @@ def run_sweep(bench: Bench, graph: Graph, edges: HostEdges) -> None:
             width = value if measure == 'width' else args.width
             batch_size = value if measure == 'batch size' else args.batch_size
             num_neighbors = value if measure == 'fanout' else args.fanouts[0]
-            inputs = Inputs(graph, width, args.sweep_batches * batch_size, edges)
+            inputs = Inputs(graph, width, args.sweep_batches * batch_size)
             bench.measure(
                 f'Training over {measure}, ms per batch', f'{graph.name}, {text(num_neighbors)}',
                 len(value) if measure == 'fanout' else value, [
@@ -666,54 +551,10 @@ def run_sweep(bench: Bench, graph: Graph, edges: HostEdges) -> None:
 
 # Waiting ----------------------------------------------------------------------------------------
 
-@dataclasses.dataclass
-class Waited(Result):
-    """A time, and the statistics of the loader, in milliseconds per batch."""
-
-    sample_ms: float = 0.0
-    fetch_ms: float = 0.0
-    wait_ms: float = 0.0
-
-
-class Waits(Section):
-    """A table of the shares of an epoch that waits for data."""
-
-    @staticmethod
-    def shares(cell: Cell) -> tuple[float, float]:
-        """By the time of the same steps on loaded batches, and by the statistics of the loader."""
-        both, alone = cell.results[TRAINING], cell.results[AT_HAND]
-        assert isinstance(both, Waited)
-        if not both.median_ms or not alone.median_ms:
-            return math.nan, math.nan
-        return 1 - alone.median_ms / both.median_ms, both.wait_ms / both.median_ms
-
-    def markdown(self) -> str:
-        rows = []
-        for cell in self.cells:
-            both, fetch = cell.results[TRAINING], cell.results[LOADING]
-            assert isinstance(both, Waited)
-            rows.append([
-                cell.graph, f'{cell.width:,}',
-                *(cell.results[name].text() for name in (TRAINING, AT_HAND, LOADING)),
-                *(_harness.milliseconds(ms) for ms in (both.sample_ms, both.fetch_ms)),
-                *(f'{share:.1%}' for share in self.shares(cell)),
-                'step' if (cell.results[AT_HAND].median_ms or 0) > (fetch.median_ms or 0)
-                else 'fetch'])
-        head = ['graph', self.width, TRAINING, AT_HAND, LOADING, 'sampling', 'fetching',
-                'waiting, by difference', 'by the loader', 'what takes longer']
-        return self.titled(head, rows)
-
-    def summary(self) -> list[dict[str, Any]]:
-        return [{
-            'graph': cell.graph, 'hidden': cell.width,
-            'by_difference': self.shares(cell)[0], 'by_loader': self.shares(cell)[1],
-        } for cell in self.cells]
-
-
-def run_wait(bench: Bench, graph: Graph, edges: HostEdges) -> None:
+def run_wait(bench: Bench, graph: Graph) -> None:
     args = bench.args
     num_neighbors, batch_size = args.fanouts[0], args.batch_size
-    inputs = Inputs(graph, args.width, args.wait_batches * batch_size, edges)
+    inputs = Inputs(graph, args.width, args.wait_batches * batch_size)
     num_batches, device = inputs.num_batches(batch_size), inputs.device
     loader = fast(inputs, num_neighbors, batch_size)
 
@@ -745,13 +586,18 @@ def run_wait(bench: Bench, graph: Graph, edges: HostEdges) -> None:
         epoch = train(kept, network(), device)
         return run
 
-    def waited(results: dict[str, Result]) -> dict[str, Result]:
-        stats = loader.stats
-        count = max(stats.num_batches, 1)
-        return {**results, TRAINING: Waited(
-            **vars(results[TRAINING]), sample_ms=1e3 * stats.sample_seconds / count,
-            fetch_ms=1e3 * stats.fetch_seconds / count,
-            wait_ms=1e3 * stats.wait_seconds / count)}
+    def waited(results: dict[str, Result]) -> dict[str, Any]:
+        both, alone, fetch = (
+            results[name].median_ms or math.nan for name in (TRAINING, AT_HAND, LOADING))
+        sampling, fetching, waiting = (
+            1e3 * seconds / max(loader.stats.num_batches, 1) for seconds in (
+                loader.stats.sample_seconds, loader.stats.fetch_seconds,
+                loader.stats.wait_seconds))
+        return {
+            'sampling': sampling, 'fetching': fetching,
+            'waiting, by difference, %': 100 * (1 - alone / both),
+            'by the loader, %': 100 * waiting / both,
+            'what takes longer': 'step' if alone > fetch else 'fetch'}
 
     bench.measure(
         f'Waiting for data, batch {batch_size:,}, ms per batch',
@@ -760,7 +606,7 @@ def run_wait(bench: Bench, graph: Graph, edges: HostEdges) -> None:
             Contender(AT_HAND, at_hand, True, finite, num_batches),
             Contender(LOADING, lambda: load(fast(inputs, num_neighbors, batch_size), device),
                       True, functools.partial(loaded, inputs), num_batches)],
-        bench.few(_EPOCH_REPEATS), made=waited, kind=Waits, label='hidden')
+        bench.few(_EPOCH_REPEATS), facts=waited, label='hidden')
 
 
 # Processes --------------------------------------------------------------------------------------
@@ -821,20 +667,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         gpus=Option((1, 2), _harness.integers, 'numbers of processes'))
     args = bench.args
     bench.note(*(NOTES[part].format(**vars(args)) for part in args.parts if part in NOTES))
-    parts = set(args.parts) - {'gpus'}
-    for graph in bench.graphs(None if parts else ()):
-        inputs = Inputs(graph, args.width, args.nodes, edges := HostEdges(graph))
-        for part, run in (
-                ('sample', run_sample), ('aggregate', run_aggregate), ('epoch', run_epoch),
-                ('match', run_match), ('walks', functools.partial(run_match, walks=True)),
-                ('ablation', run_ablation)):
-            if part in parts:
-                run(bench, inputs)
-        del inputs
-        if 'sweep' in parts and graph.name.split(' ')[0] == args.graphs[0]:
-            run_sweep(bench, graph, edges)
-        if 'wait' in parts:
-            run_wait(bench, graph, edges)
+
+    @functools.lru_cache(maxsize=1)
+    def inputs_of(graph: Graph) -> Inputs:
+        return Inputs(graph, args.width, args.nodes)
+
+    def on_inputs(run: Callable[[Bench, Inputs], None]) -> Callable[[Bench, Graph], None]:
+        return lambda bench, graph: run(bench, inputs_of(graph))
+
+    bench.run_parts({
+        'sample': on_inputs(run_sample), 'aggregate': on_inputs(run_aggregate),
+        'epoch': on_inputs(run_epoch), 'match': on_inputs(run_match),
+        'walks': on_inputs(functools.partial(run_match, walks=True)),
+        'ablation': on_inputs(run_ablation), 'sweep': run_sweep, 'wait': run_wait,
+    })
     if bench.has('gpus'):
         for name in args.graphs:
             run_gpus(bench, name)

@@ -3,7 +3,7 @@
 python -m benchmarks maxk                                      everything below
 python -m benchmarks maxk --quick                              a minute or less
 python -m benchmarks maxk --parts kernels                      aggregation of CBSR features
-python -m benchmarks maxk --parts select --rows 232965         the k largest of each row
+python -m benchmarks maxk --parts select                       the k largest of each row
 python -m benchmarks maxk --parts training --models sage,gcn,gin
 python -m benchmarks maxk --graphs reddit-like --dtypes float32,bfloat16
 """
@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
 from pyg_fast import ops
-from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.graph import graph_of
 from pyg_fast.nn import (
     MaxKGCNConv,
     MaxKGINConv,
@@ -35,7 +33,7 @@ from pyg_fast.ops.product import _DENSE_SHARE
 
 from . import _harness, layers, spmm
 from ._graphs import Graph
-from ._harness import Bench, Contender, Option, Result, worst
+from ._harness import Bench, Contender, Option, Result, same, worst
 from .spmm import FORWARD, excess
 
 K = {'quick': (8, 32), 'usual': (2, 4, 8, 16, 32, 64, 96, 128, 192)}
@@ -78,10 +76,6 @@ class Case(spmm.Case):
         self.width = width
         self._largest: dict[tuple[int, bool], CBSR] = {}
 
-    @functools.cached_property
-    def structure(self) -> Structure:
-        return graph_of(self.prepared, self.graph.num_nodes, self.graph.num_nodes)
-
     def largest(self, k: int, balanced: bool = False) -> CBSR:
         if (k, balanced) not in self._largest:
             self._largest[k, balanced] = ops.maxk(self.x, k, balanced)
@@ -122,7 +116,7 @@ class Case(spmm.Case):
 
 
 def forwards(case: Case, k: int) -> list[Contender]:
-    csr, width = case.structure[:3], case.width
+    csr, width = case.graph.structure[:3], case.width
 
     def entries(cbsr: CBSR, weight: Tensor | None) -> Tensor:
         return kernels.cbsr_spmm(
@@ -144,7 +138,7 @@ def forwards(case: Case, k: int) -> list[Contender]:
 
 
 def gradients(case: Case, k: int) -> list[Contender]:
-    weight, grad, graph = case.weight, case.grad, case.structure
+    weight, grad, graph = case.weight, case.grad, case.graph.structure
     csr, transpose = graph[:3], graph[3:6]
 
     def usual(columns: Tensor) -> Tensor:
@@ -173,7 +167,7 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
     """Products with all columns of x, or of its gradient over the transposed graph."""
     back = mode != FORWARD
     x = case.grad if back else case.x
-    graph = case.structure.t() if back else case.structure
+    graph = case.graph.structure.t() if back else case.graph.structure
     expected = case.grad_x if back else case.aggregated
 
     def torch_sparse(int64: bool) -> Callable[[], Tensor]:
@@ -185,7 +179,7 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
 
     made: dict[str, Callable[[], Callable[[], Tensor]]] = {DENSE: lambda: ours}
     made |= spmm.cusparse_ways(
-        case, 'sum', spmm.GRAD_X if back else FORWARD, x, x) if x.is_cuda else {
+        case, spmm.GRAD_X if back else FORWARD, x, x) if x.is_cuda else {
             spmm.TORCH: lambda: torch_sparse(False), spmm.TORCH64: lambda: torch_sparse(True)}
     return [
         Contender(name, make, name == DENSE, lambda out: excess(out, *expected('weighted')))
@@ -194,22 +188,16 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
 
 def run_kernels(bench: Bench, graph: Graph) -> None:
     args = bench.args
-    by_dtype: dict[tuple[str, int], dict[str, Result]] = {}
     for width in args.widths:
         for dtype in args.dtypes:
             case = Case(graph, _harness.DTYPES[dtype], width)
             for mode, make in ((FORWARD, forwards), (GRADIENT, gradients)):
                 pairs = [(OURS, DENSE), (OURS, AS_DENSE), (BALANCED, OURS)]
                 pairs += [(ORDERED, OURS)] * (mode == GRADIENT)
-                found = bench.measure_over(
+                bench.measure_over(
                     f'Aggregation at F={width}, {mode}, {dtype}', graph.name,
                     {k: make(case, k) for k in args.k if k <= width}, all_columns(case, mode),
-                    bench.kernel, label='k', pairs=pairs,
-                    num_bytes=graph.num_nodes * width * case.x.element_size())
-                for k, cell in found.items():
-                    title = f'Aggregation at F={width}, {mode}, by dtype'
-                    by_dtype.setdefault((title, k), {})[dtype] = cell[OURS]
-    bench.by_dtype(graph.name, by_dtype, 'k')
+                    bench.kernel, label='k', pairs=pairs)
 
 
 # Selection --------------------------------------------------------------------------------------
@@ -243,15 +231,13 @@ class Selection:
         x = self.x[self.rows]
         order = columns.long()[self.rows].sort(1)  # torch indexes uint16 on few devices
         right_values, right_columns = reference.maxk(x, k, balanced)
-        same = (order[0] == right_columns.long()).all() & (
-            values[self.rows].gather(1, order[1]) == right_values).all()
-        return 0.0 if bool(same) else float('inf')
+        return same((order[0], right_columns.long()),
+                    (values[self.rows].gather(1, order[1]), right_values))
 
     def value_error(self, values: Tensor, k: int) -> float:
         """The error of values in any order; of equal values any may be taken."""
         right = reference.maxk(self.x[self.rows], k, False)[0].sort(1)[0]
-        same = values.size(1) == k and bool((values[self.rows].sort(1)[0] == right).all())
-        return 0.0 if same else float('inf')
+        return same((values[self.rows].sort(1)[0], right))
 
     def copy(self, k: int) -> Callable[[], Tensor]:
         """Reads and writes as many bytes in total as a selection must."""
@@ -263,16 +249,15 @@ class Selection:
         return lambda: target.copy_(source)
 
 
-def run_selection(bench: Bench, num_rows: int) -> None:
-    args = bench.args
+def run_selection(bench: Bench, graph: Graph) -> None:
+    args, num_rows = bench.args, graph.num_nodes
     for dtype, width in itertools.product(args.dtypes, args.select_widths):
         selection = Selection(num_rows, width, _harness.DTYPES[dtype], bench.device)
         for k in (k for k in args.k if k <= width):
             bench.measure(
                 f'Selection at F={width}, {dtype}', f'{num_rows:,} rows', k,
                 selection.contenders(k), bench.kernel, label='k',
-                pairs=[(BALANCED, TOPK), (BALANCED, COPY)],
-                num_bytes=selection.x.numel() * selection.x.element_size())
+                pairs=[(BALANCED, TOPK), (BALANCED, COPY)])
 
 
 # Training ---------------------------------------------------------------------------------------
@@ -306,15 +291,13 @@ class Training:
     """One model on one graph: data, initial weights, and all implementations."""
 
     def __init__(self, graph: Graph, model: str, hidden: int, num_layers: int) -> None:
-        device = graph.col.device
-        generator = torch.Generator(device=device).manual_seed(1)
+        normal = graph.normal()
         # PyG counts self-loops that are there differently for each kind of input.
         self.graph = graph.without_loops() if model == 'gcn' else graph
         self.model, self.hidden, self.layers = model, hidden, num_layers
         self.inputs = layers.Inputs(self.graph)
-        self.x = torch.randn(graph.num_nodes, CHANNELS, generator=generator, device=device)
-        self.target = torch.randint(
-            CLASSES, (graph.num_nodes,), generator=generator, device=device)
+        self.x = normal(graph.num_nodes, CHANNELS)
+        self.target = normal(graph.num_nodes, CLASSES).argmax(1)
         self.state = self.pyg().state_dict()
         self._expected: dict[tuple[int | None, bool, bool], list[Tensor]] = {}
 
@@ -339,10 +322,6 @@ class Training:
     def pyg(self) -> Net:
         options: dict[str, Any] = {'cached': True} if self.model == 'gcn' else {}
         return self.net(CONVS[self.model][2], **options)
-
-    @property
-    def prepared(self) -> Tensor:
-        return self.inputs.of(layers.PREPARED)
 
     def step(self, net: Net, graph: Any) -> Callable[[], list[Tensor]]:
         """A step, which returns the loss and all gradients."""
@@ -383,8 +362,9 @@ class Training:
             variants[MAXK_ROOT] = {'root': True}
         return [
             Contender(
-                name, lambda options=options: self.step(self.maxk(k, **options), self.prepared),
-                ours=True, check=functools.partial(self.error, k=k, **options))
+                name, lambda options=options: self.step(
+                    self.maxk(k, **options), self.graph.prepared), ours=True,
+                check=functools.partial(self.error, k=k, **options))
             for name, options in variants.items()]
 
     def others(self, scatter_limit: float) -> list[Contender]:
@@ -393,7 +373,7 @@ class Training:
         if self.graph.num_edges * self.hidden * 4 <= scatter_limit * 2**30:
             names.append(EDGE_INDEX)
         return [
-            Contender(RELU, lambda: self.step(self.relu(), self.prepared), True, self.error),
+            Contender(RELU, lambda: self.step(self.relu(), self.graph.prepared), True, self.error),
             Contender(AGGREGATIONS, self.aggregations, ours=True),
             *(Contender(name, lambda name=name: self.step(self.pyg(), self.inputs.of(name)),
                         check=self.error) for name in names)]
@@ -402,7 +382,7 @@ class Training:
         """All aggregations of a step, forward and backward."""
         x = torch.ones(self.x.size(0), self.hidden, device=self.x.device)
         reduce = 'mean' if self.model == 'sage' else 'sum'
-        once = spmm.step(lambda x: ops.spmm(self.prepared, x, reduce=reduce), x, x)
+        once = spmm.step(lambda x: ops.spmm(self.graph.prepared, x, reduce=reduce), x, x)
         return _harness.repeated(once, self.layers)
 
 
@@ -441,7 +421,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         k=Option(K, _harness.integers, 'entries kept of each row'),
         widths=Option((256,), _harness.integers, 'columns F'),
         dtypes=_harness.names('dtype', tuple(_harness.DTYPES), ('float32',)),
-        rows=Option(help='rows of select, instead of the nodes of each graph'),
         select_widths=Option(SELECT_WIDTHS, _harness.integers, 'columns of select'),
         models=_harness.names('model', tuple(CONVS), ('sage',)),
         training_k=Option((32,), _harness.integers, 'entries kept in training'),
@@ -464,16 +443,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f'Training: linear {CHANNELS} to hidden, the layers, linear to {CLASSES}; forward, cross '
         'entropy on all nodes, backward, Adam, on random features. Loss and gradients of the '
         "first step are compared with PyG's layers in float64.")
-    args = bench.args
-    if args.rows is not None and bench.has('select'):
-        run_selection(bench, args.rows)
-    for graph in bench.graphs(() if args.rows and args.parts == ('select',) else None):
-        if bench.has('kernels'):
-            run_kernels(bench, graph)
-        if bench.has('select') and args.rows is None:
-            run_selection(bench, graph.num_nodes)
-        if bench.has('training'):
-            run_training(bench, graph)
+    bench.run_parts({'kernels': run_kernels, 'select': run_selection, 'training': run_training})
     bench.finish()
 
 

@@ -9,7 +9,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,12 @@ from torch_geometric.nn import (
 )
 
 import pyg_fast
-from pyg_fast.graph import prepare_edge_index
 from pyg_fast.ops import spmm
 
 from . import _harness
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option
-from .gat import REFERENCE_BYTES
-from .layers import COMPILED, PLAIN, PREPARED, PYG, step_error
+from .layers import COMPILED, PLAIN, PREPARED, PYG, compiled, step_error, steps, warm
 from .spmm import FORWARD, STEP
 
 PRODUCT = 'ours, spmm'  # the product written by hand, where the message is the neighbour's row
@@ -41,8 +39,7 @@ GRAPHS = {
     'quick': ('small',), 'cuda': ('arxiv-like', 'products-like', 'reddit-like'),
     'cpu': ('Computers', 'tolokers'),
 }
-# A ReLU near zero is on either side: PyG's own gradients differ from float64 by 1.3e-3.
-_TOLERANCE = 3e-3
+_TOLERANCE = 3e-4  # of a gradient's norm, for float32, where rounding decides nothing
 
 
 class GatedMessage(MessagePassing):
@@ -53,6 +50,13 @@ class GatedMessage(MessagePassing):
 
     def message(self, k_i: Tensor, q_j: Tensor, v_j: Tensor) -> Tensor:
         return torch.sigmoid(k_i + q_j) * v_j
+
+
+class Product(nn.Module):
+    """The sum of the neighbours' rows by the op itself."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return spmm(edge_index, x)
 
 
 class Kind(NamedTuple):
@@ -90,47 +94,28 @@ class Case:
 
     def __init__(self, kind: Kind, graph: Graph, width: int) -> None:
         self.kind, self.graph, self.width = kind, graph, width
-        generator = torch.Generator(graph.col.device).manual_seed(1)
-        self.random = functools.partial(
-            torch.randn, generator=generator, device=graph.col.device)
-        self.x = [self.random(graph.num_nodes, width) for _ in range(kind.num_inputs)]
-        self.edge = self.random(graph.num_edges, kind.edge_width) if kind.edge_width else None
+        normal = graph.normal()
+        self.x = [normal(graph.num_nodes, width) for _ in range(kind.num_inputs)]
+        self.edge = normal(graph.num_edges, kind.edge_width) if kind.edge_width else None
         self.layer = kind.make(width, graph.degree).to(graph.col.device)
-        self.edge_index = graph.edge_index
-        self.size = (graph.num_nodes, graph.num_nodes)
+        self.grad = normal(graph.num_nodes, width)
 
     def step(
         self, name: str, mode: str, dtype: torch.dtype = torch.float32
     ) -> Callable[[], tuple[Tensor, ...]]:
         """A step, which returns the output and the gradients of inputs and parameters."""
         layer = copy.deepcopy(self.layer).to(dtype)
-        edge_index = self.edge_index
+        prepared = name in (PREPARED, PRODUCT)
+        edge_index = self.graph.prepared if prepared else self.graph.edge_index
         if name in (PREPARED, PLAIN):
             layer = pyg_fast.accelerate(layer)
-        if name == PREPARED:
-            edge_index, _ = prepare_edge_index(edge_index, self.size)
-        x = [t.to(dtype).requires_grad_(mode == STEP) for t in map(torch.clone, self.x)]
-        edge = () if self.edge is None else (self.edge.to(dtype),)
-        leaves = [*x, *layer.parameters()]
-        run: Callable[..., Any] = torch.compile(layer) if name == COMPILED else layer
         if name == PRODUCT:
-            prepared, _ = prepare_edge_index(edge_index, self.size)
-            run = lambda x, *_: spmm(prepared, x)  # noqa: E731
-        weight: list[Tensor] = []
-
-        def step() -> tuple[Tensor, ...]:
-            grads: tuple[Tensor, ...] = ()
-            with torch.set_grad_enabled(mode == STEP):
-                out = run(x if len(x) > 1 else x[0], edge_index, *edge)
-                if mode == STEP:
-                    if not weight:
-                        weight.append(torch.linspace(
-                            -1, 1, out.numel(), dtype=dtype, device=out.device).view_as(out))
-                    grads = torch.autograd.grad(out, leaves, weight[0])
-            return out.detach(), *grads
-
-        for _ in range(3):
-            step()
+            layer = Product()
+        x = [t.to(dtype).clone().requires_grad_(mode == STEP) for t in self.x]
+        edge = () if self.edge is None else (self.edge.to(dtype),)
+        step = warm(steps(
+            compiled(name, layer), [(x if len(x) > 1 else x[0], edge_index, *edge)],
+            [*x, *layer.parameters()], self.grad.to(dtype), mode))
         if name in (PREPARED, PLAIN) and layer._last_run:
             raise RuntimeError(f"PyG's code ran: {layer._last_run}")
         return step
@@ -141,8 +126,10 @@ class Case:
 
     def fits(self, size: int) -> bool:
         """Whether PyG's layer fits into memory, with numbers of `size` bytes."""
-        messages = self.kind.scratch * size * self.graph.num_edges * self.width
-        return messages <= 2 * REFERENCE_BYTES[self.edge_index.device.type]
+        device = self.grad.device
+        limit = torch.cuda.get_device_properties(device).total_memory // 4 if (
+            device.type == 'cuda') else 1 << 30
+        return self.kind.scratch * size * self.graph.num_edges * self.width <= limit
 
     def contenders(self, mode: str) -> list[Contender]:
         names = [PREPARED, PLAIN, COMPILED] + [PYG] * self.fits(4)
@@ -150,14 +137,24 @@ class Case:
             names.append(PRODUCT)
         return [
             Contender(name, functools.partial(self.step, name, mode), name in (PREPARED, PLAIN),
-                      self.check if name != PRODUCT else None)
+                      self.check)
             for name in names]
 
+    def error(self, outputs: Sequence[Tensor]) -> float:
+        # PyG divides the gradient of equal maxima. Its standard deviation is 0 below the root of
+        # 1e-5, and rounding decides on which side of that a small one is.
+        pna = self.kind is KINDS['PNA']
+        found = step_error(outputs, self.expected[:len(outputs)], None if pna else _TOLERANCE)
+        return found / 10 if pna else found
+
+    @functools.cached_property
+    def by_pyg(self) -> tuple[Tensor, ...]:
+        return self.step(PYG, STEP)() if self.fits(8) else ()
+
     def check(self, outputs: Sequence[Tensor]) -> float:
-        # Equal maxima: PyG divides their gradient.
-        if self.kind is KINDS['PNA']:  # A standard deviation near zero has few exact digits.
-            return step_error(outputs, self.expected[:1], None) / 10
-        return step_error(outputs, self.expected[:len(outputs)], _TOLERANCE)
+        """The error, of which twice that of PyG's layer in float32 is allowed."""
+        of_pyg = self.error(self.by_pyg[:len(outputs)]) if self.by_pyg else 0.0
+        return self.error(outputs) / max(1.0, 2 * of_pyg)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -169,7 +166,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             'Wall time with launches and Python, float32; the first call is not counted. Ours: '
             "pyg_fast.accelerate of PyG's layer. Compared with PyG's layer in float64, or with "
             'ours where that does not fit into memory.'])
-    torch._dynamo.config.recompile_limit = 1000  # every layer is compiled anew
     for graph in bench.graphs():
         graph = graph.without_loops()
         for name, width, mode in itertools.product(

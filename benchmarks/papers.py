@@ -152,11 +152,11 @@ MAXK = Paper(
         Exhibit('Convergence: test scores over epochs, %',
                 'Training with MaxK converges like training with ReLU.',
                 ['accuracy --graphs Cora,Computers,CS,planted --runs 2 --k 8,32'],
-                '--graphs planted --runs 1', 'over epochs', differs='Other graphs.'),
+                '--graphs planted --runs 1 --hidden 32', 'over epochs', differs='Other graphs.'),
         Exhibit('Accuracy: test scores and time per epoch',
                 'Accuracy is comparable with that of ReLU in a fraction of the time.',
                 ['accuracy --graphs Cora,Computers,CS,planted --runs 2 --k 8,32'],
-                '--graphs planted --runs 1', 'Test [^ ]*, %|Time', notes=True,
+                '--graphs planted --runs 1 --hidden 32', 'Test [^ ]*, %|Time', notes=True,
                 differs='Other graphs, most of them small.')],
     note='Figures of the paper: its abstract and the README of '
     'https://github.com/harveyp123/MaxK-GNN.')
@@ -232,7 +232,7 @@ GAT = Paper(
                 differs='A GCN layer on cuSPARSE, prepared once, instead of DGL.'),
         Exhibit('Accuracy: GAT', 'Fusing changes nothing but the order of sums.',
                 ['accuracy --system gat --epochs 200 --runs 2'],
-                '--graphs planted --epochs 10 --runs 1'),
+                '--graphs planted --epochs 4 --runs 1'),
         Exhibit('Graph processing: normalized weights, and launches of steps',
                 'Degrees, normalized weights and attention launch many small kernels.',
                 ['reorder --parts sort', f'layers --parts launches --layers {_ATTENTION}'], '',
@@ -287,7 +287,8 @@ PATHS = Paper(
 
 _BATCHES = '--graphs products-like --nodes 128000 --hidden 64'
 _PRODUCTS = f'--width 100 {_BATCHES}'
-_SMALL = '--rows 500 --nodes 200 --batch-size 64 --batch-sizes 64 --rival-batches 2 --workers 0'
+_SMALL = ('--rows 200 --nodes 200 --width 8 --hidden 8 --batch-size 64 --batch-sizes 64 '
+          '--rival-batches 2 --workers 0')
 _NO_FIGURES = 'The figures of the paper are not public.'
 
 FASTGL = Paper(
@@ -324,7 +325,7 @@ FASTGL = Paper(
                 [f'loader --parts sample {_PRODUCTS}'], _SMALL),
         Exhibit('Aggregation: on new blocks', 'Partial sums in shared memory, no preparation. '
                 f'{_NO_FIGURES}', [f'loader --parts aggregate --widths 64,256 {_PRODUCTS}'],
-                f'{_SMALL} --widths 64'),
+                f'{_SMALL} --widths 8'),
         Exhibit('Loss curves: with and without Match-Reorder',
                 'Whether another order of the batches changes what the network learns.',
                 ['accuracy --system loader --models gcn --graphs Computers --runs 1'],

@@ -9,7 +9,6 @@ python -m benchmarks paths --parts prepare    time and memory of the preparation
 python -m benchmarks paths --parts groups     group sizes, and the choices of GroupSizes
 python -m benchmarks paths --parts accuracy   test accuracy with and without paths
 """
-import dataclasses
 import functools
 import itertools
 import math
@@ -21,8 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_fast.datasets import PlantedGraph
-from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
-from pyg_fast.graph.graph import graph_of
+from pyg_fast.graph import ExecutionPath, execution_paths
 from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops._library import ops
@@ -32,12 +30,11 @@ from pyg_fast.transforms.group_sizes import SIZES, choose_group_size
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
-from ._harness import Bench, Contender, Option, Result, Section, Settings, norm_error
+from ._harness import Bench, Contender, Option, norm_error
 
-KERNEL_GRAPHS = {
+GRAPHS = {
     'quick': ('tiny',), 'cpu': ('Computers', 'tolokers'),
     'cuda': ('reddit-like', 'products-like', 'arxiv-like', 'moby')}
-MODEL_GRAPHS = KERNEL_GRAPHS | {'cuda': ('arxiv-like', 'products-like', 'moby', 'reddit-like')}
 WIDTHS, HIDDEN = (16, 64), (16, 128)
 SHARES = (0.1, 0.01)
 IN_CHANNELS, NUM_CLASSES = 128, 40
@@ -89,7 +86,7 @@ class Problem:
         device = graph.col.device
         generator = torch.Generator(device=device).manual_seed(1)
         self.share, self.num_nodes = share, graph.num_nodes
-        self.edge_index = prepare_edge_index(graph.edge_index, (graph.num_nodes,) * 2)[0]
+        self.graph, self.edge_index = graph, graph.prepared
         self.mask = torch.rand(graph.num_nodes, generator=generator, device=device) < share
         self.mask[0] = True
         self.nodes = self.mask.nonzero().view(-1)
@@ -120,7 +117,7 @@ class Aggregation:
 
     def __init__(self, problem: Problem, width: int, above: int = 0) -> None:
         self.problem = problem
-        self.graph = graph_of(problem.edge_index, problem.num_nodes, problem.num_nodes)
+        self.graph = problem.graph.structure
         self.path = problem.paths(above + 1)[0]
         self.active = problem.active(above)
         self.scale = (self.graph.rowptr.diff() + 1).float().rsqrt()
@@ -281,17 +278,18 @@ class Model:
                           lambda out: norm_error(out, right, _KINKED)) for name in names]
 
 
-def run_models(bench: Bench, graph: Graph, settings: Settings) -> None:
-    title = '2-layer GCN' + (', launches hidden' if settings.device_time else ', eager')
+def run_models(bench: Bench, graph: Graph) -> None:
     names = (PLAIN, BACKWARD, FORWARD, CACHED_ALONE, CACHED, ACTIVE_ONLY)
+    ways = {'launches hidden': bench.kernel} if bench.cuda else {}
     for share, width in itertools.product(bench.args.shares, bench.args.hidden):
         model = Model(Problem(graph, share), width)
-        for what, some, backward in (
-                ('backward pass', names[:2], True), ('whole step', names, False)):
+        for (way, settings), (what, some) in itertools.product(
+                {**ways, 'eager': bench.wall}.items(),
+                {'backward pass': names[:2], 'whole step': names}.items()):
             bench.measure(
-                f'{title}, {what}', f'{graph.name}, {share:.0%}', width,
-                model.contenders(some, backward), settings, label='hidden',
-                memory=not backward, pairs=[(name, PLAIN) for name in some[1:]])
+                f'2-layer GCN, {way}, {what}', f'{graph.name}, {share:.0%}', width,
+                model.contenders(some, what != 'whole step'), settings, label='hidden',
+                memory=what == 'whole step', pairs=[(name, PLAIN) for name in some[1:]])
 
 
 def run_depth(bench: Bench, graph: Graph, share: float = 0.1) -> None:
@@ -317,18 +315,10 @@ def run_preparation(bench: Bench, graph: Graph, share: float = 0.1) -> None:
 
 # Accuracy ----------------------------------------------------------------------------------------
 
-@dataclasses.dataclass
-class Scored(Result):
-    """A test accuracy in percent and the last loss; no times."""
-
-    accuracy: float = math.nan
-    loss: float = math.nan
-
-    def text(self) -> str:
-        return f'{self.accuracy:.2f} (loss {self.loss:.6f})'
-
-
-def trained(data: Data, mask: Tensor, paths: list[ExecutionPath] | None, epochs: int) -> Scored:
+def trained(
+    data: Data, mask: Tensor, paths: list[ExecutionPath] | None, epochs: int,
+) -> tuple[float, float]:
+    """The test accuracy in percent and the last loss."""
     torch.manual_seed(0)
     model = PathPreparedGNN('gcn', data.x.size(1), HIDDEN[0], int(data.y.max()) + 1,
                             num_layers=2, dropout=0.5).to(mask.device)
@@ -340,7 +330,7 @@ def trained(data: Data, mask: Tensor, paths: list[ExecutionPath] | None, epochs:
     model.eval()
     with torch.no_grad():
         right = model(data.x, data.edge_index).argmax(1) == data.y
-    return Scored(accuracy=100 * float(right[~mask].float().mean()), loss=loss)
+    return 100 * float(right[~mask].float().mean()), loss
 
 
 def run_accuracy(bench: Bench, share: float = 0.1) -> None:
@@ -355,22 +345,17 @@ def run_accuracy(bench: Bench, share: float = 0.1) -> None:
         generator = torch.Generator().manual_seed(0)
         mask = (torch.rand(data.num_nodes, generator=generator) < share).to(bench.device)
         epochs = 10 if bench.quick else 100
-        bench.add('Test accuracy of a GCN, % (and the last loss)', name, epochs, {
+        found = {
             PLAIN: trained(data, mask, None, epochs),
-            BACKWARD: trained(data, mask, execution_paths(data.edge_index, mask, 2), epochs),
-        }, kind=Accuracies, label='epochs')
-
-
-class Accuracies(Section):
-    def markdown(self) -> str:
-        return self.titled(['graph', self.width, *self.names()], [
-            [cell.graph, str(cell.width), *(each.text() for each in cell.results.values())]
-            for cell in self.cells])
+            BACKWARD: trained(data, mask, execution_paths(data.edge_index, mask, 2), epochs)}
+        bench.add('Test accuracy of a GCN, %, and the last loss', name, epochs, {}, label='epochs',
+                  facts={f'{way}, {what}': value for way, values in found.items()
+                         for what, value in zip(('%', 'loss'), values, strict=True)})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(
-        'paths', __doc__, argv, graphs=(),
+        'paths', __doc__, argv, graphs=GRAPHS,
         parts=('kernels', 'models', 'depth', 'prepare', 'groups', 'accuracy'),
         shares=Option(SHARES, lambda text: tuple(map(float, text.split(','))), 'that train'),
         hidden=Option({'quick': HIDDEN[:1], 'usual': HIDDEN}, _harness.integers, 'channels'),
@@ -381,18 +366,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             'wall time ("eager") and on a GPU also without launches, as in a CUDA graph. '
             f'{IN_CHANNELS} -> hidden -> {NUM_CLASSES} channels, constant features, cross entropy '
             'on random training nodes. Compared with float64 on all edges.'])
-    args = bench.args
-    graphs = {part: args.graphs or Option(
-        KERNEL_GRAPHS if part in ('kernels', 'groups') else MODEL_GRAPHS).value(args)
-        for part in args.parts if part != 'accuracy'}
-    for graph in bench.graphs(dict.fromkeys(itertools.chain(*graphs.values()))):
-        for part in (part for part in graphs if graph.name.split(' ')[0] in graphs[part]):
-            if part == 'models':
-                for settings in (bench.kernel, bench.wall)[not bench.cuda:]:
-                    run_models(bench, graph, settings)
-            else:
-                {'kernels': run_kernels, 'depth': run_depth, 'prepare': run_preparation,
-                 'groups': run_groups}[part](bench, graph)
+    bench.run_parts({
+        'kernels': run_kernels, 'models': run_models, 'depth': run_depth,
+        'prepare': run_preparation, 'groups': run_groups})
     if bench.has('accuracy'):
         run_accuracy(bench)
     bench.finish()

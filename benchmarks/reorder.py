@@ -5,8 +5,8 @@ python -m benchmarks reorder --quick       a minute or less
 python -m benchmarks reorder --parts sort  to_csr, prepare_edge_index and gcn_norm beside PyG
 python -m benchmarks reorder --parts sums,costs   sums on reordered graphs; time to reorder
 """
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from pyg_fast.transforms import Reorder, ToCSR
 
 from . import _harness
 from ._graphs import Graph
-from ._harness import Bench, Contender, Option, Section, same
+from ._harness import Bench, Contender, Option, same
 from .spmm import DEFAULT_GRAPHS, Case, excess
 
 METHODS = ('rabbit', 'rcm', 'degree')
@@ -28,13 +28,6 @@ AS_IS, SORTING, OURS = 'as is', 'ToCSR', 'ours'
 RANDOM_NODES, RANDOM_EDGES = 100_000, 2_000_000
 _REPEATS = 3  # of reordering, at most
 _BLOCK, _ROWS = 8, 64  # nodes
-
-
-class Costs(Section):
-    """A table without means per width: every graph has its own number of edges."""
-
-    def summary(self) -> list[dict[str, Any]]:
-        return [{**row, 'by_width': {}} for row in super().summary()]
 
 
 def contenders(case: Case, reordered: dict[str, Data], width: int) -> list[Contender]:
@@ -89,7 +82,7 @@ def locality(edge_index: Tensor, num_nodes: int) -> tuple[float, float]:
 def run_sums(bench: Bench, graph: Graph, methods: Sequence[str]) -> None:
     widths = bench.args.widths
     case = Case(graph, torch.float32, max(widths))
-    data = Data(x=case.x, edge_index=case.prepared, edge_weight=case.weight)
+    data = Data(x=case.x, edge_index=graph.prepared, edge_weight=case.weight)
     reordered = {AS_IS: data, **{method: Reorder(method)(data) for method in methods}}
     if graph.num_edges:
         places = {
@@ -100,8 +93,14 @@ def run_sums(bench: Bench, graph: Graph, methods: Sequence[str]) -> None:
     for width in widths:
         bench.measure(
             'sum, forward, float32', graph.name, width, contenders(case, reordered, width),
-            bench.kernel, num_bytes=graph.num_nodes * width * 4, ours=methods[0],
+            bench.kernel, ours=methods[0],
             pairs=[(method, AS_IS) for method in methods])
+
+
+def run_costs(bench: Bench, graph: Graph, methods: Sequence[str]) -> None:
+    bench.measure(
+        'Reordering', graph.name, graph.num_edges, costs(graph, methods), bench.few(_REPEATS),
+        label='edges', pairs=[(method, SORTING) for method in methods])
 
 
 def run_sort(bench: Bench) -> None:
@@ -156,7 +155,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(
         'reorder', __doc__, argv, parts=('sort', 'sums', 'costs'), graphs=DEFAULT_GRAPHS,
         widths=Option({'quick': (16, 64), 'usual': (16, 64, 256)}, _harness.integers, 'features'),
-        edges=Option(RANDOM_EDGES, help='number of random edges to sort'), notes=[
+        edges=Option({'quick': 100_000, 'usual': RANDOM_EDGES}, help='random edges to sort'),
+        notes=[
             'Sums with edge weights over a prepared graph; ratio: the time of '
             f'"{AS_IS}" over the time of "{METHODS[0]}". The nodes of generated graphs have a '
             'random order. Reordering: wall time, of an edge_index without attributes, beside '
@@ -166,14 +166,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if bench.has('sort'):
         run_sort(bench)
     methods, bench.report.left_out = usable_methods()
-    for graph in bench.graphs(() if bench.args.parts == ('sort',) else None):
-        if bench.has('sums'):
-            run_sums(bench, graph, methods)
-        if bench.has('costs'):
-            bench.measure(
-                'Reordering', graph.name, graph.num_edges, costs(graph, methods),
-                bench.few(_REPEATS), kind=Costs, label='edges',
-                pairs=[(method, SORTING) for method in methods])
+    bench.run_parts({
+        'sums': functools.partial(run_sums, methods=methods),
+        'costs': functools.partial(run_costs, methods=methods)})
     bench.finish()
 
 

@@ -25,7 +25,7 @@ from pyg_fast.graph.operator import Sampling, SparseOperator
 
 from . import _harness, _minibatch, gat, loader, maxk, paths, sampled, spmm
 from ._graphs import Graph
-from ._harness import Bench, Contender, Option, Result, Section, Settings
+from ._harness import Bench, Contender, Option, Result, Section, Settings, exact, same
 from ._minibatch import Inputs
 from .spmm import FORWARD
 
@@ -38,7 +38,7 @@ ROWS = (8, 64, 128, 256, 512, 1024)  # bytes
 TABLES = {'quick': {'cuda': (8, 512), 'cpu': (1, 64)},  # MiB
           'cuda': (8, 32, 128, 512, 2048), 'cpu': (1, 8, 64, 512)}
 BUFFERS = {'cuda': 2048, 'cpu': 256}  # MiB
-GATHERED = {'cuda': 1 << 30, 'cpu': 1 << 24}  # bytes at a call
+GATHERED = {'quick': 1 << 18, 'cuda': 1 << 30, 'cpu': 1 << 24}  # bytes at a call
 MOST_GATHERS = 1 << 24
 CEILING_REPEATS = 20  # at least
 BAG = 32
@@ -98,6 +98,9 @@ class Rate(Result):
         """Of the fastest repeat, since that is what the device can do."""
         return self.num_bytes / self.min_ms * 1e3 if self.min_ms else 0.0
 
+    def text(self) -> str:
+        return gigabytes(self.per_second)
+
 
 def rate(result: Result) -> float:
     assert isinstance(result, Rate)
@@ -107,17 +110,6 @@ def rate(result: Result) -> float:
 def gigabytes(per_second: float) -> str:
     """In GB per second."""
     return f'{per_second / 1e9:,.{0 if per_second >= 1e11 else 1}f}' if per_second else '–'
-
-
-class Rates(Section):
-    """A table of bytes per second."""
-
-    def markdown(self) -> str:
-        rows = [[
-            cell.graph, f'{cell.width:,}',
-            *(gigabytes(rate(cell.results[name])) if name in cell.results else '–'
-              for name in self.used())] for cell in self.cells]
-        return self.titled(['of', self.width, *self.used()], rows)
 
 
 class Ceilings:
@@ -147,8 +139,8 @@ class Ceilings:
 
 
 def often(bench: Bench) -> Settings:
-    return dataclasses.replace(
-        bench.kernel, repeats=max(bench.kernel.repeats, CEILING_REPEATS))
+    least = 0 if bench.quick else CEILING_REPEATS
+    return dataclasses.replace(bench.kernel, repeats=max(bench.kernel.repeats, least))
 
 
 def measure_streams(bench: Bench, ceilings: Ceilings) -> None:
@@ -166,7 +158,7 @@ def measure_streams(bench: Bench, ceilings: Ceilings) -> None:
     results = bench.measure(
         'Streams, GB/s', 'float32', megabytes,
         [Contender(name, lambda run=run: run, ours=True) for name, (run, _) in ways.items()],
-        often(bench), kind=Rates, label='MiB', ours='', made=lambda found: {
+        often(bench), label='MiB', ours='', made=lambda found: {
             name: Rate(**vars(result), num_bytes=ways[name][1])
             for name, result in found.items()})
     ceilings.memory = max(rate(results[COPY]), rate(results[READ]))
@@ -207,12 +199,12 @@ def measure_gathers(bench: Bench, ceilings: Ceilings) -> None:
     generator = torch.Generator(device=bench.device).manual_seed(1)
     for megabytes, row in itertools.product(bench.args.tables, ROWS):
         table = torch.ones((megabytes << 20) // row, row // 4, device=bench.device)
-        count = min(GATHERED[bench.device.type] // row, MOST_GATHERS)
+        count = min(Option(GATHERED).value(bench.args) // row, MOST_GATHERS)
         index = torch.randint(
             table.size(0), (count,), generator=generator, device=bench.device, dtype=torch.int)
         results = bench.measure(
             'Random rows, GB/s', f'a table of {megabytes} MiB', row, gathers(table, index),
-            often(bench), kind=Rates, label='bytes of a row', made=lambda found, count=count,
+            often(bench), label='bytes of a row', rivals=(), made=lambda found, count=count,
             row=row: {name: Rate(**vars(result), num_bytes=count * (row + INDEX))
                       for name, result in found.items()})
         ceilings.rows[row, megabytes << 20] = max(rate(r) for r in results.values())
@@ -263,12 +255,9 @@ def ours(name: str, contender: Contender, work: Work, counted: str) -> Kernel:
 
 
 def raw(
-    name: str, run: Callable[[], Any], check: Callable[[Any], bool], work: Work, counted: str,
+    name: str, run: Callable[[], Any], check: Callable[[Any], float], work: Work, counted: str,
 ) -> Kernel:
-    """A kernel whose result is either right or wrong."""
-    contender = Contender(
-        name, lambda: run, ours=True, check=lambda out: 0.0 if check(out) else math.inf)
-    return Kernel(contender, work, counted)
+    return Kernel(Contender(name, lambda: run, ours=True, check=check), work, counted)
 
 
 @dataclasses.dataclass
@@ -375,7 +364,7 @@ def sums(bench: Rooflines, widths: Sequence[int], dtypes: Sequence[str]) -> None
 
 
 def sums_of(case: maxk.Case, width: int) -> list[Kernel]:
-    graph, weight = case.structure, case.weight
+    graph, weight = case.graph.structure, case.weight
     rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
     num_nodes, row = case.graph.num_nodes, width * case.x.element_size()
     assert t_rowptr is not None
@@ -431,7 +420,7 @@ def largest(bench: Rooflines, k: int, width: int, dtypes: Sequence[str]) -> None
         selection = maxk.Selection(
             num_nodes, width, _harness.DTYPES[dtype], bench.bench.device)
         case = maxk.Case(bench.graph, _harness.DTYPES[dtype], width)
-        graph, weight, cbsr = case.structure, case.weight, case.largest(k)
+        graph, weight, cbsr = case.graph.structure, case.weight, case.largest(k)
         item, column = case.x.element_size(), cbsr.columns.element_size()
         entries, dense = k * (item + column), num_nodes * width * item
         gradient = over_edges(
@@ -510,24 +499,23 @@ def batches(
         size(n_id, expected) + distinct(n_id, num_nodes) * row, size(n_id) + 2 * size(expected),
         row, size(x))
 
-    def sorted_right(out: Sequence[Tensor]) -> bool:
+    def sorted_right(out: Sequence[Tensor]) -> float:
         src, dst = shuffled[:, out[2].long()]
-        return torch.equal(out[0], graph.rowptr) and torch.equal(
-            dst, graph.row) and torch.equal(src.int(), out[1])
+        return same((out[0], graph.rowptr), (dst, graph.row), (src.int(), out[1]))
 
-    def relabeled(out: Sequence[Tensor]) -> bool:
-        return torch.equal(out[0][:unique.numel()], unique) and torch.equal(out[1], local)
+    def relabeled(out: Sequence[Tensor]) -> float:
+        return same((out[0][:unique.numel()], unique), (out[1], local))
 
-    def matched(out: Tensor) -> bool:
+    def matched(out: Tensor) -> float:
         place = torch.full((num_nodes,), -1, device=device)
         place[before.n_id] = torch.arange(before.n_id.numel(), device=device)
-        return torch.equal(out, place[n_id])
+        return same((out, place[n_id]))
 
     def fetch(table: Tensor) -> Callable[[], Tensor]:
         return lambda: kernels.gather_rows(table, n_id, None, None, None, None, None)
 
-    def is_right(out: Tensor) -> bool:
-        return torch.equal(out, expected)
+    def is_right(out: Tensor) -> float:
+        return same((out, expected))
 
     made = [
         raw('to_csr', lambda: kernels.to_csr(shuffled, num_nodes, num_nodes, False, False, False),
@@ -535,7 +523,7 @@ def batches(
             'the list of edges once, sorted sources and positions once; passes of the sort are '
             'its own affair'),
         raw('neighbor_sample', lambda: sample(seeds),
-            lambda out: _minibatch.fits(graph, seeds, num_neighbors, out),
+            functools.partial(_minibatch.sample_error, graph, seeds, num_neighbors),
             Work(read + result, read + result + num_edges * 2 * entry, entry, size(node_map.table(
                 n_id.numel()))),
             'two pointers of each node that samples, a source for each edge, the batch; gathered '
@@ -557,7 +545,7 @@ def batches(
         raw('gather_rows, on the device', fetch(x), is_right, fetched,
             'ids, rows read and rows written'),
         raw('random_walk', lambda: kernels.random_walk(rowptr, col, start, WALK_LENGTH, 0.0, 1),
-            lambda out: is_walk(graph, start, out),
+            functools.partial(walk_error, graph, start),
             Work(size(start) * (WALK_LENGTH + 2), size(start) * (WALK_LENGTH + 2)
                  + num_walks * WALK_LENGTH * 3 * INDEX, 2 * INDEX, size(rowptr, col)),
             'walks written once; gathered besides: two pointers and a source at each step'),
@@ -569,14 +557,14 @@ def batches(
     bench.measure('Mini-batches and preparation', batch_size, made, 'batch')
 
 
-def is_walk(graph: Graph, start: Tensor, out: Tensor) -> bool:
-    """Whether each step follows an edge, or stays where there is none."""
+def walk_error(graph: Graph, start: Tensor, out: Tensor) -> float:
+    """Zero if each step follows an edge, or stays where there is none."""
     key = graph.row * graph.num_nodes + graph.col
     at, to = out[:, :-1].reshape(-1), out[:, 1:].reshape(-1)
     wanted = at * graph.num_nodes + to
     place = torch.searchsorted(key, wanted).clamp(max=key.numel() - 1)
     follows = (key[place] == wanted) | ((graph.degree[at] == 0) & (at == to))
-    return torch.equal(out[:, 0], start) and bool(follows.all())
+    return exact(torch.equal(out[:, 0], start) and bool(follows.all()))
 
 
 # Attention --------------------------------------------------------------------------------------
@@ -586,7 +574,7 @@ def attention(bench: Rooflines, heads: int, channels: int) -> None:
     width, num_nodes = heads * channels, bench.graph.num_nodes
     row, scores = 4 * width, 4 * heads  # bytes of a node
     case: gat.Case = gat.GATCase(bench.graph, torch.float32, heads, channels)
-    graph = case.structure
+    graph = case.graph.structure
     csr, t_csr = graph[:3], graph[3:6]
     forward = gat.kernel_contenders(case, FORWARD, 0)
     kept = 2 * (row + scores)
@@ -622,17 +610,13 @@ def attention(bench: Rooflines, heads: int, channels: int) -> None:
         by_src.must_move + by_dst.must_move - num_nodes * row, by_src.gathered + by_dst.gathered,
         by_src.row, by_src.table)
 
-    def gradient() -> Callable[[], tuple[Tensor, ...]]:
-        needed = case.forward(True, 0.0)[1:]
-        return lambda: case.backward(needed, 0.0)
-
     bench.measure('Attention, float32', width, [
         ours('gatv2, inference', picked(forward, gat.INFERENCE), steps[0],
                'a row of x for each edge; rows of destinations and the result once'),
         ours('gatv2, training', picked(forward, gat.TRAINING), steps[1],
                'the same, and what the backward pass reads written once'),
-        Kernel(Contender('gatv2, gradient', gradient, ours=True, check=functools.partial(
-            case.check, mode=gat.BACKWARD)), both,
+        ours('gatv2, gradient', picked(
+            gat.kernel_contenders(case, gat.BACKWARD, 0), gat.OURS), both,
                'a row of x for each edge; for each edge of the transpose a row of the gradient, '
                'one of the destinations and two numbers of each head; all else once'),
     ], of=size_of)

@@ -11,6 +11,7 @@ python -m benchmarks sampled --graphs reddit-like --dtypes float32,bfloat16,int8
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +19,14 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from pyg_fast import ops
-from pyg_fast.graph import prepare_edge_index
 from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.graph import graph_of
 from pyg_fast.graph.operator import STRATEGIES, Sampling
 from pyg_fast.nn import SampledGCNConv
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
 from . import _harness, layers, maxk, spmm
 from ._graphs import Graph
-from ._harness import Bench, Contender, Option, Result, norm_error, same, worst
+from ._harness import Bench, Contender, Option, norm_error, same, worst
 from .maxk import all_columns
 from .spmm import FORWARD, excess
 
@@ -101,17 +100,17 @@ class Case(maxk.Case):
     def run(self, sampling: Sampling, weight: Tensor | None) -> Tensor:
         x, scale = self.given
         return kernels.sampled_spmm(
-            *self.structure[:3], weight, x, None, scale, None, None, False, False,
+            *self.graph.structure[:3], weight, x, None, scale, None, None, False, False,
             *sampling.args())
 
     def rounded_first(self, sampling: Sampling) -> Tensor:
         x, scale = kernels.quantize_rows(self.exact)
         return kernels.sampled_spmm(
-            *self.structure[:3], self.weight, x, None, scale, None, None, False, False,
+            *self.graph.structure[:3], self.weight, x, None, scale, None, None, False, False,
             *sampling.args())
 
     def sample(self, sampling: Sampling) -> 'Sample':
-        return Sample(self, sampling, sampled_graph(self.structure, sampling))
+        return Sample(self, sampling, sampled_graph(self.graph.structure, sampling))
 
 
 class Sample(maxk.Case):
@@ -167,7 +166,7 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
         made.append(dataclasses.replace(contender, name=f'{GIVEN}{name}'))
 
     def make_sample() -> tuple[Structure, Tensor]:
-        graph = sampled_graph(case.structure, fastrand)
+        graph = sampled_graph(case.graph.structure, fastrand)
         assert graph.perm is not None
         return graph, case.weight[graph.perm]
 
@@ -199,25 +198,16 @@ def sampling_rates(graph: Graph, samples: Sequence[int]) -> str:
 def run_kernels(bench: Bench, graph: Graph) -> None:
     samples = bench.args.samples
     bench.note(sampling_rates(graph, samples))
-    by_dtype: dict[tuple[str, int], dict[str, Result]] = {}
     for width in bench.args.widths:
         for dtype in bench.args.dtypes:
             case = Case(graph, dtype, width)
             full = full_contenders(case)
-            results = bench.measure_over(
+            bench.measure_over(
                 f'Aggregation at F={width}, {dtype}', graph.name,
                 {s: sampling_contenders(case, s) for s in samples}, full, bench.kernel,
                 ours=FASTRAND, rivals=[each.name for each in full], label='S',
-                num_bytes=graph.num_nodes * width * case.given[0].element_size(),
                 pairs=[(FASTRAND, f'{GIVEN}{FULL}'), ('bucket', FASTRAND), (UNBIASED, FASTRAND)])
-            for s, cell in results.items():
-                found = by_dtype.setdefault(
-                    (f'Aggregation at F={width}, fastrand, by dtype', s), {})
-                found[dtype] = cell[FASTRAND]
-                if case.is_int8:
-                    found[ROUNDED] = cell[ROUNDED]
             del case
-    bench.by_dtype(graph.name, by_dtype, 'S')
 
 
 # Training ---------------------------------------------------------------------------------------
@@ -234,15 +224,15 @@ def run_training_op(bench: Bench, graph: Graph, width: int) -> None:
         def make() -> Callable[[], tuple[Tensor, Tensor]]:
             torch.manual_seed(SEED)
             return spmm.step(
-                lambda x: ops.sampled_spmm(case.prepared, x, num_samples, strategy, case.weight),
-                case.x, case.grad)
+                lambda x: ops.sampled_spmm(
+                    graph.prepared, x, num_samples, strategy, case.weight), case.x, case.grad)
 
         def check(output: tuple[Tensor, Tensor]) -> float:
             return error(case.sample(drawn(num_samples, strategy, case.x.device)), output)
 
         return Contender(strategy, make, ours=True, check=check)
 
-    step = spmm.step(lambda x: ops.spmm(case.prepared, x, case.weight), case.x, case.grad)
+    step = spmm.step(lambda x: ops.spmm(case.graph.prepared, x, case.weight), case.x, case.grad)
     bench.measure_over(
         f'Aggregation at F={width}, forward + backward, float32', graph.name,
         {s: [contender(s, strategy) for strategy in STRATEGIES] for s in bench.args.samples},
@@ -251,22 +241,37 @@ def run_training_op(bench: Bench, graph: Graph, width: int) -> None:
         pairs=[(UNBIASED, FULL), (UNBIASED, FASTRAND), (FASTRAND, FULL)])
 
 
+class Exact(nn.Module):
+    """A layer in float64, whose sums torch.sparse computes."""
+
+    def __init__(
+        self, matrix: Tensor, scale: Tensor, factor: Tensor, weight: Tensor, bias: Tensor,
+    ) -> None:
+        super().__init__()
+        self.matrix, self.scale, self.factor = matrix, scale, factor
+        self.bias, self.weight = (nn.Parameter(t.double()) for t in (bias, weight))
+
+    def forward(self, x: Tensor, _: Tensor) -> Tensor:
+        return self._aggregated(x @ self.weight.t(), None)
+
+    def _operator(self, *_: Any) -> None:
+        """The matrix is made already."""
+
+    def _aggregated(self, h: Tensor, _: None) -> Tensor:
+        scale, h = self.scale, h.double()
+        total = self.factor * scale * torch.sparse.mm(self.matrix, scale * h)
+        return total + scale.square() * h + self.bias
+
+
 class Model:
     """The GCN of the paper on random features: inference and steps, in full and sampled."""
 
     def __init__(self, graph: Graph, channels: int, hidden: int) -> None:
         self.graph = graph = graph.without_loops()
-        device = graph.col.device
-        generator = torch.Generator(device=device).manual_seed(SEED)
-        size = graph.num_nodes, graph.num_nodes
-        self.prepared = prepare_edge_index(graph.edge_index, size)[0]
-        self.structure = graph_of(self.prepared, *size)
+        normal = graph.normal(SEED)
         self.widths = channels, hidden, CLASSES
-        self.x, *self.mapped = (
-            torch.randn(graph.num_nodes, width, generator=generator, device=device)
-            for width in self.widths)
-        self.target = torch.randint(
-            CLASSES, (graph.num_nodes,), generator=generator, device=device)
+        self.x, *self.mapped = (normal(graph.num_nodes, width) for width in self.widths)
+        self.target = normal(graph.num_nodes, CLASSES).argmax(1)
         torch.manual_seed(SEED)
         self.state = self.convs(FULL, 1).state_dict()
 
@@ -285,23 +290,45 @@ class Model:
             nn.init.normal_(conv.bias)
         return convs.to(self.x.device)
 
-    def loaded(self, name: str, num_samples: int) -> nn.ModuleList:
-        convs = self.convs(name, num_samples)
-        convs.load_state_dict(self.state)
+    def exact(self, name: str, num_samples: int) -> nn.ModuleList:
+        strategy = FASTRAND if name in (FULL, INT8) else name
         torch.manual_seed(SEED)
-        return convs
+        made = nn.ModuleList()
+        for k in range(2):
+            graph, factor = self.graph, torch.ones(1, dtype=torch.double, device=self.x.device)
+            if name != FULL:
+                sampling = Sampling(num_samples, strategy).drawn(self.x.device)
+                taken = Taken(self.graph, sampling, sampled_graph(self.graph.structure, sampling))
+                graph, factor = taken.graph, taken.factor.view(-1, 1)
+            counted = self.graph if strategy == UNBIASED else graph
+            scale = (counted.degree + 1).double().rsqrt().view(-1, 1)
+            ones = torch.ones(graph.num_edges, dtype=torch.double, device=self.x.device)
+            made.append(Exact(graph.matrix(ones), scale, factor, *(
+                self.state[f'{k}.{name}'] for name in ('lin.weight', 'bias'))))
+        return made
 
-    def inference(self, name: str, num_samples: int) -> Callable[[], list[Tensor]]:
-        return self.inferring(self.loaded(name, num_samples), self.prepared)
-
-    def inferring(self, convs: nn.ModuleList, graph: Tensor) -> Callable[[], list[Tensor]]:
-        first, second = convs.eval()
+    def work(self, what: str, convs: nn.ModuleList, graph: Any) -> Callable[[], Any]:
+        """A step, an inference, or its aggregations: linear maps and degrees are computed before.
+        """
+        x = self.x.to(convs[0].bias.dtype)
+        first, second = convs.train(what == 'step')
+        torch.manual_seed(SEED)
+        if what == 'step':
+            return _harness.with_gradients(lambda: F.cross_entropy(
+                second(first(x, graph).relu(), graph), self.target), list(convs.parameters()))
+        given = [(conv, h, conv._operator(h, graph, None, False)) for conv, h in zip(
+            convs, self.mapped, strict=True)] if what == 'aggregations' else []
 
         @torch.no_grad()
         def run() -> list[Tensor]:
-            return [second(first(self.x, graph).relu(), graph)]
+            if given:
+                return [conv._aggregated(h, norm) for conv, h, norm in given]
+            return [second(first(x, graph).relu(), graph)]
 
         return run
+
+    def right(self, what: str, name: str, num_samples: int) -> Sequence[Tensor]:
+        return self.work(what, self.exact(name, num_samples), None)()
 
     def pyg(self) -> Contender:
         """The inference of PyG on all edges, with normalized weights that are cached."""
@@ -310,99 +337,29 @@ class Model:
                 self.widths[:-1], self.widths[1:], strict=True))
             convs.load_state_dict(self.state)
             matrix = layers.Inputs(self.graph).of(layers.CSR)
-            return self.inferring(convs.to(self.x.device), matrix)
+            return self.work('inference', convs.to(self.x.device), matrix)
 
         return Contender(PYG, make, check=lambda outputs: norm_error(
-            outputs, self.right_inference(FULL, 1), TOLERANCE))
-
-    def aggregations(self, name: str, num_samples: int) -> Callable[[], list[Tensor]]:
-        """The aggregations of an inference: linear maps and degrees are computed before."""
-        given = [
-            (conv, h, conv._operator(h, self.prepared, None, False))
-            for conv, h in zip(self.loaded(name, num_samples).eval(), self.mapped, strict=True)]
-
-        @torch.no_grad()
-        def run() -> list[Tensor]:
-            return [conv._aggregated(h, norm) for conv, h, norm in given]
-
-        return run
-
-    def step(self, name: str, num_samples: int) -> Callable[[], tuple[Tensor, ...]]:
-        first, second = convs = self.loaded(name, num_samples).train()
-        return _harness.with_gradients(lambda: F.cross_entropy(
-            second(first(self.x, self.prepared).relu(), self.prepared), self.target),
-            list(convs.parameters()))
-
-    def matrices(self, name: str, num_samples: int) -> list[Callable[[Tensor], Tensor]]:
-        """The matrix of each layer in float64, by torch.sparse."""
-        strategy = FASTRAND if name in (FULL, INT8) else name
-        torch.manual_seed(SEED)
-        made = []
-        for _ in self.mapped:
-            graph, factor = self.graph, None
-            if name != FULL:
-                sampling = Sampling(num_samples, strategy).drawn(self.x.device)
-                taken = Taken(self.graph, sampling, sampled_graph(self.structure, sampling))
-                graph, factor = taken.graph, taken.factor.view(-1, 1)
-            counted = self.graph if strategy == UNBIASED else graph
-            scale = (counted.degree + 1).double().rsqrt().view(-1, 1)
-            ones = torch.ones(graph.num_edges, dtype=torch.double, device=self.x.device)
-            matrix = graph.matrix(ones)
-
-            def product(
-                h: Tensor, matrix: Tensor = matrix, scale: Tensor = scale,
-                factor: Tensor | None = factor,
-            ) -> Tensor:
-                total = scale * torch.sparse.mm(matrix, scale * h)
-                return (total if factor is None else factor * total) + scale.square() * h
-
-            made.append(product)
-        return made
-
-    def parameters(self) -> list[Tensor]:
-        """Bias and weight of both layers, in float64."""
-        names = 'bias', 'lin.weight'
-        return [self.state[f'{i}.{name}'].double() for i in (0, 1) for name in names]
-
-    @torch.no_grad()
-    def right_inference(self, name: str, num_samples: int) -> list[Tensor]:
-        return [self.output(self.matrices(name, num_samples), self.parameters())]
-
-    @torch.no_grad()
-    def right_aggregations(self, name: str, num_samples: int) -> list[Tensor]:
-        products, parameters = self.matrices(name, num_samples), self.parameters()
-        return [product(h.double()) + bias for product, h, bias in
-                zip(products, self.mapped, parameters[::2], strict=True)]
-
-    def right_step(self, name: str, num_samples: int) -> tuple[Tensor, ...]:
-        parameters = [parameter.requires_grad_() for parameter in self.parameters()]
-        matrices = self.matrices(name, num_samples)
-        return _harness.with_gradients(lambda: F.cross_entropy(
-            self.output(matrices, parameters), self.target), parameters)()
-
-    def output(
-        self, products: Sequence[Callable[[Tensor], Tensor]], parameters: Sequence[Tensor],
-    ) -> Tensor:
-        h = self.x.double()
-        for product, bias, weight in zip(
-                products, parameters[::2], parameters[1::2], strict=True):
-            h = product((h if product is products[0] else h.relu()) @ weight.t()) + bias
-        return h
+            outputs, self.right('inference', FULL, 1), TOLERANCE))
 
     def contenders(self, what: str, num_samples: int, names: Sequence[str]) -> list[Contender]:
-        make, right = getattr(self, what), getattr(self, f'right_{what}')
+        def make(name: str) -> Callable[[], Any]:
+            convs = self.convs(name, num_samples)
+            convs.load_state_dict(self.state)
+            return self.work(what, convs, self.graph.prepared)
 
         def check(name: str, outputs: Sequence[Tensor]) -> float:
             tolerance = _ROUNDED if name == INT8 else _KINKED if what == 'step' else TOLERANCE
-            return norm_error(outputs, right(name, num_samples), tolerance)
+            return norm_error(outputs, self.right(what, name, num_samples), tolerance)
 
         return [
-            Contender(name, functools.partial(make, name, num_samples), ours=True,
+            Contender(name, functools.partial(make, name), ours=True,
                       check=functools.partial(check, name))
             for name in names]
 
 
-def run_model(bench: Bench, model: Model, what: str) -> None:
+def run_model(bench: Bench, graph: Graph, what: str) -> None:
+    model = Model(graph, bench.args.channels, bench.args.hidden)
     title = {
         'step': 'Training step of a GCN', 'inference': 'Inference of a GCN',
         'aggregations': 'Inference of a GCN, its aggregations alone'}[what]
@@ -415,6 +372,17 @@ def run_model(bench: Bench, model: Model, what: str) -> None:
         bench.kernel if what == 'aggregations' else bench.wall, label='S', memory=what == 'step',
         pairs=[(FASTRAND, FULL), *((name, FULL) for name in names if name != FASTRAND),
                (UNBIASED, FASTRAND)])
+
+
+def run_training(bench: Bench, graph: Graph) -> None:
+    for width in bench.args.widths:
+        run_training_op(bench, graph, width)
+    run_model(bench, graph, 'step')
+
+
+def run_inference(bench: Bench, graph: Graph) -> None:
+    run_model(bench, graph, 'aggregations')
+    run_model(bench, graph, 'inference')
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -435,25 +403,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             'Training: forward and backward with the draw, without an optimizer. The GCN has two '
             f'layers on random features and samples in training too. "{INT8}" rounds at every '
             'call. Its aggregations include scales, loops and bias.'])
-    args = bench.args
-    kernel_graphs = args.graphs or Option(spmm.DEFAULT_GRAPHS).value(args)
-    model_graphs = args.graphs or Option(MODEL_GRAPHS).value(args)
-    models = args.parts != ('kernels',)
-    for graph in bench.graphs(dict.fromkeys(
-            [*kernel_graphs * bench.has('kernels'), *model_graphs * models])):
-        if bench.has('kernels') and graph.name.split(' ')[0] in kernel_graphs:
-            run_kernels(bench, graph)
-        if not models or graph.name.split(' ')[0] not in model_graphs:
-            continue
-        model = Model(graph, args.channels, args.hidden)
-        if bench.has('training'):
-            for width in args.widths:
-                run_training_op(bench, graph, width)
-            run_model(bench, model, 'step')
-        if bench.has('inference'):
-            run_model(bench, model, 'aggregations')
-            run_model(bench, model, 'inference')
-        del model
+    bench.run_parts(
+        {'kernels': run_kernels, 'training': run_training, 'inference': run_inference},
+        {'kernels': spmm.DEFAULT_GRAPHS, 'training': MODEL_GRAPHS, 'inference': MODEL_GRAPHS})
     bench.finish()
 
 

@@ -23,10 +23,9 @@ import time
 import xml.etree.ElementTree
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from . import _harness
-from ._harness import Cell, Section
+from ._harness import Cell
 
 TOOLS = ('memcheck', 'racecheck', 'initcheck')
 TESTS = ('tests/robustness/test_same_bits.py', 'tests/ops/test_gcn_norm.py')
@@ -40,31 +39,6 @@ _LINES = 24  # of a process that found something
 _PYTHON = re.compile(r'Host Frame:.* in (lib)?(python|torch_python)')
 GRACE = 120.0  # seconds that what has begun may take when the time is over
 _SUMMARY = re.compile(r'(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)')
-
-
-@dataclasses.dataclass
-class Checked(Cell):
-    """The result of one tool on the tests of one file."""
-
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    not_run: int = 0
-
-
-class Counts(Section):
-    """A table of the numbers of tests, by file."""
-
-    def summary(self) -> list[dict[str, Any]]:
-        return []
-
-    def markdown(self) -> str:
-        names = ('passed', 'failed', 'skipped', 'not_run')
-        counts = {cell.graph: [getattr(cell, name) for name in names] for cell in self.cells}
-        counts['all'] = [sum(each) for each in zip(*counts.values(), strict=True)] or [0] * 4
-        return self.titled(
-            ['tests of', 'passed', 'failed', 'skipped', 'not run'],
-            [[file, *map(str, each)] for file, each in counts.items()])
 
 
 @dataclasses.dataclass
@@ -190,11 +164,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 troubles.append(f'{tool}, from {some[0]}:\n{outcome.output}')
                 _harness.log(troubles[-1])
     for tool in args.tools:
-        section = report.section(f'{tool}: {errors[tool]} errors', Counts, columns={})
+        section = report.section(f'{tool}: {errors[tool]} errors', width='tests')
+        ran[tool]['all'] = sum(ran[tool].values(), collections.Counter())
         for file, counts in sorted(ran[tool].items()):
             done = {kind: counts[kind] for kind in ('passed', 'failed', 'skipped')}
-            section.cells.append(Checked(
-                file, 0, {}, **done, not_run=counts['chosen'] - sum(done.values())))
+            section.cells.append(Cell(file, counts['chosen'], {}, facts={
+                **done, 'not run': counts['chosen'] - sum(done.values())}))
     report.notes += [f'```\n{trouble}\n```' for trouble in troubles]
     report.finish()
     if troubles:

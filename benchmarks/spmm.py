@@ -1,4 +1,4 @@
-"""Sums, means and maxima over neighbours: ours, cuSPARSE, torch.sparse, torch-sparse and PyG.
+"""Sums and maxima over neighbours: ours, cuSPARSE, torch.sparse, torch-sparse and PyG.
 
 python -m benchmarks spmm                                 the whole grid, float32
 python -m benchmarks spmm --quick                         a minute or less
@@ -18,14 +18,13 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from pyg_fast import ops
-from pyg_fast.graph import prepare_edge_index
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option
 
 WIDTHS = (16, 32, 64, 128, 256, 512)
-REDUCE = ('sum', 'mean', 'max')
+REDUCE = ('sum', 'max')
 FORWARD, STEP = 'forward', 'forward + backward'
 GRAD_X, GRAD_W = 'gradient of x', 'gradient of weights'
 _CHUNK = 1 << 24  # elements compared at a time
@@ -37,9 +36,7 @@ CUSPARSE = [f'cuSPARSE {algorithm}' for algorithm in _cusparse.ALGORITHMS]
 PREPROCESSED = [f'{name} preprocessed' for name in CUSPARSE]
 TORCH, TORCH64 = 'torch.sparse', 'torch.sparse int64'  # int64: what PyG's conversions give
 TORCH_SPARSE, SCATTER = 'torch-sparse', 'PyG scatter'
-SCATTER_REDUCE, SEGMENT = 'scatter_reduce', 'segment_csr'
-SAMPLED, SDDMM = 'torch sampled_addmm', 'cuSPARSE SDDMM'
-RIVALS = ('cuSPARSE', TORCH, SAMPLED, SDDMM, TORCH_SPARSE, SEGMENT, SCATTER_REDUCE, SCATTER)
+RIVALS = ('cuSPARSE', TORCH, TORCH_SPARSE, SCATTER)
 DEFAULT_GRAPHS = {  # of most benchmarks
     'cuda': _graphs.GRID, 'cpu': _graphs.REAL,
     'quick': {'cuda': ('arxiv-like', 'Computers', 'ddi'), 'cpu': ('Computers', 'ddi')}}
@@ -52,46 +49,25 @@ class Case:
     """
 
     def __init__(self, graph: Graph, dtype: torch.dtype, width: int) -> None:
-        device = graph.col.device
-        generator = torch.Generator(device=device).manual_seed(1)
-        shape = graph.num_nodes, width
-        self.graph = graph
-        self.dtype = dtype
-        self.x = torch.randn(shape, generator=generator, device=device).to(dtype)
-        self.grad = torch.randn(shape, generator=generator, device=device).to(dtype)
-        self.weight = torch.rand(graph.num_edges, generator=generator, device=device).to(dtype)
+        normal = graph.normal()
+        self.graph, self.dtype = graph, dtype
+        self.x, self.grad = (normal(graph.num_nodes, width).to(dtype) for _ in range(2))
+        self.weight = normal(graph.num_edges).abs().to(dtype)
         self.ones = torch.ones_like(self.weight)
         self.maxima: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._products: dict[tuple[str, bool], tuple[Tensor, Tensor]] = {}
-        self.inverse_degree = 1 / graph.degree.clamp(min=1).double()
-
-    @functools.cached_property
-    def prepared(self) -> Tensor:
-        size = (self.graph.num_nodes, self.graph.num_nodes)
-        edge_index, perm = prepare_edge_index(self.graph.edge_index, size)
-        # Weights, references and rivals take the edges in the order of the graph.
-        if not bool((perm == torch.arange(perm.numel(), device=perm.device)).all()):
-            raise _harness.Incorrect('prepare_edge_index: moved edges that were sorted already')
-        return edge_index
-
-    def value(self, reduce: str) -> Tensor:
-        """Edge values: the sum with them is the reduction."""
-        if reduce == 'mean':
-            return self.inverse_degree[self.graph.row].to(self.dtype)
-        return self.weight
 
     def aggregated(self, weight: str) -> tuple[Tensor, Tensor]:
-        """The right sum or mean and its scale."""
+        """The right sum and its scale."""
         return self._product(weight, self.x, transposed=False)
 
     def grad_x(self, weight: str) -> tuple[Tensor, Tensor]:
-        """The right gradient of a sum or mean and its scale."""
+        """The right gradient of a sum and its scale."""
         return self._product(weight, self.grad, transposed=True)
 
     def _product(self, weight: str, x: Tensor, transposed: bool) -> tuple[Tensor, Tensor]:
         if (weight, transposed) not in self._products:
-            value = self.inverse_degree[self.graph.row] if weight == 'mean' else (
-                self.weight if weight == 'weighted' else self.ones).double()
+            value = (self.weight if weight == 'weighted' else self.ones).double()
             matrix = self.graph.matrix(value, transposed)
             kept = torch.promote_types(self.dtype, torch.float32)
             self._products[weight, transposed] = (
@@ -173,7 +149,7 @@ class Forwards:
 
     def ours(self, weighted: bool) -> Callable[[Tensor], Tensor]:
         weight = self.case.weight if weighted else None
-        return lambda x: ops.spmm(self.case.prepared, x, weight, reduce=self.reduce)
+        return lambda x: ops.spmm(self.case.graph.prepared, x, weight, reduce=self.reduce)
 
     def torch_sparse_mm(
         self, int64: bool = False, transposed: bool = False,
@@ -182,7 +158,7 @@ class Forwards:
         if reduce == 'max':
             matrix = case.graph.matrix(case.ones)
             return lambda x: torch.sparse.mm(matrix, x, 'amax')
-        matrix = case.graph.matrix(case.value(reduce), transposed)
+        matrix = case.graph.matrix(case.weight, transposed)
         if int64:
             matrix = torch.sparse_csr_tensor(
                 matrix.crow_indices().long(), matrix.col_indices().long(), matrix.values(),
@@ -212,25 +188,6 @@ class Forwards:
 
         return run
 
-    def scatter_reduce(self) -> Callable[[Tensor], Tensor]:
-        graph = self.case.graph
-        src, dst = graph.edge_index
-
-        def run(x: Tensor) -> Tensor:
-            index = dst.view(-1, 1).expand(-1, x.size(1))
-            out = x.new_zeros(graph.num_nodes, x.size(1))
-            return out.scatter_reduce(
-                0, index, x.index_select(0, src), 'amax', include_self=False)
-
-        return run
-
-    def segment_csr(self) -> Callable[[Tensor], Tensor]:
-        from torch_scatter import segment_csr
-
-        graph = self.case.graph
-        rowptr, src = graph.rowptr.long(), graph.edge_index[0]
-        return lambda x: segment_csr(x.index_select(0, src), rowptr, reduce='max')
-
     def named(self, width: int) -> dict[str, Callable[[], Callable[[Tensor], Tensor]]]:
         """Those that run on this device, except cuSPARSE."""
         case = self.case
@@ -238,20 +195,15 @@ class Forwards:
         found[OURS] = functools.partial(self.ours, self.reduce == 'sum')
         if self.reduce == 'sum':
             found[PLAIN] = functools.partial(self.ours, False)
-        if self.reduce != 'max' or not case.x.is_cuda:
+        if self.reduce == 'sum' or not case.x.is_cuda:
             found[TORCH] = self.torch_sparse_mm
-        if self.reduce != 'max' and not case.x.is_cuda:
+        if self.reduce == 'sum' and not case.x.is_cuda:
             found[TORCH64] = functools.partial(self.torch_sparse_mm, int64=True)
         if importlib.util.find_spec('torch_sparse'):
             found[TORCH_SPARSE] = self.torch_sparse
         messages = case.graph.num_edges * width * case.x.element_size()
         if messages <= self.scatter_limit * 2**30:
-            if self.reduce == 'max':
-                found[SCATTER_REDUCE] = self.scatter_reduce
-                if importlib.util.find_spec('torch_scatter'):
-                    found[SEGMENT] = self.segment_csr
-            else:
-                found[SCATTER] = self.scatter
+            found[SCATTER] = self.scatter
         return found
 
 
@@ -259,24 +211,17 @@ def contenders(
     case: Case, reduce: str, mode: str, width: int, scatter_limit: float,
 ) -> list[Contender]:
     """All contenders of one cell."""
-    graph, cuda = case.graph, case.x.is_cuda
     x, grad = case.x[:, :width].contiguous(), case.grad[:, :width].contiguous()
     forwards = Forwards(case, reduce, scatter_limit)
     made: list[Contender] = []
 
-    def add(name: str, make: Callable[[], Callable[[], Any]], weight: str) -> None:
-        check = checker(case, reduce, mode, width, weight)
+    def add(name: str, make: Callable[[], Callable[[], Any]]) -> None:
+        check = checker(case, reduce, mode, width, 'unweighted' if name == PLAIN else 'weighted')
         made.append(Contender(name, make, ours=name in (OURS, PLAIN), check=check))
 
-    usual = {'sum': 'weighted', 'mean': 'mean', 'max': 'max'}[reduce]
     if mode == GRAD_W:
         weight = case.weight.detach().requires_grad_()
-        add(OURS, lambda: gradient(ops.spmm(case.prepared, x, weight), weight, grad), usual)
-        matrix, transposed = graph.matrix(torch.zeros_like(case.weight)), x.t()
-        add(SAMPLED, lambda: lambda: torch.sparse.sampled_addmm(
-            matrix, grad, transposed, beta=0.0).values(), usual)
-        if cuda:
-            add(SDDMM, lambda: _cusparse.SDDMM(graph.rowptr, graph.col, grad, x), usual)
+        add(OURS, lambda: gradient(ops.spmm(case.graph.prepared, x, weight), weight, grad))
         return made
 
     def prepare(make: Callable[[], Callable[[Tensor], Tensor]]) -> Callable[[], Any]:
@@ -289,26 +234,26 @@ def contenders(
         return gradient(forward(leaf), leaf, grad)
 
     for name, make in forwards.named(width).items():
-        add(name, functools.partial(prepare, make), 'unweighted' if name == PLAIN else usual)
-    if cuda and reduce != 'max':
-        for name, make in cusparse_ways(case, reduce, mode, x, grad).items():
-            add(name, make, usual)
+        add(name, functools.partial(prepare, make))
+    if x.is_cuda and reduce == 'sum':
+        for name, make in cusparse_ways(case, mode, x, grad).items():
+            add(name, make)
     return made
 
 
 def cusparse_ways(
-    case: Case, reduce: str, mode: str, x: Tensor, grad: Tensor,
+    case: Case, mode: str, x: Tensor, grad: Tensor,
 ) -> dict[str, Callable[[], Any]]:
     return {
-        name: functools.partial(cusparse, case, reduce, mode, x, grad, algorithm, preprocess)
+        name: functools.partial(cusparse, case, mode, x, grad, algorithm, preprocess)
         for names, preprocess in ((CUSPARSE, False), (PREPROCESSED, True))
         for name, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True)}
 
 
 def cusparse(
-    case: Case, reduce: str, mode: str, x: Tensor, grad: Tensor, algorithm: str, preprocess: bool,
+    case: Case, mode: str, x: Tensor, grad: Tensor, algorithm: str, preprocess: bool,
 ) -> Callable[[], Any]:
-    graph, value = case.graph, case.value(reduce)
+    graph, value = case.graph, case.weight
 
     def backward() -> _cusparse.SpMM:
         rowptr, col, perm = graph.transpose
@@ -362,12 +307,11 @@ def run_graph(bench: Bench, graph: Graph) -> None:
         for reduce, mode, width in itertools.product(
                 args.reduce, (FORWARD, STEP, GRAD_X, GRAD_W)[:4 if args.backward else 1],
                 args.widths):
-            if mode in (GRAD_X, GRAD_W) and reduce != 'sum':
+            if mode in (GRAD_X, GRAD_W) and reduce == 'max':
                 continue
             bench.measure(
                 f'{reduce}, {mode}, {dtype}', graph.name, width,
-                contenders(case, reduce, mode, width, args.scatter_limit), bench.kernel,
-                num_bytes=graph.num_nodes * width * case.x.element_size())
+                contenders(case, reduce, mode, width, args.scatter_limit), bench.kernel)
         del case  # with its references
 
 
@@ -381,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         scatter_limit=Option(
             {'cuda': 4.0, 'cpu': 2.0}, float, 'GiB of messages that a rival may store'),
         notes=['The graph is prepared beforehand for all contenders. Sums read edge weights, '
-               f'except "{PLAIN}"; means and maxima have none.'])
+               f'except "{PLAIN}"; maxima have none.'])
     for graph in bench.graphs():
         run_graph(bench, graph)
     bench.finish()

@@ -1,6 +1,6 @@
 """The accuracy of trained networks: the runs, and the tables of the reports."""
-import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,63 +24,54 @@ def test_report(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
     assert report['left_out'] == {'CS': 'PYG_FAST_DATA is not set'}
-    rates, gcn, sage = report['sections']
-    assert [section['title'] for section in (gcn, sage)] == ['GCN', 'SAGE']
-    for section in (rates, gcn, sage):
-        (cell,) = section['cells']
-        full = cell['results']['all edges']['scores']
+    assert [section['title'] for section in report['sections']] == [
+        f'{model}: {what}' for model in ('GCN', 'SAGE')
+        for what in ('points lost', 'S that loses at most 1 point')]
+    for lost, least in (report['sections'][:2], report['sections'][2:]):
+        (chosen,) = least['cells']
+        full = chosen['results']['all edges, %']['scores']
         assert len(full) == 2
+        cells = {cell['width']: cell for cell in lost['cells']}
+        assert max(cells) == 384  # The largest degree is 341.
+        assert cells[384]['facts'] == {'edges read, %': 100}
         for strategy in bench.STRATEGIES:
-            last = cell['results'][f'{strategy}, S = 384']  # The largest degree is 341.
+            last, one = (cells[s]['results'][strategy] for s in (384, 1))
             assert last['sampling_rate'] == 1
             assert last['scores'] == pytest.approx(full)
-            assert f'{strategy}, S = 512' not in cell['results']
-            one = cell['results'][f'{strategy}, S = 1']
             assert 0 < one['sampling_rate'] < 0.2
             assert one['lost'] == pytest.approx((sum(full) - sum(one['scores'])) / 2)
-            assert len(cell['chosen'][strategy]) == 2
+            assert len(chosen['facts'][f'chosen, {strategy}']) == 2
+            losses = {s: cell['results'][strategy]['lost'] for s, cell in cells.items()}
+            least_s = chosen['facts'][f'least S, {strategy}']
+            assert all(lost <= 1 for s, lost in losses.items() if s >= least_s)
+        first, second = (chosen['facts'][f'least S, {name}'] for name in bench.STRATEGIES)
+        assert chosen['facts']['fastrand needs no larger S'] == ('no', 'yes')[first <= second]
     markdown = written.with_suffix('.md').read_text()
-    assert '| S | planted, fastrand | planted, bucket |' in markdown
-    assert '| 384 | 100.00 |' in markdown
+    assert '## GCN: points lost\n\n| graph | S | fastrand | bucket | edges read, % |' in markdown
+    assert re.search(r'\| planted \| 384 \| -?0\.00 \| -?0\.00 \| 100 \|', markdown)
 
 
 def test_features_of_eight_bits(bench: Any, tmp_path: Path) -> None:
     line = ['--system', 'sampled', '--quick', '--device', 'cpu', '--graphs', 'planted']
     line += ['--models', 'sage', '--epochs', '3']
-    cells = []
+    cells: list[Any] = []
+    full: list[Any] = []
     for option in ([], ['--quantize']):
         bench.main([*line, *option, '--out', str(tmp_path / str(len(option)))])
         (written,) = (tmp_path / str(len(option))).glob('*.json')
         report = json.loads(written.read_text())
         assert ('eight bits' in report['notes'][0]) == bool(option)
-        cells.append(report['sections'][1]['cells'][0]['results'])
-    exact, rounded = cells
-    assert exact.keys() == rounded.keys()
+        lost, least = (section['cells'] for section in report['sections'])
+        full.append(least[0]['results']['all edges, %']['scores'])
+        cells.append([
+            (cell['width'], name, each['scores'])
+            for cell in lost for name, each in cell['results'].items()])
     # The same networks, which round wherever they sample, even if that is all edges.
-    assert exact.pop('all edges')['scores'] == rounded.pop('all edges')['scores']
-    pairs = [(exact[key]['scores'], rounded[key]['scores']) for key in exact]
+    assert full[0] == full[1]
+    assert [each[:2] for each in cells[0]] == [each[:2] for each in cells[1]]
+    pairs = [(a, b) for (*_, a), (*_, b) in zip(*cells, strict=True)]
     assert any(a != b for a, b in pairs)
     assert all(a == pytest.approx(b, abs=10) for a, b in pairs)
-
-
-def test_least_samples(bench: Any) -> None:
-    def cell(graph: str, degree: float, fastrand: int | None, bucket: int | None) -> Any:
-        least = {'fastrand': fastrand, 'bucket': bucket}
-        results = {'all edges': bench.Trained(scores=[80.0, 81.0]),
-                   'bucket, S = 6': bench.Trained(lost=0.125)}
-        return bench.Swept(graph, 64, results, metric='AUC', mean_degree=degree, least=least,
-                           chosen={strategy: [s, None] for strategy, s in least.items()})
-
-    section = bench.Losses('GCN', columns={}, width='hidden', cells=[
-        cell('sparse', 5, 8, 4), cell('dense', 40, 8, 8), cell('denser', 60, 4, None),
-        cell('missed', 70, None, 4)])
-    lines = section.markdown().splitlines()
-    assert '| 6 | – | 0.12 | – | 0.12 | – | 0.12 | – | 0.12 |' in lines
-    assert '| sparse | 5.0 | 64 | AUC | 80.50 ± 0.71 | 8 | 8, none | 4 | 4, none |' in lines
-    assert lines[-1] == (
-        'Of 3 graphs with a mean degree above 30, fastrand needs no larger S than bucket on 2; it '
-        'does on missed.')
-    assert [row['fastrand_holds_first'] for row in section.summary()] == [False, True, True, False]
 
 
 def test_real_graphs_are_copied(
@@ -120,49 +111,41 @@ def test_the_loader(
     report = json.loads(written.read_text())
     assert report['left_out'] == left_out
     (section,) = report['sections']
-    (cell,), (row,) = section['cells'], section['summary']
+    (cell,) = section['cells']
     assert cell['results'].keys() == ways
     full, ours = (cell['results'][name]['scores'] for name in (
         bench.FULL, bench.LOADER))
     assert len(full) == len(ours) == 2
-    assert row['lost'] == pytest.approx((sum(full) - sum(ours)) / 2, rel=1e-3)
+    assert cell['facts']['lost, points'] == pytest.approx((sum(full) - sum(ours)) / 2, rel=1e-3)
     assert '## SAGE' in written.with_suffix('.md').read_text()
 
 
 def test_how_far_curves_differ(bench: Any) -> None:
-    from benchmarks._harness import Cell
-
-    accuracy = bench
-
-    def trained(scores: list[float], *losses: list[float]) -> Any:
-        return accuracy.Trained(scores=scores, losses=list(losses))
-
-    section = accuracy.Curves('GCN', columns={}, cells=[Cell('g', 0, {
-        accuracy.FULL: trained([90.0, 92.0], [1.0]),
-        accuracy.LOADER: trained([89.0, 89.0], [2.0, 1.0], [4.0, 1.0]),
-        accuracy.PLAIN: trained([90.0, 90.0], [2.0, 1.0], [3.0, 2.0])})])
-    (row,) = section.summary()
-    assert (row['lost'], row['curves_differ'], row['last_losses_differ']) == (2.0, 0.5, 0.5)
-    assert row['seeds_differ'] == pytest.approx(0.5**0.5)
-    assert section.markdown().endswith('The loader loses at most 1 point on 0 of 1; more on g.')
-    better = dataclasses.replace(section, cells=[Cell('g', 0, {
-        **section.cells[0].results, accuracy.LOADER: section.cells[0].results[accuracy.PLAIN]})])
-    assert better.markdown().endswith('The loader loses at most 1 point on 1 of 1.')
+    full = bench.Trained(scores=[90.0, 92.0], losses=[[1.0]])
+    ours = bench.Trained(scores=[89.0, 89.0], losses=[[2.0, 1.0], [4.0, 1.0]])
+    plain = bench.Trained(scores=[90.0, 90.0], losses=[[2.0, 1.0], [3.0, 2.0]])
+    assert list(bench.curves(full, ours, plain).values()) == pytest.approx([2, 0.5, 0.5, 0.5**0.5])
 
 
 @pytest.mark.parametrize('line', [
-    ['--graphs', 'planted'], ['--graphs', 'planted', '--choose', '--runs', '1'],
-    ['--system', 'gat', '--graphs', 'planted']])
+    ['--graphs', 'planted', '--hidden', '32'], ['--system', 'gat', '--graphs', 'planted']])
 def test_other_systems(bench: Any, tmp_path: Path, line: list[str]) -> None:
+    """--choose, and all metrics: tests/examples/test_maxk_training.py."""
     bench.main(['--quick', '--device', 'cpu', '--epochs', '2', '--out', str(tmp_path), *line])
     (written,) = tmp_path.glob('*.json')
     report = json.loads(written.read_text())
     markdown = written.with_suffix('.md').read_text()
+    (cell,) = report['sections'][0]['cells']
+    first, *others = cell['results']
+    mean = {name: sum(each['scores']) / len(each['scores'])
+            for name, each in cell['results'].items()}
+    assert {name: float(text) for name, text in cell['facts'].items()} == {
+        f'{name}, difference': pytest.approx(mean[name] - mean[first], abs=0.01)
+        for name in others}
     for section in report['sections']:
         assert f"## {section['title']}\n" in markdown
         assert section['summary']
     titles = [section['title'] for section in report['sections']]
     assert titles == (
-        ['Validation scores of ReLU, %'] if '--choose' in line else
         ['Test accuracy, %', 'Time per epoch, ms'] if 'gat' in line else
         ['Test accuracy, %', 'Test accuracy over epochs, %', 'Time per epoch, ms'])

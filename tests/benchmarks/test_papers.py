@@ -27,7 +27,7 @@ def papers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def run(papers: Any, folder: Path, *args: str) -> tuple[dict[str, Any], str]:
     papers.main([
-        '--quick', '--device', 'cpu', '--threads', '1', '--max-edges', '5000', '--repeats', '1',
+        '--quick', '--device', 'cpu', '--threads', '1', '--max-edges', '2000', '--repeats', '1',
         '--out', str(folder), *args])
     (written,) = folder.glob('*.json')
     return json.loads(written.read_text()), written.with_suffix('.md').read_text()
@@ -78,7 +78,7 @@ def test_figures_of_the_papers_stand_beside_ours(papers: Any, tmp_path: Path) ->
     assert 'one NVIDIA A100 (80 GB)' in markdown
     assert {cell['width'] for cell in section['cells']} == {8, 32}
     assert '**Aggregation at F=256, forward, float32**\n\n| graph | k | ours |' in markdown
-    assert list(report['graphs']) == ['arxiv-like 1/512', 'reddit-like 1/32768']
+    assert list(report['graphs']) == ['arxiv-like 1/2048', 'reddit-like 1/65536']
 
 
 @pytest.mark.parametrize(('line', 'said'), [

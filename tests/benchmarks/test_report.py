@@ -196,13 +196,14 @@ def test_rooflines(report: Any, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> 
     ceilings = roofline.Ceilings(0)
     ceilings.memory, ceilings.rows = 1e9, {(64, 1 << 20): 4e9}
     timed = {'median_ms': 2.0, 'min_ms': 2.0, 'max_ms': 2.0, 'count': 3}
-    made.section('Streams, GB/s', roofline.Rates, columns={'copy': ['copy']}).cells.append(
+    made.section('Streams, GB/s').cells.append(
         _harness.Cell('float32', 8, {'copy': roofline.Rate(**timed, num_bytes=2_000_000)}))
     result = roofline.reached(
         _harness.Result(**timed), roofline.Work(500_000, 6_000_000, 64, 1 << 20), ceilings)
     made.section('Sums, float32', roofline.Roofline, columns={}).cells.append(
         _harness.Cell('tiny', 16, {'spmm': result}))
     made.save()
+    assert '| float32 | 8 | 1.0 |' in made.path.with_suffix('.md').read_text()
     tree.run()
     page = tree.page()
     assert '| Streams | float32 | 8 | copy | 1.0 |' in page
