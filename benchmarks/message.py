@@ -22,6 +22,7 @@ from torch_geometric.nn import (
     MessagePassing,
     PNAConv,
     SimpleConv,
+    TransformerConv,
 )
 
 import pyg_fast
@@ -34,7 +35,7 @@ from .layers import COMPILED, PLAIN, PREPARED, PYG, compiled, step_error, steps,
 from .spmm import FORWARD, STEP
 
 PRODUCT = 'ours, spmm'  # the product written by hand, where the message is the neighbour's row
-EDGE_WIDTH = 16
+EDGE_WIDTH, HEADS = 16, 8
 GRAPHS = {
     'quick': ('small',), 'cuda': ('arxiv-like', 'products-like', 'reddit-like'),
     'cpu': ('Computers', 'tolokers'),
@@ -86,6 +87,10 @@ KINDS = {
     'FiLM': Kind(lambda width, _: FiLMConv(width, width)),
     'GEN sum': Kind(lambda width, _: GENConv(width, width, aggr='add')),
     'sum': Kind(lambda width, _: SimpleConv('sum')),
+    'Transformer': Kind(lambda width, _: TransformerConv(width, width // HEADS, HEADS)),
+    'Transformer with edges': Kind(
+        lambda width, _: TransformerConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
+        EDGE_WIDTH, 10),
 }
 
 

@@ -176,7 +176,6 @@ class Case(NamedTuple):
     args: str = 'x edges'  # names of `arguments`
     dtype: torch.dtype = torch.float64
     why: str = ''  # for the record, where the reason is that of a trace
-    on_cuda: str = ''  # the start of the reason, where PyG's code runs there alone
 
     @property
     def name(self) -> str:
@@ -185,9 +184,6 @@ class Case(NamedTuple):
     @property
     def is_ours(self) -> bool:
         return self.runs in OURS
-
-    def runs_on(self, device: torch.device) -> str:
-        return self.on_cuda if self.on_cuda and device.type == 'cuda' else self.runs
 
 
 def mlp(num_in: int, num_out: int) -> Module:
@@ -258,8 +254,7 @@ CASES = [
     Case('GatedGraphConv', '', lambda: pyg.GatedGraphConv(F, 2)),
     Case('GeneralConv', '', lambda: pyg.GeneralConv(F, 8)),
     Case('GeneralConv', 'edge features, 2 heads, undirected messages',
-         lambda: pyg.GeneralConv(F, 8, D, directed_msg=False, heads=2), args=EDGES,
-         on_cuda="a parameter's gradient of shape (16, 6)"),
+         lambda: pyg.GeneralConv(F, 8, D, directed_msg=False, heads=2), args=EDGES),
     Case('GeneralConv', 'attention', lambda: pyg.GeneralConv(F, 8, attention=True)),
     Case('GraphConv', '', lambda: pyg.GraphConv(F, 8)),
     Case('GraphConv', 'bipartite', lambda: pyg.GraphConv((F, F), 8), args=BIPARTITE),
@@ -280,8 +275,7 @@ CASES = [
     Case('MeshCNNConv', '', lambda: pyg.MeshCNNConv(F, 8), 'RuntimeError', 'x mesh',
          why='message mixes edges: it takes every fourth'),
     Case('MixHopConv', '', lambda: pyg.MixHopConv(F, 8)),
-    Case('NNConv', 'nn=Linear', lambda: pyg.NNConv(F, 8, Linear(D, F * 8)), args=EDGES,
-         on_cuda='a view that divides a dimension unevenly'),
+    Case('NNConv', 'nn=Linear', lambda: pyg.NNConv(F, 8, Linear(D, F * 8)), args=EDGES),
     Case('NNConv', 'nn=MLP', lambda: pyg.NNConv(F, 8, mlp(D, F * 8)), MLP, EDGES),
     Case('PANConv', '', lambda: pyg.PANConv(F, 8, 2), 'a sparse matrix', dtype=torch.float32),
     Case('PDNConv', '', lambda: pyg.PDNConv(F, 8, D, 8), args=EDGES),
@@ -340,8 +334,6 @@ def record() -> list[dict[str, Any]]:
     rows: dict[tuple[str, str], list[str]] = {}
     for case in CASES:
         runs = case.runs if case.is_ours else f"PyG's code: {case.why or case.runs}"
-        if case.on_cuda:
-            runs += f" on a CPU; on CUDA PyG's code: {case.on_cuda}"
         rows.setdefault((case.layer, runs), []).append(case.options or 'default')
     return [
         {'layer': layer, 'runs': runs, 'options': options}

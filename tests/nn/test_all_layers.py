@@ -40,8 +40,7 @@ def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPa
     tolerance = 1e-9 if case.dtype == torch.float64 else 1e-4
     expected = run(theirs, arguments(case.args, device, case.dtype))
     given = [case.args]
-    runs = case.runs_on(device)
-    if runs in OURS:
+    if case.runs in OURS:
         given += [
             ' '.join(f'{n}!' if n == name else n for n in case.args.split())
             for name in ('edges', 'bipartite') if name in case.args.split()
@@ -52,8 +51,8 @@ def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPa
         ran = what_ran(ours)
         assert ran
         for each in ran:
-            assert each.startswith(runs)
-            assert (each in OURS) == (runs in OURS)
+            assert each.startswith(case.runs)
+            assert (each in OURS) == (case.runs in OURS)
 
 
 def test_every_class() -> None:

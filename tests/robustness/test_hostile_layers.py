@@ -42,7 +42,11 @@ BAD_EDGES: dict[str, tuple[type, Callable[[Tensor], Any]]] = {
     'one dimension': (ValueError, lambda edges: edges[0]),
 }
 # Where PyG's own check comes first.
-PYGS_ERRORS = {('FusedMessagePassing', kind): ValueError for kind in ('floating point', 'bool')}
+PYGS_ERRORS = {
+    (layer, kind): ValueError
+    for layer in ('FusedMessagePassing', 'FusedTransformerConv')
+    for kind in ('floating point', 'bool')
+}  # fmt: skip
 
 
 def small_graph(device: torch.device) -> Data:
