@@ -184,9 +184,13 @@ def test_weighted_sum(aggr: str, flow: str, device: torch.device) -> None:
             w = torch.rand(E, device=device).to(dtype).requires_grad_()
             out = conv(x, graph(device), w)
             (grad_x,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-            (second,) = torch.autograd.grad(grad_x.square().sum(), x, retain_graph=True)
-            (grad_w,) = torch.autograd.grad(out.square().sum(), w, allow_unused=True)
-            results.append([t for t in (out, grad_x, second, grad_w) if t is not None])
+            (grad_w,) = torch.autograd.grad(
+                out.square().sum(), w, retain_graph=True, allow_unused=True
+            )
+            found = [out, grad_x, grad_w]
+            if dtype == torch.float64:
+                found += torch.autograd.grad(grad_x.square().sum(), x)
+            results.append([t for t in found if t is not None])
         assert 'product' in convs[0].plan
         close = {'rtol': 5e-2, 'atol': 1e-2} if dtype == torch.float16 else {}
         torch.testing.assert_close(*results, **close)
@@ -586,14 +590,14 @@ def test_copies_and_pickles(device: torch.device) -> None:
 
 
 def test_report(device: torch.device) -> None:
-    model = torch.nn.ModuleList([pyg.FiLMConv(F, F), pyg.TransformerConv(F, F)]).to(device)
+    model = torch.nn.ModuleList([pyg.FiLMConv(F, F), pyg.FastRGCNConv(F, F, 3)]).to(device)
     pyg_fast.accelerate(model)
     model[0](torch.randn(N, F, device=device), graph(device))
     reports = pyg_fast.accelerate_report(model)
-    assert [r.layer for r in reports] == ['FiLMConv', 'TransformerConv']
+    assert [r.layer for r in reports] == ['FiLMConv', 'FastRGCNConv']
     assert [r.fused for r in reports] == ['FusedFiLMConv', None]
     assert reports[0].ran == 'FusedFiLMConv'
-    assert "reads 'index'" in reports[1].reason
+    assert 'its aggregate is overridden' in reports[1].reason
 
 
 class Writes(FusedMessagePassing):
