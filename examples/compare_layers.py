@@ -35,7 +35,14 @@ import torch_geometric
 from node_classification import RECIPES, PeakMemory, at_least, choose_device, load, now, split
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    SAGEConv,
+    TransformerConv,
+)
 from tqdm import tqdm
 
 import pyg_fast
@@ -43,6 +50,7 @@ from pyg_fast.datasets import SIZES
 from pyg_fast.nn import (
     FusedGATConv,
     FusedGATv2Conv,
+    FusedTransformerConv,
     MaxKGCNConv,
     MaxKGINConv,
     MaxKSAGEConv,
@@ -98,6 +106,8 @@ LAYERS = (
     Layer('gat', FusedGATConv),
     Layer('gatv2', GATv2Conv),
     Layer('gatv2', FusedGATv2Conv),
+    Layer('transformer', TransformerConv),
+    Layer('transformer', FusedTransformerConv),
 )
 FAMILIES = tuple(dict.fromkeys(layer.family for layer in LAYERS))
 EPOCHS = 30
@@ -128,7 +138,7 @@ def convolution(
     layer: Layer, in_channels: int, out_channels: int, args: argparse.Namespace, last: bool
 ) -> nn.Module:
     """Returns one convolution. MaxK is that of the hidden features, wherever a layer takes it."""
-    if layer.family in ('gat', 'gatv2'):
+    if layer.family in ('gat', 'gatv2', 'transformer'):
         if last:
             return layer.conv(in_channels, out_channels, concat=False)
         return layer.conv(in_channels, out_channels // args.heads, args.heads)

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import Module, ModuleDict, ModuleList
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import (
+    FastRGCNConv,
     GCNConv,
     GINConv,
     SAGEConv,
-    TransformerConv,
     to_hetero,
 )
 
@@ -256,7 +256,7 @@ def not_fused() -> Module:
 @pytest.mark.parametrize(
     ('made', 'reason'),
     [
-        (lambda: TransformerConv(8, 4), "'message' reads 'index'"),
+        (lambda: FastRGCNConv(8, 4, 3), 'its aggregate is overridden'),
         (lambda: SAGEConv(8, 4, aggr='lstm'), 'LSTMAggregation has no kernel'),
         (lambda: SAGEConv(8, 4, aggr=['mean', 'median']), 'MedianAggregation has no kernel'),
         (lambda: SAGEConv(8, 4, aggr=['mean', 'mean']), 'an aggregation is listed twice'),
@@ -296,16 +296,16 @@ def test_torchscript() -> None:
 def test_verbose(capsys: pytest.CaptureFixture) -> None:
     model = ModuleDict({
         'first': SAGEConv(8, 4), 'second': SAGEConv(8, 4, aggr='median'),
-        'third': TransformerConv(8, 4),
+        'third': FastRGCNConv(8, 4, 3),
     })  # fmt: skip
     pyg_fast.accelerate(model)
     assert capsys.readouterr().out == ''
     pyg_fast.accelerate(model, verbose=True)
     assert capsys.readouterr().out.splitlines() == [
-        'layer   class            runs as',
-        'first   SAGEConv         PathPreparedSAGEConv',
-        'second  SAGEConv         SAGEConv: MedianAggregation has no kernel',
-        "third   TransformerConv  TransformerConv: 'message' reads 'index'",
+        'layer   class         runs as',
+        'first   SAGEConv      PathPreparedSAGEConv',
+        'second  SAGEConv      SAGEConv: MedianAggregation has no kernel',
+        'third   FastRGCNConv  FastRGCNConv: its aggregate is overridden',
     ]
 
 
