@@ -187,8 +187,6 @@ def _reason(conv: Any) -> str | None:
 
 def _options_reason(conv: Any) -> str | None:
     """Why PyG's code runs with these options, for every input."""
-    if isinstance(conv, FusedGATv2Conv._base) and conv.lin_edge is not None:
-        return 'edge_dim: its edge features have no kernel'
     if isinstance(conv, FusedGATConv._base) and conv.lin_edge is not None:
         fill = conv.fill_value
         if isinstance(fill, str) and conv.add_self_loops and fill not in LOOP_FILLS:

@@ -54,7 +54,7 @@ RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 
 # Loads of values of each destination that other passes compute: the gradients of results and the
 # edges of maxima; of each softmax the largest score, the reciprocal of the sum of its exponentials,
 # and the sum of its values times their gradients.
-OF_DST = {'grad', 'arg', 'most', 'scale', 'dot'}
+OF_DST = {'grad', 'arg', 'most', 'scale', 'dot', 'running'}
 # Pointwise functions of torch that take Python numbers.
 _WITH_NUMBERS = {
     'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',
@@ -221,14 +221,24 @@ class Program:
         value = self[x]
         return x if value.dtype == dtype else self.add('cast', (x,), (), value.shape, dtype)
 
-    def graft(self, other: 'Program', at: int, places: dict[int, int]) -> int:
-        """Copies a value of another program, for a kernel; `places` remembers its parts."""
+    def graft(
+        self, other: 'Program', at: int, places: dict[int, int], running: bool = False
+    ) -> int:
+        """Copies a value of another program, for a kernel; `places` remembers its parts. With
+        `running` a softmax is relative to the largest score so far, and not divided by its sum."""
         for each in other.reachable([at]):
             if each not in places:
                 value = other[each]
                 if value.op == 'softmax':
                     score, most, scale = (places[arg] for arg in value.args)
+                    if running:
+                        most = self.of_dst('running', 0, value.shape)
                     power = self.point('exp', self.point('sub', score, most))
+                    if running:  # As long as all scores are minus infinity.
+                        low = self.const(-math.inf, len(value.shape), 'float32')
+                        zero = self.const(0, len(value.shape), 'float32')
+                        places[each] = self.point('where', self.point('eq', most, low), zero, power)
+                        continue
                     places[each] = self.point('mul', power, scale, dtype=value.dtype)
                     continue
                 places[each] = self.add(

@@ -4,6 +4,7 @@ import itertools
 import linecache
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from ._triton import (
     REDUCE,
     REDUCE_EXTREME,
     REDUCE_SOFTMAX,
+    REDUCE_WEIGHTED,
     Out,
     Source,
     generate,
@@ -72,7 +74,7 @@ class Pass:
 
     def code(self, acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dtype]) -> Code:
         """The kernel on a CPU, for inputs of `dtypes`. Raises :class:`Refused`."""
-        key = (acc, *dtypes.items())
+        key = (acc, frozenset(dtypes.items()))
         if key not in self._made:
             self._made[key] = encode(self, acc, dtypes)
         return self._made[key]
@@ -193,7 +195,8 @@ class Passes:
                 one.recipe(acc, groups is not None)
             else:
                 dtypes = {k: t.dtype for k, t in inputs.items()}
-                dtypes |= {('dot', n): acc for n in range(count)}
+                of_softmax = itertools.product(('most', 'scale', 'dot'), range(count))
+                dtypes |= dict.fromkeys(of_softmax, acc)
                 for kind, k, _ in cotangents_of(self.plan):
                     dtypes['grad', k] = acc
                     if kind == 'picked':
@@ -219,6 +222,23 @@ class Passes:
                 passes.append(Pass(program, (Out(at, kind, 'acc'),), 'dst'))
             self._made[key] = passes
         return self._made[key]
+
+    def joint(self) -> Pass | None:
+        """The pass of a softmax and of the message, if that is a multiple of it: on CUDA."""
+        if 'joint' not in self._made:
+            self._made['joint'] = None
+            heads = self.heads(0) if len(self.plan.softmaxes) == 1 else None
+            if heads is not None and _in_blocks(heads) and self.plan.outputs[0].reduce == 'sum':
+                kernel, program = self.plan.kernel, Program()
+                places: dict[int, int] = {}
+                score = program.graft(kernel, kernel[self.plan.softmaxes[0]].args[0], places)
+                at = program.graft(kernel, self.plan.outputs[0].at, places, running=True)
+                outs = Out(score, 'softmax', 'acc'), Out(at, 'weighted', 'acc')
+                one = Pass(program, outs, 'dst')
+                with suppress(Refused):
+                    one.recipe(getattr(torch, self.plan.acc), False)
+                    self._made['joint'] = one
+        return self._made['joint']
 
     def heads(self, n: int) -> Tensor | None:
         """As `heads_of`."""
@@ -416,6 +436,9 @@ def _run_pass_cuda(
     )  # fmt: skip
     if groups is not None and groups.long_row.size(0):
         for k, part in parts.items():
+            if one.outs[k].kind == 'weighted':
+                _reduce_weighted(part, parts[0], outs[0], chosen[0], outs[k], groups, acc)
+                continue
             _reduce(one.outs[k], part, part_args.get(k), outs[k], chosen[k], rowptr, groups, acc)
     if perm is not None and one.outs[0].kind != 'softmax':
         # Positions in the row become numbers of edges.
@@ -465,6 +488,25 @@ def _reduce(
         )  # fmt: skip
 
 
+def _reduce_weighted(
+    part: Tensor, part_most: Tensor, most: Tensor, scale: Tensor | None, to: Tensor,
+    groups: Groups, acc: torch.dtype,
+) -> None:  # fmt: skip
+    """Adds up multiples of a softmax over the groups of the long rows."""
+    import triton.language as tl
+
+    assert scale is not None
+    size = math.prod(part.shape[1:])
+    block = min(128, power(size))
+    num_rows, num_blocks = groups.long_row.size(0), -(-size // block)
+    kind = tl.float64 if acc == torch.float64 else tl.float32
+    _launch(
+        REDUCE_WEIGHTED, 'message_reduce_weighted', 1, num_rows * num_blocks,
+        [part, part_most, most, scale, to, groups.long_row, groups.long_ptr],
+        (size, num_blocks, size // math.prod(part_most.shape[1:])), (block, kind),
+    )  # fmt: skip
+
+
 class FusedMessage(torch.autograd.Function):
     """The kernels of a plan. With `create_graph=True` its backward is that of torch operations."""
 
@@ -476,15 +518,13 @@ class FusedMessage(torch.autograd.Function):
         acc: torch.dtype = getattr(torch, passes.plan.acc)
         inputs = tuple(t.contiguous() for t in inputs)
         local = passes.local(needs)
-        one = passes.forward(local)
         known = _by_role(passes.plan, inputs)
-        known |= _of_softmaxes(passes, graph, known, acc, seed)
         # What the backward pass cannot compute is refused now.
         passes.prepare(needs, local, acc, graph, known)
-        outs, chosen = run_pass(one, graph, known, acc, seed)
+        outs, chosen, of_softmax = _forward(passes, local, graph, known, acc, seed)
         count = len(passes.plan.outputs)
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
-        stats = tuple(t for (role, _), t in known.items() if role in OF_DST)
+        stats = tuple(of_softmax.values())
         # Of its own: the caller may write into the results.
         results = tuple(
             outs[0].clone() for n in range(len(passes.plan.softmaxes))
@@ -533,6 +573,21 @@ class FusedMessage(torch.autograd.Function):
         return None, None, None, *out
 
 
+def _forward(
+    passes: Passes, local: tuple[int, ...], graph: Graph, inputs: dict[tuple[str, int], Tensor],
+    acc: torch.dtype, seed: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor | None], dict[tuple[str, int], Tensor]]:  # fmt: skip
+    """The results, chosen edges, and what each softmax needs of all scores."""
+    joint = passes.joint() if graph.col.is_cuda and passes.plan.softmaxes else None
+    if joint is not None:
+        (most, out), (scale, _) = run_pass(joint, graph, inputs, acc, seed)
+        assert scale is not None
+        return [out], [None], {('most', 0): most, ('scale', 0): scale}
+    found = _of_softmaxes(passes, graph, inputs, acc, seed)
+    outs, chosen = run_pass(passes.forward(local), graph, inputs | found, acc, seed)
+    return outs, chosen, found
+
+
 def _of_softmaxes(
     passes: Passes, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
     seed: Tensor | None,
@@ -557,12 +612,18 @@ def _of_softmaxes(
 def _by_head(x: Tensor, heads: Tensor, plan: Plan, n: int) -> Tensor:
     """Sums of the numbers of each head."""
     shape = plan.kernel[plan.softmaxes[n]].shape
-    count, flat = math.prod(shape), heads.flatten()
     x = x.reshape(x.size(0), -1)
-    if flat.equal(torch.arange(count).repeat_interleave(max(1, x.size(1) // max(1, count)))):
+    if _in_blocks(heads):
         return x.view(x.size(0), *shape, -1).sum(-1)
-    sums = x.new_zeros(x.size(0), count)
-    return sums.index_add(1, flat.to(x.device), x).view(-1, *shape)
+    sums = x.new_zeros(x.size(0), math.prod(shape))
+    return sums.index_add(1, heads.flatten().to(x.device), x).view(-1, *shape)
+
+
+def _in_blocks(heads: Tensor) -> bool:
+    """Whether the numbers of each head follow one another, the same number of each."""
+    flat = heads.flatten()
+    count = int(flat.max()) + 1
+    return flat.equal(torch.arange(count).repeat_interleave(flat.numel() // count))
 
 
 def _by_role(plan: Plan, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:
@@ -685,8 +746,7 @@ def run(
         inputs = [x.contiguous() for x in inputs]
         known = _by_role(plan, inputs)
         acc = getattr(torch, plan.acc)
-        known |= _of_softmaxes(passes, graph, known, acc, seed)
-        outs, _ = run_pass(passes.forward(()), graph, known, acc, seed)
+        outs, _, _ = _forward(passes, (), graph, known, acc, seed)
     if plan.tail is not None:
         (out,) = outs
         weight = values[len(plan.inputs)]

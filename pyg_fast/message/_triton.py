@@ -44,9 +44,9 @@ _CALLS = {
 
 class Out(NamedTuple):
     """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min`, `softmax` (the largest score
-    and the reciprocal of the sum of exponentials, over each row), `edge` (a row per edge) or
-    `total` (over all edges); :obj:`dtype` is a dtype, or `acc` for that of
-    sums."""
+    and the reciprocal of the sum of exponentials, over each row), `weighted` (a sum of multiples of
+    the softmax before it, in the same pass), `edge` (a row per edge) or `total` (over all edges);
+    :obj:`dtype` is a dtype, or `acc` for that of sums."""
 
     at: int
     kind: str
@@ -169,6 +169,7 @@ class Generator:
         self.holds = False  # parameters in registers
         self.loops: dict[str, int] = {}
         self.dots: set[int] = set()  # inputs of linear maps
+        self.running: tuple[str, tuple[Index, ...], frozenset[str]] | None = None  # of a softmax
 
     # Names and lines.
 
@@ -339,6 +340,8 @@ class Generator:
             grad = self.load('grad', slot, index, shape, dtype, guard)
             arg = self.load('arg', slot, index, shape, 'int64', guard)
             return self.emit(f'tl.where({arg.name} == eid, {grad.name}, 0.0)', grad.axes, EDGES)
+        if role == 'running':
+            return self.running_score(index)
         pointer = f'{role}{slot}'
         self.loads[role, slot] = pointer, dtype
         flat = self.offset(index, shape)
@@ -369,6 +372,15 @@ class Generator:
         elif dtype == 'bool':
             text += ' != 0'
         return self.emit(text, axes, level)
+
+    def running_score(self, index: tuple[Index, ...]) -> Block:
+        """The largest score so far. A multiple of the softmax is rescaled with it, so each of its
+        numbers has one."""
+        assert self.running is not None
+        name, place, axes = self.running
+        if index != place:
+            raise Refused('a softmax in another order than its multiples')
+        return Block(name, axes, EDGES)
 
     def level_of(self, role: str) -> int:
         return PROGRAM if role == 'param' else ROW if role == self.row_role else EDGES
@@ -779,6 +791,16 @@ def _generate(
                 _of_softmax(
                     gen, k, name, block.name, sizes, mask, flat, shape, starts, finals, acc, grouped
                 )
+                gen.running = f'{name}n', index, axes
+                continue
+            if out.kind == 'weighted':
+                starts.append(f'{name} = tl.zeros([{sizes}], {acc})')
+                gen.lines.append(f'{name} = {name} * s0_0f + tl.where({mask}, {block.name}, 0.0)')
+                finals.append(f'{name}f = tl.sum({name} * s0_0e, axis=0, keep_dims=True)')
+                _store(
+                    gen, f'out{k}', f'part{k}', f'tl.where(begin < end, {name}f * s0_0s, 0.0)',
+                    f'{name}f', math.prod(shape), flat, gen.masks(axes), grouped, finals,
+                )  # fmt: skip
                 continue
             if out.kind == 'total':
                 extra.append(f'{name} = tl.zeros([{sizes}], {acc})')
@@ -898,7 +920,8 @@ def _of_softmax(
     gen.lines += [
         f"{name}v = tl.where({mask}, {value}, float('-inf'))",
         f'{name}n = tl.maximum({name}, {name}v)',
-        f'{name}t = {name}t * tl.where({name} == {name}n, 1.0, tl.exp({name} - {name}n)) + '
+        f'{name}f = tl.where({name} == {name}n, 1.0, tl.exp({name} - {name}n))',
+        f'{name}t = {name}t * {name}f + '
         f'tl.where({mask}, tl.where({name}v == {name}n, 1.0, tl.exp({name}v - {name}n)), 0.0)',
         f'{name} = {name}n',
     ]
@@ -906,8 +929,8 @@ def _of_softmax(
     size = math.prod(shape)
     finals += [
         f'{name}m = tl.max({name}, axis=0, keep_dims=True)',
-        f'{name}t = {name}t * tl.where({name} == {name}m, 1.0, tl.exp({name} - {name}m))',
-        f'{name}t = tl.sum({name}t, axis=0, keep_dims=True)',
+        f'{name}e = tl.where({name} == {name}m, 1.0, tl.exp({name} - {name}m))',
+        f'{name}t = tl.sum({name}t * {name}e, axis=0, keep_dims=True)',
         f"{name}s = 1.0 / tl.where(tl.abs({name}m) == float('inf'), float('nan'), {name}t)",
     ]
     _store(gen, f'out{k}', f'part{k}', f'{name}m', f'{name}m', size, flat, masks, grouped, finals)
@@ -1019,6 +1042,27 @@ def message_reduce_softmax(
     total = tl.where(tl.abs(most) == float('inf'), float('nan'), total)
     tl.store(out + row * size + f, most, m)
     tl.store(scale + row * size + f, 1.0 / total, m)
+"""
+# The sum of multiples of a softmax over a long row's groups, of which each has its own largest
+# score; `channels` numbers have the same.
+REDUCE_WEIGHTED = """@triton.jit(do_not_specialize=['size', 'num_blocks', 'channels'])
+def message_reduce_weighted(
+    part, pmost, most, scale, out, long_row, long_ptr, size, num_blocks, channels,
+    B: tl.constexpr, ACC: tl.constexpr,
+):
+    k = tl.program_id(0) // num_blocks
+    f = tl.program_id(0) % num_blocks * B + tl.arange(0, B)
+    m = f < size
+    row = tl.load(long_row + k).to(tl.int64)
+    heads = size // channels
+    h = f // channels
+    last = tl.load(most + row * heads + h, m, 0)
+    total = tl.zeros([B], ACC)
+    for s in range(tl.load(long_ptr + k), tl.load(long_ptr + k + 1)):
+        v = tl.load(pmost + s.to(tl.int64) * heads + h, m, 0)
+        factor = tl.where(v == last, 1.0, tl.exp(v - last))
+        total += tl.load(part + s.to(tl.int64) * size + f, m, 0) * factor
+    tl.store(out + row * size + f, total * tl.load(scale + row * heads + h, m, 0), m)
 """
 # The first best of a long row's groups.
 REDUCE_EXTREME = """@triton.jit(do_not_specialize=['size', 'num_blocks'])

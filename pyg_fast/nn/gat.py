@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,11 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
-from torch_geometric.utils import is_torch_sparse_tensor
+from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor, remove_self_loops
 
 from ..graph.graph import Graph, graph_of
+from ..message import Fallback, make_entry
+from ..message._inputs import check_inputs, grouped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
@@ -299,9 +302,11 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
     edges; :func:`torch.manual_seed` reproduces it.
 
     A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted once, any other input at
-    every call. These run PyG's own code: edge features, :obj:`return_attention_weights`, dtypes
-    other than float32, float64, float16 and bfloat16, aggregations other than sums, hooks and
-    explainers.
+    every call. Edge features of up to 128 channels are mapped inside of generated kernels, see
+    :class:`~pyg_fast.nn.FusedMessagePassing`; with self-loops their graph is sorted at every call.
+    These run PyG's own code: :obj:`return_attention_weights`, dtypes other than float32, float64,
+    float16 and bfloat16, aggregations other than sums, hooks and explainers; with edge features
+    :func:`torch.compile`, too.
 
     Args:
         in_channels (int or (int, int)): Size of each input sample, or :obj:`-1` to derive it from
@@ -356,12 +361,13 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             if not is_torch_sparse_tensor(edge_index):
                 self._check_edge_attr(edge_index, edge_attr, x if isinstance(x, Tensor) else x[0])
+                if not return_attention_weights:
+                    out = self._with_edges(x, edge_index, edge_attr)
         elif not return_attention_weights and edge_attr is None:
             out = self._fused(x, edge_index)
         if out is None:
-            if return_attention_weights or edge_attr is not None:
-                named = 'edge_attr' if edge_attr is not None else 'return_attention_weights'
-                self._note(named)
+            if return_attention_weights:
+                self._note('return_attention_weights')
             return super().forward(
                 x, self._left(edge_index), edge_attr, return_attention_weights
             )
@@ -392,6 +398,58 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             self._attention_args(graph, mapped, out_dtype),
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
+
+
+    def _with_edges(self, x: Any, edge_index: Tensor, edge_attr: Tensor) -> Tensor | None:
+        """The layer with edge features, whose scores and message are captured as one message."""
+        ends = self._ends(x)
+        if ends is None or torch.compiler.is_compiling():
+            return None
+        src, dst = ends
+        if self.add_self_loops:
+            if isinstance(edge_index, EdgeIndex):
+                edge_index = edge_index.as_tensor()
+            edge_index, kept = remove_self_loops(edge_index, edge_attr)
+            edge_index, edge_attr = add_self_loops(
+                edge_index, kept, self.fill_value, min(src.size(0), dst.size(0))
+            )
+        reverse = self.flow == 'target_to_source'
+        shape = (-1, self.heads, self.out_channels)
+        mapped = self.lin_l(src).view(shape)
+        shared = src is dst and self.share_weights
+        inputs = {
+            ('src', 'x_j'): mapped, ('edge', 'edge_attr'): edge_attr,
+            ('dst', 'x_i'): mapped if shared else self.lin_r(dst).view(shape),
+        }  # fmt: skip
+
+        def graph() -> Graph:
+            transpose = torch.is_grad_enabled() or reverse
+            out = grouped(edge_index, src.size(0), dst.size(0), transpose)
+            return out.t() if reverse else out
+
+        if self not in _entries:
+            _entries[self] = make_entry()
+        try:
+            check_inputs(
+                edge_index.device, inputs.values(), edge_index.size(1), (src.size(0), dst.size(0))
+            )
+            (out,) = _entries[self](
+                self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i')
+            )
+        except Fallback as reason:
+            self._note(str(reason))
+            return None
+        return self._finished(out, None if self.res is None else self.res(dst), False)
+
+    def _attended(
+        self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor, index: Tensor, size_i: int
+    ) -> Tensor:
+        alpha = GATv2Conv.edge_update(self, x_j, x_i, edge_attr, index, None, size_i)
+        return GATv2Conv.message(self, x_j, alpha)
+
+
+# By layer: what is captured of it is no state of its own.
+_entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager:

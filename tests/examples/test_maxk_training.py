@@ -164,17 +164,6 @@ def test_all_variants_train_the_same_network(
     assert result.aggregation_seconds > 0
 
 
-def test_aggregation_is_measured(example: ModuleType, device: torch.device) -> None:
-    def seconds(line: str) -> float:
-        args = options(example, f'{line} --hidden 32 --k relu --epochs 1', device.type)
-        return example.sweep(args).aggregation_seconds
-
-    few, more, deeper = (seconds(f'--dataset planted-labels --size {size} --layers {layers}')
-                         for size, layers in (('tiny', 1), ('dense-small', 1), ('dense-small', 4)))
-    assert more > 2 * few
-    assert deeper > 2 * more
-
-
 def test_aggregation_that_is_not_seen(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.message._run import Passes, Recipe, _jitted
-from pyg_fast.message._triton import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX
+from pyg_fast.message._triton import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
 
 triton = pytest.importorskip('triton')
 
@@ -53,6 +53,8 @@ def recipes(name: str) -> Iterator[Recipe]:
     passes = Passes(conv._fused_entry.last)
     needs = tuple(True for _ in passes.plan.inputs)
     local = passes.local(needs)
+    if passes.joint() is not None:
+        yield passes.joint().recipe(torch.float32, True)
     for n in range(len(passes.plan.softmaxes)):
         yield passes.of_softmax(n, 'softmax')[0].recipe(torch.float32, True)
         yield passes.dot(n).recipe(torch.float32, True)
@@ -67,8 +69,9 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
     from triton.compiler import ASTSource
 
     function = _jitted(text, name)
-    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'psum' in text
+    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text
     kinds = {'seed_at': '*i64', 'num_items': 'i32', 'num_programs': 'i32', 'size': 'i32'}
+    kinds['channels'] = 'i32'
     kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'group_row', 'long_row'], '*i32')
     kinds |= {'long_shift': '*i32', 'long_ptr': '*i32', 'num_blocks': 'i32'}
 
@@ -109,4 +112,5 @@ def test_reductions_compile() -> None:
     assert compiled(REDUCE, 'message_reduce', {'MEAN': True, 'B': 64, 'ACC': kind}, 1, 80)
     constants = {'B': 64, 'ACC': kind}
     assert compiled(REDUCE_SOFTMAX, 'message_reduce_softmax', constants, 1, 80)
+    assert compiled(REDUCE_WEIGHTED, 'message_reduce_weighted', constants, 1, 80)
     assert compiled(REDUCE_EXTREME, 'message_reduce_extreme', {'MAX': True, 'B': 64}, 1, 80)

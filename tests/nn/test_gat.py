@@ -149,7 +149,7 @@ def test_edge_features(kind: str, fill: str, loops: bool, device: torch.device) 
     theirs, ours = layers(
         kind, heads=3, edge_dim=4, fill_value=FILL[fill](), add_self_loops=loops, device=device
     )
-    if kind == 'gat' and (fill not in ('max', 'min', 'mul') or not loops):
+    if kind == 'gatv2' or fill not in ('max', 'min', 'mul') or not loops:
         must_fuse(ours)
     x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
     edge_attr = features(edge_index.size(1), 4, device=device)
