@@ -271,7 +271,14 @@ SOURCES = [
     for source in ROOT.glob(pattern)
 ]
 
+def long_description() -> str:
+    """README with whole addresses: PyPI shows it without the files beside it."""
+    text = (ROOT / 'README.md').read_text(encoding='utf-8')
+    return re.sub(r'\]\((?!https?:)', '](https://github.com/pyg-fast/pyg_fast/blob/main/', text)
+
+
 setup(
+    long_description=long_description(),
     ext_modules=[Extension('pyg_fast._C', sorted(SOURCES), py_limited_api=True)],
     cmdclass={'build_ext': NinjaBuild},
 )

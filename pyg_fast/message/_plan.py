@@ -526,13 +526,14 @@ def _from_dst(p: Program, output: int) -> bool:
     return any(p[at].op == 'load' and p[at].attrs[0] == 'dst' for at in p.reachable([output]))
 
 
-def heads_of(p: Plan, n: int) -> Tensor | None:
-    """Of each number of the message, the number of the softmax `n` that it is a multiple of; None
-    if it is something else. Then the sum over a destination's edges of the softmax times its
+def is_multiple(p: Plan, n: int) -> bool:
+    """Whether each number of the message is a multiple of one number of the softmax `n`, those of
+    one head after another. Then the sum over a destination's edges of the softmax times its
     gradient is that of the results times theirs."""
     kernel, output = p.kernel, p.outputs[0]
     if len(p.outputs) > 1 or output.reduce not in ('sum', 'mean') or output.dtype != p.acc:
-        return None
+        return False
+    # Of each number of a value, which number of the softmax it is a multiple of.
     found: dict[int, Tensor] = {}
     for at in kernel.reachable([output.at]):
         value = kernel[at]
@@ -549,11 +550,16 @@ def heads_of(p: Plan, n: int) -> Tensor | None:
             value.op == 'div' and args[0] == value.args[0]
         ):
             if len(args) > 1:
-                return None
+                return False
             found[at] = found[args[0]].expand(value.shape)
         else:
-            return None
-    return found.get(output.at)
+            return False
+    if output.at not in found:
+        return False
+    heads = found[output.at].flatten()
+    count = math.prod(kernel[p.softmaxes[n]].shape)
+    each = heads.numel() // count
+    return each > 0 and heads.equal(torch.arange(count).repeat_interleave(each))
 
 
 def _like(shape: tuple[int, ...], dtype: str) -> Like:

@@ -28,7 +28,7 @@ from ._plan import (
     WeightedSum,
     cotangents_of,
     gradients,
-    heads_of,
+    is_multiple,
     sums_of,
     weighted_sum,
 )
@@ -188,7 +188,7 @@ class Passes:
         if not any(needs) or key in self._made:
             return
         count = len(self.plan.softmaxes)
-        dots = [self.dot(n) for n in range(count) if self.heads(n) is None]
+        dots = [self.dot(n) for n in range(count) if not self.is_multiple(n)]
         for one in [*dots, *(one for one, _ in self.backward(needs, local))]:
             if graph.col.is_cuda:
                 groups = graph.t_groups if one.row_role == 'src' else graph.groups
@@ -227,8 +227,8 @@ class Passes:
         """The pass of a softmax and of the message, if that is a multiple of it: on CUDA."""
         if 'joint' not in self._made:
             self._made['joint'] = None
-            heads = self.heads(0) if len(self.plan.softmaxes) == 1 else None
-            if heads is not None and _in_blocks(heads) and self.plan.outputs[0].reduce == 'sum':
+            single = len(self.plan.softmaxes) == 1 and self.plan.outputs[0].reduce == 'sum'
+            if single and self.is_multiple(0):
                 kernel, program = self.plan.kernel, Program()
                 places: dict[int, int] = {}
                 score = program.graft(kernel, kernel[self.plan.softmaxes[0]].args[0], places)
@@ -240,11 +240,11 @@ class Passes:
                     self._made['joint'] = one
         return self._made['joint']
 
-    def heads(self, n: int) -> Tensor | None:
-        """As `heads_of`."""
-        key = ('heads', n)
+    def is_multiple(self, n: int) -> bool:
+        """Whether the message is a multiple of a softmax."""
+        key = ('is_multiple', n)
         if key not in self._made:
-            self._made[key] = heads_of(self.plan, n)
+            self._made[key] = is_multiple(self.plan, n)
         return self._made[key]
 
     def dot(self, n: int) -> Pass:
@@ -528,7 +528,7 @@ class FusedMessage(torch.autograd.Function):
         # Of its own: the caller may write into the results.
         results = tuple(
             outs[0].clone() for n in range(len(passes.plan.softmaxes))
-            if passes.heads(n) is not None and any(needs)
+            if passes.is_multiple(n) and any(needs)
         )[:1]  # fmt: skip
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
         return tuple(outs[:count])
@@ -552,11 +552,11 @@ class FusedMessage(torch.autograd.Function):
             else:
                 known['grad', k] = total[at].contiguous()
         for n in range(len(plan.softmaxes)):
-            heads = passes.heads(n)
-            if heads is None:
-                (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
+            if passes.is_multiple(n):
+                shape = (graph.num_dst, *plan.kernel[plan.softmaxes[n]].shape, -1)
+                known['dot', n] = (grads[0] * results[0]).reshape(shape).sum(-1)
             else:
-                known['dot', n] = _by_head(grads[0] * results[0], heads, plan, n)
+                (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)
         for k, derivative in zip(ctx.local, local, strict=True):
             grad = total[plan.outputs[0].at]
@@ -607,23 +607,6 @@ def _of_softmaxes(
         (total,), _ = run_pass(sums, graph, inputs | found, acc, seed)
         found['scale', n] = total.reciprocal_()
     return found
-
-
-def _by_head(x: Tensor, heads: Tensor, plan: Plan, n: int) -> Tensor:
-    """Sums of the numbers of each head."""
-    shape = plan.kernel[plan.softmaxes[n]].shape
-    x = x.reshape(x.size(0), -1)
-    if _in_blocks(heads):
-        return x.view(x.size(0), *shape, -1).sum(-1)
-    sums = x.new_zeros(x.size(0), math.prod(shape))
-    return sums.index_add(1, heads.flatten().to(x.device), x).view(-1, *shape)
-
-
-def _in_blocks(heads: Tensor) -> bool:
-    """Whether the numbers of each head follow one another, the same number of each."""
-    flat = heads.flatten()
-    count = int(flat.max()) + 1
-    return flat.equal(torch.arange(count).repeat_interleave(flat.numel() // count))
 
 
 def _by_role(plan: Plan, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:

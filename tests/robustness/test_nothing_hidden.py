@@ -676,13 +676,9 @@ def test_report_says_what_ran() -> None:
         ours(data.x, data.edge_index)
         assert 'hooks' in pyg_fast.accelerate_report(ours)[0].ran
         handle.remove()
-    for layer, reason in (
-        (pyg.GATv2Conv(IN, OUT, edge_dim=2), 'edge_dim'),
-        (pyg.GATConv(IN, OUT, edge_dim=2, fill_value='max'), "fill_value='max'"),
-    ):
-        (report,) = pyg_fast.accelerate_report(layer)
-        assert report.fused is None
-        assert reason in report.reason
+    (report,) = pyg_fast.accelerate_report(pyg.GATConv(IN, OUT, edge_dim=2, fill_value='max'))
+    assert report.fused is None
+    assert "fill_value='max'" in report.reason
     _, gat = pair('gat')
     gat(data.x, data.edge_index, return_attention_weights=True)
     assert pyg_fast.accelerate_report(gat)[0].ran == "PyG's code: return_attention_weights"
