@@ -1,5 +1,6 @@
 """A message written as a function, and its aggregation, as one kernel."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -46,7 +47,9 @@ def message_passing(
             :math:`(2, |\mathcal{E}|)`, sorted at every call, of a square graph if only :obj:`src`
             or only :obj:`dst` has inputs; or an :class:`~pyg_fast.graph.Graph`.
         fn (callable): Takes the inputs by name, with one row per edge, and returns the messages
-            :math:`(|\mathcal{E}|, *)`. Each message may depend on its own edge only.
+            :math:`(|\mathcal{E}|, *)`. Each message may depend on its own edge only, and on others
+            by :func:`torch_geometric.utils.softmax`: a parameter :obj:`index` gets the destination
+            of each edge, and :obj:`size_i` the number of destinations.
         src (dict, optional): Inputs of source nodes by name, :math:`(N_{src}, *)`.
             (default: :obj:`None`)
         dst (dict, optional): Inputs of destination nodes by name, :math:`(N_{dst}, *)`.
@@ -71,25 +74,30 @@ def message_passing(
     Example:
         >>> gate = lambda k, q, v: torch.sigmoid(k + q) * v
         >>> out = message_passing(edge_index, gate, src=dict(q=q, v=v), dst=dict(k=k))
+        >>> def attention(k, q, v, index, size_i):
+        ...     score = (k * q).sum(-1, keepdim=True)
+        ...     return softmax(score, index, num_nodes=size_i) * v
+        >>> out = message_passing(edge_index, attention, src=dict(q=q, v=v), dst=dict(k=k))
     """
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' must be one of {REDUCES}, got {reduce!r}")
     reduce = 'sum' if reduce == 'add' else reduce
     inputs = _named(src, dst, edge)
-    structure = graph.col if isinstance(graph, Graph) else graph
     num_src, num_dst = _sizes(graph, inputs)
+    wanted = _of_softmax(fn, inputs)
     try:
-        return _fused(graph, fn, inputs, num_src, num_dst, reduce)
+        return _fused(graph, fn, inputs, wanted, num_src, num_dst, reduce)
     except Fallback as reason:
         if strict:
             raise NotImplementedError(f'message_passing(strict=True): {reason}') from reason
-    source, target = ends_of(graph) if isinstance(graph, Graph) else structure
+    source, target = ends_of(graph) if isinstance(graph, Graph) else graph
     ends = {'src': source, 'dst': target}
     values = {
         name: x if role == 'edge' else x.index_select(0, ends[role])
         for (role, name), x in inputs.items()
     }
-    message = fn(**values)
+    structure = {'index': target, 'size_i': num_dst}
+    message = fn(**values, **{name: structure[name] for name in wanted})
     total = partial(scatter, index=target, dim=0, dim_size=num_dst)
     if reduce == 'var':
         mean = total(message, reduce='mean')
@@ -98,8 +106,8 @@ def message_passing(
 
 
 def _fused(
-    graph: Graph | Tensor, fn: Any, inputs: dict[tuple[str, str], Tensor], num_src: int,
-    num_dst: int, reduce: str,
+    graph: Graph | Tensor, fn: Any, inputs: dict[tuple[str, str], Tensor],
+    wanted: tuple[str, ...], num_src: int, num_dst: int, reduce: str,
 ) -> Tensor:  # fmt: skip
     if torch.compiler.is_compiling():
         raise Fallback('torch.compile is active')
@@ -120,8 +128,18 @@ def _fused(
             return graph
         return grouped(graph, num_src, num_dst, torch.is_grad_enabled())
 
-    (out,) = _entries[code](fn, structure, (reduce,), inputs, {})
+    (out,) = _entries[code](fn, structure, (reduce,), inputs, {}, wanted)
     return out
+
+
+def _of_softmax(fn: Any, inputs: dict[tuple[str, str], Tensor]) -> tuple[str, ...]:
+    """What a function takes for its softmax."""
+    given = {name for _, name in inputs}
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # It has none that Python knows.
+        return ()
+    return tuple(name for name in ('index', 'size_i') if name in parameters and name not in given)
 
 
 def _named(*roles: Mapping[str, Any] | None) -> dict[tuple[str, str], Tensor]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 
 from pyg_fast.graph.graph import graph_of
 from pyg_fast.message.message_passing import REDUCES, _entries
@@ -55,6 +56,25 @@ def test_like_torch(reduce: str, device: torch.device) -> None:
         out = message_passing(graph, gate, **roles, reduce=reduce, strict=True)
         torch.testing.assert_close(out, expected)
         torch.testing.assert_close(torch.autograd.grad(out, leaves, weight), wanted)
+
+
+@pytest.mark.parametrize('mixes', [False, True])
+def test_softmax(mixes: bool, device: torch.device) -> None:
+    """A function may take the destination of each edge, for a softmax."""
+    edges, roles, leaves = case(device)
+
+    def attention(q: Tensor, v: Tensor, k: Tensor, a: Tensor, index: Tensor, size_i: int) -> Tensor:
+        weight = softmax((k * q).sum(-1, keepdim=True), index, num_nodes=size_i)
+        return weight * (v + a) if not mixes else weight * v.cumsum(0) + a
+
+    expected = exact(edges, partial(attention, index=edges[1], size_i=M), leaves, 'sum')
+    for graph in (edges, graph_of(edges, N, M)):
+        out = message_passing(graph, attention, **roles, strict=not mixes)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(out.square().sum(), leaves),
+            torch.autograd.grad(expected.square().sum(), leaves, retain_graph=True),
+        )
 
 
 def test_closures_and_new_functions(device: torch.device) -> None:
