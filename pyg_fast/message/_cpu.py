@@ -29,6 +29,8 @@ _MOST_DIMS = 6
 # Columns of a chunk, and numbers of a tile: these stay in the first cache.
 _CHUNK = 64
 _TILE_SIZE = 6144
+# A thread takes at least so many numbers of all edges, as in torch.
+_GRAIN = 2**15
 # Not 32: values 4096 bytes apart would make loads wait for stores.
 _MOST_EDGES = 30
 
@@ -660,7 +662,8 @@ def run_pass_cpu(
     if one.row_role == 'src':
         graph = graph.t()
     code = one.code(acc, {key: t.dtype for key, t in inputs.items()})
-    shares = torch.get_num_threads()
+    widest = max(math.prod(one.program[out.at].shape) for out in one.outs)
+    shares = max(1, min(torch.get_num_threads(), graph.col.size(0) * widest // _GRAIN))
     outs: list[Tensor] = []
     args: list[Tensor] = []
     chosen: list[Tensor | None] = []

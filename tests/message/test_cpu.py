@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 
 from pyg_fast.graph.graph import Graph
+from pyg_fast.message import _cpu
 from pyg_fast.message._cpu import encode, run_pass_cpu
 from pyg_fast.message._ir import BINARY, UNARY, Program, is_float
 from pyg_fast.message._run import Pass
 from pyg_fast.message._triton import Out
 
-pytestmark = pytest.mark.usefixtures('several_threads')
+pytestmark = pytest.mark.usefixtures('several_threads', 'few_edges_for_several_threads')
 ROLES = ('src', 'dst', 'edge', 'param')
+
+
+@pytest.fixture
+def few_edges_for_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cpu, '_GRAIN', 1)
 
 
 def edges_of(kind: str) -> tuple[Tensor, int, int]:
@@ -118,7 +124,7 @@ class Case:
             if kind == 'edge':
                 expected = v
             elif kind == 'total':
-                assert out.size(0) == torch.get_num_threads()
+                assert 1 <= out.size(0) <= torch.get_num_threads()
                 out, expected = out.sum(0), v.sum(0)
                 size *= max(1.0, self.num_edges**0.5)
             else:
