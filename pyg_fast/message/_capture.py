@@ -19,6 +19,7 @@ _library = torch.library.Library('pyg_fast_message', 'DEF')
 _library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
 _library.define('dropout(Tensor x, float p) -> Tensor')
 _library.define('end(Tensor x) -> Tensor')
+_library.define('end_of_sum(Tensor x) -> Tensor')
 _library.define('index(Tensor edges) -> Tensor')
 _library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
 # As PyG's gathered inputs they need a gradient, and are no leaves.
@@ -27,6 +28,7 @@ torch.library.register_autograd(
 )
 _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
+_library.impl('end_of_sum', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')
 
 
@@ -84,17 +86,22 @@ def _check_autograd(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
-        if name == 'detach' and all(_is_maximum(user) for user in node.users):
+        if name == 'detach' and all(_is_maximum(user, node) for user in node.users):
             continue  # Of a softmax; the parser takes this maximum in nothing else.
         if isinstance(target, HigherOrderOperator) or any(part in name for part in _AUTOGRAD):
             raise Refused(f'{name} in message')
 
 
-def _is_maximum(node: torch.fx.Node) -> bool:
-    """Whether a tensor's values have no use but a maximum over edges, and its shape."""
-    names = ('new_zeros', 'expand_as', 'size', 'dim')
-    reduces = node.target == 'scatter_reduce_' and node.kwargs.get('reduce') == 'amax'
-    return node.op == 'call_method' and (reduces or node.target in names)
+def _is_maximum(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Whether a use of a tensor is a maximum of its values over edges, or reads its shape alone."""
+    if user.op != 'call_method':
+        return False
+    if user.target == 'scatter_reduce_':
+        places = [k for k, arg in enumerate(user.args) if arg is node]
+        return user.kwargs.get('reduce') == 'amax' and places == [3]
+    if user.target == 'expand_as':
+        return user.args[0] is not node
+    return user.target in ('new_zeros', 'size', 'dim')
 
 
 _AUTOGRAD = (

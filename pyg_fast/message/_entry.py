@@ -46,6 +46,8 @@ def _entry(
         out = aggr(out, torch.ops.pyg_fast_message.index(edges), None, nodes.size(0), node_dim)
     if -out.dim() < node_dim != 0:
         out = out.movedim(node_dim, 0)
+    if aggr is not None:
+        return torch.ops.pyg_fast_message.end_of_sum(out)
     return torch.ops.pyg_fast_message.end(out)
 
 

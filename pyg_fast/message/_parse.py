@@ -345,12 +345,14 @@ class Parser:
         if target is torch.ops.pyg_fast_message.dropout.default:
             return self._dropout(node)
         if target is torch.ops.pyg_fast_message.end.default:
-            last = program[self._value(args[0])]
-            if last.op == 'rowsum':  # An aggregation module has summed it.
-                return last.args[0]
             if not meta.shape or meta.shape[0] != self.num_edges:
                 raise Refused('a message whose first dimension is not that of the edges')
             return self._value(args[0])
+        if target is torch.ops.pyg_fast_message.end_of_sum.default:
+            last = program[self._value(args[0])]
+            if last.op != 'rowsum':
+                raise Refused('an aggregation that is no sum')
+            return last.args[0]
         if target in _UNARY:
             x = self._float(self._value(args[0]))
             return self._checked(program.point(_UNARY[target], x, dtype=_name(meta.dtype)), node)
@@ -394,6 +396,8 @@ class Parser:
         if (
             dim != 0 or program[at].op != 'index' or not self._of_nodes(zeros)
             or start.op != 'const' or number(start) != 0 or not self._on_edges(x)
+            or index.meta['val'].shape != x.meta['val'].shape
+            or zeros.meta['val'].shape[1:] != x.meta['val'].shape[1:]
         ):  # fmt: skip
             raise Refused(f'{target} has no kernel')
         op = 'rowsum'
@@ -426,14 +430,17 @@ class Parser:
         if program[b].op != 'rowsum' or self._bare(program[b].args[0]) != self._bare(a):
             return None
         top = program[self._bare(a)]
-        shifted = program[self._bare(top.args[0])] if top.op == 'exp' else top
+        if top.op != 'exp':
+            return None
+        shifted = program[self._bare(top.args[0])]
         if shifted.op != 'sub':
             return None
-        score, most = map(self._bare, shifted.args)
-        if program[most].op != 'rowmax' or self._bare(program[most].args[0]) != score:
+        score, most = shifted.args[0], self._bare(shifted.args[1])
+        if program[most].op != 'rowmax':
             return None
-        value = program[score]
-        return program.add('softmax', (score,), (), value.shape, value.dtype, EDGE)
+        if self._bare(program[most].args[0]) != self._bare(score):
+            return None
+        return program.add('softmax', (score,), (), program[score].shape, top.dtype, EDGE)
 
     def _bare(self, at: int) -> int:
         while self.program[at].op == 'cast':

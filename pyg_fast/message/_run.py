@@ -516,7 +516,6 @@ class FusedMessage(torch.autograd.Function):
     ) -> Any:
         needs = tuple(ctx.needs_input_grad[3:])
         acc: torch.dtype = getattr(torch, passes.plan.acc)
-        inputs = tuple(t.contiguous() for t in inputs)
         local = passes.local(needs)
         known = _by_role(passes.plan, inputs)
         # What the backward pass cannot compute is refused now.
@@ -687,7 +686,8 @@ def unfused(
             known[at] = x.index_select(0, ends[role]) if role in ends else x
     for at in plan.softmaxes:
         (score,) = kernel.evaluate(kernel[at].args[:1], known, dtype)
-        score = score.expand(col.size(0), *kernel[at].shape)
+        own = getattr(torch, kernel[at].dtype) if dtype is None else dtype
+        score = score.to(own).expand(col.size(0), *kernel[at].shape)
         known[at] = softmax(score, row, num_nodes=graph.num_dst)
     names = {'sum': 'sum', 'mean': 'mean', 'max': 'amax', 'min': 'amin'}
     outs = []
@@ -720,13 +720,13 @@ def run(
             return run(passes, graph, args, named, seed)
     plan = passes.plan
     values = _prologue(passes, args, named, graph)
-    inputs = values[: len(plan.inputs)]
+    # Here, so that the backward pass has the inputs of the graph of autograd.
+    inputs = [x.contiguous() for x in values[: len(plan.inputs)]]
     if passes.weighted_sum is not None:
         outs = [_product(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
     elif torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         outs = list(FusedMessage.apply(passes, graph, seed, *inputs))
     else:
-        inputs = [x.contiguous() for x in inputs]
         known = _by_role(plan, inputs)
         acc = getattr(torch, plan.acc)
         outs, _, _ = _forward(passes, (), graph, known, acc, seed)

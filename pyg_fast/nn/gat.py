@@ -413,6 +413,9 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             edge_index, edge_attr = add_self_loops(
                 edge_index, kept, self.fill_value, min(src.size(0), dst.size(0))
             )
+        if edge_index.size(1) < 2:  # Before the linear maps: PyG's code would run them again.
+            self._note(f'{edge_index.size(1)} edges')
+            return None
         reverse = self.flow == 'target_to_source'
         shape = (-1, self.heads, self.out_channels)
         mapped = self.lin_l(src).view(shape)

@@ -262,8 +262,10 @@ def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose:
     """The graph of an `edge_index`. A plain one is sorted once in a call of `forward`, even if that
     propagates several times."""
     call = conv.__dict__.get('_call')
-    known = None if call is None or isinstance(edge_index, EdgeIndex) else call.graphs
-    version = None if edge_index.is_inference() else edge_index._version
+    known = None
+    if call is not None and not isinstance(edge_index, EdgeIndex) and not edge_index.is_inference():
+        known = call.graphs  # Tensors of inference mode do not tell whether they were written.
+    version = 0 if known is None else edge_index._version
     by = (id(edge_index), version, num_src, num_dst, transpose)
     if known is not None and by in known:
         return known[by][1]

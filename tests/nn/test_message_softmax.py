@@ -132,6 +132,14 @@ def test_half(dtype: torch.dtype, device: torch.device) -> None:
         assert errors[2] <= errors[1]
 
 
+def shifted(s: Tensor, index: Tensor, size: int) -> Tensor:
+    return s - scatter(s.detach(), index, 0, size, 'max').index_select(0, index)
+
+
+def shares(s: Tensor, index: Tensor, size: int) -> Tensor:
+    return s / (scatter(s, index, 0, size, 'sum').index_select(0, index) + 1e-16)
+
+
 REFUSED = {
     'own sum': (
         lambda s, i, n: s / scatter(s, i, 0, n, 'sum').index_select(0, i),
@@ -142,6 +150,11 @@ REFUSED = {
     'twice': (lambda s, i, n: softmax(softmax(s, i, None, n), i, None, n), 'a softmax of another'),
     'number': (lambda s, i, n: s * n, 'of edges or nodes is used as a number'),
     'rows': (lambda s, i, n: s * i.unsqueeze(-1), ''),
+    'no exponential': (
+        lambda s, i, n: s * shares(shifted(s, i, n), i, n), 'depends on other edges'),
+    'constant factor': (lambda s, i, n: s[:, :1].detach().expand_as(s) * s, 'detach'),
+    'detached maximum': (
+        lambda s, i, n: s * shares((s - shifted(s.detach(), i, n)).exp(), i, n), 'detach'),
     'without a size': (lambda s, i, n: softmax(s, i), ''),
 }  # fmt: skip
 
@@ -166,6 +179,62 @@ def test_refused(kind: str, device: torch.device) -> None:
     compared(convs, torch.rand(N, F, dtype=torch.float64, device=device), graph(device))
     assert REFUSED[kind][1] in convs[0].plan
     assert convs[0]._last_run
+
+
+def test_sum_over_some_columns(device: torch.device) -> None:
+    def message(x: Tensor, index: Tensor, size_i: int) -> Tensor:
+        power = shifted(x, index, size_i).exp()
+        total = x.new_zeros(size_i, 1).scatter_add_(0, index.view(-1, 1), power)
+        return power / total.index_select(0, index)
+
+    x, edges = torch.rand(N, F, dtype=torch.float64, device=device), graph(device)
+    out = pyg_fast.ops.message_passing(edges, message, src={'x': x})
+    expected = scatter(message(x[edges[0]], edges[1], N), edges[1], 0, N)
+    torch.testing.assert_close(out, expected)
+
+
+def test_result_of_nodes(device: torch.device) -> None:
+    """A message that is no value of the edges, with as many edges as nodes."""
+    edges = torch.randint(N, (2, N), device=device)
+    x = torch.rand(N, F, dtype=torch.float64, device=device)
+
+    def message(x: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return scatter(x, index, 0, size_i)
+
+    out = pyg_fast.ops.message_passing(edges, message, src={'x': x})
+    torch.testing.assert_close(
+        out, scatter(message(x[edges[0]], edges[1], N), edges[1], 0, N)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize('dtype', [torch.bool, torch.int64, torch.float16, torch.float32])
+def test_converted_scores(dtype: torch.dtype, device: torch.device) -> None:
+    score = torch.randn(E, 1, device=device).mul(3).to(dtype)
+    x = torch.randn(N, F, dtype=torch.float64, device=device)
+    edges = graph(device)
+
+    def message(x: Tensor, score: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return softmax(score.double(), index, None, size_i) * x
+
+    expected = scatter(message(x[edges[0]], score, edges[1], N), edges[1], 0, N)
+    out = pyg_fast.ops.message_passing(edges, message, src={'x': x}, edge={'score': score})
+    torch.testing.assert_close(out, expected)
+    leaf = x.requires_grad_()
+    out = pyg_fast.ops.message_passing(edges, message, src={'x': leaf}, edge={'score': score})
+    torch.testing.assert_close(out, expected)
+
+
+def test_transposed_input(device: torch.device) -> None:
+    convs = Attention(strict=True), PlainAttention()
+    x = torch.randn(F, N, dtype=torch.float64, device=device)
+    results = []
+    for conv in convs:
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(
+            conv(leaf.t(), graph(device)).sin().sum(), leaf, create_graph=True
+        )
+        results.append([grad, *torch.autograd.grad(grad.square().sum(), leaf)])
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize(
