@@ -32,7 +32,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_geometric
-from node_classification import RECIPES, PeakMemory, at_least, choose_device, load, now, split
+from node_classification import (
+    RECIPES,
+    PeakMemory,
+    add_dataset,
+    at_least,
+    check_root,
+    choose_device,
+    load,
+    now,
+    split,
+)
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -46,7 +56,6 @@ from torch_geometric.nn import (
 from tqdm import tqdm
 
 import pyg_fast
-from pyg_fast.datasets import SIZES
 from pyg_fast.nn import (
     FusedGATConv,
     FusedGATv2Conv,
@@ -338,9 +347,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('--dataset', choices=RECIPES, default='planted', help='(default: planted)')
-    add('--size', choices=SIZES, default='small', help='of planted (default: small)')
-    add('--root', type=Path, help='folder of the other data sets, downloaded if not there')
+    add_dataset(parser, RECIPES, 'small')
     add('--families', nargs='+', choices=FAMILIES, default=list(FAMILIES), metavar='FAMILY',
         help=f'of {", ".join(FAMILIES)} (default: all)')
     for name, default, note in (
@@ -358,8 +365,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
 
     choose_device(parser, args)
-    if args.dataset != 'planted' and args.root is None:
-        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+    check_root(parser, args)
     if args.hidden % args.heads:
         parser.error(f'--hidden {args.hidden} is no multiple of --heads {args.heads}')
     if args.k > args.hidden:

@@ -23,7 +23,17 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_geometric
-from node_classification import AMAZON, PARTS, PLANETOID, at_least, choose_device, load, now
+from node_classification import (
+    AMAZON,
+    PARTS,
+    PLANETOID,
+    add_dataset,
+    at_least,
+    check_root,
+    choose_device,
+    load,
+    now,
+)
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
@@ -31,7 +41,7 @@ from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.transforms import GCNNorm
 
 import pyg_fast
-from pyg_fast.datasets import SIZES, PlantedGraph
+from pyg_fast.datasets import PlantedGraph
 from pyg_fast.loader import FastNeighborLoader
 from pyg_fast.transforms import ToCSR
 
@@ -351,9 +361,7 @@ def options(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('--dataset', choices=RECIPES, default='planted', help='(default: planted)')
-    add('--size', choices=SIZES, default='medium', help='of planted (default: medium)')
-    add('--root', type=Path, help='folder of the other data sets, downloaded if not there')
+    add_dataset(parser, RECIPES)
     add('--model', choices=MODELS, default='gcn', help='(default: gcn)')
     add('--layers', choices=('pyg_fast', 'pyg'), default='pyg_fast', help='(default: pyg_fast)')
     add('--fanout', type=fanout, default=[15, 10, 5], metavar='N,...',
@@ -393,8 +401,7 @@ def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse
         if getattr(args, name) is None:
             setattr(args, name, value)
     choose_device(parser, args)
-    if args.dataset != 'planted' and args.root is None:
-        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+    check_root(parser, args)
     if args.cache_ratio > 1:
         parser.error(f'--cache-ratio: got {args.cache_ratio:g}, expected at most 1')
     if args.trim and args.loader != 'fast':

@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 import torch_geometric
-from node_classification import at_least, choose_device, load, now, split
+from node_classification import add_dataset, at_least, check_root, choose_device, load, now, split
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv
 from tqdm import tqdm
 
 import pyg_fast
-from pyg_fast.datasets import SIZES
 from pyg_fast.nn import FusedGATConv, FusedGATv2Conv
 from pyg_fast.transforms import ToCSR
 
@@ -235,9 +234,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('--dataset', choices=RECIPES, default='planted', help='(default: planted)')
-    add('--size', choices=SIZES, default='small', help='of planted (default: small)')
-    add('--root', type=Path, help='folder of the other data sets, downloaded if not there')
+    add_dataset(parser, RECIPES, 'small')
     add('--model', choices=('gat', 'gatv2'), default='gat', help='(default: gat)')
     add('--layers-of', choices=SIDES, default='both', help='(default: both)')
     for name, default in {'hidden': 8, 'heads': 8}.items():
@@ -259,8 +256,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     choose_device(parser, args)
-    if args.dataset != 'planted' and args.root is None:
-        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+    check_root(parser, args)
     if args.json is not None and not args.json.parent.is_dir():
         parser.error(f'--json {args.json}: no such folder')
     return args

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from node_classification import at_least, choose_device, load, now, split
+from node_classification import at_least, check_root, choose_device, load, now, split
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch_geometric.data import Data
@@ -403,8 +403,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args.variants = [Variant(), *(Variant(k, balanced) for balanced in (False, True)[
         :1 + args.balanced] for k in ks)]
     choose_device(parser, args)
-    if args.dataset not in PLANTED and args.root is None:
-        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+    check_root(parser, args, PLANTED)
     if args.plot is not None:
         if args.plot.suffix not in ('.png', '.pdf', '.svg'):
             parser.error(f'--plot {args.plot}: expected a name ending in .png, .pdf or .svg')

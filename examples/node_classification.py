@@ -15,7 +15,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -341,14 +341,31 @@ def choose_device(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error('--device cuda: pyg_fast was built without CUDA')
 
 
+def add_dataset(
+    parser: argparse.ArgumentParser, choices: Iterable[str], size: str = 'medium'
+) -> None:
+    """Adds the options that choose the data."""
+    add = parser.add_argument
+    add('--dataset', choices=choices, default='planted', help='(default: planted)')
+    add('--size', choices=SIZES, default=size, help=f'of planted (default: {size})')
+    add('--root', type=Path, help='folder of the other data sets, downloaded if not there')
+
+
+def check_root(
+    parser: argparse.ArgumentParser, args: argparse.Namespace,
+    planted: Iterable[str] = ('planted',),
+) -> None:
+    """Ends the program if a data set has no folder to be kept in."""
+    if args.dataset not in planted and args.root is None:
+        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the options, all filled in and checked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('--dataset', choices=RECIPES, default='planted', help='(default: planted)')
-    add('--size', choices=SIZES, default='medium', help='of planted (default: medium)')
-    add('--root', type=Path, help='folder of the other data sets, downloaded if not there')
+    add_dataset(parser, RECIPES)
     add('--model', choices=MODELS, default='gcn', help='(default: gcn)')
     add('--layers', type=at_least(1, int), default=2, help='(default: 2)')
     for name, convert in {'hidden': at_least(1, int), 'epochs': at_least(1, int),
@@ -367,8 +384,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     choose_device(parser, args)
-    if args.dataset != 'planted' and args.root is None:
-        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+    check_root(parser, args)
     if args.cached and args.model != 'gcn':
         parser.error(f'--cached is for gcn, not for {args.model}')
     if args.plot is not None:

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric
 from maxk_training import MULTI_LABEL, Task, Trainer, accuracy, auc
-from node_classification import at_least, choose_device, now, split
+from node_classification import at_least, check_root, choose_device, now, split
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.datasets import HeterophilousGraphDataset
@@ -446,8 +446,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     choose_device(parser, args)
-    if args.dataset not in PLANTED and args.root is None:
-        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+    check_root(parser, args, PLANTED)
     if args.plot is not None:
         if args.plot.suffix not in ('.png', '.pdf', '.svg'):
             parser.error(f'--plot {args.plot}: expected a name ending in .png, .pdf or .svg')

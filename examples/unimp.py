@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from gat import SIDES, spread
-from node_classification import PeakMemory, at_least, choose_device, load, now, split
+from node_classification import (
+    PeakMemory,
+    add_dataset,
+    at_least,
+    check_root,
+    choose_device,
+    load,
+    now,
+    split,
+)
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import TransformerConv
 from tqdm import tqdm
 
-from pyg_fast.datasets import SIZES
 from pyg_fast.nn import FusedTransformerConv
 from pyg_fast.transforms import ToCSR
 
@@ -122,10 +129,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add('--dataset', choices=('planted', 'Cora', 'CiteSeer', 'PubMed'), default='planted',
-        help='(default: planted)')
-    add('--size', choices=SIZES, default='small', help='of planted (default: small)')
-    add('--root', type=Path, help='folder of the other data sets, downloaded if not there')
+    add_dataset(parser, ('planted', 'Cora', 'CiteSeer', 'PubMed'), 'small')
     add('--layers-of', choices=SIDES, default='both', help='(default: both)')
     for name, default in {'layers': 2, 'hidden': 16, 'heads': 4, 'epochs': 100, 'runs': 1}.items():
         add(f'--{name}', type=at_least(1, int), default=default, help=f'(default: {default})')
@@ -138,8 +142,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto', help='(default: auto)')
     args = parser.parse_args(argv)
     choose_device(parser, args)
-    if args.dataset != 'planted' and args.root is None:
-        parser.error(f'--dataset {args.dataset} needs --root, the folder to keep it in')
+    check_root(parser, args)
     return args
 
 

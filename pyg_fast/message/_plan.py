@@ -400,7 +400,7 @@ class Gradients(NamedTuple):
     :obj:`outputs`, and for each softmax the sum of its values times their gradients. :obj:`of` has
     a position for each input, or None. :obj:`local` are derivatives by inputs of the destination,
     if these are products with the gradient of the only output. :obj:`dots` are, in
-    :obj:`dot_program`, the products that these sums add up.
+    :obj:`dot_program`, the products that the sums of the softmaxes add up, if any is needed.
     """
 
     program: Program
@@ -481,7 +481,9 @@ def gradients(p: Plan) -> Gradients:
         return tuple(of)
 
     program, found = program_of('of')
-    dot_program, dots = program_of('dots') if p.softmaxes else (Program(), [])
+    # The results tell these sums where the message is a multiple of the softmax.
+    by_results = all(is_multiple(p, n) for n in range(len(p.softmaxes)))
+    dot_program, dots = (Program(), []) if by_results else program_of('dots')
     local_program = None
     local: list[int | None] = [None] * len(p.inputs)
     if (

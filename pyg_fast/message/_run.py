@@ -524,18 +524,16 @@ class FusedMessage(torch.autograd.Function):
         count = len(passes.plan.outputs)
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         stats = tuple(of_softmax.values())
-        # Of its own: the caller may write into the results.
-        results = tuple(
-            outs[0].clone() for n in range(len(passes.plan.softmaxes))
-            if passes.is_multiple(n) and any(needs)
-        )[:1]  # fmt: skip
-        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
+        multiple = any(map(passes.is_multiple, range(len(passes.plan.softmaxes))))
+        # A copy: the caller may write into the result.
+        result = outs[0].clone() if multiple and any(needs) else None
+        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, result)
         return tuple(outs[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         passes, needs, acc = ctx.passes, ctx.needs, ctx.acc
-        graph, seed, inputs, local, chosen, stats, results = saved(ctx)
+        graph, seed, inputs, local, chosen, stats, result = saved(ctx)
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
@@ -553,7 +551,7 @@ class FusedMessage(torch.autograd.Function):
         for n in range(len(plan.softmaxes)):
             if passes.is_multiple(n):
                 shape = (graph.num_dst, *plan.kernel[plan.softmaxes[n]].shape, -1)
-                known['dot', n] = (grads[0] * results[0]).reshape(shape).sum(-1)
+                known['dot', n] = (grads[0] * result).reshape(shape).sum(-1)
             else:
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)

@@ -149,18 +149,26 @@ class Generator:
     """Writes one kernel: over the rows of a CSR structure, `src` or `dst`, the edges of each in
     blocks."""
 
-    def __init__(self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str) -> None:
+    def __init__(
+        self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str, grouped: bool
+    ) -> None:
         self.program = program
         self.row_role = row_role
         self.acc = acc
+        self.grouped = grouped  # Long rows are divided.
         self.sizes = sizes
         self.rank = len(self.sizes)
         self.names = [f'a{k}' for k in range(self.rank)]
         self.size_of = dict(zip(self.names, self.sizes, strict=True))
         self.reduced: set[str] = set()
-        self.first: list[str] = []  # lines by level
+        # Lines of a program: before its rows, before the edges of a row, for each block of edges,
+        # after the edges, and after the rows. Sums start after what is read before the edges.
+        self.first: list[str] = []
         self.before: list[str] = []
+        self.starts: list[str] = []
         self.lines: list[str] = []
+        self.finals: list[str] = []
+        self.stores: list[str] = []
         self.depth = 0
         self.known: list[dict[Any, Block]] = [{}]
         self.count = itertools.count()
@@ -169,7 +177,8 @@ class Generator:
         self.holds = False  # parameters in registers
         self.loops: dict[str, int] = {}
         self.dots: set[int] = set()  # inputs of linear maps
-        self.running: tuple[str, tuple[Index, ...], frozenset[str]] | None = None  # of a softmax
+        # The largest score so far of a softmax, and its place.
+        self.running: tuple[Block, tuple[Index, ...]] | None = None
 
     # Names and lines.
 
@@ -377,10 +386,10 @@ class Generator:
         """The largest score so far. A multiple of the softmax is rescaled with it, so each of its
         numbers has one."""
         assert self.running is not None
-        name, place, axes = self.running
+        block, place = self.running
         if index != place:
             raise Refused('a softmax in another order than its multiples')
-        return Block(name, axes, EDGES)
+        return block
 
     def level_of(self, role: str) -> int:
         return PROGRAM if role == 'param' else ROW if role == self.row_role else EDGES
@@ -726,113 +735,112 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
 
 def _generate(
     program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool,
-    axes_sizes: tuple[int, ...],
+    sizes: tuple[int, ...],
 ) -> Source:  # fmt: skip
-    gen = Generator(program, axes_sizes, row_role, acc)
-    rank = gen.rank
-    finals: list[str] = []
-    starts: list[str] = []
-    extra: list[str] = []
-    stores: list[str] = []
-
+    gen = Generator(program, sizes, row_role, acc, grouped)
     for k, out in enumerate(outs):
-        shape = program[out.at].shape
-        found = gen.outer(out.at, shape) if out.kind == 'total' else None
-        if found is not None:
-            block, flat = found
-            inner = next(n for n in shape if n not in (1, *gen.sizes))
-            text = flat.text().replace(_INNER, f'j{inner}')
-            masks = ' & '.join([f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))])
-            extra.append(f's{k} = tl.zeros([{block_of(inner)}, B0], {acc})')
-            gen.lines.append(f's{k} += {block.name}')
-            stores.append(
-                f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + {text}), '
-                f's{k}, {masks})'
-            )
-            continue
-        if out.kind in ('total', 'edge') and math.prod(shape) not in (1, math.prod(gen.sizes)):
-            places = _unrolled_places(gen, shape)
-        else:
-            places = [gen.out_index(shape)]
-        for number_, index in enumerate(places):
-            block = gen.value(out.at, index)
-            flat = gen.offset(index, shape)
-            axes = frozenset(a for a, _ in flat.terms)
-            dims = [f'B{j}' if name in axes else '1' for j, name in enumerate(gen.names)]
-            sizes = ', '.join(['BE', *dims])
-            mask = ' & '.join(['m', *gen.masks(axes)])
-            if out.kind == 'edge':
-                gen.uses_edge = True
-                gen.lines.append(
-                    f'tl.store(out{k} + (tl.cast(eid, OFFSET) * {math.prod(shape)} + '
-                    f'{gen.blocked(flat)}), ({block.name} + tl.zeros([{sizes}], {acc}))'
-                    f'.to(out{k}.dtype.element_ty), {mask})'
-                )
-                continue
-            name = f's{k}_{number_}'
-            if out.kind in ('max', 'min'):
-                _extreme(
-                    gen,
-                    k,
-                    name,
-                    out.kind,
-                    block.name,
-                    sizes,
-                    mask,
-                    flat,
-                    shape,
-                    starts,
-                    finals,
-                    acc,
-                    grouped,
-                )
-                continue
-            if out.kind == 'softmax':
-                _of_softmax(
-                    gen, k, name, block.name, sizes, mask, flat, shape, starts, finals, acc, grouped
-                )
-                gen.running = f'{name}n', index, axes
-                continue
-            if out.kind == 'weighted':
-                starts.append(f'{name} = tl.zeros([{sizes}], {acc})')
-                gen.lines.append(f'{name} = {name} * s0_0f + tl.where({mask}, {block.name}, 0.0)')
-                finals.append(f'{name}f = tl.sum({name} * s0_0e, axis=0, keep_dims=True)')
-                _store(
-                    gen, f'out{k}', f'part{k}', f'tl.where(begin < end, {name}f * s0_0s, 0.0)',
-                    f'{name}f', math.prod(shape), flat, gen.masks(axes), grouped, finals,
-                )  # fmt: skip
-                continue
-            if out.kind == 'total':
-                extra.append(f'{name} = tl.zeros([{sizes}], {acc})')
-                gen.lines.append(f'{name} += tl.where({mask}, {block.name}, 0.0)')
-                masks = ' & '.join(gen.masks(axes)) or 'None'
-                stores.append(
-                    f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + '
-                    f'{gen.blocked(flat)}), tl.sum({name}, axis=0, keep_dims=True), {masks})'
-                )
-                continue
-            starts.append(f'{name} = tl.zeros([{sizes}], {acc})')
-            gen.lines.append(f'{name} += tl.where({mask}, {block.name}, 0.0)')
-            total = f'tl.sum({name}, axis=0, keep_dims=True)'
-            own = gen.masks(axes)
-            size = math.prod(shape)
-            if out.kind == 'mean':
-                finals.append(f'{name}f = {total} / tl.maximum(end - begin, 1).to({acc})')
-            else:
-                finals.append(f'{name}f = {total}')
-            _store(gen, f'out{k}', f'part{k}', f'{name}f', total, size, flat, own, grouped, finals)
-    text = _template(gen, outs, grouped, starts, finals, extra, stores)
+        if out.kind != 'total' or not _mapped_total(gen, k, out):
+            for n, index in enumerate(_places(gen, out)):
+                _add(gen, out, _term(gen, k, n, out.at, index))
     return Source(
-        text,
+        _template(gen, outs),
         'message_pass',
         gen.sizes,
-        rank == 1 and not gen.reduced,
+        gen.rank == 1 and not gen.reduced,
         gen.holds,
-        bool(stores),
+        bool(gen.stores),
         tuple(gen.loads),
         any(size > _MOST_HELD for size in gen.dots),
         any(size <= _MOST_HELD for size in gen.dots),
     )
+
+
+class Term(NamedTuple):
+    """Numbers of a result: one for each edge, or the sum of which is over edges."""
+
+    k: int  # the result
+    name: str  # of the sum
+    value: str
+    place: tuple[Index, ...]
+    flat: Index  # the place in a row of the result
+    size: int  # of a row of the result
+    sizes: str  # of a block
+    masks: list[str]
+
+    @property
+    def mask(self) -> str:
+        return ' & '.join(['m', *self.masks])
+
+
+def _places(gen: Generator, out: Out) -> list[tuple[Index, ...]]:
+    shape = gen.program[out.at].shape
+    if out.kind in ('total', 'edge') and math.prod(shape) not in (1, math.prod(gen.sizes)):
+        return _unrolled_places(gen, shape)
+    return [gen.out_index(shape)]
+
+
+def _term(gen: Generator, k: int, n: int, at: int, index: tuple[Index, ...]) -> Term:
+    value, shape = gen.value(at, index).name, gen.program[at].shape
+    flat = gen.offset(index, shape)
+    axes = frozenset(axis for axis, _ in flat.terms)
+    blocks = [f'B{j}' if name in axes else '1' for j, name in enumerate(gen.names)]
+    sizes = ', '.join(['BE', *blocks])
+    return Term(k, f's{k}_{n}', value, index, flat, math.prod(shape), sizes, gen.masks(axes))
+
+
+def _add(gen: Generator, out: Out, one: Term) -> None:
+    """Writes the lines of a result."""
+    name, masked = one.name, f'tl.where({one.mask}, {one.value}, 0.0)'
+    if out.kind in ('max', 'min'):
+        _extreme(gen, out.kind, one)
+    elif out.kind == 'softmax':
+        _of_softmax(gen, one)
+    elif out.kind == 'edge':
+        gen.uses_edge = True
+        gen.lines.append(
+            f'tl.store(out{one.k} + (tl.cast(eid, OFFSET) * {one.size} + '
+            f'{gen.blocked(one.flat)}), ({one.value} + tl.zeros([{one.sizes}], {gen.acc}))'
+            f'.to(out{one.k}.dtype.element_ty), {one.mask})'
+        )
+    elif out.kind == 'total':
+        gen.first.append(f'{name} = tl.zeros([{one.sizes}], {gen.acc})')
+        gen.lines.append(f'{name} += {masked}')
+        gen.stores.append(
+            f'tl.store(out{one.k} + (tl.cast(pid, OFFSET) * {one.size} + '
+            f'{gen.blocked(one.flat)}), tl.sum({name}, axis=0, keep_dims=True), '
+            f'{" & ".join(one.masks) or "None"})'
+        )
+    elif out.kind == 'weighted':
+        gen.starts.append(f'{name} = tl.zeros([{one.sizes}], {gen.acc})')
+        gen.lines.append(f'{name} = {name} * s0_0f + {masked}')
+        gen.finals.append(f'{name}f = tl.sum({name} * s0_0e, axis=0, keep_dims=True)')
+        whole = f'tl.where(begin < end, {name}f * s0_0s, 0.0)'
+        _store(gen, one, 'out', 'part', whole, f'{name}f')
+    else:
+        total = f'tl.sum({name}, axis=0, keep_dims=True)'
+        mean = f' / tl.maximum(end - begin, 1).to({gen.acc})' if out.kind == 'mean' else ''
+        gen.starts.append(f'{name} = tl.zeros([{one.sizes}], {gen.acc})')
+        gen.lines.append(f'{name} += {masked}')
+        gen.finals.append(f'{name}f = {total}{mean}')
+        _store(gen, one, 'out', 'part', f'{name}f', total)
+
+
+def _mapped_total(gen: Generator, k: int, out: Out) -> bool:
+    """Writes the gradient of a linear map's weight, if the result is one."""
+    shape = gen.program[out.at].shape
+    found = gen.outer(out.at, shape)
+    if found is None:
+        return False
+    block, flat = found
+    inner = next(n for n in shape if n not in (1, *gen.sizes))
+    text = flat.text().replace(_INNER, f'j{inner}')
+    masks = ' & '.join([f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))])
+    gen.first.append(f's{k} = tl.zeros([{block_of(inner)}, B0], {gen.acc})')
+    gen.lines.append(f's{k} += {block.name}')
+    gen.stores.append(
+        f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + {text}), s{k}, {masks})'
+    )
+    return True
 
 
 def _unrolled_places(gen: Generator, shape: tuple[int, ...]) -> list[tuple[Index, ...]]:
@@ -855,44 +863,37 @@ def _unrolled_places(gen: Generator, shape: tuple[int, ...]) -> list[tuple[Index
     ]
 
 
-def _store(
-    gen: Generator, out: str, part: str, value: str, partial: str, size: int, flat: Index,
-    masks: list[str], grouped: bool, finals: list[str],
-) -> None:  # fmt: skip
+def _store(gen: Generator, one: Term, out: str, part: str, value: str, partial: str) -> None:
     """Stores the results of rows, and partial ones of long rows."""
-    place = gen.blocked(flat)
-    whole = list(masks)
-    if grouped:
-        finals.append(
-            f'tl.store({part} + (tl.cast(slot, OFFSET) * {size} + {place}), {partial}, '
-            f'{" & ".join([*whole, "long"])})'
+    place, masks = gen.blocked(one.flat), list(one.masks)
+    if gen.grouped:
+        gen.finals.append(
+            f'tl.store({part}{one.k} + (tl.cast(slot, OFFSET) * {one.size} + {place}), {partial}, '
+            f'{" & ".join([*masks, "long"])})'
         )
-        whole.append('(long == 0)')
-    finals.append(
-        f'tl.store({out} + (tl.cast(row, OFFSET) * {size} + {place}), '
-        f'{value}.to({out}.dtype.element_ty), {" & ".join(whole) or "None"})'
+        masks.append('(long == 0)')
+    gen.finals.append(
+        f'tl.store({out}{one.k} + (tl.cast(row, OFFSET) * {one.size} + {place}), '
+        f'{value}.to({out}{one.k}.dtype.element_ty), {" & ".join(masks) or "None"})'
     )
 
 
-def _extreme(
-    gen: Generator, k: int, name: str, kind: str, value: str, sizes: str, mask: str, flat: Index,
-    shape: tuple, starts: list[str], finals: list[str], acc: str, grouped: bool,
-) -> None:  # fmt: skip
+def _extreme(gen: Generator, kind: str, one: Term) -> None:
+    """The first largest or smallest number, and its place."""
+    name, value = one.name, one.value
     worst = "float('-inf')" if kind == 'max' else "float('inf')"
     better = '>' if kind == 'max' else '<'
-    starts += [
-        f'{name} = tl.full([{sizes}], {worst}, {acc})',
-        f'{name}a = tl.full([{sizes}], -1, tl.int64)',
+    gen.starts += [
+        f'{name} = tl.full([{one.sizes}], {worst}, {gen.acc})',
+        f'{name}a = tl.full([{one.sizes}], -1, tl.int64)',
     ]
     gen.lines += [
-        f'{name}b = {mask} & (({value} {better} {name}) | ({name}a < 0) | '
+        f'{name}b = {one.mask} & (({value} {better} {name}) | ({name}a < 0) | '
         f'(({value} != {value}) & ({name} == {name})))',
         f'{name} = tl.where({name}b, {value}, {name})',
         f'{name}a = tl.where({name}b, o, {name}a)',
     ]
-    masks = gen.masks(frozenset(a for a, _ in flat.terms))
-    size = math.prod(shape)
-    finals += [
+    gen.finals += [
         f'{name}n = tl.max(({name} != {name}).to(tl.int32), axis=0, keep_dims=True) > 0',
         f'{name}v = tl.where(({name}a >= 0) & ({name} == {name}), {name}, {worst})',
         f'{name}v = tl.{kind}({name}v, axis=0, keep_dims=True)',
@@ -903,49 +904,44 @@ def _extreme(
         f"{name}v = tl.where({name}n, float('nan'), tl.where(begin < end, {name}v, 0.0))",
         f'{name}p = tl.where(begin < end, {name}p, -1)',
     ]
-    _store(gen, f'out{k}', f'part{k}', f'{name}v', f'{name}v', size, flat, masks, grouped, finals)
-    _store(gen, f'arg{k}', f'parg{k}', f'{name}p', f'{name}p', size, flat, masks, grouped, finals)
+    _store(gen, one, 'out', 'part', f'{name}v', f'{name}v')
+    _store(gen, one, 'arg', 'parg', f'{name}p', f'{name}p')
 
 
-def _of_softmax(
-    gen: Generator, k: int, name: str, value: str, sizes: str, mask: str, flat: Index, shape: tuple,
-    starts: list[str], finals: list[str], acc: str, grouped: bool,
-) -> None:  # fmt: skip
+def _of_softmax(gen: Generator, one: Term) -> None:
     """The largest score, and the reciprocal of the sum of exponentials relative to it. A NaN makes
     the sum NaN; so does an infinite score, as in torch."""
-    starts += [
-        f"{name} = tl.full([{sizes}], float('-inf'), {acc})",
-        f'{name}t = tl.zeros([{sizes}], {acc})',
+    name = one.name
+    gen.starts += [
+        f"{name} = tl.full([{one.sizes}], float('-inf'), {gen.acc})",
+        f'{name}t = tl.zeros([{one.sizes}], {gen.acc})',
     ]
     gen.lines += [
-        f"{name}v = tl.where({mask}, {value}, float('-inf'))",
+        f"{name}v = tl.where({one.mask}, {one.value}, float('-inf'))",
         f'{name}n = tl.maximum({name}, {name}v)',
         f'{name}f = tl.where({name} == {name}n, 1.0, tl.exp({name} - {name}n))',
-        f'{name}t = {name}t * {name}f + '
-        f'tl.where({mask}, tl.where({name}v == {name}n, 1.0, tl.exp({name}v - {name}n)), 0.0)',
+        f'{name}t = {name}t * {name}f + tl.where({one.mask}, '
+        f'tl.where({name}v == {name}n, 1.0, tl.exp({name}v - {name}n)), 0.0)',
         f'{name} = {name}n',
     ]
-    masks = gen.masks(frozenset(a for a, _ in flat.terms))
-    size = math.prod(shape)
-    finals += [
+    gen.finals += [
         f'{name}m = tl.max({name}, axis=0, keep_dims=True)',
         f'{name}e = tl.where({name} == {name}m, 1.0, tl.exp({name} - {name}m))',
         f'{name}t = tl.sum({name}t * {name}e, axis=0, keep_dims=True)',
         f"{name}s = 1.0 / tl.where(tl.abs({name}m) == float('inf'), float('nan'), {name}t)",
     ]
-    _store(gen, f'out{k}', f'part{k}', f'{name}m', f'{name}m', size, flat, masks, grouped, finals)
-    _store(gen, f'arg{k}', f'parg{k}', f'{name}s', f'{name}t', size, flat, masks, grouped, finals)
+    _store(gen, one, 'out', 'part', f'{name}m', f'{name}m')
+    _store(gen, one, 'arg', 'parg', f'{name}s', f'{name}t')
+    axes = frozenset(axis for axis, _ in one.flat.terms)
+    gen.running = Block(f'{name}n', axes, EDGES), one.place
 
 
-def _template(
-    gen: Generator, outs: list[Out], grouped: bool, starts: list[str], finals: list[str],
-    extra: list[str], stores: list[str],
-) -> str:  # fmt: skip
+def _template(gen: Generator, outs: list[Out]) -> str:
     rank = gen.rank
     pointers = [name for name, _ in gen.loads.values()]
     extremes = [k for k, out in enumerate(outs) if out.kind in OF_TWO]
     results = [f'out{k}' for k in range(len(outs))] + [f'arg{k}' for k in extremes]
-    if grouped:
+    if gen.grouped:
         results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
         results += [f'parg{k}' for k in extremes]
     schedule = ['rowptr', 'col', 'perm', 'group_row', 'long_row', 'long_shift']
@@ -980,9 +976,9 @@ def _template(
     for size in sorted(gen.dots):
         add(1, f'i{size} = tl.arange(0, {block_of(size)})[None, :]')
         add(1, f'j{size} = tl.arange(0, {block_of(size)})[:, None]')
-    add(1, *gen.first, *extra, 'for item in range(pid, num_items, num_programs):')
+    add(1, *gen.first, 'for item in range(pid, num_items, num_programs):')
     add(2, 'begin = tl.load(rowptr + item)', 'end = tl.load(rowptr + item + 1)')
-    if grouped:
+    if gen.grouped:
         add(
             2, 'row = tl.load(group_row + item)', 'long = row < 0',
             'which = tl.where(long, -1 - row, 0)',
@@ -991,15 +987,15 @@ def _template(
         )  # fmt: skip
     else:
         add(2, 'row = item')
-    add(2, *gen.before, *starts, 'for s in range(begin, end, BE):')
+    add(2, *gen.before, *gen.starts, 'for s in range(begin, end, BE):')
     add(3, f'o = (s + tl.arange(0, BE))[{shaped(0)}]', 'm = o < end')
     add(3, 'other = tl.load(col + o, m, 0)')
     if gen.uses_edge:
         add(3, 'eid = o', 'if HAS_PERM:')
         add(4, 'eid = tl.load(perm + o, m, 0)')
     add(3, *gen.lines)
-    add(2, *finals)
-    add(1, *stores)
+    add(2, *gen.finals)
+    add(1, *gen.stores)
     return '\n'.join(out) + '\n'
 
 

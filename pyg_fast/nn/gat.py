@@ -399,7 +399,6 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
 
-
     def _with_edges(self, x: Any, edge_index: Tensor, edge_attr: Tensor) -> Tensor | None:
         """The layer with edge features, whose scores and message are captured as one message."""
         ends = self._ends(x)

@@ -219,9 +219,8 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
         out = _graph(conv, edge_index, *nums, grad or j == 1)
         return out if j == 0 else out.t()
 
-    parts, traced = _parts(conv.aggr_module), None
-    if type(conv.aggr_module) in _TRACED:
-        parts, traced = [], conv.aggr_module
+    traced = conv.aggr_module if type(conv.aggr_module) in _TRACED else None
+    parts = [] if traced is not None else _parts(conv.aggr_module)
     reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts)) or ('sum',)
     found = entry(
         conv.message, graph, reduces, inputs, other, tuple(structure), traced, conv.node_dim
@@ -232,8 +231,9 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     if conv.node_dim not in (0, -rank):
         found = [out.movedim(0, conv.node_dim) for out in found]
     sums = dict(zip(reduces, found, strict=True))
-    out = sums['sum'] if traced is not None else None
-    if out is None:
+    if traced is not None:
+        out = sums['sum']
+    else:
         out = _aggregated(conv.aggr_module, parts, sums, graph, conv.node_dim)
     return conv.update(out, **update)
 

@@ -199,6 +199,16 @@ def test_bipartite_edge_features(kind: str, loops: bool, device: torch.device) -
     )
 
 
+def test_one_edge_with_features_is_mapped_once() -> None:
+    """One edge has no kernel: PyG's code runs before ours has mapped anything."""
+    theirs, ours = layers('gatv2', heads=2, edge_dim=4, add_self_loops=False)
+    calls = []
+    ours.lin_l.register_forward_hook(lambda *_: calls.append(1))
+    x, attr, edges = features(3, 8), features(1, 4), torch.tensor([[0], [1]])
+    torch.testing.assert_close(ours(x, edges, attr), theirs(x, edges, attr))
+    assert len(calls) == 1
+
+
 def test_edge_features_that_are_missing_or_not_asked_for() -> None:
     x, edge_index = features(SRC, 8), edges(SRC, SRC)
     theirs, ours = layers('gat', heads=2, edge_dim=4)

@@ -311,6 +311,28 @@ def test_result_is_written(device: torch.device) -> None:
     torch.testing.assert_close(*grads)
 
 
+class Twice(FusedMessagePassing):
+    """Propagates, reverses the edges in place, and propagates again."""
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        out = self.propagate(edge_index, x=x)
+        edge_index.copy_(edge_index.flip(0))
+        return out - self.propagate(edge_index, x=x)
+
+    def message(self, x_j: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x_j)
+
+
+@pytest.mark.parametrize('inference', [False, True])
+def test_graph_written_between_two_propagates(inference: bool, device: torch.device) -> None:
+    with torch.inference_mode(inference):
+        x, edges = torch.randn(N, F, device=device), graph(device).clone()
+        (a, b), m = edges.clone(), torch.tanh(x)
+        zero = torch.zeros_like(x)
+        expected = zero.index_add(0, b, m[a]) - zero.index_add(0, a, m[b])
+        torch.testing.assert_close(Twice(strict=True)(x, edges), expected)
+
+
 def test_several_gradients_at_once(device: torch.device) -> None:
     conv, plain = Attention(strict=True), PlainAttention()
     x = torch.randn(N, F, dtype=torch.float64, device=device, requires_grad=True)
