@@ -1,10 +1,12 @@
 """What kernels of messages take, and the graphs they run on."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.utils import add_self_loops
 
 from ..graph._cache import cached, store
 from ..graph.graph import Graph, graph_of
@@ -61,6 +63,39 @@ def grouped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> 
         known = graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
         store(edge_index, key, known, wait=True)
     return known
+
+
+class Looped(NamedTuple):
+    """Edges in the order of :func:`~torch_geometric.utils.add_self_loops`."""
+
+    edge_index: Tensor  # without self-loops
+    kept: Tensor | None  # which edges these are; None for all
+    graph: Graph  # with one self-loop of each node
+
+
+def looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Looped:
+    """A graph whose self-loops are replaced. An EdgeIndex caches it."""
+    key = ('looped', num_src, num_dst, transpose)
+    simple = edge_index
+    if isinstance(edge_index, EdgeIndex):
+        known = cached(edge_index, key)
+        if known is not None:
+            return known
+        simple = edge_index.as_tensor()
+    kept = (simple[0] != simple[1]).nonzero().view(-1)
+    is_simple = kept.size(0) == simple.size(1)
+    if not is_simple:
+        simple = simple.index_select(1, kept)
+    both, _ = add_self_loops(simple, num_nodes=min(num_src, num_dst))
+    out = Looped(
+        simple, None if is_simple else kept, graph_of(both, num_src, num_dst, transpose=transpose)
+    )
+    if isinstance(edge_index, EdgeIndex):
+        if simple.is_cuda:
+            graph = out.graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
+            out = out._replace(graph=graph)
+        store(edge_index, key, out, wait=True)
+    return out
 
 
 def ends_of(graph: Graph) -> tuple[Tensor, Tensor]:

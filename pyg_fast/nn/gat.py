@@ -11,11 +11,11 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
-from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor, remove_self_loops
+from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor
 
 from ..graph.graph import Graph, graph_of
 from ..message import Fallback, make_entry
-from ..message._inputs import check_inputs, grouped
+from ..message._inputs import check_inputs, grouped, looped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
@@ -303,7 +303,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
 
     A graph prepared by :class:`~pyg_fast.transforms.ToCSR` is sorted once, any other input at
     every call. Edge features of up to 128 channels are mapped inside of generated kernels, see
-    :class:`~pyg_fast.nn.FusedMessagePassing`; with self-loops their graph is sorted at every call.
+    :class:`~pyg_fast.nn.FusedMessagePassing`.
     These run PyG's own code: :obj:`return_attention_weights`, dtypes other than float32, float64,
     float16 and bfloat16, aggregations other than sums, hooks and explainers; with edge features
     :func:`torch.compile`, too.
@@ -405,17 +405,20 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if ends is None or torch.compiler.is_compiling():
             return None
         src, dst = ends
-        if self.add_self_loops:
-            if isinstance(edge_index, EdgeIndex):
-                edge_index = edge_index.as_tensor()
-            edge_index, kept = remove_self_loops(edge_index, edge_attr)
-            edge_index, edge_attr = add_self_loops(
-                edge_index, kept, self.fill_value, min(src.size(0), dst.size(0))
-            )
-        if edge_index.size(1) < 2:  # Before the linear maps: PyG's code would run them again.
-            self._note(f'{edge_index.size(1)} edges')
-            return None
         reverse = self.flow == 'target_to_source'
+        sizes, transpose = (src.size(0), dst.size(0)), torch.is_grad_enabled() or reverse
+        known: Graph | None = None
+        if self.add_self_loops:
+            edge_index, kept, known = looped(edge_index, *sizes, transpose)
+            edge_attr = edge_attr if kept is None else edge_attr.index_select(0, kept)
+            listed = edge_index
+            if listed.is_cuda and sizes[0] == sizes[1]:  # As above: not to fail here.
+                listed = listed.clamp(0, sizes[0] - 1)
+            _, edge_attr = add_self_loops(listed, edge_attr, self.fill_value, min(sizes))
+        num_edges = edge_attr.size(0)
+        if num_edges < 2:  # Before the linear maps: PyG's code would run them again.
+            self._note(f'{num_edges} edges')
+            return None
         shape = (-1, self.heads, self.out_channels)
         mapped = self.lin_l(src).view(shape)
         shared = src is dst and self.share_weights
@@ -425,16 +428,13 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         }  # fmt: skip
 
         def graph() -> Graph:
-            transpose = torch.is_grad_enabled() or reverse
-            out = grouped(edge_index, src.size(0), dst.size(0), transpose)
+            out = grouped(edge_index, *sizes, transpose) if known is None else known
             return out.t() if reverse else out
 
         if self not in _entries:
             _entries[self] = make_entry()
         try:
-            check_inputs(
-                edge_index.device, inputs.values(), edge_index.size(1), (src.size(0), dst.size(0))
-            )
+            check_inputs(edge_index.device, inputs.values(), num_edges, sizes)
             (out,) = _entries[self](
                 self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i')
             )

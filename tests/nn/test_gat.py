@@ -16,6 +16,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
+from pyg_fast.message import _inputs
 from pyg_fast.nn import FusedGATConv, FusedGATv2Conv
 
 SRC, DST, EDGES = 30, 20, 150
@@ -197,6 +198,15 @@ def test_bipartite_edge_features(kind: str, loops: bool, device: torch.device) -
     assert_same(
         gradients(theirs, x, edge_index, edge_attr), gradients(ours, x, edge_index, edge_attr)
     )
+
+
+def test_edge_features_on_an_edge_index_sort_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, ours = layers('gatv2', heads=2, edge_dim=4)
+    graph, _ = prepare_edge_index(edges(SRC, SRC), (SRC, SRC))
+    x, attr = features(SRC, 8), features(graph.size(1), 4)
+    first = gradients(ours, x, graph, attr)
+    monkeypatch.setattr(_inputs, 'graph_of', None)
+    assert_same(first, gradients(ours, x, graph, attr))
 
 
 def test_one_edge_with_features_is_mapped_once() -> None:
