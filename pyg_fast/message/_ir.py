@@ -216,6 +216,15 @@ class Program:
         dtype = promoted((a.dtype, w.dtype))
         return self.add('mm', (x, weight), (), (*a.shape[:-1], w.shape[-1]), dtype)
 
+    def blocks(self, x: int) -> int:
+        """A parameter of shape (H, A, B) as the blocks of a matrix (H * A, H * B)."""
+        value = self[x]
+        heads, rows, columns = value.shape
+        shape = (heads * rows, heads * columns)
+        if heads == 1:
+            return self.view(x, shape)
+        return self.add('blocks', (x,), (), shape, value.dtype)
+
     def cast(self, x: int, dtype: str) -> int:
         """Conversion to another dtype. Kernels compute in float32 or float64 all the same."""
         value = self[x]
@@ -349,6 +358,8 @@ def _evaluate(
         return _REDUCE[op](x, [k + len(lead) for k in attrs], True)
     if op == 'mm':
         return x.to(own) @ args[1].to(own)
+    if op == 'blocks':
+        return x.permute(1, 2, 0).diag_embed().permute(2, 0, 3, 1).reshape(shape)
     if op == 'softmax':
         return (x.to(own) - args[1]).exp() * args[2]
     if op == 'cast':

@@ -1,5 +1,6 @@
 """Divides a traced message into what runs on nodes before, in the kernel, and on nodes after."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -8,7 +9,20 @@ import torch
 from torch import Tensor
 
 from ._capture import Captured
-from ._ir import DST, EDGE, OF_DST, PARAM, POINTWISE, SRC, Program, Refused, is_float, promoted
+from ._fold import folded_message, folded_score, has_maps
+from ._ir import (
+    DST,
+    EDGE,
+    OF_DST,
+    PARAM,
+    POINTWISE,
+    SRC,
+    Program,
+    Refused,
+    Value,
+    is_float,
+    promoted,
+)
 from ._parse import EDGES, Like, Parser, trace
 
 # The most raw inputs of a linear map that kernels compute edge by edge.
@@ -36,7 +50,8 @@ class Input(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """A linear map after the aggregation, of values of the prologue."""
+    """A linear map of the last aggregated value, by values of the prologue. If there is another
+    aggregated value, it is added."""
 
     weight: int
     bias: int | None
@@ -72,17 +87,9 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
     Raises:
         Refused: If no kernel can compute it.
     """
-    program, output = _with_maps_pushed(captured.program, captured.output)
-    value = program[output]
-    if not is_float(value.dtype):
-        raise Refused(f'a message of {value.dtype}')
-    if program.level(output) == PARAM:
-        raise Refused('the message does not depend on an edge')
-    tail = None
-    if set(reduces) <= {'sum', 'mean'} and len(reduces) == 1:
-        output, tail = _sunk(program, output)
-    acc = _check_dtypes(program, output, captured.autocast)
-    heavy = _heavy(program, output)
+    program, summed, tail, value = _prepared(captured, reduces)
+    acc = _check_dtypes(program, summed, captured.autocast)
+    heavy = _heavy(program, summed)
     kernel = Program()
     inputs: list[Input] = []
     places: dict[int, int] = {}
@@ -123,11 +130,11 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
         places[at] = out
         return out
 
-    body = mapped(output)
+    bodies = [mapped(at) for at in summed]
     # Moments of halves are not rounded: their difference, a variance, would cancel.
     wide = promoted([value.dtype, 'float32'])
     outputs = []
-    for reduce in sums_of(reduces):
+    for body, reduce in itertools.product(bodies, sums_of(reduces)):
         if reduce == 'mean_of_squares':
             outputs.append(Output(kernel.point('mul', body, body, dtype=wide), 'mean', wide))
         else:
@@ -140,13 +147,39 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
     )  # fmt: skip
 
 
+def _prepared(
+    captured: Captured, reduces: Sequence[str]
+) -> tuple[Program, list[int], Tail | None, Value]:
+    """The program as kernels compute it, what they aggregate, and the map after that; and the
+    message."""
+    linear = set(reduces) <= {'sum', 'mean'} and len(reduces) == 1
+    for fold in (True, False) if linear else (False,):
+        program, output = _with_maps_pushed(captured.program, captured.output, fold)
+        value = program[output]
+        if not is_float(value.dtype):
+            raise Refused(f'a message of {value.dtype}')
+        if program.level(output) == PARAM:
+            raise Refused('the message does not depend on an edge')
+        summed: list[int] = [output]
+        tail = None
+        if linear:
+            summed[0], tail = _sunk(program, output)
+        folded = folded_message(program, output) if fold and tail is None else None
+        if folded is not None:
+            summed = [folded.first, folded.second]
+            tail = Tail(folded.weight, None, value.shape)
+        if not (fold and has_maps(program, summed)):  # Features to be mapped are mapped once.
+            break
+    return program, summed, tail, value
+
+
 _WIDTHS = {'bfloat16': 1, 'float16': 1, 'float32': 2, 'float64': 3}
 
 
-def _check_dtypes(p: Program, output: int, autocast: bool) -> str:
+def _check_dtypes(p: Program, outputs: list[int], autocast: bool) -> str:
     """The dtype of the arithmetic, which is the widest of all values. A conversion of the user to a
     narrower dtype than that of any input rounds or overflows on purpose: it is refused."""
-    reachable = [at for at in p.reachable([output]) if p[at].op != 'const']
+    reachable = [at for at in p.reachable(outputs) if p[at].op != 'const']
     for at in reachable:
         if p[at].op == 'load' and p[at].dtype not in (*_WIDTHS, 'int32', 'int64', 'bool'):
             raise Refused(f'an input of {p[at].dtype}')
@@ -171,8 +204,9 @@ def sums_of(reduces: Iterable[str]) -> list[str]:
     ))  # fmt: skip
 
 
-def _with_maps_pushed(old: Program, output: int) -> tuple[Program, int]:
-    """The program with each linear map applied to the ends of the edge where that is the same."""
+def _with_maps_pushed(old: Program, output: int, fold: bool) -> tuple[Program, int]:
+    """The program with each linear map applied to the ends of the edge where that is the same.
+    With `fold`, scores do not map features of edges."""
     new = Program()
     places: dict[int, int] = {}
 
@@ -189,7 +223,10 @@ def _with_maps_pushed(old: Program, output: int) -> tuple[Program, int]:
             elif value.op == 'view':
                 places[at] = new.view(args[0], value.shape)
             else:
-                places[at] = new.add(
+                score = None
+                if fold and value.op == 'sum':
+                    score = folded_score(new, args[0], value.attrs)
+                places[at] = score if score is not None else new.add(
                     value.op, args, value.attrs, value.shape, value.dtype, old.level(at)
                 )
         return places[at]
@@ -366,11 +403,11 @@ def _sunk(p: Program, output: int) -> tuple[int, Tail | None]:
     return x, Tail(weight, bias, p[output].shape)
 
 
-def _heavy(p: Program, output: int) -> set[int]:
+def _heavy(p: Program, outputs: list[int]) -> set[int]:
     """Values of one end that are worth a tensor of their own: they use a parameter or a sum over
     a dimension."""
     heavy: set[int] = set()
-    for at in p.reachable([output]):
+    for at in p.reachable(outputs):
         value, level = p[at], p.level(at)
         if value.op == 'mm' and value.attrs and level not in (SRC, DST):
             raise Refused('a linear map of values computed for each edge')
@@ -532,15 +569,20 @@ def is_multiple(p: Plan, n: int) -> bool:
     """Whether each number of the message is a multiple of one number of the softmax `n`, those of
     one head after another. Then the sum over a destination's edges of the softmax times its
     gradient is that of the results times theirs."""
-    kernel, output = p.kernel, p.outputs[0]
-    if len(p.outputs) > 1 or output.reduce not in ('sum', 'mean') or output.dtype != p.acc:
-        return False
+    return all(
+        output.reduce in ('sum', 'mean') and output.dtype == p.acc
+        and _is_multiple(p.kernel, output.at, p.softmaxes[n])
+        for output in p.outputs
+    )  # fmt: skip
+
+
+def _is_multiple(kernel: Program, output: int, softmax: int) -> bool:
     # Of each number of a value, which number of the softmax it is a multiple of.
     found: dict[int, Tensor] = {}
-    for at in kernel.reachable([output.at]):
+    for at in kernel.reachable([output]):
         value = kernel[at]
         args = [arg for arg in value.args if arg in found]
-        if at == p.softmaxes[n]:
+        if at == softmax:
             found[at] = torch.arange(math.prod(value.shape)).view(value.shape)
         elif not args:
             continue
@@ -556,10 +598,10 @@ def is_multiple(p: Plan, n: int) -> bool:
             found[at] = found[args[0]].expand(value.shape)
         else:
             return False
-    if output.at not in found:
+    if output not in found:
         return False
-    heads = found[output.at].flatten()
-    count = math.prod(kernel[p.softmaxes[n]].shape)
+    heads = found[output].flatten()
+    count = math.prod(kernel[softmax].shape)
     each = heads.numel() // count
     return each > 0 and heads.equal(torch.arange(count).repeat_interleave(each))
 
@@ -616,6 +658,8 @@ def describe(p: Plan) -> str:
     lines.append('reduced: ' + ', '.join(output.reduce for output in p.outputs))
     if weighted_sum(p) is not None:
         lines.append('run: as the product of a sparse matrix, as by spmm')
-    if p.tail is not None:
+    if p.tail is not None and len(p.outputs) > 1:
+        lines.append('folded: the map of edge features, into values of nodes and after the sum')
+    elif p.tail is not None:
         lines.append(f'sunk: a linear map to {list(p.tail.shape)} after the aggregation')
     return '\n'.join(lines)

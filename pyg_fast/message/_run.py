@@ -227,14 +227,17 @@ class Passes:
         """The pass of a softmax and of the message, if that is a multiple of it: on CUDA."""
         if 'joint' not in self._made:
             self._made['joint'] = None
-            single = len(self.plan.softmaxes) == 1 and self.plan.outputs[0].reduce == 'sum'
-            if single and self.is_multiple(0):
-                kernel, program = self.plan.kernel, Program()
+            plan = self.plan
+            sums = all(output.reduce == 'sum' for output in plan.outputs)
+            if sums and len(plan.softmaxes) == 1 and self.is_multiple(0):
+                kernel, program = plan.kernel, Program()
                 places: dict[int, int] = {}
-                score = program.graft(kernel, kernel[self.plan.softmaxes[0]].args[0], places)
-                at = program.graft(kernel, self.plan.outputs[0].at, places, running=True)
-                outs = Out(score, 'softmax', 'acc'), Out(at, 'weighted', 'acc')
-                one = Pass(program, outs, 'dst')
+                score = program.graft(kernel, kernel[plan.softmaxes[0]].args[0], places)
+                outs = [Out(score, 'softmax', 'acc')]
+                for output in plan.outputs:
+                    at = program.graft(kernel, output.at, places, running=True)
+                    outs.append(Out(at, 'weighted', 'acc'))
+                one = Pass(program, tuple(outs), 'dst')
                 with suppress(Refused):
                     one.recipe(getattr(torch, self.plan.acc), False)
                     self._made['joint'] = one
@@ -346,6 +349,7 @@ def tile_shape(source: Source) -> Tile:
         return Tile(16, (max(16, width),), 2)
     # Triton makes a product of matrices of the sum over 16 products, which TF32 would round.
     most = 4 if source.has_maps else 16
+    width *= source.num_tiles
     return Tile(max(1, min(most, (128 if source.totals else 256) // width)), sizes, 1)
 
 
@@ -525,15 +529,16 @@ class FusedMessage(torch.autograd.Function):
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         stats = tuple(of_softmax.values())
         multiple = any(map(passes.is_multiple, range(len(passes.plan.softmaxes))))
-        # A copy: the caller may write into the result.
-        result = outs[0].clone() if multiple and any(needs) else None
-        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, result)
+        results = tuple(outs[:count]) if multiple and any(needs) else ()
+        if passes.plan.tail is None:  # The caller may write into the results.
+            results = tuple(out.clone() for out in results)
+        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
         return tuple(outs[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         passes, needs, acc = ctx.passes, ctx.needs, ctx.acc
-        graph, seed, inputs, local, chosen, stats, result = saved(ctx)
+        graph, seed, inputs, local, chosen, stats, results = saved(ctx)
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
@@ -551,7 +556,10 @@ class FusedMessage(torch.autograd.Function):
         for n in range(len(plan.softmaxes)):
             if passes.is_multiple(n):
                 shape = (graph.num_dst, *plan.kernel[plan.softmaxes[n]].shape, -1)
-                known['dot', n] = (grads[0] * result).reshape(shape).sum(-1)
+                known['dot', n] = sum(
+                    (grad * each).reshape(shape).sum(-1)
+                    for grad, each in zip(grads, results, strict=True)
+                )
             else:
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)
@@ -577,9 +585,9 @@ def _forward(
     """The results, chosen edges, and what each softmax needs of all scores."""
     joint = passes.joint() if graph.col.is_cuda and passes.plan.softmaxes else None
     if joint is not None:
-        (most, out), (scale, _) = run_pass(joint, graph, inputs, acc, seed)
+        (most, *outs), (scale, *chosen) = run_pass(joint, graph, inputs, acc, seed)
         assert scale is not None
-        return [out], [None], {('most', 0): most, ('scale', 0): scale}
+        return outs, chosen, {('most', 0): most, ('scale', 0): scale}
     found = _of_softmaxes(passes, graph, inputs, acc, seed)
     outs, chosen = run_pass(passes.forward(local), graph, inputs | found, acc, seed)
     return outs, chosen, found
@@ -729,16 +737,18 @@ def run(
         acc = getattr(torch, plan.acc)
         outs, _, _ = _forward(passes, (), graph, known, acc, seed)
     if plan.tail is not None:
-        (out,) = outs
+        *others, out = outs
         weight = values[len(plan.inputs)]
-        out = out @ weight.to(out.dtype)
+        out = out.flatten(1) @ weight.to(out.dtype)
         if plan.tail.bias is not None:
             bias = values[-1]
             degree = graph.rowptr.diff().unsqueeze(1)
             if plan.outputs[0].reduce == 'mean':
                 degree = degree.clamp(max=1)
             out = out + bias * degree.to(out.dtype)
-        outs = [out]
+        for other in others:
+            out = other + out.view_as(other)
+        outs = [out.view(-1, *plan.tail.shape)]
     sums = dict(zip(sums_of(plan.reduces), outs, strict=True))
     results = []
     for reduce in plan.reduces:

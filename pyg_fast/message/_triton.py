@@ -16,6 +16,8 @@ _INNER = 'inner'
 _LEAST_INNER = 16  # of Triton's products
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
+# Tiles that make up a result wider than others in its pass.
+_MOST_TILES = 16
 # A sum over at most this many numbers is written out.
 _UNROLLED = 32
 # A linear map of raw values of an edge: of at least and at most so many inputs its matrix stays in
@@ -114,6 +116,7 @@ class Source(NamedTuple):
     loads: tuple[tuple[str, int], ...]  # the inputs, in the order of the parameters
     has_dots: bool  # whether it multiplies matrices
     has_maps: bool  # whether it maps raw values of edges by matrices in registers
+    num_tiles: int  # of the widest result
 
 
 def axes_of(program: Program, outs: list[Out]) -> list[tuple[int, ...]]:
@@ -133,6 +136,10 @@ def axes_of(program: Program, outs: list[Out]) -> list[tuple[int, ...]]:
     widest = max(shapes, key=lambda s: (math.prod(s), len(s)))
     count = math.prod(widest)
     best = tuple(n for n in widest if n != 1)
+    rows = {tuple(n for n in shape if n != 1) for shape in shapes}
+    alike = [row for row in rows if len(row) == len(best) and row[:-1] == best[:-1]]
+    if best and len(alike) > 1:
+        return [(*best[:-1], _tile_of([row[-1] for row in alike]))]
     wider: tuple[int, ...] = ()
     for at in reachable:
         shape = tuple(n for n in program[at].shape if n != 1)
@@ -145,17 +152,26 @@ def axes_of(program: Program, outs: list[Out]) -> list[tuple[int, ...]]:
     return [wider, best or (1,)] if math.prod(wider) > count else [best or (1,)]
 
 
+def _tile_of(sizes: list[int]) -> int:
+    """Which size of a last dimension the others are tiles of: the least numbers in whole blocks."""
+    widest = max(sizes)
+    narrow = [n for n in sizes if n >= min(16, widest // 2) and widest <= _MOST_TILES * n]
+    return min(narrow, key=lambda n: (sum(-(-size // n) for size in sizes) * power(n), -n))
+
+
 class Generator:
     """Writes one kernel: over the rows of a CSR structure, `src` or `dst`, the edges of each in
     blocks."""
 
     def __init__(
-        self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str, grouped: bool
-    ) -> None:
+        self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str, grouped: bool,
+        in_tiles: bool,
+    ) -> None:  # fmt: skip
         self.program = program
         self.row_role = row_role
         self.acc = acc
         self.grouped = grouped  # Long rows are divided.
+        self.in_tiles = in_tiles  # A dimension may be several tiles of an axis.
         self.sizes = sizes
         self.rank = len(self.sizes)
         self.names = [f'a{k}' for k in range(self.rank)]
@@ -175,6 +191,8 @@ class Generator:
         self.loads: dict[tuple[str, int], tuple[str, str]] = {}
         self.uses_edge = self.uses_seed = False
         self.holds = False  # parameters in registers
+        self.summed: dict[str, tuple[Block, list[str]]] = {}  # what a value sums, and over what
+        self.num_tiles = 1  # of the widest result
         self.loops: dict[str, int] = {}
         self.dots: set[int] = set()  # inputs of linear maps
         # The largest score so far of a softmax, and its place.
@@ -224,14 +242,15 @@ class Generator:
         for part, size in zip(reversed(index), reversed(new), strict=True):
             flat = flat.plus(part.times(stride))
             stride *= size
-        out = []
-        for size in reversed(old):
-            if size == 1:
-                out.append(Index())
-                continue
-            flat, rest = self.divided(flat, size)
-            out.append(rest)
-        return tuple(reversed(out))
+        # The first dimension takes what is left: a tile may reach beyond its end.
+        first = next((dim for dim, size in enumerate(old) if size > 1), 0)
+        out = [Index()] * len(old)
+        for dim in reversed(range(len(old))):
+            if dim == first:
+                out[dim] = flat
+            elif old[dim] > 1:
+                flat, out[dim] = self.divided(flat, old[dim])
+        return tuple(out)
 
     def out_index(self, shape: tuple[int, ...]) -> tuple[Index, ...]:
         """The place in a result of the axes of the kernel."""
@@ -252,6 +271,34 @@ class Generator:
                 raise Refused(f'results of shapes {self.sizes} and {shape} in one pass')
         parts = iter(found)
         return tuple(Index() if n == 1 else next(parts) for n in shape)
+
+    def tiles(self, size: int, axis: str) -> Iterator[tuple[Index, str]]:
+        """The places of an axis in tiles of a dimension, and what guards the last one."""
+        n = self.size_of[axis]
+        for k in range(-(-size // n)):
+            place = Index(((axis, 1),), k * n)
+            yield place, '' if (k + 1) * n <= size else f'(({place.text()} ) < {size})'
+
+    def tiled(self, shape: tuple[int, ...]) -> list[tuple[tuple[Index, ...], str]]:
+        """The places in a result whose last dimension is another than that of the last axes; none
+        if that is not possible."""
+        dims = [dim for dim, n in enumerate(shape) if n != 1]
+        names = self.names[self.rank - len(dims):]
+        *lead, last = dims or [-1]
+        fits = all(self.size_of[name] == shape[dim] for name, dim in zip(names, lead, strict=False))
+        if len(dims) != len(names) or not dims or not fits or not self.in_tiles:
+            return []
+        if shape[last] > _MOST_TILES * self.size_of[names[-1]]:
+            return []
+        index = [Index()] * len(shape)
+        for name, dim in zip(names, lead, strict=False):
+            index[dim] = Index(((name, 1),))
+        found = [
+            ((*index[:last], place, *index[last + 1:]), guard)
+            for place, guard in self.tiles(shape[last], names[-1])
+        ]
+        self.num_tiles = max(self.num_tiles, len(found))
+        return found
 
     # Values.
 
@@ -311,6 +358,13 @@ class Generator:
             if power in _POWERS:
                 blocks, op = blocks[:1], _POWERS[power]
         axes = frozenset().union(*(b.axes for b in blocks))
+        parts = [self.summed[b.name] for b in blocks if b.name in self.summed]
+        if op == 'add' and len(parts) == 2 and parts[0][1] == parts[1][1]:
+            # One sum between threads instead of two; the others are dead code.
+            (a, over), (b, _) = parts
+            level = max(a.level, b.level)
+            both = self.emit(f'{a.name} + {b.name}', a.axes | b.axes, level)
+            return self.across('sum', both, over)
         return self.emit(
             _CALLS[op].format(*(b.name for b in blocks)), axes, max(b.level for b in blocks)
         )
@@ -455,6 +509,8 @@ class Generator:
             block = self.dot(arg, inner, each[0])
             if block is not None:
                 return block
+        if op == 'sum' and len(each) == 1 and free and self.in_tiles:
+            return self.sum_of_tiles(arg, inner, each[0], free[-1], guard)
         if across:
             self.reduced.update(across)
             block = self.value(arg, tuple(inner), guard)
@@ -476,6 +532,26 @@ class Generator:
                 )  # fmt: skip
         assert out is not None
         return out
+
+    def sum_of_tiles(
+        self, arg: int, index: list[Index], dim: int, axis: str, guard: str
+    ) -> Block:
+        """A sum over a dimension, in tiles of an axis that its result does not have."""
+        self.reduced.add(axis)
+        out: Block | None = None
+        for place, test in self.tiles(self.program[arg].shape[dim], axis):
+            inner = (*index[:dim], place, *index[dim + 1:])
+            part = self.value(arg, inner, ' & '.join(filter(None, (guard, test))))
+            if test:
+                text, axes = f'tl.where({test}, {part.name}, 0.0)', part.axes | {axis}
+                part = self.emit(text, axes, part.level)
+            if out is None:
+                out = part
+            else:
+                text, axes = f'{out.name} + {part.name}', out.axes | part.axes
+                out = self.emit(text, axes, max(out.level, part.level))
+        assert out is not None
+        return self.across('sum', out, [axis])
 
     def run_of(self, size: int, free: list[str]) -> list[str]:
         """Axes, one after another, that have so many numbers together; none if there are none."""
@@ -505,6 +581,8 @@ class Generator:
             parts = [self.raw(arg, tuple(index)) for arg in self.program[at].args]
             for a, w in (parts, parts[::-1]):
                 if a is None or w is None or w.by_edge or not a.by_edge or a.axes or not w.axes:
+                    continue
+                if not w.axes <= self.size_of.keys():  # It is in a loop.
                     continue
                 left, right = self.rows_of(a), self.matrix_of(w)
                 if size > _MOST_HELD:
@@ -654,6 +732,8 @@ class Generator:
             out = self.emit(
                 f'tl.{reduce}({masked}, axis={place}, keep_dims=True)', kept, block.level
             )
+        if op == 'sum':
+            self.summed[out.name] = block, axes
         return out
 
     def looped(
@@ -725,23 +805,23 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
         Refused: If the shapes of its values do not fit together.
     """
     *better, sizes = axes_of(program, outs)
-    for each in better:
+    for each, in_tiles in [*((each, False) for each in better), (sizes, True)]:
         try:
-            return _generate(program, outs, row_role, acc, grouped, each)
+            return _generate(program, outs, row_role, acc, grouped, each, in_tiles)
         except Refused:
             continue
-    return _generate(program, outs, row_role, acc, grouped, sizes)
+    return _generate(program, outs, row_role, acc, grouped, sizes, False)
 
 
 def _generate(
     program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool,
-    sizes: tuple[int, ...],
+    sizes: tuple[int, ...], in_tiles: bool,
 ) -> Source:  # fmt: skip
-    gen = Generator(program, sizes, row_role, acc, grouped)
+    gen = Generator(program, sizes, row_role, acc, grouped, in_tiles)
     for k, out in enumerate(outs):
         if out.kind != 'total' or not _mapped_total(gen, k, out):
-            for n, index in enumerate(_places(gen, out)):
-                _add(gen, out, _term(gen, k, n, out.at, index))
+            for n, (index, guard) in enumerate(_places(gen, out)):
+                _add(gen, out, _term(gen, k, n, out.at, index, guard))
     return Source(
         _template(gen, outs),
         'message_pass',
@@ -752,6 +832,7 @@ def _generate(
         tuple(gen.loads),
         any(size > _MOST_HELD for size in gen.dots),
         any(size <= _MOST_HELD for size in gen.dots),
+        gen.num_tiles,
     )
 
 
@@ -772,20 +853,32 @@ class Term(NamedTuple):
         return ' & '.join(['m', *self.masks])
 
 
-def _places(gen: Generator, out: Out) -> list[tuple[Index, ...]]:
+def _places(gen: Generator, out: Out) -> list[tuple[tuple[Index, ...], str]]:
+    """The places in a result that a program computes, and what guards each."""
     shape = gen.program[out.at].shape
     if out.kind in ('total', 'edge') and math.prod(shape) not in (1, math.prod(gen.sizes)):
-        return _unrolled_places(gen, shape)
-    return [gen.out_index(shape)]
+        sums = out.kind == 'edge' and len([n for n in shape if n != 1]) < gen.rank
+        found = gen.tiled(shape) if sums else []  # Another axis is left for its sums.
+        return found or [(index, '') for index in _unrolled_places(gen, shape)]
+    try:
+        return [(gen.out_index(shape), '')]
+    except Refused:
+        found = gen.tiled(shape)
+        if not found:
+            raise
+        return found
 
 
-def _term(gen: Generator, k: int, n: int, at: int, index: tuple[Index, ...]) -> Term:
-    value, shape = gen.value(at, index).name, gen.program[at].shape
+def _term(
+    gen: Generator, k: int, n: int, at: int, index: tuple[Index, ...], guard: str
+) -> Term:
+    value, shape = gen.value(at, index, guard).name, gen.program[at].shape
     flat = gen.offset(index, shape)
     axes = frozenset(axis for axis, _ in flat.terms)
     blocks = [f'B{j}' if name in axes else '1' for j, name in enumerate(gen.names)]
     sizes = ', '.join(['BE', *blocks])
-    return Term(k, f's{k}_{n}', value, index, flat, math.prod(shape), sizes, gen.masks(axes))
+    masks = [*gen.masks(axes), *([guard] if guard else [])]
+    return Term(k, f's{k}_{n}', value, index, flat, math.prod(shape), sizes, masks)
 
 
 def _add(gen: Generator, out: Out, one: Term) -> None:

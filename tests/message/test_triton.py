@@ -57,7 +57,8 @@ def recipes(name: str) -> Iterator[Recipe]:
         yield passes.joint().recipe(torch.float32, True)
     for n in range(len(passes.plan.softmaxes)):
         yield passes.of_softmax(n, 'softmax')[0].recipe(torch.float32, True)
-        yield passes.dot(n).recipe(torch.float32, True)
+        if not passes.is_multiple(n):
+            yield passes.dot(n).recipe(torch.float32, True)
     yield passes.forward(local).recipe(torch.float32, True)
     for one, _ in passes.backward(needs, local):
         yield one.recipe(torch.float32, False)

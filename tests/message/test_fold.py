@@ -1,0 +1,122 @@
+"""Linear maps of edge features that are exchanged with sums."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.nn import GeneralConv, MessagePassing, TransformerConv
+
+import pyg_fast
+from pyg_fast.nn import FusedMessagePassing
+
+N, E, F = 31, 190, 7
+
+
+class Weighted(MessagePassing):
+    """The mean of gated sums: no softmax, one factor for all heads."""
+
+    def __init__(self, channels: int, edge_dim: int) -> None:
+        super().__init__('mean')
+        self.lin = torch.nn.Linear(edge_dim, channels, bias=False)
+        self.node = torch.nn.Linear(F, channels)
+
+    def forward(self, x: Any, edge_index: Any, edge_attr: Any) -> Any:
+        return self.propagate(edge_index, x=self.node(x), edge_attr=edge_attr)
+
+    def message(self, x_j: Any, edge_attr: Any) -> Any:
+        return (x_j + self.lin(edge_attr)) * edge_attr[:, :1]
+
+
+class Relu(Weighted):
+    """The map is needed for each edge: nothing is exchanged."""
+
+    def message(self, x_j: Any, edge_attr: Any) -> Any:
+        return (x_j + self.lin(edge_attr)).relu()
+
+
+class Both(Weighted):
+    """A score could do without the map, but the message could not."""
+
+    def message(self, x_i: Any, x_j: Any, edge_attr: Any) -> Any:
+        mapped = self.lin(edge_attr)
+        return (x_i * (x_j + mapped)).sum(-1, keepdim=True) * mapped.tanh()
+
+
+CASES: dict[str, tuple[Any, int, bool]] = {
+    'heads': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 4, True),
+    'features as wide as a head': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 8, True),
+    'wider': (lambda d: TransformerConv(F, 8, 3, edge_dim=d), 16, True),
+    'not of whole tiles': (lambda d: TransformerConv(F, 6, 2, edge_dim=d), 13, True),
+    'mean of heads': (lambda d: TransformerConv(F, 5, 2, edge_dim=d, concat=False), 3, True),
+    'one head': (lambda d: TransformerConv(F, 64, 1, edge_dim=d), 16, True),
+    'one feature': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 1, True),
+    'narrow heads': (lambda d: TransformerConv(F, 3, 2, edge_dim=d), 4, False),
+    'many features': (lambda d: TransformerConv(F, 4, 2, edge_dim=d), 33, False),
+    'no softmax': (lambda d: GeneralConv(F, 8, d), 5, True),
+    'a factor': (lambda d: Weighted(9, d), 5, True),
+    'a function of the map': (lambda d: Relu(8, d), 4, False),
+    'one of two uses': (lambda d: Both(8, d), 4, False),
+}
+
+
+def results(conv: Any, edges: Any, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """The output, and the gradients of inputs and parameters."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    out = conv(leaves[0], edges, *leaves[1:])
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
+    return [out, *torch.autograd.grad((out * weight).sum(), [*leaves, *conv.parameters()])]
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_fold(name: str, device: torch.device) -> None:
+    make, edge_dim, folds = CASES[name]
+    theirs = make(edge_dim).double().to(device)
+    ours = pyg_fast.accelerate(theirs)
+    edges = torch.randint(N, (2, E), device=device)
+    edges[1, :40] = 3
+    x = torch.randn(N, F, dtype=torch.float64, device=device)
+    attr = torch.randn(E, edge_dim, dtype=torch.float64, device=device)
+    for got, expected in zip(results(ours, edges, x, attr), results(theirs, edges, x, attr),
+                             strict=True):
+        torch.testing.assert_close(got, expected)
+    assert ours._last_run == ''
+    assert ('folded' in ours.plan) is folds
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype, device: torch.device) -> None:
+    """Not less exact than PyG's layer in the same dtype."""
+    theirs = TransformerConv(F, 8, 2, edge_dim=5).to(device)
+    edges = torch.randint(N, (2, E), device=device)
+    x, attr = torch.randn(N, F, device=device), torch.randn(E, 5, device=device)
+    with torch.no_grad():
+        exact = theirs.double()(x.to(dtype).double(), edges, attr.to(dtype).double())
+        theirs = theirs.to(dtype)
+        ours = pyg_fast.accelerate(theirs)
+        inputs = x.to(dtype), edges, attr.to(dtype)
+        got, pyg = ((conv(*inputs) - exact).abs().max() for conv in (ours, theirs))
+    assert ours._last_run == ''
+    assert got <= 1.5 * pyg + 1e-6
+
+
+def test_dropout_of_the_folded_sum(device: torch.device) -> None:
+    """Both sums drop the same edges."""
+
+    class Ones(FusedMessagePassing):
+        def __init__(self) -> None:
+            super().__init__('sum', strict=True)
+            self.lin = torch.nn.Linear(4, 8, bias=False)
+            torch.nn.init.constant_(self.lin.weight, -0.25)
+
+        def forward(self, x: Any, edge_index: Any, edge_attr: Any) -> Any:
+            return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+        def message(self, x_j: Any, edge_attr: Any) -> Any:
+            kept = torch.nn.functional.dropout(x_j[:, :1] * 0 + 1, 0.5)
+            return (x_j + self.lin(edge_attr)) * kept
+
+    conv = Ones().to(device)
+    edges = torch.randint(N, (2, E), device=device)
+    out = conv(torch.ones(N, 8, device=device), edges, torch.ones(E, 4, device=device))
+    assert 'folded' in conv.plan
+    torch.testing.assert_close(out, torch.zeros_like(out), atol=1e-4, rtol=0)
