@@ -145,8 +145,10 @@ class Passes:
                     by_role[each.role].append(k)
             passes = []
             rows = {'dst': by_role['dst'], 'src': by_role['src']}
-            # They need what any pass computes for each edge.
-            rows['src' if rows['src'] else 'dst'] += by_role['edge'] + by_role['param']
+            # They need what any pass computes for each edge. Rows of destinations have their edges
+            # in order, and read their gradients once.
+            rows['dst' if rows['dst'] else 'src'] += by_role['edge']
+            rows['src' if rows['src'] else 'dst'] += by_role['param']
             for role, which in rows.items():
                 if which:
                     outs = tuple(self._gradient(k) for k in which)
