@@ -20,6 +20,8 @@ from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
 from ..ops.product import product
 from ._cpu import Code, encode, run_pass_cpu
+from ._generator import power
+from ._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
 from ._inputs import ends_of
 from ._ir import DST, OF_DST, SRC, Program, Refused, is_float
 from ._plan import (
@@ -32,17 +34,7 @@ from ._plan import (
     sums_of,
     weighted_sum,
 )
-from ._triton import (
-    OF_TWO,
-    REDUCE,
-    REDUCE_EXTREME,
-    REDUCE_SOFTMAX,
-    REDUCE_WEIGHTED,
-    Out,
-    Source,
-    generate,
-    power,
-)
+from ._triton import OF_TWO, Out, Source, generate
 
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 # Programs that take many rows each: the most of them, and of numbers in their sums over all edges.

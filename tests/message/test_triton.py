@@ -11,8 +11,8 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import conv as pyg
 
 import pyg_fast
+from pyg_fast.message._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
 from pyg_fast.message._run import Passes, Recipe, _jitted
-from pyg_fast.message._triton import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
 
 triton = pytest.importorskip('triton')
 
