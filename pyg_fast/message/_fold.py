@@ -104,18 +104,19 @@ def _map_in(p: Program, at: int) -> _Map | None:
             stack += value.args[::-1]
             continue
         inner = value.args[0] if value.op == 'view' else each
-        features, weight = (*p[inner].args, -1, -1)[:2]
-        if p[inner].op == 'mm' and p.level(inner) == EDGE and _fits(p, features, shape):
+        if _is_map(p, inner, shape[-1]):
             if found is not None or value.shape != shape:
                 return None
+            features, weight = p[inner].args
             found = features, weight
         else:
             rest = each if rest is None else p.point('add', rest, each)
     return None if found is None else _Map(*found, rest)
 
 
-def _fits(p: Program, features: int, shape: tuple[int, ...]) -> bool:
-    count = p[features].shape
-    return len(count) == 1 and shape[-1] >= _LEAST_CHANNELS and (
-        count[0] <= _MOST_FEATURES * shape[-1]
-    )  # fmt: skip
+def _is_map(p: Program, at: int, channels: int) -> bool:
+    """Whether a value is a map of edge features, narrow enough for heads of so many channels."""
+    if p[at].op != 'mm' or p.level(at) != EDGE or channels < _LEAST_CHANNELS:
+        return False
+    features = p[p[at].args[0]].shape
+    return len(features) == 1 and features[0] <= _MOST_FEATURES * channels

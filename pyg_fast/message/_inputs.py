@@ -75,27 +75,29 @@ class Looped(NamedTuple):
 
 def looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Looped:
     """A graph whose self-loops are replaced. An EdgeIndex caches it."""
-    key = ('looped', num_src, num_dst, transpose)
-    simple = edge_index
-    if isinstance(edge_index, EdgeIndex):
-        known = cached(edge_index, key)
-        if known is not None:
-            return known
-        simple = edge_index.as_tensor()
-    kept = (simple[0] != simple[1]).nonzero().view(-1)
-    is_simple = kept.size(0) == simple.size(1)
+    if not isinstance(edge_index, EdgeIndex):
+        return _looped(edge_index, num_src, num_dst, transpose)
+    key = 'looped', num_src, num_dst
+    known = cached(edge_index, (*key, True))
+    if known is None and not transpose:
+        known = cached(edge_index, (*key, False))
+    if known is None:
+        known = _looped(edge_index.as_tensor(), num_src, num_dst, transpose)
+        if known.graph.col.is_cuda:
+            graph = known.graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
+            known = known._replace(graph=graph)
+        store(edge_index, (*key, transpose), known, wait=True)
+    return known
+
+
+def _looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Looped:
+    kept = (edge_index[0] != edge_index[1]).nonzero().view(-1)
+    is_simple = kept.size(0) == edge_index.size(1)
     if not is_simple:
-        simple = simple.index_select(1, kept)
-    both, _ = add_self_loops(simple, num_nodes=min(num_src, num_dst))
-    out = Looped(
-        simple, None if is_simple else kept, graph_of(both, num_src, num_dst, transpose=transpose)
-    )
-    if isinstance(edge_index, EdgeIndex):
-        if simple.is_cuda:
-            graph = out.graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
-            out = out._replace(graph=graph)
-        store(edge_index, key, out, wait=True)
-    return out
+        edge_index = edge_index.index_select(1, kept)
+    both, _ = add_self_loops(edge_index, num_nodes=min(num_src, num_dst))
+    graph = graph_of(both, num_src, num_dst, transpose=transpose)
+    return Looped(edge_index, None if is_simple else kept, graph)
 
 
 def ends_of(graph: Graph) -> tuple[Tensor, Tensor]:

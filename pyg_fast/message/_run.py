@@ -550,10 +550,11 @@ class FusedMessage(torch.autograd.Function):
         for n in range(len(plan.softmaxes)):
             if passes.is_multiple(n):
                 shape = (graph.num_dst, *plan.kernel[plan.softmaxes[n]].shape, -1)
-                known['dot', n] = sum(
+                first, *others = (
                     (grad * each).reshape(shape).sum(-1)
                     for grad, each in zip(grads, results, strict=True)
                 )
+                known['dot', n] = sum(others, first)
             else:
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)

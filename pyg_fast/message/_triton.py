@@ -150,8 +150,9 @@ def _places(gen: Generator, out: Out) -> list[tuple[tuple[Index, ...], str]]:
     """The places in a result that a program computes, and what guards each."""
     shape = gen.program[out.at].shape
     if out.kind in ('total', 'edge') and math.prod(shape) not in (1, math.prod(gen.sizes)):
-        sums = out.kind == 'edge' and len([n for n in shape if n != 1]) < gen.rank
-        found = gen.tiled(shape) if sums else []  # Another axis is left for its sums.
+        # Tiles only if another axis is left for sums.
+        in_tiles = out.kind == 'edge' and len([n for n in shape if n != 1]) < gen.rank
+        found = gen.tiled(shape) if in_tiles else []
         return found or [(index, '') for index in _unrolled_places(gen, shape)]
     try:
         return [(gen.out_index(shape), '')]

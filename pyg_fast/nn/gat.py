@@ -412,12 +412,14 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             edge_index, kept, known = looped(edge_index, *sizes, transpose)
             edge_attr = edge_attr if kept is None else edge_attr.index_select(0, kept)
             listed = edge_index
-            if listed.is_cuda and sizes[0] == sizes[1]:  # As above: not to fail here.
+            if isinstance(self.fill_value, str) and listed.is_cuda and sizes[0] == sizes[1]:
+                # On CUDA an index out of range is reported later, and must not fail here.
                 listed = listed.clamp(0, sizes[0] - 1)
             _, edge_attr = add_self_loops(listed, edge_attr, self.fill_value, min(sizes))
-        num_edges = edge_attr.size(0)
-        if num_edges < 2:  # Before the linear maps: PyG's code would run them again.
-            self._note(f'{num_edges} edges')
+        try:  # Before the linear maps: PyG's code would run them again.
+            check_inputs(edge_index.device, (src, dst, edge_attr), edge_attr.size(0), sizes)
+        except Fallback as reason:
+            self._note(str(reason))
             return None
         shape = (-1, self.heads, self.out_channels)
         mapped = self.lin_l(src).view(shape)
@@ -434,7 +436,6 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if self not in _entries:
             _entries[self] = make_entry()
         try:
-            check_inputs(edge_index.device, inputs.values(), num_edges, sizes)
             (out,) = _entries[self](
                 self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i')
             )

@@ -17,9 +17,9 @@ class FusedTransformerConv(FusedPropagate, TransformerConv):
 
     without tensors of the size of the edges. A drop-in replacement of
     :class:`torch_geometric.nn.TransformerConv`, with its arguments, parameters and shapes. Edge
-    features of up to 128 channels are read as they are: their maps run on nodes, or with narrow
-    heads in the kernels. With :obj:`return_attention_weights` PyG's code runs; :attr:`plan` says
-    what ran.
+    features of up to 128 channels are read as they are: their maps run on nodes, but in the kernels
+    with heads of less than 4 channels, or more than 8 features for each. With
+    :obj:`return_attention_weights` PyG's code runs; :attr:`plan` says what ran.
     """
 
     _set_jittable_templates = FusedMessagePassing._set_jittable_templates

@@ -83,6 +83,28 @@ def test_fold(name: str, device: torch.device) -> None:
     assert ('folded' in ours.plan) is folds
 
 
+def test_other_derivatives(device: torch.device) -> None:
+    """Second ones, and several at once."""
+    theirs = TransformerConv(F, 4, 2, edge_dim=3).double().to(device)
+    ours = pyg_fast.accelerate(theirs)
+    edges = torch.randint(N, (2, E), device=device)
+    found = []
+    for conv in (ours, theirs):
+        torch.manual_seed(0)
+        x = torch.randn(N, F, dtype=torch.float64, device=device, requires_grad=True)
+        attr = torch.randn(E, 3, dtype=torch.float64, device=device, requires_grad=True)
+        out = conv(x, edges, attr)
+        grads = torch.autograd.grad(out.sin().sum(), (x, attr), create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in grads), (x, attr))
+        out = conv(x, edges, attr)
+        weights = torch.randn(2, *out.shape, dtype=torch.float64, device=device)
+        several = torch.autograd.grad(out, (x, attr), weights, is_grads_batched=True)
+        found.append([*grads, *second, *several])
+    assert ours._last_run == ''
+    assert 'folded' in ours.plan
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_dtypes(dtype: torch.dtype, device: torch.device) -> None:
     """Not less exact than PyG's layer in the same dtype."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn import conv as pyg
+from torch_geometric.utils import softmax
 
 import pyg_fast
 from pyg_fast.message._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
@@ -25,6 +26,16 @@ class Drops(MessagePassing):
         return torch.nn.functional.dropout((x_i * x_j).softmax(-1), 0.5, self.training)
 
 
+class Residual(MessagePassing):
+    """Its message is no multiple of its softmax."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return x_j + softmax((x_i * x_j).sum(-1, keepdim=True), index, None, size_i) * x_j
+
+
 LAYERS = {
     'ResGated': lambda: pyg.ResGatedGraphConv(64, 64),
     'GINE': lambda: pyg.GINEConv(torch.nn.Linear(64, 64), edge_dim=16),
@@ -36,6 +47,7 @@ LAYERS = {
     'Transformer, edges': lambda: pyg.TransformerConv(64, 8, heads=8, edge_dim=16),
     'PointTransformer': lambda: pyg.PointTransformerConv(64, 64),
     'Drops': Drops,
+    'Residual': Residual,
 }
 
 
