@@ -120,7 +120,7 @@ class Generator:
         self.uses_edge = self.uses_seed = False
         self.holds = False  # parameters in registers
         self.summed: dict[str, tuple[Block, list[str]]] = {}  # what a value sums, and over what
-        self.num_tiles = 1  # of the widest result
+        self.num_tiles = 1  # of the widest dimension
         self.loops: dict[str, int] = {}
         self.dots: set[int] = set()  # inputs of linear maps
         # The largest score so far of a softmax, and its place.
@@ -203,7 +203,9 @@ class Generator:
     def tiles(self, size: int, axis: str) -> Iterator[tuple[Index, str]]:
         """The places of an axis in tiles of a dimension, and what guards the last one."""
         n = self.size_of[axis]
-        for k in range(-(-size // n)):
+        count = -(-size // n)
+        self.num_tiles = max(self.num_tiles, count)
+        for k in range(count):
             place = Index(((axis, 1),), k * n)
             yield place, '' if (k + 1) * n <= size else f'(({place.text()} ) < {size})'
 
@@ -221,12 +223,10 @@ class Generator:
         index = [Index()] * len(shape)
         for name, dim in zip(names, lead, strict=False):
             index[dim] = Index(((name, 1),))
-        found = [
+        return [
             ((*index[:last], place, *index[last + 1:]), guard)
             for place, guard in self.tiles(shape[last], names[-1])
         ]
-        self.num_tiles = max(self.num_tiles, len(found))
-        return found
 
     # Values.
 

@@ -343,7 +343,7 @@ def tile_shape(source: Source) -> Tile:
         return Tile(16, (max(16, width),), 2)
     # Triton makes a product of matrices of the sum over 16 products, which TF32 would round.
     most = 4 if source.has_maps else 16
-    width *= source.num_tiles
+    width *= power(source.num_tiles)
     return Tile(max(1, min(most, (128 if source.totals else 256) // width)), sizes, 1)
 
 

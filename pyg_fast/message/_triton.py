@@ -48,7 +48,7 @@ class Source(NamedTuple):
     loads: tuple[tuple[str, int], ...]  # the inputs, in the order of the parameters
     has_dots: bool  # whether it multiplies matrices
     has_maps: bool  # whether it maps raw values of edges by matrices in registers
-    num_tiles: int  # of the widest result
+    num_tiles: int  # of the widest dimension
 
 
 def axes_of(program: Program, outs: list[Out]) -> list[tuple[int, ...]]:
