@@ -27,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 
+import pyg_fast
 import pyg_fast.nn as fast
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
 
@@ -365,7 +366,7 @@ class Task:
         self.hidden = hidden or (64 if kind.heads else 16)
         self.lr, self.dropout = (0.005, DROPOUT) if kind.heads else (0.01, 0.5)
         self.train = data.train_mask.nonzero().view(-1)  # a mask would synchronize at every step
-        self.target = data.y[self.train]
+        self.y, self.target = data.y, data.y[self.train]
         self.sizes = data.x.size(1), self.hidden, int(data.y.max()) + 1
         self.grad = graph.normal()(graph.num_nodes, self.sizes[2])
         torch.manual_seed(1)
@@ -380,14 +381,13 @@ class Task:
         return net.to(dtype), self.x.to(dtype), graph.to(dtype) if name == CSR else graph
 
     def layers(
-        self, name: str, captured: bool = False, dtype: torch.dtype = torch.float32,
+        self, name: str, dtype: torch.dtype = torch.float32,
     ) -> Callable[[], tuple[Tensor, ...]]:
         """A step without dropout and optimizer."""
         net, x, graph = self._loaded(name, dtype)
         net.eval()
-        step = _harness.with_gradients(
+        return _harness.with_gradients(
             lambda: net(x, graph), list(net.parameters()), self.grad.to(dtype))
-        return capture(step) if captured else step
 
     def training(
         self, name: str, captured: bool = False, fresh: bool = False,
@@ -396,15 +396,21 @@ class Task:
         """A step of training, which returns the loss; ``fresh``: on a new list of edges."""
         net, x, graph = self._loaded(name, dtype)
         net.train(training)
+        lr = torch.tensor(self.lr, device=x.device) if captured else self.lr
         optimizer = torch.optim.Adam(
-            net.parameters(), lr=self.lr, weight_decay=5e-4, capturable=captured)
+            net.parameters(), lr=lr, weight_decay=5e-4, capturable=captured)
+        if captured:
+            data = Data(x=x, edge_index=graph, y=self.y, train_mask=self.train)
+            captured_step = pyg_fast.capture(net, data, optimizer, F.cross_entropy)
+            for _ in range(4):  # The last one captures it.
+                captured_step()
+            return captured_step
 
         def loss() -> Tensor:
             out = net(x, graph.view_as(graph) if fresh else graph)
             return F.cross_entropy(out.index_select(0, self.train), self.target)
 
-        step = _harness.descent(optimizer, loss)
-        return capture(step) if captured else step
+        return _harness.descent(optimizer, loss)
 
     @functools.cached_property
     def reference(self) -> str:
@@ -441,29 +447,10 @@ class Task:
             name, lambda: repeated(self.training(name, **options), calls),
             name in (PREPARED, PLAIN), check, calls)
 
-    def layers_contender(self, name: str, calls: int, captured: bool) -> Contender:
+    def layers_contender(self, name: str, calls: int) -> Contender:
         return Contender(
-            name, lambda: repeated(self.layers(name, captured), calls),
+            name, lambda: repeated(self.layers(name), calls),
             name in (PREPARED, PLAIN), self.check, calls)
-
-
-def capture(step: Callable[[], Any]) -> Callable[[], Any]:
-    """Captures a step in a CUDA graph: returns its replay."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = step()
-
-    def replay() -> Any:
-        graph.replay()
-        return output
-
-    return replay
 
 
 def data_of(graph: Graph) -> Data:
@@ -485,22 +472,23 @@ def run_model(bench: Bench, kind: Kind, graph: Graph) -> None:
     gcn = kind.pyg is GCNConv
     names = [name for name in (*LAYERS, *CACHED, *CUSPARSE) if name in LAYERS or (
         gcn and name in kind.contenders(bench.cuda))]
-    for captured in (False, True)[:1 + (gcn and bench.cuda)]:
+    steps = [
+        ('two layers forward + backward', [task.layers_contender(each, calls) for each in names]),
+        ('whole training step', [task.contender(each, calls) for each in names]),
+        ('whole training step on a new list of edges', [
+            task.contender(each, calls, fresh=True) for each in (PLAIN, PYG)]),
+    ]
+    if bench.cuda:
         # What sorts or normalizes an edge_index synchronizes, which no capture allows.
-        some = [PREPARED, CACHED[0]] if captured else names
-        end = ', CUDA graph' * captured
-        for what, made in (
-            ('two layers forward + backward', [
-                task.layers_contender(each, calls, captured) for each in some]),
-            ('whole training step', [
-                task.contender(each, calls, captured=captured) for each in some]),
-            ('whole training step on a new list of edges', [
-                task.contender(each, calls, fresh=True) for each in (PLAIN, PYG)]),
-        )[:2 if captured else None]:
-            bench.measure(
-                f'{graph.name}, {kind.pyg.__name__}, the {what}{end}', graph.name, task.hidden,
-                made, label='hidden', memory=True,
-                pairs=[(PLAIN, PYG)] * (not captured and made[0].name == PREPARED))
+        captured = [PREPARED, *CACHED[:gcn]]
+        steps.append(('whole training step by pyg_fast.capture', [
+            *(task.contender(each, calls, captured=True) for each in captured),
+            task.contender(PYG, calls)]))
+    for what, made in steps:
+        pair = {PLAIN, PREPARED} <= {each.name for each in made}
+        bench.measure(
+            f'{graph.name}, {kind.pyg.__name__}, the {what}', graph.name, task.hidden, made,
+            label='hidden', memory=True, pairs=[(PLAIN, PYG)] * pair)
 
 
 # Launches ---------------------------------------------------------------------------------------

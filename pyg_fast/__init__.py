@@ -5,10 +5,12 @@ __version__ = '0.2.0'
 from . import datasets, graph, loader, nn, ops, transforms
 from . import formats as formats  # deprecated
 from ._accelerate import accelerate, accelerate_report, restore
+from ._capture import CapturedStep, capture
 from ._choose_num_samples import choose_num_samples
 from .ops import with_cuda
 
 __all__ = [
-    '__version__', 'accelerate', 'accelerate_report', 'choose_num_samples', 'datasets', 'graph',
-    'loader', 'nn', 'ops', 'restore', 'transforms', 'with_cuda',
+    'CapturedStep', '__version__', 'accelerate', 'accelerate_report', 'capture',
+    'choose_num_samples', 'datasets', 'graph', 'loader', 'nn', 'ops', 'restore', 'transforms',
+    'with_cuda',
 ]  # fmt: skip

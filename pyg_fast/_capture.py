@@ -1,0 +1,225 @@
+"""A training step as one CUDA graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import SGD, Optimizer
+from torch_geometric.data import Data
+
+Forward = Callable[[Module, Any], Tensor]
+_WARMUP = 3
+
+
+def capture(
+    model: Module,
+    data: Data,
+    optimizer: Optimizer,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    *,
+    mask: str | None = 'train_mask',
+    forward: Forward | None = None,
+) -> 'CapturedStep':
+    r"""A full-batch training step that a GPU runs as one CUDA graph: on small graphs most of a step
+    is Python code and the start of kernels, which a graph does once.
+
+    .. code-block:: python
+
+        lr = torch.tensor(0.01, device='cuda')
+        optimizer = torch.optim.Adam(model.parameters(), lr, capturable=True)
+        step = pyg_fast.capture(model, data, optimizer, F.cross_entropy)
+        for epoch in range(200):
+            loss = step()
+
+    A step clears the gradients, computes
+    :obj:`loss_fn(forward(model, data)[index], data.y[index])` for the nodes of :obj:`mask`, and
+    updates the parameters. The first three calls run as usual, so that kernels get compiled and
+    the optimizer gets its state; the next one captures the graph, and all others replay it. Every
+    call is one step of training. Dropout draws new numbers each time.
+
+    The graph reads features, labels and parameters where they are: you may write into them, and a
+    scheduler may write into the learning rate. If an attribute of :obj:`data`, a parameter or
+    buffer, the mode of a module or an option of the optimizer is replaced, the step is captured
+    anew. All else, such as the nodes of :obj:`mask`, a rate of dropout or other tensors that
+    :obj:`loss_fn` and :obj:`forward` read, is as it was at the capture: call
+    :meth:`CapturedStep.reset` before you change it.
+
+    On a CPU every call runs as usual.
+
+    Args:
+        model (torch.nn.Module): The model.
+        data (torch_geometric.data.Data): The data, on the device of the model.
+        optimizer (torch.optim.Optimizer): The optimizer. On a GPU one with
+            :obj:`capturable=True`, or :obj:`torch.optim.SGD` with :obj:`fused=True`; its learning
+            rate must be a tensor on the GPU, since a number would never change.
+        loss_fn (Callable): The loss of the outputs and labels of the training nodes.
+        mask (str, optional): The name of the training nodes in :obj:`data`: a boolean mask, or
+            indices. With :obj:`None` the loss is that of all nodes.
+            (default: :obj:`"train_mask"`)
+        forward (Callable, optional): The output, from :obj:`(model, data)`. (default: :obj:`None`,
+            :obj:`model(data.x, data.edge_index)`)
+
+    Shapes:
+        - **output of** :obj:`forward`: :math:`(|\mathcal{V}|, *)`
+        - **output of the step:** the loss :math:`()`
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If :obj:`data` has no :obj:`mask`, or a CUDA graph cannot hold the optimizer.
+        RuntimeError: At the third or fourth call, if the step waits for the GPU or cannot be
+            captured.
+    """
+    for name, value, kind in (
+        ('model', model, Module), ('data', data, Data), ('optimizer', optimizer, Optimizer),
+    ):  # fmt: skip
+        if not isinstance(value, kind):
+            raise TypeError(f"'{name}' must be a {kind.__name__}, got {type(value).__name__}")
+    if not callable(loss_fn):
+        raise TypeError(f"'loss_fn' must be callable, got {type(loss_fn).__name__}")
+    if mask is not None and getattr(data.get(mask), 'ndim', 0) != 1:
+        raise ValueError(f"'data' must have a vector {mask!r}, or 'mask' must be None")
+    return CapturedStep(model, data, optimizer, loss_fn, mask, forward)
+
+
+class CapturedStep:
+    """A training step, made by :func:`capture`. Calling it trains once and returns the loss."""
+
+    def __init__(
+        self, model: Module, data: Data, optimizer: Optimizer,
+        loss_fn: Callable[[Tensor, Tensor], Tensor], mask: str | None, forward: Forward | None,
+    ) -> None:  # fmt: skip
+        self.model, self.data, self.optimizer = model, data, optimizer
+        self.loss_fn, self.mask, self.forward = loss_fn, mask, forward
+        self.reset()
+
+    def reset(self) -> None:
+        """Drops the captured graph; the next calls make another one."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._loss: Tensor | None = None
+        self._index: Tensor | None = None
+        self._num_calls = 0
+        self._held: list[Any] = []
+        self._state: list[Any] = []
+
+    def __call__(self) -> Tensor:
+        """Trains once.
+
+        Returns:
+            Tensor: The loss, detached, of shape :math:`()`.
+        """
+        device = next((p.device for p in self.model.parameters()), torch.device('cpu'))
+        if device.type != 'cuda':
+            return self._train()
+        with torch.cuda.device(device):
+            return self._on_gpu()
+
+    def _on_gpu(self) -> Tensor:
+        held, state = self._current()
+        if state != self._state or len(held) != len(self._held) or any(
+            a is not b for a, b in zip(held, self._held, strict=True)
+        ):
+            self.reset()
+            _check_optimizer(self.optimizer)
+            self._held, self._state = held, state
+        if self._num_calls < _WARMUP:
+            return self._warm_up()
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._loss = self._train()
+            self._graph = graph
+        self._graph.replay()
+        assert self._loss is not None
+        return self._loss.clone()  # The next replay writes into it.
+
+    def _train(self) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        model, data = self.model, self.data
+        if self.forward is None:
+            out = model(data.x, data.edge_index)
+        else:
+            out = self.forward(model, data)
+        y = data.y
+        index = self._nodes()
+        if index is not None:
+            out, y = out[index], y[index]
+        loss = self.loss_fn(out, y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _nodes(self) -> Tensor | None:
+        """The training nodes as indices: a CUDA graph cannot count a mask."""
+        if self.mask is None:
+            return None
+        mask = self.data[self.mask]
+        if not mask.is_cuda:
+            return mask
+        if self._index is None:
+            self._index = mask.nonzero().view(-1) if mask.dtype == torch.bool else mask
+        return self._index
+
+    def _warm_up(self) -> Tensor:
+        self._nodes()
+        stream, own = torch.cuda.current_stream(), torch.cuda.Stream()
+        mode = torch.cuda.get_sync_debug_mode()
+        own.wait_stream(stream)
+        # The first calls may wait: layers prepare graphs, the optimizer its state.
+        last = self._num_calls == _WARMUP - 1
+        try:
+            torch.cuda.set_sync_debug_mode('error' if last else mode)
+            with torch.cuda.stream(own):  # As in a capture.
+                loss = self._train()
+        except RuntimeError as error:
+            if 'synchronizing CUDA operation' not in str(error):
+                raise
+            raise RuntimeError(
+                'capture: the training step waits for the GPU, which a CUDA graph cannot; see the '
+                "line above. PyG's own layers do so on a plain edge_index: use "
+                'pyg_fast.accelerate(model), and indices instead of boolean masks'
+            ) from error
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        stream.wait_stream(own)
+        loss.record_stream(stream)
+        self._num_calls += 1
+        return loss
+
+    def _current(self) -> tuple[list[Any], list[Any]]:
+        """The objects whose memory the graph reads, and what is fixed at the capture."""
+        model, groups = self.model, self.optimizer.param_groups
+        options = [(k, v) for group in groups for k, v in group.items() if k != 'params']
+        tensors = [*model.parameters(), *model.buffers()]
+        tensors += [v for _, v in options if isinstance(v, Tensor)]
+        data = self.data.to_dict()
+        held = [*tensors, *data.values()]
+        state = [
+            *data,
+            *((t.data_ptr(), t.shape, t.requires_grad) for t in held if isinstance(t, Tensor)),
+            *(module.training for module in model.modules()),
+            *((k, v) for k, v in options if not isinstance(v, Tensor)),
+        ]
+        return held, state
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    """Raises unless a CUDA graph can hold the optimizer's step."""
+    name = type(optimizer).__name__
+    for group in optimizer.param_groups:
+        # SGD waits for a learning rate on the GPU, but for its fused kernel.
+        option = 'fused' if isinstance(optimizer, SGD) else 'capturable'
+        if option not in group:
+            raise ValueError(
+                f"'optimizer': {name} has no option capturable; use Adam, another one that has it, "
+                'or SGD with fused=True'
+            )
+        if not group[option]:
+            raise ValueError(f"'optimizer': a CUDA graph cannot hold {name}; add {option}=True")
+        lr = group['lr']
+        if not (isinstance(lr, Tensor) and lr.is_cuda):
+            raise ValueError(
+                f"'optimizer': the learning rate of {name} is {lr!r}, which a CUDA graph would "
+                "never change: make it with lr=torch.tensor(0.01, device='cuda')"
+            )

@@ -1,0 +1,159 @@
+"""`capture`: a captured step trains as one that is not."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN
+
+import pyg_fast
+from pyg_fast import capture
+from pyg_fast.datasets import PlantedGraph
+from pyg_fast.nn import PathPreparedGNN
+from pyg_fast.transforms import Prepare, ToCSR
+
+STEPS = 6
+
+
+@pytest.fixture
+def cuda(device: torch.device) -> torch.device:
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    return device
+
+
+def planted(device: torch.device) -> Data:
+    data = PlantedGraph('tiny')[0]
+    data.train_mask = torch.arange(data.num_nodes) % 3 == 0
+    return data.to(device)
+
+
+def gcn(device: torch.device, **kwargs: Any) -> torch.nn.Module:
+    return pyg_fast.accelerate(GCN(64, 16, 2, 4, **kwargs)).to(device)
+
+
+def adam(model: torch.nn.Module, device: torch.device, lr: float = 0.01) -> torch.optim.Adam:
+    rate = torch.tensor(lr, device=device)
+    return torch.optim.Adam(model.parameters(), rate, capturable=device.type == 'cuda')
+
+
+def train(model: Any, data: Data, optimizer: torch.optim.Optimizer, forward: Any = None) -> Tensor:
+    """A step as users write it."""
+    optimizer.zero_grad()
+    out = model(data.x, data.edge_index) if forward is None else forward(model, data)
+    loss = cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+@pytest.mark.parametrize('name', ['GCN', 'GAT', 'prepared', 'paths', 'SGD'])
+def test_like_a_loop(name: str, device: torch.device) -> None:
+    data, forward = planted(device), None
+    if name == 'GAT':
+        model = pyg_fast.accelerate(GAT(64, 16, 2, 4, heads=2)).to(device)
+    elif name == 'paths':
+        model = PathPreparedGNN('gcn', 64, 16, 4, num_layers=2).to(device)
+        data = Prepare(num_layers=2, mask='train_mask')(data)
+        forward = lambda model, data: model(  # noqa: E731
+            data.x, data.edge_index, paths=data.execution_paths
+        )
+    else:
+        model = gcn(device)
+        data = ToCSR()(data) if name == 'prepared' else data
+    results = []
+    for ours in (True, False):
+        own = copy.deepcopy(model)
+        if name == 'SGD':
+            rate = torch.tensor(0.1, device=device)
+            optimizer = torch.optim.SGD(
+                own.parameters(), rate, momentum=0.9, dampening=0.5, fused=True
+            )
+        else:
+            optimizer = adam(own, device)
+        if ours:
+            step = capture(own, data, optimizer, cross_entropy, forward=forward)
+            found = [step() for _ in range(STEPS)]
+            assert (step._graph is not None) == (device.type == 'cuda')
+        else:
+            found = [train(own, data, optimizer, forward) for _ in range(STEPS)]
+        results.append([*found, *own.parameters()])
+    torch.testing.assert_close(*results)
+    assert len({float(loss) for loss in results[0][:STEPS]}) == STEPS
+
+
+def test_changes_between_steps(device: torch.device) -> None:
+    """The learning rate, features written and replaced, a frozen parameter, another mode."""
+    data, model = planted(device), gcn(device, dropout=0.0)
+    x = data.x.clone()
+    results = []
+    for ours in (True, False):
+        own, mine = copy.deepcopy(model), copy.copy(data)
+        mine.x = x.clone()
+        optimizer = adam(own, device)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        found = []
+        step = capture(own, mine, optimizer, cross_entropy)
+        for k in range(20):
+            if k == 5:
+                mine.x.mul_(2)  # Replays read it.
+            if k == 6:
+                scheduler.step()
+            if k == 8:
+                mine.x = x + 1
+            if k == 14:
+                own.convs[0].bias.requires_grad_(False)
+            if k == 15:
+                own.eval()
+            found.append(step() if ours else train(own, mine, optimizer))
+        results.append([*found, *own.parameters()])
+    torch.testing.assert_close(*results)
+
+
+def test_dropout_draws_again(cuda: torch.device) -> None:
+    data, model = planted(cuda), gcn(cuda, dropout=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), torch.tensor(0.0, device=cuda), fused=True)
+    step = capture(model, data, optimizer, cross_entropy, mask=None)
+    found = [float(step()) for _ in range(8)]
+    assert len(set(found)) == 8
+
+
+def test_refused(device: torch.device) -> None:
+    data, model = planted(device), gcn(device)
+    optimizer = adam(model, device)
+    with pytest.raises(TypeError, match="'model' must be a Module, got str"):
+        capture('model', data, optimizer, cross_entropy)
+    with pytest.raises(TypeError, match="'data' must be a Data, got Tensor"):
+        capture(model, data.x, optimizer, cross_entropy)
+    with pytest.raises(TypeError, match="'loss_fn' must be callable, got NoneType"):
+        capture(model, data, optimizer, None)
+    with pytest.raises(ValueError, match="'data' must have a vector 'seeds'"):
+        capture(model, data, optimizer, cross_entropy, mask='seeds')
+
+
+def test_refused_optimizers(cuda: torch.device) -> None:
+    data, model = planted(cuda), gcn(cuda)
+    before = [p.clone() for p in model.parameters()]
+    rate = torch.tensor(0.01, device=cuda)
+    for optimizer, reason in (
+        (torch.optim.Adam(model.parameters(), 0.01, capturable=True), 'learning rate of Adam'),
+        (torch.optim.Adam(model.parameters()), 'capturable=True'),
+        (torch.optim.SGD(model.parameters(), rate), 'cannot hold SGD; add fused=True'),
+        (torch.optim.SGD(model.parameters(), torch.tensor(0.01), fused=True), 'rate of SGD'),
+        (torch.optim.Adagrad(model.parameters(), 0.01), 'Adagrad has no option'),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            capture(model, data, optimizer, cross_entropy)()
+    step = capture(
+        model, data, adam(model, cuda),
+        lambda out, y: cross_entropy(out[y > 0], y[y > 0]),
+    )  # fmt: skip
+    step(), step()
+    with pytest.raises(RuntimeError, match='waits for the GPU'):
+        step()
+    assert torch.cuda.get_sync_debug_mode() == 0
+    assert any((a != b).any() for a, b in zip(before, model.parameters(), strict=True))
