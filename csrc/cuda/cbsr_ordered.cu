@@ -155,10 +155,13 @@ int tiles_of(const CbsrBackward& p) {
   return static_cast<int>((p.dim + columns_of(p) - 1) / columns_of(p));
 }
 
+// Each tile reads the values.
+bool orders_values(const CbsrBackward& p) { return tiles_of(p) > 1 && wants_ordered_values(p); }
+
 }  // namespace
 
 int64_t cbsr_spmm_backward_ordered_scratch(const CbsrBackward& p) {
-  return wants_ordered_values(p, tiles_of(p)) ? p.csr.num_edges * acc_bytes(p.dtype) : 0;
+  return orders_values(p) ? p.csr.num_edges * acc_bytes(p.dtype) : 0;
 }
 
 const char* cbsr_spmm_backward_ordered(const CbsrBackward& p_in, void* scratch, void* stream_) {
@@ -170,7 +173,7 @@ const char* cbsr_spmm_backward_ordered(const CbsrBackward& p_in, void* scratch, 
     CbsrBackward p = p_in;
     Shape s = shape_of(p.csr, p.dim, 1);
     s.tiles = tiles_of(p);
-    if (wants_ordered_values(p, s.tiles)) order_values<T, I>(p, scratch, stream);
+    if (orders_values(p)) order_values<T, I>(p, scratch, stream);
     return dispatch_columns(p.column_type, [&](auto column) {
       using C = decltype(column);
       const dim3 grid = s.grid(p.csr.num_rows);

@@ -34,10 +34,10 @@ __global__ void __launch_bounds__(kThreads) order_values_kernel(const void* valu
   }
 }
 
-// A pass over the edges pays if each tile reads them and their values are scattered.
+// A pass over the edges pays if their values are scattered: only this pass then waits for them.
 template <typename P>
-bool wants_ordered_values(const P& p, int tiles) {
-  return p.value && p.csr.perm && tiles > 1 && p.csr.num_edges >= (1 << 20);
+bool wants_ordered_values(const P& p) {
+  return p.value && p.csr.perm && p.csr.num_edges >= (1 << 20);
 }
 
 // Copies the values in edge order and updates `p`. After the last edge `perm` is zero: the value read for

@@ -145,13 +145,13 @@ struct SpmmRow {
 
 // Work done once, before the rows: its scratch, and the changes to `p`.
 inline int64_t prologue_scratch(const Spmm& p) {
-  if (wants_ordered_values(p, tiles_of(p.dtype, p.dim))) return p.csr.num_edges * acc_bytes(p.dtype);
+  if (wants_ordered_values(p)) return p.csr.num_edges * acc_bytes(p.dtype);
   return wants_prologue(p) ? p.csr.num_cols * p.dim * acc_bytes(p.dtype) : 0;
 }
 
 template <typename T, typename I>
 void prologue(Spmm& p, void* scratch, cudaStream_t stream) {
-  if (wants_ordered_values(p, tiles_of(p.dtype, p.dim))) order_values<T, I>(p, scratch, stream);
+  if (wants_ordered_values(p)) order_values<T, I>(p, scratch, stream);
   if constexpr (std::is_same_v<T, acc_t<T>>) {
     if (wants_prologue(p)) {
       scale_rows(static_cast<const T*>(p.x), static_cast<const T*>(p.col_scale),

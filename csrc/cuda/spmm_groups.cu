@@ -136,11 +136,11 @@ int64_t partial_bytes(const Spmm& p, const Groups& g) {
 }
 
 // Whether the groups have too few edges to fill the slots of a warp. Then teams of fewer threads take one
-// group each, unless the longest groups would delay them.
+// group each, unless the longest groups would delay them; teams of a single slot gain less.
 bool wants_teams(const Spmm& p, const Groups& g, const Shape& s) {
   const int64_t slots = 32 / s.lanes;
-  return slots > 1 && p.csr.num_edges <= kUnroll * slots * g.num_groups &&
-         g.size <= 4 * kUnroll * slots;
+  const int64_t few = (slots > 4 ? kUnroll : 2) * slots;
+  return slots > 1 && p.csr.num_edges <= few * g.num_groups && g.size <= 4 * kUnroll * slots;
 }
 
 }  // namespace

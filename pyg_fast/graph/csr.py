@@ -38,5 +38,6 @@ def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeI
     out._T_indptr = rowptr.long()
     out._T_index = (data[0][out._T_perm], col.long())
     graph = Graph(colptr, row, None, rowptr, col, t_perm, num_src, num_dst)
-    store(out, ('graph', num_src, num_dst, False), graph.with_one_structure(), wait=True)
+    graph = graph.with_one_structure().scheduled()
+    store(out, ('graph', num_src, num_dst, False), graph, wait=True)
     return out, perm

@@ -13,6 +13,11 @@ from ..ops.to_csr import to_csr, to_csr_csc
 from ._cache import cache_of, cached, store
 from .groups import Groups, check_size, groups_of
 
+# Edges of a group on a GPU. Graphs of few edges need one kernel, without partial sums; in those of
+# many edges there are enough rows, and partial sums cost more than to wait for long rows.
+_SIZE, _MEDIUM_SIZE = 256, 64
+_MEDIUM = range(1 << 16, 1 << 23)
+
 
 class Graph(NamedTuple):
     r"""A sparse matrix :math:`\mathbf{A}` in CSR form with rows = destinations, and its transpose.
@@ -105,6 +110,14 @@ class Graph(NamedTuple):
         t_groups = groups if alike else cut(self.t_rowptr, t_size)
         return self._replace(groups=groups, t_groups=t_groups)
 
+    def scheduled(self) -> 'Graph':
+        """The graph with groups of a size that suits most widths, on a GPU and unless it has
+        some."""
+        if not self.col.is_cuda or self.groups is not None or self.t_groups is not None:
+            return self
+        size = _MEDIUM_SIZE if self.num_edges in _MEDIUM else _SIZE
+        return self.with_groups(size, size)
+
     def with_one_structure(self) -> 'Graph':
         """The graph with one CSR structure if it is symmetric. Synchronises."""
         if (
@@ -168,9 +181,9 @@ def graph_of(
 
     A plain tensor is sorted at every call, both ways at once. An
     :class:`~torch_geometric.EdgeIndex` caches its structure, ready on every CUDA stream; its data
-    must not be written afterwards, as for PyG's own caches: make a new one. The structure of a
-    mini-batch, see :func:`keep_block`, is transposed when a gradient first needs it. With group
-    sizes, see :func:`set_group_sizes`, the graph has groups.
+    must not be written afterwards, as for PyG's own caches: make a new one. On a GPU it has
+    groups, of sizes that :func:`set_group_sizes` changes. The structure of a mini-batch, see
+    :func:`keep_block`, has none, and is transposed when a gradient first needs it.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
@@ -204,6 +217,8 @@ def graph_of(
         sizes = cache_of(edge_index).facts.get('group_sizes')
         if sizes is not None and graph.groups is graph.t_groups is None:
             graph = graph.with_groups(*sizes)
+        elif sizes is None and block is None:
+            graph = graph.scheduled()
         store(edge_index, key, graph, wait=block is None)
     if transpose and graph.t_rowptr is None:
         graph = _with_transpose(graph, edge_index, drop_loops)

@@ -11,13 +11,9 @@ from torch_geometric.utils import add_self_loops
 from ..graph._cache import cached, store
 from ..graph.graph import Graph, graph_of
 from ..ops._checks import DTYPES
-from ..ops._edges import is_capturing
 from ..ops._transforms import transforms_active
 from ..ops.to_csr import MOST_NODES
 from ._fallback import Fallback
-
-# Rows of more edges are divided.
-GROUP_SIZE = 256
 
 
 def why_not(device: torch.device) -> str | None:
@@ -50,21 +46,6 @@ def check_inputs(
         raise Fallback(f'{max(sizes)} nodes')
 
 
-def grouped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
-    """The graph of an `edge_index`; a prepared one has groups, which divide long rows."""
-    graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
-    if not isinstance(edge_index, EdgeIndex) or not graph.col.is_cuda or graph.groups is not None:
-        return graph
-    key = ('message_graph', num_src, num_dst, transpose)
-    known = cached(edge_index, key)
-    if known is None:
-        if is_capturing(edge_index):
-            return graph
-        known = graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
-        store(edge_index, key, known, wait=True)
-    return known
-
-
 class Looped(NamedTuple):
     """Edges in the order of :func:`~torch_geometric.utils.add_self_loops`."""
 
@@ -83,9 +64,7 @@ def looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> L
         known = cached(edge_index, (*key, False))
     if known is None:
         known = _looped(edge_index.as_tensor(), num_src, num_dst, transpose)
-        if known.graph.col.is_cuda:
-            graph = known.graph.with_groups(GROUP_SIZE, GROUP_SIZE if transpose else None)
-            known = known._replace(graph=graph)
+        known = known._replace(graph=known.graph.scheduled())
         store(edge_index, (*key, transpose), known, wait=True)
     return known
 

@@ -758,7 +758,7 @@ def run(
 def _product(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:
     x = inputs[how.x]
     weight = None if how.weight is None else inputs[how.weight].reshape(-1)
-    op = SparseOperator(graph.with_groups(None), weight, mean=how.mean)
+    op = SparseOperator(graph, weight, mean=how.mean)
     rows = x.reshape(x.size(0), -1).contiguous()
     out = product(op, rows, out_acc=rows.dtype != getattr(torch, dtype))
     return out.view(-1, *x.shape[1:])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from ..graph.graph import Graph, check_graph
+from ..graph.graph import Graph, check_graph, graph_of
 from ._fallback import Fallback, make_entry
-from ._inputs import check_inputs, ends_of, grouped, why_not
+from ._inputs import check_inputs, ends_of, why_not
 
 REDUCES = ('sum', 'add', 'mean', 'max', 'min', 'var')
 # By code: a function that is defined again at every call is captured once.
@@ -126,7 +126,7 @@ def _fused(
     def structure() -> Graph:
         if isinstance(graph, Graph):
             return graph
-        return grouped(graph, num_src, num_dst, torch.is_grad_enabled())
+        return graph_of(graph, num_src, num_dst, transpose=torch.is_grad_enabled())
 
     (out,) = _entries[code](fn, structure, (reduce,), inputs, {}, wanted)
     return out

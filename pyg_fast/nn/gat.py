@@ -15,7 +15,7 @@ from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor
 
 from ..graph.graph import Graph, graph_of
 from ..message import Fallback, make_entry
-from ..message._inputs import check_inputs, grouped, looped
+from ..message._inputs import check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
@@ -430,7 +430,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         }  # fmt: skip
 
         def graph() -> Graph:
-            out = grouped(edge_index, *sizes, transpose) if known is None else known
+            out = graph_of(edge_index, *sizes, transpose=transpose) if known is None else known
             return out.t() if reverse else out
 
         if self not in _entries:

@@ -23,9 +23,9 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..graph.graph import Graph
+from ..graph.graph import Graph, graph_of
 from ..message import Fallback, make_entry
-from ..message._inputs import check_inputs, grouped, why_not
+from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
 from ._fused import is_plain, is_pygs
 from ._reduce import std_of
@@ -269,7 +269,7 @@ def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose:
     by = (id(edge_index), version, num_src, num_dst, transpose)
     if known is not None and by in known:
         return known[by][1]
-    graph = grouped(edge_index, num_src, num_dst, transpose)
+    graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
     if known is not None:
         known[by] = edge_index, graph
     return graph

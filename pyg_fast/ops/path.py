@@ -12,6 +12,8 @@ from ._library import fake, ops, reference
 from ._saved import save, saved
 from ._transforms import transforms_active
 
+_MANY = 1 << 24  # numbers of a result that is mostly zeros
+
 
 class Rows(NamedTuple):
     r"""Some nodes of a graph, as rows of a smaller matrix.
@@ -74,9 +76,12 @@ def expanded(x: Tensor, rows: Rows, create_graph: bool) -> Tensor:
     """Adds zeros for all other nodes."""
     assert rows.nodes is not None
     assert rows.position is not None
-    if not create_graph:
-        return ops.expand_rows.default(x, rows.position, 0.0)
-    return x.new_zeros(rows.position.size(0), x.size(1)).index_copy(0, rows.nodes.long(), x)
+    num_nodes = rows.position.size(0)
+    # A GPU writes zeros faster than a kernel that looks for each row.
+    sparse = x.is_cuda and num_nodes >= 8 * x.size(0) and num_nodes * x.size(1) >= _MANY
+    if create_graph or (sparse and not torch.are_deterministic_algorithms_enabled()):
+        return x.new_zeros(num_nodes, x.size(1)).index_copy_(0, rows.nodes.long(), x)
+    return ops.expand_rows.default(x, rows.position, 0.0)
 
 
 def expand(

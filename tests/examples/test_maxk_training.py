@@ -167,7 +167,7 @@ def test_all_variants_train_the_same_network(
 def test_aggregation_that_is_not_seen(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(example, 'AGGREGATION', 'aten::nothing')
+    monkeypatch.setattr(example, 'AGGREGATION', ('aten::nothing',))
     with pytest.raises(RuntimeError, match='has seen no time of aten::nothing'):
         example.sweep(options(example, '--size tiny --hidden 4 --k 2 --epochs 1'))
 
