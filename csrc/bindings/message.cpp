@@ -79,7 +79,8 @@ class Checker {
     want(i.num_dims >= 1 && i.num_dims <= kMessageDims && i.edge_dim >= -1 &&
          i.edge_dim < i.num_dims && (!first || i.edge_dim < 0));
     want(op != Op::product || i.num_dims >= 3);
-    int operands = op == Op::where ? 4 : (op >= Op::add && op < Op::where) || op == Op::product ? 3 : 2;
+    const bool of_two = (op >= Op::add && op < Op::where) || op == Op::dot || op == Op::product;
+    int operands = op == Op::where ? 4 : of_two ? 3 : 2;
     int begin = 0;
     if (op == Op::load || op == Op::picked || op == Op::keep) {
       operands = 1;

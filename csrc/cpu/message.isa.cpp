@@ -353,9 +353,23 @@ void binary_op(MessageOp op, const Rows<Acc, 2>& rows) {
   }
 }
 
+// All lanes combined, as a tree.
+template <typename Acc, int W = kWidth<Acc>, typename F>
+PYG_FAST_INLINE Acc folded(Vec<Acc, W> v, const F& f) {
+  if constexpr (W * sizeof(Acc) > 16) {
+    Vec<Acc, W / 2> half[2];
+    __builtin_memcpy(half, &v, sizeof(v));
+    return folded<Acc, W / 2>(f(half[0], half[1]), f);
+  } else if constexpr (W == 4) {
+    return f(f(v[0], v[1]), f(v[2], v[3]));
+  } else {
+    return f(v[0], v[1]);
+  }
+}
+
 // Combines the operand into `out`, whose inner stride is 1 or (kAcross) 0.
-template <typename Acc, typename F, typename G>
-void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f, const G& g) {
+template <typename Acc, typename F>
+void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f) {
   constexpr int kV = kWidth<Acc>;
   for (int64_t i = 0; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
@@ -376,32 +390,58 @@ void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f,
     if (rows.n >= kV) {
       V<Acc> v = all<Acc>(neutral);
       for (; c + kV <= rows.n; c += kV) v = f(v, fetch<Acc>(p, stride, c));
-      for (int k = 0; k < kV; ++k) total = g(total, v[k]);
+      total = f(total, folded<Acc>(v, f));
     }
-    for (; c < rows.n; ++c) total = g(total, p[c * stride]);
+    for (; c < rows.n; ++c) total = f(total, p[c * stride]);
     *out = total;
   }
 }
 
 template <typename Acc>
 void reduce_op(MessageOp op, const Rows<Acc, 1>& rows, bool across) {
-  using X = V<Acc>;
   constexpr Acc kInf = std::numeric_limits<Acc>::infinity();
+  // Of vectors and of numbers.
   switch (op) {
     case MessageOp::sum:
       return reduce_rows<Acc>(
-          rows, across, 0, [](X a, X b) PYG_FAST_ALWAYS { return a + b; },
-          [](Acc a, Acc b) PYG_FAST_ALWAYS { return a + b; });
+          rows, across, 0, [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
     case MessageOp::amax:
-      return reduce_rows<Acc>(
-          rows, across, -kInf, [](X a, X b) PYG_FAST_ALWAYS { return larger<Acc>(a, b); },
-          [](Acc a, Acc b) PYG_FAST_ALWAYS { return a > b || a != a ? a : b; });
+      return reduce_rows<Acc>(rows, across, -kInf, [](auto a, auto b) PYG_FAST_ALWAYS {
+        return a > b || a != a ? a : b;
+      });
     case MessageOp::amin:
-      return reduce_rows<Acc>(
-          rows, across, kInf, [](X a, X b) PYG_FAST_ALWAYS { return smaller<Acc>(a, b); },
-          [](Acc a, Acc b) PYG_FAST_ALWAYS { return a < b || a != a ? a : b; });
+      return reduce_rows<Acc>(rows, across, kInf, [](auto a, auto b) PYG_FAST_ALWAYS {
+        return a < b || a != a ? a : b;
+      });
     default: return;
   }
+}
+
+// Adds the products of two operands along their rows. Strides below 0 are those that only `rows` knows.
+template <typename Acc, int kStride>
+PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows) {
+  constexpr int kV = kWidth<Acc>;
+  const int64_t a_stride = kStride >= 0 ? kStride : rows.inner[0];
+  const int64_t b_stride = kStride >= 0 ? kStride : rows.inner[1];
+  for (int64_t i = 0; i < rows.count; ++i) {
+    const Acc* a = rows.at(0, i);
+    const Acc* b = rows.at(1, i);
+    Acc total = rows.out[i * rows.out_row];
+    int64_t c = 0;
+    if (rows.n >= kV) {
+      V<Acc> v = {};
+      for (; c + kV <= rows.n; c += kV) v += fetch<Acc>(a, a_stride, c) * fetch<Acc>(b, b_stride, c);
+      total += folded<Acc>(v, [](auto x, auto y) PYG_FAST_ALWAYS { return x + y; });
+    }
+    for (; c < rows.n; ++c) total += a[c * a_stride] * b[c * b_stride];
+    rows.out[i * rows.out_row] = total;
+  }
+}
+
+template <typename Acc>
+void dot(const Rows<Acc, 2>& rows) {
+  if (rows.inner[0] == 1 && rows.inner[1] == 1) return dot_loop<Acc, 1>(rows);
+  dot_loop<Acc, -1>(rows);
 }
 
 // A matrix product: out[m, n] (+)= sum over k of a[m, k] * b[k, n].
@@ -708,6 +748,8 @@ class Machine {
       keep(i);
     } else if (op <= Op::amin) {
       nest<1>(i, [&](const Rows<Acc, 1>& rows, bool across) { reduce_op<Acc>(op, rows, across); });
+    } else if (op == Op::dot) {
+      nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { dot<Acc>(rows); });
     } else if (op == Op::product) {
       multiply(i);
     } else if (op == Op::to_edge) {
@@ -752,6 +794,21 @@ class Machine {
           }
         }
       }
+    }
+    if (dims == 3) {
+      int64_t step[kIn];
+      for (int k = 0; k < kIn; ++k) {
+        const auto& o = i.operand[k + 1];
+        step[k] = index[k] != nullptr ? p_.input[o.space - 2].width : o.stride[0];
+      }
+      const int64_t count = size(i, 0), out_step = i.operand[0].stride[0];
+      for (int64_t e = 0; e < count; ++e) {
+        rows.out = out + e * out_step;
+        for (int k = 0; k < kIn; ++k)
+          rows.in[k] = in[k] + (index[k] != nullptr ? index[k][e] : e) * step[k];
+        f(rows, across);
+      }
+      return;
     }
     int64_t at[kMessageDims] = {};
     for (;;) {

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # As MessageOp of csrc/params/message.h.
 _NAMES = (
-    'copy', *UNARY, *BINARY, 'where', 'load', 'picked', 'keep', 'sum', 'amax', 'amin', 'product',
+    'copy', *UNARY, *BINARY, 'where', 'load', 'picked', 'keep', 'sum', 'amax', 'amin', 'dot',
+    'product',
     'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge',
 )  # fmt: skip
 _OPS = {name: k for k, name in enumerate(_NAMES)}
@@ -322,15 +323,36 @@ class _Encoder:
         op, (arg,), dims, shape, _ = self.program[at]
         inner = self.program[arg].shape
         if op == 'sum' and self.program[arg].op == 'mul' and arg not in self.refs:
-            found = self.contraction(arg, dims, shape)
+            found = self.contraction(arg, dims, shape) or self.dot(arg, dims, shape)
             if found is not None:
                 return found
         ref = self.plain(arg)
         out = self.slot(shape, ref.uniform)
         neutral = {'sum': 0.0, 'amax': -math.inf, 'amin': math.inf}[op]
+        self.reduce(op, inner, self.accumulator(out, shape, dims, neutral), ref)
+        return out
+
+    def accumulator(
+        self, out: _Ref, shape: tuple[int, ...], dims: tuple[int, ...], neutral: float
+    ) -> _Ref:
+        """The place of a reduction, filled, with strides 0 along reduced dimensions."""
         self.nest('copy', shape, out, [_Ref('numbers', self.number(neutral), (0,) * len(shape), 0)])
-        to = out._replace(strides=tuple(0 if d in dims else s for d, s in enumerate(out.strides)))
-        self.reduce(op, inner, to, ref)
+        return out._replace(strides=tuple(0 if d in dims else s for d, s in enumerate(out.strides)))
+
+    def dot(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> _Ref | None:
+        """The sum of a product along its last dimensions, which is not stored."""
+        args, inner = self.program[mul].args, self.program[mul].shape
+        refs = [self.widened(arg, inner) for arg in args]
+        wide = [d for d, n in enumerate(inner) if n > 1]
+        if not wide or wide[-1] not in dims or any(ref.strides[wide[-1]] > 1 for ref in refs):
+            return None
+        order = sorted(range(len(inner)), key=lambda d: (d in dims, d))
+        out = self.slot(shape, all(ref.uniform for ref in refs))
+        to = self.accumulator(out, shape, dims, 0.0)
+        to, *refs = (
+            ref._replace(strides=tuple(ref.strides[d] for d in order)) for ref in (to, *refs)
+        )
+        self.nest('dot', tuple(inner[d] for d in order), to, refs)
         return out
 
     def reduce(self, op: str, shape: tuple[int, ...], out: _Ref, ref: _Ref) -> None:

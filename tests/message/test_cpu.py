@@ -344,6 +344,36 @@ def test_linear_map_does_not_make_the_products() -> None:
         assert size // edges <= 16 + 64
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('width', [1, 3, 4, 8, 13, 16, 35])
+def test_sums_of_products(width: int, dtype: torch.dtype) -> None:
+    """By heads, with values that heads share, and over all dimensions."""
+    case = Case('hubs', dtype)
+    p = case.program
+    q, k = case.load('dst', (5, width)), case.load('src', (5, width))
+    for role in ('edge', 'dst'):
+        shared, heads = case.load(role, (1, width)), case.load('edge', (5, 1))
+        for x in (k, shared, heads):
+            case.inputs[p[x].attrs][:2].fill_(math.inf)
+        ats = [p.reduce('sum', p.point('mul', q, x), (1,)) for x in (k, shared, heads)]
+        whole = p.reduce('sum', p.point('mul', k, shared), (0, 1))
+        by_channel = p.reduce('sum', p.point('mul', q, k), (0,))
+        for row_role in ('dst', 'src'):
+            case.check([*ats, whole], ['sum', 'max', 'sum', 'mean'], row_role)
+            case.check([by_channel], ['edge'], row_role)
+
+
+def test_sum_of_products_does_not_make_them() -> None:
+    case = Case('square', torch.float32)
+    p = case.program
+    q, k = case.load('dst', (8, 16)), case.load('src', (8, 16))
+    at = p.reduce('sum', p.point('mul', q, k), (1,))
+    one = Pass(p, (Out(at, 'sum', 'float32'),), 'dst')
+    code = encode(one, torch.float32, {k: t.dtype for k, t in case.inputs.items()})
+    edges, size = code.code[:2].tolist()
+    assert size // edges == 8
+
+
 def test_extremes_take_nan_and_the_first() -> None:
     case = Case('hubs')
     at = case.load('edge', (19,))
