@@ -13,10 +13,9 @@ from ..ops.to_csr import to_csr, to_csr_csc
 from ._cache import cache_of, cached, store
 from .groups import Groups, check_size, groups_of
 
-# Edges of a group on a GPU. Graphs of few edges need one kernel, without partial sums; in those of
-# many edges there are enough rows, and partial sums cost more than to wait for long rows.
-_SIZE, _MEDIUM_SIZE = 256, 64
-_MEDIUM = range(1 << 16, 1 << 23)
+# Few edges are not worth the time to make groups. With many there are enough rows to fill a GPU,
+# and partial sums of small groups cost more than to wait for long rows.
+_FEW, _MANY = 1 << 16, 1 << 23
 
 
 class Graph(NamedTuple):
@@ -111,11 +110,12 @@ class Graph(NamedTuple):
         return self._replace(groups=groups, t_groups=t_groups)
 
     def scheduled(self) -> 'Graph':
-        """The graph with groups of a size that suits most widths, on a GPU and unless it has
-        some."""
-        if not self.col.is_cuda or self.groups is not None or self.t_groups is not None:
+        """The graph with groups of a size that suits most widths, on a GPU, unless it has some or
+        few edges."""
+        has_some = self.groups is not None or self.t_groups is not None
+        if not self.col.is_cuda or has_some or self.num_edges < _FEW:
             return self
-        size = _MEDIUM_SIZE if self.num_edges in _MEDIUM else _SIZE
+        size = 64 if self.num_edges < _MANY else 256
         return self.with_groups(size, size)
 
     def with_one_structure(self) -> 'Graph':
@@ -181,9 +181,9 @@ def graph_of(
 
     A plain tensor is sorted at every call, both ways at once. An
     :class:`~torch_geometric.EdgeIndex` caches its structure, ready on every CUDA stream; its data
-    must not be written afterwards, as for PyG's own caches: make a new one. On a GPU it has
-    groups, of sizes that :func:`set_group_sizes` changes. The structure of a mini-batch, see
-    :func:`keep_block`, has none, and is transposed when a gradient first needs it.
+    must not be written afterwards, as for PyG's own caches: make a new one. On a GPU it has groups
+    unless there are few edges; :func:`set_group_sizes` changes their sizes. The structure of a
+    mini-batch, see :func:`keep_block`, has none, and is transposed when a gradient first needs it.
 
     Args:
         edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.

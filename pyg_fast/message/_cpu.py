@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 # As MessageOp of csrc/params/message.h.
 _NAMES = (
     'copy', *UNARY, *BINARY, 'where', 'load', 'picked', 'keep', 'sum', 'amax', 'amin', 'dot',
-    'product',
-    'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge',
+    'product', 'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge',
 )  # fmt: skip
 _OPS = {name: k for k, name in enumerate(_NAMES)}
 _ROW_OPS = {'sum': 'row_sum', 'mean': 'row_mean', 'max': 'row_max', 'min': 'row_min'}

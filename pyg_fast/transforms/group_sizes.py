@@ -84,10 +84,10 @@ class GroupSizes(BaseTransform):
     - :obj:`"learned"`: a graph classifier, which pools a sample of nodes by their degrees
       (`SAGPool <https://arxiv.org/abs/1904.08082>`_) and reads :math:`F`.
 
-    The graphs are prepared as by :class:`~pyg_fast.transforms.ToCSR`, which chooses groups of 64 or
-    256 edges by the size of the graph alone; sums over them use the groups of this transform from
-    then on. :obj:`group_sizes` of the data (for heterogeneous data of each edge type)
-    is the choice. It belongs to the :class:`~torch_geometric.EdgeIndex` object: apply this
+    The graphs are prepared as by :class:`~pyg_fast.transforms.ToCSR`, which chooses a size by the
+    number of edges alone; sums over them use the groups of this transform from then on.
+    :obj:`group_sizes` of the data (for heterogeneous data of each edge type) is the choice. It
+    belongs to the :class:`~torch_geometric.EdgeIndex` object: apply this
     transform last, on the device where the graph is used; :obj:`to`, copies and edits drop the
     choice. On a CPU groups change nothing, and :obj:`"measured"` chooses none.
 

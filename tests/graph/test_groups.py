@@ -25,11 +25,6 @@ def size_of(groups: Groups | None) -> int | None:
     return None if groups is None else groups.size
 
 
-def usual(device: torch.device) -> int | None:
-    """The size of a prepared graph's groups."""
-    return 256 if device.type == 'cuda' else None
-
-
 def prepared(device: torch.device | str = 'cpu') -> EdgeIndex:
     return prepare_edge_index(EDGES.to(device), (30, 30))[0]
 
@@ -177,7 +172,7 @@ def test_of_a_prepared_graph(device: torch.device) -> None:
     assert_groups(dropped.groups, without.rowptr, 4)
     again = normalized(edge_index, None, 30, torch.float32)
     assert again.operator.graph is dropped
-    assert size_of(norm.operator.graph.groups) == usual(device)
+    assert norm.operator.graph.groups is None
     assert torch.equal(again.operator.row_scale, norm.operator.row_scale)
     set_group_sizes(edge_index, None)
     assert graph_of(edge_index, 30, 30).groups is None
@@ -196,20 +191,25 @@ def test_sizes_before_the_graph_is_asked_for(device: torch.device) -> None:
 def test_sizes_go_with_the_data(device: torch.device) -> None:
     edge_index = prepared(device)
     set_group_sizes(edge_index, 4)
-    copies = edge_index.clone(), copy.deepcopy(edge_index), pickle.loads(pickle.dumps(edge_index))
-    for each in copies:
-        assert size_of(graph_of(each, 30, 30).groups) == usual(device)
+    assert graph_of(edge_index.clone(), 30, 30).groups is None
+    assert graph_of(copy.deepcopy(edge_index), 30, 30).groups is None
+    assert graph_of(pickle.loads(pickle.dumps(edge_index)), 30, 30).groups is None
     edge_index._data[0, 0] = 3
-    assert size_of(graph_of(edge_index, 30, 30).groups) == usual(device)
+    assert graph_of(edge_index, 30, 30).groups is None
 
 
-@pytest.mark.parametrize(('num_edges', 'size'), [(9_000, 256), (70_000, 64), (9_000_000, 256)])
-def test_usual_size(num_edges: int, size: int, device: torch.device) -> None:
+@pytest.mark.parametrize(('num_edges', 'size'), [(65_000, None), (70_000, 64), (9_000_000, 256)])
+def test_schedule_of_a_prepared_graph(
+    num_edges: int, size: int | None, device: torch.device
+) -> None:
     data = torch.zeros(2, num_edges, dtype=torch.long, device=device)
-    graph = graph_of(EdgeIndex(data, sparse_size=(3, 3)), 3, 3)
-    expected = size if device.type == 'cuda' else None
-    assert size_of(graph.groups) == size_of(graph.t_groups) == expected
-    assert graph.scheduled() is graph
+    for graph in (
+        graph_of(EdgeIndex(data, sparse_size=(3, 3)), 3, 3),
+        graph_of(prepare_edge_index(data, (3, 3))[0], 3, 3),
+    ):
+        expected = size if device.type == 'cuda' else None
+        assert size_of(graph.groups) == size_of(graph.t_groups) == expected
+        assert graph.scheduled() is graph
 
 
 @pytest.mark.parametrize('bad', [(TypeError, 'auto'), (ValueError, 0), (TypeError, 4.0)])

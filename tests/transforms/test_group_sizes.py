@@ -250,11 +250,6 @@ def sizes_of(edge_index: EdgeIndex, size: tuple[int, int]) -> tuple:
     return tuple(None if g is None else g.size for g in (graph.groups, graph.t_groups))
 
 
-def usual(device: torch.device) -> tuple[int | None, int | None]:
-    """The sizes of a small graph that is only prepared."""
-    return (256, 256) if device.type == 'cuda' else (None, None)
-
-
 @pytest.mark.parametrize('strategy', ['regression', 'learned'])
 def test_transform(device: torch.device, strategy: str, fitted: dict) -> None:
     data = homogeneous(device)
@@ -270,7 +265,7 @@ def test_transform(device: torch.device, strategy: str, fitted: dict) -> None:
     )
     assert sizes_of(out.edge_index, (N, N)) == expected
     assert out.group_sizes == ChosenSize(*expected, 32, strategy)
-    assert sizes_of(prepared.edge_index, (N, N)) == usual(device)
+    assert sizes_of(prepared.edge_index, (N, N)) == (None, None)
 
 
 def test_layers_use_the_groups(device: torch.device) -> None:
@@ -328,11 +323,11 @@ def test_moved_data_keeps_the_row_and_forgets_the_groups(device: torch.device) -
     out = GroupSizes()(homogeneous(device))
     clone = out.clone()
     assert clone.group_sizes == out.group_sizes
-    assert sizes_of(clone.edge_index, (N, N)) == usual(device)
+    assert sizes_of(clone.edge_index, (N, N)) == (None, None)
     assert out.to(device).group_sizes == out.group_sizes
     batch = Batch.from_data_list([out, out])
     assert batch.group_sizes == [out.group_sizes] * 2
-    assert sizes_of(batch.edge_index, (2 * N, 2 * N)) == usual(device)
+    assert sizes_of(batch.edge_index, (2 * N, 2 * N)) == (None, None)
 
 
 def test_data_without_edges(device: torch.device) -> None:
