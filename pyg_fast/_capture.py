@@ -80,6 +80,8 @@ def capture(
         raise TypeError(f"'loss_fn' must be callable, got {type(loss_fn).__name__}")
     if mask is not None and getattr(data.get(mask), 'ndim', 0) != 1:
         raise ValueError(f"'data' must have a vector {mask!r}, or 'mask' must be None")
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        _check_optimizer(optimizer)
     return CapturedStep(model, data, optimizer, loss_fn, mask, forward)
 
 
@@ -99,6 +101,7 @@ class CapturedStep:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._loss: Tensor | None = None
         self._index: Tensor | None = None
+        self._side: torch.cuda.Stream | None = None
         self._num_calls = 0
         self._held: list[Any] = []
         self._state: list[Any] = []
@@ -163,14 +166,16 @@ class CapturedStep:
 
     def _warm_up(self) -> Tensor:
         self._nodes()
-        stream, own = torch.cuda.current_stream(), torch.cuda.Stream()
+        if self._side is None:
+            self._side = torch.cuda.Stream()
+        stream, side = torch.cuda.current_stream(), self._side
         mode = torch.cuda.get_sync_debug_mode()
-        own.wait_stream(stream)
+        side.wait_stream(stream)
         # The first calls may wait: layers prepare graphs, the optimizer its state.
         last = self._num_calls == _WARMUP - 1
         try:
             torch.cuda.set_sync_debug_mode('error' if last else mode)
-            with torch.cuda.stream(own):  # As in a capture.
+            with torch.cuda.stream(side):  # As in a capture.
                 loss = self._train()
         except RuntimeError as error:
             if 'synchronizing CUDA operation' not in str(error):
@@ -182,7 +187,7 @@ class CapturedStep:
             ) from error
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-        stream.wait_stream(own)
+        stream.wait_stream(side)
         loss.record_stream(stream)
         self._num_calls += 1
         return loss
