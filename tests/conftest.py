@@ -68,6 +68,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture
+def cuda(device: torch.device) -> torch.device:
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    return device
+
+
 @pytest.fixture(autouse=True)
 def nothing_pending() -> Iterator[None]:
     """Clears the pending errors of raw ops, which the next test would raise otherwise."""

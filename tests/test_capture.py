@@ -19,13 +19,6 @@ from pyg_fast.transforms import Prepare, ToCSR
 STEPS = 6
 
 
-@pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != 'cuda':
-        pytest.skip('of CUDA only')
-    return device
-
-
 def planted(device: torch.device) -> Data:
     data = PlantedGraph('tiny')[0]
     data.train_mask = torch.arange(data.num_nodes) % 3 == 0

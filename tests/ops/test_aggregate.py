@@ -56,13 +56,6 @@ def check(edges: Edges, edge_index: Tensor, x: Tensor, value: Tensor | None, mod
         assert_near(a.detach(), e, m, terms)
 
 
-@pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != 'cuda':
-        pytest.skip('of CUDA only')
-    return device
-
-
 def features(edges: Edges, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return exact(edges.num_src, width, dtype=dtype, device=device)
 

@@ -452,13 +452,6 @@ def test_compiled_dropout_draws_anew(device: torch.device, op: str) -> None:
 # --- CUDA only -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != 'cuda':
-        pytest.skip('of CUDA only')
-    return device
-
-
 @both
 @pytest.mark.parametrize('form', ['plain', 'prepared'])
 @pytest.mark.parametrize('seeded', [False, True])

@@ -844,13 +844,6 @@ def test_no_tensor_of_edges_times_entries(cuda: torch.device, share: str) -> Non
 # --- CUDA only -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != 'cuda':
-        pytest.skip('of CUDA only')
-    return device
-
-
 def test_deterministic_backward_needs_transpose(
     cuda: torch.device, share: str, deterministic: None
 ) -> None:

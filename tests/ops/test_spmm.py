@@ -575,13 +575,6 @@ def test_compiled_code_refuses_wrong_indices() -> None:
 # --- CUDA only -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != 'cuda':
-        pytest.skip('of CUDA only')
-    return device
-
-
 @pytest.mark.parametrize('name', ['plain', 'prepared'])
 @pytest.mark.parametrize('reduce', REDUCE)
 def test_cuda_graph(cuda: torch.device, name: str, reduce: str) -> None:

@@ -180,13 +180,6 @@ def test_compiles(device: torch.device, name: str) -> None:
             compiled(edge_index, *size, drop_loops=True)
 
 
-@pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != 'cuda':
-        pytest.skip('of CUDA only')
-    return device
-
-
 def test_cuda_graph(cuda: torch.device) -> None:
     first, second = (torch.randint(50, (2, 300), device=cuda) for _ in range(2))
     edge_index = first.clone()
