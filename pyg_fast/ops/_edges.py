@@ -101,6 +101,8 @@ def raise_pending() -> None:
     """Raises IndexError if a CUDA kernel found an invalid edge since the last call."""
     if _invalid_edge is None or not _invalid_edge[0] or torch.cuda.is_current_stream_capturing():
         return
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # Other kernels of that call may be about to report the edge, too.
     word, count = _invalid_edge
     _invalid_edge[0] = 0
     end = word >> _VALUE_BITS & 1
