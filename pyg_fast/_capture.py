@@ -80,7 +80,7 @@ def capture(
         raise TypeError(f"'loss_fn' must be callable, got {type(loss_fn).__name__}")
     if mask is not None and getattr(data.get(mask), 'ndim', 0) != 1:
         raise ValueError(f"'data' must have a vector {mask!r}, or 'mask' must be None")
-    if any(parameter.is_cuda for parameter in model.parameters()):
+    if _device(model).type == 'cuda':
         _check_optimizer(optimizer)
     return CapturedStep(model, data, optimizer, loss_fn, mask, forward)
 
@@ -112,7 +112,7 @@ class CapturedStep:
         Returns:
             Tensor: The loss, detached, of shape :math:`()`.
         """
-        device = next((p.device for p in self.model.parameters()), torch.device('cpu'))
+        device = _device(self.model)
         if device.type != 'cuda':
             return self._train()
         with torch.cuda.device(device):
@@ -120,9 +120,7 @@ class CapturedStep:
 
     def _on_gpu(self) -> Tensor:
         held, state = self._current()
-        if state != self._state or len(held) != len(self._held) or any(
-            a is not b for a, b in zip(held, self._held, strict=True)
-        ):
+        if state != self._state:
             self.reset()
             _check_optimizer(self.optimizer)
             self._held, self._state = held, state
@@ -202,11 +200,16 @@ class CapturedStep:
         held = [*tensors, *data.values()]
         state = [
             *data,
+            *map(id, held),  # No other object has it while this one is held.
             *((t.data_ptr(), t.shape, t.requires_grad) for t in held if isinstance(t, Tensor)),
             *(module.training for module in model.modules()),
             *((k, v) for k, v in options if not isinstance(v, Tensor)),
         ]
         return held, state
+
+
+def _device(model: Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device('cpu'))
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:

@@ -303,12 +303,13 @@ void unary_op(MessageOp op, const Rows<Acc, 1>& rows) {
   }
 }
 
-template <typename Acc>
-PYG_FAST_INLINE V<Acc> larger(V<Acc> a, V<Acc> b) {
+// Of vectors or of numbers.
+template <typename X>
+PYG_FAST_INLINE X larger(X a, X b) {
   return a > b || a != a ? a : b;
 }
-template <typename Acc>
-PYG_FAST_INLINE V<Acc> smaller(V<Acc> a, V<Acc> b) {
+template <typename X>
+PYG_FAST_INLINE X smaller(X a, X b) {
   return a < b || a != a ? a : b;
 }
 
@@ -326,9 +327,9 @@ void binary_op(MessageOp op, const Rows<Acc, 2>& rows) {
         return a;
       });
     case MessageOp::maximum:
-      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return larger<Acc>(a, b); });
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return larger(a, b); });
     case MessageOp::minimum:
-      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return smaller<Acc>(a, b); });
+      return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return smaller(a, b); });
     case MessageOp::lt:
       return binary<Acc>(rows, [](X a, X b) PYG_FAST_ALWAYS { return truth<Acc>(a < b); });
     case MessageOp::le:
@@ -367,7 +368,7 @@ PYG_FAST_INLINE Acc folded(Vec<Acc, W> v, const F& f) {
   }
 }
 
-// Combines the operand into `out`, whose inner stride is 1 or (kAcross) 0.
+// Combines the operand into `out`, whose inner stride is 1 or (`across`) 0.
 template <typename Acc, typename F>
 void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f) {
   constexpr int kV = kWidth<Acc>;
@@ -400,19 +401,16 @@ void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f)
 template <typename Acc>
 void reduce_op(MessageOp op, const Rows<Acc, 1>& rows, bool across) {
   constexpr Acc kInf = std::numeric_limits<Acc>::infinity();
-  // Of vectors and of numbers.
   switch (op) {
     case MessageOp::sum:
       return reduce_rows<Acc>(
           rows, across, 0, [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
     case MessageOp::amax:
-      return reduce_rows<Acc>(rows, across, -kInf, [](auto a, auto b) PYG_FAST_ALWAYS {
-        return a > b || a != a ? a : b;
-      });
+      return reduce_rows<Acc>(
+          rows, across, -kInf, [](auto a, auto b) PYG_FAST_ALWAYS { return larger(a, b); });
     case MessageOp::amin:
-      return reduce_rows<Acc>(rows, across, kInf, [](auto a, auto b) PYG_FAST_ALWAYS {
-        return a < b || a != a ? a : b;
-      });
+      return reduce_rows<Acc>(
+          rows, across, kInf, [](auto a, auto b) PYG_FAST_ALWAYS { return smaller(a, b); });
     default: return;
   }
 }
@@ -795,7 +793,7 @@ class Machine {
         }
       }
     }
-    if (dims == 3) {
+    if (dims == 3) {  // As with heads, at every edge: without the count of places below.
       int64_t step[kIn];
       for (int k = 0; k < kIn; ++k) {
         const auto& o = i.operand[k + 1];

@@ -2,6 +2,7 @@
 interprets."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +63,16 @@ class _Ref(NamedTuple):
     @property
     def uniform(self) -> bool:
         return self.edge == 0
+
+
+    def in_order(self, order: Sequence[int]) -> '_Ref':
+        """With dimensions in another order."""
+        return self._replace(strides=tuple(self.strides[d] for d in order))
+
+    def without(self, dims: tuple[int, ...]) -> '_Ref':
+        """The place of a reduction, with strides 0 along reduced dimensions."""
+        strides = tuple(0 if d in dims else s for d, s in enumerate(self.strides))
+        return self._replace(strides=strides)
 
 
 class _Instruction(NamedTuple):
@@ -246,8 +257,7 @@ class _Encoder:
                 strides = _contiguous(shape)
             return ref._replace(strides=strides)
         if op == 'permute':
-            ref = self.ref(args[0])
-            return ref._replace(strides=tuple(ref.strides[k] for k in attrs))
+            return self.ref(args[0]).in_order(attrs)
         if op == 'slice':
             dim, start, _, step = attrs
             ref = self.ref(args[0])
@@ -328,15 +338,12 @@ class _Encoder:
         ref = self.plain(arg)
         out = self.slot(shape, ref.uniform)
         neutral = {'sum': 0.0, 'amax': -math.inf, 'amin': math.inf}[op]
-        self.reduce(op, inner, self.accumulator(out, shape, dims, neutral), ref)
+        self.fill(out, shape, neutral)
+        self.reduce(op, inner, out.without(dims), ref)
         return out
 
-    def accumulator(
-        self, out: _Ref, shape: tuple[int, ...], dims: tuple[int, ...], neutral: float
-    ) -> _Ref:
-        """The place of a reduction, filled, with strides 0 along reduced dimensions."""
-        self.nest('copy', shape, out, [_Ref('numbers', self.number(neutral), (0,) * len(shape), 0)])
-        return out._replace(strides=tuple(0 if d in dims else s for d, s in enumerate(out.strides)))
+    def fill(self, out: _Ref, shape: tuple[int, ...], value: float) -> None:
+        self.nest('copy', shape, out, [_Ref('numbers', self.number(value), (0,) * len(shape), 0)])
 
     def dot(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> _Ref | None:
         """The sum of a product along its last dimensions, which is not stored."""
@@ -347,10 +354,8 @@ class _Encoder:
             return None
         order = sorted(range(len(inner)), key=lambda d: (d in dims, d))
         out = self.slot(shape, all(ref.uniform for ref in refs))
-        to = self.accumulator(out, shape, dims, 0.0)
-        to, *refs = (
-            ref._replace(strides=tuple(ref.strides[d] for d in order)) for ref in (to, *refs)
-        )
+        self.fill(out, shape, 0.0)
+        to, *refs = (ref.in_order(order) for ref in (out.without(dims), *refs))
         self.nest('dot', tuple(inner[d] for d in order), to, refs)
         return out
 
@@ -361,11 +366,8 @@ class _Encoder:
         ))  # fmt: skip
         if any(ref.strides[d] == 1 and out.strides[d] == 0 and shape[d] > 1 for d in order):
             order = sorted(range(len(shape)), key=lambda d: (out.strides[d] == 0, d))
-        self.nest(
-            op, tuple(shape[d] for d in order),
-            out._replace(strides=tuple(out.strides[d] for d in order)),
-            [ref._replace(strides=tuple(ref.strides[d] for d in order))],
-        )  # fmt: skip
+        sizes = tuple(shape[d] for d in order)
+        self.nest(op, sizes, out.in_order(order), [ref.in_order(order)])
 
     def contraction(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> _Ref | None:
         """The sum of a product with values that all edges share, as a matrix product."""
@@ -375,7 +377,7 @@ class _Encoder:
             return None
         a, b = refs[::-1] if refs[0].uniform else refs
         out = self.slot(shape, False)
-        to = out._replace(strides=tuple(0 if d in dims else s for d, s in enumerate(out.strides)))
+        to = out.without(dims)
         if a.edge is None:
             a = self.repeats(a, inner)
         return out if self.product(inner, dims, to, a, b, False) else None
@@ -493,8 +495,7 @@ class _Encoder:
                     turned[k] = out.strides[place]
                 return self.total(args[0], out._replace(strides=tuple(turned)))
             if op == 'sum':
-                kept = tuple(0 if d in attrs else s for d, s in enumerate(out.strides))
-                return self.total_of(args[0], attrs, out._replace(strides=kept))
+                return self.total_of(args[0], attrs, out.without(attrs))
         return self.total_of(at, (), out)
 
     def total_of(self, at: int, dims: tuple[int, ...], out: _Ref) -> None:

@@ -12,7 +12,7 @@ from ._library import fake, ops, reference
 from ._saved import save, saved
 from ._transforms import transforms_active
 
-_MANY = 1 << 24  # numbers of a result that is mostly zeros
+_MANY = 1 << 24  # numbers of a result that is mostly filled
 
 
 class Rows(NamedTuple):
@@ -74,14 +74,25 @@ class Watch(NamedTuple):
 
 def expanded(x: Tensor, rows: Rows, create_graph: bool) -> Tensor:
     """Adds zeros for all other nodes."""
+    return _filled(x, rows, 0.0) if create_graph else _spread(x, rows, 0.0)
+
+
+def _filled(x: Tensor, rows: Rows, fill: float) -> Tensor:
     assert rows.nodes is not None
     assert rows.position is not None
+    shape = rows.position.size(0), x.size(1)
+    return x.new_full(shape, fill).index_copy_(0, rows.nodes.long(), x)
+
+
+def _spread(x: Tensor, rows: Rows, fill: float) -> Tensor:
+    """The rows of all nodes, those that do not exist filled with a number; no gradient."""
+    assert rows.position is not None
     num_nodes = rows.position.size(0)
-    # A GPU writes zeros faster than a kernel that looks for each row.
+    # A GPU fills memory faster than with a kernel that looks for each row.
     sparse = x.is_cuda and num_nodes >= 8 * x.size(0) and num_nodes * x.size(1) >= _MANY
-    if create_graph or (sparse and not torch.are_deterministic_algorithms_enabled()):
-        return x.new_zeros(num_nodes, x.size(1)).index_copy_(0, rows.nodes.long(), x)
-    return ops.expand_rows.default(x, rows.position, 0.0)
+    if sparse and not torch.are_deterministic_algorithms_enabled():
+        return _filled(x, rows, fill)
+    return ops.expand_rows.default(x, rows.position, fill)
 
 
 def expand(
@@ -99,7 +110,7 @@ class Expand(torch.autograd.Function):
         ctx: Any, x: Tensor, rows: Rows, fill: float, watch: Watch | None
     ) -> Tensor:
         save(ctx, rows, watch)
-        return ops.expand_rows.default(x, rows.position, fill)
+        return _spread(x, rows, fill)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

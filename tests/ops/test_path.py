@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyg_fast.ops import path
 from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.path import Rows, expand, node_dropout, take
 
@@ -82,6 +83,23 @@ def test_expand(device: torch.device, dtype: torch.dtype, fill: float) -> None:
         assert_near(out, reference.expand_rows(x, rows.position, fill), out.abs().double(), 0)
         assert torch.equal(take(out, rows), x)
     assert expand(x, Rows(None, None)) is x
+
+
+def test_expand_few_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large results; a GPU fills these, and deterministic algorithms do not."""
+    monkeypatch.setattr(path, '_MANY', 0)
+    rows, x = rows_of(70, 8, device), exact(8, 5, dtype=torch.double, device=device)
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            for fill in (0.0, -2.0):
+                out = expand(x, rows, fill)
+                assert torch.equal(out, reference.expand_rows(x, rows.position, fill))
+            full = torch.zeros_like(out).requires_grad_()
+            (grad,) = torch.autograd.grad(take(full, rows), full, x)
+            assert torch.equal(grad, reference.expand_rows(x, rows.position, 0.0))
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 def test_gradients_of_rows(device: torch.device) -> None:
