@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+
+from ..ops.group_edges import group_edges
 
 
 class Groups(NamedTuple):
@@ -101,31 +102,8 @@ def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
     if rowptr.dim() != 1 or rowptr.size(0) == 0:
         raise ValueError(f"'rowptr' must have shape [num_rows + 1], got {list(rowptr.shape)}")
     check_size(size)
-    dtype = rowptr.dtype
-    rowptr = rowptr.long()
-    count = ((rowptr.diff() + (size - 1)) // size).clamp_(min=1)
-    is_long = count > 1
-    groups = torch.stack([count.sum(), is_long.sum(), (count * is_long).sum()])
-    num_groups, num_long, num_partials = groups.tolist()
-    if num_groups > torch.iinfo(dtype).max:
-        raise ValueError(
-            f'group_size={size} needs {num_groups} groups, more than {dtype} holds; choose a '
-            'larger group_size'
-        )
-
-    first = count.cumsum(0) - count
-    rows = torch.arange(count.size(0), device=rowptr.device)
-    row = rows.repeat_interleave(count, output_size=num_groups)
-    ptr = torch.arange(num_groups, device=rowptr.device).sub_(first[row]).mul_(size)
-    ptr = torch.cat([ptr.add_(rowptr[row]), rowptr[-1:]])
-    # Long rows in order; a stable sort of the flags needs no synchronisation for their number.
-    long_row = is_long.sort(descending=True, stable=True)[1][:num_long]
-    number = is_long.cumsum(0) - 1
-    row = torch.where(is_long[row], -1 - number[row], row)
-    long_ptr = pad(count[long_row].cumsum(0), (1, 0))
-    long_shift = first[long_row] - long_ptr[:-1]
-    out = Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic)
-    return out._each(lambda t: t.to(dtype))
+    (ptr, row, long_row, long_ptr, long_shift), num_partials = group_edges(rowptr, size)
+    return Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic)
 
 
 def check_size(size: int, name: str = 'size') -> None:

@@ -169,7 +169,10 @@ STILL_FITS = {
     *(('quantize_rows', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
     *(('quantize_rows', 'x', kind) for kind in ('empty', 'other device')),
     *((op, 'edge_index', 'other device') for op in ('to_csr', 'to_csr_csc')),
+    *(('count_groups', 'rowptr', kind) for kind in ('shorter', 'longer', 'other type')),
+    *(('count_groups', 'rowptr', 'other device'), ('group_edges', 'rowptr', 'other type')),
 }
+OF_INTEGERS = ('sample_edges', 'count_groups', 'group_edges')
 
 
 def spoiled(name: str, t: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -199,7 +202,8 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         for kind, tensor in spoiled(name, value)
         if (op, name, kind) not in STILL_FITS
     ]
-    few = {'quantize_rows': 3, **dict.fromkeys(('maxk', 'expand_rows', 'to_csr', 'to_csr_csc'), 4)}
+    fours = ('maxk', 'expand_rows', 'to_csr', 'to_csr_csc', 'count_groups')
+    few = {'quantize_rows': 3, **dict.fromkeys(fours, 4)}
     assert len(bad) >= few.get(op, 10)
     for name, kind, tensor in bad:
         try:
@@ -209,7 +213,7 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         pytest.fail(f'{op} took {name!r} with {kind}')
 
 
-@pytest.mark.parametrize('op', [op for op in OPS if op != 'sample_edges'])  # which has none
+@pytest.mark.parametrize('op', [op for op in OPS if op not in OF_INTEGERS])
 def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -> None:
     good = sample(op, device)
     for dtype in (torch.int64, torch.bool, torch.complex64, torch.float8_e5m2):

@@ -1,0 +1,74 @@
+// Groups: the edges of each row in pieces of at most `size`, the units of work of sums on a GPU.
+#pragma once
+#include "common.h"
+
+namespace pyg_fast {
+
+// Row r has max(1, ceil(degree / size)) groups, and is long if it has more than one.
+struct CountGroups {
+  const void* rowptr = nullptr;  // [num_rows + 1]
+  bool index64 = false;
+  int64_t num_rows = 0;
+  int64_t size = 1;
+  int64_t* first = nullptr;  // [num_rows + 1] groups of the rows before r
+  int64_t* longs = nullptr;  // [num_rows + 1] long rows before r
+};
+
+struct GroupEdges {
+  const void* rowptr = nullptr;  // as in CountGroups, whose results are inputs here
+  bool index64 = false;
+  int64_t num_rows = 0;
+  int64_t size = 1;
+  const int64_t* first = nullptr;
+  const int64_t* longs = nullptr;
+  int64_t num_groups = 0;
+  int64_t num_long = 0;
+  // Of the type of rowptr:
+  void* ptr = nullptr;         // [num_groups + 1] first edge
+  void* row = nullptr;         // [num_groups] the row, or -1 - k of long row k
+  void* long_row = nullptr;    // [num_long]
+  void* long_ptr = nullptr;    // [num_long + 1] first partial sum
+  void* long_shift = nullptr;  // [num_long] number of the first group minus that of its partial sum
+};
+
+// Writes group `group` of row `row`, and with the first group of a long row its entries of long_*.
+template <typename I>
+PYG_FAST_DEVICE inline void write_group(const GroupEdges& p, int64_t group, int64_t row) {
+  const int64_t first = p.first[row], k = p.longs[row];
+  const bool is_long = p.first[row + 1] - first > 1;
+  static_cast<I*>(p.ptr)[group] =
+      static_cast<I>(static_cast<const I*>(p.rowptr)[row] + (group - first) * p.size);
+  static_cast<I*>(p.row)[group] = static_cast<I>(is_long ? -1 - k : row);
+  if (!is_long || group != first || k >= p.num_long) return;
+  static_cast<I*>(p.long_row)[k] = static_cast<I>(row);
+  static_cast<I*>(p.long_ptr)[k] = static_cast<I>(first - (row - k));  // row - k rows are not long
+  static_cast<I*>(p.long_shift)[k] = static_cast<I>(row - k);
+}
+
+// Writes what comes after the last group.
+template <typename I>
+PYG_FAST_DEVICE inline void write_ends(const GroupEdges& p) {
+  static_cast<I*>(p.ptr)[p.num_groups] = static_cast<const I*>(p.rowptr)[p.num_rows];
+  static_cast<I*>(p.long_ptr)[p.num_long] =
+      static_cast<I>(p.num_groups - (p.num_rows - p.num_long));
+}
+
+template <typename I>
+PYG_FAST_DEVICE inline int64_t groups_of_row(const CountGroups& p, int64_t row) {
+  const I* rowptr = static_cast<const I*>(p.rowptr) + row;
+  const int64_t degree = static_cast<int64_t>(rowptr[1]) - rowptr[0];
+  return degree <= p.size ? 1 : (degree - 1) / p.size + 1;
+}
+
+namespace cpu {
+void count_groups(const CountGroups& p);
+void group_edges(const GroupEdges& p, int64_t begin, int64_t end);  // rows
+}  // namespace cpu
+
+namespace cuda {
+int64_t count_groups_scratch(const CountGroups& p);
+const char* count_groups(const CountGroups& p, void* scratch, void* stream);
+const char* group_edges(const GroupEdges& p, void* stream);
+}  // namespace cuda
+
+}  // namespace pyg_fast
