@@ -37,6 +37,7 @@ MATCH = (
 PIECE = 24  # tests of a process, which takes seconds to start
 _LINES = 24  # of a process that found something
 _PYTHON = re.compile(r'Host Frame:.* in (lib)?(python|torch_python)')
+_TOLD = re.compile(r'=========.*|^(?:FAILED|E  ).*', re.MULTILINE)  # behind pytest's dots too
 GRACE = 120.0  # seconds that what has begun may take when the time is over
 _SUMMARY = re.compile(r'(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)')
 
@@ -97,9 +98,7 @@ def check(tool: str, names: Sequence[str], timeout: float) -> Outcome:
 
 def told(output: str) -> str:
     """The first lines about errors, without the Python stack."""
-    lines = [
-        line for line in output.splitlines()
-        if line.startswith(('=========', 'FAILED', 'E  ')) and not _PYTHON.search(line)]
+    lines = [line for line in _TOLD.findall(output) if not _PYTHON.search(line)]
     return '\n'.join(lines[:_LINES])
 
 

@@ -69,6 +69,13 @@ def test_errors_are_counted(output: str, errors: int | None) -> None:
     assert sanitize.counted(output) == errors
 
 
+def test_errors_behind_the_dots_of_pytest_are_told() -> None:
+    output = (
+        '.s..========= Invalid read\n.... [100%]\nE   assert\n'
+        '.=========     Host Frame: in python3')
+    assert sanitize.told(output) == '========= Invalid read\nE   assert'
+
+
 def test_what_was_found_is_told(monkeypatch: pytest.MonkeyPatch, tests: Path) -> None:
     stand_in(monkeypatch, tests.parent, 'ERROR SUMMARY: 2 errors', 9)
     outcome = sanitize.check('memcheck', [f'{tests}::test_passes'], 60)
