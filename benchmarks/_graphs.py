@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,9 +87,7 @@ class Graph:
         return graph_of(self.prepared, self.num_nodes, self.num_nodes)
 
     def normal(self, seed: int = 1) -> Callable[..., Tensor]:
-        """Draws random numbers, always the same for a seed."""
-        generator = torch.Generator(device=self.col.device).manual_seed(seed)
-        return functools.partial(torch.randn, generator=generator, device=self.col.device)
+        return normal(self.col.device, seed)
 
     @functools.cached_property
     def on_host(self) -> Tensor:
@@ -105,13 +104,24 @@ class Graph:
         perm = self.col.argsort(stable=True)
         return _pointers(self.col, self.num_nodes), self.row[perm].int(), perm
 
-    def matrix(self, value: Tensor, transposed: bool = False) -> Tensor:
-        """The adjacency matrix as a :class:`torch.sparse_csr_tensor`."""
-        size = (self.num_nodes, self.num_nodes)
-        if not transposed:
-            return torch.sparse_csr_tensor(self.rowptr, self.col, value, size)
-        rowptr, col, perm = self.transpose
-        return torch.sparse_csr_tensor(rowptr, col, value[perm], size)
+    def matrix(
+        self, value: Tensor, transposed: bool = False, dtype: torch.dtype = torch.int,
+    ) -> Tensor:
+        """The adjacency matrix as a :class:`torch.sparse_csr_tensor`; ``dtype``: of its indices."""
+        rowptr, col = self.rowptr, self.col
+        if transposed:
+            rowptr, col, perm = self.transpose
+            value = value[perm]
+        return torch.sparse_csr_tensor(
+            rowptr.to(dtype), col.to(dtype), value, (self.num_nodes, self.num_nodes))
+
+    def sparse_tensor(self, value: Tensor | None = None) -> Any:
+        """The adjacency matrix as a SparseTensor of torch-sparse, with its transpose."""
+        from torch_sparse import SparseTensor
+        return SparseTensor(
+            rowptr=self.rowptr.long(), col=self.col.long(), value=value,
+            sparse_sizes=(self.num_nodes, self.num_nodes), is_sorted=True, trust_data=True,
+        ).fill_cache_()
 
     def without_loops(self) -> 'Graph':
         kept = self.col != self.row
@@ -124,6 +134,12 @@ class Graph:
             'largest_degree': int(self.degree.max()) if self.num_nodes else 0,
             'isolated_nodes': int((self.degree == 0).sum()),
         }
+
+
+def normal(device: torch.device, seed: int = 1) -> Callable[..., Tensor]:
+    """Draws random numbers, always the same for a seed."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return functools.partial(torch.randn, generator=generator, device=device)
 
 
 def _pointers(index: Tensor, size: int) -> Tensor:

@@ -732,8 +732,8 @@ class Report:
         self.graphs: dict[str, dict[str, int]] = {}
         self.left_out: dict[str, str] = {}
         self.sections: list[Section] = []
-        slug = re.sub(r'[^a-z0-9]+', '-', self.environment['device'].lower()).strip('-')
-        self.path = args.out / f'{bench}-{slug}-{self.date:%Y%m%dT%H%M%S}'
+        device = slug(self.environment['device'])
+        self.path = args.out / f'{bench}-{device}-{self.date:%Y%m%dT%H%M%S}'
 
     def section(self, title: str, kind: type[Section] = Section, **kwargs: Any) -> Section:
         """The section with this title, made if there is none."""
@@ -796,29 +796,11 @@ class Report:
 
 
 def as_json(run: Mapping[str, Any]) -> str:
-    """A run as JSON: one line for each cell, numbers with six digits."""
-
-    def one_line(value: Any) -> str:
-        return json.dumps(_rounded(value), ensure_ascii=False)
-
-    def section(each: Mapping[str, Any]) -> str:
-        cells = ',\n'.join(f'   {one_line(cell)}' for cell in each['cells'])
-        rest = ', '.join(
-            f'"{key}": {one_line(value)}' for key, value in each.items() if key != 'cells')
-        return f'  {{{rest}, "cells": [\n{cells}\n  ]}}'
-
-    lines = [f' "{key}": {one_line(value)}' for key, value in run.items() if key != 'sections']
-    sections = ',\n'.join(map(section, run.get('sections', ())))
-    lines += [f' "sections": [\n{sections}\n ]'] if 'sections' in run else []
-    return '{\n' + ',\n'.join(lines) + '\n}\n'
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float) and math.isfinite(value):
-        return float(f'{value:.6g}')
-    if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+    """A run as JSON: one line for each section and each cell, numbers with six digits."""
+    rounded = json.loads(json.dumps(run), parse_float=lambda text: float(f'{float(text):.6g}'))
+    lines = [f' "{key}": {json.dumps(value, ensure_ascii=False)}' for key, value in rounded.items()]
+    text = '{\n' + ',\n'.join(lines) + '\n}\n'
+    return re.sub(r'(?=\{"(title|graph)": )', '\n  ', text)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -885,6 +867,16 @@ def cache_bytes(device: torch.device) -> int:
         text = Path('/sys/devices/system/cpu/cpu0/cache/index3/size').read_text()
         return int(text.strip().removesuffix('K')) << 10
     return 0
+
+
+def sections_of(markdown: str) -> dict[str, list[str]]:
+    """The lines of each section of a report, by its title."""
+    parts = (part.partition('\n') for part in markdown.split('\n## ')[1:])
+    return {title: body.strip().splitlines() for title, _, body in parts}
+
+
+def slug(text: str) -> str:
+    return re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -42,9 +42,7 @@ class Inputs:
         if num_nodes is not None:
             self.nodes = self.nodes[:num_nodes]
         self.y = torch.randint(CLASSES, (graph.num_nodes,), generator=generator)
-        drawn = torch.randn(
-            graph.num_nodes, width, device=self.device,
-            generator=torch.Generator(self.device).manual_seed(1))
+        drawn = graph.normal()(graph.num_nodes, width)
         # Pinned once, not by every loader.
         self.x = torch.empty(drawn.shape, pin_memory=drawn.is_cuda).copy_(drawn)
 

@@ -1,7 +1,6 @@
 """The runs in benchmarks/results, and tables drawn from them."""
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,10 +60,6 @@ class Run:
     def date(self) -> str:
         return self.data['date']
 
-    def cells(self, section: str) -> list[dict[str, Any]]:
-        return next(
-            (each['cells'] for each in self.data['sections'] if each['title'] == section), [])
-
     def cited(self) -> str:
         environment = self.data['environment']
         changed = ' with changes' if environment.get('dirty') else ''
@@ -80,10 +75,6 @@ def read_runs(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda run: (run.date, run.name), reverse=True)
 
 
-def slug(text: str) -> str:
-    return re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row of a section, and the run that it is of."""
@@ -95,24 +86,6 @@ class Row:
 def result_of(data: Mapping[str, Any]) -> Result:
     known = {field.name for field in dataclasses.fields(Result)}
     return Result(**{key: value for key, value in data.items() if key in known})
-
-
-def rows_of(
-    runs: Iterable[Run], bench: str | Sequence[str], section: str,
-) -> dict[str, list[Row]]:
-    """The rows of a section by device, GPUs first; of each graph from its newest run."""
-    found: dict[str, list[Row]] = {}
-    for run in runs:
-        if run.bench not in ((bench,) if isinstance(bench, str) else bench):
-            continue
-        known = {row.cell.graph for row in found.get(run.device, [])}
-        new = [
-            Row(run, Cell(cell['graph'], cell['width'], {
-                name: result_of(result) for name, result in cell['results'].items()}))
-            for cell in run.cells(section) if cell['graph'] not in known]
-        if new:
-            found.setdefault(run.device, []).extend(new)
-    return dict(sorted(found.items(), key=lambda item: item[0].startswith('CPU')))
 
 
 def sources(runs: Sequence[Run]) -> list[str]:
@@ -156,7 +129,20 @@ class Timed:
     called: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def rows(self, runs: Iterable[Run]) -> dict[str, list[Row]]:
-        return rows_of(runs, self.bench, self.section)
+        """The rows by device, GPUs first; of each graph from its newest run."""
+        found: dict[str, list[Row]] = {}
+        for run in runs:
+            if run.bench not in ((self.bench,) if isinstance(self.bench, str) else self.bench):
+                continue
+            known = {row.cell.graph for row in found.get(run.device, [])}
+            new = [
+                Row(run, Cell(cell['graph'], cell['width'], {
+                    name: result_of(result) for name, result in cell['results'].items()}))
+                for section in run.data['sections'] if section['title'] == self.section
+                for cell in section['cells'] if cell['graph'] not in known]
+            if new:
+                found.setdefault(run.device, []).extend(new)
+        return dict(sorted(found.items(), key=lambda item: item[0].startswith('CPU')))
 
     def name(self, contender: str) -> str:
         return self.called.get(contender, contender)

@@ -14,6 +14,7 @@ from pyg_fast.ops import aggregate
 from pyg_fast.ops.aggregate import sorting_pays
 
 from . import _harness
+from ._graphs import normal
 from ._harness import Bench, Contender, worst
 from .spmm import STEP, excess
 
@@ -38,11 +39,7 @@ class Case:
     """A graph, features and edge weights."""
 
     def __init__(self, edge_index: Tensor, num_nodes: int, width: int) -> None:
-        generator = torch.Generator(device=edge_index.device).manual_seed(width)
-
-        def random(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, device=edge_index.device)
-
+        random = normal(edge_index.device, width)
         self.edge_index, self.num_nodes, self.width = edge_index, num_nodes, width
         self.x, self.grad = random(num_nodes, width), random(num_nodes, width)
         self.weight = random(edge_index.size(1)).abs()

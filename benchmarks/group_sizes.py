@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
@@ -120,27 +121,18 @@ class Measured(NamedTuple):
         return [math.log2(k) for k, _ in pairs], [math.log2(v) for _, v in pairs]
 
     @property
-    def best(self) -> float:
-        return min(self.by_size[1])
-
-    @property
     def extremes(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """The logarithms of time and size of the best and of the worst group size."""
-        pairs = [(time, size) for size, time in zip(*self.by_size, strict=True)]
+        pairs = list(zip(*reversed(self.by_size), strict=True))
         return min(pairs), max(pairs)
 
     def slowdown(self, size: int) -> float:
         """The time of a size over the best one's, between measured sizes along straight lines of
         logarithms."""
         sizes, times = self.by_size
-        if size >= self.degrees.largest:  # no row is cut, as by the last size measured
-            size = round(2 ** sizes[-1])
-        at = min(max(math.log2(size), sizes[0]), sizes[-1])
-        k = max(1, next((k for k, s in enumerate(sizes) if s >= at), len(sizes) - 1))
-        if len(sizes) == 1:
-            return 1.0
-        share = (at - sizes[k - 1]) / (sizes[k] - sizes[k - 1])
-        return 2 ** (times[k - 1] + share * (times[k] - times[k - 1]) - self.best)
+        # No row is cut by the largest degree, as by the last size measured.
+        at = sizes[-1] if size >= self.degrees.largest else math.log2(size)
+        return 2 ** float(np.interp(at, sizes, times) - min(times))
 
     @property
     def share(self) -> int:
@@ -265,12 +257,9 @@ def train(
 Chooser = Callable[[Measured], int]
 
 
-def best_constant(cells: Sequence[Measured]) -> int:
-    return min(SIZES, key=lambda size: geometric_mean(cell.slowdown(size) for cell in cells))
-
-
 def choosers(train_cells: Sequence[Measured], net: GroupSizeNet) -> dict[str, Chooser]:
-    constant = best_constant(train_cells)
+    constant = min(
+        SIZES, key=lambda size: geometric_mean(cell.slowdown(size) for cell in train_cells))
 
     @torch.no_grad()
     def learned(cell: Measured) -> int:

@@ -110,32 +110,18 @@ KINDS = {
 
 # Inputs -----------------------------------------------------------------------------------------
 
-class Products(NamedTuple):
-    """Sums over a graph with loops and its transpose, with the weights of GCN, by cuSPARSE."""
+def product(
+    rowptr: Tensor, col: Tensor, value: Tensor, like: Tensor, algorithm: str,
+) -> Callable[[Tensor], Tensor]:
+    """A product of a matrix by cuSPARSE, as a function of features like some."""
+    given = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    prepared = _cusparse.SpMM(rowptr, col, value, given, algorithm, preprocess=True)
 
-    graph: Graph
-    algorithm: str
+    def run(x: Tensor) -> Tensor:
+        given.copy_(x)
+        return prepared().detach()
 
-    def pair(self, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        """The sums of the forward and of the backward pass for such features."""
-        graph = self.graph
-        scale = graph.degree.to(x.dtype).rsqrt()
-        value = scale[graph.row] * scale[graph.col.long()]
-        rowptr, col, perm = graph.transpose
-        return (self._bound(graph.rowptr, graph.col, value, x),
-                self._bound(rowptr, col, value[perm], x))
-
-    def _bound(
-        self, rowptr: Tensor, col: Tensor, value: Tensor, like: Tensor,
-    ) -> Callable[[Tensor], Tensor]:
-        given = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        product = _cusparse.SpMM(rowptr, col, value, given, self.algorithm, preprocess=True)
-
-        def run(x: Tensor) -> Tensor:
-            given.copy_(x)
-            return product().detach()
-
-        return run
+    return run
 
 
 class Summed(torch.autograd.Function):
@@ -154,14 +140,19 @@ class Summed(torch.autograd.Function):
 
 
 class ProductGCNConv(GCNConv):
-    """A GCN layer on :class:`Products`, which the first call prepares."""
+    """A GCN layer on sums by cuSPARSE, over a graph with loops; the first call prepares them."""
 
-    pair: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] | None = None
+    pair: tuple[Callable[[Tensor], Tensor], ...] = ()
 
-    def forward(self, x: Tensor, products: Products) -> Tensor:
+    def forward(self, x: Tensor, given: tuple[Graph, str]) -> Tensor:
         hidden = self.lin(x)
-        if self.pair is None:
-            self.pair = products.pair(hidden.detach())
+        if not self.pair:
+            graph, algorithm = given
+            scale = graph.degree.to(x.dtype).rsqrt()
+            value = scale[graph.row] * scale[graph.col.long()]
+            rowptr, col, perm = graph.transpose
+            self.pair = (product(graph.rowptr, graph.col, value, hidden, algorithm),
+                         product(rowptr, col, value[perm], hidden, algorithm))
         return Summed.apply(hidden, *self.pair) + self.bias
 
 
@@ -169,8 +160,7 @@ class Inputs:
     """A graph without loops, in the forms that the contenders take, each made once."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.size = graph, (graph.num_nodes, graph.num_nodes)
-        self.edge_index = graph.edge_index
+        self.graph = graph
         self._made: dict[str, Any] = {}
 
     def of(self, name: str) -> Any:
@@ -185,19 +175,15 @@ class Inputs:
             return graph.prepared
         if name == CSR:
             value = torch.ones(graph.num_edges, device=graph.col.device)
-            return torch.sparse_csr_tensor(
-                graph.rowptr.long(), graph.col.long(), value, self.size)
+            return graph.matrix(value, dtype=torch.long)
         if name == SPARSE_TENSOR:
-            from torch_sparse import SparseTensor
-            return SparseTensor(
-                rowptr=graph.rowptr.long(), col=graph.col.long(), sparse_sizes=self.size,
-                is_sorted=True, trust_data=True).fill_cache_()
+            return graph.sparse_tensor()
         if name in CUSPARSE:
             loops = torch.arange(graph.num_nodes, device=graph.col.device).expand(2, -1)
             looped = _graphs.from_edge_index(
-                graph.name, torch.cat([self.edge_index, loops], 1), graph.num_nodes)
-            return Products(looped, name.split()[-1])
-        return self.edge_index
+                graph.name, torch.cat([graph.edge_index, loops], 1), graph.num_nodes)
+            return looped, name.split()[-1]
+        return graph.edge_index
 
 
 def step_error(

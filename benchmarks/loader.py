@@ -202,12 +202,11 @@ class Block:
 
     def __init__(self, name: str, sub: ops.SampledSubgraph, num_dst: int, width: int) -> None:
         device = sub.n_id.device
-        generator = torch.Generator(device=device).manual_seed(1)
+        normal = _graphs.normal(device)
         self.name, self.num_src, self.num_dst = name, sub.n_id.numel(), num_dst
         self.rowptr, self.col = sub.rowptr[:num_dst + 1], sub.col
         self.edge_index = sub.edge_index
-        self.x = torch.randn(self.num_src, width, generator=generator, device=device)
-        self.grad = torch.randn(num_dst, width, generator=generator, device=device)
+        self.x, self.grad = (normal(rows, width) for rows in (self.num_src, num_dst))
         self.columns = maxk.spread(_COLUMNS_COMPARED, width, device)
 
     def structure(self, transposed: bool) -> Structure:

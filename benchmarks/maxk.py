@@ -18,30 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 
+import pyg_fast.nn as fast
 from pyg_fast import ops
-from pyg_fast.nn import (
-    MaxKGCNConv,
-    MaxKGINConv,
-    MaxKSAGEConv,
-    PathPreparedGCNConv,
-    PathPreparedGINConv,
-    PathPreparedSAGEConv,
-)
 from pyg_fast.ops import CBSR
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.product import _DENSE_SHARE
 
 from . import _harness, layers, spmm
-from ._graphs import Graph
+from ._graphs import Graph, normal
 from ._harness import Bench, Contender, Option, Result, same, worst
 from .spmm import FORWARD, excess
 
 K = {'quick': (8, 32), 'usual': (2, 4, 8, 16, 32, 64, 96, 128, 192)}
 SELECT_WIDTHS = {'quick': (256,), 'usual': (64, 128, 256, 512, 1024)}
 CONVS: dict[str, Sequence[type[nn.Module]]] = {  # with MaxK, with ReLU, of PyG
-    'sage': (MaxKSAGEConv, PathPreparedSAGEConv, SAGEConv),
-    'gcn': (MaxKGCNConv, PathPreparedGCNConv, GCNConv),
-    'gin': (MaxKGINConv, PathPreparedGINConv, GINConv)}
+    'sage': (fast.MaxKSAGEConv, fast.PathPreparedSAGEConv, SAGEConv),
+    'gcn': (fast.MaxKGCNConv, fast.PathPreparedGCNConv, GCNConv),
+    'gin': (fast.MaxKGINConv, fast.PathPreparedGINConv, GINConv)}
 HIDDEN, QUICK_HIDDEN = 256, 64
 CHANNELS, CLASSES = 602, 41  # of Reddit
 GRADIENT = 'gradient of the values'
@@ -170,9 +163,9 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
     graph = case.graph.structure.t() if back else case.graph.structure
     expected = case.grad_x if back else case.aggregated
 
-    def torch_sparse(int64: bool) -> Callable[[], Tensor]:
-        product = spmm.Forwards(case, 'sum', 0.0).torch_sparse_mm(int64, transposed=back)
-        return lambda: product(x)
+    def torch_sparse(dtype: torch.dtype) -> Callable[[], Tensor]:
+        matrix = case.graph.matrix(case.weight, back, dtype)
+        return lambda: torch.sparse.mm(matrix, x)
 
     def ours() -> Tensor:
         return kernels.spmm(*graph[:3], case.weight, x, None, None, None, None, False, False)
@@ -180,7 +173,8 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
     made: dict[str, Callable[[], Callable[[], Tensor]]] = {DENSE: lambda: ours}
     made |= spmm.cusparse_ways(
         case, spmm.GRAD_X if back else FORWARD, x, x) if x.is_cuda else {
-            spmm.TORCH: lambda: torch_sparse(False), spmm.TORCH64: lambda: torch_sparse(True)}
+            spmm.TORCH: lambda: torch_sparse(torch.int),
+            spmm.TORCH64: lambda: torch_sparse(torch.long)}
     return [
         Contender(name, make, name == DENSE, lambda out: excess(out, *expected('weighted')))
         for name, make in made.items()]
@@ -206,8 +200,7 @@ class Selection:
     """A matrix, and the right result for some of its rows."""
 
     def __init__(self, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        generator = torch.Generator(device=device).manual_seed(1)
-        self.x = torch.randn(num_rows, width, generator=generator, device=device).to(dtype)
+        self.x = normal(device)(num_rows, width).to(dtype)
         self.rows = spread(_ROWS_SELECTED, num_rows, device)
 
     def contenders(self, k: int) -> list[Contender]:

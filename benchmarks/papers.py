@@ -385,10 +385,9 @@ def rerun(exhibit: Exhibit, common: tuple[str, ...], report: _harness.Report, qu
                 for section in data['sections'] for cell in section['cells']
                 if re.search(exhibit.sections, section['title'])]
             lines += [f'`python -m benchmarks {command}`', '']
-            for text in markdown.split('\n## ')[1:]:
-                title, _, body = text.partition('\n')
+            for title, body in _harness.sections_of(markdown).items():
                 if re.search(exhibit.sections, title):
-                    lines += [f'**{title}**', *body.rstrip().splitlines(), '']
+                    lines += [f'**{title}**', '', *body, '']
             lines += [line for note in data['notes'][1:] if note for line in (note, '')
                       ] * exhibit.notes
     about = {'shows': exhibit.shows, 'differs': exhibit.differs, 'paper': dict(exhibit.paper)}

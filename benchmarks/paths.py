@@ -90,10 +90,7 @@ class Problem:
         self.mask = torch.rand(graph.num_nodes, generator=generator, device=device) < share
         self.mask[0] = True
         self.nodes = self.mask.nonzero().view(-1)
-        self.device, self._generator = device, generator
-
-    def random(self, *size: int) -> Tensor:
-        return torch.randn(size, generator=self._generator, device=self.device)
+        self.device, self.random = device, graph.normal(2)
 
     def paths(self, num_layers: int, forward: bool = False) -> list[ExecutionPath]:
         return execution_paths(self.edge_index, self.mask, num_layers, forward=forward)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from . import _harness, _plots, gat, layers, loader, maxk, paths, sampled, spmm
-from ._harness import Cell
-from ._runs import Cited, Run, Timed, Unsupported, read_runs, result_of, slug, sources
+from ._harness import Cell, slug
+from ._runs import Cited, Run, Timed, Unsupported, read_runs, result_of, sources
 from .roofline import gigabytes
 
 RESULTS = _harness.ROOT / 'benchmarks' / 'results'
@@ -300,8 +300,7 @@ def papers(runs: Sequence[Run]) -> list[str]:
         lines += [line for line in newest.data['notes'][1:] if line] + ['']
         for (section, device), run in sorted(found.items(), key=lambda item: (
                 _numbered(item[0][0]), item[0][1].startswith('CPU'), item[0][1])):
-            text = section_of(run, section)
-            if text:
+            if text := _harness.sections_of(run.markdown).get(section):
                 lines += [f'### {section} ({device})', '', *text, '', *sources([run]), '']
         for name, reason in newest.data.get('left_out', {}).items():
             lines += [f'Left out: {name}, since {reason}.', '']
@@ -311,16 +310,6 @@ def papers(runs: Sequence[Run]) -> list[str]:
 def _numbered(title: str) -> list[tuple[int, str]]:
     """Figure 10 after Figure 9."""
     return [(int(part), '') if part.isdigit() else (0, part) for part in re.split(r'(\d+)', title)]
-
-
-def section_of(run: Run, title: str) -> list[str]:
-    """The lines of a section in a run's report, without its heading."""
-    lines = run.markdown.splitlines()
-    if f'## {title}' not in lines:
-        return []
-    first = lines.index(f'## {title}') + 1
-    last = next((k for k in range(first, len(lines)) if lines[k].startswith('## ')), len(lines))
-    return '\n'.join(lines[first:last]).strip().splitlines()
 
 
 # Plots ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -237,10 +237,10 @@ def over_edges(
     return Work(distinct(col, num_rows) * row + once, col.numel() * row + once, row, num_rows * row)
 
 
-@dataclasses.dataclass
-class Kernel:
-    """A kernel, its work, and a description of the counted bytes."""
+class Kernel(NamedTuple):
+    """A kernel, what measures it, its work, and a description of the counted bytes."""
 
+    name: str
     contender: Contender
     work: Work
     counted: str
@@ -250,14 +250,10 @@ def picked(contenders: Iterable[Contender], name: str) -> Contender:
     return next(contender for contender in contenders if contender.name == name)
 
 
-def ours(name: str, contender: Contender, work: Work, counted: str) -> Kernel:
-    return Kernel(dataclasses.replace(contender, name=name), work, counted)
-
-
 def raw(
     name: str, run: Callable[[], Any], check: Callable[[Any], float], work: Work, counted: str,
 ) -> Kernel:
-    return Kernel(Contender(name, lambda: run, ours=True, check=check), work, counted)
+    return Kernel(name, Contender(name, lambda: run, True, check), work, counted)
 
 
 @dataclasses.dataclass
@@ -344,13 +340,12 @@ class Rooflines:
     def measure(
         self, title: str, width: int, made: Sequence[Kernel], label: str = 'F', of: str = '',
     ) -> None:
-        work = {each.contender.name: each.work for each in made}
-        self.counted |= {each.contender.name: each.counted for each in made}
+        self.counted |= {each.name: each.counted for each in made}
         self.bench.measure(
-            title, self.graph.name + of, width, [each.contender for each in made],
+            title, self.graph.name + of, width,
+            [dataclasses.replace(each.contender, name=each.name) for each in made],
             self.bench.kernel, kind=Roofline, label=label, ours='', made=lambda results: {
-                name: reached(result, work[name], self.ceilings)
-                for name, result in results.items()})
+                each.name: reached(results[each.name], each.work, self.ceilings) for each in made})
 
 
 # Sums -------------------------------------------------------------------------------------------
@@ -375,17 +370,17 @@ def sums_of(case: maxk.Case, width: int) -> list[Kernel]:
 
     result = num_nodes * row
     return [
-        ours('spmm', of(FORWARD), over_edges(
+        Kernel('spmm', of(FORWARD), over_edges(
             (rowptr, col, perm, weight), col, row, num_nodes, result),
             'a row of x for each edge, besides its source and weight; pointers and the result '
             'once, since a row of it is summed up in registers'),
-        ours('spmm, unweighted', of(FORWARD, spmm.PLAIN), over_edges(
+        Kernel('spmm, unweighted', of(FORWARD, spmm.PLAIN), over_edges(
             (rowptr, col, perm), col, row, num_nodes, result),
             'the same without weights'),
-        ours('spmm, gradient of x', of(spmm.GRAD_X), over_edges(
+        Kernel('spmm, gradient of x', of(spmm.GRAD_X), over_edges(
             (t_rowptr, t_col, t_perm, weight), t_col, row, num_nodes, result),
             'spmm over the transpose, whose weights are looked up by the position of each edge'),
-        ours('spmm, gradient of weights', of(spmm.GRAD_W), over_edges(
+        Kernel('spmm, gradient of weights', of(spmm.GRAD_W), over_edges(
             (rowptr, col, perm, weight), col, row, num_nodes, result),
             'a row of x for each edge and a number written to it; a row of the gradient once, '
             'since all edges of a destination use it'),
@@ -406,7 +401,7 @@ def path(bench: Rooflines, share: float, width: int) -> None:
     apart = 2 * row * csr.num_src + row * csr.num_dst + size(part.src_position)
     work.must_move += row * (problem.num_nodes - csr.num_dst)
     work.gathered += apart + row * problem.num_nodes
-    bench.measure(f'Execution paths, {share:.0%} training', width, [ours(
+    bench.measure(f'Execution paths, {share:.0%} training', width, [Kernel(
         'spmm on a path', picked(case.contenders(), paths.PATH), work,
         'a row of the gradient and its scale for each edge of the path; the rows of training nodes '
         'taken out before, the result written for the path and copied to all nodes')])
@@ -431,17 +426,17 @@ def largest(bench: Rooflines, k: int, width: int, dtypes: Sequence[str]) -> None
         ordered.must_move = size(*graph[3:6], weight) + dense + num_nodes * entries
         ordered.table = dense
         bench.measure(f'MaxK, k = {k}, {dtype}', width, [
-            ours('maxk', picked(selection.contenders(k), maxk.OURS),
+            Kernel('maxk', picked(selection.contenders(k), maxk.OURS),
                    Work(size(selection.x) + num_nodes * entries),
                    'x once, values and columns once'),
-            ours('cbsr_spmm', picked(maxk.forwards(case, k), maxk.OURS), over_edges(
+            Kernel('cbsr_spmm', picked(maxk.forwards(case, k), maxk.OURS), over_edges(
                 (*graph[:3], weight), graph.col, entries, num_nodes, dense),
                 'k values and columns for each edge, besides its source and weight; the dense '
                 'result once'),
-            ours('cbsr_spmm, gradient', picked(maxk.gradients(case, k), maxk.OURS), gradient,
+            Kernel('cbsr_spmm, gradient', picked(maxk.gradients(case, k), maxk.OURS), gradient,
                    'k columns for each edge and k values added to memory; a dense row of the '
                    'gradient once, since all edges of a destination use it'),
-            ours('cbsr_spmm, gradient, deterministic', picked(
+            Kernel('cbsr_spmm, gradient, deterministic', picked(
                 maxk.gradients(case, k), maxk.ORDERED), ordered,
                 'k entries of a row of the gradient for each edge of the transpose; columns and '
                 'values of a source once'),
@@ -464,7 +459,7 @@ def samples(bench: Rooflines, num_samples: int, width: int) -> None:
             once = taken.num_edges * (INDEX + case.weight.element_size()) + num_nodes * width * (
                 4 if case.is_int8 else x.element_size())
             row = width * x.element_size() + INDEX * (scale is not None)
-            made.append(ours(
+            made.append(Kernel(
                 f'sampled_spmm, {strategy}', picked(contenders, strategy),
                 over_edges((bench.graph.rowptr,), taken.col, row, num_nodes, once),
                 'as spmm, of the edges that are taken; of eight bits with a scale for each row'))
@@ -570,56 +565,54 @@ def walk_error(graph: Graph, start: Tensor, out: Tensor) -> float:
 # Attention --------------------------------------------------------------------------------------
 
 def attention(bench: Rooflines, heads: int, channels: int) -> None:
-    size_of = f', {heads} x {channels}'
     width, num_nodes = heads * channels, bench.graph.num_nodes
     row, scores = 4 * width, 4 * heads  # bytes of a node
-    case: gat.Case = gat.GATCase(bench.graph, torch.float32, heads, channels)
-    graph = case.graph.structure
-    csr, t_csr = graph[:3], graph[3:6]
-    forward = gat.kernel_contenders(case, FORWARD, 0)
-    kept = 2 * (row + scores)
+    graph = bench.graph.structure
     assert graph.t_col is not None
-    inference = over_edges(
-        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores))
-    training = over_edges(
-        csr, graph.col, row + scores, num_nodes, num_nodes * (row + scores + kept))
-    backward = over_edges(
-        t_csr, graph.t_col, row + 3 * scores, num_nodes,
-        num_nodes * (2 * row + 2 * scores + kept + 2 * scores))
-    bench.measure('Attention, float32', width, [
-        ours('gat, inference', picked(forward, gat.INFERENCE), inference,
-               'a row of x and a score of each head for each edge; scores of destinations and the '
-               'result once'),
-        ours('gat, training', picked(forward, gat.TRAINING), training,
-               'the same, and what the backward pass reads written once: two more sums of rows, '
-               'two numbers of each head'),
-        ours('gat, gradient', picked(
-            gat.kernel_contenders(case, gat.BACKWARD, 0), gat.OURS), backward,
-            'a row of the gradient and three numbers of each head for each edge of the transpose; '
-            'x, what was kept, and all gradients once'),
-    ], of=size_of)
-    case = gat.GATv2Case(bench.graph, torch.float32, heads, channels)
-    forward = gat.kernel_contenders(case, FORWARD, 0)
-    pair = num_nodes * 2 * row  # x_dst or the gradient, and a result
-    steps = [
-        over_edges(csr, graph.col, row, num_nodes, pair),
-        over_edges(csr, graph.col, row, num_nodes, pair + num_nodes * (row + scores))]
-    by_src = over_edges(t_csr, graph.t_col, 2 * row + 2 * scores, num_nodes, pair)
-    by_dst = over_edges(csr, graph.col, row, num_nodes, num_nodes * (3 * row + 2 * scores))
+
+    def over(row: int, once: int) -> Work:
+        return over_edges(graph[:3], graph.col, row, num_nodes, num_nodes * once)
+
+    def over_transpose(row: int, once: int) -> Work:
+        return over_edges(graph[3:6], graph.t_col, row, num_nodes, num_nodes * once)
+
+    kept = 2 * (row + scores)
+    pair = 2 * row  # x_dst or the gradient, and a result
+    by_src, by_dst = over_transpose(2 * row + 2 * scores, pair), over(row, 3 * row + 2 * scores)
     both = Work(
         by_src.must_move + by_dst.must_move - num_nodes * row, by_src.gathered + by_dst.gathered,
         by_src.row, by_src.table)
-
-    bench.measure('Attention, float32', width, [
-        ours('gatv2, inference', picked(forward, gat.INFERENCE), steps[0],
-               'a row of x for each edge; rows of destinations and the result once'),
-        ours('gatv2, training', picked(forward, gat.TRAINING), steps[1],
-               'the same, and what the backward pass reads written once'),
-        ours('gatv2, gradient', picked(
-            gat.kernel_contenders(case, gat.BACKWARD, 0), gat.OURS), both,
-               'a row of x for each edge; for each edge of the transpose a row of the gradient, '
-               'one of the destinations and two numbers of each head; all else once'),
-    ], of=size_of)
+    for model, steps in {
+        'gat': {
+            'inference': (
+                over(row + scores, row + scores),
+                'a row of x and a score of each head for each edge; scores of destinations and '
+                'the result once'),
+            'training': (
+                over(row + scores, row + scores + kept),
+                'the same, and what the backward pass reads written once: two more sums of rows, '
+                'two numbers of each head'),
+            'gradient': (
+                over_transpose(row + 3 * scores, 2 * row + 4 * scores + kept),
+                'a row of the gradient and three numbers of each head for each edge of the '
+                'transpose; x, what was kept, and all gradients once')},
+        'gatv2': {
+            'inference': (
+                over(row, pair),
+                'a row of x for each edge; rows of destinations and the result once'),
+            'training': (
+                over(row, pair + row + scores),
+                'the same, and what the backward pass reads written once'),
+            'gradient': (
+                both, 'a row of x for each edge; for each edge of the transpose a row of the '
+                'gradient, one of the destinations and two numbers of each head; all else once')},
+    }.items():
+        case = gat.CASES[model](bench.graph, torch.float32, heads, channels)
+        ways = (FORWARD, gat.INFERENCE), (FORWARD, gat.TRAINING), (gat.BACKWARD, gat.OURS)
+        bench.measure('Attention, float32', width, [
+            Kernel(f'{model}, {step}', picked(gat.kernel_contenders(case, mode, 0), name), *work)
+            for (mode, name), (step, work) in zip(ways, steps.items(), strict=True)
+        ], of=f', {heads} x {channels}')
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -151,29 +151,18 @@ class Forwards:
         weight = self.case.weight if weighted else None
         return lambda x: ops.spmm(self.case.graph.prepared, x, weight, reduce=self.reduce)
 
-    def torch_sparse_mm(
-        self, int64: bool = False, transposed: bool = False,
-    ) -> Callable[[Tensor], Tensor]:
-        case, reduce = self.case, self.reduce
-        if reduce == 'max':
+    def torch_sparse_mm(self, dtype: torch.dtype = torch.int) -> Callable[[Tensor], Tensor]:
+        case = self.case
+        if self.reduce == 'max':
             matrix = case.graph.matrix(case.ones)
             return lambda x: torch.sparse.mm(matrix, x, 'amax')
-        matrix = case.graph.matrix(case.weight, transposed)
-        if int64:
-            matrix = torch.sparse_csr_tensor(
-                matrix.crow_indices().long(), matrix.col_indices().long(), matrix.values(),
-                matrix.shape)
+        matrix = case.graph.matrix(case.weight, dtype=dtype)
         return lambda x: torch.sparse.mm(matrix, x)
 
     def torch_sparse(self) -> Callable[[Tensor], Tensor]:
-        from torch_sparse import SparseTensor, matmul
+        from torch_sparse import matmul
 
-        graph = self.case.graph
-        matrix = SparseTensor(
-            rowptr=graph.rowptr.long(), col=graph.col.long(),
-            value=self.case.weight if self.reduce == 'sum' else None,
-            sparse_sizes=(graph.num_nodes, graph.num_nodes), is_sorted=True, trust_data=True)
-        matrix.storage.csr2csc(), matrix.storage.colptr(), matrix.storage.rowcount()
+        matrix = self.case.graph.sparse_tensor(self.case.weight if self.reduce == 'sum' else None)
         return lambda x: matmul(matrix, x, reduce=self.reduce)
 
     def scatter(self) -> Callable[[Tensor], Tensor]:
@@ -198,7 +187,7 @@ class Forwards:
         if self.reduce == 'sum' or not case.x.is_cuda:
             found[TORCH] = self.torch_sparse_mm
         if self.reduce == 'sum' and not case.x.is_cuda:
-            found[TORCH64] = functools.partial(self.torch_sparse_mm, int64=True)
+            found[TORCH64] = functools.partial(self.torch_sparse_mm, torch.long)
         if importlib.util.find_spec('torch_sparse'):
             found[TORCH_SPARSE] = self.torch_sparse
         messages = case.graph.num_edges * width * case.x.element_size()

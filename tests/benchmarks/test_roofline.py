@@ -68,7 +68,7 @@ def test_bytes_of_a_sum(bench: Any) -> None:
 
     graph = _graphs.load('tiny', torch.device('cpu'))
     case = bench.maxk.Case(graph, torch.float32, 16)
-    made = {each.contender.name: each.work for each in bench.sums_of(case, 8)}
+    made = {each.name: each.work for each in bench.sums_of(case, 8)}
     nodes, edges, row = graph.num_nodes, graph.num_edges, 4 * 8
     sources = graph.col.unique().numel()
     once = 4 * (nodes + 1) + 4 * edges + nodes * row
