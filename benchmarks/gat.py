@@ -43,6 +43,7 @@ class Case:
     """Inputs of a kernel on one graph, in one dtype, for some heads and channels."""
 
     op: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]  # with gradients
 
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         self.graph, self.heads, self.channels, self.dtype = graph, heads, channels, dtype
@@ -51,10 +52,6 @@ class Case:
         self.grad = self.random(graph.num_nodes, heads, channels).to(dtype)
         self.seed = torch.tensor([2**40 + 1], device=graph.col.device)
         self._truth: dict[float, tuple[Tensor, ...]] = {}
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The inputs with gradients."""
-        raise NotImplementedError
 
     def ours(self, *inputs: Tensor, dropout: float = 0.0) -> Tensor:
         """The result by our op."""
@@ -81,7 +78,7 @@ class Case:
         dtype: torch.dtype | None = None,
     ) -> Callable[[], tuple[Tensor, ...]]:
         """What to time of a way to compute the result: it, its gradients, or both."""
-        leaves = [t.detach().to(dtype or t.dtype).requires_grad_(training) for t in self.inputs()]
+        leaves = [t.detach().to(dtype or t.dtype).requires_grad_(training) for t in self.inputs]
         grad = self.grad.to(dtype or self.dtype)
         forward = functools.partial(run, *leaves, dropout=dropout)
         if mode == FORWARD:
@@ -127,11 +124,7 @@ class GATCase(Case):
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         super().__init__(graph, dtype, heads, channels)
         acc = torch.promote_types(dtype, torch.float32)
-        self.alpha_src, self.alpha_dst = (
-            self.random(graph.num_nodes, heads).to(acc) for _ in range(2))
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        return self.x, self.alpha_src, self.alpha_dst
+        self.inputs = self.x, *(self.random(graph.num_nodes, heads).to(acc) for _ in range(2))
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         _, alpha_src, alpha_dst = inputs
@@ -145,11 +138,8 @@ class GATv2Case(Case):
 
     def __init__(self, graph: Graph, dtype: torch.dtype, heads: int, channels: int) -> None:
         super().__init__(graph, dtype, heads, channels)
-        self.x_dst = self.random(graph.num_nodes, heads, channels).to(dtype)
-        self.att = (self.random(heads, channels) / channels**0.5).to(dtype)
-
-    def inputs(self) -> tuple[Tensor, ...]:
-        return self.x, self.x_dst, self.att
+        x_dst = self.random(graph.num_nodes, heads, channels).to(dtype)
+        self.inputs = self.x, x_dst, (self.random(heads, channels) / channels**0.5).to(dtype)
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:
         x, x_dst, att = inputs

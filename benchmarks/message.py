@@ -12,18 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch_geometric.nn import (
-    CGConv,
-    EdgeConv,
-    FiLMConv,
-    GENConv,
-    GINEConv,
-    MessagePassing,
-    PNAConv,
-    SimpleConv,
-    TransformerConv,
-)
 
 import pyg_fast
 from pyg_fast.ops import spmm
@@ -43,7 +33,7 @@ GRAPHS = {
 _TOLERANCE = 3e-4  # of a gradient's norm, for float32, where rounding decides nothing
 
 
-class GatedMessage(MessagePassing):
+class GatedMessage(pyg.MessagePassing):
     """The message of ResGatedGraphConv without its linear maps."""
 
     def forward(self, x: Sequence[Tensor], edge_index: Tensor) -> Tensor:
@@ -78,18 +68,18 @@ def _mlp(width: int) -> nn.Module:
 KINDS = {
     'gated message': Kind(lambda width, _: GatedMessage(), 3),
     'GINE': Kind(
-        lambda width, _: GINEConv(nn.Linear(width, width), edge_dim=EDGE_WIDTH), 1, EDGE_WIDTH),
-    'PNA': Kind(lambda width, degree: PNAConv(
+        lambda width, _: pyg.GINEConv(nn.Linear(width, width), edge_dim=EDGE_WIDTH), 1, EDGE_WIDTH),
+    'PNA': Kind(lambda width, degree: pyg.PNAConv(
         width, width, ['mean', 'min', 'max', 'std'], ['identity', 'amplification', 'attenuation'],
         torch.bincount(degree.cpu().long())), 1, 0, 16),
-    'EdgeConv mean': Kind(lambda width, _: EdgeConv(_mlp(width), aggr='mean')),
-    'CG': Kind(lambda width, _: CGConv(width, EDGE_WIDTH), 1, EDGE_WIDTH, 10),
-    'FiLM': Kind(lambda width, _: FiLMConv(width, width)),
-    'GEN sum': Kind(lambda width, _: GENConv(width, width, aggr='add')),
-    'sum': Kind(lambda width, _: SimpleConv('sum')),
-    'Transformer': Kind(lambda width, _: TransformerConv(width, width // HEADS, HEADS)),
+    'EdgeConv mean': Kind(lambda width, _: pyg.EdgeConv(_mlp(width), aggr='mean')),
+    'CG': Kind(lambda width, _: pyg.CGConv(width, EDGE_WIDTH), 1, EDGE_WIDTH, 10),
+    'FiLM': Kind(lambda width, _: pyg.FiLMConv(width, width)),
+    'GEN sum': Kind(lambda width, _: pyg.GENConv(width, width, aggr='add')),
+    'sum': Kind(lambda width, _: pyg.SimpleConv('sum')),
+    'Transformer': Kind(lambda width, _: pyg.TransformerConv(width, width // HEADS, HEADS)),
     'Transformer with edges': Kind(
-        lambda width, _: TransformerConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
+        lambda width, _: pyg.TransformerConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
         EDGE_WIDTH, 10),
 }
 

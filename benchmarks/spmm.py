@@ -5,7 +5,6 @@ python -m benchmarks spmm --quick                         a minute or less
 python -m benchmarks spmm --reduce sum,max --backward     gradients too
 python -m benchmarks spmm --graphs reddit-like --widths 64,256 --dtypes bfloat16
 """
-import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -139,61 +138,50 @@ def step(forward: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Callab
     return _harness.with_gradients(lambda: forward(x), x, grad)
 
 
-@dataclasses.dataclass
-class Forwards:
-    """The implementations: each makes a function of x."""
+def forwards(
+    case: Case, reduce: str, width: int, scatter_limit: float,
+) -> dict[str, Callable[[], Callable[[Tensor], Tensor]]]:
+    """The implementations that run on this device, except cuSPARSE: each makes a function of x."""
+    graph, is_sum, cuda = case.graph, reduce == 'sum', case.x.is_cuda
+    weight = case.weight if is_sum else None
 
-    case: Case
-    reduce: str
-    scatter_limit: float
+    def ours(weight: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return lambda x: ops.spmm(graph.prepared, x, weight, reduce=reduce)
 
-    def ours(self, weighted: bool) -> Callable[[Tensor], Tensor]:
-        weight = self.case.weight if weighted else None
-        return lambda x: ops.spmm(self.case.graph.prepared, x, weight, reduce=self.reduce)
+    def torch_sparse_mm(dtype: torch.dtype = torch.int) -> Callable[[Tensor], Tensor]:
+        matrix = graph.matrix(case.weight if is_sum else case.ones, dtype=dtype)
+        return lambda x: torch.sparse.mm(matrix, x, *[] if is_sum else ['amax'])
 
-    def torch_sparse_mm(self, dtype: torch.dtype = torch.int) -> Callable[[Tensor], Tensor]:
-        case = self.case
-        if self.reduce == 'max':
-            matrix = case.graph.matrix(case.ones)
-            return lambda x: torch.sparse.mm(matrix, x, 'amax')
-        matrix = case.graph.matrix(case.weight, dtype=dtype)
-        return lambda x: torch.sparse.mm(matrix, x)
-
-    def torch_sparse(self) -> Callable[[Tensor], Tensor]:
+    def torch_sparse() -> Callable[[Tensor], Tensor]:
         from torch_sparse import matmul
 
-        matrix = self.case.graph.sparse_tensor(self.case.weight if self.reduce == 'sum' else None)
-        return lambda x: matmul(matrix, x, reduce=self.reduce)
+        matrix = graph.sparse_tensor(weight)
+        return lambda x: matmul(matrix, x, reduce=reduce)
 
-    def scatter(self) -> Callable[[Tensor], Tensor]:
-        graph, reduce = self.case.graph, self.reduce
+    def pyg_scatter() -> Callable[[Tensor], Tensor]:
         src, dst = graph.edge_index
 
         def run(x: Tensor) -> Tensor:
             message = x.index_select(0, src)
-            if reduce == 'sum':
-                message = self.case.weight.view(-1, 1) * message
+            if weight is not None:
+                message = weight.view(-1, 1) * message
             return scatter(message, dst, 0, graph.num_nodes, reduce)
 
         return run
 
-    def named(self, width: int) -> dict[str, Callable[[], Callable[[Tensor], Tensor]]]:
-        """Those that run on this device, except cuSPARSE."""
-        case = self.case
-        found: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {}
-        found[OURS] = functools.partial(self.ours, self.reduce == 'sum')
-        if self.reduce == 'sum':
-            found[PLAIN] = functools.partial(self.ours, False)
-        if self.reduce == 'sum' or not case.x.is_cuda:
-            found[TORCH] = self.torch_sparse_mm
-        if self.reduce == 'sum' and not case.x.is_cuda:
-            found[TORCH64] = functools.partial(self.torch_sparse_mm, torch.long)
-        if importlib.util.find_spec('torch_sparse'):
-            found[TORCH_SPARSE] = self.torch_sparse
-        messages = case.graph.num_edges * width * case.x.element_size()
-        if messages <= self.scatter_limit * 2**30:
-            found[SCATTER] = self.scatter
-        return found
+    found: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+        OURS: functools.partial(ours, weight)}
+    if is_sum:
+        found[PLAIN] = functools.partial(ours, None)
+    if is_sum or not cuda:
+        found[TORCH] = torch_sparse_mm
+    if is_sum and not cuda:
+        found[TORCH64] = functools.partial(torch_sparse_mm, torch.long)
+    if importlib.util.find_spec('torch_sparse'):
+        found[TORCH_SPARSE] = torch_sparse
+    if graph.num_edges * width * case.x.element_size() <= scatter_limit * 2**30:
+        found[SCATTER] = pyg_scatter
+    return found
 
 
 def contenders(
@@ -201,7 +189,6 @@ def contenders(
 ) -> list[Contender]:
     """All contenders of one cell."""
     x, grad = case.x[:, :width].contiguous(), case.grad[:, :width].contiguous()
-    forwards = Forwards(case, reduce, scatter_limit)
     made: list[Contender] = []
 
     def add(name: str, make: Callable[[], Callable[[], Any]]) -> None:
@@ -222,7 +209,7 @@ def contenders(
         leaf = x.detach().requires_grad_()
         return gradient(forward(leaf), leaf, grad)
 
-    for name, make in forwards.named(width).items():
+    for name, make in forwards(case, reduce, width, scatter_limit).items():
         add(name, functools.partial(prepare, make))
     if x.is_cuda and reduce == 'sum':
         for name, make in cusparse_ways(case, mode, x, grad).items():
@@ -260,32 +247,24 @@ def cusparse(
 def checker(
     case: Case, reduce: str, mode: str, width: int, weight: str,
 ) -> Callable[[Any], float]:
-    if reduce == 'max':
-        def check(output: Any) -> float:
-            out, grad_x = (output, None) if mode == FORWARD else output
-            if width not in case.maxima:
-                case.maxima[width] = case.maximum(width)
-            columns, best, (expected, scale), slack = case.maxima[width]
-            error = excess(out[:, columns], best, best.abs())
-            if grad_x is not None:
-                error = max(error, excess(grad_x[:, columns], expected, scale, slack))
-            return error
-    elif mode == GRAD_W:
-        def check(output: Any) -> float:
+    def check(output: Any) -> float:
+        if mode == GRAD_W:
             edge, expected, scale = case.grad_weight(width)
             return excess(output[edge], expected, scale)
-    else:
-        def check(output: Any) -> float:
-            pairs = {
-                FORWARD: [(output, case.aggregated)],
-                GRAD_X: [(output, case.grad_x)],
-                STEP: list(zip(output, (case.aggregated, case.grad_x), strict=False)),
-            }[mode]
-            errors = []
-            for out, reference in pairs:
-                expected, scale = reference(weight)
-                errors.append(excess(out, expected[:, :width], scale[:, :width]))
-            return max(errors)
+        out, grad_x = {FORWARD: (output, None), GRAD_X: (None, output)}.get(mode, output)
+        if reduce == 'sum':
+            return _harness.worst(
+                excess(part, *(each[:, :width] for each in reference(weight)))
+                for part, reference in ((out, case.aggregated), (grad_x, case.grad_x))
+                if part is not None)
+        if width not in case.maxima:
+            case.maxima[width] = case.maximum(width)
+        columns, best, (expected, scale), slack = case.maxima[width]
+        return _harness.worst(
+            excess(part[:, columns], *right)
+            for part, right in ((out, (best, best.abs())), (grad_x, (expected, scale, slack)))
+            if part is not None)
+
     return check
 
 
