@@ -76,28 +76,12 @@ def _graphs(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
     return found
 
 
-def widths(contenders: Mapping[str, Sequence[str]]) -> Drawing:
-    """Times over widths, a graph in each of the axes."""
-    def draw(data: list[list[Cell]]) -> Any:
-        graphs = _graphs(data[0])
-        figure, axes = _axes(len(graphs))
-        for each, (name, cells) in zip(axes, graphs.items(), strict=True):
-            for k, (label, names) in enumerate(contenders.items()):
-                _line(each, cells, names, label, k)
-            each.set(title=name, xscale='log', yscale='log', xlabel='features', ylabel='ms')
-            _numbers(each.yaxis)
-            _ticks(each.xaxis, sorted({cell.width for cell in cells}))
-        _legend(figure, axes[0])
-        return figure
-    return draw
-
-
-def over_k(
-    width: str, titles: Sequence[str], lines: Mapping[str, Sequence[str]],
-    levels: Mapping[str, Sequence[str]],
+def over(
+    width: str, lines: Mapping[str, Sequence[str]], levels: Mapping[str, Sequence[str]] = {},
+    titles: Sequence[str] = (), log: bool = False,
 ) -> Drawing:
-    """Times over k or S, with those that do not depend on it; a section or graph in each of the
-    axes."""
+    """Times over a width, k or S, with those that do not depend on it; a section or graph in each
+    of the axes."""
     def draw(data: list[list[Cell]]) -> Any:
         panels = [
             (f'{title}, {graph}' if title else graph, cells)
@@ -112,7 +96,11 @@ def over_k(
                 if time is not None:
                     each.axhline(time, color=COLORS[k], linestyle=('--', ':')[k % 2], label=label)
             each.set(title=title, xscale='log', xlabel=width, ylabel='ms')
-            each.set_ylim(bottom=0)
+            if log:
+                each.set(yscale='log')
+                _numbers(each.yaxis)
+            else:
+                each.set_ylim(bottom=0)
             _ticks(each.xaxis, sorted({cell.width for cell in cells}))
         _legend(figure, axes[0])
         return figure

@@ -24,6 +24,9 @@ class Run:
     """The record of a benchmark: its file without the ending, its JSON, its report."""
 
     name: str
+    bench: str
+    device: str
+    date: str
     data: Mapping[str, Any] = dataclasses.field(repr=False)
     markdown: str = dataclasses.field(repr=False)
 
@@ -42,23 +45,12 @@ class Run:
         report = path.with_suffix('.md')
         if not report.is_file():
             raise Unsupported(f'{path.name} has no {report.name} beside it')
-        return cls(path.stem, data, report.read_text(encoding='utf-8'))
-
-    @property
-    def bench(self) -> str:
-        return self.data['bench']
-
-    @property
-    def device(self) -> str:
-        return self.data['environment']['device']
+        return cls(path.stem, data['bench'], environment['device'], data['date'], data,
+                   report.read_text(encoding='utf-8'))
 
     @property
     def is_gpu(self) -> bool:
         return not self.device.startswith('CPU')
-
-    @property
-    def date(self) -> str:
-        return self.data['date']
 
     def cited(self) -> str:
         environment = self.data['environment']

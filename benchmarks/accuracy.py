@@ -37,8 +37,6 @@ GRAPHS = {
     'sampled': ('Computers', 'CS', 'tolokers', 'PubMed', MULTI_LABEL),
     'loader': ('Computers', 'CS'), 'gat': ('Cora', 'CiteSeer', 'PubMed')}
 QUICK_GRAPHS = {'maxk': tuple(QUICK_SIZES), 'sampled': tuple(QUICK_SIZES)}
-BENCHES = {'maxk': 'accuracy', **{name: f'{name}-accuracy' for name in (
-    'sampled', 'loader', 'gat')}}
 MODELS = {
     'maxk': (None,), 'sampled': tuple(sampled_inference.CONVS), 'loader': ('gcn', 'sage', 'gat'),
     'gat': ('gat',)}
@@ -264,10 +262,7 @@ def curves(full: Trained, loader: Trained, plain: Trained) -> dict[str, float]:
 
 def loader(bench: Bench, name: str, model: str | None) -> None:
     args, ways = bench.args, dict(WAYS)
-    try:
-        _minibatch.pyg_backend()
-    except _graphs.Missing as reason:
-        bench.report.left_out[PYG] = str(reason)
+    if not _minibatch.pyg_backend(bench.report.left_out, PYG):
         del ways[PYG]
     options = ['--fanout', ','.join(map(str, args.fanout))]
     if name not in COLLECTIONS:
@@ -330,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     system, usual_runs = peeked.system, CHOICE_RUNS if peeked.choose else 5
     known = (*COLLECTIONS, *QUICK_SIZES)
     bench = Bench(
-        BENCHES[system], __doc__, argv, known_graphs=known, notes=None,
+        f'{system}-accuracy'.removeprefix('maxk-'), __doc__, argv, known_graphs=known, notes=None,
         graphs={'quick': QUICK_GRAPHS.get(system, ('planted',)), 'usual': GRAPHS[system]},
         system=Option('maxk', str, f"of {', '.join(SYSTEMS)}"),
         models=Option(MODELS[system], _harness.choice('model', (

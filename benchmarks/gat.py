@@ -10,6 +10,7 @@ Layers and models with attention: python -m benchmarks layers.
 import argparse
 import functools
 import itertools
+import re
 from collections.abc import Callable, Sequence
 
 import torch
@@ -168,13 +169,10 @@ def kernel_contenders(case: Case, mode: str, scatter_limit: float) -> list[Conte
 
 def configurations(text: str) -> tuple[tuple[int, int], ...]:
     """Reads heads and channels such as 8x32, between commas."""
-    found = []
-    for word in text.split(','):
-        heads, _, channels = word.partition('x')
-        if not (heads.isdecimal() and channels.isdecimal() and int(heads) and int(channels)):
-            raise argparse.ArgumentTypeError(f"got '{word}', expected heads x channels as in 8x32")
-        found.append((int(heads), int(channels)))
-    return tuple(found)
+    found = [re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', word) for word in text.split(',')]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"got '{text}', expected heads x channels as in 8x32")
+    return tuple((int(each[1]), int(each[2])) for each in found if each)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,16 +25,9 @@ from benchmarks import _graphs, _harness
 from benchmarks._harness import geometric_mean, log, table
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.transforms import group_size_net
+from pyg_fast.transforms import group_size_net, group_sizes
 from pyg_fast.transforms.group_size_net import GroupSizeNet, as_data, sample_of
-from pyg_fast.transforms.group_sizes import (
-    FITTED,
-    SIZES,
-    Degrees,
-    clamped,
-    measure_group_sizes,
-    regressed_size,
-)
+from pyg_fast.transforms.group_sizes import SIZES, Degrees, clamped, regressed_size
 
 WIDTHS = (16, 64, 128)
 # Probabilities of the quadrants, from no skew to more than Graph500 has.
@@ -153,7 +146,7 @@ def measure(file: Path, device: torch.device, quick: bool) -> None:
     for name, base, graph in graphs(device, quick):
         degrees = Degrees.of(graph.rowptr)
         data = sample_of(graph.rowptr, graph.col, graph.num_src, 1)
-        by_width = {width: measure_group_sizes(graph, width) for width in WIDTHS}
+        by_width = {width: group_sizes.measure_group_sizes(graph, width) for width in WIDTHS}
         cells.append({
             'name': name, 'base': base, 'degrees': degrees._asdict(),
             'sample': sample_as_lists(data),
@@ -319,8 +312,6 @@ def fit(file: Path, target: Path, epochs: int) -> None:
         'classifier': group_size_net.save(train(fitted_on, weights, epochs)),
     }
     target.write_text(json.dumps(fitted) + '\n')
-    from pyg_fast.transforms import group_sizes
-
     group_sizes.FITTED = target
     group_sizes._file.cache_clear()
     net = group_size_net.load(fitted['classifier'])
@@ -338,8 +329,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     task.add_argument('--fit', type=Path, metavar='FILE', help='read, fit and report')
     parser.add_argument('--device', default='cuda', help='of --measure')
     parser.add_argument('--quick', action='store_true', help='few graphs, to see that it runs')
-    parser.add_argument(
-        '--weights', type=Path, default=FITTED, metavar='FILE', help='what --fit writes')
+    parser.add_argument('--weights', type=Path, default=group_sizes.FITTED, metavar='FILE',
+                        help='what --fit writes')
     parser.add_argument('--epochs', type=int, default=400, help='of the classifier')
     args = parser.parse_args(argv)
     if args.measure:

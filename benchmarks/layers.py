@@ -29,7 +29,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
 
 import pyg_fast
 import pyg_fast.nn as fast
-from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
+from pyg_fast.datasets import SIZES, planted_structure
 
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
@@ -298,17 +298,12 @@ def run_layers(bench: Bench, graph: Graph, mode: str) -> None:
             label='channels', memory=True, pairs=[(PLAIN, PYG)])
 
 
-def new_graphs(size: str | PlantedSize, device: torch.device) -> list[Graph]:
-    """Graphs of one size without loops."""
-    return [Graph('', *planted_structure(size, seed, device)).without_loops()
-            for seed in range(NEW_GRAPHS)]
-
-
 def run_fresh(bench: Bench, name: str, width: int) -> None:
     sizes = {size: SIZES[size] for size in bench.args.graphs
              if size in SIZES and 2 * SIZES[size].num_pairs <= _NEW_EDGES}
     for called, size in {**sizes, 'Cora-sized': _graphs.PLANTED['Cora-sized']}.items():
-        graphs = new_graphs(size, bench.device)
+        graphs = [Graph('', *planted_structure(size, seed, bench.device)).without_loops()
+                  for seed in range(NEW_GRAPHS)]
         lists = [graph.edge_index[:, torch.randperm(graph.num_edges, device=bench.device)]
                  for graph in graphs]
         case = Case(KINDS[name], graphs[-1], width, bench.args.in_channels)

@@ -14,7 +14,6 @@ python -m benchmarks loader --parts sample,aggregate     or any of
     gpus       epochs of examples/fastgl_ddp.py over numbers of processes
 python -m benchmarks loader --parts gpus --gpus 1,2
 """
-import dataclasses
 import functools
 import itertools
 import json
@@ -77,9 +76,6 @@ OURS, TORCH, TRIMMED = 'ours', 'torch ops', 'ours, trimmed'
 CHECKED, HASHING = 'ours, input checked', 'ours, hashing'
 UNIQUE = 'torch.unique'
 PYG, PER_WORKER = 'PyG', 'PyG, filter_per_worker'
-CUSPARSE = {
-    way: [f'cuSPARSE {way}, {algorithm}' for algorithm in _cusparse.ALGORITHMS]
-    for way in ('sorted', 'csr2csc', 'op(A)')}
 TORCH_SPARSE, SCATTER = 'torch.sparse', 'PyG scatter'
 NAIVE, MATCH, REORDER = 'naive', '+ match', '+ reorder'
 CACHE = f'+ cache of {CACHE_RATIO:.0%}'
@@ -145,12 +141,10 @@ def run_sample(bench: Bench, inputs: Inputs) -> None:
         batches = inputs.seeds(batch_size, _CALLS if bench.cuda else 2, inputs.device)
         draws = {name: Draws(sample, batches) for name, sample in samplers(
             inputs, num_neighbors, node_map).items()}
-        try:
-            name = f'{PYG}, {_minibatch.pyg_backend()} on the CPU'
+        if backend := _minibatch.pyg_backend(bench.report.left_out, "PyG's sampler"):
             few = [seeds.cpu() for seeds in batches[:1 if bench.cuda else None]]
-            draws[name] = Draws(_minibatch.pyg_sampler(inputs, num_neighbors), few)
-        except _graphs.Missing as reason:
-            bench.report.left_out["PyG's sampler"] = str(reason)
+            draws[f'{PYG}, {backend} on the CPU'] = Draws(
+                _minibatch.pyg_sampler(inputs, num_neighbors), few)
         check = functools.partial(_minibatch.sample_error, graph, batches[-1], num_neighbors)
         made = [
             Contender(name, lambda each=each: each, ours, check if ours else None,
@@ -216,10 +210,9 @@ class Block:
             back = kernels.to_csr(self.edge_index, *size, True, False, False)[:3]
         return Structure(self.rowptr, self.col, None, *back, *size)
 
-    def ours(self) -> tuple[Tensor, ...]:
-        return (ops.spmm(self.structure(False), self.x),)
-
-    def ours_step(self) -> tuple[Tensor, ...]:
+    def ours(self, backward: bool) -> tuple[Tensor, ...]:
+        if not backward:
+            return (ops.spmm(self.structure(False), self.x),)
         return step(lambda x: ops.spmm(self.structure(True), x), self.x, self.grad)()
 
     def scatter(self, backward: bool) -> tuple[Tensor, ...]:
@@ -293,16 +286,17 @@ def blocks(
 
 
 def block_contenders(block: Block, backward: bool) -> list[Contender]:
-    made = [Contender(OURS, lambda: block.ours_step if backward else block.ours, ours=True)]
-    for rival, method in ((TORCH_SPARSE, block.torch_sparse), (SCATTER, block.scatter)):
-        made.append(Contender(rival, functools.partial(functools.partial, method, backward)))
+    made: dict[str, Callable[[bool], Any]] = {
+        OURS: block.ours, TORCH_SPARSE: block.torch_sparse, SCATTER: block.scatter}
     if block.x.is_cuda:
-        for way, names in CUSPARSE.items():
-            for each, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True):
-                if backward or way == 'sorted':
-                    made.append(Contender(each, functools.partial(
-                        functools.partial, block.cusparse, way, algorithm, backward)))
-    return [dataclasses.replace(contender, check=block.check) for contender in made]
+        made |= {
+            f'cuSPARSE {way}, {algorithm}': functools.partial(block.cusparse, way, algorithm)
+            for way in (('sorted', 'csr2csc', 'op(A)') if backward else ('sorted',))
+            for algorithm in _cusparse.ALGORITHMS}
+    return [
+        Contender(name, functools.partial(functools.partial, run, backward), name == OURS,
+                  block.check)
+        for name, run in made.items()]
 
 
 def run_aggregate(bench: Bench, inputs: Inputs) -> None:
@@ -416,12 +410,8 @@ def run_epoch(bench: Bench, inputs: Inputs) -> None:
     num_batches = inputs.num_batches(args.batch_size)
     sizes = args.fanouts[0], args.batch_size
     taken = min(max(args.rival_batches, args.workers), num_batches)  # one for each worker
-    rivals = {PYG: {}, PER_WORKER: {'filter_per_worker': True}}
-    try:
-        _minibatch.pyg_backend()
-    except _graphs.Missing as reason:
-        bench.report.left_out["PyG's NeighborLoader"] = str(reason)
-        rivals = {}
+    there = _minibatch.pyg_backend(bench.report.left_out, "PyG's NeighborLoader")
+    rivals = {PYG: {}, PER_WORKER: {'filter_per_worker': True}} if there else {}
 
     def epoch_of(name: str, training: bool) -> Contender:
         ours = name not in rivals

@@ -26,7 +26,7 @@ from pyg_fast.ops.product import _DENSE_SHARE
 
 from . import _harness, layers, spmm
 from ._graphs import Graph, normal
-from ._harness import Bench, Contender, Option, Result, same, worst
+from ._harness import Bench, Contender, Option, Result, same
 from .spmm import FORWARD, excess
 
 K = {'quick': (8, 32), 'usual': (2, 4, 8, 16, 32, 64, 96, 128, 192)}
@@ -39,7 +39,6 @@ HIDDEN, QUICK_HIDDEN = 256, 64
 CHANNELS, CLASSES = 602, 41  # of Reddit
 GRADIENT = 'gradient of the values'
 TOLERANCE = 2e-2  # of a gradient's norm: rounding may swap entries that are nearly equal
-_COLUMNS_COMPARED, _ROWS_COMPARED = 8, 64  # of an aggregation
 _ROWS_SELECTED = 1 << 13  # compared of a selection
 
 OURS, UNWEIGHTED, BALANCED = 'ours', 'ours, unweighted', 'ours, balanced'
@@ -74,33 +73,11 @@ class Case(spmm.Case):
             self._largest[k, balanced] = ops.maxk(self.x, k, balanced)
         return self._largest[k, balanced]
 
-    @functools.cached_property
-    def compared(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Some columns; and some rows, with those of largest degree, as a CSR structure."""
-        degree = self.graph.degree
-        columns = spread(_COLUMNS_COMPARED, self.width, degree.device)
-        fullest = degree.topk(min(_ROWS_COMPARED // 8, degree.numel()))[1]
-        rows = torch.cat(
-            [fullest, spread(_ROWS_COMPARED, degree.numel(), degree.device)]).unique()
-        chosen = torch.zeros_like(degree, dtype=torch.bool)
-        chosen[rows] = True
-        rowptr = F.pad(degree[rows].cumsum(0), (1, 0)).int()
-        return columns, rows, rowptr, chosen[self.graph.row].nonzero().view(-1)
-
     def error(self, out: Tensor, cbsr: CBSR, weight: Tensor) -> float:
-        """The error of an aggregation, in some columns, and in some rows."""
-        num_nodes = self.graph.num_nodes
-        if out.shape != (num_nodes, self.width):
-            return float('inf')
-        columns, rows, rowptr, edges = self.compared
-        x, value = reference.cbsr_to_dense(cbsr.values, cbsr.columns, self.width), weight.double()
-        some = torch.sparse_csr_tensor(
-            rowptr, self.graph.col[edges], value[edges], (rows.numel(), num_nodes))
-        return worst(
-            excess(part, torch.sparse.mm(matrix, of), torch.sparse.mm(matrix, of.abs()))
-            for part, matrix, of in (
-                (out[:, columns], self.graph.matrix(value), x[:, columns].contiguous()),
-                (out[rows], some, x)))
+        """The error of an aggregation."""
+        x = reference.cbsr_to_dense(cbsr.values, cbsr.columns, self.width)
+        matrix = self.graph.matrix(weight.double())
+        return excess(out, torch.sparse.mm(matrix, x), torch.sparse.mm(matrix, x.abs()))
 
     def grad_error(self, out: Tensor, cbsr: CBSR) -> float:
         """The error of a gradient of the values."""
@@ -428,9 +405,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f'"{AS_DENSE}": writes dense rows and aggregates them by spmm; ops.cbsr_spmm does so for '
         f'k > {forward:.2g} F in float32, and in the gradient for k > {backward:.2g} F. "{DENSE}" '
         'and the rivals multiply all columns of x, or of the gradient over the transposed graph, '
-        f'and run once for all k. "{ORDERED}": over the transposed graph. Compared with float64: '
-        f'{_COLUMNS_COMPARED} columns of every row and all columns of about {_ROWS_COMPARED} rows '
-        'of our aggregations, everything of all else.',
+        f'and run once for all k. "{ORDERED}": over the transposed graph. Compared with float64.',
         f'Selection: of random numbers. "{COPY}" reads and writes as many bytes as a selection '
         f'must. {_ROWS_SELECTED} rows are compared with float64.',
         f'Training: linear {CHANNELS} to hidden, the layers, linear to {CLASSES}; forward, cross '

@@ -69,11 +69,6 @@ extern "C" __global__ void if_else(const int* rowptr, const int* col, const bool
 """
 
 
-@functools.cache
-def _if_else_kernel() -> Callable[..., None]:
-    return torch.cuda._compile_kernel(_IF_ELSE, 'if_else')
-
-
 def grouped(size: int) -> str:
     return f'{PATH}, groups of {size}' if size else f'{PATH}, by rows'
 
@@ -141,7 +136,7 @@ class Aggregation:
         return lambda: self.placed(raw_product(matrix, path.dst.of(grad)))
 
     def if_else(self) -> Callable[[], Tensor]:
-        kernel = _if_else_kernel()
+        kernel = torch.cuda._compile_kernel(_IF_ELSE, 'if_else')
         num_nodes, width = self.grad.shape
         blocks = min((num_nodes + 7) // 8, 1 << 20)
         graph = self.graph.t()
@@ -246,11 +241,10 @@ class Model:
             x = net.aggregate_input(x, self.problem.edge_index)
 
         def loss() -> Tensor:
-            if name == ACTIVE_ONLY:
-                out = net(x, self.problem.edge_index, paths=paths, active_only=True)
-                return F.cross_entropy(out, self.target)
-            out = net(x, self.problem.edge_index, paths=paths)
-            return F.cross_entropy(out.index_select(0, self.problem.nodes), self.target)
+            alone = name == ACTIVE_ONLY
+            out = net(x, self.problem.edge_index, paths=paths, active_only=alone)
+            return F.cross_entropy(
+                out if alone else out.index_select(0, self.problem.nodes), self.target)
 
         return loss, list(net.parameters())
 
@@ -320,9 +314,8 @@ def trained(
     model = PathPreparedGNN('gcn', data.x.size(1), HIDDEN[0], int(data.y.max()) + 1,
                             num_layers=2, dropout=0.5).to(mask.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    options = {'paths': paths} if paths else {}
     step = _harness.descent(optimizer, lambda: F.cross_entropy(
-        model(data.x, data.edge_index, **options)[mask], data.y[mask]))
+        model(data.x, data.edge_index, paths=paths)[mask], data.y[mask]))
     loss = float(_harness.repeated(step, epochs)())
     model.eval()
     with torch.no_grad():

@@ -156,9 +156,9 @@ SYSTEMS = (
         'Exact layers, on prepared and on plain graphs; [which one to take](start/choose.rst).',
         (LAYERS, SUMS, GCN_LAYER, PREPARING, FRESH, REORDERED),
         (Plot('sums', 'Time of a weighted sum over the number of features, ours beside cuSPARSE',
-              [SUMS], _BIG, _plots.widths({
+              [SUMS], _BIG, _plots.over('features', {
                   'ours': [spmm.OURS], 'cuSPARSE': spmm.CUSPARSE,
-                  'cuSPARSE preprocessed': spmm.PREPROCESSED})),),
+                  'cuSPARSE preprocessed': spmm.PREPROCESSED}, log=True)),),
         (*(
             Headline(layer, LAYERS, f'{graph}: {layer}', 64)
             for graph in ('arxiv-like', 'reddit-like')
@@ -172,11 +172,11 @@ SYSTEMS = (
          Cited('Test accuracy beside ReLU', 'accuracy', 'Test accuracy, %'),
          Cited('Times of an epoch, ms', 'accuracy', 'Time per epoch, ms')),
         (Plot('maxk', 'Time of the aggregation and of its gradient over k, beside products with '
-              'all columns', [MAXK, MAXK_GRADIENT], ('reddit-like',), _plots.over_k(
-                  'k', ('aggregation', 'gradient'),
-                  {'MaxK': [maxk.OURS], 'MaxK, balanced': [maxk.BALANCED]},
+              'all columns', [MAXK, MAXK_GRADIENT], ('reddit-like',), _plots.over(
+                  'k', {'MaxK': [maxk.OURS], 'MaxK, balanced': [maxk.BALANCED]},
                   {'all columns, ours': [maxk.DENSE],
-                   'all columns, cuSPARSE': [*spmm.CUSPARSE, *spmm.PREPROCESSED]})),),
+                   'all columns, cuSPARSE': [*spmm.CUSPARSE, *spmm.PREPROCESSED]},
+                  ('aggregation', 'gradient'))),),
         (Headline('three SAGE layers, MaxK, k = 32', MAXK_STEP, 'reddit-like', 32),)),
     System(
         'Attention', 'GAT and GATv2 with the results of PyG: [Attention](systems/attention.rst).',
@@ -196,8 +196,8 @@ SYSTEMS = (
          Cited('The least S of SAGE that loses at most one point', 'sampled-accuracy',
                'SAGE: S that loses at most 1 point', ['quantize'])),
         (Plot('sampled', 'Time of sampled aggregation over S, beside that of all edges', [SAMPLED],
-              ('reddit-like', 'arxiv-like'), _plots.over_k(
-                  'S', (), {'fastrand': [sampled.FASTRAND], 'bucket': ['bucket']},
+              ('reddit-like', 'arxiv-like'), _plots.over(
+                  'S', {'fastrand': [sampled.FASTRAND], 'bucket': ['bucket']},
                   {'all edges, ours': [sampled.FULL],
                    'all edges, cuSPARSE': [*spmm.CUSPARSE, *spmm.PREPROCESSED]})),),
         (Headline('sums of at most 32 edges a node', SAMPLED, 'reddit-like', 32),)),
@@ -243,42 +243,40 @@ def roofline(runs: Sequence[Run], plots: 'Plots') -> list[str]:
         if run.bench == 'roofline':
             newest.setdefault(run.device, run)
     for device, run in newest.items():
-        kernels = [
-            (section['title'], cell, name, result) for section in run.data['sections']
-            for cell in section['cells'] for name, result in cell['results'].items()
-            if 'must_move' in result and result['median_ms']]
-        ceilings = {
-            (section['title'], cell['graph'], cell['width']): {
-                name: result['num_bytes'] / result['min_ms'] * 1e3
-                for name, result in cell['results'].items() if result.get('min_ms')}
+        results = [
+            [section['title'], cell['graph'], cell['width'], name, result]
             for section in run.data['sections'] for cell in section['cells']
-            if all('num_bytes' in result for result in cell['results'].values())}
+            for name, result in cell['results'].items() if result['median_ms']]
+        kernels = [row for row in results if 'must_move' in row[-1]]
+        ceilings: dict[tuple[str, str, int], dict[str, float]] = {}
+        for title, graph, width, name, result in results:
+            if 'num_bytes' in result:
+                ceilings.setdefault((title, graph, width), {})[name] = (
+                    result['num_bytes'] / result['min_ms'] * 1e3)
         lines += [f'### {device}', '']
         for stem, alt, draw in (
             ('reached', 'Share of the least time that memory and caches allow, by kernel',
              _plots.reached),
             ('roofline', 'Bytes gathered per second over how often a byte is gathered, below the '
              'ceilings of memory and of cached rows', _plots.roofline)):
-            data = [[title, cell['graph'], cell['width'], name, result]
-                    for title, cell, name, result in kernels]
-            if data:
-                lines += plots.add(f'{stem}-{slug(device)}', alt, data, draw, [run])
+            if kernels:
+                lines += plots.add(f'{stem}-{slug(device)}', alt, kernels, draw, [run])
         lines += ['Ceilings, GB per second:', '', *_harness.table(
             ['section', 'of', 'width', 'way', 'GB/s'],
             [[title.split(',')[0], graph, f'{width:,}', best, gigabytes(rates[best])]
-             for (title, graph, width), rates in ceilings.items() if rates
-             for best in [max(rates, key=lambda name: rates[name])]]), '', *sources([run]), '']
+             for (title, graph, width), rates in ceilings.items()
+             for best in [max(rates, key=rates.__getitem__)]]), '', *sources([run]), '']
         if kernels:
             lines += ['Kernels:', '', *_harness.table(
                 ['kernel', 'table', 'graph', 'width', 'ms', 'must move, GB/s', 'gathers, GB/s',
                  'of random rows', 'limit', 'of the limit'],
-                [[name, title, cell['graph'], f"{cell['width']:,}", result_of(result).text(),
+                [[name, title, graph, f'{width:,}', result_of(result).text(),
                   gigabytes(result['must_move'] / result['median_ms'] * 1e3),
                   *((gigabytes(result['gathered'] / result['median_ms'] * 1e3),
                      f"{result['of_random_rows']:.0%}") if result['gather_ceiling'] else
                     ('–', '–')),
                   result['limit'], f"{result['share']:.0%}"]
-                 for title, cell, name, result in kernels]), '', *sources([run]), '']
+                 for title, graph, width, name, result in kernels]), '', *sources([run]), '']
     return ['## Rooflines', '', ROOFLINE, '', *lines] if lines else []
 
 

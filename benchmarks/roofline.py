@@ -29,7 +29,6 @@ from ._harness import Bench, Contender, Option, Result, Section, Settings, exact
 from ._minibatch import Inputs
 from .spmm import FORWARD
 
-PARTS = ('sums', 'maxk', 'sampled', 'batches', 'attention')
 GRAPHS = {
     'quick': {'cuda': ('arxiv-like',), 'cpu': ('medium',)},
     'cuda': ('arxiv-like', 'reddit-like', 'products-like'), 'cpu': ('Computers', 'medium')}
@@ -229,10 +228,12 @@ class Work:
 
 
 def over_edges(
-    csr: Iterable[Tensor | None], col: Tensor, row: int, num_rows: int, once: int,
+    csr: Sequence[Tensor | None], row: int, num_rows: int, once: int,
 ) -> Work:
-    """The work of a kernel that reads a row of some array for each edge of a CSR structure;
-    ``once``: all other bytes."""
+    """The work of a kernel that reads a row of some array for each edge of a CSR structure, whose
+    second array names the rows; ``once``: all other bytes."""
+    col = csr[1]
+    assert col is not None
     once += size(*csr)
     return Work(distinct(col, num_rows) * row + once, col.numel() * row + once, row, num_rows * row)
 
@@ -336,6 +337,7 @@ class Rooflines:
         self, bench: Bench, graph: Graph, ceilings: Ceilings, counted: dict[str, str],
     ) -> None:
         self.bench, self.graph, self.ceilings, self.counted = bench, graph, ceilings, counted
+        self.args, self.widest = bench.args, max(bench.args.widths)
 
     def measure(
         self, title: str, width: int, made: Sequence[Kernel], label: str = 'F', of: str = '',
@@ -350,58 +352,54 @@ class Rooflines:
 
 # Sums -------------------------------------------------------------------------------------------
 
-def sums(bench: Rooflines, widths: Sequence[int], dtypes: Sequence[str]) -> None:
-    for dtype in dtypes:
-        case = maxk.Case(bench.graph, _harness.DTYPES[dtype], max(widths))
-        for width in widths:
+def sums(bench: Rooflines) -> None:
+    for dtype in DTYPES:
+        case = maxk.Case(bench.graph, _harness.DTYPES[dtype], bench.widest)
+        for width in bench.args.widths:
             bench.measure(f'Sums, {dtype}', width, sums_of(case, width))
         del case
+    path(bench)
 
 
 def sums_of(case: maxk.Case, width: int) -> list[Kernel]:
     graph, weight = case.graph.structure, case.weight
-    rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
     num_nodes, row = case.graph.num_nodes, width * case.x.element_size()
-    assert t_rowptr is not None
-    assert t_col is not None
 
     def of(mode: str, name: str = spmm.OURS) -> Contender:
         return picked(spmm.contenders(case, 'sum', mode, width, 0), name)
 
-    result = num_nodes * row
+    def work(*csr: Tensor | None) -> Work:
+        return over_edges(csr, row, num_nodes, num_nodes * row)
+
     return [
-        Kernel('spmm', of(FORWARD), over_edges(
-            (rowptr, col, perm, weight), col, row, num_nodes, result),
-            'a row of x for each edge, besides its source and weight; pointers and the result '
-            'once, since a row of it is summed up in registers'),
-        Kernel('spmm, unweighted', of(FORWARD, spmm.PLAIN), over_edges(
-            (rowptr, col, perm), col, row, num_nodes, result),
-            'the same without weights'),
-        Kernel('spmm, gradient of x', of(spmm.GRAD_X), over_edges(
-            (t_rowptr, t_col, t_perm, weight), t_col, row, num_nodes, result),
-            'spmm over the transpose, whose weights are looked up by the position of each edge'),
-        Kernel('spmm, gradient of weights', of(spmm.GRAD_W), over_edges(
-            (rowptr, col, perm, weight), col, row, num_nodes, result),
-            'a row of x for each edge and a number written to it; a row of the gradient once, '
-            'since all edges of a destination use it'),
+        Kernel('spmm', of(FORWARD), work(*graph[:3], weight),
+               'a row of x for each edge, besides its source and weight; pointers and the result '
+               'once, since a row of it is summed up in registers'),
+        Kernel('spmm, unweighted', of(FORWARD, spmm.PLAIN), work(*graph[:3]),
+               'the same without weights'),
+        Kernel('spmm, gradient of x', of(spmm.GRAD_X), work(*graph[3:6], weight),
+               'spmm over the transpose, whose weights are looked up by the position of each edge'),
+        Kernel('spmm, gradient of weights', of(spmm.GRAD_W), work(*graph[:3], weight),
+               'a row of x for each edge and a number written to it; a row of the gradient once, '
+               'since all edges of a destination use it'),
     ]
 
 
-def path(bench: Rooflines, share: float, width: int) -> None:
-    problem = paths.Problem(bench.graph, share)
-    case = paths.Aggregation(problem, width)
+def path(bench: Rooflines) -> None:
+    problem = paths.Problem(bench.graph, SHARE)
+    case = paths.Aggregation(problem, PATH_WIDTH)
     part, scale = case.path, case.scale
     matrix = SparseOperator(case.graph, None, scale, scale)
     matrix = (matrix if part.is_whole else matrix.on(part)).t()
-    csr, row = matrix.graph, 4 * width
+    csr, row = matrix.graph, 4 * PATH_WIDTH
     assert matrix.col_scale is not None
     own = size(matrix.row_scale) + row * csr.num_dst
-    work = over_edges(csr[:3], csr.col, row + INDEX, csr.num_src, own)
+    work = over_edges(csr[:3], row + INDEX, csr.num_src, own)
     # Rows of the gradient are taken out first, and those of the result put back among all.
     apart = 2 * row * csr.num_src + row * csr.num_dst + size(part.src_position)
     work.must_move += row * (problem.num_nodes - csr.num_dst)
     work.gathered += apart + row * problem.num_nodes
-    bench.measure(f'Execution paths, {share:.0%} training', width, [Kernel(
+    bench.measure(f'Execution paths, {SHARE:.0%} training', PATH_WIDTH, [Kernel(
         'spmm on a path', picked(case.contenders(), paths.PATH), work,
         'a row of the gradient and its scale for each edge of the path; the rows of training nodes '
         'taken out before, the result written for the path and copied to all nodes')])
@@ -409,19 +407,18 @@ def path(bench: Rooflines, share: float, width: int) -> None:
 
 # MaxK -------------------------------------------------------------------------------------------
 
-def largest(bench: Rooflines, k: int, width: int, dtypes: Sequence[str]) -> None:
-    num_nodes = bench.graph.num_nodes
-    for dtype in dtypes:
+def largest(bench: Rooflines) -> None:
+    num_nodes, width, k = bench.graph.num_nodes, bench.widest, min(K, bench.widest)
+    for dtype in DTYPES:
         selection = maxk.Selection(
             num_nodes, width, _harness.DTYPES[dtype], bench.bench.device)
         case = maxk.Case(bench.graph, _harness.DTYPES[dtype], width)
         graph, weight, cbsr = case.graph.structure, case.weight, case.largest(k)
         item, column = case.x.element_size(), cbsr.columns.element_size()
         entries, dense = k * (item + column), num_nodes * width * item
-        gradient = over_edges(
-            (*graph[:3], weight), graph.col, entries, num_nodes, dense)
+        aggregated = over_edges((*graph[:3], weight), entries, num_nodes, dense)
         ordered = over_edges(
-            (*graph[3:6], weight), graph.t_col, k * item, num_nodes, num_nodes * entries)
+            (*graph[3:6], weight), k * item, num_nodes, num_nodes * entries)
         # Of a row of the gradient, other columns for each edge: all of them are needed once.
         ordered.must_move = size(*graph[3:6], weight) + dense + num_nodes * entries
         ordered.table = dense
@@ -429,11 +426,10 @@ def largest(bench: Rooflines, k: int, width: int, dtypes: Sequence[str]) -> None
             Kernel('maxk', picked(selection.contenders(k), maxk.OURS),
                    Work(size(selection.x) + num_nodes * entries),
                    'x once, values and columns once'),
-            Kernel('cbsr_spmm', picked(maxk.forwards(case, k), maxk.OURS), over_edges(
-                (*graph[:3], weight), graph.col, entries, num_nodes, dense),
+            Kernel('cbsr_spmm', picked(maxk.forwards(case, k), maxk.OURS), aggregated,
                 'k values and columns for each edge, besides its source and weight; the dense '
                 'result once'),
-            Kernel('cbsr_spmm, gradient', picked(maxk.gradients(case, k), maxk.OURS), gradient,
+            Kernel('cbsr_spmm, gradient', picked(maxk.gradients(case, k), maxk.OURS), aggregated,
                    'k columns for each edge and k values added to memory; a dense row of the '
                    'gradient once, since all edges of a destination use it'),
             Kernel('cbsr_spmm, gradient, deterministic', picked(
@@ -446,38 +442,37 @@ def largest(bench: Rooflines, k: int, width: int, dtypes: Sequence[str]) -> None
 
 # Samples ----------------------------------------------------------------------------------------
 
-def samples(bench: Rooflines, num_samples: int, width: int) -> None:
-    num_nodes = bench.graph.num_nodes
+def samples(bench: Rooflines) -> None:
+    num_nodes, width = bench.graph.num_nodes, bench.widest
     for dtype in (*DTYPES, 'int8'):
         case = sampled.Case(bench.graph, dtype, width)
         x, scale = case.given
         made = []
-        contenders = sampled.sampling_contenders(case, num_samples)
+        contenders = sampled.sampling_contenders(case, SAMPLES)
         for strategy in ('fastrand', 'bucket'):
-            taken = case.sample(Sampling(num_samples, strategy)).graph
+            taken = case.sample(Sampling(SAMPLES, strategy)).graph
             # Of sources and weights those alone that are taken.
-            once = taken.num_edges * (INDEX + case.weight.element_size()) + num_nodes * width * (
+            once = taken.num_edges * case.weight.element_size() + num_nodes * width * (
                 4 if case.is_int8 else x.element_size())
             row = width * x.element_size() + INDEX * (scale is not None)
             made.append(Kernel(
                 f'sampled_spmm, {strategy}', picked(contenders, strategy),
-                over_edges((bench.graph.rowptr,), taken.col, row, num_nodes, once),
+                over_edges((bench.graph.rowptr, taken.col), row, num_nodes, once),
                 'as spmm, of the edges that are taken; of eight bits with a scale for each row'))
-        bench.measure(f'Sampled sums, S = {num_samples}, {dtype}', width, made)
+        bench.measure(f'Sampled sums, S = {SAMPLES}, {dtype}', width, made)
         del case
 
 
 # Mini-batches -----------------------------------------------------------------------------------
 
-def batches(
-    bench: Rooflines, batch_size: int, num_neighbors: tuple[int, ...], width: int, num_walks: int,
-) -> None:
+def batches(bench: Rooflines) -> None:
     graph, num_nodes = bench.graph, bench.graph.num_nodes
-    inputs = Inputs(graph, width)
+    batch_size, num_walks = bench.args.batch_size, NUM_WALKS[bench.args.device]
+    inputs = Inputs(graph, BATCH_WIDTH)
     device, rowptr, col = inputs.device, graph.rowptr, graph.col
     seeds, others = inputs.seeds(batch_size, 2, device)
     node_map = ops.NodeMap(num_nodes, device)
-    sample = loader.samplers(inputs, num_neighbors, node_map)[loader.OURS]
+    sample = loader.samplers(inputs, FANOUT, node_map)[loader.OURS]
     sub, before = sample(seeds), sample(others)
     n_id, num_edges = sub.n_id, sub.e_id.numel()
     numbered = n_id.numel() - sub.num_sampled_nodes[-1]  # nodes that have sampled
@@ -518,7 +513,7 @@ def batches(
             'the list of edges once, sorted sources and positions once; passes of the sort are '
             'its own affair'),
         raw('neighbor_sample', lambda: sample(seeds),
-            functools.partial(_minibatch.sample_error, graph, seeds, num_neighbors),
+            functools.partial(_minibatch.sample_error, graph, seeds, FANOUT),
             Work(read + result, read + result + num_edges * 2 * entry, entry, size(node_map.table(
                 n_id.numel()))),
             'two pointers of each node that samples, a source for each edge, the batch; gathered '
@@ -564,17 +559,16 @@ def walk_error(graph: Graph, start: Tensor, out: Tensor) -> float:
 
 # Attention --------------------------------------------------------------------------------------
 
-def attention(bench: Rooflines, heads: int, channels: int) -> None:
-    width, num_nodes = heads * channels, bench.graph.num_nodes
-    row, scores = 4 * width, 4 * heads  # bytes of a node
+def attention(bench: Rooflines) -> None:
+    width, num_nodes = HEADS * CHANNELS, bench.graph.num_nodes
+    row, scores = 4 * width, 4 * HEADS  # bytes of a node
     graph = bench.graph.structure
-    assert graph.t_col is not None
 
     def over(row: int, once: int) -> Work:
-        return over_edges(graph[:3], graph.col, row, num_nodes, num_nodes * once)
+        return over_edges(graph[:3], row, num_nodes, num_nodes * once)
 
     def over_transpose(row: int, once: int) -> Work:
-        return over_edges(graph[3:6], graph.t_col, row, num_nodes, num_nodes * once)
+        return over_edges(graph[3:6], row, num_nodes, num_nodes * once)
 
     kept = 2 * (row + scores)
     pair = 2 * row  # x_dst or the gradient, and a result
@@ -607,17 +601,21 @@ def attention(bench: Rooflines, heads: int, channels: int) -> None:
                 both, 'a row of x for each edge; for each edge of the transpose a row of the '
                 'gradient, one of the destinations and two numbers of each head; all else once')},
     }.items():
-        case = gat.CASES[model](bench.graph, torch.float32, heads, channels)
+        case = gat.CASES[model](bench.graph, torch.float32, HEADS, CHANNELS)
         ways = (FORWARD, gat.INFERENCE), (FORWARD, gat.TRAINING), (gat.BACKWARD, gat.OURS)
         bench.measure('Attention, float32', width, [
             Kernel(f'{model}, {step}', picked(gat.kernel_contenders(case, mode, 0), name), *work)
             for (mode, name), (step, work) in zip(ways, steps.items(), strict=True)
-        ], of=f', {heads} x {channels}')
+        ], of=f', {HEADS} x {CHANNELS}')
+
+
+PARTS = {
+    'sums': sums, 'maxk': largest, 'sampled': samples, 'batches': batches, 'attention': attention}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(
-        'roofline', __doc__, argv, parts=PARTS, graphs=GRAPHS,
+        'roofline', __doc__, argv, parts=tuple(PARTS), graphs=GRAPHS,
         widths=Option({'quick': (16, 64), 'usual': (16, 64, 256)}, _harness.integers, 'columns F'),
         tables=Option(TABLES, _harness.integers, 'MiB of the tables, for the ceilings'),
         buffer=Option(BUFFERS, help='MiB to copy, for the ceilings: much more than the caches'),
@@ -641,20 +639,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     notes = list(bench.report.notes)
     measure_streams(bench, ceilings)
     measure_gathers(bench, ceilings)
-    widest = max(args.widths)
     for graph in bench.graphs():
         on = Rooflines(bench, graph, ceilings, counted)
-        parts: dict[str, Sequence[Callable[[], None]]] = {
-            'sums': (functools.partial(sums, on, args.widths, DTYPES),
-                     functools.partial(path, on, SHARE, PATH_WIDTH)),
-            'maxk': (functools.partial(largest, on, min(K, widest), widest, DTYPES),),
-            'sampled': (functools.partial(samples, on, SAMPLES, widest),),
-            'batches': (functools.partial(
-                batches, on, args.batch_size, FANOUT, BATCH_WIDTH, NUM_WALKS[args.device]),),
-            'attention': (functools.partial(attention, on, HEADS, CHANNELS),)}
         for part in args.parts:
-            for run in parts[part]:
-                run()
+            PARTS[part](on)
         bench.report.notes = [*notes, 'Counted:', *(
             f'- {name}: {what}.' for name, what in counted.items())]
     bench.finish()

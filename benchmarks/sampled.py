@@ -97,17 +97,17 @@ class Case(maxk.Case):
             self.x = self.given[0] * self.given[1].view(-1, 1)
         self.last: Sample | None = None
 
-    def run(self, sampling: Sampling, weight: Tensor | None) -> Tensor:
-        x, scale = self.given
+    def run(
+        self, sampling: Sampling, weight: Tensor | None,
+        given: tuple[Tensor, Tensor | None] | None = None,
+    ) -> Tensor:
+        x, scale = given or self.given
         return kernels.sampled_spmm(
             *self.graph.structure[:3], weight, x, None, scale, None, None, False, False,
             *sampling.args())
 
     def rounded_first(self, sampling: Sampling) -> Tensor:
-        x, scale = kernels.quantize_rows(self.exact)
-        return kernels.sampled_spmm(
-            *self.graph.structure[:3], self.weight, x, None, scale, None, None, False, False,
-            *sampling.args())
+        return self.run(sampling, self.weight, kernels.quantize_rows(self.exact))
 
     def sample(self, sampling: Sampling) -> 'Sample':
         return Sample(self, sampling, sampled_graph(self.graph.structure, sampling))
@@ -245,10 +245,10 @@ class Exact(nn.Module):
     """A layer in float64, whose sums torch.sparse computes."""
 
     def __init__(
-        self, matrix: Tensor, scale: Tensor, factor: Tensor, weight: Tensor, bias: Tensor,
+        self, matrix: Tensor, loops: Tensor, weight: Tensor, bias: Tensor,
     ) -> None:
         super().__init__()
-        self.matrix, self.scale, self.factor = matrix, scale, factor
+        self.matrix, self.loops = matrix, loops
         self.bias, self.weight = (nn.Parameter(t.double()) for t in (bias, weight))
 
     def forward(self, x: Tensor, _: Tensor) -> Tensor:
@@ -258,9 +258,8 @@ class Exact(nn.Module):
         """The matrix is made already."""
 
     def _aggregated(self, h: Tensor, _: None) -> Tensor:
-        scale, h = self.scale, h.double()
-        total = self.factor * scale * torch.sparse.mm(self.matrix, scale * h)
-        return total + scale.square() * h + self.bias
+        h = h.double()
+        return torch.sparse.mm(self.matrix, h) + self.loops * h + self.bias
 
 
 class Model:
@@ -299,11 +298,11 @@ class Model:
             if name != FULL:
                 sampling = Sampling(num_samples, strategy).drawn(self.x.device)
                 taken = Taken(self.graph, sampling, sampled_graph(self.graph.structure, sampling))
-                graph, factor = taken.graph, taken.factor.view(-1, 1)
+                graph, factor = taken.graph, taken.factor
             counted = self.graph if strategy == UNBIASED else graph
-            scale = (counted.degree + 1).double().rsqrt().view(-1, 1)
-            ones = torch.ones(graph.num_edges, dtype=torch.double, device=self.x.device)
-            made.append(Exact(graph.matrix(ones), scale, factor, *(
+            scale = (counted.degree + 1).double().rsqrt()
+            value = (factor * scale)[graph.row] * scale[graph.col.long()]
+            made.append(Exact(graph.matrix(value), scale.square().view(-1, 1), *(
                 self.state[f'{k}.{name}'] for name in ('lin.weight', 'bias'))))
         return made
 

@@ -189,16 +189,6 @@ def contenders(
 ) -> list[Contender]:
     """All contenders of one cell."""
     x, grad = case.x[:, :width].contiguous(), case.grad[:, :width].contiguous()
-    made: list[Contender] = []
-
-    def add(name: str, make: Callable[[], Callable[[], Any]]) -> None:
-        check = checker(case, reduce, mode, width, 'unweighted' if name == PLAIN else 'weighted')
-        made.append(Contender(name, make, ours=name in (OURS, PLAIN), check=check))
-
-    if mode == GRAD_W:
-        weight = case.weight.detach().requires_grad_()
-        add(OURS, lambda: gradient(ops.spmm(case.graph.prepared, x, weight), weight, grad))
-        return made
 
     def prepare(make: Callable[[], Callable[[Tensor], Tensor]]) -> Callable[[], Any]:
         forward = make()
@@ -209,12 +199,19 @@ def contenders(
         leaf = x.detach().requires_grad_()
         return gradient(forward(leaf), leaf, grad)
 
-    for name, make in forwards(case, reduce, width, scatter_limit).items():
-        add(name, functools.partial(prepare, make))
-    if x.is_cuda and reduce == 'sum':
-        for name, make in cusparse_ways(case, mode, x, grad).items():
-            add(name, make)
-    return made
+    made: dict[str, Callable[[], Callable[[], Any]]]
+    if mode == GRAD_W:
+        weight = case.weight.detach().requires_grad_()
+        made = {OURS: lambda: gradient(
+            ops.spmm(case.graph.prepared, x, weight), weight, grad)}
+    else:
+        made = {name: functools.partial(prepare, make)
+                for name, make in forwards(case, reduce, width, scatter_limit).items()}
+        if x.is_cuda and reduce == 'sum':
+            made |= cusparse_ways(case, mode, x, grad)
+    return [Contender(name, make, name in (OURS, PLAIN), checker(
+        case, reduce, mode, width, 'unweighted' if name == PLAIN else 'weighted'))
+        for name, make in made.items()]
 
 
 def cusparse_ways(

@@ -94,15 +94,12 @@ def test_real_graphs_are_copied(
 def test_the_loader(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from benchmarks import _graphs, _minibatch
+    from benchmarks import _minibatch
 
     monkeypatch.delenv('PYG_FAST_DATA', raising=False)
     left_out = {'CS': 'PYG_FAST_DATA is not set'}
     ways = {*bench.WAYS}
-    try:
-        _minibatch.pyg_backend()
-    except _graphs.Missing as reason:
-        left_out[bench.PYG] = str(reason)
+    if not _minibatch.pyg_backend(left_out, bench.PYG):
         ways.remove(bench.PYG)
     bench.main([
         '--system', 'loader', '--quick', '--device', 'cpu', '--graphs', 'CS,planted', '--models',
