@@ -1,4 +1,5 @@
 """Direct calls of cuSPARSE: a chosen algorithm; descriptors and work buffer are made once."""
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -22,8 +23,7 @@ _NOT_SUPPORTED = 10
 
 _ptr, _enum, _i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _product = [_ptr, _enum, _enum, _ptr, _ptr, _ptr, _ptr, _ptr, _enum, _enum, _ptr]
-_int = ctypes.c_int
-_transposition = [_ptr, _int, _int, _int, *[_ptr] * 6, _enum, _enum, _enum, _enum, _ptr]
+_transposition = [_ptr, _enum, _enum, _enum, *[_ptr] * 6, _enum, _enum, _enum, _enum, _ptr]
 _PROTOTYPES = {
     'cusparseCreate': [_ptr],
     'cusparseSetStream': [_ptr, _ptr],
@@ -83,10 +83,12 @@ def _handle() -> ctypes.c_void_p:
     return handle
 
 
-def version() -> int:
+def version() -> int | None:
+    """The version of the library, ``None`` if there is none."""
     number = ctypes.c_int()
-    _call('cusparseGetVersion', _handle(), ctypes.byref(number))
-    return number.value
+    with contextlib.suppress(CusparseError):
+        _call('cusparseGetVersion', _handle(), ctypes.byref(number))
+    return number.value or None
 
 
 def _set_stream() -> None:

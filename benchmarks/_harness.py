@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -822,7 +823,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         'driver': _output(
             'nvidia-smi', '--query-gpu=driver_version', '--format=csv,noheader', '-i', '0',
         ) if cuda else None,
-        'cusparse': _cusparse_version() if cuda else None,
+        'cusparse': _cusparse.version() if cuda else None,
         'l2_bytes': torch.cuda.get_device_properties(device).L2_cache_size if cuda else None,
         'memory_bytes': torch.cuda.get_device_properties(device).total_memory if cuda else None,
         # The variable is for machines that have a copy of the tree, but no git.
@@ -838,12 +839,6 @@ def _cpu_name() -> str:
             if line.startswith('model name'):
                 return line.split(':', 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def _cusparse_version() -> int | None:
-    with contextlib.suppress(_cusparse.CusparseError):
-        return _cusparse.version()
-    return None
 
 
 def _version(package: str) -> str | None:
@@ -877,11 +872,6 @@ def sections_of(markdown: str) -> dict[str, list[str]]:
 
 def slug(text: str) -> str:
     return re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 def shown(fact: Any) -> str:

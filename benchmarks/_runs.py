@@ -48,10 +48,6 @@ class Run:
         return cls(path.stem, data['bench'], environment['device'], data['date'], data,
                    report.read_text(encoding='utf-8'))
 
-    @property
-    def is_gpu(self) -> bool:
-        return not self.device.startswith('CPU')
-
     def cited(self) -> str:
         environment = self.data['environment']
         changed = ' with changes' if environment.get('dirty') else ''

@@ -12,6 +12,7 @@ Scripts in examples/ train the networks with their recipes. Each system has reco
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -146,15 +147,14 @@ def arguments(
 def choose(bench: Bench, name: str, line: Sequence[str]) -> None:
     """Trains ReLU with every recipe of the grid, and adds its validation scores."""
     results: dict[str, Result] = {}
-    for rate in RATES:
-        for dropout in DROPOUTS:
-            recipe = maxk_training.parse([
-                *line, '--lr', str(rate), '--dropout', str(dropout), '--k', 'relu',
-                '--seed', str(CHOICE_SEED)])
-            found = maxk_training.sweep(recipe)
-            (relu,) = found.outcomes
-            results[f'lr {rate:g}, dropout {dropout:g}'] = Trained(
-                scores=[first for first, *_ in relu.validation_scores])
+    for rate, dropout in itertools.product(RATES, DROPOUTS):
+        recipe = maxk_training.parse([
+            *line, '--lr', str(rate), '--dropout', str(dropout), '--k', 'relu', '--seed',
+            str(CHOICE_SEED)])
+        found = maxk_training.sweep(recipe)
+        (relu,) = found.outcomes
+        results[f'lr {rate:g}, dropout {dropout:g}'] = Trained(
+            scores=[first for first, *_ in relu.validation_scores])
     bench.report.graphs[name] = found.graph
     bench.note(f'- {name}: {recipe.epochs} epochs, score: {found.metrics[0]}.')
     bench.add('Validation scores of ReLU, %', name, recipe.hidden, results, kind=Choice,

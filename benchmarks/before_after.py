@@ -86,12 +86,8 @@ def cells(pyg_fast: Any, device: Any, size: str) -> Iterator[tuple[str, Callable
         return run
 
     def forward(conv: Any) -> Callable:
-        def run() -> None:
-            with torch.no_grad():
-                conv(x, prepared)
-
         conv.to(device)
-        return run
+        return torch.no_grad()(lambda: conv(x, prepared))
 
     layers = {
         'GCN': partial(nn.PathPreparedGCNConv, 64, 64),

@@ -40,6 +40,13 @@ DROPPED = f'ours, training, dropout {DROPOUT}'
 OURS_DROPPED = f'ours, dropout {DROPOUT}'
 COMPOSED = 'PyG ops'
 
+
+def pyg_fits(messages: int, device: torch.device) -> bool:
+    """Whether PyG's messages, of so many numbers, fit into memory in float64; otherwise ours in
+    float64 is the reference, which the tests compare with PyG's."""
+    return 8 * messages <= REFERENCE_BYTES[device.type]
+
+
 class Case:
     """Inputs of a kernel on one graph, in one dtype, for some heads and channels."""
 
@@ -89,17 +96,11 @@ class Case:
         out = forward()
         return lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)
 
-    @property
-    def by_pyg(self) -> bool:
-        """Whether PyG's ops in float64 fit into memory; otherwise our kernel in float64 is the
-        reference, which the tests compare with PyG."""
-        messages = 8 * self.graph.num_edges * self.heads * self.channels
-        return messages <= REFERENCE_BYTES[self.x.device.type]
-
     def truth(self, dropout: float) -> tuple[Tensor, ...]:
         """The result and the gradients in float64."""
         if dropout not in self._truth:
-            run = self.composed if self.by_pyg else self.ours
+            by_pyg = pyg_fits(self.graph.num_edges * self.heads * self.channels, self.x.device)
+            run = self.composed if by_pyg else self.ours
             self._truth[dropout] = self.work(run, STEP, dropout, dtype=torch.double)()
         return self._truth[dropout]
 

@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from benchmarks import _graphs, _harness
-from benchmarks._harness import geometric_mean, log, table
+from benchmarks._harness import log, table
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
 from pyg_fast.transforms import group_size_net, group_sizes

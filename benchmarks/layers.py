@@ -34,7 +34,7 @@ from pyg_fast.datasets import SIZES, planted_structure
 from . import _cusparse, _graphs, _harness
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option, finite, repeated, worst
-from .gat import DROPOUT, REFERENCE_BYTES
+from .gat import DROPOUT, pyg_fits
 from .spmm import FORWARD, STEP
 
 PREPARED, PLAIN = 'ours, prepared', 'ours, edge_index'
@@ -269,11 +269,8 @@ class Case:
 
     @property
     def by_pyg(self) -> bool:
-        """Whether PyG's layer in float64 fits into memory; otherwise our layer in float64 is the
-        reference, which the tests compare with PyG's."""
         graph = self.inputs.graph
-        messages = 8 * (graph.num_edges + graph.num_nodes) * self.grad.size(1)
-        return messages <= REFERENCE_BYTES[self.x.device.type]
+        return pyg_fits((graph.num_edges + graph.num_nodes) * self.grad.size(1), self.x.device)
 
     @functools.cached_property
     def expected(self) -> tuple[Tensor, ...]:
@@ -397,7 +394,7 @@ class Task:
     def reference(self) -> str:
         """The reference in float64: PyG's layers, for GCN on a matrix, or ours if they do not fit.
         """
-        fits = 8 * self.hidden * self.graph.num_edges <= REFERENCE_BYTES[self.x.device.type]
+        fits = pyg_fits(self.hidden * self.graph.num_edges, self.x.device)
         return CSR if self.kind.pyg is GCNConv else PYG if fits else PREPARED
 
     @functools.cached_property

@@ -174,15 +174,13 @@ def run_relabel(
     def check(output: tuple[Tensor, Tensor]) -> float:
         return same(*zip(output, expected, strict=True))
 
-    def contender(name: str, run: Callable[[], Any]) -> Contender:
-        ours = name != UNIQUE
-        return Contender(
-            name, lambda: repeated(run, calls), ours, check if ours else None, calls)
-
+    maps: dict[str, Callable[[], Any]] = {
+        OURS: lambda: ops.relabel(ids, graph.num_nodes, node_map=node_map),
+        HASHING: lambda: ops.relabel(ids, graph.num_nodes, node_map=hashed),
+        UNIQUE: lambda: ids.unique(return_inverse=True)}
     bench.measure('The id map alone', graph.name, ids.numel(), [
-        contender(OURS, lambda: ops.relabel(ids, graph.num_nodes, node_map=node_map)),
-        contender(HASHING, lambda: ops.relabel(ids, graph.num_nodes, node_map=hashed)),
-        contender(UNIQUE, lambda: ids.unique(return_inverse=True))],
+        Contender(name, functools.partial(repeated, run, calls), name != UNIQUE,
+                  check if name != UNIQUE else None, calls) for name, run in maps.items()],
         label='ids', facts=lambda results: per_second(
             results, dict.fromkeys(results, float(ids.numel()))))
 
@@ -221,29 +219,24 @@ class Block:
         out = scatter(x.index_select(0, src), dst, 0, self.num_dst)
         return out.detach(), *(torch.autograd.grad(out, x, self.grad) if backward else ())
 
-    def torch_sparse(self, backward: bool) -> tuple[Tensor, ...]:
-        rowptr, col, value = self._csr()
-        out = torch.sparse_csr_tensor(rowptr, col, value, (self.num_dst, self.num_src)) @ self.x
-        if not backward:
-            return (out,)
-        t_rowptr, t_col = self._sorted()
-        back = torch.sparse_csr_tensor(t_rowptr, t_col, value, (self.num_src, self.num_dst))
-        return out, back @ self.grad
+    def product(self, way: str, algorithm: str, backward: bool) -> tuple[Tensor, ...]:
+        """By an algorithm of cuSPARSE, or by torch.sparse; ``way``: to get the transpose."""
+        def by(rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor) -> Tensor:
+            if algorithm != TORCH_SPARSE:
+                return _cusparse.SpMM(rowptr, col, value, x, algorithm)()
+            size = rowptr.numel() - 1, x.size(0)
+            return torch.sparse_csr_tensor(rowptr, col, value, size) @ x
 
-    def cusparse(self, way: str, algorithm: str, backward: bool) -> tuple[Tensor, ...]:
         rowptr, col, value = self._csr()
-        out = _cusparse.SpMM(rowptr, col, value, self.x, algorithm)()
+        out = by(rowptr, col, value, self.x)
         if not backward:
             return (out,)
         if way == 'op(A)':
-            back = _cusparse.SpMM(
-                rowptr, col, value, self.grad, algorithm, num_cols=self.num_src)
-        elif way == 'csr2csc':
-            back = _cusparse.SpMM(
-                *_cusparse.transpose(rowptr, col, value, self.num_src), self.grad, algorithm)
-        else:
-            back = _cusparse.SpMM(*self._sorted(), value, self.grad, algorithm)
-        return out, back()
+            return out, _cusparse.SpMM(
+                rowptr, col, value, self.grad, algorithm, num_cols=self.num_src)()
+        return out, by(*(
+            _cusparse.transpose(rowptr, col, value, self.num_src) if way == 'csr2csc' else
+            (*self._sorted(), value)), self.grad)
 
     def _csr(self) -> tuple[Tensor, Tensor, Tensor]:
         """From the list of edges, which is sorted by destination already."""
@@ -287,10 +280,12 @@ def blocks(
 
 def block_contenders(block: Block, backward: bool) -> list[Contender]:
     made: dict[str, Callable[[bool], Any]] = {
-        OURS: block.ours, TORCH_SPARSE: block.torch_sparse, SCATTER: block.scatter}
+        OURS: block.ours,
+        TORCH_SPARSE: functools.partial(block.product, 'sorted', TORCH_SPARSE),
+        SCATTER: block.scatter}
     if block.x.is_cuda:
         made |= {
-            f'cuSPARSE {way}, {algorithm}': functools.partial(block.cusparse, way, algorithm)
+            f'cuSPARSE {way}, {algorithm}': functools.partial(block.product, way, algorithm)
             for way in (('sorted', 'csr2csc', 'op(A)') if backward else ('sorted',))
             for algorithm in _cusparse.ALGORITHMS}
     return [

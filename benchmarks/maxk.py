@@ -96,15 +96,15 @@ def forwards(case: Case, k: int) -> list[Contender]:
         x = kernels.cbsr_to_dense(cbsr.values, cbsr.columns, width)
         return kernels.spmm(*csr, weight, x, None, None, None, None, False, False)
 
-    made = []
-    for name, run, balanced, weight in (
-            (OURS, entries, False, case.weight), (UNWEIGHTED, entries, False, None),
-            (BALANCED, entries, True, case.weight), (AS_DENSE, rows, False, case.weight)):
-        cbsr, checked = case.largest(k, balanced), case.ones if weight is None else weight
-        made.append(Contender(
-            name, functools.partial(functools.partial, run, cbsr, weight), ours=True,
-            check=functools.partial(case.error, cbsr=cbsr, weight=checked)))
-    return made
+    return [
+        Contender(name, functools.partial(functools.partial, run, cbsr, weight), True,
+                  functools.partial(
+                      case.error, cbsr=cbsr, weight=case.ones if weight is None else weight))
+        for name, run, cbsr, weight in (
+            (OURS, entries, case.largest(k), case.weight),
+            (UNWEIGHTED, entries, case.largest(k), None),
+            (BALANCED, entries, case.largest(k, True), case.weight),
+            (AS_DENSE, rows, case.largest(k), case.weight))]
 
 
 def gradients(case: Case, k: int) -> list[Contender]:
@@ -122,19 +122,17 @@ def gradients(case: Case, k: int) -> list[Contender]:
         out = kernels.spmm(*transpose, weight, grad, None, None, None, None, False, False)
         return kernels.cbsr_sample(out, columns)
 
-    made = []
-    for name, run, balanced in (
-            (OURS, usual, False), (ORDERED, ordered, False), (BALANCED, usual, True),
-            (AS_DENSE, rows, False)):
-        cbsr = case.largest(k, balanced)
-        made.append(Contender(
-            name, functools.partial(functools.partial, run, cbsr.columns), ours=True,
-            check=functools.partial(case.grad_error, cbsr=cbsr)))
-    return made
+    return [
+        Contender(name, functools.partial(functools.partial, run, cbsr.columns), ours=True,
+                  check=functools.partial(case.grad_error, cbsr=cbsr))
+        for name, run, cbsr in (
+            (OURS, usual, case.largest(k)), (ORDERED, ordered, case.largest(k)),
+            (BALANCED, usual, case.largest(k, True)), (AS_DENSE, rows, case.largest(k)))]
 
 
-def all_columns(case: Case, mode: str) -> list[Contender]:
-    """Products with all columns of x, or of its gradient over the transposed graph."""
+def all_columns(case: Case, mode: str, called: str = DENSE) -> list[Contender]:
+    """Products with all columns of x, or of its gradient over the transposed graph; ``called``:
+    the name of ours."""
     back = mode != FORWARD
     x = case.grad if back else case.x
     graph = case.graph.structure.t() if back else case.graph.structure
@@ -147,13 +145,13 @@ def all_columns(case: Case, mode: str) -> list[Contender]:
     def ours() -> Tensor:
         return kernels.spmm(*graph[:3], case.weight, x, None, None, None, None, False, False)
 
-    made: dict[str, Callable[[], Callable[[], Tensor]]] = {DENSE: lambda: ours}
+    made: dict[str, Callable[[], Callable[[], Tensor]]] = {called: lambda: ours}
     made |= spmm.cusparse_ways(
         case, spmm.GRAD_X if back else FORWARD, x, x) if x.is_cuda else {
             spmm.TORCH: lambda: torch_sparse(torch.int),
             spmm.TORCH64: lambda: torch_sparse(torch.long)}
     return [
-        Contender(name, make, name == DENSE, lambda out: excess(out, *expected('weighted')))
+        Contender(name, make, name == called, lambda out: excess(out, *expected('weighted')))
         for name, make in made.items()]
 
 

@@ -21,6 +21,7 @@ from pyg_fast.transforms import Reorder, ToCSR
 from . import _harness
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option, same
+from .aggregate import random_edges
 from .spmm import DEFAULT_GRAPHS, Case, excess
 
 METHODS = ('rabbit', 'rcm', 'degree')
@@ -33,22 +34,21 @@ _BLOCK, _ROWS = 8, 64  # nodes
 def contenders(case: Case, reordered: dict[str, Data], width: int) -> list[Contender]:
     expected, scale = (t[:, :width] for t in case.aggregated('weighted'))
 
-    def contender(name: str, data: Data) -> Contender:
-        def make() -> Callable[[], Tensor]:
-            x = data.x[:, :width].contiguous()
-            return lambda: ops.spmm(data.edge_index, x, data.edge_weight)
+    def make(data: Data) -> Callable[[], Tensor]:
+        x = data.x[:, :width].contiguous()
+        return lambda: ops.spmm(data.edge_index, x, data.edge_weight)
 
-        def check(out: Tensor) -> float:
-            return excess(out if name == AS_IS else out[data.inverse_index], expected, scale)
+    def check(name: str, data: Data, out: Tensor) -> float:
+        return excess(out if name == AS_IS else out[data.inverse_index], expected, scale)
 
-        return Contender(name, make, ours=True, check=check)
+    return [
+        Contender(name, functools.partial(make, data), True, functools.partial(check, name, data))
+        for name, data in reordered.items()]
 
-    return [contender(name, data) for name, data in reordered.items()]
 
-
-def usable_methods() -> tuple[list[str], dict[str, str]]:
-    """The methods whose packages are installed, and why the others cannot run."""
-    usable, left_out = [], {}
+def usable_methods(left_out: dict[str, str]) -> list[str]:
+    """The methods whose packages are installed; the others are left out, with the reason."""
+    usable = []
     for method in METHODS:
         try:
             Reorder(method)
@@ -56,7 +56,7 @@ def usable_methods() -> tuple[list[str], dict[str, str]]:
             left_out[method] = str(error)
         else:
             usable.append(method)
-    return usable, left_out
+    return usable
 
 
 def costs(graph: Graph, methods: Sequence[str]) -> list[Contender]:
@@ -105,9 +105,7 @@ def run_costs(bench: Bench, graph: Graph, methods: Sequence[str]) -> None:
 
 def run_sort(bench: Bench) -> None:
     num_edges, size = bench.args.edges, (RANDOM_NODES, RANDOM_NODES)
-    generator = torch.Generator(device=bench.device).manual_seed(0)
-    edge_index = torch.randint(
-        RANDOM_NODES, (2, num_edges), generator=generator, device=bench.device)
+    edge_index = random_edges(RANDOM_NODES, num_edges, bench.device)
 
     def argsort() -> tuple[Tensor, Tensor, Tensor]:
         order = edge_index[1].argsort(stable=True)
@@ -165,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f'{_BLOCK} nodes that {_ROWS} destinations read, per edge:', ''])
     if bench.has('sort'):
         run_sort(bench)
-    methods, bench.report.left_out = usable_methods()
+    methods = usable_methods(bench.report.left_out)
     bench.run_parts({
         'sums': functools.partial(run_sums, methods=methods),
         'costs': functools.partial(run_costs, methods=methods)})

@@ -400,7 +400,7 @@ def readme_table(runs: Sequence[Run]) -> str:
         wanted = headline.graph, headline.width
         found = [
             (row, rows) for device, rows in headline.table.rows(runs).items() for row in rows
-            if row.run.is_gpu and (row.cell.graph, row.cell.width) == wanted]
+            if not device.startswith('CPU') and (row.cell.graph, row.cell.width) == wanted]
         if not found:
             continue
         row, others = max(found, key=lambda pair: pair[0].run.date)

@@ -161,9 +161,8 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
     if case.is_int8:
         add(ROUNDED, functools.partial(case.rounded_first, fastrand), sample)
         return made
-    for contender in all_columns(sample(), FORWARD):
-        name = FULL if contender.name == maxk.DENSE else contender.name
-        made.append(dataclasses.replace(contender, name=f'{GIVEN}{name}'))
+    made += [dataclasses.replace(contender, name=f'{GIVEN}{contender.name}')
+             for contender in all_columns(sample(), FORWARD, FULL)]
 
     def make_sample() -> tuple[Structure, Tensor]:
         graph = sampled_graph(case.graph.structure, fastrand)
@@ -179,10 +178,8 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
 
 
 def full_contenders(case: Case) -> list[Contender]:
-    named = [
-        dataclasses.replace(contender, name=FULL) if contender.name == maxk.DENSE else contender
-        for contender in all_columns(case, FORWARD)]
-    return named[:1] if case.is_int8 else named  # On the rounded numbers, in float32.
+    made = all_columns(case, FORWARD, FULL)
+    return made[:1] if case.is_int8 else made  # On the rounded numbers, in float32.
 
 
 def sampling_rates(graph: Graph, samples: Sequence[int]) -> str:
@@ -275,15 +272,10 @@ class Model:
         self.state = self.convs(FULL, 1).state_dict()
 
     def convs(self, name: str, num_samples: int) -> nn.ModuleList:
-        options: dict[str, str | bool] = {'sample': 'always'}
-        if name == FULL:
-            options['sample'] = 'never'
-        elif name == INT8:
-            options['quantize'] = True
-        else:
-            options['strategy'] = name
+        options: dict[str, Any] = {FULL: {'sample': 'never'}, INT8: {'quantize': True}}.get(
+            name, {'strategy': name})
         convs = nn.ModuleList(
-            SampledGCNConv(*sizes, num_samples, **options)  # type: ignore[arg-type]
+            SampledGCNConv(*sizes, num_samples, **{'sample': 'always', **options})
             for sizes in zip(self.widths[:-1], self.widths[1:], strict=True))
         for conv in convs:  # Zeros at first, which would hide a wrong bias.
             nn.init.normal_(conv.bias)

@@ -217,28 +217,22 @@ def contenders(
 def cusparse_ways(
     case: Case, mode: str, x: Tensor, grad: Tensor,
 ) -> dict[str, Callable[[], Any]]:
-    return {
-        name: functools.partial(cusparse, case, mode, x, grad, algorithm, preprocess)
-        for names, preprocess in ((CUSPARSE, False), (PREPROCESSED, True))
-        for name, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True)}
-
-
-def cusparse(
-    case: Case, mode: str, x: Tensor, grad: Tensor, algorithm: str, preprocess: bool,
-) -> Callable[[], Any]:
     graph, value = case.graph, case.weight
 
-    def backward() -> _cusparse.SpMM:
-        rowptr, col, perm = graph.transpose
-        return _cusparse.SpMM(rowptr, col, value[perm], grad, algorithm, preprocess)
+    def make(algorithm: str, preprocess: bool) -> Callable[[], Any]:
+        products = []
+        if mode != GRAD_X:
+            products.append(
+                _cusparse.SpMM(graph.rowptr, graph.col, value, x, algorithm, preprocess))
+        if mode != FORWARD:
+            rowptr, col, perm = graph.transpose
+            products.append(_cusparse.SpMM(rowptr, col, value[perm], grad, algorithm, preprocess))
+        return (lambda: tuple(run() for run in products)) if mode == STEP else products[0]
 
-    if mode == GRAD_X:
-        return backward()
-    there = _cusparse.SpMM(graph.rowptr, graph.col, value, x, algorithm, preprocess)
-    if mode == FORWARD:
-        return there
-    back = backward()
-    return lambda: (there(), back())
+    return {
+        name: functools.partial(make, algorithm, preprocess)
+        for names, preprocess in ((CUSPARSE, False), (PREPROCESSED, True))
+        for name, algorithm in zip(names, _cusparse.ALGORITHMS, strict=True)}
 
 
 def checker(
@@ -265,21 +259,6 @@ def checker(
     return check
 
 
-def run_graph(bench: Bench, graph: Graph) -> None:
-    args = bench.args
-    for dtype in args.dtypes:
-        case = Case(graph, _harness.DTYPES[dtype], max(args.widths))
-        for reduce, mode, width in itertools.product(
-                args.reduce, (FORWARD, STEP, GRAD_X, GRAD_W)[:4 if args.backward else 1],
-                args.widths):
-            if mode in (GRAD_X, GRAD_W) and reduce == 'max':
-                continue
-            bench.measure(
-                f'{reduce}, {mode}, {dtype}', graph.name, width,
-                contenders(case, reduce, mode, width, args.scatter_limit), bench.kernel)
-        del case  # with its references
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(
         'spmm', __doc__, argv, graphs=DEFAULT_GRAPHS,
@@ -291,8 +270,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             {'cuda': 4.0, 'cpu': 2.0}, float, 'GiB of messages that a rival may store'),
         notes=['The graph is prepared beforehand for all contenders. Sums read edge weights, '
                f'except "{PLAIN}"; maxima have none.'])
-    for graph in bench.graphs():
-        run_graph(bench, graph)
+    args = bench.args
+    for graph, dtype in ((graph, dtype) for graph in bench.graphs() for dtype in args.dtypes):
+        case = Case(graph, _harness.DTYPES[dtype], max(args.widths))
+        for reduce, mode, width in itertools.product(
+                args.reduce, (FORWARD, STEP, GRAD_X, GRAD_W)[:4 if args.backward else 1],
+                args.widths):
+            if mode in (GRAD_X, GRAD_W) and reduce == 'max':
+                continue
+            bench.measure(
+                f'{reduce}, {mode}, {dtype}', graph.name, width,
+                contenders(case, reduce, mode, width, args.scatter_limit), bench.kernel)
+        del case  # with its references
     bench.finish()
 
 

@@ -254,7 +254,7 @@ def test_aggregations_of_blocks_are_compared(bench: Any) -> None:
         assert block.check((out, grad + 1e-3)) > 1
         assert block.check((out * 1.001,)) > 1
         assert block.check(block.scatter(True)) <= 1
-        assert block.check(block.torch_sparse(True)) <= 1
+        assert block.check(block.product('sorted', bench.TORCH_SPARSE, True)) <= 1
 
 
 def test_a_wrong_sampler_stops_the_benchmark(
