@@ -123,6 +123,12 @@ class Graph:
             sparse_sizes=(self.num_nodes, self.num_nodes), is_sorted=True, trust_data=True,
         ).fill_cache_()
 
+    def has_edges(self, src: Tensor, dst: Tensor) -> Tensor:
+        """Whether there is an edge from each of some nodes to each of others."""
+        keys, wanted = (b * self.num_nodes + a for a, b in ((self.col, self.row), (src, dst)))
+        place = torch.searchsorted(keys, wanted).clamp(max=keys.numel() - 1)
+        return keys[place] == wanted
+
     def without_loops(self) -> 'Graph':
         kept = self.col != self.row
         return Graph(self.name, _pointers(self.row[kept], self.num_nodes), self.col[kept])

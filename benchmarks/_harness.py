@@ -334,7 +334,7 @@ def parser(description: str) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     result.add_argument('--device', choices=('auto', 'cpu', 'cuda'), default='auto')
     result.add_argument('--threads', type=int, help='CPU threads of torch')
-    result.add_argument('--repeats', type=int, help='measurements of each contender')
+    result.add_argument('--repeats', type=positive, help='measurements of each contender')
     result.add_argument(
         '--rival-limit', type=float, metavar='S', default=20.0,
         help='a rival whose first run takes longer is measured by this run only')
@@ -382,8 +382,6 @@ def start(args: argparse.Namespace) -> Settings:
     args.threads = torch.get_num_threads()
     if args.repeats is None:
         args.repeats = 5 if args.quick else 20
-    if args.repeats < 1:
-        raise SystemExit(f'--repeats: got {args.repeats}, expected at least 1')
     if args.budget is None:
         args.budget = 0.5 if args.device == 'cuda' else 5.0
     torch.manual_seed(0)
@@ -684,9 +682,9 @@ class Section:
             })
         return rows
 
-    def titled(self, head: Sequence[str], rows: Iterable[Sequence[str]], *more: str) -> str:
-        """A table below the title, and further lines."""
-        return '\n'.join([f'## {self.title}', '', *table(head, rows), *more])
+    def titled(self, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+        """A table below the title."""
+        return '\n'.join([f'## {self.title}', '', *table(head, rows)])
 
     def markdown(self) -> str:
         head = ['graph', self.width, *self.used()]

@@ -163,9 +163,6 @@ class Plain:
     sample: Callable[[Tensor], Sampled]
     window: int = 0
 
-    def __len__(self) -> int:
-        return self.inputs.num_batches(self.batch_size)
-
     def __iter__(self) -> Iterator[Data]:
         nodes = self.inputs.nodes
         shuffled = nodes[torch.randperm(nodes.numel())].to(self.inputs.device)

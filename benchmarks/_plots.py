@@ -168,8 +168,7 @@ def loading(samplers: Mapping[str, str], variants: Mapping[str, str]) -> Drawing
                        _graphs(cells).items() if '15, 10, 5' in graph]
 
             def time(cell: Cell, name: str) -> float | None:
-                known = [each for each in cell.results if each == name]
-                return _fastest(cell, known or [
+                return _fastest(cell, [name] if name in cell.results else [
                     each for each in cell.results if each.startswith(f'{name},')])
 
             _grouped(each, [f"{cell.graph.split(',')[0]}\n{cell.width:,} seeds"
@@ -195,11 +194,8 @@ def _named(row: Sequence[Any]) -> str:
 
 def _largest(rows: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     """Of each kernel, graph and section the row of the greatest width."""
-    found: dict[tuple[str, ...], Sequence[Any]] = {}
-    for row in sorted(rows, key=lambda row: row[2]):
-        found[row[0], row[1], row[3]] = row
-    kept = [id(row) for row in found.values()]
-    return [row for row in rows if id(row) in kept]
+    found = {(row[0], row[1], row[3]): row for row in sorted(rows, key=lambda row: row[2])}
+    return [row for row in rows if found[row[0], row[1], row[3]] is row]
 
 
 def reached(rows: Sequence[Sequence[Any]]) -> Any:

@@ -175,22 +175,19 @@ class Cited:
     without: Sequence[str] = ()
 
     def markdown(self, runs: Sequence[Run]) -> list[str]:
-        found: dict[str, list[tuple[list[str], Run]]] = {}
-        heads: dict[str, list[str]] = {}
+        found: dict[str, tuple[list[str], list[tuple[list[str], Run]]]] = {}
         for run in runs:
             if run.bench != self.bench or f'## {self.section}' not in run.markdown.splitlines():
                 continue
             if any(run.data['arguments'].get(name) for name in self.without):
                 continue
             head, *rows = table_of(run.markdown, self.section)
-            if heads.setdefault(run.device, head) != head:
-                continue
-            known = {row[0] for row, _ in found.get(run.device, [])}
-            found.setdefault(run.device, []).extend(
-                (row, run) for row in rows if row[0] not in known)
+            first, pairs = found.setdefault(run.device, (head, []))
+            known = {row[0] for row, _ in pairs}
+            pairs += [(row, run) for row in rows if first == head and row[0] not in known]
         lines: list[str] = []
-        for device, pairs in found.items():
+        for device, (head, pairs) in found.items():
             of = [run for _, run in pairs]
             lines += [f'On {device}:', '', *with_letters(
-                heads[device], [row for row, _ in pairs], of), '', *sources(of), '']
+                head, [row for row, _ in pairs], of), '', *sources(of), '']
         return [f'### {self.title}', '', *lines] if lines else []

@@ -35,7 +35,6 @@ CONVS: dict[str, Sequence[type[nn.Module]]] = {  # with MaxK, with ReLU, of PyG
     'sage': (fast.MaxKSAGEConv, fast.PathPreparedSAGEConv, SAGEConv),
     'gcn': (fast.MaxKGCNConv, fast.PathPreparedGCNConv, GCNConv),
     'gin': (fast.MaxKGINConv, fast.PathPreparedGINConv, GINConv)}
-HIDDEN, QUICK_HIDDEN = 256, 64
 CHANNELS, CLASSES = 602, 41  # of Reddit
 GRADIENT = 'gradient of the values'
 TOLERANCE = 2e-2  # of a gradient's norm: rounding may swap entries that are nearly equal
@@ -392,7 +391,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         select_widths=Option(SELECT_WIDTHS, _harness.integers, 'columns of select'),
         models=_harness.names('model', tuple(CONVS), ('sage',)),
         training_k=Option((32,), _harness.integers, 'entries kept in training'),
-        hidden=Option({'quick': QUICK_HIDDEN, 'usual': HIDDEN}, help='channels in training'),
+        hidden=Option({'quick': 64, 'usual': 256}, help='channels in training'),
         layers=Option(3, help='graph layers in training'),
         scatter_limit=Option(
             {'cuda': 4.0, 'cpu': 2.0}, float, 'GiB of messages that PyG may store in training'))

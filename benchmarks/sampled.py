@@ -106,9 +106,6 @@ class Case(maxk.Case):
             *self.graph.structure[:3], weight, x, None, scale, None, None, False, False,
             *sampling.args())
 
-    def rounded_first(self, sampling: Sampling) -> Tensor:
-        return self.run(sampling, self.weight, kernels.quantize_rows(self.exact))
-
     def sample(self, sampling: Sampling) -> 'Sample':
         return Sample(self, sampling, sampled_graph(self.graph.structure, sampling))
 
@@ -159,7 +156,8 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
             sample if strategy == FASTRAND else functools.partial(case.sample, sampling))
     add(UNWEIGHTED, functools.partial(case.run, fastrand, None), sample, 'unweighted')
     if case.is_int8:
-        add(ROUNDED, functools.partial(case.rounded_first, fastrand), sample)
+        add(ROUNDED, lambda: case.run(
+            fastrand, case.weight, kernels.quantize_rows(case.exact)), sample)
         return made
     made += [dataclasses.replace(contender, name=f'{GIVEN}{contender.name}')
              for contender in all_columns(sample(), FORWARD, FULL)]
