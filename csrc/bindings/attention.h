@@ -25,6 +25,14 @@ inline void check_scores(const OptTensor& t, const char* name, int64_t rows, con
   check_device(t, name, on);
 }
 
+inline void check_softmax(const Tensor& t, int64_t rows, const Attention& p, ScalarType acc,
+                          const Tensor& on) {
+  STD_TORCH_CHECK(t.dim() == 3 && t.size(0) == rows && t.size(1) == 2 && t.size(2) == p.heads,
+                  "softmax must have shape [", rows, ", 2, ", p.heads, "]");
+  check_type(t, "softmax", acc);
+  check_device(t, "softmax", on);
+}
+
 inline void check_per_channel(const OptTensor& t, const char* name, const Attention& p,
                               ScalarType type, const Tensor& on) {
   STD_TORCH_CHECK(!t || t->numel() == p.heads * p.channels, name, " must have ",

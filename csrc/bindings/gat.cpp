@@ -38,12 +38,13 @@ GatResult gat(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, co
   Tensor out = empty_as(x, rows, p, out_type);
   const int64_t saved_rows = training ? rows : 0;
   Tensor y = empty_as(x, saved_rows, p, acc), y_plus = empty_as(x, saved_rows, p, acc);
-  Tensor lse = empty(x, {saved_rows, p.heads}, acc), mass_plus = empty(x, {saved_rows, p.heads}, acc);
+  Tensor softmax = empty(x, {saved_rows, 2, p.heads}, acc);
+  Tensor mass_plus = empty(x, {saved_rows, p.heads}, acc);
   p.out = out.mutable_data_ptr();
   if (training) {
     p.y = y.mutable_data_ptr();
     p.y_plus = y_plus.mutable_data_ptr();
-    p.lse = lse.mutable_data_ptr();
+    p.softmax = softmax.mutable_data_ptr();
     p.mass_plus = mass_plus.mutable_data_ptr();
   }
   if constexpr (kCuda) {
@@ -53,7 +54,7 @@ GatResult gat(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, co
     share_edges(p.csr, work_of(p),
                 [&](int64_t begin, int64_t end) { cpu::gat(p, begin, end); });
   }
-  return {out, y, y_plus, lse, mass_plus};
+  return {out, y, y_plus, softmax, mass_plus};
 }
 
 template <bool kCuda>
@@ -61,7 +62,7 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
                        const Tensor& x_, const Tensor& alpha_src_, const Tensor& alpha_dst_,
                        const OptTensor& alpha_edge_, const OptTensor& alpha_loop_,
                        const OptTensor& seed, const Tensor& y_, const Tensor& y_plus_,
-                       const Tensor& lse_, const Tensor& mass_plus_, const Tensor& grad_,
+                       const Tensor& softmax_, const Tensor& mass_plus_, const Tensor& grad_,
                        int64_t num_loops, double negative_slope, double dropout) {
   GatBackward p;
   const Csr csr = csr_of(t_rowptr, t_col, t_perm, alpha_dst_.size(0));
@@ -75,13 +76,13 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
   check_scores(alpha_dst_, "alpha_dst", destinations, p, acc, t_col);
   check_scores(alpha_edge_, "alpha_edge", csr.num_edges, p, acc, t_col);
   check_scores(alpha_loop_, "alpha_loop", num_loops, p, acc, t_col);
-  check_scores(lse_, "lse", destinations, p, acc, t_col);
+  check_softmax(softmax_, destinations, p, acc, t_col);
   check_scores(mass_plus_, "mass_plus", destinations, p, acc, t_col);
   p.out_acc = grad_.scalar_type() == acc && acc != type;
   check_features(grad_, "grad", destinations, p, p.out_acc ? acc : type, t_col);
   const Tensor x = to_contiguous(x_), alpha_src = to_contiguous(alpha_src_),
                alpha_dst = to_contiguous(alpha_dst_), y = to_contiguous(y_),
-               y_plus = to_contiguous(y_plus_), lse = to_contiguous(lse_),
+               y_plus = to_contiguous(y_plus_), softmax = to_contiguous(softmax_),
                mass_plus = to_contiguous(mass_plus_), grad = to_contiguous(grad_);
   const OptTensor alpha_edge = to_contiguous(alpha_edge_), alpha_loop = to_contiguous(alpha_loop_);
   p.x = x.const_data_ptr();
@@ -91,7 +92,7 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
   p.alpha_loop = pointer(alpha_loop);
   p.y = y.const_data_ptr();
   p.y_plus = y_plus.const_data_ptr();
-  p.lse = lse.const_data_ptr();
+  p.softmax = softmax.const_data_ptr();
   p.mass_plus = mass_plus.const_data_ptr();
   p.grad = grad.const_data_ptr();
 
@@ -101,7 +102,7 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
   // Edges that the graph omits have gradient zero.
   Tensor grad_edge = zeros(alpha_src, {alpha_edge ? csr.num_edges : 0, p.heads});
   Tensor grad_loop = empty(x, {alpha_loop ? num_loops : 0, p.heads}, acc);
-  Tensor stat = empty(x, {destinations, 3, p.heads}, acc);
+  Tensor stat = empty(x, {destinations, 4, p.heads}, acc);
   p.grad_x = grad_x.mutable_data_ptr();
   p.grad_alpha_src = grad_src.mutable_data_ptr();
   p.grad_alpha_dst = grad_dst.mutable_data_ptr();
@@ -126,7 +127,7 @@ GatResult gat_backward(const Tensor& t_rowptr, const Tensor& t_col, const OptTen
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // Attention over each row's edges and `num_loops` self-loops: the result, and (`training`) the inputs
-  // of the backward: y, y_plus, lse, mass_plus.
+  // of the backward: y, y_plus, softmax, mass_plus.
   m.def(
       "gat(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor alpha_src, Tensor alpha_dst, "
       "Tensor? alpha_edge, Tensor? alpha_loop, Tensor? bias, Tensor? seed, SymInt num_loops, "
@@ -136,7 +137,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   m.def(
       "gat_backward(Tensor t_rowptr, Tensor t_col, Tensor? t_perm, Tensor x, Tensor alpha_src, "
       "Tensor alpha_dst, Tensor? alpha_edge, Tensor? alpha_loop, Tensor? seed, Tensor y, "
-      "Tensor y_plus, Tensor lse, Tensor mass_plus, Tensor grad, SymInt num_loops, "
+      "Tensor y_plus, Tensor softmax, Tensor mass_plus, Tensor grad, SymInt num_loops, "
       "float negative_slope, float dropout) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

@@ -30,11 +30,11 @@ Gatv2Result gatv2(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
 
   Tensor out = empty_as(x, rows, p, out_type);
   const int64_t saved_rows = training ? rows : 0;
-  Tensor y = empty_as(x, saved_rows, p, acc), lse = empty(x, {saved_rows, p.heads}, acc);
+  Tensor y = empty_as(x, saved_rows, p, acc), softmax = empty(x, {saved_rows, 2, p.heads}, acc);
   p.out = out.mutable_data_ptr();
   if (training) {
     p.y = y.mutable_data_ptr();
-    p.lse = lse.mutable_data_ptr();
+    p.softmax = softmax.mutable_data_ptr();
   }
   if constexpr (kCuda) {
     Launch launch(x);
@@ -43,14 +43,14 @@ Gatv2Result gatv2(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
     share_edges(p.csr, work_of(p),
                 [&](int64_t begin, int64_t end) { cpu::gatv2(p, begin, end); });
   }
-  return {out, y, lse};
+  return {out, y, softmax};
 }
 
 template <bool kCuda>
 Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                            const Tensor& t_rowptr, const Tensor& t_col, const OptTensor& t_perm,
                            const Tensor& x_, const Tensor& x_dst_, const Tensor& att_,
-                           const OptTensor& seed, const Tensor& y_, const Tensor& lse_,
+                           const OptTensor& seed, const Tensor& y_, const Tensor& softmax_,
                            const Tensor& grad_, int64_t num_loops, double negative_slope,
                            double dropout) {
   Gatv2Backward p;
@@ -66,21 +66,21 @@ Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTen
   check_features(x_dst_, "x_dst", destinations, p, type, col);
   check_per_channel(att_, "att", p, type, col);
   check_features(y_, "y", destinations, p, acc, col);
-  check_scores(lse_, "lse", destinations, p, acc, col);
+  check_softmax(softmax_, destinations, p, acc, col);
   p.out_acc = grad_.scalar_type() == acc && acc != type;
   check_features(grad_, "grad", destinations, p, p.out_acc ? acc : type, col);
   const Tensor x = to_contiguous(x_), x_dst = to_contiguous(x_dst_), att = to_contiguous(att_),
-               y = to_contiguous(y_), lse = to_contiguous(lse_), grad = to_contiguous(grad_);
+               y = to_contiguous(y_), softmax = to_contiguous(softmax_), grad = to_contiguous(grad_);
   p.x = x.const_data_ptr();
   p.x_dst = x_dst.const_data_ptr();
   p.att = att.const_data_ptr();
   p.y = y.const_data_ptr();
-  p.lse = lse.const_data_ptr();
+  p.softmax = softmax.const_data_ptr();
   p.grad = grad.const_data_ptr();
 
   Tensor grad_x = empty_as(x, sources, p, type), grad_x_dst = empty_as(x, destinations, p, type);
-  Tensor grad_att = zeros(lse, {p.heads, p.channels});
-  Tensor stat = empty(x, {destinations, 2, p.heads}, acc);
+  Tensor grad_att = zeros(y, {p.heads, p.channels});
+  Tensor stat = empty(x, {destinations, p.stat_size()}, acc);
   p.grad_x = grad_x.mutable_data_ptr();
   p.grad_x_dst = grad_x_dst.mutable_data_ptr();
   p.grad_att = grad_att.mutable_data_ptr();
@@ -91,7 +91,7 @@ Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTen
     launch.check(cuda::gatv2_backward(p, scratch, launch.stream()), "gatv2_backward");
   } else {
     const int64_t shares = num_threads();
-    SumOfShares sum(lse, shares, p.heads * p.channels);
+    SumOfShares sum(y, shares, p.heads * p.channels);
     parallel(shares, work_of(p), [&](int64_t k) {
       cpu::gatv2_backward_dst(p, cpu::row_of_share(p.csr, k, shares),
                               cpu::row_of_share(p.csr, k + 1, shares), sum.share(k));
@@ -108,7 +108,7 @@ Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTen
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // Attention over each row's edges and `num_loops` self-loops: the result, and (`training`) the inputs
-  // of the backward: y, lse.
+  // of the backward: y, softmax.
   m.def(
       "gatv2(Tensor rowptr, Tensor col, Tensor? perm, Tensor x, Tensor x_dst, Tensor att, "
       "Tensor? bias, Tensor? seed, SymInt num_loops, float negative_slope, float dropout, "
@@ -116,7 +116,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // Gradients of x, x_dst and att.
   m.def(
       "gatv2_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor t_rowptr, Tensor t_col, "
-      "Tensor? t_perm, Tensor x, Tensor x_dst, Tensor att, Tensor? seed, Tensor y, Tensor lse, "
+      "Tensor? t_perm, Tensor x, Tensor x_dst, Tensor att, Tensor? seed, Tensor y, Tensor softmax, "
       "Tensor grad, SymInt num_loops, float negative_slope, float dropout) "
       "-> (Tensor, Tensor, Tensor)");
 }

@@ -29,7 +29,7 @@ class RowOutput {
         plus_(sum_ + columns.size), inverse_(plus_ + columns.size),
         x_(static_cast<const T*>(p.x)), bias_(p.bias), out_(p.out), out_acc_(p.out_acc),
         y_(static_cast<Acc*>(p.y)), y_plus_(static_cast<Acc*>(y_plus)),
-        lse_(static_cast<Acc*>(p.lse)) {}
+        softmax_of_(static_cast<Acc*>(p.softmax)) {}
 
   void start() {
     started_ = false;
@@ -59,8 +59,9 @@ class RowOutput {
       softmax_.finish();
       for (int64_t h = 0; h < heads; ++h) inverse_[h] = 1 / softmax_.sum[h];
     }
-    for (int64_t h = 0; lse_ != nullptr && h < heads; ++h) {
-      lse_[row * heads + h] = started_ ? softmax_.max[h] + log_of(softmax_.sum[h]) : Acc{0};
+    for (int64_t h = 0; softmax_of_ != nullptr && h < heads; ++h) {
+      softmax_of_[row * 2 * heads + h] = started_ ? softmax_.max[h] : Acc{0};
+      softmax_of_[(row * 2 + 1) * heads + h] = inverse_[h];
     }
     for_chunks<kLanes<Acc>>(0, columns_.size, [&](auto v, int64_t f) PYG_FAST_ALWAYS {
       constexpr int V = decltype(v)::value;
@@ -94,7 +95,7 @@ class RowOutput {
   const void* const bias_;
   void* const out_;
   const bool out_acc_;
-  Acc *const y_, *const y_plus_, *const lse_;
+  Acc *const y_, *const y_plus_, *const softmax_of_;
   bool started_ = false;
 };
 

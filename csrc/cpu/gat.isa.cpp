@@ -82,15 +82,16 @@ void gat_backward_destinations(const GatBackward& p, const G* grad, int64_t begi
   const int64_t heads = p.heads;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t at = i * columns.size;
-    Acc* stat = static_cast<Acc*>(p.stat) + i * 3 * heads;
+    Acc* stat = static_cast<Acc*>(p.stat) + i * 4 * heads;
     Acc* grad_alpha = static_cast<Acc*>(p.grad_alpha_dst) + i * heads;
     dots.set(grad + at);
-    dots.dots_of_row(static_cast<const Acc*>(p.y) + at, stat + 2 * heads);
+    dots.dots_of_row(static_cast<const Acc*>(p.y) + at, stat + 3 * heads);
     dots.dots_of_row(static_cast<const Acc*>(p.y_plus) + at, grad_alpha);
     for (int64_t h = 0; h < heads; ++h) {
       stat[h] = static_cast<const Acc*>(p.alpha_dst)[i * heads + h];
-      stat[heads + h] = static_cast<const Acc*>(p.lse)[i * heads + h];
-      grad_alpha[h] -= stat[2 * heads + h] * static_cast<const Acc*>(p.mass_plus)[i * heads + h];
+      stat[heads + h] = static_cast<const Acc*>(p.softmax)[i * 2 * heads + h];
+      stat[2 * heads + h] = static_cast<const Acc*>(p.softmax)[(i * 2 + 1) * heads + h];
+      grad_alpha[h] -= stat[3 * heads + h] * static_cast<const Acc*>(p.mass_plus)[i * heads + h];
       grad_alpha[h] *= static_cast<Acc>(1 - p.negative_slope);
     }
   }
@@ -119,13 +120,13 @@ void gat_backward_rows(const GatBackward& p, const G* grad, int64_t row_begin, i
   const Slots<Acc> slots(heads);
   const int64_t capacity = block_edges(slots.stride), size = slots.size(capacity + 1);
   const auto* stat = static_cast<const Acc*>(p.stat);
-  const GatScores<Acc> scores(p, slots, stat, 3 * heads);
+  const GatScores<Acc> scores(p, slots, stat, 4 * heads);
   EdgeBlocks edges(p.csr, p.num_loops, capacity, scores.need_ids() || p.dropout > 0);
   Dropout<Acc> dropout(p, slots, capacity + 1);
   HeadDots<Acc> dots(columns);
   Scratch<Acc> scratch;
-  Acc* score = zeros(scratch, 4 * size + 2 * columns.size + 3 * slots.period);
-  Acc *lse = score + size, *G_of = lse + size, *dot = G_of + size;
+  Acc* score = zeros(scratch, 5 * size + 2 * columns.size + 3 * slots.period);
+  Acc *max = score + size, *inverse = max + size, *G_of = inverse + size, *dot = G_of + size;
   Acc *sum = dot + size, *plus = sum + columns.size, *total = plus + columns.size;
   Acc *of_sum = total + slots.period, *of_plus = of_sum + slots.period;
   for (int64_t row = row_begin; row < row_end; ++row) {
@@ -136,17 +137,17 @@ void gat_backward_rows(const GatBackward& p, const G* grad, int64_t row_begin, i
     edges.start(row);
     while (const int64_t count = edges.next()) {
       scores.fill(edges, count, static_cast<const Acc*>(p.alpha_src) + row * heads, score);
-      gather_slots(slots, stat + heads, 3 * heads, edges.node, count, lse);
-      gather_slots(slots, stat + 2 * heads, 3 * heads, edges.node, count, G_of);
+      gather_slots<3>(slots, stat + heads, 4 * heads, edges.node, count, max, size);
       const Acc* factor = dropout.of(edges.id, count);
+      const EdgeGradients<Acc> gradients{score, max, inverse, G_of, dot, factor};
       const Weighted<Acc> weighted{edges.node, count, score, slots.stride};
       if (!with_dots) {
-        weigh_backward<Acc, false>(slots, {score, lse, G_of, dot, factor}, slope, count, total);
+        weigh_backward<Acc, false>(slots, gradients, slope, count, total);
         add_features<G, true>(columns, grad, weighted, sum, plus);
         continue;
       }
       dots.dots(grad, edges.node, count, dot, slots.stride);
-      weigh_backward<Acc, true>(slots, {score, lse, G_of, dot, factor}, slope, count, total);
+      weigh_backward<Acc, true>(slots, gradients, slope, count, total);
       add_features<G, false>(columns, grad, weighted, sum, plus);
       for (int64_t e = 0; e < count; ++e) {
         const int64_t of_loop = edges.id[e] - p.csr.num_edges;

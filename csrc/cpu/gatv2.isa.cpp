@@ -87,7 +87,7 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
                          acc_t<T>* grad_att) {
   using Acc = acc_t<T>;
   const Acc slope = static_cast<Acc>(p.negative_slope);
-  const int64_t heads = p.heads;
+  const int64_t heads = p.heads, of_node = p.stat_size();
   const Columns columns(p);
   const Slots<Acc> slots(heads);
   const int64_t capacity = gatv2_block_edges<T>(columns, slots.stride);
@@ -99,8 +99,8 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
              *x_dst = static_cast<const T*>(p.x_dst);
   scores.set(att);
   Scratch<Acc> scratch;
-  Acc* score = zeros(scratch, 4 * size + 2 * columns.size + slots.period + kBeyond<Acc>);
-  Acc *lse = score + size, *G_of = lse + size, *dot = G_of + size;
+  Acc* score = zeros(scratch, 5 * size + 2 * columns.size + slots.period + kBeyond<Acc>);
+  Acc *max = score + size, *inverse = max + size, *G_of = inverse + size, *dot = G_of + size;
   Acc *sum = dot + size, *sum_grad = sum + columns.size, *total = sum_grad + columns.size;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t at = row * columns.size;
@@ -111,10 +111,10 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
       dots.set(own);
     } else {
       dots.set(grad + at);
-      auto* stat = static_cast<Acc*>(p.stat) + row * 2 * heads;
-      __builtin_memcpy(stat, static_cast<const Acc*>(p.lse) + row * heads,
-                       static_cast<size_t>(heads) * sizeof(Acc));
-      dots.dots_of_row(static_cast<const Acc*>(p.y) + at, stat + heads);
+      auto* stat = static_cast<Acc*>(p.stat) + row * of_node;
+      __builtin_memcpy(stat, static_cast<const Acc*>(p.softmax) + row * 2 * heads,
+                       static_cast<size_t>(2 * heads) * sizeof(Acc));
+      dots.dots_of_row(static_cast<const Acc*>(p.y) + at, stat + 2 * heads);
     }
     edges.start(row);
     while (const int64_t count = edges.next()) {
@@ -123,16 +123,16 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
       if constexpr (kSource) {
         scores.scores(x_dst, node, count, slope, score, slots.stride);
         dots.dots(grad, node, count, dot, slots.stride);
-        gather_slots(slots, stat, 2 * heads, node, count, lse);
-        gather_slots(slots, stat + heads, 2 * heads, node, count, G_of);
+        gather_slots<3>(slots, stat, of_node, node, count, max, size);
       } else {
         scores.scores(x, node, count, slope, score, slots.stride);
         dots.dots(x, node, count, dot, slots.stride);
-        repeat_slots(slots, stat + row * 2 * heads, count, lse);
-        repeat_slots(slots, stat + (row * 2 + 1) * heads, count, G_of);
+        repeat_slots(slots, stat + row * of_node, count, max);
+        repeat_slots(slots, stat + row * of_node + heads, count, inverse);
+        repeat_slots(slots, stat + row * of_node + 2 * heads, count, G_of);
       }
       const Acc* factor = dropout.of(edges.id, count);
-      weigh_backward<Acc, true>(slots, {score, lse, G_of, dot, factor}, 1, count, total);
+      weigh_backward<Acc, true>(slots, {score, max, inverse, G_of, dot, factor}, 1, count, total);
       const Weighted<Acc> by_dots{node, count, dot, slots.stride};
       if constexpr (kSource) {
         const Weighted<Acc> by_weights{node, count, score, slots.stride};

@@ -82,14 +82,21 @@ PYG_FAST_INLINE void fill_slots(int64_t heads, int64_t stride, int64_t count, S*
   }
 }
 
-// out[e, h] = from[node[e] * from_stride + h]
-template <typename Acc>
+// out[n * out_stride + slot of e, h] = from[node[e] * from_stride + n * heads + h] for n < N
+template <int N, typename Acc>
 void gather_slots(const Slots<Acc>& slots, const Acc* from, int64_t from_stride,
-                  const int64_t* node, int64_t count, Acc* out) {
-  fill_slots<kLanes<Acc>>(slots.heads, slots.stride, count, out,
-                          [&](auto k, int64_t e, int64_t h) PYG_FAST_ALWAYS {
-                            return load<decltype(k)::value>(from + node[e] * from_stride + h);
-                          });
+                  const int64_t* node, int64_t count, Acc* out, int64_t out_stride) {
+  fill_slots<kLanes<Acc>>(
+      slots.heads, slots.stride, count, out, [&](auto k, int64_t e, int64_t h) PYG_FAST_ALWAYS {
+        constexpr int K = decltype(k)::value;
+        const Acc* of_node = from + node[e] * from_stride + h;
+        PYG_FAST_UNROLL
+        for (int n = 1; n < N; ++n) {
+          store<K>(out + n * out_stride + e * slots.stride + h,
+                   load<K>(of_node + n * slots.heads));
+        }
+        return load<K>(of_node);
+      });
 }
 
 // out[e, h] = from[h]

@@ -50,9 +50,6 @@ PYG_FAST_INLINE Vec<Acc, V> exp_of(Vec<Acc, V> x) {
   return masked<Acc, V>(sum * bit_cast<Vec<Acc, V>>(power), normal);
 }
 
-PYG_FAST_INLINE float log_of(float x) { return __builtin_logf(x); }
-PYG_FAST_INLINE double log_of(double x) { return __builtin_log(x); }
-
 // The softmax of a row, block by block, relative to the largest logit so far.
 template <typename Acc>
 class RowSoftmax {
@@ -125,7 +122,8 @@ class RowSoftmax {
 template <typename Acc>
 struct EdgeGradients {
   Acc* score;
-  const Acc* lse;
+  const Acc* max;
+  const Acc* inverse;  // of the sum of exp(logit - max)
   const Acc* G;
   Acc* dot;  // <grad, x>
   const Acc* factor;
@@ -142,7 +140,8 @@ void weigh_backward(const Slots<Acc>& slots, const EdgeGradients<Acc>& of, Acc s
     for_slots(slots, count, v, [&](int64_t at, auto within) PYG_FAST_ALWAYS {
       const auto score = load<V>(of.score + at);
       const auto p = masked<Acc, V>(
-          exp_of<Acc, V>(leaky(score, slope) - load<V>(of.lse + at)), within);
+          exp_of<Acc, V>(leaky(score, slope) - load<V>(of.max + at)) * load<V>(of.inverse + at),
+          within);
       const auto reach = p * load<V>(of.G + at);
       auto w = p;
       if (of.factor != nullptr) w *= load<V>(of.factor + at);

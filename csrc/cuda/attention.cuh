@@ -30,6 +30,15 @@ __device__ inline Acc inverse_mass(Acc mass, bool has_edges) {
   return has_edges ? 1 / mass : Acc(0);
 }
 
+// Writes a row's part of `softmax`, see Attention.
+template <typename Acc>
+__device__ inline void write_softmax(void* softmax, int64_t row, int64_t heads, int head, Acc max,
+                                     Acc inverse, bool has_edges) {
+  Acc* to = static_cast<Acc*>(softmax) + row * 2 * heads + head;
+  to[0] = has_edges ? max : Acc(0);
+  to[heads] = inverse;
+}
+
 // Reads VEC elements from `at` on with streaming loads: no other thread reads or writes them soon, and L2
 // should hold the gathered features. Tests the type only once.
 template <int VEC, typename Acc>

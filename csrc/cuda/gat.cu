@@ -82,7 +82,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
       if (!FULL && g >= groups) break;
       const int e = g * kGroup + lane / HEADS;
       const Col source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
-      score[g] = alpha_src[static_cast<int64_t>(source) * p.heads];
+      score[g] = alpha_src[static_cast<int64_t>(source) * p.heads] + sum.dst;
     }
     if (p.alpha_edge) {
 #pragma unroll
@@ -100,10 +100,9 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     for (int g = 0; g < HEADS; ++g) {
       weight[g] = negative_infinity(Acc{});
       if (!FULL && g >= groups) continue;
-      const Acc s = score[g] + sum.dst;
-      positive |= static_cast<uint32_t>(s > 0) << g;
+      positive |= static_cast<uint32_t>(score[g] > 0) << g;
       const bool valid = pairs && (FULL || g * kGroup + lane / HEADS < count);
-      if (valid) weight[g] = leaky(s, slope);
+      if (valid) weight[g] = leaky(score[g], slope);
       above |= weight[g] > sum.max + Acc(kSlack);
     }
     if (__any_sync(kWarpMask, above)) raise(weight, sum);
@@ -232,7 +231,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     write_row(p.out, type, at, sum.out);
     if (TRAINING && tile.channel == 0) {
       const int64_t of_head = row * p.heads + tile.head;
-      static_cast<Acc*>(p.lse)[of_head] = has_edges ? sum.max + log(sum.mass) : Acc(0);
+      write_softmax(p.softmax, row, p.heads, tile.head, sum.max, inverse, has_edges);
       static_cast<Acc*>(p.mass_plus)[of_head] = sum.mass_plus * inverse;
     }
   }

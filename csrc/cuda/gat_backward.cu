@@ -12,6 +12,17 @@ constexpr int kShortRows = 32;
 // Eight heads of eight float32 channels, or similar.
 constexpr bool is_wide_tile(int lanes, int heads) { return lanes == 16 && heads == 8; }
 
+// What the pass over the edges needs of a destination and head: one load of 16 bytes.
+template <typename Acc>
+struct alignas(16) Stat {
+  Acc dst, max, inverse, mean;
+
+  // The weight of an edge of this score, as the forward computed it.
+  __device__ Acc weight(Acc score, Acc slope) const {
+    return exponential(leaky(score, slope) - max) * inverse;
+  }
+};
+
 // stat and grad_alpha_dst: see GatBackward. LANES threads per (node, head) read VEC channels each.
 template <typename T, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward p) {
@@ -46,10 +57,9 @@ __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward 
     }
     if (part != 0 || at >= count) continue;
     const int64_t node = at / p.heads, head = at % p.heads;
-    Acc* stat = static_cast<Acc*>(p.stat) + node * 3 * p.heads + head;
-    stat[0] = static_cast<const Acc*>(p.alpha_dst)[at];
-    stat[p.heads] = static_cast<const Acc*>(p.lse)[at];
-    stat[2 * p.heads] = all;
+    const Acc* softmax = static_cast<const Acc*>(p.softmax) + node * 2 * p.heads + head;
+    static_cast<Stat<Acc>*>(p.stat)[at] = {static_cast<const Acc*>(p.alpha_dst)[at], softmax[0],
+                                           softmax[p.heads], all};
     const Acc mass_plus = static_cast<const Acc*>(p.mass_plus)[at];
     static_cast<Acc*>(p.grad_alpha_dst)[at] =
         static_cast<Acc>(1 - p.negative_slope) * (plus - all * mass_plus);
@@ -81,13 +91,13 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   };
 
   const GatBackward& p;
-  const Acc* stat;  // at pair_head
-  Acc* partial;     // of grad_alpha_src, for this tile; nullptr if a head has one tile
+  const Stat<Acc>* stat;  // at pair_head
+  Acc* partial;           // of grad_alpha_src, for this tile; nullptr if a head has one tile
 
   __device__ GatBackwardRow(const GatBackward& p, uint32_t threshold, acc_t<T> scale, Acc* partial,
                             int tile_index)
       : Base(p, p.grad, p.alpha_edge, threshold, scale, tile_index), p(p),
-        stat(static_cast<const Acc*>(p.stat) + (pairs ? pair_head : 0)), partial(partial) {}
+        stat(static_cast<const Stat<Acc>*>(p.stat) + (pairs ? pair_head : 0)), partial(partial) {}
 
   __device__ Sum empty(int64_t row) const {
     Sum sum;
@@ -126,9 +136,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
       const int from = FULL || e < count ? e : count - 1;
       const bool valid = pairs && (FULL || e < count);
       const Col node = __shfl_sync(kWarpMask, edge.source, from);
-      const Acc* of_node = stat + static_cast<int64_t>(node) * 3 * p.heads;
-      Acc s = sum.src + of_node[0];
-      const Acc lse = of_node[p.heads], mean = of_node[2 * p.heads];
+      const Stat<Acc> of_node = stat[static_cast<int64_t>(node) * p.heads];
+      Acc s = sum.src + of_node.dst;
       if (p.alpha_edge) {
         const I id = __shfl_sync(kWarpMask, edge.id, from);
         if (valid) {
@@ -136,8 +145,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
               p.alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head];
         }
       }
-      Acc w = valid ? exponential(leaky(s, slope) - lse) : Acc(0);
-      sum.mean += valid ? w * (s > 0 ? mean : slope * mean) : Acc(0);
+      Acc w = valid ? of_node.weight(s, slope) : Acc(0);
+      sum.mean += valid ? w * (s > 0 ? of_node.mean : slope * of_node.mean) : Acc(0);
       if (dropout.on) w *= dropout.factor(__shfl_sync(kWarpMask, edge.bits, from), pair_head);
       weight[g] = s > 0 ? w : -w;
     }
@@ -168,12 +177,11 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   }
 
   __device__ void add_loop(int64_t row, Sum& sum) const {
-    const Acc* of_node = static_cast<const Acc*>(p.stat) + row * 3 * p.heads + tile.head;
-    const Acc mean = of_node[2 * p.heads];
-    Acc s = static_cast<const Acc*>(p.alpha_src)[row * p.heads + tile.head] + of_node[0];
+    const Stat<Acc> of_node = static_cast<const Stat<Acc>*>(p.stat)[row * p.heads + tile.head];
+    Acc s = static_cast<const Acc*>(p.alpha_src)[row * p.heads + tile.head] + of_node.dst;
     if (p.alpha_loop) s += static_cast<const Acc*>(p.alpha_loop)[row * p.heads + tile.head];
-    Acc w = exponential(leaky(s, slope) - of_node[p.heads]);
-    sum.mean += w * (s > 0 ? mean : slope * mean);
+    Acc w = of_node.weight(s, slope);
+    sum.mean += w * (s > 0 ? of_node.mean : slope * of_node.mean);
     if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);
     const auto self = pyg_fast::cuda::load<T, VEC>(
         static_cast<const T*>(p.grad) + row * p.heads * p.channels + tile.at);
@@ -287,11 +295,11 @@ __global__ void __launch_bounds__(kThreads)
       for (int offset = 1; offset < kNodeLanes; offset <<= 1)
         dot += __shfl_xor_sync(kWarpMask, dot, offset);
       if (!valid || part != 0) continue;
-      const Acc* stat = static_cast<const Acc*>(p.stat) + node * 3 * p.heads + head;
-      Acc s = static_cast<const Acc*>(p.alpha_src)[source * p.heads + head] + stat[0];
+      const Stat<Acc> stat = static_cast<const Stat<Acc>*>(p.stat)[node * p.heads + head];
+      Acc s = static_cast<const Acc*>(p.alpha_src)[source * p.heads + head] + stat.dst;
       if (extra) s += extra[at * p.heads + head];
-      const Acc w = exponential(leaky(s, slope) - stat[p.heads]);
-      const Acc ds = w * (dropout.factor(bits, head) * dot - stat[2 * p.heads]);
+      const Acc w = stat.weight(s, slope);
+      const Acc ds = w * (dropout.factor(bits, head) * dot - stat.mean);
       out[at * p.heads + head] = s > 0 ? ds : slope * ds;
     }
   }

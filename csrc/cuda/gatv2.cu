@@ -59,7 +59,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
 #pragma unroll
         for (int c = 0; c < VEC; ++c) src[c] = element(v[u], c);
         logit[u] = this->score(src, sum.dst);
-        if constexpr (WIDE) logit[u] += this->score_of_others(p.x, source[u], p.x_dst, sum.row);
+        if constexpr (WIDE) logit[u] = this->wide_score(logit[u], p.x, source[u], p.x_dst, sum.row);
         logit[u] = this->over_head(logit[u]);
         if (first + u * kSlots < count && logit[u] > top) top = logit[u];
       }
@@ -114,7 +114,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       Acc self[VEC];
       this->load_row(p.x, row, self);
       Acc logit = this->score(self, sum.dst);
-      if constexpr (WIDE) logit += this->score_of_others(p.x, row, p.x_dst, row);
+      if constexpr (WIDE) logit = this->wide_score(logit, p.x, row, p.x_dst, row);
       logit = this->sum_of_head(logit);
       rebase(sum, logit);
       Acc w = exponential(logit - sum.max);  // NaN for infinite logits, as for an edge
@@ -136,10 +136,8 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.out[c] += p.bias ? bias[c] : Acc(0);
     write_row(p.out, type, at, sum.out);
-    if (p.lse && this->channel == 0) {
-      static_cast<Acc*>(p.lse)[row * p.heads + this->head] =
-          has_edges ? sum.max + log(sum.mass) : Acc(0);
-    }
+    if (p.softmax && this->channel == 0)
+      write_softmax(p.softmax, row, p.heads, this->head, sum.max, inverse, has_edges);
   }
 };
 

@@ -59,40 +59,43 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
     return this->active ? sum : Acc(0);  // inactive threads read another head, which may hold NaN
   }
 
-  // Calls fn(channel of the head) for this thread's channels in the other tiles of a wide head.
-  template <typename Fn>
-  __device__ void for_other_channels(const Fn& fn) const {
+  // The sum of term(channel of the head) over this thread's channels in all tiles of a wide head; `own`
+  // is that of this tile. The tiles add in the same order: the logit is the same in all of them.
+  template <typename Term>
+  __device__ Acc over_tiles(Acc own, const Term& term) const {
+    Acc sum = 0;
     for (int64_t base = threadIdx.x % LANES * VEC; base < channels; base += LANES * VEC) {
-      if (this->active && base == this->channel) continue;
-      for (int c = 0; c < VEC; ++c) fn(base + c);
+      Acc part = own;
+      if (base != this->channel) {
+        part = 0;
+        for (int c = 0; c < VEC; ++c) part += term(base + c);
+      }
+      sum += part;
     }
+    return sum;
   }
 
-  // This thread's part of the logit from those channels.
-  __device__ Acc score_of_others(const void* src, int64_t source, const void* dst,
-                                 int64_t node) const {
-    Acc sum = 0;
+  // This thread's part of the logit from all channels of a wide head.
+  __device__ Acc wide_score(Acc own, const void* src, int64_t source, const void* dst,
+                            int64_t node) const {
     const int64_t first = static_cast<int64_t>(this->first_head) * channels;
     const T* from = static_cast<const T*>(src) + source * node_size + first;
     const T* to = static_cast<const T*>(dst) + node * node_size + first;
-    for_other_channels([&](int64_t c) {
-      sum += to_acc(att_of_head[c]) * leaky(to_acc(from[c]) + to_acc(to[c]), slope);
+    return over_tiles(own, [&](int64_t c) {
+      return to_acc(att_of_head[c]) * leaky(to_acc(from[c]) + to_acc(to[c]), slope);
     });
-    return sum;
   }
 
-  __device__ Acc dot_of_others(const void* grad, bool grad_acc, int64_t node, const void* src,
-                               int64_t source) const {
-    Acc sum = 0;
+  __device__ Acc wide_dot(Acc own, const void* grad, bool grad_acc, int64_t node, const void* src,
+                          int64_t source) const {
     const int64_t first = static_cast<int64_t>(this->first_head) * channels;
     const T* from = static_cast<const T*>(src) + source * node_size + first;
     const int64_t at = node * node_size + first;
-    for_other_channels([&](int64_t c) {
+    return over_tiles(own, [&](int64_t c) {
       const Acc g = grad_acc ? static_cast<const Acc*>(grad)[at + c]
                              : to_acc(static_cast<const T*>(grad)[at + c]);
-      sum += g * to_acc(from[c]);
+      return g * to_acc(from[c]);
     });
-    return sum;
   }
 
   // The sum over the threads of a head; all threads of a warp must call it.

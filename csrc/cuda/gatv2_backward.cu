@@ -25,11 +25,25 @@ __global__ void __launch_bounds__(kThreads) gatv2_stat_kernel(Gatv2Backward p) {
       mean += __shfl_xor_sync(kWarpMask, mean, offset);
     if (part != 0 || at >= count) continue;
     const int64_t node = at / p.heads, head = at % p.heads;
-    Acc* stat = static_cast<Acc*>(p.stat) + node * 2 * p.heads + head;
-    stat[0] = static_cast<const Acc*>(p.lse)[at];
-    stat[p.heads] = mean;
+    const Acc* softmax = static_cast<const Acc*>(p.softmax) + node * 2 * p.heads + head;
+    Acc* stat = static_cast<Acc*>(p.stat) + node * p.stat_size();
+    *reinterpret_cast<Pack<Acc, 2>*>(stat + 2 * head) = {softmax[0], softmax[p.heads]};
+    stat[2 * p.heads + head] = mean;
   }
 }
+
+// What an edge needs of its destination and head.
+template <typename Acc>
+struct Stat {
+  Acc max, inverse, mean;
+
+  // `head` is 0 for idle threads.
+  __device__ static Stat load(const Gatv2Backward& p, int64_t node, int head) {
+    const Acc* stat = static_cast<const Acc*>(p.stat) + node * p.stat_size();
+    const auto softmax = pyg_fast::cuda::load<Acc, 2>(stat + 2 * head);
+    return {softmax.data[0], softmax.data[1], stat[2 * p.heads + head]};
+  }
+};
 
 // Over the graph: the gradients of a destination, and its part of the gradient of att.
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
@@ -42,10 +56,10 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   static constexpr int kSteps = 4;
 
   struct Sum {
-    Acc slopes[VEC];  // sum of dl * leaky'(s)
-    Acc att[VEC];     // sum of dl * leaky(s)
+    Acc slopes[VEC];  // sum of dl * leaky'(s), until `finish` without the inverse of the row
+    Acc att[VEC];     // sum of dl * leaky(s), likewise
     Acc dst[VEC], grad[VEC];
-    Acc lse, mean;
+    Acc max, mean;
     int64_t row;
   };
 
@@ -65,17 +79,16 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     for (int c = 0; c < VEC; ++c) sum.slopes[c] = sum.att[c] = 0;
     this->load_row(p.x_dst, row, sum.dst);
     this->load_grad(p.grad, grad_acc, row, sum.grad);
-    const Acc* stat = static_cast<const Acc*>(p.stat) + row * 2 * p.heads +
-                      (this->active ? this->head : 0);
-    sum.lse = stat[0];
-    sum.mean = stat[p.heads];
+    const auto stat = Stat<Acc>::load(p, row, this->active ? this->head : 0);
+    sum.max = stat.max;
+    sum.mean = stat.mean;
     sum.row = row;
     return sum;
   }
 
   __device__ void add_edge(const Acc (&src)[VEC], Acc logit, Acc dot, uint32_t bits,
                            Sum& sum) const {
-    const Acc dl = exponential(logit - sum.lse) *
+    const Acc dl = exponential(logit - sum.max) *
                    (this->dropout.factor(bits, this->head) * dot - sum.mean);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
@@ -112,8 +125,8 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
         for (int c = 0; c < VEC; ++c) src[c] = element(v[u], c);
         Acc logit = this->score(src, sum.dst), d = dot(src, sum);
         if constexpr (WIDE) {
-          logit += this->score_of_others(p.x, source[u], p.x_dst, sum.row);
-          d += this->dot_of_others(p.grad, grad_acc, sum.row, p.x, source[u]);
+          logit = this->wide_score(logit, p.x, source[u], p.x_dst, sum.row);
+          d = this->wide_dot(d, p.grad, grad_acc, sum.row, p.x, source[u]);
         }
         logit = this->over_head(logit);
         d = this->over_head(d);
@@ -148,8 +161,8 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       this->load_row(p.x, row, self);
       Acc logit = this->score(self, sum.dst), d = dot(self, sum);
       if constexpr (WIDE) {
-        logit += this->score_of_others(p.x, row, p.x_dst, row);
-        d += this->dot_of_others(p.grad, grad_acc, row, p.x, row);
+        logit = this->wide_score(logit, p.x, row, p.x_dst, row);
+        d = this->wide_dot(d, p.grad, grad_acc, row, p.x, row);
       }
       logit = this->sum_of_head(logit);
       d = this->sum_of_head(d);
@@ -158,8 +171,12 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     }
     if (!this->active) return;
     const int64_t at = this->row_of(row);
+    const Acc inverse = Stat<Acc>::load(p, row, this->head).inverse;
 #pragma unroll
-    for (int c = 0; c < VEC; ++c) sum.slopes[c] *= this->att[c];
+    for (int c = 0; c < VEC; ++c) {
+      sum.slopes[c] *= this->att[c] * inverse;
+      sum.att[c] *= inverse;
+    }
     write_row(p.grad_x_dst, p.dtype, at, sum.slopes);
     write_row(att_rows, acc_type(p.dtype), at, sum.att);
   }
@@ -199,10 +216,10 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   }
 
   __device__ void add_edge(const Acc (&dst)[VEC], const Acc (&grad)[VEC], Acc logit, Acc dot,
-                           Acc lse, Acc mean, uint32_t bits, Sum& sum) const {
-    const Acc weight = exponential(logit - lse);
+                           const Stat<Acc>& stat, uint32_t bits, Sum& sum) const {
+    const Acc weight = exponential(logit - stat.max) * stat.inverse;
     const Acc factor = this->dropout.factor(bits, this->head);
-    const Acc dl = weight * (factor * dot - mean);
+    const Acc dl = weight * (factor * dot - stat.mean);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       sum.grad[c] += weight * factor * grad[c];
@@ -220,7 +237,8 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
     const int slot = (threadIdx.x & 31) / LANES;
     for (int first = 0; first < count; first += kSteps * kSlots) {
-      Acc dst[kSteps][VEC], grad[kSteps][VEC], lse[kSteps], mean[kSteps];
+      Acc dst[kSteps][VEC], grad[kSteps][VEC];
+      Stat<Acc> stat[kSteps];
       Col node[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
@@ -228,24 +246,20 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
         node[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
         this->load_row(p.x_dst, node[u], dst[u]);
         this->load_grad(p.grad, grad_acc, node[u], grad[u]);
-        const Acc* stat = static_cast<const Acc*>(p.stat) +
-                          static_cast<int64_t>(node[u]) * 2 * p.heads +
-                          (this->active ? this->head : 0);
-        lse[u] = stat[0];
-        mean[u] = stat[p.heads];
+        stat[u] = Stat<Acc>::load(p, node[u], this->active ? this->head : 0);
       }
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
         Acc logit = this->score(sum.src, dst[u]), d = dot(grad[u], sum);
         if constexpr (WIDE) {
-          logit += this->score_of_others(p.x, sum.row, p.x_dst, node[u]);
-          d += this->dot_of_others(p.grad, grad_acc, node[u], p.x, sum.row);
+          logit = this->wide_score(logit, p.x, sum.row, p.x_dst, node[u]);
+          d = this->wide_dot(d, p.grad, grad_acc, node[u], p.x, sum.row);
         }
         logit = this->over_head(logit);
         d = this->over_head(d);
         const uint32_t bits = this->dropout.on ? __shfl_sync(kWarpMask, edge.bits, e & 31) : 0;
-        if (e < count) add_edge(dst[u], grad[u], logit, d, lse[u], mean[u], bits, sum);
+        if (e < count) add_edge(dst[u], grad[u], logit, d, stat[u], bits, sum);
       }
     }
   }
@@ -276,15 +290,14 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       this->load_grad(p.grad, grad_acc, row, grad);
       Acc logit = this->score(sum.src, dst), d = dot(grad, sum);
       if constexpr (WIDE) {
-        logit += this->score_of_others(p.x, row, p.x_dst, row);
-        d += this->dot_of_others(p.grad, grad_acc, row, p.x, row);
+        logit = this->wide_score(logit, p.x, row, p.x_dst, row);
+        d = this->wide_dot(d, p.grad, grad_acc, row, p.x, row);
       }
       logit = this->sum_of_head(logit);
       d = this->sum_of_head(d);
-      const Acc* stat = static_cast<const Acc*>(p.stat) + row * 2 * p.heads +
-                        (this->active ? this->head : 0);
+      const auto stat = Stat<Acc>::load(p, row, this->active ? this->head : 0);
       const uint32_t bits = this->dropout.on ? this->dropout.bits(csr.num_edges + row) : 0;
-      add_edge(dst, grad, logit, d, stat[0], stat[p.heads], bits, sum);
+      add_edge(dst, grad, logit, d, stat, bits, sum);
     }
     if (!this->active) return;
     const int64_t at = this->row_of(row);

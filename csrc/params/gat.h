@@ -7,8 +7,7 @@ namespace pyg_fast {
 // out[i, h] = sum_e factor * p * x[j, h] + bias[h]; a row without edges gives the bias.
 // The kernel writes the inputs of the backward, all of type acc, if these pointers (all or none) are set:
 //   y[i, h] = out without bias; y_plus[i, h] = the part of y from edges of positive s;
-//   lse[i, h] = log sum_e exp(logit) (0 for an empty row); mass_plus[i, h] = sum of p, before
-//   dropout, over edges of positive s.
+//   softmax as in Attention; mass_plus[i, h] = sum of p, before dropout, over edges of positive s.
 struct Gat : Attention {
   const void* x = nullptr;           // [num_cols, heads, channels]
   const void* alpha_src = nullptr;   // [num_cols, heads] acc
@@ -19,12 +18,12 @@ struct Gat : Attention {
   void* out = nullptr;               // [num_rows, heads, channels]
   void* y = nullptr;                 // [num_rows, heads, channels]
   void* y_plus = nullptr;            // [num_rows, heads, channels]
-  void* lse = nullptr;               // [num_rows, heads]
+  void* softmax = nullptr;           // [num_rows, 2, heads]
   void* mass_plus = nullptr;         // [num_rows, heads]
 };
 
 // Backward of Gat, first for destinations. With G[i, h] = <grad[i, h], y[i, h]>:
-//   stat[i] = (alpha_dst[i, :], lse[i, :], G[i, :])
+//   stat[i] = (alpha_dst[i, :], softmax[i, :, :], G[i, :]); on CUDA the four numbers of a head are adjacent
 //   grad_alpha_dst[i, h] = (1 - negative_slope) * (<grad[i, h], y_plus[i, h]> - G * mass_plus)
 // Then over the transpose (`csr`: a row for each source j; col holds destinations i), with ds[e, h] = p *
 // (factor * <grad[i, h], x[j, h]> - G[i, h]) * leaky'(s):
@@ -38,10 +37,10 @@ struct GatBackward : Attention {
   const void* alpha_loop = nullptr;  // [num_loops, heads] acc or nullptr
   const void* y = nullptr;           // [num_cols, heads, channels] acc, like the next three
   const void* y_plus = nullptr;
-  const void* lse = nullptr;        // [num_cols, heads]
+  const void* softmax = nullptr;    // [num_cols, 2, heads]
   const void* mass_plus = nullptr;  // [num_cols, heads]
   const void* grad = nullptr;       // [num_cols, heads, channels]
-  void* stat = nullptr;             // [num_cols, 3, heads] acc
+  void* stat = nullptr;             // [num_cols, 4, heads] acc, CUDA: [num_cols, heads, 4]
   void* grad_alpha_dst = nullptr;   // [num_cols, heads] acc
   void* grad_x = nullptr;           // [num_rows, heads, channels]
   void* grad_alpha_src = nullptr;   // [num_rows, heads] acc

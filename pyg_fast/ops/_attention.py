@@ -208,16 +208,23 @@ def leaky_slope(score: Tensor, negative_slope: float) -> Tensor:
 
 
 def softmax_by_row(logit: Tensor, row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Softmax over the edges of each row, and the log of the sum, 0 for a row without edges."""
+    """Softmax over the edges of each row, and what :func:`weight_of` needs: per row and head the
+    largest logit and the inverse of the sum, :math:`(N, 2, H)`, 0 for a row without edges."""
     size = num_rows, logit.size(1)
     rows = row.view(-1, 1).expand_as(logit)
     none = logit.new_full(size, -float('inf'))
     largest = none.scatter_reduce(0, rows, logit.detach(), 'amax')
     largest = largest.masked_fill(largest.isneginf(), 0)
     e = (logit - largest[row]).exp()
-    total = sum_at(e, row, num_rows)
-    lse = torch.where(total > 0, total, 1).log() + largest
-    return e / total[row], lse
+    has_edges = sum_at(torch.ones_like(e), row, num_rows) > 0
+    inverse = torch.where(has_edges, 1 / sum_at(e, row, num_rows), 0)
+    return e * inverse[row], torch.stack([largest, inverse], dim=1)
+
+
+def weight_of(logit: Tensor, softmax: Tensor, row: Tensor) -> Tensor:
+    """The softmax of edges, from their logits and what the forward stored."""
+    largest, inverse = softmax.double().unbind(1)
+    return (logit - largest[row]).exp() * inverse[row]
 
 
 def sum_at(values: Tensor, index: Tensor, size: int) -> Tensor:

@@ -21,6 +21,7 @@ from ._attention import (
     leaky_slope,
     softmax_by_row,
     sum_at,
+    weight_of,
 )
 from ._checks import check_device
 from ._library import fake, ops, reference
@@ -52,7 +53,7 @@ def gat(
     with :math:`a` = :obj:`alpha_src`, :math:`b` = :obj:`alpha_dst`, :math:`c` = :obj:`alpha_edge`
     and dropout :math:`m`. One kernel computes scores, softmax, dropout and aggregation, as proposed
     by the `"fuseGNN" <https://dl.acm.org/doi/10.1145/3400302.3415610>`_ paper. The backward pass
-    recomputes the scores from a log-sum-exp per node and head. Nothing of size
+    recomputes the weights from a maximum and a sum per node and head. Nothing of size
     :math:`|\mathcal{E}| \times H` is allocated unless :obj:`alpha_edge` is given.
 
     The running maximum is subtracted before the exponential. Exponentials and sums are float32 for
@@ -146,7 +147,7 @@ class GAT(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        args, inputs, (y, y_plus, lse, mass_plus) = saved(ctx)
+        args, inputs, (y, y_plus, softmax, mass_plus) = saved(ctx)
         needs = ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
@@ -156,7 +157,7 @@ class GAT(torch.autograd.Function):
             if graph.t_rowptr is None:
                 raise RuntimeError('this graph was made without the transpose that backward needs')
             grads[:5] = ops.gat_backward.default(
-                graph.t_rowptr, graph.t_col, graph.t_perm, *inputs[:5], seed, y, y_plus, lse,
+                graph.t_rowptr, graph.t_col, graph.t_perm, *inputs[:5], seed, y, y_plus, softmax,
                 mass_plus, grad, num_loops, slope, dropout,
             )  # fmt: skip
         if needs[5]:
@@ -204,7 +205,7 @@ def _gat_fake(
         x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
         x.new_empty(saved_rows, heads, channels, dtype=acc),
         x.new_empty(saved_rows, heads, channels, dtype=acc),
-        x.new_empty(saved_rows, heads, dtype=acc),
+        x.new_empty(saved_rows, 2, heads, dtype=acc),
         x.new_empty(saved_rows, heads, dtype=acc),
     )
 
@@ -251,13 +252,13 @@ def _gat_reference(
     x, num_rows = x.double(), rowptr.size(0) - 1
     ends, sizes = (alpha_src[source], alpha_dst[row]), (col.size(0), num_loops)
     score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
-    p, lse = softmax_by_row(leaky_relu(score, negative_slope), row, num_rows)
+    p, softmax = softmax_by_row(leaky_relu(score, negative_slope), row, num_rows)
     message = (p * dropout_factor(seed, ids, x.size(1), dropout)).unsqueeze(-1) * x[source]
     plus = (score > 0).double()
     y = sum_at(message, row, num_rows)
     y_plus = sum_at(message * plus.unsqueeze(-1), row, num_rows)
     out = y if bias is None else y + bias.double().view(x.shape[1:])
-    rest = y, y_plus, lse, sum_at(p * plus, row, num_rows)
+    rest = y, y_plus, softmax, sum_at(p * plus, row, num_rows)
     return out, *(rest if training else (t[:0] for t in rest))
 
 
@@ -274,7 +275,7 @@ def _gat_backward_reference(
     seed: Tensor | None,
     y: Tensor,
     y_plus: Tensor,
-    lse: Tensor,
+    softmax: Tensor,
     mass_plus: Tensor,
     grad: Tensor,
     num_loops: int,
@@ -285,7 +286,7 @@ def _gat_backward_reference(
     x, grad, num_edges = x.double(), grad.double(), t_col.size(0)
     ends, sizes = (alpha_src[source], alpha_dst[row]), (num_edges, num_loops)
     score = _score(*ends, alpha_edge, alpha_loop, ids, *sizes)
-    p = (leaky_relu(score, negative_slope) - lse.double()[row]).exp()
+    p = weight_of(leaky_relu(score, negative_slope), softmax, row)
     factor = dropout_factor(seed, ids, x.size(1), dropout)
     mean = (grad * y.double()).sum(-1)
     grad_p = factor * (grad[row] * x[source]).sum(-1)

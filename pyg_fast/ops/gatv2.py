@@ -21,6 +21,7 @@ from ._attention import (
     leaky_slope,
     softmax_by_row,
     sum_at,
+    weight_of,
 )
 from ._checks import check_device
 from ._library import fake, ops, reference
@@ -134,7 +135,7 @@ class GATv2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        args, inputs, (y, lse) = saved(ctx)
+        args, inputs, (y, softmax) = saved(ctx)
         needs = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
@@ -145,7 +146,7 @@ class GATv2(torch.autograd.Function):
                 raise RuntimeError('this graph was made without the transpose that backward needs')
             *of_features, grad_att = ops.gatv2_backward.default(
                 graph.rowptr, graph.col, graph.perm, graph.t_rowptr, graph.t_col, graph.t_perm,
-                *inputs[:3], seed, y, lse, grad, num_loops, slope, dropout,
+                *inputs[:3], seed, y, softmax, grad, num_loops, slope, dropout,
             )  # fmt: skip
             grads[:3] = *of_features, grad_att.to(inputs[2].dtype).view_as(inputs[2])
         if needs[3]:
@@ -172,16 +173,16 @@ def _gatv2_fake(
     return (
         x.new_empty(rows, heads, channels, dtype=acc if out_acc else x.dtype),
         x.new_empty(saved_rows, heads, channels, dtype=acc),
-        x.new_empty(saved_rows, heads, dtype=acc),
+        x.new_empty(saved_rows, 2, heads, dtype=acc),
     )
 
 
 @fake('gatv2_backward')
-def _gatv2_backward_fake(x: Tensor, x_dst: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gatv2_backward_fake(x: Tensor, x_dst: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
         x.new_empty(x.shape),
         x.new_empty(x_dst.shape),
-        lse.new_empty(x.size(1), x.size(2)),
+        y.new_empty(x.size(1), x.size(2)),
     )
 
 
@@ -204,11 +205,11 @@ def _gatv2_reference(
     row, source, ids = edges_and_loops(rowptr, col, perm, num_loops)
     x, num_rows = x.double(), rowptr.size(0) - 1
     hidden = leaky_relu(x[source] + x_dst.double()[row], negative_slope)
-    p, lse = softmax_by_row((att.double().view(x.shape[1:]) * hidden).sum(-1), row, num_rows)
+    p, softmax = softmax_by_row((att.double().view(x.shape[1:]) * hidden).sum(-1), row, num_rows)
     weight = p * dropout_factor(seed, ids, x.size(1), dropout)
     y = sum_at(weight.unsqueeze(-1) * x[source], row, num_rows)
     out = y if bias is None else y + bias.double().view(x.shape[1:])
-    return (out, y, lse) if training else (out, y[:0], lse[:0])
+    return (out, y, softmax) if training else (out, y[:0], softmax[:0])
 
 
 @reference('gatv2_backward')
@@ -224,7 +225,7 @@ def _gatv2_backward_reference(
     att: Tensor,
     seed: Tensor | None,
     y: Tensor,
-    lse: Tensor,
+    softmax: Tensor,
     grad: Tensor,
     num_loops: int,
     negative_slope: float,
@@ -235,7 +236,7 @@ def _gatv2_backward_reference(
     att = att.double().view(x.shape[1:])
     score = x[source] + x_dst[row]
     hidden = leaky_relu(score, negative_slope)
-    p = ((att * hidden).sum(-1) - lse.double()[row]).exp()
+    p = weight_of((att * hidden).sum(-1), softmax, row)
     factor = dropout_factor(seed, ids, x.size(1), dropout)
     mean = (grad * y.double()).sum(-1)
     grad_logit = p * (factor * (grad[row] * x[source]).sum(-1) - mean[row])

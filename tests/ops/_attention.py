@@ -115,6 +115,13 @@ def terms_of(graph: Graph, channels: int) -> int:
     return 2 * math.isqrt(max(degrees) + channels)
 
 
+def log_sums(softmax: Tensor) -> Tensor:
+    """The log of each row's sum of exponentials, 0 for a row without edges, from what the forward
+    stores: kernels may choose other maxima."""
+    largest, inverse = softmax.double().unbind(1)
+    return torch.where(inverse > 0, largest - inverse.log(), 0).to(softmax.dtype)
+
+
 def raw_variants() -> Iterator[dict[str, Any]]:
     """Options of the raw ops, of which every one is met in each of its states."""
     for order, dropout, slope, extra, out_acc in (

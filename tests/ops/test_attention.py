@@ -1,4 +1,5 @@
-"""What both kinds of attention share: gradients, self-loops, dropout, compilation, memory."""
+"""What both kinds of attention share: gradients, self-loops, extreme logits, dropout, compilation,
+memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -200,6 +201,98 @@ def test_self_loops_replace_those_of_the_graph(device: torch.device, op: str) ->
     ]
     torch.testing.assert_close(results[0], results[2])
     torch.testing.assert_close(results[1], results[2])
+
+
+# --- extreme logits ------------------------------------------------------------------------------
+
+# A hub whose edges several warps share, and rows of few edges.
+HUB = torch.randint(40, (2, 10_600), generator=torch.Generator().manual_seed(0))
+HUB[1, :10_000] = 0
+
+
+def inputs_near(
+    op: str, magnitude: float, spread: int, channels: int, num_edges: int, device: torch.device
+) -> list[Tensor]:
+    """Inputs whose logits lie near a number, as far apart as `spread`, and are not rounded."""
+
+    def steps(*size: int, reach: int = spread) -> Tensor:
+        return torch.randint(-16 * reach, 16 * reach + 1, size) / 16
+
+    x = steps(40, 2, channels, reach=1)
+    if op == 'gat':
+        inputs = [x, steps(40, 2), magnitude + steps(40, 2), steps(num_edges, 2)]
+    else:  # Of the first channel, 1 + 1 times half of it; the others reach `spread`.
+        z, att = steps(40, 2, channels, reach=1), torch.zeros(2, channels)
+        x[..., 0] = z[..., 0] = 1
+        att[:, 1:3] = spread / 4
+        att[:, 0] = magnitude / 2
+        inputs = [x, z, att]
+    return [t.to(device).requires_grad_() for t in inputs]
+
+
+@both
+@pytest.mark.parametrize(
+    ('magnitude', 'spread'), [(1e4, 4), (-4e4, 4), (1e9, 0), (-1e9, 0), (1e30, 0), (-1e30, 0)]
+)
+def test_weights_do_not_depend_on_the_size_of_logits(
+    device: torch.device, op: str, magnitude: float, spread: int
+) -> None:
+    for edge_index, channels in ((HUB, 8), (HUB[:, 10_000:], 300)):
+        edges = Edges(edge_index, 40, 40)
+        inputs = inputs_near(op, magnitude, spread, channels, edge_index.size(1), device)
+        options = dict(negative_slope=0.25, dropout=0.25, seed=seed_of(3, device))
+        graph = edge_index.to(device)
+        leaves = [t.detach().double().requires_grad_() for t in inputs]
+        actual = gradients(OPS[op](graph, *inputs, **options), inputs)
+        expected = gradients(reference_of(op, edges, leaves, **options), leaves)
+        # Features of GATv2 get the gradient of the logit times att, whose first entry is huge.
+        att = leaves[2].detach().abs().clamp(min=1) if op == 'gatv2' else 1
+        units = [1, att, att, 1] if op == 'gatv2' else [1] * len(actual)
+        for a, e, unit in zip(actual, expected, units, strict=True):
+            torch.testing.assert_close(a.double() / unit, e / unit, rtol=2e-5, atol=2e-5)
+
+
+@both
+@pytest.mark.parametrize('channels', [8, 300, 301])
+def test_only_edges_have_weight_one(device: torch.device, op: str, channels: int) -> None:
+    # Exactly, however logits are rounded: the backward pass must round them as the forward did.
+    order = torch.randperm(50, device=device)
+    for loops in (False, True):
+        graph = torch.stack([order, order])[:, : 0 if loops else 50]
+        x = torch.randn(50, 2, channels, device=device)
+        at = slice(channels // 9, channels, channels // 3)
+        x[..., at] = 0
+        if op == 'gat':
+            inputs = [x, *(1e6 * torch.randn(n, 2, device=device) for n in (50, 50, graph.size(1)))]
+        else:
+            inputs = [x, torch.randn_like(x), 1e6 * torch.randn(2, channels, device=device)]
+        inputs = [t.requires_grad_() for t in inputs]
+        out = OPS[op](graph, *inputs, add_self_loops=loops)
+        torch.testing.assert_close(out, x)
+        grad_x, *_ = torch.autograd.grad(out[..., at].sum(), inputs)
+        assert (grad_x[..., at] == 1).all()
+
+
+@both
+@pytest.mark.parametrize('value', [-float('inf'), float('inf')])
+def test_rows_of_infinite_logits_are_nan(device: torch.device, op: str, value: float) -> None:
+    # Nodes 0 and 1 have such logits only (with a plus: at least one), node 4 no edge.
+    edges = Edges(torch.tensor([[0, 1, 5, 2, 3, 4, 4, 5], [0, 0, 0, 1, 2, 2, 3, 3]]), 6, 5)
+    inputs = [t.detach() for t in inputs_of(op, edges, 2, 4, torch.float32, device)]
+    inputs[2 if op == 'gat' else 1][:2] = value
+    if op == 'gat' and value > 0:
+        inputs[2][0], inputs[1][1] = 0, value
+    if op == 'gatv2':
+        inputs[2] = inputs[2].abs() + 1
+    inputs = [t.requires_grad_() for t in inputs]
+    leaves = [t.detach().double().requires_grad_() for t in inputs]
+    actual = gradients(OPS[op](edges.edge_index.to(device), *inputs), inputs)
+    expected = gradients(reference_of(op, edges, leaves), leaves)
+    assert expected[0][:2].isnan().all()
+    assert expected[0][2:].isfinite().all()
+    assert (actual[0][4] == 0).all()
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 # --- dropout -------------------------------------------------------------------------------------
