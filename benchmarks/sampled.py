@@ -20,7 +20,7 @@ from torch_geometric.nn import GCNConv
 
 from pyg_fast import ops
 from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.operator import STRATEGIES, Sampling
+from pyg_fast.graph.operator import SCALED, STRATEGIES, Sampling
 from pyg_fast.nn import SampledGCNConv
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 
@@ -39,7 +39,7 @@ TOLERANCE = 1e-4  # of a norm, for float32
 _KINKED = 1e-3  # of gradients: rounding decides on which side of zero a ReLU is
 _ROUNDED = 3e-2  # of features of eight bits
 
-FASTRAND, UNBIASED = 'fastrand', 'unbiased'
+FASTRAND, UNBIASED, ADAPTIVE = 'fastrand', 'unbiased', 'adaptive'
 UNWEIGHTED, ROUNDED = 'fastrand, unweighted', 'fastrand, rounding included'
 FULL, MAKING, GIVEN = 'in full', 'making the sample', 'given the sample: '
 INT8, PYG = 'fastrand, int8', 'PyG GCNConv'
@@ -64,8 +64,10 @@ class Taken:
         assert made.perm is not None
         self.edges = made.perm[:num_edges].long()  # positions in all edges
         self.factor = torch.ones_like(graph.degree, dtype=torch.double)
-        if sampling.strategy == UNBIASED:
-            self.factor = (graph.degree.double() / sampling.num_samples).clamp(min=1)
+        if sampling.strategy in SCALED:
+            zeros = int(sampling.strategy == ADAPTIVE)
+            ratio = (graph.degree.double() + zeros) / (sampling.num_samples + zeros)
+            self.factor = ratio.clamp(min=1)
         if not self.is_right(graph, sampling):
             raise _harness.Incorrect(f'sampled_graph: {sampling} took other edges')
 
@@ -118,7 +120,7 @@ class Sample(maxk.Case):
         self.case, self.graph, self.dtype, self.width = case, taken.graph, case.dtype, case.width
         self.x, self.grad = case.x, case.grad
         self.weight = case.weight[taken.edges]
-        if sampling.strategy == UNBIASED:  # Of the reference only.
+        if sampling.strategy in SCALED:  # Of the reference only.
             self.weight = self.weight * taken.factor[self.graph.row]
         self.ones = torch.ones_like(self.weight)
         self._products = {}
@@ -201,7 +203,8 @@ def run_kernels(bench: Bench, graph: Graph) -> None:
                 f'Aggregation at F={width}, {dtype}', graph.name,
                 {s: sampling_contenders(case, s) for s in samples}, full, bench.kernel,
                 ours=FASTRAND, rivals=[each.name for each in full], label='S',
-                pairs=[(FASTRAND, f'{GIVEN}{FULL}'), ('bucket', FASTRAND), (UNBIASED, FASTRAND)])
+                pairs=[(FASTRAND, f'{GIVEN}{FULL}'), *(
+                    (name, FASTRAND) for name in (ADAPTIVE, 'bucket', UNBIASED))])
             del case
 
 
@@ -233,7 +236,7 @@ def run_training_op(bench: Bench, graph: Graph, width: int) -> None:
         {s: [contender(s, strategy) for strategy in STRATEGIES] for s in bench.args.samples},
         [Contender(FULL, lambda: step, ours=True, check=functools.partial(error, case))],
         bench.kernel, label='S',
-        pairs=[(UNBIASED, FULL), (UNBIASED, FASTRAND), (FASTRAND, FULL)])
+        pairs=[(UNBIASED, FULL), (UNBIASED, FASTRAND), (FASTRAND, FULL), (ADAPTIVE, FASTRAND)])
 
 
 class Exact(nn.Module):
@@ -289,10 +292,14 @@ class Model:
                 sampling = Sampling(num_samples, strategy).drawn(self.x.device)
                 taken = Taken(self.graph, sampling, sampled_graph(self.graph.structure, sampling))
                 graph, factor = taken.graph, taken.factor
-            counted = self.graph if strategy == UNBIASED else graph
+            loop_factor = torch.ones_like(factor)
+            if strategy == ADAPTIVE:
+                factor = loop_factor = factor.pow(2 / 3)
+            counted = self.graph if strategy in SCALED else graph
             scale = (counted.degree + 1).double().rsqrt()
             value = (factor * scale)[graph.row] * scale[graph.col.long()]
-            made.append(Exact(graph.matrix(value), scale.square().view(-1, 1), *(
+            loops = (loop_factor * scale.square()).view(-1, 1)
+            made.append(Exact(graph.matrix(value), loops, *(
                 self.state[f'{k}.{name}'] for name in ('lin.weight', 'bias'))))
         return made
 
@@ -360,7 +367,7 @@ def run_model(bench: Bench, graph: Graph, what: str) -> None:
         [*model.contenders(what, samples[0], [FULL]), *[model.pyg()] * (what == 'inference')],
         bench.kernel if what == 'aggregations' else bench.wall, label='S', memory=what == 'step',
         pairs=[(FASTRAND, FULL), *((name, FULL) for name in names if name != FASTRAND),
-               (UNBIASED, FASTRAND)])
+               (UNBIASED, FASTRAND), (ADAPTIVE, FASTRAND)])
 
 
 def run_training(bench: Bench, graph: Graph) -> None:

@@ -62,7 +62,7 @@ RECIPES = {
 }
 NUM_LABELS = 112  # the number of labels of ogbn-proteins
 CONVS = {'gcn': SampledGCNConv, 'sage': SampledSAGEConv}
-STRATEGIES = ('fastrand', 'bucket', 'unbiased', 'paper')
+STRATEGIES = ('fastrand', 'adaptive', 'bucket', 'unbiased', 'paper')
 POINT = 100  # of a score from 0 to 1
 
 
@@ -318,7 +318,7 @@ def plot(result: Sweep, title: str, file: Path) -> None:
     from matplotlib import pyplot
 
     gray, colors = '#9aa0a6', dict(
-        zip(STRATEGIES, ('#d9480f', '#1971c2', '#2f9e44', '#9c36b5'), strict=True))
+        zip(STRATEGIES, ('#d9480f', '#0c8599', '#1971c2', '#2f9e44', '#9c36b5'), strict=True))
     style = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True,
              'grid.color': '#e8e8e8', 'axes.axisbelow': True, 'axes.titlelocation': 'left',
              'axes.titlesize': 11, 'font.size': 10}

@@ -258,7 +258,7 @@ def _check_cbsr_spmm(device: torch.device) -> None:
 def _check_sampled_spmm(device: torch.device) -> None:
     graph, csr = graph_of(_edges().to(device), NUM_NODES, NUM_NODES), _csr()
     x, weight = _numbers(NUM_NODES, WIDTH), _numbers(csr[1].size(0))
-    for code, strategy in enumerate(('bucket', 'fastrand', 'unbiased', 'paper')):
+    for code, strategy in enumerate(('bucket', 'fastrand', 'unbiased', 'paper', 'adaptive')):
         _compare(
             device,
             lambda x, weight, strategy=strategy: ops.sampled_spmm(

@@ -8,7 +8,7 @@ Sampling sampling_of(int64_t num_samples, int64_t strategy, const OptTensor& see
                      const Tensor& on) {
   STD_TORCH_CHECK(num_samples >= 1 && num_samples <= kMostSamples, "num_samples must be 1 to ",
                   kMostSamples, ", got ", num_samples);
-  STD_TORCH_CHECK(strategy >= 0 && strategy <= 3, "there is no strategy ", strategy);
+  STD_TORCH_CHECK(strategy >= 0 && strategy <= 4, "there is no strategy ", strategy);
   Sampling s;
   s.num_samples = num_samples;
   s.strategy = static_cast<Strategy>(strategy);

@@ -13,7 +13,11 @@ PYG_FAST_INLINE void for_sampled(const Sampling& s, const Index* rowptr, int64_t
     for (Index k = 0; k < degree; ++k) f(k, begin + k);
     return;
   }
-  const RowSample<Index> sample = row_sample<Index>(s.strategy, s.seed, row, degree);
+  const RowSample<Index> sample = row_sample<Index>(s, row, degree);
+  if (sample.offset < 0) {
+    for (Index k = 0; k < most; ++k) f(k, begin + position_in_runs(sample, k, degree - most));
+    return;
+  }
   const Index stride = sample.stride % degree;
   Index position = sample.offset;  // like sampled_position, without a division per edge
   for (Index k = 0; k < most; ++k) {
@@ -30,7 +34,7 @@ void sampled_rows(const SampledSpmm& p, int64_t row_begin, int64_t row_end) {
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
   const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
-  const bool weighs = p.sampling.strategy == Strategy::unbiased && !p.mean;
+  const bool weighs = scales_sums(p.sampling) && !p.mean;
   const int64_t most = p.sampling.num_samples;
   const int64_t block_rows = kBlockEdges / most + 1;
 
@@ -55,8 +59,7 @@ void sampled_rows(const SampledSpmm& p, int64_t row_begin, int64_t row_end) {
       if (weighs) {
         const auto degree = static_cast<int64_t>(rowptr[from + r + 1] - rowptr[from + r]);
         const Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[from + r] : Acc{1};
-        block_scale[r] = degree > most ? scale * (static_cast<Acc>(degree) / static_cast<Acc>(most))
-                                       : scale;
+        block_scale[r] = degree > most ? scale * sum_scale<Acc>(p.sampling, degree) : scale;
       }
     }
     block_ptr[rows] = count;

@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kThreads)
   int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   for (; row < p.csr.num_cols; row += step) {
     const I begin = rowptr[row], end = rowptr[row + 1];
-    const SampledRow<I> of(p.sampling, begin, end, table ? table[row] : RowSample<I>{0, 1});
+    const SampledRow<I> of(p.sampling, begin, end,
+                           table ? table[row] : default_sample<I>(p.sampling, end - begin));
     if (of.count == 0) continue;
     const bool first_ones = of.sample.stride == 1 && of.sample.offset == 0;
     const I first = begin >> 5;

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int64_t block_row = static_cast<int64_t>(blockIdx.x) * kWarps * warp_rows;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr);
-  const bool weighs = p.sampling.strategy == Strategy::unbiased && !p.mean;
+  const bool weighs = scales_sums(p.sampling) && !p.mean;
 
   const auto sampled_row = [&](int64_t row) {
     const I begin = rowptr[row], end = rowptr[row + 1];
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     };
     const auto finish = [&](int64_t row, const SampledRow<I>& of, Sum& sum) {
       if (weighs && of.degree > of.count) {
-        const Acc factor = static_cast<Acc>(of.degree) / static_cast<Acc>(of.count);
+        const Acc factor = sum_scale<Acc>(p.sampling, of.degree);
 #pragma unroll
         for (int c = 0; c < VEC; ++c) sum.data[c] *= factor;
       }

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) row_samples_kernel(Csr csr, Sampling
   for (; row < csr.num_rows; row += step) {
     const I degree = rowptr[row + 1] - rowptr[row];
     out[row] = degree > static_cast<I>(s.num_samples)
-                   ? row_sample<I>(s.strategy, s.seed, row, degree)
+                   ? row_sample<I>(s, row, degree)
                    : RowSample<I>{0, 1};
   }
 }
@@ -50,15 +50,19 @@ struct SampledRow {
   }
 
   __device__ I edge(I k) const {
-    return begin + (degree == count ? k : sampled_position<I>(sample, k, degree));
+    return begin + (degree == count ? k : sampled_position<I>(sample, k, degree, count));
   }
 };
 
+// Of the strategies without a table.
 template <typename I>
 __device__ inline RowSample<I> default_sample(const Sampling& s, I degree) {
-  return s.strategy == Strategy::paper && degree > static_cast<I>(s.num_samples)
-             ? RowSample<I>{0, kPaperStride}
-             : RowSample<I>{0, 1};
+  if (degree > static_cast<I>(s.num_samples)) {
+    if (s.strategy == Strategy::paper) return {0, kPaperStride};
+    if (s.strategy == Strategy::adaptive)
+      return adaptive_sample(static_cast<I>(s.num_samples), degree);
+  }
+  return {0, 1};
 }
 
 }  // namespace pyg_fast::cuda

@@ -7,8 +7,8 @@
 namespace pyg_fast {
 
 // Which edges to sample: the first of a row; evenly spread; at random; like the authors of ES-SpMM, by
-// multiples of 577, which can repeat edges.
-enum class Strategy : int8_t { bucket, fastrand, unbiased, paper };
+// multiples of 577, which can repeat edges; evenly spread runs, longer in longer rows.
+enum class Strategy : int8_t { bucket, fastrand, unbiased, paper, adaptive };
 
 constexpr int64_t kMostSamples = 4096;
 
@@ -19,8 +19,20 @@ struct Sampling {
   const int64_t* seed = nullptr;  // [1], on the graph's device; for `unbiased`
 };
 
+// Whether a sample stands for all edges: then sum_scale multiplies the sums of rows with unsampled edges.
+PYG_FAST_DEVICE inline bool scales_sums(const Sampling& s) {
+  return s.strategy == Strategy::unbiased || s.strategy == Strategy::adaptive;
+}
+
+// `adaptive` counts one more edge, a zero: the few samples of a long row are noise that it multiplies.
+template <typename Acc>
+PYG_FAST_DEVICE inline Acc sum_scale(const Sampling& s, int64_t degree) {
+  const int zeros = s.strategy == Strategy::adaptive;
+  return static_cast<Acc>(degree + zeros) / static_cast<Acc>(s.num_samples + zeros);
+}
+
 // For a row with more than `num_samples` edges, the k-th sampled edge is (offset + k * stride) mod
-// degree; a shorter row keeps all edges.
+// degree; a shorter row keeps all edges. A negative offset stands for evenly spread runs.
 template <typename I>
 struct alignas(2 * sizeof(I)) RowSample {
   I offset;
@@ -81,26 +93,56 @@ PYG_FAST_DEVICE inline RowSample<U> random_sample(uint64_t seed, uint64_t row, U
   return {offset, stride};
 }
 
-// For a row with more edges than samples. Only `unbiased` reads `seed`.
+// Runs of 2^n edges: offset is -1 - n, stride the bits of 2^31 over the number of runs, rounded up.
+// Neighbours share a sector of memory, so longer rows have longer runs. The more of them, the more even
+// the sample: at least 16, or single edges.
 template <typename I>
-PYG_FAST_DEVICE inline RowSample<I> row_sample(Strategy strategy, const int64_t* seed, int64_t row,
-                                               I degree) {
+PYG_FAST_DEVICE inline RowSample<I> adaptive_sample(I num_samples, I degree) {
+  constexpr I kFewestRuns = 16;
+  constexpr int kLongest = 3;  // 8 indices fill a sector
+  int log_run = 0;
+  while (log_run < kLongest && num_samples >> (log_run + 1) >= kFewestRuns &&
+         degree >> (log_run + 1) >= num_samples)
+    ++log_run;
+  const uint32_t runs = (static_cast<uint32_t>(num_samples) + (1u << log_run) - 1) >> log_run;
+  return {static_cast<I>(-1 - log_run), static_cast<I>(0x7fffffffu / runs + 1)};
+}
+
+// The k-th edge of evenly spread runs in a row of `left_out` more edges. Before the b-th of n runs are
+// (b + 1/2) / n of these, so that both ends of the row are alike.
+template <typename I>
+PYG_FAST_DEVICE inline I position_in_runs(RowSample<I> sample, I k, I left_out) {
+  const uint32_t run = static_cast<uint32_t>(k) >> (-1 - sample.offset);
+  const uint32_t share = (2 * run + 1) * static_cast<uint32_t>(sample.stride);  // of 2^32
+  if constexpr (sizeof(I) == 4) {
+    return k + static_cast<I>(static_cast<uint64_t>(share) * static_cast<uint32_t>(left_out) >> 32);
+  } else {
+    return k + static_cast<I>(high_of_product(static_cast<uint64_t>(share) << 32,
+                                              static_cast<uint64_t>(left_out)));
+  }
+}
+
+// For a row with more edges than samples.
+template <typename I>
+PYG_FAST_DEVICE inline RowSample<I> row_sample(const Sampling& s, int64_t row, I degree) {
   using U = std::make_unsigned_t<I>;
   const U d = static_cast<U>(degree);
-  switch (strategy) {
+  switch (s.strategy) {
     case Strategy::fastrand: return {0, static_cast<I>(golden_stride(d))};
     case Strategy::unbiased: {
-      const auto s = random_sample(static_cast<uint64_t>(*seed), static_cast<uint64_t>(row), d);
-      return {static_cast<I>(s.offset), static_cast<I>(s.stride)};
+      const auto r = random_sample(static_cast<uint64_t>(*s.seed), static_cast<uint64_t>(row), d);
+      return {static_cast<I>(r.offset), static_cast<I>(r.stride)};
     }
     case Strategy::paper: return {0, kPaperStride};
+    case Strategy::adaptive: return adaptive_sample(static_cast<I>(s.num_samples), degree);
     case Strategy::bucket: break;
   }
   return {0, 1};
 }
 
 template <typename I>
-PYG_FAST_DEVICE inline I sampled_position(RowSample<I> sample, I k, I degree) {
+PYG_FAST_DEVICE inline I sampled_position(RowSample<I> sample, I k, I degree, I count) {
+  if (sample.offset < 0) return position_in_runs(sample, k, degree - count);
   if (sample.stride == 1 && sample.offset == 0) return k;
   // Below this, the products (less than kMostSamples times a degree) fit 32 bits.
   constexpr I kSmall = 1 << 20;

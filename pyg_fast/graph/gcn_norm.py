@@ -66,12 +66,15 @@ def normalized(
             (default: :obj:`"source_to_target"`)
         transpose (bool): Whether a backward pass will need the transpose.
             (default: :obj:`True`)
-        sampling (Sampling, optional): Counts only the sampled edges in degrees.
+        sampling (Sampling, optional): Counts only the sampled edges in degrees. With
+            :obj:`"adaptive"` it counts all of them, and scales the rows to suit the sample.
             (default: :obj:`None`, all)
         copy (bool): Whether to copy the weights, because the result outlives this call, or its
             backward pass needs their present values. (default: :obj:`False`)
     """
     reverse = flow == 'target_to_source'
+    adapts = sampling is not None and sampling.strategy == 'adaptive'
+    counted = None if adapts else sampling
 
     graph_options = dict(
         transpose=transpose or reverse, drop_loops=loops in ('remaining', 'replace')
@@ -82,12 +85,14 @@ def normalized(
         weight = edge_weight.to(acc_dtype(dtype))
         learned = edge_weight.requires_grad and torch.is_grad_enabled()
         if learned:
-            return _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, sampling)
+            made = _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, counted)
+            return _adapted(made, sampling, dtype) if adapts else made
         if copy and weight is edge_weight:
             weight = weight.clone()
-        return _weighted(
-            edge_index, edge_weight, graph, weight.detach(), fill_value, loops, sampling
+        made = _weighted(
+            edge_index, edge_weight, graph, weight.detach(), fill_value, loops, counted
         )
+        return _adapted(made, sampling, dtype) if adapts else made
     sampled = None if sampling is None else sampling[:2]
     key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, sampled)
     norm = cached(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
@@ -96,7 +101,9 @@ def normalized(
             graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
             graph = graph.t() if reverse else graph
             # As in PyG, existing self-loops have weight one.
-            norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, sampling)
+            norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, counted)
+            if adapts:
+                norm = _adapted(norm, sampling, dtype)
         if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
             store(edge_index, key, norm)
     return norm
@@ -105,6 +112,25 @@ def normalized(
 def _inverse_sqrt(degree: Tensor) -> Tensor:
     scale = degree.pow(-0.5)
     return scale.masked_fill(scale == float('inf'), 0.0)
+
+
+def _adapted(norm: GCNNorm, sampling: Sampling | None, dtype: torch.dtype) -> GCNNorm:
+    r"""Scales the rows, self-loops included, by
+    :math:`((d_i + 1) / (\min(d_i, S) + 1))^{2/3}` in all, of which the kernel multiplies the sums
+    of sampled edges by the base.
+
+    With exponent one a row estimates that of all edges, and the noise of a hub grows like its
+    degree; with 1/2 it is normalised as if it had :math:`S` edges. 2/3 lost least of the accuracy
+    of trained networks: benchmarks/accuracy.py.
+    """
+    assert sampling is not None
+    op = norm.operator
+    base = sampling.weight(op.graph.rowptr, False, dtype)
+    assert base is not None
+    damping = base.pow(-1 / 3)
+    row_scale = damping if op.row_scale is None else damping * op.row_scale
+    diag = None if op.diag is None else base * damping * op.diag
+    return norm._replace(operator=op._replace(row_scale=row_scale, diag=diag))
 
 
 def _unweighted(

@@ -9,8 +9,9 @@ from ..ops._numbers import acc_dtype
 from .graph import Graph
 
 # The codes of `Strategy` in csrc/params/sample.h.
-_CODES = {'fastrand': 1, 'bucket': 0, 'unbiased': 2, 'paper': 3}
+_CODES = {'fastrand': 1, 'adaptive': 4, 'bucket': 0, 'unbiased': 2, 'paper': 3}
 STRATEGIES = tuple(_CODES)
+SCALED = ('unbiased', 'adaptive')  # samples that stand for all edges: scaled sums
 WORD = 2**64  # range of a seed
 
 
@@ -41,9 +42,11 @@ class Sampling(NamedTuple):
 
     def weight(self, rowptr: Tensor, mean: bool, dtype: torch.dtype) -> Tensor | None:
         """The factor that scales each row's sum to all edges of the row."""
-        if self.strategy != 'unbiased' or mean:
+        if self.strategy not in SCALED or mean:
             return None
-        return (rowptr.diff().to(acc_dtype(dtype)) / self.num_samples).clamp_(min=1)
+        zeros = int(self.strategy == 'adaptive')  # As `sum_scale` in csrc/params/sample.h.
+        degree = rowptr.diff().to(acc_dtype(dtype))
+        return ((degree + zeros) / (self.num_samples + zeros)).clamp_(min=1)
 
 
 class SparseOperator(NamedTuple):

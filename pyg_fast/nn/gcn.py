@@ -435,18 +435,20 @@ def _suits(norm: GCNNorm, dtype: torch.dtype) -> bool:
 @torch.no_grad()
 def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
     """A normalised graph in PyG's form: edges and their weights, self-loops last."""
-    graph, value, scale, _, diag = norm.operator[:5]
+    graph, value, row_scale, col_scale, diag = norm.operator[:5]
     count = graph.rowptr.diff().long()
     dst = torch.arange(graph.num_dst, device=count.device).repeat_interleave(count)
     num_edges = dst.size(0)
     src = graph.col[:num_edges].long()
     if value is None:
-        assert scale is not None
-        weight = scale.new_ones(num_edges)
+        assert row_scale is not None
+        weight = row_scale.new_ones(num_edges)
     else:
         weight = value[:num_edges] if graph.perm is None else value[graph.perm[:num_edges].long()]
-    if scale is not None:
-        weight = scale[src] * weight * scale[dst]
+    if col_scale is not None:
+        weight = col_scale[src] * weight
+    if row_scale is not None:
+        weight = weight * row_scale[dst]
     if diag is not None:
         loop = torch.arange(graph.num_dst, device=count.device)
         src, dst = torch.cat([src, loop]), torch.cat([dst, loop])

@@ -16,7 +16,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from ..graph.execution_path import ExecutionPath
 from ..graph.gcn_norm import GCNNorm
 from ..graph.graph import graph_of
-from ..graph.operator import Sampling, SparseOperator
+from ..graph.operator import SCALED, Sampling, SparseOperator
 from ..ops._checks import check_device
 from ..ops.cbsr import CBSR
 from ..ops.linear_product import aggregates_first, takes_gradient
@@ -63,6 +63,9 @@ class _Sampled:
             return False
         return self.sample == 'always' or (self.sample == 'eval' and not self.training)
 
+    def _scales_sums(self) -> bool:
+        return self.strategy in SCALED
+
     def _sampling(self) -> Sampling:
         return Sampling(self.num_samples, self.strategy)
 
@@ -92,9 +95,9 @@ class _Sampled:
         self: Any, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Input for PyG's code: the sampled edges and their positions; or None if PyG's code reads
-        all edges: for explainers, which number the edges, and for unbiased samples, whose
-        expectation is the sum over all edges."""
-        if not self._samples() or self._explain or self.strategy == 'unbiased':
+        all edges: for explainers, which number the edges, and for samples whose sums are
+        scaled to stand for all edges."""
+        if not self._samples() or self._explain or self._scales_sums():
             return None
         if (
             not isinstance(edge_index, Tensor)
@@ -146,6 +149,15 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     the sum is multiplied by :math:`d_i / S`, so the expectations of the result and its gradients
     equal those of all edges. Every call then draws a new sample from torch's generator.
 
+    With :obj:`strategy="adaptive"`, too, degrees count all edges, and a row is scaled to stand for
+    all of them. Its noise grows with its scale, so the exponent is below one:
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{\Theta}^{\top} \left( \frac{d_i + 1}{\min(d_i, S) + 1}
+        \right)^{2/3} \left( \frac{\mathbf{x}_i}{\tilde{d}_i} +
+        \sum_{j \in \mathcal{S}(i)} \frac{\mathbf{x}_j}{\sqrt{\tilde{d}_i \tilde{d}_j}} \right)
+        + \mathbf{b}, \qquad \tilde{d}_i = d_i + 1
+
     The layer trains on all edges and samples in evaluation, unless :obj:`sample` says otherwise.
     Parameters, options, outputs and gradients are those of
     :class:`~pyg_fast.nn.PathPreparedGCNConv`; if no node has more than :math:`S` edges, so is the
@@ -160,7 +172,8 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         num_samples (int): :math:`S`, at least 1; above 4096 the layer takes all edges. See
             :func:`pyg_fast.choose_num_samples`.
         strategy (str, optional): Which edges, as in :func:`~pyg_fast.ops.sampled_spmm`:
-            :obj:`"fastrand"`, :obj:`"bucket"`, :obj:`"unbiased"` or :obj:`"paper"`.
+            :obj:`"fastrand"`, :obj:`"adaptive"`, :obj:`"bucket"`, :obj:`"unbiased"` or
+            :obj:`"paper"`.
             (default: :obj:`"fastrand"`)
         sample (str, optional): When to sample: in evaluation (:obj:`"eval"`), also in training
             (:obj:`"always"`), or :obj:`"never"`. (default: :obj:`"eval"`)
@@ -271,11 +284,12 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         with self._without_cache():
             sampling, cached = self._degree_sampling(), self._cached_norm or {}
             norm = cached.get(None if sampling is None else sampling[:2])
+            if self.strategy == 'adaptive' and isinstance(x, Tensor) and not self._explain:
+                norm = self._normalized_once(x, edge_index, edge_weight, num_nodes)
             if norm is not None:  # The graph of the first call, or its sample.
                 if sampling is not None:
-                    graph = sampled_graph(norm.operator.graph, sampling)
-                    norm = norm._replace(operator=norm.operator._replace(graph=graph))
-                self._cached_edge_index = listed_norm(norm, self.flow)
+                    norm = _of_sampled_edges(norm, sampling, x.dtype)
+                edge_index, edge_weight = self._cached_edge_index = listed_norm(norm, self.flow)
             return super()._by_pyg(x, edge_index, edge_weight)
 
     def _cache_for_pyg(self) -> None:
@@ -294,6 +308,15 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
             yield
         finally:
             self._cached_edge_index, self._cached_adj_t = cached
+
+
+def _of_sampled_edges(norm: GCNNorm, sampling: Sampling, dtype: torch.dtype) -> GCNNorm:
+    graph, _, row_scale = norm.operator[:3]
+    weight = sampling.weight(graph.rowptr, False, dtype)
+    if weight is not None:
+        row_scale = weight if row_scale is None else weight * row_scale
+    part = norm.operator._replace(graph=sampled_graph(graph, sampling), row_scale=row_scale)
+    return norm._replace(operator=part)
 
 
 def _taken(edge_weight: Tensor, edge_index: Tensor, at: Tensor) -> Tensor:
@@ -315,7 +338,8 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
         \mathrm{mean}_{j \in \mathcal{S}(i)} \mathbf{x}_j
 
     Means and sums are over the sampled edges; :obj:`strategy="unbiased"` multiplies a sum by
-    :math:`d_i / S`. For everything else, such as when it samples, see
+    :math:`d_i / S`, :obj:`"adaptive"` by :math:`(d_i + 1) / (S + 1)`; where PyG's own code runs,
+    such sums are over all edges. For everything else, such as when it samples, see
     :class:`~pyg_fast.nn.SampledGCNConv`.
 
     Args:
@@ -368,6 +392,10 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
             raise ValueError(
                 f"strategy='unbiased' supports only sums and means, got {kind.__name__}"
             )
+
+    def _scales_sums(self) -> bool:
+        kind = type(self.aggr_module)
+        return super()._scales_sums() and (self.strategy == 'unbiased' or kind is SumAggregation)
 
     def _aggregated(self, to: Neighbours) -> Tensor:
         if not self._samples():

@@ -85,6 +85,12 @@ def sampled_spmm(
         strategy (str): :obj:`"fastrand"` spreads the sample evenly over a row: :math:`p_i` is the
             number coprime to the degree :math:`d_i` that is nearest to :math:`0.618 d_i`, and
             :math:`o_i = 0`. :obj:`"bucket"` takes the first :math:`S` edges.
+            :obj:`"adaptive"` takes runs of :math:`r_i` consecutive edges, the runs evenly spread,
+            :math:`e_k = k + \lfloor (d_i - S) (\lfloor k / r_i \rfloor + 1/2) / \lceil S / r_i
+            \rceil \rfloor`, where :math:`r_i`, a power of two, grows with :math:`d_i / S` up to
+            8, but leaves at least 16 runs; a sum stands for all edges, as that of the sample and a
+            zero: :math:`c_i = (d_i + 1) / (S + 1)`. The idea is that of `AES-SpMM
+            <https://arxiv.org/abs/2503.18427>`_: the sample adapts to the degree.
             :obj:`"unbiased"` draws :math:`o_i` and :math:`p_i`, coprime to :math:`d_i`, at random
             at every call: each edge is taken with probability :math:`S / d_i`, and a sum is
             multiplied by :math:`c_i = d_i / S`, so the expectations of the sum and its gradients
@@ -187,8 +193,9 @@ def _sampled_spmm_reference(
     row, edge = sampled_rows(rowptr, num_samples, strategy, seed)
     sampled_rowptr = pad(torch.bincount(row, minlength=rowptr.size(0) - 1).cumsum(0), (1, 0))
     perm = edge if perm is None else perm[edge]
-    if strategy == 2 and not mean:
-        weight = (rowptr.diff().double() / num_samples).clamp(min=1)
+    if strategy in (2, 4) and not mean:
+        zeros = int(strategy == 4)
+        weight = ((rowptr.diff().double() + zeros) / (num_samples + zeros)).clamp(min=1)
         row_scale = weight if row_scale is None else weight * row_scale
     return reference.spmm(
         sampled_rowptr, col[edge], perm, value, x, row_scale, col_scale, diag, bias, mean

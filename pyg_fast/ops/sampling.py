@@ -207,6 +207,11 @@ def sampled_positions(
             stride = stride % (degree - 1) + 1
     elif strategy == 3:
         stride = 577
+    elif strategy == 4:
+        longest = min(num_samples // 16, degree // num_samples, 8)
+        run = 1 << max(longest.bit_length() - 1, 0)
+        half_gap = ((2**31 - 1) // -(-num_samples // run) + 1) * (degree - num_samples)
+        return [k + ((2 * (k // run) + 1) * half_gap >> 32) for k in range(num_samples)]
     return [(offset + k * stride) % degree for k in range(num_samples)]
 
 

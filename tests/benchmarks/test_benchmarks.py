@@ -344,7 +344,7 @@ def test_sampled(tmp_path: Path) -> None:
         *(f'{what}, 9 to 8 to 41, float32' for what in (
             'Training step of a GCN', 'Inference of a GCN, its aggregations alone',
             'Inference of a GCN'))]
-    strategies = {'fastrand', 'bucket', 'unbiased', 'paper'}
+    strategies = {'fastrand', 'adaptive', 'bucket', 'unbiased', 'paper'}
     full = {'in full', 'torch.sparse', 'torch.sparse int64'}
     kernels = sections['Aggregation at F=12, float32']
     few, many = (cell['results'] for cell in kernels['cells'])

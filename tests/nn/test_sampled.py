@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GCN, GCNConv, SAGEConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 import pyg_fast
@@ -34,8 +35,9 @@ LAYERS = {
     'gcn': (GCNConv, PathPreparedGCNConv, SampledGCNConv),
     'sage': (SAGEConv, PathPreparedSAGEConv, SampledSAGEConv),
 }
-CODES = {'bucket': 0, 'fastrand': 1, 'paper': 3}
-FIXED, STRATEGIES = tuple(CODES), (*CODES, 'unbiased')
+CODES = {'bucket': 0, 'fastrand': 1, 'paper': 3, 'adaptive': 4}
+FIXED = ('bucket', 'fastrand', 'paper')  # the edges alone tell what they give
+STRATEGIES = (*FIXED, 'unbiased', 'adaptive')
 FLOWS = ('source_to_target', 'target_to_source')
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -75,6 +77,21 @@ def taken(
     if drop_loops:
         positions += [i for i, (src, dst) in enumerate(zip(*ends, strict=True)) if src == dst]
     return torch.tensor(positions, dtype=torch.long, device=edge_index.device)
+
+
+def adapted(
+    edge_index: Tensor, weight: Tensor | None, flow: str = FLOWS[0]
+) -> tuple[Tensor, Tensor]:
+    """The matrix of an adaptive GCN: its edges and their weights, self-loops last."""
+    proper = (edge_index[0] != edge_index[1]).nonzero().view(-1)
+    given = edge_index.double().new_ones(edge_index.size(1)) if weight is None else weight
+    (src, dst), entry = gcn_norm(edge_index, given, NODES, flow=flow)  # of all edges
+    row = dst if flow == FLOWS[0] else src
+    ratio = (row[: proper.numel()].bincount(minlength=NODES) + 1) / (S + 1)
+    entry = entry * ratio.double().clamp(min=1).pow(2 / 3)[row]
+    kept = torch.isin(proper, taken(edge_index, 'adaptive', S, drop_loops=True, flow=flow))
+    kept = torch.cat([kept, kept.new_ones(NODES)])
+    return torch.stack([src, dst])[:, kept], entry[kept]
 
 
 def layers(
@@ -432,6 +449,62 @@ def test_lazy_channels(kind: str, device: torch.device) -> None:
     assert_same(gradients(theirs, x, kept), gradients(must_fuse(ours), x, edge_index))
 
 
+# The adaptive sample --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(('weighted', 'flow'), [(True, FLOWS[0]), (False, FLOWS[1])])
+def test_adaptive_gcn(weighted: bool, flow: str, device: torch.device) -> None:
+    edge_index, x = edges().to(device), features(NODES, IN, device=device)
+    weight = weights(edge_index.cpu()).to(device) if weighted else None
+    theirs, ours = layers('gcn', 'adaptive', device=device, flow=flow)
+    _, caching = layers('gcn', 'adaptive', device=device, flow=flow, cached=True)
+    caching.load_state_dict(ours.state_dict())
+    theirs.normalize = False
+
+    def hooked(conv: Any, *args: Any) -> list[Tensor]:
+        handle = conv.register_message_forward_hook(lambda module, args, out: 2 * out)
+        results = gradients(conv, *args)
+        handle.remove()
+        return results
+
+    graph, order = prepare(edge_index)
+    for given, own in ((edge_index, slice(None)), (graph, order)):
+        w = None if weight is None else weight[own]
+        matrix = adapted(edge_index[:, own], w, flow)
+        for conv in (ours, caching)[: 2 if given is edge_index else 1]:
+            assert_same(gradients(theirs, x, *matrix), gradients(conv, x, given, w))
+            # PyG's own code is given the same matrix.
+            assert_same(hooked(theirs, x, *matrix), hooked(conv, x, given, w))
+        if w is not None:
+            w.requires_grad_()
+            outs = theirs(x, *adapted(edge_index[:, own], w, flow)), ours(x, given, w)
+            assert_same(*(torch.autograd.grad(out.sin().sum(), w) for out in outs))
+    batch, matrix = features(3, NODES, IN, device=device), adapted(edge_index, weight, flow)
+    assert_same(gradients(theirs, batch, *matrix), gradients(ours, batch, edge_index, weight))
+
+
+@pytest.mark.parametrize('aggr', ['mean', 'sum', 'max', ['max', 'mean']])
+def test_adaptive_sage(aggr: Any, device: torch.device) -> None:
+    edge_index, x = edges().to(device), features(NODES, IN, device=device)
+    theirs, ours = layers('sage', 'adaptive', device=device, aggr=aggr)
+    kept = edge_index[:, taken(edge_index, 'adaptive')]
+    expected = gradients(theirs, x, kept)
+    if aggr == 'sum':
+        ratio = ((edge_index[1].bincount(minlength=NODES) + 1) / (S + 1)).clamp(min=1)
+        every = torch.zeros(NODES, NODES, dtype=torch.double, device=device)
+        every.index_put_((kept[1], kept[0]), ratio.double()[kept[1]], accumulate=True)
+        sums = every @ x
+        torch.testing.assert_close(ours(x, edge_index), ours.lin_l(sums) + ours.lin_r(x))
+    else:
+        assert_same(expected, gradients(must_fuse(ours), x, edge_index))
+        del ours._left
+    # PyG's own code cannot scale a sum: it reads all edges.
+    given = edge_index if aggr == 'sum' else kept
+    for conv in (theirs, ours):
+        conv.register_message_forward_hook(lambda module, args, out: 2 * out)
+    assert_same(gradients(theirs, x, given), gradients(ours, x, edge_index))
+
+
 # Caches ---------------------------------------------------------------------------------------
 
 
@@ -784,7 +857,7 @@ def test_captured_training_step(kind: str, strategy: str, device: torch.device) 
 # PyG's own way --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('strategy', [*FIXED, 'unbiased'])
 @pytest.mark.parametrize('prepared', [False, True])
 @pytest.mark.parametrize('kind', KINDS)
 def test_hooks(kind: str, prepared: bool, strategy: str, device: torch.device) -> None:
@@ -835,7 +908,7 @@ def test_explainers_are_given_all_edges(kind: str, strategy: str, device: torch.
     assert masks[0].max() > 0
 
 
-@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('strategy', [*FIXED, 'unbiased'])
 @pytest.mark.parametrize('kind', KINDS)
 def test_static_batches(kind: str, strategy: str, device: torch.device) -> None:
     theirs, ours = layers(kind, strategy, device=device)

@@ -24,7 +24,7 @@ from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, multiplied
 from ._samples import Given, sample
 
-CODES = {'bucket': 0, 'fastrand': 1, 'unbiased': 2, 'paper': 3}
+CODES = {'bucket': 0, 'fastrand': 1, 'unbiased': 2, 'paper': 3, 'adaptive': 4}
 SEED = 2**40 + 7
 # Kernels share rows of more than 256 sampled edges among warps.
 SAMPLES = (1, 2, 5, 32, 33, 300, 4096)
@@ -173,6 +173,32 @@ def test_fastrand_is_never_a_bucket(device: torch.device) -> None:
         assert min(stride, degree - stride) > 1
 
 
+# From 16 runs on they become longer, but not in rows of less than twice as many edges.
+@pytest.mark.parametrize(
+    ('num_samples', 'degree', 'run'),
+    [(1, 9, 1), (31, 10**6, 1), (32, 63, 1), (32, 64, 2), (60, 10**6, 2), (64, 255, 2),
+     (64, 256, 4), (100, 2**20 + 3, 4), (128, 1024, 8), (4096, 100_000, 8)],
+)  # fmt: skip
+def test_adaptive_takes_even_runs(
+    device: torch.device, num_samples: int, degree: int, run: int
+) -> None:
+    edges = torch.tensor(taken(degree, num_samples, 'adaptive', device))
+    starts, count = edges[::run], -(-num_samples // run)
+    assert torch.equal(edges, (starts.view(-1, 1) + torch.arange(run)).view(-1)[:num_samples])
+    left_out = (degree - num_samples) * (torch.arange(count) + 0.5) / count
+    assert (starts - left_out - run * torch.arange(count)).abs().max() <= 1
+
+
+def test_adaptive_scales_sums_to_all_edges(device: torch.device) -> None:
+    graph = star(100_000).graph(device=device)
+    x = torch.rand(100_000, 3, dtype=torch.float64, device=device)
+    for num_samples in (1000, 4096):
+        actual = sampled_spmm(graph, x, num_samples, 'adaptive')
+        assert (actual / x.sum(0) - 1).abs().max() < 0.05
+        ones = sampled_spmm(graph, torch.ones_like(x), num_samples, 'adaptive')
+        assert ones[0, 0].item() == pytest.approx(num_samples * 100_001 / (num_samples + 1))
+
+
 def test_paper_repeats_edges_where_577_divides_the_degree(device: torch.device) -> None:
     assert set(taken(577, 16, 'paper', device)) == {0}
     times = Counter(taken(1154, 16, 'paper', device))
@@ -230,6 +256,9 @@ def test_is_the_aggregation_of_the_sampled_graph(
     sampled = sampled_graph(graph, Sampling(6, strategy), transpose=True)
     actual = sampled_spmm(graph, x, 6, strategy, reduce=reduce)
     expected = spmm(sampled, x, reduce=reduce)
+    if (strategy, reduce) == ('adaptive', 'sum'):
+        degree = graph.rowptr.diff().double().view(-1, 1)
+        expected = expected * ((degree + 1) / 7).clamp(min=1)
     torch.testing.assert_close(actual, expected)
     grad = torch.randn_like(actual)
     torch.testing.assert_close(

@@ -202,7 +202,7 @@ def sampled_spmm_reference(
     if quantize:
         small, scale = reference.quantize_rows(x)
         x = small.double() * scale.view(-1, 1).double()
-    code = ('bucket', 'fastrand', 'unbiased', 'paper').index(strategy)
+    code = ('bucket', 'fastrand', 'unbiased', 'paper', 'adaptive').index(strategy)
     rows = csr(graph, x.size(0))
     number = int(seed) + step * 0x9E3779B97F4A7C15
     seed = torch.tensor([(number + 2**63) % 2**64 - 2**63])
@@ -387,7 +387,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     **{
         f'sampled_spmm {strategy}': sampled_entry(strategy, reduce='sum', quantize=False)
-        for strategy in ('fastrand', 'bucket', 'unbiased', 'paper')
+        for strategy in ('fastrand', 'adaptive', 'bucket', 'unbiased', 'paper')
     },
     'sampled_spmm max': sampled_entry('fastrand', reduce='max'),
     'sampled_spmm quantized': sampled_entry('fastrand', quantize=True),

@@ -132,7 +132,7 @@ def our_options(kind: str, options: dict[str, Any], rng: random.Random) -> dict[
         sample = rng.choice(['eval', 'always', 'never'])
         if options.get('cached') and sample == 'eval':
             sample = 'always'  # Else the graphs of training and of evaluation are kept apart.
-        strategies = ['fastrand', 'bucket', 'paper']
+        strategies = ['fastrand', 'adaptive', 'bucket', 'paper']
         if options.get('aggr', 'sum') in ('sum', 'mean'):
             strategies.append('unbiased')
         return {'num_samples': 200, 'strategy': rng.choice(strategies), 'sample': sample}
