@@ -46,7 +46,7 @@ RATES, DROPOUTS = (0.001, 0.003, 0.01), (0.2, 0.5, 0.7)
 CHOICE_SEED, CHOICE_RUNS = 100, 3  # the test scores have other seeds
 STAGES = (0.1, 0.25, 0.5, 1.0)  # of a training
 RELU = str(maxk_training.Variant())
-STRATEGIES = ('fastrand', 'bucket')
+STRATEGIES = ('fastrand', 'bucket', 'adaptive')
 SAMPLES = (
     1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096)
@@ -241,8 +241,9 @@ def sampled(bench: Bench, name: str, model: str | None) -> None:
             'score': found.metric, 'mean degree': found.graph['edges'] / found.graph['nodes'],
             **{f'{what}, {strategy}': of[strategy] for strategy in STRATEGIES
                for what, of in (('least S', least), ('chosen', found.chosen))},
-            'fastrand needs no larger S': 'yes' if (least['fastrand'] or math.inf) <= (
-                least['bucket'] or math.inf) else 'no'})
+            **{f'{name} needs no larger S': 'yes' if (least[name] or math.inf) <= (
+                least[other] or math.inf) else 'no'
+               for name, other in (('fastrand', 'bucket'), ('adaptive', 'fastrand'))}})
 
 
 # The loader -------------------------------------------------------------------------------------
