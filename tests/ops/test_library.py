@@ -245,7 +245,7 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
         *(
             (op, name, number)
             for op in ('sampled_spmm', 'sample_edges')
-            for name, number in (('num_samples', 0), ('num_samples', 4097), ('strategy', 4))
+            for name, number in (('num_samples', 0), ('num_samples', 4097), ('strategy', 5))
         ),
         ('sample_edges', 'num_slots', -1),
         ('sddmm', 'num_values', 199),
