@@ -294,7 +294,7 @@ class Model:
                 graph, factor = taken.graph, taken.factor
             loop_factor = torch.ones_like(factor)
             if strategy == ADAPTIVE:
-                factor = loop_factor = factor.pow(2 / 3)
+                factor, loop_factor = factor.pow(2 / 3), factor
             counted = self.graph if strategy in SCALED else graph
             scale = (counted.degree + 1).double().rsqrt()
             value = (factor * scale)[graph.row] * scale[graph.col.long()]

@@ -115,13 +115,10 @@ def _inverse_sqrt(degree: Tensor) -> Tensor:
 
 
 def _adapted(norm: GCNNorm, sampling: Sampling | None, dtype: torch.dtype) -> GCNNorm:
-    r"""Scales the rows, self-loops included, by
-    :math:`((d_i + 1) / (\min(d_i, S) + 1))^{2/3}` in all, of which the kernel multiplies the sums
-    of sampled edges by the base.
-
-    With exponent one a row estimates that of all edges, and the noise of a hub grows like its
-    degree; with 1/2 it is normalised as if it had :math:`S` edges. 2/3 lost least of the accuracy
-    of trained networks: benchmarks/accuracy.py.
+    r"""Scales self-loops by :math:`c_i = (d_i + 1) / (\min(d_i, S) + 1)`, like the kernel the sums
+    of sampled edges, and damps these to :math:`c_i^{2/3}`, since the scale multiplies their noise.
+    Of exponents from 1/2 to one 2/3 lost least accuracy of trained networks:
+    benchmarks/accuracy.py.
     """
     assert sampling is not None
     op = norm.operator
@@ -129,7 +126,7 @@ def _adapted(norm: GCNNorm, sampling: Sampling | None, dtype: torch.dtype) -> GC
     assert base is not None
     damping = base.pow(-1 / 3)
     row_scale = damping if op.row_scale is None else damping * op.row_scale
-    diag = None if op.diag is None else base * damping * op.diag
+    diag = None if op.diag is None else base * op.diag
     return norm._replace(operator=op._replace(row_scale=row_scale, diag=diag))
 
 

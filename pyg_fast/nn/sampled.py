@@ -150,13 +150,13 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     equal those of all edges. Every call then draws a new sample from torch's generator.
 
     With :obj:`strategy="adaptive"`, too, degrees count all edges, and a row is scaled to stand for
-    all of them. Its noise grows with its scale, so the exponent is below one:
+    all of them; the sum of the sample less than its self-loop, since that has noise:
 
     .. math::
-        \mathbf{x}^{\prime}_i = \mathbf{\Theta}^{\top} \left( \frac{d_i + 1}{\min(d_i, S) + 1}
-        \right)^{2/3} \left( \frac{\mathbf{x}_i}{\tilde{d}_i} +
-        \sum_{j \in \mathcal{S}(i)} \frac{\mathbf{x}_j}{\sqrt{\tilde{d}_i \tilde{d}_j}} \right)
-        + \mathbf{b}, \qquad \tilde{d}_i = d_i + 1
+        \mathbf{x}^{\prime}_i = \mathbf{\Theta}^{\top} \left( c_i \frac{\mathbf{x}_i}{\tilde{d}_i} +
+        c_i^{2/3} \sum_{j \in \mathcal{S}(i)} \frac{\mathbf{x}_j}{\sqrt{\tilde{d}_i \tilde{d}_j}}
+        \right) + \mathbf{b}, \qquad c_i = \frac{d_i + 1}{\min(d_i, S) + 1}, \quad
+        \tilde{d}_i = d_i + 1
 
     The layer trains on all edges and samples in evaluation, unless :obj:`sample` says otherwise.
     Parameters, options, outputs and gradients are those of

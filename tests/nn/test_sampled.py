@@ -87,8 +87,9 @@ def adapted(
     given = edge_index.double().new_ones(edge_index.size(1)) if weight is None else weight
     (src, dst), entry = gcn_norm(edge_index, given, NODES, flow=flow)  # of all edges
     row = dst if flow == FLOWS[0] else src
-    ratio = (row[: proper.numel()].bincount(minlength=NODES) + 1) / (S + 1)
-    entry = entry * ratio.double().clamp(min=1).pow(2 / 3)[row]
+    ratio = (row[: proper.numel()].bincount(minlength=NODES) + 1).double() / (S + 1)
+    ratio = ratio.clamp(min=1)
+    entry = entry * torch.cat([ratio.pow(2 / 3)[row[: proper.numel()]], ratio])
     kept = torch.isin(proper, taken(edge_index, 'adaptive', S, drop_loops=True, flow=flow))
     kept = torch.cat([kept, kept.new_ones(NODES)])
     return torch.stack([src, dst])[:, kept], entry[kept]
