@@ -56,7 +56,7 @@ RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 
 # and the sum of its values times their gradients.
 OF_DST = {'grad', 'arg', 'most', 'scale', 'dot', 'running'}
 # Pointwise functions of torch that take Python numbers.
-_WITH_NUMBERS = {
+WITH_NUMBERS = {
     'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',
 }  # fmt: skip
 _REDUCE: dict[str, Callable[..., Tensor]] = {
@@ -278,17 +278,42 @@ class Program:
         lines.append('return ' + ' '.join(f'%{number[at]}' for at in outputs))
         return '\n'.join(lines)
 
+    def leaves(self, at: int) -> set[int]:
+        """The loads that get a value's gradient."""
+        found: dict[int, set[int]] = {}
+        for each in self.reachable([at]):
+            value = self[each]
+            found[each] = set()
+            if is_float(value.dtype):
+                own = {each} if value.op == 'load' else set()
+                found[each] = own.union(*(found[arg] for arg in value.args))
+        return found[at]
+
+    def operation(self, at: int) -> Callable[..., Tensor]:
+        """A function of torch that computes a value of nodes or parameters from its arguments."""
+        value, inner = self[at], [self[arg] for arg in self[at].args]
+        alike = all(
+            each.dtype == value.dtype or each.op == 'const' or (value.op == 'where' and k == 0)
+            for k, each in enumerate(inner)
+        )
+        if value.op in POINTWISE and (alike or value.op in BOOLEAN):
+            return POINTWISE[value.op]
+        if value.op == 'mm' and alike and len(value.shape) == 1 and self.level(at) in (SRC, DST):
+            return torch.mm
+        if value.op == 'permute' and value.attrs == (1, 0) and self.level(at) == PARAM:
+            return torch.t
+        own, shapes = getattr(torch, value.dtype), [each.shape for each in inner]
+        return lambda *args: _evaluate(value, list(args), shapes, own)
+
     def evaluate(
         self,
         outputs: Sequence[int],
         known: dict[int, Tensor],
         dtype: torch.dtype | None = None,
-        safe: Callable[[int, Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
         """Values in plain torch. `known` holds those of loads and, perhaps, of others; all that
         are not of level PARAM have a leading dimension of nodes or edges. With `dtype` every float
-        is computed in it. `safe` gets the arguments of operations whose derivative is not finite
-        everywhere."""
+        is computed in it."""
         results: dict[int, Any] = dict(known)
         device = next(iter(known.values())).device
         for at in self.reachable(outputs, results):
@@ -302,10 +327,8 @@ class Program:
             args = []
             for arg in value.args:
                 got = results[arg]
-                if not isinstance(got, Tensor) and value.op not in _WITH_NUMBERS:
+                if not isinstance(got, Tensor) and value.op not in WITH_NUMBERS:
                     got = torch.full(self[arg].shape, got, dtype=own, device=device)
-                if safe is not None and value.op in RISKY and isinstance(got, Tensor):
-                    got = safe(arg, got)
                 args.append(got)
             results[at] = _evaluate(value, args, [self[arg].shape for arg in value.args], own)
         return [results[at] for at in outputs]
@@ -348,7 +371,7 @@ def _evaluate(
         dim, start, size, step = attrs
         place = dim + len(lead)
         part = x.narrow(place, start, (size - 1) * step + 1)
-        return part[(slice(None),) * place + (slice(None, None, step),)]
+        return part if step == 1 else part[(slice(None),) * place + (slice(None, None, step),)]
     if op == 'cat':
         leads = [tuple(a.shape[: a.dim() - len(s)]) for a, s in zip(args, inner, strict=True)]
         lead = max(leads, key=len)

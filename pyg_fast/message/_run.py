@@ -3,7 +3,7 @@
 import itertools
 import linecache
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +23,7 @@ from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
 from ._inputs import ends_of
-from ._ir import DST, OF_DST, SRC, Program, Refused, is_float
+from ._ir import OF_DST, SRC, Program, Refused, is_float
 from ._plan import (
     Gradients,
     Plan,
@@ -34,6 +34,7 @@ from ._plan import (
     sums_of,
     weighted_sum,
 )
+from ._prologue import Prologue
 from ._triton import OF_TWO, Out, Source, generate
 
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
@@ -85,7 +86,10 @@ class Passes:
             (at, *before[at].attrs)
             for at in before.reachable(self.wanted) if before[at].op == 'load'
         ]  # fmt: skip
-        self.computed = [at for at in self.wanted if before[at].op != 'load']
+        self.prologue = Prologue(before, self.wanted)
+        self.acc: torch.dtype = getattr(torch, plan.acc)
+        # Of each input, the loads that get its gradient.
+        self.leaves = [before.leaves(each.at) for each in plan.inputs]
         self.weighted_sum = weighted_sum(plan)
         self._gradients: Gradients | None = None
         self._made: dict[Any, Any] = {}
@@ -104,6 +108,17 @@ class Passes:
         return tuple(
             k for k, at in enumerate(grads.local) if at is not None and needs[k]
         )  # fmt: skip
+
+    def needs_transpose(self, needs: tuple[bool, ...]) -> bool:
+        """Whether the backward pass reads the edges by their sources."""
+        key = ('needs_transpose', needs)
+        if key not in self._made:
+            if self.weighted_sum is not None:
+                self._made[key] = needs[self.weighted_sum.x]
+            else:
+                passes = self.backward(needs, self.local(needs)) if any(needs) else []
+                self._made[key] = any(one.row_role == 'src' for one, _ in passes)
+        return self._made[key]
 
     def forward(self, local: tuple[int, ...]) -> Pass:
         """The pass of the results, then of derivatives by `local` inputs."""
@@ -510,10 +525,10 @@ class FusedMessage(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, *inputs: Tensor
-    ) -> Any:
-        needs = tuple(ctx.needs_input_grad[3:])
-        acc: torch.dtype = getattr(torch, passes.plan.acc)
+        ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
+        *inputs: Tensor,
+    ) -> Any:  # fmt: skip
+        acc = passes.acc
         local = passes.local(needs)
         known = _by_role(passes.plan, inputs)
         # What the backward pass cannot compute is refused now.
@@ -536,7 +551,7 @@ class FusedMessage(torch.autograd.Function):
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
-            return None, None, None, *exact
+            return None, None, None, None, *exact
         plan = passes.plan
         known = _by_role(plan, inputs)
         for n in range(len(plan.softmaxes)):
@@ -570,7 +585,7 @@ class FusedMessage(torch.autograd.Function):
         for k, needed in enumerate(needs):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])
-        return None, None, None, *out
+        return None, None, None, None, *out
 
 
 def _forward(
@@ -710,27 +725,35 @@ def unfused(
 
 
 def run(
-    passes: Passes, graph: Graph, args: tuple, named: dict[tuple[str, str], Tensor],
-    seed: Tensor | None,
+    passes: Passes, graph_of: Callable[[bool], Graph], args: tuple,
+    named: dict[tuple[str, str], Tensor], seed: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """The aggregated message, for the arguments of the captured function and its inputs of nodes
-    and edges."""
-    device = graph.col.device.type
+    and edges. `graph_of` makes the graph, with its transpose on request."""
+    device = next(iter(named.values())).device.type
     if torch.is_autocast_enabled(device):  # The plan has its conversions.
         with torch.autocast(device, enabled=False):
-            return run(passes, graph, args, named, seed)
+            return run(passes, graph_of, args, named, seed)
     plan = passes.plan
-    values = _prologue(passes, args, named, graph)
+    read = {
+        at: args[name] if role == 'param' else named[role, name] for at, role, name in passes.reads
+    }
+    needs = None
+    if torch.is_grad_enabled():
+        leaves = {at for at, x in read.items() if x.requires_grad}
+        if leaves:
+            needs = tuple([not leaves.isdisjoint(each) for each in passes.leaves])
+    hoists = passes.prologue.ends if needs is not None else ()
+    graph = graph_of(SRC in hoists or (needs is not None and passes.needs_transpose(needs)))
+    values = passes.prologue(read, graph if hoists else None)
     # Here, so that the backward pass has the inputs of the graph of autograd.
     inputs = [x.contiguous() for x in values[: len(plan.inputs)]]
     if passes.weighted_sum is not None:
         outs = [_product(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
-    elif torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        outs = list(FusedMessage.apply(passes, graph, seed, *inputs))
+    elif needs is not None and True in needs:
+        outs = list(FusedMessage.apply(passes, graph, seed, needs, *inputs))
     else:
-        known = _by_role(plan, inputs)
-        acc = getattr(torch, plan.acc)
-        outs, _, _ = _forward(passes, (), graph, known, acc, seed)
+        outs, _, _ = _forward(passes, (), graph, _by_role(plan, inputs), passes.acc, seed)
     if plan.tail is not None:
         *others, out = outs
         weight = values[len(plan.inputs)]
@@ -762,34 +785,3 @@ def _product(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -
     rows = x.reshape(x.size(0), -1).contiguous()
     out = product(op, rows, out_acc=rows.dtype != getattr(torch, dtype))
     return out.view(-1, *x.shape[1:])
-
-
-def _prologue(
-    passes: Passes, args: tuple, named: dict[tuple[str, str], Tensor], graph: Graph
-) -> list[Tensor]:  # fmt: skip
-    """Inputs of the kernel and its tail, computed on nodes and parameters.
-
-    No edge reads the row of a node without edges, so that its gradient is zero: it must not become
-    NaN by what is hoisted, such as the derivative of a square root at zero.
-    """
-    before, wanted = passes.plan.before, passes.wanted
-    read = {
-        at: args[name] if role == 'param' else named[role, name] for at, role, name in passes.reads
-    }
-    if not passes.computed:
-        return [read[at] for at in wanted]
-    used: dict[int, Tensor] = {}
-    if torch.is_grad_enabled():
-        ends = {SRC: graph.t_rowptr, DST: graph.rowptr}
-        for level in {before.level(at) for at in passes.computed}:
-            rowptr = ends.get(level)
-            if rowptr is not None:
-                used[level] = rowptr.diff() > 0
-
-    def safe(at: int, x: Tensor, number: float = 1) -> Tensor:
-        mask = used.get(before.level(at))
-        return x if mask is None else torch.where(mask.view(-1, *(1,) * (x.dim() - 1)), x, number)
-
-    known = {at: safe(at, x, 0) for at, x in read.items()}
-    found = before.evaluate(wanted, known, safe=safe if used else None)
-    return [read.get(at, value) for at, value in zip(wanted, found, strict=True)]

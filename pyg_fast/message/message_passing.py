@@ -123,10 +123,10 @@ def _fused(
     if code not in _entries:
         _entries[code] = make_entry()
 
-    def structure() -> Graph:
+    def structure(transpose: bool) -> Graph:
         if isinstance(graph, Graph):
             return graph
-        return graph_of(graph, num_src, num_dst, transpose=torch.is_grad_enabled())
+        return graph_of(graph, num_src, num_dst, transpose=transpose)
 
     (out,) = _entries[code](fn, structure, (reduce,), inputs, {}, wanted)
     return out

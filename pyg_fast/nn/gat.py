@@ -429,8 +429,10 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             ('dst', 'x_i'): mapped if shared else self.lin_r(dst).view(shape),
         }  # fmt: skip
 
-        def graph() -> Graph:
-            out = graph_of(edge_index, *sizes, transpose=transpose) if known is None else known
+        def graph(transpose: bool) -> Graph:
+            out = known
+            if out is None:
+                out = graph_of(edge_index, *sizes, transpose=transpose or reverse)
             return out.t() if reverse else out
 
         if self not in _entries:

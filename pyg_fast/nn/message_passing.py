@@ -1,6 +1,7 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
 import inspect
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +36,8 @@ _HOOKS = tuple(
     for where in ('propagate', 'message', 'aggregate', 'message_and_aggregate', 'edge_update')
     for when in ('pre_hooks', 'hooks')
 )
-OWN = ('_fused_entry', '_call', '_last_run')
+_hooks_of = itemgetter(*_HOOKS)
+OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
     'edge_index', 'size', 'size_j', 'dim_size', 'adj_t', 'edge_index_j',
@@ -150,105 +152,136 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         """PyG would replace :meth:`propagate` by one compiled from its template."""
 
 
+class _Arguments(NamedTuple):
+    """What the methods of a layer take, by their signatures."""
+
+    signatures: tuple[Any, Any, str]  # of `message` and `update`, and the flow
+    refused: str | None
+    other: dict[str, Any]  # not read
+    structure: tuple[str, ...]  # for a softmax
+    ends: tuple[tuple[tuple[str, str], str, int, Any], ...]  # key, name, dimension, default
+    rest: tuple[tuple[str, Any], ...]
+    update: tuple[tuple[str, Any], ...]
+
+
+def _arguments(conv: Any) -> _Arguments:
+    """The arguments of a layer, which it keeps as long as the signatures are the same objects."""
+    signature = conv.inspector.get_signature
+    message, update, flow = signature('message'), signature('update'), conv.flow
+    known = conv.__dict__.get('_fused_arguments')
+    if known is not None:
+        one, other, last = known.signatures
+        if one is message and other is update and last == flow:
+            return known
+    i, j = (1, 0) if flow == 'source_to_target' else (0, 1)
+    fixed: dict[str, Any] = {}
+    structure, ends, rest = [], [], []
+    for name, param in message.param_dict.items():
+        if name == 'ptr' or name in _STRUCTURE:  # The softmax takes the index.
+            fixed[name] = None
+        elif name in _OF_SOFTMAX:
+            structure.append(name)
+        elif name[-2:] in ('_i', '_j'):
+            dim = j if name[-2:] == '_j' else i
+            ends.append((('src' if dim == j else 'dst', name), name[:-2], dim, param.default))
+        else:
+            rest.append((name, param.default))
+    found = _Arguments(
+        (message, update, flow), _reads_structure(message, update), fixed, tuple(structure),
+        tuple(ends), tuple(rest),
+        tuple((name, param.default) for name, param in update.param_dict.items()),
+    )  # fmt: skip
+    conv.__dict__['_fused_arguments'] = found
+    return found
+
+
 def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
     """The result of `propagate`.
 
     Raises:
         Fallback: If PyG's code must run.
     """
-    reason = _why_not(conv, edge_index)
+    aggr, names = conv.aggr_module, _arguments(conv)
+    reason = _why_not(conv, edge_index, aggr, names.refused)
     if reason is not None:
         raise Fallback(reason)
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
     sizes = list(conv._check_input(edge_index, size))
-    num_edges = edge_index.size(1)
+    num_edges, node_dim = edge_index.size(1), conv.node_dim
     inputs: dict[tuple[str, str], Tensor] = {}
-    other: dict[str, Any] = {}
-    structure: list[str] = []
-    for name, param in conv.inspector.get_signature('message').param_dict.items():
-        if name in _OF_SOFTMAX:
-            if name == 'ptr':
-                other[name] = None  # The softmax takes the index.
-            else:
-                structure.append(name)
-            continue
-        if name in _STRUCTURE:  # not read
-            other[name] = None
-            continue
-        if name[-2:] not in ('_i', '_j'):
-            value = kwargs.get(name, param.default)
-            if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
-                inputs['edge', name] = value
-            else:
-                other[name] = value
+    other = dict(names.other)
+    for key, base, dim, default in names.ends:
+        value = kwargs.get(base, default)
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise Fallback(f"'{base}' has {len(value)} parts")
+            _note_size(conv, sizes, 1 - dim, value[1 - dim])
+            value = value[dim]
+        if isinstance(value, Tensor):
+            _note_size(conv, sizes, dim, value)
+            if node_dim not in (0, -value.dim()):
+                value = value.movedim(node_dim, 0)
+            inputs[key] = value
+        elif value is inspect.Parameter.empty:
+            raise Fallback(f"'{key[1]}' is missing")
         else:
-            dim = j if name[-2:] == '_j' else i
-            value = kwargs.get(name[:-2], param.default)
-            if isinstance(value, (tuple, list)):
-                if len(value) != 2:
-                    raise Fallback(f"'{name[:-2]}' has {len(value)} parts")
-                _note_size(conv, sizes, 1 - dim, value[1 - dim])
-                value = value[dim]
-            if isinstance(value, Tensor):
-                _note_size(conv, sizes, dim, value)
-                if conv.node_dim not in (0, -value.dim()):
-                    value = value.movedim(conv.node_dim, 0)
-                inputs['src' if dim == j else 'dst', name] = value
-            else:
-                other[name] = value
-        if value is inspect.Parameter.empty:
-            raise Fallback(f"'{name}' is missing")
+            other[key[1]] = value
     if not any(role == 'src' for role, _ in inputs):  # PyG accepts any numbers of sources then.
         raise Fallback('message reads no source')
+    for name, default in names.rest:
+        value = kwargs.get(name, default)
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
+            inputs['edge', name] = value
+        elif value is inspect.Parameter.empty:
+            raise Fallback(f"'{name}' is missing")
+        else:
+            other[name] = value
     num_dst = sizes[i] if sizes[i] is not None else sizes[j]
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
     if num_dst is None or num_src is None:
         raise Fallback('no input of nodes')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
-    update = {}
-    for name, param in conv.inspector.get_signature('update').param_dict.items():
-        update[name] = kwargs.get(name, param.default)
 
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry(int(_of_written(conv) is not None))
-    grad = torch.is_grad_enabled()
 
-    def graph() -> Graph:
-        nums = (num_src, num_dst) if j == 0 else (num_dst, num_src)
-        out = _graph(conv, edge_index, *nums, grad or j == 1)
-        return out if j == 0 else out.t()
+    def graph(transpose: bool) -> Graph:
+        if j == 0:
+            return _graph(conv, edge_index, num_src, num_dst, transpose)
+        return _graph(conv, edge_index, num_dst, num_src, True).t()
 
-    traced = conv.aggr_module if type(conv.aggr_module) in _TRACED else None
-    parts = [] if traced is not None else _parts(conv.aggr_module)
+    traced = aggr if type(aggr) in _TRACED else None
+    parts = [] if traced is not None else _parts(aggr)
     reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts)) or ('sum',)
     found = entry(
-        conv.message, graph, reduces, inputs, other, tuple(structure), traced, conv.node_dim
+        conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim
     )
     rank = found[0].dim()
-    if rank < -conv.node_dim:  # PyG raises an error.
+    if rank < -node_dim:  # PyG raises an error.
         raise Fallback(f'a message of {rank} dimensions')
-    if conv.node_dim not in (0, -rank):
-        found = [out.movedim(0, conv.node_dim) for out in found]
-    sums = dict(zip(reduces, found, strict=True))
-    if traced is not None:
-        out = sums['sum']
-    else:
-        out = _aggregated(conv.aggr_module, parts, sums, graph, conv.node_dim)
-    return conv.update(out, **update)
+    if node_dim not in (0, -rank):
+        found = [out.movedim(0, node_dim) for out in found]
+    out = found[0]
+    if len(parts) > 1 or type(aggr) not in _REDUCES or type(aggr) is StdAggregation:
+        sums = dict(zip(reduces, found, strict=True))
+        if traced is None:
+            out = _aggregated(aggr, parts, sums, graph, node_dim)
+    return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
 
 
-# Layers whose message sets one attribute, that only `return_attention_weights` reads, and the place
-# of this argument.
-_WRITES = {FAConv: 4, TransformerConv: 3}
+# Layers whose message sets one attribute, that only `return_attention_weights` reads: by message,
+# their forward and the place of this argument in it.
+_WRITES = {
+    FAConv.message: (FAConv.forward, 4), TransformerConv.message: (TransformerConv.forward, 3),
+}  # fmt: skip
 
 
 def _of_written(conv: Any) -> int | None:
     """The place of `return_attention_weights`, if the message sets an attribute for it alone."""
-    for cls, place in _WRITES.items():
-        if type(conv).message is cls.message and type(conv).forward is cls.forward:
-            return place
-    return None
+    cls = type(conv)
+    forward, place = _WRITES.get(cls.message, (None, None))
+    return place if cls.forward is forward else None
 
 
 def _wants_attention(conv: Any, place: int) -> bool:
@@ -267,8 +300,10 @@ def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose:
         known = call.graphs  # Tensors of inference mode do not tell whether they were written.
     version = 0 if known is None else edge_index._version
     by = (id(edge_index), version, num_src, num_dst, transpose)
-    if known is not None and by in known:
-        return known[by][1]
+    if known is not None:
+        found = known.get((*by[:-1], True)) or known.get(by)
+        if found is not None:
+            return found[1]
     graph = graph_of(edge_index, num_src, num_dst, transpose=transpose)
     if known is not None:
         known[by] = edge_index, graph
@@ -287,33 +322,47 @@ def _note_size(conv: Any, sizes: list[int | None], dim: int, value: Any) -> None
 
 def why_never(conv: Any) -> str | None:
     """Why PyG's code must run for every input."""
+    signature = conv.inspector.get_signature
+    reads = _reads_structure(signature('message'), signature('update'))
+    return _why_never(conv, conv.aggr_module, reads)
+
+
+def _why_never(conv: Any, aggr: Any, reads: str | None) -> str | None:
     own, cls = conv.__dict__, type(conv)
-    for name in ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forward'):
-        if name in own:
-            return f'its {name} is patched'
+    if not own.keys().isdisjoint(_METHODS):
+        return f'its {next(name for name in _METHODS if name in own)} is patched'
     if not _has_pygs_propagate(cls):
         return 'its propagate is overridden'
     if cls.aggregate is not MessagePassing.aggregate:
         return 'its aggregate is overridden'
-    for method in ('message', 'update'):
-        for name in conv.inspector.get_signature(method).param_dict:
+    if reads is not None:
+        return reads
+    if conv._decomposed_layers != 1:
+        return f'decomposed_layers={conv._decomposed_layers}'
+    return _why_not_aggr(aggr)
+
+
+_METHODS = ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forward')
+
+
+def _reads_structure(message: Any, update: Any) -> str | None:
+    """Which argument of a method no kernel has."""
+    for method, signature in (('message', message), ('update', update)):
+        for name in signature.param_dict:
             reads = name in _STRUCTURE or (method == 'update' and name in _OF_SOFTMAX)
             if reads or (method == 'update' and name[-2:] in ('_i', '_j')):
                 return f"'{method}' reads '{name}'"
-    if conv._decomposed_layers != 1:
-        return f'decomposed_layers={conv._decomposed_layers}'
-    return _why_not_aggr(conv.aggr_module)
+    return None
 
 
 def _has_pygs_propagate(cls: type) -> bool:
     """Whether ours replaces PyG's own `propagate`, perhaps compiled from its template."""
-    classes = list(cls.__mro__)
-    if FusedPropagate in classes:
-        classes = classes[classes.index(FusedPropagate) + 1 :]
-    return is_pygs(next(vars(each)['propagate'] for each in classes if 'propagate' in vars(each)))
+    if issubclass(cls, FusedPropagate):
+        return is_pygs(super(FusedPropagate, cls).propagate)  # type: ignore[misc]
+    return is_pygs(cls.propagate)  # type: ignore[attr-defined]
 
 
-def _why_not(conv: Any, edge_index: Any) -> str | None:
+def _why_not(conv: Any, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
     """Why PyG's code must run for this call, whatever the message is."""
     own = conv.__dict__
     if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
@@ -330,14 +379,14 @@ def _why_not(conv: Any, edge_index: Any) -> str | None:
     place = _of_written(conv)
     if place is not None and _wants_attention(conv, place):
         return 'return_attention_weights'
-    if any(own[name] for name in _HOOKS):
+    if any(_hooks_of(own)):
         return 'hooks on its message passing'
     if (
-        conv.SUPPORTS_FUSED_EDGE_INDEX and conv.fuse and isinstance(edge_index, EdgeIndex)
+        isinstance(edge_index, EdgeIndex) and conv.SUPPORTS_FUSED_EDGE_INDEX and conv.fuse
         and edge_index.is_sorted_by_col and not _is_graph_conv(type(conv))
     ):  # fmt: skip
         return 'its message_and_aggregate takes an EdgeIndex'
-    return why_never(conv)
+    return _why_never(conv, aggr, reads)
 
 
 def _is_graph_conv(cls: Any) -> bool:
@@ -365,17 +414,18 @@ def _parts(aggr: Any) -> list[Any]:
 
 
 def _why_not_aggr(aggr: Any) -> str | None:
-    for module in aggr.modules() if isinstance(aggr, torch.nn.Module) else ():
-        if not is_plain(module):
-            return 'its aggregation has hooks or is patched'
+    if isinstance(aggr, torch.nn.Module):
+        for module in aggr.modules() if aggr._modules else (aggr,):
+            if not is_plain(module):
+                return 'its aggregation has hooks or is patched'
     if type(aggr) in _TRACED:
         return None
     for part in _parts(aggr):
         if type(part) not in _REDUCES:
             return f'{type(part).__name__} has no kernel'
-        if getattr(part, 'semi_grad', False) or getattr(
-            getattr(part, 'var_aggr', None), 'semi_grad', False
-        ):
+        if type(part) is StdAggregation:
+            part = part.var_aggr
+        if type(part) is VarAggregation and part.semi_grad:
             return 'semi_grad=True'
     return None
 
@@ -393,7 +443,7 @@ def _aggregated(
     if inner is not aggr:
         size = [1] * out.dim()
         size[node_dim] = -1
-        out = _scaled(aggr, out, graph().rowptr.diff().to(out.dtype).view(size))
+        out = _scaled(aggr, out, graph(False).rowptr.diff().to(out.dtype).view(size))
     return out
 
 

@@ -1,0 +1,119 @@
+"""What runs on nodes and parameters before the kernel."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..graph.graph import Graph
+from ._ir import DST, PARAM, RISKY, SRC, WITH_NUMBERS, Program, number
+
+
+class _Step(NamedTuple):
+    """The call of a function of torch."""
+
+    at: int
+    function: Any
+    args: tuple[int, ...]
+    numbers: tuple[tuple[int, Any], ...]  # Python numbers, by their place among the arguments
+    risky: tuple[tuple[int, Any], ...]  # arguments of nodes by their place, and their end
+
+
+class Prologue:
+    """Inputs of the kernel and its tail, computed on nodes and parameters.
+
+    No edge reads the row of a node without edges, so that its gradient is zero: it must not become
+    NaN by what is hoisted, such as the derivative of a square root at zero.
+    """
+
+    def __init__(self, program: Program, wanted: list[int]) -> None:
+        self.program, self.wanted = program, wanted
+        self.order = program.reachable([at for at in wanted if program[at].op != 'load'])
+        self.end = {at: program.level(at) for at in self.order if program.level(at) != PARAM}
+        self.ends = {end for end in self.end.values() if end in (SRC, DST)}
+        # Loads of nodes whose unread rows are hidden.
+        self.hidden = [
+            (at, end) for at, end in self.end.items()
+            if program[at].op == 'load' and end in self.ends
+        ]  # fmt: skip
+        self.constants = {at: number(program[at]) for at in wanted if program[at].op == 'const'}
+        self.steps = self._steps()
+
+    def _steps(self) -> list[_Step]:
+        program = self.program
+        users = [arg for at in self.order for arg in program[at].args] + self.wanted
+        affine = {at: found for at in self.order if (found := self._affine(at, users)) is not None}
+        inside = {map_ for map_, _ in affine.values()}
+        steps = []
+        for at in self.order:
+            value = program[at]
+            if value.op in ('load', 'const') or at in inside:
+                continue
+            function, args = program.operation(at), value.args
+            if at in affine:
+                map_, bias = affine[at]
+                function, args = torch.addmm, (bias, *program[map_].args)
+            numbers = [(k, self._number(at, arg)) for k, arg in enumerate(args)]
+            ends = [(k, self.end.get(arg)) for k, arg in enumerate(args)]
+            steps.append(_Step(
+                at, function, args, tuple(each for each in numbers if each[1] is not None),
+                tuple((k, end) for k, end in ends if end in self.ends and value.op in RISKY),
+            ))  # fmt: skip
+        return steps
+
+    def _affine(self, at: int, users: list[int]) -> tuple[int, int] | None:
+        """The linear map and the bias that a value is the sum of, if nothing else reads the map."""
+        program = self.program
+        value = program[at]
+        if value.op != 'add':
+            return None
+        for one, bias in (value.args, value.args[::-1]):
+            alike = {program[each].dtype for each in (at, one, bias, *program[one].args)}
+            if (
+                program.operation(one) is torch.mm and users.count(one) == 1 and len(alike) == 1
+                and program.level(bias) == PARAM and program[bias].op != 'const'
+                and program[bias].shape == value.shape
+            ):  # fmt: skip
+                return one, bias
+        return None
+
+    def _number(self, user: int, at: int) -> Any:
+        """A constant: a number, or what a tensor of it is made of."""
+        value = self.program[at]
+        if value.op != 'const':
+            return None
+        if self.program[user].op in WITH_NUMBERS:
+            return number(value)
+        return value.shape, number(value), getattr(torch, self.program[user].dtype)
+
+    def __call__(self, read: dict[int, Tensor], graph: Graph | None) -> list[Tensor]:
+        """The values, from those that are read. With a graph they have gradients."""
+        if not self.steps and not self.constants:
+            return [read[at] for at in self.wanted]
+        known: dict[int, Any] = {**read, **self.constants}
+        used: dict[int, Tensor] = {}
+        if graph is not None:
+            for end in self.ends:
+                rowptr = graph.rowptr if end == DST else graph.t_rowptr
+                assert rowptr is not None
+                used[end] = rowptr.diff() > 0
+            for at, end in self.hidden:
+                known[at] = _hidden(read[at], used[end], 0)
+        for at, function, args, numbers, risky in self.steps:
+            values: list[Any] = [known.get(arg) for arg in args]
+            for k, value in numbers:
+                if isinstance(value, tuple):
+                    shape, fill, dtype = value
+                    device = next(iter(read.values())).device
+                    value = torch.full(shape, fill, dtype=dtype, device=device)
+                values[k] = value
+            if used:
+                for k, end in risky:
+                    values[k] = _hidden(values[k], used[end], 1)
+            known[at] = function(*values)
+        return [read[at] if at in read else known[at] for at in self.wanted]
+
+
+def _hidden(x: Tensor, used: Tensor, number: float) -> Tensor:
+    """The rows of nodes without edges replaced."""
+    return torch.where(used.view(-1, *(1,) * (x.dim() - 1)), x, number)
