@@ -249,9 +249,15 @@ def _combined(p: Program, at: int) -> int:
             terms.append((each, minus))
         if len(terms) > _MOST_TERMS:
             return at
+    count = len(terms)
+    terms = _joined_maps(p, terms)
     mapped = [each for each, _ in terms if p[each].op == 'mm' and p.level(each) in (SRC, DST)]
-    if len(terms) < 3 or not mapped:
+    if len(terms) == count and (count < 3 or not mapped):
         return at
+    if not mapped:
+        out, negative = _summed(p, terms, dtype)
+        out = p.point('neg', out, dtype=dtype) if negative else out
+        return p.expand(out, shape)
     end = DST if any(p.level(each) == DST for each in mapped) else SRC
     groups: dict[int, list[tuple[int, bool]]] = {end: []}
     for each, minus in terms:
@@ -266,6 +272,23 @@ def _combined(p: Program, at: int) -> int:
             out = p.point('sub' if minus != negative else 'add', out, part, dtype=dtype)
     out = p.point('neg', out, dtype=dtype) if negative else out
     return p.expand(out, shape)
+
+
+def _joined_maps(p: Program, terms: list[tuple[int, bool]]) -> list[tuple[int, bool]]:
+    """The terms of a sum, those maps of one edge's values that differ in their weights as one."""
+    maps: dict[tuple[int, str, str], list[tuple[int, bool]]] = {}
+    for each, minus in terms:
+        op, args, attrs, _, dtype = p[each]
+        if op == 'mm' and not attrs and p.level(each) == EDGE:
+            maps.setdefault((args[0], dtype, p[args[1]].dtype), []).append((each, minus))
+    out = list(terms)
+    for (x, _, _), several in maps.items():
+        if len(several) > 1:
+            weights = [(p[each].args[1], minus) for each, minus in several]
+            weight, negative = _summed(p, weights, p[weights[0][0]].dtype)
+            out = [term for term in out if term not in several]
+            out.append((p.mm(x, weight), negative))
+    return out
 
 
 def _summed(p: Program, terms: list[tuple[int, bool]], dtype: str) -> tuple[int, bool]:

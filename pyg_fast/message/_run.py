@@ -141,8 +141,8 @@ class Passes:
 
     def backward(
         self, needs: tuple[bool, ...], local: tuple[int, ...]
-    ) -> list[tuple[Pass, tuple[int, ...]]]:
-        """The passes of the gradients, and the input of each result."""
+    ) -> list[tuple[Pass, tuple[tuple[int, ...], ...]]]:
+        """The passes of the gradients, and the inputs of each result."""
         key = ('backward', needs, local)
         if key not in self._made:
             plan, grads = self.plan, self.gradients
@@ -157,9 +157,11 @@ class Passes:
             rows['dst' if rows['dst'] else 'src'] += by_role['edge']
             rows['src' if rows['src'] else 'dst'] += by_role['param']
             for role, which in rows.items():
+                by_out: dict[Out, list[int]] = {}
+                for k in which:
+                    by_out.setdefault(self._gradient(k), []).append(k)
                 if which:
-                    outs = tuple(self._gradient(k) for k in which)
-                    passes += self._divided(grads.program, outs, role, which)
+                    passes += self._divided(grads.program, by_out, role)
             self._made[key] = passes
         return self._made[key]
 
@@ -171,18 +173,18 @@ class Passes:
         return Out(at, 'edge' if role == 'edge' else 'sum', dtype)
 
     def _divided(
-        self, program: Program, outs: tuple[Out, ...], role: str, which: list[int]
-    ) -> list[tuple[Pass, tuple[int, ...]]]:
+        self, program: Program, by_out: dict[Out, list[int]], role: str
+    ) -> list[tuple[Pass, tuple[tuple[int, ...], ...]]]:
         """One pass, or one for each result if their shapes do not fit together."""
-        one = Pass(program, outs, role)
-        if len(outs) > 1:
+        one = Pass(program, tuple(by_out), role)
+        if len(by_out) > 1:
             try:
                 one.recipe(torch.float32, False)
             except Refused:
                 return [
-                    (Pass(program, (out,), role), (k,)) for k, out in zip(which, outs, strict=True)
+                    (Pass(program, (out,), role), (tuple(which),)) for out, which in by_out.items()
                 ]
-        return [(one, tuple(which))]
+        return [(one, tuple(map(tuple, by_out.values())))]
 
     def prepare(
         self,
@@ -578,10 +580,12 @@ class FusedMessage(torch.autograd.Function):
             out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
         for one, which in passes.backward(needs, ctx.local):
             found, _ = run_pass(one, graph, known, acc, seed)
-            for k, each in zip(which, found, strict=True):
-                if plan.inputs[k].role == 'param':
-                    each = each.sum(0)
-                out[k] = each.to(inputs[k].dtype).reshape(inputs[k].shape)
+            for ks, each in zip(which, found, strict=True):
+                if plan.inputs[ks[0]].role == 'param':
+                    each = each.sum(0) if each.size(0) > 1 else each
+                for k in ks:  # Each of its own: they may become the gradients of parameters.
+                    grad = each if k == ks[0] else each.clone()
+                    out[k] = grad.to(inputs[k].dtype).reshape(inputs[k].shape)
         for k, needed in enumerate(needs):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])

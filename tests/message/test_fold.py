@@ -142,3 +142,33 @@ def test_dropout_of_the_folded_sum(device: torch.device) -> None:
     out = conv(torch.ones(N, 8, device=device), edges, torch.ones(E, 4, device=device))
     assert 'folded' in conv.plan
     torch.testing.assert_close(out, torch.zeros_like(out), atol=1e-4, rtol=0)
+
+
+def test_maps_of_one_edge_are_joined(device: torch.device) -> None:
+    """A sum of maps of the same features is a map by the sum of their weights, whose gradients do
+    not share their memory."""
+
+    class Maps(MessagePassing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (torch.nn.Linear(3, F) for _ in range(3))
+
+        def forward(self, x: Any, edge_index: Any, e: Any) -> Any:
+            return self.propagate(edge_index, x=x, e=e)
+
+        def message(self, x_i: Any, x_j: Any, e: Any) -> Any:
+            return torch.sigmoid(x_i - self.a(e) + (self.b(e) - x_j)) * (x_j - self.c(e))
+
+    theirs = Maps().to(device).double()
+    ours = pyg_fast.accelerate(Maps().to(device).double())
+    ours.load_state_dict(theirs.state_dict())
+    edges = torch.randint(N, (2, E), device=device)
+    x, e = (torch.randn(n, k, device=device).double() for n, k in ((N, F), (E, 3)))
+    for conv in (theirs, ours):
+        conv(x, edges, e).sin().sum().backward()
+    assert str(ours.plan).count('param [') == 4  # two maps with their biases
+    pairs = zip(theirs.parameters(), ours.parameters(), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one.grad, other.grad)
+    starts = {p.grad.untyped_storage().data_ptr() for p in ours.parameters() if p.grad is not None}
+    assert len(starts) == 6
