@@ -29,11 +29,10 @@ _INDEX = {'param': 0, 'row': 1, 'col': 2, 'edge': 3}
 _MOST_DIMS = 6
 # Columns of a chunk, and numbers of a tile: these stay in the first cache.
 _CHUNK = 64
-_TILE_SIZE = 6144
+_TILE_SIZE = 8192
 # A thread takes at least so many numbers of all edges, as in torch.
 _GRAIN = 2**15
-# Not 32: values 4096 bytes apart would make loads wait for stores.
-_MOST_EDGES = 30
+_MOST_EDGES = 126
 
 
 @fake('message_pass')
@@ -90,6 +89,11 @@ class Code(NamedTuple):
     numbers: Tensor
     loads: tuple[tuple[str, int], ...]  # the inputs
     counted: tuple[int, ...]  # what counts the rows of each
+    # Of each result: the kind, the shape and order of dimensions in memory, and the dtype.
+    results: tuple[tuple[str, tuple[int, ...], tuple[int, ...] | None, torch.dtype], ...]
+    kinds: tuple[int, ...]
+    widest: int
+    wide: bool
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -465,7 +469,9 @@ class _Encoder:
         shape = self.program[at].shape
         width = math.prod(shape)
         if kind == 'total':
-            out = _Ref(('total', k), 0, _contiguous(shape), 0, self.chunk and width > 1)
+            inner, order = _stored(self.program, at, kind)
+            strides = tuple(_contiguous(inner)[d] for d in order)
+            out = _Ref(('total', k), 0, strides, 0, self.chunk and width > 1)
             return self.total(at, out)
         ref = self.ref(at)
         plain = width == 1 or all(
@@ -545,6 +551,15 @@ class _Encoder:
                     self.result(at, kind, k)
             elif not later:
                 self.ref(at)
+
+
+def _stored(program: Program, at: int, kind: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape in which a result is stored, and the places of its own dimensions in it. The sum of
+    a transposed value is that of the value, transposed: rows are then as long as the channels."""
+    op, args, attrs, shape, _ = program[at]
+    if kind != 'total' or op != 'permute':
+        return shape, tuple(range(len(shape)))
+    return program[args[0]].shape, attrs
 
 
 def _flat(program: Program, outs: list[int], whole: int, width: int) -> tuple[Program, list[int]]:
@@ -634,6 +649,8 @@ def encode(one: 'Pass', acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dt
             slot.place = uniform
             uniform += slot.width
     edges = max(1, min(_MOST_EDGES, _TILE_SIZE // widest))
+    if edges % 16 == 0:  # Values 4096 bytes apart would make loads wait for stores.
+        edges -= 2
     words = [edges, edges * widest, uniform, 1 + len(sections)]
     words += [0, 0, 1, len(sections[0][2].first)]
     for each in sections[0][2].first:
@@ -643,9 +660,17 @@ def encode(one: 'Pass', acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dt
         for each in encoder.body:
             words += _words(each, edges, len(inputs))
     index = tuple(_INDEX[_counted(role, one.row_role)] for role, _ in inputs)
+    results = []
+    for out in one.outs:
+        shape, order = _stored(program, out.at, out.kind)
+        turned = None if order == tuple(range(len(shape))) else (0, *(d + 1 for d in order))
+        dtype = acc if out.dtype == 'acc' else getattr(torch, out.dtype)
+        results.append((out.kind, shape, turned, dtype))
     return Code(
-        torch.tensor(words), torch.tensor(numbers, dtype=torch.float64), tuple(inputs), index
-    )
+        torch.tensor(words), torch.tensor(numbers, dtype=torch.float64), tuple(inputs), index,
+        tuple(results), tuple(_KINDS[out.kind] for out in one.outs),
+        max(math.prod(shape) for _, shape, _, _ in results), acc == torch.float64,
+    )  # fmt: skip
 
 
 def _counted(role: str, row_role: str) -> str:
@@ -680,29 +705,29 @@ def run_pass_cpu(
 
     A result of kind `total` has a leading dimension of partial sums.
     """
-    acc = torch.float64 if acc_dtype == torch.float64 else torch.float32
     if one.row_role == 'src':
         graph = graph.t()
-    code = one.code(acc, {key: t.dtype for key, t in inputs.items()})
-    widest = max(math.prod(one.program[out.at].shape) for out in one.outs)
-    shares = max(1, min(torch.get_num_threads(), graph.col.size(0) * widest // _GRAIN))
-    outs: list[Tensor] = []
-    args: list[Tensor] = []
-    chosen: list[Tensor | None] = []
+    code = one.code_for(acc_dtype, inputs)
     num_edges = graph.col.size(0)
-    for out in one.outs:
-        shape = one.program[out.at].shape
-        lead = {'edge': num_edges, 'total': shares}.get(out.kind, graph.num_dst)
-        dtype = acc if out.dtype == 'acc' else getattr(torch, out.dtype)
-        outs.append(torch.empty((lead, *shape), dtype=dtype))
-        chosen.append(None)
-        if out.kind in ('max', 'min'):
+    shares = max(1, min(torch.get_num_threads(), num_edges * code.widest // _GRAIN))
+    rows = {'edge': num_edges, 'total': shares}
+    stored: list[Tensor] = []
+    args: list[Tensor] = []
+    outs: list[Tensor] = []
+    chosen: list[Tensor | None] = []
+    for kind, shape, order, dtype in code.results:
+        lead = rows.get(kind, graph.num_dst)
+        out = torch.empty((lead, *shape), dtype=dtype)
+        stored.append(out)
+        outs.append(out if order is None else out.permute(order))
+        if kind in ('max', 'min'):
             args.append(torch.empty((lead, *shape), dtype=graph.rowptr.dtype))
-            chosen[-1] = args[-1]
+            chosen.append(args[-1])
+        else:
+            chosen.append(None)
     ops.message_pass.default(
-        graph.rowptr, graph.col, graph.perm,
-        graph.num_src, code.code, code.numbers,
-        [inputs[key] for key in code.loads], code.counted, outs,
-        [_KINDS[out.kind] for out in one.outs], args, seed, acc == torch.float64, shares,
+        graph.rowptr, graph.col, graph.perm, graph.num_src, code.code, code.numbers,
+        [inputs[key] for key in code.loads], code.counted, stored, code.kinds, args, seed,
+        code.wide, shares,
     )  # fmt: skip
     return outs, chosen

@@ -65,6 +65,14 @@ class Pass:
             )  # fmt: skip
         return self._made[key]
 
+    def code_for(self, acc: torch.dtype, inputs: dict[tuple[str, int], Tensor]) -> Code:
+        """The kernel on a CPU, for inputs by role and number."""
+        key = (acc, *inputs, *[x.dtype for x in inputs.values()])
+        if key not in self._made:
+            acc = torch.float64 if acc == torch.float64 else torch.float32
+            self._made[key] = self.code(acc, {k: x.dtype for k, x in inputs.items()})
+        return self._made[key]
+
     def code(self, acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dtype]) -> Code:
         """The kernel on a CPU, for inputs of `dtypes`. Raises :class:`Refused`."""
         key = (acc, frozenset(dtypes.items()))
