@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from ..graph.graph import Graph
 from ._ir import DST, PARAM, RISKY, SRC, WITH_NUMBERS, Program, number
@@ -44,15 +45,25 @@ class Prologue:
         users = [arg for at in self.order for arg in program[at].args] + self.wanted
         affine = {at: found for at in self.order if (found := self._affine(at, users)) is not None}
         inside = {map_ for map_, _ in affine.values()}
-        steps = []
+        turned = {
+            at for at in self.order
+            if program.operation(at) is torch.t and users.count(at) == 1
+        }  # fmt: skip
+        steps: list[_Step] = []
         for at in self.order:
             value = program[at]
             if value.op in ('load', 'const') or at in inside:
                 continue
             function, args = program.operation(at), value.args
-            if at in affine:
-                map_, bias = affine[at]
-                function, args = torch.addmm, (bias, *program[map_].args)
+            map_, bias = affine.get(at, (at, None))
+            if program.operation(map_) is torch.mm:
+                x, weight = program[map_].args
+                if weight in turned:
+                    steps = [step for step in steps if step.at != weight]
+                    function, args = linear, (x, *program[weight].args)
+                    args += () if bias is None else (bias,)
+                elif bias is not None:
+                    function, args = torch.addmm, (bias, x, weight)
             numbers = [(k, self._number(at, arg)) for k, arg in enumerate(args)]
             ends = [(k, self.end.get(arg)) for k, arg in enumerate(args)]
             steps.append(_Step(
@@ -96,7 +107,7 @@ class Prologue:
             for end in self.ends:
                 rowptr = graph.rowptr if end == DST else graph.t_rowptr
                 assert rowptr is not None
-                used[end] = rowptr.diff() > 0
+                used[end] = rowptr[1:] != rowptr[:-1]
             for at, end in self.hidden:
                 known[at] = _hidden(read[at], used[end], 0)
         for at, function, args, numbers, risky in self.steps:

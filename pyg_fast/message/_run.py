@@ -86,6 +86,8 @@ class Passes:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self._gradients: Gradients | None = None
+        self._made: dict[Any, Any] = {}
         before, tail = plan.before, plan.tail
         self.wanted = [each.at for each in plan.inputs]
         if tail is not None:
@@ -96,11 +98,16 @@ class Passes:
         ]  # fmt: skip
         self.prologue = Prologue(before, self.wanted)
         self.acc: torch.dtype = getattr(torch, plan.acc)
+        self.dtype: torch.dtype = getattr(torch, plan.dtype)
+        self.roles = [(each.role, k) for k, each in enumerate(plan.inputs)]
+        self.multiple = any(map(self.is_multiple, range(len(plan.softmaxes))))
         # Of each input, the loads that get its gradient.
         self.leaves = [before.leaves(each.at) for each in plan.inputs]
         self.weighted_sum = weighted_sum(plan)
-        self._gradients: Gradients | None = None
-        self._made: dict[Any, Any] = {}
+
+    def by_role(self, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:
+        """The inputs of the kernel by role and number."""
+        return dict(zip(self.roles, inputs, strict=True))
 
     @property
     def gradients(self) -> Gradients:
@@ -408,8 +415,11 @@ def run_pass(
     """The results of a pass, and the chosen edges of a maximum or minimum."""
     if not graph.col.is_cuda:
         return run_pass_cpu(one, graph, inputs, acc, seed)
+    schedule = schedule_of(graph, one.row_role)
+    if graph.col.device.index == torch.cuda.current_device():
+        return _run_pass_cuda(one, schedule, inputs, acc, seed)
     with torch.cuda.device(graph.col.device):
-        return _run_pass_cuda(one, schedule_of(graph, one.row_role), inputs, acc, seed)
+        return _run_pass_cuda(one, schedule, inputs, acc, seed)
 
 
 def _run_pass_cuda(
@@ -540,15 +550,14 @@ class FusedMessage(torch.autograd.Function):
     ) -> Any:  # fmt: skip
         acc = passes.acc
         local = passes.local(needs)
-        known = _by_role(passes.plan, inputs)
+        known = passes.by_role(inputs)
         # What the backward pass cannot compute is refused now.
         passes.prepare(needs, local, acc, graph, known)
         outs, chosen, of_softmax = _forward(passes, local, graph, known, acc, seed)
         count = len(passes.plan.outputs)
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         stats = tuple(of_softmax.values())
-        multiple = any(map(passes.is_multiple, range(len(passes.plan.softmaxes))))
-        results = tuple(outs[:count]) if multiple and any(needs) else ()
+        results = tuple(outs[:count]) if passes.multiple else ()
         if passes.plan.tail is None:  # The caller may write into the results.
             results = tuple(out.clone() for out in results)
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
@@ -563,7 +572,7 @@ class FusedMessage(torch.autograd.Function):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
             return None, None, None, None, *exact
         plan = passes.plan
-        known = _by_role(plan, inputs)
+        known = passes.by_role(inputs)
         for n in range(len(plan.softmaxes)):
             known['most', n], known['scale', n] = stats[2 * n : 2 * n + 2]
         total = _cotangents(plan, graph, grads, acc)
@@ -636,8 +645,6 @@ def _of_softmaxes(
     return found
 
 
-def _by_role(plan: Plan, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:
-    return {(each.role, k): inputs[k] for k, each in enumerate(plan.inputs)}
 
 
 def _cotangents(
@@ -765,7 +772,7 @@ def run(
     elif needs is not None and True in needs:
         outs = list(FusedMessage.apply(passes, graph, seed, needs, *inputs))
     else:
-        outs, _, _ = _forward(passes, (), graph, _by_role(plan, inputs), passes.acc, seed)
+        outs, _, _ = _forward(passes, (), graph, passes.by_role(inputs), passes.acc, seed)
     if plan.tail is not None:
         *others, out = outs
         weight = values[len(plan.inputs)]
@@ -779,15 +786,11 @@ def run(
         for other in others:
             out = other + out.view_as(other)
         outs = [out.view(-1, *plan.tail.shape)]
-    sums = dict(zip(sums_of(plan.reduces), outs, strict=True))
-    results = []
-    for reduce in plan.reduces:
-        if reduce == 'var':
-            out = sums['mean_of_squares'] - sums['mean'] * sums['mean']
-        else:
-            out = sums[reduce]
-        results.append(out.to(getattr(torch, plan.dtype)))
-    return results
+    if 'var' in plan.reduces:
+        sums = dict(zip(sums_of(plan.reduces), outs, strict=True))
+        sums['var'] = sums['mean_of_squares'] - sums['mean'] * sums['mean']
+        outs = [sums[reduce] for reduce in plan.reduces]
+    return [out.to(passes.dtype) for out in outs]
 
 
 def _product(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:

@@ -365,7 +365,9 @@ def _has_pygs_propagate(cls: type) -> bool:
 def _why_not(conv: Any, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
     """Why PyG's code must run for this call, whatever the message is."""
     own = conv.__dict__
-    if not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index):
+    if not isinstance(edge_index, Tensor) or (
+        edge_index.layout != torch.strided and is_torch_sparse_tensor(edge_index)
+    ):
         return 'a sparse matrix'
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         return f'an edge_index of shape {list(edge_index.shape)}'
