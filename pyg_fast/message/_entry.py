@@ -3,6 +3,7 @@
 import itertools
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -81,6 +82,13 @@ _entries_of = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
 _callback = getattr(torch._C._dynamo.eval_frame, 'get_eval_frame_callback', lambda: ...)
 
 
+def _unrecorded() -> AbstractContextManager[Any]:
+    """Captures without marks for the profiler, which take as long as everything else in a call."""
+    if hasattr(torch._dynamo.config, 'record_runtime_overhead'):
+        return torch._dynamo.config.patch(record_runtime_overhead=False)
+    return nullcontext()
+
+
 def _may_look_up() -> bool:
     """Whether a call under Dynamo's control would look for captures, and nothing else."""
     stance = eval_frame._stance
@@ -137,7 +145,8 @@ class Entry:
                 # None: an object is gone that the guards know by its address.
                 if guards.cache_entry is not None and guards.root.check(scope):
                     return types.FunctionType(each.code, _entry.__globals__)(*call)
-        return self.compiled(*call)
+        with _unrecorded():
+            return self.compiled(*call)
 
     @property
     def text(self) -> str | None:
@@ -190,7 +199,7 @@ class Entry:
                 captured, args = self._capture(call)
             except torch._dynamo.exc.FailOnRecompileLimitHit:
                 self._compile()
-                captured, args = self.compiled(*call)
+                captured, args = self._capture(call)
             passes = captured.plans.get(reduces)
             if passes is None:
                 passes = captured.plans[reduces] = _planned(captured, reduces)

@@ -1,6 +1,7 @@
 """Messages whose meaning is easily lost: a kernel gives PyG's result, or PyG's code runs."""
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +144,65 @@ def test_hooks_of_modules(device: torch.device) -> None:
         ours = compare(theirs, x, edges(device), ours)
         for conv in (theirs, ours):
             conv.lin.register_forward_hook(lambda module, args, out: out * 5)
+
+
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+def test_captures_are_looked_up(device: torch.device) -> None:
+    """Without Dynamo's frame where all guards hold; otherwise the message is captured again, also
+    if a new object has the address of an old one."""
+
+    class Scaled(Layer):
+        scale = Scale(1)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return self.lin(x_j).tanh() * self.scale.factor
+
+    theirs, graph = Scaled(lambda x_j: x_j).to(device), edges(device)
+    x = torch.randn(N, C, device=device)
+    ours = compare(theirs, x, graph)
+    entry, captures = ours._fused_entry, []
+    compiled = entry.compiled
+    entry.compiled = lambda *args: captures.append(args) or compiled(*args)
+    compare(theirs, x, graph, ours)
+    assert len(captures) == 0
+    for count in (1, 2, 3):
+        theirs.scale = ours.scale = None
+        gc.collect()
+        theirs.scale = ours.scale = Scale(count + 1)
+        for _ in range(2):
+            compare(theirs, x, graph, ours)
+        assert len(captures) == count
+    torch._dynamo.reset()
+    compare(theirs, x, graph, ours)
+    assert len(captures) == 4
+    assert ours._last_run == ''
+
+
+@pytest.mark.parametrize('which', [0, 1, 2])
+def test_one_gradient(which: int, device: torch.device) -> None:
+    """The graph is transposed only where the backward pass reads it so."""
+
+    class Mixed(Layer):
+        def forward(self, k: Tensor, q: Tensor, e: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, k=k, q=q, e=e)
+
+        def message(self, k_i: Tensor, q_j: Tensor, e: Tensor) -> Tensor:
+            return torch.sigmoid(k_i + q_j) * (self.lin(q_j) > 0).float() * e
+
+    theirs = Mixed(lambda x_j: x_j).to(device)
+    ours = accelerate(copy.deepcopy(theirs))
+    values = [torch.randn(n, C, device=device) for n in (N, N, E)]
+    values[which].requires_grad_()
+    grads = [
+        torch.autograd.grad(conv(*values, edges(device)).sin().sum(), values[which])
+        for conv in (theirs, ours)
+    ]
+    assert ours._last_run == ''
+    torch.testing.assert_close(*grads)
 
 
 def test_writes_to_buffers(device: torch.device) -> None:
