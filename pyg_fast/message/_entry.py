@@ -141,10 +141,10 @@ class Entry:
         if _may_look_up():
             scope = dict(zip(_ARGUMENTS, call, strict=True))
             for each in _entries_of(self.code):
-                guards = each.guard_manager
+                guards, code = each.guard_manager, each.code
                 # None: an object is gone that the guards know by its address.
                 if guards.cache_entry is not None and guards.root.check(scope):
-                    return types.FunctionType(each.code, _entry.__globals__)(*call)
+                    return types.FunctionType(code, _entry.__globals__)(*call)
         with _unrecorded():
             return self.compiled(*call)
 

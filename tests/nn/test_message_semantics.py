@@ -146,17 +146,19 @@ def test_hooks_of_modules(device: torch.device) -> None:
             conv.lin.register_forward_hook(lambda module, args, out: out * 5)
 
 
-class Scale:
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
+def scale(factor: float) -> Any:
+    """An object of a class of its own."""
+    out = type('Scale', (), {})()
+    out.factor = factor
+    return out
 
 
 def test_captures_are_looked_up(device: torch.device) -> None:
     """Without Dynamo's frame where all guards hold; otherwise the message is captured again, also
-    if a new object has the address of an old one."""
+    if a class is gone that guards know by its address."""
 
     class Scaled(Layer):
-        scale = Scale(1)
+        scale = scale(1)
 
         def message(self, x_j: Tensor) -> Tensor:
             return self.lin(x_j).tanh() * self.scale.factor
@@ -172,7 +174,7 @@ def test_captures_are_looked_up(device: torch.device) -> None:
     for count in (1, 2, 3):
         theirs.scale = ours.scale = None
         gc.collect()
-        theirs.scale = ours.scale = Scale(count + 1)
+        theirs.scale = ours.scale = scale(count + 1)
         for _ in range(2):
             compare(theirs, x, graph, ours)
         assert len(captures) == count
