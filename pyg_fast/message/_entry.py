@@ -77,9 +77,10 @@ def _sizes(device: torch.device) -> tuple[Tensor, Tensor]:
 
 _numbers = itertools.count()
 _ARGUMENTS = _entry.__code__.co_varnames[: _entry.__code__.co_argcount]
-# What Dynamo compiled for a code object.
-_entries_of = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
-_callback = getattr(torch._C._dynamo.eval_frame, 'get_eval_frame_callback', lambda: ...)
+# What Dynamo compiled for a code object, and what it calls for a frame. Where torch lacks one of these
+# private names, every call goes through Dynamo.
+_entries_of = getattr(torch._C._dynamo.eval_frame, '_debug_get_cache_entry_list', None)
+_callback = getattr(torch._C._dynamo.eval_frame, 'get_eval_frame_callback', None)
 
 
 def _unrecorded() -> AbstractContextManager[Any]:
@@ -89,15 +90,21 @@ def _unrecorded() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _may_look_up() -> bool:
-    """Whether a call under Dynamo's control would look for captures, and nothing else."""
-    stance = eval_frame._stance
-    return (
-        _callback() is None
-        and stance.stance == 'default'
-        and stance.backend is None
-        and not _symbolic_trace._is_fx_tracing_flag
-    )
+def _captures(code: Any) -> list[Any]:
+    """What Dynamo compiled for a code object, where a call under its control would look for that
+    and do nothing else."""
+    stance = getattr(eval_frame, '_stance', None)
+    if (
+        _entries_of is None
+        or _callback is None
+        or _callback() is not None
+        or stance is None
+        or stance.stance != 'default'
+        or stance.backend is not None
+        or getattr(_symbolic_trace, '_is_fx_tracing_flag', True)
+    ):
+        return []
+    return _entries_of(code)
 
 
 @lru_cache(maxsize=1024)
@@ -138,13 +145,12 @@ class Entry:
         Guards are checked as Dynamo does it, but not in the frame of a call under its control,
         which takes several times as long.
         """
-        if _may_look_up():
-            scope = dict(zip(_ARGUMENTS, call, strict=True))
-            for each in _entries_of(self.code):
-                guards, code = each.guard_manager, each.code
-                # None: an object is gone that the guards know by its address.
-                if guards.cache_entry is not None and guards.root.check(scope):
-                    return types.FunctionType(code, _entry.__globals__)(*call)
+        scope = dict(zip(_ARGUMENTS, call, strict=True))
+        for each in _captures(self.code):
+            guards, code = each.guard_manager, each.code
+            # None: an object is gone that the guards know by its address.
+            if guards.cache_entry is not None and guards.root.check(scope):
+                return types.FunctionType(code, _entry.__globals__)(*call)
         with _unrecorded():
             return self.compiled(*call)
 
