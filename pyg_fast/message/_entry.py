@@ -77,8 +77,8 @@ def _sizes(device: torch.device) -> tuple[Tensor, Tensor]:
 
 _numbers = itertools.count()
 _ARGUMENTS = _entry.__code__.co_varnames[: _entry.__code__.co_argcount]
-# What Dynamo compiled for a code object, and what it calls for a frame. Where torch lacks one of these
-# private names, every call goes through Dynamo.
+# What Dynamo compiled for a code object, and what it calls for a frame. Where torch lacks one of
+# these private names, every call goes through Dynamo.
 _entries_of = getattr(torch._C._dynamo.eval_frame, '_debug_get_cache_entry_list', None)
 _callback = getattr(torch._C._dynamo.eval_frame, 'get_eval_frame_callback', None)
 
