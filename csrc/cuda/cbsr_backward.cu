@@ -30,9 +30,11 @@ struct Staged {
 };
 
 // DOT: out[perm[e]] = <values of the edge's source, grad>; else out[source, c] += value * grad.
-template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT>
+// LANES threads read an edge.
+template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT, int LANES>
 struct StagedRow {
   using Acc = acc_t<T>;
+  static constexpr int kSlots = 32 / LANES;
   static constexpr bool kSharedSums = true;  // no sums: adds directly to global memory
   struct Sum {};
   struct Edge : WeightedEdge<T, I, WEIGHTED> {
@@ -46,8 +48,8 @@ struct StagedRow {
       }
     }
   };
-  // Edges in flight per slot.
-  static constexpr int kUnroll = PACKED && sizeof(Acc) * STEPS <= 16 ? 4 : 2;
+  // Edges in flight per slot; all slots together have at most 32.
+  static constexpr int kUnroll = PACKED && sizeof(Acc) * STEPS <= 16 && LANES >= 4 ? 4 : 2;
 
   const Staged& p;
   Acc* staged;  // of this warp; nullptr: row too long
@@ -56,8 +58,8 @@ struct StagedRow {
   Acc scale = 0;
 
   __device__ StagedRow(const Staged& p, Acc* staged) : p(p), staged(staged) {
-    slot = (threadIdx.x & 31) / kEntryLanes;
-    entry_lane = threadIdx.x % kEntryLanes;
+    slot = (threadIdx.x & 31) / LANES;
+    entry_lane = threadIdx.x % LANES;
   }
 
   __device__ Sum empty(int64_t row) {
@@ -82,7 +84,7 @@ struct StagedRow {
 
   __device__ void add(const Edge& edge, I, int count, Sum&) const {
 #pragma unroll 1
-    for (int first = 0; first < count; first += kUnroll * kEntrySlots) {
+    for (int first = 0; first < count; first += kUnroll * kSlots) {
       if constexpr (DOT) dots(edge, first, count);
       else add_to_sources(edge, first, count);
     }
@@ -97,13 +99,13 @@ struct StagedRow {
     int64_t row[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int e = first + u * kEntrySlots + slot;
+      const int e = first + u * kSlots + slot;
       row[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1) * p.k;
       c[u] = load_entries<C, STEPS, PACKED>(columns + row[u], lane, entries);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int e = first + u * kEntrySlots + slot;
+      const int e = first + u * kSlots + slot;
       const Acc weight = WEIGHTED ? __shfl_sync(kWarpMask, edge.weight, e & 31) : Acc(1);
       if (e >= count) continue;
       if constexpr (PACKED) {
@@ -116,7 +118,7 @@ struct StagedRow {
 #pragma unroll
         for (int t = 0; t < STEPS; ++t) {
           if (has_entry<STEPS, PACKED>(t, entry_lane, entries))
-            atomicAdd(out + row[u] + t * kEntryLanes + entry_lane, weight * at(c[u].data[t]));
+            atomicAdd(out + row[u] + t * LANES + entry_lane, weight * at(c[u].data[t]));
         }
       }
     }
@@ -140,7 +142,7 @@ struct StagedRow {
     Acc dot[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) dot[u] = 0;
-    for (int begin = p.begin; begin < p.end; begin += kEntryLanes * STEPS) {
+    for (int begin = p.begin; begin < p.end; begin += LANES * STEPS) {
       const C* columns = static_cast<const C*>(p.columns) + begin;
       const T* values = static_cast<const T*>(p.values) + begin;
       const int entries = p.end - begin;
@@ -149,7 +151,7 @@ struct StagedRow {
       Pack<T, STEPS> v[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const int e = first + u * kEntrySlots + slot;
+        const int e = first + u * kSlots + slot;
         const int64_t row =
             __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1) * p.k;
         c[u] = load_entries<C, STEPS, PACKED>(columns + row, lane, entries);
@@ -166,9 +168,9 @@ struct StagedRow {
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int e = first + u * kEntrySlots + slot;
+      const int e = first + u * kSlots + slot;
 #pragma unroll
-      for (int offset = 1; offset < kEntryLanes; offset <<= 1)
+      for (int offset = 1; offset < LANES; offset <<= 1)
         dot[u] += __shfl_xor_sync(kWarpMask, dot[u], offset);
       const I position = __shfl_sync(kWarpMask, edge.position, e & 31);
       const Acc weight = WEIGHTED ? __shfl_sync(kWarpMask, edge.weight, e & 31) : Acc(1);
@@ -182,11 +184,12 @@ struct StagedRow {
   __device__ void finish_hub(int64_t, int64_t) const {}
 };
 
-template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT>
+template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT,
+          int LANES = kEntryLanes>
 __global__ void __launch_bounds__(kThreads, 4) staged_kernel(Staged p, Shape s, int width) {
   extern __shared__ float4 memory[];
   auto* shared = reinterpret_cast<acc_t<T>*>(memory);
-  StagedRow<T, I, C, STEPS, PACKED, WEIGHTED, DOT> row(
+  StagedRow<T, I, C, STEPS, PACKED, WEIGHTED, DOT, LANES> row(
       p, width > 0 ? shared + threadIdx.x / 32 * width : nullptr);
   for_each_row<I, 32>(p.csr, s, row);
 }
@@ -210,13 +213,27 @@ const char* launch(const Staged& p, cudaStream_t stream) {
     }
     run(staged_kernel<T, I, C, kMostAdded, false, true, true>);
   } else {
-    const auto with_steps = [&](auto steps, auto packed) {
+    const auto with_lanes = [&](auto steps, auto packed, auto lanes) {
       if constexpr (packed) {
-        if (!p.value) return run(staged_kernel<T, I, C, steps, packed, false, false>);
+        if (!p.value) return run(staged_kernel<T, I, C, steps, packed, false, false, lanes>);
       }
-      run(staged_kernel<T, I, C, steps, packed, true, false>);
+      run(staged_kernel<T, I, C, steps, packed, true, false, lanes>);
     };
-    dispatch_steps<kMostAdded, C, I>(p.k, p.end - p.begin, p.columns, p.out, with_steps);
+    const int64_t entries = p.end - p.begin;
+    if constexpr (sizeof(C) <= 2 && sizeof(I) == 4 && sizeof(acc_t<T>) == 4) {
+      // Fewer threads with wider additions.
+      if (entries <= 4 * kMostAdded && packs<kMostAdded>(p.k, p.columns, p.out)) {
+        const auto narrow = [&](auto lanes) {
+          with_lanes(Int<kMostAdded>{}, std::true_type{}, lanes);
+        };
+        if (entries <= 2 * kMostAdded) narrow(Int<2>{});
+        else narrow(Int<4>{});
+        return error ? error : last_error();
+      }
+    }
+    dispatch_steps<kMostAdded, C, I>(p.k, entries, p.columns, p.out, [&](auto steps, auto packed) {
+      with_lanes(steps, packed, Int<kEntryLanes>{});
+    });
   }
   return error ? error : last_error();
 }
