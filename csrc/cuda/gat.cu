@@ -82,27 +82,30 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
       if (!FULL && g >= groups) break;
       const int e = g * kGroup + lane / HEADS;
       const Col source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
-      score[g] = alpha_src[static_cast<int64_t>(source) * p.heads] + sum.dst;
+      score[g] = alpha_src[static_cast<int64_t>(source) * p.heads];
     }
-    if (p.alpha_edge) {
+    if (p.alpha_edge) {  // (src + dst) + edge, as in the backward
 #pragma unroll
       for (int g = 0; g < HEADS; ++g) {
         if (!FULL && g >= groups) break;
         const int e = g * kGroup + lane / HEADS;
         const I id = __shfl_sync(kWarpMask, edge.id, FULL || e < count ? e : count - 1);
+        score[g] += sum.dst;
         if (pairs) {
           score[g] += static_cast<const Acc*>(
               p.alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head];
         }
       }
     }
+    const Acc dst = p.alpha_edge ? Acc(0) : sum.dst;
 #pragma unroll
     for (int g = 0; g < HEADS; ++g) {
       weight[g] = negative_infinity(Acc{});
       if (!FULL && g >= groups) continue;
-      positive |= static_cast<uint32_t>(score[g] > 0) << g;
+      const Acc s = score[g] + dst;
+      positive |= static_cast<uint32_t>(s > 0) << g;
       const bool valid = pairs && (FULL || g * kGroup + lane / HEADS < count);
-      if (valid) weight[g] = leaky(score[g], slope);
+      if (valid) weight[g] = leaky(s, slope);
       above |= weight[g] > sum.max + Acc(kSlack);
     }
     if (__any_sync(kWarpMask, above)) raise(weight, sum);

@@ -142,7 +142,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
 };
 
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-__global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
+__global__ void __launch_bounds__(kThreads, VEC == 1 && !WIDE ? 4 : attention_blocks(VEC, WIDE))
     gatv2_kernel(Gatv2 p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     Gatv2Row<T, I, VEC, LANES, HEADS, WIDE> row(p, threshold, scale, tile);
