@@ -1,8 +1,10 @@
 """Fixtures of all tests: devices, real data, seeds; hypothesis settings."""
 
+import atexit
 import gc
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +22,11 @@ hypothesis.settings.register_profile(  # for runs under a sanitizer, which are s
     'few', hypothesis.settings.get_profile('ci'), max_examples=5
 )
 hypothesis.settings.load_profile('ci' if os.environ.get('CI') else 'default')
+
+if 'TORCHINDUCTOR_CACHE_DIR' not in os.environ:
+    # Inductor keys its cache by the names of ops: that of an earlier commit may hold other shapes.
+    os.environ['TORCHINDUCTOR_CACHE_DIR'] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ['TORCHINDUCTOR_CACHE_DIR'], ignore_errors=True)
 
 if 'PYTEST_XDIST_WORKER' in os.environ:  # One thread for each worker and its processes.
     os.environ.setdefault('OMP_NUM_THREADS', '1')
