@@ -254,7 +254,7 @@ class ExecutionPath:
         t_diag = None if self_row is None else of(src, op.diag)
         return SparseOperator(
             self.graph, op.value, of(dst, op.row_scale), of(src, op.col_scale), diag, self_row,
-            t_diag, self.t_self_row,
+            t_diag, self.t_self_row, op.mean,
         )  # fmt: skip
 
     def watch(self) -> Watch | None:

@@ -69,6 +69,8 @@ def test_on_a_path(device: torch.device) -> None:
     loops = EDGES[0] == EDGES[1]
     rest = SparseOperator(Graph.from_edge_index(EDGES[:, ~loops].to(device), N))
     torch.testing.assert_close(product(part, path.src.of(x)), product(rest, x)[mask])
+    mean = op._replace(mean=True).on(path), rest._replace(mean=True)
+    torch.testing.assert_close(product(mean[0], path.src.of(x)), product(mean[1], x)[mask])
 
 
 def test_graph_of_a_list(device: torch.device) -> None:
