@@ -124,7 +124,7 @@ class Measured(NamedTuple):
         """The time of a size over the best one's, between measured sizes along straight lines of
         logarithms."""
         sizes, times = self.by_size
-        # No row is cut by the largest degree, as by the last size measured.
+        # From the largest degree on no row is cut: as with the last size measured.
         at = sizes[-1] if size >= self.degrees.largest else math.log2(size)
         return 2 ** float(np.interp(at, sizes, times) - min(times))
 

@@ -113,7 +113,7 @@ KINDS = {
 def product(
     rowptr: Tensor, col: Tensor, value: Tensor, like: Tensor, algorithm: str,
 ) -> Callable[[Tensor], Tensor]:
-    """A product of a matrix by cuSPARSE, as a function of features like some."""
+    """The product of a matrix by cuSPARSE, as a function of features with the shape of ``like``."""
     given = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     prepared = _cusparse.SpMM(rowptr, col, value, given, algorithm, preprocess=True)
 
@@ -140,7 +140,7 @@ class Summed(torch.autograd.Function):
 
 
 class ProductGCNConv(GCNConv):
-    """A GCN layer on sums by cuSPARSE, over a graph with loops; the first call prepares them."""
+    """A GCN layer with sums by cuSPARSE, over a graph with loops; prepared at the first call."""
 
     pair: tuple[Callable[[Tensor], Tensor], ...] = ()
 

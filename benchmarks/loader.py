@@ -215,7 +215,7 @@ class Block:
         return out.detach(), *(torch.autograd.grad(out, x, self.grad) if backward else ())
 
     def product(self, way: str, algorithm: str, backward: bool) -> tuple[Tensor, ...]:
-        """By an algorithm of cuSPARSE, or by torch.sparse; ``way``: to get the transpose."""
+        """Sums by an algorithm of cuSPARSE or by torch.sparse; ``way``: to make the transpose."""
         def by(rowptr: Tensor, col: Tensor, value: Tensor, x: Tensor) -> Tensor:
             if algorithm != TORCH_SPARSE:
                 return _cusparse.SpMM(rowptr, col, value, x, algorithm)()

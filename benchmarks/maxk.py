@@ -130,8 +130,8 @@ def gradients(case: Case, k: int) -> list[Contender]:
 
 
 def all_columns(case: Case, mode: str, called: str = DENSE) -> list[Contender]:
-    """Products with all columns of x, or of its gradient over the transposed graph; ``called``:
-    the name of ours."""
+    """Products with all columns of x, or with those of its gradient over the transposed graph;
+    ``called``: the name of ours."""
     back = mode != FORWARD
     x = case.grad if back else case.x
     graph = case.graph.structure.t() if back else case.graph.structure

@@ -120,7 +120,7 @@ class Sample(maxk.Case):
         self.case, self.graph, self.dtype, self.width = case, taken.graph, case.dtype, case.width
         self.x, self.grad = case.x, case.grad
         self.weight = case.weight[taken.edges]
-        if sampling.strategy in SCALED:  # Of the reference only.
+        if sampling.strategy in SCALED:  # Ours scales in the kernel.
             self.weight = self.weight * taken.factor[self.graph.row]
         self.ones = torch.ones_like(self.weight)
         self._products = {}
@@ -179,7 +179,7 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
 
 def full_contenders(case: Case) -> list[Contender]:
     made = all_columns(case, FORWARD, FULL)
-    return made[:1] if case.is_int8 else made  # On the rounded numbers, in float32.
+    return made[:1] if case.is_int8 else made  # int8: on the rounded features, in float32
 
 
 def sampling_rates(graph: Graph, samples: Sequence[int]) -> str:

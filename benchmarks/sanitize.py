@@ -37,7 +37,7 @@ MATCH = (
 PIECE = 24  # tests of a process, which takes seconds to start
 _LINES = 24  # of a process that found something
 _PYTHON = re.compile(r'Host Frame:.* in (lib)?(python|torch_python)')
-_TOLD = re.compile(r'=========.*|^(?:FAILED|E  ).*', re.MULTILINE)  # behind pytest's dots too
+_TOLD = re.compile(r'=========.*|^(?:FAILED|E  ).*', re.MULTILINE)  # also after pytest's dots
 GRACE = 120.0  # seconds that what has begun may take when the time is over
 _SUMMARY = re.compile(r'(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)')
 

@@ -141,7 +141,7 @@ def step(forward: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Callab
 def forwards(
     case: Case, reduce: str, width: int, scatter_limit: float,
 ) -> dict[str, Callable[[], Callable[[Tensor], Tensor]]]:
-    """The implementations that run on this device, except cuSPARSE: each makes a function of x."""
+    """The implementations for this device except cuSPARSE; each makes a function of x."""
     graph, is_sum, cuda = case.graph, reduce == 'sum', case.x.is_cuda
     weight = case.weight if is_sum else None
 
@@ -281,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             bench.measure(
                 f'{reduce}, {mode}, {dtype}', graph.name, width,
                 contenders(case, reduce, mode, width, args.scatter_limit), bench.kernel)
-        del case  # with its references
+        del case  # frees its reference results
     bench.finish()
 
 

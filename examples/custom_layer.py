@@ -4,7 +4,7 @@ The layer is a gated sum of neighbours, with a gate of both ends and of edge fea
 
     y_i = sum over j of sigmoid(k_i + q_j + W a_ji) * tanh(v_j)
 
-The script checks it against the same layer on PyG's code, outputs and gradients, prints what became
+The script checks it against the same layer on PyG's code, outputs and gradients, prints the plan
 of the message, and times both. `python examples/custom_layer.py --help` lists its options.
 """
 from __future__ import annotations

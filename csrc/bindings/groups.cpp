@@ -44,7 +44,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> group_edges(
   check_device(count, "count", rowptr);
   STD_TORCH_CHECK(num_groups >= p.num_rows && num_long >= 0 && num_long <= p.num_rows &&
                       (p.num_rows > 0 || num_groups == 0),
-                  "num_groups and num_long do not fit: ", num_groups, " and ", num_long, " of ",
+                  "num_groups and num_long do not fit rowptr: got ", num_groups, " and ", num_long, " of ",
                   p.num_rows, " rows");
   p.first = static_cast<const int64_t*>(count.const_data_ptr());
   p.longs = p.first + p.num_rows + 1;
@@ -72,8 +72,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> group_edges(
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // The edges of each row in groups: sums over the rows before each; ptr, row, long_row, long_ptr,
-  // long_shift.
+  // Cuts each row into groups. count_groups: the numbers of groups and of long rows before each row;
+  // group_edges: ptr, row, long_row, long_ptr, long_shift.
   m.def("count_groups(Tensor rowptr, int size) -> Tensor");
   m.def(
       "group_edges(Tensor rowptr, Tensor count, int size, int num_groups, int num_long) -> "

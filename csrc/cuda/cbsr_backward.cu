@@ -221,7 +221,7 @@ const char* launch(const Staged& p, cudaStream_t stream) {
     };
     const int64_t entries = p.end - p.begin;
     if constexpr (sizeof(C) <= 2 && sizeof(I) == 4 && sizeof(acc_t<T>) == 4) {
-      // Fewer threads with wider additions.
+      // Fewer threads, each with a wider atomic addition.
       if (entries <= 4 * kMostAdded && packs<kMostAdded>(p.k, p.columns, p.out)) {
         const auto narrow = [&](auto lanes) {
           with_lanes(Int<kMostAdded>{}, std::true_type{}, lanes);

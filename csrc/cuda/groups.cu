@@ -31,7 +31,7 @@ struct Before {
   }
 };
 
-// A thread finds the row of its group, the last one whose first group is not behind it.
+// Each thread finds the row of its group by binary search: the last row whose first group is <= group.
 template <typename I>
 __global__ void __launch_bounds__(kThreads) group_kernel(GroupEdges p) {
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;

@@ -13,9 +13,9 @@ namespace pyg_fast {
 // its transpose use the same ids. Dropout: factor[e, h] = 1 / (1 - dropout) if keeps(...) of dropout.h is
 // true for id and head, else 0.
 //
-// The forward writes `softmax` [num_rows, 2, heads] acc for the backward: (m, r) of which p = exp(logit - m)
-// * r, 0 for an empty row. m is a logit near the largest (on a CPU the largest), r the inverse of the sum of
-// exp(logit - m). One number for both, m - log(r), would be rounded like m: by 1e-3 near 1e4.
+// The forward writes `softmax` [num_rows, 2, heads] acc for the backward: (m, r) with p = exp(logit - m) * r,
+// 0 for an empty row. m is a logit near the largest (on a CPU the largest), r the inverse of the sum of
+// exp(logit - m). The single number m - log(r) would lose digits: near 1e4, float32 rounds it by 1e-3.
 struct Attention {
   Csr csr;
   DType dtype = DType::f32;  // of x, x_dst, att and out unless stated otherwise

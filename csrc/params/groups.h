@@ -1,4 +1,4 @@
-// Groups: the edges of each row in pieces of at most `size`, the units of work of sums on a GPU.
+// Groups: each row cut into pieces of at most `size` edges, the units of work of sums on a GPU.
 #pragma once
 #include "common.h"
 
@@ -28,10 +28,10 @@ struct GroupEdges {
   void* row = nullptr;         // [num_groups] the row, or -1 - k of long row k
   void* long_row = nullptr;    // [num_long]
   void* long_ptr = nullptr;    // [num_long + 1] first partial sum
-  void* long_shift = nullptr;  // [num_long] number of the first group minus that of its partial sum
+  void* long_shift = nullptr;  // [num_long] index of the first group minus that of its partial sum
 };
 
-// Writes group `group` of row `row`, and with the first group of a long row its entries of long_*.
+// Writes group `group` of row `row`; for the first group of a long row, also the row's entries of long_*.
 template <typename I>
 PYG_FAST_DEVICE inline void write_group(const GroupEdges& p, int64_t group, int64_t row) {
   const int64_t first = p.first[row], k = p.longs[row];
@@ -45,7 +45,7 @@ PYG_FAST_DEVICE inline void write_group(const GroupEdges& p, int64_t group, int6
   static_cast<I*>(p.long_shift)[k] = static_cast<I>(row - k);
 }
 
-// Writes what comes after the last group.
+// Writes the last entries of ptr and long_ptr.
 template <typename I>
 PYG_FAST_DEVICE inline void write_ends(const GroupEdges& p) {
   static_cast<I*>(p.ptr)[p.num_groups] = static_cast<const I*>(p.rowptr)[p.num_rows];

@@ -6,8 +6,9 @@
 
 namespace pyg_fast {
 
-// Which edges to sample: the first of a row; evenly spread; at random; like the authors of ES-SpMM, by
-// multiples of 577, which can repeat edges; evenly spread runs, longer in longer rows.
+// Which edges of a row to sample. bucket: the first ones; fastrand: evenly spread; unbiased: at random;
+// paper: multiples of 577, like the authors of ES-SpMM, which can repeat edges; adaptive: evenly spread runs
+// of consecutive edges, longer runs in longer rows.
 enum class Strategy : int8_t { bucket, fastrand, unbiased, paper, adaptive };
 
 constexpr int64_t kMostSamples = 4096;
@@ -19,12 +20,12 @@ struct Sampling {
   const int64_t* seed = nullptr;  // [1], on the graph's device; for `unbiased`
 };
 
-// Whether a sample stands for all edges: then sum_scale multiplies the sums of rows with unsampled edges.
+// Whether sum_scale multiplies the sums of rows with unsampled edges, to estimate the sum of all edges.
 PYG_FAST_DEVICE inline bool scales_sums(const Sampling& s) {
   return s.strategy == Strategy::unbiased || s.strategy == Strategy::adaptive;
 }
 
-// `adaptive` counts one more edge, a zero: the few samples of a long row are noise that it multiplies.
+// `adaptive` counts one more edge, of value zero: a smaller factor, since it also multiplies the noise.
 template <typename Acc>
 PYG_FAST_DEVICE inline Acc sum_scale(const Sampling& s, int64_t degree) {
   const int zeros = s.strategy == Strategy::adaptive;
@@ -32,7 +33,7 @@ PYG_FAST_DEVICE inline Acc sum_scale(const Sampling& s, int64_t degree) {
 }
 
 // For a row with more than `num_samples` edges, the k-th sampled edge is (offset + k * stride) mod
-// degree; a shorter row keeps all edges. A negative offset stands for evenly spread runs.
+// degree; a shorter row keeps all edges. A negative offset means runs, see adaptive_sample.
 template <typename I>
 struct alignas(2 * sizeof(I)) RowSample {
   I offset;
@@ -93,9 +94,9 @@ PYG_FAST_DEVICE inline RowSample<U> random_sample(uint64_t seed, uint64_t row, U
   return {offset, stride};
 }
 
-// Runs of 2^n edges: offset is -1 - n, stride the bits of 2^31 over the number of runs, rounded up.
-// Neighbours share a sector of memory, so longer rows have longer runs. The more of them, the more even
-// the sample: at least 16, or single edges.
+// Runs of 2^n edges: offset is -1 - n, stride holds ceil(2^31 / number of runs) as bits.
+// The edges of a run share a sector of memory, so long runs are fast, but many runs sample more evenly:
+// longer rows have longer runs, but at least 16 of them, or runs of one edge.
 template <typename I>
 PYG_FAST_DEVICE inline RowSample<I> adaptive_sample(I num_samples, I degree) {
   constexpr I kFewestRuns = 16;
@@ -108,8 +109,8 @@ PYG_FAST_DEVICE inline RowSample<I> adaptive_sample(I num_samples, I degree) {
   return {static_cast<I>(-1 - log_run), static_cast<I>(0x7fffffffu / runs + 1)};
 }
 
-// The k-th edge of evenly spread runs in a row of `left_out` more edges. Before the b-th of n runs are
-// (b + 1/2) / n of these, so that both ends of the row are alike.
+// The position of the k-th sampled edge, in a row with `left_out` unsampled edges. Of these,
+// (b + 1/2) / n lie before the b-th of n runs, so that the sample is symmetric.
 template <typename I>
 PYG_FAST_DEVICE inline I position_in_runs(RowSample<I> sample, I k, I left_out) {
   const uint32_t run = static_cast<uint32_t>(k) >> (-1 - sample.offset);

@@ -67,7 +67,7 @@ def normalized(
         transpose (bool): Whether a backward pass will need the transpose.
             (default: :obj:`True`)
         sampling (Sampling, optional): Counts only the sampled edges in degrees. With
-            :obj:`"adaptive"` it counts all of them, and scales the rows to suit the sample.
+            :obj:`"adaptive"`, counts all edges and scales each row to the size of its sample.
             (default: :obj:`None`, all)
         copy (bool): Whether to copy the weights, because the result outlives this call, or its
             backward pass needs their present values. (default: :obj:`False`)
@@ -115,10 +115,11 @@ def _inverse_sqrt(degree: Tensor) -> Tensor:
 
 
 def _adapted(norm: GCNNorm, sampling: Sampling | None, dtype: torch.dtype) -> GCNNorm:
-    r"""Scales self-loops by :math:`c_i = (d_i + 1) / (\min(d_i, S) + 1)`, like the kernel the sums
-    of sampled edges, and damps these to :math:`c_i^{2/3}`, since the scale multiplies their noise.
-    Of exponents from 1/2 to one 2/3 lost least accuracy of trained networks:
-    benchmarks/accuracy.py.
+    r"""Scales the self-loop of a row by :math:`c_i = (d_i + 1) / (\min(d_i, S) + 1)` and the sum of
+    its sampled edges by :math:`c_i^{2/3}` (the kernel scales that sum by :math:`c_i`).
+
+    The scale of the sum also multiplies the noise of the sample, hence the smaller exponent. Of
+    exponents from 1/2 to 1, 2/3 cost trained networks the least accuracy: benchmarks/accuracy.py.
     """
     assert sampling is not None
     op = norm.operator

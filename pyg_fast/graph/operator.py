@@ -11,7 +11,7 @@ from .graph import Graph
 # The codes of `Strategy` in csrc/params/sample.h.
 _CODES = {'fastrand': 1, 'adaptive': 4, 'bucket': 0, 'unbiased': 2, 'paper': 3}
 STRATEGIES = tuple(_CODES)
-SCALED = ('unbiased', 'adaptive')  # samples that stand for all edges: scaled sums
+SCALED = ('unbiased', 'adaptive')  # sums of samples are scaled to estimate those of all edges
 WORD = 2**64  # range of a seed
 
 

@@ -43,7 +43,7 @@ class FastNeighborLoader(NeighborLoader):
     Neighbours are sampled and renumbered on :obj:`device`. Features that do not fit there stay in
     pinned host memory, from which the GPU reads rows directly; rows that the previous batch
     (*match*) or a cache already has on the device are copied there instead. Of every
-    :obj:`window` of batches, the next one is that which shares most nodes with the last one
+    :obj:`window` of batches, the next one shares the most nodes with the previous one
     (*reorder*). On CUDA a thread makes batches ahead on its own stream; on a CPU all kernels use
     torch's threads. There are no worker processes.
 

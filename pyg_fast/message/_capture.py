@@ -43,7 +43,7 @@ class Captured:
     num_dropouts: int = field(compare=False)
     autocast: bool = field(compare=False)
     key: str  # the canonical text
-    plans: dict[Any, Any] = field(default_factory=dict, compare=False)  # by what is reduced
+    plans: dict[Any, Any] = field(default_factory=dict, compare=False)  # by aggregations
 
 
 def backend(check: Callable[['Captured'], None], num_writes: int = 0) -> Callable[..., Any]:

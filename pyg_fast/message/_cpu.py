@@ -554,8 +554,8 @@ class _Encoder:
 
 
 def _stored(program: Program, at: int, kind: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape in which a result is stored, and the places of its own dimensions in it. The sum of
-    a transposed value is that of the value, transposed: rows are then as long as the channels."""
+    """The shape in which memory holds a result, and the position in it of each of its dimensions.
+    A sum of a transposed value is stored as the sum of the value: its rows have all channels."""
     op, args, attrs, shape, _ = program[at]
     if kind != 'total' or op != 'permute':
         return shape, tuple(range(len(shape)))
@@ -649,7 +649,7 @@ def encode(one: 'Pass', acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dt
             slot.place = uniform
             uniform += slot.width
     edges = max(1, min(_MOST_EDGES, _TILE_SIZE // widest))
-    if edges % 16 == 0:  # Values 4096 bytes apart would make loads wait for stores.
+    if edges % 16 == 0:  # A load waits for a store at a distance of 4096 bytes.
         edges -= 2
     words = [edges, edges * widest, uniform, 1 + len(sections)]
     words += [0, 0, 1, len(sections[0][2].first)]

@@ -77,22 +77,22 @@ def _sizes(device: torch.device) -> tuple[Tensor, Tensor]:
 
 _numbers = itertools.count()
 _ARGUMENTS = _entry.__code__.co_varnames[: _entry.__code__.co_argcount]
-# What Dynamo compiled for a code object, and what it calls for a frame. Where torch lacks one of
+# Dynamo's compiled entries of a code object, and its callback for frames. If torch lacks one of
 # these private names, every call goes through Dynamo.
 _entries_of = getattr(torch._C._dynamo.eval_frame, '_debug_get_cache_entry_list', None)
 _callback = getattr(torch._C._dynamo.eval_frame, 'get_eval_frame_callback', None)
 
 
 def _unrecorded() -> AbstractContextManager[Any]:
-    """Captures without marks for the profiler, which take as long as everything else in a call."""
+    """Switches off the profiler marks of Dynamo, which take half of the time of a call."""
     if hasattr(torch._dynamo.config, 'record_runtime_overhead'):
         return torch._dynamo.config.patch(record_runtime_overhead=False)
     return nullcontext()
 
 
 def _captures(code: Any) -> list[Any]:
-    """What Dynamo compiled for a code object, where a call under its control would look for that
-    and do nothing else."""
+    """Dynamo's compiled entries of a code object; none while a stance, a callback or a trace of the
+    user changes how Dynamo would call it."""
     stance = getattr(eval_frame, '_stance', None)
     if (
         _entries_of is None
@@ -140,15 +140,15 @@ class Entry:
         _planned(captured, self.reduces)
 
     def _capture(self, call: tuple[Any, ...]) -> tuple[Captured, tuple[Any, ...]]:
-        """The message and its arguments: of a capture whose guards hold, or of a new one.
+        """The message and its arguments, from a capture whose guards hold, or from a new one.
 
-        Guards are checked as Dynamo does it, but not in the frame of a call under its control,
-        which takes several times as long.
+        Checks the guards as Dynamo does, but without its evaluation of the frame, which takes
+        several times as long.
         """
         scope = dict(zip(_ARGUMENTS, call, strict=True))
         for each in _captures(self.code):
             guards, code = each.guard_manager, each.code
-            # None: an object is gone that the guards know by its address.
+            # None: Dynamo dropped the entry, since an object was freed that it guards by address.
             if guards.cache_entry is not None and guards.root.check(scope):
                 return types.FunctionType(code, _entry.__globals__)(*call)
         with _unrecorded():

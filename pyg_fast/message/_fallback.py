@@ -12,7 +12,7 @@ def make_entry(num_writes: int = 0) -> Any:
     messages is imported when the first one runs.
 
     Args:
-        num_writes: How many attributes they set that nobody reads: these become None.
+        num_writes: How many attributes they set that no caller reads: these become None.
     """
     from ._entry import Entry
 

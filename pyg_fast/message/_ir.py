@@ -290,7 +290,7 @@ class Program:
         return found[at]
 
     def operation(self, at: int) -> Callable[..., Tensor]:
-        """A function of torch that computes a value of nodes or parameters from its arguments."""
+        """The function of torch that computes a value of nodes or parameters from its arguments."""
         value, inner = self[at], [self[arg] for arg in self[at].args]
         alike = all(
             each.dtype == value.dtype or each.op == 'const' or (value.op == 'where' and k == 0)

@@ -275,7 +275,8 @@ def _combined(p: Program, at: int) -> int:
 
 
 def _joined_maps(p: Program, terms: list[tuple[int, bool]]) -> list[tuple[int, bool]]:
-    """The terms of a sum, those maps of one edge's values that differ in their weights as one."""
+    """The terms of a sum; linear maps of the same values of an edge become one map by the sum of
+    their weights."""
     maps: dict[tuple[int, str, str], list[tuple[int, bool]]] = {}
     for each, minus in terms:
         op, args, attrs, _, dtype = p[each]

@@ -16,15 +16,15 @@ class _Step(NamedTuple):
     at: int
     function: Any
     args: tuple[int, ...]
-    numbers: tuple[tuple[int, Any], ...]  # Python numbers, by their place among the arguments
-    risky: tuple[tuple[int, Any], ...]  # arguments of nodes by their place, and their end
+    numbers: tuple[tuple[int, Any], ...]  # Python numbers, by position in the arguments
+    risky: tuple[tuple[int, Any], ...]  # position of an argument of nodes, and its end of the edge
 
 
 class Prologue:
     """Inputs of the kernel and its tail, computed on nodes and parameters.
 
-    No edge reads the row of a node without edges, so that its gradient is zero: it must not become
-    NaN by what is hoisted, such as the derivative of a square root at zero.
+    No edge reads the row of a node without edges, so its gradient must be zero. Hoisted operations
+    could make it NaN (zero times the derivative of a square root at zero): such rows are replaced.
     """
 
     def __init__(self, program: Program, wanted: list[int]) -> None:
@@ -32,7 +32,7 @@ class Prologue:
         self.order = program.reachable([at for at in wanted if program[at].op != 'load'])
         self.end = {at: program.level(at) for at in self.order if program.level(at) != PARAM}
         self.ends = {end for end in self.end.values() if end in (SRC, DST)}
-        # Loads of nodes whose unread rows are hidden.
+        # Loads of nodes; the rows of nodes without edges are replaced.
         self.hidden = [
             (at, end) for at, end in self.end.items()
             if program[at].op == 'load' and end in self.ends
@@ -73,7 +73,7 @@ class Prologue:
         return steps
 
     def _affine(self, at: int, users: list[int]) -> tuple[int, int] | None:
-        """The linear map and the bias that a value is the sum of, if nothing else reads the map."""
+        """The linear map and the bias whose sum a value is, if no other value reads the map."""
         program = self.program
         value = program[at]
         if value.op != 'add':
@@ -89,7 +89,7 @@ class Prologue:
         return None
 
     def _number(self, user: int, at: int) -> Any:
-        """A constant: a number, or what a tensor of it is made of."""
+        """A constant: a number, or the shape, number and dtype of a tensor filled with it."""
         value = self.program[at]
         if value.op != 'const':
             return None
@@ -98,7 +98,7 @@ class Prologue:
         return value.shape, number(value), getattr(torch, self.program[user].dtype)
 
     def __call__(self, read: dict[int, Tensor], graph: Graph | None) -> list[Tensor]:
-        """The values, from those that are read. With a graph they have gradients."""
+        """Computes the values from the tensors read; differentiable if the graph is given."""
         if not self.steps and not self.constants:
             return [read[at] for at in self.wanted]
         known: dict[int, Any] = {**read, **self.constants}
@@ -126,5 +126,5 @@ class Prologue:
 
 
 def _hidden(x: Tensor, used: Tensor, number: float) -> Tensor:
-    """The rows of nodes without edges replaced."""
+    """Replaces the rows of nodes without edges by a number."""
     return torch.where(used.view(-1, *(1,) * (x.dim() - 1)), x, number)

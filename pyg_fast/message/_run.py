@@ -600,7 +600,7 @@ class FusedMessage(torch.autograd.Function):
             for ks, each in zip(which, found, strict=True):
                 if plan.inputs[ks[0]].role == 'param':
                     each = each.sum(0) if each.size(0) > 1 else each
-                for k in ks:  # Each of its own: they may become the gradients of parameters.
+                for k in ks:  # Copies: gradients of different parameters must not share memory.
                     grad = each if k == ks[0] else each.clone()
                     out[k] = grad.to(inputs[k].dtype).reshape(inputs[k].shape)
         for k, needed in enumerate(needs):
@@ -643,8 +643,6 @@ def _of_softmaxes(
         (total,), _ = run_pass(sums, graph, inputs | found, acc, seed)
         found['scale', n] = total.reciprocal_()
     return found
-
-
 
 
 def _cotangents(

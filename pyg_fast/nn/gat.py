@@ -453,7 +453,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         return GATv2Conv.message(self, x_j, alpha)
 
 
-# By layer: what is captured of it is no state of its own.
+# By layer: captures are not part of its state.
 _entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 

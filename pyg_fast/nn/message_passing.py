@@ -108,7 +108,7 @@ class FusedPropagate:
 
     @property
     def plan(self: Any) -> str | None:
-        """What became of :meth:`message` in the last call: hoisted, fused and sunk parts; or why
+        """The plan of :meth:`message` in the last call: hoisted, fused and sunk parts; or why
         PyG's code ran. :obj:`None` before the first call."""
         reason = self._last_run
         if reason is None:
@@ -153,11 +153,11 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
 
 
 class _Arguments(NamedTuple):
-    """What the methods of a layer take, by their signatures."""
+    """The arguments of the `message` and `update` of a layer."""
 
     signatures: tuple[Any, Any, str]  # of `message` and `update`, and the flow
     refused: str | None
-    other: dict[str, Any]  # not read
+    other: dict[str, Any]  # placeholders, which the message does not read
     structure: tuple[str, ...]  # for a softmax
     ends: tuple[tuple[tuple[str, str], str, int, Any], ...]  # key, name, dimension, default
     rest: tuple[tuple[str, Any], ...]
@@ -165,7 +165,7 @@ class _Arguments(NamedTuple):
 
 
 def _arguments(conv: Any) -> _Arguments:
-    """The arguments of a layer, which it keeps as long as the signatures are the same objects."""
+    """The arguments of a layer, stored on it until its signatures or its flow change."""
     signature = conv.inspector.get_signature
     message, update, flow = signature('message'), signature('update'), conv.flow
     known = conv.__dict__.get('_fused_arguments')
@@ -270,15 +270,15 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
 
 
-# Layers whose message sets one attribute, that only `return_attention_weights` reads: by message,
-# their forward and the place of this argument in it.
+# Layers whose `message` sets an attribute for `return_attention_weights` only: by `message`, their
+# `forward` and the position of that argument in it.
 _WRITES = {
     FAConv.message: (FAConv.forward, 4), TransformerConv.message: (TransformerConv.forward, 3),
 }  # fmt: skip
 
 
 def _of_written(conv: Any) -> int | None:
-    """The place of `return_attention_weights`, if the message sets an attribute for it alone."""
+    """The position of `return_attention_weights`, if `message` sets an attribute only for it."""
     cls = type(conv)
     forward, place = _WRITES.get(cls.message, (None, None))
     return place if cls.forward is forward else None
@@ -346,7 +346,7 @@ _METHODS = ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forwa
 
 
 def _reads_structure(message: Any, update: Any) -> str | None:
-    """Which argument of a method no kernel has."""
+    """The reason if a method takes an argument that kernels do not provide, or None."""
     for method, signature in (('message', message), ('update', update)):
         for name in signature.param_dict:
             reads = name in _STRUCTURE or (method == 'update' and name in _OF_SOFTMAX)

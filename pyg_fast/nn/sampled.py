@@ -95,8 +95,8 @@ class _Sampled:
         self: Any, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Input for PyG's code: the sampled edges and their positions; or None if PyG's code reads
-        all edges: for explainers, which number the edges, and for samples whose sums are
-        scaled to stand for all edges."""
+        all edges: for explainers, which number the edges, and for strategies that scale sums, which
+        PyG's code cannot do."""
         if not self._samples() or self._explain or self._scales_sums():
             return None
         if (
@@ -149,8 +149,9 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
     the sum is multiplied by :math:`d_i / S`, so the expectations of the result and its gradients
     equal those of all edges. Every call then draws a new sample from torch's generator.
 
-    With :obj:`strategy="adaptive"`, too, degrees count all edges, and a row is scaled to stand for
-    all of them; the sum of the sample less than its self-loop, since that has noise:
+    With :obj:`strategy="adaptive"` degrees also count all edges, and each row is scaled to estimate
+    the sum over all edges. The sum of the sample gets a smaller factor than the self-loop, because
+    the factor multiplies the noise of the sample:
 
     .. math::
         \mathbf{x}^{\prime}_i = \mathbf{\Theta}^{\top} \left( c_i \frac{\mathbf{x}_i}{\tilde{d}_i} +

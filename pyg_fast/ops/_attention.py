@@ -208,8 +208,8 @@ def leaky_slope(score: Tensor, negative_slope: float) -> Tensor:
 
 
 def softmax_by_row(logit: Tensor, row: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Softmax over the edges of each row, and what :func:`weight_of` needs: per row and head the
-    largest logit and the inverse of the sum, :math:`(N, 2, H)`, 0 for a row without edges."""
+    """Softmax over the edges of each row; and for :func:`weight_of` the largest logit and the
+    inverse of the sum of each row and head :math:`(N, 2, H)`, 0 for a row without edges."""
     size = num_rows, logit.size(1)
     rows = row.view(-1, 1).expand_as(logit)
     none = logit.new_full(size, -float('inf'))
@@ -222,7 +222,7 @@ def softmax_by_row(logit: Tensor, row: Tensor, num_rows: int) -> tuple[Tensor, T
 
 
 def weight_of(logit: Tensor, softmax: Tensor, row: Tensor) -> Tensor:
-    """The softmax of edges, from their logits and what the forward stored."""
+    """The softmax of edges, from their logits and the `softmax` that the forward stored."""
     largest, inverse = softmax.double().unbind(1)
     return (logit - largest[row]).exp() * inverse[row]
 

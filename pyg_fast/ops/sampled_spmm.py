@@ -88,9 +88,9 @@ def sampled_spmm(
             :obj:`"adaptive"` takes runs of :math:`r_i` consecutive edges, the runs evenly spread,
             :math:`e_k = k + \lfloor (d_i - S) (\lfloor k / r_i \rfloor + 1/2) / \lceil S / r_i
             \rceil \rfloor`, where :math:`r_i`, a power of two, grows with :math:`d_i / S` up to
-            8, but leaves at least 16 runs; a sum stands for all edges, as that of the sample and a
-            zero: :math:`c_i = (d_i + 1) / (S + 1)`. The idea is that of `AES-SpMM
-            <https://arxiv.org/abs/2503.18427>`_: the sample adapts to the degree.
+            8, but leaves at least 16 runs. A sum is multiplied by :math:`c_i = (d_i + 1) / (S + 1)`
+            to estimate the sum over all edges, as if the sample had one more edge, of value zero.
+            As in `AES-SpMM <https://arxiv.org/abs/2503.18427>`_, the sample adapts to the degree.
             :obj:`"unbiased"` draws :math:`o_i` and :math:`p_i`, coprime to :math:`d_i`, at random
             at every call: each edge is taken with probability :math:`S / d_i`, and a sum is
             multiplied by :math:`c_i = d_i / S`, so the expectations of the sum and its gradients

@@ -1,4 +1,4 @@
-"""The performance page: which runs it is drawn from, and that nobody edits it."""
+"""The performance page: which runs it is drawn from, and that it is not edited by hand."""
 import argparse
 import json
 from collections.abc import Mapping

@@ -401,7 +401,7 @@ def test_dtypes(k: int, dtype: torch.dtype, root: bool, kind: str, device: torch
     theirs, ours = layers(kind, k, device, dtype, root=root)
     theirs.conv.load_state_dict(ours.state_dict())
     x = features(NODES, IN, device=device, dtype=dtype)
-    if kind == 'gcn':  # Which features are the largest is told in low precision.
+    if kind == 'gcn':  # The selection happens in low precision.
         ones = mask(ours.lin(x).detach(), k).double()
         theirs.keep = lambda x: x * ones
     edge_index = edges().to(device)

@@ -147,15 +147,15 @@ def test_hooks_of_modules(device: torch.device) -> None:
 
 
 def scale(factor: float) -> Any:
-    """An object of a class of its own."""
+    """An object of a new class."""
     out = type('Scale', (), {})()
     out.factor = factor
     return out
 
 
 def test_captures_are_looked_up(device: torch.device) -> None:
-    """Without Dynamo's frame where all guards hold; otherwise the message is captured again, also
-    if a class is gone that guards know by its address."""
+    """A capture is found without Dynamo if its guards hold. Otherwise the message is captured
+    again, also after the class that the guards know by its address was freed."""
 
     class Scaled(Layer):
         scale = scale(1)
@@ -186,7 +186,7 @@ def test_captures_are_looked_up(device: torch.device) -> None:
 
 @pytest.mark.parametrize('which', [0, 1, 2])
 def test_one_gradient(which: int, device: torch.device) -> None:
-    """The graph is transposed only where the backward pass reads it so."""
+    """The backward pass gets the transposed graph if it needs it, for each input alone."""
 
     class Mixed(Layer):
         def forward(self, k: Tensor, q: Tensor, e: Tensor, edge_index: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ LAYERS = {
     'sage': (SAGEConv, PathPreparedSAGEConv, SampledSAGEConv),
 }
 CODES = {'bucket': 0, 'fastrand': 1, 'paper': 3, 'adaptive': 4}
-FIXED = ('bucket', 'fastrand', 'paper')  # the edges alone tell what they give
+FIXED = ('bucket', 'fastrand', 'paper')  # not random, and sums are not scaled
 STRATEGIES = (*FIXED, 'unbiased', 'adaptive')
 FLOWS = ('source_to_target', 'target_to_source')
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -474,7 +474,7 @@ def test_adaptive_gcn(weighted: bool, flow: str, device: torch.device) -> None:
         matrix = adapted(edge_index[:, own], w, flow)
         for conv in (ours, caching)[: 2 if given is edge_index else 1]:
             assert_same(gradients(theirs, x, *matrix), gradients(conv, x, given, w))
-            # PyG's own code is given the same matrix.
+            # PyG's own code gets the same matrix.
             assert_same(hooked(theirs, x, *matrix), hooked(conv, x, given, w))
         if w is not None:
             w.requires_grad_()

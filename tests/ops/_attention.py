@@ -116,8 +116,8 @@ def terms_of(graph: Graph, channels: int) -> int:
 
 
 def log_sums(softmax: Tensor) -> Tensor:
-    """The log of each row's sum of exponentials, 0 for a row without edges, from what the forward
-    stores: kernels may choose other maxima."""
+    """The logarithm of each row's sum of exponentials, 0 for a row without edges. Compare this
+    instead of `softmax`, in which kernels may store different maxima."""
     largest, inverse = softmax.double().unbind(1)
     return torch.where(inverse > 0, largest - inverse.log(), 0).to(softmax.dtype)
 

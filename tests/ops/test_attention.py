@@ -213,7 +213,7 @@ HUB[1, :10_000] = 0
 def inputs_near(
     op: str, magnitude: float, spread: int, channels: int, num_edges: int, device: torch.device
 ) -> list[Tensor]:
-    """Inputs whose logits lie near a number, as far apart as `spread`, and are not rounded."""
+    """Inputs whose logits are exact in float32 and within `spread` of `magnitude`."""
 
     def steps(*size: int, reach: int = spread) -> Tensor:
         return torch.randint(-16 * reach, 16 * reach + 1, size) / 16
@@ -221,7 +221,7 @@ def inputs_near(
     x = steps(40, 2, channels, reach=1)
     if op == 'gat':
         inputs = [x, steps(40, 2), magnitude + steps(40, 2), steps(num_edges, 2)]
-    else:  # Of the first channel, 1 + 1 times half of it; the others reach `spread`.
+    else:  # The first channel adds (1 + 1) * magnitude / 2; the others reach `spread`.
         z, att = steps(40, 2, channels, reach=1), torch.zeros(2, channels)
         x[..., 0] = z[..., 0] = 1
         att[:, 1:3] = spread / 4
@@ -255,7 +255,7 @@ def test_weights_do_not_depend_on_the_size_of_logits(
 @both
 @pytest.mark.parametrize('channels', [8, 300, 301])
 def test_only_edges_have_weight_one(device: torch.device, op: str, channels: int) -> None:
-    # Exactly, however logits are rounded: the backward pass must round them as the forward did.
+    # Exactly one: the backward pass must round the logits as the forward pass did.
     order = torch.randperm(50, device=device)
     for loops in (False, True):
         graph = torch.stack([order, order])[:, : 0 if loops else 50]
@@ -276,7 +276,7 @@ def test_only_edges_have_weight_one(device: torch.device, op: str, channels: int
 @both
 @pytest.mark.parametrize('value', [-float('inf'), float('inf')])
 def test_rows_of_infinite_logits_are_nan(device: torch.device, op: str, value: float) -> None:
-    # Nodes 0 and 1 have such logits only (with a plus: at least one), node 4 no edge.
+    # All logits of nodes 0 and 1 are infinite (of +inf: at least one); node 4 has no edge.
     edges = Edges(torch.tensor([[0, 1, 5, 2, 3, 4, 4, 5], [0, 0, 0, 1, 2, 2, 3, 3]]), 6, 5)
     inputs = [t.detach() for t in inputs_of(op, edges, 2, 4, torch.float32, device)]
     inputs[2 if op == 'gat' else 1][:2] = value
