@@ -608,7 +608,8 @@ class Section:
     """A table of cells.
 
     Each of ``columns`` shows the fastest of some contenders (default: a column for each contender,
-    one for all algorithms of a library), each row the ratio of the first of ``versus``.
+    one for all algorithms of a library), each row the ratio of the first of ``versus``; ``called``
+    has other names of contenders.
     """
 
     title: str
@@ -617,6 +618,7 @@ class Section:
     width: str = 'F'
     memory: bool = False
     cells: list[Cell] = dataclasses.field(default_factory=list)
+    called: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def compare(
         self, ours: str, rivals: Sequence[str], pairs: Iterable[tuple[str, str]] = (),
@@ -654,7 +656,8 @@ class Section:
                 texts.append(next(iter(found.values())).text() if found else '–')
         if self.versus:
             best, ratio = self.versus[0].best(cell), self.versus[0].ratio(cell)
-            texts += [best[0] if best else '–', f'{ratio:.2f}' if ratio else '–']
+            name = self.called.get(best[0], best[0]) if best else '–'
+            texts += [name, f'{ratio:.2f}' if ratio else '–']
         return [*texts, *(shown(cell.facts.get(name)) for name in self.facts())]
 
     def facts(self) -> list[str]:

@@ -144,7 +144,8 @@ class Timed:
         for name in rivals:
             columns.setdefault(self.name(_harness.head_of(name)), []).append(name)
         versus = [Versus('the best rival', self.ours, rivals)]
-        return Section(self.title, columns, versus, self.width, cells=[row.cell for row in rows])
+        cells = [row.cell for row in rows]
+        return Section(self.title, columns, versus, self.width, cells=cells, called=self.called)
 
     def markdown(self, runs: Sequence[Run]) -> list[str]:
         lines: list[str] = []

@@ -93,6 +93,18 @@ def test_the_newest_rows_are_taken(tree: Tree) -> None:
     assert 'performance/sums-nvidia-made-up.svg' in page
 
 
+def test_names_of_contenders(tree: Tree) -> None:
+    from benchmarks import sampled
+    table = tree.report.SAMPLED
+    times = {sampled.FASTRAND: 2, 'bucket': 3, sampled.FULL: 7, 'cuSPARSE ALG2': 8}
+    tree.add('one', 1, {('reddit-like', 32): times}, table.section, table.bench)
+    tree.run()
+    page, readme = tree.page(), tree.readme()
+    assert '| graph | S | fastrand | bucket | ours, all edges | cuSPARSE | best rival |' in page
+    assert '| 2.00 | 3.00 | 7.00 | 8.00 | ours, all edges | 3.50 |' in page
+    assert '| 2.00 | 7.00 (ours, all edges) | 3.50 |' in readme
+
+
 def test_check(tree: Tree, capsys: pytest.CaptureFixture) -> None:
     tree.add('one', 1, {('reddit-like', 64): cell(2, 5)})
     with pytest.raises(SystemExit, match=r'sums-nvidia-made-up\.svg is not'):
