@@ -170,7 +170,12 @@ def _path(
     num_dst, index = nodes.numel(), graph.rowptr.dtype
     num_edges, device = fields['num_path_edges'], nodes.device
     src_nodes = src_position = None
-    if fields['num_src'] < WHOLE * fields['num_nodes']:  # Gathering most nodes does not pay off.
+    # Gathering most nodes does not pay off. But of a layer below that is not whole, other rows are
+    # not computed.
+    most: float = fields['num_nodes']
+    if fields['degree'] is None or fields['layer'] == 0:
+        most = WHOLE * most
+    if fields['num_src'] < most:
         src_nodes = sources.nonzero().view(-1)
         src_position = _positions(src_nodes, fields['num_nodes'])
     num_src = fields['num_nodes'] if src_nodes is None else src_nodes.numel()
