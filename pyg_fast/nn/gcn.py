@@ -13,7 +13,7 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph.execution_path import ExecutionPath, signature_of
-from ..graph.gcn_norm import GCNNorm, normalized
+from ..graph.gcn_norm import GCNNorm, by_degree, normalized
 from ..graph.graph import graph_of
 from ..graph.operator import Sampling, SparseOperator
 from ..ops._edges import check_edge_index, is_capturing
@@ -114,7 +114,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def forward(
         self,
         x: Tensor | AggregatedInput,
-        edge_index: Adj,
+        edge_index: Adj | None,
         edge_weight: OptTensor = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
@@ -123,6 +123,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index, path)
         fuses = self._fusible(x) and self._sums()
+        if path is not None and edge_index is None:
+            self._check_alone(fuses and edge_weight is None and not self._has_other_graph(path))
+            return self._on_path(x, None, self._norm_of_path(path, x.dtype), path)
         if path is not None and self._has_other_graph(path):
             path = None
         if fuses and path is None and self._scatters(x, edge_index, edge_weight):
@@ -193,7 +196,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         compact_out: bool = False,
     ) -> Tensor:
         """The layer on an input that is already aggregated."""
-        self._check_aggregated(x, edge_index)
+        self._check_aggregated(x, edge_index, path)
         if not self._is_plain():
             raise ValueError("'x' must be features: 'lin' is patched, has hooks or another bias")
         dtype = autocast_dtype(x.aggregated) or x.dtype
@@ -208,6 +211,14 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             return True
         return self._cached_norm is not None and self._cached_signature != path.graph_signature
 
+    def _norm_of_path(self, path: ExecutionPath, dtype: torch.dtype) -> GCNNorm:
+        """The normalisation by the degrees that a path keeps of the whole graph."""
+        op = SparseOperator(path.graph)
+        if not self.normalize:
+            return GCNNorm(op, None)
+        degree = path.in_degree(acc_dtype(dtype), loops=not self.add_self_loops)
+        return by_degree(op, degree, dtype, 1.0 if self.add_self_loops else None)
+
     def _takes_path(self, norm: GCNNorm) -> bool:
         """Whether the layer may run on a path of the graph."""
         return not norm.is_differentiable
@@ -215,13 +226,13 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def _on_path(
         self,
         x: Tensor,
-        edge_index: Adj,
+        edge_index: Adj | None,
         norm: GCNNorm,
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor:
         """The layer on a path. Inputs and outputs may be :obj:`compact`."""
-        if not compact[0]:
+        if not compact[0] and edge_index is not None:
             check_rows(x, norm.operator)
         lin = self.lin
         plain = self._is_plain()
@@ -260,7 +271,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             and not sorting_pays(edge_index.size(-1), self.out_channels, x.is_cuda)
         )
 
-    def _scattered(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def _scattered(self, x: Tensor, edge_index: Any) -> Tensor:
         check_edge_index(edge_index)
         scale, diag = gcn_scale(
             edge_index, None, x.size(0), x.dtype,
@@ -364,7 +375,10 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
                 loops=loops if self.add_self_loops else 'keep', flow=self.flow,
                 transpose=transpose, sampling=sampling, copy=keep or torch.is_grad_enabled(),
             )  # fmt: skip
-        graph = graph_of(edge_index, num_nodes, num_nodes, transpose=transpose or reverse)
+        graph = graph_of(
+            edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
+            values=edge_weight is not None,
+        )  # fmt: skip
         weight_dtype = None if edge_weight is None else edge_weight.dtype
         return GCNNorm(SparseOperator(graph.t() if reverse else graph, edge_weight), weight_dtype)
 
@@ -458,7 +472,7 @@ def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
 
 
 def _loop_entries(
-    edge_index: Tensor, op: SparseOperator, loops: Tensor, dtype: torch.dtype
+    edge_index: Any, op: SparseOperator, loops: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """The sum of the loops of each node."""
     value, scale = op.value, op.row_scale

@@ -120,7 +120,7 @@ class PathPreparedGNN(Module):
     def forward(
         self,
         x: Tensor | AggregatedInput,
-        edge_index: Adj,
+        edge_index: Adj | None,
         edge_weight: OptTensor = None,
         paths: Sequence[ExecutionPath] | None = None,
         mask: Tensor | None = None,
@@ -131,7 +131,9 @@ class PathPreparedGNN(Module):
         Args:
             x (Tensor or AggregatedInput): Node features :math:`(|\\mathcal{V}|, F_{in})`, or the
                 result of :meth:`aggregate_input`.
-            edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as for the layers.
+            edge_index (Tensor, EdgeIndex or SparseTensor, optional): The edges, as for the layers;
+                :obj:`None` to train on :obj:`paths` that stand alone, see :obj:`keep_graph` of
+                :class:`~pyg_fast.transforms.ExecutionPaths`.
             edge_weight (Tensor, optional): Edge weights :math:`(|\\mathcal{E}|)`, for
                 :obj:`"gcn"`. (default: :obj:`None`)
             paths (list[ExecutionPath], optional): The path of each layer.
@@ -149,12 +151,16 @@ class PathPreparedGNN(Module):
         Raises:
             TypeError: If :obj:`mask` is not a bool tensor.
             ValueError: If there are edge weights that this kind of layers does not take, or
-                :obj:`paths` are not one for each layer, of this graph and this mask.
+                :obj:`paths` are not one for each layer, of this graph and this mask; if
+                :obj:`edge_index` is :obj:`None` and all rows are wanted in evaluation, or the paths
+                do not stand alone.
         """
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
         trains = self.training and torch.is_grad_enabled()
-        if paths is None and mask is not None and trains:
+        if edge_index is None:
+            self._check_alone(paths, edge_weight, trains or active_only)
+        elif paths is None and mask is not None and trains:
             paths = self._prepared(edge_index, mask, edge_weight is not None)
         if paths is not None:
             self._check(paths, mask)
@@ -198,7 +204,7 @@ class PathPreparedGNN(Module):
         x: Any,
         rows: Rows,
         num_nodes: int,
-        edge_index: Adj,
+        edge_index: Adj | None,
         edge_weight: OptTensor,
         path: ExecutionPath | None,
     ) -> tuple[Tensor, Rows]:
@@ -225,12 +231,17 @@ class PathPreparedGNN(Module):
             compact = (rows.nodes is not None, True)
             if self.conv == 'gcn':
                 if conv._sums() and not conv._has_other_graph(path):
-                    norm = conv._operator(x, edge_index, edge_weight, True, num_nodes)
+                    norm = (
+                        conv._norm_of_path(path, x.dtype) if edge_index is None
+                        else conv._operator(x, edge_index, edge_weight, True, num_nodes)
+                    )
                     if norm is not None and conv._takes_path(norm):
                         out = conv._on_path(x, edge_index, norm, path, compact)
             else:
                 to: Neighbours | None
-                if compact[0]:
+                if edge_index is None:
+                    to = conv._alone(x, path, compact[0])
+                elif compact[0]:
                     to = Neighbours(x, x, edge_index, num_nodes, conv.flow)
                 else:
                     to = neighbours(x, edge_index, None, conv.flow)
@@ -278,6 +289,23 @@ class PathPreparedGNN(Module):
     def __getstate__(self) -> dict[str, Any]:
         # Copies prepare their own paths.
         return {**self.__dict__, '_last_paths': None}
+
+    @staticmethod
+    def _check_alone(
+        paths: Sequence[ExecutionPath] | None, edge_weight: OptTensor, some_rows: bool
+    ) -> None:
+        if paths is None or not all(path.stands_alone for path in paths):
+            raise ValueError(
+                "'edge_index' must be given, unless 'paths' stand alone: prepare them with "
+                'keep_graph=False'
+            )
+        if edge_weight is not None:
+            raise ValueError("'edge_weight' must be None without 'edge_index'")
+        if not some_rows:
+            raise ValueError(
+                "'edge_index' must be given to compute all rows: in evaluation paths alone give "
+                'those of active_only=True'
+            )
 
     def _check(self, paths: Sequence[ExecutionPath], mask: Tensor | None) -> None:
         if len(paths) != self.num_layers or any(

@@ -25,6 +25,7 @@ from ._path import (
     fill_of,
     linear_of_rows,
     linear_on_path,
+    path_operator,
     sum_on_path,
 )
 from ._reduce import FusedReduce, Neighbours, reduce, source_of
@@ -103,7 +104,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
     def forward(
         self,
         x: Tensor | OptPairTensor | AggregatedInput,
-        edge_index: Adj,
+        edge_index: Adj | None,
         size: Size = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
@@ -111,6 +112,8 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         path = self._path(path, x, edge_index)
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index, path)
+        if path is not None and edge_index is None:
+            return self._on_path(self._alone(x, path), path)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)
@@ -149,7 +152,9 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
 
     def _operator(self, to: Neighbours, num_nodes: int, transpose: bool) -> SparseOperator:
         """The sum or mean between all nodes."""
-        graph = graph_of(to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse)
+        graph = graph_of(
+            to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse, values=False
+        )
         graph = graph.t() if to.is_reverse else graph
         if type(self.aggr_module) is SumAggregation:
             return SparseOperator(graph)
@@ -163,7 +168,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         compact_out: bool = False,
     ) -> Tensor:
         """The layer on an input that is already aggregated."""
-        self._check_aggregated(x, edge_index)
+        self._check_aggregated(x, edge_index, path)
         lin, lin_r = self.lin_l, self.lin_r if self.root_weight else None
         if not is_plain_linear(lin) or (lin_r is not None and not is_plain_linear(lin_r)):
             raise ValueError("'x' must be features: 'lin_l' or 'lin_r' is patched or has hooks")
@@ -207,7 +212,11 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         def cast(t: Any) -> Any:
             return t if t is None or dtype is None else t.to(dtype)
 
-        whole = self._operator(to, path.num_nodes if compact[0] else x.size(0), True)
+        if to.edge_index is None:
+            mean = type(self.aggr_module) is MeanAggregation
+            whole = path_operator(path, acc, mean)
+        else:
+            whole = self._operator(to, path.num_nodes if compact[0] else x.size(0), True)
         expands = self._normalizes_rows(path, compact[1])
         compact = compact[0], compact[1] or expands
         plan = self._plan(path, whole, sum_on_path(path, whole, acc), compact)
