@@ -13,8 +13,7 @@ from torch_geometric.sampler import SamplerOutput
 from torch_geometric.typing import SparseTensor
 
 from ..graph.graph import keep_block
-from ._features import Column
-from ._pipeline import Made
+from ._pipeline import Late, Made
 
 
 class Subgraph(NamedTuple):
@@ -84,9 +83,9 @@ def batch_of(
     node_values: dict[str, Any],
     edge_values: dict[str, Any],
     edge_keys: list[str],
-    late: list[tuple[str, Column, Tensor]],
+    late: list[Late],
 ) -> Made:
-    """The batch; the columns in `late` are read when the loader returns it."""
+    """The batch; the attributes in `late` are read when the loader returns it."""
     if data is None:
         out = Data() if custom_cls is None else custom_cls()
     else:
@@ -125,10 +124,12 @@ def batch_of(
     out.batch_size = part.input_id.size(0)
     values = [*node_values.values(), *edge_values.values()]
     tensors += [v for v in values if isinstance(v, Tensor)]
+    tensors += [tensor for item in late for tensor in item.tensors]
 
     def read_late() -> None:
-        for key, column, index in late:
-            out._store[key] = column.rows_at(index)
+        for item in late:
+            for key, value in item.read().items():
+                out._store[key] = value
         if adj_is_late:
             out.adj_t = _adj_t(part, layout, data, [])
 
