@@ -43,6 +43,8 @@ def refused(kind, text, function):
 ROWS = (
     BEGIN
     + """
+from pyg_fast.loader._pipeline import ThreadedIterator
+
 data = random_data(100, 600)
 for dtype in (torch.float64, torch.float16, torch.bfloat16):
     data[str(dtype)[6:]] = torch.randn(100, 3, 2 if dtype.itemsize == 8 else 4).to(dtype)
@@ -97,6 +99,15 @@ loader = FastNeighborLoader(own, [4], input_nodes=seeds, batch_size=5, seed=rank
 for batches in ([loader([rank, 4])], [b for b, _ in zip(loader, range(3))], list(loader)):
     for batch in batches:
         assert torch.equal(batch.x, data.x[batch.n_id])
+
+# As on CUDA: a thread makes batches ahead, rows are exchanged in this one.
+for count in (4, 100):
+    core = loader._core
+    iterator = ThreadedIterator(core.made(loader._seeds.batches(0), 0), None, core.meter,
+                                len(loader), None, 2, core.ended)
+    for batch, _ in zip(iterator, range(count)):
+        assert torch.equal(batch.x, data.x[batch.n_id])
+    iterator.close()
 
 # Writes of each process reach all, after refresh also in rows that would be reused.
 part.add_(1), data.x.add_(1)
