@@ -14,6 +14,7 @@ from torch_geometric.typing import SparseTensor
 
 from ..graph.graph import keep_block
 from ._pipeline import Late, Made
+from ._versions import version_of
 
 
 class Subgraph(NamedTuple):
@@ -37,14 +38,14 @@ class Subgraph(NamedTuple):
 
     def transformed(self, transform: Callable) -> 'Subgraph':
         """Applies the user's function to the sampler's output."""
-        before, version = self._output(), _version(self.edge_index)
+        before, version = self._output(), version_of(self.edge_index)
         out = transform(copy.copy(before))
         if not isinstance(out, SamplerOutput):
             raise TypeError(
                 f"'transform_sampler_output' must return a SamplerOutput, got {type(out).__name__}"
             )
         same = out.row is before.row and out.col is before.col and out.node is before.node
-        if same and _version(self.edge_index) == version:
+        if same and version_of(self.edge_index) == version:
             return self._replace(
                 e_id=out.edge, batch=out.batch, num_sampled_nodes=out.num_sampled_nodes,
                 num_sampled_edges=out.num_sampled_edges,
@@ -68,10 +69,6 @@ class Subgraph(NamedTuple):
             out.node, torch.stack([out.row, out.col]), rowptr, col, out.edge,
             out.num_sampled_nodes, out.num_sampled_edges, input_id, None, None, out.batch,
         )  # fmt: skip
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def batch_of(

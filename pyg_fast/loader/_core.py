@@ -32,7 +32,7 @@ from ._features import (
 from ._order import greedy_order
 from ._pipeline import Late, Made, behind
 from ._seeds import checked_positions, mixed, resolve_input_nodes
-from ._shards import Exchange, ShardedFeatures
+from ._shards import Exchange, Request, ShardedFeatures
 from ._stats import Meter
 from ._structure import Structure, structure_of_data, structure_of_store
 from ._walks import Walks, walk_subgraph
@@ -319,32 +319,37 @@ class _Fetcher:
         core, moved = self._core, self._moved
         exchange = core.exchange
         assert exchange is not None
-        wanted, position = unmatched(n_id, found)
-        request = exchange.request(wanted)
-        position = request.position[position]
+        wanted, place = unmatched(n_id, found)
+        planned = exchange.request(wanted)
+        position = planned.position[place]
         row_bytes = sum(features.row_bytes for features in shards.values())
         num_matched = 0 if found is None else int((found >= 0).sum())
-        core.meter.add_moved(
-            request.num_moved * row_bytes, num_matched * row_bytes, 0 if counted else num_matched
-        )
+
+        def anew() -> Request:
+            return exchange.request(n_id)
 
         def read() -> dict[str, Any]:
-            previous = moved.taken()
-            if found is not None and previous is None:
-                raise RuntimeError('the rows of the previous batch could not be exchanged')
-            rows = exchange.rows(request, list(shards.values()))
-            out = {}
+            previous = moved.taken(exchange.generation)
+            request = planned if found is None or previous is not None else anew()
+            request, rows = exchange.rows(request, list(shards.values()), anew)
+            out, matched = {}, 0
             for key, source in zip(shards, rows, strict=True):
-                before = None if previous is None or found is None else previous[key]
-                out[key] = gather_rows(
-                    source, position, match=None if before is None else found, previous=before
-                )
+                if request is not planned:
+                    out[key] = gather_rows(source, request.position)
+                elif found is None or previous is None:
+                    out[key] = gather_rows(source, position)
+                else:
+                    matched = num_matched
+                    out[key] = gather_rows(source, position, match=found, previous=previous[key])
+            core.meter.add_moved(
+                request.num_moved * row_bytes, matched * row_bytes, 0 if counted else matched
+            )
             if not core.match:
                 return out
-            moved.keep(out)
+            moved.keep(out, exchange.generation)
             return {key: value.clone() for key, value in out.items()}
 
-        return Late(read, [t for t in (request.ids, position, found) if t is not None])
+        return Late(read, [t for t in (planned.ids, position, found) if t is not None])
 
     def _fetch_remote(self, n_id: Tensor) -> dict[str, Any]:
         core = self._core
@@ -368,21 +373,25 @@ class _Fetcher:
 
 
 class _Moved:
-    """The rows that the batch before got from other processes: read on the stream of the caller,
+    """The rows of sharded features that the batch before has: read on the stream of the caller,
     which may have changed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._rows: dict[str, Tensor] | None = None
+        self._generation = 0
         self._done: Any = None
 
-    def keep(self, rows: dict[str, Tensor]) -> None:
-        self._rows = rows
+    def keep(self, rows: dict[str, Tensor], generation: int) -> None:
+        self._rows, self._generation = rows, generation
         if self._device.type == 'cuda':
             self._done = torch.cuda.current_stream(self._device).record_event()
 
-    def taken(self) -> dict[str, Tensor] | None:
+    def taken(self, generation: int) -> dict[str, Tensor] | None:
+        """The rows, once; None if they are not those of this generation."""
         rows, self._rows = self._rows, None
+        if generation != self._generation:
+            return None
         if rows is not None and self._done is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(self._done)

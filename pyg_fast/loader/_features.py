@@ -16,6 +16,7 @@ from ..ops.gather_rows import gather_rows
 from ._pinned import pinned
 from ._pipeline import behind
 from ._shards import ShardedFeatures
+from ._versions import state_of
 
 PLACES = ('auto', 'host', 'device')
 SHARDED = 'sharded'  # a place of features alone
@@ -83,7 +84,7 @@ class Column:
             return
         source = value.detach()
         self._check(source)
-        self._state = _state(value)
+        self._state = state_of(value)
         self.source = pinned(source) if self.on_host else source.to(device).contiguous()
         if self._cache is not None:
             self.rows = self.source[self._cache.nodes.cpu()].to(device)
@@ -100,7 +101,7 @@ class Column:
     @property
     def is_stale(self) -> bool:
         """Whether the copy is known to be outdated; not all writes are visible."""
-        return self.source is not None and _state(self.value) != self._state
+        return self.source is not None and state_of(self.value) != self._state
 
     @property
     def is_late(self) -> bool:
@@ -150,11 +151,6 @@ def is_plain(value: Any, dim: int) -> bool:
 def _rows(x: Tensor, index: Tensor, *args: Tensor | None) -> Tensor:
     args += (None,) * (5 - len(args))
     return ops.gather_rows.default(x, index, *args)  # The arguments are known to be valid.
-
-
-def _state(tensor: Tensor) -> tuple:
-    version = -1 if tensor.is_inference() else tensor._version
-    return version, tensor.data_ptr(), tensor.shape, tensor.requires_grad
 
 
 def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> Any:

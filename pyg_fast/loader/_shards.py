@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ..ops._ids import is_readable
 from ..ops.gather_rows import gather_rows
 from ._processes import gathered, is_distributed, raise_first, told
+from ._versions import state_of
 
 _ACTIVE, _ENDED, _FAILED = range(3)  # what a process says in a round
 
@@ -44,8 +45,9 @@ class ShardedFeatures:
     group that the loader makes: initialise :obj:`'cpu:gloo,cuda:nccl'` to choose it).
 
     **Writes.** No copy of :obj:`part` is made: an exchange reads it on the current stream of the
-    process that holds it. A batch can reuse rows of the one before (:obj:`match`): after a write
-    that other processes should see at once, call :meth:`FastNeighborLoader.refresh` in all of them.
+    process that holds it. After a write to any part that changes its version, no batch reuses rows
+    of the one before (:obj:`match`); after other writes call :meth:`FastNeighborLoader.refresh` in
+    all processes.
 
     Args:
         part (Tensor): The rows of this process :math:`(n, *)`, of any dtype, without gradients: on
@@ -208,6 +210,9 @@ class Exchange:
         self._control = _control_of(features.group)
         # Where it takes tensors on the device of the batches.
         self._data = self._control if device.type == 'cpu' else features.group
+        self._states: list[tuple] | None = None  # of the parts of this process
+        #: Changes when a process has written its part: rows read before may be stale.
+        self.generation = 0
 
     def check(self, key: str, features: ShardedFeatures) -> None:
         """Raises an error if rows of these features cannot be read with those of the others."""
@@ -239,19 +244,26 @@ class Exchange:
         counts[self._rank] = 0
         return Request(n_id.long()[order], counts, position)
 
-    def rows(self, request: Request, features: Sequence[ShardedFeatures]) -> list[Tensor]:
-        """The rows of a request."""
-        asked, _ = self._round(_ACTIVE, request.counts, features)
-        return self._moved(request, asked, features)
+    def rows(
+        self, request: Request, features: Sequence[ShardedFeatures], anew: Callable[[], Request]
+    ) -> tuple[Request, list[Tensor]]:
+        """The rows of a request; if a process has written its part since the last round, those of
+        `anew`, which reuses none. Returns the request, too."""
+        asked, changed, _ = self._round(_ACTIVE, request.counts, features)
+        while changed:
+            request = anew()
+            asked, changed, _ = self._round(_ACTIVE, request.counts, features)
+        return request, self._moved(request, asked, features)
 
     def answer(self, features: Sequence[ShardedFeatures]) -> None:
         """Sends rows to the other processes until none of them makes batches any more."""
         nothing = self.request(self._offsets[:0])
         while True:
-            asked, all_ended = self._round(_ENDED, nothing.counts, features)
+            asked, changed, all_ended = self._round(_ENDED, nothing.counts, features)
             if all_ended:
                 return
-            self._moved(nothing, asked, features)
+            if not changed:
+                self._moved(nothing, asked, features)
 
     def fail(self, error: Exception) -> None:
         """Tells the other processes of an error, which the caller raises itself."""
@@ -261,14 +273,18 @@ class Exchange:
     def _round(
         self, status: int, counts: list[int], features: Sequence[ShardedFeatures],
         error: Exception | None = None,
-    ) -> tuple[list[int], bool]:  # fmt: skip
+    ) -> tuple[list[int], bool, bool]:  # fmt: skip
         """Tells the others how many rows this process needs from each. Returns how many they need
-        from it, and whether all processes have ended."""
+        from it, whether a process has written its part, and whether all have ended: the last two
+        are the same in all processes."""
         row_bytes = sum(part.row_bytes for part in features)
-        sent = torch.tensor([[count, status, row_bytes] for count in counts])
+        states = [state_of(part.part) for part in features]
+        before, self._states = self._states, states
+        written = before is not None and states != before
+        sent = torch.tensor([[count, status, row_bytes, written] for count in counts])
         got = torch.empty_like(sent)
         _all_to_all(got, sent, self._control)
-        asked, others, sizes = got.t().tolist()
+        asked, others, sizes, changes = got.t().tolist()
         if _FAILED in others:
             texts = gathered(told(error), self._control)
             if error is None:
@@ -278,7 +294,8 @@ class Exchange:
                 f"'data' must hold the same ShardedFeatures in all processes, got rows of {sizes} "
                 'bytes'
             )
-        return asked, all(other == _ENDED for other in others)
+        self.generation += any(changes)
+        return asked, any(changes), all(other == _ENDED for other in others)
 
     def _moved(
         self, request: Request, asked: list[int], features: Sequence[ShardedFeatures]

@@ -113,7 +113,18 @@ for count in (4, 100):
 part.add_(1), data.x.add_(1)
 dist.barrier()
 iterator = iter(loader)
-assert torch.equal((batch := next(iterator)).x, data.x[batch.n_id])
+for k, batch in enumerate(iterator):
+    assert torch.equal(batch.x, data.x[batch.n_id])
+    if k == 2:
+        break
+    if k == 0:  # Only one process writes, between two batches.
+        before = loader.stats
+        data.x[bounds[2]:] *= 2
+        if rank == 2:
+            part.mul_(2)
+    else:  # None of its rows was reused.
+        assert loader.stats.bytes_saved_by_match == before.bytes_saved_by_match
+assert loader.stats.bytes_saved_by_match > before.bytes_saved_by_match
 part.data.mul_(2), data.x.mul_(2)
 loader.refresh()
 dist.barrier()
