@@ -347,4 +347,6 @@ def _control_of(group: Any) -> Any:
     if not is_distributed() or 'cpu' in dist.get_backend_config(group):
         return group
     ranks = dist.get_process_group_ranks(group)
-    return dist.new_group(ranks, backend='gloo', use_local_synchronization=True)
+    # Without sorting only where `group` was made so: not every torch has the option.
+    options: dict[str, Any] = {} if ranks == sorted(ranks) else {'sort_ranks': False}
+    return dist.new_group(ranks, backend='gloo', use_local_synchronization=True, **options)

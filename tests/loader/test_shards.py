@@ -16,10 +16,11 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_fast.loader import FastNeighborLoader, ShardedFeatures
+from pyg_fast.transforms import ToCSR
 from tests.loader._graphs import equal, random_data
 
 BEGIN = """
-import datetime, os, sys, torch, torch.distributed as dist
+import datetime, inspect, os, sys, torch, torch.distributed as dist
 from torch_geometric.data import Data
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=size,
@@ -129,6 +130,19 @@ part.data.mul_(2), data.x.mul_(2)
 loader.refresh()
 dist.barrier()
 assert all(torch.equal(batch.x, data.x[batch.n_id]) for batch in iterator)
+
+# A group without a backend for the CPU, as NCCL: the loader makes one, of ranks in the same order.
+config = dist.get_backend_config
+free = 'sort_ranks' in inspect.signature(dist.new_group).parameters
+odd = dist.new_group([1, 0, 2], sort_ranks=False) if free else dist.new_group([0, 1, 2])
+place = dist.get_rank(odd)
+own.x = ShardedFeatures(data.x[[0, 10, 50][place]:[10, 50, 100][place]], 100, odd)
+dist.get_backend_config = lambda group: 'cuda:nccl'
+loader = FastNeighborLoader(own, [4], batch_size=9 + rank, seed=rank)
+assert loader._core.exchange._control is not odd
+for batch in loader:
+    assert torch.equal(batch.x, data.x[batch.n_id])
+dist.get_backend_config = config
 
 # Features of several groups: none of them talks to the others.
 half = dist.new_group([0, 2])
@@ -311,6 +325,8 @@ def test_copies(device: torch.device, data: Data, own: Data) -> None:
     with pytest.raises(TypeError, match='cannot be pickled'):
         pickle.dumps(loader)
     assert repr(own.x) == 'ShardedFeatures([100, 5], rows=100)'
+    assert own.x.dtype == torch.float32
+    assert ToCSR()(own.to('cpu')).x is own.x
 
 
 def test_errors(device: torch.device, data: Data, own: Data) -> None:
