@@ -2,6 +2,15 @@
 
     torchrun --nproc-per-node=2 examples/fastgl_ddp.py --size arxiv-like
 
+With --features sharded each process holds a part of the features on its device, and reads from the
+others what its batches need. On several machines start one torchrun on each, with the address of
+the first; here are two on one machine:
+
+    torchrun --nnodes 2 --node-rank 0 --rdzv-endpoint 127.0.0.1:29500 --nproc-per-node 1 \\
+        examples/fastgl_ddp.py --size small --features sharded --device cpu &
+    torchrun --nnodes 2 --node-rank 1 --rdzv-endpoint 127.0.0.1:29500 --nproc-per-node 1 \\
+        examples/fastgl_ddp.py --size small --features sharded --device cpu
+
 There is one copy of the graph in host memory, which all processes of a machine map. In each step
 every process takes as many of the training nodes; gradients are averaged by NCCL, or by gloo where
 there is no GPU. All processes infer, each a part of the nodes. --batch-size is that of each, an
@@ -10,6 +19,7 @@ epoch's time that of the slowest. A process that fails stops the others.
 from __future__ import annotations
 
 import argparse
+import copy
 import datetime
 import json
 import os
@@ -38,8 +48,9 @@ from fastgl_training import (
 )
 from node_classification import at_least, now
 from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
 
-from pyg_fast.loader import share_data
+from pyg_fast.loader import ShardedFeatures, share_data
 from pyg_fast.transforms import ToCSR
 
 
@@ -54,17 +65,21 @@ def run(args: argparse.Namespace) -> Outcome:
         return ToCSR()(with_degrees(data, args)), num_classes
 
     data, num_classes = share_data(loaded)
-    outcome = Outcome(size(data, num_classes), [[]])
+    outcome, in_channels = Outcome(size(data, num_classes), [[]]), data.num_features
+    if args.features == 'sharded':
+        data = with_shards(data, device)
     parts = {name: nodes.to(device) for name, nodes in nodes_of(data, args.seed).items()}
     torch.manual_seed(args.seed)
-    model = build(args, data.num_features, num_classes).to(device)
+    model = build(args, in_channels, num_classes).to(device)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), args.lr, weight_decay=args.weight_decay)
     batches = new_loader(data, parts['train'].cpu(), args.fanout, args, seed=args.seed, **part)
     infer, labels = None, data.y.to(device)
     if args.evaluate_every:
-        graph = share_data(lambda: ToCSR()(inference_graph(data, args)))
-        infer = Inference(graph, data.x, args, dist.all_reduce, **part)
+        graph, x = share_data(lambda: ToCSR()(inference_graph(data, args))), data.x
+        if args.features == 'sharded':
+            graph.x, x = data.x, None
+        infer = Inference(graph, x, args, dist.all_reduce, **part)
     for epoch in range(args.epochs):
         dist.barrier()
         start = now(device)
@@ -84,9 +99,16 @@ def run(args: argparse.Namespace) -> Outcome:
     return outcome
 
 
+def with_shards(data: Data, device: torch.device) -> Data:
+    """Returns a graph with this process's part of the features, for all loaders."""
+    data, num_nodes = copy.copy(data), data.num_nodes
+    data.x, data.num_nodes = ShardedFeatures.split(data.x, device=device), num_nodes
+    return data
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Returns the options, all filled in and checked."""
-    parser = options(__doc__)
+    parser = options(__doc__, ('auto', 'host', 'device', 'sharded'))
     parser.add_argument(
         '--timeout', type=at_least(1, float), default=600.0, metavar='S',
         help='seconds after which a process that does not answer is given up (default: 600)')

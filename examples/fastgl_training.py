@@ -193,17 +193,18 @@ class Inference:
 
     Args:
         data: The graph, as :func:`inference_graph` gives it.
-        x: Features of its nodes.
+        x: Features of its nodes, or None if its batches have them.
         args: Options of the network and the loader.
         gather: Puts together what several processes have inferred. (default: nothing to do)
         options: Further arguments of pyg_fast's loader.
     """
 
     def __init__(
-        self, data: Data, x: Tensor, args: argparse.Namespace,
+        self, data: Data, x: Tensor | None, args: argparse.Namespace,
         gather: Callable[[Tensor], Any] | None = None, **options: Any,
     ) -> None:
         self.x, self.args, self.gather = x, args, gather
+        self.num_nodes = data.num_nodes
         if args.loader == 'full':
             data = sorted_by(data, args)
             data.n_id, data.batch_size = torch.arange(data.num_nodes), data.num_nodes
@@ -214,22 +215,23 @@ class Inference:
     @torch.no_grad()
     def __call__(self, model: torch.nn.Module) -> Tensor:
         model.eval()
-        x = self.x.to(self.args.device)
+        x = None if self.x is None else self.x.to(self.args.device)
         with already_normalized(model):
             for place in range(model.num_layers):
                 x = self._layer(model, place, x)
         return x
 
-    def _layer(self, model: torch.nn.Module, place: int, x: Tensor) -> Tensor:
+    def _layer(self, model: torch.nn.Module, place: int, x: Tensor | None) -> Tensor:
         out: Tensor | None = None
         for batch in self.batches:
             batch = batch.to(self.args.device)
             weight = (batch.edge_weight,) if 'edge_weight' in batch else ()
-            rows = model.convs[place](x[batch.n_id], batch.edge_index, *weight)[:batch.batch_size]
+            source = batch.x if x is None else x[batch.n_id]
+            rows = model.convs[place](source, batch.edge_index, *weight)[:batch.batch_size]
             if place < model.num_layers - 1:
                 rows = model.act(model.norms[place](rows))
             if out is None:
-                out = rows.new_zeros(x.size(0), rows.size(1))
+                out = rows.new_zeros(self.num_nodes, rows.size(1))
             out[batch.n_id[:batch.batch_size]] = rows
         if self.gather is not None:
             self.gather(out)
@@ -356,8 +358,10 @@ def fanout(text: str) -> list[int]:
     return counts
 
 
-def options(description: str) -> argparse.ArgumentParser:
-    """Returns the options of data, network and training."""
+def options(
+    description: str, places: tuple[str, ...] = ('auto', 'host', 'device'),
+) -> argparse.ArgumentParser:
+    """Returns the options of data, network and training; `places` are for features."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -382,9 +386,8 @@ def options(description: str) -> argparse.ArgumentParser:
     add('--window', type=at_least(1, int), default=8, help='batches ahead (default: 8)')
     add('--cache-ratio', type=at_least(0, float), default=0.0,
         help='share of the features to keep on the device (default: 0)')
-    for name in ('features', 'topology'):
-        add(f'--{name}', choices=('auto', 'host', 'device'), default='auto',
-            help='where they lie (default: auto)')
+    for name, choices in (('features', places), ('topology', ('auto', 'host', 'device'))):
+        add(f'--{name}', choices=choices, default='auto', help='where they lie (default: auto)')
     add('--trim', action='store_true', help='each layer on no more than it needs')
     add('--device', choices=('auto', 'cpu', 'cuda'), default='auto', help='(default: auto)')
     add('--json', type=Path, metavar='FILE', help='record to write')

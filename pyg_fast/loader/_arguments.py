@@ -12,6 +12,7 @@ from torch_geometric.sampler.base import SubgraphType
 from ..ops._library import with_cuda
 from ..ops.neighbor_sample import check_num_neighbors
 from ..ops.random_walk import MOST_VISITS
+from ._shards import ShardedFeatures
 from ._walks import Walks
 
 SAMPLERS = ('neighbor', 'random_walk')
@@ -130,7 +131,8 @@ def replicas_of(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
 
 def device_of(data: Any, device: torch.device | str | None) -> torch.device:
     if device is None:
-        tensors = data._store.values() if isinstance(data, Data) else ()
+        values = data._store.values() if isinstance(data, Data) else ()
+        tensors = [v.part if isinstance(v, ShardedFeatures) else v for v in values]
         devices = [value.device for value in tensors if isinstance(value, Tensor)]
         out = devices[0] if devices else torch.device('cpu')
     else:

@@ -13,8 +13,8 @@ from torch_geometric.sampler import SamplerOutput
 from torch_geometric.typing import SparseTensor
 
 from ..graph.graph import keep_block
-from ._features import Column
-from ._pipeline import Made
+from ._pipeline import Late, Made
+from ._versions import version_of
 
 
 class Subgraph(NamedTuple):
@@ -38,14 +38,14 @@ class Subgraph(NamedTuple):
 
     def transformed(self, transform: Callable) -> 'Subgraph':
         """Applies the user's function to the sampler's output."""
-        before, version = self._output(), _version(self.edge_index)
+        before, version = self._output(), version_of(self.edge_index)
         out = transform(copy.copy(before))
         if not isinstance(out, SamplerOutput):
             raise TypeError(
                 f"'transform_sampler_output' must return a SamplerOutput, got {type(out).__name__}"
             )
         same = out.row is before.row and out.col is before.col and out.node is before.node
-        if same and _version(self.edge_index) == version:
+        if same and version_of(self.edge_index) == version:
             return self._replace(
                 e_id=out.edge, batch=out.batch, num_sampled_nodes=out.num_sampled_nodes,
                 num_sampled_edges=out.num_sampled_edges,
@@ -71,10 +71,6 @@ class Subgraph(NamedTuple):
         )  # fmt: skip
 
 
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
-
-
 def batch_of(
     data: Data | None,
     custom_cls: Callable | None,
@@ -84,9 +80,9 @@ def batch_of(
     node_values: dict[str, Any],
     edge_values: dict[str, Any],
     edge_keys: list[str],
-    late: list[tuple[str, Column, Tensor]],
+    late: list[Late],
 ) -> Made:
-    """The batch; the columns in `late` are read when the loader returns it."""
+    """The batch; the attributes in `late` are read when the loader returns it."""
     if data is None:
         out = Data() if custom_cls is None else custom_cls()
     else:
@@ -125,10 +121,12 @@ def batch_of(
     out.batch_size = part.input_id.size(0)
     values = [*node_values.values(), *edge_values.values()]
     tensors += [v for v in values if isinstance(v, Tensor)]
+    tensors += [tensor for item in late for tensor in item.tensors]
 
     def read_late() -> None:
-        for key, column, index in late:
-            out._store[key] = column.rows_at(index)
+        for item in late:
+            for key, value in item.read().items():
+                out._store[key] = value
         if adj_is_late:
             out.adj_t = _adj_t(part, layout, data, [])
 

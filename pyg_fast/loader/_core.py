@@ -12,14 +12,27 @@ from torch_geometric.data import Data
 from torch_geometric.sampler.base import SubgraphType
 
 from ..ops._lifetime import keep_until_read
+from ..ops.gather_rows import gather_rows
 from ..ops.match import match, match_degree
 from ..ops.neighbor_sample import sample_subgraph
 from ..ops.node_map import NodeMap
 from ._batch import Subgraph, batch_of
-from ._features import Budget, Cache, Column, Remote, Table, is_apart, most_sampled
+from ._features import (
+    SHARDED,
+    Budget,
+    Cache,
+    Column,
+    Remote,
+    Table,
+    is_apart,
+    most_sampled,
+    sharded,
+    unmatched,
+)
 from ._order import greedy_order
-from ._pipeline import Made, behind
-from ._seeds import mixed, resolve_input_nodes
+from ._pipeline import Late, Made, behind
+from ._seeds import checked_positions, mixed, resolve_input_nodes
+from ._shards import Exchange, Request, ShardedFeatures
 from ._stats import Meter
 from ._structure import Structure, structure_of_data, structure_of_store
 from ._walks import Walks, walk_subgraph
@@ -40,6 +53,12 @@ class Core:
         limit: int | None, seed: int, input_nodes: Any, input_id: Tensor | None, match: bool,
         reorder: bool | None, window: int,
     ) -> None:  # fmt: skip
+        if features == SHARDED:
+            if not isinstance(data, Data):
+                raise ValueError(
+                    "'features' must be 'auto' for a (FeatureStore, GraphStore), got 'sharded'"
+                )
+            data, features = sharded(data, device), 'auto'
         self._arguments = {k: v for k, v in locals().items() if k != 'self'}
         self.given = data
         self.fanouts, self.walks, self.replace = fanouts, walks, replace
@@ -83,6 +102,14 @@ class Core:
                 )
                 for level, count in counts
             )  # fmt: skip
+        #: Reads features that other processes hold.
+        self.exchange: Exchange | None = None
+        if self.data is not None:
+            columns = self.node_table.update()[1]
+            held = [column.value for column in columns.values() if column.is_sharded]
+            if held:
+                self.exchange = Exchange(held[0], device)
+                self.shards(columns)
         self.match = match and self.crosses
         self.reorder = self.match if reorder is None else reorder
         self.window = window if device.type == 'cuda' or self.reorder else 1
@@ -95,7 +122,30 @@ class Core:
         """Whether any features are not on the device of the batches."""
         if self.remote is not None:
             return True
+        if self.exchange is not None and self.exchange.size > 1:
+            return True
         return any(column.on_host for column in self.node_table.update()[1].values())
+
+    def shards(self, columns: dict[str, Column]) -> dict[str, ShardedFeatures]:
+        """The features of which other processes hold rows, in the same order in all of them."""
+        found = {key: columns[key].value for key in sorted(columns) if columns[key].is_sharded}
+        for key, features in found.items():
+            if self.exchange is None:
+                raise ValueError(
+                    f"'data.{key}' must be sharded before the loader is made: make a new loader"
+                )
+            self.exchange.check(key, features)
+        return found
+
+    def ended(self, end: Exception) -> None:
+        """Tells the processes with which rows are exchanged that an iterator has ended."""
+        if self.exchange is None:
+            return
+        if not isinstance(end, StopIteration):
+            self.exchange.fail(end)
+            return
+        held = self.shards(self.node_table.update()[1])
+        self.exchange.answer(list(held.values()))
 
     def refresh(self) -> None:
         """Reads all copies again; the next batch reuses no rows of the previous one."""
@@ -139,13 +189,18 @@ class Core:
                     yield made
                     del made, part
 
-    def one(self, positions: Tensor, seed: int) -> Data:
-        """A single batch, made in this thread."""
-        with behind(self.stream), self._node_map() as node_map:
-            with self.meter.timed('sample'):
-                part = self._sample(positions, seed, node_map)
-            with self.meter.timed('fetch'):
-                made = _Fetcher(self, node_map).batch(part)
+    def one(self, index: Tensor | list[int], seed: int) -> Data:
+        """A single batch, made in this thread, of positions that the user gives."""
+        try:
+            positions = checked_positions("'index'", index, self.nodes.numel())
+            with behind(self.stream), self._node_map() as node_map:
+                with self.meter.timed('sample'):
+                    part = self._sample(positions, seed, node_map)
+                with self.meter.timed('fetch'):
+                    made = _Fetcher(self, node_map).batch(part)
+        except Exception as error:
+            self.ended(error)
+            raise
         if self.stream is not None:
             self.stream.synchronize()  # The caller may free the graph in host memory now.
             current = torch.cuda.current_stream(self.device)
@@ -189,19 +244,20 @@ class _Fetcher:
         self._n_id: Tensor | None = None
         self._rows: dict[str, Tensor] = {}
         self._version: tuple[int, int] | None = None
+        self._moved = _Moved(core.device)
         # Without a thread that works ahead, a batch is returned right after fetching.
         self._ahead = core.stream is not None
 
     def batch(self, part: Subgraph) -> Made:
         core = self._core
-        late: list[tuple[str, Column, Tensor]] = []
+        late: list[Late] = []
         nodes = self._fetch_remote(part.n_id) if core.remote else self._fetch(part.n_id, late)
         edges: dict[str, Any] = {}
         keys: list[str] = []
         if core.data is not None:
             for key, column in core.edge_table.update()[1].items():
                 if self._ahead and part.e_id is not None and column.is_late:
-                    late.append((key, column, part.e_id))
+                    late.append(_late(key, column, part.e_id))
                     continue
                 keys.append(key)
                 if part.e_id is not None:
@@ -223,18 +279,21 @@ class _Fetcher:
         if version != self._version:  # Rows fetched before may be stale.
             self._n_id, self._version = None, version
 
-    def _fetch(self, n_id: Tensor, late: list[tuple[str, Column, Tensor]]) -> dict[str, Any]:
+    def _fetch(self, n_id: Tensor, late: list[Late]) -> dict[str, Any]:
         core = self._core
         version, columns = core.node_table.update()
         self._forget_if((version, core.refreshes))
         hosted = [column for column in columns.values() if column.on_host]
         counter = core.meter.counter(sum(c.row_bytes for c in hosted)) if hosted else None
-        matching = core.match and bool(hosted)
+        shards = core.shards(columns)
+        matching = core.match and bool(hosted or shards)
         found = self._matched(n_id) if matching else None
         out, fetched = {}, {}
         for key, column in columns.items():
             if self._ahead and column.is_late:
-                late.append((key, column, n_id))
+                late.append(_late(key, column, n_id))
+                continue
+            if column.is_sharded:
                 continue
             if not column.on_host:
                 out[key] = column.rows_at(n_id)
@@ -249,7 +308,48 @@ class _Fetcher:
             self._keep(hosted)
         if matching:
             self._n_id, self._rows = n_id.clone(), fetched
+        if shards:
+            late.append(self._exchanged(shards, n_id, found, counted=bool(hosted)))
         return out
+
+    def _exchanged(
+        self, shards: dict[str, ShardedFeatures], n_id: Tensor, found: Tensor | None, counted: bool
+    ) -> Late:
+        """Prepares an exchange with other processes; `counted`: matched rows are in a counter."""
+        core, moved = self._core, self._moved
+        exchange = core.exchange
+        assert exchange is not None
+        wanted, place = unmatched(n_id, found)
+        planned = exchange.request(wanted)
+        position = planned.position[place]
+        row_bytes = sum(features.row_bytes for features in shards.values())
+        num_matched = 0 if found is None else int((found >= 0).sum())
+
+        def anew() -> Request:
+            return exchange.request(n_id)
+
+        def read() -> dict[str, Any]:
+            previous = moved.taken(exchange.generation)
+            request = planned if found is None or previous is not None else anew()
+            request, rows = exchange.rows(request, list(shards.values()), anew)
+            out, matched = {}, 0
+            for key, source in zip(shards, rows, strict=True):
+                if request is not planned:
+                    out[key] = gather_rows(source, request.position)
+                elif found is None or previous is None:
+                    out[key] = gather_rows(source, position)
+                else:
+                    matched = num_matched
+                    out[key] = gather_rows(source, position, match=found, previous=previous[key])
+            core.meter.add_moved(
+                request.num_moved * row_bytes, matched * row_bytes, 0 if counted else matched
+            )
+            if not core.match:
+                return out
+            moved.keep(out, exchange.generation)
+            return {key: value.clone() for key, value in out.items()}
+
+        return Late(read, [t for t in (planned.ids, position, found) if t is not None])
 
     def _fetch_remote(self, n_id: Tensor) -> dict[str, Any]:
         core = self._core
@@ -270,6 +370,38 @@ class _Fetcher:
             return None
         self._core.meter.add_pair(min(n_id.numel(), self._n_id.numel()))
         return match(n_id, self._n_id, self._core.num_nodes, node_map=self._node_map)
+
+
+class _Moved:
+    """The rows of sharded features that the batch before has: read on the stream of the caller,
+    which may have changed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rows: dict[str, Tensor] | None = None
+        self._generation = 0
+        self._done: Any = None
+
+    def keep(self, rows: dict[str, Tensor], generation: int) -> None:
+        self._rows, self._generation = rows, generation
+        if self._device.type == 'cuda':
+            self._done = torch.cuda.current_stream(self._device).record_event()
+
+    def taken(self, generation: int) -> dict[str, Tensor] | None:
+        """The rows, once; None if they are not those of this generation."""
+        rows, self._rows = self._rows, None
+        if generation != self._generation:
+            return None
+        if rows is not None and self._done is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(self._done)
+            for tensor in rows.values():
+                tensor.record_stream(current)
+        return rows
+
+
+def _late(key: str, column: Column, index: Tensor) -> Late:
+    return Late(lambda: {key: column.rows_at(index)}, [])  # The batch has the index.
 
 
 def _made_anew(arguments: dict[str, Any]) -> Core:

@@ -1,5 +1,6 @@
 """The attributes of nodes and edges, on the device from which batches read them."""
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,11 @@ from ..ops._library import ops
 from ..ops.gather_rows import gather_rows
 from ._pinned import pinned
 from ._pipeline import behind
+from ._shards import ShardedFeatures
+from ._versions import state_of
 
 PLACES = ('auto', 'host', 'device')
+SHARDED = 'sharded'  # a place of features alone
 _SHORT_ROW = 16  # bytes: reading a label costs the bus as much as several features
 
 
@@ -70,11 +74,17 @@ class Column:
         self._cache = cache if self.on_host else None
         self.source: Tensor | None = None
         self.rows: Tensor | None = None
+        self.is_sharded = isinstance(value, ShardedFeatures)
+        if self.is_sharded and value.num_nodes != num_rows:
+            raise ValueError(
+                f"'data.{name}' must have {num_rows} rows, one for each of data.num_nodes, got "
+                f'{value.num_nodes}: set data.num_nodes'
+            )
         if place == 'user':
             return
         source = value.detach()
         self._check(source)
-        self._state = _state(value)
+        self._state = state_of(value)
         self.source = pinned(source) if self.on_host else source.to(device).contiguous()
         if self._cache is not None:
             self.rows = self.source[self._cache.nodes.cpu()].to(device)
@@ -91,7 +101,7 @@ class Column:
     @property
     def is_stale(self) -> bool:
         """Whether the copy is known to be outdated; not all writes are visible."""
-        return self.source is not None and _state(self.value) != self._state
+        return self.source is not None and state_of(self.value) != self._state
 
     @property
     def is_late(self) -> bool:
@@ -143,11 +153,6 @@ def _rows(x: Tensor, index: Tensor, *args: Tensor | None) -> Tensor:
     return ops.gather_rows.default(x, index, *args)  # The arguments are known to be valid.
 
 
-def _state(tensor: Tensor) -> tuple:
-    version = -1 if tensor.is_inference() else tensor._version
-    return version, tensor.data_ptr(), tensor.shape, tensor.requires_grad
-
-
 def _select(value: Any, index: Tensor, dim: int, device: torch.device) -> Any:
     """PyG's selection, for values that no kernel can read."""
     if isinstance(value, Tensor):
@@ -185,7 +190,8 @@ class Table:
             held = {
                 key: value
                 for key, value in list(store.items())
-                if key not in ('edge_index', 'adj_t', 'num_nodes') and belongs(key)
+                if key not in ('edge_index', 'adj_t', 'num_nodes')
+                and (self._level == 'node' if isinstance(value, ShardedFeatures) else belongs(key))
             }
             valid = {
                 key: column for key, column in before.items()
@@ -220,6 +226,19 @@ class Table:
         return 'device' if self._budget.takes(place, value.nbytes) else 'host'
 
 
+def sharded(data: Data, device: torch.device) -> Data:
+    """A copy of data whose features are divided over all processes, without short rows."""
+    out = copy.copy(data)
+    out.num_nodes = data.num_nodes  # The whole tensors are gone.
+    for key, value in data._store.items():
+        if (
+            data._store.is_node_attr(key) and is_plain(value, data.__cat_dim__(key, value))
+            and value[:1].nbytes > _SHORT_ROW
+        ):  # fmt: skip
+            out[key] = ShardedFeatures.split(value, device=device)
+    return out
+
+
 def _small(held: dict[str, Any]) -> list[str]:
     """The names of values, small ones first."""
     return sorted(held, key=lambda key: getattr(held[key], 'nbytes', 0))
@@ -246,9 +265,7 @@ class Remote:
         attrs = self._store.get_all_tensor_attrs()
         if previous is None or any(attr.attr_name not in previous for attr in attrs):
             match = previous = None
-        wanted = n_id if match is None else n_id[match < 0]
-        if wanted.numel() == 0:  # The kernel needs a row, even if it reads none.
-            wanted = n_id[:1]
+        wanted, position = unmatched(n_id, match)
         for attr in attrs:
             attr.index = wanted.cpu()
             if not attr.is_set('group_name'):
@@ -260,15 +277,23 @@ class Remote:
         counter = None
         if counter_of is not None and found:
             counter = counter_of(sum(v[:1].nbytes if v.size(0) else 0 for v in found.values()))
-        position = torch.arange(n_id.numel(), device=n_id.device)
-        if match is not None:
-            position = ((match < 0).cumsum(0) - 1).clamp_(min=0)
         out = {}
         for name, rows in found.items():
             before = None if previous is None else previous[name]
             out[name] = gather_rows(rows, position, match=match, previous=before, counter=counter)
             counter = None  # All attributes have the same counts: add them once.
         return out
+
+
+def unmatched(n_id: Tensor, match: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The nodes of a batch whose rows it does not reuse, and the place of each of its nodes among
+    them."""
+    if match is None:
+        return n_id, torch.arange(n_id.numel(), device=n_id.device)
+    wanted = n_id[match < 0]
+    if wanted.numel() == 0:  # The kernel needs a row, even if it reads none.
+        wanted = n_id[:1]
+    return wanted, ((match < 0).cumsum(0) - 1).clamp_(min=0)
 
 
 def _as_rows(value: Any) -> Tensor:

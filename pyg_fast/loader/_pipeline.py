@@ -17,6 +17,13 @@ from ._stats import Meter
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
+class Late(NamedTuple):
+    """Attributes that are read when the loader returns the batch."""
+
+    read: Callable[[], dict[str, Any]]
+    tensors: list[Tensor]  # what it reads of those that others made
+
+
 class Made(NamedTuple):
     """A batch that a loader has made."""
 
@@ -46,13 +53,19 @@ def behind(stream: Any) -> Iterator[None]:
 
 
 class InlineIterator:
-    """Makes each batch when the caller requests it."""
+    """Makes each batch when the caller requests it. `ended` is called once, with the error that
+    ends making, or StopIteration; not if the iterator is left before."""
 
     def __init__(
-        self, made: Iterator[Made], transform: Callable | None, meter: Meter, length: int
+        self,
+        made: Iterator[Made],
+        transform: Callable | None,
+        meter: Meter,
+        length: int,
+        ended: Callable[[Exception], None] | None = None,
     ) -> None:
         self._made, self._transform, self._meter = made, transform, meter
-        self._length = length
+        self._length, self._ended = length, ended
 
     def __iter__(self) -> 'InlineIterator':
         return self
@@ -62,11 +75,19 @@ class InlineIterator:
 
     def __next__(self) -> Any:
         with self._meter.timed('wait'):
-            batch = next(self._made).finished(self._meter)
+            try:
+                made = next(self._made)
+            except Exception as end:
+                ended, self._ended = self._ended, None
+                if ended is not None:
+                    ended(end)
+                raise
+            batch = made.finished(self._meter)
         return batch if self._transform is None else self._transform(batch)
 
     def close(self) -> None:
         """Ends the epoch."""
+        self._ended = None
         self._made.close()  # type: ignore[attr-defined]
 
 
@@ -106,7 +127,7 @@ class _Channel:
 
 
 class ThreadedIterator:
-    """Returns batches that a thread makes ahead on its own stream.
+    """Returns batches that a thread makes ahead on its own stream; `ended` as there.
 
     The thread refers to the channel, not to the iterator: when the iterator is closed, collected or
     left at interpreter exit, it closes the channel, which ends the thread.
@@ -120,9 +141,10 @@ class ThreadedIterator:
         length: int,
         stream: Any,
         prefetch: int,
+        ended: Callable[[Exception], None] | None = None,
     ) -> None:
         self._transform, self._meter, self._length = transform, meter, length
-        self._stream = stream
+        self._stream, self._ended = stream, ended
         self._channel = _Channel(prefetch)
         self._thread = threading.Thread(
             target=_produce, args=(made, self._channel, stream), name='pyg_fast.loader', daemon=True
@@ -147,6 +169,8 @@ class ThreadedIterator:
                     current.wait_event(done)
         if item is None or isinstance(item, BaseException):
             self.close()
+            if self._ended is not None and isinstance(item, Exception):
+                self._ended(item)
             raise StopIteration if item is None else item
         if current is not None:
             for tensor in made.tensors:

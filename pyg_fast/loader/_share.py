@@ -17,6 +17,7 @@ from torch_geometric.data.data import BaseData
 
 from ..graph._cache import cache_of, store
 from ..graph.structure import Graph
+from ._processes import gathered, is_distributed, raise_first, told
 
 T = TypeVar('T')
 
@@ -55,10 +56,10 @@ def share_data(make_data: Callable[[], T], group: Any = None) -> T:
     """
     if isinstance(make_data, BaseData) or not callable(make_data):
         raise TypeError(f"'make_data' must be callable, got {type(make_data).__name__}")
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_distributed():
         return make_data()
     rank = dist.get_rank(group)
-    machines = _gather(_machine(), group)
+    machines = gathered(_machine(), group)
     leader = machines.index(machines[rank])
     path = error = None
     try:
@@ -67,15 +68,15 @@ def share_data(make_data: Callable[[], T], group: Any = None) -> T:
                 path = _write(make_data())
             except Exception as reason:
                 error = reason
-        made = _gather((path, None if error is None else repr(error)), group)
-        _raise_first([text for _, text in made], error)
+        made = gathered((path, told(error)), group)
+        raise_first('share_data', [text for _, text in made], error)
         data = None
         try:
             data = _map(made[leader][0])
         except Exception as reason:
             error = reason
         # Also a barrier: all processes have mapped the file, so its name can be removed.
-        _raise_first(_gather(None if error is None else repr(error), group), error)
+        raise_first('share_data', gathered(told(error), group), error)
     finally:
         if path is not None:
             os.unlink(path)
@@ -90,18 +91,6 @@ def _machine() -> str:
 
 def _folder() -> str:
     return _MEMORY if os.path.isdir(_MEMORY) else tempfile.gettempdir()
-
-
-def _gather(value: Any, group: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group)
-    return values
-
-
-def _raise_first(texts: list[str | None], cause: Exception | None) -> None:
-    for rank, text in enumerate(texts):
-        if text is not None:
-            raise RuntimeError(f'share_data failed in process {rank}: {text}') from cause
 
 
 class _Pickler(pickle.Pickler):

@@ -31,7 +31,7 @@ class LoaderStats:
     match_degree: float | None = None
     #: Number of nodes whose features came from the cache.
     cache_hits: int = 0
-    #: Bytes that crossed the bus, or came from a remote store.
+    #: Bytes that crossed the bus, or came from a remote store or another process.
     bytes_moved: int = 0
     #: Bytes not moved because the previous batch had them.
     bytes_saved_by_match: int = 0
@@ -59,7 +59,9 @@ class Meter:
         with self._lock:
             self._seconds = dict.fromkeys(('sample', 'fetch', 'wait'), 0.0)
             self._events: deque[tuple[str, Any, Any]] = deque()
-            self._counts = dict.fromkeys(('batches', 'nodes', 'edges', 'smaller'), 0)
+            self._counts = dict.fromkeys(
+                ('batches', 'nodes', 'edges', 'smaller', 'moved', 'saved', 'matched'), 0
+            )
             self._matched = False
             self._rows: list[tuple[Tensor, int]] = []
 
@@ -74,6 +76,14 @@ class Meter:
         with self._lock:
             self._counts['smaller'] += smaller
             self._matched = True
+
+    def add_moved(self, moved: int, saved: int, num_matched: int) -> None:
+        """Adds bytes from other processes, those saved by a match, and matched rows that no
+        :meth:`counter` counts."""
+        with self._lock:
+            self._counts['moved'] += moved
+            self._counts['saved'] += saved
+            self._counts['matched'] += num_matched
 
     def counter(self, row_bytes: int) -> Tensor:
         """The counter of :func:`~pyg_fast.ops.gather_rows` for rows of this size."""
@@ -127,13 +137,15 @@ class Meter:
             )
             num_matched, num_cached = (sum(counts[k] for counts, _ in rows) for k in (1, 2))
             counts, seconds = self._counts, self._seconds
+            num_matched += counts['matched']
             degree = None
             if self._matched:
                 degree = num_matched / counts['smaller'] if counts['smaller'] else 0.0
             return LoaderStats(
                 num_batches=counts['batches'], num_nodes=counts['nodes'],
                 num_edges=counts['edges'], match_degree=degree, cache_hits=num_cached,
-                bytes_moved=moved, bytes_saved_by_match=matched, bytes_saved_by_cache=cached,
+                bytes_moved=moved + counts['moved'],
+                bytes_saved_by_match=matched + counts['saved'], bytes_saved_by_cache=cached,
                 sample_seconds=seconds['sample'], fetch_seconds=seconds['fetch'],
                 wait_seconds=seconds['wait'],
             )  # fmt: skip

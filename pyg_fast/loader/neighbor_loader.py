@@ -26,9 +26,9 @@ from ._arguments import (
     walks_of,
 )
 from ._core import Core
-from ._features import PLACES
+from ._features import PLACES, SHARDED
 from ._pipeline import InlineIterator, ThreadedIterator
-from ._seeds import Seeds, checked_positions, mixed
+from ._seeds import Seeds, mixed
 from ._stats import LoaderStats
 
 _PREFETCH = 2  # batches that wait on the device
@@ -78,6 +78,8 @@ class FastNeighborLoader(NeighborLoader):
     - for CUDA, attributes in host memory: a copy on the device or in pinned host memory (pinned and
       shared memory, lists and NumPy arrays are not copied but read while batches are fetched
       ahead);
+    - with :obj:`features='sharded'`: this process's rows, a copy that is never made again, also not
+      by :meth:`refresh`: write to :obj:`loader.data.x.part`;
     - rows in the cache of :obj:`cache_ratio`;
     - rows that a batch reuses from the previous one (:obj:`match`).
 
@@ -141,7 +143,8 @@ class FastNeighborLoader(NeighborLoader):
         drop_last (bool): Drop a last batch that is smaller. (default: :obj:`False`)
         window (int): Number of batches that are sampled ahead. (default: :obj:`8`)
         match (bool): Reuse rows that the previous batch has on the device, if features come from
-            host memory or a remote store; otherwise nothing is matched. (default: :obj:`True`)
+            host memory, a remote store or other processes; otherwise nothing is matched.
+            (default: :obj:`True`)
         reorder (bool, optional): Whether to reorder the batches of a window. (default:
             :obj:`None`, if rows are matched and :obj:`shuffle` is set)
         cache_ratio (float): Share of the nodes, those with most outgoing edges, whose features are
@@ -151,8 +154,13 @@ class FastNeighborLoader(NeighborLoader):
         features (str): Where features are on CUDA: on the :obj:`"device"`, in :obj:`"host"`
             memory (labels and other rows of at most 16 bytes still go to the device, if they
             fit), or :obj:`"auto"`: attributes go to the device, small ones first, as long as they
-            fit. (default: :obj:`"auto"`)
-        topology (str): The same for the graph. (default: :obj:`"auto"`)
+            fit. On every device :obj:`"sharded"`: each process of :mod:`torch.distributed` keeps
+            an equal part of the rows of node-level attributes, except short ones as above, and
+            reads the others' for its batches, as with :class:`ShardedFeatures`. :attr:`data` is
+            then a copy that holds these parts, so the whole tensors can be freed.
+            (default: :obj:`"auto"`)
+        topology (str): The same for the graph, except :obj:`"sharded"`.
+            (default: :obj:`"auto"`)
         seed (int, optional): Seed of all randomness; the same seed gives the same batches.
             (default: :obj:`None`, drawn from :obj:`generator`)
         transform (callable, optional): Called with each batch when the loader returns it.
@@ -198,6 +206,8 @@ class FastNeighborLoader(NeighborLoader):
         TypeError: If an argument has a type that is not supported.
         ValueError: If a value or a shape does not fit.
         IndexError: If :obj:`input_nodes` or the graph have nodes that do not exist.
+        RuntimeError: If another process cannot make its part of sharded features or its batch, or
+            has ended.
     """
 
     #: All positions in :obj:`input_nodes`.
@@ -270,9 +280,11 @@ class FastNeighborLoader(NeighborLoader):
         check_share('cache_ratio', cache_ratio)
         if max_device_bytes is not None:
             check_count('max_device_bytes', max_device_bytes, 0)
-        for name, place in (('features', features), ('topology', topology)):
-            if place not in PLACES:
-                raise ValueError(f"'{name}' must be one of {PLACES}, got {place!r}")
+        for name, place, places in (
+            ('features', features, (*PLACES, SHARDED)), ('topology', topology, PLACES),
+        ):  # fmt: skip
+            if place not in places:
+                raise ValueError(f"'{name}' must be one of {places}, got {place!r}")
         for name, function in (
             ('transform', transform), ('transform_sampler_output', transform_sampler_output),
         ):  # fmt: skip
@@ -341,10 +353,11 @@ class FastNeighborLoader(NeighborLoader):
         core = self._core
         made = core.made(self._seeds.batches(epoch), epoch)
         args = (made, self.transform, core.meter, len(self))
+        ended = None if core.exchange is None else core.ended
         if core.stream is None:
-            return InlineIterator(*args)
+            return InlineIterator(*args, ended)
         core.stream.wait_stream(torch.cuda.current_stream(core.device))
-        return ThreadedIterator(*args, core.stream, _PREFETCH)
+        return ThreadedIterator(*args, core.stream, _PREFETCH, ended)
 
     def __call__(self, index: Tensor | list[int]) -> Any:
         """A batch of these seeds, given as positions in :obj:`input_nodes`. Each call draws a new
@@ -358,12 +371,16 @@ class FastNeighborLoader(NeighborLoader):
 
     def collate_fn(self, index: Tensor | list[int]) -> Any:
         """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
-        positions = checked_positions("'index'", index, len(self.dataset))
         worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
+        if worker is not None and self._core.exchange is not None:
+            raise RuntimeError(
+                'batches with ShardedFeatures cannot be made in a worker process, which is not in '
+                "the group: use 'num_workers=0'"
+            )
         number, own = self._calls, 0 if worker is None else worker.seed
         self._calls += 1
         core = self._core
-        batch = core.one(positions, mixed(core.seed, number, own, 2))
+        batch = core.one(index, mixed(core.seed, number, own, 2))
         return batch if self.transform is None else self.transform(batch)
 
     def filter_fn(self, out: Any) -> Any:
@@ -382,7 +399,8 @@ class FastNeighborLoader(NeighborLoader):
 
     @property
     def data(self) -> Any:
-        """The given graph. For another graph make another loader."""
+        """The given graph, with :obj:`features='sharded'` a copy that holds
+        :class:`ShardedFeatures`. For another graph make another loader."""
         return self._core.given
 
     @property

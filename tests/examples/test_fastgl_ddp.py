@@ -117,6 +117,45 @@ fastgl_ddp.train, fastgl_ddp.run, fastgl_ddp.Inference = noted, ending, Inferenc
     assert epochs[0] != epochs[1]
 
 
+def test_features_divided_over_two_hosts(tmp_path: Path) -> None:
+    # Each process takes itself for the only one of its machine, so that both load the graph.
+    script = patched(tmp_path, """
+from pyg_fast.loader import _share
+_share._machine = lambda: RANK
+run, load_data, split = fastgl_ddp.run, fastgl_ddp.load_data, fastgl_ddp.ShardedFeatures.split
+loaded, parts = [], []
+
+def loading(args):
+    loaded.append(1)
+    return load_data(args)
+
+def splitting(*args, **options):
+    parts.append(split(*args, **options))
+    return parts[-1]
+
+def ending(args):
+    outcome = run(args)
+    assert loaded == [1]
+    assert [(part.shape, len(part.part)) for part in parts] == (
+        [((300, 64), 150)] if args.features == 'sharded' else [])
+    return outcome
+
+fastgl_ddp.load_data, fastgl_ddp.run = loading, ending
+fastgl_ddp.ShardedFeatures.split = splitting
+""")
+    runs = {}
+    for features in ('auto', 'sharded'):
+        file = tmp_path / f'{features}.json'
+        processes = start(script, '--epochs', '2', '--no-reorder', '--features', features,
+                          '--json', str(file))
+        errors = [error for _, error in ended(processes)]
+        assert [process.returncode for process in processes] == [0, 0], errors
+        record = json.loads(file.read_text())
+        runs[features] = [point | {'seconds': 0} for point in record['runs'][0]]
+        assert (record['stats']['bytes_moved'] > 0) == (features == 'sharded')
+    assert runs['sharded'] == runs['auto']
+
+
 def test_when_one_dies_the_others_stop(tmp_path: Path) -> None:
     script = patched(tmp_path, """
 train, epochs = fastgl_ddp.train, []
