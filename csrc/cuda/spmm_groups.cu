@@ -8,6 +8,38 @@ namespace {
 // Groups that a team processes in sequence, with prefetch, if there are enough groups for all teams.
 constexpr int kMostInTurn = 8;
 
+// A kernel that launch_early launches may start while the last blocks of the kernel before it still run,
+// if that one calls allow_next_kernel. It must call wait_for_previous_kernel before it uses memory: the
+// call returns when the kernel before it has ended and its writes are visible.
+__device__ inline void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// Launches `kernel` after the one before it, early if its code waits: code of older architectures, which
+// newer GPUs also run, does not. The caller checks for errors.
+template <typename... Params, typename... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, cudaStream_t stream, Args... args) {
+  cudaFuncAttributes code = {};
+  cudaFuncGetAttributes(&code, kernel);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
 template <typename Acc, int VEC>
 __device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
   constexpr int kStep = VEC < kVec<Acc> ? VEC : kVec<Acc>;
@@ -31,6 +63,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const I* ptr = static_cast<const I*>(g.ptr) + first;
   const I* row_of = static_cast<const I*>(g.row) + first;
   const I* shift = static_cast<const I*>(g.long_shift);
+  allow_next_kernel();
 
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     const Row row(p, x_self, tile);
@@ -107,6 +140,7 @@ struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
 template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
+  wait_for_previous_kernel();
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     LongRow<T, I, VEC, LANES> row(sums, p, x_self, g, tile);
     for_each_row<I, LANES>(sums.csr, s, row);
@@ -117,6 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     finish_long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
+  wait_for_previous_kernel();
   const int64_t k = static_cast<int64_t>(blockIdx.x) * s.block_rows + threadIdx.x / LANES;
   if (k >= g.num_long) return;
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
@@ -191,13 +226,13 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
       sums.csr.num_edges = g.num_partials;
       if (g.atomic) {
         s.block_rows = kThreads / lanes;
-        finish_long_rows_kernel<T, I, vec, lanes>
-            <<<s.grid(g.num_long), kThreads, 0, stream>>>(sums, p, p_in.x, g, s);
+        launch_early(finish_long_rows_kernel<T, I, vec, lanes>, s.grid(g.num_long), stream, sums, p,
+                     p_in.x, g, s);
       } else {
         s.block_rows = kWarps;
         share_rows(s, sums.csr);
-        long_rows_kernel<T, I, vec, lanes>
-            <<<s.grid(g.num_long), kThreads, 0, stream>>>(sums, p, p_in.x, g, s);
+        launch_early(long_rows_kernel<T, I, vec, lanes>, s.grid(g.num_long), stream, sums, p, p_in.x,
+                     g, s);
       }
     });
     return last_error();
