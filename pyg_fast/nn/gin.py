@@ -97,11 +97,15 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
             return self._on_path(to, path)
         return self.nn(self._combined(self._sent(to)))
 
-    def _aggregated_once(self, x: Tensor, edge_index: Tensor) -> Any:
+    def _input_plan(
+        self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
+    ) -> tuple[Plan, bool, None] | None:
+        """How to aggregate an input; the layer needs the input itself too."""
         to = self._neighbours(x, edge_index, None)
         if to is None or not self._sums_of_nodes(to):
             return None
-        return to.sum(), x, None
+        whole = SparseOperator(to.graph(False))
+        return self._plan_on(path, whole, acc_dtype(x.dtype), (False, True)), True, None
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
@@ -126,12 +130,12 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         compact_out: bool = False,
     ) -> Tensor:
         """The layer on an input that is already aggregated."""
-        self._check_aggregated(x, edge_index)
+        self._check_aggregated(x, edge_index, path)
         out, root = x.aggregated, x.root
         assert root is not None
         if path is not None and path.forward:
             self._check_commutes()
-            out, root = x.rows(path.dst), take(root, path.dst)
+            out, root = x.rows(path.dst), x.root_rows(path.dst)
         out = self.nn(torch.addcmul(out, root, 1 + self.eps))
         if path is None or not path.forward or compact_out:
             return out

@@ -86,10 +86,12 @@ class _Sampled:
     def _takes_path(self, over: Any) -> bool:
         return not self._samples() and super()._takes_path(over)  # type: ignore[misc]
 
-    def _check_aggregated(self, given: AggregatedInput, edge_index: Any) -> None:
+    def _check_aggregated(
+        self, given: AggregatedInput, edge_index: Any, path: ExecutionPath | None
+    ) -> None:
         if self._samples():
             raise ValueError("'x' must be features while the layer samples edges")
-        super()._check_aggregated(given, edge_index)  # type: ignore[misc]
+        super()._check_aggregated(given, edge_index, path)  # type: ignore[misc]
 
     def _given_edges(
         self: Any, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool

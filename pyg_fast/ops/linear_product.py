@@ -36,6 +36,16 @@ class Plan(NamedTuple):
     watch: Watch | None = None
 
 
+class LinearArguments(NamedTuple):
+    """The arguments of :func:`linear_product`."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    plan: Plan
+    root_weight: Tensor | None = None
+
+
 def linear_product(
     x: Tensor,
     weight: Tensor | None,
@@ -85,7 +95,8 @@ def _forward(
     sent = x if plan.compact_in or plan.whole is not None else plan.src.of(x)
     aggregated = None
     # Under autocast the linear map runs in float16 or bfloat16.
-    if weight is not None and not plan.out_acc and aggregates_first(weight, *needs):
+    fewer = plan.whole is None and op.graph.num_dst < op.graph.num_src
+    if weight is not None and not plan.out_acc and aggregates_first(weight, *needs, fewer):
         aggregated = raw_product(op, sent)
         out = F.linear(aggregated, weight, bias)
     else:
@@ -181,7 +192,12 @@ def takes_gradient(t: Tensor) -> bool:
     return torch.is_grad_enabled() and t.requires_grad
 
 
-def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
-    """Whether aggregating before the linear map moves fewer features, given the required gradients.
-    If so, and :obj:`x` needs none, the backward pass reads no transpose."""
-    return weight.size(1) * (1 + needs_x) < weight.size(0) * (1 + (needs_x or needs_weight))
+def aggregates_first(
+    weight: Tensor, needs_x: bool, needs_weight: bool, fewer_rows: bool = False
+) -> bool:
+    """Whether aggregating before the linear map moves fewer features, given the required gradients;
+    with :obj:`fewer_rows` also if it moves as many, as it then maps and keeps fewer rows. If so,
+    and :obj:`x` needs no gradient, the backward pass reads no transpose."""
+    first = weight.size(1) * (1 + needs_x)
+    last = weight.size(0) * (1 + (needs_x or needs_weight))
+    return first < last or (fewer_rows and first == last)
