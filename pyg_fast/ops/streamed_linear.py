@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..graph.operator import SparseOperator
 from ._saved import save, saved
-from .linear_product import Plan
+from .linear_product import Plan, plus_root
 from .path import Rectify, Rows
 from .product import product, raw_product
 from .row_blocks import RowBlock, column_tiles
@@ -86,20 +85,14 @@ class StreamedLinear(torch.autograd.Function):
         parts: Parts,
     ) -> Tensor:
         how = parts.rectify
-        out = weight.new_empty(plan.part.graph.num_dst, weight.size(0))
+        size = plan.part.graph.num_dst, weight.size(0)
+        out = weight.new_zeros(size) if bias is None else bias.expand(size).contiguous()
         for rows, columns, aggregated, root in _parts(x, plan, parts, root_weight is not None):
-            first = columns.start == 0
-            part = F.linear(aggregated, weight[:, columns], bias if first else None)
+            out[rows].addmm_(aggregated, weight[:, columns].t())
             if root is not None and root_weight is not None:
-                part = part.addmm_(root, root_weight[:, columns].t())
-            if not first:
-                out[rows] += part
-                continue
-            if how is not None and columns.stop == x.size(1):
-                part = how.of(part, _nodes(plan.dst, rows, part))
-            out[rows] = part
-            del part, aggregated, root  # before the next ones are made
-        if how is not None and parts.blocks is None and parts.width != x.size(1):
+                out[rows].addmm_(root, root_weight[:, columns].t())
+            del aggregated, root  # before the next ones are made
+        if how is not None:
             for rows in _slices(out.size(0)):
                 out[rows] = how.of(out[rows], _nodes(plan.dst, rows, out))
         save(ctx, x, weight, root_weight, out if how is not None else None, plan, parts)
@@ -117,11 +110,7 @@ class StreamedLinear(torch.autograd.Function):
         if needs_x:
             grad_x = product(op.t(), grad @ weight)
             if root_weight is not None:
-                to_root = grad @ root_weight
-                if op.self_row is None:
-                    grad_x += to_root
-                else:
-                    grad_x.index_add_(0, op.self_row, to_root)
+                grad_x = plus_root(grad_x, grad @ root_weight, op.self_row)
         sums = [weight.new_zeros(size, dtype=torch.promote_types(weight.dtype, torch.float32))
                 for size in (weight.shape, weight.shape[:1], weight.shape)]  # fmt: skip
         if needs_weight or needs_bias or needs_root:
