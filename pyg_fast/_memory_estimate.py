@@ -10,6 +10,7 @@ from torch_geometric.data import Data
 
 from .graph._cache import cache_of
 from .graph.execution_path import ExecutionPath
+from .graph.prepared_graph import PreparedGraph
 from .nn._path import TILE, AggregatedInput
 from .nn.path_prepared_gnn import PathPreparedGNN
 from .ops._numbers import acc_dtype
@@ -155,8 +156,11 @@ def _storages(tensors: Iterable[Any], device: torch.device, seen: set[int]) -> i
 def _of_graph(edge_index: Any) -> list[Any]:
     if not isinstance(edge_index, EdgeIndex):
         return [edge_index]
-    parts = [edge_index._data, edge_index._indptr, edge_index._T_perm, edge_index._T_indptr]
-    parts += edge_index._T_index
+    if isinstance(edge_index, PreparedGraph):
+        parts = list(edge_index._tensors())
+    else:
+        parts = [edge_index._data, edge_index._indptr, edge_index._T_perm, edge_index._T_indptr]
+        parts += edge_index._T_index
     entries = cache_of(edge_index).entries.values()
     return parts + [t for entry in entries for t in entry.tensors]
 
@@ -281,8 +285,7 @@ def _sizes(
     num_dst = path.num_dst if on_path else num_nodes
     below = paths[k - 1].forward and not paths[k - 1].is_whole if k > 0 else False
     num_src = path.num_src if on_path and path.src_nodes is not None else num_nodes
-    widths = [model.in_channels, *[model.hidden_channels] * (model.num_layers - 1)]
-    fin, fout = widths[k], [*widths[1:], model.out_channels][k]
+    fin, fout = model._widths[k : k + 2]
     item = x.dtype.itemsize
     staged = k == 0 and isinstance(x, Tensor) and (x.device != device or model.tile is not None)
     needs_x = k > 0 or (isinstance(x, Tensor) and x.requires_grad)

@@ -1,8 +1,10 @@
 // Stable counting sort in two passes that both stay in the caches: first spreads edges over buckets of
 // consecutive rows, then counts and sorts every bucket at its output position.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <type_traits>
 
 #include "params/to_csr.h"
 
@@ -17,7 +19,18 @@ void parallel(ParallelFor parallel_for, int64_t n, const F& f) {
       n, [](void* ctx, int64_t k) { (*static_cast<const F*>(ctx))(k); }, const_cast<F*>(&f));
 }
 
-template <typename In, typename Out>
+// An edge between the two passes: with its position in the input, or (void) without.
+template <typename Position>
+struct Edge {
+  Col row, col;
+  Position position;
+};
+template <>
+struct Edge<void> {
+  Col row, col;
+};
+
+template <typename In, typename Out, bool kPerm>
 class CsrSort {
  public:
   CsrSort(const ToCsr& p, int num_threads, ParallelFor parallel_for)
@@ -46,22 +59,22 @@ class CsrSort {
     const int64_t invalid = place_buckets();
     if (p_.invalid) *p_.invalid = invalid;
     const int64_t total = first_[buckets_];
-    spread_ = static_cast<Edge*>(::operator new(static_cast<size_t>(total) * sizeof(Edge)));
+    spread_ = static_cast<Spread*>(::operator new(static_cast<size_t>(total) * sizeof(Spread)));
     parallel(parallel_for_, shares_, [this](int64_t k) { spread(k); });
     parallel(parallel_for_, shares_, [this](int64_t) {
       for (int64_t b; (b = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) < buckets_;) sort(b);
     });
     rowptr_[p_.num_rows] = static_cast<Out>(total);
-    for (int64_t e = total; e < p_.num_edges; ++e) sorted_col_[e] = 0, perm_[e] = 0;
+    for (int64_t e = total; e < p_.num_edges; ++e) {
+      sorted_col_[e] = 0;
+      if constexpr (kPerm) perm_[e] = 0;
+    }
     ::operator delete(spread_);
     delete[] memory;
   }
 
  private:
-  struct Edge {
-    Col row, col;
-    Out position;
-  };
+  using Spread = Edge<std::conditional_t<kPerm, Out, void>>;
 
   bool valid(int64_t row, int64_t col) const {
     return static_cast<uint64_t>(row) < static_cast<uint64_t>(p_.num_rows) &&
@@ -110,8 +123,10 @@ class CsrSort {
     for (int64_t e = begin_of(share), end = end_of(share); e < end; ++e) {
       const In row = row_[e], col = col_[e];
       if (!kept(row, col)) continue;
-      spread_[cursor[row >> shift_]++] = {static_cast<Col>(row), static_cast<Col>(col),
-                                          static_cast<Out>(e)};
+      Spread& edge = spread_[cursor[row >> shift_]++];
+      edge.row = static_cast<Col>(row);
+      edge.col = static_cast<Col>(col);
+      if constexpr (kPerm) edge.position = static_cast<Out>(e);
     }
   }
 
@@ -131,7 +146,7 @@ class CsrSort {
     for (int64_t e = begin; e < end; ++e) {
       const Out at = rowptr_[spread_[e].row]++;
       sorted_col_[at] = spread_[e].col;
-      perm_[at] = spread_[e].position;
+      if constexpr (kPerm) perm_[at] = spread_[e].position;
     }
     for (int64_t row = row_end - 1; row > row_begin; --row) rowptr_[row] = rowptr_[row - 1];
     rowptr_[row_begin] = static_cast<Out>(begin);
@@ -149,19 +164,40 @@ class CsrSort {
   int64_t* first_ = nullptr;
   int64_t* cursor_ = nullptr;
   int64_t* invalid_ = nullptr;
-  Edge* spread_ = nullptr;
+  Spread* spread_ = nullptr;
 };
+
+template <typename In, typename Out>
+void sort(const ToCsr& p, int num_threads, ParallelFor parallel_for) {
+  if (p.perm) CsrSort<In, Out, true>(p, num_threads, parallel_for).run();
+  else CsrSort<In, Out, false>(p, num_threads, parallel_for).run();
+}
+
+template <typename I>
+void rows(const Csr& csr, int64_t begin, int64_t end, Col* out) {
+  const I* rowptr = static_cast<const I*>(csr.rowptr);
+  int64_t row = std::upper_bound(rowptr, rowptr + csr.num_rows + 1, static_cast<I>(begin)) - rowptr - 1;
+  if (row < 0) row = 0;
+  for (int64_t e = begin; e < end; ++e) {
+    while (row < csr.num_rows && rowptr[row + 1] <= e) ++row;
+    out[e - begin] = static_cast<Col>(row);
+  }
+}
 
 }  // namespace
 
 void to_csr(const ToCsr& p, int num_threads, ParallelFor parallel_for) {
   if (p.in64) {
-    p.out64 ? CsrSort<int64_t, int64_t>(p, num_threads, parallel_for).run()
-            : CsrSort<int64_t, int32_t>(p, num_threads, parallel_for).run();
+    p.out64 ? sort<int64_t, int64_t>(p, num_threads, parallel_for)
+            : sort<int64_t, int32_t>(p, num_threads, parallel_for);
   } else {
-    p.out64 ? CsrSort<int32_t, int64_t>(p, num_threads, parallel_for).run()
-            : CsrSort<int32_t, int32_t>(p, num_threads, parallel_for).run();
+    p.out64 ? sort<int32_t, int64_t>(p, num_threads, parallel_for)
+            : sort<int32_t, int32_t>(p, num_threads, parallel_for);
   }
+}
+
+void csr_rows(const Csr& csr, int64_t begin, int64_t end, Col* out) {
+  csr.index64 ? rows<int64_t>(csr, begin, end, out) : rows<int32_t>(csr, begin, end, out);
 }
 
 }  // namespace pyg_fast::cpu

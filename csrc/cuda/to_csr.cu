@@ -19,8 +19,21 @@ int bits_for(int64_t largest) {
 // 4-byte keys if every row (and one past them) and every edge position fits.
 bool narrow(const ToCsr& p) { return p.num_rows < 0xfffffffe && p.num_edges < 0xfffffffe; }
 
+// Sorts rows with their columns; without `temporary` it only asks for the bytes of that.
+const char* sort_columns(const ToCsr& p, cub::DoubleBuffer<uint32_t>& rows, cub::DoubleBuffer<Col>& cols,
+                         void* temporary, size_t& bytes, cudaStream_t stream = nullptr) {
+  const cudaError_t error = cub::DeviceRadixSort::SortPairs(
+      temporary, bytes, rows, cols, p.num_edges, 0, bits_for(p.num_rows), stream);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
 template <typename Key>
 const char* sort_bytes(const ToCsr& p, size_t& bytes) {
+  if (!p.perm) {
+    cub::DoubleBuffer<uint32_t> rows;
+    cub::DoubleBuffer<Col> cols;
+    return sort_columns(p, rows, cols, nullptr, bytes);
+  }
   const cudaError_t error = cub::DeviceRadixSort::SortPairs(
       nullptr, bytes, static_cast<const Key*>(nullptr), static_cast<Key*>(nullptr),
       static_cast<const Key*>(nullptr), static_cast<Key*>(nullptr), p.num_edges, 0,
@@ -34,8 +47,9 @@ __device__ inline void record_edge(const ToCsr& p, int64_t* record, I row, I col
   else record_ends(record, col, p.num_cols, row, p.num_rows);
 }
 
-// Skipped edges get the key num_rows, which sorts after all rows.
-template <typename In, typename Key>
+// Skipped edges get the key num_rows, which sorts after all rows. With each key goes the position of the
+// edge or, without `perm`, its column.
+template <typename In, typename Key, bool kPerm>
 __global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key* positions,
                                                         int64_t* record) {
   const In* row = static_cast<const In*>(p.row);
@@ -50,8 +64,10 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key*
       if (invalid == 0) record_edge(p, record, r, c);
       ++invalid;
     }
-    keys[e] = static_cast<Key>(valid && !(p.drop_loops && r == c) ? r : p.num_rows);
-    positions[e] = static_cast<Key>(e);
+    const bool kept = valid && !(p.drop_loops && r == c);
+    keys[e] = static_cast<Key>(kept ? r : p.num_rows);
+    if constexpr (kPerm) positions[e] = static_cast<Key>(e);
+    else p.sorted_col[e] = kept ? static_cast<Col>(c) : 0;
   }
   if (invalid && p.invalid) atomicAdd(reinterpret_cast<unsigned long long*>(p.invalid), invalid);
 }
@@ -103,7 +119,7 @@ const char* run(const ToCsr& p, void* scratch, int64_t* record, cudaStream_t str
   if (p.invalid) error = cudaMemsetAsync(p.invalid, 0, sizeof(int64_t), stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   if (p.num_edges > 0) {
-    keys_kernel<In, Key><<<grid_for(p.num_edges), kThreads, 0, stream>>>(p, keys, positions,
+    keys_kernel<In, Key, true><<<grid_for(p.num_edges), kThreads, 0, stream>>>(p, keys, positions,
                                                                             record);
     size_t bytes = 0;
     if (const char* text = sort_bytes<Key>(p, bytes)) return text;
@@ -116,6 +132,93 @@ const char* run(const ToCsr& p, void* scratch, int64_t* record, cudaStream_t str
   }
   rowptr_kernel<Key, Out><<<grid_for(p.num_rows + 1), kThreads, 0, stream>>>(p, sorted);
   return last_error();
+}
+
+// Sorts the keys in scratch memory with the columns in `sorted_col`.
+template <typename Out>
+const char* run_columns(ToCsr& p, void* scratch, cudaStream_t stream) {
+  char* memory = static_cast<char*>(scratch);
+  const int64_t array = aligned(p.num_edges * static_cast<int64_t>(sizeof(uint32_t)));
+  cub::DoubleBuffer<uint32_t> rows(reinterpret_cast<uint32_t*>(memory),
+                                   reinterpret_cast<uint32_t*>(memory + array));
+  cub::DoubleBuffer<Col> cols(p.sorted_col, p.spare_col);
+  if (p.num_edges > 0) {
+    size_t bytes = 0;
+    if (const char* text = sort_columns(p, rows, cols, nullptr, bytes)) return text;
+    if (const char* text = sort_columns(p, rows, cols, memory + 2 * array, bytes, stream)) return text;
+  }
+  p.sorted_col = cols.Current();
+  p.spare_col = cols.Alternate();
+  rowptr_kernel<uint32_t, Out>
+      <<<grid_for(p.num_rows + 1), kThreads, 0, stream>>>(p, rows.Current());
+  return last_error();
+}
+
+const char* run_columns(ToCsr& p, void* scratch, cudaStream_t stream) {
+  return p.out64 ? run_columns<int64_t>(p, scratch, stream) : run_columns<int32_t>(p, scratch, stream);
+}
+
+template <typename In>
+const char* run_without_perm(ToCsr& p, void* scratch, int64_t* record, cudaStream_t stream) {
+  if (p.invalid) {
+    const cudaError_t error = cudaMemsetAsync(p.invalid, 0, sizeof(int64_t), stream);
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+  }
+  if (p.num_edges > 0) {
+    keys_kernel<In, uint32_t, false><<<grid_for(p.num_edges), kThreads, 0, stream>>>(
+        p, static_cast<uint32_t*>(scratch), nullptr, record);
+  }
+  return run_columns(p, scratch, stream);
+}
+
+// The number of row pointers from `low` on that are at most e, and so the row of e plus one.
+template <typename I>
+__device__ inline int64_t rows_until(const I* rowptr, int64_t low, int64_t high, int64_t e) {
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (static_cast<int64_t>(rowptr[middle]) <= e) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// Calls fn(e, row) for the edges of [begin, end). Each block takes consecutive edges, whose rows it looks
+// for among those of its first and last edge.
+constexpr int64_t kEdgesOfBlock = kThreads * 8;
+
+template <typename I, typename Fn>
+__device__ inline void with_rows(const I* rowptr, int64_t num_rows, int64_t begin, int64_t end,
+                                 const Fn& fn) {
+  __shared__ int64_t ends[2];
+  for (int64_t first = begin + blockIdx.x * kEdgesOfBlock; first < end;
+       first += gridDim.x * kEdgesOfBlock) {
+    const int64_t last = first + kEdgesOfBlock < end ? first + kEdgesOfBlock : end;
+    __syncthreads();
+    if (threadIdx.x < 2)
+      ends[threadIdx.x] = rows_until(rowptr, 0, num_rows + 1, threadIdx.x == 0 ? first : last - 1);
+    __syncthreads();
+    for (int64_t e = first + threadIdx.x; e < last; e += kThreads)
+      fn(e, rows_until(rowptr, ends[0], ends[1], e) - 1);
+  }
+}
+
+template <typename I>
+__global__ void __launch_bounds__(kThreads) rows_kernel(const I* rowptr, int64_t num_rows,
+                                                        int64_t begin, int64_t end, Col* rows) {
+  with_rows(rowptr, num_rows, begin, end,
+            [&](int64_t e, int64_t row) { rows[e - begin] = static_cast<Col>(row); });
+}
+
+// The keys of a transpose: columns, and their rows.
+template <typename I>
+__global__ void __launch_bounds__(kThreads) transposed_kernel(Csr csr, ToCsr p, uint32_t* keys) {
+  const I* rowptr = static_cast<const I*>(csr.rowptr);
+  const Col* col = static_cast<const Col*>(csr.col);
+  with_rows(rowptr, csr.num_rows, 0, csr.num_edges, [&](int64_t e, int64_t row) {
+    const bool exists = row < csr.num_rows;
+    keys[e] = exists ? static_cast<uint32_t>(col[e]) : static_cast<uint32_t>(p.num_rows);
+    p.sorted_col[e] = exists ? static_cast<Col>(row) : 0;
+  });
 }
 
 template <typename In>
@@ -250,7 +353,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
     if (mine) {
       if (rank == 0) count[place][warp] = next + __popc(peers);
       sorted_col[from + next + rank] = static_cast<Col>(c);
-      perm[from + next + rank] = static_cast<Out>(e);
+      if (perm) perm[from + next + rank] = static_cast<Out>(e);
     }
     __syncwarp();
   });
@@ -259,7 +362,7 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
   const int num_kept = first_edge + sum_of_warp(edges_of_lane);
   for (int e = num_kept + threadIdx.x; e < num_edges; e += kSmallThreads) {
     sorted_col[e] = 0;
-    perm[e] = 0;
+    if (perm) perm[e] = 0;
   }
 }
 
@@ -279,35 +382,65 @@ const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
 
 bool all_small(const ToCsr* p, int count) { return small(p[0]) && small(p[count - 1]); }
 
+int64_t sort_scratch(const ToCsr& p) {
+  if (p.num_edges == 0) return 0;
+  size_t bytes = 0;
+  const bool wide = p.perm && !narrow(p);
+  // to_csr gets the same error and reports it.
+  if (wide ? sort_bytes<uint64_t>(p, bytes) : sort_bytes<uint32_t>(p, bytes)) return 0;
+  const int64_t arrays = p.perm ? 4 : 2;
+  return arrays * aligned(p.num_edges * (wide ? 8 : 4)) + static_cast<int64_t>(bytes);
+}
+
 }  // namespace
 
 int64_t to_csr_scratch(const ToCsr* p, int count) {
-  if (p->num_edges == 0 || all_small(p, count)) return 0;
-  int64_t most = 0;
-  for (int k = 0; k < count; ++k) {
-    size_t bytes = 0;
-    const bool is_narrow = narrow(p[k]);
-    const char* error =
-        is_narrow ? sort_bytes<uint32_t>(p[k], bytes) : sort_bytes<uint64_t>(p[k], bytes);
-    if (error) return 0;  // to_csr gets the same error and reports it
-    const int64_t array = aligned(p[k].num_edges * (is_narrow ? 4 : 8));
-    const int64_t wanted = 4 * array + static_cast<int64_t>(bytes);
-    if (wanted > most) most = wanted;
-  }
-  return most;
+  if (all_small(p, count)) return 0;
+  const int64_t one = sort_scratch(p[0]), other = sort_scratch(p[count - 1]);
+  return one > other ? one : other;
 }
 
-const char* to_csr(const ToCsr* p, int count, void* scratch, void* stream_) {
+int64_t transpose_csr_scratch(const ToCsr& p) { return sort_scratch(p); }
+
+const char* to_csr(ToCsr* p, int count, void* scratch, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   if (all_small(p, count)) return run_small(p, count, stream);
   int64_t* const record = p->report ? error_record() : nullptr;
   for (int k = 0; k < count; ++k) {
-    const char* error =
-        p[k].in64 ? run<int64_t>(p[k], scratch, record, stream)
-                  : run<int32_t>(p[k], scratch, record, stream);
+    const auto with = [&](auto in) {
+      using In = decltype(in);
+      return p[k].perm ? run<In>(p[k], scratch, record, stream)
+                       : run_without_perm<In>(p[k], scratch, record, stream);
+    };
+    const char* error = p[k].in64 ? with(int64_t{}) : with(int32_t{});
     if (error) return error;
   }
   return nullptr;
+}
+
+const char* transpose_csr(const Csr& csr, ToCsr& p, void* scratch, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  if (csr.num_edges > 0) {
+    const unsigned grid = grid_for((csr.num_edges + 7) / 8);
+    uint32_t* keys = static_cast<uint32_t*>(scratch);
+    if (csr.index64) transposed_kernel<int64_t><<<grid, kThreads, 0, stream>>>(csr, p, keys);
+    else transposed_kernel<int32_t><<<grid, kThreads, 0, stream>>>(csr, p, keys);
+  }
+  return run_columns(p, scratch, stream);
+}
+
+const char* csr_rows(const Csr& csr, int64_t begin, int64_t end, Col* rows, void* stream_) {
+  if (begin == end) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const unsigned grid = grid_for((end - begin + 7) / 8);
+  const auto with = [&](auto index) {
+    using I = decltype(index);
+    rows_kernel<I><<<grid, kThreads, 0, stream>>>(static_cast<const I*>(csr.rowptr), csr.num_rows,
+                                                  begin, end, rows);
+  };
+  if (csr.index64) with(int64_t{});
+  else with(int32_t{});
+  return last_error();
 }
 
 }  // namespace pyg_fast::cuda

@@ -3,9 +3,11 @@
 from ._prepare_paths import execution_paths
 from .csr import prepare_edge_index
 from .execution_path import ExecutionPath
-from .graph import Graph, graph_of, set_group_sizes
+from .graph import graph_of, set_group_sizes
+from .prepared_graph import PreparedGraph
+from .structure import Graph
 
 __all__ = [
-    'ExecutionPath', 'Graph', 'execution_paths', 'graph_of', 'prepare_edge_index',
-    'set_group_sizes',
+    'ExecutionPath', 'Graph', 'PreparedGraph', 'execution_paths', 'graph_of',
+    'prepare_edge_index', 'set_group_sizes',
 ]  # fmt: skip

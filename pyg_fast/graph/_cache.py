@@ -1,7 +1,8 @@
 """The cache of a prepared graph. No other part of the package keeps data about a tensor.
 
-It stores only the structure of an :class:`~torch_geometric.EdgeIndex`, on that object, as long as
-it lives. Weights, features, masks and seeds are read at every call.
+It stores only the structure of an :class:`~torch_geometric.EdgeIndex` (a
+:class:`~pyg_fast.graph.PreparedGraph` is one), on that object, as long as it lives.
+Weights, features, masks and seeds are read at every call.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..ops._edges import is_capturing
+from .prepared_graph import PreparedGraph
 
 # Ten times as fast as `torch.cuda.current_stream`; only in CUDA builds of torch.
 _current_raw_stream: Any = getattr(torch._C, '_cuda_getCurrentRawStream', None)
@@ -74,7 +76,7 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
 
     Edits of its data are not allowed; those that change the version are still noticed.
     """
-    data = edge_index._data
+    data = _anchor(edge_index)
     state = (id(data), _version(data), _version(edge_index), edge_index._sort_order)
     cache = edge_index.__dict__.get(_CACHE)
     if not isinstance(cache, Cache) or cache.state != state:
@@ -96,7 +98,7 @@ def cached(edge_index: EdgeIndex, key: tuple) -> Any:
     entry = cache.entries.get(key)
     if entry is None or not entry.is_ready():
         return None
-    if is_capturing(edge_index._data):
+    if is_capturing(_anchor(edge_index)):
         cache.captured[id(entry)] = entry
     return entry.value
 
@@ -111,12 +113,19 @@ def store(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = Non
         wait (bool, optional): Waits for the device, so that any stream may read it, also captured
             ones and compiled code. (default: :obj:`None`, if all earlier entries were waited for)
     """
-    if is_capturing(edge_index._data):
+    if is_capturing(_anchor(edge_index)):
         return
     entries = cache_of(edge_index).entries
     if wait is None:
         wait = all(entry.event is None for entry in entries.values())
     entries[key] = Entry(value, wait)
+
+
+def _anchor(edge_index: EdgeIndex) -> Tensor:
+    """The tensor that holds its edges."""
+    if isinstance(edge_index, PreparedGraph):
+        return edge_index.graph.col
+    return edge_index._data
 
 
 def _version(tensor: Tensor) -> int | None:

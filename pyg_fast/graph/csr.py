@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.to_csr import to_csr
+from ..ops.to_csr import to_csr, to_csr_unweighted
 from ._cache import store
-from .graph import Graph
+from .structure import Graph
 
 
 @torch.inference_mode(False)  # The graph may be used in training.
@@ -41,3 +41,27 @@ def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeI
     graph = graph.with_one_structure().scheduled()
     store(out, ('graph', num_src, num_dst, False), graph, wait=True)
     return out, perm
+
+
+@torch.inference_mode(False)
+def prepare_graph(held: list[Tensor], size: tuple[int, int]) -> Graph:
+    r"""Sorts edges both ways into a graph without values, in little memory.
+
+    Args:
+        held ([Tensor]): The sources and destinations :math:`(2, |\mathcal{E}|)`, as the only entry,
+            which is taken out once they are sorted: then nothing here keeps them alive.
+        size ((int, int)): The numbers of source and of destination nodes.
+
+    Returns:
+        Graph: The edges by destination, in this order (the sort is stable), and their transpose; a
+        symmetric graph has a single structure.
+
+    Raises:
+        TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`.
+    """
+    data = held[0].as_tensor().detach() if isinstance(held[0], EdgeIndex) else held[0]
+    num_src, num_dst = size
+    csr = to_csr_unweighted(data, num_src, num_dst, wait=True)
+    del data, held[0]
+    graph = Graph(*csr, None, None, None, None, num_src, num_dst)
+    return graph.with_transpose().with_one_structure().scheduled()

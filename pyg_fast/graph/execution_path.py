@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch_geometric import EdgeIndex
 from ..ops._edges import is_capturing
 from ..ops.path import Rows, Watch
 from ._cache import Entry, cache_of
-from .graph import Graph
 from .groups import check_size
 from .operator import SparseOperator
+from .prepared_graph import PreparedGraph
+from .structure import CHUNK, Graph, edge_chunks
 
 
 class ExecutionPath:
@@ -46,6 +47,8 @@ class ExecutionPath:
           CSC form as in :class:`~pyg_fast.graph.Graph`, between these rows; :obj:`perm` only for
           weighted graphs
         - **loops:** the number of self-loops of each node :math:`(N)`, :obj:`None` if none exist
+        - **degree:** the number of edges into each node but self-loops :math:`(N)`, int32; only for
+          paths without the graph, see :class:`~pyg_fast.transforms.ExecutionPaths`
         - **counter:** the number of gradient rows outside of the path :math:`(1)`, int64
     """
 
@@ -77,11 +80,12 @@ class ExecutionPath:
     self_row: Tensor | None
     t_self_row: Tensor | None
     loops: Tensor | None
+    degree: Tensor | None = None
     counter: Tensor
 
     _TENSORS = (
         'rowptr', 'col', 'perm', 't_rowptr', 't_col', 't_perm', 'src_nodes', 'src_position',
-        'dst_nodes', 'dst_position', 'self_row', 't_self_row', 'loops', 'counter',
+        'dst_nodes', 'dst_position', 'self_row', 't_self_row', 'loops', 'degree', 'counter',
     )  # fmt: skip
 
     def __init__(self, **fields: Any) -> None:
@@ -98,7 +102,7 @@ class ExecutionPath:
         fields = {k: v for k, v in self.__dict__.items() if not k.startswith('_')}
         moved: dict[int, Tensor] = {}  # Fields that share a tensor keep sharing it.
         for name in self._TENSORS:
-            tensor = fields[name]
+            tensor = fields.get(name)  # None in an older pickle
             if tensor is not None:
                 if id(tensor) not in moved:
                     moved[id(tensor)] = func(tensor)
@@ -161,6 +165,18 @@ class ExecutionPath:
     def is_whole(self) -> bool:
         """Whether the path has most edges (or nodes), and so stores no copy of them."""
         return self.rowptr is None
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether layers run on the path without the graph."""
+        return self.degree is not None
+
+    def in_degree(self, dtype: torch.dtype, loops: bool) -> Tensor:
+        """The number of edges into each node of a path that stands alone, with or without
+        self-loops."""
+        assert self.degree is not None
+        degree = self.degree.to(dtype)
+        return degree if self.loops is None or not loops else degree + self.loops
 
     @property
     def num_bytes(self) -> int:
@@ -331,10 +347,10 @@ def _can_compare(edge_index: Tensor) -> bool:
     return isinstance(edge_index, EdgeIndex) or not is_capturing(edge_index)
 
 
-def _hashed(values: Tensor) -> int:
+def _hashed(values: Tensor) -> Tensor:
     # Any change of one number changes the sum; int64 wraps around.
     mixed = (values ^ (values >> 31)) * -7046029254386353131
-    return int(((mixed ^ (mixed >> 29)) * -4417276706812531889).sum())
+    return ((mixed ^ (mixed >> 29)) * -4417276706812531889).sum()
 
 
 def signature_of(edge_index: Tensor) -> tuple[int, ...]:
@@ -346,15 +362,38 @@ def signature_of(edge_index: Tensor) -> tuple[int, ...]:
         return _signature(edge_index)
     facts = cache_of(edge_index).facts
     if 'signature' not in facts:
-        facts['signature'] = _signature(edge_index._data)
+        facts['signature'] = _signature(edge_index)
     return facts['signature']
 
 
-def _signature(data: Tensor) -> tuple[int, ...]:
-    src, dst = data.long()
-    edge = src * 3141592653589793239 + dst * 2718281828459045235
-    order = torch.arange(edge.numel(), device=edge.device) * 1618033988749894849
-    return edge.numel(), _hashed(edge), _hashed(edge ^ order)
+def _signature(edge_index: Tensor) -> tuple[int, ...]:
+    # In chunks: the edges of the largest graphs leave no room for int64 copies.
+    num_edges, device = edge_index.size(1), edge_index.device
+    total = torch.zeros(2, dtype=torch.int64, device=device)
+    for at, src, dst, position in _listed(edge_index):
+        edge = src.long() * 3141592653589793239 + dst.long() * 2718281828459045235
+        if position is None:
+            position = torch.arange(at.start, at.stop, device=device)
+        order = position * 1618033988749894849
+        total += torch.stack([_hashed(edge), _hashed(edge ^ order)])
+    return num_edges, *total.tolist()
+
+
+def _listed(edge_index: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+    """Chunks of the edges: which ones, their sources, destinations, and positions in the list if
+    these are others."""
+    if isinstance(edge_index, PreparedGraph):
+        graph = edge_index.graph
+        if graph.missing == 'perm':  # The transpose is in the order of the list.
+            yield from ((at, dst, src, None) for at, src, dst in edge_chunks(graph.t()))
+            return
+        for at, src, dst in edge_chunks(graph):
+            yield at, src, dst, None if graph.perm is None else graph.perm[at].long()
+        return
+    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+    for begin in range(0, data.size(1), CHUNK):
+        at = slice(begin, min(begin + CHUNK, data.size(1)))
+        yield at, data[0, at], data[1, at], None
 
 
 def mask_signature_of(mask: Any) -> tuple[int, ...]:
@@ -365,7 +404,7 @@ def mask_signature_of(mask: Any) -> tuple[int, ...]:
     """
     check_mask(mask)
     nodes = mask.nonzero().view(-1)
-    return mask.numel(), nodes.numel(), _hashed(nodes + 1)
+    return mask.numel(), nodes.numel(), int(_hashed(nodes + 1))
 
 
 def check_mask(mask: Any, num_nodes: int | None = None, name: str = 'mask') -> None:

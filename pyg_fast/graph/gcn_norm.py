@@ -11,8 +11,9 @@ from ..ops._numbers import acc_dtype
 from ..ops.product import product
 from ..ops.sampling import sampled_graph
 from ._cache import cached, store
-from .graph import Graph, graph_of, num_loops
+from .graph import graph_of, num_loops
 from .operator import Sampling, SparseOperator
+from .structure import Graph
 
 
 class GCNNorm(NamedTuple):
@@ -77,8 +78,9 @@ def normalized(
     counted = None if adapts else sampling
 
     graph_options = dict(
-        transpose=transpose or reverse, drop_loops=loops in ('remaining', 'replace')
-    )
+        transpose=transpose or reverse, drop_loops=loops in ('remaining', 'replace'),
+        values=edge_weight is not None,
+    )  # fmt: skip
     if edge_weight is not None:
         graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
         graph = graph.t() if reverse else graph
@@ -136,12 +138,19 @@ def _unweighted(
     degree = graph.rowptr.diff()
     if sampling is not None:
         degree = degree.clamp_(max=sampling.num_samples)
-    degree = degree.to(acc_dtype(dtype))
+    return by_degree(SparseOperator(graph), degree.to(acc_dtype(dtype)), dtype, fill_value)
+
+
+def by_degree(
+    op: SparseOperator, degree: Tensor, dtype: torch.dtype, fill_value: float | None
+) -> GCNNorm:
+    """Normalises ones by degrees, with self-loops of :obj:`fill_value` if given."""
     if fill_value is None:
         scale = _inverse_sqrt(degree)
-        return GCNNorm(SparseOperator(graph, None, scale, scale), dtype)
+        return GCNNorm(op._replace(row_scale=scale, col_scale=scale), dtype)
     scale = (degree + fill_value).rsqrt_()
-    return GCNNorm(SparseOperator(graph, None, scale, scale, scale * scale * fill_value), dtype)
+    diag = scale * scale * fill_value
+    return GCNNorm(op._replace(row_scale=scale, col_scale=scale, diag=diag), dtype)
 
 
 def _weighted(

@@ -1,7 +1,7 @@
-"""The graph in the form that kernels read: a CSR structure and its transpose."""
+"""The structure of a plain or prepared edge_index: sorted, cached, transposed when needed."""
 
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,163 +9,14 @@ from torch_geometric import EdgeIndex
 
 from ..ops._edges import check_edge_index, kernel_index, raise_pending
 from ..ops._library import ops
-from ..ops.to_csr import to_csr, to_csr_csc
+from ..ops.to_csr import to_csr, to_csr_csc, to_csr_unweighted
 from ._cache import cache_of, cached, store
-from .groups import Groups, check_size, groups_of
+from .groups import check_size
+from .prepared_graph import PreparedGraph
+from .structure import Graph, loop_counts
 
-# Few edges are not worth the time to make groups. With many there are enough rows to fill a GPU,
-# and partial sums of small groups cost more than to wait for long rows.
-_FEW, _MANY = 1 << 16, 1 << 23
-
-
-class Graph(NamedTuple):
-    r"""A sparse matrix :math:`\mathbf{A}` in CSR form with rows = destinations, and its transpose.
-
-    Both structures refer to one order of edges, that of :obj:`edge_weight`, by :obj:`perm`
-    and :obj:`t_perm` (:obj:`None`: the structure is in that order). Columns are int32; row pointers
-    and positions are int32, or int64 from :math:`2^{31}` edges on. Ops check shapes and dtypes but
-    not the content: row pointers and indices out of range crash. :meth:`from_edge_index` makes a
-    checked graph.
-
-    Shapes:
-        - **rowptr:** :math:`(N_{dst} + 1)`, **col**, **perm:** :math:`(|\mathcal{E}|)`
-        - **t_rowptr:** :math:`(N_{src} + 1)`, **t_col**, **t_perm:** :math:`(|\mathcal{E}|)`;
-          :obj:`None` if no gradient is needed
-
-    :obj:`groups` and :obj:`t_groups` divide the work on a GPU, for the graph and its transpose
-    (:obj:`None`: the kernel divides it by rows).
-    """
-
-    rowptr: Tensor
-    col: Tensor
-    perm: Tensor | None
-    t_rowptr: Tensor | None
-    t_col: Tensor | None
-    t_perm: Tensor | None
-    num_src: int
-    num_dst: int
-    groups: Groups | None = None
-    t_groups: Groups | None = None
-
-    @staticmethod
-    def from_edge_index(
-        edge_index: Tensor, num_src: int | None = None, num_dst: int | None = None
-    ) -> 'Graph':
-        r"""The graph of an edge_index, with its transpose; checks every index.
-
-        Args:
-            edge_index (Tensor or EdgeIndex): Sources and destinations :math:`(2, |\mathcal{E}|)`.
-            num_src (int, optional): Number of source nodes. (default: :obj:`None`, the size of an
-                EdgeIndex, or the largest index plus one)
-            num_dst (int, optional): Number of destination nodes. (default: :obj:`None`, the
-                number of sources)
-
-        Raises:
-            TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`.
-        """
-        check_edge_index(edge_index)
-        known = getattr(edge_index, '_sparse_size', (None, None))
-        num_src = known[0] if num_src is None else num_src
-        num_dst = known[1] if num_dst is None else num_dst
-        if num_src is None:
-            data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
-            num_src = int(data.max()) + 1 if data.numel() > 0 else 0
-        num_dst = num_src if num_dst is None else num_dst
-        return graph_of(edge_index, num_src, num_dst, wait=True)
-
-    def t(self) -> 'Graph':
-        """The transposed graph."""
-        if self.t_rowptr is None or self.t_col is None:
-            raise ValueError("'graph' was made without its transpose")
-        return Graph(
-            self.t_rowptr, self.t_col, self.t_perm, self.rowptr, self.col, self.perm,
-            self.num_dst, self.num_src, self.t_groups, self.groups,
-        )  # fmt: skip
-
-    @property
-    def num_edges(self) -> int:
-        """The number of edges that an :obj:`edge_weight` must have."""
-        return self.col.size(0)
-
-    def with_groups(
-        self, size: int | None, t_size: int | None = None, atomic: bool = False
-    ) -> 'Graph':
-        """The graph with its sums divided into groups.
-
-        Args:
-            size (int, optional): The most edges per group; :obj:`None`: no groups.
-            t_size (int, optional): The size for the transpose, if there is one.
-                (default: :obj:`None`)
-            atomic (bool): As in :func:`~pyg_fast.graph.set_group_sizes`. (default: :obj:`False`)
-
-        Raises:
-            TypeError, ValueError: As :func:`~pyg_fast.graph.set_group_sizes`.
-        """
-
-        def cut(rowptr: Tensor | None, size: int | None) -> Groups | None:
-            return None if rowptr is None or size is None else groups_of(rowptr, size, atomic)
-
-        groups, alike = cut(self.rowptr, size), self.t_rowptr is self.rowptr and t_size == size
-        t_groups = groups if alike else cut(self.t_rowptr, t_size)
-        return self._replace(groups=groups, t_groups=t_groups)
-
-    def scheduled(self) -> 'Graph':
-        """The graph with groups of a size that suits most widths, on a GPU, unless it has some or
-        few edges."""
-        has_some = self.groups is not None or self.t_groups is not None
-        if not self.col.is_cuda or has_some or self.num_edges < _FEW:
-            return self
-        size = 64 if self.num_edges < _MANY else 256
-        return self.with_groups(size, size)
-
-    def with_one_structure(self) -> 'Graph':
-        """The graph with one CSR structure if it is symmetric. Synchronises."""
-        if (
-            self.num_src != self.num_dst
-            or self.t_rowptr is None
-            or self.t_col is None
-            or not torch.equal(self.rowptr, self.t_rowptr)
-            or not torch.equal(self.col, self.t_col)
-        ):
-            return self
-        return self._replace(t_rowptr=self.rowptr, t_col=self.col)
-
-
-def check_graph(graph: Graph) -> None:
-    """Raises unless the tensors of a graph fit together; their content is not checked."""
-    if torch.compiler.is_compiling():  # The kernels' own checks do it there.
-        return
-    rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst = graph[:8]
-    if not isinstance(rowptr, Tensor) or rowptr.dtype not in (torch.int32, torch.int64):
-        got = rowptr.dtype if isinstance(rowptr, Tensor) else type(rowptr).__name__
-        raise TypeError(f"'graph.rowptr' must be a tensor of int32 or int64, got {got}")
-    _check_part(rowptr, 'rowptr', rowptr, num_dst + 1)
-    _check_part(col, 'col', rowptr, None)
-    num_edges = col.size(0)
-    if perm is not None:
-        _check_part(perm, 'perm', rowptr, num_edges)
-    if t_rowptr is not None:
-        _check_part(t_rowptr, 't_rowptr', rowptr, num_src + 1)
-        _check_part(t_col, 't_col', rowptr, num_edges)
-        if t_perm is not None:
-            _check_part(t_perm, 't_perm', rowptr, num_edges)
-
-
-def _check_part(t: Any, name: str, rowptr: Tensor, size: int | None) -> None:
-    dtype = torch.int32 if name in ('col', 't_col') else rowptr.dtype
-    if not isinstance(t, Tensor) or t.dtype != dtype or t.layout != torch.strided:
-        got = f'{t.dtype}, {t.layout}' if isinstance(t, Tensor) else type(t).__name__
-        raise TypeError(f"'graph.{name}' must be a strided tensor of {dtype}, got {got}")
-    if t.dim() != 1 or (size is not None and t.size(0) != size) or not t.is_contiguous():
-        wanted = 'one dimension' if size is None else f'shape [{size}]'
-        raise ValueError(
-            f"'graph.{name}' must have {wanted} and be contiguous, got {list(t.shape)} with stride "
-            f'{list(t.stride())}'
-        )
-    if t.device != rowptr.device:
-        raise ValueError(
-            f"'graph.{name}' is on {t.device}, but 'graph.rowptr' is on {rowptr.device}"
-        )
+# Up to this number of edges one CUDA kernel sorts both ways, with positions.
+_SMALL = 1 << 15
 
 
 def graph_of(
@@ -176,6 +27,7 @@ def graph_of(
     transpose: bool = True,
     drop_loops: bool = False,
     wait: bool = False,
+    values: bool = True,
 ) -> Graph:
     r"""The graph of a plain or prepared :obj:`edge_index`.
 
@@ -194,13 +46,19 @@ def graph_of(
         drop_loops (bool): Whether to remove self-loops. (default: :obj:`False`)
         wait (bool): As in :func:`~pyg_fast.ops.to_csr`, for a plain tensor. For an EdgeIndex it
             always waits. (default: :obj:`False`)
+        values (bool): Whether a kernel may read values of edges, by their positions. Otherwise the
+            graph may lack those, see :obj:`Graph.missing`. (default: :obj:`True`)
 
     Raises:
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`; ValueError also for an
             EdgeIndex whose size or sort order is wrong.
     """
+    if isinstance(edge_index, PreparedGraph):
+        return _of_prepared(edge_index, num_src, num_dst, transpose, drop_loops, values)
     if not isinstance(edge_index, EdgeIndex):
         if transpose:
+            if not values and edge_index.is_cuda and edge_index.size(-1) > _SMALL:
+                return lean_graph(edge_index, num_src, num_dst, drop_loops, wait)
             return _sorted(edge_index, num_src, num_dst, drop_loops, wait)
         csr = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
         return Graph(*csr, None, None, None, num_src, num_dst)
@@ -224,6 +82,54 @@ def graph_of(
         graph = _with_transpose(graph, edge_index, drop_loops)
         store(edge_index, key, graph, wait=False)
         _share_transpose(edge_index, graph)
+    return graph
+
+
+def _of_prepared(
+    prepared: PreparedGraph,
+    num_src: int,
+    num_dst: int,
+    transpose: bool,
+    drop_loops: bool,
+    values: bool,
+) -> Graph:
+    """The graph of a :class:`PreparedGraph`, with what it does not hold, cached."""
+    graph = prepared.graph
+    if (num_src, num_dst) != (graph.num_src, graph.num_dst):
+        raise ValueError(
+            f"'edge_index' is of size {(graph.num_src, graph.num_dst)} (sources, destinations), "
+            f'but there are {num_src} source and {num_dst} destination nodes'
+        )
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        raise_pending()
+
+    def made(part: str, make: Callable[[], Graph]) -> Graph:
+        key = ('graph', part)
+        found = cached(prepared, key)
+        if found is None:
+            with torch.inference_mode(False):  # A later training step may use it.
+                found = make()
+            if not compiling:
+                sizes = cache_of(prepared).facts.get('group_sizes')
+                if sizes is not None:
+                    found = found.with_groups(*sizes)
+                elif found.groups is None:
+                    found = found.scheduled()
+                store(prepared, key, found, wait=True)
+        return found
+
+    if drop_loops and (compiling or num_loops(prepared) > 0):
+        if compiling or values:
+            # The sizes of its tensors do not depend on the number of loops.
+            return made('loops dropped', lambda: _sorted(
+                prepared._data, num_src, num_dst, drop_loops=True, wait=False
+            ))  # fmt: skip
+        return made('loop-free', prepared.graph.with_transpose().without_loops)
+    if transpose and graph.t_rowptr is None:
+        graph = made('transposed', graph.with_transpose)
+    if values and graph.missing is not None:
+        graph = made('with positions', graph.with_positions)
     return graph
 
 
@@ -276,6 +182,8 @@ def set_group_sizes(
             check_size(each)
     cache = cache_of(edge_index)
     sizes = cache.facts['group_sizes'] = size, t_size, atomic
+    if isinstance(edge_index, PreparedGraph):
+        edge_index.graph = edge_index.graph.with_groups(*sizes)
     made: dict[int, Graph] = {}  # by old graph: keys that share a graph keep sharing it
     for key in list(cache.entries):
         value = cached(edge_index, key)
@@ -291,7 +199,10 @@ def num_loops(edge_index: EdgeIndex) -> int:
     """The number of self-loops, counted once."""
     facts = cache_of(edge_index).facts
     if 'num_loops' not in facts:
-        facts['num_loops'] = int((edge_index._data[0] == edge_index._data[1]).sum())
+        if isinstance(edge_index, PreparedGraph):
+            facts['num_loops'] = int(loop_counts(edge_index.graph).sum())
+        else:
+            facts['num_loops'] = int((edge_index._data[0] == edge_index._data[1]).sum())
     return facts['num_loops']
 
 
@@ -327,6 +238,16 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
 def _sorted(data: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bool) -> Graph:
     both = to_csr_csc(data, num_src, num_dst, drop_loops=drop_loops, wait=wait)
     return Graph(*both, num_src, num_dst)
+
+
+def lean_graph(
+    edge_index: Tensor, num_src: int, num_dst: int, drop_loops: bool = False, wait: bool = False
+) -> Graph:
+    """The graph of a plain edge_index with its transpose, without positions: sorted in less time
+    and memory."""
+    csr = to_csr_unweighted(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
+    graph = Graph(*csr, None, None, None, None, num_src, num_dst, missing='perm')
+    return graph.with_transpose()
 
 
 def _of_block(

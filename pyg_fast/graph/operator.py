@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..ops._numbers import acc_dtype
-from .graph import Graph
+from .structure import Graph
 
 # The codes of `Strategy` in csrc/params/sample.h.
 _CODES = {'fastrand': 1, 'adaptive': 4, 'bucket': 0, 'unbiased': 2, 'paper': 3}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..graph.graph import Graph
+from ..graph.structure import Graph
 from ..ops._library import fake, ops
 from ._ir import BINARY, OF_DST, POINTWISE, UNARY, Program, Refused, number
 

@@ -13,7 +13,7 @@ from torch._dynamo import eval_frame
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch.fx import _symbolic_trace
 
-from ..graph.graph import Graph
+from ..graph.structure import Graph
 from ._capture import Captured, backend
 from ._fallback import Fallback
 from ._ir import Refused

@@ -9,7 +9,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops
 
 from ..graph._cache import cached, store
-from ..graph.graph import Graph, graph_of
+from ..graph.graph import graph_of
+from ..graph.structure import Graph
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
 from ..ops.to_csr import MOST_NODES
@@ -77,15 +78,3 @@ def _looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> 
     both, _ = add_self_loops(edge_index, num_nodes=min(num_src, num_dst))
     graph = graph_of(both, num_src, num_dst, transpose=transpose)
     return Looped(edge_index, None if is_simple else kept, graph)
-
-
-def ends_of(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Source and destination of each edge, in the order of the edges."""
-    col = graph.col.long()
-    rows = torch.arange(graph.num_dst, device=col.device)
-    row = rows.repeat_interleave(graph.rowptr.diff(), output_size=graph.num_edges)
-    if graph.perm is not None:
-        order = torch.empty_like(col)
-        order[graph.perm.long()] = torch.arange(col.size(0), device=col.device)
-        row, col = row[order], col[order]
-    return col, row

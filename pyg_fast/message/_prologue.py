@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..graph.graph import Graph
+from ..graph.structure import Graph
 from ._ir import DST, PARAM, RISKY, SRC, WITH_NUMBERS, Program, number
 
 

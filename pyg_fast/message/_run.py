@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from ..graph.graph import Graph
 from ..graph.groups import Groups
 from ..graph.operator import SparseOperator
+from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
 from ..ops.product import product
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
-from ._inputs import ends_of
 from ._ir import OF_DST, SRC, Program, Refused, is_float
 from ._plan import (
     Gradients,

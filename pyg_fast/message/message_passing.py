@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter
 
-from ..graph.graph import Graph, check_graph, graph_of
+from ..graph.graph import graph_of
+from ..graph.structure import Graph, check_graph, ends_of
 from ._fallback import Fallback, make_entry
-from ._inputs import check_inputs, ends_of, why_not
+from ._inputs import check_inputs, why_not
 
 REDUCES = ('sum', 'add', 'mean', 'max', 'min', 'var')
 # By code: a function that is defined again at every call is captured once.
@@ -163,7 +164,7 @@ def _sizes(graph: Any, inputs: dict[tuple[str, str], Tensor]) -> tuple[int, int]
     """The numbers of sources and destinations."""
     sizes: dict[str, int | None] = {'src': None, 'dst': None}
     if isinstance(graph, Graph):
-        check_graph(graph)
+        check_graph(graph, values=True)
         sizes = {'src': graph.num_src, 'dst': graph.num_dst, 'edge': graph.num_edges}
     elif not isinstance(graph, Tensor) or graph.dim() != 2 or graph.size(0) != 2:
         got = list(graph.shape) if isinstance(graph, Tensor) else type(graph).__name__

@@ -12,6 +12,7 @@ from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 
+from ..graph.prepared_graph import PreparedGraph
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
@@ -102,6 +103,8 @@ class Fused:
             transforms_active() or torch.is_inference_mode_enabled()
         ):
             return edge_index.as_tensor()
+        if isinstance(edge_index, PreparedGraph):
+            return edge_index.to_edge_index()
         return edge_index
 
     def _note(self, reason: str) -> None:

@@ -51,12 +51,13 @@ def check_commutes(module: Module) -> None:
         )
 
 
-def stand_in(x: Any, edge_index: Any) -> Any:
+def stand_in(x: Any, edge_index: Any, path: ExecutionPath | None = None) -> Any:
     """Features to choose a kernel by: those in host memory beside edges on a GPU stay there."""
-    on_host = isinstance(x, Tensor) and x.device.type == 'cpu' and isinstance(edge_index, Tensor)
-    if not on_host or edge_index.device == x.device:
+    beside = path if edge_index is None else edge_index
+    on_host = isinstance(x, Tensor) and x.device.type == 'cpu'
+    if not on_host or not isinstance(beside, (Tensor, ExecutionPath)) or beside.device == x.device:
         return x
-    return x.new_empty(x.size(0), 0, device=edge_index.device)
+    return x.new_empty(x.size(0), 0, device=beside.device)
 
 
 def fill_of(path: ExecutionPath) -> float:
@@ -78,6 +79,15 @@ def sum_on_path(path: ExecutionPath, whole: SparseOperator, dtype: torch.dtype) 
     return path.derived(('sum' if scale is None else 'mean', dtype), make)
 
 
+def path_operator(path: ExecutionPath, dtype: torch.dtype, mean: bool) -> SparseOperator:
+    """The sum or mean of neighbours of a path that stands alone: what :func:`sum_on_path` and the
+    kernels of a path read of that of all nodes."""
+    op = SparseOperator(path.graph)
+    if not mean:
+        return op
+    return op._replace(row_scale=path.in_degree(dtype, loops=True).clamp_(min=1).reciprocal_())
+
+
 class OnPath:
     """Mixin for a fused layer that takes an execution path."""
 
@@ -86,6 +96,8 @@ class OnPath:
     def _path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
         """The path to run on, or None where a path saves nothing."""
         if path is None:
+            if edge_index is None:
+                raise ValueError("'edge_index' must be given without a 'path', got None")
             return None
         if not isinstance(path, ExecutionPath):
             raise TypeError(f"'path' must be an ExecutionPath, got {type(path).__name__}")
@@ -95,10 +107,23 @@ class OnPath:
             path.check_fits(x.device, edge_index, x.size(0))
         if not torch.compiler.is_compiling():
             path.check_noted()
+        if edge_index is None:
+            if not path.stands_alone:
+                raise ValueError(
+                    "'edge_index' must be given for a path that does not stand alone: prepare the "
+                    'paths with keep_graph=False'
+                )
+            return path
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             return None
         trains = self.training and torch.is_grad_enabled()
         return path if trains and not path.is_whole else None
+
+    def _check_alone(self: Any, takes_path: bool) -> None:
+        """Raises unless the layer runs on a path without the graph."""
+        if not takes_path:
+            reason = self._last_run or 'its options or inputs have no kernel on a path'
+            raise ValueError(f"'edge_index' must be given, since {reason}")
 
     def _plan(
         self,
@@ -175,7 +200,7 @@ class OnPath:
                     f"'{name}' must not require a gradient, which would have to pass through the "
                     'aggregation: give the layer x itself'
                 )
-        on = stand_in(x, edge_index)
+        on = stand_in(x, edge_index, path)
         runs = None
         if path is not None and not path.is_whole and path.forward:
             path.check_fits(on.device, edge_index, x.size(0))
@@ -197,9 +222,12 @@ class OnPath:
                 root = plan.dst.of(x) if with_root else None
                 root = root.clone() if root is x else root
         signature = signature_of(edge_index) if isinstance(edge_index, EdgeIndex) else None
+        if edge_index is None and runs is not None:
+            signature = runs.graph_signature
+        num_edges = signature[0] if signature is not None else edge_index.size(1)
         return AggregatedInput(
-            summed, root, weight_dtype, self._aggregation(), edge_index.size(1), signature,
-            plan.dst.nodes, x.size(0),
+            summed, root, weight_dtype, self._aggregation(), num_edges, signature, plan.dst.nodes,
+            x.size(0),
         )  # fmt: skip
 
     def _check_aggregated(
@@ -219,6 +247,11 @@ class OnPath:
                 f"'x' must be aggregated by a layer with the options {self._aggregation()}, got "
                 f'{given.options}: make it by aggregate_input of this layer'
             )
+        if edge_index is None and path is not None:
+            signature = path.graph_signature
+            count, same = signature[0], given.signature in (None, signature)
+            self._check_same(given, count, same and count == given.num_edges)
+            return
         if not isinstance(edge_index, Tensor):
             raise TypeError(
                 f"'edge_index' must be a tensor beside an AggregatedInput, got "
@@ -228,6 +261,10 @@ class OnPath:
         same = count == given.num_edges
         if given.signature is not None and isinstance(edge_index, EdgeIndex) and same:
             same = torch.compiler.is_compiling() or signature_of(edge_index) == given.signature
+        self._check_same(given, count, same)
+
+    @staticmethod
+    def _check_same(given: 'AggregatedInput', count: int, same: bool) -> None:
         if not same:
             raise ValueError(
                 f"'x' was aggregated over another graph, of {given.num_edges} edges, than "

@@ -21,8 +21,10 @@ from torch_geometric.typing import Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph._cache import cached, store
-from ..graph.graph import Graph, graph_of
+from ..graph.execution_path import ExecutionPath
+from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator, inverse_degree
+from ..graph.structure import Graph
 from ..ops._checks import check_device
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
@@ -88,17 +90,20 @@ class Neighbours(NamedTuple):
 
     source: Tensor | CBSR
     root: Tensor | CBSR | None
-    edge_index: Tensor
+    edge_index: Any  # None on a path that stands alone
     num_dst: int
     flow: str
     part: Graph | None = None
 
-    def graph(self, transpose: bool) -> Graph:
-        """The graph, with its transpose if a backward pass will need it."""
+    def graph(self, transpose: bool, values: bool = False) -> Graph:
+        """The graph, with its transpose if a backward pass will need it; :obj:`values` as in
+        :func:`~pyg_fast.graph.graph_of`."""
         if self.part is not None:
             return self.part
         num_src, reverse = self.source.size(0), self.is_reverse
-        graph = graph_of(self.edge_index, num_src, self.num_dst, transpose=transpose or reverse)
+        graph = graph_of(
+            self.edge_index, num_src, self.num_dst, transpose=transpose or reverse, values=values
+        )
         return graph.t() if reverse else graph
 
     @property
@@ -180,6 +185,16 @@ class FusedReduce(Fused):
             return None
         return neighbours(x, edge_index, size, self.flow)
 
+    def _alone(self: Any, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
+        """The input of a layer that runs on a path without the graph."""
+        num_nodes = path.num_nodes if compact else x.size(0)
+        to = Neighbours(x, x, None, num_nodes, self.flow)
+        why = why_not(self.aggr_module) if may_fuse(self) else 'fuse=False'
+        if why is not None:
+            self._note(why)
+        self._check_alone(why is None and self._unaltered(x) and self._takes_path(to))
+        return to
+
     def _sent(self, to: Neighbours) -> Neighbours:
         """The messages, in place of the neighbours' features."""
         return to
@@ -215,7 +230,8 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
         x.requires_grad or any(kind is PowerMeanAggregation and part.learn
                                for part, kind in zip(parts, kinds, strict=True))
     )  # fmt: skip
-    graph = to.graph(transpose)
+    # The gradient of a maximum goes by the position of its edge.
+    graph = to.graph(transpose, values=MaxAggregation in kinds or MinAggregation in kinds)
     sums, inverse = SparseOperator(graph), None
     if any(kind in _MEANS for kind in kinds):
         inverse = to.inverse_degree(graph, x.dtype)

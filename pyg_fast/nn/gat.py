@@ -13,7 +13,8 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor
 
-from ..graph.graph import Graph, graph_of
+from ..graph.graph import graph_of
+from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._inputs import check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
@@ -64,7 +65,9 @@ class _FusedAttention(Fused):
         fits = self._unaltered(dst) and dst.dtype == src.dtype and dst.device == src.device
         return (src, dst) if fits and self.flow == 'source_to_target' else None
 
-    def _graph(self: Any, edge_index: Any, src: Tensor, dst: Tensor) -> Graph | None:
+    def _graph(
+        self: Any, edge_index: Any, src: Tensor, dst: Tensor, has_edges: bool = False
+    ) -> Graph | None:
         """The graph, with its transpose if a backward pass may follow, or None if PyG's code must
         run."""
         num_src, num_dst = src.size(0), dst.size(0)
@@ -85,6 +88,7 @@ class _FusedAttention(Fused):
         graph = graph_of(
             edge_index, num_src, num_dst, transpose=torch.is_grad_enabled() or reverse,
             drop_loops=self.add_self_loops,
+            values=has_edges or (self.training and self.dropout > 0),
         )  # fmt: skip
         return graph.t() if reverse else graph
 
@@ -224,7 +228,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         if has_edges:
             self._check_edge_attr(edge_index, edge_attr, src)
         # Before the linear maps: PyG's code would run them again, with hooks.
-        graph = self._graph(edge_index, src, dst)
+        graph = self._graph(edge_index, src, dst, has_edges)
         if graph is None:
             return None
         res = None if self.res is None else self.res(dst)

@@ -13,7 +13,7 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph.execution_path import ExecutionPath, signature_of
-from ..graph.gcn_norm import GCNNorm, normalized
+from ..graph.gcn_norm import GCNNorm, by_degree, normalized
 from ..graph.graph import graph_of
 from ..graph.operator import Sampling, SparseOperator
 from ..ops._edges import check_edge_index, is_capturing
@@ -120,7 +120,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def forward(
         self,
         x: Tensor | AggregatedInput,
-        edge_index: Adj,
+        edge_index: Adj | None,
         edge_weight: OptTensor = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
@@ -129,6 +129,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index, path)
         fuses = self._fusible(x) and self._sums()
+        if path is not None and edge_index is None:
+            self._check_alone(fuses and edge_weight is None and not self._has_other_graph(path))
+            return self._on_path(x, None, self._norm_of_path(path, x.dtype), path)
         if path is not None and self._has_other_graph(path):
             path = None
         if fuses and path is None and self._scatters(x, edge_index, edge_weight):
@@ -196,7 +199,10 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         the weights."""
         if not (self._fusible(x) and self._sums() and self._is_plain()):
             return None
-        norm = self._operator(x, edge_index, edge_weight, False)
+        if path is not None and edge_index is None:
+            norm: Any = self._norm_of_path(path, x.dtype)
+        else:
+            norm = self._operator(x, edge_index, edge_weight, False)
         if norm is None:
             return None
         plan = self._plan_of(x.dtype, edge_index, norm, path, (False, True), False)
@@ -232,6 +238,14 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             return True
         return self._cached_norm is not None and self._cached_signature != path.graph_signature
 
+    def _norm_of_path(self, path: ExecutionPath, dtype: torch.dtype) -> GCNNorm:
+        """The normalisation by the degrees that a path keeps of the whole graph."""
+        op = SparseOperator(path.graph)
+        if not self.normalize:
+            return GCNNorm(op, None)
+        degree = path.in_degree(acc_dtype(dtype), loops=not self.add_self_loops)
+        return by_degree(op, degree, dtype, 1.0 if self.add_self_loops else None)
+
     def _takes_path(self, norm: GCNNorm) -> bool:
         """Whether the layer may run on a path of the graph."""
         return not norm.is_differentiable
@@ -239,7 +253,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def _on_path(
         self,
         x: Tensor,
-        edge_index: Adj,
+        edge_index: Adj | None,
         norm: GCNNorm,
         path: ExecutionPath,
         compact: tuple[bool, bool] = (False, False),
@@ -250,13 +264,13 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def _arguments(
         self,
         x: Tensor,
-        edge_index: Adj,
+        edge_index: Adj | None,
         norm: GCNNorm,
         path: ExecutionPath | None,
         compact: tuple[bool, bool],
     ) -> LinearArguments:
         """The arguments of :func:`linear_product` for the layer."""
-        if not compact[0]:
+        if not compact[0] and edge_index is not None:
             check_rows(x, norm.operator)
         lin = self.lin
         plain = self._is_plain()
@@ -273,7 +287,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def _plan_of(
         self,
         dtype: torch.dtype,
-        edge_index: Adj,
+        edge_index: Adj | None,
         norm: GCNNorm,
         path: ExecutionPath | None,
         compact: tuple[bool, bool],
@@ -310,7 +324,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             and not sorting_pays(edge_index.size(-1), self.out_channels, x.is_cuda)
         )
 
-    def _scattered(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def _scattered(self, x: Tensor, edge_index: Any) -> Tensor:
         check_edge_index(edge_index)
         scale, diag = gcn_scale(
             edge_index, None, x.size(0), x.dtype,
@@ -414,7 +428,10 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
                 loops=loops if self.add_self_loops else 'keep', flow=self.flow,
                 transpose=transpose, sampling=sampling, copy=keep or torch.is_grad_enabled(),
             )  # fmt: skip
-        graph = graph_of(edge_index, num_nodes, num_nodes, transpose=transpose or reverse)
+        graph = graph_of(
+            edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
+            values=edge_weight is not None,
+        )  # fmt: skip
         weight_dtype = None if edge_weight is None else edge_weight.dtype
         return GCNNorm(SparseOperator(graph.t() if reverse else graph, edge_weight), weight_dtype)
 
@@ -508,7 +525,7 @@ def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
 
 
 def _loop_entries(
-    edge_index: Tensor, op: SparseOperator, loops: Tensor, dtype: torch.dtype
+    edge_index: Any, op: SparseOperator, loops: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """The sum of the loops of each node."""
     value, scale = op.value, op.row_scale

@@ -16,7 +16,14 @@ from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_product import Plan, linear_product
 from ..ops.path import Rows, expand, take
-from ._path import AggregatedInput, OnPath, check_commutes, fill_of, sum_on_path
+from ._path import (
+    AggregatedInput,
+    OnPath,
+    check_commutes,
+    fill_of,
+    path_operator,
+    sum_on_path,
+)
 from ._reduce import FusedReduce, Neighbours, plus, reduce, with_values
 
 
@@ -82,7 +89,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
     def forward(
         self,
         x: Tensor | OptPairTensor | AggregatedInput,
-        edge_index: Adj,
+        edge_index: Adj | None,
         size: Size = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
@@ -90,6 +97,8 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         path = self._path(path, x, edge_index)
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index, path)
+        if path is not None and edge_index is None:
+            return self._on_path(self._alone(x, path), path)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return super().forward(self._unfused(x), self._left(edge_index), size)
@@ -101,11 +110,16 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
     ) -> tuple[Plan, bool, None] | None:
         """How to aggregate an input; the layer needs the input itself too."""
-        to = self._neighbours(x, edge_index, None)
-        if to is None or not self._sums_of_nodes(to):
-            return None
-        whole = SparseOperator(to.graph(False))
-        return self._plan_on(path, whole, acc_dtype(x.dtype), (False, True)), True, None
+        acc = acc_dtype(x.dtype)
+        if path is not None and edge_index is None:
+            self._alone(x, path)
+            whole = path_operator(path, acc, mean=False)
+        else:
+            to = self._neighbours(x, edge_index, None)
+            if to is None or not self._sums_of_nodes(to):
+                return None
+            whole = SparseOperator(to.graph(False))
+        return self._plan_on(path, whole, acc, (False, True)), True, None
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
@@ -162,10 +176,12 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         some = path.forward  # Only some rows are computed.
         if some:
             self._check_commutes()
-        graph = graph_of(to.edge_index, num_nodes, num_nodes)
         learned, acc = eps.requires_grad, acc_dtype(x.dtype)
-
-        whole = SparseOperator(graph)
+        if to.edge_index is None:
+            whole = path_operator(path, acc, mean=False)
+        else:
+            graph = graph_of(to.edge_index, num_nodes, num_nodes, values=False)
+            whole = SparseOperator(graph)
         part = sum_on_path(path, whole, acc)
         if not learned:  # Each node adds its own features.
             own = (1 + eps).to(acc)

@@ -24,7 +24,9 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..graph.graph import Graph, graph_of
+from ..graph.graph import graph_of
+from ..graph.prepared_graph import PreparedGraph
+from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
@@ -87,6 +89,8 @@ class FusedPropagate:
             transforms_active() or torch.is_inference_mode_enabled()
         ):
             edge_index = edge_index.as_tensor()
+        elif isinstance(edge_index, PreparedGraph):
+            edge_index = edge_index.to_edge_index()
         return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:

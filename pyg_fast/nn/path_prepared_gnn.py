@@ -1,5 +1,6 @@
 """A model that runs on execution paths."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ from ..graph.execution_path import (
     mask_signature_of,
     signature_of,
 )
-from ..graph.graph import Graph
+from ..graph.prepared_graph import PreparedGraph
+from ..graph.structure import Graph
 from ..ops.linear_product import (
     LinearArguments,
     aggregates_first,
@@ -126,7 +128,7 @@ class PathPreparedGNN(Module):
         self.dropout = dropout
         self.act = activation_resolver(act) if act is not None else None
         self.supports_edge_weight = conv == 'gcn'
-        widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        widths = self._widths
         self.convs = ModuleList(
             _conv(conv, widths[k], widths[k + 1], cache_input=cache_input and k == 0, **kwargs)
             for k in range(num_layers)
@@ -149,7 +151,7 @@ class PathPreparedGNN(Module):
     def forward(
         self,
         x: Tensor | AggregatedInput,
-        edge_index: Adj,
+        edge_index: Adj | None,
         edge_weight: OptTensor = None,
         paths: Sequence[ExecutionPath] | None = None,
         mask: Tensor | None = None,
@@ -162,7 +164,9 @@ class PathPreparedGNN(Module):
                 result of :meth:`aggregate_input`. Features without gradient may be in pinned host
                 memory beside edges on a GPU: the first layer then copies columns to it while it
                 aggregates others, twice per training step.
-            edge_index (Tensor, EdgeIndex or SparseTensor): The edges, as for the layers.
+            edge_index (Tensor, EdgeIndex or SparseTensor, optional): The edges, as for the layers;
+                :obj:`None` to train on :obj:`paths` that stand alone, see :obj:`keep_graph` of
+                :class:`~pyg_fast.transforms.ExecutionPaths`.
             edge_weight (Tensor, optional): Edge weights :math:`(|\\mathcal{E}|)`, for
                 :obj:`"gcn"`. (default: :obj:`None`)
             paths (list[ExecutionPath], optional): The path of each layer.
@@ -180,16 +184,20 @@ class PathPreparedGNN(Module):
         Raises:
             TypeError: If :obj:`mask` is not a bool tensor.
             ValueError: If there are edge weights that this kind of layers does not take, or
-                :obj:`paths` are not one for each layer, of this graph and this mask.
+                :obj:`paths` are not one for each layer, of this graph and this mask; if
+                :obj:`edge_index` is :obj:`None` and all rows are wanted in evaluation, or the paths
+                do not stand alone.
         """
         if edge_weight is not None and not self.supports_edge_weight:
             raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
         trains = self.training and torch.is_grad_enabled()
-        if paths is None and mask is not None and trains:
+        if edge_index is None:
+            self._check_alone(paths, edge_weight, trains or active_only)
+        elif paths is None and mask is not None and trains:
             paths = self._prepared(edge_index, mask, edge_weight is not None)
         if paths is not None:
             self._check(paths, mask)
-        device = stand_in(x, edge_index).device
+        device = stand_in(x, edge_index, None if paths is None else paths[0]).device
         seed = None
         if self.training and self.dropout > 0:
             seed = torch.randint(2**63 - 1, (self.num_layers,), device=device)
@@ -199,7 +207,7 @@ class PathPreparedGNN(Module):
         for k in range(self.num_layers):
             path = None if paths is None else paths[k]
             args = (k, h, rows, call, path, None if seed is None else seed[k : k + 1])
-            del h  # A layer frees its input as soon as it can.
+            failed = None
             try:
                 if call.recomputes and self.conv == 'gin' and k < self.num_layers - 1:
                     h, rows = checkpointed(
@@ -210,8 +218,9 @@ class PathPreparedGNN(Module):
             except torch.OutOfMemoryError as error:
                 if torch.compiler.is_compiling():
                     raise
-                raise self._out_of_memory(error, k, call, path) from error
-            del args
+                failed = self._out_of_memory(error, k, x, call, path, active_only)
+            if failed is not None:  # Outside of the handler, whose error holds a layer's tensors.
+                raise failed
         if active_only:
             if paths is None and mask is None:
                 raise ValueError("'active_only' needs 'paths' or 'mask'")
@@ -219,12 +228,18 @@ class PathPreparedGNN(Module):
         if paths is None or rows.nodes is None:
             return h
         last = paths[-1]
-        return expand(h, rows, fill_of(last), last.watch())
+        try:
+            return expand(h, rows, fill_of(last), last.watch())
+        except torch.OutOfMemoryError as error:
+            if torch.compiler.is_compiling():
+                raise
+            failed = self._out_of_memory(error, self.num_layers, x, call, last, active_only)
+        raise failed
 
     def aggregate_input(
         self,
         x: Tensor,
-        edge_index: Tensor,
+        edge_index: Tensor | None,
         edge_weight: OptTensor = None,
         paths: Sequence[ExecutionPath] | None = None,
     ) -> AggregatedInput:
@@ -319,7 +334,8 @@ class PathPreparedGNN(Module):
         conv: Any = self.convs[k]
         edge_index, every = call.edge_index, Rows(None, None)
         args = (edge_index, call.edge_weight) if self.conv == 'gcn' else (edge_index,)
-        trains = conv.training and torch.is_grad_enabled()
+        # Paths alone know no other rows, also in evaluation.
+        trains = (conv.training and torch.is_grad_enabled()) or edge_index is None
         staged = isinstance(x, Tensor) and (
             x.device != call.device or (self.tile is not None and k == 0 and not x.requires_grad)
         )
@@ -342,14 +358,14 @@ class PathPreparedGNN(Module):
         if staged and x.requires_grad:
             raise ValueError("'x' in host memory must not require a gradient")
         if path is not None and rows.nodes is None:
-            found = conv._path(path, stand_in(x, edge_index), edge_index)
+            found = conv._path(path, stand_in(x, edge_index, path), edge_index)
             runs = None if found is None else runs
         elif path is not None and not torch.compiler.is_compiling():
             path.check_noted()
         if rows.nodes is not None and (runs is None or rows.nodes is not runs.src_nodes):
             x, rows = expand(x, rows), every
         done, out = False, None
-        if may_fuse(conv) and conv._unaltered(stand_in(x, edge_index)):
+        if may_fuse(conv) and conv._unaltered(stand_in(x, edge_index, path)):
             compact = (rows.nodes is not None, runs is not None)
             if self.conv == 'gin':
                 out = None if runs is None else self._summed(conv, x, call, runs, compact)
@@ -371,10 +387,14 @@ class PathPreparedGNN(Module):
         self, conv: Any, x: Tensor, call: '_Call', path: ExecutionPath, compact: tuple[bool, bool]
     ) -> Tensor | None:
         """The output of a GIN layer on a path, or None."""
-        to = self._neighbours(conv, x, call, compact[0])
+        to = self._neighbours(conv, x, call, path, compact[0])
         return conv._on_path(to, path, compact) if to is not None and conv._takes_path(to) else None
 
-    def _neighbours(self, conv: Any, x: Tensor, call: '_Call', compact: bool) -> Neighbours | None:
+    def _neighbours(
+        self, conv: Any, x: Tensor, call: '_Call', path: ExecutionPath | None, compact: bool
+    ) -> Neighbours | None:
+        if path is not None and call.edge_index is None:
+            return conv._alone(x, path, compact)
         if compact:
             return Neighbours(x, x, call.edge_index, call.num_nodes, conv.flow)
         return neighbours(x, call.edge_index, None, conv.flow)
@@ -390,15 +410,18 @@ class PathPreparedGNN(Module):
     ) -> LinearArguments | None:
         """The arguments of a layer's linear product, without a path of all rows, or None if the
         layer is not one."""
-        given = stand_in(x, call.edge_index)
+        given = stand_in(x, call.edge_index, path)
         if self.conv == 'sage':
-            to = self._neighbours(conv, given, call, compact[0])
+            to = self._neighbours(conv, given, call, path, compact[0])
             if to is None or not conv._takes_path(to):
                 return None
             return conv._arguments(to, path, compact)
         if not conv._sums() or (path is not None and conv._has_other_graph(path)):
             return None
-        norm = conv._operator(given, call.edge_index, call.edge_weight, True, call.num_nodes)
+        if path is not None and call.edge_index is None:
+            norm = conv._norm_of_path(path, x.dtype)
+        else:
+            norm = conv._operator(given, call.edge_index, call.edge_weight, True, call.num_nodes)
         if norm is None or not conv._takes_path(norm):
             return None
         return conv._arguments(given, call.edge_index, norm, path, compact)
@@ -441,9 +464,70 @@ class PathPreparedGNN(Module):
         return out, done
 
     def _out_of_memory(
-        self, error: torch.OutOfMemoryError, k: int, call: '_Call', path: ExecutionPath | None
+        self,
+        error: torch.OutOfMemoryError,
+        k: int,
+        x: Any,
+        call: '_Call',
+        path: ExecutionPath | None,
+        active_only: bool,
     ) -> torch.OutOfMemoryError:
-        return error
+        """The error with the part of the model that it comes from, and what would help."""
+        trains = self.training and torch.is_grad_enabled()
+        helps = []
+        if trains and (path is None or not path.forward):
+            helps.append("paths prepared with forward=True compute only rows that the loss reads")
+        if trains and not self.checkpoint:
+            helps.append('PathPreparedGNN(..., checkpoint=True) keeps no aggregated features')
+        if isinstance(x, Tensor) and x.device == call.device and not x.requires_grad:
+            helps.append('x.cpu().pin_memory() as features, which are copied in columns')
+        if path is not None and path.forward and not active_only:
+            helps.append('active_only=True makes no output of all nodes')
+        if call.edge_index is not None and not isinstance(call.edge_index, PreparedGraph):
+            helps.append('ToCSR(keep_edge_index=False) keeps no int64 list of edges')
+        if call.edge_index is not None and path is not None and trains:
+            helps.append('Prepare(keep_graph=False) keeps only the paths')
+        if not trains:
+            helps.append('model.inference(data, max_bytes=...) evaluates in blocks')
+        tensor = None
+        if k < self.num_layers:
+            tried = _tried_bytes(str(error))
+            tensor = None if tried is None else self._tensor_of(tried, k, x, path)
+            num_nodes = x.size(0)
+            num_dst = path.num_dst if path is not None and path.forward and trains else num_nodes
+            conv: Any = self.convs[k]
+            part = (
+                f"layer {k} ({type(conv).__name__}, {num_dst} of {num_nodes} rows, "
+                f'{self._widths[k]} to {self._widths[k + 1]} columns)'
+            )
+        else:
+            part = f'the output of all {x.size(0)} nodes'
+        text = f'{error} It was for {"" if tensor is None else tensor + " of "}{part}.'
+        return torch.OutOfMemoryError(f'{text} What helps: {"; ".join(helps)}.' if helps else text)
+
+    def _tensor_of(
+        self, tried: float, k: int, x: Any, path: ExecutionPath | None
+    ) -> str | None:
+        """The tensor of a layer that has about this number of bytes."""
+        num_nodes, fin, fout = x.size(0), *self._widths[k : k + 2]
+        sizes = {'the output': (num_nodes, fout), 'the features of all sources': (num_nodes, fin)}
+        if path is not None and path.forward:
+            sizes = {
+                'the output': (path.num_dst, fout), 'the aggregated features': (path.num_dst, fin),
+                'the features of the sources': (path.num_src, fin),
+                'the mapped features of the sources': (path.num_src, fout), **{
+                    f'{name} for all nodes': size for name, size in sizes.items()
+                },
+            }  # fmt: skip
+        for name, (rows, columns) in sizes.items():
+            if abs(rows * columns * x.dtype.itemsize - tried) <= 0.01 * tried:
+                return name
+        return None
+
+    @property
+    def _widths(self) -> list[int]:
+        hidden = [self.hidden_channels] * (self.num_layers - 1)
+        return [self.in_channels, *hidden, self.out_channels]
 
     def _active(
         self,
@@ -484,6 +568,23 @@ class PathPreparedGNN(Module):
         # Copies prepare their own paths.
         return {**self.__dict__, '_last_paths': None}
 
+    @staticmethod
+    def _check_alone(
+        paths: Sequence[ExecutionPath] | None, edge_weight: OptTensor, some_rows: bool
+    ) -> None:
+        if paths is None or not all(path.stands_alone for path in paths):
+            raise ValueError(
+                "'edge_index' must be given, unless 'paths' stand alone: prepare them with "
+                'keep_graph=False'
+            )
+        if edge_weight is not None:
+            raise ValueError("'edge_weight' must be None without 'edge_index'")
+        if not some_rows:
+            raise ValueError(
+                "'edge_index' must be given to compute all rows: in evaluation paths alone give "
+                'those of active_only=True'
+            )
+
     def _check(self, paths: Sequence[ExecutionPath], mask: Tensor | None) -> None:
         if len(paths) != self.num_layers or any(
             path.layer != k or path.num_layers != self.num_layers for k, path in enumerate(paths)
@@ -507,11 +608,19 @@ class PathPreparedGNN(Module):
 class _Call(NamedTuple):
     """What all layers share in one call of the model."""
 
-    edge_index: Adj
+    edge_index: Adj | None
     edge_weight: OptTensor
     num_nodes: int
     device: torch.device
     recomputes: bool
+
+
+def _tried_bytes(text: str) -> float | None:
+    """The bytes that could not be allocated, of an error of PyTorch or of a kernel."""
+    found = re.search(r'ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)', text)
+    if found is None:
+        return None
+    return float(found[1]) * {'bytes': 1, 'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}[found[2]]
 
 
 def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:

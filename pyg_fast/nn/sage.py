@@ -30,6 +30,7 @@ from ._path import (
     fill_of,
     linear_of_rows,
     linear_on_path,
+    path_operator,
 )
 from ._reduce import FusedReduce, Neighbours, reduce, source_of
 
@@ -107,7 +108,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
     def forward(
         self,
         x: Tensor | OptPairTensor | AggregatedInput,
-        edge_index: Adj,
+        edge_index: Adj | None,
         size: Size = None,
         path: ExecutionPath | None = None,
     ) -> Tensor:
@@ -115,6 +116,8 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         path = self._path(path, x, edge_index)
         if isinstance(x, AggregatedInput):
             return self._of_aggregated(x, edge_index, path)
+        if path is not None and edge_index is None:
+            return self._on_path(self._alone(x, path), path)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)
@@ -134,10 +137,15 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
     ) -> tuple[Plan, bool, None] | None:
         """How to aggregate an input, and whether the layer needs the input itself too."""
-        to = self._neighbours(x, edge_index, None)
-        if to is None or not self._sums_of_nodes(to):
-            return None
-        whole, acc = self._operator(to, to.num_dst, False), acc_dtype(x.dtype)
+        acc = acc_dtype(x.dtype)
+        if path is not None and edge_index is None:
+            self._alone(x, path)
+            whole = path_operator(path, acc, type(self.aggr_module) is MeanAggregation)
+        else:
+            to = self._neighbours(x, edge_index, None)
+            if to is None or not self._sums_of_nodes(to):
+                return None
+            whole = self._operator(to, to.num_dst, False)
         return self._plan_on(path, whole, acc, (False, True)), self.root_weight, None
 
     def _aggregation(self) -> tuple[Any, ...]:
@@ -156,7 +164,9 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
 
     def _operator(self, to: Neighbours, num_nodes: int, transpose: bool) -> SparseOperator:
         """The sum or mean between all nodes."""
-        graph = graph_of(to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse)
+        graph = graph_of(
+            to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse, values=False
+        )
         graph = graph.t() if to.is_reverse else graph
         if type(self.aggr_module) is SumAggregation:
             return SparseOperator(graph)
@@ -222,7 +232,11 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         def cast(t: Any) -> Any:
             return t if t is None or dtype is None else t.to(dtype)
 
-        plan = self._plan_on(path, self._operator(to, to.num_dst, True), acc, compact)
+        if to.edge_index is None and path is not None:
+            whole = path_operator(path, acc, type(self.aggr_module) is MeanAggregation)
+        else:
+            whole = self._operator(to, to.num_dst, True)
+        plan = self._plan_on(path, whole, acc, compact)
         root_weight = cast(self.lin_r.weight) if self.root_weight else None
         return LinearArguments(cast(x), cast(lin.weight), cast(lin.bias), plan, root_weight)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from ..graph.graph import Graph, check_graph, graph_of
+from ..graph.graph import graph_of
+from ..graph.structure import Graph, check_graph
 from ._checks import DTYPES, check_device
 from ._numbers import acc_dtype, check_flag
 from ._reference import edge_list
@@ -57,7 +58,7 @@ def attention_args(
             raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
         check_device(seed, x, 'seed')
     if isinstance(graph, Graph):
-        check_graph(graph)
+        check_graph(graph, values=True)
         if add_self_loops:
             raise ValueError("'add_self_loops' must be False for a Graph, got True")
         check_device(graph.col, x, 'graph')

@@ -3,13 +3,17 @@
 import torch
 from torch import Tensor
 
-from ..graph.graph import Graph, check_graph, graph_of
+from ..graph.graph import graph_of
+from ..graph.structure import Graph, check_graph
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def checked_graph(graph: Graph | Tensor, x: Tensor, name: str, transpose: bool) -> Graph:
-    """The graph for the rows of :obj:`x`, named :obj:`name`; with its transpose on request."""
+def checked_graph(
+    graph: Graph | Tensor, x: Tensor, name: str, transpose: bool, values: bool = True
+) -> Graph:
+    """The graph for the rows of :obj:`x`, named :obj:`name`; with its transpose and, for
+    :obj:`values` of edges, their positions on request."""
     if not isinstance(graph, Graph):
         if not isinstance(graph, Tensor):
             raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
@@ -17,10 +21,11 @@ def checked_graph(graph: Graph | Tensor, x: Tensor, name: str, transpose: bool) 
         num_src, num_dst = getattr(graph, '_sparse_size', (None, None))
         num_src = x.size(0) if num_src is None else num_src
         graph = graph_of(
-            graph, num_src, num_src if num_dst is None else num_dst, transpose=transpose
-        )
+            graph, num_src, num_src if num_dst is None else num_dst, transpose=transpose,
+            values=values,
+        )  # fmt: skip
     else:
-        check_graph(graph)
+        check_graph(graph, values)
     check_device(graph.col, x, 'graph', name)
     if x.size(0) != graph.num_src:
         raise ValueError(

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..graph.graph import Graph, check_graph, graph_of
+from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator
+from ..graph.structure import Graph, check_graph
 from ._checks import check_device, check_edge_weight, check_features
 from ._edges import check_edge_index, check_invalid, kernel_index
 from ._library import fake, ops, reference
@@ -76,7 +77,7 @@ def aggregate(
     if isinstance(graph, Graph):
         if mode == 'scatter':
             raise ValueError("'graph' must be an edge_index for mode='scatter', got a Graph")
-        check_graph(graph)
+        check_graph(graph, edge_weight is not None)
         known: tuple[int | None, int | None] = graph.num_src, graph.num_dst
         check_device(graph.col, x, 'graph')
         num_edges = graph.num_edges
@@ -108,7 +109,9 @@ def aggregate(
         mode = 'reduce' if sort else 'scatter'
     if mode == 'reduce':
         transpose = torch.is_grad_enabled() and x.requires_grad
-        graph = graph_of(graph, num_src, num_dst, transpose=transpose)
+        graph = graph_of(
+            graph, num_src, num_dst, transpose=transpose, values=edge_weight is not None
+        )
         return product(SparseOperator(graph, edge_weight), x)
     edge_index = graph._data if isinstance(graph, EdgeIndex) else graph
     return scatter_sum(edge_index, x, edge_weight, num_dst)

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from ..graph.graph import Graph
 from ..graph.operator import SparseOperator
+from ..graph.structure import Graph
 from ._checks import check_edge_weight, checked_graph
 from ._library import fake, reference
 from ._numbers import acc_dtype
@@ -58,7 +58,9 @@ def cbsr_spmm(
     if not isinstance(cbsr, CBSR):
         raise TypeError(f"'cbsr' must be a CBSR, got {type(cbsr).__name__}")
     cbsr._check()
-    graph = checked_graph(graph, cbsr.values, 'cbsr', needs_transpose(cbsr))
+    graph = checked_graph(
+        graph, cbsr.values, 'cbsr', needs_transpose(cbsr), edge_weight is not None
+    )
     if edge_weight is not None:
         check_edge_weight(edge_weight, cbsr.values, graph.num_edges, 'cbsr')
     return product(SparseOperator(graph, edge_weight, mean=reduce == 'mean'), cbsr)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from ..graph.graph import Graph
+from ..graph.structure import Graph
 from ._attention import (
     AttentionArgs,
     as_acc,

@@ -82,7 +82,7 @@ def _block(graph: Graph, start: int, stop: int, first: int, last: int) -> RowBlo
     part = Graph(
         graph.rowptr[start : stop + 1] - first, graph.col[first:last],
         None if graph.perm is None else graph.perm[first:last], None, None, None, graph.num_src,
-        stop - start,
+        stop - start, missing=graph.missing,
     )  # fmt: skip
     if graph.groups is not None:
         part = part.with_groups(graph.groups.size, atomic=graph.groups.atomic)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..graph.graph import Graph
 from ..graph.operator import STRATEGIES, WORD, Sampling, SparseOperator
+from ..graph.structure import Graph
 from ._checks import check_device, check_edge_weight, check_features, checked_graph
 from ._library import fake, reference
 from ._numbers import acc_dtype, check_flag
@@ -129,7 +129,7 @@ def sampled_spmm(
     if extreme and (strategy == 'unbiased' or quantize):
         option = "strategy='unbiased'" if strategy == 'unbiased' else 'quantize=True'
         raise ValueError(f'{option} supports only sums and means, got reduce={reduce!r}')
-    graph = checked_graph(graph, x, 'x', False)
+    graph = checked_graph(graph, x, 'x', False, edge_weight is not None)
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, graph.num_edges)
     if quantize and torch.is_grad_enabled() and any(

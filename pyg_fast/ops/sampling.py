@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..graph.graph import Graph
 from ..graph.operator import Sampling, SparseOperator
+from ..graph.structure import Graph
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._reference import mixed_bits

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..graph.graph import Graph
 from ..graph.operator import SparseOperator
+from ..graph.structure import Graph
 from ._checks import check_edge_weight, check_features, checked_graph
 from ._library import fake, reference
 from ._numbers import acc_dtype
@@ -59,7 +59,9 @@ def spmm(
     if reduce not in REDUCE:
         raise ValueError(f"'reduce' must be one of {REDUCE}, got {reduce!r}")
     check_features(x, 'x')
-    graph = checked_graph(graph, x, 'x', torch.is_grad_enabled() and x.requires_grad)
+    transpose = torch.is_grad_enabled() and x.requires_grad
+    values = edge_weight is not None or reduce in ('max', 'min')
+    graph = checked_graph(graph, x, 'x', transpose, values)
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, graph.num_edges)
     if reduce in ('max', 'min'):

@@ -99,6 +99,60 @@ def to_csr_csc(
     return tuple(both)
 
 
+def to_csr_unweighted(
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    *,
+    drop_loops: bool = False,
+    wait: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""Sorts edges by destination as :func:`to_csr` does, without their positions, in less time and
+    memory.
+
+    A large graph takes at most 16 bytes per edge on top of :obj:`edge_index`, the result included;
+    :func:`to_csr` takes 24.
+
+    Args:
+        edge_index, num_src, num_dst, drop_loops, wait: As in :func:`to_csr`.
+
+    Returns:
+        :obj:`(rowptr, col)` of shapes :math:`(N + 1)` and :math:`(|\mathcal{E}|)`, as of
+        :func:`to_csr`.
+
+    Raises:
+        TypeError, ValueError, IndexError: As :func:`to_csr`.
+    """
+    edges, index64 = _prepared(edge_index, num_src, num_dst, drop_loops, wait)
+    rowptr, col, invalid = ops.to_csr_unweighted.default(
+        edges, num_src, num_dst, index64, drop_loops
+    )
+    check_invalid(edge_index, invalid, (num_src, num_dst), wait)
+    return rowptr, col
+
+
+def transpose_csr(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor]:
+    r"""The transpose of a compressed sparse row structure, without positions.
+
+    It takes at most 16 bytes per edge on top of its input, the result included.
+
+    Args:
+        rowptr (Tensor): Row pointers :math:`(N + 1)`, int32 or int64.
+        col (Tensor): Columns :math:`(|\mathcal{E}|)`, int32.
+        num_cols (int): Number of columns :math:`M`.
+
+    Returns:
+        :obj:`(t_rowptr, t_col)` of shapes :math:`(M + 1)` and :math:`(|\mathcal{E}|)`; the rows of
+        each column ascend.
+    """
+    return ops.transpose_csr.default(rowptr, col, num_cols)
+
+
+def csr_rows(rowptr: Tensor, begin: int, end: int) -> Tensor:
+    """The row of each edge of :obj:`[begin, end)`, int32."""
+    return ops.csr_rows.default(rowptr, begin, end)
+
+
 def _prepared(
     edge_index: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bool
 ) -> tuple[Tensor, bool]:
@@ -142,6 +196,24 @@ def _to_csr_csc_fake(
     return *csr, *csc, edge_index.new_empty(1, dtype=torch.int64)
 
 
+@fake('to_csr_unweighted')
+def _to_csr_unweighted_fake(
+    edge_index: Tensor, num_dst: int, index64: bool
+) -> tuple[Tensor, ...]:
+    rowptr, col, _ = _empty_csr(edge_index, num_dst, index64)
+    return rowptr, col, edge_index.new_empty(1, dtype=torch.int64)
+
+
+@fake('transpose_csr')
+def _transpose_csr_fake(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor]:
+    return rowptr.new_empty(num_cols + 1), col.new_empty(col.size(0))
+
+
+@fake('csr_rows')
+def _csr_rows_fake(rowptr: Tensor, begin: int, end: int) -> Tensor:
+    return rowptr.new_empty(end - begin, dtype=torch.int32)
+
+
 @reference('to_csr')
 def _to_csr_reference(
     edge_index: Tensor, num_src: int, num_dst: int, reverse: bool, index64: bool, drop_loops: bool,
@@ -175,3 +247,33 @@ def _to_csr_csc_reference(
         for reverse in (False, True)
     )
     return *csr[:3], *csc
+
+
+@reference('to_csr_unweighted')
+def _to_csr_unweighted_reference(
+    edge_index: Tensor, num_src: int, num_dst: int, index64: bool, drop_loops: bool,
+    report: bool = True,
+) -> tuple[Tensor, ...]:
+    rowptr, col, _, invalid = _to_csr_reference(
+        edge_index, num_src, num_dst, False, index64, drop_loops
+    )
+    return rowptr, col, invalid
+
+
+@reference('transpose_csr')
+def _transpose_csr_reference(
+    rowptr: Tensor, col: Tensor, num_cols: int
+) -> tuple[Tensor, Tensor]:
+    count = int(rowptr[-1])
+    rows = _csr_rows_reference(rowptr, 0, count)
+    edges = torch.stack([col[:count], rows])
+    t_rowptr, t_col, *_ = _to_csr_reference(
+        edges, num_cols, rowptr.size(0) - 1, True, rowptr.dtype == torch.int64, False
+    )
+    return t_rowptr, pad(t_col, (0, col.size(0) - count))
+
+
+@reference('csr_rows')
+def _csr_rows_reference(rowptr: Tensor, begin: int, end: int) -> Tensor:
+    edge = torch.arange(begin, end, dtype=rowptr.dtype, device=rowptr.device)
+    return (torch.searchsorted(rowptr, edge, right=True) - 1).int()

@@ -54,6 +54,10 @@ class ExecutionPaths(BaseTransform):
             device. (default: :obj:`False`)
         debug (bool): Whether rows that are not computed are NaN instead of zero, which shows
             wherever they are read; gradients are not checked then. (default: :obj:`False`)
+        keep_graph (bool): Whether :obj:`edge_index` stays. Otherwise every path holds its edges,
+            also most of them, and :obj:`model(x, None, paths=data.execution_paths)` of a
+            :class:`~pyg_fast.nn.PathPreparedGNN` trains on the paths alone. Needs
+            :obj:`forward=True`, and no edge weights. (default: :obj:`True`)
 
     Shapes:
         - **input:** :obj:`edge_index` :math:`(2, |\mathcal{E}|)`, :obj:`mask`
@@ -62,7 +66,8 @@ class ExecutionPaths(BaseTransform):
     Raises:
         TypeError: If the mask is not a bool tensor, or data are heterogeneous.
         ValueError: If the mask is missing, empty or has not one entry per node, there
-            is no :obj:`edge_index`, or :obj:`num_layers` is below one.
+            is no :obj:`edge_index`, :obj:`num_layers` is below one, or paths cannot stand without
+            the graph.
         IndexError: If an index of :obj:`edge_index` is negative or too large.
     """
 
@@ -75,6 +80,7 @@ class ExecutionPaths(BaseTransform):
         checks: bool = True,
         strict: bool = False,
         debug: bool = False,
+        keep_graph: bool = True,
     ) -> None:
         if isinstance(num_layers, bool) or not isinstance(num_layers, int):
             raise TypeError(f"'num_layers' must be an integer, got {type(num_layers).__name__}")
@@ -83,7 +89,9 @@ class ExecutionPaths(BaseTransform):
         self.num_layers = num_layers
         self.mask = mask
         self.edge_weight = edge_weight
-        self.options = dict(forward=forward, checks=checks, strict=strict, debug=debug)
+        self.options = dict(
+            forward=forward, checks=checks, strict=strict, debug=debug, keep_graph=keep_graph
+        )
 
     def forward(self, data: Data | HeteroData) -> Data:
         if not isinstance(data, Data):
@@ -100,10 +108,15 @@ class ExecutionPaths(BaseTransform):
             data.edge_index, mask.to(data.edge_index.device), self.num_layers, weighted,
             **self.options,
         )  # fmt: skip
+        if not self.options['keep_graph']:
+            num_nodes = data.num_nodes
+            del data.edge_index
+            if not data._store.can_infer_num_nodes:
+                data.num_nodes = num_nodes
         return data
 
     def __repr__(self) -> str:
-        usual = dict(forward=False, checks=True, strict=False, debug=False)
+        usual = dict(forward=False, checks=True, strict=False, debug=False, keep_graph=True)
         options = ''.join(
             f', {name}={value}' for name, value in self.options.items() if value != usual[name]
         )

@@ -28,6 +28,7 @@ class Prepare(BaseTransform):
             :class:`~pyg_fast.transforms.GroupSizes`; :obj:`None`: kernels divide the work by rows,
             on GPU paths with short rows by groups of 32 edges. (default: :obj:`"regression"`)
         width (int): The number of features to choose group sizes for. (default: :obj:`64`)
+        keep_edge_index (bool): As in :class:`~pyg_fast.transforms.ToCSR`. (default: :obj:`True`)
         **kwargs (optional): Additional arguments of
             :class:`~pyg_fast.transforms.ExecutionPaths`.
 
@@ -41,16 +42,21 @@ class Prepare(BaseTransform):
         mask: str = 'train_mask',
         group_sizes: str | None = 'regression',
         width: int = 64,
+        keep_edge_index: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.transforms: list[BaseTransform] = [ToCSR(), ExecutionPaths(num_layers, mask, **kwargs)]
+        # Nobody needs the list of a graph that does not stay.
+        keep_edge_index = keep_edge_index and kwargs.get('keep_graph', True)
+        self.transforms: list[BaseTransform] = [
+            ToCSR(keep_edge_index), ExecutionPaths(num_layers, mask, **kwargs)
+        ]  # fmt: skip
         if group_sizes is not None:
             self.transforms.append(GroupSizes(group_sizes, width))
         self._prepared: list[str] = []
 
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         for transform in self.transforms:
-            data = transform(data)
+            data = transform.forward(data)  # `transform(data)` would keep its input alive
         self._prepared = [repr(path) for path in data.execution_paths]
         return data
 

@@ -1,9 +1,11 @@
 """Execution paths against sets of nodes and edges counted one by one."""
 
+import contextlib
 import copy
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
+from pyg_fast.graph import ExecutionPath, PreparedGraph, execution_paths, prepare_edge_index
 from pyg_fast.graph._prepare_paths import WHOLE
+from pyg_fast.graph.csr import prepare_graph
 
 
 @st.composite
@@ -97,6 +100,29 @@ def test_paths_are_what_they_are_defined_as(
         loops = torch.bincount(edges[0][edges[0] == edges[1]], minlength=mask.numel())
         assert path.loops is None if not loops.any() else path.loops.tolist() == loops.tolist()
         below = path
+
+
+@settings(max_examples=50)
+@given(problem=problems(), weighted=st.booleans(), alone=st.booleans(), chunk=st.integers(1, 9))
+def test_lean_graphs_have_the_same_paths(
+    problem: Any, weighted: bool, alone: bool, chunk: int
+) -> None:
+    edge_index, mask, num_layers = problem
+    lean = PreparedGraph(prepare_graph([edge_index], (mask.numel(),) * 2))
+    options = dict(weighted=weighted and not alone, forward=alone, keep_graph=not alone)
+    expected = execution_paths(lean.to_edge_index(), mask, num_layers, **options)
+    modules = ('structure', 'execution_path', '_prepare_paths')
+    with contextlib.ExitStack() as stack:
+        for name in modules:
+            stack.enter_context(mock.patch(f'pyg_fast.graph.{name}.CHUNK', chunk))
+        paths = execution_paths(lean, mask, num_layers, **options)
+    for path, other in zip(paths, expected, strict=True):
+        assert path.graph_signature == other.graph_signature
+        assert path.stands_alone == alone
+        assert alone <= (not path.is_whole)
+        for name in ExecutionPath._TENSORS:
+            one, two = getattr(path, name), getattr(other, name)
+            assert one is two is None or torch.equal(one, two), name
 
 
 def example(device: torch.device | str = 'cpu', **kwargs: Any) -> list[ExecutionPath]:

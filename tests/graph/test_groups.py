@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index, set_group_sizes
-from pyg_fast.graph import graph as graph_module
+from pyg_fast.graph import structure as structure_module
 from pyg_fast.graph.gcn_norm import normalized
 from pyg_fast.graph.groups import Groups, groups_of
 
@@ -203,8 +203,8 @@ def test_sizes_go_with_the_data(device: torch.device) -> None:
 def test_schedule_of_a_prepared_graph(
     num_edges: int, size: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_module, '_FEW', 20)
-    monkeypatch.setattr(graph_module, '_MANY', 50)
+    monkeypatch.setattr(structure_module, '_FEW', 20)
+    monkeypatch.setattr(structure_module, '_MANY', 50)
     data = torch.zeros(2, num_edges, dtype=torch.long, device=device)
     for graph in (
         graph_of(EdgeIndex(data, sparse_size=(3, 3)), 3, 3),

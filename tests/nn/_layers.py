@@ -19,6 +19,8 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.nn.aggr import MultiAggregation
 from torch_geometric.nn.conv import spline_conv
 
+from pyg_fast.graph import Graph, PreparedGraph
+
 RECORD = Path(__file__).parents[2] / 'docs/systems/layers.json'
 # Not counted among the 59: the base class, layers of other libraries, and those that pass no
 # messages themselves.
@@ -49,8 +51,15 @@ def prepared(edges: Tensor, num_src: int = N) -> EdgeIndex:
     return EdgeIndex(edges, sparse_size=(num_src, N))
 
 
+def lean(edges: Tensor, num_src: int = N) -> PreparedGraph:
+    """Without the list, and without the positions in the transpose."""
+    graph = Graph.from_edge_index(edges, num_src, N)
+    return PreparedGraph(graph._replace(t_perm=None, missing='t_perm'))
+
+
 def arguments(names: str, device: torch.device, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """Arguments of a layer's `forward`, by name. A name with `!` is a prepared graph."""
+    """Arguments of a layer's `forward`, by name. A name with `!` is a prepared graph, one with `#`
+    has no list of edges."""
     generator = torch.Generator().manual_seed(2)
     edges = graph(device)
 
@@ -71,8 +80,10 @@ def arguments(names: str, device: torch.device, dtype: torch.dtype = torch.float
         'normal': lambda: random(N, 3),
         'edges': lambda: edges,
         'edges!': lambda: prepared(edges),
+        'edges#': lambda: lean(edges),
         'bipartite': lambda: bipartite,
         'bipartite!': lambda: prepared(bipartite, NUM_SRC),
+        'bipartite#': lambda: lean(bipartite, NUM_SRC),
         'other_edges': lambda: edges.flip(0)[:, :90],
         'hyperedges': lambda: edges,
         'mesh': lambda: torch.stack([edges[0], torch.arange(E, device=device) // 4 % N]),

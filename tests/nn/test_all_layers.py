@@ -39,14 +39,14 @@ def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPa
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
     tolerance = 1e-9 if case.dtype == torch.float64 else 1e-4
     expected = run(theirs, arguments(case.args, device, case.dtype))
-    given = [case.args]
-    if case.runs in OURS:
-        given += [
-            ' '.join(f'{n}!' if n == name else n for n in case.args.split())
-            for name in ('edges', 'bipartite') if name in case.args.split()
-        ]  # fmt: skip
-    for names in given:
-        got = run(ours, arguments(names, device, case.dtype))
+    names = case.args.split()
+    given = [case.args] + [
+        ' '.join(f'{n}{kind}' if n == name else n for n in names)
+        for name in ('edges', 'bipartite') if name in names
+        for kind in ('!#' if case.runs in OURS else '#')
+    ]  # fmt: skip
+    for one in given:
+        got = run(ours, arguments(one, device, case.dtype))
         assert_alike(got, expected, tolerance)
         ran = what_ran(ours)
         assert ran

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
-from pyg_fast.graph import execution_paths, prepare_edge_index
+from pyg_fast.graph import PreparedGraph, execution_paths, graph_of, prepare_edge_index
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops import streamed_linear
 
@@ -219,3 +220,85 @@ def test_features_in_host_memory(cuda: torch.device, conv: str, edges: int) -> N
         net(x.cpu(), edge_index, paths=paths)
     with pytest.raises(ValueError, match='must not require a gradient'):
         net(x.cpu().pin_memory().requires_grad_(), edge_index, paths=paths)
+
+
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('lean', [{}, {'checkpoint': True}, {'tile': 2}])
+def test_paths_that_stand_alone(device: torch.device, conv: str, lean: dict[str, Any]) -> None:
+    x, edge_index, mask, _ = problem(device, 450)
+    plain, net = nets(conv, device, dropout=0.5, **lean)
+    expected = model_step(plain, x, edge_index, mask)
+    paths = execution_paths(edge_index, mask, 3, forward=True, keep_graph=False)
+    given = net.aggregate_input(x, None, paths=paths)  # type: ignore[arg-type]
+    for each in (x, given):
+        assert_equal(model_step(net, each, None, mask, paths=paths), expected)
+    plain.eval()
+    some = net.eval()(x, None, paths=paths, active_only=True)
+    assert_equal([some.detach()], [plain(x, edge_index)[mask].detach()])
+
+
+@pytest.mark.parametrize('lean', [{}, {'checkpoint': True}, {'tile': 3}])
+def test_graph_without_its_list(device: torch.device, lean: dict[str, Any]) -> None:
+    x, edge_index, mask, _ = problem(device, 450)
+    plain, net = nets('gcn', device, dropout=0.5, **lean)
+    graph = PreparedGraph(graph_of(edge_index, N, N))
+    paths = execution_paths(graph, mask, 3, forward=True)
+    expected = model_step(plain, x, edge_index, mask)
+    assert_equal(model_step(net, x, graph, mask, paths=paths), expected)
+    out = net.inference(Data(x=x, edge_index=graph))
+    assert_equal([out], [plain.eval()(x, edge_index).detach()])
+
+
+def test_out_of_memory_says_where_and_what_helps(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, edge_index, mask, paths = problem(device, 450, torch.float)
+    plain, net = nets('gcn', device, torch.float, checkpoint=True)
+    counts = [path.num_dst for path in paths]
+
+    def full(size: int) -> Any:
+        def run(*_: Any, **__: Any) -> None:
+            raise torch.OutOfMemoryError(f'CUDA out of memory. Tried to allocate {size} bytes.')
+
+        return run
+
+    def message(net: PathPreparedGNN, **kwargs: Any) -> str:
+        with pytest.raises(torch.OutOfMemoryError) as raised:
+            net(x, edge_index, **kwargs)
+        assert raised.value.__cause__ is raised.value.__context__ is None
+        return str(raised.value)
+
+    where = 'pyg_fast.nn.path_prepared_gnn'
+    with monkeypatch.context() as patch:
+        patch.setattr(f'{where}.linear_product', full(counts[0] * 6 * 4))
+        text = message(plain, paths=paths, active_only=True)
+        assert f'Tried to allocate {counts[0] * 24} bytes' in text
+        part = f'layer 0 (PathPreparedGCNConv, {counts[0]} of {N} rows, 6 to 8 columns)'
+        assert f'It was for the aggregated features of {part}.' in text
+        for option in ('checkpoint=True', 'pin_memory', 'keep_edge_index', 'keep_graph'):
+            assert option in text
+        assert 'active_only' not in text
+        assert 'forward=True' not in text
+        assert 'active_only=True' in message(plain, paths=paths)
+    with monkeypatch.context() as patch:
+        patch.setattr(f'{where}.streamed_linear', full(12345))
+        text = message(net, paths=paths)
+        assert 'It was for layer 0' in text
+        assert 'checkpoint' not in text
+    with monkeypatch.context() as patch:
+        patch.setattr(f'{where}.expand', full(N * 8 * 4))
+        text = message(net, paths=paths)
+        assert f'It was for the output of all {N} nodes' in text
+    with monkeypatch.context() as patch:
+        patch.setattr(type(net.convs[2]), 'forward', full(10))
+        assert 'model.inference' in message(net.eval())
+        assert 'forward=True' in message(plain)
+
+
+def test_out_of_memory_on_a_gpu(cuda: torch.device) -> None:
+    x, edge_index, mask, paths = problem(cuda, 450, torch.float)
+    net = PathPreparedGNN('gcn', 6, 8, 8, 3, bias=False).to(cuda)
+    wide = torch.zeros(1, device=cuda).expand(2**40 // paths[0].num_dst, 6)
+    net.convs[0].lin.weight = torch.nn.Parameter(wide)
+    with pytest.raises(torch.OutOfMemoryError, match='It was for layer 0'):
+        net(x, edge_index, paths=paths)

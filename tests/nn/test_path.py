@@ -1,5 +1,6 @@
 """Layers and models on execution paths, against themselves on all edges."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList
 
-from pyg_fast.graph import ExecutionPath, execution_paths, prepare_edge_index
+from pyg_fast.graph import ExecutionPath, PreparedGraph, execution_paths, prepare_edge_index
+from pyg_fast.graph.csr import prepare_graph
 from pyg_fast.nn import (
     MaxKGINConv,
     MaxKSAGEConv,
@@ -63,7 +65,7 @@ class Case:
         ).to(device, dtype)
         x = torch.randn(mask.numel(), widths[0], dtype=dtype, device=device)
         self.x = x.requires_grad_(learned_input)
-        self.args: tuple[Tensor, ...] = (edge_index,)
+        self.args: tuple[Any, ...] = (edge_index,)
         if weighted:
             self.args += (torch.rand(edge_index.size(1), dtype=dtype, device=device) + 0.1,)
 
@@ -138,6 +140,22 @@ def test_same_as_all_active(
     paths = case.paths(forward=forward, debug=forward)
     expected = case.step()
     for _ in range(2):  # The second call reads the cache of the first one.
+        assert_equal(case.step(paths), expected)
+
+
+@settings(max_examples=100)
+@given(problem=problems(), kind=st.sampled_from(KINDS), lean=st.booleans())
+def test_paths_alone(problem: Any, kind: str, lean: bool) -> None:
+    edge_index, mask, num_layers = problem
+    if lean:
+        edge_index = PreparedGraph(prepare_graph([edge_index], (mask.numel(),) * 2))
+    case = Case(kind, edge_index, mask, num_layers)
+    expected = case.step()
+    paths = case.paths(forward=True, debug=True, keep_graph=False)
+    assert not any(path.is_whole for path in paths)
+    paths = pickle.loads(pickle.dumps(paths))
+    case.args = (None,)
+    for _ in range(2):
         assert_equal(case.step(paths), expected)
 
 
@@ -385,6 +403,14 @@ def test_aggregated_input(
     case.x = case.net[0].aggregate_input(case.x, edge_index)
     for _ in range(3):
         assert_equal(case.step(paths), expected)
+    if forward:
+        alone = case.paths(forward=True, keep_graph=False)
+        case.args = (None,)
+        assert_equal(case.step(alone), expected)
+        other = torch.randint(300, (2, 401), device=device)
+        alone = execution_paths(other, mask, 2, forward=True, keep_graph=False)
+        with pytest.raises(ValueError, match='aggregated over another graph'):
+            case.step(alone)
 
 
 def test_input_aggregated_in_inference_mode_serves_training(device: torch.device) -> None:
@@ -436,6 +462,44 @@ def test_model(
         assert_equal([some], [net(x, edge_index)[mask]])
     with pytest.raises(ValueError, match="'active_only' needs 'paths' or 'mask'"):
         net(x, edge_index, active_only=True)
+    if not forward:
+        return
+    wanted = net(x, edge_index)[mask]
+    net.train()
+    lean = PreparedGraph(prepare_graph([edge_index], (400, 400)))
+    for edges in (edge_index, lean):
+        alone = execution_paths(edges, mask, 3, forward=True, debug=True, keep_graph=False)
+        assert_equal(model_step(net, x, None, mask, paths=alone), expected)
+        assert_equal([net.eval()(x, None, paths=alone, active_only=True)], [wanted])
+        net.train()
+    assert_equal(model_step(net, x, lean, mask, paths=paths), expected)
+
+
+def test_model_on_paths_that_do_not_stand_alone(device: torch.device) -> None:
+    edge_index, mask = random_graph(400, 600, 0.05, device)
+    alone = execution_paths(edge_index, mask, 2, forward=True, keep_graph=False)
+    net = PathPreparedGNN('gcn', 7, 8, 5, 2).to(device)
+    x = torch.randn(400, 7, device=device)
+    for paths in (None, execution_paths(edge_index, mask, 2, forward=True)):
+        with pytest.raises(ValueError, match="'edge_index' must be given, unless 'paths' stand"):
+            net(x, None, paths=paths)
+    with pytest.raises(ValueError, match="'edge_weight' must be None"):
+        net(x, None, torch.ones(600, device=device), paths=alone)
+    with pytest.raises(ValueError, match="'edge_index' must be given to compute all rows"):
+        net.eval()(x, None, paths=alone)
+    for conv, options in (('gcn', {'aggr': 'max'}), ('sage', {'aggr': 'max'}),
+                          ('sage', {'project': True})):  # fmt: skip
+        other = PathPreparedGNN(conv, 7, 8, 5, 2, **options).to(device)
+        with pytest.raises(ValueError, match="'edge_index' must be given, since"):
+            other(x, None, paths=alone)
+    for layer in (net.convs[0], PathPreparedSAGEConv(7, 8), PathPreparedGINConv(Linear(7, 8))):
+        layer.to(device)
+        with pytest.raises(ValueError, match="'edge_index' must be given without a 'path'"):
+            layer(x, None)
+    with pytest.raises(ValueError, match="'keep_graph' must be True with forward=False"):
+        execution_paths(edge_index, mask, 2, keep_graph=False)
+    with pytest.raises(ValueError, match="'keep_graph' must be True for a graph with edge weig"):
+        execution_paths(edge_index, mask, 2, True, forward=True, keep_graph=False)
 
 
 @pytest.mark.parametrize(
@@ -523,16 +587,21 @@ def test_model_refuses_what_does_not_fit(device: torch.device) -> None:
 @pytest.mark.parametrize('kind', ['gcn', 'sage', 'gin'])
 @pytest.mark.parametrize('forward', [False, True])
 def test_compile(device: torch.device, kind: str, forward: bool) -> None:
+    torch._dynamo.reset()
     edge_index, mask = random_graph(300, 400, 0.05, device)
     edge_index = prepare_edge_index(edge_index, (300, 300))[0]
     case = Case(kind, edge_index, mask, 2, torch.float32)
     paths = case.paths(forward=forward)
+    alone = case.paths(forward=True, keep_graph=False)
     expected = case.step(paths)
     compiled = torch.compile(case.out, fullgraph=True, backend='aot_eager')
     case.out = lambda paths: compiled(paths)  # type: ignore[method-assign]
     assert_equal(case.step(paths), expected, 1e-5)
     case.out(paths).sum().backward()
     assert any(int(path.counter) for path in paths)
+    if forward:
+        case.args = (None,)
+        assert_equal(case.step(alone), expected, 1e-5)
 
 
 def test_cuda_graph(device: torch.device) -> None:

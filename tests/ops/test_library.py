@@ -131,6 +131,7 @@ def test_backward_of_max_is_that_of_autograd(value: bool, name: str) -> None:
         torch.testing.assert_close(grads[1], expected)
 
 
+SORTS = ('to_csr', 'to_csr_csc', 'to_csr_unweighted')
 CBSR_BACKWARD = ('cbsr_spmm_backward', 'cbsr_spmm_backward_ordered')
 # These make another graph, or features of another width.
 STILL_FITS = {
@@ -140,14 +141,14 @@ STILL_FITS = {
     *(('spmm_max_backward_x_ordered', 't_rowptr', kind) for kind in ('shorter', 'longer')),
     *(
         (op, 'edge_index', 'other type')
-        for op in ('to_csr', 'to_csr_csc', 'spmm_coo', 'sddmm_coo', 'gcn_degree', 'gcn_weight')
+        for op in (*SORTS, 'spmm_coo', 'sddmm_coo', 'gcn_degree', 'gcn_weight')
     ),
     *(('gcn_weight_backward', 'edge_index', kind) for kind in ('other type', 'narrower')),
     *(('gcn_scale', 'perm', kind) for kind in ('shorter', 'empty')),  # of fewer edges
     ('gcn_scale', 'value', 'other type'),
     # Fewer or more edges of all that are no loops.
     *(('gcn_weight_backward', 'grad', kind) for kind in ('shorter', 'longer', 'other type')),
-    *((op, 'edge_index', 'narrower') for op in ('to_csr', 'to_csr_csc')),
+    *((op, 'edge_index', 'narrower') for op in SORTS),
     *(('spmm_coo', 'x', 'narrower'), ('spmm_coo', 'x', 'other type')),
     *(('sddmm_coo', 'edge_index', 'narrower'), ('gcn_degree', 'edge_weight', 'other type')),
     *(('maxk', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower', 'other device')),
@@ -168,11 +169,17 @@ STILL_FITS = {
     *(('node_dropout', 'x', kind) for kind in ('narrower', 'other type')),
     *(('quantize_rows', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
     *(('quantize_rows', 'x', kind) for kind in ('empty', 'other device')),
-    *((op, 'edge_index', 'other device') for op in ('to_csr', 'to_csr_csc')),
+    *((op, 'edge_index', 'other device') for op in SORTS),
+    *(
+        (op, 'rowptr', kind)
+        for op in ('transpose_csr', 'csr_rows') for kind in ('shorter', 'longer', 'other type')
+    ),
+    ('csr_rows', 'rowptr', 'other device'),
+    *(('transpose_csr', 'col', kind) for kind in ('shorter', 'longer', 'empty')),
     *(('count_groups', 'rowptr', kind) for kind in ('shorter', 'longer', 'other type')),
     *(('count_groups', 'rowptr', 'other device'), ('group_edges', 'rowptr', 'other type')),
 }
-OF_INTEGERS = ('sample_edges', 'count_groups', 'group_edges')
+OF_INTEGERS = ('sample_edges', 'count_groups', 'group_edges', 'transpose_csr', 'csr_rows')
 
 
 def spoiled(name: str, t: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -202,7 +209,7 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         for kind, tensor in spoiled(name, value)
         if (op, name, kind) not in STILL_FITS
     ]
-    fours = ('maxk', 'expand_rows', 'to_csr', 'to_csr_csc', 'count_groups')
+    fours = ('maxk', 'expand_rows', *SORTS, 'count_groups', 'csr_rows')
     few = {'quantize_rows': 3, **dict.fromkeys(fours, 4)}
     assert len(bad) >= few.get(op, 10)
     for name, kind, tensor in bad:
@@ -232,10 +239,14 @@ def test_types_of_values_that_are_not_supported(device: torch.device, op: str) -
     [
         *(
             (op, name, number)
-            for op in ('to_csr', 'to_csr_csc')
+            for op in SORTS
             for name in ('num_src', 'num_dst')
             for number in (-1, 2**31, 2**33)  # more than int32 counts
         ),
+        ('transpose_csr', 'num_cols', -1),
+        ('transpose_csr', 'num_cols', 2**31),
+        ('csr_rows', 'begin', -1),
+        ('csr_rows', 'end', -1),
         ('spmm_max_backward_x', 'num_cols', -1),
         ('spmm_max_backward_value', 'num_values', 199),
         ('spmm_max_backward_value', 'num_values', -1),

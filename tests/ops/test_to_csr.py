@@ -1,5 +1,6 @@
 """Sorting into CSR: against the reference, at any size, and bad input."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,13 @@ from torch.profiler import ProfilerActivity
 
 from pyg_fast.ops import to_csr
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.to_csr import MOST_NODES, to_csr_csc
+from pyg_fast.ops.to_csr import (
+    MOST_NODES,
+    csr_rows,
+    to_csr_csc,
+    to_csr_unweighted,
+    transpose_csr,
+)
 
 from ._graphs import GRAPHS, Edges, edge_lists
 from ._samples import Given, sample
@@ -40,6 +47,26 @@ def _(given: Given) -> dict[str, object]:
     )  # fmt: skip
 
 
+@sample('to_csr_unweighted')
+def _(given: Given) -> dict[str, object]:
+    return dict(
+        edge_index=given.edge_index, num_src=30, num_dst=30, index64=given.index == torch.int64,
+        drop_loops=not given.full, report=False,
+    )  # fmt: skip
+
+
+@sample('transpose_csr')
+def _(given: Given) -> dict[str, object]:
+    graph = given.graph
+    return dict(rowptr=graph.rowptr, col=graph.col, num_cols=graph.num_src)
+
+
+@sample('csr_rows')
+def _(given: Given) -> dict[str, object]:
+    begin, end = (7, 190) if given.full else (0, 0)
+    return dict(rowptr=given.graph.rowptr, begin=begin, end=end)
+
+
 def check(device: torch.device, edges: Edges, dtype: torch.dtype, drop: bool) -> None:
     edge_index = edges.edge_index.to(device, dtype)
     sizes = edges.num_src, edges.num_dst
@@ -51,6 +78,17 @@ def check(device: torch.device, edges: Edges, dtype: torch.dtype, drop: bool) ->
             assert a.device == edge_index.device
             assert a.dtype == torch.int32
             assert torch.equal(a, e)
+    lean = to_csr_unweighted(edge_index, *sizes, drop_loops=drop)
+    lean += transpose_csr(*lean, edges.num_src)
+    # The transpose is in the order of the rows.
+    ascending = reference.transpose_csr(*lean[:2], edges.num_src)
+    for a, e in zip(lean, (*expected[:2], *ascending), strict=True):
+        assert a.dtype == torch.int32
+        assert torch.equal(a, e)
+    count = int(lean[0][-1])
+    rows = csr_rows(lean[0], 0, count)
+    assert torch.equal(rows, reference.csr_rows(lean[0], 0, count))
+    assert torch.equal(csr_rows(lean[0], count // 3, count // 2), rows[count // 3 : count // 2])
 
 
 @pytest.mark.parametrize('name', GRAPHS)
@@ -110,6 +148,11 @@ def test_int64_where_int32_cannot_count_edges(
     wide = to_csr(edge_index, 30, 30)
     assert [t.dtype for t in wide] == [torch.int64, torch.int32, torch.int64]
     assert all(torch.equal(w, n.to(w.dtype)) for w, n in zip(wide, narrow, strict=True))
+    lean = to_csr_unweighted(edge_index, 30, 30)
+    lean += transpose_csr(*lean, 30)
+    assert [t.dtype for t in lean] == [torch.int64, torch.int32] * 2
+    assert torch.equal(lean[1], narrow[1])
+    assert torch.equal(lean[3], transpose_csr(*narrow[:2], 30)[1])
 
 
 def test_more_nodes_than_32_bits_number() -> None:
@@ -137,7 +180,7 @@ def test_index_out_of_range(
     for position in (0, 150, 299):
         edge_index = torch.stack([torch.arange(300) % 7, torch.arange(300) % 5]).to(device)
         edge_index[end, position] = wrong
-        for sort in (to_csr, partial(to_csr, by='src'), to_csr_csc):
+        for sort in (to_csr, partial(to_csr, by='src'), to_csr_csc, to_csr_unweighted):
             with raises(IndexError, match=message):
                 sort(edge_index, 7, 5, drop_loops=drop_loops)
 
@@ -159,7 +202,7 @@ def test_edits_are_noticed(device: torch.device, raises: Any) -> None:
 
 def test_waits_where_it_is_told_to(device: torch.device) -> None:
     edge_index = torch.tensor([[0, 1], [1, 9]], device=device)
-    for sort in (to_csr, to_csr_csc):
+    for sort in (to_csr, to_csr_csc, to_csr_unweighted):
         with pytest.raises(IndexError, match=r'\[0, 2\), got values from 1 to 9'):
             sort(edge_index, 2, 2, wait=True)
         sort(edge_index, 2, 10)  # The error is not reported again.
@@ -170,7 +213,7 @@ def test_compiles(device: torch.device, name: str) -> None:
     torch._dynamo.reset()
     edge_index, *size = GRAPHS[name]
     edge_index = edge_index.to(device, copy=True)
-    for sort in (to_csr, to_csr_csc):
+    for sort in (to_csr, to_csr_csc, to_csr_unweighted):
         compiled = torch.compile(sort, fullgraph=True, backend='aot_eager')
         actual, expected = (run(edge_index, *size, drop_loops=True) for run in (compiled, sort))
         assert all(map(torch.equal, actual, expected))
@@ -226,3 +269,33 @@ def test_bad_input(error: type, message: str, edge_index: object, options: dict)
         if sort is to_csr or 'by' not in options:
             with pytest.raises(error, match=message):
                 sort(edge_index, **{'num_src': 4, 'num_dst': 4, **options})
+
+
+def test_transpose_ends_at_the_last_row_pointer(device: torch.device) -> None:
+    rowptr = torch.tensor([0, 2, 2, 3], dtype=torch.int32, device=device)
+    col = torch.tensor([1, 0, 1, 7, 7], dtype=torch.int32, device=device)
+    for dtype in (torch.int32, torch.int64):
+        t_rowptr, t_col = transpose_csr(rowptr.to(dtype), col, 2)
+        assert t_rowptr.tolist() == [0, 1, 3]
+        assert t_col.tolist() == [0, 0, 2, 0, 0]
+        assert csr_rows(rowptr.to(dtype), 0, 5).tolist() == [0, 0, 2, 3, 3]
+
+
+def test_peak_memory(cuda: torch.device) -> None:
+    # Too many edges for the one kernel of small graphs.
+    num_nodes, num_edges = 100_000, 4_000_000
+    edge_index = torch.randint(num_nodes, (2, num_edges), device=cuda)
+
+    def peak(run: Callable[[], object]) -> int:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    # Keys, columns, and a second buffer for each; row pointers, and little for the sort itself.
+    most = 16 * num_edges + 4 * num_nodes + (4 << 20)
+    assert peak(lambda: to_csr_unweighted(edge_index, num_nodes, num_nodes)) <= most
+    csr = to_csr_unweighted(edge_index, num_nodes, num_nodes)
+    assert peak(lambda: transpose_csr(*csr, num_nodes)) <= most

@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import Planetoid
 
-from pyg_fast.graph import ExecutionPath
+from pyg_fast.graph import ExecutionPath, PreparedGraph
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.transforms import ExecutionPaths, Prepare, ToCSR
 
@@ -95,7 +95,33 @@ def test_groups(device: torch.device, forward: bool) -> None:
         grouped.execution_paths[1].set_group_sizes(4, 0)
 
 
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+def test_paths_alone_stay(device: torch.device, conv: str) -> None:
+    data = example().to(device)
+    lean = Prepare(2, keep_edge_index=False, forward=True)(copy.copy(data))
+    alone = Prepare(2, forward=True, keep_graph=False)(copy.copy(data))
+    assert type(lean.edge_index) is PreparedGraph
+    assert 'edge_index' not in alone
+    assert alone.num_nodes == 100
+    bare = Data(edge_index=data.edge_index, train_mask=data.train_mask, num_nodes=100)
+    assert Prepare(1, forward=True, keep_graph=False)(bare).num_nodes == 100
+    net = PathPreparedGNN(conv, 5, 8, 3, 2).to(device).double()
+    losses = []
+    for each in (ToCSR()(data), lean, alone, alone.to(device).clone()):
+        paths = each.get('execution_paths')
+        out = net(data.x.double(), each.get('edge_index'), paths=paths)
+        loss = out[data.train_mask].square().sum()
+        losses.append([loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))])
+    for other in losses[1:]:
+        for a, b in zip(losses[0], other, strict=True):
+            assert (a - b).norm() <= 1e-10 * (1 + a.norm())
+
+
 def test_repr() -> None:
+    assert repr(Prepare(2, group_sizes=None, forward=True, keep_graph=False)) == (
+        "Prepare(ToCSR(keep_edge_index=False), ExecutionPaths(2, mask='train_mask', forward=True, "
+        'keep_graph=False))'
+    )
     assert repr(ExecutionPaths(2)) == "ExecutionPaths(2, mask='train_mask')"
     assert repr(Prepare(2, 'm', forward=True)) == (
         "Prepare(ToCSR(), ExecutionPaths(2, mask='m', forward=True), "

@@ -1,9 +1,12 @@
 import copy
+import gc
+import importlib
 import io
 import pickle
 import random
 import re
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +27,7 @@ from torch_geometric.nn import GPSE
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import SparseTensor
 
+from pyg_fast.graph import PreparedGraph
 from pyg_fast.transforms import ToCSR
 
 N = 8
@@ -830,7 +834,100 @@ def test_rooted_subgraphs_keep_their_edges() -> None:
     assert got.edge_index.equal(want.edge_index)
 
 
+# Without the list of edges ####################################################################
+
+
+LEAN = ToCSR(keep_edge_index=False)
+
+
+def assert_lean(edge_index: Any, edges: Tensor, size: tuple[int, int], values: bool) -> None:
+    """`edge_index` has the structure of `edges`, sorted stably, and positions only for values."""
+    assert type(edge_index) is PreparedGraph
+    order = edges[1].argsort(stable=True)
+    assert edge_index.to_edge_index().as_tensor().equal(edges.long()[:, order])
+    assert tuple(edge_index.sparse_size()) == size
+    graph = edge_index.graph
+    assert graph.perm is None
+    assert {t.dtype for t in (*graph[:2], *graph[3:5])} == {torch.int32}
+    assert (graph.missing is None) == (graph.t_perm is not None) == values
+
+
+@pytest.mark.parametrize('dtype', [torch.int32, torch.int64, torch.uint8])
+def test_lean(device: torch.device, dtype: torch.dtype) -> None:
+    data = Data(edge_index=EDGES.to(device, dtype), x=torch.rand(N, 1), edge_label=torch.ones(E))
+    for each in (data, ToCSR()(data)):
+        out = LEAN(each)
+        assert_lean(out.edge_index.cpu(), EDGES, (N, N), values=False)
+        assert LEAN(out).edge_index is out.edge_index
+        assert ToCSR()(out).edge_index is out.edge_index
+        assert (out.num_nodes, out.num_edges) == (N, E)
+        assert list(out.keys()) == list(each.keys())
+        assert isinstance(out.edge_index.to_edge_index(), EdgeIndex)
+    assert data.edge_index.dtype == dtype
+
+
+def test_lean_attributes() -> None:
+    for make in (homogeneous, bipartite):
+        out, want = LEAN(make()), ToCSR()(make())
+        for got, full in zip(out.edge_stores, want.edge_stores, strict=True):
+            values = 'edge_attr' in full
+            size = tuple(full.edge_index.sparse_size())
+            assert_lean(got.edge_index, full.edge_index.as_tensor(), size, values)
+            assert not values or got.edge_attr.equal(full.edge_attr)
+    moved = LEAN(bipartite()).to('cpu').clone()
+    assert type(moved['a', 'to', 'b'].edge_index) is PreparedGraph
+
+
+def test_lean_frees_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module('pyg_fast.graph.structure')
+    original, alive = module.transpose_csr, []
+
+    def transpose_csr(*args: Any) -> Any:
+        gc.collect()
+        alive.append(ref())
+        return original(*args)
+
+    monkeypatch.setattr(module, 'transpose_csr', transpose_csr)
+    data = Data(edge_index=EDGES.clone(), num_nodes=N)
+    ref = weakref.ref(data.edge_index)
+    LEAN.forward(data)
+    assert alive == [None]
+    assert_lean(data.edge_index, EDGES, (N, N), values=False)
+
+
+def test_lean_errors_leave_the_list() -> None:
+    edges = EDGES.clone()
+    edges[1, 3] = N
+    data = Data(edge_index=edges, num_nodes=N)
+    with pytest.raises(IndexError, match=r"^data: 'edge_index\[1\]'"):
+        LEAN.forward(data)
+    assert data.edge_index is edges
+    with pytest.raises(TypeError, match="'keep_edge_index' must be True or False"):
+        ToCSR(keep_edge_index='no')  # type: ignore[arg-type]
+
+
+def test_lean_batches() -> None:
+    graphs = [Data(edge_index=EDGES % n, x=torch.rand(n, 2)) for n in (3, 5, 8)]
+    batch = Batch.from_data_list(graphs)
+    lean = LEAN(batch)
+    assert_lean(lean.edge_index, batch.edge_index, (16, 16), values=False)
+    again = Batch.from_data_list([LEAN(graph) for graph in graphs])
+    full = Batch.from_data_list([ToCSR()(graph) for graph in graphs])
+    assert torch.equal(torch.as_tensor(again.edge_index), torch.as_tensor(full.edge_index))
+    for got, n in zip(lean.to_data_list(), (3, 5, 8), strict=True):
+        want = ToCSR()(Data(edge_index=EDGES % n, num_nodes=n)).edge_index
+        assert torch.equal(torch.as_tensor(got.edge_index), want.as_tensor())
+
+
+def test_lean_subgraph() -> None:
+    nodes = torch.tensor([0, 1, 5, 2])
+    lean, full = (each(homogeneous()).subgraph(nodes) for each in (LEAN, ToCSR()))
+    assert torch.equal(torch.as_tensor(lean.edge_index), torch.as_tensor(full.edge_index))
+    assert lean.edge_attr.equal(full.edge_attr)
+
+
 def test_repr() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert repr(ToCSR()) == 'ToCSR()'
+        assert repr(LEAN) == 'ToCSR(keep_edge_index=False)'

@@ -1,0 +1,221 @@
+"""A prepared graph in place of an edge_index."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch_geometric import EdgeIndex
+from torch_geometric.edge_index import SortOrder
+
+from .structure import Graph, check_graph, ends_of
+
+
+class PreparedGraph(EdgeIndex):
+    r"""A :class:`~pyg_fast.graph.Graph` in place of an :obj:`edge_index`, without a list of edges.
+
+    It is an immutable :class:`~torch_geometric.EdgeIndex` of shape :math:`(2, |\mathcal{E}|)` that
+    holds the int32 structure instead of the int64 list: about half of the memory of the list
+    alone, a quarter of that of an :class:`~torch_geometric.EdgeIndex` with its caches. Layers and
+    ops take it wherever they take an :obj:`edge_index`. Code of PyG and PyTorch gets the list from
+    :meth:`to_edge_index`, made anew for each operation. Edges are in the order of the graph: that
+    of :obj:`edge_weight` and other edge attributes.
+
+    Args:
+        graph (Graph): The structure, which must not be written afterwards.
+
+    Raises:
+        TypeError, ValueError: If the tensors of :obj:`graph` do not fit together, or it has places
+            without an edge.
+    """
+
+    graph: Graph
+
+    @staticmethod
+    def __new__(cls: Any, graph: Graph) -> 'PreparedGraph':
+        if not isinstance(graph, Graph):
+            raise TypeError(f"'graph' must be a Graph, got {type(graph).__name__}")
+        check_graph(graph)
+        count = int(graph.rowptr[-1])
+        if count != graph.num_edges:
+            raise ValueError(
+                f"'graph' must have an edge in each of its {graph.num_edges} places, got {count} "
+                'edges'
+            )
+        return cls._of(graph)
+
+    @classmethod
+    def _of(cls, graph: Graph) -> 'PreparedGraph':
+        out: Any = Tensor._make_wrapper_subclass(
+            cls, size=(2, graph.num_edges), strides=(graph.num_edges, 1), dtype=torch.int64,
+            device=graph.col.device, requires_grad=False,
+        )  # fmt: skip
+        out.graph = graph
+        out._sparse_size = graph.num_src, graph.num_dst
+        by_dst = graph.perm is None and graph.missing != 'perm'
+        out._sort_order = SortOrder.COL if by_dst else None
+        return out
+
+    def to_edge_index(self) -> EdgeIndex:
+        """The list of the edges, as a plain :class:`~torch_geometric.EdgeIndex`."""
+        return EdgeIndex(
+            self._data, sparse_size=self._sparse_size, sort_order=self._sort_order
+        )
+
+    @property
+    def _data(self) -> Tensor:
+        # What EdgeIndex reads of its list.
+        return torch.stack(ends_of(self.graph))
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges."""
+        return self.graph.num_edges
+
+    @property
+    def num_src(self) -> int:
+        """The number of source nodes."""
+        return self.graph.num_src
+
+    @property
+    def num_dst(self) -> int:
+        """The number of destination nodes."""
+        return self.graph.num_dst
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the graph in bytes."""
+        tensors = {id(t): t for t in self._tensors()}
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the list, int64."""
+        return torch.int64
+
+    # Methods of a tensor container ------------------------------------------------------------
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return (t for t in pytree.tree_leaves(tuple(self.graph)) if isinstance(t, Tensor))
+
+    def _mapped(self, func: Callable[[Tensor], Tensor]) -> 'PreparedGraph':
+        return self._of(self.graph.mapped(func))
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The graph on another device, as :meth:`torch.Tensor.to`; with another dtype the list."""
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(
+            *args, **{k: v for k, v in kwargs.items() if k != 'copy'}
+        )
+        if dtype not in (None, torch.int64):
+            return self.to_edge_index().to(*args, **kwargs)
+        moves = device is not None and torch.empty(0, device=device).device != self.device
+        if moves:
+            out = self._mapped(lambda t: t.to(device, non_blocking=non_blocking))
+            return self._of(out.graph.scheduled())
+        return self.clone() if kwargs.get('copy') else self
+
+    def cpu(self, *args: Any, **kwargs: Any) -> 'PreparedGraph':
+        """The graph in host memory."""
+        return self.to('cpu')
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """The graph on a GPU."""
+        return self.to('cuda' if device is None else device, non_blocking=non_blocking)
+
+    def clone(self, **kwargs: Any) -> 'PreparedGraph':
+        """A copy."""
+        return self._mapped(Tensor.clone)
+
+    def detach(self) -> 'PreparedGraph':
+        """The graph itself: integers have no gradient."""
+        return self
+
+    def contiguous(self, **kwargs: Any) -> 'PreparedGraph':
+        """The graph itself."""
+        return self
+
+    def pin_memory(self, *args: Any) -> 'PreparedGraph':
+        """The graph in pinned memory."""
+        return self._mapped(Tensor.pin_memory)
+
+    def is_pinned(self, *args: Any) -> bool:
+        """Whether the graph is in pinned memory."""
+        return all(t.is_pinned() for t in self._tensors() if t.numel() > 0)
+
+    def share_memory_(self) -> 'PreparedGraph':
+        """Moves the graph into shared memory."""
+        for t in self._tensors():
+            t.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether the graph is in shared memory."""
+        return all(t.is_shared() for t in self._tensors())
+
+    def record_stream(self, stream: Any) -> None:
+        """Keeps the memory until the work of a stream so far is done."""
+        for t in self._tensors():
+            t.record_stream(stream)
+
+    def __copy__(self) -> 'PreparedGraph':
+        return self._of(self.graph)
+
+    def __deepcopy__(self, memo: dict) -> 'PreparedGraph':
+        if id(self) not in memo:
+            memo[id(self)] = self._mapped(lambda t: copy.deepcopy(t, memo))
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        return PreparedGraph, (self.graph,)
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        device = f", device='{self.device}'" if self.device.type != 'cpu' else ''
+        return (
+            f'{type(self).__name__}(num_src={graph.num_src}, num_dst={graph.num_dst}, '
+            f'num_edges={graph.num_edges}{device})'
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise _immutable('an assignment')
+
+    # The list, for everything that reads it ----------------------------------------------------
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        _check_not_written(func, args, kwargs)
+        args, kwargs = pytree.tree_map_only(
+            PreparedGraph, PreparedGraph.to_edge_index, (args, kwargs)
+        )
+        return func(*args, **kwargs)
+
+
+def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
+    schema = func._schema
+    for argument, value in zip(schema.arguments, args, strict=False):
+        if isinstance(value, PreparedGraph) and _is_written(argument):
+            raise _immutable(func)
+    for argument in schema.arguments:
+        if isinstance(kwargs.get(argument.name), PreparedGraph) and _is_written(argument):
+            raise _immutable(func)
+    if schema.name == 'aten::cat' and (args[1] if len(args) > 1 else kwargs.get('dim', 0)) == 0:
+        raise TypeError(
+            'a PreparedGraph cannot be joined with others: make a batch of edge_index, then apply '
+            'ToCSR'
+        )
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _immutable(what: Any) -> TypeError:
+    return TypeError(f'{what} would write a PreparedGraph: change the list of to_edge_index()')
+
+
+torch.serialization.add_safe_globals([Graph, PreparedGraph])
