@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 from .graph._cache import cache_of
 from .graph.execution_path import ExecutionPath
 from .graph.prepared_graph import PreparedGraph
+from .graph.structure import Graph
 from .nn._path import TILE, AggregatedInput
 from .nn.path_prepared_gnn import PathPreparedGNN
 from .ops._numbers import acc_dtype
@@ -190,7 +191,13 @@ def _of_first_call(
     """What the first step computes for a path and keeps with it."""
     total, made = 0, {key[0] for key in path._derived if isinstance(key, tuple)}
     if path.is_whole:
-        return 0
+        graph = _whole_graph(edge_index)
+        recomputes = model.checkpoint and model.conv != 'gin' and path.forward
+        if not recomputes or graph is None or 'blocks' in made:
+            return 0
+        return graph.rowptr.nbytes + sum(
+            t.nbytes for t in graph.groups or () if isinstance(t, Tensor)
+        )
     if path.rowptr is not None and path.t_rowptr is not None and 'groups' not in made:
         for rowptr, size in ((path.rowptr, path.group_size), (path.t_rowptr, path.t_group_size)):
             total += 0 if size is None else _groups(rowptr, size)
@@ -211,6 +218,13 @@ def _of_first_call(
         if model.conv == 'sage':
             total += acc * path.num_dst
     return total
+
+
+def _whole_graph(edge_index: Any) -> Graph | None:
+    if not isinstance(edge_index, EdgeIndex):
+        return None
+    values = (entry.value for entry in cache_of(edge_index).entries.values())
+    return next((value for value in values if isinstance(value, Graph)), None)
 
 
 def _groups(rowptr: Tensor, size: int) -> int:

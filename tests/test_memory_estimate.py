@@ -87,9 +87,11 @@ def test_of_an_aggregated_input(device: torch.device, conv: str, on_path: bool) 
     assert estimate.features >= rows * 32 * 4 * (1 if conv == 'gcn' else 2)
 
 
-def test_counts_what_is_there(device: torch.device) -> None:
-    data = data_of(device, 9000)
-    net = PathPreparedGNN('gcn', 32, 48, C, 3).to(device)
+@pytest.mark.parametrize('edges', [9000, 60000])
+@pytest.mark.parametrize('checkpoint', [True, False])
+def test_counts_what_is_there(device: torch.device, checkpoint: bool, edges: int) -> None:
+    data = data_of(device, edges)
+    net = PathPreparedGNN('gcn', 32, 48, C, 3, checkpoint=checkpoint).to(device)
     before = memory_estimate(net, data)
     assert before.features == N * 32 * 4
     assert before.parameters == before.gradients == 4 * sum(p.numel() for p in net.parameters())

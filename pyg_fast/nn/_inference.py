@@ -94,9 +94,11 @@ def inference(
     first, stack = _stack(layers, x, edge_index, edge_weight)
     for function in first:
         x = function(x)
-    if max_bytes is None and device.type == 'cuda':
-        max_bytes = _free_bytes(device) * 9 // 10
     on_device = x.device == device
+    if max_bytes is None and device.type == 'cuda':
+        top = stack[-1]
+        result = x.size(0) * top.out_channels * top.out_dtype.itemsize if on_device else 0
+        max_bytes = max(0, _free_bytes(device) - result) * 9 // 10
     plans = _plans(stack, x.size(0), on_device, device, max_bytes)
     h = x
     for k, (layer, memory) in enumerate(zip(stack, plans, strict=True)):

@@ -13,6 +13,7 @@ from ._ids import is_readable
 from .gather_rows import gather_rows
 
 _STAGED_AT_ONCE = 1 << 22  # rows of a tile that one kernel reads from host memory
+_side: dict[torch.device, Any] = {}
 
 
 class RowBlock(NamedTuple):
@@ -137,7 +138,7 @@ def _staged(
 ) -> Iterator[tuple[int, int, Tensor]]:
     num_rows = x.size(-2) if nodes is None else nodes.size(0)
     main = torch.cuda.current_stream(device)
-    side = torch.cuda.Stream(device)
+    side = _side_stream(device)
     tiles = [x.new_empty(num_rows, width, device=device) for _ in starts[:2]]
     for tile in tiles:
         tile.record_stream(side)  # An exception may drop it while it is written.
@@ -160,6 +161,13 @@ def _staged(
             fetch(k + 1)
         main.wait_event(ready[k % 2])
         yield start, start + width, tiles[k % 2]
+
+
+def _side_stream(device: torch.device) -> Any:
+    """One for each GPU: each stream has its own free memory in torch's allocator."""
+    if device not in _side:
+        _side[device] = torch.cuda.Stream(device)
+    return _side[device]
 
 
 def _copy_columns(x: Tensor, number: int, out: Tensor, nodes: Tensor | None) -> None:
