@@ -7,10 +7,11 @@ from . import formats as formats  # deprecated
 from ._accelerate import accelerate, accelerate_report, restore
 from ._capture import CapturedStep, capture
 from ._choose_num_samples import choose_num_samples
+from ._memory_estimate import MemoryEstimate, memory_estimate
 from .ops import with_cuda
 
 __all__ = [
-    'CapturedStep', '__version__', 'accelerate', 'accelerate_report', 'capture',
-    'choose_num_samples', 'datasets', 'graph', 'loader', 'nn', 'ops', 'restore', 'transforms',
-    'with_cuda',
+    'CapturedStep', 'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'capture',
+    'choose_num_samples', 'datasets', 'graph', 'loader', 'memory_estimate', 'nn', 'ops', 'restore',
+    'transforms', 'with_cuda',
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """The layers."""
 
+from ._inference import inference
 from ._path import AggregatedInput
 from .gat import FusedGATConv, FusedGATv2Conv
 from .gcn import PathPreparedGCNConv
@@ -16,5 +17,5 @@ __all__ = [
     'AggregatedInput', 'FusedGATConv', 'FusedGATv2Conv', 'FusedMessagePassing',
     'FusedTransformerConv', 'MaxK', 'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv',
     'PathPreparedGCNConv', 'PathPreparedGINConv', 'PathPreparedGNN', 'PathPreparedSAGEConv',
-    'SampledGCNConv', 'SampledSAGEConv',
+    'SampledGCNConv', 'SampledSAGEConv', 'inference',
 ]  # fmt: skip

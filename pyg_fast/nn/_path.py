@@ -1,7 +1,6 @@
 """Shared by layers on execution paths: the choice of the path, and the aggregated input."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +18,11 @@ from ..ops._edges import is_capturing
 from ..ops._saved import save, saved
 from ..ops.linear_product import Plan
 from ..ops.path import Rows, Watch, expand, take
+from ..ops.product import product
+from ..ops.row_blocks import tile_width
+from ..ops.streamed_linear import aggregated_by_tiles
+
+TILE = 32  # columns of features in host memory that are on the device at once
 
 # Modules that mix rows of different nodes: on a subset of the rows they give other results.
 _MIXES = (
@@ -45,6 +49,15 @@ def check_commutes(module: Module) -> None:
             f'{type(part).__name__} computes over all nodes, but a path with forward=True '
             'leaves some out: use a path with forward=False, or another normalization'
         )
+
+
+def stand_in(x: Any, edge_index: Any, path: ExecutionPath | None = None) -> Any:
+    """Features to choose a kernel by: those in host memory beside edges on a GPU stay there."""
+    beside = path if edge_index is None else edge_index
+    on_host = isinstance(x, Tensor) and x.device.type == 'cpu'
+    if not on_host or not isinstance(beside, (Tensor, ExecutionPath)) or beside.device == x.device:
+        return x
+    return x.new_empty(x.size(0), 0, device=beside.device)
 
 
 def fill_of(path: ExecutionPath) -> float:
@@ -125,6 +138,18 @@ class OnPath:
             out_acc, None if compact[1] else path.watch(),
         )  # fmt: skip
 
+    def _plan_on(
+        self,
+        path: ExecutionPath | None,
+        whole: SparseOperator,
+        dtype: torch.dtype,
+        compact: tuple[bool, bool],
+    ) -> Plan:
+        """The edges and rows of a sum or mean of neighbours."""
+        if path is None:
+            return Plan(whole)
+        return self._plan(path, whole, sum_on_path(path, whole, dtype), compact)
+
     def _set_cache_input(self, cache_input: bool) -> None:
         if cache_input:
             warnings.warn(
@@ -135,51 +160,82 @@ class OnPath:
             )
         self.cache_input = cache_input
 
-    def aggregate_input(self: Any, x: Tensor, edge_index: Tensor) -> 'AggregatedInput':
+    def aggregate_input(
+        self: Any,
+        x: Tensor,
+        edge_index: Tensor,
+        *,
+        path: ExecutionPath | None = None,
+        tile: int | None = None,
+    ) -> 'AggregatedInput':
         r"""Aggregates an input that takes no gradient and is the same in every step, such as that
         of a first layer without dropout. Pass the result in place of :obj:`x`.
 
         Args:
-            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
+            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
+                they may be in pinned host memory.
             edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
+            path (ExecutionPath, optional): The path that the layer will run on in every call. If it
+                was prepared with :obj:`forward`, only its rows are computed and kept.
+                (default: :obj:`None`)
+            tile (int, optional): The number of columns to aggregate at a time.
+                (default: :obj:`None`, 32 in host memory, otherwise all)
 
         Raises:
             ValueError: If :obj:`x` requires a gradient, or the layer has no kernel for it.
         """
-        return self._aggregated_input(
-            x, edge_index, None, lambda: self._aggregated_once(x, edge_index)
-        )
+        return self._aggregated_input(x, edge_index, None, path, tile)
 
     def _aggregated_input(
-        self: Any, x: Any, edge_index: Any, edge_weight: Any, make: Callable[[], Any]
+        self: Any,
+        x: Any,
+        edge_index: Any,
+        edge_weight: Any,
+        path: ExecutionPath | None,
+        tile: int | None,
     ) -> 'AggregatedInput':
-        """The result of :obj:`make`: the aggregation, the input if it is needed again, and the
-        dtype of the weights; or None if no kernel supports the input."""
         for name, given in (('x', x), ('edge_weight', edge_weight)):
             if isinstance(given, Tensor) and given.requires_grad:
                 raise ValueError(
                     f"'{name}' must not require a gradient, which would have to pass through the "
                     'aggregation: give the layer x itself'
                 )
+        on = stand_in(x, edge_index, path)
+        runs = None
+        if path is not None and not path.is_whole and path.forward:
+            path.check_fits(on.device, edge_index, x.size(0))
+            runs = path
         with torch.inference_mode(False), torch.no_grad():  # A later training step may use it.
-            made = make()
-        if made is None:
-            reason = self._last_run or 'arguments that no kernel takes'
-            raise ValueError(
-                f"'x' must be an input that {type(self).__name__} aggregates by a kernel, but "
-                f"PyG's code would: {reason}"
-            )
-        summed, root, weight_dtype = made
-        root = None if root is None else root.detach().clone()
+            made = self._input_plan(on, edge_index, edge_weight, runs)
+            if made is None:
+                reason = self._last_run or 'arguments that no kernel takes'
+                raise ValueError(
+                    f"'x' must be an input that {type(self).__name__} aggregates by a kernel, but "
+                    f"PyG's code would: {reason}"
+                )
+            plan, with_root, weight_dtype = made
+            if x.device != on.device or tile is not None:
+                width = tile_width(x.size(1), tile or TILE)
+                summed, root = aggregated_by_tiles(x, plan, width, with_root)
+            else:
+                summed = product(plan.part, plan.src.of(x))
+                root = plan.dst.of(x) if with_root else None
+                root = root.clone() if root is x else root
         signature = signature_of(edge_index) if isinstance(edge_index, EdgeIndex) else None
+        if edge_index is None and runs is not None:
+            signature = runs.graph_signature
+        num_edges = signature[0] if signature is not None else edge_index.size(1)
         return AggregatedInput(
-            summed, root, weight_dtype, self._aggregation(), edge_index.size(1), signature
-        )
+            summed, root, weight_dtype, self._aggregation(), num_edges, signature, plan.dst.nodes,
+            x.size(0),
+        )  # fmt: skip
 
     def _check_aggregated(
         self: Any, given: 'AggregatedInput', edge_index: Any, path: ExecutionPath | None
     ) -> None:
-        """Raises unless this layer made the aggregated input, on this graph."""
+        """Raises unless this layer made the aggregated input, on this graph, with the rows of this
+        path."""
+        given.check_path(path)
         reason = self._observed(given.aggregated) if self.fuse else None
         if reason is not None:
             raise ValueError(
@@ -228,8 +284,9 @@ class AggregatedInput:
     options raises an error.
 
     Shapes:
-        - **aggregated:** :math:`\mathbf{A} \mathbf{X}` of shape :math:`(N, F_{in})`
-        - **root:** :math:`\mathbf{X}` itself where the layer needs it :math:`(N, F_{in})`
+        - **aggregated:** :math:`\mathbf{A} \mathbf{X}` of shape :math:`(N, F_{in})`, or only the
+          rows of a path
+        - **root:** :math:`\mathbf{X}` itself where the layer needs it, of the same shape
     """
 
     def __init__(
@@ -240,8 +297,11 @@ class AggregatedInput:
         options: tuple[Any, ...],
         num_edges: int,
         signature: tuple[int, ...] | None,
+        nodes: Tensor | None = None,
+        num_nodes: int | None = None,
     ) -> None:
         self.aggregated, self.root = aggregated, root
+        self.nodes, self.num_nodes = nodes, num_nodes
         self.weight_dtype = weight_dtype
         self.options, self.num_edges, self.signature = options, num_edges, signature
         self._rows: tuple[Tensor, Entry] | None = None
@@ -262,7 +322,9 @@ class AggregatedInput:
     @property
     def shape(self) -> torch.Size:
         """The shape of the input."""
-        return self.aggregated.shape
+        if self.nodes is None or self.num_nodes is None:
+            return self.aggregated.shape
+        return torch.Size((self.num_nodes, self.aggregated.size(1)))
 
     def size(self, dim: int | None = None) -> Any:
         """The shape of the input, or one of its sizes."""
@@ -271,13 +333,36 @@ class AggregatedInput:
     def to(self, *args: Any, **kwargs: Any) -> 'AggregatedInput':
         """A copy on another device or of another dtype, as :meth:`torch.Tensor.to`."""
         root = None if self.root is None else self.root.to(*args, **kwargs)
+        aggregated = self.aggregated.to(*args, **kwargs)
+        nodes = None if self.nodes is None else self.nodes.to(aggregated.device)
         return AggregatedInput(
-            self.aggregated.to(*args, **kwargs), root, self.weight_dtype, self.options,
-            self.num_edges, self.signature,
+            aggregated, root, self.weight_dtype, self.options, self.num_edges, self.signature,
+            nodes, self.num_nodes,
         )  # fmt: skip
+
+    def check_path(self, path: ExecutionPath | None) -> None:
+        """Raises unless it has all rows that a layer on this path reads."""
+        if self.nodes is None:
+            return
+        nodes = path.dst_nodes if path is not None and path.forward else None
+        if nodes is None or (nodes is not self.nodes and (
+            nodes.shape != self.nodes.shape
+            or not (torch.compiler.is_compiling() or torch.equal(nodes, self.nodes))
+        )):  # fmt: skip
+            raise ValueError(
+                f"'x' was aggregated for the {self.nodes.size(0)} rows of a path: it needs this "
+                'path in training; give features in evaluation'
+            )
+
+    def root_rows(self, rows: Rows) -> Tensor:
+        """The input for the nodes of a path."""
+        assert self.root is not None
+        return self.root if self.nodes is not None else take(self.root, rows)
 
     def rows(self, rows: Rows) -> Tensor:
         """The aggregation for the nodes of a path, cached for the last path."""
+        if self.nodes is not None:
+            return self.aggregated
         if torch.compiler.is_compiling() or is_capturing(self.aggregated):
             return take(self.aggregated, rows)
         if self._rows is None or self._rows[0] is not rows.nodes:
@@ -317,14 +402,15 @@ def linear_on_path(
 
 
 def linear_of_rows(
-    x: Tensor, weight: Tensor, path: ExecutionPath | None, compact_out: bool
+    given: AggregatedInput, weight: Tensor, path: ExecutionPath | None, compact_out: bool
 ) -> Tensor:
     """The linear map of a constant input itself."""
+    assert given.root is not None
     if path is None:
-        return F.linear(x, weight)
+        return F.linear(given.root.to(weight.dtype), weight)
     if not path.forward:
-        return RowsLinear.apply(x, weight, path.dst, None)
-    out = F.linear(take(x, path.dst), weight)
+        return RowsLinear.apply(given.root.to(weight.dtype), weight, path.dst, None)
+    out = F.linear(given.root_rows(path.dst).to(weight.dtype), weight)
     return out if compact_out else expand(out, path.dst, fill_of(path))
 
 

@@ -21,7 +21,13 @@ from ..ops._numbers import acc_dtype
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.gcn_norm import gcn_scale
-from ..ops.linear_product import Plan, aggregates_first, linear_product, takes_gradient
+from ..ops.linear_product import (
+    LinearArguments,
+    Plan,
+    aggregates_first,
+    linear_product,
+    takes_gradient,
+)
 from ..ops.product import Quantized, product
 from ._fused import Fused, autocast_dtype, entries, is_plain_linear, known_edges
 from ._path import AggregatedInput, OnPath, linear_on_path
@@ -158,28 +164,49 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return False
 
     def aggregate_input(
-        self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: OptTensor = None,
+        *,
+        path: ExecutionPath | None = None,
+        tile: int | None = None,
     ) -> AggregatedInput:
         r"""Aggregates an input that takes no gradient and is the same in every step, such as that
         of a first layer without dropout. Pass the result in place of :obj:`x`.
 
         Args:
-            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
+            x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`; beside edges on a GPU
+                they may be in pinned host memory.
             edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
             edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`.
                 (default: :obj:`None`)
+            path (ExecutionPath, optional): The path that the layer will run on in every call. If it
+                was prepared with :obj:`forward`, only its rows are computed and kept.
+                (default: :obj:`None`)
+            tile (int, optional): The number of columns to aggregate at a time.
+                (default: :obj:`None`, 32 in host memory, otherwise all)
 
         Raises:
             ValueError: If an input requires a gradient, or the layer has no kernel for it.
         """
+        return self._aggregated_input(x, edge_index, edge_weight, path, tile)
 
-        def make() -> Any:
-            if not (self._fusible(x) and self._sums() and self._is_plain()):
-                return None
+    def _input_plan(
+        self, x: Tensor, edge_index: Any, edge_weight: OptTensor, path: ExecutionPath | None
+    ) -> tuple[Plan, bool, torch.dtype | None] | None:
+        """How to aggregate an input, whether the layer needs the input itself too, and the dtype of
+        the weights."""
+        if not (self._fusible(x) and self._sums() and self._is_plain()):
+            return None
+        if path is not None and edge_index is None:
+            norm: Any = self._norm_of_path(path, x.dtype)
+        else:
             norm = self._operator(x, edge_index, edge_weight, False)
-            return None if norm is None else (product(norm.operator, x), None, norm.dtype)
-
-        return self._aggregated_input(x, edge_index, edge_weight, make)
+        if norm is None:
+            return None
+        plan = self._plan_of(x.dtype, edge_index, norm, path, (False, True), False)
+        return plan, False, norm.dtype
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
@@ -232,6 +259,17 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor:
         """The layer on a path. Inputs and outputs may be :obj:`compact`."""
+        return linear_product(*self._arguments(x, edge_index, norm, path, compact))
+
+    def _arguments(
+        self,
+        x: Tensor,
+        edge_index: Adj | None,
+        norm: GCNNorm,
+        path: ExecutionPath | None,
+        compact: tuple[bool, bool],
+    ) -> LinearArguments:
+        """The arguments of :func:`linear_product` for the layer."""
         if not compact[0] and edge_index is not None:
             check_rows(x, norm.operator)
         lin = self.lin
@@ -243,7 +281,22 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         elif dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
-        op, acc = norm.operator, acc_dtype(x.dtype)
+        plan = self._plan_of(x.dtype, edge_index, norm, path, compact, out_acc)
+        return LinearArguments(x, weight, bias, plan)
+
+    def _plan_of(
+        self,
+        dtype: torch.dtype,
+        edge_index: Adj | None,
+        norm: GCNNorm,
+        path: ExecutionPath | None,
+        compact: tuple[bool, bool],
+        out_acc: bool,
+    ) -> Plan:
+        """The edges and rows of the layer."""
+        op, acc = norm.operator, acc_dtype(dtype)
+        if path is None:
+            return Plan(op, out_acc=out_acc)
 
         def on_path() -> SparseOperator:
             diag = op.diag
@@ -255,7 +308,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             part = path.derived(('gcn', self.normalize, self.add_self_loops, acc), on_path)
         else:
             part = on_path()
-        return linear_product(x, weight, bias, self._plan(path, op, part, compact, out_acc))
+        return self._plan(path, op, part, compact, out_acc)
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
         """Whether to scatter over plain edges without weights instead of sorting them."""

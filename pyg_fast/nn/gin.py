@@ -106,11 +106,20 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
             return self._on_path(to, path)
         return self.nn(self._combined(self._sent(to)))
 
-    def _aggregated_once(self, x: Tensor, edge_index: Tensor) -> Any:
-        to = self._neighbours(x, edge_index, None)
-        if to is None or not self._sums_of_nodes(to):
-            return None
-        return to.sum(), x, None
+    def _input_plan(
+        self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
+    ) -> tuple[Plan, bool, None] | None:
+        """How to aggregate an input; the layer needs the input itself too."""
+        acc = acc_dtype(x.dtype)
+        if path is not None and edge_index is None:
+            self._alone(x, path)
+            whole = path_operator(path, acc, mean=False)
+        else:
+            to = self._neighbours(x, edge_index, None)
+            if to is None or not self._sums_of_nodes(to):
+                return None
+            whole = SparseOperator(to.graph(False))
+        return self._plan_on(path, whole, acc, (False, True)), True, None
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
@@ -140,7 +149,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         assert root is not None
         if path is not None and path.forward:
             self._check_commutes()
-            out, root = x.rows(path.dst), take(root, path.dst)
+            out, root = x.rows(path.dst), x.root_rows(path.dst)
         out = self.nn(torch.addcmul(out, root, 1 + self.eps))
         if path is None or not path.forward or compact_out:
             return out

@@ -1,11 +1,14 @@
 """A model that runs on execution paths."""
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, ReLU, Sequential
+from torch.utils.checkpoint import checkpoint as checkpointed
+from torch_geometric.data import Data
 from torch_geometric.nn import LayerNorm
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
@@ -16,9 +19,20 @@ from ..graph.execution_path import (
     mask_signature_of,
     signature_of,
 )
-from ..ops.path import Rows, expand, node_dropout, take
+from ..graph.prepared_graph import PreparedGraph
+from ..graph.structure import Graph
+from ..ops.linear_product import (
+    LinearArguments,
+    aggregates_first,
+    linear_product,
+    takes_gradient,
+)
+from ..ops.path import Rectify, Rows, expand, node_dropout, rectify, take
+from ..ops.row_blocks import RowBlock, row_blocks, tile_width
+from ..ops.streamed_linear import Parts, rows_of_block, streamed_linear
 from ._fused import is_plain
-from ._path import AggregatedInput, check_commutes, fill_of
+from ._inference import inference
+from ._path import TILE, AggregatedInput, check_commutes, fill_of, stand_in
 from ._reduce import Neighbours, may_fuse, neighbours
 from .gcn import PathPreparedGCNConv
 from .gin import PathPreparedGINConv
@@ -61,6 +75,16 @@ class PathPreparedGNN(Module):
         norm_kwargs (dict, optional): Arguments of :obj:`norm`. (default: :obj:`None`)
         cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
             (default: :obj:`False`)
+        checkpoint (bool, optional): Whether training keeps less and computes more: aggregated
+            features exist only for a part of the rows at a time, and the backward pass aggregates
+            again; :obj:`"gin"` computes whole layers again. Dropout is the same both times.
+            Gradients of gradients need :obj:`False`. It has no effect on layers that map before
+            they aggregate, which keep only their input, and on paths without :obj:`forward`.
+            (default: :obj:`False`)
+        tile (int, optional): The number of columns of :obj:`x` that the first layer aggregates at a
+            time, rounded down to a divisor of :obj:`in_channels`: two tiles of features in host
+            memory are on the device at once. If given, features on the device are divided too.
+            (default: :obj:`None`, 32 in host memory, otherwise all)
         **kwargs (optional): Additional arguments of the layers.
 
     Raises:
@@ -80,9 +104,15 @@ class PathPreparedGNN(Module):
         norm: str | Module | None = None,
         norm_kwargs: dict[str, Any] | None = None,
         cache_input: bool = False,
+        checkpoint: bool = False,
+        tile: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
+        if tile is not None and (isinstance(tile, bool) or not isinstance(tile, int)):
+            raise TypeError(f"'tile' must be an integer, got {type(tile).__name__}")
+        if tile is not None and tile < 1:
+            raise ValueError(f"'tile' must be positive, got {tile}")
         if conv not in CONVS:
             raise ValueError(f"'conv' must be one of {CONVS}, got {conv!r}")
         if num_layers < 1:
@@ -94,10 +124,11 @@ class PathPreparedGNN(Module):
         self.hidden_channels = hidden_channels
         self.out_channels = out_channels
         self.num_layers = num_layers
+        self.checkpoint, self.tile = checkpoint, tile
         self.dropout = dropout
         self.act = activation_resolver(act) if act is not None else None
         self.supports_edge_weight = conv == 'gcn'
-        widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        widths = self._widths
         self.convs = ModuleList(
             _conv(conv, widths[k], widths[k + 1], cache_input=cache_input and k == 0, **kwargs)
             for k in range(num_layers)
@@ -130,7 +161,9 @@ class PathPreparedGNN(Module):
 
         Args:
             x (Tensor or AggregatedInput): Node features :math:`(|\\mathcal{V}|, F_{in})`, or the
-                result of :meth:`aggregate_input`.
+                result of :meth:`aggregate_input`. Features without gradient may be in pinned host
+                memory beside edges on a GPU: the first layer then copies columns to it while it
+                aggregates others, twice per training step.
             edge_index (Tensor, EdgeIndex or SparseTensor, optional): The edges, as for the layers;
                 :obj:`None` to train on :obj:`paths` that stand alone, see :obj:`keep_graph` of
                 :class:`~pyg_fast.transforms.ExecutionPaths`.
@@ -164,23 +197,30 @@ class PathPreparedGNN(Module):
             paths = self._prepared(edge_index, mask, edge_weight is not None)
         if paths is not None:
             self._check(paths, mask)
+        device = stand_in(x, edge_index, None if paths is None else paths[0]).device
         seed = None
         if self.training and self.dropout > 0:
-            seed = torch.randint(2**63 - 1, (self.num_layers,), device=x.device)
-        rows = Rows(None, None)  # the rows that the features have
-        num_nodes = x.size(0)
+            seed = torch.randint(2**63 - 1, (self.num_layers,), device=device)
         h: Any = x
-        for k, conv in enumerate(self.convs):
+        rows = Rows(None, None)  # the rows that the features have
+        call = _Call(edge_index, edge_weight, x.size(0), device, trains and self.checkpoint)
+        for k in range(self.num_layers):
             path = None if paths is None else paths[k]
-            h, rows = self._layer(conv, h, rows, num_nodes, edge_index, edge_weight, path)
-            if k == self.num_layers - 1:
-                break
-            if len(self.norms) > 0:
-                h = self.norms[k](h)
-            if self.act is not None:
-                h = self.act(h)
-            if seed is not None:
-                h = node_dropout(h, self.dropout, seed[k : k + 1], rows.nodes)
+            args = (k, h, rows, call, path, None if seed is None else seed[k : k + 1])
+            failed = None
+            try:
+                if call.recomputes and self.conv == 'gin' and k < self.num_layers - 1:
+                    h, rows = checkpointed(
+                        self._hidden, *args, use_reentrant=False, preserve_rng_state=False
+                    )
+                else:
+                    h, rows = self._hidden(*args)
+            except torch.OutOfMemoryError as error:
+                if torch.compiler.is_compiling():
+                    raise
+                failed = self._out_of_memory(error, k, x, call, path, active_only)
+            if failed is not None:  # Outside of the handler, whose error holds a layer's tensors.
+                raise failed
         if active_only:
             if paths is None and mask is None:
                 raise ValueError("'active_only' needs 'paths' or 'mask'")
@@ -188,68 +228,306 @@ class PathPreparedGNN(Module):
         if paths is None or rows.nodes is None:
             return h
         last = paths[-1]
-        return expand(h, rows, fill_of(last), last.watch())
+        try:
+            return expand(h, rows, fill_of(last), last.watch())
+        except torch.OutOfMemoryError as error:
+            if torch.compiler.is_compiling():
+                raise
+            failed = self._out_of_memory(error, self.num_layers, x, call, last, active_only)
+        raise failed
 
     def aggregate_input(
-        self, x: Tensor, edge_index: Tensor, edge_weight: OptTensor = None
+        self,
+        x: Tensor,
+        edge_index: Tensor | None,
+        edge_weight: OptTensor = None,
+        paths: Sequence[ExecutionPath] | None = None,
     ) -> AggregatedInput:
         """Aggregates an input that takes no gradient and is the same in every step. Pass the result
-        in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`."""
+        in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`. Given :obj:`paths`
+        that were prepared with :obj:`forward`, it has only the rows that training computes: then
+        it needs these paths."""
         args = () if edge_weight is None else (edge_weight,)
-        return self.convs[0].aggregate_input(x, edge_index, *args)  # type: ignore[operator]
+        path = None if paths is None else paths[0]
+        return self.convs[0].aggregate_input(x, edge_index, *args, path=path)  # type: ignore[operator]
+
+    def inference(
+        self,
+        data: Data,
+        max_bytes: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        r"""The model's output in evaluation for all nodes, in blocks of rows, with bounded memory:
+        see :func:`~pyg_fast.nn.inference`.
+
+        Args:
+            data (Data): A graph with :obj:`x`, :obj:`edge_index` and perhaps :obj:`edge_weight` for
+                :obj:`"gcn"`, on the model's device or in host memory.
+            max_bytes (int, optional): The device memory that the call may use, in addition to its
+                arguments, the result if it is on the device, and what a prepared graph keeps.
+                (default: :obj:`None`, on a GPU 9/10 of the free memory, otherwise any)
+            device (torch.device or str, optional): Where to compute. (default: :obj:`None`, the
+                device of the model)
+
+        Returns:
+            Tensor: :math:`(|\mathcal{V}|, F_{out})`, on the device of :obj:`x`.
+
+        Raises:
+            TypeError, ValueError: As :func:`~pyg_fast.nn.inference`; ValueError also if
+                :obj:`data` has no edges.
+        """
+        for name in ('x', 'edge_index'):
+            if not isinstance(data.get(name), Tensor):
+                raise ValueError(f"'data' must have a tensor {name!r}, got {data.get(name)!r}")
+        weight = data.get('edge_weight') if self.supports_edge_weight else None
+        layers: list[Any] = []
+        for k, conv in enumerate(self.convs):
+            layers.append(conv)
+            if k < self.num_layers - 1:
+                layers += [self.norms[k]] if len(self.norms) > 0 else []
+                layers += [self.act] if self.act is not None else []
+        return inference(layers, data.x, data.edge_index, weight, max_bytes, device)
+
+    def _hidden(
+        self,
+        k: int,
+        x: Any,
+        rows: Rows,
+        call: '_Call',
+        path: ExecutionPath | None,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Rows]:
+        """A layer with all that follows it, and its rows."""
+        rectifies, how = self._rectifies(k), Rectify(self.dropout, seed)
+        out, rows, done = self._layer(k, x, rows, call, path, how if rectifies else None)
+        if k == self.num_layers - 1 or done:
+            return out, rows
+        if len(self.norms) > 0:
+            out = self.norms[k](out)
+        if self._is_relu():
+            return rectify(out, how, rows.nodes), rows
+        if self.act is not None:
+            out = self.act(out)
+        if seed is not None:
+            out = node_dropout(out, self.dropout, seed, rows.nodes)
+        return out, rows
+
+    def _is_relu(self) -> bool:
+        return type(self.act) is ReLU and is_plain(self.act)
+
+    def _rectifies(self, k: int) -> bool:
+        """Whether a ReLU, and dropout, directly follow the sum of a layer."""
+        last = k == self.num_layers - 1
+        normalizes = getattr(self.convs[k], 'normalize', False) and self.conv == 'sage'
+        return self._is_relu() and len(self.norms) == 0 and not (last or normalizes)
 
     def _layer(
         self,
-        conv: Any,
+        k: int,
         x: Any,
         rows: Rows,
-        num_nodes: int,
-        edge_index: Adj | None,
-        edge_weight: OptTensor,
+        call: '_Call',
         path: ExecutionPath | None,
-    ) -> tuple[Tensor, Rows]:
-        """A layer's output and its rows."""
-        args = (edge_index, edge_weight) if self.conv == 'gcn' else (edge_index,)
+        how: Rectify | None,
+    ) -> tuple[Tensor, Rows, bool]:
+        """A layer's output, its rows, and whether it went through :obj:`how`."""
+        conv: Any = self.convs[k]
+        edge_index, every = call.edge_index, Rows(None, None)
+        args = (edge_index, call.edge_weight) if self.conv == 'gcn' else (edge_index,)
+        # Paths alone know no other rows, also in evaluation.
+        trains = (conv.training and torch.is_grad_enabled()) or edge_index is None
+        staged = isinstance(x, Tensor) and (
+            x.device != call.device or (self.tile is not None and k == 0 and not x.requires_grad)
+        )
+        if staged and self.conv == 'gin' and is_plain(conv):
+            x = conv.aggregate_input(x, edge_index, path=path if trains else None, tile=self.tile)
         if not is_plain(conv):  # Its hooks or patches must run.
-            return conv(expand(x, rows), *args, path=path), Rows(None, None)
+            if staged and x.device != call.device:
+                raise ValueError(f"'x' must be on {call.device}: layer {k} has hooks or patches")
+            return conv(expand(x, rows), *args, path=path), every, False
         if isinstance(x, AggregatedInput):
             runs = conv._path(path, x, edge_index)
             compact_out = runs is not None and runs.forward
             out = conv._of_aggregated(x, edge_index, runs, compact_out)
-            return out, runs.dst if compact_out else Rows(None, None)
-        if path is None or path.is_whole or not path.forward or not conv.training:
-            return conv(expand(x, rows), *args, path=path), Rows(None, None)
-        runs = path
-        if rows.nodes is None:
-            runs = conv._path(path, x, edge_index)
-        elif not torch.compiler.is_compiling():
+            return out, runs.dst if compact_out else every, False
+        runs = path if path is not None and path.forward and not path.is_whole and trains else None
+        recomputes = call.recomputes and self.conv != 'gin' and (path is None or path.forward)
+        streams = staged or recomputes
+        if runs is None and not streams:
+            return conv(expand(x, rows), *args, path=path), every, False
+        if staged and x.requires_grad:
+            raise ValueError("'x' in host memory must not require a gradient")
+        if path is not None and rows.nodes is None:
+            found = conv._path(path, stand_in(x, edge_index, path), edge_index)
+            runs = None if found is None else runs
+        elif path is not None and not torch.compiler.is_compiling():
             path.check_noted()
-        out = None
-        if runs is not None and torch.is_grad_enabled() and may_fuse(conv) and conv._unaltered(x):
-            if rows.nodes is not path.src_nodes and rows.nodes is not None:
-                x, rows = expand(x, rows), Rows(None, None)
-            compact = (rows.nodes is not None, True)
-            if self.conv == 'gcn':
-                if conv._sums() and not conv._has_other_graph(path):
-                    norm = (
-                        conv._norm_of_path(path, x.dtype) if edge_index is None
-                        else conv._operator(x, edge_index, edge_weight, True, num_nodes)
-                    )
-                    if norm is not None and conv._takes_path(norm):
-                        out = conv._on_path(x, edge_index, norm, path, compact)
+        if rows.nodes is not None and (runs is None or rows.nodes is not runs.src_nodes):
+            x, rows = expand(x, rows), every
+        done, out = False, None
+        if may_fuse(conv) and conv._unaltered(stand_in(x, edge_index, path)):
+            compact = (rows.nodes is not None, runs is not None)
+            if self.conv == 'gin':
+                out = None if runs is None else self._summed(conv, x, call, runs, compact)
             else:
-                to: Neighbours | None
-                if edge_index is None:
-                    to = conv._alone(x, path, compact[0])
-                elif compact[0]:
-                    to = Neighbours(x, x, edge_index, num_nodes, conv.flow)
-                else:
-                    to = neighbours(x, edge_index, None, conv.flow)
-                if to is not None and conv._takes_path(to):
-                    out = conv._on_path(to, path, compact)
+                given = self._arguments(conv, x, call, runs, compact, staged)
+                if given is not None:
+                    out, done = self._mapped(conv, x, given, call, runs, path, how, staged, streams)
         if out is not None:
-            return out, path.dst
-        return conv(expand(x, rows), *args, path=path), Rows(None, None)
+            return out, runs.dst if runs is not None else every, done
+        if staged and x.device != call.device:
+            why = conv._last_run or 'arguments that no kernel takes'
+            raise ValueError(
+                f"'x' must be on {call.device}, got {x.device}: features in host memory need a "
+                f"layer of dense sums, but PyG's code runs ({why})"
+            )
+        return conv(x, *args, path=path), every, False
+
+    def _summed(
+        self, conv: Any, x: Tensor, call: '_Call', path: ExecutionPath, compact: tuple[bool, bool]
+    ) -> Tensor | None:
+        """The output of a GIN layer on a path, or None."""
+        to = self._neighbours(conv, x, call, path, compact[0])
+        return conv._on_path(to, path, compact) if to is not None and conv._takes_path(to) else None
+
+    def _neighbours(
+        self, conv: Any, x: Tensor, call: '_Call', path: ExecutionPath | None, compact: bool
+    ) -> Neighbours | None:
+        if path is not None and call.edge_index is None:
+            return conv._alone(x, path, compact)
+        if compact:
+            return Neighbours(x, x, call.edge_index, call.num_nodes, conv.flow)
+        return neighbours(x, call.edge_index, None, conv.flow)
+
+    def _arguments(
+        self,
+        conv: Any,
+        x: Tensor,
+        call: '_Call',
+        path: ExecutionPath | None,
+        compact: tuple[bool, bool],
+        staged: bool,
+    ) -> LinearArguments | None:
+        """The arguments of a layer's linear product, without a path of all rows, or None if the
+        layer is not one."""
+        given = stand_in(x, call.edge_index, path)
+        if self.conv == 'sage':
+            to = self._neighbours(conv, given, call, path, compact[0])
+            if to is None or not conv._takes_path(to):
+                return None
+            return conv._arguments(to, path, compact)
+        if not conv._sums() or (path is not None and conv._has_other_graph(path)):
+            return None
+        if path is not None and call.edge_index is None:
+            norm = conv._norm_of_path(path, x.dtype)
+        else:
+            norm = conv._operator(given, call.edge_index, call.edge_weight, True, call.num_nodes)
+        if norm is None or not conv._takes_path(norm):
+            return None
+        return conv._arguments(given, call.edge_index, norm, path, compact)
+
+    def _mapped(
+        self,
+        conv: Any,
+        x: Tensor,
+        given: LinearArguments,
+        call: '_Call',
+        runs: ExecutionPath | None,
+        path: ExecutionPath | None,
+        how: Rectify | None,
+        staged: bool,
+        streams: bool,
+    ) -> tuple[Tensor | None, bool]:
+        """A layer's linear product, in parts where the model :obj:`streams`, and whether it went
+        through :obj:`how`."""
+        _, weight, bias, plan, root_weight = given
+        done, out = False, None
+        if streams and weight is not None and not plan.out_acc and (
+            staged or aggregates_first(
+                weight, takes_gradient(x), takes_gradient(weight),
+                plan.part.graph.num_dst < plan.part.graph.num_src,
+            )
+        ):  # fmt: skip
+            blocks = width = None
+            if staged:
+                width = tile_width(x.size(1), self.tile or TILE)
+            else:
+                blocks = _blocks(plan.part.graph, path)
+                x = given.x
+            parts = Parts(blocks, width, how)
+            done = how is not None
+            out = streamed_linear(x, weight, bias, plan, root_weight, parts)
+        elif runs is not None and not staged:
+            out = linear_product(*given)
+        if out is not None and self.conv == 'sage':
+            out = conv._normalized(out, None)
+        return out, done
+
+    def _out_of_memory(
+        self,
+        error: torch.OutOfMemoryError,
+        k: int,
+        x: Any,
+        call: '_Call',
+        path: ExecutionPath | None,
+        active_only: bool,
+    ) -> torch.OutOfMemoryError:
+        """The error with the part of the model that it comes from, and what would help."""
+        trains = self.training and torch.is_grad_enabled()
+        helps = []
+        if trains and (path is None or not path.forward):
+            helps.append("paths prepared with forward=True compute only rows that the loss reads")
+        if trains and not self.checkpoint:
+            helps.append('PathPreparedGNN(..., checkpoint=True) keeps no aggregated features')
+        if isinstance(x, Tensor) and x.device == call.device and not x.requires_grad:
+            helps.append('x.cpu().pin_memory() as features, which are copied in columns')
+        if path is not None and path.forward and not active_only:
+            helps.append('active_only=True makes no output of all nodes')
+        if call.edge_index is not None and not isinstance(call.edge_index, PreparedGraph):
+            helps.append('ToCSR(keep_edge_index=False) keeps no int64 list of edges')
+        if call.edge_index is not None and path is not None and trains:
+            helps.append('Prepare(keep_graph=False) keeps only the paths')
+        if not trains:
+            helps.append('model.inference(data, max_bytes=...) evaluates in blocks')
+        tensor = None
+        if k < self.num_layers:
+            tried = _tried_bytes(str(error))
+            tensor = None if tried is None else self._tensor_of(tried, k, x, path)
+            num_nodes = x.size(0)
+            num_dst = path.num_dst if path is not None and path.forward and trains else num_nodes
+            conv: Any = self.convs[k]
+            part = (
+                f"layer {k} ({type(conv).__name__}, {num_dst} of {num_nodes} rows, "
+                f'{self._widths[k]} to {self._widths[k + 1]} columns)'
+            )
+        else:
+            part = f'the output of all {x.size(0)} nodes'
+        text = f'{error} It was for {"" if tensor is None else tensor + " of "}{part}.'
+        return torch.OutOfMemoryError(f'{text} What helps: {"; ".join(helps)}.' if helps else text)
+
+    def _tensor_of(
+        self, tried: float, k: int, x: Any, path: ExecutionPath | None
+    ) -> str | None:
+        """The tensor of a layer that has about this number of bytes."""
+        num_nodes, fin, fout = x.size(0), *self._widths[k : k + 2]
+        sizes = {'the output': (num_nodes, fout), 'the features of all sources': (num_nodes, fin)}
+        if path is not None and path.forward:
+            sizes = {
+                'the output': (path.num_dst, fout), 'the aggregated features': (path.num_dst, fin),
+                'the features of the sources': (path.num_src, fin),
+                'the mapped features of the sources': (path.num_src, fout), **{
+                    f'{name} for all nodes': size for name, size in sizes.items()
+                },
+            }  # fmt: skip
+        for name, (rows, columns) in sizes.items():
+            if abs(rows * columns * x.dtype.itemsize - tried) <= 0.01 * tried:
+                return name
+        return None
+
+    @property
+    def _widths(self) -> list[int]:
+        hidden = [self.hidden_channels] * (self.num_layers - 1)
+        return [self.in_channels, *hidden, self.out_channels]
 
     def _active(
         self,
@@ -325,6 +603,33 @@ class PathPreparedGNN(Module):
             f'{type(self).__name__}({self.conv!r}, {self.in_channels}, {self.hidden_channels}, '
             f'{self.out_channels}, num_layers={self.num_layers})'
         )
+
+
+class _Call(NamedTuple):
+    """What all layers share in one call of the model."""
+
+    edge_index: Adj | None
+    edge_weight: OptTensor
+    num_nodes: int
+    device: torch.device
+    recomputes: bool
+
+
+def _tried_bytes(text: str) -> float | None:
+    """The bytes that could not be allocated, of an error of PyTorch or of a kernel."""
+    found = re.search(r'ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)', text)
+    if found is None:
+        return None
+    return float(found[1]) * {'bytes': 1, 'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}[found[2]]
+
+
+def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
+    """The rows of a graph in blocks; a path keeps them."""
+    num_rows = rows_of_block(graph.num_dst)
+    if path is None:
+        return row_blocks(graph, num_rows)
+    key = ('blocks', graph.num_dst, graph.num_edges, num_rows)
+    return path.derived(key, lambda: row_blocks(graph, num_rows))
 
 
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:

@@ -15,9 +15,14 @@ from ..graph.operator import SparseOperator
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
-from ..ops.linear_product import Plan, aggregates_first, linear_product, takes_gradient
+from ..ops.linear_product import (
+    LinearArguments,
+    Plan,
+    aggregates_first,
+    linear_product,
+    takes_gradient,
+)
 from ..ops.path import expand
-from ..ops.product import product
 from ._fused import autocast_dtype, is_plain_linear
 from ._path import (
     AggregatedInput,
@@ -26,7 +31,6 @@ from ._path import (
     linear_of_rows,
     linear_on_path,
     path_operator,
-    sum_on_path,
 )
 from ._reduce import FusedReduce, Neighbours, reduce, source_of
 
@@ -129,12 +133,20 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         """PyG's own way."""
         return super().forward(self._unfused(x), self._left(edge_index), size)
 
-    def _aggregated_once(self, x: Tensor, edge_index: Tensor) -> Any:
-        to = self._neighbours(x, edge_index, None)
-        if to is None or not self._sums_of_nodes(to):
-            return None
-        summed = product(self._operator(to, to.num_dst, False), to.source)
-        return summed, x if self.root_weight else None, None
+    def _input_plan(
+        self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
+    ) -> tuple[Plan, bool, None] | None:
+        """How to aggregate an input, and whether the layer needs the input itself too."""
+        acc = acc_dtype(x.dtype)
+        if path is not None and edge_index is None:
+            self._alone(x, path)
+            whole = path_operator(path, acc, type(self.aggr_module) is MeanAggregation)
+        else:
+            to = self._neighbours(x, edge_index, None)
+            if to is None or not self._sums_of_nodes(to):
+                return None
+            whole = self._operator(to, to.num_dst, False)
+        return self._plan_on(path, whole, acc, (False, True)), self.root_weight, None
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
@@ -178,8 +190,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         compact = compact_out or expands
         out = linear_on_path(x, lin.weight.to(dtype), bias, dtype, path, compact)
         if lin_r is not None:
-            assert x.root is not None
-            out = out + linear_of_rows(x.root.to(dtype), lin_r.weight.to(dtype), path, compact)
+            out = out + linear_of_rows(x, lin_r.weight.to(dtype), path, compact)
         return self._normalized(out, path if expands else None)
 
     def _normalizes_rows(self, path: ExecutionPath | None, compact_out: bool) -> bool:
@@ -205,6 +216,15 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor:
         """The layer on a path. Inputs and outputs may be :obj:`compact`."""
+        expands = self._normalizes_rows(path, compact[1])
+        compact = compact[0], compact[1] or expands
+        out = linear_product(*self._arguments(to, path, compact))
+        return self._normalized(out, path if expands else None)
+
+    def _arguments(
+        self, to: Neighbours, path: ExecutionPath | None, compact: tuple[bool, bool]
+    ) -> LinearArguments:
+        """The arguments of :func:`linear_product` for the layer before it normalises."""
         x, lin = to.source, self.lin_l
         assert isinstance(x, Tensor)
         dtype, acc = autocast_dtype(x), acc_dtype(x.dtype)
@@ -212,17 +232,13 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         def cast(t: Any) -> Any:
             return t if t is None or dtype is None else t.to(dtype)
 
-        if to.edge_index is None:
-            mean = type(self.aggr_module) is MeanAggregation
-            whole = path_operator(path, acc, mean)
+        if to.edge_index is None and path is not None:
+            whole = path_operator(path, acc, type(self.aggr_module) is MeanAggregation)
         else:
-            whole = self._operator(to, path.num_nodes if compact[0] else x.size(0), True)
-        expands = self._normalizes_rows(path, compact[1])
-        compact = compact[0], compact[1] or expands
-        plan = self._plan(path, whole, sum_on_path(path, whole, acc), compact)
+            whole = self._operator(to, to.num_dst, True)
+        plan = self._plan_on(path, whole, acc, compact)
         root_weight = cast(self.lin_r.weight) if self.root_weight else None
-        out = linear_product(cast(x), cast(lin.weight), cast(lin.bias), plan, root_weight)
-        return self._normalized(out, path if expands else None)
+        return LinearArguments(cast(x), cast(lin.weight), cast(lin.bias), plan, root_weight)
 
     def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):

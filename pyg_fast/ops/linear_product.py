@@ -36,6 +36,16 @@ class Plan(NamedTuple):
     watch: Watch | None = None
 
 
+class LinearArguments(NamedTuple):
+    """The arguments of :func:`linear_product`."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    plan: Plan
+    root_weight: Tensor | None = None
+
+
 def linear_product(
     x: Tensor,
     weight: Tensor | None,
@@ -85,7 +95,8 @@ def _forward(
     sent = x if plan.compact_in or plan.whole is not None else plan.src.of(x)
     aggregated = None
     # Under autocast the linear map runs in float16 or bfloat16.
-    if weight is not None and not plan.out_acc and aggregates_first(weight, *needs):
+    fewer = plan.whole is None and op.graph.num_dst < op.graph.num_src
+    if weight is not None and not plan.out_acc and aggregates_first(weight, *needs, fewer):
         aggregated = raw_product(op, sent)
         out = F.linear(aggregated, weight, bias)
     else:
@@ -157,14 +168,9 @@ class LinearProduct(torch.autograd.Function):
                 grad_x = mapped if weight is None else mapped @ weight
         if root_weight is not None:
             if needs_root:
-                root = _root(sent(), plan) if plan.compact_in else plan.dst.of(x)
-                grad_root = grad.t() @ root
+                grad_root = grad.t() @ (_root(x, plan) if plan.compact_in else plan.dst.of(x))
             if needs_x:
-                to_root = grad @ root_weight
-                if op.self_row is None:
-                    grad_x = grad_x + to_root
-                else:
-                    grad_x = grad_x.index_add(0, op.self_row, to_root)
+                grad_x = plus_root(grad_x, grad @ root_weight, op.self_row)
         if needs_x and not plan.compact_in and plan.src.nodes is not None:
             grad_x = expanded(grad_x, plan.src, torch.is_grad_enabled())
         return grad_x, grad_weight, grad.sum(0) if needs_bias else None, grad_root, None
@@ -176,12 +182,24 @@ def _root(sent: Tensor, plan: Plan) -> Tensor:
     return sent if op.self_row is None else sent.index_select(0, op.self_row)
 
 
+def plus_root(grad_x: Tensor, to_root: Tensor, self_row: Tensor | None) -> Tensor:
+    """Adds the gradients of the destinations' own rows, in place unless autograd records it."""
+    if torch.is_grad_enabled():
+        return grad_x + to_root if self_row is None else grad_x.index_add(0, self_row, to_root)
+    return grad_x.add_(to_root) if self_row is None else grad_x.index_add_(0, self_row, to_root)
+
+
 def takes_gradient(t: Tensor) -> bool:
     """Whether the backward pass computes the gradient of a tensor."""
     return torch.is_grad_enabled() and t.requires_grad
 
 
-def aggregates_first(weight: Tensor, needs_x: bool, needs_weight: bool) -> bool:
-    """Whether aggregating before the linear map moves fewer features, given the required gradients.
-    If so, and :obj:`x` needs none, the backward pass reads no transpose."""
-    return weight.size(1) * (1 + needs_x) < weight.size(0) * (1 + (needs_x or needs_weight))
+def aggregates_first(
+    weight: Tensor, needs_x: bool, needs_weight: bool, fewer_rows: bool = False
+) -> bool:
+    """Whether aggregating before the linear map moves fewer features, given the required gradients;
+    with :obj:`fewer_rows` also if it moves as many, as it then maps and keeps fewer rows. If so,
+    and :obj:`x` needs no gradient, the backward pass reads no transpose."""
+    first = weight.size(1) * (1 + needs_x)
+    last = weight.size(0) * (1 + (needs_x or needs_weight))
+    return first < last or (fewer_rows and first == last)

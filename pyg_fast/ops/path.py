@@ -181,6 +181,51 @@ class NodeDropout(torch.autograd.Function):
         return NodeDropout.apply(grad, nodes, seed, p), None, None, None
 
 
+class Rectify(NamedTuple):
+    """A ReLU, then :func:`node_dropout` where there is a :obj:`seed`."""
+
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+    def of(self, x: Tensor, nodes: Tensor | None) -> Tensor:
+        """The result, in place of :obj:`x` where there is no dropout; no gradient."""
+        if self.seed is None:
+            return x.relu_()
+        # Dropout only scales, so it may come first; then nothing is stored in between.
+        return ops.node_dropout.default(x, nodes, self.seed, self.dropout).relu_()
+
+    def grad(self, grad: Tensor, out: Tensor) -> Tensor:
+        """The gradient of :obj:`x`, from the result alone: it is positive where both keep."""
+        grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        if self.seed is None or self.dropout == 1:
+            return grad
+        scale = 1 / (1 - self.dropout)
+        return grad * scale if torch.is_grad_enabled() else grad.mul_(scale)
+
+
+def rectify(x: Tensor, how: Rectify, nodes: Tensor | None = None) -> Tensor:
+    """ReLU and dropout as one function, which saves only its result; differentiable."""
+    if transforms_active():
+        x = x.relu()
+        return x if how.seed is None else node_dropout(x, how.dropout, how.seed, nodes)
+    return RectifyRows.apply(x, how, nodes)
+
+
+class RectifyRows(torch.autograd.Function):
+    """The sign of the result tells which entries have a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: Rectify, nodes: Tensor | None) -> Tensor:
+        out = x.relu() if how.seed is None else how.of(x, nodes)
+        save(ctx, out, how)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out, how = saved(ctx)
+        return how.grad(grad, out), None, None
+
+
 @fake('expand_rows')
 def _expand_rows_fake(x: Tensor, position: Tensor) -> Tensor:
     return x.new_empty(position.size(0), x.size(1))
