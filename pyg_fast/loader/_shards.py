@@ -21,16 +21,17 @@ _ACTIVE, _ENDED, _FAILED = range(3)  # what a process says in a round
 class ShardedFeatures:
     r"""Features of all nodes, of which every process of a group holds some rows.
 
-    Set it as an attribute of :obj:`data`, in place of the tensor. A
-    :class:`FastNeighborLoader` then reads the rows of each batch from the processes that hold them,
-    by all-to-all collectives: on CUDA over the group's own backend, NCCL, on a CPU over gloo.
-    Batches hold plain tensors, with the same rows as from the whole tensor. PyG's
-    :meth:`model.inference` needs the whole one.
+    Set it as an attribute of :obj:`data`, in place of the tensor, and set :obj:`data.num_nodes`,
+    which it does not tell. A :class:`FastNeighborLoader` then reads the rows of each batch from the
+    processes that hold them, by all-to-all collectives: on CUDA over the group's own backend, NCCL,
+    on a CPU over gloo. Batches hold plain tensors, with the same rows as from the whole tensor.
+    PyG's :meth:`model.inference` needs the whole one.
 
     .. code-block:: python
 
         torch.distributed.init_process_group('nccl')
-        data.x = ShardedFeatures(part, data.num_nodes)  # e.g. rows that only this process read
+        data.num_nodes = num_nodes
+        data.x = ShardedFeatures(part, num_nodes)  # e.g. rows that only this process has read
         loader = FastNeighborLoader(data, [15, 10, 5], batch_size=1024, device='cuda', seed=0,
                                     rank=rank, num_replicas=num_replicas)
 

@@ -78,6 +78,8 @@ class FastNeighborLoader(NeighborLoader):
     - for CUDA, attributes in host memory: a copy on the device or in pinned host memory (pinned and
       shared memory, lists and NumPy arrays are not copied but read while batches are fetched
       ahead);
+    - with :obj:`features='sharded'`: this process's rows, a copy that is never made again, also not
+      by :meth:`refresh`: write to :obj:`loader.data.x.part`;
     - rows in the cache of :obj:`cache_ratio`;
     - rows that a batch reuses from the previous one (:obj:`match`).
 
