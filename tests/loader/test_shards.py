@@ -198,6 +198,15 @@ if rank:
 loader = FastNeighborLoader(two, [3], batch_size=11, seed=0)
 refused(RuntimeError, 'same ShardedFeatures', lambda: list(loader))
 
+# A process takes no batches any more.
+group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+two = Data(x=ShardedFeatures.split(data.x, group), edge_index=data.edge_index, num_nodes=100)
+iterator = iter(FastNeighborLoader(two, [3], batch_size=11, seed=rank))
+next(iterator)
+if rank == 0:
+    refused(RuntimeError, 'does not take batches any more', lambda: next(iterator))
+dist.barrier()
+
 # A process ends in the middle of an epoch.
 loader = FastNeighborLoader(data, [3, 2], batch_size=11, features='sharded', seed=rank)
 iterator = iter(loader)
