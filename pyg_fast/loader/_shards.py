@@ -22,10 +22,10 @@ class ShardedFeatures:
     r"""Features of all nodes, of which every process of a group holds some rows.
 
     Set it as an attribute of :obj:`data`, in place of the tensor, and set :obj:`data.num_nodes`,
-    which it does not tell. A :class:`FastNeighborLoader` then reads the rows of each batch from the processes that hold them,
-    by all-to-all collectives: on CUDA over the group's own backend, NCCL, on a CPU over gloo.
-    Batches hold plain tensors, with the same rows as from the whole tensor. PyG's
-    :meth:`model.inference` needs the whole one.
+    which it does not tell. A :class:`FastNeighborLoader` then reads the rows of each batch from the
+    processes that hold them, by all-to-all collectives: on CUDA over the group's own backend, NCCL,
+    on a CPU over gloo. Batches hold plain tensors, with the same rows as from the whole tensor.
+    PyG's :meth:`model.inference` needs the whole one.
 
     .. code-block:: python
 
