@@ -15,6 +15,9 @@ struct VectorSum {
   Acc data[VEC];
 };
 
+// What threads without an edge read: a selection for each element that they add costs more.
+static __device__ uint4 zeros;
+
 // TEAM threads process a row (or a part of one): a warp, or each team of a warp its own row.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM = 32>
 struct SpmmRow {
@@ -49,47 +52,51 @@ struct SpmmRow {
   __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
     constexpr int kSlots = TEAM / LANES;
     constexpr int kSteps = LANES < kUnroll ? LANES : kUnroll;
+    constexpr int kStride = kSteps * kSlots;
     const int slot = threadIdx.x % TEAM / LANES;
+    // Past the end there are other rows' edges: 0 times their weight would be NaN if that is infinite.
+    Edge own = edge;
+    if (WEIGHTED && static_cast<int>(threadIdx.x % TEAM) >= count) own.weight = 0;
     int first = 0;
     if constexpr (TEAM == 32) {
 #pragma unroll 1
-      for (; first + kSteps * kSlots <= count; first += kSteps * kSlots)
-        add_steps<kSteps, true>(edge, first + slot, count, sum);
-      if (first < count) add_steps<kSteps, false>(edge, first + slot, count, sum);
+      for (; first + kStride <= count; first += kStride)
+        add_steps<kSteps, true>(own, first + slot, count, sum);
+      if (first < count) add_steps<kSteps, false>(own, first + slot, count, sum);
     } else {  // all teams of a warp take the same branches
-#pragma unroll 1
-      for (; first < TEAM && __any_sync(kWarpMask, first < count); first += kSteps * kSlots) {
-        if (__all_sync(kWarpMask, first + kSteps * kSlots <= count))
-          add_steps<kSteps, true>(edge, first + slot, count, sum);
-        else add_steps<kSteps, false>(edge, first + slot, count, sum);
-      }
+      do {
+        add_steps<kSteps, false>(own, first + slot, count, sum);
+        first += kStride;
+      } while (first < TEAM && __any_sync(kWarpMask, first < count));
     }
   }
 
-  // Adds STEPS of the slot's edges. Past the end it rereads the last edge and adds nothing.
+  // Adds STEPS of the slot's edges, and zeros past the end.
   template <int STEPS, bool FULL>
   __device__ void add_steps(const Edge& edge, int e, int count, Sum& sum) const {
     constexpr int kSlots = TEAM / LANES;
     Pack<T, VEC> v[STEPS];
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      const int at = FULL || e + u * kSlots < count ? e + u * kSlots : count - 1;
-      const Col source = __shfl_sync(kWarpMask, edge.source, at, TEAM);
-      v[u] = pyg_fast::cuda::load<T, VEC>(
-          reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
+      const Col source = __shfl_sync(kWarpMask, edge.source, e + u * kSlots, TEAM);
+      const T* from = features_of(source);
+      if (!FULL && e + u * kSlots >= count) from = reinterpret_cast<const T*>(&zeros);
+      v[u] = pyg_fast::cuda::load<T, VEC>(from);
     }
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      const bool valid = FULL || e + u * kSlots < count;
       const Acc weight =
           WEIGHTED ? __shfl_sync(kWarpMask, edge.weight, e + u * kSlots, TEAM) : Acc(1);
 #pragma unroll
-      for (int c = 0; c < VEC; ++c) {
-        const Acc term = element(v[u], c);
-        if (FULL) sum.data[c] += weight * term;
-        else sum.data[c] += valid ? weight * term : Acc(0);
-      }
+      for (int c = 0; c < VEC; ++c) sum.data[c] += weight * element(v[u], c);
     }
+  }
+
+  // One wide multiply-add, if the multiplication is of 32 bits by name.
+  __device__ const T* features_of(Col source) const {
+    uint64_t offset;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(offset) : "r"(source), "r"(row_bytes));
+    return reinterpret_cast<const T*>(x + offset);
   }
 
   __device__ void reduce(Sum& sum) const {
@@ -108,37 +115,43 @@ struct SpmmRow {
 
   __device__ void finish(int64_t row, int64_t degree, Sum& sum) const {
     if (!active) return;
-    Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc(1);
-    if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
+    if (p.row_scale || p.mean) {
+      Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc(1);
+      if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
 #pragma unroll
-    for (int c = 0; c < VEC; ++c) sum.data[c] *= scale;
-    const int64_t own = p.self_row ? static_cast<const Col*>(p.self_row)[row] : row;
-    if (p.diag && own >= 0 && own < p.csr.num_cols) {
-      const Acc d = static_cast<const Acc*>(p.diag)[row];
-      const auto self = pyg_fast::cuda::load<T, VEC>(
-          static_cast<const T*>(x_self) + own * p.dim + column);
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) sum.data[c] += d * element(self, c);
+      for (int c = 0; c < VEC; ++c) sum.data[c] *= scale;
     }
-    if (p.out_acc) {
-      constexpr int kWide = VEC < kVec<Acc> ? VEC : kVec<Acc>;
-      const Acc* bias = static_cast<const Acc*>(p.bias);
-      Acc* out = static_cast<Acc*>(p.out) + row * p.dim + column;
+    if (p.diag) {
+      const int64_t own = p.self_row ? static_cast<const Col*>(p.self_row)[row] : row;
+      if (own >= 0 && own < p.csr.num_cols) {
+        const Acc d = static_cast<const Acc*>(p.diag)[row];
+        const auto self = pyg_fast::cuda::load<T, VEC>(
+            static_cast<const T*>(x_self) + own * p.dim + column);
 #pragma unroll
-      for (int at = 0; at < VEC; at += kWide) {
-        Pack<Acc, kWide> result;
-#pragma unroll
-        for (int c = 0; c < kWide; ++c)
-          result.data[c] = sum.data[at + c] + (bias ? bias[column + at + c] : Acc(0));
-        store<Acc, kWide>(out + at, result);
+        for (int c = 0; c < VEC; ++c) sum.data[c] += d * element(self, c);
       }
-    } else {
-      const T* bias = static_cast<const T*>(p.bias);
-      Pack<T, VEC> result;
+    }
+    if constexpr (!std::is_same_v<T, Acc>) {
+      if (p.out_acc) return write<Acc>(row, sum);
+    }
+    write<T>(row, sum);
+  }
+
+  template <typename Out>
+  __device__ void write(int64_t row, Sum& sum) const {
+    constexpr int kWide = VEC < kVec<Out> ? VEC : kVec<Out>;
+    if (p.bias) {
+      const Out* bias = static_cast<const Out*>(p.bias) + column;
 #pragma unroll
-      for (int c = 0; c < VEC; ++c)
-        result.data[c] = from_acc<T>(sum.data[c] + (bias ? to_acc(bias[column + c]) : Acc(0)));
-      store<T, VEC>(static_cast<T*>(p.out) + row * p.dim + column, result);
+      for (int c = 0; c < VEC; ++c) sum.data[c] += to_acc(bias[c]);
+    }
+    Out* out = static_cast<Out*>(p.out) + row * p.dim + column;
+#pragma unroll
+    for (int at = 0; at < VEC; at += kWide) {
+      Pack<Out, kWide> result;
+#pragma unroll
+      for (int c = 0; c < kWide; ++c) result.data[c] = from_acc<Out>(sum.data[at + c]);
+      store<Out, kWide>(out + at, result);
     }
   }
 };

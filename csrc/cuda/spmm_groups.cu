@@ -65,47 +65,45 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const I* shift = static_cast<const I*>(g.long_shift);
   allow_next_kernel();
 
+  struct Span {
+    I begin = 0, end = 0;
+  };
+  const auto span = [&](int k) { return k < groups ? Span{ptr[k], ptr[k + 1]} : Span{}; };
+
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     const Row row(p, x_self, tile);
+    Span next = span(team), after = span(team + kTeams);
     Edge edge;
-    I begin = 0, end = 0, target = 0;
-    const auto open = [&](int k) {
-      begin = end = 0;
-      if (k >= groups) return;
-      begin = ptr[k];
-      end = ptr[k + 1];
-      target = row_of[k];
-      edge.load(row, begin + lane, end);
-    };
-    open(team);
-    for (int turn = 0; turn < groups; turn += kTeams) {
-      const I from = begin, to = end, of = target;
+    edge.load(row, next.begin + lane, next.end);
+    for (int k = team; k - team < groups; k += kTeams) {
+      const Span now = next;
+      next = after;
+      after = span(k + 2 * kTeams);
+      const I of = k < groups ? row_of[k] : 0;
       auto sum = row.empty(0);
-      bool opened = false;
-      I left = to - from;
+      I left = now.end - now.begin;
+      bool is_read = false;
       do {
-        const Edge now = edge;
-        const I base = to - left;
-        // Prefetches the next group's first edges while this group is summed.
-        if (left > TEAM) {
-          edge.load(row, base + TEAM + lane, to);
-        } else if (!opened) {
-          open(turn + kTeams + team);
-          opened = true;
-        }
-        row.add(now, base, left <= 0 ? 0 : left < TEAM ? static_cast<int>(left) : TEAM, sum);
+        const Edge current = edge;
+        // Reads the next edges, or once the first ones of the next group, while these are summed.
+        const bool is_last = left <= TEAM;
+        const I at = is_last ? next.begin : now.end - left + TEAM;
+        const I end = is_read ? at : is_last ? next.end : now.end;
+        edge.load(row, at + lane, end);
+        is_read = is_last;
+        row.add(current, 0, left <= 0 ? 0 : left < TEAM ? static_cast<int>(left) : TEAM, sum);
         left -= TEAM;
-      } while (__any_sync(kWarpMask, left > 0));
+      } while (TEAM == 32 ? left > 0 : __any_sync(kWarpMask, left > 0));
       row.reduce(sum);
-      if (turn + team >= groups || lane >= LANES) continue;
+      if (k >= groups || lane >= LANES) continue;
       if (of >= 0) {
-        row.finish(of, to - from, sum);
+        row.finish(of, p.mean ? ptr[k + 1] - ptr[k] : 0, sum);
       } else if (row.active) {
-        const int64_t k = -1 - static_cast<int64_t>(of);
+        const int64_t long_row = -1 - static_cast<int64_t>(of);
         if (g.atomic) {
-          add_to<acc_t<T>, VEC>(partial + k * p.dim + row.column, sum.data);
+          add_to<acc_t<T>, VEC>(partial + long_row * p.dim + row.column, sum.data);
         } else {
-          const int64_t slot = first + turn + team - shift[k];
+          const int64_t slot = first + k - shift[long_row];
           keep(partial + slot * p.dim + row.column, sum);
         }
       }
@@ -170,11 +168,11 @@ int64_t partial_bytes(const Spmm& p, const Groups& g) {
   return (bytes + 255) / 256 * 256;
 }
 
-// Whether the groups have too few edges to fill the slots of a warp. Then teams of fewer threads take one
-// group each, unless the longest groups would delay them; teams of a single slot gain less.
+// Whether a warp is too wide for most groups. Then teams of fewer threads take one group each, unless the
+// longest groups would delay them; where the features of an edge take half a warp, teams gain less.
 bool wants_teams(const Spmm& p, const Groups& g, const Shape& s) {
   const int64_t slots = 32 / s.lanes;
-  const int64_t few = (slots > 4 ? kUnroll : 2) * slots;
+  const int64_t few = slots == 2 ? 4 : slots > 8 ? kUnroll * slots : 32;
   return slots > 1 && p.csr.num_edges <= few * g.num_groups && g.size <= 4 * kUnroll * slots;
 }
 
