@@ -1,5 +1,6 @@
 """The layers."""
 
+from . import relational as relational  # It adds to MIXINS.
 from ._inference import inference
 from ._path import AggregatedInput
 from .gat import FusedGATConv, FusedGATv2Conv

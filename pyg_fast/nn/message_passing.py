@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import FAConv, GraphConv, MessagePassing, TransformerConv
+from torch_geometric.nn import FAConv, GraphConv, MessagePassing, RGATConv, TransformerConv
 from torch_geometric.nn.aggr import (
     AttentionalAggregation,
     MaxAggregation,
@@ -76,7 +76,7 @@ class FusedPropagate:
         if torch.compiler.is_compiling():
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         try:
-            out = _fused(self, edge_index, size, kwargs)
+            out = self._kernel(edge_index, size, kwargs)
             _note(self, '')
             return out
         except Fallback as reason:
@@ -92,6 +92,10 @@ class FusedPropagate:
         elif isinstance(edge_index, PreparedGraph):
             edge_index = edge_index.to_edge_index()
         return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+
+    def _kernel(self: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+        """The result of :meth:`propagate`, or :class:`Fallback`."""
+        return _fused(self, edge_index, size, kwargs)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
@@ -277,7 +281,8 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
 # Layers whose `message` sets an attribute for `return_attention_weights` only: by `message`, their
 # `forward` and the position of that argument in it.
 _WRITES = {
-    FAConv.message: (FAConv.forward, 4), TransformerConv.message: (TransformerConv.forward, 3),
+    FAConv.message: (FAConv.forward, 4), RGATConv.message: (RGATConv.forward, 5),
+    TransformerConv.message: (TransformerConv.forward, 3),
 }  # fmt: skip
 
 
@@ -473,6 +478,8 @@ def _scaled(aggr: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> Tenso
 
 
 _classes: dict[type, type] = {}
+# What stands before a class whose kernels need more than its message.
+MIXINS: dict[type, type] = {}
 
 
 def fused_class(base: type) -> type:
@@ -484,7 +491,8 @@ def fused_class(base: type) -> type:
             '__reduce_ex__': _reduce_ex,
             '_set_jittable_templates': FusedMessagePassing._set_jittable_templates,
         }
-        _classes[base] = type(f'Fused{base.__name__}', (FusedPropagate, base), body)
+        bases = MIXINS.get(base, FusedPropagate), base
+        _classes[base] = type(f'Fused{base.__name__}', bases, body)
     return _classes[base]
 
 

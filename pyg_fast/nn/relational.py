@@ -1,0 +1,329 @@
+"""Layers with a matrix for each relation: a graph whose nodes are pairs of a node and a relation.
+
+An edge of relation r from j to i needs row (j, r) of the features times all matrices, or adds to
+row (i, r) of the sums that the matrices take. No edge needs a matrix of its own.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.typing
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import RGATConv, RGCNConv
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+from torch_geometric.typing import Adj, OptTensor, Size
+from torch_geometric.utils import softmax
+
+from ..graph.graph import Graph, graph_of
+from ..graph.operator import SparseOperator
+from ..message import Fallback, make_entry
+from ..message._inputs import check_inputs
+from ..ops._checks import DTYPES
+from ..ops.product import product
+from ..ops.to_csr import MOST_NODES
+from ._fused import is_plain_linear
+from .message_passing import MIXINS, FusedPropagate, _note, _why_not
+
+# Rows of pairs may take the memory of PyG's messages, or this many numbers if those are fewer.
+_MOST_NUMBERS = 1 << 26
+_REDUCES = {SumAggregation: 'sum', MeanAggregation: 'mean'}
+# PyG's methods, before any patch.
+_METHODS = {cls: (cls.forward, cls.message, cls.update) for cls in (RGCNConv, RGATConv)}
+
+
+def _check(conv: Any, cls: Any, edge_index: Any, edge_type: Any) -> str:
+    """How messages are reduced.
+
+    Raises:
+        Fallback: If PyG's code must run.
+    """
+    reason = _why_not(conv, edge_index, conv.aggr_module, None)
+    if reason is None and (cls.forward, cls.message, cls.update) != _METHODS[cls]:
+        reason = 'its message passing is overridden'
+    if reason is None and type(conv.aggr_module) not in _REDUCES:
+        reason = f'{type(conv.aggr_module).__name__} over relations'
+    if reason is None and conv.flow != 'source_to_target':
+        reason = f'flow={conv.flow!r}'
+    if reason is None and (
+        not isinstance(edge_type, Tensor) or edge_type.dim() != 1
+        or edge_type.size(0) != edge_index.size(1) or edge_type.device != edge_index.device
+        or edge_type.is_floating_point() or edge_type.dtype == torch.bool
+    ):  # fmt: skip
+        reason = 'an edge_type that is no number for each edge'
+    if reason is None and not edge_type.is_cuda and edge_type.size(0) > 0:
+        low, high = edge_type.long().aminmax()
+        if low < 0 or high >= conv.num_relations:  # PyG knows what to do.
+            reason = 'relations out of range'
+    if reason is not None:
+        raise Fallback(reason)
+    return _REDUCES[type(conv.aggr_module)]
+
+
+def _ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    source, target = plain.long().unbind()
+    return source, target
+
+
+def _check_pairs(num_pairs: int, width: int, num_edges: int) -> None:
+    """Raises :class:`Fallback` if rows of that width are many."""
+    if num_pairs > MOST_NODES or num_pairs * width > max(_MOST_NUMBERS, num_edges * width):
+        raise Fallback(f'{num_pairs} pairs of a node and a relation')
+
+
+class FusedRelationalSums(FusedPropagate):
+    """Mixin before :class:`~torch_geometric.nn.RGCNConv`: one sum for all relations."""
+
+    def forward(self: Any, x: Any, edge_index: Adj, edge_type: OptTensor = None) -> Tensor:
+        if not torch.compiler.is_compiling():
+            try:
+                out = _sum(self, x, edge_index, edge_type)
+                _note(self, '')
+                return out
+            except Fallback:
+                pass  # PyG propagates for each relation, which says what ran.
+        return super().forward(x, edge_index, edge_type)  # type: ignore[misc]
+
+
+def _sum(conv: Any, x: Any, edge_index: Any, edge_type: Any) -> Tensor:
+    """The result of RGCNConv."""
+    reduce = _check(conv, RGCNConv, edge_index, edge_type)
+    x_l, x_r = x if isinstance(x, tuple) else (x, x)
+    num_relations, is_id = conv.num_relations, x_l is None
+    by_blocks = conv.num_blocks is not None
+    if x is None:
+        x_r = torch.arange(conv.in_channels_l, device=conv.weight.device)
+    if not isinstance(x_r, Tensor) or x_r.dim() != (2 if x_r.is_floating_point() else 1):
+        raise Fallback('features that are no matrix')
+    if is_id:
+        num_src, width = conv.in_channels_l, conv.out_channels
+        if by_blocks or x_r.is_floating_point():
+            raise Fallback('numbers of nodes')
+    elif not isinstance(x_l, Tensor) or x_l.dim() != 2 or not x_r.is_floating_point():
+        raise Fallback('numbers of nodes')
+    else:
+        num_src, width = x_l.shape
+    if (
+        torch_geometric.typing.WITH_SEGMM and reduce == 'mean' and not is_id
+        and conv.num_bases is None and not by_blocks
+    ):  # fmt: skip
+        raise Fallback('PyG may take the mean over all relations')
+    num_dst = x_r.size(0)
+    read = [x_r] if is_id else [x_l, x_r]
+    check_inputs(edge_index.device, read, edge_index.size(1), (num_src, num_dst))
+    conv._check_input(edge_index, (num_src, num_dst))
+    weight = conv.weight
+    if conv.num_bases is not None:
+        weight = (conv.comp @ weight.view(conv.num_bases, -1)).view(
+            num_relations, conv.in_channels_l, conv.out_channels
+        )
+    source, target = _ends(edge_index)
+    kind = edge_type.long()
+    if is_id:
+        x_l = weight.reshape(-1, width)
+        known = (source >= 0) & (source < num_src)
+        row = kind.clamp(0, num_relations - 1) * num_src + source
+        source = torch.where(known, row, -1)
+        num_src *= num_relations
+    edges = _Edges(source, target, kind, num_src, num_dst, num_relations)
+    sums = _sums_of_all if _is_dense(edge_index.device) else _sums_with_edges
+    out = sums(edges, x_l.contiguous(), None if is_id else weight, reduce == 'mean')
+    out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
+    if conv.root is not None:
+        out = out + (x_r @ conv.root if x_r.is_floating_point() else conv.root[x_r])
+    return out if conv.bias is None else out + conv.bias
+
+
+class _Edges(NamedTuple):
+    source: Tensor
+    target: Tensor
+    kind: Tensor
+    num_src: int
+    num_dst: int
+    num_relations: int
+
+    def graph(self, row: Tensor, num_rows: int, x: Tensor) -> Graph:
+        return graph_of(
+            torch.stack([self.source, row]), self.num_src, num_rows, transpose=_needs_grad(x)
+        )
+
+
+def _needs_grad(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _is_dense(device: torch.device) -> bool:
+    """Whether all pairs have a row: a GPU need not tell then how many have edges."""
+    return device.type == 'cuda'
+
+
+def _sums_of_all(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    """A row for each pair of a destination and a relation, and one product with all matrices."""
+    _, target, kind, _, num_dst, num_relations = edges
+    width, stride = x.size(1), num_relations + 1
+    _check_pairs(num_dst * stride, width, kind.size(0))
+    # Edges of other relations, which PyG ignores, have rows of their own.
+    kind = torch.where((kind >= 0) & (kind < num_relations), kind, num_relations)
+    graph = edges.graph(target * stride + kind, num_dst * stride, x)
+    sums = product(SparseOperator(graph, mean=mean), x)
+    sums = sums.view(num_dst, stride * width)[:, : num_relations * width]
+    if weight is None:
+        return sums.view(num_dst, num_relations, width).sum(1)
+    if weight.dim() == 3:
+        return sums @ weight.flatten(0, 1)
+    sums = sums.view(num_dst, num_relations, *weight.shape[1:3])
+    return torch.einsum('nrbc,rbcd->nbd', sums, weight).flatten(1)
+
+
+def _sums_with_edges(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    """Rows, sorted by relation, for the pairs that have edges, and a product for each relation."""
+    _, target, kind, num_src, num_dst, num_relations = edges
+    num_rows = num_dst * num_relations
+    _check_pairs(num_rows, 1, kind.size(0))
+    row = torch.where((target >= 0) & (target < num_dst), kind * num_dst + target, -1)
+    graph = edges.graph(row, num_rows, x)
+    used = graph.rowptr.diff() > 0
+    pairs = used.nonzero().view(-1)
+    rowptr, t_col = F.pad(graph.rowptr[1:][pairs], (1, 0)), graph.t_col
+    if t_col is not None:
+        place = used.cumsum(0, dtype=t_col.dtype) - 1
+        t_col = place[t_col.long()]
+    graph = graph._replace(rowptr=rowptr, t_col=t_col, num_dst=pairs.size(0))
+    sums = product(SparseOperator(graph, mean=mean), x)
+    counts = (pairs // num_dst).bincount(minlength=num_relations).tolist()
+    out = torch.cat([
+        _mapped(rows, weight, r) for r, rows in enumerate(sums.split(counts)) if rows.size(0) > 0
+    ])  # fmt: skip
+    both = torch.stack([torch.arange(out.size(0), device=pairs.device), pairs % num_dst])
+    graph = graph_of(both, out.size(0), num_dst, transpose=_needs_grad(out))
+    return product(SparseOperator(graph), out, out_acc=True)
+
+
+def _mapped(rows: Tensor, weight: Tensor | None, relation: int) -> Tensor:
+    """Rows times the matrix, or the diagonal blocks, of a relation."""
+    if weight is None:
+        return rows
+    own = weight[relation]
+    if own.dim() == 2:
+        return rows @ own
+    return torch.einsum('nbc,bcd->nbd', rows.view(-1, *own.shape[:2]), own).flatten(1)
+
+
+class FusedRelationalAttention(FusedPropagate):
+    """Mixin before :class:`~torch_geometric.nn.RGATConv`: the maps of nodes, one for each relation,
+    and a message without matrices."""
+
+    def _kernel(self: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+        return _attention(self, edge_index, size, **kwargs)
+
+    def _message(
+        self: Any, value_j: Tensor, key_j: Tensor, query_i: Tensor, edge_type: Tensor,
+        relations: Tensor, index: Tensor, size_i: int, edge_attr: OptTensor = None,
+        edge_map: OptTensor = None, degree_i: OptTensor = None,
+    ) -> Tensor:  # fmt: skip
+        """As PyG's, of the row of the source and the edge's relation."""
+        additive = self.attention_mode == 'additive-self-attention'
+        own = edge_type.view(-1, 1, 1) == relations.view(1, -1, 1)
+        query = torch.where(own, query_i, 0.0).sum(1)
+        alpha = query + key_j if additive else query * key_j
+        if edge_attr is not None:
+            of_edge = edge_attr @ edge_map
+            alpha = alpha + of_edge if additive else alpha * of_edge
+        if additive:
+            alpha = F.leaky_relu(alpha, self.negative_slope)
+        alpha = softmax(alpha, index, None, size_i)
+        if self.mod == 'f-scaled':
+            alpha = alpha * degree_i
+        elif self.training and self.dropout > 0:
+            alpha = F.dropout(alpha, p=self.dropout, training=True)
+        value = value_j.view(-1, self.heads, 1, self.out_channels)
+        out = alpha.view(-1, self.heads, self.dim, 1) * value
+        if self.mod == 'additive':
+            out = out + self.w * value
+        elif self.mod == 'scaled':
+            out = out * degree_i.view(-1, 1, 1, self.out_channels)
+        return out.view(-1, self.heads, self.out_channels) if additive else out
+
+
+def _attention(
+    conv: Any, edge_index: Any, size: Size, x: Any, edge_type: Any, edge_attr: Any
+) -> Tensor:
+    """The result of RGATConv."""
+    reduce = _check(conv, RGATConv, edge_index, edge_type)
+    if conv.attention_mechanism != 'across-relation':
+        raise Fallback(f'{conv.attention_mechanism} attention')
+    if conv.mod == 'f-additive':  # It tells zero from the smallest numbers.
+        raise Fallback(f'mod={conv.mod!r}')
+    if conv.node_dim != 0:
+        raise Fallback(f'node_dim={conv.node_dim}')
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype not in DTYPES:
+        raise Fallback('features that are no matrix')
+    num_nodes, num_channels = x.shape
+    if size is not None and any(each not in (None, num_nodes) for each in size):
+        raise Fallback('sizes that differ')
+    conv._check_input(edge_index, size)
+    num_relations, num_edges = conv.num_relations, edge_index.size(1)
+    inputs: dict[tuple[str, str], Tensor] = {}
+    other: dict[str, Any] = {}
+    if edge_attr is not None:
+        if not isinstance(edge_attr, Tensor) or edge_attr.dim() > 2 or conv.lin_edge is None:
+            raise Fallback('edge features without a map')
+        edge_attr = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+        if edge_attr.size(0) != num_edges or not is_plain_linear(conv.lin_edge):
+            raise Fallback('edge features by relation, or an observed map')
+        inputs['edge', 'edge_attr'] = edge_attr
+        other['edge_map'] = conv.lin_edge.weight.t() @ conv.e
+    check_inputs(edge_index.device, [x, *inputs.values()], num_edges, (num_nodes, num_nodes))
+    num_pairs = num_nodes * num_relations
+    if num_pairs > min(MOST_NODES, num_edges * num_channels):  # PyG's matrices take less.
+        raise Fallback(f'{num_pairs} pairs of a node and a relation')
+
+    source, target = _ends(edge_index)
+    kind = edge_type.long()
+    inputs['edge', 'edge_type'] = kind.float()  # Kernels compare floats.
+    pair = torch.where((kind >= 0) & (kind < num_relations), source * num_relations + kind, -1)
+    value = _by_relation(conv, x)
+    graph = graph_of(
+        torch.stack([pair, target]), value.size(0), num_nodes,
+        transpose=_needs_grad(value),
+    )  # fmt: skip
+    inputs['src', 'value_j'] = value
+    inputs['src', 'key_j'] = value @ conv.k
+    inputs['dst', 'query_i'] = (value @ conv.q).view(num_nodes, num_relations, -1)
+    other['relations'] = torch.arange(num_relations, dtype=torch.float32, device=x.device)
+    if conv.mod in ('scaled', 'f-scaled'):
+        degree = graph.rowptr.diff().to(value.dtype).view(-1, 1)
+        if conv.mod == 'scaled':
+            degree = conv.activation(degree @ conv.l1 + conv.b1) @ conv.l2 + conv.b2
+        inputs['dst', 'degree_i'] = degree
+    entry = conv.__dict__.get('_fused_entry')
+    if entry is None:
+        entry = conv.__dict__['_fused_entry'] = make_entry()
+
+    def structure(transpose: bool) -> Graph:
+        return graph
+
+    (out,) = entry(conv._message, structure, (reduce,), inputs, other, ('index', 'size_i'))
+    # `forward` wants it set, and forgets it.
+    conv._alpha = out.detach()
+    return conv.update(out)
+
+
+def _by_relation(conv: Any, x: Tensor) -> Tensor:
+    """Each node's features times the matrix of each relation, a row for each pair."""
+    num_relations, num_out = conv.num_relations, conv.heads * conv.out_channels
+    weight = conv.weight if conv.num_bases is None else (
+        (conv.att @ conv.basis.view(conv.num_bases, -1)).view(num_relations, -1, num_out)
+    )
+    if conv.num_blocks is not None:
+        parts = x.view(x.size(0), *weight.shape[1:3])
+        out = torch.einsum('nbc,rbcd->nrbd', parts, weight)
+    else:
+        out = x @ weight.transpose(0, 1).reshape(x.size(1), -1)
+    return out.reshape(-1, num_out)
+
+
+MIXINS[RGCNConv] = FusedRelationalSums
+MIXINS[RGATConv] = FusedRelationalAttention
