@@ -19,6 +19,12 @@ from .structure import Graph, loop_counts
 _SMALL = 1 << 15
 
 
+def _is_small(edge_index: Tensor) -> bool:
+    return not isinstance(edge_index, Tensor) or (
+        edge_index.is_cuda and edge_index.numel() <= 2 * _SMALL
+    )
+
+
 def graph_of(
     edge_index: Tensor,
     num_src: int,
@@ -56,9 +62,9 @@ def graph_of(
     if isinstance(edge_index, PreparedGraph):
         return _of_prepared(edge_index, num_src, num_dst, transpose, drop_loops, values)
     if not isinstance(edge_index, EdgeIndex):
+        if not values and not _is_small(edge_index):
+            return lean_graph(edge_index, num_src, num_dst, transpose, drop_loops, wait)
         if transpose:
-            if not values and edge_index.is_cuda and edge_index.size(-1) > _SMALL:
-                return lean_graph(edge_index, num_src, num_dst, drop_loops, wait)
             return _sorted(edge_index, num_src, num_dst, drop_loops, wait)
         csr = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
         return Graph(*csr, None, None, None, num_src, num_dst)
@@ -241,13 +247,17 @@ def _sorted(data: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bo
 
 
 def lean_graph(
-    edge_index: Tensor, num_src: int, num_dst: int, drop_loops: bool = False, wait: bool = False
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    transpose: bool = True,
+    drop_loops: bool = False,
+    wait: bool = False,
 ) -> Graph:
-    """The graph of a plain edge_index with its transpose, without positions: sorted in less time
-    and memory."""
+    """The graph of a plain edge_index without positions, sorted in less time and memory."""
     csr = to_csr_unweighted(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
     graph = Graph(*csr, None, None, None, None, num_src, num_dst, missing='perm')
-    return graph.with_transpose()
+    return graph.with_transpose() if transpose else graph
 
 
 def _of_block(
