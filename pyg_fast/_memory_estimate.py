@@ -552,18 +552,19 @@ def _backward(
     elif constant:
         pass
     elif s.streams:
+        if s.gathers and s.tile is None:
+            step.make('sources', s.grad_x)
+        _streamed(step, s)
+        _block_forward(step, s)
+        step.make('block', s.block * (s.fin + s.fout) * s.item)
+        step.free('block', 'tiles', 'sources')
         if s.needs_x:
-            step.make('grad before', s.out)
             step.make('mapped', s.sums)
             step.sum('grad of x', s.grad_x, s.t_partial_sums)
             step.free('mapped')
             if s.has_root:
-                step.make('of own', s.sums)
-                step.free('of own')
-        _streamed(step, s)
-        _block_forward(step, s)
-        step.make('block', s.block * (s.fin + s.fout) * s.item)
-        step.free('block', 'tiles', 'grad before')
+                step.make('block', s.block * (s.fin + s.fout) * s.item)
+                step.free('block')
         step.free('result', layer=k)
     elif s.first:
         if s.needs_x:
