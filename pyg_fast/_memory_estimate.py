@@ -118,7 +118,7 @@ def memory_estimate(
     other = bytes_of(value for store in data.stores for value in store.values())
     other += bytes_of(model.buffers())
     step = _Step()
-    _simulate(step, model, x, paths, active_only)
+    _simulate(step, model, x, paths, active_only, _whole_graph(edge_index))
     activations = [0] * model.num_layers
     temporaries = 0
     for (layer, _), size in step.at_peak.items():
@@ -249,6 +249,12 @@ class _Step:
         if total > self.peak:
             self.peak, self.at_peak, self.moment = total, dict(self.live), self.where
 
+    def sum(self, name: str, size: int, sums: int, layer: int | None = None) -> None:
+        """Allocates a product, for a moment with its partial sums."""
+        self.make(name, size, layer)
+        self.make('partial sums', sums)
+        self.free('partial sums')
+
     def free(self, *names: str, layer: int | None = None) -> None:
         """Frees tensors, if they exist."""
         for name in names:
@@ -272,6 +278,8 @@ class _Sizes(NamedTuple):
     tiles: int  # on the device at once
     needs_x: bool
     rectifies: bool
+    partials: int  # partial sums of a GPU's groups
+    t_partials: int
 
     @property
     def sums(self) -> int:
@@ -284,13 +292,45 @@ class _Sizes(NamedTuple):
         return self.num_dst * self.fout * self.item
 
     @property
+    def acc(self) -> int:
+        """The bytes of a number of a sum."""
+        return max(4, self.item)
+
+    @property
+    def partial_sums(self) -> int:
+        """The bytes of the partial sums of the forward pass."""
+        return self.partials * (self.fin if self.first else self.fout) * self.acc
+
+    @property
+    def t_partial_sums(self) -> int:
+        """The bytes of the partial sums of the backward pass."""
+        return self.t_partials * (self.fin if self.first else self.fout) * self.acc
+
+    @property
     def grad_x(self) -> int:
         """The bytes of the gradient of the input."""
         return self.num_src * self.fin * self.item
 
 
+def _partials(path: ExecutionPath, graph: Graph | None, transpose: bool) -> int:
+    """The number of partial sums that a product makes where it divides rows into groups."""
+    if path.rowptr is None or path.t_rowptr is None:
+        groups = None if graph is None else graph.t_groups if transpose else graph.groups
+        return 0 if groups is None else groups.num_partials
+    size = path.t_group_size if transpose else path.group_size
+    if size is None:
+        return 0
+    counts = ((path.t_rowptr if transpose else path.rowptr).diff() + (size - 1)) // size
+    return int(counts[counts > 1].sum())
+
+
 def _sizes(
-    model: PathPreparedGNN, k: int, x: Any, paths: Any, device: torch.device
+    model: PathPreparedGNN,
+    k: int,
+    x: Any,
+    paths: Any,
+    device: torch.device,
+    graph: Graph | None,
 ) -> _Sizes:
     path: ExecutionPath = paths[k]
     conv: Any = model.convs[k]
@@ -314,13 +354,20 @@ def _sizes(
         model.conv == 'sage' and conv.root_weight, first, (recomputes or staged)
         and model.conv != 'gin', min(num_dst, rows_of_block(num_dst)), tile,
         2 if x.device != device and tile != fin else 1, needs_x, model._is_relu(),
+        _partials(path, graph, False), _partials(path, graph, True),
     )  # fmt: skip
 
 
 def _simulate(
-    step: _Step, model: PathPreparedGNN, x: Any, paths: Any, active_only: bool
+    step: _Step,
+    model: PathPreparedGNN,
+    x: Any,
+    paths: Any,
+    active_only: bool,
+    graph: Graph | None,
 ) -> None:
-    layers = [_sizes(model, k, x, paths, paths[0].device) for k in range(model.num_layers)]
+    device = paths[0].device
+    layers = [_sizes(model, k, x, paths, device, graph) for k in range(model.num_layers)]
     constant = isinstance(x, AggregatedInput)
     picks = constant and x.nodes is None and paths[0].forward and not paths[0].is_whole
     again = model.checkpoint and model.conv == 'gin'
@@ -376,7 +423,7 @@ def _forward(
         learned = model.convs[k].eps.requires_grad
         if picks:
             step.make('picked', s.sums)
-        step.make('sums', s.sums, k)
+        step.sum('sums', s.sums, s.partial_sums if not constant else 0, k)
         if learned and not constant:
             step.make('own', s.sums, k)
             step.make('plus own', s.sums, k)
@@ -408,11 +455,11 @@ def _forward(
         step.free('tiles', 'sources')
         return
     if s.first:
-        step.make('sums', s.sums, k)
+        step.sum('sums', s.sums, s.partial_sums, k)
         step.make('out', s.out)
     else:
         step.make('mapped', s.num_src * s.fout * s.item)
-        step.make('out', s.out)
+        step.sum('out', s.out, s.partial_sums)
     if s.has_root:
         if s.num_dst != s.num_src:
             step.make('own', s.sums)
@@ -428,7 +475,8 @@ def _streamed(step: _Step, s: _Sizes) -> None:
 
 def _block_forward(step: _Step, s: _Sizes) -> None:
     rows, columns = (s.block, s.fin) if s.tile is None else (s.num_dst, s.tile)
-    step.make('block', rows * columns * s.item)
+    of_block = s.partials * rows // max(1, s.num_dst)
+    step.sum('block', rows * columns * s.item, of_block * columns * s.acc)
     if s.has_root:
         step.make('own', rows * columns * s.item)
     step.free('block', 'own')
@@ -500,30 +548,31 @@ def _backward(
         step.free('grad of linear')
         step.free('sums', layer=k)
         if s.needs_x and not constant:
-            step.make('grad of x', s.grad_x)
+            step.sum('grad of x', s.grad_x, s.t_partial_sums)
     elif constant:
         pass
     elif s.streams:
-        if s.needs_x:
-            step.make('grad before', s.out)
-            step.make('mapped', s.sums)
-            step.make('grad of x', s.grad_x)
-            step.free('mapped')
-            if s.has_root:
-                step.make('of own', s.sums)
-                step.free('of own')
+        if s.gathers and s.tile is None:
+            step.make('sources', s.grad_x)
         _streamed(step, s)
         _block_forward(step, s)
         step.make('block', s.block * (s.fin + s.fout) * s.item)
-        step.free('block', 'tiles', 'grad before')
+        step.free('block', 'tiles', 'sources')
+        if s.needs_x:
+            step.make('mapped', s.sums)
+            step.sum('grad of x', s.grad_x, s.t_partial_sums)
+            step.free('mapped')
+            if s.has_root:
+                step.make('block', s.block * (s.fin + s.fout) * s.item)
+                step.free('block')
         step.free('result', layer=k)
     elif s.first:
         if s.needs_x:
             step.make('mapped', s.sums)
-            step.make('grad of x', s.grad_x)
+            step.sum('grad of x', s.grad_x, s.t_partial_sums)
             step.free('mapped')
     else:
-        step.make('mapped', s.num_src * s.fout * s.item)
+        step.sum('mapped', s.num_src * s.fout * s.item, s.t_partial_sums)
         if s.gathers:
             step.make('sources', s.grad_x)
         if s.needs_x:

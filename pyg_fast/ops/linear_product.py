@@ -170,7 +170,14 @@ class LinearProduct(torch.autograd.Function):
             if needs_root:
                 grad_root = grad.t() @ (_root(x, plan) if plan.compact_in else plan.dst.of(x))
             if needs_x:
-                grad_x = plus_root(grad_x, grad @ root_weight, op.self_row)
+                to_root = grad @ root_weight
+                if torch.is_grad_enabled():  # create_graph=True
+                    row = op.self_row
+                    grad_x = grad_x + to_root if row is None else grad_x.index_add(0, row, to_root)
+                elif op.self_row is None:
+                    grad_x.add_(to_root)
+                else:
+                    grad_x.index_add_(0, op.self_row, to_root)
         if needs_x and not plan.compact_in and plan.src.nodes is not None:
             grad_x = expanded(grad_x, plan.src, torch.is_grad_enabled())
         return grad_x, grad_weight, grad.sum(0) if needs_bias else None, grad_root, None
@@ -180,13 +187,6 @@ def _root(sent: Tensor, plan: Plan) -> Tensor:
     """The rows of the destinations, taken from those of the sources."""
     op = plan.part
     return sent if op.self_row is None else sent.index_select(0, op.self_row)
-
-
-def plus_root(grad_x: Tensor, to_root: Tensor, self_row: Tensor | None) -> Tensor:
-    """Adds the gradients of the destinations' own rows, in place unless autograd records it."""
-    if torch.is_grad_enabled():
-        return grad_x + to_root if self_row is None else grad_x.index_add(0, self_row, to_root)
-    return grad_x.add_(to_root) if self_row is None else grad_x.index_add_(0, self_row, to_root)
 
 
 def takes_gradient(t: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from ..graph.operator import SparseOperator
 from ._saved import save, saved
-from .linear_product import Plan, plus_root
+from .linear_product import Plan
 from .path import Rectify, Rows
 from .product import product, raw_product
 from .row_blocks import RowBlock, column_tiles
@@ -103,28 +103,39 @@ class StreamedLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root_weight, out, plan, parts = saved(ctx)
         needs_x, needs_weight, needs_bias, needs_root = ctx.needs_input_grad[:4]
-        op, how = plan.part, parts.rectify
-        if how is not None and needs_x:
-            grad, how = how.grad(grad, out), None
-        grad_x = None
-        if needs_x:
-            grad_x = product(op.t(), grad @ weight)
-            if root_weight is not None:
-                grad_x = plus_root(grad_x, grad @ root_weight, op.self_row)
+        op, how, grad_x = plan.part, parts.rectify, None
+
+        def before(rows: slice) -> Tensor:
+            """The gradient of some rows before the ReLU."""
+            return grad[rows] if how is None else how.grad(grad[rows], out[rows])
+
         sums = [weight.new_zeros(size, dtype=torch.promote_types(weight.dtype, torch.float32))
                 for size in (weight.shape, weight.shape[:1], weight.shape)]  # fmt: skip
         if needs_weight or needs_bias or needs_root:
             for rows, columns, aggregated, root in _parts(x, plan, parts, needs_root):
                 for some in [rows] if parts.blocks is not None else _slices(grad.size(0)):
-                    of = grad[some] if how is None else how.grad(grad[some], out[some])
+                    part = before(some)
                     inner = slice(some.start - rows.start, some.stop - rows.start)
-                    sums[0][:, columns] += of.t() @ aggregated[inner]
+                    sums[0][:, columns] += part.t() @ aggregated[inner]
                     if columns.start == 0:
-                        sums[1] += of.sum(0)
+                        sums[1] += part.sum(0)
                     if root is not None:
-                        sums[2][:, columns] += of.t() @ root[inner]
-                    del of
+                        sums[2][:, columns] += part.t() @ root[inner]
+                    del part
                 del aggregated, root
+        if needs_x:
+            mapped = weight.new_empty(grad.size(0), weight.size(1))
+            for rows in _slices(grad.size(0)):
+                mapped[rows] = before(rows) @ weight
+            grad_x = product(op.t(), mapped)
+            del mapped
+            if root_weight is not None:
+                for rows in _slices(grad.size(0)):
+                    to_root = before(rows) @ root_weight
+                    if op.self_row is None:
+                        grad_x[rows] += to_root
+                    else:
+                        grad_x.index_add_(0, op.self_row[rows], to_root)
         grads = [s.to(weight.dtype) if needs else None for s, needs in
                  zip(sums, (needs_weight, needs_bias, needs_root), strict=True)]  # fmt: skip
         return grad_x, *grads, None, None

@@ -180,7 +180,11 @@ def test_gradients_of_gradients_need_all_kept(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ('conv', 'lean'), [('gcn', {'checkpoint': True}), ('sage', {'tile': 3})]
 )
-def test_compile(device: torch.device, conv: str, lean: dict[str, Any]) -> None:
+def test_compile(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str, lean: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(streamed_linear, '_FEWEST_ROWS', 40)
+    monkeypatch.setattr(streamed_linear, '_MOST_BLOCKS', 3)
     x, edge_index, mask, paths = problem(device, 450, torch.float)
     net = nets(conv, device, torch.float, dropout=0.5, **lean)[1]
 
