@@ -119,6 +119,8 @@ def _sum(conv: Any, x: Any, edge_index: Any, edge_type: Any) -> Tensor:
         weight = (conv.comp @ weight.view(conv.num_bases, -1)).view(
             num_relations, conv.in_channels_l, conv.out_channels
         )
+    if weight.size(0) != num_relations:
+        raise Fallback(f'num_relations={num_relations} of {weight.size(0)} matrices')
     source, target = _ends(edge_index)
     kind = edge_type.long()
     if is_id:
@@ -317,6 +319,8 @@ def _by_relation(conv: Any, x: Tensor) -> Tensor:
     weight = conv.weight if conv.num_bases is None else (
         (conv.att @ conv.basis.view(conv.num_bases, -1)).view(num_relations, -1, num_out)
     )
+    if weight.size(0) != num_relations:
+        raise Fallback(f'num_relations={num_relations} of {weight.size(0)} matrices')
     if conv.num_blocks is not None:
         parts = x.view(x.size(0), *weight.shape[1:3])
         out = torch.einsum('nbc,rbcd->nrbd', parts, weight)
