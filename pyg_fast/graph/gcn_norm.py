@@ -118,7 +118,7 @@ def _inverse_sqrt(degree: Tensor) -> Tensor:
 
 def _adapted(norm: GCNNorm, sampling: Sampling | None, dtype: torch.dtype) -> GCNNorm:
     r"""Scales the self-loop of a row by :math:`c_i = (d_i + 1) / (\min(d_i, S) + 1)` and the sum of
-    its sampled edges by :math:`c_i^{2/3}` (the kernel scales that sum by :math:`c_i`).
+    its sampled edges by :math:`c_i^{2/3}`: the kernel by :math:`c_i`, `row_scale` by the rest.
 
     The scale of the sum also multiplies the noise of the sample, hence the smaller exponent. Of
     exponents from 1/2 to 1, 2/3 cost trained networks the least accuracy: benchmarks/accuracy.py.
