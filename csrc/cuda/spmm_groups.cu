@@ -197,7 +197,7 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       constexpr int kTeam = lanes < 8 ? 8 : lanes;
       auto* partial = static_cast<acc_t<T>*>(scratch);
-      const auto launch = [&](auto team) {
+      const auto launch = [&](auto edge_lanes, auto team) {
         s.block_rows = kThreads / team;
         for (int turns = 1; turns < kMostInTurn && g.num_groups * s.tiles / s.block_rows >= 2400;
              turns *= 2)
@@ -205,16 +205,23 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         const dim3 grid = s.grid(g.num_groups);
         if constexpr (sizeof(I) == 4) {
           if (!is_weighted(p)) {
-            spmm_groups_kernel<T, I, vec, lanes, false, team>
+            spmm_groups_kernel<T, I, vec, edge_lanes, false, team>
                 <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
             return;
           }
         }
-        spmm_groups_kernel<T, I, vec, lanes, true, team>
+        spmm_groups_kernel<T, I, vec, edge_lanes, true, team>
             <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
       };
-      if (wants_teams(p, g, s)) launch(std::integral_constant<int, kTeam>{});
-      else launch(std::integral_constant<int, 32>{});
+      using Team = std::integral_constant<int, kTeam>;
+      if (!wants_teams(p, g, s)) {
+        launch(lanes, std::integral_constant<int, 32>{});
+      } else if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
+        if (p.dim <= 2 * vec) launch(std::integral_constant<int, 2>{}, Team{});
+        else launch(lanes, Team{});
+      } else {
+        launch(lanes, Team{});
+      }
       if (g.num_long == 0) return;
       Spmm sums;
       sums.x = scratch;
