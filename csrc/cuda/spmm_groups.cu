@@ -169,10 +169,11 @@ int64_t partial_bytes(const Spmm& p, const Groups& g) {
 }
 
 // Whether a warp is too wide for most groups. Then teams of fewer threads take one group each, unless the
-// longest groups would delay them; where the features of an edge take half a warp, teams gain less.
+// longest groups would delay them, or there are too few groups for all warps of a GPU; where the features
+// of an edge take half a warp, teams gain less.
 bool wants_teams(const Spmm& p, const Groups& g, const Shape& s) {
   const int64_t slots = 32 / s.lanes;
-  const int64_t few = slots == 2 ? 4 : slots > 8 ? kUnroll * slots : 32;
+  const int64_t few = slots == 2 ? 4 : slots > 4 ? kUnroll * slots : g.num_groups < (1 << 14) ? 8 : 32;
   return slots > 1 && p.csr.num_edges <= few * g.num_groups && g.size <= 4 * kUnroll * slots;
 }
 
@@ -197,7 +198,7 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       constexpr int kTeam = lanes < 8 ? 8 : lanes;
       auto* partial = static_cast<acc_t<T>*>(scratch);
-      const auto launch = [&](auto team) {
+      const auto launch = [&](auto edge_lanes, auto team) {
         s.block_rows = kThreads / team;
         for (int turns = 1; turns < kMostInTurn && g.num_groups * s.tiles / s.block_rows >= 2400;
              turns *= 2)
@@ -205,16 +206,23 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         const dim3 grid = s.grid(g.num_groups);
         if constexpr (sizeof(I) == 4) {
           if (!is_weighted(p)) {
-            spmm_groups_kernel<T, I, vec, lanes, false, team>
+            spmm_groups_kernel<T, I, vec, edge_lanes, false, team>
                 <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
             return;
           }
         }
-        spmm_groups_kernel<T, I, vec, lanes, true, team>
+        spmm_groups_kernel<T, I, vec, edge_lanes, true, team>
             <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
       };
-      if (wants_teams(p, g, s)) launch(std::integral_constant<int, kTeam>{});
-      else launch(std::integral_constant<int, 32>{});
+      using Team = std::integral_constant<int, kTeam>;
+      if (!wants_teams(p, g, s)) {
+        launch(lanes, std::integral_constant<int, 32>{});
+      } else if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
+        if (p.dim <= 2 * vec) launch(std::integral_constant<int, 2>{}, Team{});
+        else launch(lanes, Team{});
+      } else {
+        launch(lanes, Team{});
+      }
       if (g.num_long == 0) return;
       Spmm sums;
       sums.x = scratch;

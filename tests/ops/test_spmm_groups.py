@@ -121,7 +121,10 @@ def test_many_groups(device: torch.device) -> None:
     for size in (2, 8, 64):
         graph = Graph.with_groups(edges.graph(device=device), size, size)
         for width, dtype in ((16, torch.float32), (64, torch.float32), (72, torch.bfloat16)):
-            check(graph, *inputs(edges, width, dtype, device, width == 64))
+            x, value = inputs(edges, width, dtype, device, width == 64)
+            if value is not None:  # and infinite weights stay in their rows
+                value[::997] = float('inf')
+            check(graph, x, value)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
