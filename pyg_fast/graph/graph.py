@@ -53,7 +53,8 @@ def graph_of(
         wait (bool): As in :func:`~pyg_fast.ops.to_csr`, for a plain tensor. For an EdgeIndex it
             always waits. (default: :obj:`False`)
         values (bool): Whether a kernel may read values of edges, by their positions. Otherwise the
-            graph may lack those, see :obj:`Graph.missing`. (default: :obj:`True`)
+            graph may lack those, see :obj:`Graph.missing`, and the rows of its transpose may be in
+            another order than the edges. (default: :obj:`True`)
 
     Raises:
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`; ValueError also for an

@@ -778,7 +778,8 @@ def test_our_kernels_run_in_compiled_code(device: torch.device, sparse: None) ->
         x = torch.randn(30, 40, device=device, requires_grad=True)
         compiled(graph, x).sum().backward()
     plain, *sorted_before = calls['forward']
-    assert plain == {'to_csr', 'maxk', 'cbsr_spmm'}
+    sort = 'to_csr' if device.type == 'cuda' else 'to_csr_unweighted'  # of a small graph
+    assert plain == {sort, 'maxk', 'cbsr_spmm'}
     assert sorted_before == [{'maxk', 'cbsr_spmm'}] * 2
     assert calls['backward'] == [{'cbsr_spmm_backward', 'cbsr_to_dense'}] * 3
 
