@@ -92,6 +92,9 @@ class PathPreparedGNN(Module):
             range, or :obj:`norm` computes over all nodes.
     """
 
+    checkpoint = False  # of a model that an earlier version has saved
+    tile: int | None = None
+
     def __init__(
         self,
         conv: str,
@@ -376,12 +379,12 @@ class PathPreparedGNN(Module):
         if out is not None:
             return out, runs.dst if runs is not None else every, done
         if staged and x.device != call.device:
-            why = conv._last_run or 'arguments that no kernel takes'
+            why = conv._last_run or 'its result has another dtype, or PyG takes other arguments'
             raise ValueError(
                 f"'x' must be on {call.device}, got {x.device}: features in host memory need a "
-                f"layer of dense sums, but PyG's code runs ({why})"
+                f'layer that sums them by a kernel, but {why}'
             )
-        return conv(x, *args, path=path), every, False
+        return conv(expand(x, rows), *args, path=path), every, False
 
     def _summed(
         self, conv: Any, x: Tensor, call: '_Call', path: ExecutionPath, compact: tuple[bool, bool]
@@ -454,7 +457,7 @@ class PathPreparedGNN(Module):
             else:
                 blocks = _blocks(plan.part.graph, path)
                 x = given.x
-            parts = Parts(blocks, width, how)
+            parts = Parts(blocks, width, given.x.dtype, how)
             done = how is not None
             out = streamed_linear(x, weight, bias, plan, root_weight, parts)
         elif runs is not None and not staged:
