@@ -373,9 +373,9 @@ class PathPreparedGNN(Module):
             if self.conv == 'gin':
                 out = None if runs is None else self._summed(conv, x, call, runs, compact)
             else:
-                given = self._arguments(conv, x, call, runs, compact, staged)
+                given = self._arguments(conv, x, call, runs, compact)
                 if given is not None:
-                    out, done = self._mapped(conv, x, given, call, runs, path, how, staged, streams)
+                    out, done = self._mapped(conv, x, given, runs, path, how, staged, streams)
         if out is not None:
             return out, runs.dst if runs is not None else every, done
         if staged and x.device != call.device:
@@ -409,7 +409,6 @@ class PathPreparedGNN(Module):
         call: '_Call',
         path: ExecutionPath | None,
         compact: tuple[bool, bool],
-        staged: bool,
     ) -> LinearArguments | None:
         """The arguments of a layer's linear product, without a path of all rows, or None if the
         layer is not one."""
@@ -434,7 +433,6 @@ class PathPreparedGNN(Module):
         conv: Any,
         x: Tensor,
         given: LinearArguments,
-        call: '_Call',
         runs: ExecutionPath | None,
         path: ExecutionPath | None,
         how: Rectify | None,
@@ -488,7 +486,7 @@ class PathPreparedGNN(Module):
             helps.append('active_only=True makes no output of all nodes')
         if call.edge_index is not None and not isinstance(call.edge_index, PreparedGraph):
             helps.append('ToCSR(keep_edge_index=False) keeps no int64 list of edges')
-        if call.edge_index is not None and path is not None and trains:
+        if call.edge_index is not None and path is not None and path.forward and trains:
             helps.append('Prepare(keep_graph=False) keeps only the paths')
         if not trains:
             helps.append('model.inference(data, max_bytes=...) evaluates in blocks')
