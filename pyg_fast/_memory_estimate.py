@@ -210,7 +210,9 @@ def _of_first_call(
     ):
         # Scales and diagonals of the path's rows; those of all nodes are the graph's.
         acc = acc_dtype(x.dtype).itemsize
-        num_src = 0 if path.src_nodes is None else path.num_src
+        num_src = path.num_src
+        if path.src_nodes is None:
+            num_src = path.num_nodes if path.stands_alone else 0
         if model.conv == 'gcn':
             total += 2 * acc * (path.num_dst + num_src)
         elif path.loops is not None:

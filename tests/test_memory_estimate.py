@@ -16,7 +16,7 @@ from pyg_fast.transforms import Prepare
 N, C = 6000, 5
 
 
-def data_of(device: torch.device, edges: int, scale: int = 1) -> Data:
+def data_of(device: torch.device, edges: int, scale: int = 1, **kwargs: Any) -> Data:
     nodes = N * scale
     mask = torch.zeros(nodes, dtype=torch.bool)
     mask[torch.randperm(nodes)[: nodes // 50]] = True
@@ -24,7 +24,7 @@ def data_of(device: torch.device, edges: int, scale: int = 1) -> Data:
         x=torch.randn(nodes, 32), edge_index=torch.randint(nodes, (2, edges * scale)),
         y=torch.randint(C, (nodes,)), train_mask=mask,
     )  # fmt: skip
-    return Prepare(3, group_sizes=None, forward=True)(data.to(device))
+    return Prepare(3, group_sizes=None, forward=True, **kwargs)(data.to(device))
 
 
 def step_bytes(net: PathPreparedGNN, data: Data, active_only: bool = True, x: Any = None) -> int:
@@ -35,7 +35,7 @@ def step_bytes(net: PathPreparedGNN, data: Data, active_only: bool = True, x: An
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
-        out = net(x, data.edge_index, paths=data.execution_paths, active_only=active_only)
+        out = net(x, data.get('edge_index'), paths=data.execution_paths, active_only=active_only)
         loss = F.cross_entropy(out if active_only else out[data.train_mask], target)
         loss.backward()
         optimizer.step()
@@ -108,6 +108,18 @@ def test_counts_what_is_there(device: torch.device, checkpoint: bool, edges: int
     text = repr(before)
     assert f'most in {before.moment}' in text
     assert all(f'  {name} ' in text for name in ('graph', 'activations[2]', 'total'))
+
+
+@pytest.mark.parametrize('edges', [9000, 60000])
+def test_of_paths_that_stand_alone(device: torch.device, edges: int) -> None:
+    data = data_of(device, edges, keep_graph=False)
+    assert 'edge_index' not in data
+    net = PathPreparedGNN('gcn', 32, 48, C, 3, checkpoint=True).to(device)
+    estimate = memory_estimate(net, data, active_only=True)
+    assert estimate.graph == 0
+    assert_near(part_of_step(estimate), step_bytes(net, data))
+    after = memory_estimate(net, data, active_only=True)
+    assert abs(after.paths - estimate.paths) <= 0.02 * after.paths
 
 
 def test_the_whole_of_it(cuda: torch.device) -> None:

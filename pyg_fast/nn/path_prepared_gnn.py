@@ -92,6 +92,9 @@ class PathPreparedGNN(Module):
             range, or :obj:`norm` computes over all nodes.
     """
 
+    checkpoint = False  # of a model that an earlier version has saved
+    tile: int | None = None
+
     def __init__(
         self,
         conv: str,
@@ -370,18 +373,18 @@ class PathPreparedGNN(Module):
             if self.conv == 'gin':
                 out = None if runs is None else self._summed(conv, x, call, runs, compact)
             else:
-                given = self._arguments(conv, x, call, runs, compact, staged)
+                given = self._arguments(conv, x, call, runs, compact)
                 if given is not None:
-                    out, done = self._mapped(conv, x, given, call, runs, path, how, staged, streams)
+                    out, done = self._mapped(conv, x, given, runs, path, how, staged, streams)
         if out is not None:
             return out, runs.dst if runs is not None else every, done
         if staged and x.device != call.device:
-            why = conv._last_run or 'arguments that no kernel takes'
+            why = conv._last_run or 'its result has another dtype, or PyG takes other arguments'
             raise ValueError(
                 f"'x' must be on {call.device}, got {x.device}: features in host memory need a "
-                f"layer of dense sums, but PyG's code runs ({why})"
+                f'layer that sums them by a kernel, but {why}'
             )
-        return conv(x, *args, path=path), every, False
+        return conv(expand(x, rows), *args, path=path), every, False
 
     def _summed(
         self, conv: Any, x: Tensor, call: '_Call', path: ExecutionPath, compact: tuple[bool, bool]
@@ -406,7 +409,6 @@ class PathPreparedGNN(Module):
         call: '_Call',
         path: ExecutionPath | None,
         compact: tuple[bool, bool],
-        staged: bool,
     ) -> LinearArguments | None:
         """The arguments of a layer's linear product, without a path of all rows, or None if the
         layer is not one."""
@@ -431,7 +433,6 @@ class PathPreparedGNN(Module):
         conv: Any,
         x: Tensor,
         given: LinearArguments,
-        call: '_Call',
         runs: ExecutionPath | None,
         path: ExecutionPath | None,
         how: Rectify | None,
@@ -454,7 +455,7 @@ class PathPreparedGNN(Module):
             else:
                 blocks = _blocks(plan.part.graph, path)
                 x = given.x
-            parts = Parts(blocks, width, how)
+            parts = Parts(blocks, width, given.x.dtype, how)
             done = how is not None
             out = streamed_linear(x, weight, bias, plan, root_weight, parts)
         elif runs is not None and not staged:
@@ -485,7 +486,7 @@ class PathPreparedGNN(Module):
             helps.append('active_only=True makes no output of all nodes')
         if call.edge_index is not None and not isinstance(call.edge_index, PreparedGraph):
             helps.append('ToCSR(keep_edge_index=False) keeps no int64 list of edges')
-        if call.edge_index is not None and path is not None and trains:
+        if call.edge_index is not None and path is not None and path.forward and trains:
             helps.append('Prepare(keep_graph=False) keeps only the paths')
         if not trains:
             helps.append('model.inference(data, max_bytes=...) evaluates in blocks')

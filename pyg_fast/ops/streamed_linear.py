@@ -19,10 +19,12 @@ _MOST_BLOCKS, _FEWEST_ROWS = 16, 1 << 16
 
 class Parts(NamedTuple):
     """How to compute a product in parts: by :obj:`blocks` of rows, or by column tiles of
-    :obj:`width` from features in host memory. :obj:`rectify` is applied to the result."""
+    :obj:`width`, converted to :obj:`dtype`, from features that may be in host memory.
+    :obj:`rectify` is applied to the result."""
 
     blocks: tuple[RowBlock, ...] | None
     width: int | None
+    dtype: torch.dtype
     rectify: Rectify | None
 
 
@@ -149,7 +151,8 @@ def aggregated_by_tiles(
     graph = plan.part.graph
     out = x.new_empty(graph.num_dst, x.size(1), device=graph.col.device)
     roots = torch.empty_like(out) if with_root else None
-    for _, columns, aggregated, root in _parts(x, plan, Parts(None, width, None), with_root):
+    parts = Parts(None, width, x.dtype, None)
+    for _, columns, aggregated, root in _parts(x, plan, parts, with_root):
         out[:, columns] = aggregated
         if roots is not None and root is not None:
             roots[:, columns] = root
@@ -169,6 +172,7 @@ def _parts(x: Tensor, plan: Plan, parts: Parts, with_root: bool) -> Iterator[_Pa
     assert parts.width is not None
     nodes = None if plan.compact_in else plan.src.nodes
     for start, stop, tile in column_tiles(x, op.graph.col.device, parts.width, nodes):
+        tile = tile.to(parts.dtype)
         yield _Part(every, slice(start, stop), raw_product(op, tile), _root(tile, op, with_root))
 
 

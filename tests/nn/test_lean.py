@@ -88,6 +88,21 @@ def test_half_precision(device: torch.device, conv: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('lean', [{'checkpoint': True}, {'tile': 2}])
+def test_autocast(device: torch.device, conv: str, lean: dict[str, Any]) -> None:
+    x, edge_index, mask, paths = problem(device, 450, torch.float)
+    plain, net = nets(conv, device, torch.float, **lean)
+    exact = model_step(plain, x, edge_index, mask)
+    with torch.autocast(device.type, torch.bfloat16):
+        # A float32 bias makes GCN's result float32.
+        out = net(x, edge_index, paths=paths)
+        assert out.dtype == (torch.float if conv == 'gcn' else torch.bfloat16)
+        actual = model_step(net, x, edge_index, mask, paths=paths)
+    for a, e in zip(actual, exact, strict=True):
+        assert (a - e).norm() <= 0.05 * e.norm()
+
+
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
 @pytest.mark.parametrize('tile', [None, 2])
 def test_input_aggregated_for_a_path(device: torch.device, conv: str, tile: int | None) -> None:
     x, edge_index, mask, paths = problem(device, 450)
