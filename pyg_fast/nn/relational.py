@@ -227,11 +227,11 @@ class FusedRelationalAttention(FusedPropagate):
     ) -> Tensor:  # fmt: skip
         """As PyG's, of the row of the source and the edge's relation."""
         additive = self.attention_mode == 'additive-self-attention'
-        own = edge_type.view(-1, 1, 1) == relations.view(1, -1, 1)
+        own = edge_type.view(-1, 1, 1, 1) == relations.view(1, -1, 1, 1)
         query = torch.where(own, query_i, 0.0).sum(1)
         alpha = query + key_j if additive else query * key_j
         if edge_attr is not None:
-            of_edge = edge_attr @ edge_map
+            of_edge = (edge_attr @ edge_map).view(-1, self.heads, self.dim)
             alpha = alpha + of_edge if additive else alpha * of_edge
         if additive:
             alpha = F.leaky_relu(alpha, self.negative_slope)
@@ -240,13 +240,13 @@ class FusedRelationalAttention(FusedPropagate):
             alpha = alpha * degree_i
         elif self.training and self.dropout > 0:
             alpha = F.dropout(alpha, p=self.dropout, training=True)
-        value = value_j.view(-1, self.heads, 1, self.out_channels)
-        out = alpha.view(-1, self.heads, self.dim, 1) * value
+        value = value_j if additive else value_j.unsqueeze(2)
+        out = alpha * value if additive else alpha.unsqueeze(3) * value
         if self.mod == 'additive':
             out = out + self.w * value
         elif self.mod == 'scaled':
-            out = out * degree_i.view(-1, 1, 1, self.out_channels)
-        return out.view(-1, self.heads, self.out_channels) if additive else out
+            out = out * degree_i
+        return out
 
 
 def _attention(
@@ -291,15 +291,19 @@ def _attention(
         torch.stack([pair, target]), value.size(0), num_nodes,
         transpose=_needs_grad(value),
     )  # fmt: skip
-    inputs['src', 'value_j'] = value
-    inputs['src', 'key_j'] = value @ conv.k
-    inputs['dst', 'query_i'] = (value @ conv.q).view(num_nodes, num_relations, -1)
+    scores = conv.heads, conv.dim
+    inputs['src', 'value_j'] = value.view(-1, conv.heads, conv.out_channels)
+    inputs['src', 'key_j'] = (value @ conv.k).view(-1, *scores)
+    inputs['dst', 'query_i'] = (value @ conv.q).view(num_nodes, num_relations, *scores)
     other['relations'] = torch.arange(num_relations, dtype=torch.float32, device=x.device)
     if conv.mod in ('scaled', 'f-scaled'):
         degree = graph.rowptr.diff().to(value.dtype).view(-1, 1)
+        shape = [num_nodes, 1, -1]
         if conv.mod == 'scaled':
             degree = conv.activation(degree @ conv.l1 + conv.b1) @ conv.l2 + conv.b2
-        inputs['dst', 'degree_i'] = degree
+            if conv.attention_mode != 'additive-self-attention':
+                shape.insert(1, 1)
+        inputs['dst', 'degree_i'] = degree.view(shape)
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry()

@@ -46,6 +46,9 @@ LAYERS = {
     'Transformer': lambda: pyg.TransformerConv(64, 8, heads=8),
     'Transformer, edges': lambda: pyg.TransformerConv(64, 8, heads=8, edge_dim=16),
     'PointTransformer': lambda: pyg.PointTransformerConv(64, 64),
+    'RGAT': lambda: pyg.RGATConv(
+        64, 4, 3, heads=2, dim=2, attention_mode='multiplicative-self-attention', mod='additive'
+    ),
     'Drops': Drops,
     'Residual': Residual,
 }
@@ -59,6 +62,8 @@ def recipes(name: str) -> Iterator[Recipe]:
     widths = {'GINE': 16, 'GINE, narrow': 16, 'GINE of 24': 24, 'Transformer, edges': 16}
     if name == 'PointTransformer':
         conv(x, torch.rand(9, 3), edges)
+    elif name == 'RGAT':
+        conv(x, edges, torch.randint(3, (30,)))
     else:
         conv(x, edges, *([torch.rand(30, widths[name])] if name in widths else []))
     assert conv._last_run == ''
