@@ -121,7 +121,7 @@ def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Re
                     settings.repeats, max(3, int(settings.budget / seconds)))
                 ready.append((contender, run, count, seconds))
                 continue
-        _free(cuda)
+        free(cuda)
 
     timings: dict[str, list[float]] = {contender.name: [] for contender, *_ in ready}
     hosts: dict[str, list[float]] = {contender.name: [] for contender, *_ in ready}
@@ -141,14 +141,14 @@ def measure(contenders: Sequence[Contender], settings: Settings) -> dict[str, Re
         for contender, run, count, _ in solo:  # the others would empty torch's cache every time
             result = results[contender.name]
             result.note = 'measured on its own, for its memory'
-            _free(cuda)
+            free(cuda)
             try:
                 run()
                 for _ in range(count):
                     once(contender, run)
             except torch.cuda.OutOfMemoryError as error:  # inputs of the others fill the memory
                 result.note = f'OOM: {_first_line(error)}'
-            _free(cuda)
+            free(cuda)
         turns = [entry for entry in ready if entry not in solo]
         for turn in range(max((count for _, _, count, _ in turns), default=0)):
             for contender, run, count, seconds in turns:
@@ -245,7 +245,7 @@ def _no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _free(cuda: bool) -> None:
+def free(cuda: bool) -> None:
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()

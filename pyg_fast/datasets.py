@@ -1,6 +1,7 @@
 """Generated graphs, without downloads."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from .graph import Graph
 from .ops import spmm
 
 SIGMA = 1.3  # of the log-normal propensities: the largest degree is some hundred times the mean
+# Edges and nodes of a DirectedSize that are drawn at once: other numbers give other graphs.
+_EDGE_BLOCK, _NODE_BLOCK = 2**22, 2**18
 
 
 class PlantedSize(NamedTuple):
@@ -41,6 +44,39 @@ SIZES: dict[str, PlantedSize] = {
     'dense-small': PlantedSize(3_000, 150_000, 12, 0.5),
     'dense-medium': PlantedSize(50_000, 2_500_000, 16, 0.5),
     'dense-hubs': PlantedSize(8_000, 5_400_000, 16, 0.5),
+}
+
+
+class DirectedSize(NamedTuple):
+    """The size of a directed planted graph: edges run one way, and may repeat. Memory besides that
+    of the graph itself is bounded, so it may have billions of edges.
+
+    Args:
+        num_nodes: Number of nodes, at least two.
+        num_edges: Number of (directed) edges.
+        num_communities: Number of planted communities, of equal sizes.
+        inside: Share of the edges that is drawn within a community. (default: ``0.8``)
+        train: Share of the nodes that are for training. (default: ``0.01087``, that of
+            ogbn-papers100M, as the next two)
+        val: Share for validation. (default: ``0.001128``)
+        test: Share for the test; all others are in no mask. (default: ``0.00193``)
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_communities: int
+    inside: float = 0.8
+    train: float = 0.01087
+    val: float = 0.001128
+    test: float = 0.00193
+
+
+# Nodes, edges and classes of ogbn-papers100M, and the same at shares of it.
+DIRECTED_SIZES: dict[str, DirectedSize] = {
+    'papers-like-tiny': DirectedSize(20_000, 290_000, 10),
+    'papers-like-eighth': DirectedSize(13_882_494, 201_960_734, 172),
+    'papers-like-half': DirectedSize(55_529_978, 807_842_936, 172),
+    'papers-like': DirectedSize(111_059_956, 1_615_685_872, 172),
 }
 
 
@@ -91,18 +127,34 @@ class PlantedGraph(InMemoryDataset):
     with the strength ``signal`` as :math:`s`; features without edges do not determine a class. Half
     of the nodes are for training, a quarter each for validation and test.
 
+    With a :class:`DirectedSize` each edge is drawn on its own: a destination :math:`j` in
+    proportion to :math:`\theta_j`, a source :math:`i` in proportion to another
+    :math:`\theta^{\prime}_i`, of the community of :math:`j` with the probability :math:`p`, else
+    of any. Edges are unsorted, none is a self-loop, some repeat; :math:`c_i` is :math:`i` modulo
+    the number of communities. All is written in blocks: at the peak, memory holds ``edge_index``,
+    ``x``, ``y``, the masks and below 0.5 GB more. The graphs of :obj:`DIRECTED_SIZES` share with
+    ogbn-papers100M (or an eighth or half of it) the numbers of nodes, edges, features and classes
+    and the shares of the masks, no more. The dataset keeps its data: delete it after
+    ``data = dataset[0]`` where a transform is to free them.
+
     The same arguments give the same graph on the same type of device; the graphs of a CPU and a GPU
     differ.
 
     Args:
-        size: A name in :obj:`SIZES`, or a :class:`PlantedSize`. (default: ``'small'``)
+        size: A name in :obj:`SIZES` or :obj:`DIRECTED_SIZES`, a :class:`PlantedSize` or a
+            :class:`DirectedSize`. (default: ``'small'``)
         seed: Seed of the random generator. (default: ``0``)
         transform: Applied to the data on every access. (default: ``None``)
-        num_channels: Number of features of a node. (default: ``64``)
-        num_classes: Number of classes :math:`C`. (default: the number of communities, at most 47)
+        num_channels: Number of features of a node. (default: ``64``, for a
+            :class:`DirectedSize` ``128``)
+        num_classes: Number of classes :math:`C`. (default: the number of communities, at most 47,
+            for a :class:`DirectedSize` at most 172)
         signal: Norm of the class centroids, in standard deviations of the noise.
             (default: ``2.0``)
         astray: Share of the nodes labelled regardless of their community. (default: ``0.05``)
+        dtype: The type of the features. (default: ``torch.float32``)
+        index_dtype: The type of ``edge_index``: ``torch.int32`` takes half the memory, and
+            our transforms take it, but not all of PyG. (default: ``torch.int64``)
         device: The device of the graph. (default: ``'cpu'``)
 
     Raises:
@@ -111,25 +163,41 @@ class PlantedGraph(InMemoryDataset):
 
     def __init__(
         self,
-        size: str | PlantedSize = 'small',
+        size: str | PlantedSize | DirectedSize = 'small',
         seed: int = 0,
         transform: Callable[[Data], Data] | None = None,
         *,
-        num_channels: int = 64,
+        num_channels: int | None = None,
         num_classes: int | None = None,
         signal: float = 2.0,
         astray: float = 0.05,
+        dtype: torch.dtype = torch.float32,
+        index_dtype: torch.dtype = torch.int64,
         device: torch.device | str = 'cpu',
     ) -> None:
         super().__init__(None, transform)
-        size = _resolve(size)
+        size = _resolve_any(size)
+        directed = isinstance(size, DirectedSize)
+        if num_channels is None:
+            num_channels = 128 if directed else 64
         if num_classes is None:
-            num_classes = min(size.num_communities, 47)
+            num_classes = min(size.num_communities, 172 if directed else 47)
         _check('num_channels', num_channels, 1)
         _check('num_classes', num_classes, 1, size.num_communities)
         _check('astray', astray, 0, 1)
+        if not dtype.is_floating_point:
+            raise TypeError(f"'dtype' must be a floating-point type, got {dtype}")
+        if index_dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"'index_dtype' must be torch.int32 or torch.int64, got {index_dtype}")
 
         generator = _generator(seed, device)
+        if isinstance(size, DirectedSize):
+            masks = _few_masks(size, generator)  # first, while there is room for a permutation
+            edge_index = _plant_directed(size, index_dtype, generator)
+            y, x = _labelled(size, num_classes, num_channels, signal, astray, dtype, generator)
+            self.data, self.slices = self.collate([
+                Data(x=x, edge_index=edge_index, y=y, **masks)])
+            return
         rowptr, col, community = _plant(size, generator)  # first, as in planted_structure
         y = community % num_classes
         strays = _uniform(size.num_nodes, generator) < astray
@@ -140,8 +208,8 @@ class PlantedGraph(InMemoryDataset):
         centroids *= signal / centroids.norm(dim=1, keepdim=True)
         x = _normal(size.num_nodes, num_channels, generator).add_(centroids[y])
         self.data, self.slices = self.collate([Data(
-            x=x,
-            edge_index=_edge_index(rowptr, col),
+            x=x.to(dtype),
+            edge_index=_edge_index(rowptr, col).to(index_dtype),
             y=y,
             **_masks(size.num_nodes, generator),
         )])
@@ -246,6 +314,39 @@ def _masks(num_nodes: int, generator: torch.Generator) -> dict[str, Tensor]:
     return {'train_mask': fold < 2, 'val_mask': fold == 2, 'test_mask': fold == 3}
 
 
+def _few_masks(size: DirectedSize, generator: torch.Generator) -> dict[str, Tensor]:
+    order = torch.randperm(size.num_nodes, generator=generator, device=generator.device)
+    masks, start = {}, 0
+    for name, share in zip(('train', 'val', 'test'), size[4:], strict=True):
+        mask = torch.zeros(size.num_nodes, dtype=torch.bool, device=generator.device)
+        end = start + round(share * size.num_nodes)
+        mask[order[start:end]] = True
+        masks[f'{name}_mask'], start = mask, end
+    return masks
+
+
+def _resolve_any(size: str | PlantedSize | DirectedSize) -> PlantedSize | DirectedSize:
+    if isinstance(size, str) and size not in {**SIZES, **DIRECTED_SIZES}:
+        known = ', '.join((*SIZES, *DIRECTED_SIZES))
+        raise ValueError(f"'size' must be one of {known}, got {size!r}")
+    if isinstance(size, str) and size in DIRECTED_SIZES:
+        return DIRECTED_SIZES[size]
+    if isinstance(size, (str, PlantedSize)):
+        return _resolve(size)
+    if not isinstance(size, DirectedSize):
+        raise TypeError(
+            "'size' must be a name, a PlantedSize or a DirectedSize, got "
+            f'{type(size).__name__}')
+    _check('num_nodes', size.num_nodes, 2, 2**31 - 1)
+    _check('num_edges', size.num_edges, 0)
+    _check('num_communities', size.num_communities, 1, size.num_nodes)
+    _check('inside', size.inside, 0, 1)
+    for name, share in zip(('train', 'val', 'test'), size[4:], strict=True):
+        _check(name, share, 0, 1)
+    _check("train' + 'val' + 'test", math.fsum(size[4:]), 0, 1)
+    return size
+
+
 def _resolve(size: str | PlantedSize) -> PlantedSize:
     if isinstance(size, str):
         if size not in SIZES:
@@ -313,3 +414,71 @@ def _plant(size: PlantedSize, generator: torch.Generator) -> tuple[Tensor, Tenso
     rowptr[1:] = (edge // num_nodes).bincount(minlength=num_nodes).cumsum(0)
     return rowptr.int(), (edge % num_nodes).int(), torch.empty_like(community).index_put_(
         (shuffle,), community)
+
+
+def _labelled(
+    size: DirectedSize, num_classes: int, num_channels: int, signal: float, astray: float,
+    dtype: torch.dtype, generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Labels and features, written block by block."""
+    device = generator.device
+    centroids = _normal(num_classes, num_channels, generator)
+    centroids *= signal / centroids.norm(dim=1, keepdim=True)
+    centroids = centroids.to(dtype)
+    y = torch.empty(size.num_nodes, dtype=torch.int64, device=device)
+    x = torch.empty(size.num_nodes, num_channels, dtype=dtype, device=device)
+    for start in range(0, size.num_nodes, _NODE_BLOCK):
+        label, rows = (tensor[start:start + _NODE_BLOCK] for tensor in (y, x))
+        count = label.numel()
+        node = torch.arange(start, start + count, device=device)
+        strays = _uniform(count, generator) < astray
+        anything = torch.randint(num_classes, (count,), generator=generator, device=device)
+        label.copy_(torch.where(strays, anything, node % size.num_communities % num_classes))
+        rows.normal_(generator=generator).add_(centroids[label])
+    return y, x
+
+
+def _plant_directed(
+    size: DirectedSize, dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """``edge_index`` of independent edges, written block by block, without a table or a sort.
+
+    Of propensities that are the quantiles of a log-normal distribution, the share of the ranks
+    above that of a node drawn in proportion to them is ``ndtr(z - SIGMA)`` with a normal ``z``.
+    """
+    num_nodes, num_edges, num_communities, inside = size[:4]
+    device = generator.device
+    least = num_nodes // num_communities  # members of a community; the first few have one more
+    more = num_nodes % num_communities
+
+    def draw(community: Tensor, stride: int) -> Tensor:
+        members = least + (community < more).long()
+        rank = torch.randn(
+            community.shape, dtype=torch.double, generator=generator, device=device)
+        rank = torch.special.ndtr(rank.sub_(SIGMA)).mul_(members).long()
+        # Frequent nodes are spread over the graph, others as sources than as destinations.
+        rank = torch.minimum(rank, members - 1).add_(community).add_(1)
+        place = rank.mul_(stride).remainder_(members)
+        return place.mul_(num_communities).add_(community)
+
+    edge_index = torch.empty(2, num_edges, dtype=dtype, device=device)
+    strides = _stride(least, 0.618), _stride(least, 0.755)
+    for start in range(0, num_edges, _EDGE_BLOCK):
+        block = edge_index[:, start:start + _EDGE_BLOCK]
+        count = block.size(1)
+        community, other = torch.randint(
+            num_communities, (2, count), generator=generator, device=device)
+        dst = draw(community, strides[0])
+        stays = _uniform(count, generator) < inside
+        src = draw(torch.where(stays, community, other), strides[1])
+        src = torch.where(src == dst, (src + 1) % num_nodes, src)
+        block[0], block[1] = src, dst
+    return edge_index
+
+
+def _stride(members: int, share: float) -> int:
+    """A number that is coprime to the sizes of all communities, about this share of them."""
+    stride = max(1, round(share * members))
+    while math.gcd(stride, members * (members + 1)) != 1:
+        stride += 1
+    return stride

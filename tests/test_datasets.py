@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCN, MLP, GraphSAGE
@@ -18,7 +20,9 @@ from torch_geometric.transforms import NormalizeFeatures
 import pyg_fast
 from pyg_fast import datasets
 from pyg_fast.datasets import (
+    DIRECTED_SIZES,
     SIZES,
+    DirectedSize,
     MultiLabelPlantedGraph,
     PlantedGraph,
     PlantedSize,
@@ -206,6 +210,150 @@ def test_convolution_beats_features_alone() -> None:
     assert accuracy(mlp, dataset[0]) < 0.72
 
 
+def test_types(device: torch.device) -> None:
+    exact = PlantedGraph('tiny', device=device)[0]
+    data = PlantedGraph(
+        'tiny', dtype=torch.bfloat16, index_dtype=torch.int32, device=device)[0]
+    assert (data.x.dtype, data.edge_index.dtype) == (torch.bfloat16, torch.int32)
+    assert torch.equal(data.x, exact.x.bfloat16())
+    assert torch.equal(data.edge_index, exact.edge_index.int())
+
+
+# Directed sizes ---------------------------------------------------------------------------------
+def test_directed_sizes_are_those_of_papers100m() -> None:
+    whole = DIRECTED_SIZES['papers-like']
+    assert whole[:3] == (111_059_956, 1_615_685_872, 172)
+    for name, share in (('eighth', 8), ('half', 2)):
+        part = DIRECTED_SIZES[f'papers-like-{name}']
+        assert part == whole._replace(
+            num_nodes=whole.num_nodes // share, num_edges=whole.num_edges // share)
+    # The numbers of training, validation and test nodes.
+    for share, count in zip(whole[4:], (1_207_179, 125_265, 214_338), strict=True):
+        assert share * whole.num_nodes == pytest.approx(count, rel=1e-3)
+
+
+def test_directed_graph(device: torch.device) -> None:
+    size = DirectedSize(30_003, 435_000, 20)  # some communities have a member more
+    data = PlantedGraph(size, 3, astray=0.0, num_classes=20, device=device)[0]
+    assert all(value.device.type == device.type for _, value in data)
+    assert data.validate()
+    assert data.x.shape == (30_003, 128)
+    assert (data.x.dtype, data.edge_index.dtype) == (torch.float32, torch.int64)
+    assert data.num_edges == 435_000
+    assert not data.has_self_loops()
+    assert torch.equal(data.y.cpu(), torch.arange(30_003) % 20)
+    src, dst = data.y[data.edge_index]
+    assert (src == dst).double().mean().item() == pytest.approx(0.8 + 0.2 / 20, abs=0.005)
+    degrees = [end.bincount(minlength=30_003).double() for end in data.edge_index]
+    for degree in degrees:
+        # Of log-normal propensities the first hundredth holds 15 % of the sum.
+        top = degree.sort(descending=True)[0][:300].sum() / degree.sum()
+        assert top.item() == pytest.approx(0.155, abs=0.015)
+        assert degree.max() > 30 * degree.mean()
+        assert degree.median() < 0.5 * degree.mean()
+    assert abs(torch.corrcoef(torch.stack(degrees))[0, 1].item()) < 0.05
+    for degree in degrees:  # nowhere are there many hubs or few
+        hubs = degree.argsort(descending=True)[:1000]
+        assert (hubs * 10 // 30_003).bincount(minlength=10).min() > 70
+
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.dtype == torch.bool
+    assert masks.sum(dim=0).max() == 1
+    assert masks.sum(dim=1).tolist() == [round(30_003 * share) for share in size[4:]]
+
+
+@given(st.data())
+def test_directed_structure_of_any_size(data: st.DataObject) -> None:
+    num_nodes = data.draw(st.integers(2, 40))
+    size = DirectedSize(
+        num_nodes,
+        data.draw(st.integers(0, 100)),
+        data.draw(st.integers(1, num_nodes)),
+        data.draw(st.sampled_from([0.0, 0.5, 1.0])),
+        *data.draw(st.sampled_from([(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.25, 0.25, 0.5)])),
+    )
+    graph = PlantedGraph(size, num_channels=1)[0]
+    assert graph.edge_index.shape == (2, size.num_edges)
+    assert graph.validate()
+    assert not graph.has_self_loops()
+    assert graph.train_mask.sum() == round(size.train * num_nodes)
+
+
+def test_all_members_of_a_community_are_drawn() -> None:
+    edge_index = PlantedGraph(DirectedSize(100, 100_000, 7, inside=1.0))[0].edge_index
+    assert all(end.unique().numel() == 100 for end in edge_index)
+
+
+def test_same_seed_same_directed_graph(device: torch.device) -> None:
+    first, second, other = (
+        PlantedGraph('papers-like-tiny', seed=seed, device=device)[0] for seed in (7, 7, 8))
+    for key, value in first:
+        assert torch.equal(value, second[key])
+        assert not torch.equal(value, other[key])
+    lean = PlantedGraph(
+        'papers-like-tiny', 7, dtype=torch.bfloat16, index_dtype=torch.int32, device=device)[0]
+    assert (lean.x.dtype, lean.edge_index.dtype) == (torch.bfloat16, torch.int32)
+    assert torch.equal(lean.edge_index, first.edge_index.int())
+    assert torch.equal(lean.train_mask, first.train_mask)
+
+
+def test_directed_graph_is_that_of_published_figures_on_cpu() -> None:
+    data = PlantedGraph('papers-like-tiny')[0]
+    place = torch.arange(290_000)
+    assert (data.edge_index * place).sum() == 838_141_883_083_765
+    assert (data.y * place[:20_000]).sum() == 901_410_152
+    assert (data.train_mask * place[:20_000]).sum() == 2_107_208
+    assert data.x.double().sum() == pytest.approx(-2888.7379, abs=1e-3)
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of new tensors by their size, largest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.seen[storage.data_ptr()] = max(
+                    self.seen.get(storage.data_ptr(), 0), storage.nbytes())
+        return out
+
+
+def test_directed_graph_is_written_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the tensors of the graph, and a permutation of its nodes, are larger than a block."""
+    monkeypatch.setattr(datasets, '_EDGE_BLOCK', 1000)
+    monkeypatch.setattr(datasets, '_NODE_BLOCK', 100)
+    size = DirectedSize(10_000, 100_000, 10)
+    with Largest() as largest:
+        data = PlantedGraph(size, dtype=torch.bfloat16)[0]
+    block = max(2 * 8 * 1000, 4 * 128 * 100)
+    large = {at: count for at, count in largest.seen.items() if count > block}
+    own = {value.untyped_storage().data_ptr() for _, value in data}
+    assert {data.x.data_ptr(), data.edge_index.data_ptr()} <= set(large)
+    assert sorted(count for at, count in large.items() if at not in own) in ([], [8 * 10_000])
+
+
+def test_dataset_holds_no_copy() -> None:
+    dataset = PlantedGraph('papers-like-tiny')
+    data = dataset[0]
+    for key, value in dataset._data:
+        assert data[key].data_ptr() == value.data_ptr()
+
+
+def test_convolution_learns_a_directed_graph() -> None:
+    dataset = PlantedGraph('papers-like-tiny')
+    gcn = pyg_fast.accelerate(GCN(128, 64, 2, dataset.num_classes))
+    mlp = FeaturesOnly([128, 64, dataset.num_classes])
+    test = dataset[0]
+    test.test_mask = ~test.train_mask  # more than the few of the test
+    assert 0.75 < accuracy(gcn, test) < 0.95
+    assert accuracy(mlp, test) < 0.6
+
+
 @pytest.mark.parametrize(
     ('name', 'mean_degree'), [('dense-small', 65.2), ('dense-medium', 92.6)])
 def test_dense_sizes(name: str, mean_degree: float) -> None:
@@ -300,7 +448,7 @@ def test_neighbourhood_tells_labels_that_features_do_not() -> None:
     ('arguments', 'error', 'message'),
     [
         ({'size': 'huge'}, ValueError, r"'size' must be one of tiny, small"),
-        ({'size': 300}, TypeError, r"'size' must be a name or a PlantedSize, got int"),
+        ({'size': 300}, TypeError, r"'size' must be a name, a PlantedSize or a Direc.*, got int"),
         ({'size': PlantedSize(0, 1, 1)}, ValueError, r"'num_nodes' must be 1 to .*got 0"),
         ({'size': PlantedSize(2**31, 1, 1)}, ValueError, r"'num_nodes' must be .*got 2147483648"),
         ({'size': PlantedSize(9, -1, 1)}, ValueError, r"'num_pairs' must be 0 to .*got -1"),
@@ -309,6 +457,15 @@ def test_neighbourhood_tells_labels_that_features_do_not() -> None:
         ({'size': PlantedSize(9, 9, 10)}, ValueError, r"'num_communities' must be .*got 10"),
         ({'size': PlantedSize(9, 9, 2, 1.1)}, ValueError, r"'inside' must be 0 to 1, got 1.1"),
         ({'size': PlantedSize(9, 9, 2, float('nan'))}, ValueError, r"'inside' must be .*got nan"),
+        ({'size': DirectedSize(1, 9, 1)}, ValueError, r"'num_nodes' must be 2 to .*got 1"),
+        ({'size': DirectedSize(9, -1, 1)}, ValueError, r"'num_edges' must be at least 0, got -1"),
+        ({'size': DirectedSize(9, 9, 10)}, ValueError, r"'num_communities' must be .*got 10"),
+        ({'size': DirectedSize(9, 9, 2, -1)}, ValueError, r"'inside' must be 0 to 1, got -1"),
+        ({'size': DirectedSize(9, 9, 2, train=2)}, ValueError, r"'train' must be 0 to 1, got 2"),
+        ({'size': DirectedSize(9, 9, 2, 0.5, 0.5, 0.5, 0.5)}, ValueError,
+         r"'train' \+ 'val' \+ 'test' must be 0 to 1, got 1.5"),
+        ({'dtype': torch.int32}, TypeError, r"'dtype' must be a floating-point type, got torch.i"),
+        ({'index_dtype': torch.int16}, TypeError, r"'index_dtype' must be torch.int32 or torch.in"),
         ({'num_channels': 0}, ValueError, r"'num_channels' must be at least 1, got 0"),
         ({'num_classes': 5}, ValueError, r"'num_classes' must be 1 to 4, got 5"),
         ({'astray': -0.1}, ValueError, r"'astray' must be 0 to 1, got -0.1"),
