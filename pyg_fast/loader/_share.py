@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
 from ..graph._cache import cache_of, store
-from ..graph.structure import Graph
+from ..graph.graph import Graph
 
 T = TypeVar('T')
 
