@@ -103,6 +103,13 @@ def cached(edge_index: EdgeIndex, key: tuple) -> Any:
     return entry.value
 
 
+def known_loops(edge_index: EdgeIndex) -> int | None:
+    """The number of self-loops for compiled code, which cannot count them; None if no eager call
+    has done so."""
+    cache = getattr(edge_index, _CACHE, None)
+    return cache.facts.get('num_loops') if isinstance(cache, Cache) else None
+
+
 def store(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = None) -> None:
     """Caches a value made on the current stream, unless a capture records the stream.
 

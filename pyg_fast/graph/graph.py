@@ -10,7 +10,7 @@ from torch_geometric import EdgeIndex
 from ..ops._edges import check_edge_index, kernel_index, raise_pending
 from ..ops._library import ops
 from ..ops.to_csr import to_csr, to_csr_csc, to_csr_unweighted
-from ._cache import cache_of, cached, store
+from ._cache import cache_of, cached, known_loops, store
 from .groups import check_size
 from .prepared_graph import PreparedGraph
 from .structure import Graph, loop_counts
@@ -126,13 +126,13 @@ def _of_prepared(
                 store(prepared, key, found, wait=True)
         return found
 
-    if drop_loops and (compiling or num_loops(prepared) > 0):
-        if compiling or values:
-            # The sizes of its tensors do not depend on the number of loops.
-            return made('loops dropped', lambda: _sorted(
-                prepared._data, num_src, num_dst, drop_loops=True, wait=False
-            ))  # fmt: skip
-        return made('loop-free', prepared.graph.with_transpose().without_loops)
+    if drop_loops and (num_loops(prepared) if not compiling else known_loops(prepared)) != 0:
+        if not values and (not compiling or cached(prepared, ('graph', 'loop-free')) is not None):
+            return made('loop-free', lambda: graph.with_transpose().without_loops())
+        # The sizes of its tensors do not depend on the number of loops.
+        return made('loops dropped', lambda: _sorted(
+            prepared._data, num_src, num_dst, drop_loops=True, wait=False
+        ))  # fmt: skip
     if transpose and graph.t_rowptr is None:
         graph = made('transposed', graph.with_transpose)
     if values and graph.missing is not None:

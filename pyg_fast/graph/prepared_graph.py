@@ -15,6 +15,10 @@ from .structure import Graph, check_graph, ends_of
 _WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
 
 
+# The tensors of a graph, as attributes.
+_PARTS = ('_rowptr', '_col', '_perm', '_t_rowptr', '_t_col', '_t_perm')
+
+
 class PreparedGraph(EdgeIndex):
     r"""A :class:`~pyg_fast.graph.Graph` in place of an :obj:`edge_index`, without a list of edges.
 
@@ -55,6 +59,8 @@ class PreparedGraph(EdgeIndex):
             device=graph.col.device, requires_grad=False,
         )  # fmt: skip
         out.graph = graph
+        for name in _PARTS:
+            setattr(out, name, getattr(graph, name[1:]))
         out._sparse_size = graph.num_src, graph.num_dst
         by_dst = graph.perm is None and graph.missing != 'perm'
         out._sort_order = SortOrder.COL if by_dst else None
@@ -182,6 +188,27 @@ class PreparedGraph(EdgeIndex):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(_WRITES.format('__setitem__'))
+
+    # For torch.compile, which would read the list of an EdgeIndex at every call ------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        graph = self.graph
+        names = [name for name in _PARTS if getattr(graph, name[1:]) is not None]
+        alike = graph.t_rowptr is graph.rowptr and graph.t_col is graph.col
+        if alike:
+            names = [name for name in names if name not in ('_t_rowptr', '_t_col')]
+        return names, (graph.num_src, graph.num_dst, graph.missing, alike)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any
+    ) -> 'PreparedGraph':
+        num_src, num_dst, missing, alike = context
+        if alike:
+            inner = {**inner, '_t_rowptr': inner['_rowptr'], '_t_col': inner['_col']}
+        parts: dict[str, Any] = {name[1:]: inner.get(name) for name in _PARTS}
+        graph = Graph(**parts, num_src=num_src, num_dst=num_dst, missing=missing)
+        return PreparedGraph._of(graph)
 
     # The list, for everything that reads it ----------------------------------------------------
 

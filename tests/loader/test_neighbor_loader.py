@@ -635,3 +635,15 @@ def test_values_of_a_matrix_are_read_at_hand_out(device: torch.device) -> None:
     for k, batch in enumerate(FastNeighborLoader(data, [3, 2], batch_size=5)):
         assert k == 0 or (batch.adj_t.values() == k).all()
         data.adj_t.values().fill_(k + 1)
+
+
+def test_graph_without_its_list(device: torch.device) -> None:
+    edge_index = torch.randint(200, (2, 3000))
+    batches = []
+    for keep in (True, False):
+        data = Data(x=torch.randn(200, 3), edge_index=edge_index).to(device)
+        data = ToCSR(keep_edge_index=keep)(data)
+        loader = FastNeighborLoader(data, [3, 2], batch_size=50, device=device, seed=1)
+        batches.append([torch.as_tensor(batch.edge_index) for batch in loader])
+    assert len(batches[0]) == 4
+    assert all(map(torch.equal, *batches))
