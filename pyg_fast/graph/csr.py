@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.to_csr import to_csr, to_csr_unweighted
+from ..ops.to_csr import to_csr, to_csr_unweighted, transpose_csr
 from ._cache import store
 from .structure import Graph
 
@@ -53,8 +53,8 @@ def prepare_graph(held: list[Tensor], size: tuple[int, int]) -> Graph:
         size ((int, int)): The numbers of source and of destination nodes.
 
     Returns:
-        Graph: The edges by destination, in this order (the sort is stable), and their transpose; a
-        symmetric graph has a single structure.
+        Graph: The edges by destination, in this order (the sort is stable), and their transpose. A
+        symmetric graph has a single structure, whose rows ascend.
 
     Raises:
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`.
@@ -63,5 +63,14 @@ def prepare_graph(held: list[Tensor], size: tuple[int, int]) -> Graph:
     num_src, num_dst = size
     csr = to_csr_unweighted(data, num_src, num_dst, wait=True)
     del data, held[0]
-    graph = Graph(*csr, None, None, None, None, num_src, num_dst)
-    return graph.with_transpose().with_one_structure().scheduled()
+    transpose = transpose_csr(*csr, num_src)
+    # Where degrees suggest a symmetric graph, its rows may be in another order than those of the
+    # transpose, which ascend.
+    if (
+        num_src == num_dst
+        and torch.equal(csr[0], transpose[0])
+        and torch.equal(transpose_csr(*transpose, num_src)[1], transpose[1])
+    ):
+        csr = transpose
+    graph = Graph(*csr, None, *transpose, None, num_src, num_dst, missing='t_perm')
+    return graph.scheduled()

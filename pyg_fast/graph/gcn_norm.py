@@ -79,7 +79,7 @@ def normalized(
 
     graph_options = dict(
         transpose=transpose or reverse, drop_loops=loops in ('remaining', 'replace'),
-        values=edge_weight is not None,
+        values=edge_weight is not None or reverse,
     )  # fmt: skip
     if edge_weight is not None:
         graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)

@@ -19,6 +19,12 @@ from .structure import Graph, loop_counts
 _SMALL = 1 << 15
 
 
+def _is_small(edge_index: Tensor) -> bool:
+    return not isinstance(edge_index, Tensor) or (
+        edge_index.is_cuda and edge_index.numel() <= 2 * _SMALL
+    )
+
+
 def graph_of(
     edge_index: Tensor,
     num_src: int,
@@ -47,7 +53,8 @@ def graph_of(
         wait (bool): As in :func:`~pyg_fast.ops.to_csr`, for a plain tensor. For an EdgeIndex it
             always waits. (default: :obj:`False`)
         values (bool): Whether a kernel may read values of edges, by their positions. Otherwise the
-            graph may lack those, see :obj:`Graph.missing`. (default: :obj:`True`)
+            graph may lack those, see :obj:`Graph.missing`, and the rows of its transpose may be in
+            another order than the edges. (default: :obj:`True`)
 
     Raises:
         TypeError, ValueError, IndexError: As :func:`~pyg_fast.ops.to_csr`; ValueError also for an
@@ -56,9 +63,9 @@ def graph_of(
     if isinstance(edge_index, PreparedGraph):
         return _of_prepared(edge_index, num_src, num_dst, transpose, drop_loops, values)
     if not isinstance(edge_index, EdgeIndex):
+        if not values and not _is_small(edge_index):
+            return lean_graph(edge_index, num_src, num_dst, transpose, drop_loops, wait)
         if transpose:
-            if not values and edge_index.is_cuda and edge_index.size(-1) > _SMALL:
-                return lean_graph(edge_index, num_src, num_dst, drop_loops, wait)
             return _sorted(edge_index, num_src, num_dst, drop_loops, wait)
         csr = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
         return Graph(*csr, None, None, None, num_src, num_dst)
@@ -241,13 +248,17 @@ def _sorted(data: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bo
 
 
 def lean_graph(
-    edge_index: Tensor, num_src: int, num_dst: int, drop_loops: bool = False, wait: bool = False
+    edge_index: Tensor,
+    num_src: int,
+    num_dst: int,
+    transpose: bool = True,
+    drop_loops: bool = False,
+    wait: bool = False,
 ) -> Graph:
-    """The graph of a plain edge_index with its transpose, without positions: sorted in less time
-    and memory."""
+    """The graph of a plain edge_index without positions, sorted in less time and memory."""
     csr = to_csr_unweighted(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
     graph = Graph(*csr, None, None, None, None, num_src, num_dst, missing='perm')
-    return graph.with_transpose()
+    return graph.with_transpose() if transpose else graph
 
 
 def _of_block(

@@ -12,6 +12,8 @@ from torch_geometric.edge_index import SortOrder
 
 from .structure import Graph, check_graph, ends_of
 
+_WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
+
 
 class PreparedGraph(EdgeIndex):
     r"""A :class:`~pyg_fast.graph.Graph` in place of an :obj:`edge_index`, without a list of edges.
@@ -179,7 +181,7 @@ class PreparedGraph(EdgeIndex):
         )
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise _immutable('an assignment')
+        raise TypeError(_WRITES.format('__setitem__'))
 
     # The list, for everything that reads it ----------------------------------------------------
 
@@ -197,25 +199,17 @@ class PreparedGraph(EdgeIndex):
 
 def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
     schema = func._schema
-    for argument, value in zip(schema.arguments, args, strict=False):
-        if isinstance(value, PreparedGraph) and _is_written(argument):
-            raise _immutable(func)
+    named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
     for argument in schema.arguments:
-        if isinstance(kwargs.get(argument.name), PreparedGraph) and _is_written(argument):
-            raise _immutable(func)
+        value = kwargs.get(argument.name, named.get(argument.name))
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if written and isinstance(value, PreparedGraph):
+            raise TypeError(_WRITES.format(func))
     if schema.name == 'aten::cat' and (args[1] if len(args) > 1 else kwargs.get('dim', 0)) == 0:
         raise TypeError(
             'a PreparedGraph cannot be joined with others: make a batch of edge_index, then apply '
             'ToCSR'
         )
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _immutable(what: Any) -> TypeError:
-    return TypeError(f'{what} would write a PreparedGraph: change the list of to_edge_index()')
 
 
 torch.serialization.add_safe_globals([Graph, PreparedGraph])

@@ -10,6 +10,8 @@ from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.typing import SparseTensor
 
 from ..graph._cache import cached
+from ..graph.graph import num_loops
+from ..graph.prepared_graph import PreparedGraph
 from ..ops.neighbor_sample import sampling_weight
 from ..ops.to_csr import counts_in_int64, to_csr
 from ._pinned import pinned
@@ -59,6 +61,11 @@ def structure_of_data(
         raise ValueError("'data' must have features or num_nodes, got neither")
     if 'edge_index' in data:
         edge_index = data.edge_index
+        if isinstance(edge_index, PreparedGraph) and edge_index.graph.missing != 'perm':
+            graph = edge_index.graph
+            loop_free = num_loops(edge_index) == 0
+            out = Structure(graph.rowptr, graph.col, graph.perm, loop_free=loop_free)
+            return _with_weight(out, data, weight_attr, replace)
         if isinstance(edge_index, EdgeIndex):
             graph = cached(edge_index, ('graph', num_nodes, num_nodes, False))
             if graph is not None:

@@ -102,8 +102,9 @@ class Neighbours(NamedTuple):
             return self.part
         num_src, reverse = self.source.size(0), self.is_reverse
         graph = graph_of(
-            self.edge_index, num_src, self.num_dst, transpose=transpose or reverse, values=values
-        )
+            self.edge_index, num_src, self.num_dst, transpose=transpose or reverse,
+            values=values or reverse,
+        )  # fmt: skip
         return graph.t() if reverse else graph
 
     @property

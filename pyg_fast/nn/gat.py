@@ -88,7 +88,7 @@ class _FusedAttention(Fused):
         graph = graph_of(
             edge_index, num_src, num_dst, transpose=torch.is_grad_enabled() or reverse,
             drop_loops=self.add_self_loops,
-            values=has_edges or (self.training and self.dropout > 0),
+            values=has_edges or reverse or (self.training and self.dropout > 0),
         )  # fmt: skip
         return graph.t() if reverse else graph
 

@@ -430,7 +430,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             )  # fmt: skip
         graph = graph_of(
             edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
-            values=edge_weight is not None,
+            values=edge_weight is not None or reverse,
         )  # fmt: skip
         weight_dtype = None if edge_weight is None else edge_weight.dtype
         return GCNNorm(SparseOperator(graph.t() if reverse else graph, edge_weight), weight_dtype)

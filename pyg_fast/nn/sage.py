@@ -165,8 +165,9 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
     def _operator(self, to: Neighbours, num_nodes: int, transpose: bool) -> SparseOperator:
         """The sum or mean between all nodes."""
         graph = graph_of(
-            to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse, values=False
-        )
+            to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse,
+            values=to.is_reverse,
+        )  # fmt: skip
         graph = graph.t() if to.is_reverse else graph
         if type(self.aggr_module) is SumAggregation:
             return SparseOperator(graph)

@@ -55,13 +55,14 @@ class ToCSR(BaseTransform):
 
     With :obj:`keep_edge_index=False` :obj:`edge_index` becomes a
     :class:`~pyg_fast.graph.PreparedGraph`, which takes its place in layers and keeps only the int32
-    structure. The list is freed as soon as nobody else holds it: write :obj:`data =
-    transform(data)`. On a GPU, preparing an unweighted graph of :math:`E` edges and :math:`N`
-    nodes then takes :math:`16 E` bytes on top of the list for the first sort, and :math:`20 E`
-    bytes for the second, with :math:`4 N` bytes for each sorted side; :math:`8 E + 8 N` bytes stay,
-    half of it for a symmetric graph. Graphs with edge-level attributes are sorted as usual first,
-    and also keep the :math:`4 E` bytes of the positions in the transpose. From :math:`2^{31}` edges
-    on row pointers and positions have 8 bytes instead of 4.
+    structure; of a symmetric graph one side, whose rows ascend. The list is freed as soon as nobody
+    else holds it: write :obj:`data = transform(data)`. On a GPU, preparing an unweighted graph of
+    :math:`E` edges and :math:`N` nodes takes :math:`16 E` bytes on top of the list for the first
+    sort, then :math:`20 E` bytes for the second (:math:`24 E` if degrees are symmetric), and
+    :math:`4 N` bytes for each sorted side; :math:`8 E + 8 N` bytes stay, and about :math:`16 N` of
+    groups of edges. Graphs with edge-level attributes are sorted as usual first, and also keep the
+    positions in the transpose, :math:`4 E` bytes. From :math:`2^{31}` edges on, row pointers,
+    groups and positions have 8 bytes instead of 4.
 
     If :obj:`num_nodes` is unknown, it is inferred from the edges, for a node type from all its
     edge types.

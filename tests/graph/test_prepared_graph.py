@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_fast import ops
+from pyg_fast import nn, ops
 from pyg_fast.graph import Graph, PreparedGraph, graph_of, set_group_sizes
 from pyg_fast.graph import structure as structure_module
 from pyg_fast.graph.csr import prepare_graph
@@ -111,8 +111,9 @@ def test_any_order_of_the_edges(device: torch.device) -> None:
 
 
 def test_symmetric_graph_has_one_structure(device: torch.device) -> None:
-    edge_index = torch.cat([SQUARE.edge_index, SQUARE.edge_index.flip(0)], 1).unique(dim=1)
+    edge_index = torch.cat([SQUARE.edge_index, SQUARE.edge_index.flip(0)], 1)  # in any order
     prepared = lean(Edges(edge_index, 30, 30), device)
+    assert sorted(prepared.t().tolist()) == sorted(edge_index.t().tolist())
     for values, drop_loops in ((False, False), (False, True)):
         graph = graph_of(prepared, 30, 30, values=values, drop_loops=drop_loops)
         assert graph.t_rowptr is graph.rowptr
@@ -125,6 +126,15 @@ def test_symmetric_graph_has_one_structure(device: torch.device) -> None:
     assert entries(graph_of(prepared, 30, 30)) == entries(graph_of(listed, 30, 30))
     bytes_of_both = sum(t.numel() * 4 for t in prepared.graph[:2])
     assert prepared.num_bytes == bytes_of_both
+
+
+def test_equal_degrees_are_not_symmetry(device: torch.device) -> None:
+    ring = torch.stack([torch.arange(30), torch.arange(1, 31) % 30])
+    graph = lean(Edges(ring, 30, 30), device).graph
+    assert graph.t_col is not graph.col
+    assert (graph.col.tolist(), graph.t_col.tolist()) == (
+        [29, *range(29)], [*range(1, 30), 0]
+    )  # fmt: skip
 
 
 def test_torch_and_pyg_see_the_list(device: torch.device) -> None:
@@ -180,6 +190,24 @@ def test_wide_positions(device: torch.device, monkeypatch: pytest.MonkeyPatch) -
     grads = [torch.autograd.grad(out.square().sum(), x) for out in outs]
     torch.testing.assert_close(*outs)
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gat'])
+def test_compiles(device: torch.device, conv: str) -> None:
+    torch._dynamo.reset()
+    layer = {
+        'gcn': lambda: nn.PathPreparedGCNConv(6, 4), 'sage': lambda: nn.PathPreparedSAGEConv(6, 4),
+        'gat': lambda: nn.FusedGATConv(6, 4),
+    }[conv]().to(device)  # fmt: skip
+    prepared = lean(SQUARE, device)  # which has self-loops
+    x = torch.randn(30, 6, device=device, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True, backend='aot_eager')
+    results = []
+    for run in (compiled, layer, compiled):  # The last one finds what the layer has cached.
+        out = run(x, prepared)
+        results.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0])
 
 
 # --- a container of tensors ----------------------------------------------------------------------

@@ -879,7 +879,7 @@ def test_lean_attributes() -> None:
 
 
 def test_lean_frees_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module('pyg_fast.graph.structure')
+    module = importlib.import_module('pyg_fast.graph.csr')
     original, alive = module.transpose_csr, []
 
     def transpose_csr(*args: Any) -> Any:
