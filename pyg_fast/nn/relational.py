@@ -287,17 +287,17 @@ def _attention(
     inputs['edge', 'edge_type'] = kind.float()  # Kernels compare floats.
     pair = torch.where((kind >= 0) & (kind < num_relations), source * num_relations + kind, -1)
     value = _by_relation(conv, x)
-    graph = graph_of(
-        torch.stack([pair, target]), value.size(0), num_nodes,
-        transpose=_needs_grad(value),
-    )  # fmt: skip
-    scores = conv.heads, conv.dim
+    edges, scores = torch.stack([pair, target]), (conv.heads, conv.dim)
+
+    def graph(transpose: bool) -> Graph:
+        return graph_of(edges, num_pairs, num_nodes, transpose=transpose)
+
     inputs['src', 'value_j'] = value.view(-1, conv.heads, conv.out_channels)
     inputs['src', 'key_j'] = (value @ conv.k).view(-1, *scores)
     inputs['dst', 'query_i'] = (value @ conv.q).view(num_nodes, num_relations, *scores)
     other['relations'] = torch.arange(num_relations, dtype=torch.float32, device=x.device)
     if conv.mod in ('scaled', 'f-scaled'):
-        degree = graph.rowptr.diff().to(value.dtype).view(-1, 1)
+        degree = graph(False).rowptr.diff().to(value.dtype).view(-1, 1)
         shape = [num_nodes, 1, -1]
         if conv.mod == 'scaled':
             degree = conv.activation(degree @ conv.l1 + conv.b1) @ conv.l2 + conv.b2
@@ -307,11 +307,7 @@ def _attention(
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry()
-
-    def structure(transpose: bool) -> Graph:
-        return graph
-
-    (out,) = entry(conv._message, structure, (reduce,), inputs, other, ('index', 'size_i'))
+    (out,) = entry(conv._message, graph, (reduce,), inputs, other, ('index', 'size_i'))
     # `forward` wants it set, and forgets it.
     conv._alpha = out.detach()
     return conv.update(out)

@@ -1,10 +1,7 @@
 """The example that trains GPS."""
 
-import importlib
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,16 +10,13 @@ from torch_geometric.data import Batch
 
 import pyg_fast
 from pyg_fast.transforms import ToCSR
+from tests.examples._scripts import script
 
 
 @pytest.fixture
 def example() -> Iterator[ModuleType]:
-    folder = str(Path(__file__).parents[2] / 'examples')
-    sys.path.insert(0, folder)  # as for a script: it imports others
-    yield importlib.import_module('gps')
-    sys.path.remove(folder)
-    for name in ('gps', 'gat', 'node_classification'):
-        sys.modules.pop(name, None)
+    with script('gps', 'gat', 'node_classification') as module:
+        yield module
 
 
 def test_both_sides_learn(

@@ -1,23 +1,18 @@
 """The example that trains UniMP."""
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from tests.examples._scripts import script
+
 
 @pytest.fixture
 def example() -> Iterator[ModuleType]:
-    folder = str(Path(__file__).parents[2] / 'examples')
-    sys.path.insert(0, folder)  # as for a script: it imports others
-    yield importlib.import_module('unimp')
-    sys.path.remove(folder)
-    for name in ('unimp', 'gat', 'node_classification'):
-        sys.modules.pop(name, None)
+    with script('unimp', 'gat', 'node_classification') as module:
+        yield module
 
 
 def test_both_sides_learn(

@@ -179,6 +179,19 @@ def test_dropout(device: torch.device) -> None:
     assert (mean - exact).abs().mean() < 0.2 * exact.abs().mean()
 
 
+@pytest.mark.parametrize('trained', ['q', 'k', 'w', 'basis'])
+def test_one_parameter_trained(trained: str, device: torch.device) -> None:
+    theirs, ours = both(RGATConv(WIDTH, 4, R, num_bases=2, mod='additive'), device)
+    x, edges, relation = arguments('x edges relation', device)
+    grads = []
+    for conv in (theirs, ours):
+        conv.requires_grad_(False)
+        parameter = getattr(conv, trained).requires_grad_()
+        grads += torch.autograd.grad(conv(x.detach(), edges, relation).sin().sum(), parameter)
+    assert how(ours) == 'FusedRGATConv'
+    torch.testing.assert_close(grads[1], grads[0])
+
+
 def test_second_derivative(dense: bool, device: torch.device) -> None:
     _, ours = both(RGCNConv(2, 2, 2), device)
     check_second_derivative(ours, device)
