@@ -15,8 +15,9 @@ struct VectorSum {
   Acc data[VEC];
 };
 
-// What threads without an edge read: a selection for each element that they add costs more.
-static __device__ uint4 zeros;
+// What threads without an edge read: a selection for each element that they add costs more. Partial sums
+// of float16 and bfloat16 are vectors of eight floats.
+static __device__ uint4 zeros[2];
 
 // TEAM threads process a row (or a part of one): a warp, or each team of a warp its own row.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM = 32>
@@ -76,11 +77,12 @@ struct SpmmRow {
   __device__ void add_steps(const Edge& edge, int e, int count, Sum& sum) const {
     constexpr int kSlots = TEAM / LANES;
     Pack<T, VEC> v[STEPS];
+    static_assert(sizeof(v[0]) <= sizeof(zeros));
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
       const Col source = __shfl_sync(kWarpMask, edge.source, e + u * kSlots, TEAM);
       const T* from = features_of(source);
-      if (!FULL && e + u * kSlots >= count) from = reinterpret_cast<const T*>(&zeros);
+      if (!FULL && e + u * kSlots >= count) from = reinterpret_cast<const T*>(zeros);
       v[u] = pyg_fast::cuda::load<T, VEC>(from);
     }
 #pragma unroll

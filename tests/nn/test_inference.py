@@ -27,10 +27,12 @@ from .test_path import assert_equal
 N, E = 500, 3000
 
 
-def data_of(device: torch.device, dtype: torch.dtype = torch.double, sorts: bool = True) -> Data:
-    edge_index = torch.randint(N, (2, E))
+def data_of(
+    device: torch.device, dtype: torch.dtype = torch.double, sorts: bool = True, size: int = N
+) -> Data:
+    edge_index = torch.randint(size, (2, E))
     edge_index[1, :200] = 7  # a row of many edges
-    x, weight = torch.randn(N, 12, dtype=dtype), torch.rand(E, dtype=dtype)
+    x, weight = torch.randn(size, 12, dtype=dtype), torch.rand(E, dtype=dtype)
     data = Data(x=x, edge_index=edge_index, edge_weight=weight).to(device)
     return ToCSR()(data) if sorts else data
 
@@ -131,7 +133,11 @@ def test_stays_within_its_memory(device: torch.device, conv: str) -> None:
     for max_bytes in (full + 40_000, 2 * full):  # All features are on the device.
         assert live_bytes(partial(call, max_bytes), device)[1] <= max_bytes + result
     if device.type == 'cuda':  # On a CPU features between layers count too.
-        assert live_bytes(lambda: call(least), device)[1] <= least + result + 8192
+        # Many times what the allocator adds to small tensors, less than the features of a layer.
+        data, most = data_of(device, torch.float, size=40 * N), 500_000
+        net.inference(data, most)
+        used = live_bytes(lambda: net.inference(data, most), device)[1]
+        assert used <= most + 40 * result < 40 * full
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
@@ -161,7 +167,8 @@ def test_host_memory(cuda: torch.device, conv: str, graph_on_host: bool, pinned:
     for out in modes(call, least):
         assert out.device.type == 'cpu'
         assert_equal([out], [expected])
-    assert live_bytes(lambda: call(least), cuda)[1] <= least + 8192
+    # Each small tensor takes 512 bytes.
+    assert live_bytes(lambda: call(least), cuda)[1] <= least + 65_536
 
 
 def test_refuses_what_does_not_fit(device: torch.device) -> None:

@@ -75,6 +75,13 @@ def test_with_edge_weights(device: torch.device) -> None:
             assert_equal(actual, expected)
 
 
+def assert_no_worse(actual: Any, rounded: Any, exact: Any, least: float) -> None:
+    """Where rounding takes a feature over the border of the ReLU, gradients jump: the plain model's,
+    too."""
+    for a, r, e in zip(actual, rounded, exact, strict=True):
+        assert (a - e).norm() <= 2 * (r - e).norm() + least * e.norm()
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('conv', ['gcn', 'sage'])
 def test_half_precision(device: torch.device, conv: str, dtype: torch.dtype) -> None:
@@ -82,9 +89,9 @@ def test_half_precision(device: torch.device, conv: str, dtype: torch.dtype) -> 
     for lean in ({'checkpoint': True}, {'tile': 2}):
         plain, net = nets(conv, device, dtype, dropout=0.5, **lean)
         actual = model_step(net, x, edge_index, mask, paths=paths)
+        rounded = model_step(plain, x, edge_index, mask)
         exact = model_step(plain.double(), x.double(), edge_index, mask)
-        for a, e in zip(actual, exact, strict=True):
-            assert (a - e).norm() <= 8 * torch.finfo(dtype).eps * e.norm()
+        assert_no_worse(actual, rounded, exact, 8 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
@@ -98,8 +105,8 @@ def test_autocast(device: torch.device, conv: str, lean: dict[str, Any]) -> None
         out = net(x, edge_index, paths=paths)
         assert out.dtype == (torch.float if conv == 'gcn' else torch.bfloat16)
         actual = model_step(net, x, edge_index, mask, paths=paths)
-    for a, e in zip(actual, exact, strict=True):
-        assert (a - e).norm() <= 0.05 * e.norm()
+        rounded = model_step(plain, x, edge_index, mask)
+    assert_no_worse(actual, rounded, exact, 0.05)
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])

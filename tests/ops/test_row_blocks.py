@@ -81,8 +81,8 @@ def test_tiles_on_the_device(device: torch.device, picks: bool) -> None:
     x = torch.randn(N, 12, device=device)
     nodes = torch.tensor([3, 5, 50], device=device) if picks else None
     for width in (1, 4, 12):
-        assert_tiles(x, device, width, nodes)
-        assert_tiles(x.view(N, 12 // width, width).permute(1, 0, 2), device, width, nodes)
+        assert_tiles(x, x.device, width, nodes)
+        assert_tiles(x.view(N, 12 // width, width).permute(1, 0, 2), x.device, width, nodes)
 
 
 @pytest.mark.parametrize('picks', [True, False])
