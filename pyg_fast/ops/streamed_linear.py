@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from ..graph.operator import SparseOperator
 from ._saved import save, saved
 from .linear_product import Plan
-from .path import Rectify, Rows
+from .path import Rectify, Rows, expanded
 from .product import product, raw_product
 from .row_blocks import RowBlock, column_tiles
 
@@ -88,7 +88,7 @@ class StreamedLinear(torch.autograd.Function):
     ) -> Tensor:
         how = parts.rectify
         size = plan.part.graph.num_dst, weight.size(0)
-        out = weight.new_zeros(size) if bias is None else bias.expand(size).contiguous()
+        out = weight.new_zeros(size) if bias is None else bias.repeat(size[0], 1)
         for rows, columns, aggregated, root in _parts(x, plan, parts, root_weight is not None):
             out[rows].addmm_(aggregated, weight[:, columns].t())
             if root is not None and root_weight is not None:
@@ -138,6 +138,8 @@ class StreamedLinear(torch.autograd.Function):
                         grad_x[rows] += to_root
                     else:
                         grad_x.index_add_(0, op.self_row[rows], to_root)
+            if not plan.compact_in and plan.src.nodes is not None:
+                grad_x = expanded(grad_x, plan.src, False)
         grads = [s.to(weight.dtype) if needs else None for s, needs in
                  zip(sums, (needs_weight, needs_bias, needs_root), strict=True)]  # fmt: skip
         return grad_x, *grads, None, None

@@ -75,6 +75,39 @@ def test_with_edge_weights(device: torch.device) -> None:
             assert_equal(actual, expected)
 
 
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('lean', [{'checkpoint': True}, {'tile': 2}, {}])
+def test_gradient_of_the_input_of_a_path(
+    device: torch.device, conv: str, lean: dict[str, Any]
+) -> None:
+    x, edge_index, mask, paths = problem(device, 450)
+    assert paths[0].src_nodes is not None
+    plain, net = nets(conv, device, **lean)
+    grads = []
+    for each, given in ((plain, {}), (net, {'paths': paths})):
+        own = x.clone().requires_grad_()
+        each(own, edge_index, **given)[mask].square().sum().backward()
+        grads.append(own.grad)
+    assert_equal(grads[1:], grads[:1])
+
+
+@pytest.mark.parametrize('lean', [{'checkpoint': True}, {'tile': 2, 'checkpoint': True}])
+@pytest.mark.parametrize('conv', ['gcn', 'sage'])
+def test_one_row_does_not_write_the_bias(
+    device: torch.device, conv: str, lean: dict[str, Any]
+) -> None:
+    _, edge_index, mask, _ = problem(device, 450)
+    x = torch.randn(N, 6, dtype=torch.double, device=device)
+    mask = torch.zeros_like(mask)
+    mask[edge_index[1, 0]] = True
+    paths = execution_paths(edge_index, mask, 3, forward=True)
+    plain, net = nets(conv, device, act=None, **lean)
+    expected = model_step(plain, x, edge_index, mask)
+    for _ in range(2):
+        assert_equal(model_step(net, x, edge_index, mask, paths=paths), expected)
+    assert_equal(list(net.parameters()), list(plain.parameters()))
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('conv', ['gcn', 'sage'])
 def test_half_precision(device: torch.device, conv: str, dtype: torch.dtype) -> None:
