@@ -108,6 +108,15 @@ def test_one_row_does_not_write_the_bias(
     assert_equal(list(net.parameters()), list(plain.parameters()))
 
 
+@pytest.mark.parametrize('aggr', ['mean', 'max'])
+def test_tiles_of_another_aggregation(device: torch.device, aggr: str) -> None:
+    x, edge_index, mask, paths = problem(device, 450)
+    plain, net = nets('gin', device, tile=2, aggr=aggr)
+    expected = model_step(plain, x, edge_index, mask)
+    for given in ({}, {'paths': paths}):
+        assert_equal(model_step(net, x, edge_index, mask, **given), expected)
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('conv', ['gcn', 'sage'])
 def test_half_precision(device: torch.device, conv: str, dtype: torch.dtype) -> None:
