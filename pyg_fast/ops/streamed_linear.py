@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..graph.operator import SparseOperator
 from ._saved import save, saved
@@ -101,8 +100,18 @@ class StreamedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # `once_differentiable` would leave gradients of gradients out of torch.autograd.grad.
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            raise RuntimeError(
+                'a gradient with create_graph=True needs a model with checkpoint=False, features '
+                'on the device and tile=None'
+            )
+        with torch.no_grad():
+            return StreamedLinear._gradients(ctx, grad)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root_weight, out, plan, parts = saved(ctx)
         needs_x, needs_weight, needs_bias, needs_root = ctx.needs_input_grad[:4]
         op, how, grad_x = plan.part, parts.rectify, None
