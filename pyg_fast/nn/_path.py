@@ -221,7 +221,9 @@ class OnPath:
                 summed = product(plan.part, plan.src.of(x))
                 root = plan.dst.of(x) if with_root else None
                 root = root.clone() if root is x else root
-        signature = signature_of(edge_index) if isinstance(edge_index, EdgeIndex) else None
+        signature = None
+        if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
+            signature = signature_of(edge_index)
         if edge_index is None and runs is not None:
             signature = runs.graph_signature
         num_edges = signature[0] if signature is not None else edge_index.size(1)

@@ -240,6 +240,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     def _norm_of_path(self, path: ExecutionPath, dtype: torch.dtype) -> GCNNorm:
         """The normalisation by the degrees that a path keeps of the whole graph."""
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():  # The path may keep parts of it.
+                return self._norm_of_path(path, dtype)
         op = SparseOperator(path.graph)
         if not self.normalize:
             return GCNNorm(op, None)

@@ -106,6 +106,12 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
             return self._on_path(to, path)
         return self.nn(self._combined(self._sent(to)))
 
+    def _alone(self, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
+        # Under autocast PyG's result has the wider dtype of `eps`.
+        if isinstance(x, Tensor) and x.is_floating_point():
+            x = x.to(torch.promote_types(x.dtype, self.eps.dtype))
+        return super()._alone(x, path, compact)
+
     def _input_plan(
         self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
     ) -> tuple[Plan, bool, None] | None:

@@ -39,7 +39,7 @@ _HOOKS = tuple(
     for when in ('pre_hooks', 'hooks')
 )
 _hooks_of = itemgetter(*_HOOKS)
-OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run')
+OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run', '_one_sum')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
     'edge_index', 'size', 'size_j', 'dim_size', 'adj_t', 'edge_index_j',

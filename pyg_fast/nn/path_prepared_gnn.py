@@ -342,7 +342,9 @@ class PathPreparedGNN(Module):
         staged = isinstance(x, Tensor) and (
             x.device != call.device or (self.tile is not None and k == 0 and not x.requires_grad)
         )
-        if staged and self.conv == 'gin' and is_plain(conv):
+        if staged and self.conv == 'gin' and is_plain(conv) and (
+            x.device != call.device or self._sums_tiles(conv, x, call)
+        ):  # fmt: skip
             x = conv.aggregate_input(x, edge_index, path=path if trains else None, tile=self.tile)
         if not is_plain(conv):  # Its hooks or patches must run.
             if staged and x.device != call.device:
@@ -385,6 +387,15 @@ class PathPreparedGNN(Module):
                 f'layer that sums them by a kernel, but {why}'
             )
         return conv(expand(x, rows), *args, path=path), every, False
+
+    def _sums_tiles(self, conv: Any, x: Tensor, call: '_Call') -> bool:
+        """Whether a GIN layer sums features on the device by a kernel."""
+        if call.edge_index is None:  # The layer then says why not.
+            return True
+        if not (may_fuse(conv) and conv._unaltered(x)):
+            return False
+        to = neighbours(x, call.edge_index, None, conv.flow)
+        return to is not None and conv._takes_path(to)
 
     def _summed(
         self, conv: Any, x: Tensor, call: '_Call', path: ExecutionPath, compact: tuple[bool, bool]

@@ -76,11 +76,19 @@ def _check_pairs(num_pairs: int, width: int, num_edges: int) -> None:
 class FusedRelationalSums(FusedPropagate):
     """Mixin before :class:`~torch_geometric.nn.RGCNConv`: one sum for all relations."""
 
+    @property
+    def plan(self: Any) -> str | None:
+        """As :attr:`FusedMessagePassing.plan <pyg_fast.nn.FusedMessagePassing.plan>`; the sum for
+        all relations has no message."""
+        return 'one sum for all relations' if self.__dict__.get('_one_sum') else super().plan
+
     def forward(self: Any, x: Any, edge_index: Adj, edge_type: OptTensor = None) -> Tensor:
         if not torch.compiler.is_compiling():
+            self.__dict__['_one_sum'] = False
             try:
                 out = _sum(self, x, edge_index, edge_type)
                 _note(self, '')
+                self.__dict__['_one_sum'] = True
                 return out
             except Fallback:
                 pass  # PyG propagates for each relation, which says what ran.

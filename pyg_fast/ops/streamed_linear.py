@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..graph.operator import SparseOperator
 from ._saved import save, saved
 from .linear_product import Plan
-from .path import Rectify, Rows
+from .path import Rectify, Rows, expanded
 from .product import product, raw_product
 from .row_blocks import RowBlock, column_tiles
 
@@ -88,7 +87,7 @@ class StreamedLinear(torch.autograd.Function):
     ) -> Tensor:
         how = parts.rectify
         size = plan.part.graph.num_dst, weight.size(0)
-        out = weight.new_zeros(size) if bias is None else bias.expand(size).contiguous()
+        out = weight.new_zeros(size) if bias is None else bias.repeat(size[0], 1)
         for rows, columns, aggregated, root in _parts(x, plan, parts, root_weight is not None):
             out[rows].addmm_(aggregated, weight[:, columns].t())
             if root is not None and root_weight is not None:
@@ -101,8 +100,18 @@ class StreamedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # `once_differentiable` would leave gradients of gradients out of torch.autograd.grad.
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            raise RuntimeError(
+                'a gradient with create_graph=True needs a model with checkpoint=False, features '
+                'on the device and tile=None'
+            )
+        with torch.no_grad():
+            return StreamedLinear._gradients(ctx, grad)
+
+    @staticmethod
+    def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root_weight, out, plan, parts = saved(ctx)
         needs_x, needs_weight, needs_bias, needs_root = ctx.needs_input_grad[:4]
         op, how, grad_x = plan.part, parts.rectify, None
@@ -138,6 +147,8 @@ class StreamedLinear(torch.autograd.Function):
                         grad_x[rows] += to_root
                     else:
                         grad_x.index_add_(0, op.self_row[rows], to_root)
+            if not plan.compact_in and plan.src.nodes is not None:
+                grad_x = expanded(grad_x, plan.src, False)
         grads = [s.to(weight.dtype) if needs else None for s, needs in
                  zip(sums, (needs_weight, needs_bias, needs_root), strict=True)]  # fmt: skip
         return grad_x, *grads, None, None

@@ -75,6 +75,48 @@ def test_with_edge_weights(device: torch.device) -> None:
             assert_equal(actual, expected)
 
 
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+@pytest.mark.parametrize('lean', [{'checkpoint': True}, {'tile': 2}, {}])
+def test_gradient_of_the_input_of_a_path(
+    device: torch.device, conv: str, lean: dict[str, Any]
+) -> None:
+    x, edge_index, mask, paths = problem(device, 450)
+    assert paths[0].src_nodes is not None
+    plain, net = nets(conv, device, **lean)
+    grads = []
+    for each, given in ((plain, {}), (net, {'paths': paths})):
+        own = x.clone().requires_grad_()
+        each(own, edge_index, **given)[mask].square().sum().backward()
+        grads.append(own.grad)
+    assert_equal(grads[1:], grads[:1])
+
+
+@pytest.mark.parametrize('lean', [{'checkpoint': True}, {'tile': 2, 'checkpoint': True}])
+@pytest.mark.parametrize('conv', ['gcn', 'sage'])
+def test_one_row_does_not_write_the_bias(
+    device: torch.device, conv: str, lean: dict[str, Any]
+) -> None:
+    _, edge_index, mask, _ = problem(device, 450)
+    x = torch.randn(N, 6, dtype=torch.double, device=device)
+    mask = torch.zeros_like(mask)
+    mask[edge_index[1, 0]] = True
+    paths = execution_paths(edge_index, mask, 3, forward=True)
+    plain, net = nets(conv, device, act=None, **lean)
+    expected = model_step(plain, x, edge_index, mask)
+    for _ in range(2):
+        assert_equal(model_step(net, x, edge_index, mask, paths=paths), expected)
+    assert_equal(list(net.parameters()), list(plain.parameters()))
+
+
+@pytest.mark.parametrize('aggr', ['mean', 'max'])
+def test_tiles_of_another_aggregation(device: torch.device, aggr: str) -> None:
+    x, edge_index, mask, paths = problem(device, 450)
+    plain, net = nets('gin', device, tile=2, aggr=aggr)
+    expected = model_step(plain, x, edge_index, mask)
+    for given in ({}, {'paths': paths}):
+        assert_equal(model_step(net, x, edge_index, mask, **given), expected)
+
+
 def assert_no_worse(actual: Any, rounded: Any, exact: Any, least: float) -> None:
     """Where rounding takes a feature over the border of the ReLU, gradients jump: the plain model's,
     too."""
@@ -107,6 +149,30 @@ def test_autocast(device: torch.device, conv: str, lean: dict[str, Any]) -> None
         actual = model_step(net, x, edge_index, mask, paths=paths)
         rounded = model_step(plain, x, edge_index, mask)
     assert_no_worse(actual, rounded, exact, 0.05)
+
+
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+def test_paths_alone_under_autocast(device: torch.device, conv: str) -> None:
+    x, edge_index, mask, _ = problem(device, 450, torch.float)
+    paths = execution_paths(edge_index, mask, 3, forward=True, keep_graph=False)
+    plain, _ = nets(conv, device, torch.float)
+    with torch.autocast(device.type, torch.bfloat16):
+        expected = plain(x, edge_index)[mask]
+        actual = plain(x, None, paths=paths)[mask]
+    assert actual.dtype == expected.dtype
+    assert (actual - expected).norm() <= 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+def test_paths_alone_train_after_inference_mode(device: torch.device, conv: str) -> None:
+    x, edge_index, mask, _ = problem(device, 450)
+    mask = torch.ones_like(mask)  # All rows: nothing is gathered.
+    paths = execution_paths(edge_index, mask, 3, forward=True, keep_graph=False)
+    plain, _ = nets(conv, device)
+    with torch.inference_mode():
+        plain(x, None, paths=paths, active_only=True)
+    expected = model_step(plain, x, edge_index, mask)
+    assert_equal(model_step(plain, x, None, mask, paths=paths), expected)
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
@@ -187,20 +253,15 @@ def test_no_result_before_a_relu_is_kept(device: torch.device) -> None:
 def test_gradients_of_gradients_need_all_kept(device: torch.device) -> None:
     x, edge_index, mask, paths = problem(device, 450)
     plain, net = nets('gcn', device, checkpoint=True)
-    for each, works in ((plain, True), (net, False)):
-        loss = each(x, edge_index, paths=paths, active_only=True).square().sum()
-        grad = torch.autograd.grad(loss, each.convs[2].lin.weight, create_graph=True)[0]
-        if works:
-            grad.sum().backward()
-            continue
-        loss = each(x, edge_index, paths=paths, active_only=True).square().sum()
-        grad = torch.autograd.grad(loss, each.convs[0].lin.weight, create_graph=True)[0]
-        with pytest.raises(RuntimeError, match='once_differentiable'):
-            grad.sum().backward()
+    loss = plain(x, edge_index, paths=paths, active_only=True).square().sum()
+    torch.autograd.grad(loss, plain.convs[0].lin.weight, create_graph=True)[0].sum().backward()
+    loss = net(x, edge_index, paths=paths, active_only=True).square().sum()
+    with pytest.raises(RuntimeError, match='checkpoint=False'):
+        torch.autograd.grad(loss, net.convs[0].lin.weight, create_graph=True)
 
 
 @pytest.mark.parametrize(
-    ('conv', 'lean'), [('gcn', {'checkpoint': True}), ('sage', {'tile': 3})]
+    ('conv', 'lean'), [('gcn', {'checkpoint': True}), ('sage', {'tile': 3}), ('gin', {'tile': 3})]
 )
 def test_compile(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str, lean: dict[str, Any]

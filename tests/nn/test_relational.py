@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch_geometric.nn import RGATConv, RGCNConv
+from torch_geometric.nn.aggr import MaxAggregation
 
 import pyg_fast
 from pyg_fast.nn import relational
@@ -56,6 +57,16 @@ def test_one_sum_for_all_relations(
     _, ours = both(RGCNConv(WIDTH, 8, R), device)
     monkeypatch.setattr(type(ours), 'propagate', None)
     assert ours(*arguments('x edges relation', device)).shape == (N, 8)
+
+
+def test_plan(device: torch.device) -> None:
+    _, ours = both(RGCNConv(WIDTH, 8, R), device)
+    assert ours.plan is None
+    ours(*arguments('x edges relation', device))
+    assert ours.plan == 'one sum for all relations'
+    ours.aggr_module = MaxAggregation()
+    ours(*arguments('x edges relation', device))
+    assert ours.plan != 'one sum for all relations'
 
 
 def test_relations_are_read_at_each_call(dense: bool, device: torch.device) -> None:
