@@ -118,8 +118,8 @@ def test_tiles_of_another_aggregation(device: torch.device, aggr: str) -> None:
 
 
 def assert_no_worse(actual: Any, rounded: Any, exact: Any, least: float) -> None:
-    """Where rounding takes a feature over the border of the ReLU, gradients jump: the plain model's,
-    too."""
+    """Rounding may take a feature over the border of the ReLU: gradients then jump, also those of
+    the plain model."""
     for a, r, e in zip(actual, rounded, exact, strict=True):
         assert (a - e).norm() <= 2 * (r - e).norm() + least * e.norm()
 
