@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, ModuleList, ReLU, Sequential
+from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch.utils.checkpoint import checkpoint as checkpointed
 from torch_geometric.data import Data
 from torch_geometric.nn import LayerNorm
@@ -212,9 +212,10 @@ class PathPreparedGNN(Module):
             args = (k, h, rows, call, path, None if seed is None else seed[k : k + 1])
             failed = None
             try:
-                if call.recomputes and self.conv == 'gin' and k < self.num_layers - 1:
+                again = self._again(k) if call.recomputes and self.conv == 'gin' else None
+                if again is not None:
                     h, rows = checkpointed(
-                        self._hidden, *args, use_reentrant=False, preserve_rng_state=False
+                        again, *args, use_reentrant=False, preserve_rng_state=False
                     )
                 else:
                     h, rows = self._hidden(*args)
@@ -314,6 +315,32 @@ class PathPreparedGNN(Module):
         if seed is not None:
             out = node_dropout(out, self.dropout, seed, rows.nodes)
         return out, rows
+
+    def _again(self, k: int) -> Callable | None:
+        """A hidden layer as a function that the backward pass calls again, or None where it would
+        then have other parameters: those that `functional_call` has put into it."""
+        if k == self.num_layers - 1:
+            return None
+        if torch.compiler.is_compiling():
+            return self._hidden
+
+        def parameters() -> list[Tensor]:
+            parts = self.convs[k], *self.norms[k : k + 1]
+            return [parameter for part in parts for parameter in part.parameters()]
+
+        first = parameters()
+        if not all(isinstance(parameter, Parameter) for parameter in first):
+            return None
+
+        def hidden(*args: Any) -> tuple[Tensor, Rows]:
+            if any(a is not b for a, b in zip(first, parameters(), strict=True)):
+                raise RuntimeError(
+                    f'layer {k} has other parameters in the backward pass than in the forward '
+                    'pass: use checkpoint=False'
+                )
+            return self._hidden(*args)
+
+        return hidden
 
     def _is_relu(self) -> bool:
         return type(self.act) is ReLU and is_plain(self.act)

@@ -117,6 +117,23 @@ def test_tiles_of_another_aggregation(device: torch.device, aggr: str) -> None:
         assert_equal(model_step(net, x, edge_index, mask, **given), expected)
 
 
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+def test_parameters_of_functional_call(device: torch.device, conv: str) -> None:
+    x, edge_index, mask, paths = problem(device, 450)
+    plain, net = nets(conv, device, checkpoint=True)
+    own = {k: (2 * p.detach()).requires_grad_() for k, p in net.named_parameters()}
+    plain.load_state_dict({**plain.state_dict(), **{k: p.detach() for k, p in own.items()}})
+    expected = model_step(plain, x, edge_index, mask)
+    out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
+    loss = out[mask].square().sum()
+    assert_equal([loss.detach(), *torch.autograd.grad(loss, list(own.values()))], expected)
+    if conv == 'gin':
+        own = dict(plain.named_parameters())
+        out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
+        with pytest.raises(RuntimeError, match='layer 1 has other parameters'):
+            out[mask].sum().backward()
+
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('conv', ['gcn', 'sage'])
 def test_half_precision(device: torch.device, conv: str, dtype: torch.dtype) -> None:
