@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, Sequential
+from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, RReLU, Sequential
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint as checkpointed
 from torch_geometric.data import Data
 from torch_geometric.nn import LayerNorm
@@ -39,6 +40,7 @@ from .gin import PathPreparedGINConv
 from .sage import PathPreparedSAGEConv
 
 CONVS = ('gcn', 'sage', 'gin')
+_LIBRARIES = 'torch.nn.', 'torch_geometric.', 'pyg_fast.'
 
 
 class PathPreparedGNN(Module):
@@ -215,7 +217,7 @@ class PathPreparedGNN(Module):
                 again = self._again(k) if call.recomputes and self.conv == 'gin' else None
                 if again is not None:
                     h, rows = checkpointed(
-                        again, *args, use_reentrant=False, preserve_rng_state=False
+                        again, *args, use_reentrant=False, preserve_rng_state=self._draws(k)
                     )
                 else:
                     h, rows = self._hidden(*args)
@@ -341,6 +343,19 @@ class PathPreparedGNN(Module):
             return self._hidden(*args)
 
         return hidden
+
+    def _draws(self, k: int) -> bool:
+        """Whether a hidden layer may take random numbers from torch's generator."""
+        if torch.compiler.is_compiling():
+            return True
+        parts = self.convs[k], *self.norms[k : k + 1], *([] if self.act is None else [self.act])
+        return any(
+            not isinstance(part, Module) or any(
+                isinstance(each, (RReLU, _DropoutNd))
+                or not type(each).__module__.startswith(_LIBRARIES)
+                for each in part.modules()
+            ) for part in parts
+        )  # fmt: skip
 
     def _is_relu(self) -> bool:
         return type(self.act) is ReLU and is_plain(self.act)
@@ -667,8 +682,17 @@ def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
     num_rows = rows_of_block(graph.num_dst)
     if path is None:
         return row_blocks(graph, num_rows)
-    key = ('blocks', graph.num_dst, graph.num_edges, num_rows)
-    return path.derived(key, lambda: row_blocks(graph, num_rows))
+    key, parts = ('blocks', num_rows), (graph.rowptr, graph.col, graph.perm, graph.groups)
+
+    def made() -> tuple[Any, ...]:
+        return path.derived(key, lambda: (*parts, row_blocks(graph, num_rows)))
+
+    *of, blocks = made()
+    if any(a is not b for a, b in zip(of, parts, strict=True)):
+        # The whole graph of a call with other loops, weights or order of edges.
+        path._derived.pop(key, None)
+        blocks = made()[-1]
+    return blocks
 
 
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
