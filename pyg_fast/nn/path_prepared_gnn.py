@@ -321,7 +321,12 @@ class PathPreparedGNN(Module):
     def _again(self, k: int) -> Callable | None:
         """A hidden layer as a function that the backward pass calls again, or None where it would
         then have other parameters: those that `functional_call` has put into it."""
-        if k == self.num_layers - 1:
+        parts = self.convs[k], *self.norms[k : k + 1], self.act
+        draws = any(
+            isinstance(each, RReLU)  # torch's checkpoint does not save its noise.
+            for part in parts if isinstance(part, Module) for each in part.modules()
+        )  # fmt: skip
+        if k == self.num_layers - 1 or draws:
             return None
         if torch.compiler.is_compiling():
             return self._hidden
@@ -351,7 +356,7 @@ class PathPreparedGNN(Module):
         parts = self.convs[k], *self.norms[k : k + 1], *([] if self.act is None else [self.act])
         return any(
             not isinstance(part, Module) or any(
-                isinstance(each, (RReLU, _DropoutNd))
+                isinstance(each, _DropoutNd)
                 or not type(each).__module__.startswith(_LIBRARIES)
                 for each in part.modules()
             ) for part in parts

@@ -149,10 +149,10 @@ def test_models_share_paths(device: torch.device) -> None:
             assert_equal(model_step(net, x, given, mask, paths=paths, **args), expected)
 
 
-@pytest.mark.parametrize('part', ['function', 'mlp'])
+@pytest.mark.parametrize('part', ['activation', 'function', 'mlp'])
 def test_random_numbers_are_the_same_again(device: torch.device, part: str) -> None:
     x, edge_index, mask, paths = problem(device, 450)
-    acts = {'function': lambda x: x * torch.rand_like(x), 'mlp': 'relu'}
+    acts = {'activation': 'rrelu', 'function': lambda x: x * torch.rand_like(x), 'mlp': 'relu'}
     plain, net = nets('gin', device, act=acts[part], checkpoint=True)
     for each in (plain, net):
         if part == 'mlp':
