@@ -77,6 +77,15 @@ class PreparedGraph(EdgeIndex):
         # What EdgeIndex reads of its list.
         return torch.stack(ends_of(self.graph))
 
+    def sort_by(self, *args: Any, **kwargs: Any) -> Any:
+        """The list of the edges in another order, as :meth:`torch_geometric.EdgeIndex.sort_by`."""
+        out = self.to_edge_index().sort_by(*args, **kwargs)
+        return out if out.indices is not None else out._replace(values=self)
+
+    def sparse_resize_(self, *args: Any, **kwargs: Any) -> 'PreparedGraph':
+        """Not possible: a prepared graph has a row for each node."""
+        raise TypeError(_WRITES.format('sparse_resize_'))
+
     @property
     def num_edges(self) -> int:
         """The number of edges."""

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, ModuleList, ReLU, Sequential
+from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, RReLU, Sequential
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint as checkpointed
 from torch_geometric.data import Data
 from torch_geometric.nn import LayerNorm
@@ -39,6 +40,7 @@ from .gin import PathPreparedGINConv
 from .sage import PathPreparedSAGEConv
 
 CONVS = ('gcn', 'sage', 'gin')
+_LIBRARIES = 'torch.nn.', 'torch_geometric.', 'pyg_fast.'
 
 
 class PathPreparedGNN(Module):
@@ -212,9 +214,10 @@ class PathPreparedGNN(Module):
             args = (k, h, rows, call, path, None if seed is None else seed[k : k + 1])
             failed = None
             try:
-                if call.recomputes and self.conv == 'gin' and k < self.num_layers - 1:
+                again = self._again(k) if call.recomputes and self.conv == 'gin' else None
+                if again is not None:
                     h, rows = checkpointed(
-                        self._hidden, *args, use_reentrant=False, preserve_rng_state=False
+                        again, *args, use_reentrant=False, preserve_rng_state=self._draws(k)
                     )
                 else:
                     h, rows = self._hidden(*args)
@@ -314,6 +317,50 @@ class PathPreparedGNN(Module):
         if seed is not None:
             out = node_dropout(out, self.dropout, seed, rows.nodes)
         return out, rows
+
+    def _again(self, k: int) -> Callable | None:
+        """A hidden layer as a function that the backward pass calls again, or None where it would
+        then have other parameters: those that `functional_call` has put into it."""
+        parts = self.convs[k], *self.norms[k : k + 1], self.act
+        draws = any(
+            isinstance(each, RReLU)  # torch's checkpoint does not save its noise.
+            for part in parts if isinstance(part, Module) for each in part.modules()
+        )  # fmt: skip
+        if k == self.num_layers - 1 or draws:
+            return None
+        if torch.compiler.is_compiling():
+            return self._hidden
+
+        def parameters() -> list[Tensor]:
+            parts = self.convs[k], *self.norms[k : k + 1]
+            return [parameter for part in parts for parameter in part.parameters()]
+
+        first = parameters()
+        if not all(isinstance(parameter, Parameter) for parameter in first):
+            return None
+
+        def hidden(*args: Any) -> tuple[Tensor, Rows]:
+            if any(a is not b for a, b in zip(first, parameters(), strict=True)):
+                raise RuntimeError(
+                    f'layer {k} has other parameters in the backward pass than in the forward '
+                    'pass: use checkpoint=False'
+                )
+            return self._hidden(*args)
+
+        return hidden
+
+    def _draws(self, k: int) -> bool:
+        """Whether a hidden layer may take random numbers from torch's generator."""
+        if torch.compiler.is_compiling():
+            return True
+        parts = self.convs[k], *self.norms[k : k + 1], *([] if self.act is None else [self.act])
+        return any(
+            not isinstance(part, Module) or any(
+                isinstance(each, _DropoutNd)
+                or not type(each).__module__.startswith(_LIBRARIES)
+                for each in part.modules()
+            ) for part in parts
+        )  # fmt: skip
 
     def _is_relu(self) -> bool:
         return type(self.act) is ReLU and is_plain(self.act)
@@ -640,8 +687,17 @@ def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
     num_rows = rows_of_block(graph.num_dst)
     if path is None:
         return row_blocks(graph, num_rows)
-    key = ('blocks', graph.num_dst, graph.num_edges, num_rows)
-    return path.derived(key, lambda: row_blocks(graph, num_rows))
+    key, parts = ('blocks', num_rows), (graph.rowptr, graph.col, graph.perm, graph.groups)
+
+    def made() -> tuple[Any, ...]:
+        return path.derived(key, lambda: (*parts, row_blocks(graph, num_rows)))
+
+    *of, blocks = made()
+    if any(a is not b for a, b in zip(of, parts, strict=True)):
+        # The whole graph of a call with other loops, weights or order of edges.
+        path._derived.pop(key, None)
+        blocks = made()[-1]
+    return blocks
 
 
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:

@@ -112,8 +112,14 @@ class ToCSR(BaseTransform):
         for store in stores:
             key = store._key or (None, None)
             size = num_nodes[key[0]], num_nodes[key[-1]]
-            if not isinstance(store['edge_index'], PreparedGraph):
-                _sort(data, store, size, self.keep_edge_index)
+            keep = self.keep_edge_index
+            if isinstance(store['edge_index'], PreparedGraph):
+                graph = store['edge_index'].graph
+                if (graph.num_src, graph.num_dst) == size:
+                    continue
+                store['edge_index'], keep = store['edge_index'].to_edge_index(), False
+                del graph
+            _sort(data, store, size, keep)
         return data
 
     def __repr__(self) -> str:

@@ -51,6 +51,17 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 # --- in place of an EdgeIndex --------------------------------------------------------------------
 
 
+def test_sorted_list_and_fixed_size(device: torch.device) -> None:
+    prepared = lean(SQUARE, device)
+    listed = prepared.to_edge_index()
+    by_row, expected = prepared.sort_by('row'), listed.sort_by('row')
+    assert torch.equal(by_row.values.as_tensor(), expected.values.as_tensor())
+    assert torch.equal(by_row.indices, expected.indices)
+    assert prepared.sort_by('col').values is prepared
+    with pytest.raises(TypeError, match='sparse_resize_ would write'):
+        prepared.sparse_resize_(100, 100)
+
+
 @pytest.mark.parametrize('name', GRAPHS)
 @pytest.mark.parametrize('drop_loops', [False, True])
 @pytest.mark.parametrize('values', [False, True])

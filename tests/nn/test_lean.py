@@ -117,6 +117,50 @@ def test_tiles_of_another_aggregation(device: torch.device, aggr: str) -> None:
         assert_equal(model_step(net, x, edge_index, mask, **given), expected)
 
 
+@pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
+def test_parameters_of_functional_call(device: torch.device, conv: str) -> None:
+    x, edge_index, mask, paths = problem(device, 450)
+    plain, net = nets(conv, device, checkpoint=True)
+    own = {k: (2 * p.detach()).requires_grad_() for k, p in net.named_parameters()}
+    plain.load_state_dict({**plain.state_dict(), **{k: p.detach() for k, p in own.items()}})
+    expected = model_step(plain, x, edge_index, mask)
+    out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
+    loss = out[mask].square().sum()
+    assert_equal([loss.detach(), *torch.autograd.grad(loss, list(own.values()))], expected)
+    if conv == 'gin':
+        own = dict(plain.named_parameters())
+        out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
+        with pytest.raises(RuntimeError, match='layer 1 has other parameters'):
+            out[mask].sum().backward()
+
+
+def test_models_share_paths(device: torch.device) -> None:
+    edge_index, mask = random_graph(N, 4000, 0.05, device)
+    edge_index[:, :40] = edge_index[0, :40]  # loops
+    x = torch.randn(N, 6, dtype=torch.double, device=device)
+    weight = torch.rand(edge_index.size(1), dtype=torch.double, device=device)
+    for given in (edge_index, prepare_edge_index(edge_index, (N, N))[0]):
+        paths = execution_paths(given, mask, 3, forward=True, weighted=True)
+        assert paths[0].is_whole
+        for conv, edge_weight in (('sage', None), ('gcn', None), ('gcn', weight)) * 2:
+            plain, net = nets(conv, device, checkpoint=True)
+            args = {} if edge_weight is None else {'edge_weight': edge_weight}
+            expected = model_step(plain, x, given, mask, **args)
+            assert_equal(model_step(net, x, given, mask, paths=paths, **args), expected)
+
+
+@pytest.mark.parametrize('part', ['activation', 'function', 'mlp'])
+def test_random_numbers_are_the_same_again(device: torch.device, part: str) -> None:
+    x, edge_index, mask, paths = problem(device, 450)
+    acts = {'activation': 'rrelu', 'function': lambda x: x * torch.rand_like(x), 'mlp': 'relu'}
+    plain, net = nets('gin', device, act=acts[part], checkpoint=True)
+    for each in (plain, net):
+        if part == 'mlp':
+            each.convs[1].nn.append(torch.nn.Dropout())
+    expected = model_step(plain, x, edge_index, mask, paths=paths)
+    assert_equal(model_step(net, x, edge_index, mask, paths=paths), expected)
+
+
 def assert_no_worse(actual: Any, rounded: Any, exact: Any, least: float) -> None:
     """Rounding may take a feature over the border of the ReLU: gradients then jump, also those of
     the plain model."""

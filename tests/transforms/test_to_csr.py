@@ -895,6 +895,22 @@ def test_lean_frees_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_lean(data.edge_index, EDGES, (N, N), values=False)
 
 
+@pytest.mark.parametrize('attributes', [False, True])
+@pytest.mark.parametrize('keep', [False, True])
+def test_lean_of_a_grown_graph(attributes: bool, keep: bool) -> None:
+    edge_index = torch.tensor([[1, 0, 2, 1], [2, 1, 0, 0]])
+    data = ToCSR(keep_edge_index=False)(Data(x=torch.randn(3, 2), edge_index=edge_index))
+    if attributes:
+        data.edge_attr = torch.arange(4)
+    before = data.edge_index.to_edge_index().as_tensor()
+    data.x = torch.randn(5, 2)
+    data = ToCSR(keep_edge_index=keep)(data)
+    assert isinstance(data.edge_index, PreparedGraph)
+    assert (data.edge_index.num_src, data.edge_index.num_dst) == (5, 5)
+    assert torch.equal(data.edge_index.to_edge_index().as_tensor(), before)
+    assert not attributes or data.edge_attr.tolist() == [0, 1, 2, 3]
+
+
 def test_lean_errors_leave_the_list() -> None:
     edges = EDGES.clone()
     edges[1, 3] = N
