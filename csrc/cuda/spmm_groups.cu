@@ -169,11 +169,10 @@ int64_t partial_bytes(const Spmm& p, const Groups& g) {
 }
 
 // Whether a warp is too wide for most groups. Then teams of fewer threads take one group each, unless the
-// longest groups would delay them, or there are too few groups for all warps of a GPU; where the features
-// of an edge take half a warp, teams gain less.
+// longest groups would delay them; teams of few slots gain less.
 bool wants_teams(const Spmm& p, const Groups& g, const Shape& s) {
   const int64_t slots = 32 / s.lanes;
-  const int64_t few = slots == 2 ? 4 : slots > 4 ? kUnroll * slots : g.num_groups < (1 << 14) ? 8 : 32;
+  const int64_t few = (slots > 4 ? kUnroll : 2) * slots;
   return slots > 1 && p.csr.num_edges <= few * g.num_groups && g.size <= 4 * kUnroll * slots;
 }
 

@@ -95,11 +95,13 @@ def inference(
     for function in first:
         x = function(x)
     on_device = x.device == device
+    budgets: list[int] | None = None if max_bytes is None else [max_bytes] * len(stack)
     if max_bytes is None and device.type == 'cuda':
-        top = stack[-1]
+        top, free = stack[-1], _free_bytes(device)
         result = x.size(0) * top.out_channels * top.out_dtype.itemsize if on_device else 0
-        max_bytes = max(0, _free_bytes(device) - result) * 9 // 10
-    plans = _plans(stack, x.size(0), on_device, device, max_bytes)
+        # The last layer makes the result.
+        budgets = [free * 9 // 10] * (len(stack) - 1) + [max(0, free - result) * 9 // 10]
+    plans = _plans(stack, x.size(0), on_device, device, budgets)
     h = x
     for k, (layer, memory) in enumerate(zip(stack, plans, strict=True)):
         last = k == len(stack) - 1
@@ -199,22 +201,23 @@ def _plans(
     num_nodes: int,
     on_device: bool,
     device: torch.device,
-    max_bytes: int | None,
+    budgets: list[int] | None,
 ) -> list[_Memory]:
-    """How each layer runs: with all features on the device if these fit, otherwise with those
-    between layers in host memory."""
-    resident = [_resident(stack, k, num_nodes, on_device, device, max_bytes)
-                for k in range(len(stack))]  # fmt: skip
-    if max_bytes is None or all(plan.least <= max_bytes for plan in resident):
-        return resident
-    tiled = [_tiled(stack, k, num_nodes, on_device, device, max_bytes) for k in range(len(stack))]
-    least = max(plan.least for plan in tiled)
-    if least > max_bytes:
-        least = min(least, max(plan.least for plan in resident))
-        raise ValueError(
-            f"'max_bytes' must be at least {least} for these layers and this graph, got {max_bytes}"
-        )
-    return tiled
+    """How each layer runs within its memory: with all features on the device if these fit,
+    otherwise with those between layers in host memory."""
+    if budgets is None:
+        return [_resident(stack, k, num_nodes, on_device, device, None) for k in range(len(stack))]
+    resident, tiled = (
+        [way(stack, k, num_nodes, on_device, device, most) for k, most in enumerate(budgets)]
+        for way in (_resident, _tiled)
+    )
+    for plans in (resident, tiled):
+        if all(plan.least <= most for plan, most in zip(plans, budgets, strict=True)):
+            return plans
+    least = min(max(plan.least for plan in plans) for plans in (resident, tiled))
+    raise ValueError(
+        f"'max_bytes' must be at least {least} for these layers and this graph, got {min(budgets)}"
+    )
 
 
 def _resident(

@@ -118,7 +118,9 @@ def test_a_stack_of_layers(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
-def test_stays_within_its_memory(device: torch.device, conv: str) -> None:
+def test_stays_within_its_memory(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str
+) -> None:
     data = data_of(device, torch.float)
     net = PathPreparedGNN(conv, 12, 16, 6, 3).to(device)
 
@@ -134,6 +136,7 @@ def test_stays_within_its_memory(device: torch.device, conv: str) -> None:
         assert live_bytes(partial(call, max_bytes), device)[1] <= max_bytes + result
     if device.type == 'cuda':  # On a CPU features between layers count too.
         # Many times what the allocator adds to small tensors, less than the features of a layer.
+        monkeypatch.setattr(_inference, '_FEWEST_ROWS', 1024)
         data, most = data_of(device, torch.float, size=40 * N), 500_000
         net.inference(data, most)
         used = live_bytes(lambda: net.inference(data, most), device)[1]
