@@ -321,18 +321,16 @@ class PathPreparedGNN(Module):
     def _again(self, k: int) -> Callable | None:
         """A hidden layer as a function that the backward pass calls again, or None where it would
         then have other parameters: those that `functional_call` has put into it."""
-        parts = self.convs[k], *self.norms[k : k + 1], self.act
-        draws = any(
-            isinstance(each, RReLU)  # torch's checkpoint does not save its noise.
-            for part in parts if isinstance(part, Module) for each in part.modules()
-        )  # fmt: skip
+        parts = [part for part in (self.convs[k], *self.norms[k : k + 1], self.act)
+                 if isinstance(part, Module)]  # fmt: skip
+        # torch's checkpoint does not save the noise of RReLU.
+        draws = any(isinstance(each, RReLU) for part in parts for each in part.modules())
         if k == self.num_layers - 1 or draws:
             return None
         if torch.compiler.is_compiling():
             return self._hidden
 
         def parameters() -> list[Tensor]:
-            parts = self.convs[k], *self.norms[k : k + 1]
             return [parameter for part in parts for parameter in part.parameters()]
 
         first = parameters()

@@ -170,7 +170,7 @@ def test_host_memory(cuda: torch.device, conv: str, graph_on_host: bool, pinned:
     for out in modes(call, least):
         assert out.device.type == 'cpu'
         assert_equal([out], [expected])
-    # Each small tensor takes 512 bytes.
+    # The row pointers of each block of eight rows take 512 bytes, twice with their scales.
     assert live_bytes(lambda: call(least), cuda)[1] <= least + 65_536
 
 

@@ -120,13 +120,17 @@ def test_tiles_of_another_aggregation(device: torch.device, aggr: str) -> None:
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
 def test_parameters_of_functional_call(device: torch.device, conv: str) -> None:
     x, edge_index, mask, paths = problem(device, 450)
-    plain, net = nets(conv, device, checkpoint=True)
-    own = {k: (2 * p.detach()).requires_grad_() for k, p in net.named_parameters()}
-    plain.load_state_dict({**plain.state_dict(), **{k: p.detach() for k, p in own.items()}})
-    expected = model_step(plain, x, edge_index, mask)
-    out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
-    loss = out[mask].square().sum()
-    assert_equal([loss.detach(), *torch.autograd.grad(loss, list(own.values()))], expected)
+    plain, net = nets(conv, device, act='prelu', checkpoint=True)
+    every = {k: (2 * p.detach()).requires_grad_() for k, p in net.named_parameters()}
+    for own in (every, {'act.weight': every['act.weight']}):
+        both = {**net.state_dict(), **{k: p.detach() for k, p in own.items()}}
+        plain.load_state_dict(both)
+        loss, *grads = model_step(plain, x, edge_index, mask)
+        out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
+        got = out[mask].square().sum()
+        expected = [g for (k, _), g in zip(net.named_parameters(), grads, strict=True) if k in own]
+        assert_equal([got.detach(), *torch.autograd.grad(got, list(own.values()))],
+                     [loss, *expected])
     if conv == 'gin':
         own = dict(plain.named_parameters())
         out = torch.func.functional_call(net, own, (x, edge_index), {'paths': paths})
