@@ -3,6 +3,7 @@
 python -m benchmarks sanitize                             every op, forward and backward, all tools
 python -m benchmarks sanitize --tools memcheck --tests tests/ops --match 'cuda and hub'
 python -m benchmarks sanitize --seconds 420 --jobs 15     begin nothing after seven minutes
+python -m benchmarks sanitize --kernels pyg_fast          leave torch's kernels out: many times faster
 
 The benchmark takes one test of each test function in turns and runs them in separate processes.
 Tests that are left at the end of the time count as not run: all of tests/ops takes hours. Torch
@@ -74,12 +75,13 @@ def file_of(name: str) -> str:
     return name.split('::')[0]
 
 
-def check(tool: str, names: Sequence[str], timeout: float) -> Outcome:
-    """Runs some tests under a tool."""
+def check(tool: str, names: Sequence[str], timeout: float, kernels: str = '') -> Outcome:
+    """Runs some tests under a tool, which looks at kernels whose mangled names have a part."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / 'found.xml'
         command = [
             'compute-sanitizer', '--tool', tool, '--error-exitcode', '9',
+            *(['--kernel-name', f'kns={kernels}'] if kernels else []),
             sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-p', 'no:xdist',
             '--hypothesis-profile=few', f'--junit-xml={found}', '-o', 'junit_family=xunit1',
             *names]
@@ -93,7 +95,7 @@ def check(tool: str, names: Sequence[str], timeout: float) -> Outcome:
         tests = outcomes(found.read_text()) if found.exists() else {}
     errors = counted(done.stdout)
     quiet = done.returncode == 0 and errors == 0
-    return Outcome(tests, errors, '' if quiet else told(done.stdout))
+    return Outcome(tests, errors, '' if quiet else told(done.stdout) or done.stdout[-2000:])
 
 
 def told(output: str) -> str:
@@ -127,6 +129,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         '--tools', type=_harness.choice('tool', TOOLS), default=TOOLS)
     parser.add_argument('--tests', nargs='+', default=TESTS)
     parser.add_argument('--match', default=MATCH, help="as pytest's -k")
+    parser.add_argument(
+        '--kernels', default='', metavar='PART', help='only kernels with this in their mangled name')
     parser.add_argument('--jobs', type=int, default=os.cpu_count())
     parser.add_argument('--seconds', type=float, default=3600.0)
     parser.add_argument(
@@ -138,13 +142,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     pieces = [names[k:k + PIECE] for k in range(0, len(names), PIECE)]
     report = _harness.Report('sanitize', args, [
         f"compute-sanitizer over the CUDA tests of {', '.join(args.tests)} that match "
-        f'"{args.match}", hypothesis drawing five examples each, torch caching no memory.'])
+        f'"{args.match}", hypothesis drawing five examples each, torch caching no memory.'
+        + f' Only kernels with "{args.kernels}" in their name.' * bool(args.kernels)])
 
     def piece(tool: str, some: list[str]) -> tuple[str, list[str], Outcome]:
         left = args.seconds - (time.monotonic() - start)
         if left <= 0:
             return tool, some, Outcome({}, None, 'stopped: no time left')
-        return tool, some, check(tool, some, left + GRACE)
+        return tool, some, check(tool, some, left + GRACE, args.kernels)
 
     ran: dict[str, dict[str, collections.Counter[str]]] = {
         tool: collections.defaultdict(collections.Counter) for tool in args.tools}

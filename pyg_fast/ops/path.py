@@ -81,7 +81,14 @@ def _filled(x: Tensor, rows: Rows, fill: float) -> Tensor:
     assert rows.nodes is not None
     assert rows.position is not None
     shape = rows.position.size(0), x.size(1)
-    return x.new_full(shape, fill).index_copy_(0, rows.nodes.long(), x)
+    out, nodes = x.new_full(shape, fill), rows.nodes.long()
+    return out.index_copy(0, nodes, x) if _no_result_in_place() else out.index_copy_(0, nodes, x)
+
+
+def _no_result_in_place() -> bool:
+    """Whether code is compiled: Dynamo of torch 2.11 loses the gradient of a function's result that
+    was changed in place."""
+    return torch.compiler.is_compiling()
 
 
 def _spread(x: Tensor, rows: Rows, fill: float) -> Tensor:
@@ -189,10 +196,10 @@ class Rectify(NamedTuple):
 
     def of(self, x: Tensor, nodes: Tensor | None) -> Tensor:
         """The result, in place of :obj:`x` where there is no dropout; no gradient."""
-        if self.seed is None:
-            return x.relu_()
-        # Dropout only scales, so it may come first; then nothing is stored in between.
-        return ops.node_dropout.default(x, nodes, self.seed, self.dropout).relu_()
+        if self.seed is not None:
+            # Dropout only scales, so it may come first; then nothing is stored in between.
+            x = ops.node_dropout.default(x, nodes, self.seed, self.dropout)
+        return x.relu() if _no_result_in_place() else x.relu_()
 
     def grad(self, grad: Tensor, out: Tensor) -> Tensor:
         """The gradient of :obj:`x`, from the result alone: it is positive where both keep."""

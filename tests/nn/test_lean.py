@@ -165,38 +165,32 @@ def test_random_numbers_are_the_same_again(device: torch.device, part: str) -> N
     assert_equal(model_step(net, x, edge_index, mask, paths=paths), expected)
 
 
-def assert_no_worse(actual: Any, rounded: Any, exact: Any, least: float) -> None:
-    """Rounding may take a feature over the border of the ReLU: gradients then jump, also those of
-    the plain model."""
-    for a, r, e in zip(actual, rounded, exact, strict=True):
-        assert (a - e).norm() <= 2 * (r - e).norm() + least * e.norm()
-
-
+# A smooth activation: rounding takes features over the border of a ReLU, where gradients jump.
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize('conv', ['gcn', 'sage'])
 def test_half_precision(device: torch.device, conv: str, dtype: torch.dtype) -> None:
     x, edge_index, mask, paths = problem(device, 450, dtype)
     for lean in ({'checkpoint': True}, {'tile': 2}):
-        plain, net = nets(conv, device, dtype, dropout=0.5, **lean)
+        plain, net = nets(conv, device, dtype, dropout=0.5, act='tanh', **lean)
         actual = model_step(net, x, edge_index, mask, paths=paths)
-        rounded = model_step(plain, x, edge_index, mask)
         exact = model_step(plain.double(), x.double(), edge_index, mask)
-        assert_no_worse(actual, rounded, exact, 8 * torch.finfo(dtype).eps)
+        assert_equal([a.double() for a in actual], exact, 8 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
 @pytest.mark.parametrize('lean', [{'checkpoint': True}, {'tile': 2}])
 def test_autocast(device: torch.device, conv: str, lean: dict[str, Any]) -> None:
     x, edge_index, mask, paths = problem(device, 450, torch.float)
-    plain, net = nets(conv, device, torch.float, **lean)
+    plain, net = nets(conv, device, torch.float, act='tanh', **lean)
+    for layer in (*plain.convs, *net.convs) if conv == 'gin' else ():
+        layer.nn[1] = torch.nn.Tanh()
     exact = model_step(plain, x, edge_index, mask)
     with torch.autocast(device.type, torch.bfloat16):
         # A float32 bias makes GCN's result float32.
         out = net(x, edge_index, paths=paths)
         assert out.dtype == (torch.float if conv == 'gcn' else torch.bfloat16)
         actual = model_step(net, x, edge_index, mask, paths=paths)
-        rounded = model_step(plain, x, edge_index, mask)
-    assert_no_worse(actual, rounded, exact, 0.05)
+    assert_equal([a.to(e.dtype) for a, e in zip(actual, exact, strict=True)], exact, 0.05)
 
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])

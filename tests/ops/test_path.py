@@ -100,6 +100,10 @@ def test_expand_few_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) 
             assert torch.equal(grad, reference.expand_rows(x, rows.position, 0.0))
         finally:
             torch.use_deterministic_algorithms(False)
+    x = x.detach().requires_grad_()
+    compiled = torch.compile(lambda x: expand(x, rows).square().sum(), backend='aot_eager')
+    (grad,) = torch.autograd.grad(compiled(x), x)
+    assert torch.equal(grad, 2 * x.detach())
 
 
 def test_gradients_of_rows(device: torch.device) -> None:
