@@ -3,7 +3,7 @@
 python -m benchmarks sanitize                             every op, forward and backward, all tools
 python -m benchmarks sanitize --tools memcheck --tests tests/ops --match 'cuda and hub'
 python -m benchmarks sanitize --seconds 420 --jobs 15     begin nothing after seven minutes
-python -m benchmarks sanitize --kernels pyg_fast          leave torch's kernels out: many times faster
+python -m benchmarks sanitize --kernels pyg_fast          without torch's kernels, in less time
 
 The benchmark takes one test of each test function in turns and runs them in separate processes.
 Tests that are left at the end of the time count as not run: all of tests/ops takes hours. Torch
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument('--tests', nargs='+', default=TESTS)
     parser.add_argument('--match', default=MATCH, help="as pytest's -k")
     parser.add_argument(
-        '--kernels', default='', metavar='PART', help='only kernels with this in their mangled name')
+        '--kernels', default='', metavar='PART', help='only kernels with this in their names')
     parser.add_argument('--jobs', type=int, default=os.cpu_count())
     parser.add_argument('--seconds', type=float, default=3600.0)
     parser.add_argument(
