@@ -131,7 +131,11 @@ def _device_of(layers: Sequence[Any], x: Tensor) -> torch.device:
 
 def _free_bytes(device: torch.device) -> int:
     free = torch.cuda.mem_get_info(device)[0]
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    stats = torch.cuda.memory_stats(device)
+    # What lies beside tensors in the allocator's segments cannot become part of a larger tensor.
+    beside = stats.get('inactive_split_bytes.all.current', 0)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + held - beside
 
 
 def _stack(

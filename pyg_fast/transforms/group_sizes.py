@@ -134,7 +134,7 @@ class GroupSizes(BaseTransform):
             if 'edge_index' not in store:
                 continue
             edge_index = store['edge_index']
-            graph = graph_of(edge_index, *edge_index.sparse_size())
+            graph = graph_of(edge_index, *edge_index.sparse_size(), values=False)
             size, t_size = self._chosen(graph)
             set_group_sizes(edge_index, size, t_size, self.atomic)
             store['group_sizes'] = ChosenSize(size, t_size, self.width, self.strategy)
