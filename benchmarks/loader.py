@@ -12,7 +12,7 @@ python -m benchmarks loader --parts sample,aggregate     or any of
     sweep      the first and the last of these over batch sizes, widths and fanouts
     wait       the share of an epoch that waits for data
     gpus       epochs of examples/fastgl_ddp.py over numbers of processes
-python -m benchmarks loader --parts gpus --gpus 1,2
+python -m benchmarks loader --parts gpus --gpus 1,2 --features host,sharded
 """
 import functools
 import itertools
@@ -86,6 +86,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 MATCH_REORDER, MEMORY_AWARE, FUSED_MAP = '+ match-reorder', '+ memory-aware', '+ fused-map'
 STEPS = (NAIVE, MATCH_REORDER, MEMORY_AWARE, FUSED_MAP)
+SHARDED = 'sharded'
+PLACES = ('auto', 'host', 'device', SHARDED)  # of examples/fastgl_ddp.py
 TRAINING, AT_HAND, LOADING = 'loading and training', 'training on batches at hand', 'loading'
 
 kernels = torch.ops.pyg_fast
@@ -589,16 +591,19 @@ def run_gpus(bench: Bench, name: str) -> None:
     """Epochs of the example with one process on each GPU (on a CPU: processes by gloo)."""
     args = bench.args
     results: dict[str, Result] = {}
-    for count in args.gpus:
+    for count, place in itertools.product(args.gpus, args.features):
+        if count == 1 and place == SHARDED:
+            continue
         label = f'{count} process{"es" * (count > 1)}'
+        label += f', {place}' * (len(args.features) > 1)
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / 'record.json'
             command = [
                 sys.executable, '-m', 'torch.distributed.run', '--standalone',
                 f'--nproc-per-node={count}', str(_harness.ROOT / 'examples' / 'fastgl_ddp.py'),
-                '--dataset', 'planted', '--size', name, '--device', args.device, '--batch-size',
-                str(args.batch_size), '--hidden', str(args.hidden), '--epochs',
-                str(1 + max(1, min(args.repeats, _EPOCH_REPEATS))), '--fanout',
+                '--dataset', 'planted', '--size', name, '--device', args.device, '--features',
+                place, '--batch-size', str(args.batch_size), '--hidden', str(args.hidden),
+                '--epochs', str(1 + max(1, min(args.repeats, _EPOCH_REPEATS))), '--fanout',
                 ','.join(map(str, args.fanouts[0])), '--evaluate-every', '0', '--json', str(record)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
             if done.returncode != 0:
@@ -638,7 +643,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sweep_batches=Option(8, help='batches of an epoch of sweep'),
         wait_batches=Option(16, help='batches of an epoch of wait'),
         wait_hidden=Option(256, help='channels in wait'),
-        gpus=Option((1, 2), _harness.integers, 'numbers of processes'))
+        gpus=Option((1, 2), _harness.integers, 'numbers of processes'),
+        features=_harness.names('place of features in gpus', PLACES, PLACES[:1]))
     args = bench.args
     bench.note(*(NOTES[part].format(**vars(args)) for part in args.parts if part in NOTES))
 
@@ -683,7 +689,8 @@ NOTES = {
     f'{WINDOW}; "{MEMORY_AWARE}" trains on our kernels; "{FUSED_MAP}" is FastNeighborLoader.',
     'wait': 'Waiting: a GCN of {wait_hidden} channels. ' f'"{AT_HAND}": the same steps on batches '
     'that were loaded before.',
-    'gpus': 'Processes: examples/fastgl_ddp.py under torchrun; every process has its own batch.',
+    'gpus': 'Processes: examples/fastgl_ddp.py under torchrun; every process has its own batch. '
+    '"host" reads features from host memory, "sharded" from the devices that hold a part each.',
 }
 
 if __name__ == '__main__':

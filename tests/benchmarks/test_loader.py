@@ -159,10 +159,13 @@ def test_numbers_of_processes(
         monkeypatch.setenv(name, str(value))
     monkeypatch.syspath_prepend(str(ROOT / 'examples'))
     monkeypatch.setattr(bench.subprocess, 'run', started)
-    (cell,) = report('--parts', 'gpus', '--gpus', '1,2')[0]['sections'][0]['cells']
-    assert cell['results']['1 process']['count'] == 2  # the first epoch is not counted
-    assert cell['results']['1 process']['median_ms'] > 0
-    assert cell['results']['2 processes']['note'] == 'failed: RuntimeError: out of luck'
+    options = '--parts', 'gpus', '--gpus', '1,2', '--features', 'auto,sharded'
+    (cell,) = report(*options)[0]['sections'][0]['cells']
+    results = cell['results']
+    assert list(results) == ['1 process, auto', '2 processes, auto', '2 processes, sharded']
+    assert results['1 process, auto']['count'] == 2  # the first epoch is not counted
+    assert results['1 process, auto']['median_ms'] > 0
+    assert results['2 processes, auto']['note'] == 'failed: RuntimeError: out of luck'
 
 
 def test_what_crossed_the_bus(bench: Any) -> None:
