@@ -13,6 +13,7 @@ all nodes, peak memory beside the estimate, and the test accuracy.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import zipfile
 from pathlib import Path
@@ -29,6 +30,9 @@ import pyg_fast
 from pyg_fast.datasets import DIRECTED_SIZES, PlantedGraph
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.transforms import Prepare, ToCSR
+
+# Read when CUDA is first used. Otherwise memory that is free in several segments holds no large tensor.
+os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')
 
 GIB = 2**30
 CHUNK = 2**28  # bytes of a file, or of a tensor, that are on their way at once

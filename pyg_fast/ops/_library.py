@@ -38,6 +38,11 @@ def _typed(error: RuntimeError, name: str) -> RuntimeError:
         allocated = torch.cuda.memory_allocated(device) / 2**30
         reserved = torch.cuda.memory_reserved(device) / 2**30
         text += f' PyTorch has {allocated:.2f} GiB allocated and {reserved:.2f} GiB reserved there.'
+        if (reserved - allocated) * 2**30 >= size:
+            text += (
+                ' What is reserved and free lies in several pieces: set PYTORCH_CUDA_ALLOC_CONF='
+                'expandable_segments:True before CUDA is first used to join them.'
+            )
     return torch.OutOfMemoryError(text)
 
 
