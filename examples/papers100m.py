@@ -31,7 +31,7 @@ from pyg_fast.datasets import DIRECTED_SIZES, PlantedGraph
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.transforms import Prepare, ToCSR
 
-# Read when CUDA is first used. Otherwise memory that is free in several segments holds no large tensor.
+# Read when CUDA is first used: memory that is free in several segments can hold a large tensor.
 os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')
 
 GIB = 2**30
