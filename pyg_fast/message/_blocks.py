@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..graph.operator import SparseOperator
 from ..graph.structure import Graph
@@ -57,9 +58,8 @@ class _Block(NamedTuple):
 
     src: Tensor
     dst: Tensor
+    row: Tensor  # `dst`, or the number of destinations for an edge that was out of range
     edge: Tensor  # numbers of the edges, in the order of their inputs
-    row: Tensor  # `dst`, or the number of destinations for an edge that does not exist
-    in_order: slice | None  # the same as `edge`
 
     def inputs(self, program: Program, ats: Sequence[int], inputs: Inputs) -> dict[int, Tensor]:
         """The rows of inputs that values need, by their place in the program."""
@@ -74,24 +74,19 @@ class _Block(NamedTuple):
         """The rows of an input."""
         if role == 'param':
             return x
-        if role == 'edge':
-            return x.index_select(0, self.edge) if self.in_order is None else x[self.in_order]
-        return x.index_select(0, self.src if role == 'src' else self.dst)
+        index = {'edge': self.edge, 'src': self.src}.get(role, self.dst)
+        return x.index_select(0, index)
 
 
 def _blocks(graph: Graph, size: int) -> Iterator[_Block]:
-    num_edges = graph.num_edges
-    for begin in range(0, num_edges, size):
-        at = slice(begin, min(begin + size, num_edges))
-        place = torch.arange(at.start, at.stop, device=graph.col.device)
-        # Edges out of range do not exist; an error will say so.
-        dst = csr_rows(graph.rowptr, at.start, at.stop).long()
-        row = torch.where(place < graph.rowptr[-1], dst, graph.num_dst)
-        yield _Block(
-            graph.col[at].long(), row.clamp(max=graph.num_dst - 1),
-            place if graph.perm is None else graph.perm[at].long(), row,
-            at if graph.perm is None else None,
-        )  # fmt: skip
+    dtype, device = graph.rowptr.dtype, graph.col.device
+    for begin in range(0, graph.num_edges, size):
+        end = min(begin + size, graph.num_edges)
+        row = csr_rows(graph.rowptr, begin, end)
+        edge = None if graph.perm is None else graph.perm[begin:end]
+        if edge is None:
+            edge = torch.arange(begin, end, dtype=dtype, device=device)
+        yield _Block(graph.col[begin:end], row.clamp(max=graph.num_dst - 1), row, edge)
 
 
 def block_size(program: Program, ats: Sequence[int], device: torch.device) -> int:
@@ -107,29 +102,33 @@ def block_size(program: Program, ats: Sequence[int], device: torch.device) -> in
 def _rows_of(row: Tensor, num_rows: int, order: Tensor | None = None) -> _Rows:
     """Those of values whose rows ascend, or do in an order of the values."""
     count = row.size(0)
-    place = torch.arange(count + 1, device=row.device)
-    starts = torch.cat([row.new_ones(1, dtype=torch.bool), row[1:] != row[:-1]])
-    cuts = starts | (place[:-1] % _PART == 0)
-    # The whole and the part that each value belongs to.
-    whole, part = starts.cumsum(0) - 1, cuts.cumsum(0) - 1
-    if row.is_cuda:  # Their numbers would have to be waited for.
+    place = torch.arange(count + 2, dtype=torch.int32, device=row.device)
+    starts = pad(row[1:] != row[:-1], (1, 0), value=True)
+    # The numbers of the whole and of the part that each value belongs to, from 1.
+    whole = starts.cumsum(0, dtype=torch.int32)
+    part = starts.logical_or_(place[:count] % _PART == 0).cumsum(0, dtype=torch.int32)
+    if _waits(row):
+        num_wholes, num_parts = int(whole[-1]), int(part[-1])
+    else:
         num_wholes = min(count, num_rows + 1)
         num_parts = min(count, num_wholes + count // _PART + 1)
-    else:
-        num_wholes, num_parts = int(whole[-1]) + 1, int(part[-1]) + 1
-    first_of_part = torch.searchsorted(part, place[: num_parts + 1])
-    first = torch.searchsorted(whole, place[: num_wholes + 1])
-    part_of = torch.cat([part, part[-1:] + 1])
-    rows = torch.cat([row, row.new_full((1,), num_rows)])
+    first_of_part = torch.searchsorted(part, place[1 : num_parts + 2], out_int32=True)
+    first = torch.searchsorted(whole, place[1 : num_wholes + 2], out_int32=True)
+    part_of = torch.searchsorted(first_of_part, first, out_int32=True)
+    rows = pad(row, (0, 1), value=num_rows).index_select(0, first[:-1])
+    columns = place[:count] if order is None else order.int()
     return _Rows(
-        _structure(first_of_part, place[:-1] if order is None else order),
-        _structure(part_of[first], place[:num_parts]), rows[first[:-1]],
-    )  # fmt: skip
+        _structure(first_of_part, columns), _structure(part_of, place[:num_parts]), rows.long()
+    )
+
+
+def _waits(row: Tensor) -> bool:
+    """Whether the numbers of wholes and parts may be read."""
+    return not row.is_cuda
 
 
 def _structure(rowptr: Tensor, col: Tensor) -> Graph:
-    rows = rowptr.size(0) - 1
-    return Graph(rowptr.int(), col.int(), None, None, None, None, col.size(0), rows)
+    return Graph(rowptr, col, None, None, None, None, col.size(0), rowptr.size(0) - 1)
 
 
 class _Sums:
@@ -141,7 +140,7 @@ class _Sums:
         self.sums = torch.zeros(size, dtype=acc, device=like.device)
 
     def add(self, rows: _Rows, x: Tensor) -> None:
-        total = rows.total(x.reshape(x.size(0), -1).contiguous())
+        total = rows.total(x.reshape(x.size(0), -1).contiguous()).to(self.sums.dtype)
         total += self.sums.index_select(0, rows.rows)  # The rows differ: no atomic additions.
         self.sums.index_copy_(0, rows.rows, total)
 
@@ -161,8 +160,8 @@ class _Extremes:
 
     def add(self, block: _Block, rows: _Rows, x: Tensor) -> None:
         x, which = rows.best(x.reshape(x.size(0), -1).contiguous(), self.minimum)
-        edge = block.edge[which.long()].to(self.edges.dtype)
-        old, old_edge = self.values[rows.rows], self.edges[rows.rows]
+        edge = block.edge[which]
+        old, old_edge = (t.index_select(0, rows.rows) for t in (self.values, self.edges))
         better = (x < old) if self.minimum else (x > old)
         better |= (old_edge < 0) | (x.isnan() & ~old.isnan())
         self.values.index_copy_(0, rows.rows, torch.where(better, x, old))
@@ -233,8 +232,7 @@ def gradients(
         if 'dst' in roles:
             rows['dst'] = _rows_of(block.row, graph.num_dst)
         if 'src' in roles:
-            src = torch.where(block.row < graph.num_dst, block.src, graph.num_src)
-            src, order = src.sort(stable=True)
+            src, order = block.src.sort(stable=True)
             rows['src'] = _rows_of(src, graph.num_src, order)
         for k, grad in zip(loads, grads, strict=True):
             to, role = sums[k], plan.inputs[k].role
@@ -245,7 +243,7 @@ def gradients(
             elif role == 'param':
                 to += grad
             else:
-                to.index_copy_(0, block.edge, grad)
+                to.index_copy_(0, block.edge.long(), grad)
     out: list[Tensor | None] = [None] * len(needs)
     for k, to in sums.items():
         grad = to.value if isinstance(to, _Sums) else to
@@ -272,8 +270,8 @@ class _Derivative:
     def dots(self, which: Sequence[int], acc: torch.dtype) -> Inputs:
         """The sums of the values of softmaxes times their gradients."""
         softmaxes = [self.plan.softmaxes[n] for n in which]
-        found = [_Sums(self.graph.num_dst, self.kernel[at].shape, acc, self.graph.col)
-                 for at in softmaxes]
+        shapes = [self.kernel[at].shape for at in softmaxes]
+        found = [_Sums(self.graph.num_dst, shape, acc, self.graph.col) for shape in shapes]
         for block in _blocks(self.graph, self.size):
             rows = _rows_of(block.row, self.graph.num_dst)
             for to, value, grad in zip(found, *self.of(block, softmaxes), strict=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from _captures import captured
 from torch import Tensor
 from torch.nn import BatchNorm1d, Dropout, Linear, Module, ReLU, Sequential, Tanh
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,6 +62,14 @@ def test_edge_conv(
 ) -> None:
     set_bytes(monkeypatch, count)
     check(EdgeConv(mlp(2 * F, 8, ReLU()), aggr), 'x edges', device)
+
+
+@pytest.mark.parametrize('aggr', ['max', 'mean'])
+def test_without_a_wait(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where the number of rows in a block is not known."""
+    monkeypatch.setattr(_blocks, '_waits', lambda row: False)
+    check(EdgeConv(mlp(2 * F, 8, ReLU()), aggr), 'x edges', device)
+    check(EdgeConv(mlp(2 * F, 8, ReLU()), aggr), 'pair bipartite', device)
 
 
 @pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
@@ -252,6 +261,21 @@ def test_dtypes(dtype: torch.dtype, cast: bool, device: torch.device) -> None:
         assert own <= 2 * pygs + 1e-6
 
 
+@pytest.mark.parametrize('aggr', ['max', ['mean', 'std']])
+def test_values_of_two_dtypes(aggr: Any, device: torch.device) -> None:
+    def message(self: Any, x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+        return self.lin((x_i * x_j).tanh()) * e
+
+    theirs = Messages(message, aggr, lin=Linear(F, F)).to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    args = arguments('x edges', device, torch.float32)
+    args += arguments('wide', device)
+    got, expected = run(ours, args), run(theirs, args)
+    assert [t.dtype for t in got] == [t.dtype for t in expected]
+    torch.testing.assert_close(got, expected)
+    assert IN_BLOCKS in ours.plan
+
+
 def test_ties(device: torch.device) -> None:
     """One of several equal maxima gets the gradient, also in different blocks."""
     conv = pyg_fast.accelerate(EdgeConv(mlp(2 * F)).to(device))
@@ -322,6 +346,27 @@ def test_same_bits(device: torch.device) -> None:
     args = arguments('x edges', device, torch.float32)
     torch.testing.assert_close(run(conv, args), run(conv, args), atol=0, rtol=0)
     assert IN_BLOCKS in conv.plan
+
+
+def test_cuda_graph(device: torch.device) -> None:
+    """Nothing waits for the device."""
+    if device.type != 'cuda':
+        pytest.skip('of CUDA only')
+    conv = pyg_fast.accelerate(EdgeConv(mlp(2 * F)).to(device))
+    edges = _layers.prepared(graph(device))
+    x = torch.randn(N, F, device=device, requires_grad=True)
+
+    def step() -> tuple[Tensor, ...]:
+        out = conv(x, edges)
+        return out, *torch.autograd.grad(out.square().sum(), [x, *conv.parameters()])
+
+    step()
+    replay, found = captured(step)
+    with torch.no_grad():
+        x.copy_(torch.randn(N, F, device=device))
+    replay()
+    assert IN_BLOCKS in conv.plan
+    torch.testing.assert_close(found, step())
 
 
 def test_few_edges(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
