@@ -19,7 +19,7 @@ from ..graph.structure import Graph
 from ..ops._library import ops
 from ..ops.product import raw_product
 from ..ops.to_csr import csr_rows
-from ._ir import OF_DST, PARAM, Program
+from ._ir import OF_DST, PARAM, Program, Value
 from ._plan import Plan, cotangents_of
 from ._triton import Out
 
@@ -27,6 +27,9 @@ from ._triton import Out
 MOST_BYTES = {'cpu': 2**26, 'cuda': 2**28}
 # Sums of more edges of a row add up such parts.
 _PART = 256
+
+# Odd numbers modulo 2**64: of SplitMix64, and one for the number of a dropout.
+_GOLDEN, _ODD = -0x61C8864680B583EB, 0x2545F4914F6CDD1D
 
 Inputs = dict[tuple[str, int], Tensor]
 
@@ -62,12 +65,15 @@ class _Block(NamedTuple):
     edge: Tensor  # numbers of the edges, in the order of their inputs
 
     def inputs(self, program: Program, ats: Sequence[int], inputs: Inputs) -> dict[int, Tensor]:
-        """The rows of inputs that values need, by their place in the program."""
+        """The rows of inputs that values need and factors of dropouts, by their place in the
+        program."""
         out = {}
         for at in program.reachable(ats):
             if program[at].op == 'load':
                 role, k = program[at].attrs
                 out[at] = self.of(role, inputs[role, k])
+            elif program[at].op == 'keep':
+                out[at] = kept(program[at], self.edge, inputs['seed', 0])
         return out
 
     def of(self, role: str, x: Tensor) -> Tensor:
@@ -76,6 +82,24 @@ class _Block(NamedTuple):
             return x
         index = {'edge': self.edge, 'src': self.src}.get(role, self.dst)
         return x.index_select(0, index)
+
+
+def kept(value: Value, edge: Tensor, seed: Tensor) -> Tensor:
+    """The factors of a dropout for edges, which another pass finds again: by a hash of the seed,
+    the edge and the place (SplitMix64, https://doi.org/10.1145/2714064.2660195)."""
+    number, p = value.attrs[0], float.fromhex(value.attrs[1])
+    size = math.prod(value.shape)
+    place = torch.arange(size, device=edge.device)
+    bits = edge.long().view(-1, 1) * size + place
+    bits = bits * _GOLDEN + (seed + ((number * _ODD + 2**63) % 2**64 - 2**63))
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        bits ^= (bits >> shift) & (2 ** (64 - shift) - 1)
+        bits *= factor
+    bits ^= (bits >> 31) & (2**33 - 1)
+    dropped = (bits & (2**53 - 1)) < int(p * 2**53)
+    scale = 1 / (1 - p) if p < 1 else 0.0
+    factors = torch.full(bits.shape, scale, dtype=getattr(torch, value.dtype), device=edge.device)
+    return factors.masked_fill_(dropped, 0).view(-1, *value.shape)
 
 
 def _blocks(graph: Graph, size: int) -> Iterator[_Block]:
@@ -95,7 +119,8 @@ def block_size(program: Program, ats: Sequence[int], device: torch.device) -> in
     for at in program.reachable(ats):
         op, _, _, shape, dtype = program[at]
         if op != 'const' and program.level(at) != PARAM:
-            size += math.prod(shape) * getattr(torch, dtype).itemsize
+            bits = 24 if op == 'keep' else 0  # Integers that make the factors.
+            size += math.prod(shape) * (getattr(torch, dtype).itemsize + bits)
     return max(1, MOST_BYTES[device.type] // (2 * size))
 
 
@@ -207,7 +232,7 @@ def gradients(
     plan: Plan, graph: Graph, inputs: Inputs, needs: Sequence[bool], acc: torch.dtype
 ) -> list[Tensor | None]:
     """The gradients of the inputs that need one. `inputs` also has, by role, the gradients that
-    :func:`cotangents_of` lists, and what each softmax needs of all scores."""
+    :func:`cotangents_of` lists, what each softmax needs of all scores, and the seed."""
     derivative, kernel = _Derivative(plan, graph, inputs), plan.kernel
     lacking = [n for n in range(len(plan.softmaxes)) if ('dot', n) not in inputs]
     if lacking:

@@ -110,8 +110,6 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
             role = _ROLE.get(level, 'edge')
             out = kernel.load(role, len(inputs), value.shape, value.dtype)
             inputs.append(Input(role, at, value.shape, value.dtype))
-        elif value.op == 'keep' and in_blocks:
-            raise Refused('dropout beside a linear map of values computed for each edge')
         elif value.op == 'mm' and not in_blocks:
             out = _lowered(kernel, mapped(value.args[0]), mapped(value.args[1]), value.shape)
         elif value.op == 'cast' and not in_blocks:

@@ -418,7 +418,7 @@ def run_pass(
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the chosen edges of a maximum or minimum."""
     if one.in_blocks:
-        return _blocks.reduced(one.program, one.outs, graph, inputs, acc)
+        return _blocks.reduced(one.program, one.outs, graph, _seeded(inputs, seed), acc)
     if not graph.col.is_cuda:
         return run_pass_cpu(one, graph, inputs, acc, seed)
     schedule = schedule_of(graph, one.row_role)
@@ -426,6 +426,12 @@ def run_pass(
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
     with torch.cuda.device(graph.col.device):
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
+
+
+def _seeded(
+    inputs: dict[tuple[str, int], Tensor], seed: Tensor | None
+) -> dict[tuple[str, int], Tensor]:
+    return inputs if seed is None else {**inputs, ('seed', 0): seed}
 
 
 def _run_pass_cuda(
@@ -599,7 +605,7 @@ class FusedMessage(torch.autograd.Function):
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)
         if plan.in_blocks:
-            out = _blocks.gradients(plan, graph, known, needs, acc)
+            out = _blocks.gradients(plan, graph, _seeded(known, seed), needs, acc)
         for k, derivative in zip(ctx.local, local, strict=True):
             grad = total[plan.outputs[0].at]
             out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
@@ -680,7 +686,11 @@ def _differentiable(
     plan, create_graph = passes.plan, torch.is_grad_enabled()
     keeps = {}
     for at in plan.kernel.reachable([output.at for output in plan.outputs]):
-        if plan.kernel[at].op == 'keep':
+        if plan.kernel[at].op == 'keep' and plan.in_blocks:
+            assert seed is not None
+            edges = torch.arange(graph.num_edges, device=graph.col.device)
+            keeps[at] = _blocks.kept(plan.kernel[at], edges, seed)
+        elif plan.kernel[at].op == 'keep':
             (keeps[at],), _ = run_pass(passes.kept(at), graph, {}, acc, seed)
     # The forward pass has been cast already.
     with torch.enable_grad(), torch.autocast(graph.col.device.type, enabled=False):

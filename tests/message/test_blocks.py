@@ -9,7 +9,7 @@ import pytest
 import torch
 from _captures import captured
 from torch import Tensor
-from torch.nn import BatchNorm1d, Dropout, Linear, Module, ReLU, Sequential, Tanh
+from torch.nn import Dropout, Linear, Module, ReLU, Sequential, Tanh
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MLP, DynamicEdgeConv, EdgeConv, MessagePassing, PointNetConv
@@ -17,6 +17,7 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.message import _blocks, _entry
+from pyg_fast.message._ir import Value
 from pyg_fast.nn import FusedMessagePassing
 from pyg_fast.ops import message_passing
 from tests.nn import _layers
@@ -164,15 +165,54 @@ def test_batch_norm(device: torch.device) -> None:
     torch.testing.assert_close(norm[0].state_dict(), norm[1].state_dict())
 
 
-def test_refused(device: torch.device) -> None:
-    """Dropout, and what depends on other edges."""
-    for part in (Dropout(0.5), BatchNorm1d(8)):
-        ours = pyg_fast.accelerate(EdgeConv(mlp(2 * F, 8, part)).to(device, torch.float64))
-        ours(*arguments('x edges', device))
-        assert ours.plan.startswith("PyG's code: ")
-        ours.eval()
-        ours(*arguments('x edges', device))
-        assert IN_BLOCKS in ours.plan
+@pytest.mark.parametrize('aggr', ['max', 'mean'])
+def test_dropout(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass, and that of torch operations, drop what the forward pass dropped, in
+    blocks of any size."""
+    layers = Linear(2 * F, 32), Tanh(), Dropout(0.25), Linear(32, 8), Tanh(), Dropout(0.5)
+    conv = pyg_fast.accelerate(EdgeConv(Sequential(*layers), aggr).to(device, torch.float64))
+    x, edges = arguments('x edges', device)
+    wanted = [x, *conv.parameters()]
+
+    def call(x: Tensor, count: int) -> Tensor:
+        set_bytes(monkeypatch, count)
+        torch.manual_seed(0)
+        return conv(x, edges)
+
+    out = call(x, 2**13)
+    assert IN_BLOCKS in conv.plan
+    torch.testing.assert_close(call(x, 1), out)
+    weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=out.dtype).view_as(out)
+    grads = torch.autograd.grad(out, wanted, weight, retain_graph=True)
+    again = torch.autograd.grad(out, wanted, weight, create_graph=True)
+    torch.testing.assert_close(again, grads)
+    direction = torch.randn_like(x) * 1e-6
+    with torch.no_grad():
+        change = ((call(x + direction, 2**12) - call(x - direction, 2**12)) * weight).sum() / 2
+    torch.testing.assert_close((grads[0] * direction).sum(), change, rtol=1e-5, atol=1e-12)
+    assert not torch.equal(conv(x, edges), out)
+    theirs = copy.deepcopy(pyg_fast.restore(copy.deepcopy(conv))).eval()
+    torch.testing.assert_close(conv.eval()(x, edges), theirs(x, edges))
+    assert IN_BLOCKS in conv.plan
+
+
+def test_share_of_dropped(device: torch.device) -> None:
+    """Independent of the edge, the channel, the seed and which dropout it is."""
+    edges = torch.arange(1000, device=device)
+    seeds = [torch.tensor([seed], device=device) for seed in (0, 1, 2**62 - 1)]
+    masks = torch.stack([
+        _blocks.kept(Value('keep', (), (number, (0.25).hex()), (64,), 'float32'), edges, seed)
+        for seed in seeds for number in (0, 9)
+    ])  # fmt: skip
+    assert set(masks.unique().tolist()) == {0.0, masks.max().item()}
+    torch.testing.assert_close(masks.max().item(), 1 / 0.75)
+    flags = (masks > 0).double().sub(0.75).flatten(1)
+    assert flags.mean(1).abs().max() < 0.01
+    together = flags @ flags.t() / flags.size(1)
+    assert (together - torch.diag(together.diag())).abs().max() < 0.005
+    by_edge, by_channel = (masks > 0).double().mean((0, 2)), (masks > 0).double().mean((0, 1))
+    assert (by_edge - 0.75).abs().max() < 0.11
+    assert (by_channel - 0.75).abs().max() < 0.03
 
 
 def test_changes_between_calls(device: torch.device) -> None:
