@@ -42,6 +42,7 @@ class LayerReport(NamedTuple):
     fused: str | None  # our class; None if PyG's code runs for every input
     reason: str | None  # why PyG's code runs
     ran: str | None = None  # what ran in the layer's last eager call; None: no call yet
+    how: str | None = None  # if that was ours: by a 'kernel', or over 'blocks' of edges
 
 
 def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
@@ -140,12 +141,12 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             layer = module._base.__name__ if _MARK in vars(module) else cls.__name__
             reason = _options_reason(module)
             fused = None if reason else cls.__name__
-            yield module, LayerReport(name, layer, fused, reason, _ran(module))
+            yield module, LayerReport(name, layer, fused, reason, _ran(module), _how(module))
         elif isinstance(module, FusedPropagate):
             layer = module._base.__name__ if _MARK in vars(module) else cls.__name__
             reason = why_never(module)
             fused = None if reason else cls.__name__
-            yield module, LayerReport(name, layer, fused, reason, _ran(module))
+            yield module, LayerReport(name, layer, fused, reason, _ran(module), _how(module))
         elif isinstance(module, MessagePassing):
             reason = _reason(module)
             fused = None if reason else _name_of_fused(cls)
@@ -202,9 +203,17 @@ def _ran(conv: Any) -> str | None:
     return f"PyG's code: {reason}" if reason else type(conv).__name__
 
 
+def _how(conv: Any) -> str | None:
+    """How our code ran in the last eager call, if it did."""
+    if conv._last_run != '':
+        return None
+    entry = vars(conv).get('_fused_entry')
+    return 'blocks' if entry is not None and entry.in_blocks else 'kernel'
+
+
 def _table(reports: list[LayerReport]) -> str:
     rows = [('layer', 'class', 'runs as')]
-    for name, layer, fused, reason, _ in reports:
+    for name, layer, fused, reason, *_ in reports:
         rows.append((name or '(model)', layer, fused or f'{layer}: {reason}'))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return '\n'.join(f'{a:<{widths[0]}}  {b:<{widths[1]}}  {c}' for a, b, c in rows)

@@ -14,6 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch.fx import _symbolic_trace
 
 from ..graph.structure import Graph
+from ._blocks import edges_of_block
 from ._capture import Captured, backend
 from ._fallback import Fallback
 from ._ir import Refused
@@ -33,6 +34,7 @@ def _entry(
     function: Any, edges: Tensor, nodes: Tensor, inputs: dict[tuple[str, str], Tensor],
     other: dict[str, Any], structure: tuple[str, ...], aggr: Any, node_dim: int,
 ) -> Tensor:  # fmt: skip
+    torch._check(edges.size(0) > 1)  # Fewer are PyG's, see `check_inputs`.
     values = dict(other)
     for name in ('index', 'edge_index_i'):
         if name in structure:
@@ -159,6 +161,11 @@ class Entry:
         """What the plan of the last call made of the message."""
         return None if self.last is None else describe(self.last)
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the last message ran over blocks of edges."""
+        return self.last is not None and self.last.in_blocks
+
     def __call__(
         self,
         function: Any,
@@ -169,6 +176,7 @@ class Entry:
         structure: tuple[str, ...] = (),
         aggr: Any = None,
         node_dim: int = 0,
+        num_edges: int | None = None,
     ) -> list[Tensor]:
         """The aggregated message.
 
@@ -183,6 +191,7 @@ class Entry:
             aggr: A module that aggregates in place of `reduces`, by a sum.
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.
+            num_edges: With it, a message that needs blocks of edges and has one is PyG's.
 
         Raises:
             Fallback: If no kernel can compute it.
@@ -210,6 +219,8 @@ class Entry:
             if passes is None:
                 passes = captured.plans[reduces] = _planned(captured, reduces)
             self.last = passes.plan
+            if num_edges is not None and passes.plan.in_blocks:
+                _check_several_blocks(passes.plan, num_edges, device)
             seed = None
             if passes.plan.num_dropouts:
                 seed = torch.randint(2**62, (1,), device=device)
@@ -231,6 +242,16 @@ class Entry:
             reason = _reason(error)
         self.refused[_kind(function, reduces, inputs, other)] = reason
         raise Fallback(reason)
+
+
+def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> None:
+    """PyG's code is faster on few edges, and takes little memory."""
+    most = edges_of_block(plan, device)
+    if num_edges <= most:
+        raise Fallback(
+            f'a linear map of values computed for each edge runs over blocks of {most} edges, and '
+            f'there are {num_edges}'
+        )
 
 
 def _kind(function: Any, reduces: tuple, inputs: dict, other: dict) -> Any:

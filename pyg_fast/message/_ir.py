@@ -305,6 +305,12 @@ class Program:
         own, shapes = getattr(torch, value.dtype), [each.shape for each in inner]
         return lambda *args: _evaluate(value, list(args), shapes, own)
 
+    def takes_numbers(self, at: int) -> bool:
+        """Whether an operation takes constants as Python numbers: they must not give it a shape."""
+        value = self[at]
+        shapes = [self[arg].shape for arg in value.args if self[arg].op != 'const']
+        return value.op in WITH_NUMBERS and broadcast(*shapes) == value.shape
+
     def evaluate(
         self,
         outputs: Sequence[int],
@@ -327,8 +333,11 @@ class Program:
             args = []
             for arg in value.args:
                 got = results[arg]
-                if not isinstance(got, Tensor) and value.op not in WITH_NUMBERS:
-                    got = torch.full(self[arg].shape, got, dtype=own, device=device)
+                if not isinstance(got, Tensor) and not self.takes_numbers(at):
+                    others = (results[each] for each in value.args)
+                    fill = next((t.dtype for t in others if isinstance(t, Tensor)), own)
+                    fill = fill if value.op in BOOLEAN else own
+                    got = torch.full(self[arg].shape, got, dtype=fill, device=device)
                 args.append(got)
             results[at] = _evaluate(value, args, [self[arg].shape for arg in value.args], own)
         return [results[at] for at in outputs]

@@ -221,6 +221,8 @@ class Parser:
                     self.at[node] = self.program.load(
                         'param', self.slot[node], shape, _name(meta.dtype)
                     )
+            elif node.target is aten.empty.memory_format and not node.users:
+                pass  # What a batch norm would need to be derived.
             elif node.op == 'output':
                 return [self._value(each) for each in node.args[0]]
             elif node.op == 'get_attr':

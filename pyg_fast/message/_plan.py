@@ -63,7 +63,8 @@ class Plan(NamedTuple):
 
     :obj:`before` computes the :obj:`inputs` of the kernel, on rows of nodes and on parameters.
     :obj:`kernel` is the program of one edge, whose loads count the inputs. :obj:`softmaxes` are
-    operations in it, of a score and what other passes sum of all scores of a destination.
+    operations in it, of a score and what other passes sum of all scores of a destination. With
+    :obj:`in_blocks` the kernel is one of torch's operators, over blocks of edges.
     """
 
     before: Program
@@ -76,6 +77,7 @@ class Plan(NamedTuple):
     dtype: str
     num_dropouts: int
     softmaxes: tuple[int, ...] = ()
+    in_blocks: bool = False
 
     def __repr__(self) -> str:
         return describe(self)
@@ -89,7 +91,7 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
     """
     program, summed, tail, value = _prepared(captured, reduces)
     acc = _check_dtypes(program, summed, captured.autocast)
-    heavy = _heavy(program, summed)
+    heavy, in_blocks = _heavy(program, summed), _has_computed_maps(program, summed)
     kernel = Program()
     inputs: list[Input] = []
     places: dict[int, int] = {}
@@ -108,9 +110,9 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
             role = _ROLE.get(level, 'edge')
             out = kernel.load(role, len(inputs), value.shape, value.dtype)
             inputs.append(Input(role, at, value.shape, value.dtype))
-        elif value.op == 'mm':
+        elif value.op == 'mm' and not in_blocks:
             out = _lowered(kernel, mapped(value.args[0]), mapped(value.args[1]), value.shape)
-        elif value.op == 'cast':
+        elif value.op == 'cast' and not in_blocks:
             out = mapped(value.args[0])
             if program[value.args[0]].dtype == 'bool':
                 one, zero = (kernel.const(n, len(value.shape), value.dtype) for n in (1, 0))
@@ -143,7 +145,7 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
             outputs.append(Output(body, reduce, wide if exact else value.dtype))
     return Plan(
         program, tuple(inputs), kernel, tuple(reduces), acc, tuple(outputs), tail, value.dtype,
-        captured.num_dropouts, tuple(softmaxes),
+        captured.num_dropouts, tuple(softmaxes), in_blocks,
     )  # fmt: skip
 
 
@@ -393,18 +395,13 @@ def _again(p: Program, x: int, inner: int) -> int:
 
 
 def _inside(p: Program, x: int, weight: int) -> int:
-    """A linear map of values of the edge, for the kernel."""
+    """A linear map of values of the edge: by the kernel, or over blocks of edges."""
     inner = x
     while p[inner].op in ('cast', 'view', 'slice'):
         inner = p[inner].args[0]
-    if p[inner].op != 'load':
-        return p.add(
-            'mm', (x, weight), ('computed',), (*p[x].shape[:-1], p[weight].shape[-1]), p[x].dtype
-        )
-    if p[x].shape[-1] > MOST_EDGE_INPUTS:
-        raise Refused(
-            f'a linear map of {p[x].shape[-1]} values of each edge (at most {MOST_EDGE_INPUTS})'
-        )
+    if p[inner].op != 'load' or p[x].shape[-1] > MOST_EDGE_INPUTS:
+        shape = *p[x].shape[:-1], p[weight].shape[-1]
+        return p.add('mm', (x, weight), ('computed',), shape, p[x].dtype)
     return p.mm(x, weight)
 
 
@@ -433,8 +430,6 @@ def _heavy(p: Program, outputs: list[int]) -> set[int]:
     heavy: set[int] = set()
     for at in p.reachable(outputs):
         value, level = p[at], p.level(at)
-        if value.op == 'mm' and value.attrs and level not in (SRC, DST):
-            raise Refused('a linear map of values computed for each edge')
         if level not in (SRC, DST):
             continue
         own = value.op in ('mm', 'sum', 'amax', 'amin')
@@ -443,6 +438,14 @@ def _heavy(p: Program, outputs: list[int]) -> set[int]:
         if own:
             heavy.add(at)
     return heavy
+
+
+def _has_computed_maps(p: Program, outputs: list[int]) -> bool:
+    """Whether values of an edge are mapped that no kernel maps."""
+    return any(
+        p[at].op == 'mm' and p[at].attrs and p.level(at) not in (SRC, DST)
+        for at in p.reachable(outputs)
+    )
 
 
 def _lowered(p: Program, x: int, weight: int, shape: tuple[int, ...]) -> int:
@@ -680,7 +683,9 @@ def describe(p: Plan) -> str:
     gathered = ', '.join(f'{each.role} {list(each.shape)}' for each in p.inputs)
     lines.append(f'fused: {" ".join(fused) or "nothing"}; reads {gathered}')
     lines.append('reduced: ' + ', '.join(output.reduce for output in p.outputs))
-    if weighted_sum(p) is not None:
+    if p.in_blocks:
+        lines.append('run: over blocks of edges, again in the backward pass')
+    elif weighted_sum(p) is not None:
         lines.append('run: as the product of a sparse matrix, as by spmm')
     if p.tail is not None and len(p.outputs) > 1:
         lines.append('folded: the map of edge features, into values of nodes and after the sum')

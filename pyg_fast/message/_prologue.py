@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..graph.structure import Graph
-from ._ir import DST, PARAM, RISKY, SRC, WITH_NUMBERS, Program, number
+from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
 
 
 class _Step(NamedTuple):
@@ -93,9 +93,13 @@ class Prologue:
         value = self.program[at]
         if value.op != 'const':
             return None
-        if self.program[user].op in WITH_NUMBERS:
+        if self.program.takes_numbers(user):
             return number(value)
-        return value.shape, number(value), getattr(torch, self.program[user].dtype)
+        inner = [self.program[arg] for arg in self.program[user].args]
+        dtype = self.program[user].dtype
+        if self.program[user].op in BOOLEAN:
+            dtype = next((each.dtype for each in inner if each.op != 'const'), dtype)
+        return value.shape, number(value), getattr(torch, dtype)
 
     def __call__(self, read: dict[int, Tensor], graph: Graph | None) -> list[Tensor]:
         """Computes the values from the tensors read; differentiable if the graph is given."""

@@ -19,6 +19,7 @@ from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
 from ..ops.product import product
+from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
@@ -48,6 +49,7 @@ class Pass:
     program: Program
     outs: tuple[Out, ...]
     row_role: str
+    in_blocks: bool = False  # by torch's operators in place of a kernel
     _made: dict[Any, Any] = field(default_factory=dict)
 
     def recipe(self, acc: torch.dtype, grouped: bool) -> 'Recipe':
@@ -116,7 +118,7 @@ class Passes:
 
     def local(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
         """Inputs of the destination whose derivative the forward pass sums."""
-        if not any(needs):
+        if not any(needs) or self.plan.in_blocks:
             return ()
         grads = self.gradients
         return tuple(
@@ -125,6 +127,8 @@ class Passes:
 
     def needs_transpose(self, needs: tuple[bool, ...]) -> bool:
         """Whether the backward pass reads the edges by their sources."""
+        if self.plan.in_blocks:
+            return False
         key = ('needs_transpose', needs)
         if key not in self._made:
             if self.weighted_sum is not None:
@@ -150,7 +154,7 @@ class Passes:
                 grads = self.gradients
                 at = program.graft(grads.local_program, grads.local[k], places)  # type: ignore
                 outs.append(Out(at, 'sum', 'acc'))
-            self._made[key] = Pass(program, tuple(outs), 'dst')
+            self._made[key] = Pass(program, tuple(outs), 'dst', plan.in_blocks)
         return self._made[key]
 
     def backward(
@@ -210,7 +214,7 @@ class Passes:
     ) -> None:
         """Generates the kernels of the backward pass, or refuses."""
         key = ('prepared', needs, local, acc, graph.groups is None, graph.col.is_cuda)
-        if not any(needs) or key in self._made:
+        if not any(needs) or self.plan.in_blocks or key in self._made:
             return
         count = len(self.plan.softmaxes)
         dots = [self.dot(n) for n in range(count) if not self.is_multiple(n)]
@@ -244,7 +248,8 @@ class Passes:
                 if kind == 'sum':
                     most = program.graft(kernel, most, places)
                     at = program.point('exp', program.point('sub', at, most))
-                passes.append(Pass(program, (Out(at, kind, 'acc'),), 'dst'))
+                out = Out(at, kind, 'acc')
+                passes.append(Pass(program, (out,), 'dst', self.plan.in_blocks))
             self._made[key] = passes
         return self._made[key]
 
@@ -412,6 +417,8 @@ def run_pass(
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the chosen edges of a maximum or minimum."""
+    if one.in_blocks:
+        return _blocks.reduced(one.program, one.outs, graph, _seeded(inputs, seed), acc)
     if not graph.col.is_cuda:
         return run_pass_cpu(one, graph, inputs, acc, seed)
     schedule = schedule_of(graph, one.row_role)
@@ -419,6 +426,12 @@ def run_pass(
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
     with torch.cuda.device(graph.col.device):
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
+
+
+def _seeded(
+    inputs: dict[tuple[str, int], Tensor], seed: Tensor | None
+) -> dict[tuple[str, int], Tensor]:
+    return inputs if seed is None else {**inputs, ('seed', 0): seed}
 
 
 def _run_pass_cuda(
@@ -588,13 +601,15 @@ class FusedMessage(torch.autograd.Function):
                     for grad, each in zip(grads, results, strict=True)
                 )
                 known['dot', n] = sum(others, first)
-            else:
+            elif not plan.in_blocks:
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)
+        if plan.in_blocks:
+            out = _blocks.gradients(plan, graph, _seeded(known, seed), needs, acc)
         for k, derivative in zip(ctx.local, local, strict=True):
             grad = total[plan.outputs[0].at]
             out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
-        for one, which in passes.backward(needs, ctx.local):
+        for one, which in [] if plan.in_blocks else passes.backward(needs, ctx.local):
             found, _ = run_pass(one, graph, known, acc, seed)
             for ks, each in zip(which, found, strict=True):
                 if plan.inputs[ks[0]].role == 'param':
@@ -613,7 +628,8 @@ def _forward(
     acc: torch.dtype, seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None], dict[tuple[str, int], Tensor]]:  # fmt: skip
     """The results, chosen edges, and what each softmax needs of all scores."""
-    joint = passes.joint() if graph.col.is_cuda and passes.plan.softmaxes else None
+    on_cuda = graph.col.is_cuda and not passes.plan.in_blocks
+    joint = passes.joint() if on_cuda and passes.plan.softmaxes else None
     if joint is not None:
         (most, *outs), (scale, *chosen) = run_pass(joint, graph, inputs, acc, seed)
         assert scale is not None
@@ -631,7 +647,7 @@ def _of_softmaxes(
     exponentials."""
     found: dict[tuple[str, int], Tensor] = {}
     for n in range(len(passes.plan.softmaxes)):
-        if graph.col.is_cuda:
+        if graph.col.is_cuda and not passes.plan.in_blocks:
             (one,) = passes.of_softmax(n, 'softmax')
             (found['most', n],), (scale,) = run_pass(one, graph, inputs, acc, seed)
             assert scale is not None
@@ -670,9 +686,14 @@ def _differentiable(
     plan, create_graph = passes.plan, torch.is_grad_enabled()
     keeps = {}
     for at in plan.kernel.reachable([output.at for output in plan.outputs]):
-        if plan.kernel[at].op == 'keep':
+        if plan.kernel[at].op == 'keep' and plan.in_blocks:
+            assert seed is not None
+            edges = torch.arange(graph.num_edges, device=graph.col.device)
+            keeps[at] = _blocks.kept(plan.kernel[at], edges, seed)
+        elif plan.kernel[at].op == 'keep':
             (keeps[at],), _ = run_pass(passes.kept(at), graph, {}, acc, seed)
-    with torch.enable_grad():
+    # The forward pass has been cast already.
+    with torch.enable_grad(), torch.autocast(graph.col.device.type, enabled=False):
         inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
         outs = unfused(plan, graph, inputs, keeps, chosen)
     wanted = [t for t, needed in zip(inputs, needs, strict=True) if needed]

@@ -38,8 +38,9 @@ def message_passing(
 
     The function is captured by :func:`torch.compile` on the first call and whenever what it reads
     has changed, and runs as one kernel, forward and backward; no tensor of size
-    :math:`|\mathcal{E}| \times F` is allocated but for inputs and gradients of edges. Where no
-    kernel is known to give the same result, PyTorch gathers, computes and scatters.
+    :math:`|\mathcal{E}| \times F` is allocated but for inputs and gradients of edges. A linear map
+    of values computed for each edge runs over blocks of edges in place of a kernel. Where neither
+    is known to give the same result, PyTorch gathers, computes and scatters.
     Differentiable in all inputs and in tensors that the function closes over.
 
     Args:
@@ -60,8 +61,8 @@ def message_passing(
         reduce (str): :obj:`"sum"` (or :obj:`"add"`), :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`
             or :obj:`"var"`. A node without edges gets zeros. If several edges reach the maximum,
             one gets the gradient. (default: :obj:`"sum"`)
-        strict (bool): Whether to raise :class:`NotImplementedError` with the reason where no
-            kernel can run. (default: :obj:`False`)
+        strict (bool): Whether to raise :class:`NotImplementedError` with the reason where neither
+            can run, and to use blocks also where all edges fit into one. (default: :obj:`False`)
 
     Returns:
         Tensor: The aggregated messages :math:`(N_{dst}, *)`.
@@ -70,7 +71,7 @@ def message_passing(
         TypeError: If an input is no tensor.
         ValueError: If a name or a size does not fit, or :obj:`reduce` is unknown.
         IndexError: If the graph holds a node that the inputs do not have.
-        NotImplementedError: With :obj:`strict=True`, if no kernel can run.
+        NotImplementedError: With :obj:`strict=True`, if neither can run.
 
     Example:
         >>> gate = lambda k, q, v: torch.sigmoid(k + q) * v
@@ -87,7 +88,7 @@ def message_passing(
     num_src, num_dst = _sizes(graph, inputs)
     wanted = _of_softmax(fn, inputs)
     try:
-        return _fused(graph, fn, inputs, wanted, num_src, num_dst, reduce)
+        return _fused(graph, fn, inputs, wanted, num_src, num_dst, reduce, strict)
     except Fallback as reason:
         if strict:
             raise NotImplementedError(f'message_passing(strict=True): {reason}') from reason
@@ -108,7 +109,7 @@ def message_passing(
 
 def _fused(
     graph: Graph | Tensor, fn: Any, inputs: dict[tuple[str, str], Tensor],
-    wanted: tuple[str, ...], num_src: int, num_dst: int, reduce: str,
+    wanted: tuple[str, ...], num_src: int, num_dst: int, reduce: str, strict: bool,
 ) -> Tensor:  # fmt: skip
     if torch.compiler.is_compiling():
         raise Fallback('torch.compile is active')
@@ -129,7 +130,8 @@ def _fused(
             return graph
         return graph_of(graph, num_src, num_dst, transpose=transpose)
 
-    (out,) = _entries[code](fn, structure, (reduce,), inputs, {}, wanted)
+    count = None if strict else num_edges
+    (out,) = _entries[code](fn, structure, (reduce,), inputs, {}, wanted, num_edges=count)
     return out
 
 

@@ -133,7 +133,8 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
 
     with its backward pass, without tensors of the size of the edges. A drop-in replacement of
     :class:`~torch_geometric.nn.MessagePassing`: :meth:`message` is ordinary PyTorch code on
-    :obj:`x_j`, :obj:`x_i` and edge features. Where no kernel is known to give PyG's result, PyG's
+    :obj:`x_j`, :obj:`x_i` and edge features. A linear map of values computed for each edge runs
+    over blocks of edges in place of a kernel. Where neither is known to give PyG's result, PyG's
     code runs; :attr:`plan` says why.
 
     Args:
@@ -141,7 +142,8 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
             :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`, :obj:`"var"`, :obj:`"std"` and lists of
             them. (default: :obj:`"sum"`)
         strict (bool, optional): Whether to raise :class:`NotImplementedError` with the reason
-            instead of running PyG's code. (default: :obj:`False`)
+            instead of running PyG's code, and to use blocks of edges also where all edges fit into
+            one. (default: :obj:`False`)
         **kwargs (optional): Further arguments of :class:`~torch_geometric.nn.MessagePassing`.
 
     Example:
@@ -263,8 +265,9 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     parts = [] if traced is not None else _parts(aggr)
     reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts)) or ('sum',)
     found = entry(
-        conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim
-    )
+        conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim,
+        None if conv.strict else num_edges,
+    )  # fmt: skip
     rank = found[0].dim()
     if rank < -node_dim:  # PyG raises an error.
         raise Fallback(f'a message of {rank} dimensions')

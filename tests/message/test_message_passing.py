@@ -77,6 +77,28 @@ def test_softmax(mixes: bool, device: torch.device) -> None:
         )
 
 
+@pytest.mark.parametrize('reduce', ['sum', 'max'])
+def test_constants_that_give_a_shape(reduce: str, device: torch.device) -> None:
+    """Four columns of one number, in values of nodes and of edges, twice derived."""
+    edges, roles, leaves = case(device)
+
+    def counted(q: Tensor, v: Tensor, k: Tensor, a: Tensor) -> Tensor:
+        ones = q.new_ones(q.size(0), 4)
+        first = (q[:, :1] * ones).sum(-1, keepdim=True)
+        second = torch.where(k[:, :1] > 0, ones, 2.0).sum(-1, keepdim=True)
+        return first * v + second * a + (q[:, :1] * k[:, :1] + ones).square()
+
+    results = []
+    for out in (
+        message_passing(edges, counted, **roles, reduce=reduce, strict=True),
+        exact(edges, counted, leaves, reduce),
+    ):
+        grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(grads[0].square().sum(), leaves)
+        results.append([out, *grads, *second])
+    torch.testing.assert_close(*results)
+
+
 def test_closures_and_new_functions(device: torch.device) -> None:
     """A function defined anew at each call is captured once, and never stale."""
     edges, roles, leaves = case(device)

@@ -169,11 +169,10 @@ def use_pyg_lib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The layers ---------------------------------------------------------------------------------------
-KERNEL = 'message as one kernel'
+KERNEL, BLOCKS = 'message as one kernel', 'message over blocks of edges'
 GCN, SAGE, GIN = 'PathPreparedGCNConv', 'PathPreparedSAGEConv', 'PathPreparedGINConv'
 GAT, GATV2 = 'FusedGATConv', 'FusedGATv2Conv'
-OURS = (KERNEL, GCN, SAGE, GIN, GAT, GATV2)
-MLP = 'a linear map of values computed for each edge'
+OURS = (KERNEL, BLOCKS, GCN, SAGE, GIN, GAT, GATV2)
 OVERRIDDEN = 'its aggregate is overridden'
 
 
@@ -235,7 +234,7 @@ CASES = [
     Case('EdgeConv', "nn=MLP, aggr='sum'", lambda: pyg.EdgeConv(mlp(2 * F, 8), 'sum')),
     Case('EdgeConv', "nn=MLP, aggr='mean'", lambda: pyg.EdgeConv(mlp(2 * F, 8), 'mean')),
     Case('EdgeConv', "nn=Linear, aggr='max'", lambda: pyg.EdgeConv(Linear(2 * F, F))),
-    Case('EdgeConv', "nn=MLP, aggr='max'", lambda: pyg.EdgeConv(mlp(2 * F, F)), MLP),
+    Case('EdgeConv', "nn=MLP, aggr='max'", lambda: pyg.EdgeConv(mlp(2 * F, F)), BLOCKS),
     Case('FAConv', '', lambda: pyg.FAConv(F), args='x x_0 edges'),
     Case('FastRGCNConv', '', lambda: pyg.FastRGCNConv(F, 8, 3), OVERRIDDEN,
          args='x edges relation'),
@@ -274,7 +273,7 @@ CASES = [
     Case('GraphConv', 'several feature matrices', lambda: pyg.GraphConv(F, 8), args='batch edges'),
     Case('GravNetConv', '', lambda: pyg.GravNetConv(F, 8, 3, 4, 5), args='x'),
     Case('HANConv', '', lambda: pyg.HANConv(F, 8, METADATA), args='xs relations'),
-    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), MLP,
+    Case('HEATConv', '', lambda: pyg.HEATConv(F, 8, 2, 3, 4, D, 4), BLOCKS,
          'x edges kind relation attr'),
     Case('HGTConv', '', lambda: pyg.HGTConv(F, 8, METADATA), args='xs relations'),
     Case('HypergraphConv', '', lambda: pyg.HypergraphConv(F, 8), args='x hyperedges'),
@@ -287,7 +286,7 @@ CASES = [
          why='message mixes edges: it takes every fourth'),
     Case('MixHopConv', '', lambda: pyg.MixHopConv(F, 8)),
     Case('NNConv', 'nn=Linear', lambda: pyg.NNConv(F, 8, Linear(D, F * 8)), args=EDGES),
-    Case('NNConv', 'nn=MLP', lambda: pyg.NNConv(F, 8, mlp(D, F * 8)), MLP, EDGES),
+    Case('NNConv', 'nn=MLP', lambda: pyg.NNConv(F, 8, mlp(D, F * 8)), BLOCKS, EDGES),
     Case('PANConv', '', lambda: pyg.PANConv(F, 8, 2), 'a sparse matrix', dtype=torch.float32),
     Case('PDNConv', '', lambda: pyg.PDNConv(F, 8, D, 8), args=EDGES),
     Case('PNAConv', '4 aggregations, 3 scalers, 2 towers', pna),
@@ -296,11 +295,11 @@ CASES = [
     Case('PointGNNConv', 'mlp_f=Linear',
          lambda: pyg.PointGNNConv(mlp(F, 3), Linear(F + 3, 8), Linear(8, F)), args='x pos edges'),
     Case('PointGNNConv', 'mlp_f=MLP',
-         lambda: pyg.PointGNNConv(mlp(F, 3), mlp(F + 3, 8), Linear(8, F)), MLP, 'x pos edges'),
+         lambda: pyg.PointGNNConv(mlp(F, 3), mlp(F + 3, 8), Linear(8, F)), BLOCKS, 'x pos edges'),
     Case('PointNetConv', '', lambda: pyg.PointNetConv(), args='x pos edges'),
     Case('PointNetConv', 'local_nn=Linear', lambda: pyg.PointNetConv(Linear(F + 3, 8)),
          args='x pos edges'),
-    Case('PointNetConv', 'local_nn=MLP', lambda: pyg.PointNetConv(mlp(F + 3, 8)), MLP,
+    Case('PointNetConv', 'local_nn=MLP', lambda: pyg.PointNetConv(mlp(F + 3, 8)), BLOCKS,
          'x pos edges'),
     Case('PointTransformerConv', '', lambda: pyg.PointTransformerConv(F, 8),
          args='x pos edges'),
