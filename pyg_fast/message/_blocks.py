@@ -23,8 +23,10 @@ from ._ir import OF_DST, PARAM, Program, Value
 from ._plan import Plan, cotangents_of
 from ._triton import Out
 
-# What the values of a block may take, with their gradients, in bytes.
-MOST_BYTES = {'cpu': 2**26, 'cuda': 2**28}
+# What the values of a block may take, with their gradients: bytes, or a share of a GPU's memory,
+# where each of about 90 launches needs much work to be worth it.
+MOST_BYTES = {'cpu': 2**26}
+GPU_SHARE = 1 / 8
 # Sums of more edges of a row add up such parts.
 _PART = 256
 
@@ -121,7 +123,10 @@ def block_size(program: Program, ats: Sequence[int], device: torch.device) -> in
         if op != 'const' and program.level(at) != PARAM:
             bits = 24 if op == 'keep' else 0  # Integers that make the factors.
             size += math.prod(shape) * (getattr(torch, dtype).itemsize + bits)
-    return max(1, MOST_BYTES[device.type] // (2 * size))
+    most = MOST_BYTES.get(device.type)
+    if most is None:
+        most = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return max(1, most // (2 * size))
 
 
 def _rows_of(row: Tensor, num_rows: int, order: Tensor | None = None) -> _Rows:

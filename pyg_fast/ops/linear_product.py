@@ -9,7 +9,7 @@ from torch import Tensor
 from ..graph.operator import SparseOperator
 from ._library import ops
 from ._saved import save, saved
-from .path import Rows, Watch, expanded
+from .path import Rows, Watch, expanded, no_result_in_place
 from .product import product, raw_product
 
 _ALL = Rows(None, None)
@@ -104,7 +104,10 @@ def _forward(
         out = raw_product(op, mapped, bias, plan.out_acc)
     if root_weight is not None:
         root = sent if plan.whole is not None else _root(sent, plan)
-        out = torch.addmm(out, root, root_weight.t())
+        if not no_result_in_place() and _adds_in_place(out, root, root_weight):
+            out.addmm_(root, root_weight.t())
+        else:
+            out = torch.addmm(out, root, root_weight.t())
     if plan.whole is None and not plan.compact_out and plan.dst.position is not None:
         out = ops.expand_rows.default(out, plan.dst.position, plan.fill)
     return out, aggregated
@@ -169,7 +172,12 @@ class LinearProduct(torch.autograd.Function):
         if root_weight is not None:
             if needs_root:
                 grad_root = grad.t() @ (_root(x, plan) if plan.compact_in else plan.dst.of(x))
-            if needs_x:
+            if needs_x and (
+                op.self_row is None and not torch.is_grad_enabled()
+                and _adds_in_place(grad_x, grad, root_weight)
+            ):  # fmt: skip
+                grad_x.addmm_(grad, root_weight)
+            elif needs_x:
                 to_root = grad @ root_weight
                 if torch.is_grad_enabled():  # create_graph=True
                     row = op.self_row
@@ -181,6 +189,12 @@ class LinearProduct(torch.autograd.Function):
         if needs_x and not plan.compact_in and plan.src.nodes is not None:
             grad_x = expanded(grad_x, plan.src, torch.is_grad_enabled())
         return grad_x, grad_weight, grad.sum(0) if needs_bias else None, grad_root, None
+
+
+def _adds_in_place(out: Tensor, *factors: Tensor) -> bool:
+    """Whether torch adds a product to a result in place as it would to a new one."""
+    same = all(each.dtype == out.dtype for each in factors)
+    return same and not torch.is_autocast_enabled(out.device.type)
 
 
 def _root(sent: Tensor, plan: Plan) -> Tensor:

@@ -82,10 +82,10 @@ def _filled(x: Tensor, rows: Rows, fill: float) -> Tensor:
     assert rows.position is not None
     shape = rows.position.size(0), x.size(1)
     out, nodes = x.new_full(shape, fill), rows.nodes.long()
-    return out.index_copy(0, nodes, x) if _no_result_in_place() else out.index_copy_(0, nodes, x)
+    return out.index_copy(0, nodes, x) if no_result_in_place() else out.index_copy_(0, nodes, x)
 
 
-def _no_result_in_place() -> bool:
+def no_result_in_place() -> bool:
     """Whether code is compiled: Dynamo of torch 2.11 loses the gradient of a function's result that
     was changed in place."""
     return torch.compiler.is_compiling()
@@ -199,7 +199,7 @@ class Rectify(NamedTuple):
         if self.seed is not None:
             # Dropout only scales, so it may come first; then nothing is stored in between.
             x = ops.node_dropout.default(x, nodes, self.seed, self.dropout)
-        return x.relu() if _no_result_in_place() else x.relu_()
+        return x.relu() if no_result_in_place() else x.relu_()
 
     def grad(self, grad: Tensor, out: Tensor) -> Tensor:
         """The gradient of :obj:`x`, from the result alone: it is positive where both keep."""

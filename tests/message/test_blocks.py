@@ -249,7 +249,8 @@ def test_changes_before_backward(device: torch.device) -> None:
         with torch.autocast(device.type, torch.bfloat16):
             grads.append(torch.autograd.grad(out, [x, *conv.parameters()], retain_graph=True))
             again = torch.autograd.grad(out, [x, *conv.parameters()], retain_graph=True)
-            torch.testing.assert_close(again, grads[-1], atol=0, rtol=0)
+            if conv is ours:  # PyG's adds atomically on CUDA.
+                torch.testing.assert_close(again, grads[-1], atol=0, rtol=0)
         with torch.no_grad():
             conv.nn.lins[1].weight.add_(1)
         with pytest.raises(RuntimeError, match='modified by an inplace operation'):
@@ -312,7 +313,7 @@ def test_values_of_two_dtypes(aggr: Any, device: torch.device) -> None:
     args += arguments('wide', device)
     got, expected = run(ours, args), run(theirs, args)
     assert [t.dtype for t in got] == [t.dtype for t in expected]
-    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)  # Some come from float32.
     assert IN_BLOCKS in ours.plan
 
 
