@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "lane_groups.h"
 #include "params/dropout.h"
 #include "params/random.h"
 #include "softmax.h"
@@ -21,14 +22,12 @@ using V = Vec<Acc, kWidth<Acc>>;
 template <typename Acc>
 using M = Vec<mask_t<Acc>, kWidth<Acc>>;
 
-#if defined(__AVX2__)
 template <typename Acc>
 PYG_FAST_INLINE M<Acc> first_lanes(int64_t count) {
   M<Acc> lane;
   for (int k = 0; k < kWidth<Acc>; ++k) lane[k] = k;
   return lane < static_cast<mask_t<Acc>>(count);
 }
-#endif
 
 // The first `count` numbers at p, then zeros.
 template <typename Acc>
@@ -442,6 +441,83 @@ void dot(const Rows<Acc, 2>& rows) {
   dot_loop<Acc, -1>(rows);
 }
 
+// Heads
+
+// Rows of heads of channels: channel c of head h of edge e is at(e)[h * head + c * inner].
+template <typename Acc>
+struct Heads {
+  const Acc* p;
+  const int64_t* index;
+  int64_t row, head, inner;
+
+  PYG_FAST_INLINE const Acc* at(int64_t e) const {
+    return p + (index != nullptr ? index[e] : e) * row;
+  }
+};
+
+// Calls f(Int<W>, Int<G>) for vectors of W lanes: a head has some of them (G is W), or, where operands
+// are `dense`, each has some heads of G channels. Returns false if neither is so.
+template <typename Acc, int W = kWidth<Acc>, typename F>
+PYG_FAST_INLINE bool with_head_lanes(int64_t heads, int64_t channels, bool dense, const F& f) {
+  if (channels % W == 0) {
+    f(Int<W>{}, Int<W>{});
+    return true;
+  }
+  if constexpr (W == kWidth<Acc>) {
+    if (dense && heads * channels % W == 0) {
+      if (W > 2 && channels == W / 2) return f(Int<W>{}, Int<(W > 2 ? W / 2 : W)>{}), true;
+      if (W > 4 && channels == W / 4) return f(Int<W>{}, Int<(W > 4 ? W / 4 : W)>{}), true;
+      if (W > 8 && channels == W / 8) return f(Int<W>{}, Int<(W > 8 ? W / 8 : W)>{}), true;
+    }
+  }
+  if constexpr (W * sizeof(Acc) > 16) {
+    return with_head_lanes<Acc, W / 2>(heads, channels, dense, f);
+  }
+  return false;
+}
+
+// out[e, h] += sum over c of a[e, h, c] * b[e, h, c]
+template <typename Acc, int W, int G>
+void dots_of_heads(Heads<Acc> a, Heads<Acc> b, int64_t count, int64_t heads, int64_t channels,
+                   Acc* out) {
+  const int64_t last = (G == W ? heads : heads * channels / W) - 1;
+  int64_t e = 0, k = 0;
+  const Acc *of_a = a.at(0), *of_b = b.at(0);
+  const int64_t a_step = G == W ? a.head : W, b_step = G == W ? b.head : W;
+  // The products of a head, or of a vector of heads.
+  const auto next = [&]() PYG_FAST_ALWAYS {
+    Vec<Acc, W> sum = {};
+    if (e == count) return sum;
+    if constexpr (G == W) {
+      for (int64_t c = 0; c < channels; c += W) sum += load<W>(of_a + c) * load<W>(of_b + c);
+    } else {
+      sum = load<W>(of_a) * load<W>(of_b);
+    }
+    if (k < last) {
+      ++k;
+      of_a += a_step;
+      of_b += b_step;
+    } else {
+      k = 0;
+      if (++e < count) {
+        of_a = a.at(e);
+        of_b = b.at(e);
+      }
+    }
+    return sum;
+  };
+  const int64_t size = count * heads;
+  int64_t at = 0;
+  for (; at + W <= size; at += W) {
+    store<W>(out + at, load<W>(out + at) + group_sums<Acc, W, G>(next));
+  }
+  if (at < size) {
+    Acc rest[W];
+    store<W>(rest, group_sums<Acc, W, G>(next));
+    for (int64_t j = at; j < size; ++j) out[j] += rest[j - at];
+  }
+}
+
 // A matrix product: out[m, n] (+)= sum over k of a[m, k] * b[k, n].
 template <typename Acc>
 struct Product {
@@ -598,7 +674,9 @@ class Machine {
   void prepare() {
     const int64_t most = head_.tile_edges;
     int64_t state = 0, params = 0;
-    for (int64_t k = 0; k < p_.num_outputs; ++k) state += padded(p_.output[k].width);
+    for (int64_t k = 0; k < p_.num_outputs; ++k) {
+      state += padded(p_.output[k].width) * (p_.output[k].softmax ? 3 : 1);
+    }
     for (int64_t k = 0; k < p_.num_inputs; ++k) {
       const auto& input = p_.input[k];
       if (input.index == MessageIndex::none && !is_acc(input.type)) params += padded(input.width);
@@ -631,8 +709,8 @@ class Machine {
       bases_[2 + p_.num_inputs + k] = static_cast<Acc*>(output.data) + share_ * output.width;
       state_at_[2 * k] = at;
       state_at_[2 * k + 1] = chosen;
-      at += padded(output.width);
-      if (output.arg != nullptr) chosen += output.width;
+      at += padded(output.width) * (output.softmax ? 3 : 1);
+      if (output.arg != nullptr && !output.softmax) chosen += output.width;
     }
     chosen_ = choices_.of_size(chosen + 1);
     rows_ = ids_.of_size(3 * most);
@@ -644,6 +722,11 @@ class Machine {
     count_ = 1;
     section(code);
     body_ = code;
+  }
+
+  // What an output keeps of a row that the next tile goes on with.
+  Acc* state_of(int64_t output, int64_t part = 0) const {
+    return state_ + state_at_[2 * output] + part * padded(p_.output[output].width);
   }
 
   static bool is_acc(MessageType type) {
@@ -747,6 +830,7 @@ class Machine {
     } else if (op <= Op::amin) {
       nest<1>(i, [&](const Rows<Acc, 1>& rows, bool across) { reduce_op<Acc>(op, rows, across); });
     } else if (op == Op::dot) {
+      if (dots(i)) return;
       nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { dot<Acc>(rows); });
     } else if (op == Op::product) {
       multiply(i);
@@ -754,6 +838,10 @@ class Machine {
       to_edge(i);
     } else if (op <= Op::row_mean) {
       row_sum(i, op == Op::row_mean);
+    } else if (op == Op::row_product) {
+      row_product(i);
+    } else if (op == Op::row_softmax) {
+      row_softmax(i);
     } else {
       p_.csr.index64 ? extreme<int64_t>(i, op == Op::row_max) : extreme<int32_t>(i, op == Op::row_max);
     }
@@ -902,25 +990,39 @@ class Machine {
     }
   }
 
-  // The row of a result at an edge of the tile.
-  struct Source {
-    const Acc* p;
-    const int64_t* index;
-    int64_t stride;
-    const Acc* at(int64_t e) const { return p + (index != nullptr ? index[e] : e) * stride; }
-  };
-
-  Source source(const MessageOperand& o) const {
+  // An operand of edges, its last dimension that of channels, the one before that of heads.
+  Heads<Acc> heads_of(const MessageOperand& o, int64_t dims) const {
+    const int64_t head = dims > 2 ? o.stride[dims - 2] : 0, inner = o.stride[dims - 1];
     if (o.space >= 2 && o.space < 2 + p_.num_inputs) {
       const auto& input = p_.input[o.space - 2];
-      if (input.index != MessageIndex::none) return {address(o), ids(input.index), input.width};
+      if (input.index != MessageIndex::none) {
+        return {address(o), ids(input.index), input.width, head, inner};
+      }
     }
-    return {address(o), nullptr, o.stride[0]};
+    return {address(o), nullptr, o.stride[0], head, inner};
+  }
+
+  // Dot products of heads; false if the operands are laid out in another way.
+  bool dots(const MessageInstruction& i) {
+    const int64_t dims = i.num_dims;
+    if (dims < 2 || dims > 3 || i.edge_dim != 0) return false;
+    const int64_t heads = dims == 3 ? i.size[1] : 1, channels = i.size[dims - 1];
+    const auto& out = i.operand[0];
+    const Heads<Acc> a = heads_of(i.operand[1], dims), b = heads_of(i.operand[2], dims);
+    if (a.inner != 1 || b.inner != 1 || out.stride[dims - 1] != 0 || out.stride[0] != heads ||
+        (dims == 3 && out.stride[1] != 1)) {
+      return false;
+    }
+    const bool dense = heads > 1 && a.head == channels && b.head == channels;
+    return with_head_lanes<Acc>(heads, channels, dense, [&](auto w, auto g) {
+      dots_of_heads<Acc, decltype(w)::value, decltype(g)::value>(a, b, size(i, 0), heads, channels,
+                                                                address(out));
+    });
   }
 
   void to_edge(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
-    const Source x = source(i.operand[1]);
+    const Heads<Acc> x = heads_of(i.operand[1], 2);
     const int64_t column = i.extra[1] * column_;
     for (int64_t e = 0; e < count_; ++e) {
       write<Acc>(output, edges_[e] * output.width + column, x.at(e), i.size[1]);
@@ -929,9 +1031,9 @@ class Machine {
 
   void row_sum(const MessageInstruction& i, bool mean) {
     const auto& output = p_.output[i.extra[0]];
-    const Source x = source(i.operand[1]);
+    const Heads<Acc> x = heads_of(i.operand[1], 2);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
-    Acc* state = state_ + state_at_[2 * i.extra[0]] + column;
+    Acc* state = state_of(i.extra[0]) + column;
     const bool direct = is_acc(output.type);
     for (int64_t s = 0; s < num_segments_; ++s) {
       const Segment& segment = segments_[s];
@@ -952,7 +1054,7 @@ class Machine {
   }
 
   template <int kVectors>
-  PYG_FAST_INLINE void add_rows(const Source& x, const Segment& segment, const Acc* state, Acc* to,
+  PYG_FAST_INLINE void add_rows(const Heads<Acc>& x, const Segment& segment, const Acc* state, Acc* to,
                                 int64_t c, Acc scale) {
     V<Acc> sum[kVectors];
     PYG_FAST_UNROLL
@@ -968,12 +1070,206 @@ class Machine {
     for (int j = 0; j < kVectors; ++j) store<kV>(to + c + j * kV, sum[j] * scale);
   }
 
+  // Sums of products of x with w, which has a factor for each head or for each number. A sum, a mean, or
+  // the average by the softmax of another output.
+  void row_product(const MessageInstruction& i) {
+    const auto& output = p_.output[i.extra[0]];
+    const Heads<Acc> x = heads_of(i.operand[1], 3), w = heads_of(i.operand[2], 3);
+    const int64_t heads = i.size[1], channels = i.size[2], n = heads * channels;
+    const int64_t column = i.extra[1] * column_, groups = i.extra[3];
+    const MessageOutput* softmax = groups > 0 ? &p_.output[i.extra[2]] : nullptr;
+    const Acc* decay = groups > 0 ? state_of(i.extra[2], 2) + column : nullptr;
+    Acc* state = state_of(i.extra[0]) + column;
+    const bool direct = is_acc(output.type);
+    for (int64_t s = 0; s < num_segments_; ++s) {
+      const Segment& segment = segments_[s];
+      const int64_t place = segment.row * output.width + column;
+      Acc* to = segment.last && direct ? static_cast<Acc*>(output.data) + place : state;
+      if (softmax != nullptr && !segment.first) scale(state, decay, n, groups);
+      add_products(x, w, heads, channels, segment, state, to);
+      if (!segment.last) continue;
+      if (softmax != nullptr) {
+        const int64_t first = segment.row * softmax->width + column;
+        scale(to, static_cast<const Acc*>(softmax->arg) + first, n, groups);
+      } else if (i.extra[2] != 0 && segment.degree > 1) {
+        const Acc part = 1 / static_cast<Acc>(segment.degree);
+        scale(to, &part, n, 1);
+      }
+      if (!direct) write<Acc>(output, place, state, n);
+    }
+  }
+
+  // to = the products of a segment, added to `state` unless they are the first of the row.
+  void add_products(const Heads<Acc>& x, const Heads<Acc>& w, int64_t heads, int64_t channels,
+                    const Segment& segment, const Acc* state, Acc* to) {
+    const int64_t n = heads * channels;
+    const bool dense = heads > 1 && x.head == channels && w.head == 1;
+    const auto by_lanes = [&](auto v, auto g) PYG_FAST_ALWAYS {
+      constexpr int W = decltype(v)::value, G = decltype(g)::value, kMost = kManyRegisters ? 8 : 4;
+      const int64_t vectors = n / W;
+      int64_t k = 0;
+      for (; k + kMost <= vectors; k += kMost) add_heads<W, G, kMost>(x, w, channels, k, segment, state, to);
+      if (k + 4 <= vectors) {
+        add_heads<W, G, 4>(x, w, channels, k, segment, state, to);
+        k += 4;
+      }
+      for (; k < vectors; ++k) add_heads<W, G, 1>(x, w, channels, k, segment, state, to);
+    };
+    if (w.inner == 0 && with_head_lanes<Acc>(heads, channels, dense, by_lanes)) return;
+    if (segment.first) {
+      __builtin_memset(to, 0, static_cast<size_t>(n) * sizeof(Acc));
+    } else if (to != state) {
+      __builtin_memcpy(to, state, static_cast<size_t>(n) * sizeof(Acc));
+    }
+    for (int64_t e = segment.begin; e < segment.end; ++e) {
+      const Acc *row = x.at(e), *factor = w.at(e);
+      Acc* out = to;
+      for (int64_t h = 0; h < heads; ++h, row += x.head, factor += w.head, out += channels) {
+        for (int64_t c = 0; c < channels; c += kV) {
+          const int64_t count = channels - c < kV ? channels - c : kV;
+          const V<Acc> f = w.inner == 0 ? all<Acc>(*factor) : load_part_or_all(factor + c, count);
+          const V<Acc> v = load_part_or_all(row + c, count);
+          store_part_or_all(out + c, load_part_or_all(out + c, count) + v * f, count);
+        }
+      }
+    }
+  }
+
+  // N vectors of W columns, from the k-th on, of heads as with_head_lanes divides them.
+  template <int W, int G, int N>
+  void add_heads(const Heads<Acc>& x, const Heads<Acc>& w, int64_t channels, int64_t k,
+                 const Segment& segment, const Acc* state, Acc* to) {
+    Vec<Acc, W> sum[N];
+    int64_t of_x[N], of_w[N];
+    PYG_FAST_UNROLL
+    for (int j = 0; j < N; ++j) {
+      const int64_t column = (k + j) * W, head = column / channels;
+      of_x[j] = G < W ? k * W : head * x.head + column % channels;
+      of_w[j] = G < W ? k * W / G : head * w.head;
+      sum[j] = segment.first ? Vec<Acc, W>{} : load<W>(state + column);
+    }
+    for (int64_t e = segment.begin; e < segment.end; ++e) {
+      const Acc *row = x.at(e), *factor = w.at(e);
+      PYG_FAST_UNROLL
+      for (int j = 0; j < N; ++j) {
+        if constexpr (G < W) {
+          const V<Acc> of_heads = load_part<Acc>(factor + of_w[0] + j * (W / G), W / G);
+          sum[j] += load<W>(row + of_x[0] + j * W) * repeated<Acc, W, G>(of_heads);
+        } else {
+          sum[j] += load<W>(row + of_x[j]) * splat<W>(factor[of_w[j]]);
+        }
+      }
+    }
+    PYG_FAST_UNROLL
+    for (int j = 0; j < N; ++j) store<W>(to + (k + j) * W, sum[j]);
+  }
+
+  // Multiplies n numbers by one factor for each group of them.
+  void scale(Acc* x, const Acc* factor, int64_t n, int64_t groups) {
+    const bool single = groups > 1 && groups == n;
+    const int64_t rows = single ? 1 : groups, columns = n / rows;
+    for (int64_t g = 0; g < rows; ++g, x += columns) {
+      for (int64_t c = 0; c < columns; c += kV) {
+        const int64_t count = columns - c < kV ? columns - c : kV;
+        const V<Acc> f = single ? load_part_or_all(factor + c, count) : all<Acc>(factor[g]);
+        store_part_or_all(x + c, load_part_or_all(x + c, count) * f, count);
+      }
+    }
+  }
+
+  // Turns scores into exponentials relative to the largest score of the row so far. Later instructions
+  // multiply earlier sums by `decay`. The results are the largest score, and the reciprocal of the sum.
+  void row_softmax(const MessageInstruction& i) {
+    const auto& output = p_.output[i.extra[0]];
+    const int64_t n = i.size[1], column = i.extra[1] * column_;
+    const Acc* scores = address(i.operand[1]);
+    Acc* powers = address(i.operand[0]);
+    Acc* sum = state_of(i.extra[0]) + column;
+    Acc* most = state_of(i.extra[0], 1) + column;
+    Acc* decay = state_of(i.extra[0], 2) + column;
+    // Vectors hold several edges, or parts of one.
+    const bool flat = kV % n == 0;
+    for (int64_t s = 0; s < num_segments_; ++s) {
+      const Segment& segment = segments_[s];
+      if (segment.first) {
+        for (int64_t h = 0; h < n; ++h) {
+          sum[h] = 0;
+          most[h] = -std::numeric_limits<Acc>::infinity();
+        }
+      }
+      const int64_t at = segment.begin * n, size = (segment.end - segment.begin) * n;
+      for (int64_t c = 0; c < n; c += kV) {
+        const int64_t width = flat ? kV : n - c < kV ? n - c : kV;
+        // Only the first segment of a tile goes on with earlier sums.
+        add_to_softmax(scores + at + c, powers + at + c, size - c, flat ? kV : n, width, n, sum + c,
+                       most + c, segment.first ? nullptr : decay + c);
+      }
+      if (!segment.last) continue;
+      const int64_t place = segment.row * output.width + column;
+      Acc* most_of = static_cast<Acc*>(output.data) + place;
+      Acc* scale_of = static_cast<Acc*>(output.arg) + place;
+      for (int64_t h = 0; h < n; ++h) {
+        most_of[h] = segment.degree > 0 ? most[h] : 0;
+        scale_of[h] = segment.degree > 0 ? 1 / sum[h] : 0;
+      }
+    }
+  }
+
+  // Rows of `width` numbers, `stride` apart, of `size` in all; lanes at a distance of n are of one head.
+  PYG_FAST_INLINE void add_to_softmax(const Acc* scores, Acc* powers, int64_t size, int64_t stride,
+                                      int64_t width, int64_t n, Acc* sum, Acc* most, Acc* decay) {
+    const int64_t heads = n < width ? n : width;
+    const auto folded_heads = [&](V<Acc> v, const auto& f) PYG_FAST_ALWAYS {
+      Acc lanes[kV];
+      n < kV && kV % n == 0 ? fold<Acc, kV>(v, n, lanes, f) : store<kV>(lanes, v);
+      return load<kV>(lanes);
+    };
+    const auto of_heads = [&](const Acc* p) PYG_FAST_ALWAYS {
+      Acc lanes[kV];
+      for (int64_t k = 0; k < kV; ++k) lanes[k] = p[k % heads];
+      return load<kV>(lanes);
+    };
+    const auto larger_of = [](auto a, auto b) PYG_FAST_ALWAYS { return larger(a, b); };
+    const V<Acc> before = of_heads(most);
+    V<Acc> top = before;
+    int64_t at = 0;
+    for (; at + kV <= size && width == kV; at += stride) top = larger(load<kV>(scores + at), top);
+    for (; at < size; at += stride) {
+      const int64_t count = size - at < width ? size - at : width;
+      const M<Acc> within = first_lanes<Acc>(count);
+      top = within != 0 ? larger(load_part<Acc>(scores + at, count), top) : top;
+    }
+    top = folded_heads(top, larger_of);
+    const V<Acc> base = top > -std::numeric_limits<Acc>::infinity() ? top : V<Acc>{};
+    V<Acc> total = {};
+    at = 0;
+    for (; at + kV <= size && width == kV; at += stride) {
+      const V<Acc> power = exp_of<Acc, kV>(load<kV>(scores + at) - base);
+      total += power;
+      store<kV>(powers + at, power);
+    }
+    for (; at < size; at += stride) {
+      const int64_t count = size - at < width ? size - at : width;
+      const V<Acc> power = exp_of<Acc, kV>(load_part<Acc>(scores + at, count) - base);
+      total += masked<Acc, kV>(power, first_lanes<Acc>(count));
+      store_part<Acc>(powers + at, power, count);
+    }
+    total = folded_heads(total, [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
+    const V<Acc> decayed = exp_of<Acc, kV>(before - base);
+    const V<Acc> sums = of_heads(sum) * decayed + total;
+    for (int64_t h = 0; h < heads; ++h) {
+      most[h] = top[h];
+      if (decay != nullptr) decay[h] = decayed[h];
+      sum[h] = sums[h];
+    }
+  }
+
   template <typename Index>
   void extreme(const MessageInstruction& i, bool most) {
     const auto& output = p_.output[i.extra[0]];
-    const Source x = source(i.operand[1]);
+    const Heads<Acc> x = heads_of(i.operand[1], 2);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
-    Acc* state = state_ + state_at_[2 * i.extra[0]] + column;
+    Acc* state = state_of(i.extra[0]) + column;
     int64_t* chosen = chosen_ + state_at_[2 * i.extra[0] + 1] + column;
     for (int64_t s = 0; s < num_segments_; ++s) {
       const Segment& segment = segments_[s];
@@ -1014,6 +1310,9 @@ class Machine {
 
   static PYG_FAST_INLINE V<Acc> load_part_or_all(const Acc* p, int64_t count) {
     return count == kV ? load<kV>(p) : load_part<Acc>(p, count);
+  }
+  static PYG_FAST_INLINE void store_part_or_all(Acc* p, V<Acc> v, int64_t count) {
+    count == kV ? store<kV>(p, v) : store_part<Acc>(p, v, count);
   }
 
   static constexpr int64_t kBuffer = 64;
