@@ -1104,18 +1104,16 @@ class Machine {
                     const Segment& segment, const Acc* state, Acc* to) {
     const int64_t n = heads * channels;
     const bool dense = heads > 1 && x.head == channels && w.head == 1;
+    const bool each = heads == 1 && w.inner == 1;
     const auto by_lanes = [&](auto v, auto g) PYG_FAST_ALWAYS {
-      constexpr int W = decltype(v)::value, G = decltype(g)::value, kMost = kManyRegisters ? 8 : 4;
-      const int64_t vectors = n / W;
-      int64_t k = 0;
-      for (; k + kMost <= vectors; k += kMost) add_heads<W, G, kMost>(x, w, channels, k, segment, state, to);
-      if (k + 4 <= vectors) {
-        add_heads<W, G, 4>(x, w, channels, k, segment, state, to);
-        k += 4;
+      constexpr int W = decltype(v)::value, G = decltype(g)::value;
+      if (each) {
+        if constexpr (G == W) add_vectors<W, 0>(x, w, n, channels, segment, state, to);
+      } else {
+        add_vectors<W, G>(x, w, n, channels, segment, state, to);
       }
-      for (; k < vectors; ++k) add_heads<W, G, 1>(x, w, channels, k, segment, state, to);
     };
-    if (w.inner == 0 && with_head_lanes<Acc>(heads, channels, dense, by_lanes)) return;
+    if ((each || w.inner == 0) && with_head_lanes<Acc>(heads, channels, dense, by_lanes)) return;
     if (segment.first) {
       __builtin_memset(to, 0, static_cast<size_t>(n) * sizeof(Acc));
     } else if (to != state) {
@@ -1135,7 +1133,25 @@ class Machine {
     }
   }
 
-  // N vectors of W columns, from the k-th on, of heads as with_head_lanes divides them.
+  // Of heads as with_head_lanes divides them. G is 0 where w has a factor for each number.
+  template <int W, int G>
+  PYG_FAST_INLINE void add_vectors(const Heads<Acc>& x, const Heads<Acc>& w, int64_t n,
+                                   int64_t channels, const Segment& segment, const Acc* state,
+                                   Acc* to) {
+    constexpr int kMost = kManyRegisters ? 8 : 4;
+    const int64_t vectors = n / W;
+    int64_t k = 0;
+    for (; k + kMost <= vectors; k += kMost) {
+      add_heads<W, G, kMost>(x, w, channels, k, segment, state, to);
+    }
+    if (k + 4 <= vectors) {
+      add_heads<W, G, 4>(x, w, channels, k, segment, state, to);
+      k += 4;
+    }
+    for (; k < vectors; ++k) add_heads<W, G, 1>(x, w, channels, k, segment, state, to);
+  }
+
+  // N vectors of W columns, from the k-th on.
   template <int W, int G, int N>
   void add_heads(const Heads<Acc>& x, const Heads<Acc>& w, int64_t channels, int64_t k,
                  const Segment& segment, const Acc* state, Acc* to) {
@@ -1144,17 +1160,20 @@ class Machine {
     PYG_FAST_UNROLL
     for (int j = 0; j < N; ++j) {
       const int64_t column = (k + j) * W, head = column / channels;
-      of_x[j] = G < W ? k * W : head * x.head + column % channels;
-      of_w[j] = G < W ? k * W / G : head * w.head;
+      of_x[j] = head * x.head + column % channels;
+      of_w[j] = head * w.head;
       sum[j] = segment.first ? Vec<Acc, W>{} : load<W>(state + column);
     }
     for (int64_t e = segment.begin; e < segment.end; ++e) {
       const Acc *row = x.at(e), *factor = w.at(e);
       PYG_FAST_UNROLL
       for (int j = 0; j < N; ++j) {
-        if constexpr (G < W) {
-          const V<Acc> of_heads = load_part<Acc>(factor + of_w[0] + j * (W / G), W / G);
-          sum[j] += load<W>(row + of_x[0] + j * W) * repeated<Acc, W, G>(of_heads);
+        if constexpr (G == 0) {
+          const int64_t column = (k + j) * W;
+          sum[j] += load<W>(row + column) * load<W>(factor + column);
+        } else if constexpr (G < W) {
+          const V<Acc> of_heads = load_part<Acc>(factor + (k + j) * (W / G), W / G);
+          sum[j] += load<W>(row + (k + j) * W) * repeated<Acc, W, G>(of_heads);
         } else {
           sum[j] += load<W>(row + of_x[j]) * splat<W>(factor[of_w[j]]);
         }
