@@ -13,6 +13,9 @@
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 namespace {
 
+// A function apart from its callers: the compiler optimises others as without it.
+#define PYG_FAST_APART __attribute__((noinline))
+
 // Vectors
 
 template <typename Acc>
@@ -180,6 +183,19 @@ PYG_FAST_INLINE V<double> tanh_of(V<double> x) {
 
 // Loops
 
+// An index has so many more numbers, those of the edges that follow: their rows are prefetched.
+constexpr int64_t kAhead = 16;
+
+// Row e by its number in an index, while row e + kAhead comes: n numbers of it, none if n is 0.
+template <typename Acc>
+PYG_FAST_INLINE const Acc* indexed_row(const Acc* p, const int64_t* index, int64_t e, int64_t row,
+                                       int64_t n) {
+  const char* next = reinterpret_cast<const char*>(p + index[e + kAhead] * row);
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(Acc));
+  for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(next + b);
+  return p + index[e] * row;
+}
+
 // Rows of `n` numbers. Row i of operand k begins at in[k] + (index[k] ? index[k][i] : i) * row[k].
 template <typename Acc, int kIn>
 struct Rows {
@@ -189,11 +205,12 @@ struct Rows {
   const int64_t* index[kIn];
   int64_t row[kIn];
   int64_t inner[kIn];  // the stride in a row; that of `out` is 1
+  int64_t ahead[kIn];  // numbers to prefetch of a row by an index
   int64_t count;
   int64_t n;
 
   PYG_FAST_INLINE const Acc* at(int k, int64_t i) const {
-    return in[k] + (index[k] != nullptr ? index[k][i] : i) * row[k];
+    return index[k] != nullptr ? indexed_row(in[k], index[k], i, row[k], ahead[k]) : in[k] + i * row[k];
   }
 };
 
@@ -215,6 +232,29 @@ PYG_FAST_INLINE V<Acc> fetch_part(const Acc* p, int64_t stride, int64_t c, int64
   return v;
 }
 
+// R rows of kWidth / R numbers, from row i on.
+template <typename Acc, int R, int kIn>
+PYG_FAST_INLINE V<Acc> fetch_rows(const Rows<Acc, kIn>& rows, int k, int64_t i) {
+  constexpr int kPart = kWidth<Acc> / R;
+  if (rows.index[k] == nullptr && rows.row[k] == kPart) return load<kWidth<Acc>>(rows.at(k, i));
+  Vec<Acc, kPart> part[R];
+  PYG_FAST_UNROLL
+  for (int r = 0; r < R; ++r) part[r] = load<kPart>(rows.at(k, i + r));
+  return bit_cast<V<Acc>>(part);
+}
+
+// Calls f with vectors of R rows each. Returns the number of rows that are done.
+template <typename Acc, int R, int kIn, typename F>
+PYG_FAST_INLINE int64_t packed_rows(const Rows<Acc, kIn>& rows, const F& f) {
+  int64_t i = 0;
+  for (; i + R <= rows.count; i += R) {
+    V<Acc> v[kIn];
+    for (int k = 0; k < kIn; ++k) v[k] = fetch_rows<Acc, R, kIn>(rows, k, i);
+    store<kWidth<Acc>>(rows.out + i * rows.n, f(v));
+  }
+  return i;
+}
+
 // Calls f with the vectors of the operands. Strides below 0 are those that only `rows` knows.
 template <typename Acc, int kIn, int kA, int kB, typename F>
 PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
@@ -222,7 +262,12 @@ PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
   const int64_t strides[3] = {kA >= 0 ? kA : rows.inner[0],
                               kB >= 0 || kIn < 2 ? kB : rows.inner[kIn > 1 ? 1 : 0],
                               rows.inner[kIn - 1]};
-  for (int64_t i = 0; i < rows.count; ++i) {
+  int64_t i = 0;
+  if constexpr (kA == 1 && (kIn == 1 || kB == 1) && kV >= 8) {
+    if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2>(rows, f);
+    if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4>(rows, f);
+  }
+  for (; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
     const Acc* p[kIn];
     for (int k = 0; k < kIn; ++k) p[k] = rows.at(k, i);
@@ -414,16 +459,16 @@ void reduce_op(MessageOp op, const Rows<Acc, 1>& rows, bool across) {
   }
 }
 
-// Adds the products of two operands along their rows. Strides below 0 are those that only `rows` knows.
+// Sums the products of two operands along their rows. Strides below 0 are those that only `rows` knows.
 template <typename Acc, int kStride>
-PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows) {
+PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows, bool add) {
   constexpr int kV = kWidth<Acc>;
   const int64_t a_stride = kStride >= 0 ? kStride : rows.inner[0];
   const int64_t b_stride = kStride >= 0 ? kStride : rows.inner[1];
   for (int64_t i = 0; i < rows.count; ++i) {
     const Acc* a = rows.at(0, i);
     const Acc* b = rows.at(1, i);
-    Acc total = rows.out[i * rows.out_row];
+    Acc total = add ? rows.out[i * rows.out_row] : 0;
     int64_t c = 0;
     if (rows.n >= kV) {
       V<Acc> v = {};
@@ -436,9 +481,9 @@ PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows) {
 }
 
 template <typename Acc>
-void dot(const Rows<Acc, 2>& rows) {
-  if (rows.inner[0] == 1 && rows.inner[1] == 1) return dot_loop<Acc, 1>(rows);
-  dot_loop<Acc, -1>(rows);
+void dot(const Rows<Acc, 2>& rows, bool add) {
+  if (rows.inner[0] == 1 && rows.inner[1] == 1) return dot_loop<Acc, 1>(rows, add);
+  dot_loop<Acc, -1>(rows, add);
 }
 
 // Heads
@@ -449,9 +494,10 @@ struct Heads {
   const Acc* p;
   const int64_t* index;
   int64_t row, head, inner;
+  int64_t ahead = 0;  // numbers to prefetch of a row by an index
 
   PYG_FAST_INLINE const Acc* at(int64_t e) const {
-    return p + (index != nullptr ? index[e] : e) * row;
+    return index != nullptr ? indexed_row(p, index, e, row, ahead) : p + e * row;
   }
 };
 
@@ -476,7 +522,7 @@ PYG_FAST_INLINE bool with_head_lanes(int64_t heads, int64_t channels, bool dense
   return false;
 }
 
-// out[e, h] += sum over c of a[e, h, c] * b[e, h, c]
+// out[e, h] = sum over c of a[e, h, c] * b[e, h, c]
 template <typename Acc, int W, int G>
 void dots_of_heads(Heads<Acc> a, Heads<Acc> b, int64_t count, int64_t heads, int64_t channels,
                    Acc* out) {
@@ -508,13 +554,11 @@ void dots_of_heads(Heads<Acc> a, Heads<Acc> b, int64_t count, int64_t heads, int
   };
   const int64_t size = count * heads;
   int64_t at = 0;
-  for (; at + W <= size; at += W) {
-    store<W>(out + at, load<W>(out + at) + group_sums<Acc, W, G>(next));
-  }
+  for (; at + W <= size; at += W) store<W>(out + at, group_sums<Acc, W, G>(next));
   if (at < size) {
     Acc rest[W];
     store<W>(rest, group_sums<Acc, W, G>(next));
-    for (int64_t j = at; j < size; ++j) out[j] += rest[j - at];
+    __builtin_memcpy(out + at, rest, static_cast<size_t>(size - at) * sizeof(Acc));
   }
 }
 
@@ -713,9 +757,9 @@ class Machine {
       if (output.arg != nullptr && !output.softmax) chosen += output.width;
     }
     chosen_ = choices_.of_size(chosen + 1);
-    rows_ = ids_.of_size(3 * most);
-    cols_ = rows_ + most;
-    edges_ = cols_ + most;
+    rows_ = ids_.of_size(3 * (most + kAhead));
+    cols_ = rows_ + most + kAhead;
+    edges_ = cols_ + most + kAhead;
     segments_ = parts_.of_size(most + kEmptyRows);
     for (int64_t k = 0; k < p_.num_numbers; ++k) uniform_[k] = static_cast<Acc>(p_.numbers[k]);
     const int64_t* code = p_.code + sizeof(MessageHeader) / 8;
@@ -758,30 +802,16 @@ class Machine {
         e += taken;
         if (e == end) ++row;
       }
-      for (int64_t k = 0; k < count; ++k) {
+      const int64_t ahead = stop - begin < count + kAhead ? stop - begin : count + kAhead;
+      for (int64_t k = 0; k < ahead; ++k) {
         cols_[k] = col[begin + k];
         edges_[k] = perm != nullptr ? static_cast<int64_t>(perm[begin + k]) : begin + k;
       }
-      prefetch(col, begin + count, stop);
+      for (int64_t k = ahead; k < count + kAhead; ++k) cols_[k] = edges_[k] = 0;
+      for (int64_t k = count; k < count + kAhead; ++k) rows_[k] = 0;
       count_ = count;
       const int64_t* code = body_;
       for (int64_t s = 1; s < head_.num_sections; ++s) section(code);
-    }
-  }
-
-  // The rows that the next tile gathers.
-  void prefetch(const Col* col, int64_t begin, int64_t stop) const {
-    const int64_t end = begin + head_.tile_edges < stop ? begin + head_.tile_edges : stop;
-    for (int64_t k = 0; k < p_.num_inputs; ++k) {
-      const auto& input = p_.input[k];
-      if (input.index != MessageIndex::col || !is_acc(input.type)) continue;
-      const int64_t bytes = input.width * static_cast<int64_t>(sizeof(Acc));
-      if (bytes > 1024) continue;
-      const char* x = static_cast<const char*>(input.data);
-      for (int64_t e = begin; e < end; ++e) {
-        const char* at = x + col[e] * bytes;
-        for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(at + b, 0, 2);
-      }
     }
   }
 
@@ -831,7 +861,7 @@ class Machine {
       nest<1>(i, [&](const Rows<Acc, 1>& rows, bool across) { reduce_op<Acc>(op, rows, across); });
     } else if (op == Op::dot) {
       if (dots(i)) return;
-      nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { dot<Acc>(rows); });
+      nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { dot<Acc>(rows, i.extra[0] != 0); });
     } else if (op == Op::product) {
       multiply(i);
     } else if (op == Op::to_edge) {
@@ -851,6 +881,17 @@ class Machine {
     return index == MessageIndex::row ? rows_ : index == MessageIndex::col ? cols_ : edges_;
   }
 
+  // How many numbers of a row by an index are read. The rows of a tile's own nodes come in order.
+  int64_t ahead_of(const MessageInput& input, const MessageInstruction& i,
+                   const MessageOperand& o) const {
+    const bool in_order =
+        input.index == MessageIndex::row ||
+        (input.index == MessageIndex::edge && p_.csr.perm == nullptr);
+    int64_t last = 0;
+    for (int64_t d = 1; d < i.num_dims; ++d) last += (size(i, d) - 1) * o.stride[d];
+    return in_order ? 0 : last + 1;
+  }
+
   // Calls f for the two innermost dimensions.
   template <int kIn, typename F>
   PYG_FAST_INLINE void nest(const MessageInstruction& i, const F& f) {
@@ -863,6 +904,7 @@ class Machine {
     Acc* out = address(i.operand[0]);
     const Acc* in[kIn];
     const int64_t* index[kIn];
+    int64_t ahead[kIn] = {};
     for (int k = 0; k < kIn; ++k) {
       const auto& o = i.operand[k + 1];
       in[k] = address(o);
@@ -870,13 +912,16 @@ class Machine {
       rows.index[k] = nullptr;
       rows.row[k] = dims > 1 ? o.stride[dims - 2] : 0;
       rows.inner[k] = o.stride[dims - 1];
+      rows.ahead[k] = 0;
       if (o.space >= 2 && o.space < 2 + p_.num_inputs) {
         const auto& input = p_.input[o.space - 2];
         if (input.index != MessageIndex::none) {
           index[k] = ids(input.index);
+          ahead[k] = ahead_of(input, i, o);
           if (dims == 2) {
             rows.index[k] = index[k];
             rows.row[k] = input.width;
+            rows.ahead[k] = ahead[k];
           }
         }
       }
@@ -890,8 +935,10 @@ class Machine {
       const int64_t count = size(i, 0), out_step = i.operand[0].stride[0];
       for (int64_t e = 0; e < count; ++e) {
         rows.out = out + e * out_step;
-        for (int k = 0; k < kIn; ++k)
-          rows.in[k] = in[k] + (index[k] != nullptr ? index[k][e] : e) * step[k];
+        for (int k = 0; k < kIn; ++k) {
+          rows.in[k] = index[k] != nullptr ? indexed_row(in[k], index[k], e, step[k], ahead[k])
+                                           : in[k] + e * step[k];
+        }
         f(rows, across);
       }
       return;
@@ -916,7 +963,7 @@ class Machine {
     }
   }
 
-  void gather(const MessageInstruction& i) {
+  PYG_FAST_APART void gather(const MessageInstruction& i) {
     const auto& input = p_.input[i.extra[0]];
     const int64_t* id = ids(input.index);
     const int64_t n = i.size[1], stride = i.operand[0].stride[0], column = i.extra[3] * column_;
@@ -924,16 +971,15 @@ class Machine {
     with_message_type(input.type, [&](auto type) {
       using T = typename decltype(type)::type;
       const T* x = static_cast<const T*>(input.data) + column;
-      if (n == 1) {
-        for (int64_t e = 0; e < count_; ++e) out[e * stride] = number_of<Acc>(x[id[e] * input.width]);
-      } else {
-        for (int64_t e = 0; e < count_; ++e) convert<Acc, T>(out + e * stride, x + id[e] * input.width, n);
+      for (int64_t e = 0; e < count_; ++e) {
+        const T* row = indexed_row(x, id, e, input.width, n);
+        n == 1 ? void(out[e * stride] = number_of<Acc>(*row)) : convert<Acc, T>(out + e * stride, row, n);
       }
     });
   }
 
   template <typename Index>
-  void picked(const MessageInstruction& i) {
+  PYG_FAST_APART void picked(const MessageInstruction& i) {
     gather(i);
     const auto& input = p_.input[i.extra[1]];
     const int64_t* id = ids(input.index);
@@ -948,7 +994,7 @@ class Machine {
     }
   }
 
-  void keep(const MessageInstruction& i) {
+  PYG_FAST_APART void keep(const MessageInstruction& i) {
     const uint64_t seed = mixed64(p_.seed + static_cast<uint64_t>(i.extra[0]) * 0x9e3779b97f4a7c15u);
     const auto threshold = static_cast<uint32_t>(i.extra[1]);
     const Acc scale = uniform_[i.extra[2]];
@@ -961,7 +1007,7 @@ class Machine {
     }
   }
 
-  void multiply(const MessageInstruction& i) {
+  PYG_FAST_APART void multiply(const MessageInstruction& i) {
     const auto &out = i.operand[0], &a = i.operand[1], &b = i.operand[2];
     const int64_t m = i.num_dims - 3, k = m + 1, n = m + 2;
     Product<Acc> product;
@@ -991,24 +1037,26 @@ class Machine {
   }
 
   // An operand of edges, its last dimension that of channels, the one before that of heads.
-  Heads<Acc> heads_of(const MessageOperand& o, int64_t dims) const {
+  Heads<Acc> heads_of(const MessageInstruction& i, int k) const {
+    const auto& o = i.operand[k];
+    const int64_t dims = i.num_dims;
     const int64_t head = dims > 2 ? o.stride[dims - 2] : 0, inner = o.stride[dims - 1];
     if (o.space >= 2 && o.space < 2 + p_.num_inputs) {
       const auto& input = p_.input[o.space - 2];
       if (input.index != MessageIndex::none) {
-        return {address(o), ids(input.index), input.width, head, inner};
+        return {address(o), ids(input.index), input.width, head, inner, ahead_of(input, i, o)};
       }
     }
     return {address(o), nullptr, o.stride[0], head, inner};
   }
 
   // Dot products of heads; false if the operands are laid out in another way.
-  bool dots(const MessageInstruction& i) {
+  PYG_FAST_APART bool dots(const MessageInstruction& i) {
     const int64_t dims = i.num_dims;
-    if (dims < 2 || dims > 3 || i.edge_dim != 0) return false;
+    if (dims < 2 || dims > 3 || i.edge_dim != 0 || i.extra[0] != 0) return false;
     const int64_t heads = dims == 3 ? i.size[1] : 1, channels = i.size[dims - 1];
     const auto& out = i.operand[0];
-    const Heads<Acc> a = heads_of(i.operand[1], dims), b = heads_of(i.operand[2], dims);
+    const Heads<Acc> a = heads_of(i, 1), b = heads_of(i, 2);
     if (a.inner != 1 || b.inner != 1 || out.stride[dims - 1] != 0 || out.stride[0] != heads ||
         (dims == 3 && out.stride[1] != 1)) {
       return false;
@@ -1022,16 +1070,16 @@ class Machine {
 
   void to_edge(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
-    const Heads<Acc> x = heads_of(i.operand[1], 2);
+    const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_;
     for (int64_t e = 0; e < count_; ++e) {
       write<Acc>(output, edges_[e] * output.width + column, x.at(e), i.size[1]);
     }
   }
 
-  void row_sum(const MessageInstruction& i, bool mean) {
+  PYG_FAST_APART void row_sum(const MessageInstruction& i, bool mean) {
     const auto& output = p_.output[i.extra[0]];
-    const Heads<Acc> x = heads_of(i.operand[1], 2);
+    const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
     Acc* state = state_of(i.extra[0]) + column;
     const bool direct = is_acc(output.type);
@@ -1072,9 +1120,9 @@ class Machine {
 
   // Sums of products of x with w, which has a factor for each head or for each number. A sum, a mean, or
   // the average by the softmax of another output.
-  void row_product(const MessageInstruction& i) {
+  PYG_FAST_APART void row_product(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
-    const Heads<Acc> x = heads_of(i.operand[1], 3), w = heads_of(i.operand[2], 3);
+    const Heads<Acc> x = heads_of(i, 1), w = heads_of(i, 2);
     const int64_t heads = i.size[1], channels = i.size[2], n = heads * channels;
     const int64_t column = i.extra[1] * column_, groups = i.extra[3];
     const MessageOutput* softmax = groups > 0 ? &p_.output[i.extra[2]] : nullptr;
@@ -1198,7 +1246,7 @@ class Machine {
 
   // Turns scores into exponentials relative to the largest score of the row so far. Later instructions
   // multiply earlier sums by `decay`. The results are the largest score, and the reciprocal of the sum.
-  void row_softmax(const MessageInstruction& i) {
+  PYG_FAST_APART void row_softmax(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
     const int64_t n = i.size[1], column = i.extra[1] * column_;
     const Acc* scores = address(i.operand[1]);
@@ -1240,12 +1288,12 @@ class Machine {
     const int64_t heads = n < width ? n : width;
     const auto folded_heads = [&](V<Acc> v, const auto& f) PYG_FAST_ALWAYS {
       Acc lanes[kV];
-      n < kV && kV % n == 0 ? fold<Acc, kV>(v, n, lanes, f) : store<kV>(lanes, v);
+      stride == kV ? fold<Acc, kV>(v, n < kV ? n : kV, lanes, f) : store<kV>(lanes, v);
       return load<kV>(lanes);
     };
     const auto of_heads = [&](const Acc* p) PYG_FAST_ALWAYS {
       Acc lanes[kV];
-      for (int64_t k = 0; k < kV; ++k) lanes[k] = p[k % heads];
+      for (int64_t k = 0; k < kV; ++k) lanes[k] = k < heads ? p[k] : lanes[k - heads];
       return load<kV>(lanes);
     };
     const auto larger_of = [](auto a, auto b) PYG_FAST_ALWAYS { return larger(a, b); };
@@ -1284,9 +1332,9 @@ class Machine {
   }
 
   template <typename Index>
-  void extreme(const MessageInstruction& i, bool most) {
+  PYG_FAST_APART void extreme(const MessageInstruction& i, bool most) {
     const auto& output = p_.output[i.extra[0]];
-    const Heads<Acc> x = heads_of(i.operand[1], 2);
+    const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
     Acc* state = state_of(i.extra[0]) + column;
     int64_t* chosen = chosen_ + state_at_[2 * i.extra[0] + 1] + column;
@@ -1304,10 +1352,13 @@ class Machine {
             best = better != 0 ? v : best;
             place = better != 0 ? M<Acc>{} + static_cast<mask_t<Acc>>(e - segment.begin) : place;
           }
-          for (int64_t k = 0; k < count; ++k) {
+          for (int64_t k = 0; segment.first && k < count; ++k) {
+            state[c + k] = best[k];
+            chosen[c + k] = edges_[segment.begin + place[k]];
+          }
+          for (int64_t k = 0; !segment.first && k < count; ++k) {
             const Acc v = best[k], old = state[c + k];
-            const bool better = (most ? v > old : v < old) || (v != v && old == old);
-            if (segment.first || better) {
+            if ((most ? v > old : v < old) || (v != v && old == old)) {
               state[c + k] = v;
               chosen[c + k] = edges_[segment.begin + place[k]];
             }

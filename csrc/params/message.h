@@ -17,7 +17,7 @@ enum class MessageOp : int64_t {
   keep,    // dropout extra[0], threshold extra[1], scale numbers[extra[2]]
   // Reductions into `out`, which already holds numbers
   sum, amax, amin,
-  dot,  // adds a * b
+  dot,  // the sums of a * b, added to `out` if extra[0]
   product,  // out[.., m, n] = sum over k of a[.., m, k] * b[.., k, n]; the last dimensions are m, k, n
   // Results of output extra[0]
   row_sum, row_mean, row_max, row_min, to_edge,

@@ -364,9 +364,11 @@ class _Encoder:
             return None
         order = sorted(range(len(inner)), key=lambda d: (d in dims, d))
         out = self.slot(shape, all(ref.uniform for ref in refs))
-        self.fill(out, shape, 0.0)
+        several = len([d for d in dims if inner[d] > 1]) > 1
+        if several:
+            self.fill(out, shape, 0.0)
         to, *refs = (ref.in_order(order) for ref in (out.without(dims), *refs))
-        self.nest('dot', tuple(inner[d] for d in order), to, refs)
+        self.nest('dot', tuple(inner[d] for d in order), to, refs, (int(several),))
         return out
 
     def reduce(self, op: str, shape: tuple[int, ...], out: _Ref, ref: _Ref) -> None:

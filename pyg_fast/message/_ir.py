@@ -143,6 +143,8 @@ class Program:
                 value = self[other]
                 if value.op == 'const' and self[x].shape == shape and number(value) == _NEUTRAL[op]:
                     return self.cast(x, dtype)
+        if op == 'add' and self[args[0]].op == 'neg' and self[args[0]].dtype == dtype:
+            return self.point('sub', args[1], self[args[0]].args[0], dtype=dtype)
         if op == 'where' and self[args[0]].op == 'const':
             chosen = args[1] if number(self[args[0]]) else args[2]
             return self.expand(self.cast(chosen, dtype), shape)
