@@ -256,14 +256,14 @@ PYG_FAST_INLINE int64_t packed_rows(const Rows<Acc, kIn>& rows, const F& f) {
 }
 
 // Calls f with the vectors of the operands. Strides below 0 are those that only `rows` knows.
-template <typename Acc, int kIn, int kA, int kB, typename F>
+template <typename Acc, int kIn, int kA, int kB, int kC = -1, typename F>
 PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
   constexpr int kV = kWidth<Acc>;
   const int64_t strides[3] = {kA >= 0 ? kA : rows.inner[0],
                               kB >= 0 || kIn < 2 ? kB : rows.inner[kIn > 1 ? 1 : 0],
-                              rows.inner[kIn - 1]};
+                              kC >= 0 ? kC : rows.inner[kIn - 1]};
   int64_t i = 0;
-  if constexpr (kA == 1 && (kIn == 1 || kB == 1) && kV >= 8) {
+  if constexpr (kA == 1 && (kIn == 1 || kB == 1) && kIn < 3 && kV >= 8) {
     if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2>(rows, f);
     if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4>(rows, f);
   }
@@ -297,7 +297,18 @@ void binary(const Rows<Acc, 2>& rows, const F& f) {
   const auto g = [&](V<Acc>* v) PYG_FAST_ALWAYS { return f(v[0], v[1]); };
   if (rows.inner[0] == 1 && rows.inner[1] == 1) return rows_loop<Acc, 2, 1, 1>(rows, g);
   if (rows.inner[0] == 1 && rows.inner[1] == 0) return rows_loop<Acc, 2, 1, 0>(rows, g);
+  if (rows.inner[0] == 0 && rows.inner[1] == 1) return rows_loop<Acc, 2, 0, 1>(rows, g);
   rows_loop<Acc, 2, -1, -1>(rows, g);
+}
+
+template <typename Acc>
+void where(const Rows<Acc, 3>& rows) {
+  const auto f = [](V<Acc>* v) PYG_FAST_ALWAYS { return v[0] != 0 ? v[1] : v[2]; };
+  const int64_t b = rows.inner[1], c = rows.inner[2];
+  if (rows.inner[0] == 1 && b == 1 && c == 1) return rows_loop<Acc, 3, 1, 1, 1>(rows, f);
+  if (rows.inner[0] == 1 && b == 1 && c == 0) return rows_loop<Acc, 3, 1, 1, 0>(rows, f);
+  if (rows.inner[0] == 1 && b == 0 && c == 1) return rows_loop<Acc, 3, 1, 0, 1>(rows, f);
+  rows_loop<Acc, 3, -1, -1>(rows, f);
 }
 
 template <typename Acc>
@@ -786,6 +797,7 @@ class Machine {
     if (row >= row_end) return;
     const int64_t stop = rowptr[row_end];
     int64_t e = rowptr[row];
+    int64_t known = 0;  // edges of the tile that the last one prefetched
     while (row < row_end) {
       const int64_t begin = e;
       int64_t count = 0;
@@ -803,7 +815,7 @@ class Machine {
         if (e == end) ++row;
       }
       const int64_t ahead = stop - begin < count + kAhead ? stop - begin : count + kAhead;
-      for (int64_t k = 0; k < ahead; ++k) {
+      for (int64_t k = known; k < ahead; ++k) {
         cols_[k] = col[begin + k];
         edges_[k] = perm != nullptr ? static_cast<int64_t>(perm[begin + k]) : begin + k;
       }
@@ -812,6 +824,9 @@ class Machine {
       count_ = count;
       const int64_t* code = body_;
       for (int64_t s = 1; s < head_.num_sections; ++s) section(code);
+      known = ahead - count;
+      __builtin_memmove(cols_, cols_ + count, static_cast<size_t>(known) * sizeof(int64_t));
+      __builtin_memmove(edges_, edges_ + count, static_cast<size_t>(known) * sizeof(int64_t));
     }
   }
 
@@ -846,11 +861,7 @@ class Machine {
     } else if (op < Op::where) {
       nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { binary_op<Acc>(op, rows); });
     } else if (op == Op::where) {
-      nest<3>(i, [&](const Rows<Acc, 3>& rows, bool) {
-        rows_loop<Acc, 3, -1, -1>(rows, [](V<Acc>* v) PYG_FAST_ALWAYS {
-          return v[0] != 0 ? v[1] : v[2];
-        });
-      });
+      nest<3>(i, [](const Rows<Acc, 3>& rows, bool) { where<Acc>(rows); });
     } else if (op == Op::load) {
       gather(i);
     } else if (op == Op::picked) {
