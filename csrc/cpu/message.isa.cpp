@@ -512,6 +512,13 @@ struct Heads {
   }
 };
 
+// Calls f(at): at(e) is row e, without a branch for each.
+template <typename Acc, typename F>
+PYG_FAST_INLINE void with_rows(const Heads<Acc>& x, const F& f) {
+  if (x.index != nullptr) return f([&](int64_t e) PYG_FAST_ALWAYS { return x.at(e); });
+  f([p = x.p, row = x.row](int64_t e) PYG_FAST_ALWAYS { return p + e * row; });
+}
+
 // Calls f(Int<W>, Int<G>) for vectors of W lanes: a head has some of them (G is W), or, where operands
 // are `dense`, each has some heads of G channels. Returns false if neither is so.
 template <typename Acc, int W = kWidth<Acc>, typename F>
@@ -884,7 +891,9 @@ class Machine {
     } else if (op == Op::row_softmax) {
       row_softmax(i);
     } else {
-      p_.csr.index64 ? extreme<int64_t>(i, op == Op::row_max) : extreme<int32_t>(i, op == Op::row_max);
+      const bool most = op == Op::row_max;
+      p_.csr.index64 ? most ? extreme<int64_t, true>(i) : extreme<int64_t, false>(i)
+                     : most ? extreme<int32_t, true>(i) : extreme<int32_t, false>(i);
     }
   }
 
@@ -1100,20 +1109,22 @@ class Machine {
       Acc* to = segment.last && direct ? static_cast<Acc*>(output.data) + place : state;
       const Acc scale = mean && segment.last && segment.degree > 1
                             ? 1 / static_cast<Acc>(segment.degree) : Acc{1};
-      int64_t c = 0;
-      for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(x, segment, state, to, c, scale);
-      for (; c + kV <= n; c += kV) add_rows<1>(x, segment, state, to, c, scale);
-      if (c < n) {
-        V<Acc> sum = segment.first ? V<Acc>{} : load_part<Acc>(state + c, n - c);
-        for (int64_t e = segment.begin; e < segment.end; ++e) sum += load_part<Acc>(x.at(e) + c, n - c);
-        store_part<Acc>(to + c, sum * scale, n - c);
-      }
+      with_rows(x, [&](const auto& row) PYG_FAST_ALWAYS {
+        int64_t c = 0;
+        for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(row, segment, state, to, c, scale);
+        for (; c + kV <= n; c += kV) add_rows<1>(row, segment, state, to, c, scale);
+        if (c < n) {
+          V<Acc> sum = segment.first ? V<Acc>{} : load_part<Acc>(state + c, n - c);
+          for (int64_t e = segment.begin; e < segment.end; ++e) sum += load_part<Acc>(row(e) + c, n - c);
+          store_part<Acc>(to + c, sum * scale, n - c);
+        }
+      });
       if (segment.last && !direct) write<Acc>(output, place, state, n);
     }
   }
 
-  template <int kVectors>
-  PYG_FAST_INLINE void add_rows(const Heads<Acc>& x, const Segment& segment, const Acc* state, Acc* to,
+  template <int kVectors, typename Row>
+  PYG_FAST_INLINE void add_rows(const Row& row_of, const Segment& segment, const Acc* state, Acc* to,
                                 int64_t c, Acc scale) {
     V<Acc> sum[kVectors];
     PYG_FAST_UNROLL
@@ -1121,7 +1132,7 @@ class Machine {
       sum[j] = segment.first ? V<Acc>{} : load<kV>(state + c + j * kV);
     }
     for (int64_t e = segment.begin; e < segment.end; ++e) {
-      const Acc* row = x.at(e) + c;
+      const Acc* row = row_of(e) + c;
       PYG_FAST_UNROLL
       for (int j = 0; j < kVectors; ++j) sum[j] += load<kV>(row + j * kV);
     }
@@ -1342,8 +1353,44 @@ class Machine {
     }
   }
 
-  template <typename Index>
-  PYG_FAST_APART void extreme(const MessageInstruction& i, bool most) {
+  // The largest (or smallest) rows of a segment, from column c on, `count` of the last vector.
+  template <bool kMost, int kVectors, typename Row>
+  PYG_FAST_INLINE void best_rows(const Row& row_of, const Segment& segment, int64_t c, int64_t count,
+                                 Acc* state, int64_t* chosen) {
+    V<Acc> best[kVectors];
+    M<Acc> place[kVectors];
+    const Acc* row = row_of(segment.begin) + c;
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      best[j] = load_part_or_all(row + j * kV, count);
+      place[j] = M<Acc>{};
+    }
+    for (int64_t e = segment.begin + 1; e < segment.end; ++e) {
+      row = row_of(e) + c;
+      const M<Acc> now = M<Acc>{} + static_cast<mask_t<Acc>>(e - segment.begin);
+      PYG_FAST_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        const V<Acc> v = load_part_or_all(row + j * kV, count);
+        const M<Acc> order = kMost ? v > best[j] : v < best[j];
+        const M<Acc> better = order | ((v != v) & (best[j] == best[j]));
+        best[j] = better != 0 ? v : best[j];
+        place[j] = better != 0 ? now : place[j];
+      }
+    }
+    for (int j = 0; j < kVectors; ++j, c += kV) {
+      for (int64_t k = 0; k < count; ++k) {
+        const Acc v = best[j][k], old = state[c + k];
+        const bool better = (kMost ? v > old : v < old) || (v != v && old == old);
+        if (segment.first || better) {
+          state[c + k] = v;
+          chosen[c + k] = edges_[segment.begin + place[j][k]];
+        }
+      }
+    }
+  }
+
+  template <typename Index, bool kMost>
+  PYG_FAST_APART void extreme(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
     const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
@@ -1352,29 +1399,15 @@ class Machine {
     for (int64_t s = 0; s < num_segments_; ++s) {
       const Segment& segment = segments_[s];
       if (segment.begin < segment.end) {
-        for (int64_t c = 0; c < n; c += kV) {
-          const int64_t count = n - c < kV ? n - c : kV;
-          V<Acc> best = load_part_or_all(x.at(segment.begin) + c, count);
-          M<Acc> place = {};
-          for (int64_t e = segment.begin + 1; e < segment.end; ++e) {
-            const V<Acc> v = load_part_or_all(x.at(e) + c, count);
-            const M<Acc> order = most ? v > best : v < best;
-            const M<Acc> better = order | ((v != v) & (best == best));
-            best = better != 0 ? v : best;
-            place = better != 0 ? M<Acc>{} + static_cast<mask_t<Acc>>(e - segment.begin) : place;
+        with_rows(x, [&](const auto& row) PYG_FAST_ALWAYS {
+          int64_t c = 0;
+          for (; c + 4 * kV <= n; c += 4 * kV) {
+            best_rows<kMost, 4>(row, segment, c, kV, state, chosen);
           }
-          for (int64_t k = 0; segment.first && k < count; ++k) {
-            state[c + k] = best[k];
-            chosen[c + k] = edges_[segment.begin + place[k]];
+          for (; c < n; c += kV) {
+            best_rows<kMost, 1>(row, segment, c, n - c < kV ? n - c : kV, state, chosen);
           }
-          for (int64_t k = 0; !segment.first && k < count; ++k) {
-            const Acc v = best[k], old = state[c + k];
-            if ((most ? v > old : v < old) || (v != v && old == old)) {
-              state[c + k] = v;
-              chosen[c + k] = edges_[segment.begin + place[k]];
-            }
-          }
-        }
+        });
       } else if (segment.first) {
         for (int64_t c = 0; c < n; ++c) {
           state[c] = 0;
