@@ -145,8 +145,9 @@ class Checker {
     if (result) {
       want(i.extra[0] >= 0 && i.extra[0] < p_.num_outputs && i.extra[1] >= 0 && i.extra[1] <= 1);
       const auto& output = p_.output[i.extra[0]];
-      const int64_t n = op == Op::row_product ? i.size[1] * i.size[2] : i.size[1];
-      want(i.size[1] < kMost && i.size[2] < kMost && n + i.extra[1] * last_column_ <= output.width);
+      int64_t n = i.size[1];
+      want(op != Op::row_product || !__builtin_mul_overflow(n, i.size[2], &n));
+      want(n <= output.width - i.extra[1] * last_column_);
       want(kinds_[i.extra[0]] == (op == Op::to_edge ? 1 : 0));
       want(output.softmax == (op == Op::row_softmax));
       want((op == Op::row_max || op == Op::row_min || output.softmax) == (output.arg != nullptr));
