@@ -9,7 +9,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch_geometric.nn as pyg
@@ -26,6 +26,8 @@ from .spmm import FORWARD, STEP
 
 PRODUCT = 'ours, spmm'  # the product written by hand, where the message is the neighbour's row
 EDGE_WIDTH, HEADS = 16, 8
+NODE_TYPES = 4
+RELATIONS = ((0, 0), (0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 0))  # types of both ends
 GRAPHS = {
     'quick': ('small',), 'cuda': ('arxiv-like', 'products-like', 'reddit-like'),
     'cpu': ('Computers', 'tolokers'),
@@ -50,19 +52,55 @@ class Product(nn.Module):
         return spmm(edge_index, x)
 
 
+class ByType(nn.Module):
+    """HGTConv; returns the features of all nodes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        types = [str(k) for k in range(NODE_TYPES)]
+        self.conv = pyg.HGTConv(width, width, (types, list(edge_types())), HEADS)
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> Tensor:
+        out = self.conv(x, edges)
+        return torch.cat([out[name] for name in x])
+
+
 class Kind(NamedTuple):
     """A layer, made of a number of channels and the degrees of the graph; ``scratch``:
-    matrices of the size of the messages that PyG stores.
+    matrices of the size of the messages that PyG stores; ``typed``: edges have relations, and
+    those of ``'dict'`` are apart, as nodes of different types are.
     """
 
     make: Callable[[int, Tensor], nn.Module]
     num_inputs: int = 1
     edge_width: int = 0
     scratch: int = 6
+    typed: str = ''
+
+
+def edge_types() -> dict[tuple[str, str, str], tuple[int, int]]:
+    """The relations: names, and the types of sources and destinations."""
+    return {(str(src), f'r{k}', str(dst)): (src, dst) for k, (src, dst) in enumerate(RELATIONS)}
+
+
+def typed(graph: Graph) -> tuple[Tensor, Tensor]:
+    """The graph's edges, in turns between the nodes of each relation; and the relations. Nodes of
+    one type follow another, as many of each."""
+    device, size = graph.col.device, graph.num_nodes // NODE_TYPES
+    relation = torch.arange(graph.num_edges, device=device) % len(RELATIONS)
+    ends = torch.tensor(RELATIONS, device=device)[relation].t() * size
+    return graph.edge_index % size + ends, relation
 
 
 def _mlp(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width))
+
+
+def _rgat(width: int) -> nn.Module:
+    conv = pyg.RGATConv(width, width // HEADS, len(RELATIONS), heads=HEADS)
+    for name in ('w', 'l1', 'b1', 'l2', 'b2'):  # of the attention modes that it has not
+        getattr(conv, name).requires_grad_(False)
+    return conv
 
 
 KINDS = {
@@ -81,6 +119,11 @@ KINDS = {
     'Transformer with edges': Kind(
         lambda width, _: pyg.TransformerConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
         EDGE_WIDTH, 10),
+    'RGCN': Kind(
+        lambda width, _: pyg.RGCNConv(width, width, len(RELATIONS)), 1, 0, 2, 'relation'),
+    # PyG stores a matrix of weights for each edge.
+    'RGAT': Kind(lambda width, _: _rgat(width), 1, 0, 200, 'relation'),
+    'HGT': Kind(lambda width, _: ByType(width), NODE_TYPES, 0, 10, 'dict'),
 }
 
 
@@ -90,10 +133,16 @@ class Case:
     def __init__(self, kind: Kind, graph: Graph, width: int) -> None:
         self.kind, self.graph, self.width = kind, graph, width
         normal = graph.normal()
-        self.x = [normal(graph.num_nodes, width) for _ in range(kind.num_inputs)]
+        num_nodes = graph.num_nodes // NODE_TYPES * NODE_TYPES if kind.typed else graph.num_nodes
+        rows = num_nodes // NODE_TYPES if kind.typed == 'dict' else num_nodes
+        self.x = [normal(rows, width) for _ in range(kind.num_inputs)]
         self.edge = normal(graph.num_edges, kind.edge_width) if kind.edge_width else None
         self.layer = kind.make(width, graph.degree).to(graph.col.device)
-        self.grad = normal(graph.num_nodes, width)
+        self.grad = normal(num_nodes, width)
+        if kind.typed:
+            for parameter in self.layer.parameters():  # PyG leaves one of RGATConv as it is.
+                nn.init.normal_(parameter, std=width ** -0.5)
+            self.typed = typed(graph)
 
     def step(
         self, name: str, mode: str, dtype: torch.dtype = torch.float32
@@ -108,26 +157,40 @@ class Case:
             layer = Product()
         x = [t.to(dtype).clone().requires_grad_(mode == STEP) for t in self.x]
         edge = () if self.edge is None else (self.edge.to(dtype),)
-        step = warm(steps(
-            compiled(name, layer), [(x if len(x) > 1 else x[0], edge_index, *edge)],
-            [*x, *layer.parameters()], self.grad.to(dtype), mode))
-        if name in (PREPARED, PLAIN) and layer._last_run:
-            raise RuntimeError(f"PyG's code ran: {layer._last_run}")
+        given: tuple[Any, ...] = (x if len(x) > 1 else x[0], edge_index, *edge)
+        if self.kind.typed:
+            given = self.of_types(x)
+        leaves = [*x, *(p for p in layer.parameters() if p.requires_grad)]
+        step = warm(steps(compiled(name, layer), [given], leaves, self.grad.to(dtype), mode))
+        for module in layer.modules() if name in (PREPARED, PLAIN) else ():
+            if getattr(module, '_last_run', ''):
+                raise RuntimeError(f"PyG's code ran: {module._last_run}")
         return step
+
+    def of_types(self, x: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The inputs of a layer for nodes or edges of several types."""
+        edge_index, relation = self.typed
+        if self.kind.typed == 'relation':
+            return x[0], edge_index, relation
+        size = self.graph.num_nodes // NODE_TYPES
+        edges = {
+            name: edge_index[:, relation == k] % size for k, name in enumerate(edge_types())}
+        return {str(k): each for k, each in enumerate(x)}, edges
 
     @functools.cached_property
     def expected(self) -> tuple[Tensor, ...]:
-        return self.step(PYG if self.fits(8) else PREPARED, STEP, torch.double)()
+        ours = PLAIN if self.kind.typed else PREPARED
+        return self.step(PYG if self.fits(8) else ours, STEP, torch.double)()
 
     def fits(self, size: int) -> bool:
         """Whether PyG's layer fits into memory, with numbers of `size` bytes."""
         device = self.grad.device
         limit = torch.cuda.get_device_properties(device).total_memory // 4 if (
-            device.type == 'cuda') else 1 << 30
+            device.type == 'cuda') else 1 << 32
         return self.kind.scratch * size * self.graph.num_edges * self.width <= limit
 
     def contenders(self, mode: str) -> list[Contender]:
-        names = [PREPARED, PLAIN, COMPILED] + [PYG] * self.fits(4)
+        names = [PREPARED] * (not self.kind.typed) + [PLAIN, COMPILED] + [PYG] * self.fits(4)
         if self.kind is KINDS['sum']:
             names.append(PRODUCT)
         return [

@@ -79,7 +79,8 @@ class Checker {
     want(i.num_dims >= 1 && i.num_dims <= kMessageDims && i.edge_dim >= -1 &&
          i.edge_dim < i.num_dims && (!first || i.edge_dim < 0));
     want(op != Op::product || i.num_dims >= 3);
-    const bool of_two = (op >= Op::add && op < Op::where) || op == Op::dot || op == Op::product;
+    const bool of_two = (op >= Op::add && op < Op::where) || op == Op::dot || op == Op::product ||
+                        op == Op::row_product;
     int operands = op == Op::where ? 4 : of_two ? 3 : 2;
     int begin = 0;
     if (op == Op::load || op == Op::picked || op == Op::keep) {
@@ -88,9 +89,16 @@ class Checker {
     }
     const bool result = op >= Op::row_sum;
     if (result) {
-      begin = 1;
-      want(!first && i.num_dims == 2 && i.edge_dim == 0 && i.size[0] == 1 && i.operand[1].stride[1] == 1);
+      begin = op == Op::row_softmax ? 0 : 1;
+      const int dims = op == Op::row_product ? 3 : 2;
+      want(!first && i.num_dims == dims && i.edge_dim == 0 && i.size[0] == 1 &&
+           i.operand[1].stride[dims - 1] == 1);
     }
+    for (int k = 0; op == Op::row_softmax && k < 2; ++k) {
+      const auto& o = i.operand[k];
+      want(o.space == 0 && o.column == 0 && o.stride[0] == i.size[1] && o.stride[1] == 1);
+    }
+    if (op == Op::row_product) want(i.operand[2].stride[2] <= 1);
     for (int d = 0; d < i.num_dims; ++d) want(i.size[d] >= 1 && i.size[d] < kMost);
     for (int k = begin; k < operands; ++k) {
       const auto& o = i.operand[k];
@@ -137,9 +145,17 @@ class Checker {
     if (result) {
       want(i.extra[0] >= 0 && i.extra[0] < p_.num_outputs && i.extra[1] >= 0 && i.extra[1] <= 1);
       const auto& output = p_.output[i.extra[0]];
-      want(i.size[1] + i.extra[1] * last_column_ <= output.width);
+      int64_t n = i.size[1];
+      want(op != Op::row_product || !__builtin_mul_overflow(n, i.size[2], &n));
+      want(n <= output.width - i.extra[1] * last_column_);
       want(kinds_[i.extra[0]] == (op == Op::to_edge ? 1 : 0));
-      want((op == Op::row_max || op == Op::row_min) == (output.arg != nullptr));
+      want(output.softmax == (op == Op::row_softmax));
+      want((op == Op::row_max || op == Op::row_min || output.softmax) == (output.arg != nullptr));
+      if (op == Op::row_product && i.extra[3] != 0) {
+        want(i.extra[3] > 0 && n % i.extra[3] == 0 && i.extra[2] >= 0 && i.extra[2] < p_.num_outputs);
+        const auto& softmax = p_.output[i.extra[2]];
+        want(softmax.softmax && i.extra[3] + i.extra[1] * last_column_ <= softmax.width);
+      }
     }
   }
 
@@ -193,8 +209,9 @@ void message_pass(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   std::vector<MessageOutput> output(outs.size());
   size_t used = 0;
   for (size_t k = 0; k < outs.size(); ++k) {
-    // 0: a row for each row, 1: for each edge, 2: for each share; 3: for each row, with the edges.
-    STD_TORCH_CHECK(kinds[k] >= 0 && kinds[k] <= 3, "kinds must be 0 to 3");
+    // 0: a row for each row, 1: for each edge, 2: for each share; 3: for each row, with the edges; 4: for
+    // each row, with the reciprocals of the sums of a softmax.
+    STD_TORCH_CHECK(kinds[k] >= 0 && kinds[k] <= 4, "kinds must be 0 to 4");
     const auto check = [&](const Tensor& t) {
       check_device(t, "an output", col);
       const int64_t count = kinds[k] == 1 ? p.csr.num_edges : kinds[k] == 2 ? shares : p.csr.num_rows;
@@ -207,16 +224,20 @@ void message_pass(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
     STD_TORCH_CHECK(output[k].type <= MessageType::bf16, "outputs must hold floats");
     output[k].width = 1;
     for (int64_t d = 1; d < outs[k].dim(); ++d) output[k].width *= outs[k].size(d);
-    if (kinds[k] == 2) {
+    output[k].softmax = kinds[k] == 4;
+    if (kinds[k] == 2 || output[k].softmax) {
       STD_TORCH_CHECK(output[k].type == (wide ? MessageType::f64 : MessageType::f32),
-                      "sums over all edges must have the type of the computation");
+                      "sums over all edges and softmaxes must have the type of the computation");
+    }
+    if (kinds[k] == 2) {
       __builtin_memset(output[k].data, 0, static_cast<size_t>(outs[k].numel()) * (wide ? 8 : 4));
     }
-    if (kinds[k] == 3) {
+    if (kinds[k] >= 3) {
       kinds[k] = 0;
-      STD_TORCH_CHECK(used < args.size(), "a maximum or minimum needs a tensor of edges");
+      STD_TORCH_CHECK(used < args.size(), "a maximum, minimum or softmax needs a second tensor");
       check(args[used]);
-      check_type(args[used], "args", rowptr.scalar_type());
+      check_type(args[used], "args",
+                 output[k].softmax ? outs[k].scalar_type() : rowptr.scalar_type());
       STD_TORCH_CHECK(args[used].numel() == outs[k].numel(), "args must have the size of outputs");
       output[k].arg = args[used++].mutable_data_ptr();
     }
@@ -238,7 +259,7 @@ void message_pass(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // A pass of a traced message, as pyg_fast/message/_cpu.py encodes it. `index` says what counts the rows
   // of each input (params/message.h), `kinds` what the rows of each output are: rows (0), edges (1),
-  // shares (2), rows with chosen edges in `args` (3).
+  // shares (2), rows with chosen edges in `args` (3), rows with reciprocals of sums in `args` (4).
   m.def(
       "message_pass(Tensor rowptr, Tensor col, Tensor? perm, int num_cols, Tensor code, "
       "Tensor numbers, Tensor[] inputs, int[] index, Tensor(a!)[] outs, int[] kinds, "

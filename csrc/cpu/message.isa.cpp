@@ -5,12 +5,16 @@
 #include <cmath>
 #include <limits>
 
+#include "lane_groups.h"
 #include "params/dropout.h"
 #include "params/random.h"
 #include "softmax.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 namespace {
+
+// A function apart from its callers: the compiler optimises others as without it.
+#define PYG_FAST_APART __attribute__((noinline))
 
 // Vectors
 
@@ -21,14 +25,12 @@ using V = Vec<Acc, kWidth<Acc>>;
 template <typename Acc>
 using M = Vec<mask_t<Acc>, kWidth<Acc>>;
 
-#if defined(__AVX2__)
 template <typename Acc>
 PYG_FAST_INLINE M<Acc> first_lanes(int64_t count) {
   M<Acc> lane;
   for (int k = 0; k < kWidth<Acc>; ++k) lane[k] = k;
   return lane < static_cast<mask_t<Acc>>(count);
 }
-#endif
 
 // The first `count` numbers at p, then zeros.
 template <typename Acc>
@@ -181,6 +183,19 @@ PYG_FAST_INLINE V<double> tanh_of(V<double> x) {
 
 // Loops
 
+// An index has so many more numbers, those of the edges that follow: their rows are prefetched.
+constexpr int64_t kAhead = 16;
+
+// Row e by its number in an index, while row e + kAhead comes: n numbers of it, none if n is 0.
+template <typename Acc>
+PYG_FAST_INLINE const Acc* indexed_row(const Acc* p, const int64_t* index, int64_t e, int64_t row,
+                                       int64_t n) {
+  const char* next = reinterpret_cast<const char*>(p + index[e + kAhead] * row);
+  const int64_t bytes = n * static_cast<int64_t>(sizeof(Acc));
+  for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(next + b);
+  return p + index[e] * row;
+}
+
 // Rows of `n` numbers. Row i of operand k begins at in[k] + (index[k] ? index[k][i] : i) * row[k].
 template <typename Acc, int kIn>
 struct Rows {
@@ -190,11 +205,12 @@ struct Rows {
   const int64_t* index[kIn];
   int64_t row[kIn];
   int64_t inner[kIn];  // the stride in a row; that of `out` is 1
+  int64_t ahead[kIn];  // numbers to prefetch of a row by an index
   int64_t count;
   int64_t n;
 
   PYG_FAST_INLINE const Acc* at(int k, int64_t i) const {
-    return in[k] + (index[k] != nullptr ? index[k][i] : i) * row[k];
+    return index[k] != nullptr ? indexed_row(in[k], index[k], i, row[k], ahead[k]) : in[k] + i * row[k];
   }
 };
 
@@ -216,14 +232,42 @@ PYG_FAST_INLINE V<Acc> fetch_part(const Acc* p, int64_t stride, int64_t c, int64
   return v;
 }
 
+// R rows of kWidth / R numbers, from row i on.
+template <typename Acc, int R, int kIn>
+PYG_FAST_INLINE V<Acc> fetch_rows(const Rows<Acc, kIn>& rows, int k, int64_t i) {
+  constexpr int kPart = kWidth<Acc> / R;
+  if (rows.index[k] == nullptr && rows.row[k] == kPart) return load<kWidth<Acc>>(rows.at(k, i));
+  Vec<Acc, kPart> part[R];
+  PYG_FAST_UNROLL
+  for (int r = 0; r < R; ++r) part[r] = load<kPart>(rows.at(k, i + r));
+  return bit_cast<V<Acc>>(part);
+}
+
+// Calls f with vectors of R rows each. Returns the number of rows that are done.
+template <typename Acc, int R, int kIn, typename F>
+PYG_FAST_INLINE int64_t packed_rows(const Rows<Acc, kIn>& rows, const F& f) {
+  int64_t i = 0;
+  for (; i + R <= rows.count; i += R) {
+    V<Acc> v[kIn];
+    for (int k = 0; k < kIn; ++k) v[k] = fetch_rows<Acc, R, kIn>(rows, k, i);
+    store<kWidth<Acc>>(rows.out + i * rows.n, f(v));
+  }
+  return i;
+}
+
 // Calls f with the vectors of the operands. Strides below 0 are those that only `rows` knows.
-template <typename Acc, int kIn, int kA, int kB, typename F>
+template <typename Acc, int kIn, int kA, int kB, int kC = -1, typename F>
 PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
   constexpr int kV = kWidth<Acc>;
   const int64_t strides[3] = {kA >= 0 ? kA : rows.inner[0],
                               kB >= 0 || kIn < 2 ? kB : rows.inner[kIn > 1 ? 1 : 0],
-                              rows.inner[kIn - 1]};
-  for (int64_t i = 0; i < rows.count; ++i) {
+                              kC >= 0 ? kC : rows.inner[kIn - 1]};
+  int64_t i = 0;
+  if constexpr (kA == 1 && (kIn == 1 || kB == 1) && kIn < 3 && kV >= 8) {
+    if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2>(rows, f);
+    if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4>(rows, f);
+  }
+  for (; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
     const Acc* p[kIn];
     for (int k = 0; k < kIn; ++k) p[k] = rows.at(k, i);
@@ -253,7 +297,18 @@ void binary(const Rows<Acc, 2>& rows, const F& f) {
   const auto g = [&](V<Acc>* v) PYG_FAST_ALWAYS { return f(v[0], v[1]); };
   if (rows.inner[0] == 1 && rows.inner[1] == 1) return rows_loop<Acc, 2, 1, 1>(rows, g);
   if (rows.inner[0] == 1 && rows.inner[1] == 0) return rows_loop<Acc, 2, 1, 0>(rows, g);
+  if (rows.inner[0] == 0 && rows.inner[1] == 1) return rows_loop<Acc, 2, 0, 1>(rows, g);
   rows_loop<Acc, 2, -1, -1>(rows, g);
+}
+
+template <typename Acc>
+void where(const Rows<Acc, 3>& rows) {
+  const auto f = [](V<Acc>* v) PYG_FAST_ALWAYS { return v[0] != 0 ? v[1] : v[2]; };
+  const int64_t b = rows.inner[1], c = rows.inner[2];
+  if (rows.inner[0] == 1 && b == 1 && c == 1) return rows_loop<Acc, 3, 1, 1, 1>(rows, f);
+  if (rows.inner[0] == 1 && b == 1 && c == 0) return rows_loop<Acc, 3, 1, 1, 0>(rows, f);
+  if (rows.inner[0] == 1 && b == 0 && c == 1) return rows_loop<Acc, 3, 1, 0, 1>(rows, f);
+  rows_loop<Acc, 3, -1, -1>(rows, f);
 }
 
 template <typename Acc>
@@ -415,16 +470,16 @@ void reduce_op(MessageOp op, const Rows<Acc, 1>& rows, bool across) {
   }
 }
 
-// Adds the products of two operands along their rows. Strides below 0 are those that only `rows` knows.
+// Sums the products of two operands along their rows. Strides below 0 are those that only `rows` knows.
 template <typename Acc, int kStride>
-PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows) {
+PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows, bool add) {
   constexpr int kV = kWidth<Acc>;
   const int64_t a_stride = kStride >= 0 ? kStride : rows.inner[0];
   const int64_t b_stride = kStride >= 0 ? kStride : rows.inner[1];
   for (int64_t i = 0; i < rows.count; ++i) {
     const Acc* a = rows.at(0, i);
     const Acc* b = rows.at(1, i);
-    Acc total = rows.out[i * rows.out_row];
+    Acc total = add ? rows.out[i * rows.out_row] : 0;
     int64_t c = 0;
     if (rows.n >= kV) {
       V<Acc> v = {};
@@ -437,9 +492,92 @@ PYG_FAST_INLINE void dot_loop(const Rows<Acc, 2>& rows) {
 }
 
 template <typename Acc>
-void dot(const Rows<Acc, 2>& rows) {
-  if (rows.inner[0] == 1 && rows.inner[1] == 1) return dot_loop<Acc, 1>(rows);
-  dot_loop<Acc, -1>(rows);
+void dot(const Rows<Acc, 2>& rows, bool add) {
+  if (rows.inner[0] == 1 && rows.inner[1] == 1) return dot_loop<Acc, 1>(rows, add);
+  dot_loop<Acc, -1>(rows, add);
+}
+
+// Heads
+
+// Rows of heads of channels: channel c of head h of edge e is at(e)[h * head + c * inner].
+template <typename Acc>
+struct Heads {
+  const Acc* p;
+  const int64_t* index;
+  int64_t row, head, inner;
+  int64_t ahead = 0;  // numbers to prefetch of a row by an index
+
+  PYG_FAST_INLINE const Acc* at(int64_t e) const {
+    return index != nullptr ? indexed_row(p, index, e, row, ahead) : p + e * row;
+  }
+};
+
+// Calls f(at): at(e) is row e, without a branch for each.
+template <typename Acc, typename F>
+PYG_FAST_INLINE void with_rows(const Heads<Acc>& x, const F& f) {
+  if (x.index != nullptr) return f([&](int64_t e) PYG_FAST_ALWAYS { return x.at(e); });
+  f([p = x.p, row = x.row](int64_t e) PYG_FAST_ALWAYS { return p + e * row; });
+}
+
+// Calls f(Int<W>, Int<G>) for vectors of W lanes: a head has some of them (G is W), or, where operands
+// are `dense`, each has some heads of G channels. Returns false if neither is so.
+template <typename Acc, int W = kWidth<Acc>, typename F>
+PYG_FAST_INLINE bool with_head_lanes(int64_t heads, int64_t channels, bool dense, const F& f) {
+  if (channels % W == 0) {
+    f(Int<W>{}, Int<W>{});
+    return true;
+  }
+  if constexpr (W == kWidth<Acc>) {
+    if (dense && heads * channels % W == 0) {
+      if (W > 2 && channels == W / 2) return f(Int<W>{}, Int<(W > 2 ? W / 2 : W)>{}), true;
+      if (W > 4 && channels == W / 4) return f(Int<W>{}, Int<(W > 4 ? W / 4 : W)>{}), true;
+      if (W > 8 && channels == W / 8) return f(Int<W>{}, Int<(W > 8 ? W / 8 : W)>{}), true;
+    }
+  }
+  if constexpr (W * sizeof(Acc) > 16) {
+    return with_head_lanes<Acc, W / 2>(heads, channels, dense, f);
+  }
+  return false;
+}
+
+// out[e, h] = sum over c of a[e, h, c] * b[e, h, c]
+template <typename Acc, int W, int G>
+void dots_of_heads(Heads<Acc> a, Heads<Acc> b, int64_t count, int64_t heads, int64_t channels,
+                   Acc* out) {
+  const int64_t last = (G == W ? heads : heads * channels / W) - 1;
+  int64_t e = 0, k = 0;
+  const Acc *of_a = a.at(0), *of_b = b.at(0);
+  const int64_t a_step = G == W ? a.head : W, b_step = G == W ? b.head : W;
+  // The products of a head, or of a vector of heads.
+  const auto next = [&]() PYG_FAST_ALWAYS {
+    Vec<Acc, W> sum = {};
+    if (e == count) return sum;
+    if constexpr (G == W) {
+      for (int64_t c = 0; c < channels; c += W) sum += load<W>(of_a + c) * load<W>(of_b + c);
+    } else {
+      sum = load<W>(of_a) * load<W>(of_b);
+    }
+    if (k < last) {
+      ++k;
+      of_a += a_step;
+      of_b += b_step;
+    } else {
+      k = 0;
+      if (++e < count) {
+        of_a = a.at(e);
+        of_b = b.at(e);
+      }
+    }
+    return sum;
+  };
+  const int64_t size = count * heads;
+  int64_t at = 0;
+  for (; at + W <= size; at += W) store<W>(out + at, group_sums<Acc, W, G>(next));
+  if (at < size) {
+    Acc rest[W];
+    store<W>(rest, group_sums<Acc, W, G>(next));
+    __builtin_memcpy(out + at, rest, static_cast<size_t>(size - at) * sizeof(Acc));
+  }
 }
 
 // A matrix product: out[m, n] (+)= sum over k of a[m, k] * b[k, n].
@@ -598,7 +736,9 @@ class Machine {
   void prepare() {
     const int64_t most = head_.tile_edges;
     int64_t state = 0, params = 0;
-    for (int64_t k = 0; k < p_.num_outputs; ++k) state += padded(p_.output[k].width);
+    for (int64_t k = 0; k < p_.num_outputs; ++k) {
+      state += padded(p_.output[k].width) * (p_.output[k].softmax ? 3 : 1);
+    }
     for (int64_t k = 0; k < p_.num_inputs; ++k) {
       const auto& input = p_.input[k];
       if (input.index == MessageIndex::none && !is_acc(input.type)) params += padded(input.width);
@@ -631,19 +771,24 @@ class Machine {
       bases_[2 + p_.num_inputs + k] = static_cast<Acc*>(output.data) + share_ * output.width;
       state_at_[2 * k] = at;
       state_at_[2 * k + 1] = chosen;
-      at += padded(output.width);
-      if (output.arg != nullptr) chosen += output.width;
+      at += padded(output.width) * (output.softmax ? 3 : 1);
+      if (output.arg != nullptr && !output.softmax) chosen += output.width;
     }
     chosen_ = choices_.of_size(chosen + 1);
-    rows_ = ids_.of_size(3 * most);
-    cols_ = rows_ + most;
-    edges_ = cols_ + most;
+    rows_ = ids_.of_size(3 * (most + kAhead));
+    cols_ = rows_ + most + kAhead;
+    edges_ = cols_ + most + kAhead;
     segments_ = parts_.of_size(most + kEmptyRows);
     for (int64_t k = 0; k < p_.num_numbers; ++k) uniform_[k] = static_cast<Acc>(p_.numbers[k]);
     const int64_t* code = p_.code + sizeof(MessageHeader) / 8;
     count_ = 1;
     section(code);
     body_ = code;
+  }
+
+  // What an output keeps of a row that the next tile goes on with.
+  Acc* state_of(int64_t output, int64_t part = 0) const {
+    return state_ + state_at_[2 * output] + part * padded(p_.output[output].width);
   }
 
   static bool is_acc(MessageType type) {
@@ -659,6 +804,7 @@ class Machine {
     if (row >= row_end) return;
     const int64_t stop = rowptr[row_end];
     int64_t e = rowptr[row];
+    int64_t known = 0;  // edges of the tile that the last one prefetched
     while (row < row_end) {
       const int64_t begin = e;
       int64_t count = 0;
@@ -675,30 +821,19 @@ class Machine {
         e += taken;
         if (e == end) ++row;
       }
-      for (int64_t k = 0; k < count; ++k) {
+      const int64_t ahead = stop - begin < count + kAhead ? stop - begin : count + kAhead;
+      for (int64_t k = known; k < ahead; ++k) {
         cols_[k] = col[begin + k];
         edges_[k] = perm != nullptr ? static_cast<int64_t>(perm[begin + k]) : begin + k;
       }
-      prefetch(col, begin + count, stop);
+      for (int64_t k = ahead; k < count + kAhead; ++k) cols_[k] = edges_[k] = 0;
+      for (int64_t k = count; k < count + kAhead; ++k) rows_[k] = 0;
       count_ = count;
       const int64_t* code = body_;
       for (int64_t s = 1; s < head_.num_sections; ++s) section(code);
-    }
-  }
-
-  // The rows that the next tile gathers.
-  void prefetch(const Col* col, int64_t begin, int64_t stop) const {
-    const int64_t end = begin + head_.tile_edges < stop ? begin + head_.tile_edges : stop;
-    for (int64_t k = 0; k < p_.num_inputs; ++k) {
-      const auto& input = p_.input[k];
-      if (input.index != MessageIndex::col || !is_acc(input.type)) continue;
-      const int64_t bytes = input.width * static_cast<int64_t>(sizeof(Acc));
-      if (bytes > 1024) continue;
-      const char* x = static_cast<const char*>(input.data);
-      for (int64_t e = begin; e < end; ++e) {
-        const char* at = x + col[e] * bytes;
-        for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(at + b, 0, 2);
-      }
+      known = ahead - count;
+      __builtin_memmove(cols_, cols_ + count, static_cast<size_t>(known) * sizeof(int64_t));
+      __builtin_memmove(edges_, edges_ + count, static_cast<size_t>(known) * sizeof(int64_t));
     }
   }
 
@@ -733,11 +868,7 @@ class Machine {
     } else if (op < Op::where) {
       nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { binary_op<Acc>(op, rows); });
     } else if (op == Op::where) {
-      nest<3>(i, [&](const Rows<Acc, 3>& rows, bool) {
-        rows_loop<Acc, 3, -1, -1>(rows, [](V<Acc>* v) PYG_FAST_ALWAYS {
-          return v[0] != 0 ? v[1] : v[2];
-        });
-      });
+      nest<3>(i, [](const Rows<Acc, 3>& rows, bool) { where<Acc>(rows); });
     } else if (op == Op::load) {
       gather(i);
     } else if (op == Op::picked) {
@@ -747,20 +878,38 @@ class Machine {
     } else if (op <= Op::amin) {
       nest<1>(i, [&](const Rows<Acc, 1>& rows, bool across) { reduce_op<Acc>(op, rows, across); });
     } else if (op == Op::dot) {
-      nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { dot<Acc>(rows); });
+      if (dots(i)) return;
+      nest<2>(i, [&](const Rows<Acc, 2>& rows, bool) { dot<Acc>(rows, i.extra[0] != 0); });
     } else if (op == Op::product) {
       multiply(i);
     } else if (op == Op::to_edge) {
       to_edge(i);
     } else if (op <= Op::row_mean) {
       row_sum(i, op == Op::row_mean);
+    } else if (op == Op::row_product) {
+      row_product(i);
+    } else if (op == Op::row_softmax) {
+      row_softmax(i);
     } else {
-      p_.csr.index64 ? extreme<int64_t>(i, op == Op::row_max) : extreme<int32_t>(i, op == Op::row_max);
+      const bool most = op == Op::row_max;
+      p_.csr.index64 ? most ? extreme<int64_t, true>(i) : extreme<int64_t, false>(i)
+                     : most ? extreme<int32_t, true>(i) : extreme<int32_t, false>(i);
     }
   }
 
   const int64_t* ids(MessageIndex index) const {
     return index == MessageIndex::row ? rows_ : index == MessageIndex::col ? cols_ : edges_;
+  }
+
+  // How many numbers of a row by an index are read. The rows of a tile's own nodes come in order.
+  int64_t ahead_of(const MessageInput& input, const MessageInstruction& i,
+                   const MessageOperand& o) const {
+    const bool in_order =
+        input.index == MessageIndex::row ||
+        (input.index == MessageIndex::edge && p_.csr.perm == nullptr);
+    int64_t last = 0;
+    for (int64_t d = 1; d < i.num_dims; ++d) last += (size(i, d) - 1) * o.stride[d];
+    return in_order ? 0 : last + 1;
   }
 
   // Calls f for the two innermost dimensions.
@@ -775,6 +924,7 @@ class Machine {
     Acc* out = address(i.operand[0]);
     const Acc* in[kIn];
     const int64_t* index[kIn];
+    int64_t ahead[kIn] = {};
     for (int k = 0; k < kIn; ++k) {
       const auto& o = i.operand[k + 1];
       in[k] = address(o);
@@ -782,13 +932,16 @@ class Machine {
       rows.index[k] = nullptr;
       rows.row[k] = dims > 1 ? o.stride[dims - 2] : 0;
       rows.inner[k] = o.stride[dims - 1];
+      rows.ahead[k] = 0;
       if (o.space >= 2 && o.space < 2 + p_.num_inputs) {
         const auto& input = p_.input[o.space - 2];
         if (input.index != MessageIndex::none) {
           index[k] = ids(input.index);
+          ahead[k] = ahead_of(input, i, o);
           if (dims == 2) {
             rows.index[k] = index[k];
             rows.row[k] = input.width;
+            rows.ahead[k] = ahead[k];
           }
         }
       }
@@ -802,8 +955,10 @@ class Machine {
       const int64_t count = size(i, 0), out_step = i.operand[0].stride[0];
       for (int64_t e = 0; e < count; ++e) {
         rows.out = out + e * out_step;
-        for (int k = 0; k < kIn; ++k)
-          rows.in[k] = in[k] + (index[k] != nullptr ? index[k][e] : e) * step[k];
+        for (int k = 0; k < kIn; ++k) {
+          rows.in[k] = index[k] != nullptr ? indexed_row(in[k], index[k], e, step[k], ahead[k])
+                                           : in[k] + e * step[k];
+        }
         f(rows, across);
       }
       return;
@@ -828,7 +983,7 @@ class Machine {
     }
   }
 
-  void gather(const MessageInstruction& i) {
+  PYG_FAST_APART void gather(const MessageInstruction& i) {
     const auto& input = p_.input[i.extra[0]];
     const int64_t* id = ids(input.index);
     const int64_t n = i.size[1], stride = i.operand[0].stride[0], column = i.extra[3] * column_;
@@ -836,16 +991,15 @@ class Machine {
     with_message_type(input.type, [&](auto type) {
       using T = typename decltype(type)::type;
       const T* x = static_cast<const T*>(input.data) + column;
-      if (n == 1) {
-        for (int64_t e = 0; e < count_; ++e) out[e * stride] = number_of<Acc>(x[id[e] * input.width]);
-      } else {
-        for (int64_t e = 0; e < count_; ++e) convert<Acc, T>(out + e * stride, x + id[e] * input.width, n);
+      for (int64_t e = 0; e < count_; ++e) {
+        const T* row = indexed_row(x, id, e, input.width, n);
+        n == 1 ? void(out[e * stride] = number_of<Acc>(*row)) : convert<Acc, T>(out + e * stride, row, n);
       }
     });
   }
 
   template <typename Index>
-  void picked(const MessageInstruction& i) {
+  PYG_FAST_APART void picked(const MessageInstruction& i) {
     gather(i);
     const auto& input = p_.input[i.extra[1]];
     const int64_t* id = ids(input.index);
@@ -860,7 +1014,7 @@ class Machine {
     }
   }
 
-  void keep(const MessageInstruction& i) {
+  PYG_FAST_APART void keep(const MessageInstruction& i) {
     const uint64_t seed = mixed64(p_.seed + static_cast<uint64_t>(i.extra[0]) * 0x9e3779b97f4a7c15u);
     const auto threshold = static_cast<uint32_t>(i.extra[1]);
     const Acc scale = uniform_[i.extra[2]];
@@ -873,7 +1027,7 @@ class Machine {
     }
   }
 
-  void multiply(const MessageInstruction& i) {
+  PYG_FAST_APART void multiply(const MessageInstruction& i) {
     const auto &out = i.operand[0], &a = i.operand[1], &b = i.operand[2];
     const int64_t m = i.num_dims - 3, k = m + 1, n = m + 2;
     Product<Acc> product;
@@ -902,36 +1056,52 @@ class Machine {
     }
   }
 
-  // The row of a result at an edge of the tile.
-  struct Source {
-    const Acc* p;
-    const int64_t* index;
-    int64_t stride;
-    const Acc* at(int64_t e) const { return p + (index != nullptr ? index[e] : e) * stride; }
-  };
-
-  Source source(const MessageOperand& o) const {
+  // An operand of edges, its last dimension that of channels, the one before that of heads.
+  Heads<Acc> heads_of(const MessageInstruction& i, int k) const {
+    const auto& o = i.operand[k];
+    const int64_t dims = i.num_dims;
+    const int64_t head = dims > 2 ? o.stride[dims - 2] : 0, inner = o.stride[dims - 1];
     if (o.space >= 2 && o.space < 2 + p_.num_inputs) {
       const auto& input = p_.input[o.space - 2];
-      if (input.index != MessageIndex::none) return {address(o), ids(input.index), input.width};
+      if (input.index != MessageIndex::none) {
+        return {address(o), ids(input.index), input.width, head, inner, ahead_of(input, i, o)};
+      }
     }
-    return {address(o), nullptr, o.stride[0]};
+    return {address(o), nullptr, o.stride[0], head, inner};
+  }
+
+  // Dot products of heads; false if the operands are laid out in another way.
+  PYG_FAST_APART bool dots(const MessageInstruction& i) {
+    const int64_t dims = i.num_dims;
+    if (dims < 2 || dims > 3 || i.edge_dim != 0 || i.extra[0] != 0) return false;
+    const int64_t heads = dims == 3 ? i.size[1] : 1, channels = i.size[dims - 1];
+    const auto& out = i.operand[0];
+    const Heads<Acc> a = heads_of(i, 1), b = heads_of(i, 2);
+    if (a.inner != 1 || b.inner != 1 || out.stride[dims - 1] != 0 || out.stride[0] != heads ||
+        (dims == 3 && out.stride[1] != 1)) {
+      return false;
+    }
+    const bool dense = heads > 1 && a.head == channels && b.head == channels;
+    return with_head_lanes<Acc>(heads, channels, dense, [&](auto w, auto g) {
+      dots_of_heads<Acc, decltype(w)::value, decltype(g)::value>(a, b, size(i, 0), heads, channels,
+                                                                address(out));
+    });
   }
 
   void to_edge(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
-    const Source x = source(i.operand[1]);
+    const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_;
     for (int64_t e = 0; e < count_; ++e) {
       write<Acc>(output, edges_[e] * output.width + column, x.at(e), i.size[1]);
     }
   }
 
-  void row_sum(const MessageInstruction& i, bool mean) {
+  PYG_FAST_APART void row_sum(const MessageInstruction& i, bool mean) {
     const auto& output = p_.output[i.extra[0]];
-    const Source x = source(i.operand[1]);
+    const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
-    Acc* state = state_ + state_at_[2 * i.extra[0]] + column;
+    Acc* state = state_of(i.extra[0]) + column;
     const bool direct = is_acc(output.type);
     for (int64_t s = 0; s < num_segments_; ++s) {
       const Segment& segment = segments_[s];
@@ -939,20 +1109,22 @@ class Machine {
       Acc* to = segment.last && direct ? static_cast<Acc*>(output.data) + place : state;
       const Acc scale = mean && segment.last && segment.degree > 1
                             ? 1 / static_cast<Acc>(segment.degree) : Acc{1};
-      int64_t c = 0;
-      for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(x, segment, state, to, c, scale);
-      for (; c + kV <= n; c += kV) add_rows<1>(x, segment, state, to, c, scale);
-      if (c < n) {
-        V<Acc> sum = segment.first ? V<Acc>{} : load_part<Acc>(state + c, n - c);
-        for (int64_t e = segment.begin; e < segment.end; ++e) sum += load_part<Acc>(x.at(e) + c, n - c);
-        store_part<Acc>(to + c, sum * scale, n - c);
-      }
+      with_rows(x, [&](const auto& row) PYG_FAST_ALWAYS {
+        int64_t c = 0;
+        for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(row, segment, state, to, c, scale);
+        for (; c + kV <= n; c += kV) add_rows<1>(row, segment, state, to, c, scale);
+        if (c < n) {
+          V<Acc> sum = segment.first ? V<Acc>{} : load_part<Acc>(state + c, n - c);
+          for (int64_t e = segment.begin; e < segment.end; ++e) sum += load_part<Acc>(row(e) + c, n - c);
+          store_part<Acc>(to + c, sum * scale, n - c);
+        }
+      });
       if (segment.last && !direct) write<Acc>(output, place, state, n);
     }
   }
 
-  template <int kVectors>
-  PYG_FAST_INLINE void add_rows(const Source& x, const Segment& segment, const Acc* state, Acc* to,
+  template <int kVectors, typename Row>
+  PYG_FAST_INLINE void add_rows(const Row& row_of, const Segment& segment, const Acc* state, Acc* to,
                                 int64_t c, Acc scale) {
     V<Acc> sum[kVectors];
     PYG_FAST_UNROLL
@@ -960,7 +1132,7 @@ class Machine {
       sum[j] = segment.first ? V<Acc>{} : load<kV>(state + c + j * kV);
     }
     for (int64_t e = segment.begin; e < segment.end; ++e) {
-      const Acc* row = x.at(e) + c;
+      const Acc* row = row_of(e) + c;
       PYG_FAST_UNROLL
       for (int j = 0; j < kVectors; ++j) sum[j] += load<kV>(row + j * kV);
     }
@@ -968,36 +1140,274 @@ class Machine {
     for (int j = 0; j < kVectors; ++j) store<kV>(to + c + j * kV, sum[j] * scale);
   }
 
-  template <typename Index>
-  void extreme(const MessageInstruction& i, bool most) {
+  // Sums of products of x with w, which has a factor for each head or for each number. A sum, a mean, or
+  // the average by the softmax of another output.
+  PYG_FAST_APART void row_product(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
-    const Source x = source(i.operand[1]);
+    const Heads<Acc> x = heads_of(i, 1), w = heads_of(i, 2);
+    const int64_t heads = i.size[1], channels = i.size[2], n = heads * channels;
+    const int64_t column = i.extra[1] * column_, groups = i.extra[3];
+    const MessageOutput* softmax = groups > 0 ? &p_.output[i.extra[2]] : nullptr;
+    const Acc* decay = groups > 0 ? state_of(i.extra[2], 2) + column : nullptr;
+    Acc* state = state_of(i.extra[0]) + column;
+    const bool direct = is_acc(output.type);
+    for (int64_t s = 0; s < num_segments_; ++s) {
+      const Segment& segment = segments_[s];
+      const int64_t place = segment.row * output.width + column;
+      Acc* to = segment.last && direct ? static_cast<Acc*>(output.data) + place : state;
+      if (softmax != nullptr && !segment.first) scale(state, decay, n, groups);
+      add_products(x, w, heads, channels, segment, state, to);
+      if (!segment.last) continue;
+      if (softmax != nullptr) {
+        const int64_t first = segment.row * softmax->width + column;
+        scale(to, static_cast<const Acc*>(softmax->arg) + first, n, groups);
+      } else if (i.extra[2] != 0 && segment.degree > 1) {
+        const Acc part = 1 / static_cast<Acc>(segment.degree);
+        scale(to, &part, n, 1);
+      }
+      if (!direct) write<Acc>(output, place, state, n);
+    }
+  }
+
+  // to = the products of a segment, added to `state` unless they are the first of the row.
+  void add_products(const Heads<Acc>& x, const Heads<Acc>& w, int64_t heads, int64_t channels,
+                    const Segment& segment, const Acc* state, Acc* to) {
+    const int64_t n = heads * channels;
+    const bool dense = heads > 1 && x.head == channels && w.head == 1;
+    const bool each = heads == 1 && w.inner == 1;
+    const auto by_lanes = [&](auto v, auto g) PYG_FAST_ALWAYS {
+      constexpr int W = decltype(v)::value, G = decltype(g)::value;
+      if (each) {
+        if constexpr (G == W) add_vectors<W, 0>(x, w, n, channels, segment, state, to);
+      } else {
+        add_vectors<W, G>(x, w, n, channels, segment, state, to);
+      }
+    };
+    if ((each || w.inner == 0) && with_head_lanes<Acc>(heads, channels, dense, by_lanes)) return;
+    if (segment.first) {
+      __builtin_memset(to, 0, static_cast<size_t>(n) * sizeof(Acc));
+    } else if (to != state) {
+      __builtin_memcpy(to, state, static_cast<size_t>(n) * sizeof(Acc));
+    }
+    for (int64_t e = segment.begin; e < segment.end; ++e) {
+      const Acc *row = x.at(e), *factor = w.at(e);
+      Acc* out = to;
+      for (int64_t h = 0; h < heads; ++h, row += x.head, factor += w.head, out += channels) {
+        for (int64_t c = 0; c < channels; c += kV) {
+          const int64_t count = channels - c < kV ? channels - c : kV;
+          const V<Acc> f = w.inner == 0 ? all<Acc>(*factor) : load_part_or_all(factor + c, count);
+          const V<Acc> v = load_part_or_all(row + c, count);
+          store_part_or_all(out + c, load_part_or_all(out + c, count) + v * f, count);
+        }
+      }
+    }
+  }
+
+  // Of heads as with_head_lanes divides them. G is 0 where w has a factor for each number.
+  template <int W, int G>
+  PYG_FAST_INLINE void add_vectors(const Heads<Acc>& x, const Heads<Acc>& w, int64_t n,
+                                   int64_t channels, const Segment& segment, const Acc* state,
+                                   Acc* to) {
+    constexpr int kMost = kManyRegisters ? 8 : 4;
+    const int64_t vectors = n / W;
+    int64_t k = 0;
+    for (; k + kMost <= vectors; k += kMost) {
+      add_heads<W, G, kMost>(x, w, channels, k, segment, state, to);
+    }
+    if (k + 4 <= vectors) {
+      add_heads<W, G, 4>(x, w, channels, k, segment, state, to);
+      k += 4;
+    }
+    for (; k < vectors; ++k) add_heads<W, G, 1>(x, w, channels, k, segment, state, to);
+  }
+
+  // N vectors of W columns, from the k-th on.
+  template <int W, int G, int N>
+  void add_heads(const Heads<Acc>& x, const Heads<Acc>& w, int64_t channels, int64_t k,
+                 const Segment& segment, const Acc* state, Acc* to) {
+    Vec<Acc, W> sum[N];
+    int64_t of_x[N], of_w[N];
+    PYG_FAST_UNROLL
+    for (int j = 0; j < N; ++j) {
+      const int64_t column = (k + j) * W, head = column / channels;
+      of_x[j] = head * x.head + column % channels;
+      of_w[j] = head * w.head;
+      sum[j] = segment.first ? Vec<Acc, W>{} : load<W>(state + column);
+    }
+    for (int64_t e = segment.begin; e < segment.end; ++e) {
+      const Acc *row = x.at(e), *factor = w.at(e);
+      PYG_FAST_UNROLL
+      for (int j = 0; j < N; ++j) {
+        if constexpr (G == 0) {
+          const int64_t column = (k + j) * W;
+          sum[j] += load<W>(row + column) * load<W>(factor + column);
+        } else if constexpr (G < W) {
+          const V<Acc> of_heads = load_part<Acc>(factor + (k + j) * (W / G), W / G);
+          sum[j] += load<W>(row + (k + j) * W) * repeated<Acc, W, G>(of_heads);
+        } else {
+          sum[j] += load<W>(row + of_x[j]) * splat<W>(factor[of_w[j]]);
+        }
+      }
+    }
+    PYG_FAST_UNROLL
+    for (int j = 0; j < N; ++j) store<W>(to + (k + j) * W, sum[j]);
+  }
+
+  // Multiplies n numbers by one factor for each group of them.
+  void scale(Acc* x, const Acc* factor, int64_t n, int64_t groups) {
+    const bool single = groups > 1 && groups == n;
+    const int64_t rows = single ? 1 : groups, columns = n / rows;
+    for (int64_t g = 0; g < rows; ++g, x += columns) {
+      for (int64_t c = 0; c < columns; c += kV) {
+        const int64_t count = columns - c < kV ? columns - c : kV;
+        const V<Acc> f = single ? load_part_or_all(factor + c, count) : all<Acc>(factor[g]);
+        store_part_or_all(x + c, load_part_or_all(x + c, count) * f, count);
+      }
+    }
+  }
+
+  // Turns scores into exponentials relative to the largest score of the row so far. Later instructions
+  // multiply earlier sums by `decay`. The results are the largest score, and the reciprocal of the sum.
+  PYG_FAST_APART void row_softmax(const MessageInstruction& i) {
+    const auto& output = p_.output[i.extra[0]];
+    const int64_t n = i.size[1], column = i.extra[1] * column_;
+    const Acc* scores = address(i.operand[1]);
+    Acc* powers = address(i.operand[0]);
+    Acc* sum = state_of(i.extra[0]) + column;
+    Acc* most = state_of(i.extra[0], 1) + column;
+    Acc* decay = state_of(i.extra[0], 2) + column;
+    // Vectors hold several edges, or parts of one.
+    const bool flat = kV % n == 0;
+    for (int64_t s = 0; s < num_segments_; ++s) {
+      const Segment& segment = segments_[s];
+      if (segment.first) {
+        for (int64_t h = 0; h < n; ++h) {
+          sum[h] = 0;
+          most[h] = -std::numeric_limits<Acc>::infinity();
+        }
+      }
+      const int64_t at = segment.begin * n, size = (segment.end - segment.begin) * n;
+      for (int64_t c = 0; c < n; c += kV) {
+        const int64_t width = flat ? kV : n - c < kV ? n - c : kV;
+        // Only the first segment of a tile goes on with earlier sums.
+        add_to_softmax(scores + at + c, powers + at + c, size - c, flat ? kV : n, width, n, sum + c,
+                       most + c, segment.first ? nullptr : decay + c);
+      }
+      if (!segment.last) continue;
+      const int64_t place = segment.row * output.width + column;
+      Acc* most_of = static_cast<Acc*>(output.data) + place;
+      Acc* scale_of = static_cast<Acc*>(output.arg) + place;
+      for (int64_t h = 0; h < n; ++h) {
+        most_of[h] = segment.degree > 0 ? most[h] : 0;
+        scale_of[h] = segment.degree > 0 ? 1 / sum[h] : 0;
+      }
+    }
+  }
+
+  // Rows of `width` numbers, `stride` apart, of `size` in all; lanes at a distance of n are of one head.
+  PYG_FAST_INLINE void add_to_softmax(const Acc* scores, Acc* powers, int64_t size, int64_t stride,
+                                      int64_t width, int64_t n, Acc* sum, Acc* most, Acc* decay) {
+    const int64_t heads = n < width ? n : width;
+    const auto folded_heads = [&](V<Acc> v, const auto& f) PYG_FAST_ALWAYS {
+      Acc lanes[kV];
+      stride == kV ? fold<Acc, kV>(v, n < kV ? n : kV, lanes, f) : store<kV>(lanes, v);
+      return load<kV>(lanes);
+    };
+    const auto of_heads = [&](const Acc* p) PYG_FAST_ALWAYS {
+      Acc lanes[kV];
+      for (int64_t k = 0; k < kV; ++k) lanes[k] = k < heads ? p[k] : lanes[k - heads];
+      return load<kV>(lanes);
+    };
+    const auto larger_of = [](auto a, auto b) PYG_FAST_ALWAYS { return larger(a, b); };
+    const V<Acc> before = of_heads(most);
+    V<Acc> top = before;
+    int64_t at = 0;
+    for (; at + kV <= size && width == kV; at += stride) top = larger(load<kV>(scores + at), top);
+    for (; at < size; at += stride) {
+      const int64_t count = size - at < width ? size - at : width;
+      const M<Acc> within = first_lanes<Acc>(count);
+      top = within != 0 ? larger(load_part<Acc>(scores + at, count), top) : top;
+    }
+    top = folded_heads(top, larger_of);
+    const V<Acc> base = top > -std::numeric_limits<Acc>::infinity() ? top : V<Acc>{};
+    V<Acc> total = {};
+    at = 0;
+    for (; at + kV <= size && width == kV; at += stride) {
+      const V<Acc> power = exp_of<Acc, kV>(load<kV>(scores + at) - base);
+      total += power;
+      store<kV>(powers + at, power);
+    }
+    for (; at < size; at += stride) {
+      const int64_t count = size - at < width ? size - at : width;
+      const V<Acc> power = exp_of<Acc, kV>(load_part<Acc>(scores + at, count) - base);
+      total += masked<Acc, kV>(power, first_lanes<Acc>(count));
+      store_part<Acc>(powers + at, power, count);
+    }
+    total = folded_heads(total, [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
+    const V<Acc> decayed = exp_of<Acc, kV>(before - base);
+    const V<Acc> sums = of_heads(sum) * decayed + total;
+    for (int64_t h = 0; h < heads; ++h) {
+      most[h] = top[h];
+      if (decay != nullptr) decay[h] = decayed[h];
+      sum[h] = sums[h];
+    }
+  }
+
+  // The largest (or smallest) rows of a segment, from column c on, `count` of the last vector.
+  template <bool kMost, int kVectors, typename Row>
+  PYG_FAST_INLINE void best_rows(const Row& row_of, const Segment& segment, int64_t c, int64_t count,
+                                 Acc* state, int64_t* chosen) {
+    V<Acc> best[kVectors];
+    M<Acc> place[kVectors];
+    const Acc* row = row_of(segment.begin) + c;
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      best[j] = load_part_or_all(row + j * kV, count);
+      place[j] = M<Acc>{};
+    }
+    for (int64_t e = segment.begin + 1; e < segment.end; ++e) {
+      row = row_of(e) + c;
+      const M<Acc> now = M<Acc>{} + static_cast<mask_t<Acc>>(e - segment.begin);
+      PYG_FAST_UNROLL
+      for (int j = 0; j < kVectors; ++j) {
+        const V<Acc> v = load_part_or_all(row + j * kV, count);
+        const M<Acc> order = kMost ? v > best[j] : v < best[j];
+        const M<Acc> better = order | ((v != v) & (best[j] == best[j]));
+        best[j] = better != 0 ? v : best[j];
+        place[j] = better != 0 ? now : place[j];
+      }
+    }
+    for (int j = 0; j < kVectors; ++j, c += kV) {
+      for (int64_t k = 0; k < count; ++k) {
+        const Acc v = best[j][k], old = state[c + k];
+        const bool better = (kMost ? v > old : v < old) || (v != v && old == old);
+        if (segment.first || better) {
+          state[c + k] = v;
+          chosen[c + k] = edges_[segment.begin + place[j][k]];
+        }
+      }
+    }
+  }
+
+  template <typename Index, bool kMost>
+  PYG_FAST_APART void extreme(const MessageInstruction& i) {
+    const auto& output = p_.output[i.extra[0]];
+    const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
-    Acc* state = state_ + state_at_[2 * i.extra[0]] + column;
+    Acc* state = state_of(i.extra[0]) + column;
     int64_t* chosen = chosen_ + state_at_[2 * i.extra[0] + 1] + column;
     for (int64_t s = 0; s < num_segments_; ++s) {
       const Segment& segment = segments_[s];
       if (segment.begin < segment.end) {
-        for (int64_t c = 0; c < n; c += kV) {
-          const int64_t count = n - c < kV ? n - c : kV;
-          V<Acc> best = load_part_or_all(x.at(segment.begin) + c, count);
-          M<Acc> place = {};
-          for (int64_t e = segment.begin + 1; e < segment.end; ++e) {
-            const V<Acc> v = load_part_or_all(x.at(e) + c, count);
-            const M<Acc> order = most ? v > best : v < best;
-            const M<Acc> better = order | ((v != v) & (best == best));
-            best = better != 0 ? v : best;
-            place = better != 0 ? M<Acc>{} + static_cast<mask_t<Acc>>(e - segment.begin) : place;
+        with_rows(x, [&](const auto& row) PYG_FAST_ALWAYS {
+          int64_t c = 0;
+          for (; c + 4 * kV <= n; c += 4 * kV) {
+            best_rows<kMost, 4>(row, segment, c, kV, state, chosen);
           }
-          for (int64_t k = 0; k < count; ++k) {
-            const Acc v = best[k], old = state[c + k];
-            const bool better = (most ? v > old : v < old) || (v != v && old == old);
-            if (segment.first || better) {
-              state[c + k] = v;
-              chosen[c + k] = edges_[segment.begin + place[k]];
-            }
+          for (; c < n; c += kV) {
+            best_rows<kMost, 1>(row, segment, c, n - c < kV ? n - c : kV, state, chosen);
           }
-        }
+        });
       } else if (segment.first) {
         for (int64_t c = 0; c < n; ++c) {
           state[c] = 0;
@@ -1014,6 +1424,9 @@ class Machine {
 
   static PYG_FAST_INLINE V<Acc> load_part_or_all(const Acc* p, int64_t count) {
     return count == kV ? load<kV>(p) : load_part<Acc>(p, count);
+  }
+  static PYG_FAST_INLINE void store_part_or_all(Acc* p, V<Acc> v, int64_t count) {
+    count == kV ? store<kV>(p, v) : store_part<Acc>(p, v, count);
   }
 
   static constexpr int64_t kBuffer = 64;

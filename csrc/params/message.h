@@ -17,10 +17,14 @@ enum class MessageOp : int64_t {
   keep,    // dropout extra[0], threshold extra[1], scale numbers[extra[2]]
   // Reductions into `out`, which already holds numbers
   sum, amax, amin,
-  dot,  // adds a * b
+  dot,  // the sums of a * b, added to `out` if extra[0]
   product,  // out[.., m, n] = sum over k of a[.., m, k] * b[.., k, n]; the last dimensions are m, k, n
   // Results of output extra[0]
   row_sum, row_mean, row_max, row_min, to_edge,
+  // sums of a * b: of size[1] heads of size[2] numbers. extra[3] is 0: a mean if extra[2], else sums.
+  // Else: the average by the softmax of output extra[2], which has extra[3] numbers for these.
+  row_product,
+  row_softmax,  // writes exp(scores - the largest so far) to operand 0
   count,
 };
 
@@ -72,8 +76,10 @@ struct MessageInput {
 };
 
 struct MessageOutput {
-  void* data = nullptr;
-  void* arg = nullptr;  // of a maximum or minimum: the chosen edge, of rowptr's type
+  void* data = nullptr;  // of a softmax: the largest score
+  // Of a maximum or minimum: the chosen edge, of rowptr's type. Of a softmax: the reciprocal of the sum.
+  void* arg = nullptr;
+  bool softmax = false;
   int64_t width = 0;
   MessageType type = MessageType::f32;
 };

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 # As MessageOp of csrc/params/message.h.
 _NAMES = (
     'copy', *UNARY, *BINARY, 'where', 'load', 'picked', 'keep', 'sum', 'amax', 'amin', 'dot',
-    'product', 'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge',
+    'product', 'row_sum', 'row_mean', 'row_max', 'row_min', 'to_edge', 'row_product', 'row_softmax',
 )  # fmt: skip
 _OPS = {name: k for k, name in enumerate(_NAMES)}
 _ROW_OPS = {'sum': 'row_sum', 'mean': 'row_mean', 'max': 'row_max', 'min': 'row_min'}
-_KINDS = {'sum': 0, 'mean': 0, 'edge': 1, 'total': 2, 'max': 3, 'min': 3}
+_KINDS = {
+    'sum': 0, 'mean': 0, 'weighted': 0, 'edge': 1, 'total': 2, 'max': 3, 'min': 3, 'softmax': 4,
+}  # fmt: skip
 _INDEX = {'param': 0, 'row': 1, 'col': 2, 'edge': 3}
 _MOST_DIMS = 6
 # Columns of a chunk, and numbers of a tile: these stay in the first cache.
@@ -173,7 +175,8 @@ class _Encoder:
         self.first: list[_Instruction] = []
         self.body: list[_Instruction] = []
         self.refs: dict[int, _Ref] = {}
-        self.loaded: dict[int, _Ref] = {}
+        # Of the softmax: its number among the results, its exponentials, how many of them.
+        self.softmax: tuple[int, _Ref, int] | None = None
 
     # Instructions.
 
@@ -297,6 +300,9 @@ class _Encoder:
     def load(self, role: str, slot: int, shape: tuple[int, ...]) -> _Ref:
         width = math.prod(shape)
         column = self.chunk and width > 1
+        if role == 'powers':
+            assert self.softmax is not None
+            return self.softmax[1]
         if role == 'param':
             return _Ref(('input', self.input(role, slot)), 0, _contiguous(shape), 0, column)
         if role != 'picked' and self.dtypes[role, slot] == self.acc:
@@ -358,9 +364,11 @@ class _Encoder:
             return None
         order = sorted(range(len(inner)), key=lambda d: (d in dims, d))
         out = self.slot(shape, all(ref.uniform for ref in refs))
-        self.fill(out, shape, 0.0)
+        several = len([d for d in dims if inner[d] > 1]) > 1
+        if several:
+            self.fill(out, shape, 0.0)
         to, *refs = (ref.in_order(order) for ref in (out.without(dims), *refs))
-        self.nest('dot', tuple(inner[d] for d in order), to, refs)
+        self.nest('dot', tuple(inner[d] for d in order), to, refs, (int(several),))
         return out
 
     def reduce(self, op: str, shape: tuple[int, ...], out: _Ref, ref: _Ref) -> None:
@@ -473,6 +481,10 @@ class _Encoder:
             strides = tuple(_contiguous(inner)[d] for d in order)
             out = _Ref(('total', k), 0, strides, 0, self.chunk and width > 1)
             return self.total(at, out)
+        if kind == 'softmax':
+            return self.row_softmax(at, k)
+        if kind in ('sum', 'mean', 'weighted') and self.row_product(at, kind, k):
+            return None
         ref = self.ref(at)
         plain = width == 1 or all(
             n == 1 or s == t for n, s, t in zip(shape, ref.strides, _contiguous(shape), strict=True)
@@ -485,6 +497,61 @@ class _Encoder:
             (k, int(self.chunk and width > 1)),
         ))  # fmt: skip
         return None
+
+    def row_softmax(self, at: int, k: int) -> None:
+        """Turns scores into exponentials, for results of kind `weighted`."""
+        shape = self.program[at].shape
+        width = math.prod(shape)
+        ref = self.ref(at)
+        if ref.edge != width or not isinstance(ref.space, _Slot) or ref.strides != (
+            _contiguous(shape)
+        ):
+            ref = self.spread(ref, shape)
+        out = self.slot(shape, False)
+        self.body.append(_Instruction(
+            'row_softmax', [1, width], 0, [(out, [width, 1]), (ref, [width, 1])],
+            (k, int(self.chunk and width > 1)),
+        ))  # fmt: skip
+        self.softmax = (k, out, width)
+
+    def row_product(self, at: int, kind: str, k: int) -> bool:
+        """Emits a sum of products that are not stored, if the result is one, or `weighted`."""
+        inner, width = at, math.prod(self.program[at].shape)
+        while self.program[inner].op in ('view', 'cast') and inner not in self.refs:
+            (inner,) = self.program[inner].args
+        op, args, _, shape, _ = self.program[inner]
+        pairs: list[tuple[_Ref | None, _Ref]] = []
+        if op == 'mul' and inner not in self.refs:
+            a, b = (self.widened(arg, shape) for arg in args)
+            pairs = [(a, b), (b, a)]
+        if kind == 'weighted':  # Those that fit no pair are stored, times one.
+            pairs.append((None, _Ref('numbers', self.number(1.0), (0,) * len(shape), 0)))
+        for x, w in pairs:
+            if x is None:
+                x = self.copied(self.ref(inner), shape)
+            sizes, dims = _merged(
+                [*shape], [[*_contiguous(shape)], [*x.strides], [*w.strides]], False
+            )
+            if not sizes:
+                sizes, dims = [1], [[1, 1, 0]]
+            if len(sizes) == 1:
+                sizes, dims = [1, *sizes], [[0, 0, 0], *dims]
+            if len(sizes) != 2 or dims[1][1] != 1 or dims[1][2] not in (0, 1):
+                continue
+            extra = (int(kind == 'mean'), 0)
+            if kind == 'weighted':
+                assert self.softmax is not None
+                extra = (self.softmax[0], self.softmax[2])
+            operands = [
+                (ref, [ref.edge or 0, dims[0][n] or 0, dims[1][n] or 0])
+                for n, ref in ((1, x), (2, w))
+            ]
+            self.body.append(_Instruction(
+                'row_product', [1, *sizes], 0, [operands[0], *operands],
+                (k, int(self.chunk and width > 1), *extra),
+            ))  # fmt: skip
+            return True
+        return False
 
     def total(self, at: int, out: _Ref) -> None:
         """Adds the value of every edge to `out`."""
@@ -628,7 +695,10 @@ def encode(one: 'Pass', acc: torch.dtype, dtypes: dict[tuple[str, int], torch.dt
     inputs: list[tuple[str, int]] = []
     numbers: list[float] = []
     whole = _chunks(program, ats)
-    cut = whole > _CHUNK
+    # A softmax of fewer scores would be computed again for each chunk.
+    cut = whole > _CHUNK and all(
+        math.prod(program[out.at].shape) == whole for out in one.outs if out.kind == 'softmax'
+    )
     # A rest of one column would look like a value that all columns share.
     step = next(n for n in range(_CHUNK, 1, -1) if not cut or whole % n != 1)
     parts = [(0, whole // step if cut else 1, step)]
@@ -701,7 +771,8 @@ def run_pass_cpu(
     one: 'Pass', graph: Graph, inputs: dict[tuple[str, int], Tensor], acc_dtype: torch.dtype,
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
-    """The results of a pass, and the chosen edges of a maximum or minimum.
+    """The results of a pass, and the chosen edges of a maximum or minimum, or the reciprocal of the
+    sum of a softmax.
 
     A result of kind `total` has a leading dimension of partial sums.
     """
@@ -720,8 +791,9 @@ def run_pass_cpu(
         out = torch.empty((lead, *shape), dtype=dtype)
         stored.append(out)
         outs.append(out if order is None else out.permute(order))
-        if kind in ('max', 'min'):
-            args.append(torch.empty((lead, *shape), dtype=graph.rowptr.dtype))
+        if kind in ('max', 'min', 'softmax'):
+            second = dtype if kind == 'softmax' else graph.rowptr.dtype
+            args.append(torch.empty((lead, *shape), dtype=second))
             chosen.append(args[-1])
         else:
             chosen.append(None)

@@ -143,6 +143,8 @@ class Program:
                 value = self[other]
                 if value.op == 'const' and self[x].shape == shape and number(value) == _NEUTRAL[op]:
                     return self.cast(x, dtype)
+        if op == 'add' and self[args[0]].op == 'neg' and self[args[0]].dtype == dtype:
+            return self.point('sub', args[1], self[args[0]].args[0], dtype=dtype)
         if op == 'where' and self[args[0]].op == 'const':
             chosen = args[1] if number(self[args[0]]) else args[2]
             return self.expand(self.cast(chosen, dtype), shape)
@@ -231,19 +233,25 @@ class Program:
         return x if value.dtype == dtype else self.add('cast', (x,), (), value.shape, dtype)
 
     def graft(
-        self, other: 'Program', at: int, places: dict[int, int], running: bool = False
+        self, other: 'Program', at: int, places: dict[int, int], joint: str | None = None
     ) -> int:
-        """Copies a value of another program, for a kernel; `places` remembers its parts. With
-        `running` a softmax is relative to the largest score so far, and not divided by its sum."""
+        """Copies a value of another program, for a kernel; `places` remembers its parts. A kernel
+        that sums the exponentials of a softmax, too, is `joint`: they are relative to the largest
+        score so far. It has that score (`running`), or the exponentials (`powers`)."""
         for each in other.reachable([at]):
             if each not in places:
                 value = other[each]
                 if value.op == 'softmax':
+                    if joint == 'powers':
+                        places[each] = self.add(
+                            'load', (), (joint, 0), value.shape, 'float32', EDGE
+                        )  # fmt: skip
+                        continue
                     score, most, scale = (places[arg] for arg in value.args)
-                    if running:
-                        most = self.of_dst('running', 0, value.shape)
+                    if joint:
+                        most = self.of_dst(joint, 0, value.shape)
                     power = self.point('exp', self.point('sub', score, most))
-                    if running:  # As long as all scores are minus infinity.
+                    if joint:  # As long as all scores are minus infinity.
                         low = self.const(-math.inf, len(value.shape), 'float32')
                         zero = self.const(0, len(value.shape), 'float32')
                         places[each] = self.point('where', self.point('eq', most, low), zero, power)

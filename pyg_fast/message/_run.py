@@ -233,45 +233,56 @@ class Passes:
                 one.code(acc, dtypes)
         self._made[key] = True
 
-    def of_softmax(self, n: int, *kinds: str) -> list[Pass]:
-        """The passes of the largest score (`max`) and of the sum of exponentials (`sum`), or of
-        both (`softmax`)."""
-        key = ('softmax', n, kinds)
+    def of_softmax(self, n: int) -> Pass:
+        """The pass of the largest score and of the sum of exponentials."""
+        key = ('softmax', n)
+        if key not in self._made:
+            kernel, program = self.plan.kernel, Program()
+            at = program.graft(kernel, kernel[self.plan.softmaxes[n]].args[0], {})
+            self._made[key] = Pass(program, (Out(at, 'softmax', 'acc'),), 'dst')
+        return self._made[key]
+
+    def of_softmax_in_blocks(self, n: int) -> list[Pass]:
+        """The pass of the largest score, then that of the sum of exponentials, over blocks of
+        edges."""
+        key = ('softmax in blocks', n)
         if key not in self._made:
             kernel = self.plan.kernel
             score, most, _ = kernel[self.plan.softmaxes[n]].args
             passes = []
-            for kind in kinds:
+            for kind in ('max', 'sum'):
                 program = Program()
                 places: dict[int, int] = {}
                 at = program.graft(kernel, score, places)
                 if kind == 'sum':
                     most = program.graft(kernel, most, places)
                     at = program.point('exp', program.point('sub', at, most))
-                out = Out(at, kind, 'acc')
-                passes.append(Pass(program, (out,), 'dst', self.plan.in_blocks))
+                passes.append(Pass(program, (Out(at, kind, 'acc'),), 'dst', True))
             self._made[key] = passes
         return self._made[key]
 
-    def joint(self) -> Pass | None:
-        """The pass of a softmax and of the message, if that is a multiple of it: on CUDA."""
-        if 'joint' not in self._made:
-            self._made['joint'] = None
+    def joint(self, cuda: bool) -> Pass | None:
+        """The pass of a softmax and of the message, if that is a multiple of it."""
+        key = ('joint', cuda)
+        if key not in self._made:
+            self._made[key] = None
             plan = self.plan
             sums = all(output.reduce == 'sum' for output in plan.outputs)
-            if sums and len(plan.softmaxes) == 1 and self.is_multiple(0):
+            if sums and len(plan.softmaxes) == 1 and self.is_multiple(0) and not plan.in_blocks:
                 kernel, program = plan.kernel, Program()
                 places: dict[int, int] = {}
                 score = program.graft(kernel, kernel[plan.softmaxes[0]].args[0], places)
                 outs = [Out(score, 'softmax', 'acc')]
                 for output in plan.outputs:
-                    at = program.graft(kernel, output.at, places, running=True)
+                    how = 'running' if cuda else 'powers'
+                    at = program.graft(kernel, output.at, places, how)
                     outs.append(Out(at, 'weighted', 'acc'))
                 one = Pass(program, tuple(outs), 'dst')
                 with suppress(Refused):
-                    one.recipe(getattr(torch, self.plan.acc), False)
-                    self._made['joint'] = one
-        return self._made['joint']
+                    if cuda:
+                        one.recipe(getattr(torch, self.plan.acc), False)
+                    self._made[key] = one
+        return self._made[key]
 
     def is_multiple(self, n: int) -> bool:
         """Whether the message is a multiple of a softmax."""
@@ -628,8 +639,7 @@ def _forward(
     acc: torch.dtype, seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None], dict[tuple[str, int], Tensor]]:  # fmt: skip
     """The results, chosen edges, and what each softmax needs of all scores."""
-    on_cuda = graph.col.is_cuda and not passes.plan.in_blocks
-    joint = passes.joint() if on_cuda and passes.plan.softmaxes else None
+    joint = passes.joint(graph.col.is_cuda) if passes.plan.softmaxes else None
     if joint is not None:
         (most, *outs), (scale, *chosen) = run_pass(joint, graph, inputs, acc, seed)
         assert scale is not None
@@ -647,16 +657,16 @@ def _of_softmaxes(
     exponentials."""
     found: dict[tuple[str, int], Tensor] = {}
     for n in range(len(passes.plan.softmaxes)):
-        if graph.col.is_cuda and not passes.plan.in_blocks:
-            (one,) = passes.of_softmax(n, 'softmax')
-            (found['most', n],), (scale,) = run_pass(one, graph, inputs, acc, seed)
-            assert scale is not None
-            found['scale', n] = scale
+        if passes.plan.in_blocks:
+            most, sums = passes.of_softmax_in_blocks(n)
+            (found['most', n],), _ = run_pass(most, graph, inputs, acc, seed)
+            (total,), _ = run_pass(sums, graph, inputs | found, acc, seed)
+            found['scale', n] = total.reciprocal_()
             continue
-        most, sums = passes.of_softmax(n, 'max', 'sum')
-        (found['most', n],), _ = run_pass(most, graph, inputs, acc, seed)
-        (total,), _ = run_pass(sums, graph, inputs | found, acc, seed)
-        found['scale', n] = total.reciprocal_()
+        one = passes.of_softmax(n)
+        (found['most', n],), (scale,) = run_pass(one, graph, inputs, acc, seed)
+        assert scale is not None
+        found['scale', n] = scale
     return found
 
 

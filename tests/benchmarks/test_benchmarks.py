@@ -123,6 +123,18 @@ def test_message(tmp_path: Path, compiled: list[str | None]) -> None:
     assert compiled == [None] * 2
 
 
+@pytest.mark.parametrize('name', ['RGCN', 'RGAT', 'HGT'])
+def test_messages_of_types(harness, name: str) -> None:
+    from benchmarks import _graphs, message
+    case = message.Case(
+        message.KINDS[name], _graphs.load('tiny', torch.device('cpu')).without_loops(), 8)
+    assert case.typed[1].unique().tolist() == list(range(7))
+    outputs = case.step(message.PLAIN, message.STEP)()
+    assert case.check(outputs) <= 1
+    outputs[0].view(-1)[0] += outputs[0].norm() * 1e-2
+    assert not case.check(outputs) <= 1
+
+
 @pytest.mark.parametrize('name', ['gated message', 'PNA', 'GEN sum'])
 def test_messages_are_compared(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from benchmarks import _graphs, message

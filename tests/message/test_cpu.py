@@ -459,3 +459,119 @@ def test_bad_code_is_refused() -> None:
                 assert 'code is not that of a message' in str(error)  # noqa: PT017
     with pytest.raises(RuntimeError, match='code is not that'):
         call(code.code[:-1])
+
+
+# Heads and channels: of whole vectors, of parts of one, and of neither.
+HEADS = (
+    (1, 8), (8, 8), (3, 8), (8, 16), (5, 2), (8, 2), (4, 4), (16, 4), (2, 32), (3, 10), (7, 1),
+    (1, 70),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize(('heads', 'channels'), HEADS)
+def test_heads(heads: int, channels: int, dtype: torch.dtype) -> None:
+    """Dot products of heads, and sums of products with one factor for each head."""
+    tolerance = 1e-12 if dtype == torch.float64 else 2e-6
+    for kind, row_role in (('square', 'src'), ('hubs', 'dst'), ('wide', 'dst')):
+        case = Case(kind, dtype)
+        p = case.program
+        q, k = case.load('dst', (heads, channels)), case.load('src', (heads, channels))
+        shared, factor = case.load('edge', (1, channels)), case.load('src', (heads, 1))
+        pairs = ((q, k), (q, shared), (shared, k))
+        dots = [p.reduce('sum', p.point('mul', x, y), (1,)) for x, y in pairs]
+        case.check(dots, ['edge', 'sum', 'mean'], row_role, tolerance)
+        computed = p.point('exp', p.point('mul', dots[0], p.const(0.1, 2, p[k].dtype)))
+        of_shared = p.point('mul', p.expand(shared, (heads, channels)), computed)
+        sums = [
+            p.point('mul', k, computed), p.point('mul', factor, q),
+            p.view(of_shared, (heads * channels,)), p.point('mul', k, p.point('sigmoid', q)),
+            p.point('mul', k, p.const(2.0, 2, p[k].dtype)),
+        ]  # fmt: skip
+        case.check(sums, ['sum', 'mean', 'sum', 'sum', 'mean'], row_role, tolerance)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize(('heads', 'channels'), [*HEADS, (70, 1), (1, 1)])
+def test_joint_softmax(heads: int, channels: int, dtype: torch.dtype) -> None:
+    """A softmax and averages by it, in one pass: rows of many tiles, and scores of any size."""
+    tolerance = 1e-10 if dtype == torch.float64 else 2e-5
+    for spread in (1.0, 200.0, 1e30):
+        case = Case('hubs', dtype)
+        case.edge_index = case.edge_index.repeat(1, 40)  # 10,000 edges of one row.
+        case.num_edges = case.edge_index.size(1)
+        case.graph = Graph.from_edge_index(case.edge_index, case.num_src, case.num_dst)
+        p, (src, dst) = case.program, case.edge_index
+        score, x = case.load('edge', (heads, 1)), case.load('src', (heads, channels))
+        row = case.load('dst', (heads, channels))
+        case.inputs['edge', 0].mul_(spread)[::7] = -math.inf
+        case.inputs['edge', 0][dst == dst[dst != 7][0]] = -math.inf
+        half = p.point('mul', score, p.const(0.5, 2, p[score].dtype))
+        powers = p.add('load', (), ('powers', 0), (heads, 1), 'float32', 4)
+        other = p.point('neg', p.point('mul', powers, row))
+        averages = [
+            p.point('mul', x, powers), p.expand(powers, (heads, channels)),
+            p.view(other, (heads * channels,)),
+        ]  # fmt: skip
+        outs = [Out(half, 'softmax', 'acc'), *(Out(at, 'weighted', 'acc') for at in averages)]
+        (most, *found), (scale, *_) = case.run(outs, 'dst')
+        scores = case.inputs['edge', 0].double() / 2
+        top, alpha, mass = softmax_of(scores, dst, case.num_dst)
+        some = torch.bincount(dst, minlength=case.num_dst) > 0
+        assert scale is not None
+        assert torch.equal(most[some].double(), top[some])
+        torch.testing.assert_close(
+            scale[some].double(), 1 / mass.nan_to_num(0)[some], rtol=tolerance, atol=0
+        )
+        own_x, own_row = case.inputs['src', 1].double(), case.inputs['dst', 2].double()
+        ones = alpha.expand(-1, -1, channels)
+        for out, each in zip(found, (own_x[src] * alpha, ones, -own_row[dst] * alpha), strict=True):
+            expected = torch.zeros(case.num_dst, heads, channels, dtype=torch.float64)
+            expected.index_add_(0, dst, each)
+            torch.testing.assert_close(
+                out.double().view_as(expected), expected, rtol=tolerance, atol=tolerance,
+                equal_nan=True,
+            )  # fmt: skip
+
+
+def softmax_of(scores: Tensor, dst: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest score of each destination, the softmax, and the sums of exponentials."""
+    index = dst.view(-1, *(1,) * (scores.dim() - 1)).expand_as(scores)
+    zero = scores.new_zeros(num_dst, *scores.shape[1:])
+    top = zero.scatter_reduce(0, index, scores, 'amax', include_self=False)
+    power = (scores - top[dst]).exp()
+    mass = zero.index_add(0, dst, power)
+    return top, power / mass[dst], mass
+
+
+def test_softmax_of_chunks() -> None:
+    """Where a pass runs for chunks of columns, its softmax is one of each column."""
+    case = Case('hubs')
+    p = case.program
+    score, x = case.load('edge', (150,)), case.load('src', (150,))
+    powers = p.add('load', (), ('powers', 0), (150,), 'float32', 4)
+    outs = [Out(score, 'softmax', 'acc'), Out(p.point('mul', x, powers), 'weighted', 'acc')]
+    (most, found), _ = case.run(outs, 'dst')
+    src, dst = case.edge_index
+    top, alpha, _ = softmax_of(case.inputs['edge', 0], dst, case.num_dst)
+    assert torch.equal(most, top)
+    expected = torch.zeros_like(top).index_add_(0, dst, alpha * case.inputs['src', 1][src])
+    torch.testing.assert_close(found, expected)
+
+
+def test_shares_do_not_matter() -> None:
+    """Results are those of one thread, bit for bit."""
+    case = Case('hubs', torch.float32)
+    p = case.program
+    q, k = case.load('dst', (3, 8)), case.load('src', (3, 8))
+    score = p.reduce('sum', p.point('mul', q, k), (1,))
+    powers = p.add('load', (), ('powers', 0), (3, 1), 'float32', 4)
+    outs = [Out(score, 'softmax', 'acc'), Out(p.point('mul', k, powers), 'weighted', 'acc')]
+    several, _ = case.run(outs, 'dst')
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        single, _ = case.run(outs, 'dst')
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, several, single))

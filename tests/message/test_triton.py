@@ -70,10 +70,11 @@ def recipes(name: str) -> Iterator[Recipe]:
     passes = Passes(conv._fused_entry.last)
     needs = tuple(True for _ in passes.plan.inputs)
     local = passes.local(needs)
-    if passes.joint() is not None:
-        yield passes.joint().recipe(torch.float32, True)
+    joint = passes.joint(cuda=True)
+    if joint is not None:
+        yield joint.recipe(torch.float32, True)
     for n in range(len(passes.plan.softmaxes)):
-        yield passes.of_softmax(n, 'softmax')[0].recipe(torch.float32, True)
+        yield passes.of_softmax(n).recipe(torch.float32, True)
         if not passes.is_multiple(n):
             yield passes.dot(n).recipe(torch.float32, True)
     yield passes.forward(local).recipe(torch.float32, True)

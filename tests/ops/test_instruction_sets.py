@@ -1,4 +1,5 @@
-"""The tests of widths on CPU kernels of narrower instruction sets, in one process for each set."""
+"""The tests of widths, and of messages by heads, on CPU kernels of narrower instruction sets, in
+one process for each set."""
 
 import os
 from pathlib import Path
@@ -9,16 +10,18 @@ import pytest
 FOLDER = Path(__file__).parent
 FILES = ('spmm', 'aggregate', 'cbsr_spmm', 'maxk', 'gat', 'gatv2')
 # Every type and width; with weights, of which the kernels without them are a part, and one index.
-CASES = 'cpu and (True or maxk or index0) and not (cbsr and sum)'
+MESSAGES = ('test_heads', 'test_joint_softmax')
+CASES = ' or '.join(['cpu and (True or maxk or index0) and not (cbsr and sum)', *MESSAGES])
 
 
 @pytest.mark.parametrize('isa', ['baseline', 'avx2'])
 def test_instruction_sets(isa: str) -> None:
     tests = [f'{FOLDER}/test_{name}.py::test_widths' for name in FILES]
+    tests += [f'{FOLDER.parent}/message/test_cpu.py::{name}' for name in MESSAGES]
     result = _forks.run(
         *('-m', 'pytest', '-q', '-p', 'no:cacheprovider', *tests, '-k', CASES),
         env={**os.environ, 'PYG_FAST_CPU_ISA': isa, 'OMP_NUM_THREADS': '1'},
         cwd=FOLDER.parents[1],
     )
     assert result.returncode == 0, result.stdout[-3000:]
-    assert '40 passed' in result.stdout
+    assert '92 passed' in result.stdout
