@@ -1,4 +1,6 @@
 // Sum and mean aggregation by groups of edges: no thread waits for a longer row than a group.
+#include <atomic>
+
 #include "params/spmm.h"
 #include "spmm.cuh"
 
@@ -20,24 +22,6 @@ __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
-}
-
-// Launches `kernel` after the one before it, early if its code waits: code of older architectures, which
-// newer GPUs also run, does not. The caller checks for errors.
-template <typename... Params, typename... Args>
-void launch_early(void (*kernel)(Params...), dim3 grid, cudaStream_t stream, Args... args) {
-  cudaFuncAttributes code = {};
-  cudaFuncGetAttributes(&code, kernel);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
-  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
 template <typename Acc, int VEC>
@@ -161,6 +145,38 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     for (int c = 0; c < VEC; ++c) sum.data[c] = from[c];
     row.finish(k, 0, sum);
   }
+}
+
+// Whether the current device runs code of 9.0 or newer, whose kernels wait for the one before them: newer
+// GPUs also run code of older architectures. All kernels here are compiled for the same ones.
+bool may_start_early() {
+  constexpr int kDevices = 64;
+  enum : signed char { unknown, no, yes };
+  static std::atomic<signed char> known[kDevices];
+  int device = -1;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const bool has_place = device < kDevices;
+  if (has_place && known[device] != unknown) return known[device] == yes;
+  cudaFuncAttributes code = {};
+  if (cudaFuncGetAttributes(&code, long_rows_kernel<float, int32_t, 1, 1>) != cudaSuccess) return false;
+  const bool early = code.ptxVersion >= 90;
+  if (has_place) known[device] = early ? yes : no;
+  return early;
+}
+
+// Launches `kernel` after the one before it, early if it may. The caller checks for errors.
+template <typename... Params, typename... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, cudaStream_t stream, Args... args) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = may_start_early() ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 }
 
 int64_t partial_bytes(const Spmm& p, const Groups& g) {
