@@ -37,10 +37,10 @@ SIZES = [1, 4, 16, 33, 64, 500, 4096]
 
 @sample('spmm_groups')
 def _(given: Given) -> dict[str, object]:
-    *parts, atomic = groups_of(given.graph.rowptr, 3, atomic=given.full)
+    *parts, atomic, order = groups_of(given.graph.rowptr, 3, atomic=given.full)
     names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
     groups = dict(zip((*names, 'group_size'), parts, strict=True))
-    return dict(**spmm_sample(given), **groups, atomic=atomic)
+    return dict(**spmm_sample(given), **groups, atomic=atomic, group_order=order)
 
 
 def acc_of(dtype: torch.dtype) -> torch.dtype:
@@ -269,7 +269,7 @@ def test_option_goes_to_the_op_but_not_where_results_must_repeat(device: torch.d
     class Atomic(Called):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is torch.ops.pyg_fast.spmm_groups.default:
-                seen.append(args[-1])
+                seen.append(args[-2])
             return func(*args, **(kwargs or {}))
 
     x = torch.randn(30, 4, device=device)
