@@ -1,5 +1,5 @@
+#include "bindings/groups.h"
 #include "params/groups.h"
-#include "stable.h"
 
 namespace pyg_fast {
 namespace {
@@ -77,17 +77,10 @@ Tensor order_groups(const Tensor& ptr, const Tensor& row, const Tensor& long_ptr
   p.num_long = long_shift.numel();
   STD_TORCH_CHECK(size >= 1, "size must be positive, got ", size);
   p.size = size;
-  const auto check = [&](const Tensor& t, const char* name, int64_t count) -> const void* {
-    check_vector(t, name, count);
-    check_type(t, name, row.scalar_type());
-    check_device(t, name, row);
-    STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
-    return t.const_data_ptr();
-  };
-  p.ptr = check(ptr, "ptr", p.num_groups + 1);
-  p.row = check(row, "row", p.num_groups);
-  p.long_ptr = check(long_ptr, "long_ptr", p.num_long + 1);
-  p.long_shift = check(long_shift, "long_shift", p.num_long);
+  p.ptr = entries_of(ptr, "ptr", p.num_groups + 1, row);
+  p.row = entries_of(row, "row", p.num_groups, row);
+  p.long_ptr = entries_of(long_ptr, "long_ptr", p.num_long + 1, row);
+  p.long_shift = entries_of(long_shift, "long_shift", p.num_long, row);
   Tensor order = empty(row, {p.num_groups}, row.scalar_type());
   p.order = order.mutable_data_ptr();
   if constexpr (kCuda) {

@@ -1,3 +1,4 @@
+#include "bindings/groups.h"
 #include "bindings/spmm.h"
 
 namespace pyg_fast {
@@ -16,12 +17,8 @@ Groups groups_of(const Csr& csr, const Tensor& rowptr, const Tensor& ptr, const 
   STD_TORCH_CHECK(size >= 1, "group_size must be positive, got ", size);
   STD_TORCH_CHECK(g.num_groups >= csr.num_rows && num_partials >= 0 && num_partials <= g.num_groups,
                   "there must be a group for each row and for each partial sum");
-  const auto check = [&](const Tensor& t, const char* name, int64_t count) -> const void* {
-    check_vector(t, name, count);
-    check_type(t, name, rowptr.scalar_type());
-    check_device(t, name, rowptr);
-    STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
-    return t.const_data_ptr();
+  const auto check = [&](const Tensor& t, const char* name, int64_t count) {
+    return entries_of(t, name, count, rowptr);
   };
   g.ptr = check(ptr, "group_ptr", g.num_groups + 1);
   g.row = check(row, "group_row", g.num_groups);

@@ -305,6 +305,14 @@ def test_same_bits_every_time(device: torch.device, dtype: torch.dtype, atomic: 
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize(('width', 'size'), [(8, 4), (32, 64), (32, 200), (128, 64)])
+def test_order_changes_no_bit(device: torch.device, width: int, size: int) -> None:
+    graph = Graph.with_groups(GRAPHS['hub'].graph(device=device), size)
+    x = torch.randn(graph.num_src, width, device=device)
+    unordered = graph._replace(groups=graph.groups._replace(order=None))
+    assert torch.equal(spmm(graph, x), spmm(unordered, x))
+
+
 def test_on_a_cpu_groups_change_nothing() -> None:
     graph = GRAPHS['in_hubs'].graph()
     x = torch.randn(50, 20)
