@@ -321,8 +321,10 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
             return launch(std::common_type<WarpRow<T, I, vec, lanes, weighted>>{}, as_they_are);
           }
         }
-        if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
-          if (p.dim <= 2 * vec) return teams(std::integral_constant<int, 2>{});
+        if constexpr (vec > 1 && lanes == 4) {
+          // One or two vectors leave half of four lanes idle: that pays where warps would be few.
+          if (p.dim <= 2 * vec && g.num_groups >= (1 << 15))
+            return teams(std::integral_constant<int, 2>{});
         } else if constexpr (vec > 1 && lanes == 16) {
           if (wants_warps(p, vec)) return teams(std::integral_constant<int, 32>{});
         }
