@@ -38,18 +38,18 @@ __device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
         *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
 }
 
-// How kTeam threads sum a group, kEdges edges at once, of which each reads its own. Either a warp, whose
-// slots of LANES threads read the features of an edge each:
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
-struct WarpRow : SpmmRow<T, I, VEC, LANES, WEIGHTED> {
-  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED>;
+// How kTeam threads sum a group, kEdges edges at once, of which each reads its own. Either TEAM threads,
+// whose slots of LANES threads read the features of an edge each:
+template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM>
+struct SlotsRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM> {
+  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM>;
   using Edges = typename Base::Edge;
-  static constexpr int kTeam = 32, kEdges = 32, kLanes = LANES;
+  static constexpr int kTeam = TEAM, kEdges = TEAM, kLanes = LANES;
 
-  __device__ WarpRow(const Spmm& p, const void* x_self, int tile) : Base(p, x_self, tile) {}
+  __device__ SlotsRow(const Spmm& p, const void* x_self, int tile) : Base(p, x_self, tile) {}
 
   __device__ void add(const Edges& edges, I count, typename Base::Sum& sum) const {
-    Base::add(edges, 0, count <= 0 ? 0 : count < 32 ? static_cast<int>(count) : 32, sum);
+    Base::add(edges, 0, count <= 0 ? 0 : count < TEAM ? static_cast<int>(count) : TEAM, sum);
   }
 };
 
@@ -314,19 +314,26 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         const auto teams = [&](auto team) {
           launch(std::common_type<TeamRow<T, I, vec, team, weighted>>{}, g);
         };
+        [[maybe_unused]] const auto slots = [&](auto edge_lanes, auto team) {
+          Groups as_they_are = g;
+          as_they_are.order = nullptr;
+          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, weighted, team>>{}, as_they_are);
+        };
+        using Two = std::integral_constant<int, 2>;
+        using Eight = std::integral_constant<int, 8>;
+        using Warp = std::integral_constant<int, 32>;
         if constexpr (lanes < 16) {
-          if (g.size > kMostOfTeam) {
-            Groups as_they_are = g;
-            as_they_are.order = nullptr;
-            return launch(std::common_type<WarpRow<T, I, vec, lanes, weighted>>{}, as_they_are);
-          }
+          if (g.size > kMostOfTeam) return slots(lanes, Warp{});
         }
-        if constexpr (vec > 1 && lanes == 4) {
-          // One or two vectors leave half of four lanes idle: that pays where warps would be few.
-          if (p.dim <= 2 * vec && g.num_groups >= (1 << 15))
-            return teams(std::integral_constant<int, 2>{});
+        if constexpr (lanes == 1) {
+          return slots(lanes, Eight{});
+        } else if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
+          if (p.dim <= 2 * vec) {
+            if (sizeof(T) >= 4 || g.num_groups < (1 << 15)) return slots(Two{}, Eight{});
+            return teams(Two{});
+          }
         } else if constexpr (vec > 1 && lanes == 16) {
-          if (wants_warps(p, vec)) return teams(std::integral_constant<int, 32>{});
+          if (wants_warps(p, vec)) return teams(Warp{});
         }
         teams(lanes);
       };
