@@ -232,7 +232,7 @@ def _whole_graph(edge_index: Any) -> Graph | None:
 def _groups(rowptr: Tensor, size: int) -> int:
     counts = (rowptr.diff() + (size - 1)) // size
     num_groups, num_long = int(counts.clamp(min=1).sum()), int((counts > 1).sum())
-    return (2 * num_groups + 3 * num_long + 2) * rowptr.element_size()
+    return (3 * num_groups + 3 * num_long + 2) * rowptr.element_size()
 
 
 class _Step:

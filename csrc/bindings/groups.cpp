@@ -1,5 +1,5 @@
+#include "bindings/groups.h"
 #include "params/groups.h"
-#include "stable.h"
 
 namespace pyg_fast {
 namespace {
@@ -68,17 +68,45 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> group_edges(
   return {ptr, row, long_row, long_ptr, long_shift};
 }
 
+template <bool kCuda>
+Tensor order_groups(const Tensor& ptr, const Tensor& row, const Tensor& long_ptr,
+                    const Tensor& long_shift, int64_t size) {
+  OrderGroups p;
+  p.index64 = is_index64(row, "row");
+  p.num_groups = row.numel();
+  p.num_long = long_shift.numel();
+  STD_TORCH_CHECK(size >= 1, "size must be positive, got ", size);
+  p.size = size;
+  p.ptr = entries_of(ptr, "ptr", p.num_groups + 1, row);
+  p.row = entries_of(row, "row", p.num_groups, row);
+  p.long_ptr = entries_of(long_ptr, "long_ptr", p.num_long + 1, row);
+  p.long_shift = entries_of(long_shift, "long_shift", p.num_long, row);
+  Tensor order = empty(row, {p.num_groups}, row.scalar_type());
+  p.order = order.mutable_data_ptr();
+  if constexpr (kCuda) {
+    Launch launch(row);
+    void* scratch = launch.scratch(cuda::order_groups_scratch(p));
+    launch.check(cuda::order_groups(p, scratch, launch.stream()), "order_groups");
+  } else {
+    cpu::order_groups(p);
+  }
+  return order;
+}
+
 }  // namespace
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
   // Cuts each row into groups. count_groups: the numbers of groups and of long rows before each row;
-  // group_edges: ptr, row, long_row, long_ptr, long_shift.
+  // group_edges: ptr, row, long_row, long_ptr, long_shift; order_groups: in which order to process them.
   m.def("count_groups(Tensor rowptr, int size) -> Tensor");
   m.def(
       "group_edges(Tensor rowptr, Tensor count, int size, int num_groups, int num_long) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "order_groups(Tensor ptr, Tensor row, Tensor long_ptr, Tensor long_shift, int size) -> Tensor");
 }
 
 PYG_FAST_IMPL(count_groups)
 PYG_FAST_IMPL(group_edges)
+PYG_FAST_IMPL(order_groups)

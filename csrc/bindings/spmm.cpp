@@ -1,3 +1,4 @@
+#include "bindings/groups.h"
 #include "bindings/spmm.h"
 
 namespace pyg_fast {
@@ -6,7 +7,7 @@ namespace {
 // The groups of the graph `csr`; checks only sizes and types.
 Groups groups_of(const Csr& csr, const Tensor& rowptr, const Tensor& ptr, const Tensor& row,
                  const Tensor& long_row, const Tensor& long_ptr, const Tensor& long_shift,
-                 int64_t num_partials, int64_t size, bool atomic) {
+                 int64_t num_partials, int64_t size, bool atomic, const OptTensor& order) {
   Groups g;
   g.size = size;
   g.atomic = atomic;
@@ -16,18 +17,15 @@ Groups groups_of(const Csr& csr, const Tensor& rowptr, const Tensor& ptr, const 
   STD_TORCH_CHECK(size >= 1, "group_size must be positive, got ", size);
   STD_TORCH_CHECK(g.num_groups >= csr.num_rows && num_partials >= 0 && num_partials <= g.num_groups,
                   "there must be a group for each row and for each partial sum");
-  const auto check = [&](const Tensor& t, const char* name, int64_t count) -> const void* {
-    check_vector(t, name, count);
-    check_type(t, name, rowptr.scalar_type());
-    check_device(t, name, rowptr);
-    STD_TORCH_CHECK(t.is_contiguous(), name, " must be contiguous");
-    return t.const_data_ptr();
+  const auto check = [&](const Tensor& t, const char* name, int64_t count) {
+    return entries_of(t, name, count, rowptr);
   };
   g.ptr = check(ptr, "group_ptr", g.num_groups + 1);
   g.row = check(row, "group_row", g.num_groups);
   g.long_row = check(long_row, "long_row", g.num_long);
   g.long_ptr = check(long_ptr, "long_ptr", g.num_long + 1);
   g.long_shift = check(long_shift, "long_shift", g.num_long);
+  if (order) g.order = check(*order, "group_order", g.num_groups);
   return g;
 }
 
@@ -60,13 +58,13 @@ Tensor spmm_groups(const Tensor& rowptr, const Tensor& col, const OptTensor& per
                    bool mean, bool out_acc, const OptTensor& self_row, const Tensor& group_ptr,
                    const Tensor& group_row, const Tensor& long_row, const Tensor& long_ptr,
                    const Tensor& long_shift, int64_t num_partials, int64_t group_size,
-                   bool atomic) {
+                   bool atomic, const OptTensor& group_order) {
   return aggregate(
       Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
       [&](const Spmm& p, const Tensor& on) {
         [[maybe_unused]] const Groups g =
             groups_of(p.csr, rowptr, group_ptr, group_row, long_row, long_ptr, long_shift, num_partials,
-                      group_size, atomic);
+                      group_size, atomic, group_order);
         if constexpr (kCuda) {
           Launch launch(on);
           void* scratch = launch.scratch(cuda::spmm_groups_scratch(p, g));
@@ -93,7 +91,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
       "spmm_groups(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, "
       "Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
       "Tensor? self_row, Tensor group_ptr, Tensor group_row, Tensor long_row, Tensor long_ptr, "
-      "Tensor long_shift, int num_partials, int group_size, bool atomic) -> Tensor");
+      "Tensor long_shift, int num_partials, int group_size, bool atomic, Tensor? group_order=None) -> "
+      "Tensor");
 }
 
 PYG_FAST_IMPL(spmm)

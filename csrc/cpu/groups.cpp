@@ -1,5 +1,9 @@
 #include "params/groups.h"
 
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
 #include "ids.h"
 
 namespace pyg_fast::cpu {
@@ -24,6 +28,17 @@ void group_edges(const GroupEdges& p, int64_t begin, int64_t end) {
       }
     }
     if (end == p.num_rows) write_ends<I>(p);
+  });
+}
+
+void order_groups(const OrderGroups& p) {
+  with_index(p.index64, [&](auto index) {
+    using I = decltype(index);
+    std::vector<uint16_t> key(p.num_groups);
+    for (int64_t group = 0; group < p.num_groups; ++group) key[group] = order_key<I>(p, group);
+    I* const order = static_cast<I*>(p.order);
+    std::iota(order, order + p.num_groups, I(0));
+    std::stable_sort(order, order + p.num_groups, [&](I a, I b) { return key[a] < key[b]; });
   });
 }
 

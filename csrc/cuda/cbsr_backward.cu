@@ -30,8 +30,9 @@ struct Staged {
 };
 
 // DOT: out[perm[e]] = <values of the edge's source, grad>; else out[source, c] += value * grad.
-// LANES threads read an edge.
-template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT, int LANES>
+// LANES threads read an edge. STAGED: the row of the gradient is in shared memory.
+template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT, int LANES,
+          bool STAGED>
 struct StagedRow {
   using Acc = acc_t<T>;
   static constexpr int kSlots = 32 / LANES;
@@ -52,7 +53,7 @@ struct StagedRow {
   static constexpr int kUnroll = PACKED && sizeof(Acc) * STEPS <= 16 && LANES >= 4 ? 4 : 2;
 
   const Staged& p;
-  Acc* staged;  // of this warp; nullptr: row too long
+  Acc* staged;  // of this warp
   int slot, entry_lane;
   const T* grad = nullptr;
   Acc scale = 0;
@@ -70,7 +71,7 @@ struct StagedRow {
       const I degree = rowptr[row + 1] - rowptr[row];
       if (degree > 1) scale /= static_cast<Acc>(degree);
     }
-    if (staged) {
+    if constexpr (STAGED) {
       __syncwarp();
       for (int64_t f = threadIdx.x & 31; f < p.dim; f += 32) staged[f] = to_acc(grad[f]) * scale;
       __syncwarp();
@@ -79,7 +80,8 @@ struct StagedRow {
   }
 
   __device__ Acc at(int64_t column) const {
-    return staged ? staged[column] : to_acc(grad[column]) * scale;
+    if constexpr (STAGED) return staged[column];
+    else return to_acc(grad[column]) * scale;
   }
 
   __device__ void add(const Edge& edge, I, int count, Sum&) const {
@@ -94,34 +96,40 @@ struct StagedRow {
     const C* columns = static_cast<const C*>(p.columns) + p.begin;
     Acc* out = static_cast<Acc*>(p.out) + p.begin;
     const int entries = p.end - p.begin;
+    const uint32_t k = static_cast<uint32_t>(p.k);
     const int lane = !PACKED || entry_lane * STEPS < entries ? entry_lane : 0;
     Pack<C, STEPS> c[kUnroll];
-    int64_t row[kUnroll];
+    Col source[kUnroll];  // offsets would take twice the registers
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int e = first + u * kSlots + slot;
-      row[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1) * p.k;
-      c[u] = load_entries<C, STEPS, PACKED>(columns + row[u], lane, entries);
+      source[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+      c[u] = load_entries<C, STEPS, PACKED>(columns + offset(source[u], k), lane, entries);
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int e = first + u * kSlots + slot;
       const Acc weight = WEIGHTED ? __shfl_sync(kWarpMask, edge.weight, e & 31) : Acc(1);
       if (e >= count) continue;
+      Acc* const to = out + offset(source[u], k);
       if constexpr (PACKED) {
         if (entry_lane * STEPS >= entries) continue;
         Acc g[STEPS];
 #pragma unroll
         for (int t = 0; t < STEPS; ++t) g[t] = weight * at(c[u].data[t]);
-        add_packed(out + row[u] + entry_lane * STEPS, g);
+        add_packed(to + entry_lane * STEPS, g);
       } else {
 #pragma unroll
         for (int t = 0; t < STEPS; ++t) {
           if (has_entry<STEPS, PACKED>(t, entry_lane, entries))
-            atomicAdd(out + row[u] + t * LANES + entry_lane, weight * at(c[u].data[t]));
+            atomicAdd(to + t * LANES + entry_lane, weight * at(c[u].data[t]));
         }
       }
     }
+  }
+
+  __device__ static uint64_t offset(Col source, uint32_t k) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(source)) * k;
   }
 
   __device__ static void add_packed(Acc* out, const Acc (&g)[STEPS]) {
@@ -185,12 +193,12 @@ struct StagedRow {
 };
 
 template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT,
-          int LANES = kEntryLanes>
+          int LANES = kEntryLanes, bool STAGED = true>
 __global__ void __launch_bounds__(kThreads, 4) staged_kernel(Staged p, Shape s, int width) {
   extern __shared__ float4 memory[];
   auto* shared = reinterpret_cast<acc_t<T>*>(memory);
-  StagedRow<T, I, C, STEPS, PACKED, WEIGHTED, DOT, LANES> row(
-      p, width > 0 ? shared + threadIdx.x / 32 * width : nullptr);
+  StagedRow<T, I, C, STEPS, PACKED, WEIGHTED, DOT, LANES, STAGED> row(
+      p, shared + threadIdx.x / 32 * width);
   for_each_row<I, 32>(p.csr, s, row);
 }
 
@@ -204,7 +212,9 @@ const char* launch(const Staged& p, cudaStream_t stream) {
     error = allow_shared(kernel, bytes);
     if (!error) kernel<<<s.grid(p.csr.num_rows), kThreads, bytes, stream>>>(p, s, width);
   };
-  if constexpr (DOT) {
+  if (width == 0) {
+    run(staged_kernel<T, I, C, kMostAdded, false, true, DOT, kEntryLanes, false>);
+  } else if constexpr (DOT) {
     if constexpr (sizeof(C) <= 2 && sizeof(I) == 4) {
       if (packs<kMostAdded>(p.k, p.columns, p.values)) {
         run(staged_kernel<T, I, C, kMostAdded, true, true, true>);

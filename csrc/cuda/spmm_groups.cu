@@ -1,4 +1,6 @@
 // Sum and mean aggregation by groups of edges: no thread waits for a longer row than a group.
+#include <atomic>
+
 #include "params/spmm.h"
 #include "spmm.cuh"
 
@@ -7,6 +9,11 @@ namespace {
 
 // Groups that a team processes in sequence, with prefetch, if there are enough groups for all teams.
 constexpr int kMostInTurn = 8;
+
+// Of larger groups a warp with slots hides the latency better than a team of less than 16 threads.
+constexpr int kMostOfTeam = 128;
+
+constexpr int kAtOnce = 8;  // loads of features in flight per thread of a team
 
 // A kernel that launch_early launches may start while the last blocks of the kernel before it still run,
 // if that one calls allow_next_kernel. It must call wait_for_previous_kernel before it uses memory: the
@@ -22,24 +29,6 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// Launches `kernel` after the one before it, early if its code waits: code of older architectures, which
-// newer GPUs also run, does not. The caller checks for errors.
-template <typename... Params, typename... Args>
-void launch_early(void (*kernel)(Params...), dim3 grid, cudaStream_t stream, Args... args) {
-  cudaFuncAttributes code = {};
-  cudaFuncGetAttributes(&code, kernel);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = code.ptxVersion >= 90 ? 1 : 0;
-  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
-}
-
 template <typename Acc, int VEC>
 __device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
   constexpr int kStep = VEC < kVec<Acc> ? VEC : kVec<Acc>;
@@ -49,61 +38,143 @@ __device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
         *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
 }
 
-// A team of threads takes a group; all teams of a warp take the same branches.
+// How kTeam threads sum a group, kEdges edges at once, of which each reads its own. Either TEAM threads,
+// whose slots of LANES threads read the features of an edge each:
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM>
+struct SlotsRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM> {
+  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM>;
+  using Edges = typename Base::Edge;
+  static constexpr int kTeam = TEAM, kEdges = TEAM, kLanes = LANES;
+
+  __device__ SlotsRow(const Spmm& p, const void* x_self, int tile) : Base(p, x_self, tile) {}
+
+  __device__ void add(const Edges& edges, I count, typename Base::Sum& sum) const {
+    Base::add(edges, 0, count <= 0 ? 0 : count < TEAM ? static_cast<int>(count) : TEAM, sum);
+  }
+};
+
+// Or teams of LANES threads. All teams of a warp take the same branches: groups of the same length, which
+// Groups::order brings together, suit them.
+template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+struct TeamRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES> {
+  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES>;
+  using typename Base::Acc, typename Base::Edge, typename Base::Sum;
+  static constexpr int kTeam = LANES, kEdges = LANES < kAtOnce ? kAtOnce : LANES, kLanes = LANES;
+  static constexpr int kOwn = kEdges / LANES;  // edges of a thread
+
+  struct Edges {
+    Edge own[kOwn];
+
+    __device__ void load(const TeamRow& row, I e, I end) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) own[i].load(row, e + i * LANES, end);
+    }
+  };
+
+  __device__ TeamRow(const Spmm& p, const void* x_self, int tile) : Base(p, x_self, tile) {}
+
+  // Adds the first `count` of the edges.
+  __device__ void add(const Edges& edges, I count, Sum& sum) const {
+#pragma unroll 1
+    for (int first = 0; first < kEdges; first += kAtOnce) {
+      if (first > 0 && !__any_sync(kWarpMask, first < count)) break;
+      if (__all_sync(kWarpMask, first + kAtOnce <= count)) {
+        add_some<0, kAtOnce, true>(edges, first, count, sum);
+      } else {
+        add_some<0, kAtOnce / 2, false>(edges, first, count, sum);
+        if (__any_sync(kWarpMask, first + kAtOnce / 2 < count))
+          add_some<kAtOnce / 2, kAtOnce / 2, false>(edges, first, count, sum);
+      }
+    }
+  }
+
+  // Adds STEPS edges from first + AT on, or zeros past the end.
+  template <int AT, int STEPS, bool FULL>
+  __device__ void add_some(const Edges& edges, int first, I count, Sum& sum) const {
+    Pack<T, VEC> v[STEPS];
+    static_assert(sizeof(v[0]) <= sizeof(zeros));
+    const auto own = [&](int u) -> const Edge& { return edges.own[(AT + u) / LANES % kOwn]; };
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) {
+      const int e = first + AT + u;
+      const Col source = __shfl_sync(kWarpMask, own(u).source, e, LANES);
+      const T* from = this->features_of(source);
+      if (!FULL && e >= count) from = reinterpret_cast<const T*>(zeros);
+      v[u] = pyg_fast::cuda::load<T, VEC>(from);
+    }
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) {
+      const int e = first + AT + u;
+      Acc weight = 1;
+      if constexpr (WEIGHTED) {
+        weight = __shfl_sync(kWarpMask, own(u).weight, e, LANES);
+        // Past the end there are other rows' edges: 0 times their weight would be NaN if that is infinite.
+        if (!FULL && e >= count) weight = 0;
+      }
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) sum.data[c] += weight * element(v[u], c);
+    }
+  }
+};
+
+template <typename Row, typename T, typename I, int VEC>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     spmm_groups_kernel(Spmm p, const void* x_self, Groups g, acc_t<T>* partial, Shape s) {
-  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM>;
-  using Edge = typename Row::Edge;
-  constexpr int kTeams = kThreads / TEAM;
-  const int team = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
+  constexpr int kTeam = Row::kTeam, kTeams = kThreads / kTeam;
+  const int team = threadIdx.x / kTeam, lane = threadIdx.x % kTeam;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * s.block_rows;
   const int groups = g.num_groups - first < s.block_rows ? static_cast<int>(g.num_groups - first)
                                                          : s.block_rows;
-  const I* ptr = static_cast<const I*>(g.ptr) + first;
-  const I* row_of = static_cast<const I*>(g.row) + first;
-  const I* shift = static_cast<const I*>(g.long_shift);
+  const I* order = static_cast<const I*>(g.order);
+  const I* ptr = static_cast<const I*>(g.ptr);
   allow_next_kernel();
 
   struct Span {
-    I begin = 0, end = 0;
+    I group = 0, begin = 0, end = 0;
   };
-  const auto span = [&](int k) { return k < groups ? Span{ptr[k], ptr[k + 1]} : Span{}; };
+  const auto number = [&](int k) {
+    return k >= groups ? I(0) : order ? order[first + k] : static_cast<I>(first + k);
+  };
+  const auto span = [&](int k, I group) {
+    return k < groups ? Span{group, ptr[group], ptr[group + 1]} : Span{};
+  };
 
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     const Row row(p, x_self, tile);
-    Span next = span(team), after = span(team + kTeams);
-    Edge edge;
-    edge.load(row, next.begin + lane, next.end);
-    for (int k = team; k - team < groups; k += kTeams) {
+    Span next = span(team, number(team)), after = span(team + kTeams, number(team + kTeams));
+    I then = number(team + 2 * kTeams);
+    typename Row::Edges edges;
+    edges.load(row, next.begin + lane, next.end);
+    for (int k = team; k - team % (32 / kTeam) < groups; k += kTeams) {
       const Span now = next;
       next = after;
-      after = span(k + 2 * kTeams);
-      const I of = k < groups ? row_of[k] : 0;
+      after = span(k + 2 * kTeams, then);
+      then = number(k + 3 * kTeams);
+      const I of = k < groups ? static_cast<const I*>(g.row)[now.group] : 0;
       auto sum = row.empty(0);
       I left = now.end - now.begin;
       bool is_read = false;
       do {
-        const Edge current = edge;
+        const typename Row::Edges current = edges;
         // Reads the next edges, or once the first ones of the next group, while these are summed.
-        const bool is_last = left <= TEAM;
-        const I at = is_last ? next.begin : now.end - left + TEAM;
+        const bool is_last = left <= Row::kEdges;
+        const I at = is_last ? next.begin : now.end - left + Row::kEdges;
         const I end = is_read ? at : is_last ? next.end : now.end;
-        edge.load(row, at + lane, end);
+        edges.load(row, at + lane, end);
         is_read = is_last;
-        row.add(current, 0, left <= 0 ? 0 : left < TEAM ? static_cast<int>(left) : TEAM, sum);
-        left -= TEAM;
-      } while (TEAM == 32 ? left > 0 : __any_sync(kWarpMask, left > 0));
+        row.add(current, left, sum);
+        left -= Row::kEdges;
+      } while (__any_sync(kWarpMask, left > 0));
       row.reduce(sum);
-      if (k >= groups || lane >= LANES) continue;
+      if (k >= groups || lane >= Row::kLanes) continue;
       if (of >= 0) {
-        row.finish(of, p.mean ? ptr[k + 1] - ptr[k] : 0, sum);
+        row.finish(of, p.mean ? now.end - now.begin : 0, sum);
       } else if (row.active) {
         const int64_t long_row = -1 - static_cast<int64_t>(of);
         if (g.atomic) {
           add_to<acc_t<T>, VEC>(partial + long_row * p.dim + row.column, sum.data);
         } else {
-          const int64_t slot = first + k - shift[long_row];
+          const int64_t slot = now.group - static_cast<const I*>(g.long_shift)[long_row];
           keep(partial + slot * p.dim + row.column, sum);
         }
       }
@@ -163,17 +234,48 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
+// Whether the current device runs code of 9.0 or newer, whose kernels wait for the one before them: newer
+// GPUs also run code of older architectures. All kernels here are compiled for the same ones.
+bool may_start_early() {
+  constexpr int kDevices = 64;
+  enum : signed char { unknown, no, yes };
+  static std::atomic<signed char> known[kDevices];
+  int device = -1;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const bool has_place = device < kDevices;
+  if (has_place && known[device] != unknown) return known[device] == yes;
+  cudaFuncAttributes code = {};
+  if (cudaFuncGetAttributes(&code, long_rows_kernel<float, int32_t, 1, 1>) != cudaSuccess) return false;
+  const bool early = code.ptxVersion >= 90;
+  if (has_place) known[device] = early ? yes : no;
+  return early;
+}
+
+// Launches `kernel` after the one before it, early if it may. The caller checks for errors.
+template <typename... Params, typename... Args>
+void launch_early(void (*kernel)(Params...), dim3 grid, cudaStream_t stream, Args... args) {
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = may_start_early() ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
 int64_t partial_bytes(const Spmm& p, const Groups& g) {
   const int64_t bytes = (g.atomic ? g.num_long : g.num_partials) * p.dim * acc_bytes(p.dtype);
   return (bytes + 255) / 256 * 256;
 }
 
-// Whether a warp is too wide for most groups. Then teams of fewer threads take one group each, unless the
-// longest groups would delay them; teams of few slots gain less.
-bool wants_teams(const Spmm& p, const Groups& g, const Shape& s) {
-  const int64_t slots = 32 / s.lanes;
-  const int64_t few = (slots > 4 ? kUnroll : 2) * slots;
-  return slots > 1 && p.csr.num_edges <= few * g.num_groups && g.size <= 4 * kUnroll * slots;
+// Whether whole warps read the features of an edge, 512 bytes: such a part of a small x is soon in L1, and
+// indices are read half as often. Of a larger x the parts should be narrow, as in shape_of.
+bool wants_warps(const Spmm& p, int vec) {
+  constexpr int64_t kSmall = 4 << 20;
+  return p.dim % (32 * vec) == 0 && p.csr.num_cols * 512 <= kSmall;
 }
 
 }  // namespace
@@ -195,32 +297,51 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
-      constexpr int kTeam = lanes < 8 ? 8 : lanes;
       auto* partial = static_cast<acc_t<T>*>(scratch);
-      const auto launch = [&](auto edge_lanes, auto team) {
-        s.block_rows = kThreads / team;
-        for (int turns = 1; turns < kMostInTurn && g.num_groups * s.tiles / s.block_rows >= 2400;
+      const auto launch = [&](auto row, const Groups& groups) {
+        using Row = typename decltype(row)::type;
+        Shape of_groups = s;
+        of_groups.tiles = static_cast<int>((p.dim + vec * Row::kLanes - 1) / (vec * Row::kLanes));
+        of_groups.block_rows = kThreads / Row::kTeam;
+        for (int turns = 1; turns < kMostInTurn &&
+                            g.num_groups * of_groups.tiles / of_groups.block_rows >= 2400;
              turns *= 2)
-          s.block_rows *= 2;
-        const dim3 grid = s.grid(g.num_groups);
-        if constexpr (sizeof(I) == 4) {
-          if (!is_weighted(p)) {
-            spmm_groups_kernel<T, I, vec, edge_lanes, false, team>
-                <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
-            return;
-          }
-        }
-        spmm_groups_kernel<T, I, vec, edge_lanes, true, team>
-            <<<grid, kThreads, 0, stream>>>(p, p_in.x, g, partial, s);
+          of_groups.block_rows *= 2;
+        spmm_groups_kernel<Row, T, I, vec><<<of_groups.grid(g.num_groups), kThreads, 0, stream>>>(
+            p, p_in.x, groups, partial, of_groups);
       };
-      using Team = std::integral_constant<int, kTeam>;
-      if (!wants_teams(p, g, s)) {
-        launch(lanes, std::integral_constant<int, 32>{});
-      } else if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
-        if (p.dim <= 2 * vec) launch(std::integral_constant<int, 2>{}, Team{});
-        else launch(lanes, Team{});
+      const auto with = [&](auto weighted) {
+        const auto teams = [&](auto team) {
+          launch(std::common_type<TeamRow<T, I, vec, team, weighted>>{}, g);
+        };
+        [[maybe_unused]] const auto slots = [&](auto edge_lanes, auto team) {
+          Groups as_they_are = g;
+          as_they_are.order = nullptr;
+          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, weighted, team>>{}, as_they_are);
+        };
+        using Two = std::integral_constant<int, 2>;
+        using Eight = std::integral_constant<int, 8>;
+        using Warp = std::integral_constant<int, 32>;
+        if constexpr (lanes < 16) {
+          if (g.size > kMostOfTeam) return slots(lanes, Warp{});
+        }
+        if constexpr (lanes == 1) {
+          return slots(lanes, Eight{});
+        } else if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
+          if (p.dim <= 2 * vec) {
+            if (sizeof(T) >= 4 || g.num_groups < (1 << 15)) return slots(Two{}, Eight{});
+            return teams(Two{});
+          }
+        } else if constexpr (vec > 1 && lanes == 16) {
+          if (wants_warps(p, vec)) return teams(Warp{});
+        }
+        teams(lanes);
+      };
+      if constexpr (sizeof(I) == 4) {
+        if (is_weighted(p)) with(std::true_type{});
+        else with(std::false_type{});
       } else {
-        launch(lanes, Team{});
+        with(std::true_type{});
       }
       if (g.num_long == 0) return;
       Spmm sums;

@@ -31,6 +31,36 @@ struct GroupEdges {
   void* long_shift = nullptr;  // [num_long] index of the first group minus that of its partial sum
 };
 
+// The order in which a GPU processes groups: threads of a warp have groups of the same length, and no long
+// one comes last. Full groups go by their place in their row: rows with ascending columns then read the
+// same part of x at the same time.
+struct OrderGroups {
+  const void* ptr = nullptr;  // as in GroupEdges, whose results are inputs here
+  const void* row = nullptr;
+  const void* long_ptr = nullptr;
+  const void* long_shift = nullptr;
+  bool index64 = false;
+  int64_t num_groups = 0;
+  int64_t num_long = 0;
+  int64_t size = 1;
+  void* order = nullptr;  // [num_groups] of the type of ptr
+};
+
+// Groups are sorted by this number, which is the same for all lengths of 32767 or more.
+template <typename I>
+PYG_FAST_DEVICE inline uint16_t order_key(const OrderGroups& p, int64_t group) {
+  constexpr int64_t kMost = 0x7fff;
+  const auto at_most = [](int64_t v) { return v < kMost ? v : kMost; };
+  const I* ptr = static_cast<const I*>(p.ptr) + group;
+  const int64_t length = static_cast<int64_t>(ptr[1]) - ptr[0];
+  if (length < p.size) return static_cast<uint16_t>(0xffff - at_most(length));
+  const int64_t k = -1 - static_cast<int64_t>(static_cast<const I*>(p.row)[group]);
+  if (k < 0 || k >= p.num_long) return 0;
+  const int64_t first = static_cast<int64_t>(static_cast<const I*>(p.long_shift)[k]) +
+                        static_cast<const I*>(p.long_ptr)[k];
+  return static_cast<uint16_t>(at_most(group - first));
+}
+
 // Writes group `group` of row `row`; for the first group of a long row, also the row's entries of long_*.
 template <typename I>
 PYG_FAST_DEVICE inline void write_group(const GroupEdges& p, int64_t group, int64_t row) {
@@ -63,12 +93,15 @@ PYG_FAST_DEVICE inline int64_t groups_of_row(const CountGroups& p, int64_t row) 
 namespace cpu {
 void count_groups(const CountGroups& p);
 void group_edges(const GroupEdges& p, int64_t begin, int64_t end);  // rows
+void order_groups(const OrderGroups& p);
 }  // namespace cpu
 
 namespace cuda {
 int64_t count_groups_scratch(const CountGroups& p);
 const char* count_groups(const CountGroups& p, void* scratch, void* stream);
 const char* group_edges(const GroupEdges& p, void* stream);
+int64_t order_groups_scratch(const OrderGroups& p);
+const char* order_groups(const OrderGroups& p, void* scratch, void* stream);
 }  // namespace cuda
 
 }  // namespace pyg_fast

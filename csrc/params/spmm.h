@@ -38,6 +38,7 @@ struct Groups {
   const void* long_row = nullptr;    // [num_long] row
   const void* long_ptr = nullptr;    // [num_long + 1] first partial sum
   const void* long_shift = nullptr;  // [num_long] group g writes partial sum g - shift
+  const void* order = nullptr;       // [num_groups] a permutation of them, or nullptr: as they are
 };
 
 namespace cpu {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,12 +64,7 @@ def graph_of(
     if isinstance(edge_index, PreparedGraph):
         return _of_prepared(edge_index, num_src, num_dst, transpose, drop_loops, values)
     if not isinstance(edge_index, EdgeIndex):
-        if not values and not _is_small(edge_index):
-            return lean_graph(edge_index, num_src, num_dst, transpose, drop_loops, wait)
-        if transpose:
-            return _sorted(edge_index, num_src, num_dst, drop_loops, wait)
-        csr = to_csr(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
-        return Graph(*csr, None, None, None, num_src, num_dst)
+        return _sorted(edge_index, num_src, num_dst, transpose, drop_loops, wait, values)
     if torch.compiler.is_compiling():
         return _traced(edge_index, num_src, num_dst, transpose, drop_loops)
     raise_pending()
@@ -131,7 +127,7 @@ def _of_prepared(
             return made('loop-free', lambda: graph.with_transpose().without_loops())
         # The sizes of its tensors do not depend on the number of loops.
         return made('loops dropped', lambda: _sorted(
-            prepared._data, num_src, num_dst, drop_loops=True, wait=False
+            prepared._data, num_src, num_dst, drop_loops=True
         ))  # fmt: skip
     if transpose and graph.t_rowptr is None:
         graph = made('transposed', graph.with_transpose)
@@ -228,7 +224,7 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
         if num_loops(edge_index) == 0:
             return graph_of(edge_index, num_src, num_dst)
         return _sorted(data, num_src, num_dst, drop_loops=True, wait=True)
-    graph = _sorted(data, num_src, num_dst, drop_loops=False, wait=True)
+    graph = _sorted(data, num_src, num_dst, wait=True)
     graph = graph.with_one_structure()
     if not edge_index.is_sorted:
         return graph
@@ -242,23 +238,26 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
     return graph._replace(t_perm=None) if by_row else graph._replace(perm=None)
 
 
-def _sorted(data: Tensor, num_src: int, num_dst: int, drop_loops: bool, wait: bool) -> Graph:
-    both = to_csr_csc(data, num_src, num_dst, drop_loops=drop_loops, wait=wait)
-    return Graph(*both, num_src, num_dst)
-
-
-def lean_graph(
+def _sorted(
     edge_index: Tensor,
     num_src: int,
     num_dst: int,
     transpose: bool = True,
     drop_loops: bool = False,
     wait: bool = False,
+    values: bool = True,
 ) -> Graph:
-    """The graph of a plain edge_index without positions, sorted in less time and memory."""
-    csr = to_csr_unweighted(edge_index, num_src, num_dst, drop_loops=drop_loops, wait=wait)
-    graph = Graph(*csr, None, None, None, None, num_src, num_dst, missing='perm')
-    return graph.with_transpose() if transpose else graph
+    """The graph of a plain edge_index; without :obj:`values` of edges a large one has no positions,
+    which takes less time and memory."""
+    args = edge_index, num_src, num_dst
+    options: dict[str, Any] = dict(drop_loops=drop_loops, wait=wait)
+    if not values and not _is_small(edge_index):
+        csr = *to_csr_unweighted(*args, **options), None
+        graph = Graph(*csr, None, None, None, num_src, num_dst, missing='perm')
+        return graph.with_transpose() if transpose else graph
+    if transpose:
+        return Graph(*to_csr_csc(*args, **options), num_src, num_dst)
+    return Graph(*to_csr(*args, **options), None, None, None, num_src, num_dst)
 
 
 def _of_block(

@@ -16,6 +16,8 @@ class Groups(NamedTuple):
     Groups are in the order of the edges, without gaps; a row without edges has an empty one. A row
     of several groups is *long*: each of its groups makes a partial sum. All tensors have the
     integer dtype of the graph. Groups divide the work on a GPU; on a CPU they have no effect.
+    A GPU's sums process them in the order :obj:`order`: full groups by their place in the row, then
+    the others, the longest first.
 
     Shapes:
         - **ptr:** the first edge of each group :math:`(G + 1)`
@@ -25,6 +27,7 @@ class Groups(NamedTuple):
         - **long_ptr:** the first partial sum of each :math:`(L + 1)`
         - **long_shift:** for each long row, the difference between the number of a group and that
           of its partial sum :math:`(L)`
+        - **order:** the numbers of the groups in that order :math:`(G)`; :obj:`None`: as they are
     """
 
     ptr: Tensor
@@ -35,6 +38,7 @@ class Groups(NamedTuple):
     num_partials: int
     size: int
     atomic: bool = False
+    order: Tensor | None = None
 
     def __repr__(self) -> str:
         parts = f'size={self.size}, groups={self.row.size(0)}, long_rows={self.long_row.size(0)}'
@@ -44,6 +48,7 @@ class Groups(NamedTuple):
         return self._replace(
             ptr=fn(self.ptr), row=fn(self.row), long_row=fn(self.long_row),
             long_ptr=fn(self.long_ptr), long_shift=fn(self.long_shift),
+            order=None if self.order is None else fn(self.order),
         )  # fmt: skip
 
     def to(self, device: Any = None, non_blocking: bool = False) -> 'Groups':
@@ -102,8 +107,8 @@ def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
     if rowptr.dim() != 1 or rowptr.size(0) == 0:
         raise ValueError(f"'rowptr' must have shape [num_rows + 1], got {list(rowptr.shape)}")
     check_size(size)
-    (ptr, row, long_row, long_ptr, long_shift), num_partials = group_edges(rowptr, size)
-    return Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic)
+    (ptr, row, long_row, long_ptr, long_shift), num_partials, order = group_edges(rowptr, size)
+    return Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic, order)
 
 
 def check_size(size: int, name: str = 'size') -> None:

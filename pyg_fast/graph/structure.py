@@ -14,7 +14,7 @@ from .groups import Groups, groups_of
 
 # Few edges are not worth the time to make groups. With many there are enough rows to fill a GPU,
 # and partial sums of small groups cost more than to wait for long rows.
-_FEW, _MANY = 1 << 16, 1 << 23
+_FEW, _MANY = 1 << 16, 1 << 24
 
 # Edges at once in what needs temporary tensors of edges.
 CHUNK = 1 << 26

@@ -156,8 +156,9 @@ class _Edges(NamedTuple):
 
     def graph(self, row: Tensor, num_rows: int, x: Tensor) -> Graph:
         return graph_of(
-            torch.stack([self.source, row]), self.num_src, num_rows, transpose=_needs_grad(x)
-        )
+            torch.stack([self.source, row]), self.num_src, num_rows, transpose=_needs_grad(x),
+            values=False,
+        )  # fmt: skip
 
 
 def _needs_grad(x: Tensor) -> bool:
@@ -207,7 +208,7 @@ def _sums_with_edges(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool
         _mapped(rows, weight, r) for r, rows in enumerate(sums.split(counts)) if rows.size(0) > 0
     ])  # fmt: skip
     both = torch.stack([torch.arange(out.size(0), device=pairs.device), pairs % num_dst])
-    graph = graph_of(both, out.size(0), num_dst, transpose=_needs_grad(out))
+    graph = graph_of(both, out.size(0), num_dst, transpose=_needs_grad(out), values=False)
     return product(SparseOperator(graph), out, out_acc=True)
 
 

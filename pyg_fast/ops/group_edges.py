@@ -7,9 +7,9 @@ from torch.nn.functional import pad
 from ._library import fake, ops, reference
 
 
-def group_edges(rowptr: Tensor, size: int) -> tuple[tuple[Tensor, ...], int]:
-    """The tensors of :class:`~pyg_fast.graph.Groups` and the number of partial sums. Waits for the
-    device once.
+def group_edges(rowptr: Tensor, size: int) -> tuple[tuple[Tensor, ...], int, Tensor]:
+    """The tensors of :class:`~pyg_fast.graph.Groups`, the number of partial sums, and the order of
+    the groups. Waits for the device once.
 
     Raises:
         ValueError: If there are more groups than the dtype of :obj:`rowptr` holds.
@@ -22,8 +22,10 @@ def group_edges(rowptr: Tensor, size: int) -> tuple[tuple[Tensor, ...], int]:
             'a larger group_size'
         )
     groups = ops.group_edges(rowptr, count, size, num_groups, num_long)
+    ptr, row, _, long_ptr, long_shift = groups
+    order = ops.order_groups(ptr, row, long_ptr, long_shift, size)
     num_short = rowptr.size(0) - 1 - num_long
-    return groups, num_groups - num_short
+    return groups, num_groups - num_short, order
 
 
 @fake('count_groups')
@@ -35,6 +37,11 @@ def _count_groups_fake(rowptr: Tensor) -> Tensor:
 def _group_edges_fake(rowptr: Tensor, num_groups: int, num_long: int) -> tuple[Tensor, ...]:
     sizes = (num_groups + 1, num_groups, num_long, num_long + 1, num_long)
     return tuple(rowptr.new_empty(size) for size in sizes)
+
+
+@fake('order_groups')
+def _order_groups_fake(row: Tensor) -> Tensor:
+    return torch.empty_like(row)
 
 
 @reference('count_groups')
@@ -56,3 +63,16 @@ def _group_edges_reference(
     long_ptr = pad(each[long_row].cumsum(0), (1, 0))
     out = (torch.cat([ptr, rowptr[-1:]]), row, long_row, long_ptr, first[long_row] - long_ptr[:-1])
     return tuple(t.to(rowptr.dtype) for t in out)
+
+
+@reference('order_groups')
+def _order_groups_reference(
+    ptr: Tensor, row: Tensor, long_ptr: Tensor, long_shift: Tensor, size: int
+) -> Tensor:
+    most = 2**15 - 1
+    length, is_long = ptr.diff(), row < 0
+    of = (-1 - row[is_long]).long()
+    place = torch.zeros_like(row)
+    place[is_long] = is_long.nonzero().view(-1).to(row.dtype) - (long_shift + long_ptr[:-1])[of]
+    key = torch.where(length < size, 2**16 - 1 - length.clamp(max=most), place.clamp(max=most))
+    return key.argsort(stable=True).to(row.dtype)

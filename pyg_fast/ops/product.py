@@ -114,9 +114,9 @@ def _dense_product(
     if graph.groups is None:
         out = ops.spmm.default(*args)
     else:
-        *parts, atomic = graph.groups
+        *parts, atomic, order = graph.groups
         atomic = atomic and not torch.are_deterministic_algorithms_enabled()
-        out = ops.spmm_groups.default(*args, *parts, atomic)
+        out = ops.spmm_groups.default(*args, *parts, atomic, order)
     return out if own is None or op.diag is None else out.addcmul_(op.diag.view(-1, 1), own)
 
 

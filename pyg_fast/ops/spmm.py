@@ -136,6 +136,7 @@ def _spmm_groups_reference(
     num_partials: int,
     group_size: int,
     atomic: bool,
+    group_order: Tensor | None = None,
 ) -> Tensor:
     """Expands the groups to edges, in the order in which kernels read them."""
     group = torch.arange(group_row.size(0), device=col.device)

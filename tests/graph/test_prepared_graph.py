@@ -15,10 +15,11 @@ from torch_geometric.data import Data
 
 from pyg_fast import nn, ops
 from pyg_fast.graph import Graph, PreparedGraph, graph_of, set_group_sizes
+from pyg_fast.graph import graph as graph_module
 from pyg_fast.graph import structure as structure_module
 from pyg_fast.graph.csr import prepare_graph
 from pyg_fast.graph.execution_path import signature_of
-from pyg_fast.graph.graph import cache_of, lean_graph, num_loops
+from pyg_fast.graph.graph import cache_of, num_loops
 from tests.ops._graphs import GRAPHS, Edges, edge_lists
 
 SQUARE = GRAPHS['square']
@@ -100,7 +101,10 @@ def test_any_graph(device: torch.device, edges: Edges) -> None:
     prepared = lean(edges, device)
     graph = graph_of(prepared, *edges[1:])
     assert entries(graph) == entries(graph_of(prepared.to_edge_index(), *edges[1:]))
-    plain = lean_graph(edges.edge_index.to(device), *edges[1:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_module, '_SMALL', -1)  # as large graphs
+        plain = graph_of(edges.edge_index.to(device), *edges[1:], values=False)
+    assert plain.missing == 'perm and t_perm'
     assert all(map(torch.equal, plain[:2], prepared.graph[:2]))
     assert all(map(torch.equal, plain[3:5], prepared.graph[3:5]))
 

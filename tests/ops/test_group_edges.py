@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pyg_fast.ops._library import ops
+from pyg_fast.ops._library import ops, reference
+from pyg_fast.ops.group_edges import group_edges
 
 from ._samples import Given, sample
 
@@ -21,6 +22,22 @@ def group_edges_sample(given: Given) -> dict[str, object]:
     return {
         'rowptr': rowptr, 'count': count, 'size': 3, 'num_groups': num_groups, 'num_long': num_long
     }  # fmt: skip
+
+
+@sample('order_groups')
+def order_groups_sample(given: Given) -> dict[str, object]:
+    groups = ops.group_edges(**group_edges_sample(given))
+    names = ('ptr', 'row', None, 'long_ptr', 'long_shift')
+    return {name: t for name, t in zip(names, groups, strict=True) if name} | {'size': 3}
+
+
+@pytest.mark.parametrize('size', [1, 100_000])
+def test_order_of_long_rows_and_groups(size: int, device: torch.device) -> None:
+    rowptr = torch.tensor([0, 2, 80_002, 120_002, 120_003], device=device)
+    (ptr, row, _, long_ptr, long_shift), _, order = group_edges(rowptr, size)
+    assert order.equal(reference.order_groups(ptr, row, long_ptr, long_shift, size))
+    if size > 1:  # Lengths from 32,767 on count as equal.
+        assert order.tolist() == [1, 2, 0, 3]
 
 
 def test_more_rows_than_a_scan_tile(device: torch.device) -> None:

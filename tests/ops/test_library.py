@@ -179,7 +179,9 @@ STILL_FITS = {
     *(('count_groups', 'rowptr', kind) for kind in ('shorter', 'longer', 'other type')),
     *(('count_groups', 'rowptr', 'other device'), ('group_edges', 'rowptr', 'other type')),
 }
-OF_INTEGERS = ('sample_edges', 'count_groups', 'group_edges', 'transpose_csr', 'csr_rows')
+OF_INTEGERS = (
+    'sample_edges', 'count_groups', 'group_edges', 'order_groups', 'transpose_csr', 'csr_rows'
+)
 
 
 def spoiled(name: str, t: Tensor) -> Iterator[tuple[str, Tensor]]:

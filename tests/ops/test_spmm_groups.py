@@ -37,10 +37,10 @@ SIZES = [1, 4, 16, 33, 64, 500, 4096]
 
 @sample('spmm_groups')
 def _(given: Given) -> dict[str, object]:
-    *parts, atomic = groups_of(given.graph.rowptr, 3, atomic=given.full)
+    *parts, atomic, order = groups_of(given.graph.rowptr, 3, atomic=given.full)
     names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
     groups = dict(zip((*names, 'group_size'), parts, strict=True))
-    return dict(**spmm_sample(given), **groups, atomic=atomic)
+    return dict(**spmm_sample(given), **groups, atomic=atomic, group_order=order)
 
 
 def acc_of(dtype: torch.dtype) -> torch.dtype:
@@ -269,7 +269,7 @@ def test_option_goes_to_the_op_but_not_where_results_must_repeat(device: torch.d
     class Atomic(Called):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is torch.ops.pyg_fast.spmm_groups.default:
-                seen.append(args[-1])
+                seen.append(args[-2])
             return func(*args, **(kwargs or {}))
 
     x = torch.randn(30, 4, device=device)
@@ -303,6 +303,14 @@ def test_same_bits_every_time(device: torch.device, dtype: torch.dtype, atomic: 
             assert all(map(torch.equal, first, run()))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(('width', 'size'), [(8, 4), (32, 64), (32, 200), (128, 64)])
+def test_order_changes_no_bit(device: torch.device, width: int, size: int) -> None:
+    graph = Graph.with_groups(GRAPHS['hub'].graph(device=device), size)
+    x = torch.randn(graph.num_src, width, device=device)
+    unordered = graph._replace(groups=graph.groups._replace(order=None))
+    assert torch.equal(spmm(graph, x), spmm(unordered, x))
 
 
 def test_on_a_cpu_groups_change_nothing() -> None:
