@@ -462,11 +462,9 @@ def _forward(
     else:
         step.make('mapped', s.num_src * s.fout * s.item)
         step.sum('out', s.out, s.partial_sums)
-    if s.has_root:
-        if s.num_dst != s.num_src:
-            step.make('own', s.sums)
-        step.make('out with own', s.out)
-        step.free('own', 'out with own')
+    if s.has_root and s.num_dst != s.num_src:
+        step.make('own', s.sums)
+        step.free('own')
     step.free('mapped', 'sources')
 
 
@@ -579,10 +577,9 @@ def _backward(
             step.make('sources', s.grad_x)
         if s.needs_x:
             step.make('grad of x', s.grad_x)
-    if s.has_root and not s.streams and not constant:
-        if s.num_dst != s.num_src:
-            step.make('own', s.sums)
-            step.free('own')
+    if s.has_root and not s.streams and not constant and s.num_dst != s.num_src:
+        step.make('own', s.sums)
+        step.free('own')
         if s.needs_x:
             step.make('of own', s.sums)
             step.free('of own')
