@@ -1053,7 +1053,7 @@ def test_accelerate_leaves_it_alone(kind: str) -> None:
     expected = ours(x, edge_index)
     reports = pyg_fast.accelerate_report(pyg_fast.accelerate(model))
     name = LAYERS[kind][2].__name__
-    assert reports[0] == ('0', name, name, None, name)
+    assert reports[0] == ('0', name, name, None, name, 'kernel')
     assert type(model[1]) is LAYERS[kind][1]
     pyg_fast.restore(model)
     assert type(model[0]) is LAYERS[kind][2]
