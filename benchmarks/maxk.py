@@ -22,7 +22,7 @@ import pyg_fast.nn as fast
 from pyg_fast import ops
 from pyg_fast.ops import CBSR
 from pyg_fast.ops._library import reference
-from pyg_fast.ops.product import _DENSE_SHARE
+from pyg_fast.ops.product import _CACHE_BYTES, _CACHED_DEGREE, _DENSE_SHARE, _OF_CACHED_ROWS
 
 from . import _harness, layers, spmm
 from ._graphs import Graph, normal
@@ -396,13 +396,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         scatter_limit=Option(
             {'cuda': 4.0, 'cpu': 2.0}, float, 'GiB of messages that PyG may store in training'))
     forward, backward = _DENSE_SHARE[bench.args.device]
+    cached = '' if bench.args.device == 'cuda' else (
+        f' (k > {_OF_CACHED_ROWS * forward:.2g} F if x has at most {_CACHE_BYTES >> 20} MiB and '
+        f'each row is read by {_CACHED_DEGREE} edges or more on average)')
     bench.note(
         'Aggregation: the k largest of F columns are given, the graph is prepared, and all but '
         f'"{UNWEIGHTED}" read edge weights. "{BALANCED}": the largest of columns equal modulo k. '
         f'"{AS_DENSE}": writes dense rows and aggregates them by spmm; ops.cbsr_spmm does so for '
-        f'k > {forward:.2g} F in float32, and in the gradient for k > {backward:.2g} F. "{DENSE}" '
-        'and the rivals multiply all columns of x, or of the gradient over the transposed graph, '
-        f'and run once for all k. "{ORDERED}": over the transposed graph. Compared with float64.',
+        f'k > {forward:.2g} F in float32{cached}, and in the gradient for k > {backward:.2g} F. '
+        f'"{DENSE}" and the rivals multiply all columns of x, or of the gradient over the '
+        f'transposed graph, and run once for all k. "{ORDERED}": over the transposed graph. '
+        'Compared with float64.',
         f'Selection: of random numbers. "{COPY}" reads and writes as many bytes as a selection '
         f'must. {_ROWS_SELECTED} rows are compared with float64.',
         f'Training: linear {CHANNELS} to hidden, the layers, linear to {CLASSES}; forward, cross '

@@ -21,6 +21,14 @@ _SCALED_FIRST = 1 << 20
 # dtypes.
 _DENSE_SHARE = {'cuda': (1 / 3, 1 / 3), 'cpu': (3 / 16, 1 / 2)}
 _OF_HALF_PRECISION = 2 / 3
+# On a CPU with wide vectors the forward share is smaller if the dense rows fit in the cache and
+# many edges read each of them. Not for float64, whose rows have twice the bytes, and bfloat16, slow
+# to widen on AVX2.
+_OF_CACHED_ROWS = 3 / 5
+_WIDE_VECTORS = torch.backends.cpu.get_cpu_capability() in ('AVX2', 'AVX512')
+_CACHED_DTYPES = (torch.float32, torch.float16)
+_CACHE_BYTES = 8 << 20
+_CACHED_DEGREE = 32
 
 
 class Quantized(NamedTuple):
@@ -225,19 +233,34 @@ def needs_transpose(cbsr: CBSR) -> bool:
     """Whether the backward pass to the values reads the transposed graph."""
     if not (torch.is_grad_enabled() and cbsr.values.requires_grad):
         return False
-    return _is_ordered(cbsr.values) or _is_dense(cbsr.values, cbsr.k, cbsr.num_columns, True)
+    return _is_ordered(cbsr.values) or _is_dense_backward(cbsr.values, cbsr.k, cbsr.num_columns)
 
 
 def _is_ordered(values: Tensor) -> bool:
     return values.is_cuda and torch.are_deterministic_algorithms_enabled()
 
 
-def _is_dense(features: Tensor, k: int, num_columns: int, backward: bool) -> bool:
-    shares = _DENSE_SHARE.get(features.device.type, (1, 1))
-    share = shares[1] if backward else shares[0]
-    if features.is_cuda and features.dtype.itemsize == 2:
-        share *= _OF_HALF_PRECISION
+def _is_dense_forward(values: Tensor, num_columns: int, num_edges: int) -> bool:
+    num_rows, k = values.shape
+    share = _dense_shares(values)[0]
+    if (
+        values.is_cpu and _WIDE_VECTORS and values.dtype in _CACHED_DTYPES
+        and num_rows * num_columns * values.dtype.itemsize <= _CACHE_BYTES
+        and num_edges >= _CACHED_DEGREE * num_rows
+    ):  # fmt: skip
+        share *= _OF_CACHED_ROWS
     return k > share * num_columns
+
+
+def _is_dense_backward(features: Tensor, k: int, num_columns: int) -> bool:
+    return k > _dense_shares(features)[1] * num_columns
+
+
+def _dense_shares(features: Tensor) -> tuple[float, float]:
+    forward, backward = _DENSE_SHARE.get(features.device.type, (1, 1))
+    if features.is_cuda and features.dtype.itemsize == 2:
+        return forward * _OF_HALF_PRECISION, backward * _OF_HALF_PRECISION
+    return forward, backward
 
 
 class CBSRProduct(torch.autograd.Function):
@@ -250,7 +273,7 @@ class CBSRProduct(torch.autograd.Function):
         op, columns, num_columns, out_acc = constants
         ctx.dtype = values.dtype
         save(ctx, values if ctx.needs_input_grad[1] else None, value, constants)
-        if _is_dense(values, values.size(1), num_columns, False):
+        if _is_dense_forward(values, num_columns, op.graph.num_edges):
             x = ops.cbsr_to_dense.default(values, columns, num_columns)
             return _dense_product(op, value, x, bias, out_acc)
         return ops.cbsr_spmm.default(
@@ -279,7 +302,9 @@ class SSpMM(torch.autograd.Function):
         op, columns, num_columns, _ = constants
         save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
         graph, ordered = op.graph, _is_ordered(grad)
-        dense = _is_dense(grad, columns.size(1), num_columns, True) and graph.t_rowptr is not None
+        dense = (
+            graph.t_rowptr is not None and _is_dense_backward(grad, columns.size(1), num_columns)
+        )
         if ordered and graph.t_rowptr is None:
             raise RuntimeError(
                 'this graph was made without the transpose that a deterministic backward needs'

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
 from pyg_fast.ops import CBSR, cbsr_spmm, maxk, spmm
@@ -265,6 +266,48 @@ def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.Mo
             for share in (0, 3 / 8, 2):
                 set_share(monkeypatch, share)
                 check(graph, cbsr, w, 'mean')
+
+
+@pytest.mark.parametrize(
+    ('dtype', 'k', 'degree', 'cache', 'wide', 'dense'),
+    [
+        (torch.float32, 8, 32, 1 << 20, True, True),
+        (torch.float16, 8, 32, 1 << 20, True, True),
+        (torch.float32, 7, 32, 1 << 20, True, False),
+        (torch.float32, 8, 31, 1 << 20, True, False),
+        (torch.float32, 8, 32, 40 * 64 * 4 - 1, True, False),
+        (torch.float32, 8, 32, 1 << 20, False, False),
+        (torch.bfloat16, 8, 32, 1 << 20, True, False),
+        (torch.float64, 8, 32, 1 << 20, True, False),
+        (torch.float64, 13, 1, 0, False, True),
+    ],
+)
+def test_reads_dense_rows_that_stay_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    k: int,
+    degree: int,
+    cache: int,
+    wide: bool,
+    dense: bool,
+) -> None:
+    monkeypatch.setattr(_module, '_CACHE_BYTES', cache)
+    monkeypatch.setattr(_module, '_WIDE_VECTORS', wide)
+    calls = set()
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+        ) -> Any:
+            calls.add(func.name())
+            return func(*args, **kwargs or {})
+
+    edges = Edges(torch.randint(40, (2, 40 * degree)), 40, 40)
+    graph, cbsr = edges.graph(), entries(edges, 64, k, dtype, torch.device('cpu'))
+    with Record():
+        cbsr_spmm(graph, cbsr)
+    assert ('pyg_fast::cbsr_to_dense' in calls) == dense
+    assert ('pyg_fast::cbsr_spmm' in calls) != dense
 
 
 @pytest.mark.parametrize('balanced', [False, True])
