@@ -642,7 +642,7 @@ def _flat(program: Program, outs: list[int], whole: int, width: int) -> tuple[Pr
         elif op == 'expand':
             places[at] = new.expand(inner[0], own)
         elif op == 'const':
-            places[at] = new.add(op, (), attrs, (1,), dtype, 0)
+            places[at] = new.add(op, (), attrs, own, dtype, 0)
         else:
             places[at] = new.add(op, inner, attrs, own, dtype, program.level(at))
     return new, [places[at] for at in outs]

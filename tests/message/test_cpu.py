@@ -575,3 +575,15 @@ def test_shares_do_not_matter() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, several, single))
+
+
+@pytest.mark.parametrize('kind', ['edge', 'sum', 'total'])
+def test_constants_of_several_chunks(kind: str) -> None:
+    """As the gradient of edge features that a message only compares."""
+    case = Case('square')
+    at = case.program.add('const', (), (0.25.hex(),), (130,), 'float64', 0)
+    (out,), _ = case.run([Out(at, kind, 'float64')], 'dst')
+    share = out.sum(0) if kind == 'total' else out
+    degree = case.edge_index[1].bincount(minlength=case.num_dst).view(-1, 1)
+    count = {'edge': 1, 'sum': degree, 'total': case.num_edges}[kind]
+    assert share.equal(torch.full_like(share, 0.25) * count)
