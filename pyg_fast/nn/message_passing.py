@@ -39,6 +39,7 @@ _HOOKS = tuple(
     for when in ('pre_hooks', 'hooks')
 )
 _hooks_of = itemgetter(*_HOOKS)
+_PYTHON_PROPAGATE = MessagePassing.propagate
 OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run', '_one_sum')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
@@ -63,6 +64,27 @@ def _note(conv: Any, reason: str) -> None:
         own['_last_run'] = reason
 
 
+def _pairs_of(conv: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for PyG's `propagate`. Compiled from a template, as for any layer of PyG, it
+    takes the first of a pair for sources; its Python code with `target_to_source` the second."""
+    if conv.flow == 'source_to_target' or not _runs_python(type(conv)):
+        return kwargs
+    bases = {name[:-2] for name in conv._user_args if name[-2:] in ('_i', '_j')}
+    return {
+        name: value[::-1] if name in bases and isinstance(value, (tuple, list)) else value
+        for name, value in kwargs.items()
+    }
+
+
+def _runs_python(cls: type) -> bool:
+    """Whether PyG's `propagate` of a class of ours is its Python code."""
+    found = [
+        base.__dict__['propagate'] for base in cls.__mro__
+        if 'propagate' in base.__dict__ and not issubclass(base, FusedPropagate)
+    ]
+    return found[0] is _PYTHON_PROPAGATE
+
+
 class FusedPropagate:
     """Mixin before a :class:`~torch_geometric.nn.MessagePassing`: :meth:`propagate` runs
     :meth:`message` and the aggregation as one kernel where that is PyG's result."""
@@ -74,6 +96,7 @@ class FusedPropagate:
     def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
+            kwargs = _pairs_of(self, kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         try:
             out = self._kernel(edge_index, size, kwargs)
@@ -91,6 +114,7 @@ class FusedPropagate:
             edge_index = edge_index.as_tensor()
         elif isinstance(edge_index, PreparedGraph):
             edge_index = edge_index.to_edge_index()
+        kwargs = _pairs_of(self, kwargs)
         return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
 
     def _kernel(self: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
@@ -225,8 +249,9 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
         if isinstance(value, (tuple, list)):
             if len(value) != 2:
                 raise Fallback(f"'{base}' has {len(value)} parts")
-            _note_size(conv, sizes, 1 - dim, value[1 - dim])
-            value = value[dim]
+            for k, part in enumerate(value):
+                _note_size(conv, sizes, k, part)
+            value = value[0 if key[0] == 'src' else 1]  # In either flow, as PyG's template.
         if isinstance(value, Tensor):
             _note_size(conv, sizes, dim, value)
             if node_dim not in (0, -value.dim()):

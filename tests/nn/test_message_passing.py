@@ -715,3 +715,48 @@ def test_cuda_graph(device: torch.device) -> None:
         x.copy_(torch.randn(N, F, device=device))
     replay()
     torch.testing.assert_close(found, step())
+
+
+def of_pairs(base: type, **kwargs: Any) -> Any:
+    class Layer(base):
+        def forward(self, x: Any, edge_index: Any) -> Tensor:
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return (2 * x_i + x_j).tanh() * x_j
+
+    return Layer(**kwargs)
+
+
+@pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
+def test_pairs_in_both_flows(device: torch.device, flow: str) -> None:
+    """As PyG's template takes them, which every layer of PyG compiles."""
+    x = torch.randn(9, 4, dtype=torch.double, device=device)
+    edges = torch.randint(9, (2, 30), device=device)
+    theirs, own = (of_pairs(base, flow=flow) for base in (MessagePassing, FusedMessagePassing))
+    observed = of_pairs(FusedMessagePassing, flow=flow)
+    observed.register_message_forward_hook(lambda *args: None)
+    accelerated = pyg_fast.accelerate(of_pairs(MessagePassing, flow=flow))
+    compiled = torch.compile(own, backend='aot_eager', fullgraph=True)
+    for pair in ((x, 3 * x), [x, x + 1], x):
+        expected = theirs(pair, edges)
+        for layer in (own, accelerated, observed, compiled):
+            torch.testing.assert_close(layer(pair, edges), expected)
+    assert own._last_run == accelerated._last_run == ''
+    assert 'hooks' in observed._last_run
+
+
+@pytest.mark.parametrize('make', [
+    lambda **kw: pyg.PointTransformerConv(4, 4, **kw), lambda **kw: pyg.GENConv(4, 6, **kw),
+    lambda **kw: pyg.FAConv(4, **kw), lambda **kw: pyg.EdgeConv(torch.nn.Linear(8, 4), **kw),
+])
+def test_layers_that_send_pairs(device: torch.device, make: Any) -> None:
+    x = torch.randn(9, 4, dtype=torch.double, device=device)
+    edges = torch.randint(9, (2, 30), device=device)
+    theirs = make(flow='target_to_source').double().to(device)
+    args = {
+        'PointTransformerConv': (x, x[:, :3]), 'FAConv': (x, 2 * x), 'EdgeConv': ((x, 2 * x),),
+    }.get(type(theirs).__name__, (x,))  # fmt: skip
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    torch.testing.assert_close(ours(*args, edges), theirs(*args, edges))
+    assert ours._last_run == ''
