@@ -91,8 +91,10 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
 
 def accelerate_report(model: Module) -> list[LayerReport]:
     """The layers that :func:`accelerate` would replace or has replaced, without changing the model;
-    and what ran in the last call of each layer: some layers have no kernel for some inputs, such
-    as sparse matrices."""
+    and what ran in the last eager call of each layer: some layers have no kernel for some inputs,
+    such as sparse matrices. In code of :func:`torch.compile` only layers with hand-written kernels
+    (``FusedGATConv`` and the like, not ``FusedTransformerConv``) keep these; PyG's code runs for
+    others, compiled."""
     return [report for _, report in _layers(model)]
 
 
