@@ -248,7 +248,7 @@ def _sorted(
     values: bool = True,
 ) -> Graph:
     """The graph of a plain edge_index; without :obj:`values` of edges a large one has no positions,
-    which takes less time and memory."""
+    which takes less memory."""
     args = edge_index, num_src, num_dst
     options: dict[str, Any] = dict(drop_loops=drop_loops, wait=wait)
     if not values and not _is_small(edge_index):

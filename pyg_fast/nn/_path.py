@@ -10,11 +10,13 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 from torch_geometric import EdgeIndex
 from torch_geometric import nn as pyg
+from torch_geometric.nn.aggr import MeanAggregation
 
 from ..graph._cache import Entry
 from ..graph.execution_path import ExecutionPath, signature_of
 from ..graph.operator import SparseOperator
 from ..ops._edges import is_capturing
+from ..ops._numbers import acc_dtype
 from ..ops._saved import save, saved
 from ..ops.linear_product import Plan
 from ..ops.path import Rows, Watch, expand, take
@@ -149,6 +151,23 @@ class OnPath:
         if path is None:
             return Plan(whole)
         return self._plan(path, whole, sum_on_path(path, whole, dtype), compact)
+
+    def _input_plan(
+        self: Any, x: Tensor, edge_index: Any, edge_weight: Any, path: ExecutionPath | None
+    ) -> tuple[Plan, bool, torch.dtype | None] | None:
+        """How to aggregate an input, whether the layer needs the input itself too, and the dtype of
+        the weights, if it has some. Here of a sum or mean."""
+        acc = acc_dtype(x.dtype)
+        if path is not None and edge_index is None:
+            self._alone(x, path)
+            whole = path_operator(path, acc, type(self.aggr_module) is MeanAggregation)
+        else:
+            to = self._neighbours(x, edge_index, None)
+            if to is None or not self._sums_of_nodes(to):
+                return None
+            whole = self._sum_of_all(to)
+        plan = self._plan_on(path, whole, acc, (False, True))
+        return plan, getattr(self, 'root_weight', True), None
 
     def _set_cache_input(self, cache_input: bool) -> None:
         if cache_input:

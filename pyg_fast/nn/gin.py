@@ -112,20 +112,8 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
             x = x.to(torch.promote_types(x.dtype, self.eps.dtype))
         return super()._alone(x, path, compact)
 
-    def _input_plan(
-        self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
-    ) -> tuple[Plan, bool, None] | None:
-        """How to aggregate an input; the layer needs the input itself too."""
-        acc = acc_dtype(x.dtype)
-        if path is not None and edge_index is None:
-            self._alone(x, path)
-            whole = path_operator(path, acc, mean=False)
-        else:
-            to = self._neighbours(x, edge_index, None)
-            if to is None or not self._sums_of_nodes(to):
-                return None
-            whole = SparseOperator(to.graph(False))
-        return self._plan_on(path, whole, acc, (False, True)), True, None
+    def _sum_of_all(self, to: Neighbours) -> SparseOperator:
+        return SparseOperator(to.graph(False))
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""

@@ -133,20 +133,8 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         """PyG's own way."""
         return super().forward(self._unfused(x), self._left(edge_index), size)
 
-    def _input_plan(
-        self, x: Tensor, edge_index: Any, edge_weight: None, path: ExecutionPath | None
-    ) -> tuple[Plan, bool, None] | None:
-        """How to aggregate an input, and whether the layer needs the input itself too."""
-        acc = acc_dtype(x.dtype)
-        if path is not None and edge_index is None:
-            self._alone(x, path)
-            whole = path_operator(path, acc, type(self.aggr_module) is MeanAggregation)
-        else:
-            to = self._neighbours(x, edge_index, None)
-            if to is None or not self._sums_of_nodes(to):
-                return None
-            whole = self._operator(to, to.num_dst, False)
-        return self._plan_on(path, whole, acc, (False, True)), self.root_weight, None
+    def _sum_of_all(self, to: Neighbours) -> SparseOperator:
+        return self._operator(to, to.num_dst, False)
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
