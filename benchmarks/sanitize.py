@@ -35,7 +35,6 @@ TESTS = ('tests/robustness/test_same_bits.py', 'tests/ops/test_gcn_norm.py')
 MATCH = (
     'cuda and (test_op or loops) and not compile and not opcheck and not profile '
     'and not cuda_graph and not capture')
-PIECE = 24  # tests of a process, which takes seconds to start
 _LINES = 24  # of a process that found something
 _PYTHON = re.compile(r'Host Frame:.* in (lib)?(python|torch_python)')
 _TOLD = re.compile(r'=========.*|^(?:FAILED|E  ).*', re.MULTILINE)  # also after pytest's dots
@@ -132,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         '--kernels', default='', metavar='PART', help='only kernels with this in their names')
     parser.add_argument('--jobs', type=int, default=os.cpu_count())
+    parser.add_argument(
+        '--piece', type=int, default=24, metavar='TESTS',
+        help='of a process, which takes seconds to start; one that is stopped counts none')
     parser.add_argument('--seconds', type=float, default=3600.0)
     parser.add_argument(
         '--out', type=Path, metavar='DIR', default=_harness.ROOT / 'benchmarks' / 'results')
@@ -139,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.device = 'cuda'
     start = time.monotonic()
     names = collected(args.tests, args.match)
-    pieces = [names[k:k + PIECE] for k in range(0, len(names), PIECE)]
+    pieces = [names[k:k + args.piece] for k in range(0, len(names), args.piece)]
     report = _harness.Report('sanitize', args, [
         f"compute-sanitizer over the CUDA tests of {', '.join(args.tests)} that match "
         f'"{args.match}", hypothesis drawing five examples each, torch caching no memory.'
