@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ._ir import OF_DST, Program, Refused, is_float, number
+from ._ir import OF_DST, STATISTICS, Program, Refused, is_float, number
 
 _POWERS = {
     0.5: 'sqrt', -0.5: 'rsqrt', -1.0: 'reciprocal', 1.0: 'same', 2.0: 'square', 3.0: 'cube',
@@ -123,8 +123,8 @@ class Generator:
         self.num_tiles = 1  # of the widest dimension
         self.loops: dict[str, int] = {}
         self.dots: set[int] = set()  # inputs of linear maps
-        # The largest score so far of a softmax, and its place.
-        self.running: tuple[Block, tuple[Index, ...]] | None = None
+        # The exponentials of a softmax's scores, and their place.
+        self.powers: tuple[Block, tuple[Index, ...]] | None = None
 
     # Names and lines.
 
@@ -331,14 +331,16 @@ class Generator:
             grad = self.load('grad', slot, index, shape, dtype, guard)
             arg = self.load('arg', slot, index, shape, 'int64', guard)
             return self.emit(f'tl.where({arg.name} == eid, {grad.name}, 0.0)', grad.axes, EDGES)
-        if role == 'running':
-            return self.running_score(index)
-        pointer = f'{role}{slot}'
-        self.loads[role, slot] = pointer, dtype
+        if role == 'powers':
+            return self.exponential(index)
         flat = self.offset(index, shape)
         axes = frozenset(axis for axis, _ in flat.terms)
         own = 'dst' if role in OF_DST else role
         level = self.level_of(own)
+        # A destination's statistics are side by side where edges read them: in one sector.
+        packed = role in STATISTICS and level == EDGES
+        pointer = f'stats{slot}' if packed else f'{role}{slot}'
+        self.loads['stats' if packed else role, slot] = pointer, dtype
         self.holds |= level == PROGRAM and bool(axes)
         size = math.prod(shape)
         if own == 'param':
@@ -351,24 +353,27 @@ class Generator:
         else:
             base = f'tl.cast(other, OFFSET) * {size} + '
         masks = self.masks(axes)
-        if level == EDGES:
+        if own == 'edge':  # `other` is a row also where there is no edge.
             masks = ['m', *masks]
         if guard:
             masks.append(guard)
             axes = axes | frozenset(self.guard_axes(guard))
         mask = f', {" & ".join(masks)}, 0' if masks else ''
-        text = f'tl.load({pointer} + ({base}{self.blocked(flat)}){mask})'
+        place = f'{base}{self.blocked(flat)}'
+        if packed:
+            place = f'({place}) * 4 + {STATISTICS.index(role)}'
+        text = f'tl.load({pointer} + ({place}){mask})'
         if is_float(dtype):
             text += f'.to({self.acc})'
         elif dtype == 'bool':
             text += ' != 0'
         return self.emit(text, axes, level)
 
-    def running_score(self, index: tuple[Index, ...]) -> Block:
-        """The largest score so far. A multiple of the softmax is rescaled with it, so each of its
-        numbers has one."""
-        assert self.running is not None
-        block, place = self.running
+    def exponential(self, index: tuple[Index, ...]) -> Block:
+        """That of a score relative to the largest so far. A multiple of the softmax is rescaled
+        with that, so each of its numbers has one."""
+        assert self.powers is not None
+        block, place = self.powers
         if index != place:
             raise Refused('a softmax in another order than its multiples')
         return block

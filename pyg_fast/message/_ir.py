@@ -54,7 +54,8 @@ RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 
 # Loads of values of each destination that other passes compute: the gradients of results and the
 # edges of maxima; of each softmax the largest score, the reciprocal of the sum of its exponentials,
 # and the sum of its values times their gradients.
-OF_DST = {'grad', 'arg', 'most', 'scale', 'dot', 'running'}
+STATISTICS = ('most', 'scale', 'dot')
+OF_DST = {'grad', 'arg', *STATISTICS}
 # Pointwise functions of torch that take Python numbers.
 WITH_NUMBERS = {
     'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',
@@ -233,29 +234,22 @@ class Program:
         return x if value.dtype == dtype else self.add('cast', (x,), (), value.shape, dtype)
 
     def graft(
-        self, other: 'Program', at: int, places: dict[int, int], joint: str | None = None
+        self, other: 'Program', at: int, places: dict[int, int], joint: bool = False
     ) -> int:
         """Copies a value of another program, for a kernel; `places` remembers its parts. A kernel
-        that sums the exponentials of a softmax, too, is `joint`: they are relative to the largest
-        score so far. It has that score (`running`), or the exponentials (`powers`)."""
+        that sums the exponentials of a softmax, too, is `joint`: it has them, relative to the
+        largest score so far."""
         for each in other.reachable([at]):
             if each not in places:
                 value = other[each]
+                if value.op == 'softmax' and joint:
+                    places[each] = self.add(
+                        'load', (), ('powers', 0), value.shape, 'float32', EDGE
+                    )  # fmt: skip
+                    continue
                 if value.op == 'softmax':
-                    if joint == 'powers':
-                        places[each] = self.add(
-                            'load', (), (joint, 0), value.shape, 'float32', EDGE
-                        )  # fmt: skip
-                        continue
                     score, most, scale = (places[arg] for arg in value.args)
-                    if joint:
-                        most = self.of_dst(joint, 0, value.shape)
                     power = self.point('exp', self.point('sub', score, most))
-                    if joint:  # As long as all scores are minus infinity.
-                        low = self.const(-math.inf, len(value.shape), 'float32')
-                        zero = self.const(0, len(value.shape), 'float32')
-                        places[each] = self.point('where', self.point('eq', most, low), zero, power)
-                        continue
                     places[each] = self.point('mul', power, scale, dtype=value.dtype)
                     continue
                 places[each] = self.add(

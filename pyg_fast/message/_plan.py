@@ -597,8 +597,7 @@ def is_multiple(p: Plan, n: int) -> bool:
     one head after another. Then the sum over a destination's edges of the softmax times its
     gradient is that of the results times theirs."""
     return all(
-        output.reduce in ('sum', 'mean') and output.dtype == p.acc
-        and _is_multiple(p.kernel, output.at, p.softmaxes[n])
+        output.reduce in ('sum', 'mean') and _is_multiple(p.kernel, output.at, p.softmaxes[n])
         for output in p.outputs
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
-from ._ir import OF_DST, SRC, Program, Refused, is_float
+from ._ir import OF_DST, SRC, STATISTICS, Program, Refused, is_float
 from ._plan import (
     Gradients,
     Plan,
@@ -40,6 +40,7 @@ from ._triton import OF_TWO, Out, Source, generate
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 # Programs that take many rows each: the most of them, and of numbers in their sums over all edges.
 _MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**23
+_TILE = 64  # columns, of results whose rows are divided
 
 
 @dataclass(eq=False)
@@ -146,7 +147,8 @@ class Passes:
             program = Program()
             places: dict[int, int] = {}
             outs = [
-                Out(program.graft(plan.kernel, output.at, places), output.reduce, output.dtype)
+                Out(program.graft(plan.kernel, output.at, places), output.reduce,
+                    'acc' if self.multiple else output.dtype)
                 for output in plan.outputs
             ]
             places = {}
@@ -274,8 +276,7 @@ class Passes:
                 score = program.graft(kernel, kernel[plan.softmaxes[0]].args[0], places)
                 outs = [Out(score, 'softmax', 'acc')]
                 for output in plan.outputs:
-                    how = 'running' if cuda else 'powers'
-                    at = program.graft(kernel, output.at, places, how)
+                    at = program.graft(kernel, output.at, places, joint=True)
                     outs.append(Out(at, 'weighted', 'acc'))
                 one = Pass(program, tuple(outs), 'dst')
                 with suppress(Refused):
@@ -384,7 +385,8 @@ def tile_shape(source: Source) -> Tile:
     """From a small table, by the width of a row."""
     sizes = tuple(power(n) for n in source.sizes)
     if source.tiled:
-        sizes = (min(sizes[0], 64),)
+        # Programs of one tile after another: the sources' rows of a tile stay in the L2 cache.
+        sizes = (min(sizes[0], max(1, _TILE // math.prod(sizes[1:]))), *sizes[1:])
     width = math.prod(sizes)
     if source.has_dots:
         return Tile(16, (max(16, width),), 2)
@@ -481,7 +483,7 @@ def _run_pass_cuda(
         structure[0] = groups.ptr
         structure += [groups.row, groups.long_row, groups.long_shift]
     data = [
-        *(inputs[load] for load in source.loads), *outs, *args.values(), *parts.values(),
+        *(_input(inputs, load) for load in source.loads), *outs, *args.values(), *parts.values(),
         *part_args.values(),
     ]  # fmt: skip
     widest = max(col.size(0), *(t.numel() for t in data))
@@ -503,6 +505,14 @@ def _run_pass_cuda(
             for arg in chosen
         ]
     return outs, chosen
+
+
+def _input(inputs: dict[tuple[str, int], Tensor], load: tuple[str, int]) -> Tensor:
+    role, n = load
+    if role != 'stats':
+        return inputs[load]
+    most, scale, *dot = (inputs[each, n] for each in STATISTICS if (each, n) in inputs)
+    return torch.stack((most, scale, *(dot * 2 or (most, most))), -1)
 
 
 def _offset(widest: int) -> Any:
@@ -580,11 +590,16 @@ class FusedMessage(torch.autograd.Function):
         count = len(passes.plan.outputs)
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         stats = tuple(of_softmax.values())
+        rounded = tuple(
+            out.to(getattr(torch, output.dtype))
+            for out, output in zip(outs, passes.plan.outputs, strict=False)
+        )
         results = tuple(outs[:count]) if passes.multiple else ()
-        if passes.plan.tail is None:  # The caller may write into the results.
-            results = tuple(out.clone() for out in results)
+        if passes.plan.tail is None:  # The caller may write into what it gets.
+            pairs = zip(results, rounded, strict=False)
+            results = tuple(out.clone() if out is given else out for out, given in pairs)
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
-        return tuple(outs[:count])
+        return rounded
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -15,7 +15,7 @@ from ._generator import (
     block_of,
     power,
 )
-from ._ir import Program, Refused
+from ._ir import STATISTICS, Program, Refused
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
@@ -42,7 +42,7 @@ class Source(NamedTuple):
     text: str
     name: str
     sizes: tuple[int, ...]  # of the axes
-    tiled: bool  # whether the only axis is cut into tiles
+    tiled: bool  # whether the first axis may be cut into tiles, each a program's
     holds: bool  # whether programs hold parameters in registers
     totals: bool  # whether programs sum over all edges
     loads: tuple[tuple[str, int], ...]  # the inputs, in the order of the parameters
@@ -119,7 +119,7 @@ def _generate(
         _template(gen, outs),
         'message_pass',
         gen.sizes,
-        gen.rank == 1 and not gen.reduced,
+        gen.names[0] not in gen.reduced,
         gen.holds,
         bool(gen.stores),
         tuple(gen.loads),
@@ -307,8 +307,9 @@ def _of_softmax(gen: Generator, one: Term) -> None:
         f"{name}v = tl.where({one.mask}, {one.value}, float('-inf'))",
         f'{name}n = tl.maximum({name}, {name}v)',
         f'{name}f = tl.where({name} == {name}n, 1.0, tl.exp({name} - {name}n))',
-        f'{name}t = {name}t * {name}f + tl.where({one.mask}, '
+        f'{name}p = tl.where({one.mask}, '
         f'tl.where({name}v == {name}n, 1.0, tl.exp({name}v - {name}n)), 0.0)',
+        f'{name}t = {name}t * {name}f + {name}p',
         f'{name} = {name}n',
     ]
     gen.finals += [
@@ -320,7 +321,15 @@ def _of_softmax(gen: Generator, one: Term) -> None:
     _store(gen, one, 'out', 'part', f'{name}m', f'{name}m')
     _store(gen, one, 'arg', 'parg', f'{name}s', f'{name}t')
     axes = frozenset(axis for axis, _ in one.flat.terms)
-    gen.running = Block(f'{name}n', axes, EDGES), one.place
+    gen.powers = Block(f'{name}p', axes, EDGES), one.place
+
+
+def _reads_ahead(gen: Generator) -> bool:
+    """Whether columns are read one block of edges before the rows that they name. It takes
+    registers, which passes with many values at once have not."""
+    reads = {role for role, _ in gen.loads}
+    many = gen.dots or gen.num_tiles > 1 or reads & {'stats', 'arg', *STATISTICS}
+    return not many
 
 
 def _template(gen: Generator, outs: list[Out]) -> str:
@@ -354,11 +363,11 @@ def _template(gen: Generator, outs: list[Out]) -> str:
         add(1, 'seed = tl.load(seed_at)')
     add(1, 'tile = pid // num_programs', 'pid = pid % num_programs')
     for k, (name, size) in enumerate(zip(gen.names, gen.sizes, strict=True)):
-        offset = ' + tile * B0' if rank == 1 else ''
+        offset = ' + tile * B0' if k == 0 else ''
         add(
             1,
             f'{name} = (tl.arange(0, B{k}){offset})[{shaped(k + 1)}]',
-            f'm_{name} = {name} < {size}',
+            f'm_{name} = ({name} < {size}) | ({size} % B{k} == 0)',
         )
     for size in sorted(gen.dots):
         add(1, f'i{size} = tl.arange(0, {block_of(size)})[None, :]')
@@ -374,9 +383,16 @@ def _template(gen: Generator, outs: list[Out]) -> str:
         )  # fmt: skip
     else:
         add(2, 'row = item')
-    add(2, *gen.before, *gen.starts, 'for s in range(begin, end, BE):')
-    add(3, f'o = (s + tl.arange(0, BE))[{shaped(0)}]', 'm = o < end')
-    add(3, 'other = tl.load(col + o, m, 0)')
+    add(2, *gen.before, *gen.starts, f'e = tl.arange(0, BE)[{shaped(0)}]')
+    ahead = _reads_ahead(gen)
+    if ahead:
+        add(2, 'ahead = tl.load(col + begin + e, e < end - begin, 0)')
+    add(2, 'for s in range(begin, end, BE):')
+    add(3, 'o = s + e', 'm = e < end - s')
+    if ahead:
+        add(3, 'other = ahead', 'ahead = tl.load(col + o + BE, e < end - s - BE, 0)')
+    else:
+        add(3, 'other = tl.load(col + o, m, 0)')
     if gen.uses_edge:
         add(3, 'eid = o', 'if HAS_PERM:')
         add(4, 'eid = tl.load(perm + o, m, 0)')

@@ -45,6 +45,7 @@ LAYERS = {
     'FeaSt': lambda: pyg.FeaStConv(64, 8, heads=2),
     'Transformer': lambda: pyg.TransformerConv(64, 8, heads=8),
     'Transformer, edges': lambda: pyg.TransformerConv(64, 8, heads=8, edge_dim=16),
+    'Transformer, tiles of heads': lambda: pyg.TransformerConv(64, 24, heads=3),
     'PointTransformer': lambda: pyg.PointTransformerConv(64, 64),
     'RGAT': lambda: pyg.RGATConv(
         64, 4, 3, heads=2, dim=2, attention_mode='multiplicative-self-attention', mod='additive'
@@ -124,6 +125,12 @@ def test_compiles(name: str, capability: int) -> None:
         ptx = compiled(source.text, source.name, constants, tile.warps, capability)
         assert f'.target sm_{capability}' in ptx
         assert source.has_dots or 'mma' not in ptx  # TF32 would round.
+
+
+def test_heads_are_in_tiles() -> None:
+    found = {(recipe.tile.columns, recipe.num_tiles) for recipe in recipes(
+        'Transformer, tiles of heads')}  # fmt: skip
+    assert ((2, 32), 2) in found
 
 
 def test_reductions_compile() -> None:

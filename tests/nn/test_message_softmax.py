@@ -298,6 +298,24 @@ def test_transformer_conv(device: torch.device) -> None:
     assert type(copy.deepcopy(conv)) is FusedTransformerConv
 
 
+@pytest.mark.parametrize('edge_dim', [None, 3])
+def test_several_tiles_of_heads(edge_dim: int | None, device: torch.device) -> None:
+    torch.manual_seed(1)
+    convs = [cls(F, 24, 3, edge_dim=edge_dim) for cls in (FusedTransformerConv, TransformerConv)]
+    edges = torch.stack([torch.randint(N, (600,)), torch.randint(9, (600,)).clamp(min=6)])
+    x, attr = torch.randn(N, F, dtype=torch.float64), torch.randn(600, 3, dtype=torch.float64)
+    results = []
+    for conv in convs:
+        conv.double().to(device).load_state_dict(convs[0].state_dict())
+        leaves = [t.to(device).requires_grad_() for t in (x.clone(), attr.clone())]
+        leaves = leaves[: 1 if edge_dim is None else 2]
+        out = conv(leaves[0], edges.to(device), *leaves[1:])
+        parameters = [p for name, p in conv.named_parameters() if name != 'lin_key.bias']
+        results.append([out, *torch.autograd.grad(out.sin().sum(), [*leaves, *parameters])])
+    assert convs[0]._last_run == ''
+    torch.testing.assert_close(*results)
+
+
 def test_result_is_written(device: torch.device) -> None:
     """The backward pass needs no result that the caller may overwrite."""
     conv = Attention(strict=True)
