@@ -361,7 +361,7 @@ class Generator:
         mask = f', {" & ".join(masks)}, 0' if masks else ''
         place = f'{base}{self.blocked(flat)}'
         if packed:
-            place = f'({place}) * 4 + {STATISTICS.index(role)}'
+            place = f'({place}) * 3 + {STATISTICS.index(role)}'
         text = f'tl.load({pointer} + ({place}){mask})'
         if is_float(dtype):
             text += f'.to({self.acc})'

@@ -511,8 +511,8 @@ def _input(inputs: dict[tuple[str, int], Tensor], load: tuple[str, int]) -> Tens
     role, n = load
     if role != 'stats':
         return inputs[load]
-    most, scale, *dot = (inputs[each, n] for each in STATISTICS if (each, n) in inputs)
-    return torch.stack((most, scale, *(dot * 2 or (most, most))), -1)
+    # A pass that reads no third one gets any.
+    return torch.stack([inputs.get((each, n), inputs['most', n]) for each in STATISTICS], -1)
 
 
 def _offset(widest: int) -> Any:
