@@ -119,6 +119,13 @@ KINDS = {
     'Transformer with edges': Kind(
         lambda width, _: pyg.TransformerConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
         EDGE_WIDTH, 10),
+    'GAT': Kind(lambda width, _: pyg.GATConv(width, width // HEADS, HEADS)),
+    'GAT with edges': Kind(
+        lambda width, _: pyg.GATConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
+        EDGE_WIDTH, 10),
+    'GATv2 with edges': Kind(
+        lambda width, _: pyg.GATv2Conv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
+        EDGE_WIDTH, 10),
     'RGCN': Kind(
         lambda width, _: pyg.RGCNConv(width, width, len(RELATIONS)), 1, 0, 2, 'relation'),
     # PyG stores a matrix of weights for each edge.
