@@ -44,7 +44,7 @@ class FusedHeterogeneousAttention(FusedPropagate):
 
     def forward(
         self: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Any]
-    ) -> dict[str, Tensor | None]:
+    ) -> dict[str, Tensor]:
         if torch.compiler.is_compiling():
             return super().forward(x_dict, edge_index_dict)  # type: ignore[misc]
         try:
@@ -116,7 +116,7 @@ def _is_plain_map(module: Any, shape: tuple[int, ...]) -> bool:
 
 def _forward(
     conv: Any, x_dict: dict[str, Tensor], ends: dict[_Relation, tuple[Tensor, Tensor]]
-) -> dict[str, Tensor | None]:
+) -> dict[str, Tensor]:
     """As PyG's, of keys and values that have a row for each node and relation."""
     heads, channels = conv.heads, conv.out_channels
     nodes = {
@@ -145,11 +145,9 @@ def _forward(
     )  # fmt: skip
 
     parts = zip(nodes, F.gelu(out).split([*sizes.values()]), strict=True)
-    mapped_dict = conv.out_lin({name: x for name, x in parts if name in conv.dst_node_types})
-    out_dict: dict[str, Tensor | None] = {}
-    for name in nodes:
-        if name not in conv.dst_node_types:
-            continue
+    out_dict = {name: part for name, part in parts if name in conv.dst_node_types}
+    mapped_dict = conv.out_lin(out_dict)
+    for name in out_dict:
         out, x = mapped_dict[name], x_dict[name]
         if out.size(-1) == x.size(-1):
             share = conv.skip[name].sigmoid()

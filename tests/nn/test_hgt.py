@@ -16,7 +16,7 @@ from torch_geometric.nn.dense import HeteroLinear
 import pyg_fast
 from pyg_fast.graph import Graph, PreparedGraph
 from pyg_fast.nn import hgt
-from tests.nn._layers import assert_alike, run
+from tests.nn._layers import assert_alike, both, how, run
 
 TYPES = {'a': 9, 'b': 14, 'c': 5, 'd': 0}
 WIDTH, OUT = 6, 8
@@ -50,23 +50,12 @@ def given(
 PLAIN = (['a', 'b', 'c'], [('a', 'r', 'b'), ('b', 's', 'a'), ('a', 't', 'a'), ('c', 'u', 'b')])
 
 
-def both(
+def layers(
     device: torch.device, metadata: Any = PLAIN, in_channels: Any = WIDTH, out: int = OUT,
     heads: int = 4, **options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """With every parameter random: PyG's priors are all 1."""
     torch.manual_seed(1)
-    theirs = HGTConv(in_channels, out, metadata, heads, **options)
-    for parameter in theirs.parameters():
-        if not isinstance(parameter, torch.nn.UninitializedParameter):
-            torch.nn.init.normal_(parameter, std=0.5)
-    theirs = theirs.double().to(device)
-    return theirs, pyg_fast.accelerate(copy.deepcopy(theirs))
-
-
-def how(conv: Any) -> str:
-    (report,) = pyg_fast.accelerate_report(conv)
-    return str(report.ran)
+    return both(HGTConv(in_channels, out, metadata, heads, **options), device)
 
 
 def check(theirs: Any, ours: Any, args: Any, reason: str | None = None) -> None:
@@ -86,13 +75,13 @@ def least(request: pytest.FixtureRequest, device: torch.device, monkeypatch: Any
 @pytest.mark.parametrize('seed', range(6))
 def test_like_pyg(seed: int, least: int, device: torch.device) -> None:
     metadata = (list(TYPES), relations(seed))
-    theirs, ours = both(device, metadata, heads=4 if seed % 2 else 8, out=16)
+    theirs, ours = layers(device, metadata, heads=4 if seed % 2 else 8, out=16)
     check(theirs, ours, given(metadata, device))
     assert how(ours) == 'FusedHGTConv'
 
 
 def test_no_product_for_each_head(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, ours = both(device)
+    _, ours = layers(device)
     monkeypatch.setattr(type(ours.k_rel), 'forward_naive', None)
     ours(*given(PLAIN, device))
     assert 'edge [' not in ours.plan  # Priors are no features of edges.
@@ -101,12 +90,12 @@ def test_no_product_for_each_head(device: torch.device, monkeypatch: pytest.Monk
 def test_features_of_several_widths(device: torch.device) -> None:
     """PyG adds those that are as wide as the output to it."""
     widths = {'a': OUT, 'b': 3, 'c': OUT}
-    theirs, ours = both(device, in_channels=widths)
+    theirs, ours = layers(device, in_channels=widths)
     check(theirs, ours, given(PLAIN, device, **widths))
 
 
 def test_relations_and_types_left_out(device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     left = {name: edges[name] for name in PLAIN[1][:3:2]}
     check(theirs, ours, ({name: x[name] for name in 'ba'}, left))
@@ -119,14 +108,14 @@ def test_relations_and_types_left_out(device: torch.device) -> None:
 
 def test_relations_in_another_order(device: torch.device) -> None:
     """PyG multiplies by other matrices then, which a trained layer may rely on."""
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     check(theirs, ours, (x, dict(reversed(edges.items()))), 'another order')
     assert how(ours) == 'FusedHGTConv'
 
 
 def test_few_edges(device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     for count in (0, 1):
         few = {name: each[:, : count * (name == PLAIN[1][0])] for name, each in edges.items()}
@@ -135,7 +124,7 @@ def test_few_edges(device: torch.device) -> None:
 
 
 def test_lazy(device: torch.device) -> None:
-    theirs, ours = both(device, in_channels=-1)
+    theirs, ours = layers(device, in_channels=-1)
     args = given(PLAIN, device, a=3)
     torch.manual_seed(2)
     expected = theirs(*args)
@@ -153,7 +142,7 @@ def test_lazy(device: torch.device) -> None:
     ids=['int32', 'EdgeIndex', 'PreparedGraph'],
 )  # fmt: skip
 def test_kinds_of_edges(made: Any, device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     other = {name: made(each) for name, each in edges.items()}
     torch.testing.assert_close(ours(x, other), theirs(x, edges))
@@ -162,7 +151,7 @@ def test_kinds_of_edges(made: Any, device: torch.device) -> None:
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
 def test_narrow(dtype: torch.dtype, device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     exact = theirs(x, edges)
     x = {name: each.to(dtype) for name, each in x.items()}
@@ -173,7 +162,7 @@ def test_narrow(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def test_autocast(device: torch.device) -> None:
-    theirs, ours = (conv.float() for conv in both(device))
+    theirs, ours = (conv.float() for conv in layers(device))
     x, edges = given(PLAIN, device, torch.float32)
     exact, sums = theirs(x, edges), []
     for conv in (theirs, ours):
@@ -188,7 +177,7 @@ def test_autocast(device: torch.device) -> None:
 
 
 def test_second_derivative(device: torch.device) -> None:
-    _, ours = both(device)
+    _, ours = layers(device)
     x, edges = given(PLAIN, device)
 
     def total(*parts: Tensor) -> Tensor:
@@ -201,7 +190,7 @@ def test_second_derivative(device: torch.device) -> None:
 
 @pytest.mark.parametrize('name', ['k_rel', 'v_rel'])
 def test_observed_maps(name: str, device: torch.device) -> None:
-    convs = both(device)
+    convs = layers(device)
     args, seen = given(PLAIN, device), []
     for conv in convs:
         getattr(conv, name).register_forward_hook(lambda *args: seen.append(1))
@@ -212,7 +201,7 @@ def test_observed_maps(name: str, device: torch.device) -> None:
 
 
 def test_replaced_maps(device: torch.device) -> None:
-    convs = both(device)
+    convs = layers(device)
     for conv in convs:
         torch.manual_seed(4)
         conv.v_rel = HeteroLinear(2, 2, 16, is_sorted=True).double().to(device)
@@ -220,14 +209,14 @@ def test_replaced_maps(device: torch.device) -> None:
 
 
 def test_shared_maps(device: torch.device) -> None:
-    convs = both(device)
+    convs = layers(device)
     for conv in convs:
         conv.v_rel = conv.k_rel
     check(*convs, given(PLAIN, device))
 
 
 def test_priors_of_another_type(device: torch.device) -> None:
-    convs = [conv.float() for conv in both(device)]
+    convs = [conv.float() for conv in layers(device)]
     x, edges = given(PLAIN, device, torch.float32)
     for conv in convs:
         conv.p_rel.double()
@@ -238,7 +227,7 @@ def test_priors_of_another_type(device: torch.device) -> None:
 
 @pytest.mark.parametrize('name', ['message', '_construct_src_node_feat'])
 def test_patched_class(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     method = getattr(HGTConv, name)
     if name == 'message':
 
@@ -250,14 +239,14 @@ def test_patched_class(name: str, device: torch.device, monkeypatch: pytest.Monk
 
 
 def test_patched_layer(device: torch.device) -> None:
-    convs = both(device)
+    convs = layers(device)
     for conv in convs:
         conv._cat = lambda x_dict, cat=conv._cat: cat({key: 2 * x for key, x in x_dict.items()})
     check(*convs, given(PLAIN, device), 'patched')
 
 
 def test_maps_of_nodes_may_be_observed(device: torch.device) -> None:
-    convs = both(device)
+    convs = layers(device)
     for conv in convs:
         conv.kqv_lin.register_forward_hook(
             lambda module, args, out: {key: 2 * x for key, x in out.items()}
@@ -267,7 +256,7 @@ def test_maps_of_nodes_may_be_observed(device: torch.device) -> None:
 
 
 def test_hooks(device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     args, seen = given(PLAIN, device), []
     ours.register_propagate_forward_pre_hook(lambda conv, inputs: seen.append(inputs[-1]))
     torch.testing.assert_close(ours(*args), theirs(*args))
@@ -276,7 +265,7 @@ def test_hooks(device: torch.device) -> None:
 
 
 def test_sparse(device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     sparse = {
         (src, kind, dst): torch.sparse_coo_tensor(
@@ -291,7 +280,7 @@ def test_sparse(device: torch.device) -> None:
 def test_flow(device: torch.device) -> None:
     """PyG's result is of the same numbers of nodes in any relation only."""
     metadata = (['a'], [('a', 'r', 'a')])
-    convs = both(device, metadata, flow='target_to_source')
+    convs = layers(device, metadata, flow='target_to_source')
     check(*convs, given(metadata, device), 'flow')
 
 
@@ -300,7 +289,7 @@ def test_flow(device: torch.device) -> None:
 def test_unknown_nodes(row: int, value: int, device: torch.device) -> None:
     if device.type == 'cuda':
         pytest.skip('PyG stops the process')
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     edges[PLAIN[1][2]][row, 0] = value  # Of the first type, from which PyG reads into the next.
     try:
@@ -313,7 +302,7 @@ def test_unknown_nodes(row: int, value: int, device: torch.device) -> None:
 
 
 def test_unknown_names(device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     for args in (({'a': x['a']}, edges), (x, {('a', 'none', 'b'): edges['a', 'r', 'b']})):
         for conv in (theirs, ours):
@@ -326,14 +315,14 @@ def test_unknown_names(device: torch.device) -> None:
 
 def test_compiled(device: torch.device) -> None:
     metadata = (['a', 'b'], [('a', 'r', 'b'), ('b', 's', 'a')])
-    theirs, ours = both(device, metadata, heads=1)
+    theirs, ours = layers(device, metadata, heads=1)
     args = given(metadata, device)
     compiled = torch.compile(ours, fullgraph=True, backend='eager')
     torch.testing.assert_close(compiled(*args), theirs(*args))
 
 
 def test_copies(device: torch.device) -> None:
-    theirs, ours = both(device)
+    theirs, ours = layers(device)
     args = given(PLAIN, device)
     expected = theirs(*args)
     ours(*args)
