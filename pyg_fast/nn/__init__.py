@@ -1,6 +1,7 @@
 """The layers."""
 
-from . import relational as relational  # It adds to MIXINS.
+from . import hgt as hgt  # It adds to MIXINS.
+from . import relational as relational
 from ._inference import inference
 from ._path import AggregatedInput
 from .gat import FusedGATConv, FusedGATv2Conv

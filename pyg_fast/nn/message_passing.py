@@ -40,7 +40,7 @@ _HOOKS = tuple(
 )
 _hooks_of = itemgetter(*_HOOKS)
 _PYTHON_PROPAGATE = MessagePassing.propagate
-OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run', '_one_sum')
+OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run', '_one_sum', '_maps_reason')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
     'edge_index', 'size', 'size_j', 'dim_size', 'adj_t', 'edge_index_j',

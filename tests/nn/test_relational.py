@@ -1,6 +1,5 @@
 """RGCNConv and RGATConv: relations as pairs with nodes, beside PyG on the same weights."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -8,9 +7,18 @@ import torch
 from torch_geometric.nn import RGATConv, RGCNConv
 from torch_geometric.nn.aggr import MaxAggregation
 
-import pyg_fast
 from pyg_fast.nn import relational
-from tests.nn._layers import NUM_SRC, N, arguments, assert_alike, graph, prepared, run
+from tests.nn._layers import (
+    NUM_SRC,
+    N,
+    arguments,
+    assert_alike,
+    both,
+    graph,
+    how,
+    prepared,
+    run,
+)
 
 R, WIDTH = 3, 16
 
@@ -19,19 +27,6 @@ R, WIDTH = 3, 16
 def dense(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(relational, '_is_dense', lambda device: request.param)
     return request.param
-
-
-def both(conv: Any, device: torch.device) -> tuple[Any, Any]:
-    """With every parameter random: PyG leaves one of RGATConv uninitialized."""
-    for parameter in conv.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    conv = conv.double().to(device)
-    return conv, pyg_fast.accelerate(copy.deepcopy(conv))
-
-
-def how(conv: Any) -> str:
-    (report,) = pyg_fast.accelerate_report(conv)
-    return str(report.ran)
 
 
 @pytest.mark.parametrize(
