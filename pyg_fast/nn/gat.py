@@ -20,6 +20,7 @@ from ..message._inputs import check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
+from ..ops.edge_sums import Selected, edge_sums
 from ..ops.gat import attend
 from ..ops.gatv2 import attend_v2
 from ._fused import Fused, entries, is_plain_linear, known_edges
@@ -250,7 +251,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         alpha_edge = alpha_loop = None
         if has_edges:
             alpha_edge, alpha_loop = self._edge_scores(
-                edge_index, edge_attr, args.num_loops, acc
+                edge_index, edge_attr, graph, args.num_loops, acc
             )
         bias = self._fused_bias(out_dtype)
         out = attend(
@@ -259,7 +260,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         return self._finished(out, res, bias is not None)
 
     def _edge_scores(
-        self, edge_index: Tensor, edge_attr: Any, num_loops: int, dtype: torch.dtype
+        self, edge_index: Tensor, edge_attr: Any, graph: Graph, num_loops: int, dtype: torch.dtype
     ) -> tuple[Tensor, OptTensor]:
         """Scores of edges and self-loops, without expanding the edge features to all channels."""
         edge_dim = self.lin_edge.weight.size(1)
@@ -273,15 +274,8 @@ class FusedGATConv(_FusedAttention, GATConv):
             fill = self.fill_value
             if isinstance(fill, str):
                 data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
-                # On CUDA an index out of range is reported later, and must not fail here.
-                index = data[1].long().clamp(0, num_loops - 1)
-                listed = (data[0] != data[1]).to(scores.dtype).view(-1, 1)
-                loops = scores.new_zeros(num_loops, self.heads).index_add(
-                    0, index, scores * listed
-                )
-                if fill == 'mean':
-                    count = scores.new_zeros(num_loops, 1).index_add(0, index, listed)
-                    loops = loops / count.clamp(min=1)
+                rows = graph.t() if self.flow == 'target_to_source' else graph
+                loops = edge_sums(rows, scores, data, fill == 'mean')
             else:
                 if not isinstance(fill, Tensor):
                     fill = edge_attr.new_full((edge_dim,), fill)
@@ -414,7 +408,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         known: Graph | None = None
         if self.add_self_loops:
             edge_index, kept, known = looped(edge_index, *sizes, transpose)
-            edge_attr = edge_attr if kept is None else edge_attr.index_select(0, kept)
+            edge_attr = edge_attr if kept is None else Selected.apply(edge_attr, kept)
             listed = edge_index
             if isinstance(self.fill_value, str) and listed.is_cuda and sizes[0] == sizes[1]:
                 # On CUDA an index out of range is reported later, and must not fail here.
