@@ -242,10 +242,9 @@ __global__ void __launch_bounds__(kThreads) sum_parts_kernel(const Acc* partial,
   }
 }
 
-// The row of edge e.
+// The row of edge e, from `low` to `high`.
 template <typename I>
-__device__ inline int64_t row_of(const I* rowptr, int64_t num_rows, int64_t e) {
-  int64_t low = 0, high = num_rows - 1;
+__device__ inline int64_t row_of(const I* rowptr, int64_t low, int64_t high, int64_t e) {
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
     if (rowptr[middle] <= e) low = middle;
@@ -254,53 +253,79 @@ __device__ inline int64_t row_of(const I* rowptr, int64_t num_rows, int64_t e) {
   return low;
 }
 
-// Gradients of the edge and loop terms of the scores: one dot product of channels each.
-template <typename T, typename I>
+// Gradients of the edge and loop terms of the scores: one dot product of channels each. A block takes
+// kThreads edges or loops at a time, finds their ends, then LANES threads read VEC channels each of an
+// (edge, head).
+template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads)
     gat_backward_edge_kernel(GatBackward p, uint32_t threshold, acc_t<T> scale) {
   using Acc = acc_t<T>;
+  constexpr int kPairs = kThreads / LANES;  // of an edge and a head, at a time
+  __shared__ Col sources[kThreads], nodes[kThreads];
+  __shared__ I ids[kThreads];
+  __shared__ int64_t rows[2];
   const auto* rowptr = static_cast<const I*>(p.csr.rowptr);
   const int64_t listed = rowptr[p.csr.num_rows];
   const int64_t first_loop = p.grad_alpha_edge ? listed : 0;
   const int64_t count = first_loop + (p.grad_alpha_loop ? p.num_loops : 0);
   const Dropout<Acc> dropout(p, threshold, scale);
   const Acc slope = static_cast<Acc>(p.negative_slope);
-  const int part = threadIdx.x % kNodeLanes;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
-  int64_t k = static_cast<int64_t>(blockIdx.x) * (kThreads / kNodeLanes) + threadIdx.x / kNodeLanes;
-  for (; __any_sync(kWarpMask, k < count); k += step) {
-    const bool valid = k < count, loop = k >= first_loop;
-    int64_t source = 0, node = 0, id = 0;
-    if (valid && loop) {
-      source = node = k - first_loop;
-      id = p.csr.num_edges + node;
-    } else if (valid) {
-      source = row_of(rowptr, p.csr.num_rows, k);
-      node = static_cast<const Col*>(p.csr.col)[k];
-      id = p.csr.perm ? static_cast<int64_t>(static_cast<const I*>(p.csr.perm)[k]) : k;
+  const int heads = static_cast<int>(p.heads), part = threadIdx.x % LANES;
+  const int first_edge = threadIdx.x / LANES / heads, first_head = threadIdx.x / LANES % heads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads; begin < count; begin += step) {
+    const int size = count - begin < kThreads ? static_cast<int>(count - begin) : kThreads;
+    const int64_t end = begin + size < first_loop ? begin + size : first_loop;
+    __syncthreads();
+    if (threadIdx.x < 2 && begin < first_loop)
+      rows[threadIdx.x] = row_of(rowptr, 0, p.csr.num_rows - 1, threadIdx.x == 0 ? begin : end - 1);
+    __syncthreads();
+    const int64_t k = begin + threadIdx.x;
+    if (k < end) {
+      sources[threadIdx.x] = static_cast<Col>(row_of(rowptr, rows[0], rows[1], k));
+      nodes[threadIdx.x] = static_cast<const Col*>(p.csr.col)[k];
+      ids[threadIdx.x] = p.csr.perm ? static_cast<const I*>(p.csr.perm)[k] : static_cast<I>(k);
+    } else if (k < count) {
+      sources[threadIdx.x] = nodes[threadIdx.x] = static_cast<Col>(k - first_loop);
     }
-    const uint32_t bits = dropout.on ? dropout.bits(id) : 0;
-    const auto* extra = static_cast<const Acc*>(loop ? p.alpha_loop : p.alpha_edge);
-    auto* out = static_cast<Acc*>(loop ? p.grad_alpha_loop : p.grad_alpha_edge);
-    const int64_t at = loop ? node : id;
-    for (int head = 0; head < p.heads; ++head) {
+    __syncthreads();
+    // All threads of a warp continue: they exchange sums.
+    const int64_t pairs = static_cast<int64_t>(size) * heads;
+    int e = first_edge, head = first_head;
+    for (int64_t done = 0; done < pairs; done += kPairs) {
+      const bool valid = e < size;
+      const int64_t source = valid ? sources[e] : 0, node = valid ? nodes[e] : 0;
       Acc dot = 0;
       if (valid) {
-        const int64_t from = (source * p.heads + head) * p.channels;
-        const auto* grad = static_cast<const T*>(p.grad) + (node * p.heads + head) * p.channels;
-        for (int64_t c = part; c < p.channels; c += kNodeLanes)
-          dot += to_acc(grad[c]) * read<Acc>(p.x, p.dtype, from + c);
+        const int64_t from = (source * heads + head) * p.channels;
+        const auto* grad = static_cast<const T*>(p.grad) + (node * heads + head) * p.channels;
+        for (int64_t c = part * VEC; c < p.channels; c += LANES * VEC) {
+          const auto g = load<T, VEC>(grad + c);
+          Acc x[VEC];
+          read_row(p.x, p.dtype, from + c, x);
+#pragma unroll
+          for (int v = 0; v < VEC; ++v) dot += element(g, v) * x[v];
+        }
       }
 #pragma unroll
-      for (int offset = 1; offset < kNodeLanes; offset <<= 1)
+      for (int offset = 1; offset < LANES; offset <<= 1)
         dot += __shfl_xor_sync(kWarpMask, dot, offset);
-      if (!valid || part != 0) continue;
-      const Stat<Acc> stat = static_cast<const Stat<Acc>*>(p.stat)[node * p.heads + head];
-      Acc s = static_cast<const Acc*>(p.alpha_src)[source * p.heads + head] + stat.dst;
-      if (extra) s += extra[at * p.heads + head];
-      const Acc w = stat.weight(s, slope);
-      const Acc ds = w * (dropout.factor(bits, head) * dot - stat.mean);
-      out[at * p.heads + head] = s > 0 ? ds : slope * ds;
+      if (valid && part == 0) {
+        const bool loop = begin + e >= first_loop;
+        const int64_t at = (loop ? node : static_cast<int64_t>(ids[e])) * heads + head;
+        const auto* extra = static_cast<const Acc*>(loop ? p.alpha_loop : p.alpha_edge);
+        const Stat<Acc> stat = static_cast<const Stat<Acc>*>(p.stat)[node * heads + head];
+        Acc s = static_cast<const Acc*>(p.alpha_src)[source * heads + head] + stat.dst;
+        if (extra) s += extra[at];
+        const int64_t id = loop ? p.csr.num_edges + node : static_cast<int64_t>(ids[e]);
+        const Acc factor = dropout.on ? dropout.factor(dropout.bits(id), head) : dropout.scale;
+        const Acc ds = stat.weight(s, slope) * (factor * dot - stat.mean);
+        static_cast<Acc*>(loop ? p.grad_alpha_loop : p.grad_alpha_edge)[at] =
+            s > 0 ? ds : slope * ds;
+      }
+      head += kPairs % heads;
+      e += kPairs / heads + (head >= heads);
+      if (head >= heads) head -= heads;
     }
   }
 }
@@ -356,6 +381,27 @@ void run_dst(const GatBackward& p, cudaStream_t stream) {
   with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
 }
 
+template <typename T, typename I>
+void run_edges(const GatBackward& p, int64_t count, uint32_t threshold, acc_t<T> scale,
+               cudaStream_t stream) {
+  const auto with = [&](auto vec, auto lanes) {
+    gat_backward_edge_kernel<T, I, vec, lanes>
+        <<<blocks_for(count), kThreads, 0, stream>>>(p, threshold, scale);
+  };
+  using std::integral_constant;
+  if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
+    constexpr integral_constant<int, kVec<T>> vec;
+    if (takes_vectors<T, I>(p, p.grad, p.x)) {
+      const int64_t lanes = p.channels / vec;
+      if (lanes == 1) return with(vec, integral_constant<int, 1>{});
+      if (lanes == 2) return with(vec, integral_constant<int, 2>{});
+      if (lanes <= 4) return with(vec, integral_constant<int, 4>{});
+      return with(vec, integral_constant<int, kNodeLanes>{});
+    }
+  }
+  with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
+}
+
 }  // namespace
 
 // One sum of grad_alpha_src for each tile of a head.
@@ -394,8 +440,7 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
     const int64_t edges =
         (p.grad_alpha_edge ? p.csr.num_edges : 0) + (p.grad_alpha_loop ? p.num_loops : 0);
     if (edges > 0) {
-      gat_backward_edge_kernel<T, I><<<blocks_for(edges * kNodeLanes), kThreads, 0, stream>>>(
-          p, threshold, static_cast<Acc>(scale));
+      run_edges<T, I>(p, edges, threshold, static_cast<Acc>(scale), stream);
     }
     return last_error();
   });
