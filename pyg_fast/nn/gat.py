@@ -20,7 +20,7 @@ from ..message._inputs import check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
-from ..ops.gat import attend
+from ..ops.gat import attend, attend_scored
 from ..ops.gatv2 import attend_v2
 from ._fused import Fused, entries, is_plain_linear, known_edges
 
@@ -241,11 +241,6 @@ class FusedGATConv(_FusedAttention, GATConv):
         if out_dtype not in (mapped.dtype, acc):
             return None
         mapped = mapped.view(-1, heads, channels)
-        if same:
-            alpha_src, alpha_dst = attention_scores(mapped, self.att_src, self.att_dst)
-        else:
-            (alpha_src,) = attention_scores(mapped, self.att_src)
-            (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
         args = self._attention_args(graph, mapped, out_dtype)
         alpha_edge = alpha_loop = None
         if has_edges:
@@ -253,9 +248,13 @@ class FusedGATConv(_FusedAttention, GATConv):
                 edge_index, edge_attr, args.num_loops, acc
             )
         bias = self._fused_bias(out_dtype)
-        out = attend(
-            mapped, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, args
-        )  # fmt: skip
+        others = alpha_edge, alpha_loop, bias, args
+        if same:
+            out = attend_scored(mapped, self.att_src, self.att_dst, *others)
+        else:
+            (alpha_src,) = attention_scores(mapped, self.att_src)
+            (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
+            out = attend(mapped, alpha_src, alpha_dst, *others)
         return self._finished(out, res, bias is not None)
 
     def _edge_scores(
