@@ -22,6 +22,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.gat import attend, attend_scored
 from ..ops.gatv2 import attend_v2
+from ..ops.linear import linear
 from ._fused import Fused, entries, is_plain_linear, known_edges
 
 # Rules for the features of self-loops that have a kernel.
@@ -385,9 +386,9 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if graph is None:
             return None
         res = None if self.res is None else self.res(dst)
-        mapped = self.lin_l(src)
+        mapped = _linear(self.lin_l, src)
         shared = src is dst and self.share_weights
-        mapped_dst = mapped if shared else self.lin_r(dst)
+        mapped_dst = mapped if shared else _linear(self.lin_r, dst)
         att, dtype = self.att, mapped.dtype
         out_dtype = torch.promote_types(dtype, att.dtype)
         if out_dtype not in (dtype, acc_dtype(dtype)):
@@ -425,11 +426,11 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             self._note(str(reason))
             return None
         shape = (-1, self.heads, self.out_channels)
-        mapped = self.lin_l(src).view(shape)
+        mapped = _linear(self.lin_l, src).view(shape)
         shared = src is dst and self.share_weights
         inputs = {
             ('src', 'x_j'): mapped, ('edge', 'edge_attr'): edge_attr,
-            ('dst', 'x_i'): mapped if shared else self.lin_r(dst).view(shape),
+            ('dst', 'x_i'): mapped if shared else _linear(self.lin_r, dst).view(shape),
         }  # fmt: skip
 
         def graph(transpose: bool) -> Graph:
@@ -458,6 +459,13 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
 
 # By layer: captures are not part of its state.
 _entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _linear(module: Any, x: Tensor) -> Tensor:
+    """The result of a linear map."""
+    if not is_plain_linear(module) or module.bias is None:
+        return module(x)
+    return linear(x, module.weight, module.bias)
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager:
