@@ -206,6 +206,12 @@ inline Tensor empty(const Tensor& like, Sizes size, ScalarType type) {
                    [&] { return torch::stable::new_empty(like, size, type); });
 }
 
+// Torch's own sum over the first dimension.
+inline Tensor sum_of_rows(const Tensor& x) {
+  const int64_t rows = 0;
+  return torch::stable::sum(x, Sizes(&rows, 1));
+}
+
 inline Tensor zeros(const Tensor& like, Sizes size) {
   return allocated(like, size, bytes_of(like.scalar_type()),
                    [&] { return torch::stable::new_zeros(like, size); });

@@ -55,7 +55,8 @@ Scores attention_scores(const Tensor& x_, const Tensor& att_src_, const OptTenso
 
 template <bool kCuda>
 Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const OptTensor& att_dst_,
-                            const Tensor& grad_src_, const OptTensor& grad_dst_) {
+                            const Tensor& grad_src_, const OptTensor& grad_dst_,
+                            const OptTensor& more_grad_x_) {
   AttentionScoresBackward p;
   fill(p, x_, att_src_, att_dst_);
   const ScalarType acc = acc_of(x_.scalar_type());
@@ -69,14 +70,23 @@ Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const
   };
   check(grad_src_, "grad_alpha_src");
   check(grad_dst_, "grad_alpha_dst");
+  if (more_grad_x_) {
+    STD_TORCH_CHECK(more_grad_x_->dim() == 3 && more_grad_x_->size(0) == p.num_rows &&
+                        more_grad_x_->size(1) == p.heads && more_grad_x_->size(2) == p.channels,
+                    "more_grad_x must have the shape of x");
+    check_type(more_grad_x_, "more_grad_x", x_.scalar_type());
+    check_device(more_grad_x_, "more_grad_x", x_);
+  }
   const Tensor x = to_contiguous(x_), att_src = to_contiguous(att_src_),
                grad_src = to_contiguous(grad_src_);
-  const OptTensor att_dst = to_contiguous(att_dst_), grad_dst = to_contiguous(grad_dst_);
+  const OptTensor att_dst = to_contiguous(att_dst_), grad_dst = to_contiguous(grad_dst_),
+                  more_grad_x = to_contiguous(more_grad_x_);
   p.x = x.const_data_ptr();
   p.att[0] = att_src.const_data_ptr();
   p.att[1] = pointer(att_dst);
   p.grad_alpha[0] = grad_src.const_data_ptr();
   p.grad_alpha[1] = pointer(grad_dst);
+  p.more_grad_x = pointer(more_grad_x);
   Tensor grad_x = empty(x, {p.num_rows, p.heads, p.channels}, x.scalar_type());
   Tensor grad_att = empty(x, {p.num_scores, p.heads, p.channels}, acc);
   p.grad_x = grad_x.mutable_data_ptr();
@@ -101,11 +111,12 @@ Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // <x[i, h], att[h]> for one or two attention vectors; the gradients of x and of [att_src, att_dst].
+  // <x[i, h], att[h]> for one or two attention vectors; the gradients of x (plus `more_grad_x`) and of
+  // [att_src, att_dst].
   m.def("attention_scores(Tensor x, Tensor att_src, Tensor? att_dst) -> (Tensor, Tensor)");
   m.def(
       "attention_scores_backward(Tensor x, Tensor att_src, Tensor? att_dst, Tensor grad_alpha_src, "
-      "Tensor? grad_alpha_dst) -> (Tensor, Tensor)");
+      "Tensor? grad_alpha_dst, Tensor? more_grad_x) -> (Tensor, Tensor)");
 }
 
 PYG_FAST_IMPL(attention_scores)

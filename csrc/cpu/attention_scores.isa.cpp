@@ -39,6 +39,7 @@ void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t ro
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * size;
     T* grad_x = static_cast<T*>(p.grad_x) + row * size;
+    const T* more_grad_x = p.more_grad_x ? static_cast<const T*>(p.more_grad_x) + row * size : nullptr;
     for (int64_t h = 0; h < p.heads; ++h) {
       const Acc g = static_cast<const Acc*>(p.grad_alpha[0])[row * p.heads + h];
       const Acc of_more =
@@ -52,6 +53,7 @@ void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t ro
           grad += of_more * load<V>(more + f);
           store<V>(grad_att + size + f, load<V>(grad_att + size + f) + of_more * of_x);
         }
+        if (more_grad_x) grad += load<V>(more_grad_x + f);
         store<V>(grad_x + f, grad);
       };
       for_chunks<kLanes<T>>(h * p.channels, (h + 1) * p.channels, add);

@@ -1,6 +1,7 @@
 // Gradients of graph attention. The first kernel processes destinations, node by node. Then one pass over
 // the edges of each source gathers the gradients of its destinations, without atomics.
 #include "gat.cuh"
+#include "node_heads.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
@@ -25,19 +26,25 @@ struct alignas(16) Stat {
 
 // stat and grad_alpha_dst: see GatBackward. LANES threads per (node, head) read VEC channels each.
 template <typename T, int VEC, int LANES>
-__global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward p) {
+__global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
+    gat_backward_dst_kernel(GatBackward p, int64_t nodes) {
   using Acc = acc_t<T>;
   const int64_t count = p.csr.num_cols * p.heads;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / LANES);
-  const int part = threadIdx.x % LANES;
-  // All threads of a warp continue: they exchange sums.
-  constexpr int kNodes = kThreads / LANES;
-  int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / LANES;
-  for (; __any_sync(kWarpMask, at < count); at += step) {
-    Acc all = 0, plus = 0;
-    if (at < count) {
-      const int64_t end = (at + 1) * p.channels;
-      for (int64_t c = at * p.channels + part * VEC; c < end; c += LANES * VEC) {
+  NodeHead<LANES> pair(p.heads, nodes);
+  for (; pair.first < count; pair.first += pair.step, pair.at += pair.step, pair.node += nodes) {
+    const bool valid = pair.active && pair.at < count;
+    Stat<Acc> stat = {};
+    Acc mass_plus = 0, all = 0, plus = 0;
+    if (valid && pair.part == 0) {  // before the sums, to wait for both at once
+      const Acc* softmax =
+          static_cast<const Acc*>(p.softmax) + pair.node * 2 * p.heads + pair.head;
+      stat = {static_cast<const Acc*>(p.alpha_dst)[pair.at], softmax[0], softmax[p.heads], 0};
+      mass_plus = static_cast<const Acc*>(p.mass_plus)[pair.at];
+    }
+    if (valid) {
+      const int64_t end = (pair.at + 1) * p.channels;
+#pragma unroll 1
+      for (int64_t c = end - p.channels + pair.part * VEC; c < end; c += LANES * VEC) {
         const auto grad = load<T, VEC>(static_cast<const T*>(p.grad) + c);
         Acc y[VEC], y_plus[VEC];
         read_row(p.y, acc_type(p.dtype), c, y);
@@ -50,18 +57,11 @@ __global__ void __launch_bounds__(kThreads) gat_backward_dst_kernel(GatBackward 
         }
       }
     }
-#pragma unroll
-    for (int offset = 1; offset < LANES; offset <<= 1) {
-      all += __shfl_xor_sync(kWarpMask, all, offset);
-      plus += __shfl_xor_sync(kWarpMask, plus, offset);
-    }
-    if (part != 0 || at >= count) continue;
-    const int64_t node = at / p.heads, head = at % p.heads;
-    const Acc* softmax = static_cast<const Acc*>(p.softmax) + node * 2 * p.heads + head;
-    static_cast<Stat<Acc>*>(p.stat)[at] = {static_cast<const Acc*>(p.alpha_dst)[at], softmax[0],
-                                           softmax[p.heads], all};
-    const Acc mass_plus = static_cast<const Acc*>(p.mass_plus)[at];
-    static_cast<Acc*>(p.grad_alpha_dst)[at] =
+    stat.mean = all = pair.sum(all);
+    plus = pair.sum(plus);
+    if (pair.part != 0 || !valid) continue;
+    static_cast<Stat<Acc>*>(p.stat)[pair.at] = stat;
+    static_cast<Acc*>(p.grad_alpha_dst)[pair.at] =
         static_cast<Acc>(1 - p.negative_slope) * (plus - all * mass_plus);
   }
 }
@@ -364,18 +364,14 @@ void dispatch_backward(const HeadShape& s, Fn&& fn) {
 template <typename T, typename I>
 void run_dst(const GatBackward& p, cudaStream_t stream) {
   const auto with = [&](auto vec, auto lanes) {
-    const unsigned blocks = blocks_for(p.csr.num_cols * p.heads * lanes);
-    gat_backward_dst_kernel<T, vec, lanes><<<blocks, kThreads, 0, stream>>>(p);
+    const NodeHeadShape s = node_head_shape(p.csr.num_cols, p.heads, lanes);
+    gat_backward_dst_kernel<T, vec, lanes><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
   };
   using std::integral_constant;
   if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
     constexpr integral_constant<int, kVec<T>> vec;
     if (takes_vectors<T, I>(p, p.grad, p.y, p.y_plus)) {
-      const int64_t lanes = p.channels / vec;
-      if (lanes == 1) return with(vec, integral_constant<int, 1>{});
-      if (lanes == 2) return with(vec, integral_constant<int, 2>{});
-      if (lanes <= 4) return with(vec, integral_constant<int, 4>{});
-      return with(vec, integral_constant<int, kNodeLanes>{});
+      return dispatch_lanes<kNodeLanes>(p.channels / vec, [&](auto lanes) { with(vec, lanes); });
     }
   }
   with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});

@@ -1,35 +1,59 @@
-#include "columns.cuh"
 #include "gatv2.cuh"
+#include "node_heads.cuh"
 #include "params/gatv2.h"
 
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kNodeLanes = 8;  // threads per (node, head)
+constexpr int kNodeLanes = 8;  // maximum threads per (node, head)
 
-template <typename Acc>
-__global__ void __launch_bounds__(kThreads) gatv2_stat_kernel(Gatv2Backward p) {
+// T is the type of grad. LANES threads per (node, head) read VEC channels each.
+template <typename T, int VEC, int LANES>
+__global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
+    gatv2_stat_kernel(Gatv2Backward p, int64_t nodes) {
+  using Acc = acc_t<T>;
   const int64_t count = p.csr.num_rows * p.heads;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kNodeLanes);
-  const int part = threadIdx.x % kNodeLanes;
-  constexpr int kNodes = kThreads / kNodeLanes;
-  int64_t at = static_cast<int64_t>(blockIdx.x) * kNodes + threadIdx.x / kNodeLanes;
-  for (; __any_sync(kWarpMask, at < count); at += step) {
+  NodeHead<LANES> pair(p.heads, nodes);
+  for (; pair.first < count; pair.first += pair.step, pair.at += pair.step, pair.node += nodes) {
+    const bool valid = pair.active && pair.at < count;
+    Pack<Acc, 2> of_softmax = {};
     Acc mean = 0;
-    if (at < count) {
-      for (int64_t c = at * p.channels + part; c < (at + 1) * p.channels; c += kNodeLanes)
-        mean += read<Acc>(p.grad, out_type(p), c) * static_cast<const Acc*>(p.y)[c];
+    if (valid && pair.part == 0) {  // before the sum, to wait for both at once
+      const Acc* softmax =
+          static_cast<const Acc*>(p.softmax) + pair.node * 2 * p.heads + pair.head;
+      of_softmax = {softmax[0], softmax[p.heads]};
     }
+    if (valid) {
+      const int64_t end = (pair.at + 1) * p.channels;
+#pragma unroll 1
+      for (int64_t c = end - p.channels + pair.part * VEC; c < end; c += LANES * VEC) {
+        const auto grad = load<T, VEC>(static_cast<const T*>(p.grad) + c);
+        Acc y[VEC];
+        read_row(p.y, acc_type(p.dtype), c, y);
 #pragma unroll
-    for (int offset = 1; offset < kNodeLanes; offset <<= 1)
-      mean += __shfl_xor_sync(kWarpMask, mean, offset);
-    if (part != 0 || at >= count) continue;
-    const int64_t node = at / p.heads, head = at % p.heads;
-    const Acc* softmax = static_cast<const Acc*>(p.softmax) + node * 2 * p.heads + head;
-    Acc* stat = static_cast<Acc*>(p.stat) + node * p.stat_size();
-    *reinterpret_cast<Pack<Acc, 2>*>(stat + 2 * head) = {softmax[0], softmax[p.heads]};
-    stat[2 * p.heads + head] = mean;
+        for (int k = 0; k < VEC; ++k) mean += element(grad, k) * y[k];
+      }
+    }
+    mean = pair.sum(mean);
+    if (pair.part != 0 || !valid) continue;
+    Acc* stat = static_cast<Acc*>(p.stat) + pair.node * p.stat_size();
+    *reinterpret_cast<Pack<Acc, 2>*>(stat + 2 * pair.head) = of_softmax;
+    stat[2 * p.heads + pair.head] = mean;
   }
+}
+
+template <typename T>
+void run_stat(const Gatv2Backward& p, cudaStream_t stream) {
+  const auto with = [&](auto vec, auto lanes) {
+    const NodeHeadShape s = node_head_shape(p.csr.num_rows, p.heads, lanes);
+    gatv2_stat_kernel<T, vec, lanes><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
+  };
+  using std::integral_constant;
+  constexpr integral_constant<int, kVec<acc_t<T>>> vec;  // those of y have 16 bytes
+  if (p.channels % vec == 0 && aligned16(p.grad) && aligned16(p.y)) {
+    return dispatch_lanes<kNodeLanes>(p.channels / vec, [&](auto lanes) { with(vec, lanes); });
+  }
+  with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
 }
 
 // What an edge needs of its destination and head.
@@ -326,10 +350,21 @@ __global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
   }
 }
 
+// Each destination's part of the gradient of att, then what their sum needs.
+int64_t att_rows_bytes(const Gatv2Backward& p) {
+  return aligned(p.csr.num_rows * p.heads * p.channels * acc_bytes(p.dtype));
+}
+
 }  // namespace
 
 int64_t gatv2_backward_scratch(const Gatv2Backward& p) {
-  return (p.csr.num_rows + column_blocks(p.csr.num_rows)) * p.heads * p.channels * acc_bytes(p.dtype);
+  int64_t bytes = att_rows_bytes(p);
+  dispatch(p.dtype, false, [&](auto element, auto) -> const char* {
+    const acc_t<decltype(element)>* rows = nullptr;  // the scratch memory, which is aligned
+    bytes += sum_columns_scratch(rows, p.csr.num_rows, p.heads * p.channels);
+    return nullptr;
+  });
+  return bytes;
 }
 
 const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_) {
@@ -344,21 +379,16 @@ const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_)
     using Acc = acc_t<T>;
     const bool vectors = takes_vectors<T, I>(p, p.x, p.x_dst, p.grad);
     if (p.csr.num_rows > 0) {
-      const unsigned blocks = blocks_for(p.csr.num_rows * p.heads * kNodeLanes);
-      gatv2_stat_kernel<Acc><<<blocks, kThreads, 0, stream>>>(p);
+      p.out_acc ? run_stat<Acc>(p, stream) : run_stat<T>(p, stream);
       const HeadShape s = head_shape(p, p.csr, p.dtype, vectors);
       dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
         const dim3 grid = s.grid(p.csr.num_rows);
         gatv2_dst_kernel<T, I, vec, lanes, heads, wide><<<grid, kThreads, 0, stream>>>(
             p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
       });
-      Acc* rows = static_cast<Acc*>(scratch);
-      Acc* parts = rows + p.csr.num_rows * size;
-      const int64_t count = column_blocks(p.csr.num_rows);
-      const dim3 grid(static_cast<unsigned>((size + 31) / 32), static_cast<unsigned>(count));
-      sum_columns_kernel<Acc><<<grid, kThreads, 0, stream>>>(rows, parts, p.csr.num_rows, size);
-      sum_columns_kernel<Acc><<<dim3(grid.x, 1), kThreads, 0, stream>>>(
-          parts, static_cast<Acc*>(p.grad_att), count, size);
+      auto* parts = reinterpret_cast<Acc*>(static_cast<char*>(scratch) + att_rows_bytes(p));
+      sum_columns(static_cast<const Acc*>(scratch), static_cast<Acc*>(p.grad_att), p.csr.num_rows,
+                  size, parts, stream);
     }
     if (p.t_csr.num_rows > 0) {
       const HeadShape s = head_shape(p, p.t_csr, p.dtype, vectors);

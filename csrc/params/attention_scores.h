@@ -19,7 +19,7 @@ struct AttentionScores {
   void* alpha[kMost] = {};      // [num_rows, heads] acc
 };
 
-//   grad_x[i, h] = sum_k grad_alpha[k][i, h] * att[k][h]
+//   grad_x[i, h] = sum_k grad_alpha[k][i, h] * att[k][h] + more_grad_x[i, h]
 //   grad_att[k, h] = sum_i grad_alpha[k][i, h] * x[i, h]
 struct AttentionScoresBackward {
   DType dtype = DType::f32;
@@ -30,6 +30,7 @@ struct AttentionScoresBackward {
   const void* x = nullptr;                         // [num_rows, heads, channels]
   const void* att[AttentionScores::kMost] = {};         // [heads, channels] acc
   const void* grad_alpha[AttentionScores::kMost] = {};  // [num_rows, heads] acc
+  const void* more_grad_x = nullptr;               // [num_rows, heads, channels] or nullptr
   void* grad_x = nullptr;                          // [num_rows, heads, channels]
   void* grad_att = nullptr;                        // [num_scores, heads, channels] acc
 };

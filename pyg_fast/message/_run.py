@@ -18,6 +18,7 @@ from ..graph.operator import SparseOperator
 from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
+from ..ops.column_sums import column_sums
 from ..ops.product import product
 from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
@@ -639,7 +640,7 @@ class FusedMessage(torch.autograd.Function):
             found, _ = run_pass(one, graph, known, acc, seed)
             for ks, each in zip(which, found, strict=True):
                 if plan.inputs[ks[0]].role == 'param':
-                    each = each.sum(0) if each.size(0) > 1 else each
+                    each = column_sums(each) if each.size(0) > 1 else each
                 for k in ks:  # Copies: gradients of different parameters must not share memory.
                     grad = each if k == ks[0] else each.clone()
                     out[k] = grad.to(inputs[k].dtype).reshape(inputs[k].shape)

@@ -21,8 +21,9 @@ from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.edge_sums import Selected, edge_sums
-from ..ops.gat import attend
+from ..ops.gat import attend, attend_scored
 from ..ops.gatv2 import attend_v2
+from ..ops.linear import linear
 from ._fused import Fused, entries, is_plain_linear, known_edges
 
 # Rules for the features of self-loops that have a kernel.
@@ -242,11 +243,6 @@ class FusedGATConv(_FusedAttention, GATConv):
         if out_dtype not in (mapped.dtype, acc):
             return None
         mapped = mapped.view(-1, heads, channels)
-        if same:
-            alpha_src, alpha_dst = attention_scores(mapped, self.att_src, self.att_dst)
-        else:
-            (alpha_src,) = attention_scores(mapped, self.att_src)
-            (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
         args = self._attention_args(graph, mapped, out_dtype)
         alpha_edge = alpha_loop = None
         if has_edges:
@@ -254,9 +250,13 @@ class FusedGATConv(_FusedAttention, GATConv):
                 edge_index, edge_attr, graph, args.num_loops, acc
             )
         bias = self._fused_bias(out_dtype)
-        out = attend(
-            mapped, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, args
-        )  # fmt: skip
+        others = alpha_edge, alpha_loop, bias, args
+        if same:
+            out = attend_scored(mapped, self.att_src, self.att_dst, *others)
+        else:
+            (alpha_src,) = attention_scores(mapped, self.att_src)
+            (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
+            out = attend(mapped, alpha_src, alpha_dst, *others)
         return self._finished(out, res, bias is not None)
 
     def _edge_scores(
@@ -380,9 +380,9 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if graph is None:
             return None
         res = None if self.res is None else self.res(dst)
-        mapped = self.lin_l(src)
+        mapped = _linear(self.lin_l, src)
         shared = src is dst and self.share_weights
-        mapped_dst = mapped if shared else self.lin_r(dst)
+        mapped_dst = mapped if shared else _linear(self.lin_r, dst)
         att, dtype = self.att, mapped.dtype
         out_dtype = torch.promote_types(dtype, att.dtype)
         if out_dtype not in (dtype, acc_dtype(dtype)):
@@ -420,11 +420,11 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             self._note(str(reason))
             return None
         shape = (-1, self.heads, self.out_channels)
-        mapped = self.lin_l(src).view(shape)
+        mapped = _linear(self.lin_l, src).view(shape)
         shared = src is dst and self.share_weights
         inputs = {
             ('src', 'x_j'): mapped, ('edge', 'edge_attr'): edge_attr,
-            ('dst', 'x_i'): mapped if shared else self.lin_r(dst).view(shape),
+            ('dst', 'x_i'): mapped if shared else _linear(self.lin_r, dst).view(shape),
         }  # fmt: skip
 
         def graph(transpose: bool) -> Graph:
@@ -453,6 +453,13 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
 
 # By layer: captures are not part of its state.
 _entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _linear(module: Any, x: Tensor) -> Tensor:
+    """The result of a linear map."""
+    if not is_plain_linear(module) or module.bias is None:
+        return module(x)
+    return linear(x, module.weight, module.bias)
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager:

@@ -36,7 +36,7 @@ class AttentionScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
         save(ctx, x, att)
-        return ops.attention_scores.default(x, *_vectors(x, att))[: len(att)]
+        return ops.attention_scores.default(x, *vectors(x, att))[: len(att)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -50,14 +50,15 @@ class AttentionScores(torch.autograd.Function):
             grad_att = [(grad.unsqueeze(-1) * x.to(acc)).sum(0) for grad in grads]
         else:
             grad_x, grad_att = ops.attention_scores_backward.default(
-                x, *_vectors(x, att), grads[0], grads[1] if len(grads) > 1 else None
+                x, *vectors(x, att), grads[0], grads[1] if len(grads) > 1 else None, None
             )
         return grad_x.to(x.dtype), *(
             grad.to(a.dtype).view_as(a) for grad, a in zip(grad_att, att, strict=True)
         )
 
 
-def _vectors(x: Tensor, att: tuple[Tensor, ...]) -> list[Tensor | None]:
+def vectors(x: Tensor, att: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """One or two attention vectors as the raw ops take them."""
     made = [a.to(acc_dtype(x.dtype)).view(x.shape[1:]) for a in att]
     return [*made, None][:2]
 
@@ -98,8 +99,10 @@ def _attention_scores_backward_reference(
     att_dst: Tensor | None,
     grad_alpha_src: Tensor,
     grad_alpha_dst: Tensor | None,
+    more_grad_x: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    grad_x, grad_att = x.new_zeros(x.shape, dtype=torch.double), []
+    grad_x = torch.zeros_like(x) if more_grad_x is None else more_grad_x
+    grad_x, grad_att = grad_x.double(), []
     for att, grad in ((att_src, grad_alpha_src), (att_dst, grad_alpha_dst)):
         if att is None or grad is None:
             continue

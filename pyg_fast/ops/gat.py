@@ -28,6 +28,8 @@ from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._saved import save, saved
 from ._transforms import transforms_active
+from .attention_scores import vectors
+from .column_sums import column_sums
 
 
 def gat(
@@ -121,6 +123,21 @@ def attend(
     return _composed(args, *inputs) if transforms_active() else GAT.apply(*inputs, args)
 
 
+def attend_scored(
+    x: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor,
+    alpha_edge: Tensor | None,
+    alpha_loop: Tensor | None,
+    bias: Tensor | None,
+    args: AttentionArgs,
+) -> Tensor:
+    """As :func:`attend` with the scores that
+    :func:`~pyg_fast.ops.attention_scores.attention_scores` gives: one function, which adds both
+    gradients of :obj:`x` in a kernel."""
+    return ScoredGAT.apply(x, att_src, att_dst, alpha_edge, alpha_loop, bias, args)
+
+
 class GAT(torch.autograd.Function):
     """Attention; its backward needs the stored sums per node and the transpose."""
 
@@ -135,34 +152,93 @@ class GAT(torch.autograd.Function):
         bias: Tensor | None,
         args: AttentionArgs,
     ) -> Tensor:
-        (rowptr, col, perm, *_), num_loops, slope, dropout, seed, out_acc = args
-        training = any(ctx.needs_input_grad[:5])
-        out, *for_backward = ops.gat.default(
-            rowptr, col, perm, x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias, seed,
-            num_loops, slope, dropout, training, out_acc,
-        )  # fmt: skip
         inputs = x, alpha_src, alpha_dst, alpha_edge, alpha_loop, bias
+        out, *for_backward = _attended(inputs, args, any(ctx.needs_input_grad[:5]))
         save(ctx, args, inputs, tuple(for_backward))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        args, inputs, (y, y_plus, softmax, mass_plus) = saved(ctx)
+        args, inputs, for_backward = saved(ctx)
         needs = ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             return *differentiable_gradients(partial(_composed, args), inputs, needs, grad), None
-        grads: list[Tensor | None] = [None] * 6
-        if any(needs[:5]):
-            graph, num_loops, slope, dropout, seed, _ = args
-            if graph.t_rowptr is None:
-                raise RuntimeError('this graph was made without the transpose that backward needs')
-            grads[:5] = ops.gat_backward.default(
-                graph.t_rowptr, graph.t_col, graph.t_perm, *inputs[:5], seed, y, y_plus, softmax,
-                mass_plus, grad, num_loops, slope, dropout,
-            )  # fmt: skip
-        if needs[5]:
-            grads[5] = grad.sum(0).view_as(inputs[5])
+        grads = _gradients(inputs, for_backward, args, needs, grad)
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), None
+
+
+class ScoredGAT(torch.autograd.Function):
+    """Scores of nodes and attention."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        att_src: Tensor,
+        att_dst: Tensor,
+        alpha_edge: Tensor | None,
+        alpha_loop: Tensor | None,
+        bias: Tensor | None,
+        args: AttentionArgs,
+    ) -> Tensor:
+        alphas = ops.attention_scores.default(x, *vectors(x, (att_src, att_dst)))
+        others = alpha_edge, alpha_loop, bias
+        out, *for_backward = _attended(
+            (x, *alphas, *others), args, any(ctx.needs_input_grad[:5])
+        )
+        save(ctx, args, (x, att_src, att_dst, *others), alphas, tuple(for_backward))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        args, inputs, alphas, for_backward = saved(ctx)
+        needs = ctx.needs_input_grad[:6]
+        if torch.is_grad_enabled():
+            run = partial(_composed_scored, args)
+            return *differentiable_gradients(run, inputs, needs, grad), None
+        x, *att = inputs[:3]
+        grads = _gradients((x, *alphas, *inputs[3:]), for_backward, args, needs, grad)
+        if any(needs[:3]):
+            grad_x, grad_att = ops.attention_scores_backward.default(
+                x, *vectors(x, tuple(att)), grads[1], grads[2], grads[0]
+            )
+            grads[:3] = grad_x, *(
+                g.to(a.dtype).view_as(a) for g, a in zip(grad_att, att, strict=True)
+            )
+        return *(g if need else None for g, need in zip(grads, needs, strict=True)), None
+
+
+def _attended(
+    inputs: tuple[Tensor | None, ...], args: AttentionArgs, training: bool
+) -> tuple[Tensor, ...]:
+    """The result, and what the backward pass needs of it."""
+    (rowptr, col, perm, *_), num_loops, slope, dropout, seed, out_acc = args
+    return ops.gat.default(
+        rowptr, col, perm, *inputs, seed, num_loops, slope, dropout, training, out_acc
+    )
+
+
+def _gradients(
+    inputs: tuple[Tensor | None, ...],
+    for_backward: tuple[Tensor, ...],
+    args: AttentionArgs,
+    needs: tuple[bool, ...],
+    grad: Tensor,
+) -> list[Tensor | None]:
+    """The gradients of :func:`_attended`; of all inputs but the bias if one of them is needed."""
+    grads: list[Tensor | None] = [None] * 6
+    if any(needs[:5]):
+        graph, num_loops, slope, dropout, seed, _ = args
+        if graph.t_rowptr is None:
+            raise RuntimeError('this graph was made without the transpose that backward needs')
+        grads[:5] = ops.gat_backward.default(
+            graph.t_rowptr, graph.t_col, graph.t_perm, *inputs[:5], seed, *for_backward, grad,
+            num_loops, slope, dropout,
+        )  # fmt: skip
+    bias = inputs[5]
+    if needs[5] and bias is not None:
+        grads[5] = column_sums(grad).view_as(bias)
+    return grads
 
 
 def _composed(
@@ -186,6 +262,15 @@ def _composed(
         return leaky(score, args)
 
     return composed(x, logits, bias, args)
+
+
+def _composed_scored(
+    args: AttentionArgs, x: Tensor, att_src: Tensor, att_dst: Tensor, *others: Tensor | None
+) -> Tensor:
+    scores = (
+        (as_acc(x, x) * as_acc(att, x).view(x.shape[1:])).sum(-1) for att in (att_src, att_dst)
+    )
+    return _composed(args, x, *scores, *others)
 
 
 def _check_scores(alpha: Tensor, name: str, rows: int | None, x: Tensor) -> None:

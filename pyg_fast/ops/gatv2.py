@@ -28,6 +28,7 @@ from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._saved import save, saved
 from ._transforms import transforms_active
+from .column_sums import column_sums
 
 
 def gatv2(
@@ -150,7 +151,7 @@ class GATv2(torch.autograd.Function):
             )  # fmt: skip
             grads[:3] = *of_features, grad_att.to(inputs[2].dtype).view_as(inputs[2])
         if needs[3]:
-            grads[3] = grad.sum(0).view_as(inputs[3])
+            grads[3] = column_sums(grad).view_as(inputs[3])
         return *(g if need else None for g, need in zip(grads, needs, strict=True)), None
 
 

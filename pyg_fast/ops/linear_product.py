@@ -9,6 +9,7 @@ from torch import Tensor
 from ..graph.operator import SparseOperator
 from ._library import ops
 from ._saved import save, saved
+from .column_sums import column_sums
 from .path import Rows, Watch, expanded, no_result_in_place
 from .product import product, raw_product
 
@@ -188,7 +189,8 @@ class LinearProduct(torch.autograd.Function):
                     grad_x.index_add_(0, op.self_row, to_root)
         if needs_x and not plan.compact_in and plan.src.nodes is not None:
             grad_x = expanded(grad_x, plan.src, torch.is_grad_enabled())
-        return grad_x, grad_weight, grad.sum(0) if needs_bias else None, grad_root, None
+        grad_bias = column_sums(grad) if needs_bias else None
+        return grad_x, grad_weight, grad_bias, grad_root, None
 
 
 def _adds_in_place(out: Tensor, *factors: Tensor) -> bool:

@@ -11,6 +11,7 @@ from ._numbers import acc_dtype
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
+from .column_sums import column_sums
 from .sampling import of_sample, sampled_graph
 
 # From this number of edges on, features are scaled before a sum of weighted edges, so the kernel
@@ -199,7 +200,8 @@ class DenseProduct(torch.autograd.Function):
         if needs_value:
             grad_value = SDDMM.apply(grad, x.to(grad.dtype), op, value.size(0))
             grad_value = (grad_value if times is None else grad_value * times).to(value.dtype)
-        return grad_x, grad_value, grad.sum(0) if needs_bias else None, None, None
+        grad_bias = column_sums(grad) if needs_bias else None
+        return grad_x, grad_value, grad_bias, None, None
 
 
 class SDDMM(torch.autograd.Function):
@@ -290,7 +292,7 @@ class CBSRProduct(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             grad_value = CBSRSDDMM.apply(grad, values.to(grad.dtype), constants, value.size(0))
             grad_value = grad_value.to(value.dtype)
-        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
+        grad_bias = column_sums(grad) if ctx.needs_input_grad[2] else None
         return grad_values, grad_value, grad_bias, None
 
 

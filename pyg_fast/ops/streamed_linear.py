@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..graph.operator import SparseOperator
 from ._saved import save, saved
+from .column_sums import column_sums
 from .linear_product import Plan
 from .path import Rectify, Rows, expanded
 from .product import product, raw_product
@@ -129,7 +130,7 @@ class StreamedLinear(torch.autograd.Function):
                     inner = slice(some.start - rows.start, some.stop - rows.start)
                     sums[0][:, columns] += part.t() @ aggregated[inner]
                     if columns.start == 0:
-                        sums[1] += part.sum(0)
+                        sums[1] += column_sums(part)
                     if root is not None:
                         sums[2][:, columns] += part.t() @ root[inner]
                     del part

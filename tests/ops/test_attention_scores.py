@@ -24,8 +24,9 @@ def scores_sample(given: Given) -> dict[str, object]:
 def _(given: Given) -> dict[str, object]:
     src, dst = (given.exact(given.num_nodes, 3, dtype=given.acc) for _ in range(2))
     return dict(
-        **scores_sample(given), grad_alpha_src=src, grad_alpha_dst=given.optional(dst)
-    )
+        **scores_sample(given), grad_alpha_src=src, grad_alpha_dst=given.optional(dst),
+        more_grad_x=given.optional(given.exact(given.num_nodes, 3, 5)),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -38,6 +39,8 @@ def test_widths(device: torch.device, dtype: torch.dtype, count: int) -> None:
         att = [exact(heads, channels, dtype=acc, device=device) for _ in range(count)]
         grads = [exact(rows, heads, dtype=acc, device=device) for _ in range(count)]
         both, gs = ([*given, None][:2] for given in (att, grads))
+        more = exact(rows, heads, channels, dtype=dtype, device=device) if k % 2 else None
+        gs.append(more)
         given = x, *both
         sizes = x.abs(), *(None if t is None else t.abs() for t in both)
         named = (
@@ -53,6 +56,36 @@ def test_widths(device: torch.device, dtype: torch.dtype, count: int) -> None:
         for actual, expected, magnitude, terms in named:
             for a, e, m in zip(actual, expected, magnitude, strict=True):
                 assert_near(a, e, m, terms)
+
+
+@pytest.mark.parametrize('heads', [1, 3, 8])
+@pytest.mark.parametrize('channels', [1, 7, 8, 12, 1030])
+def test_more_pairs_than_threads(device: torch.device, heads: int, channels: int) -> None:
+    # A thread of the CUDA kernels processes several nodes.
+    rows = 60_000 // (heads * min(channels, 32))
+    for dtype in (torch.float32, torch.bfloat16):
+        x = exact(rows, heads, channels, dtype=dtype, device=device)
+        att = [exact(heads, channels, dtype=torch.float32, device=device) for _ in range(2)]
+        expected = reference.attention_scores(x, *att)
+        sizes = reference.attention_scores(x.abs(), *(a.abs() for a in att))
+        actual = ops.attention_scores(x, *att)
+        for a, e, m in zip(actual, expected, sizes, strict=True):
+            assert_near(a, e, m, channels)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_vectors_that_are_not_aligned(device: torch.device, dtype: torch.dtype) -> None:
+    x = exact(1 + 20 * 4 * 8, dtype=dtype, device=device)[1:].view(20, 4, 8)
+    att = [exact(1 + 4 * 8, dtype=acc_of(dtype), device=device)[1:].view(4, 8) for _ in range(2)]
+    grads = [exact(20, 4, dtype=acc_of(dtype), device=device) for _ in range(2)]
+    for run, given, terms in (
+        ('attention_scores', (x, *att), 8),
+        ('attention_scores_backward', (x, *att, *grads, x), 20),
+    ):
+        actual, expected = (getattr(kind, run)(*given) for kind in (ops, reference))
+        sizes = getattr(reference, run)(*(t.abs() for t in given))
+        for a, e, m in zip(actual, expected, sizes, strict=True):
+            assert_near(a, e, m, terms)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -89,7 +122,7 @@ def test_unused_score_has_no_gradient(device: torch.device) -> None:
 def test_same_bits_every_time(device: torch.device) -> None:
     x = torch.randn(3000, 8, 8, device=device)
     att, grads = torch.randn(2, 8, 8, device=device), torch.randn(2, 3000, 8, device=device)
-    first, second = (ops.attention_scores_backward(x, *att, *grads) for _ in range(2))
+    first, second = (ops.attention_scores_backward(x, *att, *grads, None) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -110,7 +143,8 @@ def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
     x, att = (exact(*size, dtype=torch.float, device=device) for size in ((7, 3, 5), (3, 5)))
     grad = exact(7, 3, dtype=torch.float, device=device)
     for bad in ((ops.attention_scores, x[0], att, None),
-                (ops.attention_scores_backward, x, att, att, grad, None),
-                (ops.attention_scores_backward, x, att, None, grad, grad)):  # fmt: skip
+                (ops.attention_scores_backward, x, att, att, grad, None, None),
+                (ops.attention_scores_backward, x, att, None, grad, grad, None),
+                (ops.attention_scores_backward, x, att, None, grad, None, x[:, 1:])):  # fmt: skip
         with pytest.raises(RuntimeError):
             bad[0](*bad[1:])

@@ -15,7 +15,10 @@ from torch._subclasses import FakeTensorMode
 
 from pyg_fast.graph import Graph, graph_of
 from pyg_fast.ops import gat
+from pyg_fast.ops._attention import AttentionArgs
 from pyg_fast.ops._library import ops, reference
+from pyg_fast.ops.attention_scores import attention_scores
+from pyg_fast.ops.gat import attend, attend_scored
 
 from ._attention import (
     SHAPES,
@@ -386,3 +389,37 @@ def test_raw_ops_refuse_what_does_not_fit(device: torch.device) -> None:
                 run(*csr, *good.values(), *wrong, *tail)
         with pytest.raises(RuntimeError, match='seed'):
             run(*csr, *{**good, 'seed': None}.values(), *options, *tail)
+
+
+@pytest.mark.parametrize('extra', [False, True])
+def test_attention_with_its_scores(device: torch.device, extra: bool) -> None:
+    graph = GRAPHS['square'].graph(device=device)
+    args = AttentionArgs(graph, 30 if extra else 0, 0.2, 0.0, None, False)
+
+    def numbers(*size: int) -> Tensor:
+        return torch.randn(*size, dtype=torch.double, device=device, requires_grad=True)
+
+    x, att = numbers(30, 3, 4), [numbers(1, 3, 4) for _ in range(2)]
+    others = [numbers(graph.num_edges, 3), numbers(30, 3), numbers(12)] if extra else [None] * 3
+    leaves = [x, *att, *(t for t in others if t is not None)]
+
+    def grads(out: Tensor, create_graph: bool = False) -> list[Tensor]:
+        return torch.autograd.grad(out.sin().sum(), leaves, create_graph=create_graph)
+
+    out = attend_scored(x, *att, *others, args)
+    apart = attend(x, *attention_scores(x, *att), *others, args)
+    assert torch.equal(out, apart)
+    expected = grads(apart, True)
+    for create_graph in (False, True):
+        actual = grads(attend_scored(x, *att, *others, args), create_graph)
+        torch.testing.assert_close(actual, expected, check_stride=False)
+    second, wanted = (
+        torch.autograd.grad(sum(g.sin().sum() for g in each), leaves, retain_graph=True)
+        for each in (actual, expected)
+    )
+    torch.testing.assert_close(second, wanted, check_stride=False)
+    for leaf in leaves:  # alone
+        frozen = [t if t is leaf or t is None else t.detach() for t in (x, *att, *others)]
+        (alone,) = torch.autograd.grad(attend_scored(*frozen, args).sin().sum(), leaf)
+        at = next(k for k, t in enumerate(leaves) if t is leaf)
+        torch.testing.assert_close(alone, expected[at], check_stride=False)

@@ -169,6 +169,8 @@ STILL_FITS = {
     *(('node_dropout', 'x', kind) for kind in ('narrower', 'other type')),
     *(('quantize_rows', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
     *(('quantize_rows', 'x', kind) for kind in ('empty', 'other device')),
+    *(('column_sums', 'x', kind) for kind in ('shorter', 'longer', 'narrower', 'other type')),
+    *(('column_sums', 'x', kind) for kind in ('empty', 'other device')),
     *((op, 'edge_index', 'other device') for op in SORTS),
     *(
         (op, 'rowptr', kind)
@@ -212,7 +214,7 @@ def test_tensors_that_do_not_fit(device: torch.device, op: str) -> None:
         if (op, name, kind) not in STILL_FITS
     ]
     fours = ('maxk', 'expand_rows', *SORTS, 'count_groups', 'csr_rows')
-    few = {'quantize_rows': 3, **dict.fromkeys(fours, 4)}
+    few = {'quantize_rows': 3, 'column_sums': 3, **dict.fromkeys(fours, 4)}
     assert len(bad) >= few.get(op, 10)
     for name, kind, tensor in bad:
         try:
