@@ -177,7 +177,7 @@ class Fused:
             return f'features of {x.size(0)} nodes'
         if x.dtype not in DTYPES:
             return f'features are {x.dtype}'
-        if x.device.type not in ('cpu', 'cuda'):
+        if not (x.is_cuda or x.is_cpu):
             return f'features are on {x.device}'
         return None
 
@@ -249,13 +249,20 @@ def is_plain(module: Module) -> bool:
 
 def is_plain_linear(linear: Module) -> bool:
     """Whether a linear map consists only of its weight and bias."""
-    kind = type(linear)
+    kind, parameters = type(linear), linear._parameters
     return (
         kind in _LINEARS
         and kind.forward is _LINEARS[kind]
         and is_plain(linear)
-        and 'weight' in linear._parameters
+        and 'weight' in parameters
+        and 'bias' in parameters
     )
+
+
+def weight_and_bias(linear: Module) -> tuple[Any, Any]:
+    """The parameters of a plain linear map."""
+    # Not its attributes: `Module.__getattr__` takes longer than all checks of a linear map.
+    return linear._parameters['weight'], linear._parameters['bias']
 
 
 def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:

@@ -208,6 +208,12 @@ def takes_gradient(t: Tensor) -> bool:
     return torch.is_grad_enabled() and t.requires_grad
 
 
+def reads_transpose(x: Tensor, weight: Tensor) -> bool:
+    """Whether the backward pass of the whole operator reads its transpose."""
+    needs_x, needs_weight = takes_gradient(x), takes_gradient(weight)
+    return needs_x or (needs_weight and not aggregates_first(weight, False, needs_weight))
+
+
 def aggregates_first(
     weight: Tensor, needs_x: bool, needs_weight: bool, fewer_rows: bool = False
 ) -> bool:
