@@ -259,18 +259,28 @@ def is_plain_linear(linear: Module) -> bool:
     )
 
 
-def weight_and_bias(linear: Module) -> tuple[Any, Any]:
+# Attributes of modules, without `Module.__getattr__`, which takes longer than most checks here.
+
+
+def weight_and_bias(linear: Any) -> tuple[Any, Any]:
     """The parameters of a plain linear map."""
-    # Not its attributes: `Module.__getattr__` takes longer than all checks of a linear map.
     return linear._parameters['weight'], linear._parameters['bias']
+
+
+def parameter(module: Module, name: str) -> Any:
+    """The attribute of this name, most often a parameter."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
 
 
 def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Edges of a layer that adds self-loops. PyG allows an EdgeIndex of fewer nodes than there are;
     then without the data cached for its size."""
-    if isinstance(edge_index, EdgeIndex) and any(
-        size is not None and size < num_nodes for size in edge_index._sparse_size
-    ):
+    if not isinstance(edge_index, EdgeIndex):
+        return edge_index
+    num_src, num_dst = edge_index._sparse_size
+    fewer = num_src is not None and num_src < num_nodes
+    if fewer or (num_dst is not None and num_dst < num_nodes):
         return edge_index._data
     return edge_index
 

@@ -201,10 +201,10 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if (
             root is x
             and constant
-            and type(self.aggr_module) is SumAggregation
+            and type(self._modules['aggr_module']) is SumAggregation
             and dtype in (x.dtype, acc_dtype(x.dtype))
         ):
-            diag = (1 + eps).to(acc_dtype(x.dtype)).expand(x.size(0)).contiguous()
+            diag = (eps.expand(x.size(0)) + 1).to(acc_dtype(x.dtype))
             return to.sum(diag=diag, out_acc=dtype != x.dtype)
         out = reduce(self.aggr_module, to)
         if root is None:

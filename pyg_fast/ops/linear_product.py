@@ -191,9 +191,9 @@ class LinearProduct(torch.autograd.Function):
         return grad_x, grad_weight, grad.sum(0) if needs_bias else None, grad_root, None
 
 
-def _adds_in_place(out: Tensor, *factors: Tensor) -> bool:
+def _adds_in_place(out: Tensor, a: Tensor, b: Tensor) -> bool:
     """Whether torch adds a product to a result in place as it would to a new one."""
-    same = all(each.dtype == out.dtype for each in factors)
+    same = out.dtype == a.dtype == b.dtype
     return same and not torch.is_autocast_enabled(out.device.type)
 
 
