@@ -98,7 +98,7 @@ def cached(edge_index: EdgeIndex, key: tuple) -> Any:
     entry = cache.entries.get(key)
     if entry is None or not entry.is_ready():
         return None
-    if is_capturing(_anchor(edge_index)):
+    if is_capturing(cache.data):
         cache.captured[id(entry)] = entry
     return entry.value
 

@@ -91,6 +91,7 @@ class ExecutionPath:
     def __init__(self, **fields: Any) -> None:
         self.__dict__.update(fields)
         self._noted: tuple[Tensor, Any] | None = None
+        self._notes = weakref.WeakMethod(self._note)
         self._is_noted = False
         self._derived: dict[Any, Entry] = {}
         # Read by captured CUDA graphs, and so by their replays.
@@ -279,7 +280,7 @@ class ExecutionPath:
         if not self.checks or hidden:
             return None
         compiling = torch.compiler.is_compiling()
-        return self._watch(None if compiling else weakref.WeakMethod(self._note))
+        return self._watch(None if compiling else self._notes)
 
     def _watch(self, noted: Any) -> Watch:
         return Watch(

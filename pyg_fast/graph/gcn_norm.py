@@ -77,13 +77,16 @@ def normalized(
     adapts = sampling is not None and sampling.strategy == 'adaptive'
     counted = None if adapts else sampling
 
-    graph_options = dict(
-        transpose=transpose or reverse, drop_loops=loops in ('remaining', 'replace'),
-        values=edge_weight is not None or reverse,
-    )  # fmt: skip
+    def made_graph() -> Graph:
+        graph = graph_of(
+            edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
+            drop_loops=loops in ('remaining', 'replace'),
+            values=edge_weight is not None or reverse,
+        )  # fmt: skip
+        return graph.t() if reverse else graph
+
     if edge_weight is not None:
-        graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
-        graph = graph.t() if reverse else graph
+        graph = made_graph()
         weight = edge_weight.to(acc_dtype(dtype))
         learned = edge_weight.requires_grad and torch.is_grad_enabled()
         if learned:
@@ -100,8 +103,7 @@ def normalized(
     norm = cached(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
     if norm is None or (transpose and norm.operator.graph.t_rowptr is None):
         with torch.inference_mode(False):  # A later training step may use it.
-            graph = graph_of(edge_index, num_nodes, num_nodes, **graph_options)
-            graph = graph.t() if reverse else graph
+            graph = made_graph()
             # As in PyG, existing self-loops have weight one.
             norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, counted)
             if adapts:

@@ -133,11 +133,13 @@ class SparseOperator(NamedTuple):
         scale = inverse if self.row_scale is None else inverse * self.row_scale
         return self._replace(row_scale=scale, mean=False)
 
-    def plus_diag(self, entry: Tensor) -> 'SparseOperator':
-        """Adds a number to the diagonal of each node that both sides have."""
+    def plus_diag(self, number: Tensor) -> 'SparseOperator':
+        """Adds a number to the diagonal of each node that both sides have. It is given as a vector
+        with an entry for each row of the larger side, all the same."""
 
         def added(diag: Tensor | None, count: int) -> Tensor:
-            return entry.expand(count).contiguous() if diag is None else diag + entry
+            entries = number if number.size(0) == count else number.narrow(0, 0, count)
+            return entries if diag is None else diag + entries
 
         diag, t_diag = added(self.diag, self.graph.num_dst), None
         if self.self_row is not None:

@@ -177,7 +177,7 @@ class Fused:
             return f'features of {x.size(0)} nodes'
         if x.dtype not in DTYPES:
             return f'features are {x.dtype}'
-        if x.device.type not in ('cpu', 'cuda'):
+        if not (x.is_cuda or x.is_cpu):
             return f'features are on {x.device}'
         return None
 
@@ -249,21 +249,38 @@ def is_plain(module: Module) -> bool:
 
 def is_plain_linear(linear: Module) -> bool:
     """Whether a linear map consists only of its weight and bias."""
-    kind = type(linear)
+    kind, parameters = type(linear), linear._parameters
     return (
         kind in _LINEARS
         and kind.forward is _LINEARS[kind]
         and is_plain(linear)
-        and 'weight' in linear._parameters
+        and 'weight' in parameters
+        and 'bias' in parameters
     )
+
+
+# Attributes of modules, without `Module.__getattr__`, which takes longer than most checks here.
+
+
+def weight_and_bias(linear: Any) -> tuple[Any, Any]:
+    """The parameters of a plain linear map."""
+    return linear._parameters['weight'], linear._parameters['bias']
+
+
+def parameter(module: Module, name: str) -> Any:
+    """The attribute of this name, most often a parameter."""
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
 
 
 def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Edges of a layer that adds self-loops. PyG allows an EdgeIndex of fewer nodes than there are;
     then without the data cached for its size."""
-    if isinstance(edge_index, EdgeIndex) and any(
-        size is not None and size < num_nodes for size in edge_index._sparse_size
-    ):
+    if not isinstance(edge_index, EdgeIndex):
+        return edge_index
+    num_src, num_dst = edge_index._sparse_size
+    fewer = num_src is not None and num_src < num_nodes
+    if fewer or (num_dst is not None and num_dst < num_nodes):
         return edge_index._data
     return edge_index
 

@@ -18,7 +18,6 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 from torch_geometric.typing import Size
-from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph._cache import cached, store
 from ..graph.execution_path import ExecutionPath
@@ -48,23 +47,26 @@ def may_fuse(conv: Any) -> bool:
 
 def why_not(aggr: Any) -> str | None:
     """Why an aggregation cannot be fused, or None if it can."""
-    parts = aggr.aggrs if type(aggr) is MultiAggregation else (aggr,)
-    kinds = [type(part) for part in parts]
-    for part, kind in zip(parts, kinds, strict=True):
-        if kind not in _FUSED:
-            return f'{kind.__name__} has no kernel'
-        # Its powers must be finite at nodes without edges too, which PyG does not compute.
-        if kind is PowerMeanAggregation and not (part.min_value or 0) > 0:
-            return f'{kind.__name__} has no positive clamp_min'
-        if not is_plain(part):
-            return f'{kind.__name__} has hooks or is patched'
-    if len(set(kinds)) < len(kinds):
+    if type(aggr) is not MultiAggregation:
+        return _why_not_alone(aggr)
+    for part in aggr.aggrs:
+        if (why := _why_not_alone(part)) is not None:
+            return why
+    if len({type(part) for part in aggr.aggrs}) < len(aggr.aggrs):
         return 'an aggregation is listed twice'
-    if type(aggr) is MultiAggregation and (
-        not is_plain(aggr) or (aggr.fused_aggr is not None and not is_plain(aggr.fused_aggr))
-    ):
+    if not is_plain(aggr) or (aggr.fused_aggr is not None and not is_plain(aggr.fused_aggr)):
         return 'MultiAggregation has hooks or is patched'
     return None
+
+
+def _why_not_alone(aggr: Any) -> str | None:
+    kind = type(aggr)
+    if kind not in _FUSED:
+        return f'{kind.__name__} has no kernel'
+    # Its powers must be finite at nodes without edges too, which PyG does not compute.
+    if kind is PowerMeanAggregation and not (aggr.min_value or 0) > 0:
+        return f'{kind.__name__} has no positive clamp_min'
+    return None if is_plain(aggr) else f'{kind.__name__} has hooks or is patched'
 
 
 def source_of(x: Any) -> Any:
@@ -95,12 +97,15 @@ class Neighbours(NamedTuple):
     flow: str
     part: Graph | None = None
 
-    def graph(self, transpose: bool, values: bool = False) -> Graph:
+    def graph(
+        self, transpose: bool, values: bool = False, num_src: int | None = None
+    ) -> Graph:
         """The graph, with its transpose if a backward pass will need it; :obj:`values` as in
-        :func:`~pyg_fast.graph.graph_of`."""
+        :func:`~pyg_fast.graph.graph_of`. It has a source per row of the features unless
+        :obj:`num_src` is given."""
         if self.part is not None:
             return self.part
-        num_src, reverse = self.source.size(0), self.is_reverse
+        num_src, reverse = self.source.size(0) if num_src is None else num_src, self.is_reverse
         graph = graph_of(
             self.edge_index, num_src, self.num_dst, transpose=transpose or reverse,
             values=values or reverse,
@@ -143,13 +148,15 @@ def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | N
     source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
     if not isinstance(source, (Tensor, CBSR)) or not isinstance(edge_index, Tensor):
         return None
-    if is_torch_sparse_tensor(edge_index):
+    if edge_index.layout != torch.strided:
         return None
-    if root is not None and (not isinstance(root, (Tensor, CBSR)) or len(root.shape) != 2):
-        return None
-    for given in (source, root):
-        if isinstance(given, CBSR):
-            given._check()
+    if isinstance(source, CBSR):
+        source._check()
+    if root is not None and root is not source:
+        if not isinstance(root, (Tensor, CBSR)) or len(root.shape) != 2:
+            return None
+        if isinstance(root, CBSR):
+            root._check()
     if flow != 'source_to_target' and root is not source:
         return None
     values = source.values if isinstance(source, CBSR) else source
@@ -178,7 +185,7 @@ class FusedReduce(Fused):
     def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
-        why = why_not(self.aggr_module) if may_fuse(self) else 'fuse=False'
+        why = why_not(self._modules.get('aggr_module')) if may_fuse(self) else 'fuse=False'
         if why is not None:
             self._note(why)
             return None

@@ -29,7 +29,15 @@ from ..ops.linear_product import (
     takes_gradient,
 )
 from ..ops.product import Quantized, product
-from ._fused import Fused, autocast_dtype, entries, is_plain_linear, known_edges
+from ._fused import (
+    Fused,
+    autocast_dtype,
+    entries,
+    is_plain_linear,
+    known_edges,
+    parameter,
+    weight_and_bias,
+)
 from ._path import AggregatedInput, OnPath, linear_on_path
 from ._reduce import plus, with_values
 
@@ -158,7 +166,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     def _sums(self) -> bool:
         """Whether the layer's aggregation is a sum."""
-        if self.aggr in ('add', 'sum') and type(self.aggr_module) is SumAggregation:
+        aggr = self._modules.get('aggr_module')
+        if self.aggr in ('add', 'sum') and type(aggr) is SumAggregation:
             return True
         self._note(f'aggr={self.aggr!r}')
         return False
@@ -213,7 +222,8 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return 'GCN', self.flow, self.normalize, self.add_self_loops, self.improved
 
     def _is_plain(self) -> bool:
-        return is_plain_linear(self.lin) and self.lin.bias is None
+        lin = self._modules['lin']
+        return is_plain_linear(lin) and weight_and_bias(lin)[1] is None
 
     def _of_aggregated(
         self,
@@ -275,9 +285,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         """The arguments of :func:`linear_product` for the layer."""
         if not compact[0] and edge_index is not None:
             check_rows(x, norm.operator)
-        lin = self.lin
+        lin = self._modules['lin']
         plain = self._is_plain()
-        weight: Any = lin.weight if plain else None
+        weight: Any = weight_and_bias(lin)[0] if plain else None
         dtype = autocast_dtype(x)
         if not plain:
             x = lin(x)
@@ -363,7 +373,9 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         elif keep and self._cached_adj_t is not None:
             edge_index, edge_weight, normalize = self._cached_adj_t, None, False
 
-        if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            if not isinstance(edge_index, SparseTensor) and not is_torch_sparse_tensor(edge_index):
+                return None
             if torch.compiler.is_compiling() or self.flow != 'source_to_target':
                 return None
             loops = 'replace' if isinstance(edge_index, SparseTensor) else 'add'
@@ -372,8 +384,6 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             if found is None or edge_weight is not None:
                 return None
             edge_index, edge_weight = found
-        elif not isinstance(edge_index, Tensor):
-            return None
         elif edge_weight is None:
             fill_value = 1.0  # `improved` is for weighted graphs only, as in PyG.
         if self.add_self_loops and normalize:
@@ -444,11 +454,11 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
         """The linear map and the aggregation."""
-        lin, op = self.lin, norm.operator
-        if norm.is_differentiable or not is_plain_linear(lin) or lin.bias is not None:
+        lin, op = self._modules['lin'], norm.operator
+        if norm.is_differentiable or not self._is_plain():
             return self._aggregated(lin(x), norm)
         check_rows(x, op)
-        weight, dtype = lin.weight, autocast_dtype(x)
+        (weight, _), dtype = weight_and_bias(lin), autocast_dtype(x)
         if dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
@@ -483,7 +493,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     ) -> tuple[OptTensor, bool]:
         """The bias in a dtype that the kernel supports for features of :obj:`dtype`, and whether
         the result has the dtype of sums."""
-        bias = self.bias
+        bias = parameter(self, 'bias')
         # As in PyG, a message has the wider dtype of features and weights; so has the bias.
         out_dtype = dtype
         if weight_dtype is not None and weight_dtype != dtype:

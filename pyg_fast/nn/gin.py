@@ -174,12 +174,14 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if to.edge_index is None:
             whole = path_operator(path, acc, mean=False)
         else:
-            graph = graph_of(to.edge_index, num_nodes, num_nodes, values=False)
+            graph = graph_of(
+                to.edge_index, num_nodes, num_nodes, transpose=False, values=False
+            )
             whole = SparseOperator(graph)
         part = sum_on_path(path, whole, acc)
         if not learned:  # Each node adds its own features.
-            own = (1 + eps).to(acc)
-            whole, part = whole.plus_diag(own), part.plus_diag(own)
+            own = (eps.expand(num_nodes) + 1).to(acc)
+            whole, part = whole if some else whole.plus_diag(own), part.plus_diag(own)
         plan = self._plan(path, whole, part, compact)
         plan = plan._replace(compact_out=some)
         out = linear_product(x, None, None, plan)
@@ -201,10 +203,10 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if (
             root is x
             and constant
-            and type(self.aggr_module) is SumAggregation
+            and type(self._modules['aggr_module']) is SumAggregation
             and dtype in (x.dtype, acc_dtype(x.dtype))
         ):
-            diag = (1 + eps).to(acc_dtype(x.dtype)).expand(x.size(0)).contiguous()
+            diag = (eps.expand(x.size(0)) + 1).to(acc_dtype(x.dtype))
             return to.sum(diag=diag, out_acc=dtype != x.dtype)
         out = reduce(self.aggr_module, to)
         if root is None:

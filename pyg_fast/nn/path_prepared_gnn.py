@@ -308,6 +308,8 @@ class PathPreparedGNN(Module):
         out, rows, done = self._layer(k, x, rows, call, path, how if rectifies else None)
         if k == self.num_layers - 1 or done:
             return out, rows
+        if rectifies:
+            return rectify(out, how, rows.nodes), rows
         if len(self.norms) > 0:
             out = self.norms[k](out)
         if self._is_relu():
@@ -361,13 +363,14 @@ class PathPreparedGNN(Module):
         )  # fmt: skip
 
     def _is_relu(self) -> bool:
-        return type(self.act) is ReLU and is_plain(self.act)
+        act = self.act
+        return type(act) is ReLU and is_plain(act)
 
     def _rectifies(self, k: int) -> bool:
         """Whether a ReLU, and dropout, directly follow the sum of a layer."""
-        last = k == self.num_layers - 1
-        normalizes = getattr(self.convs[k], 'normalize', False) and self.conv == 'sage'
-        return self._is_relu() and len(self.norms) == 0 and not (last or normalizes)
+        if k == self.num_layers - 1 or len(self.norms) > 0 or not self._is_relu():
+            return False
+        return self.conv != 'sage' or not self.convs[k].normalize
 
     def _layer(
         self,

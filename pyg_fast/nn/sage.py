@@ -10,20 +10,13 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from ..graph.execution_path import ExecutionPath
-from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
-from ..ops.linear_product import (
-    LinearArguments,
-    Plan,
-    aggregates_first,
-    linear_product,
-    takes_gradient,
-)
+from ..ops.linear_product import LinearArguments, linear_product, reads_transpose
 from ..ops.path import expand
-from ._fused import autocast_dtype, is_plain_linear
+from ._fused import autocast_dtype, is_plain_linear, weight_and_bias
 from ._path import (
     AggregatedInput,
     OnPath,
@@ -121,7 +114,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)
-        if path is not None and self._takes_path(to):
+        if self._takes_path(to):
             return self._on_path(to, path)
         to = self._sent(to)
         out, root = self._aggregated(to), to.root
@@ -134,7 +127,7 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         return super().forward(self._unfused(x), self._left(edge_index), size)
 
     def _sum_of_all(self, to: Neighbours) -> SparseOperator:
-        return self._operator(to, to.num_dst, False)
+        return self._operator(to, False)
 
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
@@ -147,17 +140,15 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             and to.root is to.source
             and not self.project
             and not self._sends_more()
-            and type(self.aggr_module) in (SumAggregation, MeanAggregation)
+            and type(self._modules['aggr_module']) in (SumAggregation, MeanAggregation)
         )
 
-    def _operator(self, to: Neighbours, num_nodes: int, transpose: bool) -> SparseOperator:
+    def _operator(
+        self, to: Neighbours, transpose: bool, num_src: int | None = None
+    ) -> SparseOperator:
         """The sum or mean between all nodes."""
-        graph = graph_of(
-            to.edge_index, num_nodes, num_nodes, transpose=transpose or to.is_reverse,
-            values=to.is_reverse,
-        )  # fmt: skip
-        graph = graph.t() if to.is_reverse else graph
-        if type(self.aggr_module) is SumAggregation:
+        graph = to.graph(transpose, num_src=num_src)
+        if type(self._modules['aggr_module']) is SumAggregation:
             return SparseOperator(graph)
         return SparseOperator(graph, row_scale=to.inverse_degree(graph, to.source.dtype))
 
@@ -193,18 +184,22 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         return out if path is None else expand(out, path.dst, fill_of(path), path.watch())
 
     def _takes_path(self, to: Neighbours) -> bool:
-        """Whether the layer may run on a path of the graph."""
-        if self.root_weight and (not is_plain_linear(self.lin_r) or self.lin_r.bias is not None):
+        """Whether the layer is one linear product, which may run on a path of the graph."""
+        parts = self._modules
+        if not is_plain_linear(parts['lin_l']) or not self._sums_of_nodes(to):
             return False
-        return is_plain_linear(self.lin_l) and self._sums_of_nodes(to)
+        if not self.root_weight:
+            return True
+        root = parts['lin_r']
+        return is_plain_linear(root) and weight_and_bias(root)[1] is None
 
     def _on_path(
         self,
         to: Neighbours,
-        path: ExecutionPath,
+        path: ExecutionPath | None,
         compact: tuple[bool, bool] = (False, False),
     ) -> Tensor:
-        """The layer on a path. Inputs and outputs may be :obj:`compact`."""
+        """The layer as one linear product. On a path, inputs and outputs may be :obj:`compact`."""
         expands = self._normalizes_rows(path, compact[1])
         compact = compact[0], compact[1] or expands
         out = linear_product(*self._arguments(to, path, compact))
@@ -214,20 +209,25 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         self, to: Neighbours, path: ExecutionPath | None, compact: tuple[bool, bool]
     ) -> LinearArguments:
         """The arguments of :func:`linear_product` for the layer before it normalises."""
-        x, lin = to.source, self.lin_l
+        x, (weight, bias) = to.source, weight_and_bias(self._modules['lin_l'])
+        root_weight = None
+        if self.root_weight and to.root is not None:
+            root_weight, _ = weight_and_bias(self._modules['lin_r'])
         assert isinstance(x, Tensor)
         dtype, acc = autocast_dtype(x), acc_dtype(x.dtype)
-
-        def cast(t: Any) -> Any:
-            return t if t is None or dtype is None else t.to(dtype)
 
         if to.edge_index is None and path is not None:
             whole = path_operator(path, acc, type(self.aggr_module) is MeanAggregation)
         else:
-            whole = self._operator(to, to.num_dst, True)
+            # On a path the backward pass reads only its part of the graph.
+            transpose = path is None and reads_transpose(x, weight)
+            whole = self._operator(to, transpose, to.num_dst if compact[0] else None)
         plan = self._plan_on(path, whole, acc, compact)
-        root_weight = cast(self.lin_r.weight) if self.root_weight else None
-        return LinearArguments(cast(x), cast(lin.weight), cast(lin.bias), plan, root_weight)
+        if dtype is not None:
+            x, weight = x.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+            root_weight = None if root_weight is None else root_weight.to(dtype)
+        return LinearArguments(x, weight, bias, plan, root_weight)
 
     def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
@@ -240,17 +240,13 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
     def _aggregated(self, to: Neighbours) -> Tensor:
         """The linear map of the aggregated neighbours."""
         x, lin, kind = to.source, self.lin_l, type(self.aggr_module)
-        dtype = autocast_dtype(x)
         if isinstance(x, CBSR):
+            dtype = autocast_dtype(x)
             to = to if dtype is None else to._replace(source=x.to(dtype))
-            return lin(reduce(self.aggr_module, to))
-        if kind not in (SumAggregation, MeanAggregation) or not is_plain_linear(lin):
-            return lin(reduce(self.aggr_module, to))
-        weight, bias = lin.weight, lin.bias
-        if dtype is not None:
-            x, weight = x.to(dtype), weight.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
-        return _linear(x, weight, bias, to, kind is MeanAggregation)
+        elif kind in (SumAggregation, MeanAggregation) and is_plain_linear(lin):
+            alone = to._replace(root=None)
+            return linear_product(*self._arguments(alone, None, (False, False)))
+        return lin(reduce(self.aggr_module, to))
 
     def _with_root(self, out: Tensor, root: Tensor | CBSR) -> Tensor:
         """Adds the linear map of the node's own features."""
@@ -264,14 +260,3 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         if dtype is not None:
             root, weight, out = root.to(dtype), weight.to(dtype), out.to(dtype)
         return linear_cbsr(root, weight, out)
-
-
-def _linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, to: Neighbours, mean: bool
-) -> Tensor:
-    """Linear map of the sum or mean of neighbours, in the order that aggregates fewer features."""
-    needs_x, needs_weight = takes_gradient(x), takes_gradient(weight)
-    first = aggregates_first(weight, needs_x, needs_weight)
-    graph = to.graph(transpose=needs_x or (needs_weight and not first))
-    scale = to.inverse_degree(graph, x.dtype) if mean else None
-    return linear_product(x, weight, bias, Plan(SparseOperator(graph, row_scale=scale)))

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from ._transforms import check_no_forward_ad
 
-_TENSOR = ...  # stands for a saved tensor
-
 
 def save(ctx: Any, *values: Any) -> None:
     """Saves values for :func:`saved`, their tensors by :meth:`save_for_backward`.
@@ -28,31 +26,35 @@ def save(ctx: Any, *values: Any) -> None:
 def saved(ctx: Any) -> Any:
     """The values passed to :func:`save`."""
     check_no_forward_ad()
-    form = ctx.form
-    return _joined(form, iter(ctx.saved_tensors)) if type(form) is list else form
+    return _joined(ctx.form, iter(ctx.saved_tensors))
 
 
-def _split(values: tuple, tensors: list[Tensor]) -> Any:
-    """A tuple's type and parts as a list, with marks for tensors; the tuple if it has none."""
-    count = len(tensors)
-    form: list[Any] = [type(values)]
-    for value in values:
+# The type of a tuple, its parts, and the places of those that `_joined` replaces: `at` of a saved
+# tensor, `~at` of a tuple, which is in this form.
+_Form = tuple[type, list[Any], list[int]]
+
+
+def _split(values: tuple, tensors: list[Tensor]) -> _Form:
+    parts, places = list(values), []
+    for at, value in enumerate(values):
         if value is None:
-            form.append(None)
-        elif isinstance(value, Tensor):
+            continue
+        if isinstance(value, Tensor):
             tensors.append(value)
-            form.append(_TENSOR)
+            parts[at] = None
+            places.append(at)
         elif isinstance(value, tuple):
-            form.append(_split(value, tensors))
+            parts[at] = _split(value, tensors)
+            places.append(~at)
+    return type(values), parts, places
+
+
+def _joined(form: _Form, tensors: Iterator[Tensor]) -> tuple:
+    kind, parts, places = form
+    parts = parts.copy()
+    for at in places:
+        if at >= 0:
+            parts[at] = next(tensors)
         else:
-            form.append(value)
-    return form if len(tensors) > count else values
-
-
-def _joined(form: list[Any], tensors: Iterator[Tensor]) -> tuple:
-    values: list[Any] = [
-        next(tensors) if part is _TENSOR else _joined(part, tensors) if type(part) is list else part
-        for part in form[1:]
-    ]
-    kind = form[0]
-    return tuple(values) if kind is tuple else kind(*values)
+            parts[~at] = _joined(parts[~at], tensors)
+    return tuple(parts) if kind is tuple else kind(*parts)

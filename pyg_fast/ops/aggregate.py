@@ -163,6 +163,26 @@ def scatter_sum(
     return SpMMCOO.apply(x, value, constants, True)
 
 
+def _scatter(x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool) -> Tensor:
+    """The kernel, without gradient."""
+    edges, row_scale, col_scale, diag, num_dst, reverse, drop_loops = constants
+    size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
+    if x.is_cuda and torch.are_deterministic_algorithms_enabled():
+        index64 = counts_in_int64(edges.size(1))
+        *csr, invalid = ops.to_csr.default(edges, *size, reverse, index64, drop_loops, check)
+        if check:
+            check_invalid(edges, invalid, size)
+        return ops.spmm(*csr, value, x, row_scale, col_scale, diag, None, False, False)
+    # On CUDA the kernel records an edge out of range: counting them takes longer.
+    count = check and (not x.is_cuda or torch.compiler.is_compiling())
+    out, invalid = ops.spmm_coo.default(
+        edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, count, check
+    )
+    if check:
+        check_invalid(edges, invalid, size)
+    return out
+
+
 class SpMMCOO(torch.autograd.Function):
     """Its backward is itself with sources and destinations swapped, so it is differentiable."""
 
@@ -171,27 +191,11 @@ class SpMMCOO(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool
     ) -> Tensor:
-        edge_index, row_scale, col_scale, diag, num_dst, reverse, drop_loops = constants
         needs_x, needs_value = ctx.needs_input_grad[:2]
-        edges = kernel_index(edge_index)
+        constants = kernel_index(constants[0]), *constants[1:]
         if needs_x or needs_value:
-            constants = edges, *constants[1:]
             save(ctx, x if needs_value else None, value, constants, x.size(0))
-        size = (num_dst, x.size(0)) if reverse else (x.size(0), num_dst)
-        if x.is_cuda and torch.are_deterministic_algorithms_enabled():
-            index64 = counts_in_int64(edges.size(1))
-            *csr, invalid = ops.to_csr.default(edges, *size, reverse, index64, drop_loops, check)
-            if check:
-                check_invalid(edge_index, invalid, size)
-            return ops.spmm(*csr, value, x, row_scale, col_scale, diag, None, False, False)
-        # On CUDA the kernel records an edge out of range: counting them takes longer.
-        count = check and (not x.is_cuda or torch.compiler.is_compiling())
-        out, invalid = ops.spmm_coo.default(
-            edges, value, x, row_scale, col_scale, diag, num_dst, reverse, drop_loops, count, check
-        )
-        if check:
-            check_invalid(edge_index, invalid, size)
-        return out
+        return _scatter(x, value, constants, check)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -200,7 +204,8 @@ class SpMMCOO(torch.autograd.Function):
         grad_x = grad_value = None
         if ctx.needs_input_grad[0]:
             options = edges, col_scale, row_scale, diag, num_src, not reverse, drop_loops
-            grad_x = SpMMCOO.apply(grad, value, options, False)
+            again = SpMMCOO.apply if torch.is_grad_enabled() else _scatter
+            grad_x = again(grad, value, options, False)
         if ctx.needs_input_grad[1]:
             ends = edges, row_scale, col_scale, reverse, drop_loops
             grad_value = SDDMMCOO.apply(grad, x, ends).to(value.dtype)

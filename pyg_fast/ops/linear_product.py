@@ -104,7 +104,7 @@ def _forward(
         mapped = sent if weight is None else F.linear(sent, weight)
         out = raw_product(op, mapped, bias, plan.out_acc)
     if root_weight is not None:
-        root = sent if plan.whole is not None else _root(sent, plan)
+        root = sent if plan.whole is not None else _root(sent, plan.part)
         if not no_result_in_place() and _adds_in_place(out, root, root_weight):
             out.addmm_(root, root_weight.t())
         else:
@@ -129,36 +129,36 @@ class LinearProduct(torch.autograd.Function):
     ) -> Tensor:
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         out, aggregated = _forward(x, weight, bias, root_weight, plan, (needs_x, needs_weight))
-        ctx.first = aggregated is not None
+        ctx.first, ctx.has_whole = aggregated is not None, plan.whole is not None
+        ctx.compact = plan.compact_in, plan.compact_out
         # Save only what the backward pass reads: the part, and on a path its rows.
-        ctx.has_whole, ctx.on_path = plan.whole is not None, plan.dst is not _ALL
-        plan = plan._replace(whole=None) if ctx.has_whole else plan
-        read = plan if ctx.on_path else plan.part
-        save(ctx, x, weight, root_weight, aggregated if needs_weight else None, read)
+        rows = () if plan.dst is _ALL else (plan.src, plan.dst, plan.watch)
+        kept = aggregated if needs_weight else None
+        save(ctx, x, weight, root_weight, kept, plan.part, *rows)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, root_weight, aggregated, read = saved(ctx)
-        plan = read if ctx.on_path else Plan(read)
-        op = plan.part
+        x, weight, root_weight, aggregated, op, *rows = saved(ctx)
+        src, dst, watch = rows or (_ALL, _ALL, None)
+        compact_in, compact_out = ctx.compact
         needs_x, needs_weight, needs_bias, needs_root, _ = ctx.needs_input_grad
-        if not plan.compact_out:
-            if plan.watch is not None:
-                plan.watch.look(grad)
-            grad = plan.dst.of(grad)
+        if not compact_out:
+            if watch is not None:
+                watch.look(grad)
+            grad = dst.of(grad)
         grad_x: Any = None
         grad_weight = grad_root = None
 
         def sent() -> Tensor:
-            return x if plan.compact_in else plan.src.of(x)
+            return x if compact_in else src.of(x)
 
         if ctx.first:
             if needs_weight:
                 if torch.is_grad_enabled():  # create_graph=True
                     aggregated = product(op, sent())
                 elif ctx.has_whole:
-                    aggregated = plan.dst.of(aggregated)
+                    aggregated = dst.of(aggregated)
                 grad_weight = grad.t() @ aggregated
             if needs_x:
                 grad_x = product(op.t(), grad @ weight)
@@ -172,7 +172,7 @@ class LinearProduct(torch.autograd.Function):
                 grad_x = mapped if weight is None else mapped @ weight
         if root_weight is not None:
             if needs_root:
-                grad_root = grad.t() @ (_root(x, plan) if plan.compact_in else plan.dst.of(x))
+                grad_root = grad.t() @ (_root(x, op) if compact_in else dst.of(x))
             if needs_x and (
                 op.self_row is None and not torch.is_grad_enabled()
                 and _adds_in_place(grad_x, grad, root_weight)
@@ -187,27 +187,32 @@ class LinearProduct(torch.autograd.Function):
                     grad_x.add_(to_root)
                 else:
                     grad_x.index_add_(0, op.self_row, to_root)
-        if needs_x and not plan.compact_in and plan.src.nodes is not None:
-            grad_x = expanded(grad_x, plan.src, torch.is_grad_enabled())
+        if needs_x and not compact_in and src.nodes is not None:
+            grad_x = expanded(grad_x, src, torch.is_grad_enabled())
         grad_bias = column_sums(grad) if needs_bias else None
         return grad_x, grad_weight, grad_bias, grad_root, None
 
 
-def _adds_in_place(out: Tensor, *factors: Tensor) -> bool:
+def _adds_in_place(out: Tensor, a: Tensor, b: Tensor) -> bool:
     """Whether torch adds a product to a result in place as it would to a new one."""
-    same = all(each.dtype == out.dtype for each in factors)
+    same = out.dtype == a.dtype == b.dtype
     return same and not torch.is_autocast_enabled(out.device.type)
 
 
-def _root(sent: Tensor, plan: Plan) -> Tensor:
+def _root(sent: Tensor, op: SparseOperator) -> Tensor:
     """The rows of the destinations, taken from those of the sources."""
-    op = plan.part
     return sent if op.self_row is None else sent.index_select(0, op.self_row)
 
 
 def takes_gradient(t: Tensor) -> bool:
     """Whether the backward pass computes the gradient of a tensor."""
     return torch.is_grad_enabled() and t.requires_grad
+
+
+def reads_transpose(x: Tensor, weight: Tensor) -> bool:
+    """Whether the backward pass of the whole operator reads its transpose."""
+    needs_x, needs_weight = takes_gradient(x), takes_gradient(weight)
+    return needs_x or (needs_weight and not aggregates_first(weight, False, needs_weight))
 
 
 def aggregates_first(

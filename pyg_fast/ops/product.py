@@ -195,8 +195,7 @@ class DenseProduct(torch.autograd.Function):
         if needs_x:
             v = value if times is None else times if value is None else value * times
             t_op = op.without_mean(grad.dtype).t()
-            grad_x = DenseProduct.apply(grad, _suited(v, grad.dtype), None, t_op, False)
-            grad_x = grad_x.to(ctx.dtype)
+            grad_x = product(t_op if v is None else t_op._replace(value=v), grad).to(ctx.dtype)
         if needs_value:
             grad_value = SDDMM.apply(grad, x.to(grad.dtype), op, value.size(0))
             grad_value = (grad_value if times is None else grad_value * times).to(value.dtype)
