@@ -129,6 +129,22 @@ class Neighbours(NamedTuple):
         op = SparseOperator(self.graph(transpose), diag=diag, mean=mean)
         return product(op, x, out_acc=out_acc)
 
+    def mean(self, transpose: bool, num_src: int | None = None) -> SparseOperator:
+        """The mean of the neighbours' features; a prepared graph caches it. Arguments as in
+        :meth:`graph`."""
+        dtype, op = self.source.dtype, None
+        caches = self.part is None and isinstance(self.edge_index, EdgeIndex)
+        key = ('mean', self.source.size(0) if num_src is None else num_src, self.num_dst,
+               acc_dtype(dtype), self.flow)  # fmt: skip
+        if caches:
+            op = cached(self.edge_index, key)
+        if op is None or (transpose and op.graph.t_rowptr is None):
+            graph = self.graph(transpose, num_src=num_src)
+            op = SparseOperator(graph, row_scale=self.inverse_degree(graph, dtype))
+            if caches and not torch.compiler.is_compiling():
+                store(self.edge_index, key, op)
+        return op
+
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph caches them."""
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):

@@ -147,10 +147,9 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         self, to: Neighbours, transpose: bool, num_src: int | None = None
     ) -> SparseOperator:
         """The sum or mean between all nodes."""
-        graph = to.graph(transpose, num_src=num_src)
-        if type(self._modules['aggr_module']) is SumAggregation:
-            return SparseOperator(graph)
-        return SparseOperator(graph, row_scale=to.inverse_degree(graph, to.source.dtype))
+        if type(self._modules['aggr_module']) is MeanAggregation:
+            return to.mean(transpose, num_src)
+        return SparseOperator(to.graph(transpose, num_src=num_src))
 
     def _of_aggregated(
         self,

@@ -35,12 +35,13 @@ class AttentionScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
-        save(ctx, x, att)
-        return ops.attention_scores.default(x, *_vectors(x, att))[: len(att)]
+        vectors = _vectors(x, att)
+        save(ctx, x, att, vectors)
+        return ops.attention_scores.default(x, *vectors)[: len(att)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, att = saved(ctx)
+        x, att, vectors = saved(ctx)
         if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             acc, shape = acc_dtype(x.dtype), x.shape[1:]
             grad_x = sum(
@@ -50,16 +51,17 @@ class AttentionScores(torch.autograd.Function):
             grad_att = [(grad.unsqueeze(-1) * x.to(acc)).sum(0) for grad in grads]
         else:
             grad_x, grad_att = ops.attention_scores_backward.default(
-                x, *_vectors(x, att), grads[0], grads[1] if len(grads) > 1 else None
+                x, *vectors, grads[0], grads[1] if len(grads) > 1 else None
             )
         return grad_x.to(x.dtype), *(
             grad.to(a.dtype).view_as(a) for grad, a in zip(grad_att, att, strict=True)
         )
 
 
-def _vectors(x: Tensor, att: tuple[Tensor, ...]) -> list[Tensor | None]:
-    made = [a.to(acc_dtype(x.dtype)).view(x.shape[1:]) for a in att]
-    return [*made, None][:2]
+def _vectors(x: Tensor, att: tuple[Tensor, ...]) -> tuple[Tensor | None, Tensor | None]:
+    acc, shape = acc_dtype(x.dtype), x.shape[1:]
+    src, *dst = (a.to(acc).view(shape) for a in att)
+    return src, dst[0] if dst else None
 
 
 @fake('attention_scores')
