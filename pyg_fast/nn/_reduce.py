@@ -29,7 +29,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
-from ._fused import Fused, is_plain
+from ._fused import Fused, is_plain, part_of
 
 _FUSED = (
     SumAggregation, MeanAggregation, MaxAggregation, MinAggregation, VarAggregation,
@@ -201,7 +201,7 @@ class FusedReduce(Fused):
     def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
-        why = why_not(self._modules.get('aggr_module')) if may_fuse(self) else 'fuse=False'
+        why = why_not(part_of(self, 'aggr_module')) if may_fuse(self) else 'fuse=False'
         if why is not None:
             self._note(why)
             return None

@@ -22,7 +22,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.gat import attend
 from ..ops.gatv2 import attend_v2
-from ._fused import Fused, entries, is_plain_linear, known_edges, parameter
+from ._fused import Fused, entries, is_plain_linear, known_edges, part_of
 
 # Rules for the features of self-loops that have a kernel.
 LOOP_FILLS = ('mean', 'add', 'sum')
@@ -56,7 +56,7 @@ class _FusedAttention(Fused):
         src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
         if not self._unaltered(src):
             return None
-        aggr = self._modules.get('aggr_module')
+        aggr = part_of(self, 'aggr_module')
         if self.aggr not in ('add', 'sum') or type(aggr) is not SumAggregation:
             self._note(f'aggr={self.aggr!r}')
             return None
@@ -113,7 +113,7 @@ class _FusedAttention(Fused):
 
     def _fused_bias(self: Any, out_dtype: torch.dtype) -> OptTensor:
         """The bias, if the kernel can add it."""
-        bias = parameter(self, 'bias')
+        bias = part_of(self, 'bias')
         if bias is None or bias.dtype != out_dtype:
             return None
         return bias if self.concat or self.heads == 1 else None
@@ -238,7 +238,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         mapped = (lin or self.lin_src)(src)
         same = src is dst and lin is not None
         mapped_dst = mapped if same else (lin or self.lin_dst)(dst)
-        att_src, att_dst = parameter(self, 'att_src'), parameter(self, 'att_dst')
+        att_src, att_dst = part_of(self, 'att_src'), part_of(self, 'att_dst')
         out_dtype = torch.promote_types(mapped.dtype, att_src.dtype)
         acc = acc_dtype(mapped.dtype)
         if out_dtype not in (mapped.dtype, acc):

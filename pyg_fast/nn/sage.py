@@ -16,7 +16,7 @@ from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_product import LinearArguments, linear_product, reads_transpose
 from ..ops.path import expand
-from ._fused import autocast_dtype, is_plain_linear, weight_and_bias
+from ._fused import autocast_dtype, is_plain_linear, part_of, weight_and_bias
 from ._path import (
     AggregatedInput,
     OnPath,
@@ -140,14 +140,14 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             and to.root is to.source
             and not self.project
             and not self._sends_more()
-            and type(self._modules['aggr_module']) in (SumAggregation, MeanAggregation)
+            and type(part_of(self, 'aggr_module')) in (SumAggregation, MeanAggregation)
         )
 
     def _operator(
         self, to: Neighbours, transpose: bool, num_src: int | None = None
     ) -> SparseOperator:
         """The sum or mean between all nodes."""
-        if type(self._modules['aggr_module']) is MeanAggregation:
+        if type(part_of(self, 'aggr_module')) is MeanAggregation:
             return to.mean(transpose, num_src)
         return SparseOperator(to.graph(transpose, num_src=num_src))
 
@@ -184,12 +184,11 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
 
     def _takes_path(self, to: Neighbours) -> bool:
         """Whether the layer is one linear product, which may run on a path of the graph."""
-        parts = self._modules
-        if not is_plain_linear(parts['lin_l']) or not self._sums_of_nodes(to):
+        if not is_plain_linear(part_of(self, 'lin_l')) or not self._sums_of_nodes(to):
             return False
         if not self.root_weight:
             return True
-        root = parts['lin_r']
+        root = part_of(self, 'lin_r')
         return is_plain_linear(root) and weight_and_bias(root)[1] is None
 
     def _on_path(
@@ -208,10 +207,10 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         self, to: Neighbours, path: ExecutionPath | None, compact: tuple[bool, bool]
     ) -> LinearArguments:
         """The arguments of :func:`linear_product` for the layer before it normalises."""
-        x, (weight, bias) = to.source, weight_and_bias(self._modules['lin_l'])
+        x, (weight, bias) = to.source, weight_and_bias(part_of(self, 'lin_l'))
         root_weight = None
         if self.root_weight and to.root is not None:
-            root_weight, _ = weight_and_bias(self._modules['lin_r'])
+            root_weight, _ = weight_and_bias(part_of(self, 'lin_r'))
         assert isinstance(x, Tensor)
         dtype, acc = autocast_dtype(x), acc_dtype(x.dtype)
 
