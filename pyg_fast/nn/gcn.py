@@ -455,10 +455,11 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
         """The linear map and the aggregation."""
         lin, op = part_of(self, 'lin'), norm.operator
-        if norm.is_differentiable or not self._is_plain():
+        weight, own_bias = weight_and_bias(lin) if is_plain_linear(lin) else (None, None)
+        if weight is None or own_bias is not None or norm.is_differentiable:
             return self._aggregated(lin(x), norm)
         check_rows(x, op)
-        (weight, _), dtype = weight_and_bias(lin), autocast_dtype(x)
+        dtype = autocast_dtype(x)
         if dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
