@@ -37,9 +37,10 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         \mathrm{mean}_{j \in \mathcal{N}(i)} \mathbf{x}_j
 
     A drop-in for :class:`~torch_geometric.nn.conv.SAGEConv`: the same options, parameters,
-    state_dict, outputs and gradients. No message is stored. For sums and means the linear map and
+    state_dict, outputs and gradients. No message is stored. For sums and means the linear maps and
     the aggregation are one autograd function, which aggregates the narrower of :math:`\mathbf{X}`
-    and :math:`\mathbf{X} \mathbf{W}_2^{\top}`.
+    and :math:`\mathbf{X} \mathbf{W}_2^{\top}`; for a pair of features :math:`\mathbf{W}_1` is
+    another.
 
     The aggregations :obj:`"sum"`, :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`, :obj:`"var"`,
     :obj:`"std"`, :obj:`"powermean"` and lists of these are fused, for plain and for prepared
