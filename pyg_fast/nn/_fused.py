@@ -249,17 +249,14 @@ def is_plain(module: Module) -> bool:
 
 def is_plain_linear(linear: Module) -> bool:
     """Whether a linear map consists only of its weight and bias."""
-    kind, parameters = type(linear), linear._parameters
+    kind = type(linear)
     return (
         kind in _LINEARS
         and kind.forward is _LINEARS[kind]
         and is_plain(linear)
-        and 'weight' in parameters
-        and 'bias' in parameters
+        and 'weight' in linear._parameters
+        and 'bias' in linear._parameters
     )
-
-
-# Attributes of modules, without `Module.__getattr__`, which takes longer than most checks here.
 
 
 def weight_and_bias(linear: Any) -> tuple[Any, Any]:
@@ -267,9 +264,12 @@ def weight_and_bias(linear: Any) -> tuple[Any, Any]:
     return linear._parameters['weight'], linear._parameters['bias']
 
 
-def parameter(module: Module, name: str) -> Any:
-    """The attribute of this name, most often a parameter."""
-    found = module._parameters.get(name)
+def part_of(module: Module, name: str) -> Any:
+    """The attribute of a module, found sooner if it is a submodule or parameter: each search by
+    `Module.__getattr__` takes longer than most checks of a call."""
+    found: Any = module._modules.get(name)
+    if found is None:
+        found = module._parameters.get(name)
     return getattr(module, name) if found is None else found
 
 

@@ -29,7 +29,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
-from ._fused import Fused, is_plain
+from ._fused import Fused, is_plain, part_of
 
 _FUSED = (
     SumAggregation, MeanAggregation, MaxAggregation, MinAggregation, VarAggregation,
@@ -129,6 +129,22 @@ class Neighbours(NamedTuple):
         op = SparseOperator(self.graph(transpose), diag=diag, mean=mean)
         return product(op, x, out_acc=out_acc)
 
+    def mean(self, transpose: bool, num_src: int | None = None) -> SparseOperator:
+        """The mean of the neighbours' features; a prepared graph caches it. Arguments as in
+        :meth:`graph`."""
+        dtype, op = self.source.dtype, None
+        caches = self.part is None and isinstance(self.edge_index, EdgeIndex)
+        key = ('mean', self.source.size(0) if num_src is None else num_src, self.num_dst,
+               acc_dtype(dtype), self.flow)  # fmt: skip
+        if caches:
+            op = cached(self.edge_index, key)
+        if op is None or (transpose and op.graph.t_rowptr is None):
+            graph = self.graph(transpose, num_src=num_src)
+            op = SparseOperator(graph, row_scale=self.inverse_degree(graph, dtype))
+            if caches and not torch.compiler.is_compiling():
+                store(self.edge_index, key, op)
+        return op
+
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph caches them."""
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
@@ -185,7 +201,7 @@ class FusedReduce(Fused):
     def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
-        why = why_not(self._modules.get('aggr_module')) if may_fuse(self) else 'fuse=False'
+        why = why_not(part_of(self, 'aggr_module')) if may_fuse(self) else 'fuse=False'
         if why is not None:
             self._note(why)
             return None

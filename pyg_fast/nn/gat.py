@@ -24,7 +24,7 @@ from ..ops.edge_sums import Selected, edge_sums
 from ..ops.gat import attend, attend_scored
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear
-from ._fused import Fused, entries, is_plain_linear, known_edges
+from ._fused import Fused, entries, is_plain_linear, known_edges, part_of
 
 # Rules for the features of self-loops that have a kernel.
 LOOP_FILLS = ('mean', 'add', 'sum')
@@ -58,7 +58,8 @@ class _FusedAttention(Fused):
         src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
         if not self._unaltered(src):
             return None
-        if self.aggr not in ('add', 'sum') or type(self.aggr_module) is not SumAggregation:
+        aggr = part_of(self, 'aggr_module')
+        if self.aggr not in ('add', 'sum') or type(aggr) is not SumAggregation:
             self._note(f'aggr={self.aggr!r}')
             return None
         if dst is src:
@@ -73,15 +74,15 @@ class _FusedAttention(Fused):
         """The graph, with its transpose if a backward pass may follow, or None if PyG's code must
         run."""
         num_src, num_dst = src.size(0), dst.size(0)
-        if isinstance(edge_index, SparseTensor) or is_torch_sparse_tensor(edge_index):
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            if not isinstance(edge_index, SparseTensor) and not is_torch_sparse_tensor(edge_index):
+                return None
             if torch.compiler.is_compiling() or self.flow != 'source_to_target':
                 return None
             found = entries(edge_index, num_src, num_dst)
             if found is None:
                 return None
             edge_index, _ = found
-        elif not isinstance(edge_index, Tensor):
-            return None
         if edge_index.device != src.device:
             raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {src.device}")
         if self.add_self_loops and num_src == num_dst:
@@ -114,7 +115,7 @@ class _FusedAttention(Fused):
 
     def _fused_bias(self: Any, out_dtype: torch.dtype) -> OptTensor:
         """The bias, if the kernel can add it."""
-        bias = self.bias
+        bias = part_of(self, 'bias')
         if bias is None or bias.dtype != out_dtype:
             return None
         return bias if self.concat or self.heads == 1 else None
@@ -216,11 +217,12 @@ class FusedGATConv(_FusedAttention, GATConv):
         ends = self._ends(x)
         if ends is None or (size is not None and tuple(size) != (ends[0].size(0), ends[1].size(0))):
             return None
-        has_edges = self.lin_edge is not None and edge_attr is not None
-        sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
-        if self.lin_edge is not None and (
-            sparse or not is_plain_linear(self.lin_edge) or self.lin_edge.bias is not None
-        ):
+        lin, lin_edge = self.lin, self.lin_edge
+        has_edges = lin_edge is not None and edge_attr is not None
+        if lin_edge is not None and (
+            not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
+            or not is_plain_linear(lin_edge) or lin_edge.bias is not None
+        ):  # fmt: skip
             return None
         by_rule = isinstance(self.fill_value, str) and self.add_self_loops and has_edges
         if by_rule and (self.fill_value not in LOOP_FILLS or ends[0] is not ends[1]):
@@ -235,10 +237,11 @@ class FusedGATConv(_FusedAttention, GATConv):
             return None
         res = None if self.res is None else self.res(dst)
         heads, channels = self.heads, self.out_channels
-        mapped = (self.lin or self.lin_src)(src)
-        same = src is dst and self.lin is not None
-        mapped_dst = mapped if same else (self.lin or self.lin_dst)(dst)
-        out_dtype = torch.promote_types(mapped.dtype, self.att_src.dtype)
+        mapped = (lin or self.lin_src)(src)
+        same = src is dst and lin is not None
+        mapped_dst = mapped if same else (lin or self.lin_dst)(dst)
+        att_src, att_dst = part_of(self, 'att_src'), part_of(self, 'att_dst')
+        out_dtype = torch.promote_types(mapped.dtype, att_src.dtype)
         acc = acc_dtype(mapped.dtype)
         if out_dtype not in (mapped.dtype, acc):
             return None
@@ -252,10 +255,10 @@ class FusedGATConv(_FusedAttention, GATConv):
         bias = self._fused_bias(out_dtype)
         others = alpha_edge, alpha_loop, bias, args
         if same:
-            out = attend_scored(mapped, self.att_src, self.att_dst, *others)
+            out = attend_scored(mapped, att_src, att_dst, *others)
         else:
-            (alpha_src,) = attention_scores(mapped, self.att_src)
-            (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), self.att_dst)
+            (alpha_src,) = attention_scores(mapped, att_src)
+            (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), att_dst)
             out = attend(mapped, alpha_src, alpha_dst, *others)
         return self._finished(out, res, bias is not None)
 

@@ -35,7 +35,7 @@ from ._fused import (
     entries,
     is_plain_linear,
     known_edges,
-    parameter,
+    part_of,
     weight_and_bias,
 )
 from ._path import AggregatedInput, OnPath, linear_on_path
@@ -166,7 +166,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     def _sums(self) -> bool:
         """Whether the layer's aggregation is a sum."""
-        aggr = self._modules.get('aggr_module')
+        aggr = part_of(self, 'aggr_module')
         if self.aggr in ('add', 'sum') and type(aggr) is SumAggregation:
             return True
         self._note(f'aggr={self.aggr!r}')
@@ -222,7 +222,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         return 'GCN', self.flow, self.normalize, self.add_self_loops, self.improved
 
     def _is_plain(self) -> bool:
-        lin = self._modules['lin']
+        lin = part_of(self, 'lin')
         return is_plain_linear(lin) and weight_and_bias(lin)[1] is None
 
     def _of_aggregated(
@@ -285,7 +285,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         """The arguments of :func:`linear_product` for the layer."""
         if not compact[0] and edge_index is not None:
             check_rows(x, norm.operator)
-        lin = self._modules['lin']
+        lin = part_of(self, 'lin')
         plain = self._is_plain()
         weight: Any = weight_and_bias(lin)[0] if plain else None
         dtype = autocast_dtype(x)
@@ -454,11 +454,12 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
         """The linear map and the aggregation."""
-        lin, op = self._modules['lin'], norm.operator
-        if norm.is_differentiable or not self._is_plain():
+        lin, op = part_of(self, 'lin'), norm.operator
+        weight, own_bias = weight_and_bias(lin) if is_plain_linear(lin) else (None, None)
+        if weight is None or own_bias is not None or norm.is_differentiable:
             return self._aggregated(lin(x), norm)
         check_rows(x, op)
-        (weight, _), dtype = weight_and_bias(lin), autocast_dtype(x)
+        dtype = autocast_dtype(x)
         if dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
@@ -493,7 +494,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     ) -> tuple[OptTensor, bool]:
         """The bias in a dtype that the kernel supports for features of :obj:`dtype`, and whether
         the result has the dtype of sums."""
-        bias = parameter(self, 'bias')
+        bias = part_of(self, 'bias')
         # As in PyG, a message has the wider dtype of features and weights; so has the bias.
         out_dtype = dtype
         if weight_dtype is not None and weight_dtype != dtype:

@@ -16,6 +16,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_product import Plan, linear_product
 from ..ops.path import Rows, expand, take
+from ._fused import part_of
 from ._path import (
     AggregatedInput,
     OnPath,
@@ -203,7 +204,7 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if (
             root is x
             and constant
-            and type(self._modules['aggr_module']) is SumAggregation
+            and type(part_of(self, 'aggr_module')) is SumAggregation
             and dtype in (x.dtype, acc_dtype(x.dtype))
         ):
             diag = (eps.expand(x.size(0)) + 1).to(acc_dtype(x.dtype))

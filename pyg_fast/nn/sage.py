@@ -16,7 +16,7 @@ from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_product import LinearArguments, linear_product, reads_transpose
 from ..ops.path import expand
-from ._fused import autocast_dtype, is_plain_linear, weight_and_bias
+from ._fused import autocast_dtype, is_plain_linear, part_of, weight_and_bias
 from ._path import (
     AggregatedInput,
     OnPath,
@@ -37,9 +37,10 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         \mathrm{mean}_{j \in \mathcal{N}(i)} \mathbf{x}_j
 
     A drop-in for :class:`~torch_geometric.nn.conv.SAGEConv`: the same options, parameters,
-    state_dict, outputs and gradients. No message is stored. For sums and means the linear map and
+    state_dict, outputs and gradients. No message is stored. For sums and means the linear maps and
     the aggregation are one autograd function, which aggregates the narrower of :math:`\mathbf{X}`
-    and :math:`\mathbf{X} \mathbf{W}_2^{\top}`.
+    and :math:`\mathbf{X} \mathbf{W}_2^{\top}`; for a pair of features :math:`\mathbf{W}_1` is
+    another.
 
     The aggregations :obj:`"sum"`, :obj:`"mean"`, :obj:`"max"`, :obj:`"min"`, :obj:`"var"`,
     :obj:`"std"`, :obj:`"powermean"` and lists of these are fused, for plain and for prepared
@@ -140,17 +141,16 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             and to.root is to.source
             and not self.project
             and not self._sends_more()
-            and type(self._modules['aggr_module']) in (SumAggregation, MeanAggregation)
+            and type(part_of(self, 'aggr_module')) in (SumAggregation, MeanAggregation)
         )
 
     def _operator(
         self, to: Neighbours, transpose: bool, num_src: int | None = None
     ) -> SparseOperator:
         """The sum or mean between all nodes."""
-        graph = to.graph(transpose, num_src=num_src)
-        if type(self._modules['aggr_module']) is SumAggregation:
-            return SparseOperator(graph)
-        return SparseOperator(graph, row_scale=to.inverse_degree(graph, to.source.dtype))
+        if type(part_of(self, 'aggr_module')) is MeanAggregation:
+            return to.mean(transpose, num_src)
+        return SparseOperator(to.graph(transpose, num_src=num_src))
 
     def _of_aggregated(
         self,
@@ -185,12 +185,11 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
 
     def _takes_path(self, to: Neighbours) -> bool:
         """Whether the layer is one linear product, which may run on a path of the graph."""
-        parts = self._modules
-        if not is_plain_linear(parts['lin_l']) or not self._sums_of_nodes(to):
+        if not is_plain_linear(part_of(self, 'lin_l')) or not self._sums_of_nodes(to):
             return False
         if not self.root_weight:
             return True
-        root = parts['lin_r']
+        root = part_of(self, 'lin_r')
         return is_plain_linear(root) and weight_and_bias(root)[1] is None
 
     def _on_path(
@@ -209,10 +208,10 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         self, to: Neighbours, path: ExecutionPath | None, compact: tuple[bool, bool]
     ) -> LinearArguments:
         """The arguments of :func:`linear_product` for the layer before it normalises."""
-        x, (weight, bias) = to.source, weight_and_bias(self._modules['lin_l'])
+        x, (weight, bias) = to.source, weight_and_bias(part_of(self, 'lin_l'))
         root_weight = None
         if self.root_weight and to.root is not None:
-            root_weight, _ = weight_and_bias(self._modules['lin_r'])
+            root_weight, _ = weight_and_bias(part_of(self, 'lin_r'))
         assert isinstance(x, Tensor)
         dtype, acc = autocast_dtype(x), acc_dtype(x.dtype)
 

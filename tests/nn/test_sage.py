@@ -18,7 +18,7 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 
-from pyg_fast.graph import prepare_edge_index
+from pyg_fast.graph import prepare_edge_index, set_group_sizes
 from pyg_fast.nn import PathPreparedSAGEConv
 
 SRC, DST, EDGES = 30, 20, 150
@@ -448,3 +448,32 @@ def test_sorts_no_more_than_backward_needs(channels: tuple[int, int], transposes
     sorts = {e.key: e.count for e in profile.key_averages() if 'csr' in e.key}
     assert sorts.pop('pyg_fast::to_csr_unweighted') == 1
     assert sorts == {'pyg_fast::transpose_csr': 1} if transposes else not sorts
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'mean'])
+@pytest.mark.parametrize('prepared', [False, True])
+def test_sums_with_root_are_one_function(
+    aggr: str, prepared: bool, device: torch.device
+) -> None:
+    _, ours = layers(8, 5, device=device, aggr=aggr)
+    x = torch.randn(SRC, 8, dtype=torch.float64, device=device, requires_grad=True)
+    edge_index = edges(SRC, SRC).to(device)
+    if prepared:
+        edge_index, _ = prepare_edge_index(edge_index, (SRC, SRC))
+    node = ours(x, edge_index).grad_fn
+    assert node.name() == 'LinearProductBackward'
+    accumulated = {id(of) for of, _ in node.next_functions if of is not None}
+    assert len(accumulated) == 4  # x, both weights and the bias
+
+
+def test_mean_of_a_graph_is_made_once(device: torch.device) -> None:
+    _, ours = layers(8, 5, device=device)
+    x = torch.randn(SRC, 8, dtype=torch.float64, device=device, requires_grad=True)
+    prepared, _ = prepare_edge_index(edges(SRC, SRC).to(device), (SRC, SRC))
+    expected = ours(x, prepared)
+    with torch.profiler.profile() as profile:
+        actual = ours(x, prepared)
+    assert torch.equal(actual, expected)
+    assert not {'aten::diff', 'aten::reciprocal_'} & {e.key for e in profile.key_averages()}
+    set_group_sizes(prepared, 4, 4)  # drops what was derived from the graph
+    assert torch.allclose(ours(x, prepared), expected)
