@@ -17,7 +17,7 @@ from ._path import AggregatedInput, OnPath, mixes_nodes, stand_in
 
 _FEWEST_ROWS = 1024  # of a block, where memory is short
 _ROWS, _BLOCKS = 1 << 16, 16  # otherwise
-_SORT = 1 << 16  # bytes that sorting groups takes, however few
+_SORT = 1 << 17  # bytes that sorting groups takes, however few
 
 
 class _Layer(NamedTuple):

@@ -185,7 +185,10 @@ def test_second_derivative(device: torch.device) -> None:
         out = ours(dict(zip(x, parts, strict=True)), edges)
         return sum(each.sin().sum() for each in out.values())
 
-    assert torch.autograd.gradgradcheck(total, tuple(x.values()), fast_mode=True)
+    # On CUDA torch's second derivatives add with atomics.
+    assert torch.autograd.gradgradcheck(
+        total, tuple(x.values()), fast_mode=True, nondet_tol=1e-9
+    )  # fmt: skip
     assert how(ours) == 'FusedHGTConv'
 
 
