@@ -21,7 +21,7 @@ from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.edge_sums import Selected, edge_sums
-from ..ops.gat import attend, attend_scored
+from ..ops.gat import ScoredGAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear
 from ._fused import Fused, entries, is_plain_linear, known_edges, part_of
@@ -255,7 +255,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         bias = self._fused_bias(out_dtype)
         others = alpha_edge, alpha_loop, bias, args
         if same:
-            out = attend_scored(mapped, att_src, att_dst, *others)
+            out = ScoredGAT.apply(mapped, att_src, att_dst, *others)
         else:
             (alpha_src,) = attention_scores(mapped, att_src)
             (alpha_dst,) = attention_scores(mapped_dst.view(-1, heads, channels), att_dst)

@@ -10,7 +10,9 @@ from ..graph.structure import Graph
 from ._library import ops
 from ._saved import save, saved
 from ._transforms import is_batched, transforms_active
+from .linear_product import takes_gradient
 from .product import raw_product
+from .to_csr import MOST_NODES
 
 
 def edge_sums(graph: Graph, x: Tensor, edge_index: Tensor, mean: bool) -> Tensor:
@@ -31,21 +33,27 @@ def edge_sums(graph: Graph, x: Tensor, edge_index: Tensor, mean: bool) -> Tensor
     Returns:
         Tensor: :math:`(n_{dst}, F)`.
     """
-    # The row of each edge; that of a self-loop is the one after the last.
-    row = edge_index[1].masked_fill(edge_index[0] == edge_index[1], graph.num_dst)
-    if transforms_active():
-        # On CUDA an index out of range is reported later, and must not fail here.
-        row = row.long().clamp(0, graph.num_dst)
+    if x.size(0) > MOST_NODES or transforms_active():  # Kernels name edges by int32.
+        row = _rows(graph, edge_index).long().clamp(0, graph.num_dst)
         out = x.new_zeros(graph.num_dst + 1, x.size(1)).index_add(0, row, x)[:-1]
         return out / graph.rowptr.diff().clamp(min=1).view(-1, 1) if mean else out
-    ids = graph.perm
-    if ids is None:
-        ids = torch.arange(x.size(0), device=x.device)
+    dtype = graph.col.dtype
+    ids = torch.arange(x.size(0), device=x.device, dtype=dtype) if graph.perm is None else (
+        graph.perm.to(dtype))  # fmt: skip
     edges = graph._replace(
-        col=ids.to(graph.col.dtype), perm=None, t_rowptr=None, t_col=None, t_perm=None,
-        t_groups=None, num_src=x.size(0),
+        col=ids, perm=None, t_rowptr=None, t_col=None, t_perm=None, t_groups=None,
+        num_src=x.size(0),
     )  # fmt: skip
-    return EdgeSums.apply(x, row, SparseOperator(edges, mean=mean))
+    op = SparseOperator(edges, mean=mean)
+    if not takes_gradient(x):
+        return raw_product(op, x)
+    return EdgeSums.apply(x, _rows(graph, edge_index), op)
+
+
+def _rows(graph: Graph, edge_index: Tensor) -> Tensor:
+    """The row of each edge; that of a self-loop is the one after the last. On CUDA an index out of
+    range is reported later, and must not fail here."""
+    return edge_index[1].masked_fill(edge_index[0] == edge_index[1], graph.num_dst)
 
 
 class EdgeSums(torch.autograd.Function):
@@ -77,8 +85,8 @@ class OfRows(torch.autograd.Function):
 
 
 def rows_at(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of a matrix, without gradient. On CUDA torch's index_select takes several times as long
-    where rows are narrow."""
+    """Rows of a matrix, without gradient. On CUDA torch's index_select starts a block of threads
+    for each row, however narrow."""
     if not x.is_cuda or is_batched(x):
         return x.index_select(0, index)
     return ops.gather_rows.default(x.contiguous(), index, None, None, None, None, None)

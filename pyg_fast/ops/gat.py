@@ -123,21 +123,6 @@ def attend(
     return _composed(args, *inputs) if transforms_active() else GAT.apply(*inputs, args)
 
 
-def attend_scored(
-    x: Tensor,
-    att_src: Tensor,
-    att_dst: Tensor,
-    alpha_edge: Tensor | None,
-    alpha_loop: Tensor | None,
-    bias: Tensor | None,
-    args: AttentionArgs,
-) -> Tensor:
-    """As :func:`attend` with the scores that
-    :func:`~pyg_fast.ops.attention_scores.attention_scores` gives: one function, which adds both
-    gradients of :obj:`x` in a kernel."""
-    return ScoredGAT.apply(x, att_src, att_dst, alpha_edge, alpha_loop, bias, args)
-
-
 class GAT(torch.autograd.Function):
     """Attention; its backward needs the stored sums per node and the transpose."""
 
@@ -168,7 +153,9 @@ class GAT(torch.autograd.Function):
 
 
 class ScoredGAT(torch.autograd.Function):
-    """Scores of nodes and attention."""
+    """As :func:`attend`, unchecked, with the scores that
+    :func:`~pyg_fast.ops.attention_scores.attention_scores` gives: one function, which adds both
+    gradients of :obj:`x` in a kernel."""
 
     @staticmethod
     def forward(

@@ -40,7 +40,7 @@ def test_sums(edges: Tensor, mean: bool, device: torch.device) -> None:
     x = torch.randn(edges.size(1), F, dtype=torch.double, device=device, requires_grad=True)
     out, right = edge_sums(graph, x, edges, mean), expected(x, edges, mean)
     torch.testing.assert_close(out, right)
-    assert torch.equal(out, edge_sums(graph, x, edges, mean))
+    assert torch.equal(out, edge_sums(graph, x.detach(), edges, mean))
     weight = torch.randn_like(out).requires_grad_()
     found = [
         torch.autograd.grad((y * weight).square().sum(), x, create_graph=True)[0]
@@ -64,6 +64,18 @@ def test_half(dtype: torch.dtype, edges: Tensor, device: torch.device) -> None:
     right = expected(x.double(), edges, True)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), right, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_more_edges_than_int32(
+    edges: Tensor, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('pyg_fast.ops.edge_sums.MOST_NODES', 10)
+    monkeypatch.setattr('pyg_fast.ops.edge_sums.raw_product', None)
+    x = torch.randn(edges.size(1), F, dtype=torch.double, device=device, requires_grad=True)
+    for mean in (False, True):
+        found = edge_sums(loop_free(edges), x, edges, mean), expected(x, edges, mean)
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), x) for y in found))
 
 
 def test_vmap(edges: Tensor, device: torch.device) -> None:
