@@ -30,8 +30,9 @@ void count_outside(const CountOutside& p, int64_t row_begin, int64_t row_end) {
     for (int64_t row = row_begin; row < row_end; ++row) {
       if (position[row] >= 0) continue;
       const T* x = static_cast<const T*>(p.x) + row * p.dim;
-      bool any = false;
-      for (int64_t c = 0; c < p.dim && !any; ++c) any = load_one(x + c) != 0;
+      // Nearly all rows are zero: leaving the loop early would only keep it from vector registers.
+      int any = 0;
+      for (int64_t c = 0; c < p.dim; ++c) any |= load_one(x + c) != 0;
       count += any;
     }
     if (count > 0) __atomic_fetch_add(p.counter, count, __ATOMIC_RELAXED);
