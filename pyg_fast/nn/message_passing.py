@@ -313,12 +313,15 @@ _WRITES = {
     TransformerConv.message: (TransformerConv.forward, 3),
 }  # fmt: skip
 
+# Forwards of this package, and those of PyG whose arguments and results they have.
+FORWARDS: dict[Any, Any] = {}
+
 
 def _of_written(conv: Any) -> int | None:
     """The position of `return_attention_weights`, if `message` sets an attribute only for it."""
     cls = type(conv)
     forward, place = _WRITES.get(cls.message, (None, None))
-    return place if cls.forward is forward else None
+    return place if FORWARDS.get(cls.forward, cls.forward) is forward else None
 
 
 def _wants_attention(conv: Any, place: int) -> bool:

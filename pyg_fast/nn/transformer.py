@@ -1,11 +1,68 @@
 """TransformerConv with its attention in fused kernels."""
 
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import TransformerConv
 
-from .message_passing import FusedMessagePassing, FusedPropagate
+from ..ops.linear import linears
+from ._fused import is_plain_linear, part_of, weight_and_bias
+from .message_passing import FORWARDS, MIXINS, FusedMessagePassing, FusedPropagate
 
 
-class FusedTransformerConv(FusedPropagate, TransformerConv):
+class FusedTransformer(FusedPropagate):
+    """Mixin before TransformerConv: the linear maps of the same features are one function."""
+
+    def forward(
+        self: Any, x: Any, edge_index: Any, edge_attr: Any = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """"""
+        maps = None if return_attention_weights is not None else self._maps(x)
+        if maps is None:
+            return super().forward(  # type: ignore[misc]
+                x, edge_index, edge_attr, return_attention_weights
+            )
+        query, key, value, *skip = maps
+        shape = (-1, self.heads, self.out_channels)
+        out = self.propagate(
+            edge_index, query=query.view(shape), key=key.view(shape), value=value.view(shape),
+            edge_attr=edge_attr,
+        )  # fmt: skip
+        self._alpha = None
+        out = out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
+        if not skip:
+            return out
+        (own,), beta = skip, part_of(self, 'lin_beta')
+        if beta is None:
+            return out + own
+        share = beta(torch.cat([out, own, out - own], dim=-1)).sigmoid()
+        return share * own + (1 - share) * out
+
+    def _maps(self: Any, x: Any) -> tuple[Tensor, ...] | None:
+        """Queries, keys, values, and the node's own part if there is one; None if PyG's code must
+        map the features."""
+        if (
+            type(x) not in (Tensor, Parameter) or x.dim() != 2 or x.layout != torch.strided
+            or torch.compiler.is_compiling() or _has_any_global_hook()
+        ):  # fmt: skip
+            return None
+        names = ['lin_query', 'lin_key', 'lin_value', 'lin_skip'][: 4 if self.root_weight else 3]
+        modules = [part_of(self, name) for name in names]
+        if not all(map(is_plain_linear, modules)):
+            return None
+        weights, biases = zip(*map(weight_and_bias, modules), strict=True)
+        return linears(x, weights, biases) if all(b is not None for b in biases) else None
+
+
+FORWARDS[FusedTransformer.forward] = TransformerConv.forward
+MIXINS[TransformerConv] = FusedTransformer
+
+
+class FusedTransformerConv(FusedTransformer, TransformerConv):
     r"""The graph transformer operator from the `"Masked Label Prediction: Unified Message Passing
     Model for Semi-Supervised Classification" <https://arxiv.org/abs/2009.03509>`_ paper
 

@@ -1,4 +1,4 @@
-"""A linear map with a bias."""
+"""Linear maps with a bias."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._saved import save, saved
-from ._transforms import transforms_active
+from ._transforms import is_batched, transforms_active
 from .column_sums import column_sums
 
 # Numbers of a result from which on a faster sum saves more than a function in Python costs.
@@ -29,29 +29,55 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     Returns:
         Tensor: :math:`\mathbf{Y}` of shape :math:`(N, F_{out})`.
     """
+    return linears(x, (weight,), (bias,))[0]
+
+
+def linears(
+    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Several maps :func:`linear` of the same features; one function adds up the gradients of
+    :obj:`x`."""
     if (
-        not x.is_cuda or x.size(0) * weight.size(0) < _MANY or not bias.requires_grad
+        not x.is_cuda or x.size(0) * weights[0].size(0) < _MANY
+        or not any(bias.requires_grad for bias in biases)
         or not torch.is_grad_enabled() or torch.compiler.is_compiling()
         or torch.is_autocast_enabled('cuda') or transforms_active()
     ):  # fmt: skip
-        return F.linear(x, weight, bias)
-    return Linear.apply(x, weight, bias)
+        return tuple(F.linear(x, *each) for each in zip(weights, biases, strict=True))
+    return Linears.apply(x, *weights, *biases)
 
 
-class Linear(torch.autograd.Function):
+class Linears(torch.autograd.Function):
     """Its backward consists of products and sums that torch can differentiate."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        save(ctx, x if needs_weight else None, weight if needs_x else None)
-        return F.linear(x, weight, bias)
+    def forward(ctx: Any, x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+        count = len(params) // 2
+        weights, needs = params[:count], ctx.needs_input_grad
+        ctx.set_materialize_grads(False)
+        save(
+            ctx, x if True in needs[1 : count + 1] else None, weights if needs[0] else None
+        )  # fmt: skip
+        return tuple(F.linear(x, *each) for each in zip(weights, params[count:], strict=True))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = saved(ctx)
-        return (
-            None if weight is None else grad @ weight,
-            None if x is None else grad.t() @ x,
-            column_sums(grad) if ctx.needs_input_grad[2] else None,
-        )
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weights = saved(ctx)
+        needs, count = ctx.needs_input_grad, len(grads)
+        alone = torch.is_grad_enabled() or any(g is not None and is_batched(g) for g in grads)
+        of_x: Any = None
+        of_params: list[Tensor | None] = [None] * (2 * count)
+        for k, grad in enumerate(grads):
+            if grad is None:
+                continue
+            if weights is not None and of_x is None:
+                of_x = grad @ weights[k]
+            elif weights is not None and alone:  # not in place
+                of_x = of_x + grad @ weights[k]
+            elif weights is not None:
+                of_x.addmm_(grad, weights[k])
+            if needs[1 + k]:
+                of_params[k] = grad.t() @ x
+            if needs[1 + count + k]:
+                of_params[count + k] = column_sums(grad)
+        return of_x, *of_params

@@ -360,3 +360,29 @@ def test_several_gradients_at_once(device: torch.device) -> None:
         for each in (conv, plain)
     ]
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize('kwargs', [
+    {}, {'bias': False}, {'root_weight': False}, {'beta': True}, {'concat': False},
+    {'beta': True, 'concat': False},
+], ids=str)  # fmt: skip
+def test_maps_of_transformer(kwargs: dict[str, Any], device: torch.device) -> None:
+    conv = FusedTransformerConv(F, 8, 2, **kwargs).to(device)
+    theirs = TransformerConv(F, 8, 2, **kwargs).to(device)
+    theirs.load_state_dict(conv.state_dict())
+    x = torch.randn(30, F, device=device, requires_grad=True)
+    edge_index = torch.randint(0, 30, (2, 90), device=device)
+    outs = [each(x, edge_index) for each in (conv, theirs)]
+    torch.testing.assert_close(*outs)
+    grad = torch.randn_like(outs[0])
+    found = [
+        torch.autograd.grad(out, [x, *each.parameters()], grad, materialize_grads=True)
+        for out, each in zip(outs, (conv, theirs), strict=True)
+    ]
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    # A hook on a map of the layer runs, and changes the result.
+    for each in (conv, theirs):
+        each.lin_key.register_forward_hook(lambda module, args, out: 2 * out)
+    hooked = [each(x, edge_index) for each in (conv, theirs)]
+    assert not torch.allclose(hooked[0], outs[0])
+    torch.testing.assert_close(*hooked)
