@@ -103,6 +103,7 @@ class Generator:
         self.sizes = sizes
         self.rank = len(self.sizes)
         self.names = [f'a{k}' for k in range(self.rank)]
+        self.blocks = [f'B{k}' for k in range(self.rank)]
         self.size_of = dict(zip(self.names, self.sizes, strict=True))
         self.reduced: set[str] = set()
         # Lines of a program: before its rows, before the edges of a row, for each block of edges,
@@ -521,22 +522,31 @@ class Generator:
                 if size > MOST_HELD:
                     text = f'tl.dot({left}, {right}, input_precision="tf32x3")'
                 else:
-                    text = f'tl.sum(tl.expand_dims({left}, 2) * tl.expand_dims({right}, 0), axis=1)'
+                    left = f'tl.expand_dims({left}, {self.rank + 1})'
+                    text = f'tl.sum({left} * tl.expand_dims({right}, 0), axis=1)'
                 return self.emit(text, frozenset(self.names), EDGES)
         return None
 
-    def outer(self, at: int, shape: tuple[int, ...]) -> tuple[Block, Index] | None:
-        """The sum over a block's edges of `a[d] * g[f]`, the gradient of a linear map's weight, and
-        its place."""
-        others = [k for k, n in enumerate(shape) if n not in (1, *self.sizes)]
-        wide = [k for k, n in enumerate(shape) if n in self.sizes and n != 1]
-        if len(others) != 1 or len(wide) != 1 or not self.is_map(shape[others[0]]):
-            return None
-        index = [Index()] * len(shape)
-        index[others[0]], index[wide[0]] = Index(((INNER, 1),)), Index(((self.names[0], 1),))
-        flat = self.offset(tuple(index), shape)
-        with self.inner(shape[others[0]]):
-            at, place = self.moved(at, tuple(index))
+    def outer(self, at: int, shape: tuple[int, ...]) -> tuple[Block, Index, int] | None:
+        """The sum over a block's edges of `a[d] * g[f]`, the gradient of a linear map's weight, its
+        place, and the number of inputs."""
+        for inner, size in enumerate(shape):
+            columns = [n for k, n in enumerate(shape) if k != inner and n != 1]
+            if not self.is_map(size) or columns not in ([*self.sizes], [math.prod(self.sizes)]):
+                continue
+            names = iter([[name] for name in self.names] if len(columns) > 1 else [self.names])
+            index = tuple(
+                Index(((INNER, 1),)) if k == inner else Index() if n == 1 else
+                self.joint(next(names)) for k, n in enumerate(shape)
+            )  # fmt: skip
+            block = self.outer_at(at, index, size)
+            if block is not None:
+                return block, self.offset(index, shape), size
+        return None
+
+    def outer_at(self, at: int, index: tuple[Index, ...], size: int) -> Block | None:
+        with self.inner(size):
+            at, place = self.moved(at, index)
             if self.program[at].op != 'mul':
                 return None
             sides = [
@@ -551,20 +561,21 @@ class Generator:
                 g = self.value(*other)
                 masks = ' & '.join(['m', *self.masks(frozenset(self.names))])
                 left = self.rows_of(a)
-                right = f'tl.where({masks}, {g.name} + tl.zeros([BE, B0], {self.acc}), 0.0)'
-                if shape[others[0]] > MOST_HELD:
+                sizes = ', '.join(['BE', *self.blocks])
+                right = f'tl.where({masks}, {g.name} + tl.zeros([{sizes}], {self.acc}), 0.0)'
+                if size > MOST_HELD:
                     text = f'tl.dot(tl.trans({left}), {right}, input_precision="tf32x3")'
                 else:
-                    text = f'tl.sum(tl.expand_dims({left}, 2) * tl.expand_dims({right}, 1), axis=0)'
-                block = self.emit(text, frozenset(self.names), EDGES)
-                return block, flat
+                    left = f'tl.expand_dims({left}, {self.rank + 1})'
+                    text = f'tl.sum({left} * tl.expand_dims({right}, 1), axis=0)'
+                return self.emit(text, frozenset(self.names), EDGES)
         return None
 
     def is_map(self, size: int) -> bool:
         """Whether a sum over `size` raw values of an edge is done for all columns at once."""
-        if self.rank != 1 or size < _LEAST_HELD:
-            return False
-        return size <= MOST_HELD or (self.acc == 'tl.float32' and self.sizes[0] >= _LEAST_INNER)
+        if size <= MOST_HELD:
+            return size >= _LEAST_HELD
+        return self.rank == 1 and self.acc == 'tl.float32' and self.sizes[0] >= _LEAST_INNER
 
     @contextmanager
     def inner(self, size: int) -> Iterator[None]:

@@ -218,11 +218,11 @@ def _mapped_total(gen: Generator, k: int, out: Out) -> bool:
     found = gen.outer(out.at, shape)
     if found is None:
         return False
-    block, flat = found
-    inner = next(n for n in shape if n not in (1, *gen.sizes))
+    block, flat, inner = found
     text = flat.text().replace(INNER, f'j{inner}')
     masks = ' & '.join([f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))])
-    gen.first.append(f's{k} = tl.zeros([{block_of(inner)}, B0], {gen.acc})')
+    sizes = ', '.join([str(block_of(inner)), *gen.blocks])
+    gen.first.append(f's{k} = tl.zeros([{sizes}], {gen.acc})')
     gen.lines.append(f's{k} += {block.name}')
     gen.stores.append(
         f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + {text}), s{k}, {masks})'
@@ -370,8 +370,9 @@ def _template(gen: Generator, outs: list[Out]) -> str:
             f'm_{name} = ({name} < {size}) | ({size} % B{k} == 0)',
         )
     for size in sorted(gen.dots):
-        add(1, f'i{size} = tl.arange(0, {block_of(size)})[None, :]')
-        add(1, f'j{size} = tl.arange(0, {block_of(size)})[:, None]')
+        inputs = ', '.join(['None', ':', *['None'] * (rank - 1)])
+        add(1, f'i{size} = tl.arange(0, {block_of(size)})[{inputs}]')
+        add(1, f'j{size} = tl.arange(0, {block_of(size)})[{shaped(0)}]')
     add(1, *gen.first, 'for item in range(pid, num_items, num_programs):')
     add(2, 'begin = tl.load(rowptr + item)', 'end = tl.load(rowptr + item + 1)')
     if gen.grouped:
