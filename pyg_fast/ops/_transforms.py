@@ -13,8 +13,9 @@ def transforms_active() -> bool:
 
 
 def is_batched(x: torch.Tensor) -> bool:
-    """Whether a gradient stands for several, as with `is_grads_batched=True`."""
-    return torch._C._functorch.is_legacy_batchedtensor(x)
+    """Whether a gradient stands for several, as with `is_grads_batched=True`; never in compiled
+    code, which Dynamo could not trace through the question."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 def check_no_forward_ad() -> None:
