@@ -393,8 +393,14 @@ def tile_shape(source: Source) -> Tile:
         return Tile(16, (max(16, width),), 2)
     # Triton makes a product of matrices of the sum over 16 products, which TF32 would round.
     most = 4 if source.has_maps else 16
+    values, has_heads = 256, len(sizes) > 1 and (sizes[0] > 1 or source.has_maps)
+    is_backward = any(role == 'grad' for role, _ in source.loads)
+    if source.totals or (is_backward and has_heads and not source.half):
+        values = 128  # It holds more: sums, or several numbers of each head.
+    elif source.half and not is_backward and len(sizes) == 1 and width >= 128:
+        values = 512
     width *= power(source.num_tiles)
-    return Tile(max(1, min(most, (128 if source.totals else 256) // width)), sizes, 1)
+    return Tile(max(1, min(most, values // width)), sizes, 1)
 
 
 class Schedule(NamedTuple):

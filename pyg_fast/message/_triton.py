@@ -49,6 +49,7 @@ class Source(NamedTuple):
     has_dots: bool  # whether it multiplies matrices
     has_maps: bool  # whether it maps raw values of edges by matrices in registers
     num_tiles: int  # of the widest dimension
+    half: bool  # whether features of nodes have two bytes
 
 
 def axes_of(program: Program, outs: list[Out]) -> list[tuple[int, ...]]:
@@ -126,6 +127,10 @@ def _generate(
         any(size > MOST_HELD for size in gen.dots),
         any(size <= MOST_HELD for size in gen.dots),
         gen.num_tiles,
+        any(
+            role in ('src', 'dst') and dtype in ('float16', 'bfloat16')
+            for (role, _), (_, dtype) in gen.loads.items()
+        ),
     )
 
 
