@@ -175,8 +175,7 @@ class Passes:
             rows = {'dst': by_role['dst'], 'src': by_role['src']}
             # They need what any pass computes for each edge. Rows of destinations have their edges
             # in order, and read their gradients once.
-            rows['dst' if rows['dst'] else 'src'] += by_role['edge']
-            rows['src' if rows['src'] else 'dst'] += by_role['param']
+            rows['dst' if rows['dst'] else 'src'] += by_role['edge'] + by_role['param']
             for role, which in rows.items():
                 by_out: dict[Out, list[int]] = {}
                 for k in which:
