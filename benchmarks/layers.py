@@ -38,6 +38,8 @@ from .gat import DROPOUT, pyg_fits
 from .spmm import FORWARD, STEP
 
 PREPARED, PLAIN = 'ours, prepared', 'ours, edge_index'
+OURS_COMPILED, OURS_CAPTURED = 'ours, torch.compile', 'ours, CUDA graph'  # on a prepared graph
+OURS = (PREPARED, PLAIN, OURS_COMPILED, OURS_CAPTURED)
 PYG, COMPILED, REDUCED = 'PyG', 'PyG, torch.compile', 'PyG, torch.compile reduce-overhead'
 CSR, SPARSE_TENSOR = 'PyG torch CSR', 'PyG SparseTensor'
 CACHED = [f'{name} cached' for name in (PYG, CSR, SPARSE_TENSOR)]  # with normalized weights
@@ -71,7 +73,7 @@ class Kind(NamedTuple):
 
     def conv(self, name: str, in_channels: int, width: int, **options: Any) -> nn.Module:
         """The layer of a contender."""
-        cls = self.ours if name in (PREPARED, PLAIN) else self.pyg
+        cls = self.ours if name in OURS else self.pyg
         if name in CUSPARSE:
             cls = ProductGCNConv
         options = {**self.options, **options}
@@ -84,7 +86,7 @@ class Kind(NamedTuple):
         return cls(in_channels, width, **options)
 
     def contenders(self, cuda: bool) -> list[str]:
-        found = [PREPARED, PLAIN, *RIVALS]
+        found = [PREPARED, PLAIN, OURS_COMPILED, *[OURS_CAPTURED] * cuda, *RIVALS]
         if self.matrix:
             found += [CSR] + [SPARSE_TENSOR] * bool(importlib.util.find_spec('torch_sparse'))
         if self.pyg is GCNConv:
@@ -171,7 +173,7 @@ class Inputs:
 
     def _make(self, name: str) -> Any:
         graph = self.graph
-        if name == PREPARED:
+        if name in OURS and name != PLAIN:
             return graph.prepared
         if name == CSR:
             value = torch.ones(graph.num_edges, device=graph.col.device)
@@ -208,7 +210,7 @@ def step_error(
 
 def compiled(name: str, conv: nn.Module) -> nn.Module:
     """The layer, compiled if the name of its contender says so."""
-    if name not in (COMPILED, REDUCED):
+    if name not in (COMPILED, REDUCED, OURS_COMPILED):
         return conv
     torch._dynamo.config.recompile_limit = 1000  # every layer is compiled anew
     made: Any = torch.compile(conv, mode='reduce-overhead' if name == REDUCED else None)
@@ -240,6 +242,22 @@ def warm(step: Callable[[], Any]) -> Callable[[], Any]:
     return step
 
 
+def captured(step: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
+    """The step as a CUDA graph, whose results the next call overwrites."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        warm(step)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+
+    def replay() -> tuple[Tensor, ...]:
+        graph.replay()
+        return outputs
+
+    return replay
+
+
 class Case:
     """A layer on a graph: its input, its parameters, and steps of all contenders."""
 
@@ -265,6 +283,8 @@ class Case:
         leaves, given = [x, *conv.parameters()], graphs or [self.inputs.of(name)]
         run = compiled(name, conv)
         step = steps(run, [(x, graph) for graph in given], leaves, grad, mode)
+        if name == OURS_CAPTURED:
+            return captured(step)
         return warm(step) if run is not conv else step
 
     @property
@@ -281,7 +301,7 @@ class Case:
 
     def contender(self, name: str, **options: Any) -> Contender:
         return Contender(name, functools.partial(self.step, name, **options),
-                         name in (PREPARED, PLAIN), self.check, len(options.get('graphs', [0])))
+                         name in OURS, self.check, len(options.get('graphs', [0])))
 
 
 def run_layers(bench: Bench, graph: Graph, mode: str) -> None:
@@ -292,7 +312,8 @@ def run_layers(bench: Bench, graph: Graph, mode: str) -> None:
         bench.measure(
             TITLE if mode == STEP else f'One layer, {mode}', f'{graph.name}: {name}', width,
             [case.contender(which, mode=mode) for which in case.kind.contenders(bench.cuda)],
-            label='channels', memory=True, pairs=[(PLAIN, PYG)])
+            label='channels', memory=True, pairs=[
+                (PLAIN, PYG), (OURS_COMPILED, COMPILED), *[(OURS_CAPTURED, REDUCED)] * bench.cuda])
 
 
 def run_fresh(bench: Bench, name: str, width: int) -> None:
@@ -519,7 +540,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             'Gradients of input and parameters. PyG takes an edge_index unless its name says '
             'otherwise; cached: with the normalized weights of GCN. Compilation is not counted. '
             'Graphs are without self-loops. Compared with the layer in float64: that of PyG, or '
-            'where it does not fit into memory ours.',
+            'where it does not fit into memory ours. Ours in torch.compile and as a CUDA graph, '
+            'which replays a step with its launches recorded, run on prepared graphs.',
             f'A new graph at each step: {NEW_GRAPHS} graphs of one size take turns, their edges '
             f'are not sorted; "{PREPARED}": one of them all the time.'])
     args = bench.args

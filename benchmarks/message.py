@@ -21,7 +21,18 @@ from pyg_fast.ops import spmm
 from . import _harness
 from ._graphs import Graph
 from ._harness import Bench, Contender, Option
-from .layers import COMPILED, PLAIN, PREPARED, PYG, compiled, step_error, steps, warm
+from .layers import (
+    COMPILED,
+    OURS_CAPTURED,
+    PLAIN,
+    PREPARED,
+    PYG,
+    captured,
+    compiled,
+    step_error,
+    steps,
+    warm,
+)
 from .spmm import FORWARD, STEP
 
 PRODUCT = 'ours, spmm'  # the product written by hand, where the message is the neighbour's row
@@ -160,9 +171,10 @@ class Case:
     ) -> Callable[[], tuple[Tensor, ...]]:
         """A step, which returns the output and the gradients of inputs and parameters."""
         layer = copy.deepcopy(self.layer).to(dtype)
-        prepared = name in (PREPARED, PRODUCT)
+        prepared = name in (PREPARED, PRODUCT, OURS_CAPTURED)
         edge_index = self.graph.prepared if prepared else self.graph.edge_index
-        if name in (PREPARED, PLAIN):
+        ours = name in (PREPARED, PLAIN, OURS_CAPTURED)
+        if ours:
             layer = pyg_fast.accelerate(layer)
         if name == PRODUCT:
             layer = Product()
@@ -173,10 +185,10 @@ class Case:
             given = self.of_types(x)
         leaves = [*x, *(p for p in layer.parameters() if p.requires_grad)]
         step = warm(steps(compiled(name, layer), [given], leaves, self.grad.to(dtype), mode))
-        for module in layer.modules() if name in (PREPARED, PLAIN) else ():
+        for module in layer.modules() if ours else ():
             if getattr(module, '_last_run', ''):
                 raise RuntimeError(f"PyG's code ran: {module._last_run}")
-        return step
+        return captured(step) if name == OURS_CAPTURED else step
 
     def of_types(self, x: Sequence[Tensor]) -> tuple[Any, ...]:
         """The inputs of a layer for nodes or edges of several types."""
@@ -202,11 +214,13 @@ class Case:
 
     def contenders(self, mode: str) -> list[Contender]:
         names = [PREPARED] * (not self.kind.typed) + [PLAIN, COMPILED] + [PYG] * self.fits(4)
+        if self.grad.is_cuda and not self.kind.typed:
+            names.insert(2, OURS_CAPTURED)
         if self.kind is KINDS['sum']:
             names.append(PRODUCT)
         return [
-            Contender(name, functools.partial(self.step, name, mode), name in (PREPARED, PLAIN),
-                      self.check)
+            Contender(name, functools.partial(self.step, name, mode),
+                      name in (PREPARED, PLAIN, OURS_CAPTURED), self.check)
             for name in names]
 
     def error(self, outputs: Sequence[Tensor]) -> float:
