@@ -59,15 +59,17 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
 
   template <bool FULL>
   __device__ void add_edges(const Edge& edge, int count, Sum& sum) const {
-    const auto weights = [&](Acc (&weight)[HEADS]) { weigh<FULL>(edge, count, weight, sum); };
-    this->template for_edges<FULL>(edge, count, weights, [&](Acc w, const auto& v, bool valid) {
+    Acc weight[HEADS];
+    const auto weights = [&] { weigh<FULL>(edge, count, weight, sum); };
+    const auto add_features = [&](Acc w, const auto& v, bool valid, int) {
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
         const Acc term = element(v, c);
         sum.out[c] += valid ? w * term : Acc(0);
         if (TRAINING) sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
       }
-    });
+    };
+    this->template for_edges<FULL>(edge, count, weight, weights, add_features);
   }
 
   template <bool FULL>

@@ -16,6 +16,7 @@ struct PairTile {
   static constexpr int kSlots = 32 / LANES;
   static constexpr int kGroup = 32 / HEADS;  // edges whose weights the warp computes at once
   static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;
+  static constexpr int kStepsOfGroup = LANES / HEADS;
 
   const Csr& csr;
   Dropout<Acc> dropout;
@@ -39,24 +40,23 @@ struct PairTile {
     row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
   }
 
-  // weigh(weight) computes for each g this thread's weight of the pair (g * kGroup + lane / HEADS,
-  // pair_head). add(w, features, valid) adds the features of an edge if `valid`.
+  // weigh() computes for each g this thread's weight of the pair (g * kGroup + lane / HEADS, pair_head).
+  // add(w, features, valid, step) adds the features of the slot's edge of a step if `valid`.
   template <bool FULL, typename Weigh, typename Add>
-  __device__ void for_edges(const Edge& edge, int count, const Weigh& weigh, const Add& add) const {
+  __device__ void for_edges(const Edge& edge, int count, Acc (&weight)[HEADS], const Weigh& weigh,
+                            const Add& add) const {
     Pack<T, VEC> v[kSteps];
     gather<FULL>(edge, 0, count, v);
-    Acc weight[HEADS];
-    weigh(weight);
+    weigh();
 #pragma unroll
     for (int step = 0; step < LANES; step += kSteps) {
       if (!FULL && step * kSlots >= count) break;
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
-        constexpr int kStepsOfGroup = LANES / HEADS;
         const int group = (step + u) / kStepsOfGroup;
         const int slot = (step + u) % kStepsOfGroup * kSlots + (threadIdx.x & 31) / LANES;
         const Acc w = __shfl_sync(kWarpMask, weight[group], slot * HEADS + tile.in_tile);
-        add(w, v[u], FULL || group * kGroup + slot < count);
+        add(w, v[u], FULL || group * kGroup + slot < count, step + u);
       }
       if (step + kSteps < LANES) gather<FULL>(edge, step + kSteps, count, v);
     }

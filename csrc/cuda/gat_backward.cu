@@ -1,5 +1,7 @@
 // Gradients of graph attention. The first kernel processes destinations, node by node. Then one pass over
-// the edges of each source gathers the gradients of its destinations, without atomics.
+// the edges of each source gathers the gradients of its destinations, without atomics. It also writes the
+// gradients of the scores of edges and loops if one tile has all channels of a head; otherwise a third
+// kernel does.
 #include "gat.cuh"
 #include "node_heads.cuh"
 
@@ -67,8 +69,9 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
 }
 
 // For a source, as GatRow for a destination: weights of (edge, head) pairs, then gradients of (edge,
-// channels). T is the type of grad.
-template <typename T, typename I, int VEC, int LANES, int HEADS>
+// channels). T is the type of grad. SCORES: writes grad_alpha_edge, and grad_alpha_loop
+// if set; a head has one tile.
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool SCORES>
 struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base = PairTile<T, I, VEC, LANES, HEADS>;
   using typename Base::Acc;
@@ -76,6 +79,9 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base::csr;
   using Base::dropout;
   using Base::kGroup;
+  using Base::kSlots;
+  using Base::kSteps;
+  using Base::kStepsOfGroup;
   using Base::pair_head;
   using Base::pairs;
   using Base::slope;
@@ -83,12 +89,16 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
 
   // `all` holds weights of negative scores with a minus sign, `plus` omits them. `mean` is the sum of p *
   // leaky'(s) * G: before `reduce` over this thread's pairs, then for the head of its channels.
-  struct Sum {
+  struct Sums {
     Acc all[VEC];
     Acc plus[VEC];
     Acc mean;
     Acc src;
   };
+  struct SumsAndX : Sums {
+    Acc x[VEC];  // of the source
+  };
+  using Sum = std::conditional_t<SCORES, SumsAndX, Sums>;
 
   const GatBackward& p;
   const Stat<Acc>* stat;  // at pair_head
@@ -105,6 +115,7 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
     for (int c = 0; c < VEC; ++c) sum.all[c] = sum.plus[c] = 0;
     sum.mean = 0;
     sum.src = pairs ? static_cast<const Acc*>(p.alpha_src)[row * p.heads + pair_head] : Acc(0);
+    if constexpr (SCORES) read_row(p.x, p.dtype, row * p.heads * p.channels + tile.at, sum.x);
     return sum;
   }
 
@@ -115,19 +126,58 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
 
   template <bool FULL>
   __device__ void add_edges(const Edge& edge, int count, Sum& sum) const {
-    const auto weights = [&](Acc (&weight)[HEADS]) { weigh<FULL>(edge, count, weight, sum); };
-    this->template for_edges<FULL>(edge, count, weights, [&](Acc w, const auto& v, bool valid) {
+    // The gradient of a pair's score is weight * leaky'(s) * <grad, x> - rest.
+    Acc weight[HEADS], rest[SCORES ? HEADS : 1], dot = 0;
+    const auto weights = [&] {
+      weigh<FULL>(edge, count, weight, sum, [&](int g, Acc mean) {
+        if constexpr (SCORES) rest[g] = mean;
+      });
+    };
+    const auto add_features = [&](Acc w, const auto& v, bool valid, int step) {
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
         const Acc term = element(v, c);
         sum.all[c] += valid ? w * term : Acc(0);
         sum.plus[c] += valid ? (w > 0 ? w : Acc(0)) * term : Acc(0);
       }
-    });
+      if constexpr (SCORES) {
+        Acc part = 0;
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) part += element(v, c) * sum.x[c];
+        if (!tile.active) part = 0;
+#pragma unroll
+        for (int offset = 1; offset < kStepsOfGroup; offset <<= 1)
+          part += __shfl_xor_sync(kWarpMask, part, offset);
+        // A head has as many threads as a group has steps: each keeps one edge.
+        if (threadIdx.x % kStepsOfGroup == step % kStepsOfGroup) dot = part;
+        constexpr int kWritten = kSteps < kStepsOfGroup ? kSteps : kStepsOfGroup;
+        if (step % kWritten == kWritten - 1)
+          write_edges<FULL, kWritten>(edge, count, step, dot, weight, rest);
+      }
+    };
+    this->template for_edges<FULL>(edge, count, weight, weights, add_features);
   }
 
-  template <bool FULL>
-  __device__ void weigh(const Edge& edge, int count, Acc (&weight)[HEADS], Sum& sum) const {
+  // The gradients of scores of the last STEPS steps, by the threads that computed the weights.
+  template <bool FULL, int STEPS>
+  __device__ void write_edges(const Edge& edge, int count, int step, Acc dot,
+                              const Acc (&weight)[HEADS], const Acc (&rest)[HEADS]) const {
+    const int lane = threadIdx.x & 31, of_group = lane / HEADS, own_step = of_group / kSlots;
+    dot = __shfl_sync(kWarpMask, dot,
+                      of_group % kSlots * LANES + lane % HEADS * kStepsOfGroup + own_step);
+    const int group = step / kStepsOfGroup, e = group * kGroup + of_group;
+    const I id = __shfl_sync(kWarpMask, edge.id, e);
+    const bool done = own_step / STEPS == step % kStepsOfGroup / STEPS;
+    if (!done || !pairs || !(FULL || e < count)) return;
+    const Acc w = weight[group];
+    static_cast<Acc*>(p.grad_alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head] =
+        (w > 0 ? w : -slope * w) * dot - rest[group];
+  }
+
+  // Calls note(g, its term of sum.mean) for each pair.
+  template <bool FULL, typename Note>
+  __device__ void weigh(const Edge& edge, int count, Acc (&weight)[HEADS], Sum& sum,
+                        const Note& note) const {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int g = 0; g < HEADS; ++g) {
@@ -146,7 +196,9 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
         }
       }
       Acc w = valid ? of_node.weight(s, slope) : Acc(0);
-      sum.mean += valid ? w * (s > 0 ? of_node.mean : slope * of_node.mean) : Acc(0);
+      const Acc mean = valid ? w * (s > 0 ? of_node.mean : slope * of_node.mean) : Acc(0);
+      sum.mean += mean;
+      note(g, mean);
       if (dropout.on) w *= dropout.factor(__shfl_sync(kWarpMask, edge.bits, from), pair_head);
       weight[g] = s > 0 ? w : -w;
     }
@@ -176,12 +228,14 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
     }
   }
 
-  __device__ void add_loop(int64_t row, Sum& sum) const {
+  // Returns this thread's part of the gradient of the loop's score.
+  __device__ Acc add_loop(int64_t row, Sum& sum) const {
     const Stat<Acc> of_node = static_cast<const Stat<Acc>*>(p.stat)[row * p.heads + tile.head];
     Acc s = static_cast<const Acc*>(p.alpha_src)[row * p.heads + tile.head] + of_node.dst;
     if (p.alpha_loop) s += static_cast<const Acc*>(p.alpha_loop)[row * p.heads + tile.head];
     Acc w = of_node.weight(s, slope);
-    sum.mean += w * (s > 0 ? of_node.mean : slope * of_node.mean);
+    const Acc mean = w * (s > 0 ? of_node.mean : slope * of_node.mean);
+    sum.mean += mean;
     if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);
     const auto self = pyg_fast::cuda::load<T, VEC>(
         static_cast<const T*>(p.grad) + row * p.heads * p.channels + tile.at);
@@ -191,17 +245,26 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
       if (s > 0) sum.plus[c] += term;
       sum.all[c] += s > 0 ? term : -term;
     }
+    Acc part = 0;
+    if constexpr (SCORES) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) part += element(self, c) * sum.x[c];
+      part *= s > 0 ? w : slope * w;
+      if (tile.channel == 0) part -= mean;
+    }
+    return part;
   }
 
   __device__ void finish(int64_t row, int64_t, Sum& sum) const {
-    Acc dot = 0;
+    Acc dot = 0, of_loop = 0;
     if (tile.active) {
-      if (row < p.num_loops) add_loop(row, sum);
+      if (row < p.num_loops) of_loop = add_loop(row, sum);
       const int64_t at = row * p.heads * p.channels + tile.at;
       Acc x[VEC];
-      read_row(p.x, p.dtype, at, x);
+      if constexpr (!SCORES) read_row(p.x, p.dtype, at, x);
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
+        if constexpr (SCORES) x[c] = sum.x[c];
         const Acc minus = sum.plus[c] - sum.all[c];
         dot += (sum.plus[c] + slope * minus) * x[c];
         sum.all[c] = sum.plus[c] + minus;
@@ -209,14 +272,19 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
       write_row(p.grad_x, p.dtype, at, sum.all);
     }
     dot = tile.sum_of_head(dot);
+    if constexpr (SCORES) of_loop = tile.sum_of_head(of_loop);
     if (!tile.active || threadIdx.x % LANES % tile.kHeadLanes != 0) return;
+    if constexpr (SCORES) {
+      if (row < p.num_loops && p.grad_alpha_loop)
+        static_cast<Acc*>(p.grad_alpha_loop)[row * p.heads + tile.head] = of_loop;
+    }
     if (tile.channel == 0) dot -= sum.mean;
     Acc* out = partial ? partial : static_cast<Acc*>(p.grad_alpha_src);
     out[row * p.heads + tile.head] = dot;
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, int HEADS>
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool SCORES>
 __global__ void __launch_bounds__(kThreads, is_wide_tile(LANES, HEADS) ? 3 : attention_blocks(VEC))
     gat_backward_kernel(GatBackward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
                         void* partial) {
@@ -224,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, is_wide_tile(LANES, HEADS) ? 3 : att
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     const int64_t first = tile % s.tiles_of_head * p.csr.num_rows * p.heads;
     Acc* part = partial ? static_cast<Acc*>(partial) + first : nullptr;
-    GatBackwardRow<T, I, VEC, LANES, HEADS> row(p, threshold, scale, part, tile);
+    GatBackwardRow<T, I, VEC, LANES, HEADS, SCORES> row(p, threshold, scale, part, tile);
     for_each_row<I, LANES>(p.csr, s, row);
   }
 }
@@ -253,9 +321,9 @@ __device__ inline int64_t row_of(const I* rowptr, int64_t low, int64_t high, int
   return low;
 }
 
-// Gradients of the edge and loop terms of the scores: one dot product of channels each. A block takes
-// kThreads edges or loops at a time, finds their ends, then LANES threads read VEC channels each of an
-// (edge, head).
+// Gradients of the edge and loop terms of the scores, by themselves: one dot product of channels each. A
+// block takes kThreads edges or loops at a time, finds their ends, then LANES threads read VEC channels
+// each of an (edge, head).
 template <typename T, typename I, int VEC, int LANES>
 __global__ void __launch_bounds__(kThreads)
     gat_backward_edge_kernel(GatBackward p, uint32_t threshold, acc_t<T> scale) {
@@ -423,9 +491,14 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
     if (p.csr.num_rows == 0) return last_error();
     const HeadShape s = shape_of_backward<T, I>(p);
     const dim3 grid = s.grid(p.csr.num_rows);
+    const bool scores = p.grad_alpha_edge && s.tiles_of_head == 1;
     dispatch_backward<T, I>(s, [&](auto vec, auto lanes, auto heads) {
-      gat_backward_kernel<T, I, vec, lanes, heads><<<grid, kThreads, 0, stream>>>(
-          p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
+      const auto with = [&](auto with_scores) {
+        gat_backward_kernel<T, I, vec, lanes, heads, with_scores><<<grid, kThreads, 0, stream>>>(
+            p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
+      };
+      if (scores) with(std::true_type{});
+      else with(std::false_type{});
     });
     if (scratch) {
       const int64_t count = p.csr.num_rows * p.heads;
@@ -435,9 +508,8 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
     }
     const int64_t edges =
         (p.grad_alpha_edge ? p.csr.num_edges : 0) + (p.grad_alpha_loop ? p.num_loops : 0);
-    if (edges > 0) {
+    if (edges > 0 && !scores)
       run_edges<T, I>(p, edges, threshold, static_cast<Acc>(scale), stream);
-    }
     return last_error();
   });
 }

@@ -20,7 +20,8 @@ from ..message._inputs import check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
-from ..ops.edge_sums import Selected, edge_sums
+from ..ops.edge_scores import edge_and_loop_scores, edge_scores
+from ..ops.edge_sums import Selected
 from ..ops.gat import ScoredGAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear
@@ -266,22 +267,21 @@ class FusedGATConv(_FusedAttention, GATConv):
         self, edge_index: Tensor, edge_attr: Any, graph: Graph, num_loops: int, dtype: torch.dtype
     ) -> tuple[Tensor, OptTensor]:
         """Scores of edges and self-loops, without expanding the edge features to all channels."""
-        edge_dim = self.lin_edge.weight.size(1)
-        edge_attr = edge_attr.view(-1, edge_dim)
+        edge_dim, fill = self.lin_edge.weight.size(1), self.fill_value
         with _no_autocast(edge_attr):
             weight = self.lin_edge.weight.view(self.heads, self.out_channels, edge_dim)
             weight = (weight * self.att_edge.view(self.heads, -1, 1)).sum(dim=1)
-            scores = F.linear(edge_attr.to(weight.dtype), weight)
+            edge_attr = edge_attr.view(-1, edge_dim).to(weight.dtype)
             if num_loops == 0:
-                return scores.to(dtype), None
-            fill = self.fill_value
+                return edge_scores(edge_attr, weight).to(dtype), None
             if isinstance(fill, str):
                 data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
                 rows = graph.t() if self.flow == 'target_to_source' else graph
-                loops = edge_sums(rows, scores, data, fill == 'mean')
+                scores, loops = edge_and_loop_scores(edge_attr, weight, rows, data, fill == 'mean')
             else:
                 if not isinstance(fill, Tensor):
-                    fill = edge_attr.new_full((edge_dim,), fill)
+                    fill = weight.new_full((edge_dim,), fill)
+                scores = edge_scores(edge_attr, weight)
                 loops = F.linear(fill.to(weight).view(1, -1), weight).expand(num_loops, -1)
         return scores.to(dtype), loops.to(dtype)
 

@@ -33,24 +33,31 @@ def edge_sums(graph: Graph, x: Tensor, edge_index: Tensor, mean: bool) -> Tensor
     Returns:
         Tensor: :math:`(n_{dst}, F)`.
     """
-    if x.size(0) > MOST_NODES or transforms_active():  # Kernels name edges by int32.
-        row = _rows(graph, edge_index).long().clamp(0, graph.num_dst)
+    op = sum_operator(graph, x.size(0), mean)
+    if op is None:
+        row = rows_of(graph, edge_index).long().clamp(0, graph.num_dst)
         out = x.new_zeros(graph.num_dst + 1, x.size(1)).index_add(0, row, x)[:-1]
         return out / graph.rowptr.diff().clamp(min=1).view(-1, 1) if mean else out
-    dtype = graph.col.dtype
-    ids = torch.arange(x.size(0), device=x.device, dtype=dtype) if graph.perm is None else (
-        graph.perm.to(dtype))  # fmt: skip
-    edges = graph._replace(
-        col=ids, perm=None, t_rowptr=None, t_col=None, t_perm=None, t_groups=None,
-        num_src=x.size(0),
-    )  # fmt: skip
-    op = SparseOperator(edges, mean=mean)
     if not takes_gradient(x):
         return raw_product(op, x)
-    return EdgeSums.apply(x, _rows(graph, edge_index), op)
+    return EdgeSums.apply(x, rows_of(graph, edge_index), op)
 
 
-def _rows(graph: Graph, edge_index: Tensor) -> Tensor:
+def sum_operator(graph: Graph, num_edges: int, mean: bool) -> SparseOperator | None:
+    """The operator from values of edges to their sums, or None where only torch computes them."""
+    if num_edges > MOST_NODES or transforms_active():  # Kernels name edges by int32.
+        return None
+    ids, dtype = graph.perm, graph.col.dtype
+    if ids is None:
+        ids = torch.arange(num_edges, device=graph.col.device, dtype=dtype)
+    edges = graph._replace(
+        col=ids.to(dtype), perm=None, t_rowptr=None, t_col=None, t_perm=None, t_groups=None,
+        num_src=num_edges,
+    )  # fmt: skip
+    return SparseOperator(edges, mean=mean)
+
+
+def rows_of(graph: Graph, edge_index: Tensor) -> Tensor:
     """The row of each edge; that of a self-loop is the one after the last. On CUDA an index out of
     range is reported later, and must not fail here."""
     return edge_index[1].masked_fill(edge_index[0] == edge_index[1], graph.num_dst)

@@ -87,15 +87,18 @@ def features(
 
 
 def gradients(
-    conv: Any, x: Any, edge_index: Any, edge_attr: Any = None, **kwargs: Any
-) -> list[Tensor]:
+    conv: Any, x: Any, edge_index: Any, edge_attr: Any = None, *, of_edges: bool = True,
+    **kwargs: Any,
+) -> list[Tensor]:  # fmt: skip
     """The output and the gradients of inputs and parameters."""
     given = (*(x if isinstance(x, tuple) else (x,)), edge_attr)
     leaves = [None if v is None else v.detach().requires_grad_() for v in given]
+    if edge_attr is not None:
+        leaves[-1].requires_grad_(of_edges)
     args: Any = tuple(leaves[:-1]) if isinstance(x, tuple) else leaves[0]
     out = conv(args, edge_index, leaves[-1], **kwargs)
     weight = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=torch.float64)
-    inputs = [*(v for v in leaves if v is not None), *conv.parameters()]
+    inputs = [*(v for v in leaves if v is not None and v.requires_grad), *conv.parameters()]
     grads = torch.autograd.grad(
         (out.double() * weight.view_as(out)).sum(), inputs, allow_unused=True
     )
@@ -185,6 +188,24 @@ def test_edge_features_against_the_flow(kind: str, fill: str) -> None:
     assert_same(
         gradients(theirs, x, edge_index, edge_attr), gradients(ours, x, edge_index, edge_attr)
     )
+
+
+@pytest.mark.parametrize('fill', ['mean', 'add', 'number'])
+@pytest.mark.parametrize('edge_dim', [4, 40])  # Scores of loops are mapped sums, or sums of scores.
+@pytest.mark.parametrize(('heads', 'channels'), [(1, 1), (8, 8), (2, 64), (1, 300)])
+def test_edge_features_without_gradient(
+    fill: str, edge_dim: int, heads: int, channels: int, device: torch.device
+) -> None:
+    theirs, ours = layers(
+        'gat', out_channels=channels, heads=heads, edge_dim=edge_dim, fill_value=FILL[fill](),
+        device=device,
+    )  # fmt: skip
+    x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
+    edge_attr = features(edge_index.size(1), edge_dim, device=device)
+    assert_same(*(
+        gradients(conv, x, edge_index, edge_attr, of_edges=False)
+        for conv in (theirs, must_fuse(ours))
+    ))  # fmt: skip
 
 
 @both
@@ -819,7 +840,10 @@ def test_compile_bipartite(kind: str, prepared: bool, device: torch.device) -> N
 
 @pytest.mark.parametrize('prepared', [False, True])
 @pytest.mark.parametrize('fill', ['mean', 'number'])
-def test_compile_edge_features(fill: str, prepared: bool, device: torch.device) -> None:
+@pytest.mark.parametrize('of_edges', [False, True])
+def test_compile_edge_features(
+    fill: str, prepared: bool, of_edges: bool, device: torch.device
+) -> None:
     torch._dynamo.reset()
     theirs, ours = layers('gat', heads=2, edge_dim=4, fill_value=FILL[fill](), device=device)
     x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
@@ -830,7 +854,8 @@ def test_compile_edge_features(fill: str, prepared: bool, device: torch.device) 
         edge_index, edge_attr = graph.as_tensor(), edge_attr[order]
     compiled = torch.compile(must_fuse(ours), fullgraph=True, backend='aot_eager')
     assert_same(
-        gradients(theirs, x, edge_index, edge_attr), gradients(compiled, x, graph, edge_attr)
+        gradients(theirs, x, edge_index, edge_attr, of_edges=of_edges),
+        gradients(compiled, x, graph, edge_attr, of_edges=of_edges),
     )
 
 
@@ -863,6 +888,22 @@ def test_second_derivatives(kind: str, device: torch.device) -> None:
     x = features(7, 3, device=device).requires_grad_()
     assert torch.autograd.gradcheck(run, (x, weight))
     assert torch.autograd.gradgradcheck(run, (x, weight), nondet_tol=1e-9)
+
+
+@pytest.mark.parametrize('of_edges', [False, True])
+def test_second_derivatives_with_edge_features(of_edges: bool, device: torch.device) -> None:
+    edge_index = edges(7, 7, 23)[:, :40].to(device)
+    _, ours = layers('gat', 3, 2, heads=2, edge_dim=3, device=device)
+    weight = ours.lin_edge.weight.detach().clone().requires_grad_()
+    edge_attr = features(edge_index.size(1), 3, device=device).requires_grad_(of_edges)
+    x = features(7, 3, device=device).requires_grad_()
+
+    def run(x: Tensor, edge_attr: Tensor, weight: Tensor) -> Tensor:
+        new = {'lin_edge.weight': weight}
+        return torch.func.functional_call(must_fuse(ours), new, (x, edge_index, edge_attr))
+
+    assert torch.autograd.gradcheck(run, (x, edge_attr, weight))
+    assert torch.autograd.gradgradcheck(run, (x, edge_attr, weight), nondet_tol=1e-9)
 
 
 @both

@@ -153,6 +153,59 @@ def test_backward_reference_is_that_of_autograd(name: str, extra: bool) -> None:
         )
 
 
+# One head of one channel; heads of one tile that several threads read; one of several tiles.
+SCORED = [(1, 1), (8, 8), (4, 16), (2, 64), (3, 5), (1, 300)]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('index', [torch.int32, torch.int64])
+@pytest.mark.parametrize('name', ['square', 'wide', 'out_hubs'])
+def test_gradients_of_edge_and_loop_scores(
+    device: torch.device, name: str, index: torch.dtype, dtype: torch.dtype
+) -> None:
+    edges = GRAPHS[name]
+    graph, loops = ordered(edges, 'random', index, device), min(edges.num_src, edges.num_dst)
+    for heads, channels in SCORED:
+        given = arguments(graph, heads, channels, dtype, loops, True, False)
+        *inputs, _, seed = given.values()
+        options = loops, 0.2, 0.3
+        _, *kept = ops.gat(*graph[:3], *given.values(), *options, True, False)
+        grad = exact(graph.num_dst, heads, channels, dtype=dtype, device=device)
+
+        def run(of: Any, *scores: Tensor | None) -> tuple[Tensor, ...]:
+            return of.gat_backward(
+                *graph[3:6], *inputs[:3], *scores, seed, *kept, grad, *options  # noqa: B023
+            )
+
+        both = run(ops, *inputs[3:])
+        for a, e in zip(both, run(reference, *inputs[3:]), strict=True):
+            eps = max(torch.finfo(a.dtype).eps, 8 * torch.finfo(acc_of(dtype)).eps)
+            largest = float(e.abs().max())
+            torch.testing.assert_close(a.double(), e, rtol=0, atol=20 * eps * (1 + largest))
+        assert all(torch.equal(*pair) for pair in zip(both, run(ops, *inputs[3:]), strict=True))
+        # A score of zero for all edges, or all loops, is none.
+        for k in (3, 4):
+            zeros = [torch.zeros_like(t) if n == k else t for n, t in enumerate(inputs)][3:]
+            missing = [None if n == k else t for n, t in enumerate(inputs)][3:]
+            for n, (a, e) in enumerate(zip(run(ops, *missing), run(ops, *zeros), strict=True)):
+                assert a.shape == ((0, heads) if n == k else e.shape)
+                if n != k:
+                    torch.testing.assert_close(a, e)
+
+
+def test_scores_of_edges_that_the_graph_omits(device: torch.device) -> None:
+    edge_index = GRAPHS['square'].edge_index.to(device)
+    graph = graph_of(edge_index, 30, 30, drop_loops=True)
+    given = arguments(graph, 8, 8, torch.float32, 30, True, False)
+    grad, *kept = ops.gat(*graph[:3], *given.values(), 30, 0.2, 0.0, True, False)
+    *inputs, _, seed = given.values()
+    of_edges = ops.gat_backward(*graph[3:6], *inputs, seed, *kept, grad, 30, 0.2, 0.0)[3]
+    loops = edge_index[0] == edge_index[1]
+    assert loops.any()
+    assert not of_edges[loops].any()
+    assert of_edges[~loops].any()
+
+
 @pytest.mark.parametrize('extra', [False, True])
 def test_opcheck(device: torch.device, extra: bool) -> None:
     graph, loops = GRAPHS['square'].graph(device=device), 30 * extra

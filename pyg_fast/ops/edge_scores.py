@@ -1,0 +1,111 @@
+"""Scores of edges and self-loops, as a linear map of the features of edges."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..graph.operator import SparseOperator
+from ..graph.structure import Graph
+from ._saved import save, saved
+from ._transforms import transforms_active
+from .edge_sums import OfRows, edge_sums, rows_of, sum_operator
+from .linear_product import takes_gradient
+from .product import raw_product
+from .tall_product import has_blocks, tall_product
+
+# Sums of scores move their number about five times: in the forward pass once, in the backward pass
+# to gather and add gradients. Sums of features are moved once.
+_MOVES = 4
+
+
+def edge_scores(x: Tensor, weight: Tensor) -> Tensor:
+    r"""As :func:`torch.nn.functional.linear`, unchecked; on CUDA the gradient of the weight is a
+    product of our own.
+
+    .. math::
+        \mathbf{S} = \mathbf{X} \mathbf{W}^{\top}
+
+    Args:
+        x (Tensor): Features of the edges :math:`(|\mathcal{E}|, F)`.
+        weight (Tensor): :math:`\mathbf{W}` of shape :math:`(H, F)`.
+
+    Returns:
+        Tensor: :math:`\mathbf{S}` of shape :math:`(|\mathcal{E}|, H)`.
+    """
+    if not has_blocks(x, weight.size(0)) or not takes_gradient(weight) or transforms_active():
+        return F.linear(x, weight)
+    return EdgeScores.apply(x, weight, None, None, False)[0]
+
+
+def edge_and_loop_scores(
+    x: Tensor, weight: Tensor, graph: Graph, edge_index: Tensor, mean: bool
+) -> tuple[Tensor, Tensor]:
+    r"""Scores of the edges, and of a self-loop at each node with the sum, or mean, of the features
+    of its edges.
+
+    .. math::
+        \mathbf{S} = \mathbf{X} \mathbf{W}^{\top}, \quad
+        \mathbf{t}_i = \sum_{e = (j, i) \in \mathcal{E}} \mathbf{s}_e
+
+    Sums features, or their scores, whichever moves less. Differentiable any number of times.
+    Unchecked.
+
+    Args:
+        x (Tensor): Features of the edges :math:`(|\mathcal{E}|, F)`.
+        weight (Tensor): :math:`\mathbf{W}` of shape :math:`(H, F)`.
+        graph, edge_index, mean: As those of :func:`~pyg_fast.ops.edge_sums.edge_sums`.
+
+    Returns:
+        tuple[Tensor, Tensor]: :math:`\mathbf{S}` of shape :math:`(|\mathcal{E}|, H)` and
+        :math:`\mathbf{T}` of shape :math:`(n_{dst}, H)`.
+    """
+    op = sum_operator(graph, x.size(0), mean)
+    if op is None:
+        scores = F.linear(x, weight)
+        return scores, edge_sums(graph, scores, edge_index, mean)
+    needs_x, needs_weight = takes_gradient(x), takes_gradient(weight)
+    sums_first = needs_weight and not needs_x and x.size(1) <= _MOVES * weight.size(0)
+    reads_rows = (needs_x or needs_weight) and not sums_first
+    row = rows_of(graph, edge_index) if reads_rows else None
+    return EdgeScores.apply(x, weight, row, op, sums_first)
+
+
+class EdgeScores(torch.autograd.Function):
+    """Scores of edges, and with an operator of their sums those of loops. With `sums_first`, which
+    needs features without gradient, the features are summed, else the scores. Its backward consists
+    of products and sums that torch can differentiate."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        row: Tensor | None,
+        op: SparseOperator | None,
+        sums_first: bool,
+    ) -> tuple[Tensor, ...]:
+        scores, sums = F.linear(x, weight), None
+        out: tuple[Tensor, ...] = (scores,)
+        if op is not None and sums_first:
+            sums = raw_product(op, x)
+            out = scores, F.linear(sums, weight)
+        elif op is not None:
+            out = scores, raw_product(op, scores)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        save(ctx, x if needs_weight else None, weight if needs_x else None, row, op, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *of_loops: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, row, op, sums = saved(ctx)
+        if row is not None:  # Scores were summed.
+            grad = grad + OfRows.apply(of_loops[0], row, op)
+        grad_x = grad @ weight if ctx.needs_input_grad[0] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = tall_product(grad, x)
+            if sums is not None:
+                grad_weight = grad_weight + tall_product(of_loops[0], sums)
+        return grad_x, grad_weight, None, None, None
