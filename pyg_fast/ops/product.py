@@ -12,10 +12,9 @@ from ._saved import save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
 from .column_sums import column_sums
-from .path import Rows, expanded
+from .path import ALL_ROWS, Rows, expanded
 from .sampling import of_sample, sampled_graph
 
-_ALL = Rows(None, None)
 # From this number of edges on, features are scaled before a sum of weighted edges, so the kernel
 # reads one number less per edge; below, the extra launch costs more.
 _SCALED_FIRST = 1 << 20
@@ -108,7 +107,7 @@ def raw_product(
     x: Tensor,
     bias: Tensor | None = None,
     out_acc: bool = False,
-    rows: Rows = _ALL,
+    rows: Rows = ALL_ROWS,
 ) -> Tensor:
     """The product for dense features, without gradient. Its rows are the :obj:`rows` of all nodes;
     others are zero, and no sample supports them."""
@@ -128,7 +127,7 @@ def _dense_product(
     x: Tensor,
     bias: Tensor | None,
     out_acc: bool,
-    rows: Rows = _ALL,
+    rows: Rows = ALL_ROWS,
 ) -> Tensor:
     """The raw op for dense features, with :obj:`value` in place of the operator's entries."""
     graph, _, row_scale, col_scale, diag, self_row, _, _, mean, sampling = op
