@@ -133,7 +133,7 @@ class Aggregation:
         matrix = self.whole.on(path).t()
         if group_size is not None:  # 0: by rows
             matrix = matrix._replace(graph=matrix.graph.with_groups(group_size or None, None))
-        return lambda: self.placed(raw_product(matrix, path.dst.of(grad)))
+        return lambda: raw_product(matrix, path.dst.of(grad), rows=path.src)
 
     def if_else(self) -> Callable[[], Tensor]:
         kernel = torch.cuda._compile_kernel(_IF_ELSE, 'if_else')

@@ -212,10 +212,12 @@ inline Tensor sum_of_rows(const Tensor& x) {
   return torch::stable::sum(x, Sizes(&rows, 1));
 }
 
-inline Tensor zeros(const Tensor& like, Sizes size) {
-  return allocated(like, size, bytes_of(like.scalar_type()),
-                   [&] { return torch::stable::new_zeros(like, size); });
+inline Tensor zeros(const Tensor& like, Sizes size, ScalarType type) {
+  return allocated(like, size, bytes_of(type),
+                   [&] { return torch::stable::new_zeros(like, size, type); });
 }
+
+inline Tensor zeros(const Tensor& like, Sizes size) { return zeros(like, size, like.scalar_type()); }
 
 // All of torch's threads, or one if `work` (about one per nanosecond) is too small to wake them: OpenMP
 // always wakes all threads.

@@ -538,6 +538,10 @@ def _backward(
     path: ExecutionPath,
 ) -> None:
     """Turns 'grad' of a layer's output into that of its input."""
+    # As in LinearProduct: a sum that is the gradient itself has a row for each node.
+    is_sum = (model.conv == 'gin' or s.streams or s.first) and not s.has_root
+    every, in_place = path.num_nodes * s.fin * s.item, s.gathers and is_sum
+    grad_x = every if in_place else s.grad_x
     if model.conv == 'gin':
         step.make('grad of hidden', s.out)
         step.free('grad')
@@ -548,7 +552,7 @@ def _backward(
         step.free('grad of linear')
         step.free('sums', layer=k)
         if s.needs_x and not constant:
-            step.sum('grad of x', s.grad_x, s.t_partial_sums)
+            step.sum('grad of x', grad_x, s.t_partial_sums)
     elif constant:
         pass
     elif s.streams:
@@ -560,7 +564,7 @@ def _backward(
         step.free('block', 'tiles', 'sources')
         if s.needs_x:
             step.make('mapped', s.sums)
-            step.sum('grad of x', s.grad_x, s.t_partial_sums)
+            step.sum('grad of x', grad_x, s.t_partial_sums)
             step.free('mapped')
             if s.has_root:
                 step.make('block', s.block * (s.fin + s.fout) * s.item)
@@ -569,7 +573,7 @@ def _backward(
     elif s.first:
         if s.needs_x:
             step.make('mapped', s.sums)
-            step.sum('grad of x', s.grad_x, s.t_partial_sums)
+            step.sum('grad of x', grad_x, s.t_partial_sums)
             step.free('mapped')
     else:
         step.sum('mapped', s.num_src * s.fout * s.item, s.t_partial_sums)
@@ -585,8 +589,8 @@ def _backward(
             step.free('of own')
     step.free('mapped', 'sources', 'grad')
     step.free('sums', 'own', layer=k)
-    if s.gathers and s.needs_x:
-        step.make('grad of all', path.num_nodes * s.fin * s.item)
+    if s.gathers and s.needs_x and not in_place:
+        step.make('grad of all', every)
         step.free('grad of x')
         step.live[None, 'grad of x'] = step.live.pop((None, 'grad of all'))
     if (None, 'grad of x') in step.live:

@@ -30,7 +30,7 @@ Tensor sampled_spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& pe
   sampled.sampling = sampling_of(num_samples, strategy, seed, col);
   return aggregate(
       sampled, rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc,
-      std::nullopt, [](const SampledSpmm& p, const Tensor& on) {
+      std::nullopt, std::nullopt, 0, [](const SampledSpmm& p, const Tensor& on) {
         if constexpr (kCuda) {
           Launch launch(on);
           void* scratch = launch.scratch(cuda::sampled_spmm_scratch(p));

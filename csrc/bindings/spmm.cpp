@@ -38,9 +38,9 @@ template <bool kCuda>
 Tensor spmm(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, const OptTensor& value,
             const Tensor& x, const OptTensor& row_scale, const OptTensor& col_scale,
             const OptTensor& diag, const OptTensor& bias, bool mean, bool out_acc,
-            const OptTensor& self_row) {
+            const OptTensor& self_row, const OptTensor& out_row, int64_t num_out) {
   return aggregate(Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean,
-                   out_acc, self_row, [](const Spmm& p, const Tensor& on) {
+                   out_acc, self_row, out_row, num_out, [](const Spmm& p, const Tensor& on) {
                      if constexpr (kCuda) {
                        Launch launch(on);
                        void* scratch = launch.scratch(cuda::spmm_scratch(p));
@@ -58,10 +58,11 @@ Tensor spmm_groups(const Tensor& rowptr, const Tensor& col, const OptTensor& per
                    bool mean, bool out_acc, const OptTensor& self_row, const Tensor& group_ptr,
                    const Tensor& group_row, const Tensor& long_row, const Tensor& long_ptr,
                    const Tensor& long_shift, int64_t num_partials, int64_t group_size,
-                   bool atomic, const OptTensor& group_order) {
+                   bool atomic, const OptTensor& group_order, const OptTensor& out_row,
+                   int64_t num_out) {
   return aggregate(
       Spmm(), rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
-      [&](const Spmm& p, const Tensor& on) {
+      out_row, num_out, [&](const Spmm& p, const Tensor& on) {
         [[maybe_unused]] const Groups g =
             groups_of(p.csr, rowptr, group_ptr, group_row, long_row, long_ptr, long_shift, num_partials,
                       group_size, atomic, group_order);
@@ -79,11 +80,12 @@ Tensor spmm_groups(const Tensor& rowptr, const Tensor& col, const OptTensor& per
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // row_scale * (A * (col_scale * x)) + diag * x[self_row] + bias
+  // row_scale * (A * (col_scale * x)) + diag * x[self_row] + bias; with out_row, of int64, row i of it is
+  // row out_row[i] of a result of num_out rows, whose other rows are zero, without the bias too
   m.def(
       "spmm(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, Tensor? row_scale, "
       "Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
-      "Tensor? self_row=None) -> Tensor");
+      "Tensor? self_row=None, Tensor? out_row=None, SymInt num_out=0) -> Tensor");
 
   // The same by groups of at most `group_size` edges of one row; `atomic`: groups of one row add up in
   // any order. On a CPU it is identical to spmm.
@@ -91,8 +93,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
       "spmm_groups(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, "
       "Tensor? row_scale, Tensor? col_scale, Tensor? diag, Tensor? bias, bool mean, bool out_acc, "
       "Tensor? self_row, Tensor group_ptr, Tensor group_row, Tensor long_row, Tensor long_ptr, "
-      "Tensor long_shift, int num_partials, int group_size, bool atomic, Tensor? group_order=None) -> "
-      "Tensor");
+      "Tensor long_shift, int num_partials, int group_size, bool atomic, Tensor? group_order=None, "
+      "Tensor? out_row=None, SymInt num_out=0) -> Tensor");
 }
 
 PYG_FAST_IMPL(spmm)

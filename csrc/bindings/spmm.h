@@ -12,7 +12,8 @@ template <typename P, typename Run>
 Tensor aggregate(P p, const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                  const OptTensor& value_, const Tensor& x_, const OptTensor& row_scale_,
                  const OptTensor& col_scale_, const OptTensor& diag_, const OptTensor& bias_, bool mean,
-                 bool out_acc, const OptTensor& self_row_, const Run& run) {
+                 bool out_acc, const OptTensor& self_row_, const OptTensor& out_row_, int64_t num_out,
+                 const Run& run) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
   ScalarType type = x_.scalar_type();
   bool quantized = false;
@@ -50,7 +51,16 @@ Tensor aggregate(P p, const Tensor& rowptr, const Tensor& col, const OptTensor& 
   check_device(bias, "bias", col);
   p.bias = pointer(bias);
 
-  Tensor out = empty(x, {p.csr.num_rows, p.dim}, out_type);
+  const OptTensor out_row = to_contiguous(out_row_);
+  check_vector(out_row, "out_row", p.csr.num_rows);
+  check_type(out_row, "out_row", ScalarType::Long);
+  check_device(out_row, "out_row", col);
+  STD_TORCH_CHECK(num_out >= 0, "num_out must not be negative, got ", num_out);
+  p.out_row = static_cast<const int64_t*>(pointer(out_row));
+  p.num_out = out_row ? num_out : p.csr.num_rows;
+
+  Tensor out = out_row ? zeros(x, {p.num_out, p.dim}, out_type)
+                       : empty(x, {p.num_out, p.dim}, out_type);
   p.out = out.mutable_data_ptr();
   run(p, x);
   return out;

@@ -27,10 +27,16 @@ struct Epilogue {
     return self < p.csr.num_cols ? self : -1;
   }
 
+  // The row of out; negative: none.
+  PYG_FAST_INLINE int64_t out_row(int64_t row) const {
+    if (p.out_row == nullptr) return row;
+    return p.out_row[row] < p.num_out ? p.out_row[row] : -1;
+  }
+
   template <int V>
-  PYG_FAST_INLINE void write(Vec<Acc, V> sum, Acc scale, int64_t row, int64_t self,
+  PYG_FAST_INLINE void write(Vec<Acc, V> sum, Acc scale, int64_t row, int64_t to, int64_t self,
                              int64_t column) const {
-    const int64_t at = row * p.dim + column;
+    const int64_t at = to * p.dim + column;
     sum *= scale;
     if (self >= 0) {
       sum += load<V>(static_cast<const T*>(p.x) + self * p.dim + column) *
@@ -101,7 +107,8 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
     for (; e < end; ++e) add(0, e);
 
     const Acc scale = epilogue.scale(row, end - begin);
-    const int64_t self = epilogue.self_row(row);
+    const int64_t self = epilogue.self_row(row), to = epilogue.out_row(row);
+    if (to < 0) continue;
     Acc row_sum[N * V];
     PYG_FAST_UNROLL
     for (int j = 0; j < N; ++j) {
@@ -114,7 +121,7 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
     }
     PYG_FAST_NO_UNROLL  // keeps the many kernels small
     for (int j = 0; j < N; ++j) {
-      epilogue.template write<V>(load<V>(row_sum + j * V), scale, row, self,
+      epilogue.template write<V>(load<V>(row_sum + j * V), scale, row, to, self,
                                  tile.column + offset<V, N>(j, last));
     }
   }

@@ -117,6 +117,11 @@ struct SpmmRow {
 
   __device__ void finish(int64_t row, int64_t degree, Sum& sum) const {
     if (!active) return;
+    int64_t to = row;
+    if (p.out_row) {
+      to = p.out_row[row];
+      if (to < 0 || to >= p.num_out) return;
+    }
     if (p.row_scale || p.mean) {
       Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc(1);
       if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
@@ -134,9 +139,9 @@ struct SpmmRow {
       }
     }
     if constexpr (!std::is_same_v<T, Acc>) {
-      if (p.out_acc) return write<Acc>(row, sum);
+      if (p.out_acc) return write<Acc>(to, sum);
     }
-    write<T>(row, sum);
+    write<T>(to, sum);
   }
 
   template <typename Out>

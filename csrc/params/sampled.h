@@ -5,7 +5,8 @@
 
 namespace pyg_fast {
 
-// Spmm over sampled edges; a mean divides by the number of sampled edges. Kernels do not read self_row.
+// Spmm over sampled edges; a mean divides by the number of sampled edges. Kernels do not read self_row
+// or out_row.
 struct SampledSpmm : Spmm {
   Sampling sampling;
   bool quantized = false;  // x is int8; value and out are stored as acc (float)

@@ -6,6 +6,8 @@ namespace pyg_fast {
 
 // out[i] = row_scale[i] * sum_e value[e] * col_scale[col[e]] * x[col[e]] + diag[i] * x[self] + bias
 // where self is i or self_row[i]; without this term if self is not a row of x.
+// With out_row this is row out_row[i] of out, whose other rows the caller clears (also of a bias); it is
+// not written if out has no such row.
 // `acc` is the type of all sums and of the stored scales: double for f64, else float.
 // All pointers except csr, x and out may be nullptr (value, scales: 1; diag, bias: 0).
 struct Spmm {
@@ -22,7 +24,9 @@ struct Spmm {
   const void* diag = nullptr;       // [num_rows] acc (num_rows == num_cols, unless self_row)
   const void* self_row = nullptr;   // [num_rows] Col
   const void* bias = nullptr;       // [dim]
-  void* out = nullptr;              // [num_rows, dim]
+  const int64_t* out_row = nullptr;  // [num_rows] each row of out at most once; nullptr: i
+  int64_t num_out = 0;               // rows of out: num_rows, unless out_row
+  void* out = nullptr;               // [num_out, dim]
 };
 
 // The edges of a graph in groups of at most `size` edges of one row each: the units of work of a GPU's

@@ -10,10 +10,8 @@ from ..graph.operator import SparseOperator
 from ._library import ops
 from ._saved import save, saved
 from .column_sums import column_sums
-from .path import Rows, Watch, expanded, no_result_in_place
-from .product import product, raw_product
-
-_ALL = Rows(None, None)
+from .path import ALL_ROWS, Rows, Watch, expanded, no_result_in_place
+from .product import placed_product, product, raw_product
 
 
 class Plan(NamedTuple):
@@ -27,8 +25,8 @@ class Plan(NamedTuple):
     """
 
     part: SparseOperator
-    src: Rows = _ALL
-    dst: Rows = _ALL
+    src: Rows = ALL_ROWS
+    dst: Rows = ALL_ROWS
     whole: SparseOperator | None = None
     compact_in: bool = False
     compact_out: bool = False
@@ -132,7 +130,7 @@ class LinearProduct(torch.autograd.Function):
         ctx.first, ctx.has_whole = aggregated is not None, plan.whole is not None
         ctx.compact = plan.compact_in, plan.compact_out
         # Save only what the backward pass reads: the part, and on a path its rows.
-        rows = () if plan.dst is _ALL else (plan.src, plan.dst, plan.watch)
+        rows = () if plan.dst is ALL_ROWS else (plan.src, plan.dst, plan.watch)
         kept = aggregated if needs_weight else None
         save(ctx, x, weight, root_weight, kept, plan.part, *rows)
         return out
@@ -140,13 +138,17 @@ class LinearProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root_weight, aggregated, op, *rows = saved(ctx)
-        src, dst, watch = rows or (_ALL, _ALL, None)
+        src, dst, watch = rows or (ALL_ROWS, ALL_ROWS, None)
         compact_in, compact_out = ctx.compact
         needs_x, needs_weight, needs_bias, needs_root, _ = ctx.needs_input_grad
         if not compact_out:
             if watch is not None:
                 watch.look(grad)
             grad = dst.of(grad)
+        # A sum that is the gradient itself writes its rows among those of all nodes.
+        is_sum = (ctx.first or weight is None) and root_weight is None and grad.dtype == x.dtype
+        in_place = is_sum and not compact_in
+        to = src if in_place else ALL_ROWS
         grad_x: Any = None
         grad_weight = grad_root = None
 
@@ -161,9 +163,9 @@ class LinearProduct(torch.autograd.Function):
                     aggregated = dst.of(aggregated)
                 grad_weight = grad.t() @ aggregated
             if needs_x:
-                grad_x = product(op.t(), grad @ weight)
+                grad_x = placed_product(op.t(), grad @ weight, to)
         elif needs_x or needs_weight:
-            mapped = product(op.t(), grad)
+            mapped = placed_product(op.t(), grad, to)
             if mapped.dtype != x.dtype:
                 mapped = mapped.to(x.dtype)
             if needs_weight:
@@ -187,7 +189,7 @@ class LinearProduct(torch.autograd.Function):
                     grad_x.add_(to_root)
                 else:
                     grad_x.index_add_(0, op.self_row, to_root)
-        if needs_x and not compact_in and src.nodes is not None:
+        if needs_x and not in_place and not compact_in and src.nodes is not None:
             grad_x = expanded(grad_x, src, torch.is_grad_enabled())
         grad_bias = column_sums(grad) if needs_bias else None
         return grad_x, grad_weight, grad_bias, grad_root, None

@@ -31,6 +31,9 @@ class Rows(NamedTuple):
         return full if self.nodes is None else full.index_select(0, self.nodes)
 
 
+ALL_ROWS = Rows(None, None)
+
+
 class Watch(NamedTuple):
     r"""Counts non-zero rows of gradients outside of a path.
 

@@ -12,6 +12,7 @@ from ._saved import save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
 from .column_sums import column_sums
+from .path import ALL_ROWS, Rows, expanded
 from .sampling import of_sample, sampled_graph
 
 # From this number of edges on, features are scaled before a sum of weighted edges, so the kernel
@@ -90,11 +91,27 @@ def product(
     return DenseProduct.apply(x, value, bias, constant, out_acc)
 
 
+def placed_product(op: SparseOperator, x: Tensor, rows: Rows) -> Tensor:
+    """The product for dense features, its rows placed among those of all nodes; others are zero.
+    Differentiable as :func:`product`."""
+    if rows.nodes is None:
+        return product(op, x)
+    create_graph = torch.is_grad_enabled()
+    if create_graph or transforms_active():
+        return expanded(product(op, x), rows, create_graph)
+    return raw_product(op, x, rows=rows)
+
+
 def raw_product(
-    op: SparseOperator, x: Tensor, bias: Tensor | None = None, out_acc: bool = False
+    op: SparseOperator,
+    x: Tensor,
+    bias: Tensor | None = None,
+    out_acc: bool = False,
+    rows: Rows = ALL_ROWS,
 ) -> Tensor:
-    """The product for dense features, without gradient."""
-    return _dense_product(op, _suited(op.value, x.dtype), x, bias, out_acc)
+    """The product for dense features, without gradient. Its rows are the :obj:`rows` of all nodes;
+    others are zero, and no sample supports them."""
+    return _dense_product(op, _suited(op.value, x.dtype), x, bias, out_acc, rows)
 
 
 def _suited(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -105,27 +122,37 @@ def _suited(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _dense_product(
-    op: SparseOperator, value: Tensor | None, x: Tensor, bias: Tensor | None, out_acc: bool
+    op: SparseOperator,
+    value: Tensor | None,
+    x: Tensor,
+    bias: Tensor | None,
+    out_acc: bool,
+    rows: Rows = ALL_ROWS,
 ) -> Tensor:
     """The raw op for dense features, with :obj:`value` in place of the operator's entries."""
     graph, _, row_scale, col_scale, diag, self_row, _, _, mean, sampling = op
     if sampling is not None:
+        assert rows.nodes is None
         return ops.sampled_spmm.default(
             *graph[:3], value, x, row_scale, col_scale, diag, bias, mean, out_acc, *sampling.args()
         )
     own = None
     if (
         value is not None and col_scale is not None and x.dtype == col_scale.dtype
-        and graph.num_edges >= _SCALED_FIRST and self_row is None
+        and graph.num_edges >= _SCALED_FIRST and self_row is None and rows.nodes is None
     ):  # fmt: skip
         own, x, col_scale, diag = x, x * col_scale.view(-1, 1), None, None
     args = (*graph[:3], value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row)
+    placed: tuple[Tensor, int] | tuple[()] = ()
+    if rows.nodes is not None:
+        assert rows.position is not None
+        placed = rows.nodes, rows.position.size(0)
     if graph.groups is None:
-        out = ops.spmm.default(*args)
+        out = ops.spmm.default(*args, *placed)
     else:
         *parts, atomic, order = graph.groups
         atomic = atomic and not torch.are_deterministic_algorithms_enabled()
-        out = ops.spmm_groups.default(*args, *parts, atomic, order)
+        out = ops.spmm_groups.default(*args, *parts, atomic, order, *placed)
     return out if own is None or op.diag is None else out.addcmul_(op.diag.view(-1, 1), own)
 
 

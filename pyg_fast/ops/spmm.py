@@ -71,9 +71,12 @@ def spmm(
 
 @fake('spmm_groups')
 @fake('spmm')
-def _spmm_fake(rowptr: Tensor, x: Tensor, out_acc: bool) -> Tensor:
+def _spmm_fake(
+    rowptr: Tensor, x: Tensor, out_acc: bool, out_row: Tensor | None, num_out: int
+) -> Tensor:
     dtype = acc_dtype(x.dtype) if out_acc else x.dtype
-    return x.new_empty(rowptr.size(0) - 1, x.size(1), dtype=dtype)
+    num_rows = rowptr.size(0) - 1 if out_row is None else num_out
+    return x.new_empty(num_rows, x.size(1), dtype=dtype)
 
 
 @fake('sddmm')
@@ -95,6 +98,8 @@ def _spmm_reference(
     mean: bool = False,
     out_acc: bool = False,
     self_row: Tensor | None = None,
+    out_row: Tensor | None = None,
+    num_out: int = 0,
 ) -> Tensor:
     row, source, position = edge_list(rowptr, col, perm)
     x = x.double()
@@ -111,7 +116,12 @@ def _spmm_reference(
         if self_row is not None:
             own = torch.cat([x, x.new_zeros(1, x.size(1))])[self_row.long()]
         out = out + diag.double().view(-1, 1) * own
-    return out if bias is None else out + bias.double()
+    if bias is not None:
+        out = out + bias.double()
+    if out_row is None:
+        return out
+    exists = (out_row >= 0) & (out_row < num_out)
+    return x.new_zeros(num_out, x.size(1)).index_copy(0, out_row[exists], out[exists])
 
 
 @reference('spmm_groups')
@@ -137,6 +147,8 @@ def _spmm_groups_reference(
     group_size: int,
     atomic: bool,
     group_order: Tensor | None = None,
+    out_row: Tensor | None = None,
+    num_out: int = 0,
 ) -> Tensor:
     """Expands the groups to edges, in the order in which kernels read them."""
     group = torch.arange(group_row.size(0), device=col.device)
@@ -147,8 +159,9 @@ def _spmm_groups_reference(
     degree = rowptr.new_zeros(rowptr.size(0) - 1).index_add(0, row, group_ptr.diff())
     rowptr = pad(degree.cumsum(0), (1, 0))
     return _spmm_reference(
-        rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row
-    )
+        rowptr, col, perm, value, x, row_scale, col_scale, diag, bias, mean, out_acc, self_row,
+        out_row, num_out,
+    )  # fmt: skip
 
 
 @reference('sddmm')

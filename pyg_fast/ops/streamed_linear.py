@@ -10,8 +10,8 @@ from ..graph.operator import SparseOperator
 from ._saved import save, saved
 from .column_sums import column_sums
 from .linear_product import Plan
-from .path import Rectify, Rows, expanded
-from .product import product, raw_product
+from .path import ALL_ROWS, Rectify, Rows, expanded
+from .product import placed_product, raw_product
 from .row_blocks import RowBlock, column_tiles
 
 _MOST_BLOCKS, _FEWEST_ROWS = 16, 1 << 16
@@ -139,7 +139,8 @@ class StreamedLinear(torch.autograd.Function):
             mapped = weight.new_empty(grad.size(0), weight.size(1))
             for rows in _slices(grad.size(0)):
                 mapped[rows] = before(rows) @ weight
-            grad_x = product(op.t(), mapped)
+            in_place = root_weight is None and not plan.compact_in
+            grad_x = placed_product(op.t(), mapped, plan.src if in_place else ALL_ROWS)
             del mapped
             if root_weight is not None:
                 for rows in _slices(grad.size(0)):
@@ -148,7 +149,7 @@ class StreamedLinear(torch.autograd.Function):
                         grad_x[rows] += to_root
                     else:
                         grad_x.index_add_(0, op.self_row[rows], to_root)
-            if not plan.compact_in and plan.src.nodes is not None:
+            if not in_place and not plan.compact_in and plan.src.nodes is not None:
                 grad_x = expanded(grad_x, plan.src, False)
         grads = [s.to(weight.dtype) if needs else None for s, needs in
                  zip(sums, (needs_weight, needs_bias, needs_root), strict=True)]  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_fast.graph import ExecutionPath, PreparedGraph, execution_paths, prepare_edge_index
 from pyg_fast.graph.csr import prepare_graph
@@ -182,6 +183,53 @@ def test_dense_graph_runs_on_all_edges(device: torch.device, kind: str, forward:
     assert [path.is_whole for path in paths] == [True, True, False]
     assert paths[2].src_nodes is None  # Most nodes are sources: their rows stay where they are.
     assert_equal(case.step(paths), case.step())
+
+
+class Shapes(TorchDispatchMode):
+    """The shapes of what ops return, by their names."""
+
+    def __enter__(self) -> 'Shapes':
+        self.of: dict[str, list[tuple[int, ...]]] = {}
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.of.setdefault(func._schema.name.split('::')[1], []).append(tuple(out.shape))
+        return out
+
+
+# Layers whose gradient of the features is a sum itself write it in place; those that map it after
+# the sum, or add that of a root, expand it.
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ('kind', 'channels', 'in_place'),
+    [
+        ('gcn', (5, 7), True), ('gcn', (7, 5), False),
+        ('plain', (5, 7), True), ('rootless', (5, 7), True), ('rootless', (7, 5), False),
+        ('sage', (5, 7), False), ('gin', (7, 5), True), ('eps', (5, 7), True),
+    ],
+)  # fmt: skip
+def test_sum_is_written_in_place(
+    device: torch.device, kind: str, channels: tuple[int, int], in_place: bool, dtype: torch.dtype
+) -> None:
+    edge_index, mask = random_graph(400, 700, 0.05, device)
+    (path,) = execution_paths(edge_index, mask, 1)
+    assert path.src_nodes is not None
+    conv = conv_of(kind, *channels).to(device, dtype)
+    x = torch.randn(400, channels[0], device=device, dtype=dtype, requires_grad=True)
+    grad = torch.randn(400, channels[1], device=device, dtype=dtype) * mask.view(-1, 1)
+    (expected,) = torch.autograd.grad(conv(x, edge_index), x, grad)
+    out = conv(x, edge_index, path=path)
+    with Shapes() as shapes:
+        (actual,) = torch.autograd.grad(out, x, grad, retain_graph=True)
+    tolerance = 1e-10 if dtype == torch.float64 else 30 * torch.finfo(dtype).eps
+    assert_equal([actual], [expected], tolerance)
+    (size,) = shapes.of.get('spmm', []) + shapes.of.get('spmm_groups', [])
+    assert size[0] == (400 if in_place else path.num_src)
+    assert ('expand_rows' in shapes.of) == (not in_place)
+    (again,) = torch.autograd.grad(out, x, grad, create_graph=True)
+    assert_equal([again.detach()], [actual], tolerance)
 
 
 @pytest.mark.parametrize('kind', ['gcn', 'sage', 'gin', 'eps'])

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
 from pyg_fast.ops import spmm
-from pyg_fast.ops._library import reference
+from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.spmm_max import _t_position
 
 from ._graphs import (
@@ -36,9 +36,12 @@ from ._samples import Given, sample
 def spmm_sample(given: Given) -> dict[str, object]:
     n = given.num_nodes
     own = torch.randint(-1, n, (n,), dtype=torch.int32, device=given.device)
+    place = torch.randperm(n + 10, device=given.device)[:n]
+    place[:2] = torch.tensor([-1, n + 10])  # rows that the result does not have
     return dict(
         **given.csr, value=given.value, x=given.a, **given.scaled, bias=given.bias,
         mean=given.full, out_acc=False, self_row=given.optional(own),
+        out_row=given.optional(place), num_out=n + 10 if given.full else 0,
     )  # fmt: skip
 
 
@@ -141,6 +144,89 @@ def test_any_graph(
         check(graph, features(edges, width, dtype, device), value, reduce)
 
 
+def placed(out: Tensor, rows: Tensor, num_out: int) -> Tensor:
+    """The rows of a result among zeros; only those that exist."""
+    exist = (rows >= 0) & (rows < num_out)
+    return out.new_zeros(num_out, out.size(1)).index_copy_(0, rows[exist], out[exist])
+
+
+def check_place(
+    graph: Graph, x: Tensor, value: Tensor | None, rows: Tensor, num_out: int, full: bool
+) -> None:
+    """Compares a sum that writes its rows in place with the reference and, bit by bit, with one
+    that does not."""
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    n, make = graph.num_dst, dict(dtype=acc, device=x.device)
+    parts: list[Any] = [None] * 4
+    own = torch.randint(-1, max(graph.num_src, 1), (n,), dtype=torch.int32, device=x.device)
+    if full:
+        bias = exact(x.size(1), dtype=x.dtype, device=x.device)
+        parts = [exact(n, **make), exact(graph.num_src, **make), exact(n, **make), bias]
+    for mean, out_acc in ((False, False), (True, full)):
+        if out_acc:
+            parts[3] = parts[3].to(acc)
+
+        def run(op: Any, absolute: bool = False, place: bool = True) -> Tensor:
+            given = [None if t is None else t.abs() if absolute else t for t in (value, x, *parts)]
+            args = (*graph[:3], *given, mean, out_acc, own)  # noqa: B023 (called at once)
+            return op(*args, rows, num_out) if place else op(*args)
+
+        out = run(ops.spmm)
+        assert out.dtype == (acc if out_acc else x.dtype)
+        assert torch.equal(out, placed(run(ops.spmm, place=False), rows, num_out))
+        assert_near(
+            out, run(reference.spmm), run(reference.spmm, True), max(graph.num_edges, x.size(1))
+        )
+
+
+def some_rows(graph: Graph, num_out: int) -> Tensor:
+    """A different row of the result for each row of the sum; some do not exist."""
+    rows = torch.randperm(max(num_out, graph.num_dst))[: graph.num_dst]
+    rows[torch.rand(graph.num_dst) < 0.1] = -1
+    rows[torch.rand(graph.num_dst) < 0.1] = num_out
+    rows[torch.rand(graph.num_dst) < 0.1] += 1 << 40
+    return rows.to(graph.rowptr.device)
+
+
+@pairs(('name', 'index', 'dtype'), list(GRAPHS), [torch.int32, torch.int64], DTYPES)
+def test_place(device: torch.device, name: str, index: torch.dtype, dtype: torch.dtype) -> None:
+    edges = GRAPHS[name]
+    graph = edges.graph(index, device)
+    for width in (0, 1, 3, 16, 33, 40, 64, 256):
+        for full in (False, True):
+            value = weights(edges, dtype, device) if full else None
+            x = features(edges, width, dtype, device)
+            for num_out in (0, edges.num_dst, edges.num_dst + 50):
+                check_place(graph, x, value, some_rows(graph, num_out), num_out, full)
+
+
+@given(
+    edge_lists(), st.sampled_from(WIDTHS[:-3]), st.sampled_from(DTYPES), st.booleans(),
+    st.integers(0, 40),
+)  # fmt: skip
+def test_place_of_any_graph(
+    device: torch.device, edges: Edges, width: int, dtype: torch.dtype, full: bool, num_out: int
+) -> None:
+    graph = edges.graph(device=device)
+    value = weights(edges, dtype, device) if full else None
+    x = features(edges, width, dtype, device)
+    check_place(graph, x, value, some_rows(graph, num_out), num_out, full)
+
+
+def test_place_refuses_what_does_not_fit(device: torch.device) -> None:
+    graph = GRAPHS['square'].graph(device=device)
+    x = torch.ones(30, 4, device=device)
+    rows = torch.arange(30, device=device)
+    none = (None, None, None, None, False, False, None)
+    for bad in (rows[1:], rows.int(), rows.view(30, 1)):
+        with pytest.raises(RuntimeError, match='out_row'):
+            ops.spmm(*graph[:3], None, x, *none, bad, 30)
+    with pytest.raises(RuntimeError, match='num_out must not be negative, got -1'):
+        ops.spmm(*graph[:3], None, x, *none, rows, -1)
+    # Without `out_row` no number of rows is read.
+    assert ops.spmm(*graph[:3], None, x, *none, None, 7).size(0) == 30
+
+
 def test_short_rows(device: torch.device) -> None:
     """As in sampled mini-batches, with some long ones."""
     if device.type == 'cpu':
@@ -160,6 +246,8 @@ def test_short_rows(device: torch.device) -> None:
                 check(graph, features(edges, width, dtype, device), None, 'sum')
                 value = weights(edges, dtype, device)
                 check(graph, features(edges, width, dtype, device), value, 'mean')
+            rows = some_rows(graph, 20_000)
+            check_place(graph, features(edges, 64, dtype, device), value, rows, 20_000, True)
 
 
 @pytest.mark.parametrize('reduce', REDUCE)

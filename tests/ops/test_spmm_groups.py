@@ -15,6 +15,7 @@ from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops import spmm
 from pyg_fast.ops._library import reference
 from pyg_fast.ops.linear_product import Plan, linear_product
+from pyg_fast.ops.path import Rows
 from pyg_fast.ops.product import raw_product
 
 from ._graphs import (
@@ -40,7 +41,9 @@ def _(given: Given) -> dict[str, object]:
     *parts, atomic, order = groups_of(given.graph.rowptr, 3, atomic=given.full)
     names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
     groups = dict(zip((*names, 'group_size'), parts, strict=True))
-    return dict(**spmm_sample(given), **groups, atomic=atomic, group_order=order)
+    args = spmm_sample(given)
+    place = {name: args.pop(name) for name in ('out_row', 'num_out')}
+    return dict(**args, **groups, atomic=atomic, group_order=order, **place)
 
 
 def acc_of(dtype: torch.dtype) -> torch.dtype:
@@ -169,6 +172,48 @@ def test_self_row(device: torch.device, atomic: bool) -> None:
         op = SparseOperator(grouped, diag=diag, self_row=own, mean=True)
         out = raw_product(op, x)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('atomic', [False, True])
+@pytest.mark.parametrize('index', [torch.int32, torch.int64])
+def test_place(
+    device: torch.device, dtype: torch.dtype, atomic: bool, index: torch.dtype
+) -> None:
+    """Rows of one group and of several write in place, of 40 all but those that do not exist."""
+    edges, acc = GRAPHS['in_hubs'], acc_of(dtype)
+    graph = edges.graph(index, device)
+    own = torch.randint(-1, 50, (40,), dtype=torch.int32, device=device)
+    place = torch.randperm(60)[:40]
+    place[[0, 7]] = torch.tensor([-1, 1 << 40])
+    position = torch.full((60,), -1, dtype=torch.int32)  # only its size is read
+    rows = Rows(place.to(device), position.to(device))
+    diag, row_scale = torch.rand(2, 40, dtype=acc, device=device)
+    col_scale = torch.rand(50, dtype=acc, device=device)
+    for size in SIZES:
+        for width in (1, 8, 33, 64):
+            for mean in (False, True):
+                x, value = inputs(edges, width, dtype, device, mean)
+                op = SparseOperator(
+                    graph.with_groups(size, atomic=atomic), value, row_scale, col_scale, diag, own,
+                    mean=mean,
+                )  # fmt: skip
+                out = raw_product(op, x, rows=rows)
+                assert out.shape == (60, width)
+
+                def run(x: Tensor, value: Tensor | None) -> Tensor:
+                    return reference.spmm(
+                        *graph[:3], value, x, row_scale, col_scale, diag,
+                        None, mean, False, own, rows.nodes, 60,  # noqa: B023 (called at once)
+                    )  # fmt: skip
+
+                magnitude = run(x.abs(), None if value is None else value.abs())
+                assert_near(out, run(x, value), magnitude, 2000)
+                if not atomic:
+                    exist = (rows.nodes >= 0) & (rows.nodes < 60)
+                    alone = torch.zeros_like(out)
+                    alone[rows.nodes[exist]] = raw_product(op, x)[exist]
+                    assert torch.equal(out, alone)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
