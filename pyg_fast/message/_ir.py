@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.block_matrix import BlockMatrix
+
 # What a value depends on; a value of several depends on the edge.
 PARAM, SRC, DST, EDGE = 0, 1, 2, 4
 ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'edge': EDGE}
@@ -393,7 +395,7 @@ def _evaluate(
     if op == 'mm':
         return x.to(own) @ args[1].to(own)
     if op == 'blocks':
-        return x.permute(1, 2, 0).diag_embed(0, 0, 2).reshape(shape)
+        return BlockMatrix.apply(x)
     if op == 'softmax':
         return (x.to(own) - args[1]).exp() * args[2]
     if op == 'cast':
