@@ -4,7 +4,7 @@ import itertools
 import linecache
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from ._plan import (
     weighted_sum,
 )
 from ._prologue import Prologue
+from ._statistics import statistics_blocks, statistics_kernel
 from ._triton import OF_TWO, Out, Source, generate
 
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
@@ -436,10 +437,15 @@ def run_pass(
     if not graph.col.is_cuda:
         return run_pass_cpu(one, graph, inputs, acc, seed)
     schedule = schedule_of(graph, one.row_role)
-    if graph.col.device.index == torch.cuda.current_device():
+    with _on(graph.col.device):
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
-    with torch.cuda.device(graph.col.device):
-        return _run_pass_cuda(one, schedule, inputs, acc, seed)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one."""
+    if device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _seeded(
@@ -510,7 +516,7 @@ def _run_pass_cuda(
 
 def _input(inputs: dict[tuple[str, int], Tensor], load: tuple[str, int]) -> Tensor:
     role, n = load
-    if role != 'stats':
+    if role != 'stats' or load in inputs:
         return inputs[load]
     # A pass that reads no third one gets any.
     return torch.stack([inputs.get((each, n), inputs['most', n]) for each in STATISTICS], -1)
@@ -574,6 +580,37 @@ def _reduce_weighted(
     )  # fmt: skip
 
 
+def _with_dot(
+    known: dict[tuple[str, int], Tensor], n: int, grads: Sequence[Tensor],
+    results: Sequence[Tensor], acc: torch.dtype,
+) -> None:  # fmt: skip
+    """Adds the sum of a softmax's values times their gradients, where results are multiples of it:
+    that is the sum of the results times theirs."""
+    most, scale = known['most', n], known['scale', n]
+    if not most.is_cuda:
+        first, *others = (
+            (grad * each).reshape(*most.shape, -1).sum(-1)
+            for grad, each in zip(grads, results, strict=True)
+        )
+        known['dot', n] = sum(others, first)
+        return
+    import triton.language as tl
+
+    count = most.numel()
+    sizes = [each.numel() // count for each in results]
+    block, columns = statistics_blocks(sizes)
+    dot = known['dot', n] = torch.empty_like(most)
+    stats = known['stats', n] = most.new_empty(*most.shape, len(STATISTICS))
+    pairs = [each for pair in zip(grads, results, strict=True) for each in pair]
+    with _on(most.device):
+        _launch(
+            statistics_kernel(len(results)), 'message_statistics', 4, -(-count // block),
+            [most, scale, *pairs, dot, stats], (count,),
+            (block, tl.float64 if acc == torch.float64 else tl.float32,
+             *(each for pair in zip(sizes, columns, strict=True) for each in pair)),
+        )  # fmt: skip
+
+
 class FusedMessage(torch.autograd.Function):
     """The kernels of a plan. With `create_graph=True` its backward is that of torch operations."""
 
@@ -611,23 +648,19 @@ class FusedMessage(torch.autograd.Function):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
             return None, None, None, None, *exact
         plan = passes.plan
+        grads = tuple([grad.contiguous() for grad in grads])
         known = passes.by_role(inputs)
         for n in range(len(plan.softmaxes)):
             known['most', n], known['scale', n] = stats[2 * n : 2 * n + 2]
         total = _cotangents(plan, graph, grads, acc)
         for role, k, at in cotangents_of(plan):
             if role == 'picked':
-                known['grad', k], known['arg', k] = grads[k].contiguous(), chosen[k]
+                known['grad', k], known['arg', k] = grads[k], chosen[k]
             else:
-                known['grad', k] = total[at].contiguous()
+                known['grad', k] = total[at]
         for n in range(len(plan.softmaxes)):
             if passes.is_multiple(n):
-                shape = (graph.num_dst, *plan.kernel[plan.softmaxes[n]].shape, -1)
-                first, *others = (
-                    (grad * each).reshape(shape).sum(-1)
-                    for grad, each in zip(grads, results, strict=True)
-                )
-                known['dot', n] = sum(others, first)
+                _with_dot(known, n, grads, results, acc)
             elif not plan.in_blocks:
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)

@@ -14,6 +14,7 @@ from torch_geometric.utils import softmax
 import pyg_fast
 from pyg_fast.message._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
 from pyg_fast.message._run import Passes, Recipe, _jitted
+from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
 
 triton = pytest.importorskip('triton')
 
@@ -140,3 +141,14 @@ def test_reductions_compile() -> None:
     assert compiled(REDUCE_SOFTMAX, 'message_reduce_softmax', constants, 1, 80)
     assert compiled(REDUCE_WEIGHTED, 'message_reduce_weighted', constants, 1, 80)
     assert compiled(REDUCE_EXTREME, 'message_reduce_extreme', {'MAX': True, 'B': 64}, 1, 80)
+
+
+@pytest.mark.parametrize('sizes', [[8], [8, 16], [1500, 1]], ids=str)
+def test_statistics_compile(sizes: list[int]) -> None:
+    block, columns = statistics_blocks(sizes)
+    constants = {'B': block, 'ACC': triton.language.float32}
+    for k, (size, column) in enumerate(zip(sizes, columns, strict=True)):
+        constants |= {f'S{k}': size, f'C{k}': column}
+    text = statistics_kernel(len(sizes))
+    ptx = compiled(text, 'message_statistics', constants, 4, 80)
+    assert ptx.count('st.global') >= 4  # the sum, and three statistics side by side
