@@ -617,7 +617,7 @@ class FusedMessage(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
-        *inputs: Tensor,
+        only_read: bool, *inputs: Tensor,
     ) -> Any:  # fmt: skip
         acc = passes.acc
         local = passes.local(needs)
@@ -633,7 +633,7 @@ class FusedMessage(torch.autograd.Function):
             for out, output in zip(outs, passes.plan.outputs, strict=False)
         )
         results = tuple(outs[:count]) if passes.multiple else ()
-        if passes.plan.tail is None:  # The caller may write into what it gets.
+        if not only_read:  # The caller may write into what it gets.
             pairs = zip(results, rounded, strict=False)
             results = tuple(out.clone() if out is given else out for out, given in pairs)
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
@@ -646,7 +646,7 @@ class FusedMessage(torch.autograd.Function):
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
-            return None, None, None, None, *exact
+            return None, None, None, None, None, *exact
         plan = passes.plan
         grads = tuple([grad.contiguous() for grad in grads])
         known = passes.by_role(inputs)
@@ -680,7 +680,7 @@ class FusedMessage(torch.autograd.Function):
         for k, needed in enumerate(needs):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])
-        return None, None, None, None, *out
+        return None, None, None, None, None, *out
 
 
 def _forward(
@@ -822,14 +822,15 @@ def unfused(
 
 def run(
     passes: Passes, graph_of: Callable[[bool], Graph], args: tuple,
-    named: dict[tuple[str, str], Tensor], seed: Tensor | None,
+    named: dict[tuple[str, str], Tensor], seed: Tensor | None, only_read: bool,
 ) -> list[Tensor]:  # fmt: skip
     """The aggregated message, for the arguments of the captured function and its inputs of nodes
-    and edges. `graph_of` makes the graph, with its transpose on request."""
+    and edges. `graph_of` makes the graph, with its transpose on request. The caller must not write
+    into the result if that is `only_read`."""
     device = next(iter(named.values())).device.type
     if torch.is_autocast_enabled(device):  # The plan has its conversions.
         with torch.autocast(device, enabled=False):
-            return run(passes, graph_of, args, named, seed)
+            return run(passes, graph_of, args, named, seed, only_read)
     plan = passes.plan
     read = {
         at: args[name] if role == 'param' else named[role, name] for at, role, name in passes.reads
@@ -847,7 +848,8 @@ def run(
     if passes.weighted_sum is not None:
         outs = [_product(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
     elif needs is not None and True in needs:
-        outs = list(FusedMessage.apply(passes, graph, seed, needs, *inputs))
+        only_read = only_read or plan.tail is not None
+        outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
     else:
         outs, _, _ = _forward(passes, (), graph, passes.by_role(inputs), passes.acc, seed)
     if plan.tail is not None:

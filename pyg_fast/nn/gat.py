@@ -440,7 +440,8 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             _entries[self] = make_entry()
         try:
             (out,) = _entries[self](
-                self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i')
+                self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i'),
+                only_read=self.bias is not None or self.res is not None,
             )
         except Fallback as reason:
             self._note(str(reason))
