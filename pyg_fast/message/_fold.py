@@ -40,7 +40,7 @@ def folded_score(p: Program, x: int, dims: tuple[int, ...]) -> int | None:
             continue
         heads, channels, count = *((1,) + shape)[-2:], p[found.features].shape[0]
         wide = promoted([value.dtype, 'float32'])
-        weight = p.cast(p.permute(_by_heads(p, found.weight, heads), (1, 0)), wide)
+        weight = p.cast(p.permute(p.blocks(found.weight, heads), (1, 0)), wide)
         mapped = p.mm(p.view(q, (heads * channels,)), weight)
         new = (*shape[:-1], count)
         product = p.point('mul', p.view(mapped, new), _row(p, found.features, new))
@@ -67,7 +67,7 @@ def folded_message(p: Program, output: int) -> Folded | None:
             continue
         count = p[found.features].shape[0]
         heads = 1 if factor is None or len(shape) == 1 else p[factor].shape[0]
-        weight = _by_heads(p, found.weight, heads)
+        weight = p.blocks(found.weight, heads)
         new = (heads, count) if heads > 1 else (count,)
         first, second = p.expand(found.rest, shape), _row(p, found.features, new)
         if factor is not None:
@@ -81,14 +81,6 @@ def folded_message(p: Program, output: int) -> Folded | None:
 def has_maps(p: Program, outputs: list[int]) -> bool:
     """Whether a kernel would map features of edges."""
     return any(p[at].op == 'mm' and p.level(at) & EDGE for at in p.reachable(outputs))
-
-
-def _by_heads(p: Program, weight: int, heads: int) -> int:
-    """A map of the same features for all heads as a map of those that each head has."""
-    if heads == 1:
-        return weight
-    count, channels = p[weight].shape
-    return p.blocks(p.permute(p.view(weight, (count, heads, channels // heads)), (1, 0, 2)))
 
 
 def _row(p: Program, features: int, shape: tuple[int, ...]) -> int:

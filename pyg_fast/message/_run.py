@@ -854,16 +854,14 @@ def run(
         outs, _, _ = _forward(passes, (), graph, passes.by_role(inputs), passes.acc, seed)
     if plan.tail is not None:
         *others, out = outs
-        weight = values[len(plan.inputs)]
-        out = out.flatten(1) @ weight.to(out.dtype)
+        out, weight = out.flatten(1), values[len(plan.inputs)].to(out.dtype)
+        out = torch.addmm(others[0].flatten(1), out, weight) if others else out @ weight
         if plan.tail.bias is not None:
             bias = values[-1]
             degree = graph.rowptr.diff().unsqueeze(1)
             if plan.outputs[0].reduce == 'mean':
                 degree = degree.clamp(max=1)
             out = out + bias * degree.to(out.dtype)
-        for other in others:
-            out = other + out.view_as(other)
         outs = [out.view(-1, *plan.tail.shape)]
     if 'var' in plan.reduces:
         sums = dict(zip(sums_of(plan.reduces), outs, strict=True))

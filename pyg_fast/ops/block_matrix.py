@@ -1,4 +1,4 @@
-"""Matrices of blocks."""
+"""Linear maps of several heads as one matrix of blocks."""
 
 from typing import Any
 
@@ -7,19 +7,22 @@ from torch import Tensor
 
 
 class BlockMatrix(torch.autograd.Function):
-    r"""The blocks :math:`(H, A, B)` as the diagonal of a matrix :math:`(H A, H B)`.
+    r"""A map :math:`(D, H C)` of features that all heads share, as the map :math:`(H D, H C)` of
+    features that each head has: zero but for one block for each head.
 
-    Its gradient is a view, where that of :func:`torch.diag_embed` and a reshape is a copy.
+    Its gradient is one copy, with the columns of the map side by side: what a weight of
+    :class:`torch.nn.Linear`, which is its transpose, takes as it is.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.shape = heads, rows, columns = x.shape
-        out = x.new_zeros(heads, rows, heads, columns)
-        out.diagonal(0, 0, 2).copy_(x.permute(1, 2, 0))
-        return out.view(heads * rows, heads * columns)
+    def forward(ctx: Any, x: Tensor, heads: int) -> Tensor:
+        count, channels = x.size(0), x.size(1) // heads
+        ctx.shape = heads, count, heads, channels
+        out = x.new_zeros(ctx.shape)
+        out.diagonal(0, 0, 2).copy_(x.view(count, heads, channels).transpose(1, 2))
+        return out.view(heads * count, -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        heads, rows, columns = ctx.shape
-        return grad.reshape(heads, rows, heads, columns).diagonal(0, 0, 2).permute(2, 0, 1)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        blocks = grad.reshape(ctx.shape).diagonal(0, 0, 2)
+        return blocks.permute(2, 1, 0).flatten(0, 1).t(), None
