@@ -23,7 +23,7 @@ from ..ops.product import product
 from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
-from ._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
+from ._groups import reduction
 from ._ir import OF_DST, SRC, STATISTICS, Program, Refused, is_float
 from ._plan import (
     Gradients,
@@ -499,12 +499,8 @@ def _run_pass_cuda(
         [*structure, *data, rowptr if seed is None else seed], (num_items, num_programs),
         (perm is not None, _offset(widest), tile.edges, *tile.columns),
     )  # fmt: skip
-    if groups is not None and groups.long_row.size(0):
-        for k, part in parts.items():
-            if one.outs[k].kind == 'weighted':
-                _reduce_weighted(part, parts[0], outs[0], chosen[0], outs[k], groups, acc)
-                continue
-            _reduce(one.outs[k], part, part_args.get(k), outs[k], chosen[k], rowptr, groups, acc)
+    if parts and groups is not None and groups.long_row.size(0):
+        _reduce(one, parts, part_args, outs, chosen, rowptr, groups, acc)
     if perm is not None and one.outs[0].kind != 'softmax':
         # Positions in the row become numbers of edges.
         chosen = [
@@ -530,53 +526,23 @@ def _offset(widest: int) -> Any:
 
 
 def _reduce(
-    out: Out, part: Tensor, part_arg: Tensor | None, to: Tensor, arg: Tensor | None,
-    rowptr: Tensor, groups: Groups, acc: torch.dtype,
+    one: Pass, parts: dict[int, Tensor], part_args: dict[int, Tensor], outs: list[Tensor],
+    chosen: list[Tensor | None], rowptr: Tensor, groups: Groups, acc: torch.dtype,
 ) -> None:  # fmt: skip
-    """Adds up the groups of the long rows."""
+    """Combines the groups of the long rows."""
     import triton.language as tl
 
-    size = math.prod(part.shape[1:])
-    block = min(128, power(size))
-    num_rows, num_blocks = groups.long_row.size(0), -(-size // block)
-    long = [groups.long_row, groups.long_ptr]
-    kind = tl.float64 if acc == torch.float64 else tl.float32
-    if out.kind == 'softmax':
-        assert arg is not None
-        assert part_arg is not None
-        _launch(
-            REDUCE_SOFTMAX, 'message_reduce_softmax', 1, num_rows * num_blocks,
-            [part, part_arg, to, arg, *long], (size, num_blocks), (block, kind),
-        )  # fmt: skip
-    elif part_arg is not None:
-        assert arg is not None
-        _launch(
-            REDUCE_EXTREME, 'message_reduce_extreme', 1, num_rows * num_blocks,
-            [part, part_arg, to, arg, *long], (size, num_blocks), (out.kind == 'max', block),
-        )  # fmt: skip
-    else:
-        _launch(
-            REDUCE, 'message_reduce', 1, num_rows * num_blocks,
-            [part, to, *long, rowptr], (size, num_blocks), (out.kind == 'mean', block, kind),
-        )  # fmt: skip
-
-
-def _reduce_weighted(
-    part: Tensor, part_most: Tensor, most: Tensor, scale: Tensor | None, to: Tensor,
-    groups: Groups, acc: torch.dtype,
-) -> None:  # fmt: skip
-    """Adds up multiples of a softmax over the groups of the long rows."""
-    import triton.language as tl
-
-    assert scale is not None
-    size = math.prod(part.shape[1:])
-    block = min(128, power(size))
-    num_rows, num_blocks = groups.long_row.size(0), -(-size // block)
-    kind = tl.float64 if acc == torch.float64 else tl.float32
+    kinds = tuple((one.outs[k].kind, math.prod(part.shape[1:])) for k, part in parts.items())
+    text, num_blocks = reduction(kinds)
+    pointers: list[Any] = []
+    for k, part in parts.items():
+        pointers += [part, outs[k]]
+        if k in part_args:
+            pointers += [part_args[k], chosen[k]]
     _launch(
-        REDUCE_WEIGHTED, 'message_reduce_weighted', 1, num_rows * num_blocks,
-        [part, part_most, most, scale, to, groups.long_row, groups.long_ptr],
-        (size, num_blocks, size // math.prod(part_most.shape[1:])), (block, kind),
+        text, 'message_reduce', 1, groups.long_row.size(0) * num_blocks,
+        [*pointers, groups.long_row, groups.long_ptr, rowptr], (),
+        (tl.float64 if acc == torch.float64 else tl.float32,),
     )  # fmt: skip
 
 
