@@ -23,7 +23,7 @@ from ..ops.product import product
 from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
-from ._groups import reduction
+from ._groups import Reduction, reduction
 from ._ir import OF_DST, SRC, STATISTICS, Program, Refused, is_float
 from ._plan import (
     Gradients,
@@ -61,11 +61,16 @@ class Pass:
         if key not in self._made:
             source = generate(self.program, list(self.outs), self.row_role, _ACC[acc], grouped)
             tile = tile_shape(source)
+            shapes = [self.program[out.at].shape for out in self.outs]
+            parts = tuple(
+                (out.kind, math.prod(shape)) for out, shape in zip(self.outs, shapes, strict=True)
+                if out.kind not in ('edge', 'total')
+            )  # fmt: skip
             self._made[key] = Recipe(
                 source, tile,
-                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
-                [self.program[out.at].shape for out in self.outs],
+                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1, shapes,
                 [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
+                reduction(parts) if grouped and parts else None,
             )  # fmt: skip
         return self._made[key]
 
@@ -318,6 +323,7 @@ class Recipe(NamedTuple):
     num_tiles: int
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
+    reduction: Reduction | None  # of the groups of long rows
 
 
 # Source texts in memory.
@@ -499,8 +505,8 @@ def _run_pass_cuda(
         [*structure, *data, rowptr if seed is None else seed], (num_items, num_programs),
         (perm is not None, _offset(widest), tile.edges, *tile.columns),
     )  # fmt: skip
-    if parts and groups is not None and groups.long_row.size(0):
-        _reduce(one, parts, part_args, outs, chosen, rowptr, groups, acc)
+    if groups is not None and recipe.reduction is not None and groups.long_row.size(0):
+        _reduce(recipe.reduction, parts, part_args, outs, chosen, rowptr, groups, acc)
     if perm is not None and one.outs[0].kind != 'softmax':
         # Positions in the row become numbers of edges.
         chosen = [
@@ -526,21 +532,19 @@ def _offset(widest: int) -> Any:
 
 
 def _reduce(
-    one: Pass, parts: dict[int, Tensor], part_args: dict[int, Tensor], outs: list[Tensor],
+    how: Reduction, parts: dict[int, Tensor], part_args: dict[int, Tensor], outs: list[Tensor],
     chosen: list[Tensor | None], rowptr: Tensor, groups: Groups, acc: torch.dtype,
 ) -> None:  # fmt: skip
     """Combines the groups of the long rows."""
     import triton.language as tl
 
-    kinds = tuple((one.outs[k].kind, math.prod(part.shape[1:])) for k, part in parts.items())
-    text, num_blocks = reduction(kinds)
     pointers: list[Any] = []
     for k, part in parts.items():
         pointers += [part, outs[k]]
         if k in part_args:
             pointers += [part_args[k], chosen[k]]
     _launch(
-        text, 'message_reduce', 1, groups.long_row.size(0) * num_blocks,
+        how.text, 'message_reduce', 1, groups.long_row.size(0) * how.num_blocks,
         [*pointers, groups.long_row, groups.long_ptr, rowptr], (),
         (tl.float64 if acc == torch.float64 else tl.float32,),
     )  # fmt: skip
