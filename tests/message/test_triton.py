@@ -13,8 +13,11 @@ from torch_geometric.utils import softmax
 
 import pyg_fast
 from pyg_fast.message._groups import reduction
+from pyg_fast.message._plan import Plan
 from pyg_fast.message._run import Passes, Recipe, _jitted
 from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
+from pyg_fast.nn import FusedGATv2Conv
+from pyg_fast.nn.gat import _entries
 
 triton = pytest.importorskip('triton')
 
@@ -56,8 +59,13 @@ LAYERS = {
 }
 
 
-def recipes(name: str) -> Iterator[Recipe]:
-    """The kernels of a training step: that of the forward pass divides long rows."""
+def plan_of(name: str) -> Plan:
+    """What a call of the layer made of its message."""
+    if name.startswith('GATv2'):
+        layer = FusedGATv2Conv(64, 8, heads=8, edge_dim=int(name.rsplit(' ', 1)[1]))
+        layer(torch.rand(9, 64), torch.randint(9, (2, 30)), torch.rand(30, layer.edge_dim))
+        assert not layer._last_run
+        return _entries[layer].last
     conv = pyg_fast.accelerate(LAYERS[name]())
     x = torch.rand(9, 16 if 'narrow' in name else 64)
     edges = torch.randint(9, (2, 30))
@@ -69,7 +77,12 @@ def recipes(name: str) -> Iterator[Recipe]:
     else:
         conv(x, edges, *([torch.rand(30, widths[name])] if name in widths else []))
     assert conv._last_run == ''
-    passes = Passes(conv._fused_entry.last)
+    return conv._fused_entry.last
+
+
+def recipes(name: str) -> Iterator[Recipe]:
+    """The kernels of a training step: that of the forward pass divides long rows."""
+    passes = Passes(plan_of(name))
     needs = tuple(True for _ in passes.plan.inputs)
     local = passes.local(needs)
     joint = passes.joint(cuda=True)
@@ -115,7 +128,7 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
 
 
 @pytest.mark.parametrize('capability', [80, 90])
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize('name', [*LAYERS, 'GATv2, edges of 16', 'GATv2, edges of 24'])
 def test_compiles(name: str, capability: int) -> None:
     for recipe in recipes(name):
         tile = recipe.tile
@@ -125,6 +138,13 @@ def test_compiles(name: str, capability: int) -> None:
         ptx = compiled(source.text, source.name, constants, tile.warps, capability)
         assert f'.target sm_{capability}' in ptx
         assert source.has_dots or 'mma' not in ptx  # TF32 would round.
+
+
+def test_edge_features_are_mapped_for_heads_at_once() -> None:
+    """By a product of blocks, as is the gradient of the weight."""
+    forward, *_, backward = (recipe.source.text for recipe in recipes('GATv2, edges of 16'))
+    assert re.search(r'tl\.sum\(tl\.expand_dims\(.* \* tl\.expand_dims\(.*axis=1\)', forward)
+    assert re.search(r'tl\.sum\(tl\.expand_dims\(.* \* tl\.expand_dims\(.*axis=0\)', backward)
 
 
 def test_heads_are_in_tiles() -> None:
