@@ -551,15 +551,16 @@ def _reduce(
 
 
 def _with_dot(
-    known: dict[tuple[str, int], Tensor], n: int, grads: Sequence[Tensor],
+    plan: Plan, known: dict[tuple[str, int], Tensor], n: int, grads: Sequence[Tensor],
     results: Sequence[Tensor], acc: torch.dtype,
 ) -> None:  # fmt: skip
     """Adds the sum of a softmax's values times their gradients, where results are multiples of it:
     that is the sum of the results times theirs."""
     most, scale = known['most', n], known['scale', n]
-    if not most.is_cuda:
+    if plan.in_blocks or not most.is_cuda:
+        shape = (most.size(0), *plan.kernel[plan.softmaxes[n]].shape, -1)
         first, *others = (
-            (grad * each).reshape(*most.shape, -1).sum(-1)
+            (grad * each).reshape(shape).sum(-1)
             for grad, each in zip(grads, results, strict=True)
         )
         known['dot', n] = sum(others, first)
@@ -630,7 +631,7 @@ class FusedMessage(torch.autograd.Function):
                 known['grad', k] = total[at]
         for n in range(len(plan.softmaxes)):
             if passes.is_multiple(n):
-                _with_dot(known, n, grads, results, acc)
+                _with_dot(plan, known, n, grads, results, acc)
             elif not plan.in_blocks:
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)

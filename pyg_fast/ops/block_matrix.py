@@ -25,4 +25,4 @@ class BlockMatrix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         blocks = grad.reshape(ctx.shape).diagonal(0, 0, 2)
-        return blocks.permute(2, 1, 0).flatten(0, 1).t(), None
+        return blocks.permute(2, 1, 0).reshape(-1, blocks.size(0)).t(), None
