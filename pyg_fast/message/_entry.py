@@ -177,6 +177,7 @@ class Entry:
         aggr: Any = None,
         node_dim: int = 0,
         num_edges: int | None = None,
+        only_read: bool = False,
     ) -> list[Tensor]:
         """The aggregated message.
 
@@ -192,6 +193,7 @@ class Entry:
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.
             num_edges: With it, a message that needs blocks of edges and has one is PyG's.
+            only_read: Whether nobody writes into the result: the backward pass may read it.
 
         Raises:
             Fallback: If no kernel can compute it.
@@ -224,7 +226,7 @@ class Entry:
             seed = None
             if passes.plan.num_dropouts:
                 seed = torch.randint(2**62, (1,), device=device)
-            return run(passes, graph, args, inputs, seed)
+            return run(passes, graph, args, inputs, seed, only_read)
         except Refused as error:
             reason = str(error)
         except RecursionError:

@@ -40,8 +40,7 @@ def folded_score(p: Program, x: int, dims: tuple[int, ...]) -> int | None:
             continue
         heads, channels, count = *((1,) + shape)[-2:], p[found.features].shape[0]
         wide = promoted([value.dtype, 'float32'])
-        weight = p.view(found.weight, (count, heads, channels))
-        weight = p.cast(p.blocks(p.permute(weight, (1, 2, 0))), wide)
+        weight = p.cast(p.permute(p.blocks(found.weight, heads), (1, 0)), wide)
         mapped = p.mm(p.view(q, (heads * channels,)), weight)
         new = (*shape[:-1], count)
         product = p.point('mul', p.view(mapped, new), _row(p, found.features, new))
@@ -68,10 +67,7 @@ def folded_message(p: Program, output: int) -> Folded | None:
             continue
         count = p[found.features].shape[0]
         heads = 1 if factor is None or len(shape) == 1 else p[factor].shape[0]
-        weight = found.weight
-        if heads > 1:
-            parts = p.view(weight, (count, heads, shape[-1]))
-            weight = p.blocks(p.permute(parts, (1, 0, 2)))
+        weight = p.blocks(found.weight, heads)
         new = (heads, count) if heads > 1 else (count,)
         first, second = p.expand(found.rest, shape), _row(p, found.features, new)
         if factor is not None:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.block_matrix import BlockMatrix
+
 # What a value depends on; a value of several depends on the edge.
 PARAM, SRC, DST, EDGE = 0, 1, 2, 4
 ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'edge': EDGE}
@@ -219,14 +221,14 @@ class Program:
         dtype = promoted((a.dtype, w.dtype))
         return self.add('mm', (x, weight), (), (*a.shape[:-1], w.shape[-1]), dtype)
 
-    def blocks(self, x: int) -> int:
-        """A parameter of shape (H, A, B) as the blocks of a matrix (H * A, H * B)."""
+    def blocks(self, x: int, heads: int) -> int:
+        """A parameter (D, H * C), which maps features that all heads share, as the map
+        (H * D, H * C) of features that each head has."""
         value = self[x]
-        heads, rows, columns = value.shape
-        shape = (heads * rows, heads * columns)
         if heads == 1:
-            return self.view(x, shape)
-        return self.add('blocks', (x,), (), shape, value.dtype)
+            return x
+        shape = (heads * value.shape[0], value.shape[1])
+        return self.add('blocks', (x,), (heads,), shape, value.dtype)
 
     def cast(self, x: int, dtype: str) -> int:
         """Conversion to another dtype. Kernels compute in float32 or float64 all the same."""
@@ -304,6 +306,10 @@ class Program:
             return torch.mm
         if value.op == 'permute' and value.attrs == (1, 0) and self.level(at) == PARAM:
             return torch.t
+        if value.op == 'view' and self.level(at) == PARAM:
+            return lambda x: x.reshape(value.shape)
+        if value.op == 'view' and self.level(at) in (SRC, DST):
+            return lambda x: x.reshape(x.size(0), *value.shape)
         own, shapes = getattr(torch, value.dtype), [each.shape for each in inner]
         return lambda *args: _evaluate(value, list(args), shapes, own)
 
@@ -393,7 +399,7 @@ def _evaluate(
     if op == 'mm':
         return x.to(own) @ args[1].to(own)
     if op == 'blocks':
-        return x.permute(1, 2, 0).diag_embed(0, 0, 2).reshape(shape)
+        return BlockMatrix.apply(x, *attrs)
     if op == 'softmax':
         return (x.to(own) - args[1]).exp() * args[2]
     if op == 'cast':

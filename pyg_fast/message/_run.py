@@ -4,7 +4,7 @@ import itertools
 import linecache
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from ..ops.product import product
 from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
-from ._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
+from ._groups import Reduction, reduction
 from ._ir import OF_DST, SRC, STATISTICS, Program, Refused, is_float
 from ._plan import (
     Gradients,
@@ -36,6 +36,7 @@ from ._plan import (
     weighted_sum,
 )
 from ._prologue import Prologue
+from ._statistics import statistics_blocks, statistics_kernel
 from ._triton import OF_TWO, Out, Source, generate
 
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
@@ -60,11 +61,16 @@ class Pass:
         if key not in self._made:
             source = generate(self.program, list(self.outs), self.row_role, _ACC[acc], grouped)
             tile = tile_shape(source)
+            shapes = [self.program[out.at].shape for out in self.outs]
+            parts = tuple(
+                (out.kind, math.prod(shape)) for out, shape in zip(self.outs, shapes, strict=True)
+                if out.kind not in ('edge', 'total')
+            )  # fmt: skip
             self._made[key] = Recipe(
                 source, tile,
-                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
-                [self.program[out.at].shape for out in self.outs],
+                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1, shapes,
                 [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
+                reduction(parts) if grouped and parts else None,
             )  # fmt: skip
         return self._made[key]
 
@@ -316,6 +322,7 @@ class Recipe(NamedTuple):
     num_tiles: int
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
+    reduction: Reduction | None  # of the groups of long rows
 
 
 # Source texts in memory.
@@ -441,10 +448,15 @@ def run_pass(
     if not graph.col.is_cuda:
         return run_pass_cpu(one, graph, inputs, acc, seed)
     schedule = schedule_of(graph, one.row_role)
-    if graph.col.device.index == torch.cuda.current_device():
+    with _on(graph.col.device):
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
-    with torch.cuda.device(graph.col.device):
-        return _run_pass_cuda(one, schedule, inputs, acc, seed)
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current one."""
+    if device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _seeded(
@@ -498,12 +510,8 @@ def _run_pass_cuda(
         [*structure, *data, rowptr if seed is None else seed], (num_items, num_programs),
         (perm is not None, _offset(widest), tile.edges, *tile.columns),
     )  # fmt: skip
-    if groups is not None and groups.long_row.size(0):
-        for k, part in parts.items():
-            if one.outs[k].kind == 'weighted':
-                _reduce_weighted(part, parts[0], outs[0], chosen[0], outs[k], groups, acc)
-                continue
-            _reduce(one.outs[k], part, part_args.get(k), outs[k], chosen[k], rowptr, groups, acc)
+    if groups is not None and recipe.reduction is not None and groups.long_row.size(0):
+        _reduce(recipe.reduction, parts, part_args, outs, chosen, rowptr, groups, acc)
     if perm is not None and one.outs[0].kind != 'softmax':
         # Positions in the row become numbers of edges.
         chosen = [
@@ -515,7 +523,7 @@ def _run_pass_cuda(
 
 def _input(inputs: dict[tuple[str, int], Tensor], load: tuple[str, int]) -> Tensor:
     role, n = load
-    if role != 'stats':
+    if role != 'stats' or load in inputs:
         return inputs[load]
     # A pass that reads no third one gets any.
     return torch.stack([inputs.get((each, n), inputs['most', n]) for each in STATISTICS], -1)
@@ -529,54 +537,54 @@ def _offset(widest: int) -> Any:
 
 
 def _reduce(
-    out: Out, part: Tensor, part_arg: Tensor | None, to: Tensor, arg: Tensor | None,
-    rowptr: Tensor, groups: Groups, acc: torch.dtype,
+    how: Reduction, parts: dict[int, Tensor], part_args: dict[int, Tensor], outs: list[Tensor],
+    chosen: list[Tensor | None], rowptr: Tensor, groups: Groups, acc: torch.dtype,
 ) -> None:  # fmt: skip
-    """Adds up the groups of the long rows."""
+    """Combines the groups of the long rows."""
     import triton.language as tl
 
-    size = math.prod(part.shape[1:])
-    block = min(128, power(size))
-    num_rows, num_blocks = groups.long_row.size(0), -(-size // block)
-    long = [groups.long_row, groups.long_ptr]
-    kind = tl.float64 if acc == torch.float64 else tl.float32
-    if out.kind == 'softmax':
-        assert arg is not None
-        assert part_arg is not None
-        _launch(
-            REDUCE_SOFTMAX, 'message_reduce_softmax', 1, num_rows * num_blocks,
-            [part, part_arg, to, arg, *long], (size, num_blocks), (block, kind),
-        )  # fmt: skip
-    elif part_arg is not None:
-        assert arg is not None
-        _launch(
-            REDUCE_EXTREME, 'message_reduce_extreme', 1, num_rows * num_blocks,
-            [part, part_arg, to, arg, *long], (size, num_blocks), (out.kind == 'max', block),
-        )  # fmt: skip
-    else:
-        _launch(
-            REDUCE, 'message_reduce', 1, num_rows * num_blocks,
-            [part, to, *long, rowptr], (size, num_blocks), (out.kind == 'mean', block, kind),
-        )  # fmt: skip
-
-
-def _reduce_weighted(
-    part: Tensor, part_most: Tensor, most: Tensor, scale: Tensor | None, to: Tensor,
-    groups: Groups, acc: torch.dtype,
-) -> None:  # fmt: skip
-    """Adds up multiples of a softmax over the groups of the long rows."""
-    import triton.language as tl
-
-    assert scale is not None
-    size = math.prod(part.shape[1:])
-    block = min(128, power(size))
-    num_rows, num_blocks = groups.long_row.size(0), -(-size // block)
-    kind = tl.float64 if acc == torch.float64 else tl.float32
+    pointers: list[Any] = []
+    for k, part in parts.items():
+        pointers += [part, outs[k]]
+        if k in part_args:
+            pointers += [part_args[k], chosen[k]]
     _launch(
-        REDUCE_WEIGHTED, 'message_reduce_weighted', 1, num_rows * num_blocks,
-        [part, part_most, most, scale, to, groups.long_row, groups.long_ptr],
-        (size, num_blocks, size // math.prod(part_most.shape[1:])), (block, kind),
+        how.text, 'message_reduce', 1, groups.long_row.size(0) * how.num_blocks,
+        [*pointers, groups.long_row, groups.long_ptr, rowptr], (),
+        (tl.float64 if acc == torch.float64 else tl.float32,),
     )  # fmt: skip
+
+
+def _with_dot(
+    plan: Plan, known: dict[tuple[str, int], Tensor], n: int, grads: Sequence[Tensor],
+    results: Sequence[Tensor], acc: torch.dtype,
+) -> None:  # fmt: skip
+    """Adds the sum of a softmax's values times their gradients, where results are multiples of it:
+    that is the sum of the results times theirs."""
+    most, scale = known['most', n], known['scale', n]
+    if plan.in_blocks or not most.is_cuda:
+        shape = (most.size(0), *plan.kernel[plan.softmaxes[n]].shape, -1)
+        first, *others = (
+            (grad * each).reshape(shape).sum(-1)
+            for grad, each in zip(grads, results, strict=True)
+        )
+        known['dot', n] = sum(others, first)
+        return
+    import triton.language as tl
+
+    count = most.numel()
+    sizes = [each.numel() // count for each in results]
+    block, columns = statistics_blocks(sizes)
+    dot = known['dot', n] = torch.empty_like(most)
+    stats = known['stats', n] = most.new_empty(*most.shape, len(STATISTICS))
+    pairs = [each for pair in zip(grads, results, strict=True) for each in pair]
+    with _on(most.device):
+        _launch(
+            statistics_kernel(len(results)), 'message_statistics', 4, -(-count // block),
+            [most, scale, *pairs, dot, stats], (count,),
+            (block, tl.float64 if acc == torch.float64 else tl.float32,
+             *(each for pair in zip(sizes, columns, strict=True) for each in pair)),
+        )  # fmt: skip
 
 
 class FusedMessage(torch.autograd.Function):
@@ -585,7 +593,7 @@ class FusedMessage(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
-        *inputs: Tensor,
+        only_read: bool, *inputs: Tensor,
     ) -> Any:  # fmt: skip
         acc = passes.acc
         local = passes.local(needs)
@@ -601,7 +609,7 @@ class FusedMessage(torch.autograd.Function):
             for out, output in zip(outs, passes.plan.outputs, strict=False)
         )
         results = tuple(outs[:count]) if passes.multiple else ()
-        if passes.plan.tail is None:  # The caller may write into what it gets.
+        if not only_read:  # The caller may write into what it gets.
             pairs = zip(results, rounded, strict=False)
             results = tuple(out.clone() if out is given else out for out, given in pairs)
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
@@ -614,25 +622,21 @@ class FusedMessage(torch.autograd.Function):
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
-            return None, None, None, None, *exact
+            return None, None, None, None, None, *exact
         plan = passes.plan
+        grads = tuple([grad.contiguous() for grad in grads])
         known = passes.by_role(inputs)
         for n in range(len(plan.softmaxes)):
             known['most', n], known['scale', n] = stats[2 * n : 2 * n + 2]
         total = _cotangents(plan, graph, grads, acc)
         for role, k, at in cotangents_of(plan):
             if role == 'picked':
-                known['grad', k], known['arg', k] = grads[k].contiguous(), chosen[k]
+                known['grad', k], known['arg', k] = grads[k], chosen[k]
             else:
-                known['grad', k] = total[at].contiguous()
+                known['grad', k] = total[at]
         for n in range(len(plan.softmaxes)):
             if passes.is_multiple(n):
-                shape = (graph.num_dst, *plan.kernel[plan.softmaxes[n]].shape, -1)
-                first, *others = (
-                    (grad * each).reshape(shape).sum(-1)
-                    for grad, each in zip(grads, results, strict=True)
-                )
-                known['dot', n] = sum(others, first)
+                _with_dot(plan, known, n, grads, results, acc)
             elif not plan.in_blocks:
                 (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
         out: list[Tensor | None] = [None] * len(inputs)
@@ -652,7 +656,7 @@ class FusedMessage(torch.autograd.Function):
         for k, needed in enumerate(needs):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])
-        return None, None, None, None, *out
+        return None, None, None, None, None, *out
 
 
 def _forward(
@@ -794,14 +798,15 @@ def unfused(
 
 def run(
     passes: Passes, graph_of: Callable[[bool], Graph], args: tuple,
-    named: dict[tuple[str, str], Tensor], seed: Tensor | None,
+    named: dict[tuple[str, str], Tensor], seed: Tensor | None, only_read: bool,
 ) -> list[Tensor]:  # fmt: skip
     """The aggregated message, for the arguments of the captured function and its inputs of nodes
-    and edges. `graph_of` makes the graph, with its transpose on request."""
+    and edges. `graph_of` makes the graph, with its transpose on request. The caller must not write
+    into the result if that is `only_read`."""
     device = next(iter(named.values())).device.type
     if torch.is_autocast_enabled(device):  # The plan has its conversions.
         with torch.autocast(device, enabled=False):
-            return run(passes, graph_of, args, named, seed)
+            return run(passes, graph_of, args, named, seed, only_read)
     plan = passes.plan
     read = {
         at: args[name] if role == 'param' else named[role, name] for at, role, name in passes.reads
@@ -819,21 +824,20 @@ def run(
     if passes.weighted_sum is not None:
         outs = [_product(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
     elif needs is not None and True in needs:
-        outs = list(FusedMessage.apply(passes, graph, seed, needs, *inputs))
+        only_read = only_read or plan.tail is not None
+        outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
     else:
         outs, _, _ = _forward(passes, (), graph, passes.by_role(inputs), passes.acc, seed)
     if plan.tail is not None:
         *others, out = outs
-        weight = values[len(plan.inputs)]
-        out = out.flatten(1) @ weight.to(out.dtype)
+        out, weight = out.flatten(1), values[len(plan.inputs)].to(out.dtype)
+        out = torch.addmm(others[0].flatten(1), out, weight) if others else out @ weight
         if plan.tail.bias is not None:
             bias = values[-1]
             degree = graph.rowptr.diff().unsqueeze(1)
             if plan.outputs[0].reduce == 'mean':
                 degree = degree.clamp(max=1)
             out = out + bias * degree.to(out.dtype)
-        for other in others:
-            out = other + out.view_as(other)
         outs = [out.view(-1, *plan.tail.shape)]
     if 'var' in plan.reduces:
         sums = dict(zip(sums_of(plan.reduces), outs, strict=True))

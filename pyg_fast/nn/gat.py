@@ -11,12 +11,13 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
-from torch_geometric.utils import add_self_loops, is_torch_sparse_tensor
+from torch_geometric.utils import is_torch_sparse_tensor
+from torch_geometric.utils.loop import compute_loop_attr
 
 from ..graph.graph import graph_of
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
-from ..message._inputs import check_inputs, looped
+from ..message._inputs import Looped, check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
@@ -24,8 +25,8 @@ from ..ops.edge_scores import edge_and_loop_scores, edge_scores
 from ..ops.edge_sums import Selected
 from ..ops.gat import ScoredGAT, attend
 from ..ops.gatv2 import attend_v2
-from ..ops.linear import linear
-from ._fused import Fused, entries, is_plain_linear, known_edges, part_of
+from ..ops.linear import linear, linears
+from ._fused import Fused, entries, is_plain_linear, known_edges, part_of, weight_and_bias
 
 # Rules for the features of self-loops that have a kernel.
 LOOP_FILLS = ('mean', 'add', 'sum')
@@ -383,20 +384,16 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if graph is None:
             return None
         res = None if self.res is None else self.res(dst)
-        mapped = _linear(self.lin_l, src)
-        shared = src is dst and self.share_weights
-        mapped_dst = mapped if shared else _linear(self.lin_r, dst)
-        att, dtype = self.att, mapped.dtype
+        sent, received = self._maps(src, dst)
+        att, dtype = self.att, sent.dtype
         out_dtype = torch.promote_types(dtype, att.dtype)
         if out_dtype not in (dtype, acc_dtype(dtype)):
             return None
         heads, channels = self.heads, self.out_channels
         bias = self._fused_bias(out_dtype)
-        sent = mapped.view(-1, heads, channels)
         out = attend_v2(
-            sent, sent if shared else mapped_dst.view(-1, heads, channels),
-            att.to(dtype).view(heads, channels), bias,
-            self._attention_args(graph, mapped, out_dtype),
+            sent, received, att.to(dtype).view(heads, channels), bias,
+            self._attention_args(graph, sent, out_dtype),
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
 
@@ -408,44 +405,74 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         src, dst = ends
         reverse = self.flow == 'target_to_source'
         sizes, transpose = (src.size(0), dst.size(0)), torch.is_grad_enabled() or reverse
-        known: Graph | None = None
-        if self.add_self_loops:
-            edge_index, kept, known = looped(edge_index, *sizes, transpose)
-            edge_attr = edge_attr if kept is None else Selected.apply(edge_attr, kept)
-            listed = edge_index
-            if isinstance(self.fill_value, str) and listed.is_cuda and sizes[0] == sizes[1]:
-                # On CUDA an index out of range is reported later, and must not fail here.
-                listed = listed.clamp(0, sizes[0] - 1)
-            _, edge_attr = add_self_loops(listed, edge_attr, self.fill_value, min(sizes))
+        loops = looped(edge_index, *sizes, transpose) if self.add_self_loops else None
+        num_edges = edge_index.size(1) if loops is None else loops.graph.num_edges
         try:  # Before the linear maps: PyG's code would run them again.
-            check_inputs(edge_index.device, (src, dst, edge_attr), edge_attr.size(0), sizes)
+            check_inputs(edge_index.device, (src, dst, edge_attr), num_edges, sizes)
         except Fallback as reason:
             self._note(str(reason))
             return None
-        shape = (-1, self.heads, self.out_channels)
-        mapped = _linear(self.lin_l, src).view(shape)
-        shared = src is dst and self.share_weights
+        if loops is not None:
+            edge_attr = self._looped_attr(edge_index, edge_attr, loops, sizes)
+        mapped, mapped_dst = self._maps(src, dst)
         inputs = {
-            ('src', 'x_j'): mapped, ('edge', 'edge_attr'): edge_attr,
-            ('dst', 'x_i'): mapped if shared else _linear(self.lin_r, dst).view(shape),
+            ('src', 'x_j'): mapped, ('edge', 'edge_attr'): edge_attr, ('dst', 'x_i'): mapped_dst,
         }  # fmt: skip
 
         def graph(transpose: bool) -> Graph:
-            out = known
-            if out is None:
+            if loops is None:
                 out = graph_of(edge_index, *sizes, transpose=transpose or reverse)
+            else:
+                out = loops.graph
             return out.t() if reverse else out
 
         if self not in _entries:
             _entries[self] = make_entry()
         try:
             (out,) = _entries[self](
-                self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i')
+                self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i'),
+                only_read=self.bias is not None or self.res is not None,
             )
         except Fallback as reason:
             self._note(str(reason))
             return None
         return self._finished(out, None if self.res is None else self.res(dst), False)
+
+    def _looped_attr(
+        self, edge_index: Tensor, edge_attr: Tensor, loops: Looped, sizes: tuple[int, int]
+    ) -> Tensor:
+        """The features of edges, then those of self-loops."""
+        edge_attr, fill = edge_attr.view(-1, self.edge_dim), self.fill_value
+        kept = edge_attr if loops.kept is None else Selected.apply(edge_attr, loops.kept)
+        is_square = sizes[0] == sizes[1]
+        if is_square:
+            edge_index = known_edges(edge_index, sizes[0])
+        if (
+            isinstance(edge_index, EdgeIndex) and is_square and edge_attr.is_floating_point()
+            and isinstance(fill, str) and fill in LOOP_FILLS
+        ):  # fmt: skip
+            graph = graph_of(edge_index, *sizes, transpose=False, drop_loops=True)
+            added = edge_sums(graph, edge_attr.contiguous(), edge_index._data, fill == 'mean')
+        else:  # A plain edge_index would be sorted again.
+            listed = loops.edge_index
+            if isinstance(fill, str) and listed.is_cuda and is_square:
+                # On CUDA an index out of range is reported later, and must not fail here.
+                listed = listed.clamp(0, sizes[0] - 1)
+            added = compute_loop_attr(listed, kept, min(sizes), False, fill)
+        return torch.cat([kept, added])
+
+    def _maps(self, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
+        """The mapped features of sources and destinations, by heads."""
+        shape, modules = (-1, self.heads, self.out_channels), (self.lin_l, self.lin_r)
+        if src is dst and self.share_weights:
+            mapped = _linear(self.lin_l, src).view(shape)
+            return mapped, mapped
+        if src is dst and all(is_plain_linear(m) and m.bias is not None for m in modules):
+            weights, biases = zip(*map(weight_and_bias, modules), strict=True)
+            one, other = linears(src, weights, biases)
+        else:
+            one, other = _linear(self.lin_l, src), _linear(self.lin_r, dst)
+        return one.view(shape), other.view(shape)
 
     def _attended(
         self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor, index: Tensor, size_i: int

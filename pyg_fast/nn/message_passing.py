@@ -121,6 +121,10 @@ class FusedPropagate:
         """The result of :meth:`propagate`, or :class:`Fallback`."""
         return _fused(self, edge_index, size, kwargs)
 
+    def _only_reads(self) -> bool:
+        """Whether `forward` returns another tensor than :meth:`propagate`, and writes into none."""
+        return False
+
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
@@ -292,6 +296,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     found = entry(
         conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim,
         None if conv.strict else num_edges,
+        conv._only_reads() and type(conv).update is MessagePassing.update,
     )  # fmt: skip
     rank = found[0].dim()
     if rank < -node_dim:  # PyG raises an error.

@@ -42,6 +42,10 @@ class FusedTransformer(FusedPropagate):
         share = beta(torch.cat([out, own, out - own], dim=-1)).sigmoid()
         return share * own + (1 - share) * out
 
+    def _only_reads(self: Any) -> bool:
+        known = type(self).forward in (FusedTransformer.forward, TransformerConv.forward)
+        return known and (self.root_weight or not self.concat)
+
     def _maps(self: Any, x: Any) -> tuple[Tensor, ...] | None:
         """Queries, keys, values, and the node's own part if there is one; None if PyG's code must
         map the features."""

@@ -12,8 +12,12 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.utils import softmax
 
 import pyg_fast
-from pyg_fast.message._groups import REDUCE, REDUCE_EXTREME, REDUCE_SOFTMAX, REDUCE_WEIGHTED
+from pyg_fast.message._groups import reduction
+from pyg_fast.message._plan import Plan
 from pyg_fast.message._run import Passes, Recipe, _jitted
+from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
+from pyg_fast.nn import FusedGATv2Conv
+from pyg_fast.nn.gat import _entries
 
 triton = pytest.importorskip('triton')
 
@@ -55,8 +59,13 @@ LAYERS = {
 }
 
 
-def recipes(name: str) -> Iterator[Recipe]:
-    """The kernels of a training step: that of the forward pass divides long rows."""
+def plan_of(name: str) -> Plan:
+    """What a call of the layer made of its message."""
+    if name.startswith('GATv2'):
+        layer = FusedGATv2Conv(64, 8, heads=8, edge_dim=int(name.rsplit(' ', 1)[1]))
+        layer(torch.rand(9, 64), torch.randint(9, (2, 30)), torch.rand(30, layer.edge_dim))
+        assert not layer._last_run
+        return _entries[layer].last
     conv = pyg_fast.accelerate(LAYERS[name]())
     x = torch.rand(9, 16 if 'narrow' in name else 64)
     edges = torch.randint(9, (2, 30))
@@ -68,7 +77,12 @@ def recipes(name: str) -> Iterator[Recipe]:
     else:
         conv(x, edges, *([torch.rand(30, widths[name])] if name in widths else []))
     assert conv._last_run == ''
-    passes = Passes(conv._fused_entry.last)
+    return conv._fused_entry.last
+
+
+def recipes(name: str) -> Iterator[Recipe]:
+    """The kernels of a training step: that of the forward pass divides long rows."""
+    passes = Passes(plan_of(name))
     needs = tuple(True for _ in passes.plan.inputs)
     local = passes.local(needs)
     joint = passes.joint(cuda=True)
@@ -89,11 +103,10 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
     from triton.compiler import ASTSource
 
     function = _jitted(text, name)
-    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text
-    kinds = {'seed_at': '*i64', 'num_items': 'i32', 'num_programs': 'i32', 'size': 'i32'}
-    kinds['channels'] = 'i32'
+    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'tl.exp(most0 - n0)' in text
+    kinds = {'seed_at': '*i64', 'num_items': 'i32', 'num_programs': 'i32'}
     kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'group_row', 'long_row'], '*i32')
-    kinds |= {'long_shift': '*i32', 'long_ptr': '*i32', 'num_blocks': 'i32'}
+    kinds |= {'long_shift': '*i32', 'long_ptr': '*i32'}
 
     def kind(parameter: str) -> str:
         if parameter in constants:
@@ -115,7 +128,7 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
 
 
 @pytest.mark.parametrize('capability', [80, 90])
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize('name', [*LAYERS, 'GATv2, edges of 16', 'GATv2, edges of 24'])
 def test_compiles(name: str, capability: int) -> None:
     for recipe in recipes(name):
         tile = recipe.tile
@@ -127,16 +140,35 @@ def test_compiles(name: str, capability: int) -> None:
         assert source.has_dots or 'mma' not in ptx  # TF32 would round.
 
 
+def test_edge_features_are_mapped_for_heads_at_once() -> None:
+    """By a product of blocks, as is the gradient of the weight."""
+    forward, *_, backward = (recipe.source.text for recipe in recipes('GATv2, edges of 16'))
+    assert re.search(r'tl\.sum\(tl\.expand_dims\(.* \* tl\.expand_dims\(.*axis=1\)', forward)
+    assert re.search(r'tl\.sum\(tl\.expand_dims\(.* \* tl\.expand_dims\(.*axis=0\)', backward)
+
+
 def test_heads_are_in_tiles() -> None:
     found = {(recipe.tile.columns, recipe.num_tiles) for recipe in recipes(
         'Transformer, tiles of heads')}  # fmt: skip
     assert ((2, 32), 2) in found
 
 
-def test_reductions_compile() -> None:
-    kind = triton.language.float32
-    assert compiled(REDUCE, 'message_reduce', {'MEAN': True, 'B': 64, 'ACC': kind}, 1, 80)
-    constants = {'B': 64, 'ACC': kind}
-    assert compiled(REDUCE_SOFTMAX, 'message_reduce_softmax', constants, 1, 80)
-    assert compiled(REDUCE_WEIGHTED, 'message_reduce_weighted', constants, 1, 80)
-    assert compiled(REDUCE_EXTREME, 'message_reduce_extreme', {'MAX': True, 'B': 64}, 1, 80)
+@pytest.mark.parametrize('results', [
+    (('sum', 64),), (('mean', 300), ('sum', 7)), (('max', 64), ('min', 3), ('sum', 1)),
+    (('softmax', 8), ('weighted', 64), ('weighted', 130)),
+], ids=str)  # fmt: skip
+def test_reductions_compile(results: tuple[tuple[str, int], ...]) -> None:
+    constants = {'ACC': triton.language.float32}
+    ptx = compiled(reduction(results).text, 'message_reduce', constants, 1, 80)
+    assert ptx.count('st.global') >= len(results)
+
+
+@pytest.mark.parametrize('sizes', [[8], [8, 16], [1500, 1]], ids=str)
+def test_statistics_compile(sizes: list[int]) -> None:
+    block, columns = statistics_blocks(sizes)
+    constants = {'B': block, 'ACC': triton.language.float32}
+    for k, (size, column) in enumerate(zip(sizes, columns, strict=True)):
+        constants |= {f'S{k}': size, f'C{k}': column}
+    text = statistics_kernel(len(sizes))
+    ptx = compiled(text, 'message_statistics', constants, 4, 80)
+    assert ptx.count('st.global') >= 4  # the sum, and three statistics side by side

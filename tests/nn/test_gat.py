@@ -221,6 +221,24 @@ def test_bipartite_edge_features(kind: str, loops: bool, device: torch.device) -
     )
 
 
+@both
+@pytest.mark.parametrize('fill', ['mean', 'add'])
+def test_second_derivatives_with_edge_features(kind: str, fill: str, device: torch.device) -> None:
+    """Of the features of self-loops, too."""
+    theirs, ours = layers(kind, heads=2, edge_dim=4, fill_value=fill, device=device)
+    edge_index = edges(SRC, SRC).to(device)
+    graph, order = prepare_edge_index(edge_index, (SRC, SRC))
+    edge_index = edge_index if order is None else edge_index[:, order]
+    x, attr = features(SRC, 8, device=device), features(edge_index.size(1), 4, device=device)
+    found = []
+    for conv, given in ((theirs, edge_index), (ours, graph)):
+        leaves = [t.detach().clone().requires_grad_() for t in (x, attr)]
+        out = conv(leaves[0], given, leaves[1]).sin().sum()
+        first = torch.autograd.grad(out, leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+    torch.testing.assert_close(*found)
+
+
 def test_edge_features_on_an_edge_index_sort_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, ours = layers('gatv2', heads=2, edge_dim=4)
     graph, _ = prepare_edge_index(edges(SRC, SRC), (SRC, SRC))

@@ -11,7 +11,7 @@ from torch_geometric.nn.aggr import AttentionalAggregation, SoftmaxAggregation
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
-from pyg_fast.nn import FusedMessagePassing, FusedTransformerConv
+from pyg_fast.nn import FusedGATv2Conv, FusedMessagePassing, FusedTransformerConv
 from tests.nn._layers import E, F, N, graph, prepared
 
 KINDS = {
@@ -316,16 +316,32 @@ def test_several_tiles_of_heads(edge_dim: int | None, device: torch.device) -> N
     torch.testing.assert_close(*results)
 
 
-def test_result_is_written(device: torch.device) -> None:
+WRITTEN: dict[str, Any] = {
+    'message': lambda: Attention(strict=True),
+    'Transformer': lambda: FusedTransformerConv(F, 4, 2),
+    'Transformer, mean': lambda: FusedTransformerConv(F, 4, 2, concat=False, root_weight=False),
+    'Transformer, no root': lambda: FusedTransformerConv(F, 4, 2, root_weight=False),
+    'GATv2': lambda: FusedGATv2Conv(F, 4, 2, edge_dim=3),
+    'GATv2, no bias': lambda: FusedGATv2Conv(F, 4, 2, edge_dim=3, bias=False),
+    'GATv2, residual': lambda: FusedGATv2Conv(F, 4, 2, edge_dim=3, bias=False, residual=True),
+}
+
+
+@pytest.mark.parametrize('name', WRITTEN)
+def test_result_is_written(name: str, device: torch.device) -> None:
     """The backward pass needs no result that the caller may overwrite."""
-    conv = Attention(strict=True)
+    conv = WRITTEN[name]().double().to(device)
     x = torch.randn(N, F, dtype=torch.float64, device=device, requires_grad=True)
+    edges, inputs = graph(device), []
+    if 'GATv2' in name:
+        inputs.append(torch.randn(edges.size(1), 3, dtype=torch.float64, device=device))
     grads = []
     for write in (False, True):
-        out = conv(x, graph(device))
+        out = conv(x, edges, *inputs)
         if write:
             out += 1
         grads.append(torch.autograd.grad(out, x, torch.ones_like(out))[0])
+    assert not conv._last_run
     torch.testing.assert_close(*grads)
 
 
