@@ -22,7 +22,7 @@ from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
 from ..ops.attention_scores import attention_scores
 from ..ops.edge_scores import edge_and_loop_scores, edge_scores
-from ..ops.edge_sums import Selected
+from ..ops.edge_sums import Selected, edge_sums
 from ..ops.gat import ScoredGAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
