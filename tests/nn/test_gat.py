@@ -909,7 +909,7 @@ def test_second_derivatives(kind: str, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize('of_edges', [False, True])
-def test_second_derivatives_with_edge_features(of_edges: bool, device: torch.device) -> None:
+def test_second_derivatives_of_edge_scores(of_edges: bool, device: torch.device) -> None:
     edge_index = edges(7, 7, 23)[:, :40].to(device)
     _, ours = layers('gat', 3, 2, heads=2, edge_dim=3, device=device)
     weight = ours.lin_edge.weight.detach().clone().requires_grad_()
