@@ -232,24 +232,31 @@ PYG_FAST_INLINE V<Acc> fetch_part(const Acc* p, int64_t stride, int64_t c, int64
   return v;
 }
 
-// R rows of kWidth / R numbers, from row i on.
-template <typename Acc, int R, int kIn>
+// R rows of kWidth / R numbers, from row i on; with a stride of 0 a row has one number.
+template <typename Acc, int R, int kStride, int kIn>
 PYG_FAST_INLINE V<Acc> fetch_rows(const Rows<Acc, kIn>& rows, int k, int64_t i) {
   constexpr int kPart = kWidth<Acc> / R;
-  if (rows.index[k] == nullptr && rows.row[k] == kPart) return load<kWidth<Acc>>(rows.at(k, i));
+  if constexpr (kStride == 1) {
+    if (rows.index[k] == nullptr && rows.row[k] == kPart) return load<kWidth<Acc>>(rows.at(k, i));
+  }
   Vec<Acc, kPart> part[R];
   PYG_FAST_UNROLL
-  for (int r = 0; r < R; ++r) part[r] = load<kPart>(rows.at(k, i + r));
+  for (int r = 0; r < R; ++r) {
+    const Acc* p = rows.at(k, i + r);
+    if constexpr (kStride == 1) part[r] = load<kPart>(p);
+    else part[r] = splat<kPart>(*p);
+  }
   return bit_cast<V<Acc>>(part);
 }
 
 // Calls f with vectors of R rows each. Returns the number of rows that are done.
-template <typename Acc, int R, int kIn, typename F>
+template <typename Acc, int R, int kA, int kB, int kIn, typename F>
 PYG_FAST_INLINE int64_t packed_rows(const Rows<Acc, kIn>& rows, const F& f) {
   int64_t i = 0;
   for (; i + R <= rows.count; i += R) {
     V<Acc> v[kIn];
-    for (int k = 0; k < kIn; ++k) v[k] = fetch_rows<Acc, R, kIn>(rows, k, i);
+    v[0] = fetch_rows<Acc, R, kA>(rows, 0, i);
+    if constexpr (kIn == 2) v[1] = fetch_rows<Acc, R, kB>(rows, 1, i);
     store<kWidth<Acc>>(rows.out + i * rows.n, f(v));
   }
   return i;
@@ -263,9 +270,9 @@ PYG_FAST_INLINE void rows_loop(const Rows<Acc, kIn>& rows, const F& f) {
                               kB >= 0 || kIn < 2 ? kB : rows.inner[kIn > 1 ? 1 : 0],
                               kC >= 0 ? kC : rows.inner[kIn - 1]};
   int64_t i = 0;
-  if constexpr (kA == 1 && (kIn == 1 || kB == 1) && kIn < 3 && kV >= 8) {
-    if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2>(rows, f);
-    if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4>(rows, f);
+  if constexpr (kA >= 0 && (kIn == 1 || kB >= 0) && kIn < 3 && kV >= 8) {
+    if (rows.out_row == rows.n && rows.n == kV / 2) i = packed_rows<Acc, 2, kA, kB>(rows, f);
+    if (rows.out_row == rows.n && rows.n == kV / 4) i = packed_rows<Acc, 4, kA, kB>(rows, f);
   }
   for (; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
