@@ -281,6 +281,22 @@ def test_pointwise(op: str, width: int, dtype: torch.dtype) -> None:
     case.check([at], ['edge'], 'dst', 1e-12 if dtype == torch.float64 else 1e-6)
 
 
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
+@pytest.mark.parametrize('roles', [('src', 'edge'), ('edge', 'param'), ('dst', 'src')], ids=str)
+@pytest.mark.parametrize('heads', [1, 3, 8])
+@pytest.mark.parametrize('channels', [2, 4, 8, 16])
+def test_a_number_for_each_head(
+    channels: int, heads: int, roles: tuple[str, str], dtype: torch.dtype
+) -> None:
+    """Vectors hold several rows of few channels."""
+    torch.manual_seed(0)
+    case = Case('square', dtype)
+    p, shape = case.program, (heads, channels)
+    row, number = case.load(roles[0], shape), case.load(roles[1], (heads, 1))
+    ats = [p.point('sub', row, number), p.point('mul', p.expand(number, shape), row)]
+    case.check(ats, ['edge', 'sum'], 'dst')
+
+
 @pytest.mark.parametrize('op', ['exp', 'log', 'log1p', 'expm1', 'tanh', 'sigmoid', 'erf'])
 def test_relative_error_in_float32(op: str) -> None:
     graph = Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.long), 1, 1)
