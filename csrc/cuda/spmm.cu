@@ -16,7 +16,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 // Blocks per SM: most time is spent waiting, so there should be as many as registers allow without spills.
 template <typename T, typename I>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kShortBlocks = 4;  // the most of 7.5; code for 8.0 takes more registers
+#else
 constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) == 4 ? 6 : 5;
+#endif
 
 // For rows of few edges. A warp takes up to 32 rows and reads their pointers, scales and places at once,
 // also kEdges of their edges. Its teams of LANES threads then sum one row each at a time, edge by edge.
