@@ -14,80 +14,193 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// For rows of few edges: a team has as many threads as the row has vectors, up to a warp, and processes
-// all columns of the row. It prefetches the next row while it sums one.
+// Blocks per SM: most time is spent waiting, so there should be as many as registers allow without spills.
+template <typename T, typename I>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kShortBlocks = 4;  // the most of 7.5; code for 8.0 takes more registers
+#else
+constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) == 4 ? 6 : 5;
+#endif
+
+// For rows of few edges. A warp takes up to 32 rows and reads their pointers, scales and places at once,
+// also kEdges of their edges. Its teams of LANES threads then sum one row each at a time, edge by edge.
+// This is what the threads of a warp share.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    short_rows_kernel(Spmm p, const void* x_self, Shape s) {
-  constexpr int kTeams = kThreads / LANES;
+struct ShortRows {
+  static constexpr int kEdges = 128, kTeams = 32 / LANES;
+  static constexpr int kSteps = 4;  // loads of features in flight per thread, in rows of as many edges
   using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES>;
-  using Edge = typename Row::Edge;
+  using Acc = typename Row::Acc;
+  using Sum = typename Row::Sum;
+
+  struct alignas(2 * sizeof(Acc)) Edge {
+    Col source;
+    Acc weight;
+  };
+  struct Line {
+    I begin;
+    int degree;  // the edges to add; -1: the block does
+    int place;   // the row of the result, -1: none
+    Acc scale;
+  };
+
+  Edge edges[kEdges + kSteps - 1];  // the last ones are read, too, but not used
+  Line lines[32];
+
+  // Reads the edges from `base` on.
+  __device__ void load(const Row& row, I base, I end) {
+    const int lane = threadIdx.x & 31;
+    typename Row::Edge edge[kEdges / 32];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kEdges / 32; ++i) edge[i].load(row, base + i * 32 + lane, end);
+#pragma unroll
+    for (int i = 0; i < kEdges / 32; ++i)
+      edges[i * 32 + lane] = Edge{edge[i].source, edge[i].weight};
+    __syncwarp();
+  }
+
+  // Adds `count` edges from number `at` on. All teams of a warp take the same branches.
+  __device__ void add(const Row& row, int at, int count, Sum& sum) const {
+    if (__any_sync(kWarpMask, count >= 2)) {
+#pragma unroll 1
+      for (; __any_sync(kWarpMask, count >= kSteps); at += kSteps, count -= kSteps)
+        add_steps<kSteps>(row, at, count, sum);
+      if (__any_sync(kWarpMask, count >= 2)) {
+        add_steps<2>(row, at, count, sum);
+        at += 2;
+        count -= 2;
+      }
+    }
+    if (__any_sync(kWarpMask, count > 0)) add_steps<1>(row, at, count, sum);
+  }
+
+  // Adds STEPS edges, and zeros past the end.
+  template <int STEPS>
+  __device__ void add_steps(const Row& row, int at, int count, Sum& sum) const {
+    if (count <= 0) at = 0;
+    Pack<T, VEC> v[STEPS];
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) {
+      const T* from = row.features_of(edges[at + u].source);
+      if (u >= count) from = reinterpret_cast<const T*>(zeros);
+      v[u] = pyg_fast::cuda::load<T, VEC>(from);
+    }
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) {
+      // Past the end there are other rows' edges: 0 times their weight would be NaN if that is infinite.
+      const Acc weight = !WEIGHTED ? Acc(1) : u < count ? edges[at + u].weight : Acc(0);
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) sum.data[c] += weight * element(v[u], c);
+    }
+  }
+};
+
+template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+__global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
+    short_rows_kernel(Spmm p, const void* x_self, Shape s) {
+  using Rows = ShortRows<T, I, VEC, LANES, WEIGHTED>;
+  using Row = typename Rows::Row;
+  using Acc = typename Row::Acc;
+  __shared__ Rows of_warps[kWarps];
+  Rows& warp = of_warps[threadIdx.x / 32];
+  const int lane = threadIdx.x & 31, warp_rows = s.block_rows / kWarps;
+  const int first = threadIdx.x / 32 * warp_rows;  // in the block
+  const int64_t block_row = static_cast<int64_t>(blockIdx.x) * s.block_rows;
+  const int64_t left = p.csr.num_rows - block_row - first;
+  const int rows = left < warp_rows ? static_cast<int>(left) : warp_rows;
+  const I* rowptr = static_cast<const I*>(p.csr.rowptr) + block_row;
+  warp.lines[lane].degree = 0;
+  if (rows > 0) {
+    const int64_t row = block_row + first + lane;
+    typename Rows::Line line;
+    line.begin = rowptr[first + (lane < rows ? lane : rows)];
+    const I last = rowptr[first + rows];
+    I degree = 0;
+    int64_t to = -1;
+    line.scale = 1;
+    if (lane < rows) {
+      degree = rowptr[first + lane + 1] - line.begin;
+      to = p.out_row ? p.out_row[row] : row;
+      if (p.row_scale) line.scale = static_cast<const Acc*>(p.row_scale)[row];
+    }
+    I base = __shfl_sync(kWarpMask, line.begin, 0);  // of the edges that were read
+    warp.load(Row(p, x_self, 0), base, last);
+    const bool is_hub = degree > s.hub_degree;
+    line.place = is_hub || to < 0 || to >= p.num_out ? -1 : static_cast<int>(to);
+    line.degree = is_hub ? -1 : line.place < 0 ? 0 : static_cast<int>(degree);
+    if (p.mean && line.degree > 1) line.scale /= static_cast<Acc>(line.degree);
+    warp.lines[lane] = line;
+    __syncwarp();
+    for (int tile = 0; tile < s.tiles; ++tile) {
+      const Row kernel(p, x_self, tile);
+#pragma unroll 1
+      for (int at = lane / LANES; at - lane / LANES < rows; at += Rows::kTeams) {
+        const auto& mine = warp.lines[at];
+        I next = mine.begin;
+        int left = mine.degree;
+        auto sum = kernel.empty(0);
+        unsigned waiting;
+        while ((waiting = __ballot_sync(kWarpMask, left > 0)) != 0) {
+          const bool is_here = next >= base && next - base < Rows::kEdges;
+          if (!__any_sync(kWarpMask, left > 0 && is_here)) {
+            base = __shfl_sync(kWarpMask, next, __ffs(waiting) - 1);
+            warp.load(kernel, base, last);
+            continue;
+          }
+          const int from = static_cast<int>(next - base);
+          const int count = !is_here ? 0 : left < Rows::kEdges - from ? left : Rows::kEdges - from;
+          warp.add(kernel, from, count, sum);
+          next += count;
+          left -= count;
+        }
+        const int place = mine.place;
+        if (place < 0 || !kernel.active) continue;
+        kernel.scale(sum, mine.scale);
+        kernel.finish_scaled(block_row + first + at, place, sum);
+      }
+    }
+  }
+  const bool is_hub = warp.lines[lane].degree < 0;
+  if (!__syncthreads_or(is_hub)) return;
   __shared__ int num_hubs;
-  __shared__ int hubs[kMaxBlockRows];
+  __shared__ int hubs[kThreads];
   if (threadIdx.x == 0) num_hubs = 0;
   __syncthreads();
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * s.block_rows;
-  const int rows = p.csr.num_rows - first_row < s.block_rows
-                       ? static_cast<int>(p.csr.num_rows - first_row) : s.block_rows;
-  const I* rowptr = static_cast<const I*>(p.csr.rowptr) + first_row;
-  const int lane = threadIdx.x % LANES;
-  Row kernel(p, x_self, 0);
-  Edge head;
-  I begin = 0, end = 0;
-  const auto open = [&](int row) {
-    begin = end = 0;
-    if (row < rows) {
-      begin = rowptr[row];
-      end = rowptr[row + 1];
-    }
-    if (end - begin > s.hub_degree) {
-      if (lane == 0) hubs[atomicAdd(&num_hubs, 1)] = row;
-      begin = end;
-    }
-    head = Edge();
-    head.load(kernel, begin + lane, end);
-  };
-  const int team = threadIdx.x / LANES;
-  open(team);
-  // All teams of a warp take the same branches.
-  for (int row = team; row - team % (32 / LANES) < rows; row += kTeams) {
-    const Edge its_head = head;
-    const I its_begin = begin, degree = end - begin;
-    const bool is_mine = row < rows && (degree > 0 || rowptr[row] == rowptr[row + 1]);
-    open(row + kTeams);
-    for (int tile = 0; tile < s.tiles; ++tile) {
-      Row of_tile(p, x_self, tile);
-      auto sum = of_tile.empty(first_row + row);
-      for (I at = 0; __any_sync(kWarpMask, at < degree); at += LANES) {
-        Edge edge = its_head;
-        if (at > 0) {
-          edge = Edge();
-          edge.load(of_tile, its_begin + at + lane, its_begin + degree);
-        }
-        const I left = at < degree ? degree - at : 0;
-        of_tile.add(edge, its_begin + at, left < LANES ? static_cast<int>(left) : LANES, sum);
-      }
-      if (is_mine) of_tile.finish(first_row + row, degree, sum);
-    }
-  }
+  if (is_hub) hubs[atomicAdd(&num_hubs, 1)] = first + lane;
   __syncthreads();
-  if (num_hubs == 0) return;
-  for (int tile = 0; tile < s.tiles; ++tile) {
-    SpmmRow<T, I, VEC, LANES, WEIGHTED> of_tile(p, x_self, tile);
-    sum_hubs<I, LANES>(of_tile, rowptr, first_row, hubs, num_hubs);
+  // Each warp adds a part of the edges, each of its teams a part of those that the warp reads at once.
+  __shared__ typename Row::Sum partial[kThreads];
+  for (int h = 0; h < num_hubs; ++h) {
+    const I begin = rowptr[hubs[h]], end = rowptr[hubs[h] + 1];
+    const I share = (end - begin + kWarps - 1) / kWarps;
+    const I from = begin + threadIdx.x / 32 * share, to = end - from < share ? end : from + share;
+    for (int tile = 0; tile < s.tiles; ++tile) {
+      const Row kernel(p, x_self, tile);
+      auto sum = kernel.empty(0);
+      for (I base = from; base < to; base += Rows::kEdges) {
+        warp.load(kernel, base, to);
+        const int count = to - base < Rows::kEdges ? static_cast<int>(to - base) : Rows::kEdges;
+        const int part = (count + Rows::kTeams - 1) / Rows::kTeams, at = lane / LANES * part;
+        warp.add(kernel, at, count - at < part ? count - at : part, sum);
+      }
+      partial[threadIdx.x] = sum;
+      __syncthreads();
+      if (threadIdx.x < LANES) {
+        for (int i = LANES; i < kThreads; i += LANES) kernel.merge(sum, partial[threadIdx.x + i]);
+        kernel.finish(block_row + hubs[h], end - begin, sum);
+      }
+      __syncthreads();
+    }
   }
-}
-
-// With one warp per row, short rows mostly cause waiting. A sampled mini-batch has such rows: most of its
-// nodes have no edges.
-bool has_short_rows(const Spmm& p, int vec) {
-  return vec > 1 && p.csr.num_rows >= (1 << 14) && p.csr.num_edges <= 8 * p.csr.num_rows;
 }
 
 template <typename T, typename I>
 void sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
+  constexpr int64_t kFewBlocks = 400;  // 3 on each of 132 SMs
   Shape s;
-  s.block_rows = kMaxBlockRows;
+  s.block_rows = kThreads;
+  while (s.block_rows > kThreads / 4 && p.csr.num_rows / s.block_rows < kFewBlocks) s.block_rows /= 2;
   s.hub_degree = 128;
   const int64_t vectors = p.dim / kVec<T>;
   const unsigned blocks =
@@ -110,6 +223,13 @@ void sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
 
 }  // namespace
 
+const char* sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
+    sum_short_rows<decltype(element), decltype(index)>(p, x_self, stream);
+    return last_error();
+  });
+}
+
 int64_t spmm_scratch(const Spmm& p) { return prologue_scratch(p); }
 
 const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
@@ -122,10 +242,7 @@ const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
     prologue<T, I>(p, scratch, stream);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-    if (has_short_rows(p, s.vec)) {
-      sum_short_rows<T, I>(p, p_in.x, stream);
-      return last_error();
-    }
+    if (has_short_rows(p, s.vec)) return sum_short_rows(p, p_in.x, stream);
     const dim3 grid = s.grid(p.csr.num_rows);
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       if constexpr (sizeof(I) == 4) {

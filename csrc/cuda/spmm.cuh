@@ -123,11 +123,20 @@ struct SpmmRow {
       if (to < 0 || to >= p.num_out) return;
     }
     if (p.row_scale || p.mean) {
-      Acc scale = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc(1);
-      if (p.mean && degree > 1) scale /= static_cast<Acc>(degree);
-#pragma unroll
-      for (int c = 0; c < VEC; ++c) sum.data[c] *= scale;
+      Acc factor = p.row_scale ? static_cast<const Acc*>(p.row_scale)[row] : Acc(1);
+      if (p.mean && degree > 1) factor /= static_cast<Acc>(degree);
+      scale(sum, factor);
     }
+    finish_scaled(row, to, sum);
+  }
+
+  __device__ void scale(Sum& sum, Acc factor) const {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.data[c] *= factor;
+  }
+
+  // Writes row `to` of the result, called by active threads.
+  __device__ void finish_scaled(int64_t row, int64_t to, Sum& sum) const {
     if (p.diag) {
       const int64_t own = p.self_row ? static_cast<const Col*>(p.self_row)[row] : row;
       if (own >= 0 && own < p.csr.num_cols) {
@@ -184,5 +193,13 @@ void prologue(Spmm& p, void* scratch, cudaStream_t stream) {
 
 // int64 graphs are rare: they use the weighted kernels.
 inline bool is_weighted(const Spmm& p) { return p.value || p.col_scale || p.csr.index64; }
+
+// With one warp per row, short rows mostly cause waiting. A sampled mini-batch has such rows: most of its
+// nodes have no edges. A kernel of their own, in spmm.cu, stores rows of the result as 32-bit numbers.
+inline bool has_short_rows(const Spmm& p, int vec) {
+  return vec > 1 && p.csr.num_rows >= (1 << 14) && p.csr.num_edges <= 8 * p.csr.num_rows &&
+         p.num_out < (int64_t{1} << 31);
+}
+const char* sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream);
 
 }  // namespace pyg_fast::cuda

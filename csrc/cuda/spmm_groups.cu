@@ -278,6 +278,15 @@ bool wants_warps(const Spmm& p, int vec) {
   return p.dim % (32 * vec) == 0 && p.csr.num_cols * 512 <= kSmall;
 }
 
+// Whether no row may be so long that one block, which sums it if groups do not divide it, would determine
+// the time: all other long rows have at least two groups.
+bool has_no_hub(const Groups& g) {
+  constexpr int64_t kMost = 1024;
+  if (g.size > kMost) return false;
+  const int64_t most_groups = g.num_long > 0 ? g.num_partials - 2 * (g.num_long - 1) : 1;
+  return most_groups * g.size <= kMost;
+}
+
 }  // namespace
 
 int64_t spmm_groups_scratch(const Spmm& p, const Groups& g) {
@@ -296,6 +305,8 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
     prologue<T, I>(p, static_cast<char*>(scratch) + bytes, stream);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+    if (!g.atomic && has_no_hub(g) && has_short_rows(p, s.vec))
+      return sum_short_rows(p, p_in.x, stream);
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       auto* partial = static_cast<acc_t<T>*>(scratch);
       const auto launch = [&](auto row, const Groups& groups) {

@@ -66,6 +66,23 @@ GRAPHS = {
 }
 
 
+def short_rows(*hubs: int) -> Edges:
+    """Enough rows of so few edges that a GPU has a kernel for them: most of 0 to 5, some of up to
+    200, and `hubs`."""
+    num_nodes = 16_391
+    generator = torch.Generator().manual_seed(1)
+    degree = torch.randint(6, (num_nodes,), generator=generator)
+    degree[::40] = torch.randint(201, degree[::40].shape, generator=generator)
+    degree[5000:5020] = torch.arange(120, 140)
+    degree[7000:7100] = 0
+    degree[torch.arange(-1, len(hubs) - 1)] = torch.tensor(hubs, dtype=torch.long)
+    dst = torch.arange(num_nodes).repeat_interleave(degree)
+    assert dst.numel() < 8 * num_nodes
+    src = torch.randint(num_nodes, dst.shape, generator=generator)
+    order = torch.randperm(dst.numel(), generator=generator)
+    return Edges(torch.stack([src, dst])[:, order], num_nodes, num_nodes)
+
+
 @st.composite
 def edge_lists(draw: st.DrawFn, square: bool = False) -> Edges:
     num_src = draw(st.integers(0, 12))

@@ -28,9 +28,10 @@ from ._graphs import (
     exact,
     multiplied,
     reference_of,
+    short_rows,
 )
 from ._samples import Given, sample
-from .test_spmm import spmm_sample
+from .test_spmm import check_short_rows, spmm_sample
 
 # Of teams and of whole warps, of one load of edges and of several.
 SIZES = [1, 4, 16, 33, 64, 500, 4096]
@@ -128,6 +129,23 @@ def test_many_groups(device: torch.device) -> None:
             if value is not None:  # and infinite weights stay in their rows
                 value[::997] = float('inf')
             check(graph, x, value)
+
+
+def test_short_rows(device: torch.device) -> None:
+    """With long rows, without, and with so few that the kernel for short rows adds them."""
+    if device.type == 'cpu':
+        pytest.skip('groups have no effect there')
+    hubs, without = short_rows(10_000).graph(device=device), short_rows().graph(device=device)
+    few = Edges(torch.randint(16_400, (2, 20_000)), 16_400, 16_400)
+    few.edge_index[1, :700] = 11
+    few = few.graph(device=device)
+    for graph, size, is_short in ((hubs, 32, False), (without, 256, True), (few, 32, True)):
+        grouped = graph.with_groups(size)
+        for width, dtype in ((16, torch.float32), (300, torch.float32), (64, torch.float16)):
+            check_short_rows(grouped, width, dtype)
+        x = torch.randn(graph.num_src, 16, device=device)
+        by_rows, by_groups = (raw_product(SparseOperator(g), x) for g in (graph, grouped))
+        assert torch.equal(by_rows, by_groups) == is_short
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
