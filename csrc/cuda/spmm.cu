@@ -22,7 +22,7 @@ constexpr int kShortBlocks = 4;  // the most of 7.5; code for 8.0 takes more reg
 constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) == 4 ? 6 : 5;
 #endif
 
-// For rows of few edges. A warp takes up to 32 rows and reads their pointers, scales and places at once,
+// For rows of few edges and up to kNarrow vectors. A warp takes up to 32 rows and reads their pointers, scales and places at once,
 // also kEdges of their edges. Its teams of LANES threads then sum one row each at a time, edge by edge.
 // This is what the threads of a warp share.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
@@ -110,6 +110,7 @@ __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
   const int64_t left = p.csr.num_rows - block_row - first;
   const int rows = left < warp_rows ? static_cast<int>(left) : warp_rows;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr) + block_row;
+  const Row kernel(p, x_self, 0);
   warp.lines[lane].degree = 0;
   if (rows > 0) {
     const int64_t row = block_row + first + lane;
@@ -125,40 +126,37 @@ __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
       if (p.row_scale) line.scale = static_cast<const Acc*>(p.row_scale)[row];
     }
     I base = __shfl_sync(kWarpMask, line.begin, 0);  // of the edges that were read
-    warp.load(Row(p, x_self, 0), base, last);
+    warp.load(kernel, base, last);
     const bool is_hub = degree > s.hub_degree;
     line.place = is_hub || to < 0 || to >= p.num_out ? -1 : static_cast<int>(to);
     line.degree = is_hub ? -1 : line.place < 0 ? 0 : static_cast<int>(degree);
     if (p.mean && line.degree > 1) line.scale /= static_cast<Acc>(line.degree);
     warp.lines[lane] = line;
     __syncwarp();
-    for (int tile = 0; tile < s.tiles; ++tile) {
-      const Row kernel(p, x_self, tile);
 #pragma unroll 1
-      for (int at = lane / LANES; at - lane / LANES < rows; at += Rows::kTeams) {
-        const auto& mine = warp.lines[at];
-        I next = mine.begin;
-        int left = mine.degree;
-        auto sum = kernel.empty(0);
-        unsigned waiting;
-        while ((waiting = __ballot_sync(kWarpMask, left > 0)) != 0) {
-          const bool is_here = next >= base && next - base < Rows::kEdges;
-          if (!__any_sync(kWarpMask, left > 0 && is_here)) {
-            base = __shfl_sync(kWarpMask, next, __ffs(waiting) - 1);
-            warp.load(kernel, base, last);
-            continue;
-          }
-          const int from = static_cast<int>(next - base);
-          const int count = !is_here ? 0 : left < Rows::kEdges - from ? left : Rows::kEdges - from;
-          warp.add(kernel, from, count, sum);
-          next += count;
-          left -= count;
+    for (int at = lane / LANES; at - lane / LANES < rows; at += Rows::kTeams) {
+      const auto& mine = warp.lines[at];
+      I next = mine.begin;
+      int left = mine.degree;
+      auto sum = kernel.empty(0);
+      unsigned waiting;
+      while ((waiting = __ballot_sync(kWarpMask, left > 0)) != 0) {
+        const bool is_here = next >= base && next - base < Rows::kEdges;
+        if (!__any_sync(kWarpMask, left > 0 && is_here)) {
+          base = __shfl_sync(kWarpMask, next, __ffs(waiting) - 1);
+          warp.load(kernel, base, last);
+          continue;
         }
-        const int place = mine.place;
-        if (place < 0 || !kernel.active) continue;
-        kernel.scale(sum, mine.scale);
-        kernel.finish_scaled(block_row + first + at, place, sum);
+        const int from = static_cast<int>(next - base);
+        const int count = !is_here ? 0 : left < Rows::kEdges - from ? left : Rows::kEdges - from;
+        warp.add(kernel, from, count, sum);
+        next += count;
+        left -= count;
       }
+      const int place = mine.place;
+      if (place < 0 || !kernel.active) continue;
+      kernel.scale(sum, mine.scale);
+      kernel.finish_scaled(block_row + first + at, place, sum);
     }
   }
   const bool is_hub = warp.lines[lane].degree < 0;
@@ -175,50 +173,111 @@ __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
     const I begin = rowptr[hubs[h]], end = rowptr[hubs[h] + 1];
     const I share = (end - begin + kWarps - 1) / kWarps;
     const I from = begin + threadIdx.x / 32 * share, to = end - from < share ? end : from + share;
-    for (int tile = 0; tile < s.tiles; ++tile) {
-      const Row kernel(p, x_self, tile);
-      auto sum = kernel.empty(0);
-      for (I base = from; base < to; base += Rows::kEdges) {
-        warp.load(kernel, base, to);
-        const int count = to - base < Rows::kEdges ? static_cast<int>(to - base) : Rows::kEdges;
-        const int part = (count + Rows::kTeams - 1) / Rows::kTeams, at = lane / LANES * part;
-        warp.add(kernel, at, count - at < part ? count - at : part, sum);
-      }
-      partial[threadIdx.x] = sum;
-      __syncthreads();
-      if (threadIdx.x < LANES) {
-        for (int i = LANES; i < kThreads; i += LANES) kernel.merge(sum, partial[threadIdx.x + i]);
-        kernel.finish(block_row + hubs[h], end - begin, sum);
-      }
-      __syncthreads();
+    auto sum = kernel.empty(0);
+    for (I base = from; base < to; base += Rows::kEdges) {
+      warp.load(kernel, base, to);
+      const int count = to - base < Rows::kEdges ? static_cast<int>(to - base) : Rows::kEdges;
+      const int part = (count + Rows::kTeams - 1) / Rows::kTeams, at = lane / LANES * part;
+      warp.add(kernel, at, count - at < part ? count - at : part, sum);
     }
+    partial[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x < LANES) {
+      for (int i = LANES; i < kThreads; i += LANES) kernel.merge(sum, partial[threadIdx.x + i]);
+      kernel.finish(block_row + hubs[h], end - begin, sum);
+    }
+    __syncthreads();
+  }
+}
+
+// For wide rows of few edges: a warp processes all columns of a row, and prefetches the next row.
+template <typename T, typename I, int VEC, bool WEIGHTED>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    wide_short_rows_kernel(Spmm p, const void* x_self, Shape s) {
+  constexpr int LANES = 32;
+  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED>;
+  using Edge = typename Row::Edge;
+  __shared__ int num_hubs;
+  __shared__ int hubs[kMaxBlockRows];
+  if (threadIdx.x == 0) num_hubs = 0;
+  __syncthreads();
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * s.block_rows;
+  const int rows = p.csr.num_rows - first_row < s.block_rows
+                       ? static_cast<int>(p.csr.num_rows - first_row) : s.block_rows;
+  const I* rowptr = static_cast<const I*>(p.csr.rowptr) + first_row;
+  const int lane = threadIdx.x % LANES;
+  Row kernel(p, x_self, 0);
+  Edge head;
+  I begin = 0, end = 0;
+  const auto open = [&](int row) {
+    begin = end = 0;
+    if (row < rows) {
+      begin = rowptr[row];
+      end = rowptr[row + 1];
+    }
+    if (end - begin > s.hub_degree) {
+      if (lane == 0) hubs[atomicAdd(&num_hubs, 1)] = row;
+      begin = end;
+    }
+    head = Edge();
+    head.load(kernel, begin + lane, end);
+  };
+  open(threadIdx.x / LANES);
+  for (int row = threadIdx.x / LANES; row < rows; row += kWarps) {
+    const Edge its_head = head;
+    const I its_begin = begin, degree = end - begin;
+    const bool is_mine = degree > 0 || rowptr[row] == rowptr[row + 1];  // no hub
+    open(row + kWarps);
+    for (int tile = 0; tile < s.tiles; ++tile) {
+      Row of_tile(p, x_self, tile);
+      auto sum = of_tile.empty(first_row + row);
+      for (I at = 0; at < degree; at += LANES) {
+        Edge edge = its_head;
+        if (at > 0) {
+          edge = Edge();
+          edge.load(of_tile, its_begin + at + lane, its_begin + degree);
+        }
+        const I left = degree - at;
+        of_tile.add(edge, its_begin + at, left < LANES ? static_cast<int>(left) : LANES, sum);
+      }
+      if (is_mine) of_tile.finish(first_row + row, degree, sum);
+    }
+  }
+  __syncthreads();
+  if (num_hubs == 0) return;
+  for (int tile = 0; tile < s.tiles; ++tile) {
+    Row of_tile(p, x_self, tile);
+    sum_hubs<I, LANES>(of_tile, rowptr, first_row, hubs, num_hubs);
   }
 }
 
 template <typename T, typename I>
 void sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
   constexpr int64_t kFewBlocks = 400;  // 3 on each of 132 SMs
-  Shape s;
-  s.block_rows = kThreads;
-  while (s.block_rows > kThreads / 4 && p.csr.num_rows / s.block_rows < kFewBlocks) s.block_rows /= 2;
-  s.hub_degree = 128;
   const int64_t vectors = p.dim / kVec<T>;
+  const bool is_wide = vectors > kNarrow;
+  Shape s;
+  s.hub_degree = 128;
+  s.block_rows = is_wide ? kMaxBlockRows : kThreads;
+  while (!is_wide && s.block_rows > kThreads / 4 && p.csr.num_rows / s.block_rows < kFewBlocks)
+    s.block_rows /= 2;
   const unsigned blocks =
       static_cast<unsigned>((p.csr.num_rows + s.block_rows - 1) / s.block_rows);
-  const auto launch = [&](auto lanes, auto weighted) {
-    s.tiles = static_cast<int>((vectors + lanes - 1) / lanes);
+  const auto narrow = [&](auto lanes, auto weighted) {
+    s.tiles = 1;
     short_rows_kernel<T, I, kVec<T>, lanes, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s);
   };
-  const auto with_lanes = [&](auto weighted) {
-    if (vectors <= 4) launch(std::integral_constant<int, 4>{}, weighted);
-    else if (vectors <= 8) launch(std::integral_constant<int, 8>{}, weighted);
-    else if (vectors <= 16) launch(std::integral_constant<int, 16>{}, weighted);
-    else launch(std::integral_constant<int, 32>{}, weighted);
+  const auto launch = [&](auto weighted) {
+    if (vectors <= 4) return narrow(std::integral_constant<int, 4>{}, weighted);
+    if (vectors <= 8) return narrow(std::integral_constant<int, 8>{}, weighted);
+    if (!is_wide) return narrow(std::integral_constant<int, kNarrow>{}, weighted);
+    s.tiles = static_cast<int>((vectors + 31) / 32);
+    wide_short_rows_kernel<T, I, kVec<T>, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s);
   };
   if constexpr (sizeof(I) == 4) {
-    if (!is_weighted(p)) return with_lanes(std::false_type{});
+    if (!is_weighted(p)) return launch(std::false_type{});
   }
-  with_lanes(std::true_type{});
+  launch(std::true_type{});
 }
 
 }  // namespace

@@ -194,6 +194,9 @@ void prologue(Spmm& p, void* scratch, cudaStream_t stream) {
 // int64 graphs are rare: they use the weighted kernels.
 inline bool is_weighted(const Spmm& p) { return p.value || p.col_scale || p.csr.index64; }
 
+// A row of so many vectors is narrow: less than a warp reads it at once.
+constexpr int kNarrow = 16;
+
 // With one warp per row, short rows mostly cause waiting. A sampled mini-batch has such rows: most of its
 // nodes have no edges. A kernel of their own, in spmm.cu, stores rows of the result as 32-bit numbers.
 inline bool has_short_rows(const Spmm& p, int vec) {

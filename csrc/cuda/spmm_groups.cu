@@ -278,6 +278,11 @@ bool wants_warps(const Spmm& p, int vec) {
   return p.dim % (32 * vec) == 0 && p.csr.num_cols * 512 <= kSmall;
 }
 
+// Whether rows are so short and narrow that dividing them costs more than it gains.
+bool has_shortest_rows(const Spmm& p, int vec) {
+  return has_short_rows(p, vec) && p.csr.num_edges <= 3 * p.csr.num_rows && p.dim <= kNarrow * vec;
+}
+
 // Whether no row may be so long that one block, which sums it if groups do not divide it, would determine
 // the time: all other long rows have at least two groups.
 bool has_no_hub(const Groups& g) {
@@ -305,7 +310,7 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
     prologue<T, I>(p, static_cast<char*>(scratch) + bytes, stream);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-    if (!g.atomic && has_no_hub(g) && has_short_rows(p, s.vec))
+    if (!g.atomic && has_no_hub(g) && has_shortest_rows(p, s.vec))
       return sum_short_rows(p, p_in.x, stream);
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       auto* partial = static_cast<acc_t<T>*>(scratch);

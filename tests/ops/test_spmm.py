@@ -282,7 +282,7 @@ def test_short_rows(device: torch.device) -> None:
     for index in (torch.int32, torch.int64):
         graph = short_rows(10_000, 10_000, 129, 128).graph(index, device)
         for dtype, widths in SHORT_WIDTHS.items():
-            for width in widths if index == torch.int32 else widths[-1:]:
+            for width in widths if index == torch.int32 else widths[1:3]:
                 check_short_rows(graph, width, dtype)
     # Hubs of the transpose
     edges = short_rows(10_000)
