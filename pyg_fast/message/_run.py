@@ -24,7 +24,7 @@ from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._groups import Reduction, reduction
-from ._ir import OF_DST, SRC, STATISTICS, Program, Refused, is_float
+from ._ir import EDGE, OF_DST, SRC, STATISTICS, Program, Refused, is_float
 from ._plan import (
     Gradients,
     Plan,
@@ -43,6 +43,7 @@ _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 # Programs that take many rows each: the most of them, and of numbers in their sums over all edges.
 _MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**23
 _TILE = 64  # columns, of results whose rows are divided
+_GATHERED = 64  # numbers of an edge whose gathering takes longer than another load
 
 
 @dataclass(eq=False)
@@ -142,8 +143,8 @@ class Passes:
             if self.weighted_sum is not None:
                 self._made[key] = needs[self.weighted_sum.x]
             else:
-                passes = self.backward(needs, self.local(needs)) if any(needs) else []
-                self._made[key] = any(one.row_role == 'src' for one, _ in passes)
+                steps = self.backward(needs, self.local(needs), True) if any(needs) else []
+                self._made[key] = any(step.one.row_role == 'src' for step in steps)
         return self._made[key]
 
     def forward(self, local: tuple[int, ...]) -> Pass:
@@ -167,17 +168,17 @@ class Passes:
         return self._made[key]
 
     def backward(
-        self, needs: tuple[bool, ...], local: tuple[int, ...]
-    ) -> list[tuple[Pass, tuple[tuple[int, ...], ...]]]:
-        """The passes of the gradients, and the inputs of each result."""
-        key = ('backward', needs, local)
+        self, needs: tuple[bool, ...], local: tuple[int, ...], cuda: bool
+    ) -> list['Step']:
+        """The passes of the gradients."""
+        key = ('backward', needs, local, cuda)
         if key not in self._made:
             plan, grads = self.plan, self.gradients
             by_role: dict[str, list[int]] = {'src': [], 'dst': [], 'edge': [], 'param': []}
             for k, each in enumerate(plan.inputs):
                 if needs[k] and grads.of[k] is not None and k not in local:
                     by_role[each.role].append(k)
-            passes = []
+            steps = []
             rows = {'dst': by_role['dst'], 'src': by_role['src']}
             # They need what any pass computes for each edge. Rows of destinations have their edges
             # in order, and read their gradients once.
@@ -187,8 +188,10 @@ class Passes:
                 for k in which:
                     by_out.setdefault(self._gradient(k), []).append(k)
                 if which:
-                    passes += self._divided(grads.program, by_out, role)
-            self._made[key] = passes
+                    steps += self._divided(grads.program, by_out, role)
+            if not cuda and [step.one.row_role for step in steps] == ['dst', 'src']:
+                steps = shared(steps[0], steps[1], len(plan.inputs))
+            self._made[key] = steps
         return self._made[key]
 
     def _gradient(self, k: int) -> Out:
@@ -200,7 +203,7 @@ class Passes:
 
     def _divided(
         self, program: Program, by_out: dict[Out, list[int]], role: str
-    ) -> list[tuple[Pass, tuple[tuple[int, ...], ...]]]:
+    ) -> list['Step']:
         """One pass, or one for each result if their shapes do not fit together."""
         one = Pass(program, tuple(by_out), role)
         if len(by_out) > 1:
@@ -208,9 +211,10 @@ class Passes:
                 one.recipe(torch.float32, False)
             except Refused:
                 return [
-                    (Pass(program, (out,), role), (tuple(which),)) for out, which in by_out.items()
+                    Step(Pass(program, (out,), role), (tuple(which),))
+                    for out, which in by_out.items()
                 ]
-        return [(one, tuple(map(tuple, by_out.values())))]
+        return [Step(one, tuple(map(tuple, by_out.values())))]
 
     def prepare(
         self,
@@ -226,7 +230,8 @@ class Passes:
             return
         count = len(self.plan.softmaxes)
         dots = [self.dot(n) for n in range(count) if not self.is_multiple(n)]
-        for one in [*dots, *(one for one, _ in self.backward(needs, local))]:
+        steps = self.backward(needs, local, graph.col.is_cuda)
+        for one in [*dots, *(step.one for step in steps)]:
             if graph.col.is_cuda:
                 groups = graph.t_groups if one.row_role == 'src' else graph.groups
                 one.recipe(acc, groups is not None)
@@ -238,6 +243,7 @@ class Passes:
                     dtypes['grad', k] = acc
                     if kind == 'picked':
                         dtypes['arg', k] = graph.rowptr.dtype
+                dtypes |= {load: acc for step in steps for load in step.kept}
                 one.code(acc, dtypes)
         self._made[key] = True
 
@@ -312,6 +318,56 @@ class Passes:
         if key not in self._made:
             self._made[key] = Pass(self.plan.kernel, (Out(at, 'edge', 'acc'),), 'dst')
         return self._made[key]
+
+
+class Step(NamedTuple):
+    """A pass of the backward pass: the inputs whose gradient each of its results is, then results
+    that :obj:`kept` names as inputs of later passes."""
+
+    one: Pass
+    which: tuple[tuple[int, ...], ...]
+    kept: tuple[tuple[str, int], ...] = ()
+
+
+def shared(dst: Step, src: Step, num_inputs: int) -> list[Step]:
+    """The passes over destinations and over sources on a CPU. The second one reads values of edges
+    that the first one has computed, where to compute them again it would gather many more numbers
+    of each edge."""
+    program, outs = dst.one.program, [out.at for out in src.one.outs]
+    known = set(program.reachable(out.at for out in dst.one.outs))
+    width = max(math.prod(program[at].shape) for at in outs)
+    cut: dict[int, None] = {}
+    seen: set[int] = set()
+    stack = list(outs)
+    while stack:
+        at = stack.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        op, args, _, shape, dtype = program[at]
+        is_few = 4 * math.prod(shape) <= width and is_float(dtype)
+        if at in known and is_few and op not in ('load', 'const'):
+            cut[at] = None
+        else:
+            stack.extend(args)
+    gathered = sum(
+        math.prod(program[at].shape) for at in program.reachable(outs)
+        if at not in seen and program[at].op == 'load'
+        and program[at].attrs[0] not in ('src', 'param')
+    )  # fmt: skip
+    added = sum(math.prod(program[at].shape) for at in cut)
+    if not cut or gathered < 4 * added + _GATHERED:
+        return [dst, src]
+    new, places = Program(), {}
+    kept = tuple(('edge', num_inputs + k) for k in range(len(cut)))
+    for at, load in zip(cut, kept, strict=True):
+        places[at] = new.add('load', (), load, program[at].shape, 'float32', EDGE)
+    placed = [out._replace(at=new.graft(program, out.at, places)) for out in src.one.outs]
+    more = tuple(Out(at, 'edge', 'acc') for at in cut)
+    return [
+        Step(Pass(program, dst.one.outs + more, 'dst'), dst.which, kept),
+        Step(Pass(new, tuple(placed), 'src'), src.which),
+    ]
 
 
 class Recipe(NamedTuple):
@@ -645,9 +701,11 @@ class FusedMessage(torch.autograd.Function):
         for k, derivative in zip(ctx.local, local, strict=True):
             grad = total[plan.outputs[0].at]
             out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
-        for one, which in [] if plan.in_blocks else passes.backward(needs, ctx.local):
+        cuda = graph.col.is_cuda
+        for one, which, kept in [] if plan.in_blocks else passes.backward(needs, ctx.local, cuda):
             found, _ = run_pass(one, graph, known, acc, seed)
-            for ks, each in zip(which, found, strict=True):
+            known |= zip(kept, found[len(which) :], strict=True)
+            for ks, each in zip(which, found, strict=False):
                 if plan.inputs[ks[0]].role == 'param':
                     each = column_sums(each) if each.size(0) > 1 else each
                 for k in ks:  # Copies: gradients of different parameters must not share memory.

@@ -93,8 +93,8 @@ def recipes(name: str) -> Iterator[Recipe]:
         if not passes.is_multiple(n):
             yield passes.dot(n).recipe(torch.float32, True)
     yield passes.forward(local).recipe(torch.float32, True)
-    for one, _ in passes.backward(needs, local):
-        yield one.recipe(torch.float32, False)
+    for step in passes.backward(needs, local, True):
+        yield step.one.recipe(torch.float32, False)
 
 
 def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capability: int) -> str:

@@ -11,6 +11,7 @@ from torch_geometric.nn.aggr import AttentionalAggregation, SoftmaxAggregation
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
+from pyg_fast.message import _entry, _run
 from pyg_fast.nn import FusedGATv2Conv, FusedMessagePassing, FusedTransformerConv
 from tests.nn._layers import E, F, N, graph, prepared
 
@@ -402,3 +403,37 @@ def test_maps_of_transformer(kwargs: dict[str, Any], device: torch.device) -> No
     hooked = [each(x, edge_index) for each in (conv, theirs)]
     assert not torch.allclose(hooked[0], outs[0])
     torch.testing.assert_close(*hooked)
+
+
+@pytest.mark.parametrize('dropout', [0.0, 0.4])
+@pytest.mark.parametrize('of_edges', [False, True])
+def test_values_that_passes_share(
+    dropout: float, of_edges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU the pass over sources reads those of edges from the pass over destinations."""
+    made, share = [], _run.shared
+    monkeypatch.setattr(_run, 'shared', lambda *args: made.append(share(*args)) or made[-1])
+    theirs = TransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
+    edges = graph('cpu')
+    x, attr = torch.randn(N, F).double(), torch.randn(E, 16).double()
+    results = []
+    for least in (None, 1 << 30, 0):
+        conv = theirs
+        if least is not None:
+            monkeypatch.setattr(_run, '_GATHERED', least)
+            _entry._planned.cache_clear()
+            conv = FusedTransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
+            conv.load_state_dict(theirs.state_dict())
+        leaf, raw = x.clone().requires_grad_(), attr.clone().requires_grad_(of_edges)
+        torch.manual_seed(0)
+        out = conv(leaf, edges, raw)
+        leaves = [leaf, *[raw] * of_edges, *conv.parameters()]
+        results.append(torch.autograd.grad((out * out.detach().cos()).sum(), leaves))
+    alone, read = made
+    assert alone[0].kept == ()
+    loads = {value.attrs for at in read[1].one.program.reachable(
+        out.at for out in read[1].one.outs) if (value := read[1].one.program[at]).op == 'load'}
+    assert {load for load in loads if load[0] in ('edge', 'most', 'dot')} == {*read[0].kept}
+    torch.testing.assert_close(results[1], results[2], rtol=1e-13, atol=1e-13)
+    if dropout == 0:
+        torch.testing.assert_close(results[0], results[2])
