@@ -159,8 +159,8 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         \mathbf{y}_i = \bigoplus_{j \in \mathcal{N}(i)} \phi(\mathbf{x}_i, \mathbf{x}_j,
         \mathbf{e}_{ji})
 
-    with its backward pass, without tensors of the size of the edges. A drop-in replacement of
-    :class:`~torch_geometric.nn.MessagePassing`: :meth:`message` is ordinary PyTorch code on
+    with its backward pass, without tensors of the size of the edges times the channels. A drop-in
+    replacement of :class:`~torch_geometric.nn.MessagePassing`: :meth:`message` is PyTorch code on
     :obj:`x_j`, :obj:`x_i` and edge features. A linear map of values computed for each edge runs
     over blocks of edges in place of a kernel. Where neither is known to give PyG's result, PyG's
     code runs; :attr:`plan` says why.

@@ -76,7 +76,7 @@ class FusedTransformerConv(FusedTransformer, TransformerConv):
         \alpha_e = \textrm{softmax}_i \left( \frac{(\mathbf{W}_3 \mathbf{x}_i)^{\top}
         (\mathbf{W}_4 \mathbf{x}_j + \mathbf{W}_6 \mathbf{a}_e)}{\sqrt{d}} \right)
 
-    without tensors of the size of the edges. A drop-in replacement of
+    without tensors of the size of the edges times the channels. A drop-in replacement of
     :class:`torch_geometric.nn.TransformerConv`, with its arguments, parameters and shapes. Edge
     features of up to 128 channels are read as they are: their maps run on nodes, but in the kernels
     with heads of less than 4 channels, or more than 8 features for each. With
