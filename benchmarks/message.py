@@ -23,6 +23,7 @@ from ._graphs import Graph
 from ._harness import Bench, Contender, Option
 from .layers import (
     COMPILED,
+    OURS,
     OURS_CAPTURED,
     PLAIN,
     PREPARED,
@@ -173,8 +174,7 @@ class Case:
         layer = copy.deepcopy(self.layer).to(dtype)
         prepared = name in (PREPARED, PRODUCT, OURS_CAPTURED)
         edge_index = self.graph.prepared if prepared else self.graph.edge_index
-        ours = name in (PREPARED, PLAIN, OURS_CAPTURED)
-        if ours:
+        if name in OURS:
             layer = pyg_fast.accelerate(layer)
         if name == PRODUCT:
             layer = Product()
@@ -185,7 +185,7 @@ class Case:
             given = self.of_types(x)
         leaves = [*x, *(p for p in layer.parameters() if p.requires_grad)]
         step = warm(steps(compiled(name, layer), [given], leaves, self.grad.to(dtype), mode))
-        for module in layer.modules() if ours else ():
+        for module in layer.modules() if name in OURS else ():
             if getattr(module, '_last_run', ''):
                 raise RuntimeError(f"PyG's code ran: {module._last_run}")
         return captured(step) if name == OURS_CAPTURED else step
@@ -219,8 +219,7 @@ class Case:
         if self.kind is KINDS['sum']:
             names.append(PRODUCT)
         return [
-            Contender(name, functools.partial(self.step, name, mode),
-                      name in (PREPARED, PLAIN, OURS_CAPTURED), self.check)
+            Contender(name, functools.partial(self.step, name, mode), name in OURS, self.check)
             for name in names]
 
     def error(self, outputs: Sequence[Tensor]) -> float:

@@ -22,9 +22,9 @@ constexpr int kShortBlocks = 4;  // the most of 7.5; code for 8.0 takes more reg
 constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) == 4 ? 6 : 5;
 #endif
 
-// For rows of few edges and up to kNarrow vectors. A warp takes up to 32 rows and reads their pointers, scales and places at once,
-// also kEdges of their edges. Its teams of LANES threads then sum one row each at a time, edge by edge.
-// This is what the threads of a warp share.
+// For rows of few edges and up to kNarrow vectors. A warp takes up to 32 rows and reads their pointers,
+// scales and places at once, also kEdges of their edges. Its teams of LANES threads then sum one row each
+// at a time, edge by edge. This is what the threads of a warp share.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 struct ShortRows {
   static constexpr int kEdges = 128, kTeams = 32 / LANES;

@@ -429,6 +429,7 @@ def test_values_that_passes_share(
         out = conv(leaf, edges, raw)
         leaves = [leaf, *[raw] * of_edges, *conv.parameters()]
         results.append(torch.autograd.grad((out * out.detach().cos()).sum(), leaves))
+    _entry._planned.cache_clear()  # Other tests plan with the usual number.
     alone, read = made
     assert alone[0].kept == ()
     loads = {value.attrs for at in read[1].one.program.reachable(

@@ -31,7 +31,7 @@ from ._graphs import (
     short_rows,
 )
 from ._samples import Given, sample
-from .test_spmm import check_short_rows, spmm_sample
+from .test_spmm import check_short_rows, placed, spmm_sample
 
 # Of teams and of whole warps, of one load of edges and of several.
 SIZES = [1, 4, 16, 33, 64, 500, 4096]
@@ -139,10 +139,12 @@ def test_short_rows(device: torch.device) -> None:
     few = Edges(torch.randint(16_400, (2, 20_000)), 16_400, 16_400)
     few.edge_index[1, :700] = 11
     few = few.graph(device=device)
-    for graph, size, is_short in ((hubs, 32, False), (without, 256, False), (few, 32, True)):
+    for graph, size, is_short in ((hubs, 32, False), (without, 256, None), (few, 32, True)):
         grouped = graph.with_groups(size)
         for width, dtype in ((16, torch.float32), (300, torch.float32), (64, torch.float16)):
             check_short_rows(grouped, width, dtype)
+        if is_short is None:  # Rows of one group each may have the same order of additions.
+            continue
         x = torch.randn(graph.num_src, 16, device=device)
         by_rows, by_groups = (raw_product(SparseOperator(g), x) for g in (graph, grouped))
         assert torch.equal(by_rows, by_groups) == is_short
@@ -228,10 +230,7 @@ def test_place(
                 magnitude = run(x.abs(), None if value is None else value.abs())
                 assert_near(out, run(x, value), magnitude, 2000)
                 if not atomic:
-                    exist = (rows.nodes >= 0) & (rows.nodes < 60)
-                    alone = torch.zeros_like(out)
-                    alone[rows.nodes[exist]] = raw_product(op, x)[exist]
-                    assert torch.equal(out, alone)
+                    assert torch.equal(out, placed(raw_product(op, x), rows.nodes, 60))
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
