@@ -42,6 +42,21 @@ _CALLS = {
 }  # fmt: skip
 
 
+# The addition of sums over threads. Each thread adds the numbers of others to its own: were its own
+# a product, which compilers fuse into the addition, threads would have different sums.
+ADDED = '''@triton.jit
+def added(a, b):
+    return libdevice.add_rn(a, b)
+
+
+'''
+
+
+def total_of(value: str, axis: int, keep_dims: bool = True) -> str:
+    """The sum of a block over an axis."""
+    return f'tl.reduce({value}, {axis}, added, keep_dims={keep_dims})'
+
+
 class Index(NamedTuple):
     """A sum of axes with factors, and a number."""
 
@@ -200,6 +215,18 @@ class Generator:
                 raise Refused(f'results of shapes {self.sizes} and {shape} in one pass')
         parts = iter(found)
         return tuple(Index() if n == 1 else next(parts) for n in shape)
+
+    def known_place(self, at: int) -> tuple[Index, ...] | None:
+        """Where a program has computed all numbers of a value, each once."""
+        shape = self.program[at].shape
+        for place, index, guard in itertools.chain(*self.known):
+            if place != at or guard:
+                continue
+            axes = [part.terms[0][0] if part.terms else '' for part in index]
+            whole = tuple(Index(((axis, 1),)) if axis else Index() for axis in axes)
+            if index == whole and shape == tuple(self.size_of.get(axis, 1) for axis in axes):
+                return index
+        return None
 
     def tiles(self, size: int, axis: str) -> Iterator[tuple[Index, str]]:
         """The places of an axis in tiles of a dimension, and what guards the last one."""
@@ -523,7 +550,7 @@ class Generator:
                     text = f'tl.dot({left}, {right}, input_precision="tf32x3")'
                 else:
                     left = f'tl.expand_dims({left}, {self.rank + 1})'
-                    text = f'tl.sum({left} * tl.expand_dims({right}, 0), axis=1)'
+                    text = total_of(f'{left} * tl.expand_dims({right}, 0)', 1, False)
                 return self.emit(text, frozenset(self.names), EDGES)
         return None
 
@@ -567,7 +594,7 @@ class Generator:
                     text = f'tl.dot(tl.trans({left}), {right}, input_precision="tf32x3")'
                 else:
                     left = f'tl.expand_dims({left}, {self.rank + 1})'
-                    text = f'tl.sum({left} * tl.expand_dims({right}, 1), axis=0)'
+                    text = total_of(f'{left} * tl.expand_dims({right}, 1)', 0, False)
                 return self.emit(text, frozenset(self.names), EDGES)
         return None
 
@@ -670,12 +697,13 @@ class Generator:
             kept = kept - {axis}
             name = out.name
             other = {'sum': '0.0', 'amax': "float('-inf')", 'amin': "float('inf')"}[op]
-            reduce = {'sum': 'sum', 'amax': 'max', 'amin': 'min'}[op]
             place = self.names.index(axis) + 1
             masked = f'tl.where(m_{axis}, {name}, {other})'
-            out = self.emit(
-                f'tl.{reduce}({masked}, axis={place}, keep_dims=True)', kept, block.level
-            )
+            if op == 'sum':
+                text = total_of(masked, place)
+            else:
+                text = f'tl.{op[1:]}({masked}, axis={place}, keep_dims=True)'
+            out = self.emit(text, kept, block.level)
         if op == 'sum':
             self.summed[out.name] = block, axes
         return out

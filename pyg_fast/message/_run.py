@@ -143,7 +143,7 @@ class Passes:
             if self.weighted_sum is not None:
                 self._made[key] = needs[self.weighted_sum.x]
             else:
-                steps = self.backward(needs, self.local(needs), True) if any(needs) else []
+                steps = self.backward(needs, self.local(needs)) if any(needs) else []
                 self._made[key] = any(step.one.row_role == 'src' for step in steps)
         return self._made[key]
 
@@ -167,11 +167,9 @@ class Passes:
             self._made[key] = Pass(program, tuple(outs), 'dst', plan.in_blocks)
         return self._made[key]
 
-    def backward(
-        self, needs: tuple[bool, ...], local: tuple[int, ...], cuda: bool
-    ) -> list['Step']:
+    def backward(self, needs: tuple[bool, ...], local: tuple[int, ...]) -> list['Step']:
         """The passes of the gradients."""
-        key = ('backward', needs, local, cuda)
+        key = ('backward', needs, local)
         if key not in self._made:
             plan, grads = self.plan, self.gradients
             by_role: dict[str, list[int]] = {'src': [], 'dst': [], 'edge': [], 'param': []}
@@ -189,7 +187,7 @@ class Passes:
                     by_out.setdefault(self._gradient(k), []).append(k)
                 if which:
                     steps += self._divided(grads.program, by_out, role)
-            if not cuda and [step.one.row_role for step in steps] == ['dst', 'src']:
+            if [step.one.row_role for step in steps] == ['dst', 'src']:
                 steps = shared(steps[0], steps[1], len(plan.inputs))
             self._made[key] = steps
         return self._made[key]
@@ -230,7 +228,7 @@ class Passes:
             return
         count = len(self.plan.softmaxes)
         dots = [self.dot(n) for n in range(count) if not self.is_multiple(n)]
-        steps = self.backward(needs, local, graph.col.is_cuda)
+        steps = self.backward(needs, local)
         for one in [*dots, *(step.one for step in steps)]:
             if graph.col.is_cuda:
                 groups = graph.t_groups if one.row_role == 'src' else graph.groups
@@ -330,9 +328,9 @@ class Step(NamedTuple):
 
 
 def shared(dst: Step, src: Step, num_inputs: int) -> list[Step]:
-    """The passes over destinations and over sources on a CPU. The second one reads values of edges
-    that the first one has computed, where to compute them again it would gather many more numbers
-    of each edge."""
+    """The passes over destinations and over sources. The second one reads values of edges that the
+    first one has computed, where to compute them again it would gather many more numbers of each
+    edge."""
     program, outs = dst.one.program, [out.at for out in src.one.outs]
     known = set(program.reachable(out.at for out in dst.one.outs))
     width = max(math.prod(program[at].shape) for at in outs)
@@ -701,8 +699,7 @@ class FusedMessage(torch.autograd.Function):
         for k, derivative in zip(ctx.local, local, strict=True):
             grad = total[plan.outputs[0].at]
             out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
-        cuda = graph.col.is_cuda
-        for one, which, kept in [] if plan.in_blocks else passes.backward(needs, ctx.local, cuda):
+        for one, which, kept in [] if plan.in_blocks else passes.backward(needs, ctx.local):
             found, _ = run_pass(one, graph, known, acc, seed)
             known |= zip(kept, found[len(which) :], strict=True)
             for ks, each in zip(which, found, strict=False):

@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+from ._generator import ADDED, total_of
 from ._ir import STATISTICS
 
 # Numbers of a result that a program reads at once.
@@ -16,6 +17,7 @@ def statistics_kernel(count: int) -> str:
     names = ', '.join(f'grad{k}, result{k}' for k in range(count))
     sizes = ', '.join(f'S{k}: tl.constexpr, C{k}: tl.constexpr' for k in range(count))
     lines = [
+        *ADDED.split('\n'),
         "@triton.jit(do_not_specialize=['num_items'])",
         f'def message_statistics(most, scale, {names}, dot, stats, num_items,',
         f'                       B: tl.constexpr, ACC: tl.constexpr, {sizes}):',
@@ -30,7 +32,8 @@ def statistics_kernel(count: int) -> str:
             f'        at = i[:, None] * S{k} + c[None, :]',
             f'        inside = m[:, None] & (c < S{k})[None, :]',
             f'        g = tl.load(grad{k} + at, inside, 0).to(ACC)',
-            f'        total += tl.sum(g * tl.load(result{k} + at, inside, 0).to(ACC), 1)',
+            f'        r = tl.load(result{k} + at, inside, 0).to(ACC)',
+            f'        total += {total_of("g * r", 1, False)}',
         ]
     lines.append('    tl.store(dot + i, total, m)')
     values = ('tl.load(most + i, m)', 'tl.load(scale + i, m)', 'total')

@@ -5,6 +5,7 @@ import math
 from typing import NamedTuple
 
 from ._generator import (
+    ADDED,
     EDGES,
     INNER,
     MOST_HELD,
@@ -14,6 +15,7 @@ from ._generator import (
     Index,
     block_of,
     power,
+    total_of,
 )
 from ._ir import STATISTICS, Program, Refused
 
@@ -154,6 +156,9 @@ class Term(NamedTuple):
 def _places(gen: Generator, out: Out) -> list[tuple[tuple[Index, ...], str]]:
     """The places in a result that a program computes, and what guards each."""
     shape = gen.program[out.at].shape
+    known = gen.known_place(out.at) if out.kind == 'edge' else None
+    if known is not None:
+        return [(known, '')]
     if out.kind in ('total', 'edge') and math.prod(shape) not in (1, math.prod(gen.sizes)):
         # Tiles only if another axis is left for sums.
         in_tiles = out.kind == 'edge' and len([n for n in shape if n != 1]) < gen.rank
@@ -199,17 +204,17 @@ def _add(gen: Generator, out: Out, one: Term) -> None:
         gen.lines.append(f'{name} += {masked}')
         gen.stores.append(
             f'tl.store(out{one.k} + (tl.cast(pid, OFFSET) * {one.size} + '
-            f'{gen.blocked(one.flat)}), tl.sum({name}, axis=0, keep_dims=True), '
+            f'{gen.blocked(one.flat)}), {total_of(name, 0)}, '
             f'{" & ".join(one.masks) or "None"})'
         )
     elif out.kind == 'weighted':
         gen.starts.append(f'{name} = tl.zeros([{one.sizes}], {gen.acc})')
         gen.lines.append(f'{name} = {name} * s0_0f + {masked}')
-        gen.finals.append(f'{name}f = tl.sum({name} * s0_0e, axis=0, keep_dims=True)')
+        gen.finals.append(f'{name}f = {total_of(f"{name} * s0_0e", 0)}')
         whole = f'tl.where(begin < end, {name}f * s0_0s, 0.0)'
         _store(gen, one, 'out', 'part', whole, f'{name}f')
     else:
-        total = f'tl.sum({name}, axis=0, keep_dims=True)'
+        total = total_of(name, 0)
         mean = f' / tl.maximum(end - begin, 1).to({gen.acc})' if out.kind == 'mean' else ''
         gen.starts.append(f'{name} = tl.zeros([{one.sizes}], {gen.acc})')
         gen.lines.append(f'{name} += {masked}')
@@ -320,7 +325,7 @@ def _of_softmax(gen: Generator, one: Term) -> None:
     gen.finals += [
         f'{name}m = tl.max({name}, axis=0, keep_dims=True)',
         f'{name}e = tl.where({name} == {name}m, 1.0, tl.exp({name} - {name}m))',
-        f'{name}t = tl.sum({name}t * {name}e, axis=0, keep_dims=True)',
+        f'{name}t = {total_of(f"{name}t * {name}e", 0)}',
         f"{name}s = 1.0 / tl.where(tl.abs({name}m) == float('inf'), float('nan'), {name}t)",
     ]
     _store(gen, one, 'out', 'part', f'{name}m', f'{name}m')
@@ -352,6 +357,7 @@ def _template(gen: Generator, outs: list[Out]) -> str:
         *(f'B{k}: tl.constexpr' for k in range(rank)),
     ])  # fmt: skip
     out = [
+        *ADDED.split('\n'),
         "@triton.jit(do_not_specialize=['num_items', 'num_programs'])",
         f'def message_pass({head}):',
         '    pid = tl.program_id(0)',

@@ -410,7 +410,7 @@ def test_maps_of_transformer(kwargs: dict[str, Any], device: torch.device) -> No
 def test_values_that_passes_share(
     dropout: float, of_edges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU the pass over sources reads those of edges from the pass over destinations."""
+    """The pass over sources reads those of edges from the pass over destinations."""
     made, share = [], _run.shared
     monkeypatch.setattr(_run, 'shared', lambda *args: made.append(share(*args)) or made[-1])
     theirs = TransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
