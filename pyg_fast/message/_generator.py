@@ -42,6 +42,8 @@ _CALLS = {
 }  # fmt: skip
 
 
+WARP = 32  # threads
+
 # The addition of sums over threads. Each thread adds the numbers of others to its own: were its own
 # a product, which compilers fuse into the addition, threads would have different sums.
 ADDED = '''@triton.jit
@@ -550,7 +552,7 @@ class Generator:
                     text = f'tl.dot({left}, {right}, input_precision="tf32x3")'
                 else:
                     left = f'tl.expand_dims({left}, {self.rank + 1})'
-                    text = total_of(f'{left} * tl.expand_dims({right}, 0)', 1, False)
+                    text = self.sum_of_products(f'{left} * tl.expand_dims({right}, 0)', 1, w.axes)
                 return self.emit(text, frozenset(self.names), EDGES)
         return None
 
@@ -586,7 +588,8 @@ class Generator:
                 if a is None or not a.by_edge or a.axes or INNER in loops:
                     continue
                 g = self.value(*other)
-                masks = ' & '.join(['m', *self.masks(frozenset(self.names))])
+                names = frozenset(self.names)
+                masks = ' & '.join(['m', *self.masks(names)])
                 left = self.rows_of(a)
                 sizes = ', '.join(['BE', *self.blocks])
                 right = f'tl.where({masks}, {g.name} + tl.zeros([{sizes}], {self.acc}), 0.0)'
@@ -594,9 +597,15 @@ class Generator:
                     text = f'tl.dot(tl.trans({left}), {right}, input_precision="tf32x3")'
                 else:
                     left = f'tl.expand_dims({left}, {self.rank + 1})'
-                    text = total_of(f'{left} * tl.expand_dims({right}, 1)', 0, False)
-                return self.emit(text, frozenset(self.names), EDGES)
+                    text = self.sum_of_products(f'{left} * tl.expand_dims({right}, 1)', 0, names)
+                return self.emit(text, names, EDGES)
         return None
+
+    def sum_of_products(self, value: str, axis: int, axes: frozenset[str]) -> str:
+        # With columns for all threads of a warp, each thread has whole sums: it may fuse products.
+        if len(axes) == self.rank and math.prod(self.sizes) >= WARP:
+            return f'tl.sum({value}, axis={axis})'
+        return total_of(value, axis, False)
 
     def is_map(self, size: int) -> bool:
         """Whether a sum over `size` raw values of an edge is done for all columns at once."""
