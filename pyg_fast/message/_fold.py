@@ -17,7 +17,8 @@ class Folded(NamedTuple):
 
     first: int
     second: int
-    weight: int
+    weight: int  # (D, H * C)
+    heads: int  # of both sums
 
 
 class _Map(NamedTuple):
@@ -40,8 +41,11 @@ def folded_score(p: Program, x: int, dims: tuple[int, ...]) -> int | None:
             continue
         heads, channels, count = *((1,) + shape)[-2:], p[found.features].shape[0]
         wide = promoted([value.dtype, 'float32'])
-        weight = p.cast(p.permute(p.blocks(found.weight, heads), (1, 0)), wide)
-        mapped = p.mm(p.view(q, (heads * channels,)), weight)
+        row, weight = p.view(q, (heads * channels,)), p.cast(found.weight, wide)
+        if heads > 1:
+            mapped = p.head_map(row, weight, heads)
+        else:
+            mapped = p.mm(row, p.permute(weight, (1, 0)))
         new = (*shape[:-1], count)
         product = p.point('mul', p.view(mapped, new), _row(p, found.features, new))
         out = p.reduce('sum', product, dims)
@@ -67,14 +71,13 @@ def folded_message(p: Program, output: int) -> Folded | None:
             continue
         count = p[found.features].shape[0]
         heads = 1 if factor is None or len(shape) == 1 else p[factor].shape[0]
-        weight = p.blocks(found.weight, heads)
         new = (heads, count) if heads > 1 else (count,)
         first, second = p.expand(found.rest, shape), _row(p, found.features, new)
         if factor is not None:
             first = p.point('mul', first, factor, dtype=value.dtype)
             factor = p.view(factor, (*new[:-1], 1))
             second = p.point('mul', second, factor, dtype=value.dtype)
-        return Folded(first, second, weight)
+        return Folded(first, second, found.weight, heads)
     return None
 
 

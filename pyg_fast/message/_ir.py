@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.block_matrix import BlockMatrix
+from ..ops.head_map import head_map
 
 # What a value depends on; a value of several depends on the edge.
 PARAM, SRC, DST, EDGE = 0, 1, 2, 4
@@ -221,14 +221,12 @@ class Program:
         dtype = promoted((a.dtype, w.dtype))
         return self.add('mm', (x, weight), (), (*a.shape[:-1], w.shape[-1]), dtype)
 
-    def blocks(self, x: int, heads: int) -> int:
-        """A parameter (D, H * C), which maps features that all heads share, as the map
-        (H * D, H * C) of features that each head has."""
-        value = self[x]
-        if heads == 1:
-            return x
-        shape = (heads * value.shape[0], value.shape[1])
-        return self.add('blocks', (x,), (heads,), shape, value.dtype)
+    def head_map(self, x: int, weight: int, heads: int) -> int:
+        """The features (H * C) of heads, each mapped to (D) by its columns of a parameter
+        (D, H * C), transposed."""
+        a, w = self[x], self[weight]
+        dtype = promoted((a.dtype, w.dtype))
+        return self.add('head_map', (x, weight), (heads,), (heads * w.shape[0],), dtype)
 
     def cast(self, x: int, dtype: str) -> int:
         """Conversion to another dtype. Kernels compute in float32 or float64 all the same."""
@@ -398,8 +396,8 @@ def _evaluate(
         return _REDUCE[op](x, [k + len(lead) for k in attrs], True)
     if op == 'mm':
         return x.to(own) @ args[1].to(own)
-    if op == 'blocks':
-        return BlockMatrix.apply(x, *attrs)
+    if op == 'head_map':
+        return head_map(x.to(own), args[1].to(own), attrs[0], transposed=True)
     if op == 'softmax':
         return (x.to(own) - args[1]).exp() * args[2]
     if op == 'cast':

@@ -56,6 +56,7 @@ class Tail(NamedTuple):
     weight: int
     bias: int | None
     shape: tuple[int, ...]
+    heads: int = 1  # that the weight maps apart
 
 
 class Plan(NamedTuple):
@@ -169,7 +170,7 @@ def _prepared(
         folded = folded_message(program, output) if fold and tail is None else None
         if folded is not None:
             summed = [folded.first, folded.second]
-            tail = Tail(folded.weight, None, value.shape)
+            tail = Tail(folded.weight, None, value.shape, folded.heads)
         if not (fold and has_maps(program, summed)):  # Features to be mapped are mapped once.
             break
     return program, summed, tail, value

@@ -19,6 +19,7 @@ from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
 from ..ops.column_sums import column_sums
+from ..ops.head_map import head_map
 from ..ops.product import product
 from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
@@ -886,7 +887,11 @@ def run(
     if plan.tail is not None:
         *others, out = outs
         out, weight = out.flatten(1), values[len(plan.inputs)].to(out.dtype)
-        out = torch.addmm(others[0].flatten(1), out, weight) if others else out @ weight
+        other = others[0].flatten(1) if others else None
+        if plan.tail.heads > 1:
+            out = head_map(out, weight, plan.tail.heads, other=other)
+        else:
+            out = out @ weight if other is None else torch.addmm(other, out, weight)
         if plan.tail.bias is not None:
             bias = values[-1]
             degree = graph.rowptr.diff().unsqueeze(1)

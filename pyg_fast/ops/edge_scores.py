@@ -11,13 +11,18 @@ from ..graph.structure import Graph
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .edge_sums import OfRows, edge_sums, rows_of, sum_operator
+from .head_map import head_map_weight
 from .linear_product import takes_gradient
 from .product import raw_product
-from .tall_product import has_blocks, tall_product
 
 # Sums of scores move their number about five times: in the forward pass once, in the backward pass
 # to gather and add gradients. Sums of features are moved once.
 _MOVES = 4
+
+# Torch's product of few outputs uses few processors of a GPU: a product of so many rows, with at
+# most so many outputs, is our own.
+_MANY_ROWS = 1 << 17
+_MOST_OUTPUTS = 1 << 10
 
 
 def edge_scores(x: Tensor, weight: Tensor) -> Tensor:
@@ -34,7 +39,7 @@ def edge_scores(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         Tensor: :math:`\mathbf{S}` of shape :math:`(|\mathcal{E}|, H)`.
     """
-    if not has_blocks(x, weight.size(0)) or not takes_gradient(weight) or transforms_active():
+    if not _is_tall(x, weight.size(0)) or not takes_gradient(weight) or transforms_active():
         return F.linear(x, weight)
     return EdgeScores.apply(x, weight, None, None, False)[0]
 
@@ -72,6 +77,15 @@ def edge_and_loop_scores(
     return EdgeScores.apply(x, weight, row, op, sums_first)
 
 
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """As :obj:`a.t() @ b`."""
+    return head_map_weight(a, b, 1) if _is_tall(a, b.size(1)) else a.t() @ b
+
+
+def _is_tall(x: Tensor, columns: int) -> bool:
+    return x.is_cuda and x.size(0) >= _MANY_ROWS and x.size(1) * columns <= _MOST_OUTPUTS
+
+
 class EdgeScores(torch.autograd.Function):
     """Scores of edges, and with an operator of their sums those of loops. With `sums_first`, which
     needs features without gradient, the features are summed, else the scores. Its backward consists
@@ -105,7 +119,7 @@ class EdgeScores(torch.autograd.Function):
         grad_x = grad @ weight if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = tall_product(grad, x)
+            grad_weight = _product(grad, x)
             if sums is not None:
-                grad_weight = grad_weight + tall_product(of_loops[0], sums)
+                grad_weight = grad_weight + _product(of_loops[0], sums)
         return grad_x, grad_weight, None, None, None

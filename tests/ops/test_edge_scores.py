@@ -107,7 +107,7 @@ def test_several_gradients_at_once(edges: Tensor, mean: bool, device: torch.devi
 def test_edges_alone(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = numbers(E, 4, device=device), numbers(2, 4, device=device)
     assert torch.equal(edge_scores(x, weight), F.linear(x, weight))
-    monkeypatch.setattr(module, 'has_blocks', lambda *_: True)
+    monkeypatch.setattr(module, '_is_tall', lambda *_: True)
     out = edge_scores(x, weight)
     assert type(out.grad_fn).__name__ == 'EdgeScoresBackward'
     assert torch.equal(out, F.linear(x, weight))
