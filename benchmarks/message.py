@@ -23,6 +23,7 @@ from ._graphs import Graph
 from ._harness import Bench, Contender, Option
 from .layers import (
     COMPILED,
+    KINK,
     OURS,
     OURS_CAPTURED,
     PLAIN,
@@ -44,8 +45,6 @@ GRAPHS = {
     'quick': ('small',), 'cuda': ('arxiv-like', 'products-like', 'reddit-like'),
     'cpu': ('Computers', 'tolokers'),
 }
-# Rounding decides on which side of the kink of a leaky ReLU the scores nearest to zero are.
-_KINK = 1e-3
 
 
 class GatedMessage(pyg.MessagePassing):
@@ -135,13 +134,13 @@ KINDS = {
         lambda width, _: pyg.TransformerConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
         EDGE_WIDTH, 10),
     'GAT': Kind(
-        lambda width, _: pyg.GATConv(width, width // HEADS, HEADS), tolerance=_KINK),
+        lambda width, _: pyg.GATConv(width, width // HEADS, HEADS), tolerance=KINK),
     'GAT with edges': Kind(
         lambda width, _: pyg.GATConv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
-        EDGE_WIDTH, 10, tolerance=_KINK),
+        EDGE_WIDTH, 10, tolerance=KINK),
     'GATv2 with edges': Kind(
         lambda width, _: pyg.GATv2Conv(width, width // HEADS, HEADS, edge_dim=EDGE_WIDTH), 1,
-        EDGE_WIDTH, 10, tolerance=_KINK),
+        EDGE_WIDTH, 10, tolerance=KINK),
     'RGCN': Kind(
         lambda width, _: pyg.RGCNConv(width, width, len(RELATIONS)), 1, 0, 2, 'relation'),
     # PyG stores a matrix of weights for each edge.
@@ -160,6 +159,7 @@ class Case:
         rows = num_nodes // NODE_TYPES if kind.typed == 'dict' else num_nodes
         self.x = [normal(rows, width) for _ in range(kind.num_inputs)]
         self.edge = normal(graph.num_edges, kind.edge_width) if kind.edge_width else None
+        torch.manual_seed(0)  # The same scores of attention near the kink in each run.
         self.layer = kind.make(width, graph.degree).to(graph.col.device)
         self.grad = normal(num_nodes, width)
         if kind.typed:
