@@ -255,11 +255,11 @@ def captured(step: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tenso
     with torch.cuda.graph(graph):
         outputs = step()
 
-    def replay() -> tuple[Tensor, ...]:
+    def replay(read: Callable[[], Any]) -> tuple[Tensor, ...]:
         graph.replay()
         return outputs
 
-    return replay
+    return functools.partial(replay, step)  # The graph reads the step's tensors.
 
 
 class Case:

@@ -38,8 +38,10 @@ def head_map(
     Returns:
         Tensor: :math:`(N, H \cdot C)`, transposed :math:`(N, H \cdot D)`.
     """
-    if not _runs(x, weight, *([] if other is None else [other])) or not _fits(weight, heads):
+    if not _runs(x, weight) or not (other is None or _runs(other, x)) or not _fits(weight, heads):
         return _in_torch(x, weight, other, heads, transposed)
+    if not torch.is_grad_enabled():
+        return ops.head_map.default(x, weight, other, heads, transposed)
     return HeadMap.apply(x, weight, other, heads, transposed)
 
 
@@ -61,14 +63,16 @@ def head_map_weight(x: Tensor, grad: Tensor, heads: int) -> Tensor:
     """
     if not _runs(x, grad):
         return _weight_in_torch(x, grad, heads)
+    if not torch.is_grad_enabled():
+        return ops.head_map_weight.default(x, grad, heads)
     return HeadMapWeight.apply(x, grad, heads)
 
 
-def _runs(x: Tensor, *others: Tensor) -> bool:
+def _runs(x: Tensor, y: Tensor) -> bool:
     """Whether the kernels take these tensors."""
     return (
-        x.dtype in DTYPES and all(t.dtype == x.dtype for t in others)
-        and not any(is_batched(t) for t in (x, *others)) and not transforms_active()
+        x.dtype == y.dtype and x.dtype in DTYPES
+        and not (transforms_active() or is_batched(x) or is_batched(y))
     )  # fmt: skip
 
 
