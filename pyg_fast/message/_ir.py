@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -302,6 +303,8 @@ class Program:
             return POINTWISE[value.op]
         if value.op == 'mm' and alike and len(value.shape) == 1 and self.level(at) in (SRC, DST):
             return torch.mm
+        if value.op == 'head_map' and alike:
+            return partial(head_map, heads=value.attrs[0], transposed=True)
         if value.op == 'permute' and value.attrs == (1, 0) and self.level(at) == PARAM:
             return torch.t
         if value.op == 'view' and self.level(at) == PARAM:
