@@ -10,7 +10,7 @@ from ._library import fake, ops, reference
 from ._saved import save, saved
 from ._transforms import is_batched, transforms_active
 
-# A GPU keeps the block of a head in shared memory.
+# A GPU keeps the block of a head in shared memory: kSharedBytes of csrc/cuda/head_map.cu.
 _MOST_BYTES = 48 << 10
 
 

@@ -159,6 +159,13 @@ def test_edge_features_are_mapped_for_heads_at_once() -> None:
     assert re.search(r'tl\.sum\(tl\.expand_dims\(.* \* tl\.expand_dims\(.*axis=0\)', backward)
 
 
+def test_values_for_a_later_pass_are_not_computed_again() -> None:
+    """They are stored where the pass over destinations has them."""
+    *_, destinations, sources = (recipe.source.text for recipe in recipes('Transformer, edges'))
+    assert destinations.count('tl.exp(') == 1
+    assert 'tl.exp(' not in sources
+
+
 def test_heads_are_in_tiles() -> None:
     found = {(recipe.tile.columns, recipe.num_tiles) for recipe in recipes(
         'Transformer, tiles of heads')}  # fmt: skip

@@ -104,6 +104,13 @@ def test_several_gradients_at_once(edges: Tensor, mean: bool, device: torch.devi
         torch.testing.assert_close(*several)
 
 
+def test_where_the_gradient_of_the_weight_is_a_product_of_our_own(device: torch.device) -> None:
+    x = torch.zeros(1, 8, device=device).expand(1 << 17, 8)
+    assert module._is_tall(x, 16) == (device.type == 'cuda')
+    assert not module._is_tall(x, 1 << 10)
+    assert not module._is_tall(x[:1000], 16)
+
+
 def test_edges_alone(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = numbers(E, 4, device=device), numbers(2, 4, device=device)
     assert torch.equal(edge_scores(x, weight), F.linear(x, weight))
