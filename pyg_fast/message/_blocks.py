@@ -19,7 +19,7 @@ from ..graph.structure import Graph
 from ..ops._library import ops
 from ..ops.product import raw_product
 from ..ops.to_csr import csr_rows
-from ._ir import OF_DST, PARAM, Program, Value
+from ._ir import NODES, OF_DST, PARAM, Program, Value
 from ._plan import Plan, cotangents_of
 from ._triton import Out
 
@@ -251,7 +251,7 @@ def gradients(
     sums: dict[int, _Sums | Tensor] = {}
     for k in loads:
         role, x = plan.inputs[k].role, inputs[plan.inputs[k].role, k]
-        if role in ('src', 'dst'):
+        if role in NODES:
             sums[k] = _Sums(x.size(0), x.shape[1:], acc, x)
         else:
             sums[k] = torch.zeros_like(x, dtype=x.dtype if role == 'edge' else acc)

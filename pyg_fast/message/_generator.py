@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ._ir import OF_DST, STATISTICS, Program, Refused, is_float, number
+from ._ir import NODES, OF_DST, STATISTICS, Program, Refused, is_float, number
 
 _POWERS = {
     0.5: 'sqrt', -0.5: 'rsqrt', -1.0: 'reciprocal', 1.0: 'same', 2.0: 'square', 3.0: 'cube',
@@ -101,7 +101,12 @@ class Raw(NamedTuple):
     flat: Index
     axes: frozenset[str]
     by_edge: bool
-    size: int
+    step: str  # from a row to the next
+
+
+def step_of(role: str, pointer: str, size: int) -> str:
+    """From a row to the next: features of nodes may be columns of a wider matrix."""
+    return f'STEP_{pointer}' if role in NODES else str(size)
 
 
 class Generator:
@@ -378,10 +383,9 @@ class Generator:
         elif own == 'edge':
             self.uses_edge = True
             base = f'tl.cast(eid, OFFSET) * {size} + '
-        elif own == self.row_role:
-            base = f'tl.cast(row, OFFSET) * {size} + '
         else:
-            base = f'tl.cast(other, OFFSET) * {size} + '
+            node = 'row' if own == self.row_role else 'other'
+            base = f'tl.cast({node}, OFFSET) * {step_of(role, pointer, size)} + '
         masks = self.masks(axes)
         if own == 'edge':  # `other` is a row also where there is no edge.
             masks = ['m', *masks]
@@ -656,7 +660,9 @@ class Generator:
         if level == ROW:
             return None
         self.loads[role, slot] = f'{role}{slot}', dtype
-        return Raw(role, f'{role}{slot}', flat, axes, level == EDGES, math.prod(shape))
+        pointer = f'{role}{slot}'
+        step = step_of(role, pointer, math.prod(shape))
+        return Raw(role, pointer, flat, axes, level == EDGES, step)
 
     def rows_of(self, raw: Raw) -> str:
         """A block of edges by inner numbers."""
@@ -669,7 +675,7 @@ class Generator:
             size = self.loops[INNER]
             place = raw.flat.text().replace(INNER, f'i{size}')
             found = self.known[-1][key] = self.emit(
-                f'tl.load({raw.pointer} + (tl.cast({base}, OFFSET) * {raw.size} + {place}), '
+                f'tl.load({raw.pointer} + (tl.cast({base}, OFFSET) * {raw.step} + {place}), '
                 f'm & (i{size} < {size}), 0).to({self.acc})',
                 frozenset(), EDGES,
             )  # fmt: skip

@@ -13,6 +13,7 @@ from ._fold import folded_message, folded_score, has_maps
 from ._ir import (
     DST,
     EDGE,
+    NODES,
     OF_DST,
     PARAM,
     POINTWISE,
@@ -670,7 +671,7 @@ def weighted_sum(p: Plan) -> WeightedSum | None:
 def describe(p: Plan) -> str:
     """What the plan made of a message, as text."""
     lines = []
-    nodes = [(k, each) for k, each in enumerate(p.inputs) if each.role in ('src', 'dst')]
+    nodes = [(k, each) for k, each in enumerate(p.inputs) if each.role in NODES]
     for k, each in nodes:
         value = p.before[each.at]
         if value.op != 'load':

@@ -25,7 +25,7 @@ from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._groups import Reduction, reduction
-from ._ir import EDGE, OF_DST, SRC, STATISTICS, Program, Refused, is_float
+from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
 from ._plan import (
     Gradients,
     Plan,
@@ -559,11 +559,14 @@ def _run_pass_cuda(
         *(_input(inputs, load) for load in source.loads), *outs, *args.values(), *parts.values(),
         *part_args.values(),
     ]  # fmt: skip
-    widest = max(col.size(0), *(t.numel() for t in data))
+    nodes = [inputs[load] for load in source.loads if load[0] in NODES]
+    steps = [x.stride(0) for x in nodes]
+    apart = [x.size(0) * x.stride(0) for x in nodes]
+    widest = max(col.size(0), *(t.numel() for t in data), *apart)
     _launch(
         source.text, source.name, tile.warps, num_programs * recipe.num_tiles,
         [*structure, *data, rowptr if seed is None else seed], (num_items, num_programs),
-        (perm is not None, _offset(widest), tile.edges, *tile.columns),
+        (perm is not None, _offset(widest), tile.edges, *tile.columns, *steps),
     )  # fmt: skip
     if groups is not None and recipe.reduction is not None and groups.long_row.size(0):
         _reduce(recipe.reduction, parts, part_args, outs, chosen, rowptr, groups, acc)
@@ -876,7 +879,8 @@ def run(
     graph = graph_of(SRC in hoists or (needs is not None and passes.needs_transpose(needs)))
     values = passes.prologue(read, graph if hoists else None)
     # Here, so that the backward pass has the inputs of the graph of autograd.
-    inputs = [x.contiguous() for x in values[: len(plan.inputs)]]
+    pairs = zip(values, plan.inputs, strict=False)
+    inputs = [x if _is_readable(x, each.role) else x.contiguous() for x, each in pairs]
     if passes.weighted_sum is not None:
         outs = [_product(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
     elif needs is not None and True in needs:
@@ -904,6 +908,13 @@ def run(
         sums['var'] = sums['mean_of_squares'] - sums['mean'] * sums['mean']
         outs = [sums[reduce] for reduce in plan.reduces]
     return [out.to(passes.dtype) for out in outs]
+
+
+def _is_readable(x: Tensor, role: str) -> bool:
+    """Whether kernels read a tensor as it is: on CUDA they take rows of nodes at any distance."""
+    if x.is_contiguous() or not x.is_cuda or role not in NODES:
+        return x.is_contiguous()
+    return x.detach()[0].is_contiguous()
 
 
 def _product(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:

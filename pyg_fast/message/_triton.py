@@ -17,7 +17,7 @@ from ._generator import (
     power,
     total_of,
 )
-from ._ir import STATISTICS, Program, Refused
+from ._ir import NODES, STATISTICS, Program, Refused
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
@@ -130,7 +130,7 @@ def _generate(
         any(size <= MOST_HELD for size in gen.dots),
         gen.num_tiles,
         any(
-            role in ('src', 'dst') and dtype in ('float16', 'bfloat16')
+            role in NODES and dtype in ('float16', 'bfloat16')
             for (role, _), (_, dtype) in gen.loads.items()
         ),
     )
@@ -355,6 +355,8 @@ def _template(gen: Generator, outs: list[Out]) -> str:
         *schedule, *pointers, *results, 'seed_at', 'num_items', 'num_programs',
         'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr', 'BE: tl.constexpr',
         *(f'B{k}: tl.constexpr' for k in range(rank)),
+        *(f'STEP_{name}: tl.constexpr' for (role, _), (name, _) in gen.loads.items()
+          if role in NODES),
     ])  # fmt: skip
     out = [
         *ADDED.split('\n'),

@@ -17,7 +17,7 @@ from ._path import AggregatedInput, OnPath, mixes_nodes, stand_in
 
 _FEWEST_ROWS = 1024  # of a block, where memory is short
 _ROWS, _BLOCKS = 1 << 16, 16  # otherwise
-_SORT = 1 << 17  # bytes that sorting groups takes, however few
+_SORT = 1 << 16  # bytes that sorting groups takes, however few
 
 
 class _Layer(NamedTuple):
@@ -274,10 +274,16 @@ def _blocks_in(
     if graph.col.device != device:
         per_edge += 4 + (0 if op.value is None else op.value.element_size())
         fixed += sum(0 if t is None else t.nbytes for t in (op.col_scale,))
-    elif graph.groups is not None:  # The groups, their order and its sort, a partial sum of each.
-        per_edge += -(-(48 + 4 * layer.in_channels) // graph.groups.size)
-        per_row += 16
-        fixed += _SORT
+    else:
+        index = graph.rowptr.element_size()
+        fixed += num_rows * index  # row pointers of all blocks
+        if graph.groups is not None:
+            # Of all blocks: the groups, their rows and their order. Of one: the sort of the order,
+            # and partial sums.
+            size_of_group = graph.groups.size
+            fixed += 3 * index * (num_rows + graph.num_edges // size_of_group) + _SORT
+            per_edge += -(-(24 + 4 * layer.in_channels) // size_of_group)
+            per_row += 16
     degree = int(graph.rowptr.diff().max()) if num_rows > 0 else 0
     rows = min(num_rows, _FEWEST_ROWS)
     least = fixed + rows * per_row + degree * per_edge

@@ -414,7 +414,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             return None
         if loops is not None:
             edge_attr = self._looped_attr(edge_index, edge_attr, loops, sizes)
-        mapped, mapped_dst = self._maps(src, dst)
+        mapped, mapped_dst = self._maps(src, dst, joined=True)
         inputs = {
             ('src', 'x_j'): mapped, ('edge', 'edge_attr'): edge_attr, ('dst', 'x_i'): mapped_dst,
         }  # fmt: skip
@@ -461,15 +461,16 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             added = compute_loop_attr(listed, kept, min(sizes), False, fill)
         return torch.cat([kept, added])
 
-    def _maps(self, src: Tensor, dst: Tensor) -> tuple[Tensor, Tensor]:
-        """The mapped features of sources and destinations, by heads."""
+    def _maps(self, src: Tensor, dst: Tensor, joined: bool = False) -> tuple[Tensor, Tensor]:
+        """The mapped features of sources and destinations, by heads; :obj:`joined` as for
+        :func:`~pyg_fast.ops.linear.linears`."""
         shape, modules = (-1, self.heads, self.out_channels), (self.lin_l, self.lin_r)
         if src is dst and self.share_weights:
             mapped = _linear(self.lin_l, src).view(shape)
             return mapped, mapped
         if src is dst and all(is_plain_linear(m) and m.bias is not None for m in modules):
             weights, biases = zip(*map(weight_and_bias, modules), strict=True)
-            one, other = linears(src, weights, biases)
+            one, other = linears(src, weights, biases, joined)
         else:
             one, other = _linear(self.lin_l, src), _linear(self.lin_r, dst)
         return one.view(shape), other.view(shape)

@@ -59,7 +59,9 @@ class FusedTransformer(FusedPropagate):
         if not all(map(is_plain_linear, modules)):
             return None
         weights, biases = zip(*map(weight_and_bias, modules), strict=True)
-        return linears(x, weights, biases) if all(b is not None for b in biases) else None
+        if any(bias is None for bias in biases):
+            return None
+        return linears(x, weights, biases, joined=True)
 
 
 FORWARDS[FusedTransformer.forward] = TransformerConv.forward

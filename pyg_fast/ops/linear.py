@@ -33,10 +33,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def linears(
-    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]
+    x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], joined: bool = False
 ) -> tuple[Tensor, ...]:
-    """Several maps :func:`linear` of the same features; one function adds up the gradients of
-    :obj:`x`."""
+    """Several maps :func:`linear` of the same features. On CUDA results that may be
+    :obj:`joined` are columns of one matrix, by one product; otherwise one function adds up the
+    gradients of :obj:`x`."""
+    if joined and x.is_cuda and not torch.compiler.is_compiling():
+        sizes = [weight.size(0) for weight in weights]
+        return linear(x, torch.cat(weights), torch.cat(biases)).split(sizes, 1)
     if (
         not x.is_cuda or x.size(0) * weights[0].size(0) < _MANY
         or not any(bias.requires_grad for bias in biases)

@@ -58,6 +58,29 @@ def test_like_torch(reduce: str, device: torch.device) -> None:
         torch.testing.assert_close(torch.autograd.grad(out, leaves, weight), wanted)
 
 
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
+def test_layouts(dtype: torch.dtype, device: torch.device) -> None:
+    """Columns of wider matrices, columns of columns, one row for all nodes, and a transpose."""
+    edges, roles, _ = case(device, dtype)
+    wide = torch.randn(N, 3 * F + 5, device=device, dtype=dtype, requires_grad=True)
+    thin = torch.randn(F, device=device, dtype=dtype, requires_grad=True)
+    lying = torch.randn(F, E, device=device, dtype=dtype, requires_grad=True)
+    leaves = [wide, thin, lying]
+    of_k = thin.expand(M, F)
+    for q, v in [(wide[:, 1 : F + 1], wide[:, F + 2 : 2 * F + 2]), (wide[:, : 2 * F : 2],) * 2]:
+        roles |= {'src': {'q': q, 'v': v}, 'dst': {'k': of_k}, 'edge': {'a': lying.t()}}
+        for reduce in ('sum', 'max'):
+            out = message_passing(edges, gate, **roles, reduce=reduce, strict=True)
+            expected = exact(edges, gate, [q, v, of_k, lying.t()], reduce)
+            torch.testing.assert_close(out, expected)
+            weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=dtype).view_as(out)
+            found, wanted = (
+                torch.autograd.grad(each, leaves, weight, retain_graph=True)
+                for each in (out, expected)
+            )
+            torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize('mixes', [False, True])
 def test_softmax(mixes: bool, device: torch.device) -> None:
     """A function may take the destination of each edge, for a softmax."""

@@ -147,6 +147,8 @@ def test_compiles(name: str, capability: int) -> None:
         constants = {'HAS_PERM': True, 'OFFSET': triton.language.int32, 'BE': tile.edges}
         constants |= {f'B{k}': n for k, n in enumerate(tile.columns)}
         source = recipe.source
+        steps = re.findall(r'(STEP_\w+): tl', source.text)
+        constants |= dict.fromkeys(steps, 320)  # columns of a wider matrix
         ptx = compiled(source.text, source.name, constants, tile.warps, capability)
         assert f'.target sm_{capability}' in ptx
         assert source.has_dots or 'mma' not in ptx  # TF32 would round.

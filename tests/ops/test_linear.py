@@ -1,9 +1,10 @@
 """Linear maps with biases against torch's."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from pyg_fast.ops.linear import Linears, linear
+from pyg_fast.ops.linear import Linears, linear, linears
 
 
 def test_are_the_linear_maps_of_torch(device: torch.device) -> None:
@@ -20,6 +21,21 @@ def test_are_the_linear_maps_of_torch(device: torch.device) -> None:
     )
     assert torch.autograd.gradcheck(Linears.apply, given, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(Linears.apply, given)
+
+
+@pytest.mark.parametrize('joined', [False, True])
+def test_several_maps(device: torch.device, joined: bool) -> None:
+    x = torch.randn(7, 5, dtype=torch.double, device=device, requires_grad=True)
+    params = [torch.randn(*size, dtype=torch.double, device=device, requires_grad=True)
+              for size in ((3, 5), (4, 5), (3,), (4,))]  # fmt: skip
+    outs = linears(x, tuple(params[:2]), tuple(params[2:]), joined)
+    expected = [F.linear(x, params[k], params[2 + k]) for k in (0, 1)]
+    torch.testing.assert_close(list(outs), expected)
+    assert (outs[0].stride(0) == 7) == (joined and x.is_cuda)
+    given, grads = [x, *params], [torch.randn_like(out) for out in outs]
+    torch.testing.assert_close(
+        torch.autograd.grad(outs, given, grads), torch.autograd.grad(expected, given, grads)
+    )
 
 
 def test_gradients_that_are_not_needed(device: torch.device) -> None:
