@@ -378,14 +378,11 @@ class Generator:
         self.loads['stats' if packed else role, slot] = pointer, dtype
         self.holds |= level == PROGRAM and bool(axes)
         size = math.prod(shape)
-        if own == 'param':
-            base = ''
-        elif own == 'edge':
-            self.uses_edge = True
-            base = f'tl.cast(eid, OFFSET) * {size} + '
-        else:
-            node = 'row' if own == self.row_role else 'other'
-            base = f'tl.cast({node}, OFFSET) * {step_of(role, pointer, size)} + '
+        base = ''
+        if own != 'param':
+            row = 'eid' if own == 'edge' else 'row' if own == self.row_role else 'other'
+            self.uses_edge |= own == 'edge'
+            base = f'tl.cast({row}, OFFSET) * {step_of(role, pointer, size)} + '
         masks = self.masks(axes)
         if own == 'edge':  # `other` is a row also where there is no edge.
             masks = ['m', *masks]
@@ -659,8 +656,8 @@ class Generator:
         level = self.level_of(role)
         if level == ROW:
             return None
-        self.loads[role, slot] = f'{role}{slot}', dtype
         pointer = f'{role}{slot}'
+        self.loads[role, slot] = pointer, dtype
         step = step_of(role, pointer, math.prod(shape))
         return Raw(role, pointer, flat, axes, level == EDGES, step)
 

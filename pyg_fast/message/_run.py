@@ -912,9 +912,9 @@ def run(
 
 def _is_readable(x: Tensor, role: str) -> bool:
     """Whether kernels read a tensor as it is: on CUDA they take rows of nodes at any distance."""
-    if x.is_contiguous() or not x.is_cuda or role not in NODES:
-        return x.is_contiguous()
-    return x.detach()[0].is_contiguous()
+    if x.is_contiguous():
+        return True
+    return x.is_cuda and role in NODES and x.detach()[0].is_contiguous()
 
 
 def _product(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:

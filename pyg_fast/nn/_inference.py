@@ -18,6 +18,7 @@ from ._path import AggregatedInput, OnPath, mixes_nodes, stand_in
 _FEWEST_ROWS = 1024  # of a block, where memory is short
 _ROWS, _BLOCKS = 1 << 16, 16  # otherwise
 _SORT = 1 << 16  # bytes that sorting groups takes, however few
+_SORTED = 24  # and of each: keys and numbers, twice
 
 
 class _Layer(NamedTuple):
@@ -282,8 +283,8 @@ def _blocks_in(
             # and partial sums.
             size_of_group = graph.groups.size
             fixed += 3 * index * (num_rows + graph.num_edges // size_of_group) + _SORT
-            per_edge += -(-(24 + 4 * layer.in_channels) // size_of_group)
-            per_row += 16
+            per_edge += -(-(_SORTED + 4 * layer.in_channels) // size_of_group)
+            per_row += _SORTED
     degree = int(graph.rowptr.diff().max()) if num_rows > 0 else 0
     rows = min(num_rows, _FEWEST_ROWS)
     least = fixed + rows * per_row + degree * per_edge

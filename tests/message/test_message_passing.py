@@ -60,7 +60,7 @@ def test_like_torch(reduce: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
 def test_layouts(dtype: torch.dtype, device: torch.device) -> None:
-    """Columns of wider matrices, columns of columns, one row for all nodes, and a transpose."""
+    """Columns of wider matrices, every other column, one row for all nodes, and a transpose."""
     edges, roles, _ = case(device, dtype)
     wide = torch.randn(N, 3 * F + 5, device=device, dtype=dtype, requires_grad=True)
     thin = torch.randn(F, device=device, dtype=dtype, requires_grad=True)
