@@ -9,7 +9,9 @@ namespace {
 //
 // The softmax subtracts a running maximum. It changes only if a logit exceeds it by kSlack: exponentials
 // stay far from overflow, and rescaling is rare.
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING>
+//
+// EDGES: the scores may have terms of edges.
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING, bool EDGES>
 struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base = PairTile<T, I, VEC, LANES, HEADS>;
   using typename Base::Acc;
@@ -86,20 +88,23 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
       const Col source = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
       score[g] = alpha_src[static_cast<int64_t>(source) * p.heads];
     }
-    if (p.alpha_edge) {  // (src + dst) + edge, as in the backward
+    const bool edges = EDGES && p.alpha_edge;
+    if (edges) {  // (src + dst) + edge, as in the backward
+      Acc of_edge[HEADS];
 #pragma unroll
-      for (int g = 0; g < HEADS; ++g) {
+      for (int g = 0; g < HEADS; ++g) {  // all loads before the first is waited for
         if (!FULL && g >= groups) break;
         const int e = g * kGroup + lane / HEADS;
         const I id = __shfl_sync(kWarpMask, edge.id, FULL || e < count ? e : count - 1);
-        score[g] += sum.dst;
-        if (pairs) {
-          score[g] += static_cast<const Acc*>(
-              p.alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head];
-        }
+        of_edge[g] = this->of_pair(p.alpha_edge, id, p.heads);
+      }
+#pragma unroll
+      for (int g = 0; g < HEADS; ++g) {
+        if (!FULL && g >= groups) break;
+        score[g] = score[g] + sum.dst + of_edge[g];
       }
     }
-    const Acc dst = p.alpha_edge ? Acc(0) : sum.dst;
+    const Acc dst = edges ? Acc(0) : sum.dst;
 #pragma unroll
     for (int g = 0; g < HEADS; ++g) {
       weight[g] = negative_infinity(Acc{});
@@ -242,11 +247,11 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING>
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING, bool EDGES>
 __global__ void __launch_bounds__(kThreads, attention_blocks(VEC))
     gat_kernel(Gat p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    GatRow<T, I, VEC, LANES, HEADS, TRAINING> row(p, threshold, scale, tile);
+    GatRow<T, I, VEC, LANES, HEADS, TRAINING, EDGES> row(p, threshold, scale, tile);
     for_each_row<I, LANES>(p.csr, s, row);
   }
 }
@@ -264,13 +269,20 @@ const char* gat(const Gat& p, void* stream_) {
     const uint32_t threshold = dropout_threshold(p.dropout);
     const auto scale = static_cast<acc_t<T>>(dropout_scale(p.dropout));
     dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
-      if (p.y) {
-        gat_kernel<T, I, vec, lanes, heads, true><<<grid, kThreads, 0, stream>>>(
-            p, s, threshold, scale);
-      } else {
-        gat_kernel<T, I, vec, lanes, heads, false><<<grid, kThreads, 0, stream>>>(
-            p, s, threshold, scale);
+      const auto with = [&](auto edges) {
+        if (p.y) {
+          gat_kernel<T, I, vec, lanes, heads, true, edges><<<grid, kThreads, 0, stream>>>(
+              p, s, threshold, scale);
+        } else {
+          gat_kernel<T, I, vec, lanes, heads, false, edges><<<grid, kThreads, 0, stream>>>(
+              p, s, threshold, scale);
+        }
+      };
+      // Without the code for edges, kernels of several heads are faster, but others slower.
+      if constexpr (vec > 1 && heads >= 4) {
+        if (!p.alpha_edge) return with(std::false_type{});
       }
+      with(std::true_type{});
     });
     return last_error();
   });

@@ -40,6 +40,13 @@ struct PairTile {
     row_bytes = static_cast<uint32_t>(p.heads * p.channels * sizeof(T));
   }
 
+  // The number of this thread's head in the row `id`, which no other thread reads soon; any number of the
+  // row if that head does not exist.
+  __device__ Acc of_pair(const void* rows, I id, int64_t heads) const {
+    return __ldcs(static_cast<const Acc*>(rows) + static_cast<int64_t>(id) * heads +
+                  (pairs ? pair_head : 0));
+  }
+
   // weigh() computes for each g this thread's weight of the pair (g * kGroup + lane / HEADS, pair_head).
   // add(w, features, valid, step) adds the features of the slot's edge of a step if `valid`.
   template <bool FULL, typename Weigh, typename Add>

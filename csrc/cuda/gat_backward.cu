@@ -9,11 +9,17 @@ namespace pyg_fast::cuda {
 namespace {
 
 constexpr int kNodeLanes = 8;  // maximum threads per (node, head), or per edge
-// The largest average row length for wide tiles: they are faster at 14 edges per row, slower at 380.
+// The largest average row length for wide tiles: they are faster at 14 edges per row, slower at 380. With
+// gradients of scores they are faster at both.
 constexpr int kShortRows = 32;
 
 // Eight heads of eight float32 channels, or similar.
 constexpr bool is_wide_tile(int lanes, int heads) { return lanes == 16 && heads == 8; }
+
+// Blocks per SM, by measurement: gradients of scores and heads of two threads profit from registers.
+constexpr int backward_blocks(int vec, int lanes, int heads, bool scores) {
+  return (scores && heads > 1) || lanes == 2 * heads ? 2 : attention_blocks(vec);
+}
 
 // What the pass over the edges needs of a destination and head: one load of 16 bytes.
 template <typename Acc>
@@ -86,6 +92,9 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base::pairs;
   using Base::slope;
   using Base::tile;
+  // Pairs whose numbers a thread loads before it waits for them, where it has the registers.
+  static constexpr bool kHasRegisters = backward_blocks(VEC, LANES, HEADS, SCORES) <= 2;
+  static constexpr int kAhead = !kHasRegisters ? 1 : HEADS < 4 ? HEADS : 4;
 
   // `all` holds weights of negative scores with a minus sign, `plus` omits them. `mean` is the sum of p *
   // leaky'(s) * G: before `reduce` over this thread's pairs, then for the head of its channels.
@@ -170,8 +179,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
     const bool done = own_step / STEPS == step % kStepsOfGroup / STEPS;
     if (!done || !pairs || !(FULL || e < count)) return;
     const Acc w = weight[group];
-    static_cast<Acc*>(p.grad_alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head] =
-        (w > 0 ? w : -slope * w) * dot - rest[group];
+    __stcs(static_cast<Acc*>(p.grad_alpha_edge) + static_cast<int64_t>(id) * p.heads + pair_head,
+           (w > 0 ? w : -slope * w) * dot - rest[group]);
   }
 
   // Calls note(g, its term of sum.mean) for each pair.
@@ -180,27 +189,37 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
                         const Note& note) const {
     const int lane = threadIdx.x & 31;
 #pragma unroll
-    for (int g = 0; g < HEADS; ++g) {
-      if (!FULL && g * kGroup >= count) break;
-      const int e = g * kGroup + lane / HEADS;
-      const int from = FULL || e < count ? e : count - 1;
-      const bool valid = pairs && (FULL || e < count);
-      const Col node = __shfl_sync(kWarpMask, edge.source, from);
-      const Stat<Acc> of_node = stat[static_cast<int64_t>(node) * p.heads];
-      Acc s = sum.src + of_node.dst;
-      if (p.alpha_edge) {
-        const I id = __shfl_sync(kWarpMask, edge.id, from);
-        if (valid) {
-          s += static_cast<const Acc*>(
-              p.alpha_edge)[static_cast<int64_t>(id) * p.heads + pair_head];
+    for (int first = 0; first < HEADS; first += kAhead) {
+      if (!FULL && first * kGroup >= count) break;
+      Stat<Acc> of_node[kAhead];
+      Acc of_edge[kAhead];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int e = (first + u) * kGroup + lane / HEADS;
+        const int from = FULL || e < count ? e : count - 1;
+        const Col node = __shfl_sync(kWarpMask, edge.source, from);
+        of_node[u] = stat[static_cast<int64_t>(node) * p.heads];
+        if (p.alpha_edge) {
+          const I id = __shfl_sync(kWarpMask, edge.id, from);
+          of_edge[u] = this->of_pair(p.alpha_edge, id, p.heads);
         }
       }
-      Acc w = valid ? of_node.weight(s, slope) : Acc(0);
-      const Acc mean = valid ? w * (s > 0 ? of_node.mean : slope * of_node.mean) : Acc(0);
-      sum.mean += mean;
-      note(g, mean);
-      if (dropout.on) w *= dropout.factor(__shfl_sync(kWarpMask, edge.bits, from), pair_head);
-      weight[g] = s > 0 ? w : -w;
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        const int e = (first + u) * kGroup + lane / HEADS;
+        const bool valid = pairs && (FULL || e < count);
+        Acc s = sum.src + of_node[u].dst;
+        if (p.alpha_edge) s += of_edge[u];
+        Acc w = valid ? of_node[u].weight(s, slope) : Acc(0);
+        const Acc mean = valid ? w * (s > 0 ? of_node[u].mean : slope * of_node[u].mean) : Acc(0);
+        sum.mean += mean;
+        note(first + u, mean);
+        if (dropout.on) {
+          const int from = FULL || e < count ? e : count - 1;
+          w *= dropout.factor(__shfl_sync(kWarpMask, edge.bits, from), pair_head);
+        }
+        weight[first + u] = s > 0 ? w : -w;
+      }
     }
   }
 
@@ -285,7 +304,7 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
 };
 
 template <typename T, typename I, int VEC, int LANES, int HEADS, bool SCORES>
-__global__ void __launch_bounds__(kThreads, is_wide_tile(LANES, HEADS) ? 3 : attention_blocks(VEC))
+__global__ void __launch_bounds__(kThreads, backward_blocks(VEC, LANES, HEADS, SCORES))
     gat_backward_kernel(GatBackward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
                         void* partial) {
   using Acc = acc_t<T>;
@@ -406,7 +425,7 @@ HeadShape shape_of_backward(const GatBackward& p) {
   // A tile of four heads uses half of each sector of stat, and its fixed cost matters for short rows.
   // There eight heads form one tile, although less of it stays in L2.
   if (sizeof(T) == 4 && s.vec > 1 && s.lanes == 8 && s.heads == 4 && p.heads > 4 &&
-      p.csr.num_edges <= kShortRows * p.csr.num_rows) {
+      (p.grad_alpha_edge || p.csr.num_edges <= kShortRows * p.csr.num_rows)) {
     s.lanes = 16;
     s.heads = 8;
     s.tiles = static_cast<int>((p.heads + 7) / 8);

@@ -11,7 +11,7 @@ from ..graph.structure import Graph
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .edge_sums import OfRows, edge_sums, rows_of, sum_operator
-from .head_map import head_map_weight
+from .head_map import head_map, head_map_weight
 from .linear_product import takes_gradient
 from .product import raw_product
 
@@ -24,10 +24,14 @@ _MOVES = 4
 _MANY_ROWS = 1 << 17
 _MOST_OUTPUTS = 1 << 10
 
+# So is a map of so many rows, with at most so many numbers before and after it.
+_MANY_MAPPED = 1 << 19
+_FEW = 16
+
 
 def edge_scores(x: Tensor, weight: Tensor) -> Tensor:
-    r"""As :func:`torch.nn.functional.linear`, unchecked; on CUDA the gradient of the weight is a
-    product of our own.
+    r"""As :func:`torch.nn.functional.linear`, unchecked; on CUDA the products of many edges are our
+    own.
 
     .. math::
         \mathbf{S} = \mathbf{X} \mathbf{W}^{\top}
@@ -40,7 +44,7 @@ def edge_scores(x: Tensor, weight: Tensor) -> Tensor:
         Tensor: :math:`\mathbf{S}` of shape :math:`(|\mathcal{E}|, H)`.
     """
     if not _is_tall(x, weight.size(0)) or not takes_gradient(weight) or transforms_active():
-        return F.linear(x, weight)
+        return _linear(x, weight)
     return EdgeScores.apply(x, weight, None, None, False)[0]
 
 
@@ -68,7 +72,7 @@ def edge_and_loop_scores(
     """
     op = sum_operator(graph, x.size(0), mean)
     if op is None:
-        scores = F.linear(x, weight)
+        scores = _linear(x, weight)
         return scores, edge_sums(graph, scores, edge_index, mean)
     needs_x, needs_weight = takes_gradient(x), takes_gradient(weight)
     sums_first = needs_weight and not needs_x and x.size(1) <= _MOVES * weight.size(0)
@@ -77,13 +81,24 @@ def edge_and_loop_scores(
     return EdgeScores.apply(x, weight, row, op, sums_first)
 
 
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    """As :func:`torch.nn.functional.linear`."""
+    if 1 < weight.size(0) <= _FEW >= weight.size(1) and _is_many(x, _MANY_MAPPED):
+        return head_map(x, weight.t(), 1)
+    return F.linear(x, weight)
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """As :obj:`a.t() @ b`."""
     return head_map_weight(a, b, 1) if _is_tall(a, b.size(1)) else a.t() @ b
 
 
 def _is_tall(x: Tensor, columns: int) -> bool:
-    return x.is_cuda and x.size(0) >= _MANY_ROWS and x.size(1) * columns <= _MOST_OUTPUTS
+    return x.size(1) * columns <= _MOST_OUTPUTS and _is_many(x, _MANY_ROWS)
+
+
+def _is_many(x: Tensor, rows: int) -> bool:
+    return x.is_cuda and x.size(0) >= rows
 
 
 class EdgeScores(torch.autograd.Function):
@@ -100,11 +115,11 @@ class EdgeScores(torch.autograd.Function):
         op: SparseOperator | None,
         sums_first: bool,
     ) -> tuple[Tensor, ...]:
-        scores, sums = F.linear(x, weight), None
+        scores, sums = _linear(x, weight), None
         out: tuple[Tensor, ...] = (scores,)
         if op is not None and sums_first:
             sums = raw_product(op, x)
-            out = scores, F.linear(sums, weight)
+            out = scores, _linear(sums, weight)
         elif op is not None:
             out = scores, raw_product(op, scores)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
@@ -116,7 +131,7 @@ class EdgeScores(torch.autograd.Function):
         x, weight, row, op, sums = saved(ctx)
         if row is not None:  # Scores were summed.
             grad = grad + OfRows.apply(of_loops[0], row, op)
-        grad_x = grad @ weight if ctx.needs_input_grad[0] else None
+        grad_x = _linear(grad, weight.t()) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = _product(grad, x)

@@ -12,6 +12,7 @@ from pyg_fast.graph.graph import graph_of
 from pyg_fast.graph.structure import Graph
 from pyg_fast.ops import edge_scores as module
 from pyg_fast.ops.edge_scores import EdgeScores, edge_and_loop_scores, edge_scores
+from pyg_fast.ops.head_map import head_map
 
 N, E = 9, 60
 mean = pytest.mark.parametrize('mean', [False, True])
@@ -45,9 +46,13 @@ def numbers(*size: int, device: torch.device) -> Tensor:
 @mean
 @features
 @pytest.mark.parametrize('needs', ['both', 'x', 'weight'])
+@pytest.mark.parametrize('products', ["torch's", 'our own'])
 def test_scores_and_gradients(
-    edges: Tensor, mean: bool, size: int, needs: str, device: torch.device
-) -> None:
+    edges: Tensor, mean: bool, size: int, needs: str, products: str, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if products == 'our own':
+        monkeypatch.setattr(module, '_is_many', lambda x, rows: True)
     x, weight = numbers(E, size, device=device), numbers(2, size, device=device)
     if needs != 'both':
         (weight if needs == 'x' else x).requires_grad_(False)
@@ -109,6 +114,19 @@ def test_where_the_gradient_of_the_weight_is_a_product_of_our_own(device: torch.
     assert module._is_tall(x, 16) == (device.type == 'cuda')
     assert not module._is_tall(x, 1 << 10)
     assert not module._is_tall(x[:1000], 16)
+
+
+def test_where_scores_are_a_product_of_our_own(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products = []
+    monkeypatch.setattr(module, 'head_map', lambda *args: products.append(args) or head_map(*args))
+    x = torch.randn(16, device=device).expand(1 << 19, 16)
+    for rows, features, heads in ((1 << 19, 16, 8), (1000, 16, 8), (1 << 19, 16, 1)):
+        weight = torch.randn(heads, features, device=device)
+        given = x[:rows, :features]
+        torch.testing.assert_close(edge_scores(given, weight), F.linear(given, weight))
+    assert len(products) == (device.type == 'cuda')
 
 
 def test_edges_alone(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
