@@ -278,18 +278,18 @@ bool wants_warps(const Spmm& p, int vec) {
   return p.dim % (32 * vec) == 0 && p.csr.num_cols * 512 <= kSmall;
 }
 
-// Whether rows are so short and narrow that dividing them costs more than it gains.
+// Whether rows are so short and narrow that dividing them costs more than it gains. Among few rows the
+// longer ones soon determine the time.
 bool has_shortest_rows(const Spmm& p, int vec) {
-  return has_short_rows(p, vec) && p.csr.num_edges <= 3 * p.csr.num_rows && p.dim <= kNarrow * vec;
+  const int64_t most = p.csr.num_rows < (1 << 20) ? 2 : 8;
+  return has_short_rows(p, vec) && p.csr.num_edges <= most * p.csr.num_rows && p.dim <= kNarrow * vec;
 }
 
-// Whether no row may be so long that one block, which sums it if groups do not divide it, would determine
-// the time: all other long rows have at least two groups.
+// Whether no row is so long that one block, which sums it if groups do not divide it, would determine the
+// time.
 bool has_no_hub(const Groups& g) {
   constexpr int64_t kMost = 1024;
-  if (g.size > kMost) return false;
-  const int64_t most_groups = g.num_long > 0 ? g.num_partials - 2 * (g.num_long - 1) : 1;
-  return most_groups * g.size <= kMost;
+  return g.size <= kMost && g.most_groups <= kMost / g.size;
 }
 
 }  // namespace

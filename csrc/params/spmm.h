@@ -37,6 +37,7 @@ struct Groups {
   int64_t num_groups = 0;
   int64_t num_long = 0;      // rows with several groups
   int64_t num_partials = 0;  // groups of such rows
+  int64_t most_groups = 0;   // of a row; wrong numbers cost time only
   const void* ptr = nullptr;         // [num_groups + 1] first edge; groups are consecutive
   const void* row = nullptr;         // [num_groups] row, or -1 - k for a group of long row k
   const void* long_row = nullptr;    // [num_long] row

@@ -36,6 +36,7 @@ class Groups(NamedTuple):
     long_ptr: Tensor
     long_shift: Tensor
     num_partials: int
+    most_groups: int  # of a row
     size: int
     atomic: bool = False
     order: Tensor | None = None
@@ -107,8 +108,11 @@ def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
     if rowptr.dim() != 1 or rowptr.size(0) == 0:
         raise ValueError(f"'rowptr' must have shape [num_rows + 1], got {list(rowptr.shape)}")
     check_size(size)
-    (ptr, row, long_row, long_ptr, long_shift), num_partials, order = group_edges(rowptr, size)
-    return Groups(ptr, row, long_row, long_ptr, long_shift, num_partials, size, atomic, order)
+    tensors, num_partials, most_groups, order = group_edges(rowptr, size)
+    ptr, row, long_row, long_ptr, long_shift = tensors
+    return Groups(
+        ptr, row, long_row, long_ptr, long_shift, num_partials, most_groups, size, atomic, order
+    )  # fmt: skip
 
 
 def check_size(size: int, name: str = 'size') -> None:

@@ -7,15 +7,16 @@ from torch.nn.functional import pad
 from ._library import fake, ops, reference
 
 
-def group_edges(rowptr: Tensor, size: int) -> tuple[tuple[Tensor, ...], int, Tensor]:
-    """The tensors of :class:`~pyg_fast.graph.Groups`, the number of partial sums, and the order of
-    the groups. Waits for the device once.
+def group_edges(rowptr: Tensor, size: int) -> tuple[tuple[Tensor, ...], int, int, Tensor]:
+    """The tensors of :class:`~pyg_fast.graph.Groups`, the number of partial sums, the most groups
+    of a row, and the order of the groups. Waits for the device once.
 
     Raises:
         ValueError: If there are more groups than the dtype of :obj:`rowptr` holds.
     """
     count = ops.count_groups(rowptr, size)
-    num_groups, num_long = count[:, -1].tolist()
+    most = count[0].diff().amax(0, keepdim=True) if count.size(1) > 1 else count[0]
+    num_groups, num_long, most_groups = torch.cat([count[:, -1], most]).tolist()
     if num_groups > torch.iinfo(rowptr.dtype).max:
         raise ValueError(
             f'group_size={size} needs {num_groups} groups, more than {rowptr.dtype} holds; choose '
@@ -25,7 +26,7 @@ def group_edges(rowptr: Tensor, size: int) -> tuple[tuple[Tensor, ...], int, Ten
     ptr, row, _, long_ptr, long_shift = groups
     order = ops.order_groups(ptr, row, long_ptr, long_shift, size)
     num_short = rowptr.size(0) - 1 - num_long
-    return groups, num_groups - num_short, order
+    return groups, num_groups - num_short, most_groups, order
 
 
 @fake('count_groups')

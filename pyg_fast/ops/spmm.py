@@ -144,6 +144,7 @@ def _spmm_groups_reference(
     long_ptr: Tensor,
     long_shift: Tensor,
     num_partials: int,
+    most_groups: int,
     group_size: int,
     atomic: bool,
     group_order: Tensor | None = None,

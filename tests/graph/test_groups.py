@@ -59,6 +59,8 @@ def assert_groups(groups: Groups, rowptr: Tensor, size: int) -> None:
         assert (actual.dtype, actual.device) == (rowptr.dtype, rowptr.device), name
         assert actual.tolist() == expected, name
     assert (groups.num_partials, groups.size) == (int(groups.long_ptr[-1]), size)
+    most = max(rowptr.diff().tolist(), default=0)
+    assert groups.most_groups == max(-(-most // size), min(1, rowptr.size(0) - 1))
 
 
 @given(

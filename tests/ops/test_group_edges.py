@@ -34,7 +34,7 @@ def order_groups_sample(given: Given) -> dict[str, object]:
 @pytest.mark.parametrize('size', [1, 100_000])
 def test_order_of_long_rows_and_groups(size: int, device: torch.device) -> None:
     rowptr = torch.tensor([0, 2, 80_002, 120_002, 120_003], device=device)
-    (ptr, row, _, long_ptr, long_shift), _, order = group_edges(rowptr, size)
+    (ptr, row, _, long_ptr, long_shift), _, _, order = group_edges(rowptr, size)
     assert order.equal(reference.order_groups(ptr, row, long_ptr, long_shift, size))
     if size > 1:  # Lengths from 32,767 on count as equal.
         assert order.tolist() == [1, 2, 0, 3]

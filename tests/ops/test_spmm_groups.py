@@ -41,7 +41,7 @@ SIZES = [1, 4, 16, 33, 64, 500, 4096]
 def _(given: Given) -> dict[str, object]:
     *parts, atomic, order = groups_of(given.graph.rowptr, 3, atomic=given.full)
     names = ('group_ptr', 'group_row', 'long_row', 'long_ptr', 'long_shift', 'num_partials')
-    groups = dict(zip((*names, 'group_size'), parts, strict=True))
+    groups = dict(zip((*names, 'most_groups', 'group_size'), parts, strict=True))
     args = spmm_sample(given)
     place = {name: args.pop(name) for name in ('out_row', 'num_out')}
     return dict(**args, **groups, atomic=atomic, group_order=order, **place)
@@ -145,9 +145,21 @@ def test_short_rows(device: torch.device) -> None:
             check_short_rows(grouped, width, dtype)
         if is_short is None:  # Rows of one group each may have the same order of additions.
             continue
-        x = torch.randn(graph.num_src, 16, device=device)
-        by_rows, by_groups = (raw_product(SparseOperator(g), x) for g in (graph, grouped))
-        assert torch.equal(by_rows, by_groups) == is_short
+        assert same_bits(graph, grouped) == is_short
+    many = 1 << 20  # Of so many rows longer ones are short.
+    edges = torch.randint(many, (2, 5 * many))
+    edges[1, :700] = 11
+    graph = Edges(edges, many, many).graph(device=device)
+    assert same_bits(graph, graph.with_groups(32))
+    edges[1, :1100] = 11  # a hub
+    graph = Edges(edges, many, many).graph(device=device)
+    assert not same_bits(graph, graph.with_groups(32))
+
+
+def same_bits(graph: Graph, other: Graph) -> bool:
+    """Whether sums over two graphs are equal."""
+    x = torch.randn(graph.num_src, 16, device=graph.rowptr.device)
+    return torch.equal(*(raw_product(SparseOperator(g), x) for g in (graph, other)))
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
