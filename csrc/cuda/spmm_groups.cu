@@ -279,9 +279,9 @@ bool wants_warps(const Spmm& p, int vec) {
 }
 
 // Whether rows are so short and narrow that dividing them costs more than it gains. Among few rows the
-// longer ones soon determine the time.
+// longer ones soon determine the time, of narrow rows sooner.
 bool has_shortest_rows(const Spmm& p, int vec) {
-  const int64_t most = p.csr.num_rows < (1 << 20) ? 2 : 8;
+  const int64_t most = p.csr.num_rows >= (1 << 20) ? 8 : 2 * p.dim > kNarrow * vec ? 3 : 2;
   return has_short_rows(p, vec) && p.csr.num_edges <= most * p.csr.num_rows && p.dim <= kNarrow * vec;
 }
 
