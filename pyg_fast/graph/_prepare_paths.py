@@ -13,10 +13,10 @@ from ..ops.to_csr import csr_rows, to_csr, transpose_csr
 from .execution_path import ExecutionPath, check_mask, mask_signature_of, signature_of
 from .graph import graph_of, num_loops
 from .prepared_graph import PreparedGraph
-from .structure import CHUNK, Graph, loop_counts
+from .structure import CHUNK, Graph, loop_counts, usual_group_size
 
-# With short rows, groups are faster than rows: on an H200 on all paths of benchmarks/paths.py with
-# up to this number of edges per row.
+# Groups of this size are the fastest up to this number of edges per row: on an H200 on all paths of
+# benchmarks/paths.py.
 _SHORT_ROWS, _GROUP_SIZE = 16, 32
 
 # A path with this share of the edges (with `forward`: of the nodes) stores no copy of them; nor are
@@ -216,8 +216,10 @@ def _path(
 
 
 def _group_size(edges: Tensor, num_rows: int) -> int | None:
-    short = edges.is_cuda and edges.numel() <= _SHORT_ROWS * num_rows
-    return _GROUP_SIZE if short else None
+    if not edges.is_cuda:
+        return None
+    short = edges.numel() <= _SHORT_ROWS * num_rows
+    return _GROUP_SIZE if short else usual_group_size(edges.numel())
 
 
 def _join(paths: Sequence[ExecutionPath]) -> None:

@@ -122,10 +122,8 @@ class Graph(NamedTuple):
         """The graph with groups of a size that suits most widths, on a GPU, unless it has some or
         few edges."""
         has_some = self.groups is not None or self.t_groups is not None
-        if not self.col.is_cuda or has_some or self.num_edges < _FEW:
-            return self
-        size = 64 if self.num_edges < _MANY else 256
-        return self.with_groups(size, size)
+        size = usual_group_size(self.num_edges) if self.col.is_cuda and not has_some else None
+        return self if size is None else self.with_groups(size, size)
 
     def with_one_structure(self) -> 'Graph':
         """The graph with one CSR structure if it is symmetric. Synchronises."""
@@ -248,6 +246,13 @@ def _check_part(t: Any, name: str, rowptr: Tensor, size: int | None) -> None:
         raise ValueError(
             f"'graph.{name}' is on {t.device}, but 'graph.rowptr' is on {rowptr.device}"
         )
+
+
+def usual_group_size(num_edges: int) -> int | None:
+    """The size of groups that suits most widths on a GPU; None: by rows."""
+    if num_edges < _FEW:
+        return None
+    return 64 if num_edges < _MANY else 256
 
 
 def ends_of(graph: Graph, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:

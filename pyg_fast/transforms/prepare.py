@@ -25,8 +25,8 @@ class Prepare(BaseTransform):
         num_layers (int): Number of layers of the model.
         mask (str): Name of the mask of training nodes. (default: :obj:`"train_mask"`)
         group_sizes (str, optional): The strategy of
-            :class:`~pyg_fast.transforms.GroupSizes`; :obj:`None`: kernels divide the work by rows,
-            on GPU paths with short rows by groups of 32 edges. (default: :obj:`"regression"`)
+            :class:`~pyg_fast.transforms.GroupSizes`; :obj:`None`: groups have the sizes that suit
+            most graphs. (default: :obj:`"regression"`)
         width (int): The number of features to choose group sizes for. (default: :obj:`64`)
         keep_edge_index (bool): As in :class:`~pyg_fast.transforms.ToCSR`. (default: :obj:`True`)
         **kwargs (optional): Additional arguments of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast.graph import ExecutionPath, PreparedGraph, execution_paths, prepare_edge_index
-from pyg_fast.graph._prepare_paths import WHOLE
+from pyg_fast.graph._prepare_paths import WHOLE, _group_size
 from pyg_fast.graph.csr import prepare_graph
 
 
@@ -202,3 +202,12 @@ def test_inference_mode(device: torch.device) -> None:
     with torch.inference_mode():
         paths = example(device)
     assert not paths[1].col.is_inference()
+
+
+def test_group_sizes(device: torch.device) -> None:
+    """Of paths with short rows, of few edges, of some and of many."""
+    sizes = [
+        _group_size(torch.zeros(1, device=device).expand(num_edges), num_rows)
+        for num_edges, num_rows in ((100, 50), (60_000, 10), (70_000, 10), (1 << 25, 10))
+    ]
+    assert sizes == ([32, None, 64, 256] if device.type == 'cuda' else [None] * 4)
