@@ -14,7 +14,7 @@ from .groups import Groups, groups_of
 
 # Few edges are not worth the time to make groups. With many there are enough rows to fill a GPU,
 # and partial sums of small groups cost more than to wait for long rows.
-_FEW, _MANY = 1 << 16, 1 << 24
+_FEW, _SOME, _MANY = 1 << 16, 1 << 22, 1 << 24
 
 # Edges at once in what needs temporary tensors of edges.
 CHUNK = 1 << 26
@@ -252,7 +252,7 @@ def usual_group_size(num_edges: int) -> int | None:
     """The size of groups that suits most widths on a GPU; None: by rows."""
     if num_edges < _FEW:
         return None
-    return 64 if num_edges < _MANY else 256
+    return 64 if num_edges < _SOME else 128 if num_edges < _MANY else 256
 
 
 def ends_of(graph: Graph, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:
