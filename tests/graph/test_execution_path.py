@@ -206,8 +206,9 @@ def test_inference_mode(device: torch.device) -> None:
 
 def test_group_sizes(device: torch.device) -> None:
     """Of paths with short rows, of few edges, of some and of many."""
+    cases = ((100, 50), (60_000, 9), (70_000, 9), (5_000_000, 9), (1 << 25, 9))
     sizes = [
         _group_size(torch.zeros(1, device=device).expand(num_edges), num_rows)
-        for num_edges, num_rows in ((100, 50), (60_000, 9), (70_000, 9), (5_000_000, 9), (1 << 25, 9))
+        for num_edges, num_rows in cases
     ]
     assert sizes == ([32, None, 64, 128, 256] if device.type == 'cuda' else [None] * 5)

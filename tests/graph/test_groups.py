@@ -203,7 +203,9 @@ def test_sizes_go_with_the_data(device: torch.device) -> None:
     assert graph_of(edge_index, 30, 30).groups is None
 
 
-@pytest.mark.parametrize(('num_edges', 'size'), [(19, None), (20, 64), (29, 64), (30, 128), (50, 256)])
+@pytest.mark.parametrize(
+    ('num_edges', 'size'), [(19, None), (20, 64), (29, 64), (30, 128), (50, 256)]
+)
 def test_schedule_of_a_prepared_graph(
     num_edges: int, size: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
