@@ -12,8 +12,8 @@ from ..ops._edges import check_edge_index
 from ..ops.to_csr import csr_rows, to_csr, transpose_csr
 from .groups import Groups, groups_of
 
-# Few edges are not worth the time to make groups. With many there are enough rows to fill a GPU,
-# and partial sums of small groups cost more than to wait for long rows.
+# Few edges are not worth the time to make groups. The more edges, the more rows fill a GPU, and the
+# more partial sums of small groups cost beside waiting for long rows.
 _FEW, _SOME, _MANY = 1 << 16, 1 << 22, 1 << 24
 
 # Edges at once in what needs temporary tensors of edges.
