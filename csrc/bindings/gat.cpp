@@ -49,7 +49,8 @@ GatResult gat(const Tensor& rowptr, const Tensor& col, const OptTensor& perm, co
   }
   if constexpr (kCuda) {
     Launch launch(x);
-    launch.check(cuda::gat(p, launch.stream()), "gat");
+    void* scratch = launch.scratch(cuda::gat_scratch(p));
+    launch.check(cuda::gat(p, scratch, launch.stream()), "gat");
   } else {
     share_edges(p.csr, work_of(p),
                 [&](int64_t begin, int64_t end) { cpu::gat(p, begin, end); });

@@ -38,7 +38,8 @@ Gatv2Result gatv2(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
   }
   if constexpr (kCuda) {
     Launch launch(x);
-    launch.check(cuda::gatv2(p, launch.stream()), "gatv2");
+    void* scratch = launch.scratch(cuda::gatv2_scratch(p));
+    launch.check(cuda::gatv2(p, scratch, launch.stream()), "gatv2");
   } else {
     share_edges(p.csr, work_of(p),
                 [&](int64_t begin, int64_t end) { cpu::gatv2(p, begin, end); });

@@ -34,7 +34,8 @@ std::tuple<Tensor, Tensor> spmm_max(const Tensor& rowptr, const Tensor& col, con
   p.arg = arg.mutable_data_ptr();
   if constexpr (kCuda) {
     Launch launch(x);
-    launch.check(cuda::spmm_max(p, launch.stream()), "spmm_max");
+    void* scratch = launch.scratch(cuda::spmm_max_scratch(p));
+    launch.check(cuda::spmm_max(p, scratch, launch.stream()), "spmm_max");
   } else {
     share_edges(p.csr, (p.csr.num_edges + p.csr.num_rows) * (p.dim + 8) / 8,
                 [&](int64_t begin, int64_t end) { cpu::spmm_max(p, begin, end); });
@@ -114,9 +115,11 @@ Tensor spmm_max_backward_x_ordered(const Tensor& rowptr, const Tensor& col, cons
                     [&](const SpmmMaxBackwardX& p, const Tensor& on) {
                       if constexpr (kCuda) {
                         Launch launch(on);
-                        launch.check(
-                            cuda::spmm_max_backward_x_ordered(p, transposed, launch.stream()),
-                            "spmm_max_backward_x_ordered");
+                        void* scratch = launch.scratch(
+                            cuda::spmm_max_backward_x_ordered_scratch(p, transposed));
+                        launch.check(cuda::spmm_max_backward_x_ordered(p, transposed, scratch,
+                                                                       launch.stream()),
+                                     "spmm_max_backward_x_ordered");
                       } else {
                         run_backward_x_on_cpu(p);
                       }

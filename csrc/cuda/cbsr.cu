@@ -7,8 +7,6 @@
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int kBlocks = 4;  // blocks per SM
-
 // The columns whose sums a warp keeps. More columns are cut into tiles; each tile reads all entries.
 template <typename Acc>
 constexpr int kMostColumns = 2048 / static_cast<int>(sizeof(Acc));
@@ -72,7 +70,9 @@ struct CbsrRow {
   using Edge = WeightedEdge<T, I, WEIGHTED>;
   using Entries = std::conditional_t<kJoined<T, C>, JoinedEntries<T, STEPS, PACKED>,
                                      SeparateEntries<T, C, STEPS, PACKED>>;
-  static constexpr bool kSharedSums = true;
+  using Index = I;
+  static constexpr int kLanes = 32, kBlocks = 4;
+  static constexpr Sums kSums = Sums::shared;
   static constexpr int kUnroll = PACKED ? 4 : 2;  // edges in flight per slot
   struct Sum {};
 
@@ -84,9 +84,12 @@ struct CbsrRow {
   int64_t first_column;
   int slot, entry_lane, entries, width;
 
-  __device__ CbsrRow(const CbsrSpmm& p, const Pass& pass, const void* values_self, Acc* shared,
-                     int tile)
-      : p(p), pass(pass), values_self(values_self), shared(shared) {
+  __device__ CbsrRow(const CbsrSpmm& p, const Pass& pass, const void* values_self, int tile)
+      : p(p), pass(pass), values_self(values_self) {
+    extern __shared__ float4 memory[];
+    shared = reinterpret_cast<Acc*>(memory);
+    for (int w = threadIdx.x; w < kWarps * kEntrySlots * pass.width; w += kThreads) shared[w] = 0;
+    __syncthreads();
     first_column = static_cast<int64_t>(tile) * pass.width;
     slot = (threadIdx.x & 31) / kEntryLanes;
     entry_lane = threadIdx.x % kEntryLanes;
@@ -185,7 +188,35 @@ struct CbsrRow {
     write(row, degree, threadIdx.x / 32, 1, lane, 32, [] { __syncwarp(); });
   }
 
-  __device__ void finish_hub(int64_t row, int64_t degree) const {
+  // A part of a row: a sum for each column.
+  __device__ Acc* part(const LongRows& l, int64_t slot) const {
+    return static_cast<Acc*>(l.parts) + slot * p.dim + first_column;
+  }
+
+  __device__ void keep_part(const LongRows& l, int64_t slot) const {
+    Acc* to = part(l, slot);
+    for (int f = threadIdx.x & 31; f < width; f += 32) to[f] = take(f, threadIdx.x / 32, 1);
+    __syncwarp();
+  }
+
+  template <typename Slot>
+  __device__ void add_parts(const LongRows& l, int64_t begin, int64_t end, const Slot& slot) const {
+    Acc* sums = sums_of(threadIdx.x / 32);
+    for (int f = threadIdx.x & 31; f < width; f += 32) {
+      Acc total = 0;
+      for (int64_t first = begin; first < end; first += kMergedInTurn) {
+        const int64_t last = first + kMergedInTurn < end ? first + kMergedInTurn : end;
+        Acc sum = 0;
+#pragma unroll 4
+        for (int64_t n = first; n < last; ++n) sum += part(l, slot(n))[f];
+        total += sum;
+      }
+      sums[word(f)] = total;
+    }
+    __syncwarp();
+  }
+
+  __device__ void finish_all(int64_t row, int64_t degree) const {
     write(row, degree, 0, kWarps, threadIdx.x, kThreads, [] { __syncthreads(); });
   }
 
@@ -245,20 +276,8 @@ struct CbsrRow {
   }
 };
 
-template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    cbsr_spmm_kernel(CbsrSpmm p, Pass pass, const void* values_self, Shape s) {
-  extern __shared__ float4 memory[];
-  auto* shared = reinterpret_cast<acc_t<T>*>(memory);
-  for (int w = threadIdx.x; w < kWarps * kEntrySlots * pass.width; w += kThreads) shared[w] = 0;
-  for (int tile = blockIdx.y; tile < pass.tiles; tile += gridDim.y) {
-    CbsrRow<T, I, C, STEPS, PACKED, WEIGHTED> row(p, pass, values_self, shared, tile);
-    for_each_row<I, 32>(p.csr, s, row);
-  }
-}
-
 template <typename T, typename I, typename C>
-const char* launch_pass(const CbsrSpmm& p, Pass pass, const void* values_self,
+const char* launch_pass(const CbsrSpmm& p, Pass pass, const void* values_self, void* of_rows,
                         cudaStream_t stream) {
   const int64_t most = kMostColumns<acc_t<T>>;
   pass.tiles = static_cast<int>((p.dim + most - 1) / most);
@@ -267,18 +286,21 @@ const char* launch_pass(const CbsrSpmm& p, Pass pass, const void* values_self,
   s.tiles = pass.tiles;
   const int bytes = kWarps * kEntrySlots * pass.width * static_cast<int>(sizeof(acc_t<T>));
   const bool weighted = p.value || p.col_scale;
+  const LongRows l = LongRows(p.csr).in(of_rows);
   const char* error = nullptr;
   dispatch_steps<kMostSteps<T>, C, I>(
       p.k, pass.end - pass.begin, p.columns, p.values, [&](auto steps, auto packed) {
-        const auto run = [&](auto* kernel) {
-          error = allow_shared(kernel, bytes);
+        const auto run = [&](auto row) {
+          using Row = typename decltype(row)::type;
+          error = allow_shared(rows_kernel<Row, CbsrSpmm, Pass, const void*>, bytes);
           if (!error)
-            kernel<<<s.grid(p.csr.num_rows), kThreads, bytes, stream>>>(p, pass, values_self, s);
+            error = allow_shared(merge_long_rows_kernel<Row, CbsrSpmm, Pass, const void*>, bytes);
+          if (!error) launch_rows<Row>(p.csr, s, l, bytes, stream, p, pass, values_self);
         };
         if constexpr (packed) {
-          if (!weighted) return run(cbsr_spmm_kernel<T, I, C, steps, packed, false>);
+          if (!weighted) return run(std::common_type<CbsrRow<T, I, C, steps, packed, false>>{});
         }
-        run(cbsr_spmm_kernel<T, I, C, steps, packed, true>);
+        run(std::common_type<CbsrRow<T, I, C, steps, packed, true>>{});
       });
   return error ? error : last_error();
 }
@@ -293,15 +315,15 @@ bool keeps_partial_in_out(const CbsrSpmm& p) {
   return p.out_acc || p.dtype == DType::f32 || p.dtype == DType::f64;
 }
 
-// Bytes of scaled or joined entries; partial sums follow them.
+// Scratch memory: scaled or joined entries, the sums of earlier passes, parts of long rows.
 int64_t entry_bytes(const CbsrSpmm& p) {
   if (!joins(p) && !wants_prologue(p)) return 0;
-  return (p.csr.num_cols * p.k * acc_bytes(p.dtype) + 15) / 16 * 16;
+  return aligned(p.csr.num_cols * p.k * acc_bytes(p.dtype));
 }
 
 int64_t partial_bytes(const CbsrSpmm& p) {
   if (p.k <= entries_of_pass(p.dtype) || keeps_partial_in_out(p)) return 0;
-  return p.csr.num_rows * p.dim * acc_bytes(p.dtype);
+  return aligned(p.csr.num_rows * p.dim * acc_bytes(p.dtype));
 }
 
 template <typename T, typename C>
@@ -323,7 +345,9 @@ void prepare_entries(CbsrSpmm& p, void* scratch, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t cbsr_spmm_scratch(const CbsrSpmm& p) { return entry_bytes(p) + partial_bytes(p); }
+int64_t cbsr_spmm_scratch(const CbsrSpmm& p) {
+  return entry_bytes(p) + partial_bytes(p) + LongRows(p.csr).bytes(p.dim * acc_bytes(p.dtype));
+}
 
 const char* cbsr_spmm(const CbsrSpmm& p_in, void* scratch, void* stream_) {
   if (p_in.csr.num_rows == 0 || p_in.dim == 0) return nullptr;
@@ -335,16 +359,16 @@ const char* cbsr_spmm(const CbsrSpmm& p_in, void* scratch, void* stream_) {
       using C = decltype(column);
       CbsrSpmm p = p_in;
       prepare_entries<T, C>(p, scratch, stream);
+      char* const partial = static_cast<char*>(scratch) + entry_bytes(p_in);
       Pass pass;
-      pass.partial =
-          keeps_partial_in_out(p) ? p.out : static_cast<void*>(static_cast<char*>(scratch) + entry_bytes(p_in));
+      pass.partial = keeps_partial_in_out(p) ? p.out : partial;
       const int64_t most = entries_of_pass(p.dtype);
       for (int64_t begin = 0; begin < p.k; begin += most) {
         pass.begin = static_cast<int>(begin);
         pass.end = static_cast<int>(begin + most < p.k ? begin + most : p.k);
         pass.first = begin == 0;
         pass.last = pass.end == p.k;
-        const char* error = launch_pass<T, I, C>(p, pass, p_in.values, stream);
+        const char* error = launch_pass<T, I, C>(p, pass, p_in.values, partial + partial_bytes(p_in), stream);
         if (error) return error;
       }
       return nullptr;

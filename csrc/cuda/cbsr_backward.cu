@@ -31,12 +31,14 @@ struct Staged {
 
 // DOT: out[perm[e]] = <values of the edge's source, grad>; else out[source, c] += value * grad.
 // LANES threads read an edge. STAGED: the row of the gradient is in shared memory.
-template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT, int LANES,
-          bool STAGED>
+template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT,
+          int LANES = kEntryLanes, bool STAGED = true>
 struct StagedRow {
   using Acc = acc_t<T>;
   static constexpr int kSlots = 32 / LANES;
-  static constexpr bool kSharedSums = true;  // no sums: adds directly to global memory
+  using Index = I;
+  static constexpr int kLanes = 32, kBlocks = 4;
+  static constexpr Sums kSums = Sums::none;
   struct Sum {};
   struct Edge : WeightedEdge<T, I, WEIGHTED> {
     I position = 0;
@@ -58,7 +60,9 @@ struct StagedRow {
   const T* grad = nullptr;
   Acc scale = 0;
 
-  __device__ StagedRow(const Staged& p, Acc* staged) : p(p), staged(staged) {
+  __device__ StagedRow(const Staged& p, int width, int) : p(p) {
+    extern __shared__ float4 memory[];
+    staged = reinterpret_cast<Acc*>(memory) + threadIdx.x / 32 * width;
     slot = (threadIdx.x & 31) / LANES;
     entry_lane = threadIdx.x % LANES;
   }
@@ -189,18 +193,7 @@ struct StagedRow {
 
   __device__ void reduce(Sum&) const {}
   __device__ void finish(int64_t, int64_t, const Sum&) const {}
-  __device__ void finish_hub(int64_t, int64_t) const {}
 };
-
-template <typename T, typename I, typename C, int STEPS, bool PACKED, bool WEIGHTED, bool DOT,
-          int LANES = kEntryLanes, bool STAGED = true>
-__global__ void __launch_bounds__(kThreads, 4) staged_kernel(Staged p, Shape s, int width) {
-  extern __shared__ float4 memory[];
-  auto* shared = reinterpret_cast<acc_t<T>*>(memory);
-  StagedRow<T, I, C, STEPS, PACKED, WEIGHTED, DOT, LANES, STAGED> row(
-      p, shared + threadIdx.x / 32 * width);
-  for_each_row<I, 32>(p.csr, s, row);
-}
 
 template <typename T, typename I, typename C, bool DOT>
 const char* launch(const Staged& p, cudaStream_t stream) {
@@ -208,26 +201,27 @@ const char* launch(const Staged& p, cudaStream_t stream) {
   const int width = p.dim <= kMostStaged ? multiple_of_32(p.dim) : 0;
   const int bytes = kWarps * width * static_cast<int>(sizeof(acc_t<T>));
   const char* error = nullptr;
-  const auto run = [&](auto* kernel) {
-    error = allow_shared(kernel, bytes);
-    if (!error) kernel<<<s.grid(p.csr.num_rows), kThreads, bytes, stream>>>(p, s, width);
+  const auto run = [&](auto row) {
+    using Row = typename decltype(row)::type;
+    error = allow_shared(rows_kernel<Row, Staged, int>, bytes);
+    if (!error) launch_rows<Row>(p.csr, s, LongRows(p.csr), bytes, stream, p, width);
   };
   if (width == 0) {
-    run(staged_kernel<T, I, C, kMostAdded, false, true, DOT, kEntryLanes, false>);
+    run(std::common_type<StagedRow<T, I, C, kMostAdded, false, true, DOT, kEntryLanes, false>>{});
   } else if constexpr (DOT) {
     if constexpr (sizeof(C) <= 2 && sizeof(I) == 4) {
       if (packs<kMostAdded>(p.k, p.columns, p.values)) {
-        run(staged_kernel<T, I, C, kMostAdded, true, true, true>);
+        run(std::common_type<StagedRow<T, I, C, kMostAdded, true, true, true>>{});
         return error ? error : last_error();
       }
     }
-    run(staged_kernel<T, I, C, kMostAdded, false, true, true>);
+    run(std::common_type<StagedRow<T, I, C, kMostAdded, false, true, true>>{});
   } else {
     const auto with_lanes = [&](auto steps, auto packed, auto lanes) {
       if constexpr (packed) {
-        if (!p.value) return run(staged_kernel<T, I, C, steps, packed, false, false, lanes>);
+        if (!p.value) return run(std::common_type<StagedRow<T, I, C, steps, packed, false, false, lanes>>{});
       }
-      run(staged_kernel<T, I, C, steps, packed, true, false, lanes>);
+      run(std::common_type<StagedRow<T, I, C, steps, packed, true, false, lanes>>{});
     };
     const int64_t entries = p.end - p.begin;
     if constexpr (sizeof(C) <= 2 && sizeof(I) == 4 && sizeof(acc_t<T>) == 4) {

@@ -20,12 +20,15 @@ struct Entries {
 template <typename T, typename I, typename C, int COLUMNS>
 struct GatherRow {
   using Acc = acc_t<T>;
-  static constexpr bool kSharedSums = false;
+  using Index = I;
+  static constexpr int kLanes = 32, kBlocks = 4;
+  static constexpr Sums kSums = Sums::registers;
   using Edge = WeightedEdge<T, I, true>;
   static constexpr int kRounds = COLUMNS / 32;
   struct Sum {
     Acc data[kRounds];
   };
+  using Part = Sum;
 
   const CbsrBackward& p;
   Entries<COLUMNS>* entries;  // of this warp
@@ -37,8 +40,9 @@ struct GatherRow {
   int n = 0, slots = 1, slot = 0;
   int column[kRounds];
 
-  __device__ GatherRow(const CbsrBackward& p, Entries<COLUMNS>* entries, int tile)
-      : p(p), entries(entries) {
+  __device__ GatherRow(const CbsrBackward& p, int tile) : p(p) {
+    __shared__ Entries<COLUMNS> of_warps[kWarps];
+    entries = of_warps + threadIdx.x / 32;
     first_column = static_cast<int64_t>(tile) * COLUMNS;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
     grad = static_cast<const char*>(p.grad) + first_column * sizeof(T);
@@ -136,15 +140,6 @@ struct GatherRow {
   }
 };
 
-template <typename T, typename I, typename C, int COLUMNS>
-__global__ void __launch_bounds__(kThreads, 4) gather_kernel(CbsrBackward p, Shape s) {
-  __shared__ Entries<COLUMNS> entries[kWarps];
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    GatherRow<T, I, C, COLUMNS> row(p, entries + threadIdx.x / 32, tile);
-    for_each_row<I, 32>(p.csr, s, row);
-  }
-}
-
 // Columns of a tile. Each tile reads the edges: with few entries, use all columns that fit L2. With more
 // entries, narrower tiles make better use of L2.
 int columns_of(const CbsrBackward& p) {
@@ -158,34 +153,51 @@ int tiles_of(const CbsrBackward& p) {
 // Each tile reads the values.
 bool orders_values(const CbsrBackward& p) { return tiles_of(p) > 1 && wants_ordered_values(p); }
 
+int64_t value_bytes(const CbsrBackward& p) {
+  return orders_values(p) ? aligned(p.csr.num_edges * acc_bytes(p.dtype)) : 0;
+}
+
+// Calls fn(Row, shape, T, I) with the row kernel for `p`.
+template <typename Fn>
+const char* with_row(const CbsrBackward& p, const Fn& fn) {
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
+    using T = decltype(element);
+    using I = decltype(index);
+    Shape s = shape_of(p.csr, p.dim, 1);
+    s.tiles = tiles_of(p);
+    return dispatch_columns(p.column_type, [&](auto column) {
+      using C = decltype(column);
+      const auto with = [&](auto columns) {
+        fn(std::common_type<GatherRow<T, I, C, columns>>{}, s, element, index);
+        return last_error();
+      };
+      if constexpr (sizeof(T) >= 4) {
+        if (columns_of(p) == 32) return with(std::integral_constant<int, 32>{});
+      }
+      if constexpr (sizeof(T) <= 4) with(std::integral_constant<int, 64>{});
+      return last_error();
+    });
+  });
+}
+
 }  // namespace
 
 int64_t cbsr_spmm_backward_ordered_scratch(const CbsrBackward& p) {
-  return orders_values(p) ? p.csr.num_edges * acc_bytes(p.dtype) : 0;
+  int64_t bytes = 0;
+  with_row(p, [&](auto row, const Shape& s, auto, auto) {
+    bytes = value_bytes(p) + rows_scratch<typename decltype(row)::type>(p.csr, s);
+  });
+  return bytes;
 }
 
 const char* cbsr_spmm_backward_ordered(const CbsrBackward& p_in, void* scratch, void* stream_) {
   if (p_in.csr.num_rows == 0 || p_in.k == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
-  return dispatch(p_in.dtype, p_in.csr.index64, [&](auto element, auto index) {
-    using T = decltype(element);
-    using I = decltype(index);
+  void* of_rows = static_cast<char*>(scratch) + value_bytes(p_in);
+  return with_row(p_in, [&](auto row, const Shape& s, auto element, auto index) {
     CbsrBackward p = p_in;
-    Shape s = shape_of(p.csr, p.dim, 1);
-    s.tiles = tiles_of(p);
-    if (orders_values(p)) order_values<T, I>(p, scratch, stream);
-    return dispatch_columns(p.column_type, [&](auto column) {
-      using C = decltype(column);
-      const dim3 grid = s.grid(p.csr.num_rows);
-      if constexpr (sizeof(T) >= 4) {
-        if (columns_of(p) == 32) {
-          gather_kernel<T, I, C, 32><<<grid, kThreads, 0, stream>>>(p, s);
-          return last_error();
-        }
-      }
-      if constexpr (sizeof(T) <= 4) gather_kernel<T, I, C, 64><<<grid, kThreads, 0, stream>>>(p, s);
-      return last_error();
-    });
+    if (orders_values(p)) order_values<decltype(element), decltype(index)>(p, scratch, stream);
+    launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p);
   });
 }
 

@@ -121,7 +121,6 @@ struct Shape {
   int lanes = 32;
   int tiles = 1;
   int block_rows = kWarps;
-  int hub_degree = 0;  // the warps of a block share longer rows
 
   dim3 grid(int64_t num_rows) const {
     return dim3(static_cast<unsigned>((num_rows + block_rows - 1) / block_rows),
@@ -146,8 +145,6 @@ inline void share_rows(Shape& s, const Csr& csr) {
   // Many rows per block balance its warps, enough blocks fill the GPU.
   while (s.block_rows < kMaxBlockRows && csr.num_rows * s.tiles / s.block_rows >= 2400)
     s.block_rows *= 2;
-  // In a short launch, a long row on one warp determines the time.
-  s.hub_degree = csr.num_edges < (1 << 24) ? 256 : 512;
 }
 
 inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {

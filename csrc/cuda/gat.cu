@@ -23,15 +23,18 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base::pairs;
   using Base::slope;
   using Base::tile;
+  static constexpr int kBlocks = attention_blocks(VEC);
   static constexpr float kSlack = 16;
 
   // Before `reduce`, max, mass and mass_plus belong to the head of an (edge, head) pair, afterwards to
   // this thread's channels. In training, `out` holds weights of negative scores with a minus sign, and
   // `plus` omits them: 2 * plus - out is the sum of all.
-  struct Sum {
+  struct Part {
     Acc out[VEC];
     Acc plus[TRAINING ? VEC : 1];
     Acc max, mass, mass_plus;
+  };
+  struct Sum : Part {
     Acc dst;
   };
 
@@ -148,7 +151,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     scale_features(sum, __shfl_sync(kWarpMask, factor, tile.in_tile));
   }
 
-  __device__ void scale_features(Sum& sum, Acc factor) const {
+  __device__ void scale_features(Part& sum, Acc factor) const {
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       sum.out[c] *= factor;
@@ -176,7 +179,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   }
 
   // Changes `sum` to the larger of both maxima; returns the factor that rescales the other sum.
-  __device__ Acc rebase(Sum& sum, Acc other_max) const {
+  __device__ Acc rebase(Part& sum, Acc other_max) const {
     const Acc top = sum.max > other_max ? sum.max : other_max;
     const Acc factor = sum.max == top ? Acc(1) : exponential(sum.max - top);
     sum.max = top;
@@ -186,7 +189,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     return other_max == top ? Acc(1) : exponential(other_max - top);
   }
 
-  __device__ void merge(Sum& sum, const Sum& other) const {
+  __device__ void merge(Part& sum, const Part& other) const {
     const Acc factor = rebase(sum, other.max);
     sum.mass += factor * other.mass;
     sum.mass_plus += factor * other.mass_plus;
@@ -247,36 +250,18 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING, bool EDGES>
-__global__ void __launch_bounds__(kThreads, attention_blocks(VEC))
-    gat_kernel(Gat p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    GatRow<T, I, VEC, LANES, HEADS, TRAINING, EDGES> row(p, threshold, scale, tile);
-    for_each_row<I, LANES>(p.csr, s, row);
-  }
-}
-
-}  // namespace
-
-const char* gat(const Gat& p, void* stream_) {
-  if (p.csr.num_rows == 0 || p.heads * p.channels == 0) return nullptr;
-  const auto stream = static_cast<cudaStream_t>(stream_);
+// Calls fn(Row, shape, dropout scale) with the row kernel for `p`.
+template <typename Fn>
+const char* with_row(const Gat& p, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
     const HeadShape s = head_shape(p, p.csr, p.dtype, takes_vectors<T, I>(p, p.x, p.bias, p.out));
-    const dim3 grid = s.grid(p.csr.num_rows);
-    const uint32_t threshold = dropout_threshold(p.dropout);
     const auto scale = static_cast<acc_t<T>>(dropout_scale(p.dropout));
     dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
       const auto with = [&](auto edges) {
-        if (p.y) {
-          gat_kernel<T, I, vec, lanes, heads, true, edges><<<grid, kThreads, 0, stream>>>(
-              p, s, threshold, scale);
-        } else {
-          gat_kernel<T, I, vec, lanes, heads, false, edges><<<grid, kThreads, 0, stream>>>(
-              p, s, threshold, scale);
-        }
+        if (p.y) fn(std::common_type<GatRow<T, I, vec, lanes, heads, true, edges>>{}, s, scale);
+        else fn(std::common_type<GatRow<T, I, vec, lanes, heads, false, edges>>{}, s, scale);
       };
       // Without the code for edges, kernels of several heads are faster, but others slower.
       if constexpr (vec > 1 && heads >= 4) {
@@ -285,6 +270,25 @@ const char* gat(const Gat& p, void* stream_) {
       with(std::true_type{});
     });
     return last_error();
+  });
+}
+
+}  // namespace
+
+int64_t gat_scratch(const Gat& p) {
+  int64_t bytes = 0;
+  with_row(p, [&](auto row, const Shape& s, auto) {
+    bytes = rows_scratch<typename decltype(row)::type>(p.csr, s);
+  });
+  return bytes;
+}
+
+const char* gat(const Gat& p, void* scratch, void* stream_) {
+  if (p.csr.num_rows == 0 || p.heads * p.channels == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const uint32_t threshold = dropout_threshold(p.dropout);
+  return with_row(p, [&](auto row, const Shape& s, auto scale) {
+    launch_rows<typename decltype(row)::type>(p.csr, s, scratch, stream, p, threshold, scale);
   });
 }
 

@@ -12,7 +12,9 @@ template <typename T, typename I, int VEC, int LANES, int HEADS>
 struct PairTile {
   using Acc = acc_t<T>;
   using Edge = AttentionEdge<I>;
-  static constexpr bool kSharedSums = false;
+  using Index = I;
+  static constexpr int kLanes = LANES;
+  static constexpr Sums kSums = Sums::registers;
   static constexpr int kSlots = 32 / LANES;
   static constexpr int kGroup = 32 / HEADS;  // edges whose weights the warp computes at once
   static constexpr int kSteps = kUnroll < LANES ? kUnroll : LANES;

@@ -92,31 +92,37 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
   using Base::pairs;
   using Base::slope;
   using Base::tile;
+  static constexpr int kBlocks = backward_blocks(VEC, LANES, HEADS, SCORES);
   // Pairs whose numbers a thread loads before it waits for them, where it has the registers.
-  static constexpr bool kHasRegisters = backward_blocks(VEC, LANES, HEADS, SCORES) <= 2;
-  static constexpr int kAhead = !kHasRegisters ? 1 : HEADS < 4 ? HEADS : 4;
+  static constexpr int kAhead = kBlocks > 2 ? 1 : HEADS < 4 ? HEADS : 4;
 
   // `all` holds weights of negative scores with a minus sign, `plus` omits them. `mean` is the sum of p *
   // leaky'(s) * G: before `reduce` over this thread's pairs, then for the head of its channels.
-  struct Sums {
+  struct Part {
     Acc all[VEC];
     Acc plus[VEC];
     Acc mean;
+  };
+  struct PartAndSource : Part {
     Acc src;
   };
-  struct SumsAndX : Sums {
+  struct PartAndX : PartAndSource {
     Acc x[VEC];  // of the source
   };
-  using Sum = std::conditional_t<SCORES, SumsAndX, Sums>;
+  using Sum = std::conditional_t<SCORES, PartAndX, PartAndSource>;
 
   const GatBackward& p;
   const Stat<Acc>* stat;  // at pair_head
-  Acc* partial;           // of grad_alpha_src, for this tile; nullptr if a head has one tile
+  Acc* grad_alpha_src;
 
-  __device__ GatBackwardRow(const GatBackward& p, uint32_t threshold, acc_t<T> scale, Acc* partial,
-                            int tile_index)
+  // If a head has several tiles, each writes its part of grad_alpha_src to `partial`.
+  __device__ GatBackwardRow(const GatBackward& p, uint32_t threshold, acc_t<T> scale, void* partial,
+                            int tiles_of_head, int tile_index)
       : Base(p, p.grad, p.alpha_edge, threshold, scale, tile_index), p(p),
-        stat(static_cast<const Stat<Acc>*>(p.stat) + (pairs ? pair_head : 0)), partial(partial) {}
+        stat(static_cast<const Stat<Acc>*>(p.stat) + (pairs ? pair_head : 0)),
+        grad_alpha_src(static_cast<Acc*>(tiles_of_head > 1 ? partial : p.grad_alpha_src)) {
+    if (tiles_of_head > 1) grad_alpha_src += tile_index % tiles_of_head * p.csr.num_rows * p.heads;
+  }
 
   __device__ Sum empty(int64_t row) const {
     Sum sum;
@@ -238,7 +244,7 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
     sum.mean = __shfl_sync(kWarpMask, sum.mean, tile.in_tile);
   }
 
-  __device__ void merge(Sum& sum, const Sum& other) const {
+  __device__ void merge(Part& sum, const Part& other) const {
     sum.mean += other.mean;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
@@ -298,23 +304,9 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
         static_cast<Acc*>(p.grad_alpha_loop)[row * p.heads + tile.head] = of_loop;
     }
     if (tile.channel == 0) dot -= sum.mean;
-    Acc* out = partial ? partial : static_cast<Acc*>(p.grad_alpha_src);
-    out[row * p.heads + tile.head] = dot;
+    grad_alpha_src[row * p.heads + tile.head] = dot;
   }
 };
-
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool SCORES>
-__global__ void __launch_bounds__(kThreads, backward_blocks(VEC, LANES, HEADS, SCORES))
-    gat_backward_kernel(GatBackward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
-                        void* partial) {
-  using Acc = acc_t<T>;
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    const int64_t first = tile % s.tiles_of_head * p.csr.num_rows * p.heads;
-    Acc* part = partial ? static_cast<Acc*>(partial) + first : nullptr;
-    GatBackwardRow<T, I, VEC, LANES, HEADS, SCORES> row(p, threshold, scale, part, tile);
-    for_each_row<I, LANES>(p.csr, s, row);
-  }
-}
 
 // out[k] = sum over parts of partial[part, k]
 template <typename Acc>
@@ -485,41 +477,57 @@ void run_edges(const GatBackward& p, int64_t count, uint32_t threshold, acc_t<T>
   with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
 }
 
-}  // namespace
+// Writes gradients of the scores of edges in the pass over the sources.
+bool has_scores(const GatBackward& p, const HeadShape& s) {
+  return p.grad_alpha_edge && s.tiles_of_head == 1;
+}
+
+// Calls fn(Row, shape, T, I) with the row kernel for `p`.
+template <typename Fn>
+const char* with_row(const GatBackward& p, const Fn& fn) {
+  return dispatch(grad_type(p), p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const HeadShape s = shape_of_backward<T, I>(p);
+    dispatch_backward<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+      if (has_scores(p, s)) fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, true>>{}, s, element, index);
+      else fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, false>>{}, s, element, index);
+    });
+    return last_error();
+  });
+}
 
 // One sum of grad_alpha_src for each tile of a head.
+int64_t partial_bytes(const GatBackward& p, const HeadShape& s) {
+  return s.tiles_of_head > 1
+             ? aligned(s.tiles_of_head * p.csr.num_rows * p.heads * acc_bytes(p.dtype)) : 0;
+}
+
+}  // namespace
+
 int64_t gat_backward_scratch(const GatBackward& p) {
-  int64_t tiles = 1;
-  dispatch(grad_type(p), p.csr.index64, [&](auto element, auto index) -> const char* {
-    tiles = shape_of_backward<decltype(element), decltype(index)>(p).tiles_of_head;
-    return nullptr;
+  int64_t bytes = 0;
+  with_row(p, [&](auto row, const HeadShape& s, auto, auto) {
+    bytes = partial_bytes(p, s) + rows_scratch<typename decltype(row)::type>(p.csr, s);
   });
-  return tiles > 1 ? tiles * p.csr.num_rows * p.heads * acc_bytes(p.dtype) : 0;
+  return bytes;
 }
 
 const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
   if (p.heads * p.channels == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
   const uint32_t threshold = dropout_threshold(p.dropout);
-  const double scale = dropout_scale(p.dropout);
-  return dispatch(grad_type(p), p.csr.index64, [&](auto element, auto index) -> const char* {
+  return with_row(p, [&](auto row, const HeadShape& s, auto element, auto index) {
     using T = decltype(element);
     using I = decltype(index);
     using Acc = acc_t<T>;
+    const auto scale = static_cast<Acc>(dropout_scale(p.dropout));
     if (p.csr.num_cols > 0) run_dst<T, I>(p, stream);
-    if (p.csr.num_rows == 0) return last_error();
-    const HeadShape s = shape_of_backward<T, I>(p);
-    const dim3 grid = s.grid(p.csr.num_rows);
-    const bool scores = p.grad_alpha_edge && s.tiles_of_head == 1;
-    dispatch_backward<T, I>(s, [&](auto vec, auto lanes, auto heads) {
-      const auto with = [&](auto with_scores) {
-        gat_backward_kernel<T, I, vec, lanes, heads, with_scores><<<grid, kThreads, 0, stream>>>(
-            p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
-      };
-      if (scores) with(std::true_type{});
-      else with(std::false_type{});
-    });
-    if (scratch) {
+    if (p.csr.num_rows == 0) return;
+    void* of_rows = static_cast<char*>(scratch) + partial_bytes(p, s);
+    launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p, threshold, scale, scratch,
+                                              s.tiles_of_head);
+    if (s.tiles_of_head > 1) {
       const int64_t count = p.csr.num_rows * p.heads;
       sum_parts_kernel<Acc><<<blocks_for(count), kThreads, 0, stream>>>(
           static_cast<const Acc*>(scratch), static_cast<Acc*>(p.grad_alpha_src), count,
@@ -527,9 +535,7 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
     }
     const int64_t edges =
         (p.grad_alpha_edge ? p.csr.num_edges : 0) + (p.grad_alpha_loop ? p.num_loops : 0);
-    if (edges > 0 && !scores)
-      run_edges<T, I>(p, edges, threshold, static_cast<Acc>(scale), stream);
-    return last_error();
+    if (edges > 0 && !has_scores(p, s)) run_edges<T, I>(p, edges, threshold, scale, stream);
   });
 }
 

@@ -11,15 +11,20 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   using Acc = acc_t<T>;
   using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
   using Edge = AttentionEdge<I>;
-  static constexpr bool kSharedSums = false;
+  using Index = I;
+  static constexpr int kLanes = LANES;
+  static constexpr int kBlocks = VEC == 1 && !WIDE ? 4 : attention_blocks(VEC, WIDE);
+  static constexpr Sums kSums = Sums::registers;
   static constexpr int kSlots = 32 / LANES;
   static constexpr int kSteps = 4;
 
   // Until `reduce`, every slot of a warp has its own maximum and mass.
-  struct Sum {
+  struct Part {
     Acc out[VEC];
-    Acc dst[VEC];
     Acc max, mass;
+  };
+  struct Sum : Part {
+    Acc dst[VEC];
     int64_t row;
   };
 
@@ -79,7 +84,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   }
 
   // Changes `sum` to the larger of both maxima; returns the factor that rescales the other sum.
-  __device__ Acc rebase(Sum& sum, Acc other_max) const {
+  __device__ Acc rebase(Part& sum, Acc other_max) const {
     const Acc top = sum.max > other_max ? sum.max : other_max;
     const Acc factor = sum.max == top ? Acc(1) : exponential(sum.max - top);
     sum.max = top;
@@ -92,7 +97,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   __device__ void reduce(Sum& sum) const {
 #pragma unroll
     for (int offset = LANES; offset < 32; offset <<= 1) {
-      Sum other;
+      Part other;
       other.max = __shfl_xor_sync(kWarpMask, sum.max, offset);
       other.mass = __shfl_xor_sync(kWarpMask, sum.mass, offset);
 #pragma unroll
@@ -101,7 +106,7 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     }
   }
 
-  __device__ void merge(Sum& sum, const Sum& other) const {
+  __device__ void merge(Part& sum, const Part& other) const {
     const Acc factor = rebase(sum, other.max);
     sum.mass += factor * other.mass;
 #pragma unroll
@@ -141,32 +146,38 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-__global__ void __launch_bounds__(kThreads, VEC == 1 && !WIDE ? 4 : attention_blocks(VEC, WIDE))
-    gatv2_kernel(Gatv2 p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    Gatv2Row<T, I, VEC, LANES, HEADS, WIDE> row(p, threshold, scale, tile);
-    for_each_row<I, LANES>(p.csr, s, row);
-  }
-}
-
-}  // namespace
-
-const char* gatv2(const Gatv2& p, void* stream_) {
-  if (p.csr.num_rows == 0 || p.heads * p.channels == 0) return nullptr;
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  const uint32_t threshold = dropout_threshold(p.dropout);
-  const double scale = dropout_scale(p.dropout);
+// Calls fn(Row, shape, dropout scale) with the row kernel for `p`.
+template <typename Fn>
+const char* with_row(const Gatv2& p, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
     const bool vectors = takes_vectors<T, I>(p, p.x, p.x_dst, p.bias, p.out);
     const HeadShape s = head_shape(p, p.csr, p.dtype, vectors);
     dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
-      gatv2_kernel<T, I, vec, lanes, heads, wide><<<s.grid(p.csr.num_rows), kThreads, 0, stream>>>(
-          p, s, threshold, static_cast<acc_t<T>>(scale));
+      fn(std::common_type<Gatv2Row<T, I, vec, lanes, heads, wide>>{}, s,
+         static_cast<acc_t<T>>(dropout_scale(p.dropout)));
     });
     return last_error();
+  });
+}
+
+}  // namespace
+
+int64_t gatv2_scratch(const Gatv2& p) {
+  int64_t bytes = 0;
+  with_row(p, [&](auto row, const Shape& s, auto) {
+    bytes = rows_scratch<typename decltype(row)::type>(p.csr, s);
+  });
+  return bytes;
+}
+
+const char* gatv2(const Gatv2& p, void* scratch, void* stream_) {
+  if (p.csr.num_rows == 0 || p.heads * p.channels == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const uint32_t threshold = dropout_threshold(p.dropout);
+  return with_row(p, [&](auto row, const Shape& s, auto scale) {
+    launch_rows<typename decltype(row)::type>(p.csr, s, scratch, stream, p, threshold, scale);
   });
 }
 

@@ -75,13 +75,17 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   using Acc = acc_t<T>;
   using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
   using Edge = AttentionEdge<I>;
-  static constexpr bool kSharedSums = false;
+  using Index = I;
+  static constexpr int kLanes = LANES, kBlocks = attention_blocks(VEC, WIDE);
+  static constexpr Sums kSums = Sums::registers;
   static constexpr int kSlots = 32 / LANES;
   static constexpr int kSteps = 4;
 
-  struct Sum {
+  struct Part {
     Acc slopes[VEC];  // sum of dl * leaky'(s), until `finish` without the inverse of the row
     Acc att[VEC];     // sum of dl * leaky(s), likewise
+  };
+  struct Sum : Part {
     Acc dst[VEC], grad[VEC];
     Acc max, mean;
     int64_t row;
@@ -171,7 +175,7 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     }
   }
 
-  __device__ void merge(Sum& sum, const Sum& other) const {
+  __device__ void merge(Part& sum, const Part& other) const {
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       sum.slopes[c] += other.slopes[c];
@@ -212,13 +216,17 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   using Acc = acc_t<T>;
   using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
   using Edge = AttentionEdge<I>;
-  static constexpr bool kSharedSums = false;
+  using Index = I;
+  static constexpr int kLanes = LANES, kBlocks = attention_blocks(VEC, WIDE);
+  static constexpr Sums kSums = Sums::registers;
   static constexpr int kSlots = 32 / LANES;
   static constexpr int kSteps = 2;  // two rows each
 
-  struct Sum {
+  struct Part {
     Acc grad[VEC];    // sum of factor * p * grad
     Acc slopes[VEC];  // sum of dl * leaky'(s)
+  };
+  struct Sum : Part {
     Acc src[VEC];
     int64_t row;
   };
@@ -299,7 +307,7 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     }
   }
 
-  __device__ void merge(Sum& sum, const Sum& other) const {
+  __device__ void merge(Part& sum, const Part& other) const {
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       sum.grad[c] += other.grad[c];
@@ -331,40 +339,42 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-__global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
-    gatv2_dst_kernel(Gatv2Backward p, HeadShape s, uint32_t threshold, acc_t<T> scale,
-                     void* att_rows) {
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    Gatv2DstRow<T, I, VEC, LANES, HEADS, WIDE> row(p, threshold, scale, att_rows, tile);
-    for_each_row<I, LANES>(p.csr, s, row);
-  }
-}
-
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-__global__ void __launch_bounds__(kThreads, attention_blocks(VEC, WIDE))
-    gatv2_src_kernel(Gatv2Backward p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    Gatv2SrcRow<T, I, VEC, LANES, HEADS, WIDE> row(p, threshold, scale, tile);
-    for_each_row<I, LANES>(p.t_csr, s, row);
-  }
-}
-
-// Each destination's part of the gradient of att, then what their sum needs.
+// Each destination's part of the gradient of att.
 int64_t att_rows_bytes(const Gatv2Backward& p) {
   return aligned(p.csr.num_rows * p.heads * p.channels * acc_bytes(p.dtype));
 }
 
+// Calls fn(Row, shape) with the kernel for the rows of `csr`: those of the graph, or of its transpose.
+template <typename T, typename I, bool SOURCES, typename Fn>
+void with_row(const Gatv2Backward& p, const Fn& fn) {
+  const bool vectors = takes_vectors<T, I>(p, p.x, p.x_dst, p.grad);
+  const HeadShape s = head_shape(p, SOURCES ? p.t_csr : p.csr, p.dtype, vectors);
+  dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
+    if constexpr (SOURCES) fn(std::common_type<Gatv2SrcRow<T, I, vec, lanes, heads, wide>>{}, s);
+    else fn(std::common_type<Gatv2DstRow<T, I, vec, lanes, heads, wide>>{}, s);
+  });
+}
+
 }  // namespace
 
+// The gradients of att, and then what one of their sum and the two passes needs.
 int64_t gatv2_backward_scratch(const Gatv2Backward& p) {
-  int64_t bytes = att_rows_bytes(p);
-  dispatch(p.dtype, false, [&](auto element, auto) -> const char* {
-    const acc_t<decltype(element)>* rows = nullptr;  // the scratch memory, which is aligned
-    bytes += sum_columns_scratch(rows, p.csr.num_rows, p.heads * p.channels);
+  int64_t bytes = 0;
+  dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const acc_t<T>* rows = nullptr;  // the scratch memory, which is aligned
+    bytes = sum_columns_scratch(rows, p.csr.num_rows, p.heads * p.channels);
+    const auto at_least = [&](int64_t wanted) { bytes = wanted > bytes ? wanted : bytes; };
+    with_row<T, I, false>(p, [&](auto row, const Shape& s) {
+      at_least(rows_scratch<typename decltype(row)::type>(p.csr, s));
+    });
+    with_row<T, I, true>(p, [&](auto row, const Shape& s) {
+      at_least(rows_scratch<typename decltype(row)::type>(p.t_csr, s));
+    });
     return nullptr;
   });
-  return bytes;
+  return att_rows_bytes(p) + bytes;
 }
 
 const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_) {
@@ -377,25 +387,19 @@ const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream_)
     using T = decltype(element);
     using I = decltype(index);
     using Acc = acc_t<T>;
-    const bool vectors = takes_vectors<T, I>(p, p.x, p.x_dst, p.grad);
+    void* rest = static_cast<char*>(scratch) + att_rows_bytes(p);
+    const auto dropout = static_cast<Acc>(scale);
     if (p.csr.num_rows > 0) {
       p.out_acc ? run_stat<Acc>(p, stream) : run_stat<T>(p, stream);
-      const HeadShape s = head_shape(p, p.csr, p.dtype, vectors);
-      dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
-        const dim3 grid = s.grid(p.csr.num_rows);
-        gatv2_dst_kernel<T, I, vec, lanes, heads, wide><<<grid, kThreads, 0, stream>>>(
-            p, s, threshold, static_cast<acc_t<T>>(scale), scratch);
+      with_row<T, I, false>(p, [&](auto row, const Shape& s) {
+        launch_rows<typename decltype(row)::type>(p.csr, s, rest, stream, p, threshold, dropout, scratch);
       });
-      auto* parts = reinterpret_cast<Acc*>(static_cast<char*>(scratch) + att_rows_bytes(p));
       sum_columns(static_cast<const Acc*>(scratch), static_cast<Acc*>(p.grad_att), p.csr.num_rows,
-                  size, parts, stream);
+                  size, static_cast<Acc*>(rest), stream);
     }
     if (p.t_csr.num_rows > 0) {
-      const HeadShape s = head_shape(p, p.t_csr, p.dtype, vectors);
-      dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
-        const dim3 grid = s.grid(p.t_csr.num_rows);
-        gatv2_src_kernel<T, I, vec, lanes, heads, wide><<<grid, kThreads, 0, stream>>>(
-            p, s, threshold, static_cast<acc_t<T>>(scale));
+      with_row<T, I, true>(p, [&](auto row, const Shape& s) {
+        launch_rows<typename decltype(row)::type>(p.t_csr, s, rest, stream, p, threshold, dropout);
       });
     }
     return last_error();

@@ -3,12 +3,10 @@
 // sums in scratch memory, which are added in order.
 #include "common.cuh"
 #include "params/gcn_scale.h"
-#include "rows.cuh"
 
 namespace pyg_fast::cuda {
 namespace {
 
-constexpr int64_t kSmall = 1 << 14;  // up to this number of values, one block sums a row
 constexpr int64_t kRowCost = 4;      // cost of a row itself, in edges
 constexpr int kUnroll = 4;           // loads in flight per thread
 
@@ -32,48 +30,6 @@ __device__ inline void write_scale(const GcnScale& p, int64_t row, acc_t<T> degr
   static_cast<Acc*>(p.scale)[row] = scale;
   if (p.loops) static_cast<Acc*>(p.diag)[row] = scale * loop * scale;
 }
-
-// Small graphs ------------------------------------------------------------------------------------
-
-template <typename T, typename I>
-struct ScaleRow {
-  using Acc = acc_t<T>;
-  struct Edge {
-    Acc value = 0;
-    __device__ void load(const ScaleRow& row, I e, I end) {
-      if (e >= end || e >= row.p.csr.num_edges) return;
-      const I v = row.p.csr.perm ? load_once(static_cast<const I*>(row.p.csr.perm) + e) : e;
-      value = to_acc(static_cast<const T*>(row.p.value)[v]);
-    }
-  };
-  struct Sum {
-    Acc degree;
-  };
-  static constexpr bool kSharedSums = false;
-  const GcnScale& p;
-
-  __device__ Sum empty(int64_t) const { return {Acc(0)}; }
-  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
-    if (static_cast<int>(threadIdx.x & 31) < count) sum.degree += edge.value;
-  }
-  __device__ void reduce(Sum& sum) const {
-#pragma unroll
-    for (int offset = 1; offset < 32; offset <<= 1)
-      sum.degree += __shfl_xor_sync(kWarpMask, sum.degree, offset);
-  }
-  __device__ void merge(Sum& sum, const Sum& other) const { sum.degree += other.degree; }
-  __device__ void finish(int64_t row, int64_t, const Sum& sum) const {
-    write_scale<T>(p, row, sum.degree);
-  }
-};
-
-template <typename T, typename I>
-__global__ void __launch_bounds__(kThreads) gcn_scale_small_kernel(GcnScale p, Shape s) {
-  ScaleRow<T, I> row{p};
-  for_each_row<I, 1>(p.csr, s, row);
-}
-
-// Large graphs ------------------------------------------------------------------------------------
 
 // A worker's partial sums of shared rows: of the row that its share begins inside, and of the row that
 // begins in its share and continues after it.
@@ -279,12 +235,10 @@ int64_t workers_of(const GcnScale& p) {
   return (cost + share - 1) / share;
 }
 
-bool is_small(const GcnScale& p) { return p.csr.num_edges <= kSmall; }
-
 }  // namespace
 
 int64_t gcn_scale_scratch(const GcnScale& p) {
-  if (is_small(p) || p.csr.num_rows == 0) return 0;
+  if (p.csr.num_rows == 0) return 0;
   return p.dtype == DType::f64 ? Parts<double>::bytes(workers_of(p))
                                : Parts<float>::bytes(workers_of(p));
 }
@@ -296,12 +250,6 @@ const char* gcn_scale(const GcnScale& p, void* scratch, void* stream_) {
     using T = decltype(element);
     using I = decltype(index);
     using std::integral_constant;
-    if (is_small(p)) {
-      Shape s;
-      share_rows(s, p.csr);
-      gcn_scale_small_kernel<T, I><<<s.grid(p.csr.num_rows), kThreads, 0, stream>>>(p, s);
-      return last_error();
-    }
     const int64_t workers = workers_of(p);
     const Parts<acc_t<T>> parts(scratch, workers);
     const auto run = [&](auto vec, auto lanes) {

@@ -1,8 +1,10 @@
-// The loop that all row-wise kernels share. A block owns up to kMaxBlockRows rows. Its warps take them
-// from a queue, to avoid waiting for longer rows, and share the hub rows. The mapping of rows to warps
-// varies from run to run; the order of additions in a row does not.
+// The kernels that walk rows: their time depends on the edges, not on the longest row. Warps take short rows
+// from the queue of their block, to avoid waiting for longer ones. Long rows are cut at multiples of
+// LongRows::size edges: a warp adds a piece and stores its part of the row; a second kernel merges the parts.
+// The mapping of rows to warps varies from run to run; the order of additions in a row does not.
 #pragma once
 #include "common.cuh"
+#include "launch.cuh"
 
 namespace pyg_fast::cuda {
 
@@ -30,74 +32,164 @@ struct WeightedEdge {
   }
 };
 
+// Where a kernel keeps the sum of a row: in the registers of its threads, in shared memory, or nowhere, as
+// it adds to global memory.
+enum class Sums { registers, shared, none };
+
 // `Row` defines how a kernel processes a row, for one tile of columns:
+//   Index, kLanes, kBlocks                   the type of edge positions; the threads of a row's result;
+//                                            blocks per SM
+//   kSums                                    see Sums
+//   Row(args..., tile)                       `args` as launch_rows gets them; all threads call it
 //   Edge                                     a thread's edge of the 32 that its warp reads at once
 //   Edge::load(row_kernel, e, end)           reads edge e, if e < end
-//   Sum, empty(row)                          the accumulator, and its initial value
+//   Sum, empty(row)                          the accumulator, and its initial value; all threads call it
 //   add(edge, base, count, sum)              adds the warp's edges base, ..., base + count - 1
-//   reduce(sum)                              combines the warp's slots; its first LANES threads
+//   reduce(sum)                              combines the warp's slots; its first kLanes threads
 //                                            then hold the result
-//   merge(sum, other)                        combines two warps' sums, the earlier edges in `sum`
-//   finish(row, degree, sum)                 writes the row, called by LANES threads
-//   kSharedSums                              whether sums are in shared memory; instead of merge:
-//   finish_hub(row, degree)                  writes the sum of all warps, called by all threads
+//   finish(row, degree, sum)                 writes the row, called by kLanes threads
+// For Sums::registers:
+//   Part                                     Sum or a base of it: what the pieces of a row have
+//   merge(part, other)                       combines two parts, the earlier edges in `part`
+// For Sums::shared:
+//   keep_part(long_rows, slot)               moves the warp's sums to memory
+//   add_parts(long_rows, begin, end, slot)   adds the parts slot(begin), ..., slot(end - 1) to them
+//   finish_all(row, degree)                  writes the sum of all warps, called by all threads
 
-// Processes the rows that all warps of a block share: all of its threads call it.
-template <typename I, int LANES, typename Row>
-__device__ inline void sum_hubs(Row& kernel, const I* rowptr, int64_t first_row, const int* hubs,
-                                int num_hubs) {
-  using Edge = typename Row::Edge;
-  using Sum = typename Row::Sum;
-  __shared__ Sum partial[kWarps][LANES];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  Edge edge;
-  for (int h = 0; h < num_hubs; ++h) {
-    const I row_begin = rowptr[hubs[h]], row_end = rowptr[hubs[h] + 1];
-    // Each warp takes a contiguous share: merging keeps the order of edges.
-    const I share = ((row_end - row_begin) / kWarps + 32) / 32 * 32;
-    const I first = row_begin + share * warp;
-    const I last = row_end - first > share ? first + share : row_end;
-    Sum sum = kernel.empty(first_row + hubs[h]);
-    if (first < last) edge.load(kernel, first + lane, last);
-    for (I base = first; base < last; base += 32) {
-      const Edge now = edge;
-      const I left = last - base;
-      edge.load(kernel, base + 32 + lane, last);
-      kernel.add(now, base, left < 32 ? static_cast<int>(left) : 32, sum);
-    }
-    kernel.reduce(sum);
-    if constexpr (Row::kSharedSums) {
-      __syncthreads();
-      kernel.finish_hub(first_row + hubs[h], row_end - row_begin);
-    } else {
-      if (lane < LANES) partial[warp][lane] = sum;
-      __syncthreads();
-      if (threadIdx.x < LANES) {
-        sum = partial[0][lane];
-        for (int w = 1; w < kWarps; ++w) kernel.merge(sum, partial[w][lane]);
-        kernel.finish(first_row + hubs[h], row_end - row_begin, sum);
+// Rows of more than `size` edges are long. A block of that many edges has pieces of at most two of them: of
+// the row with its first edge, and of one that begins in it. The numbers depend on the graph's size only.
+struct LongRows {
+  static constexpr int64_t kMostBlocks = 1 << 14;  // bounds the memory for parts
+  int64_t size = 256;
+  int64_t blocks = 0;      // 0: no row can be long
+  int64_t* row = nullptr;  // [blocks] the long row that begins in a block, or -1
+  void* parts = nullptr;   // [2 * blocks, tiles, kLanes] of type Part
+
+  explicit LongRows(const Csr& csr, int64_t least = 256) : size(least) {
+    const int64_t share = (csr.num_edges + kMostBlocks - 1) / kMostBlocks;
+    if (share > size) size = share;
+    if (csr.num_edges > size) blocks = (csr.num_edges + size - 1) / size;
+  }
+
+  // The memory that they need if the parts of a block's row have so many bytes.
+  int64_t bytes(int64_t of_parts) const {
+    return blocks == 0 ? 0 : aligned(blocks * 8) + 2 * blocks * of_parts;
+  }
+  LongRows in(void* scratch) const {
+    LongRows l = *this;
+    l.row = static_cast<int64_t*>(scratch);
+    l.parts = static_cast<char*>(scratch) + aligned(blocks * 8);
+    return l;
+  }
+  // CUDA blocks with a warp for each block of edges.
+  __host__ __device__ unsigned grid() const {
+    return static_cast<unsigned>((blocks + kWarps - 1) / kWarps);
+  }
+};
+
+// The parts of a long row: that of the block where it begins, then one of each block that it continues in.
+struct PartsOfRow {
+  int64_t first, count;
+
+  template <typename I>
+  __device__ PartsOfRow(const I* rowptr, int64_t row, int64_t block, int64_t size)
+      : first(2 * block), count((static_cast<int64_t>(rowptr[row + 1]) - 1) / size - block + 1) {}
+  __device__ int64_t slot(int64_t k) const { return first + (k == 0 ? 1 : 2 * k); }
+};
+
+// The last row that begins at edge e or before it. Each half of a warp may search for its own edge.
+template <typename I>
+__device__ inline int64_t row_of_edge(const I* rowptr, int64_t num_rows, int64_t e) {
+  constexpr int kWays = 16;
+  const int lane = threadIdx.x % kWays, shift = threadIdx.x & 16;
+  int64_t low = 0, count = num_rows;  // it is one of low, ..., low + count - 1
+  while (count > 1) {
+    const int64_t step = (count + kWays - 1) / kWays, row = low + lane * step;
+    const bool below = row < num_rows && static_cast<int64_t>(rowptr[row]) <= e;
+    low += (__popc(__ballot_sync(kWarpMask, below) >> shift & 0xffff) - 1) * step;
+    count = step;
+  }
+  return low;
+}
+
+// Adds the edges of a row from `begin` to `end` to `sum`, by one warp.
+template <typename Row, typename I>
+__device__ inline void add_range(Row& kernel, I begin, I end, typename Row::Sum& sum) {
+  const int lane = threadIdx.x & 31;
+  typename Row::Edge edge;
+  edge.load(kernel, begin + lane, end);
+#pragma unroll 1
+  for (I base = begin; base < end; base += 32) {
+    const typename Row::Edge now = edge;
+    const I left = end - base;
+    edge.load(kernel, base + 32 + lane, end);
+    kernel.add(now, base, left < 32 ? static_cast<int>(left) : 32, sum);
+  }
+  kernel.reduce(sum);
+}
+
+template <typename Row>
+constexpr int part_bytes() {
+  if constexpr (Row::kSums == Sums::registers) return sizeof(typename Row::Part);
+  else return 0;
+}
+
+// The place of this thread's column of a part.
+template <typename Row>
+__device__ inline typename Row::Part* part_at(const LongRows& l, int64_t slot, int tile, int tiles) {
+  return static_cast<typename Row::Part*>(l.parts) + (slot * tiles + tile) * Row::kLanes +
+         threadIdx.x % Row::kLanes;
+}
+
+// A warp adds the pieces of long rows in one block of edges.
+template <typename Row>
+__device__ inline void process_long_rows(const Csr& csr, const Shape& s, const LongRows& l, Row& kernel,
+                                         int tile) {
+  using I = typename Row::Index;
+  const int64_t block = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  if (block >= l.blocks) return;
+  const I* rowptr = static_cast<const I*>(csr.rowptr);
+  const int64_t first = block * l.size, listed = rowptr[csr.num_rows];
+  const int64_t last = (first + l.size < listed ? first + l.size : listed) - 1;
+  const int lane = threadIdx.x & 31;
+  int64_t found = -1;  // the long row that begins in this block
+  if (first <= last) {
+    const int64_t row = row_of_edge(rowptr, csr.num_rows, lane < 16 ? first : last);
+#pragma unroll 1
+    for (int k = 0; k < 2; ++k) {  // of the first edge, of the last
+      const int64_t of = __shfl_sync(kWarpMask, row, 16 * k);
+      const I row_begin = rowptr[of], row_end = rowptr[of + 1];
+      const bool begins = row_begin >= first;
+      if (row_end - row_begin <= l.size || begins != (k == 1)) continue;
+      if (begins) found = of;
+      auto sum = kernel.empty(of);
+      add_range<Row, I>(kernel, begins ? row_begin : static_cast<I>(first),
+                        row_end <= last ? row_end : static_cast<I>(last + 1), sum);
+      if constexpr (Row::kSums == Sums::registers) {
+        if (lane < Row::kLanes) *part_at<Row>(l, 2 * block + k, tile, s.tiles) = sum;
+      } else if constexpr (Row::kSums == Sums::shared) {
+        kernel.keep_part(l, 2 * block + k);
       }
     }
-    __syncthreads();
+  }
+  if constexpr (Row::kSums != Sums::none) {
+    if (lane == 0 && tile == 0) l.row[block] = found;
   }
 }
 
-template <typename I, int LANES, typename Row>
-__device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel) {
+template <typename Row>
+__device__ inline void process_short_rows(const Csr& csr, const Shape& s, const LongRows& l, Row& kernel) {
+  using I = typename Row::Index;
   using Edge = typename Row::Edge;
   using Sum = typename Row::Sum;
-  __shared__ int next_row, num_hubs;
-  __shared__ int hubs[kMaxBlockRows];
+  __shared__ int next_row;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * s.block_rows;
+  const int64_t first_row = (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows;
   const int rows = csr.num_rows - first_row < s.block_rows
                        ? static_cast<int>(csr.num_rows - first_row) : s.block_rows;
   const I* rowptr = static_cast<const I*>(csr.rowptr) + first_row;
   __syncthreads();  // warps may still read the previous tile
-  if (threadIdx.x == 0) {
-    next_row = kWarps;
-    num_hubs = 0;
-  }
+  if (threadIdx.x == 0) next_row = kWarps;
   __syncthreads();
 
   Edge edge;
@@ -116,8 +208,7 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
     if (lane == 0) following = atomicAdd(&next_row, 1);
     following = __shfl_sync(kWarpMask, following, 0);
     const I row_begin = begin, row_end = end;
-    if (row_end - row_begin > s.hub_degree) {
-      if (lane == 0) hubs[atomicAdd(&num_hubs, 1)] = row;
+    if (row_end - row_begin > l.size) {
       open(following);
     } else {
       Sum sum = kernel.empty(first_row + row);
@@ -131,12 +222,168 @@ __device__ inline void for_each_row(const Csr& csr, const Shape& s, Row& kernel)
       }
       if (row_begin == row_end) open(following);
       kernel.reduce(sum);
-      if (lane < LANES) kernel.finish(first_row + row, row_end - row_begin, sum);
+      if (lane < Row::kLanes) kernel.finish(first_row + row, row_end - row_begin, sum);
     }
     row = following;
   }
-  __syncthreads();
-  sum_hubs<I, LANES>(kernel, rowptr, first_row, hubs, num_hubs);
+}
+
+template <typename Row, typename... Args>
+__global__ void __launch_bounds__(kThreads, Row::kBlocks)
+    rows_kernel(Csr csr, Shape s, LongRows l, Args... args) {
+  allow_next_kernel();
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    Row row(args..., tile);
+    if (blockIdx.x < l.grid()) process_long_rows(csr, s, l, row, tile);
+    else process_short_rows(csr, s, l, row);
+  }
+}
+
+// Merging parts -----------------------------------------------------------------------------------
+
+// The most parts that a warp merges alone; the block shares longer rows.
+constexpr int kMostOfWarp = 32;
+constexpr int kMergedInTurn = 32;  // parts that a thread merges before it merges their sum
+
+// How threads merge the parts of a row, `threads` of a warp or of a block, of which this one is number
+// `thread`. part(k) returns this thread's column of the k-th part. The order is a tree: no thread merges
+// many parts one by one. The first kLanes threads get the result; `shared` has a place for each thread.
+template <typename Row, typename Parts, typename Sync>
+__device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t count, const Parts& part,
+                                                 typename Row::Part* shared, int thread, int threads,
+                                                 const Sync& sync) {
+  using Part = typename Row::Part;
+  constexpr int kLanes = Row::kLanes;
+  const int teams = threads / kLanes, team = thread / kLanes;
+  const int64_t share = (count + teams - 1) / teams, begin = team * share;
+  const int64_t end = begin + share < count ? begin + share : count;
+  if (begin < end) {
+    Part total;
+    for (int64_t first = begin; first < end; first += kMergedInTurn) {
+      const int64_t last = first + kMergedInTurn < end ? first + kMergedInTurn : end;
+      Part sum = part(first);
+      Part next = part(first + 1 < last ? first + 1 : first);
+#pragma unroll 2
+      for (int64_t k = first + 1; k < last; ++k) {
+        const Part now = next;
+        next = part(k + 1 < last ? k + 1 : k);
+        kernel.merge(sum, now);
+      }
+      if (first == begin) total = sum;
+      else kernel.merge(total, sum);
+    }
+    shared[thread] = total;
+  }
+  sync();
+  for (int left = static_cast<int>((count + share - 1) / share); left > 1;) {
+    const int half = (left + 1) / 2;
+    if (team + half < left) {
+      Part sum = shared[thread];
+      kernel.merge(sum, shared[thread + half * kLanes]);
+      shared[thread] = sum;
+    }
+    sync();
+    left = half;
+  }
+  const Part result = shared[thread % kLanes];
+  sync();  // before the places are used again
+  return result;
+}
+
+// Merges and finishes long rows. Chains: `count` of them; row(k) is the row, or -1; size(k, row) its number
+// of parts; part(k, row, n) this thread's column of part n, or for Sums::shared its place in `parts`.
+template <typename Row, typename Chains>
+__device__ inline void merge_long_rows(const Csr& csr, Row& kernel, const Chains& chains) {
+  using I = typename Row::Index;
+  __shared__ int64_t rows[kWarps];  // that the block shares
+  __shared__ double2 places[(kThreads * part_bytes<Row>() + 15) / 16 + 1];
+  const I* rowptr = static_cast<const I*>(csr.rowptr);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  const auto finish = [&](int64_t k, int64_t row, int thread, int threads, const auto& sync) {
+    const int64_t degree = rowptr[row + 1] - rowptr[row], count = chains.size(k, row);
+    auto sum = kernel.empty(row);
+    if constexpr (Row::kSums == Sums::registers) {
+      using Part = typename Row::Part;
+      static_cast<Part&>(sum) =
+          merge_parts(kernel, count, [&](int64_t n) { return chains.part(k, row, n); },
+                      reinterpret_cast<Part*>(places) + (threadIdx.x - thread), thread, threads, sync);
+      if (thread < Row::kLanes) kernel.finish(row, degree, sum);
+    } else {
+      const int64_t share = (count * 32 + threads - 1) / threads, begin = thread / 32 * share;
+      kernel.add_parts(chains.l, begin, begin + share < count ? begin + share : count,
+                       [&](int64_t n) { return chains.part(k, row, n); });
+      sync();
+      if (threads == 32) kernel.finish(row, degree, sum);
+      else kernel.finish_all(row, degree);
+      sync();
+    }
+  };
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps, own = first + warp;
+  const int64_t row = own < chains.count ? chains.row(own) : -1;
+  const bool is_shared = row >= 0 && chains.size(own, row) > kMostOfWarp;
+  if (row >= 0 && !is_shared) finish(own, row, lane, 32, [] { __syncwarp(); });
+  if (lane == 0) rows[warp] = is_shared ? row : -1;
+  if (!__syncthreads_or(is_shared)) return;
+  for (int w = 0; w < kWarps; ++w) {
+    if (rows[w] >= 0)
+      finish(first + w, rows[w], static_cast<int>(threadIdx.x), kThreads, [] { __syncthreads(); });
+  }
+  __syncthreads();  // before the next tile
+}
+
+// The long rows by the blocks of edges in which they begin.
+template <typename Row>
+struct LongRowsOfBlocks {
+  const typename Row::Index* rowptr;
+  const LongRows& l;
+  int tile, tiles;
+  int64_t count;
+
+  __device__ LongRowsOfBlocks(const Csr& csr, const Shape& s, const LongRows& l, int tile)
+      : rowptr(static_cast<const typename Row::Index*>(csr.rowptr)), l(l), tile(tile), tiles(s.tiles),
+        count(l.blocks) {}
+  __device__ int64_t row(int64_t k) const { return l.row[k]; }
+  __device__ PartsOfRow parts(int64_t k, int64_t row) const { return {rowptr, row, k, l.size}; }
+  __device__ int64_t size(int64_t k, int64_t row) const { return parts(k, row).count; }
+  __device__ auto part(int64_t k, int64_t row, int64_t n) const {
+    const int64_t slot = parts(k, row).slot(n);
+    if constexpr (Row::kSums == Sums::registers) return *part_at<Row>(l, slot, tile, tiles);
+    else return slot;
+  }
+};
+
+template <typename Row, typename... Args>
+__global__ void __launch_bounds__(kThreads) merge_long_rows_kernel(Csr csr, Shape s, LongRows l,
+                                                                   Args... args) {
+  wait_for_previous_kernel();
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    Row row(args..., tile);
+    merge_long_rows(csr, row, LongRowsOfBlocks<Row>(csr, s, l, tile));
+  }
+}
+
+// Bytes of scratch memory that launch_rows needs.
+template <typename Row>
+int64_t rows_scratch(const Csr& csr, const Shape& s) {
+  return Row::kSums == Sums::none ? 0 : LongRows(csr).bytes(int64_t{s.tiles} * Row::kLanes * part_bytes<Row>());
+}
+
+// Processes all rows; Row's constructor gets `args` and the tile. `shared`: bytes of dynamic shared memory.
+template <typename Row, typename... Args>
+void launch_rows(const Csr& csr, const Shape& s, LongRows l, size_t shared, cudaStream_t stream,
+                 const Args&... args) {
+  dim3 grid = s.grid(csr.num_rows);
+  grid.x += l.grid();
+  rows_kernel<Row, Args...><<<grid, kThreads, shared, stream>>>(csr, s, l, args...);
+  if constexpr (Row::kSums != Sums::none) {
+    if (l.blocks == 0) return;
+    grid.x = l.grid();
+    launch_early(merge_long_rows_kernel<Row, Args...>, grid, shared, stream, csr, s, l, args...);
+  }
+}
+template <typename Row, typename... Args>
+void launch_rows(const Csr& csr, const Shape& s, void* scratch, cudaStream_t stream, const Args&... args) {
+  launch_rows<Row>(csr, s, LongRows(csr).in(scratch), 0, stream, args...);
 }
 
 }  // namespace pyg_fast::cuda

@@ -15,11 +15,12 @@ __device__ inline float element(const Pack<int8_t, VEC>& pack, int c) {
 
 namespace {
 
+constexpr int kShared = 256;  // from more sampled edges on, the warps of a block share a row
+
 // Maximum rows per warp: its lanes hold the row starts and the end of the last row.
 constexpr int kMostRows = 8;
 
-// A warp takes `warp_rows` consecutive rows. Afterwards the warps of the block share rows of more than
-// hub_degree sampled edges, as in for_each_row.
+// A warp takes `warp_rows` consecutive rows. Afterwards the warps of the block share long ones.
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     sampled_spmm_kernel(SampledSpmm p, const void* x_self, const RowSample<I>* table, Shape s,
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     open(0);
     for (int r = 0; r < rows; ++r) {
       const SampledRow<I> row = next;
-      if (row.count > s.hub_degree) {
+      if (row.count > kShared) {
         open(r + 1);
         continue;
       }
@@ -97,10 +98,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (lane < LANES) finish(first_row + r, row, sum);
     }
 
-    if (p.sampling.num_samples <= s.hub_degree) continue;
+    if (p.sampling.num_samples <= kShared) continue;
     for (int r = 0; r < kWarps * warp_rows && block_row + r < p.csr.num_rows; ++r) {
       const SampledRow<I> row = sampled_row(block_row + r);
-      if (row.count <= s.hub_degree) continue;
+      if (row.count <= kShared) continue;
       const I share = (row.count / kWarps + 32) / 32 * 32;
       const I first = share * warp;
       const I last = row.count - first > share ? first + share : row.count;

@@ -5,15 +5,6 @@
 namespace pyg_fast::cuda {
 namespace {
 
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    spmm_kernel(Spmm p, const void* x_self, Shape s) {
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    SpmmRow<T, I, VEC, LANES, WEIGHTED> row(p, x_self, tile);
-    for_each_row<I, LANES>(p.csr, s, row);
-  }
-}
-
 // Blocks per SM: most time is spent waiting, so there should be as many as registers allow without spills.
 template <typename T, typename I>
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -39,7 +30,7 @@ struct ShortRows {
   };
   struct Line {
     I begin;
-    int degree;  // the edges to add; -1: the block does
+    int degree;  // the edges to add: none of a long row
     int place;   // the row of the result, -1: none
     Acc scale;
   };
@@ -98,7 +89,12 @@ struct ShortRows {
 
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
-    short_rows_kernel(Spmm p, const void* x_self, Shape s) {
+    short_rows_kernel(Spmm p, const void* x_self, Shape s, LongRows l) {
+  allow_next_kernel();
+  if (blockIdx.x < l.grid()) {
+    SpmmRow<T, I, VEC, LANES, WEIGHTED> row(p, x_self, 0);
+    return process_long_rows(p.csr, s, l, row, 0);
+  }
   using Rows = ShortRows<T, I, VEC, LANES, WEIGHTED>;
   using Row = typename Rows::Row;
   using Acc = typename Row::Acc;
@@ -106,119 +102,90 @@ __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
   Rows& warp = of_warps[threadIdx.x / 32];
   const int lane = threadIdx.x & 31, warp_rows = s.block_rows / kWarps;
   const int first = threadIdx.x / 32 * warp_rows;  // in the block
-  const int64_t block_row = static_cast<int64_t>(blockIdx.x) * s.block_rows;
+  const int64_t block_row = (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows;
   const int64_t left = p.csr.num_rows - block_row - first;
   const int rows = left < warp_rows ? static_cast<int>(left) : warp_rows;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr) + block_row;
   const Row kernel(p, x_self, 0);
-  warp.lines[lane].degree = 0;
-  if (rows > 0) {
-    const int64_t row = block_row + first + lane;
-    typename Rows::Line line;
-    line.begin = rowptr[first + (lane < rows ? lane : rows)];
-    const I last = rowptr[first + rows];
-    I degree = 0;
-    int64_t to = -1;
-    line.scale = 1;
-    if (lane < rows) {
-      degree = rowptr[first + lane + 1] - line.begin;
-      to = p.out_row ? p.out_row[row] : row;
-      if (p.row_scale) line.scale = static_cast<const Acc*>(p.row_scale)[row];
-    }
-    I base = __shfl_sync(kWarpMask, line.begin, 0);  // of the edges that were read
-    warp.load(kernel, base, last);
-    const bool is_hub = degree > s.hub_degree;
-    line.place = is_hub || to < 0 || to >= p.num_out ? -1 : static_cast<int>(to);
-    line.degree = is_hub ? -1 : line.place < 0 ? 0 : static_cast<int>(degree);
-    if (p.mean && line.degree > 1) line.scale /= static_cast<Acc>(line.degree);
-    warp.lines[lane] = line;
-    __syncwarp();
-#pragma unroll 1
-    for (int at = lane / LANES; at - lane / LANES < rows; at += Rows::kTeams) {
-      const auto& mine = warp.lines[at];
-      I next = mine.begin;
-      int left = mine.degree;
-      auto sum = kernel.empty(0);
-      unsigned waiting;
-      while ((waiting = __ballot_sync(kWarpMask, left > 0)) != 0) {
-        const bool is_here = next >= base && next - base < Rows::kEdges;
-        if (!__any_sync(kWarpMask, left > 0 && is_here)) {
-          base = __shfl_sync(kWarpMask, next, __ffs(waiting) - 1);
-          warp.load(kernel, base, last);
-          continue;
-        }
-        const int from = static_cast<int>(next - base);
-        const int count = !is_here ? 0 : left < Rows::kEdges - from ? left : Rows::kEdges - from;
-        warp.add(kernel, from, count, sum);
-        next += count;
-        left -= count;
-      }
-      const int place = mine.place;
-      if (place < 0 || !kernel.active) continue;
-      kernel.scale(sum, mine.scale);
-      kernel.finish_scaled(block_row + first + at, place, sum);
-    }
+  if (rows <= 0) return;
+  const int64_t row = block_row + first + lane;
+  typename Rows::Line line;
+  line.begin = rowptr[first + (lane < rows ? lane : rows)];
+  const I last = rowptr[first + rows];
+  I degree = 0;
+  int64_t to = -1;
+  line.scale = 1;
+  if (lane < rows) {
+    degree = rowptr[first + lane + 1] - line.begin;
+    to = p.out_row ? p.out_row[row] : row;
+    if (p.row_scale) line.scale = static_cast<const Acc*>(p.row_scale)[row];
   }
-  const bool is_hub = warp.lines[lane].degree < 0;
-  if (!__syncthreads_or(is_hub)) return;
-  __shared__ int num_hubs;
-  __shared__ int hubs[kThreads];
-  if (threadIdx.x == 0) num_hubs = 0;
-  __syncthreads();
-  if (is_hub) hubs[atomicAdd(&num_hubs, 1)] = first + lane;
-  __syncthreads();
-  // Each warp adds a part of the edges, each of its teams a part of those that the warp reads at once.
-  __shared__ typename Row::Sum partial[kThreads];
-  for (int h = 0; h < num_hubs; ++h) {
-    const I begin = rowptr[hubs[h]], end = rowptr[hubs[h] + 1];
-    const I share = (end - begin + kWarps - 1) / kWarps;
-    const I from = begin + threadIdx.x / 32 * share, to = end - from < share ? end : from + share;
+  I base = __shfl_sync(kWarpMask, line.begin, 0);  // of the edges that were read
+  warp.load(kernel, base, last);
+  line.place = degree > l.size || to < 0 || to >= p.num_out ? -1 : static_cast<int>(to);
+  line.degree = line.place < 0 ? 0 : static_cast<int>(degree);
+  if (p.mean && line.degree > 1) line.scale /= static_cast<Acc>(line.degree);
+  warp.lines[lane] = line;
+  __syncwarp();
+#pragma unroll 1
+  for (int at = lane / LANES; at - lane / LANES < rows; at += Rows::kTeams) {
+    const auto& mine = warp.lines[at];
+    I next = mine.begin;
+    int left = mine.degree;
     auto sum = kernel.empty(0);
-    for (I base = from; base < to; base += Rows::kEdges) {
-      warp.load(kernel, base, to);
-      const int count = to - base < Rows::kEdges ? static_cast<int>(to - base) : Rows::kEdges;
-      const int part = (count + Rows::kTeams - 1) / Rows::kTeams, at = lane / LANES * part;
-      warp.add(kernel, at, count - at < part ? count - at : part, sum);
+    unsigned waiting;
+    while ((waiting = __ballot_sync(kWarpMask, left > 0)) != 0) {
+      const bool is_here = next >= base && next - base < Rows::kEdges;
+      if (!__any_sync(kWarpMask, left > 0 && is_here)) {
+        base = __shfl_sync(kWarpMask, next, __ffs(waiting) - 1);
+        warp.load(kernel, base, last);
+        continue;
+      }
+      const int from = static_cast<int>(next - base);
+      const int count = !is_here ? 0 : left < Rows::kEdges - from ? left : Rows::kEdges - from;
+      warp.add(kernel, from, count, sum);
+      next += count;
+      left -= count;
     }
-    partial[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x < LANES) {
-      for (int i = LANES; i < kThreads; i += LANES) kernel.merge(sum, partial[threadIdx.x + i]);
-      kernel.finish(block_row + hubs[h], end - begin, sum);
-    }
-    __syncthreads();
+    const int place = mine.place;
+    if (place < 0 || !kernel.active) continue;
+    kernel.scale(sum, mine.scale);
+    kernel.finish_scaled(block_row + first + at, place, sum);
   }
 }
 
 // For wide rows of few edges: a warp processes all columns of a row, and prefetches the next row.
 template <typename T, typename I, int VEC, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    wide_short_rows_kernel(Spmm p, const void* x_self, Shape s) {
+    wide_short_rows_kernel(Spmm p, const void* x_self, Shape s, LongRows l) {
   constexpr int LANES = 32;
   using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED>;
   using Edge = typename Row::Edge;
-  __shared__ int num_hubs;
-  __shared__ int hubs[kMaxBlockRows];
-  if (threadIdx.x == 0) num_hubs = 0;
-  __syncthreads();
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * s.block_rows;
+  allow_next_kernel();
+  if (blockIdx.x < l.grid()) {
+    for (int tile = 0; tile < s.tiles; ++tile) {
+      Row row(p, x_self, tile);
+      process_long_rows(p.csr, s, l, row, tile);
+    }
+    return;
+  }
+  const int64_t first_row = (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows;
   const int rows = p.csr.num_rows - first_row < s.block_rows
                        ? static_cast<int>(p.csr.num_rows - first_row) : s.block_rows;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr) + first_row;
   const int lane = threadIdx.x % LANES;
-  Row kernel(p, x_self, 0);
+  const Row kernel(p, x_self, 0);
   Edge head;
   I begin = 0, end = 0;
+  bool is_long = false;
   const auto open = [&](int row) {
     begin = end = 0;
     if (row < rows) {
       begin = rowptr[row];
       end = rowptr[row + 1];
     }
-    if (end - begin > s.hub_degree) {
-      if (lane == 0) hubs[atomicAdd(&num_hubs, 1)] = row;
-      begin = end;
-    }
+    is_long = end - begin > l.size;
+    if (is_long) begin = end;
     head = Edge();
     head.load(kernel, begin + lane, end);
   };
@@ -226,10 +193,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int row = threadIdx.x / LANES; row < rows; row += kWarps) {
     const Edge its_head = head;
     const I its_begin = begin, degree = end - begin;
-    const bool is_mine = degree > 0 || rowptr[row] == rowptr[row + 1];  // no hub
+    const bool is_mine = !is_long;
     open(row + kWarps);
+    if (!is_mine) continue;
     for (int tile = 0; tile < s.tiles; ++tile) {
-      Row of_tile(p, x_self, tile);
+      const Row of_tile(p, x_self, tile);
       auto sum = of_tile.empty(first_row + row);
       for (I at = 0; at < degree; at += LANES) {
         Edge edge = its_head;
@@ -240,56 +208,103 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         const I left = degree - at;
         of_tile.add(edge, its_begin + at, left < LANES ? static_cast<int>(left) : LANES, sum);
       }
-      if (is_mine) of_tile.finish(first_row + row, degree, sum);
+      of_tile.finish(first_row + row, degree, sum);
     }
-  }
-  __syncthreads();
-  if (num_hubs == 0) return;
-  for (int tile = 0; tile < s.tiles; ++tile) {
-    Row of_tile(p, x_self, tile);
-    sum_hubs<I, LANES>(of_tile, rowptr, first_row, hubs, num_hubs);
   }
 }
 
-template <typename T, typename I>
-void sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
-  constexpr int64_t kFewBlocks = 400;  // 3 on each of 132 SMs
+// Calls fn(LANES, tiles) for the kernels of short rows.
+template <typename T, typename Fn>
+auto with_short_rows(const Spmm& p, const Fn& fn) {
   const int64_t vectors = p.dim / kVec<T>;
-  const bool is_wide = vectors > kNarrow;
-  Shape s;
-  s.hub_degree = 128;
-  s.block_rows = is_wide ? kMaxBlockRows : kThreads;
-  while (!is_wide && s.block_rows > kThreads / 4 && p.csr.num_rows / s.block_rows < kFewBlocks)
-    s.block_rows /= 2;
-  const unsigned blocks =
-      static_cast<unsigned>((p.csr.num_rows + s.block_rows - 1) / s.block_rows);
-  const auto narrow = [&](auto lanes, auto weighted) {
-    s.tiles = 1;
-    short_rows_kernel<T, I, kVec<T>, lanes, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s);
-  };
-  const auto launch = [&](auto weighted) {
-    if (vectors <= 4) return narrow(std::integral_constant<int, 4>{}, weighted);
-    if (vectors <= 8) return narrow(std::integral_constant<int, 8>{}, weighted);
-    if (!is_wide) return narrow(std::integral_constant<int, kNarrow>{}, weighted);
-    s.tiles = static_cast<int>((vectors + 31) / 32);
-    wide_short_rows_kernel<T, I, kVec<T>, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s);
-  };
-  if constexpr (sizeof(I) == 4) {
-    if (!is_weighted(p)) return launch(std::false_type{});
-  }
-  launch(std::true_type{});
+  using std::integral_constant;
+  if (vectors <= 4) return fn(integral_constant<int, 4>{}, 1);
+  if (vectors <= 8) return fn(integral_constant<int, 8>{}, 1);
+  if (vectors <= kNarrow) return fn(integral_constant<int, kNarrow>{}, 1);
+  return fn(integral_constant<int, 32>{}, static_cast<int>((vectors + 31) / 32));
+}
+
+// Teams of few threads take longer for a row.
+LongRows long_rows_of(const Spmm& p) { return LongRows(p.csr, 128); }
+
+template <typename T, typename I>
+void sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream_t stream) {
+  constexpr int64_t kFewBlocks = 400;  // 3 on each of 132 SMs
+  const LongRows l = long_rows_of(p).in(scratch);
+  with_short_rows<T>(p, [&](auto lanes, int tiles) {
+    constexpr bool is_wide = lanes > kNarrow;
+    Shape s;
+    s.tiles = tiles;
+    s.block_rows = is_wide ? kMaxBlockRows : kThreads;
+    while (!is_wide && s.block_rows > kThreads / 4 && p.csr.num_rows / s.block_rows < kFewBlocks)
+      s.block_rows /= 2;
+    const unsigned blocks =
+        static_cast<unsigned>((p.csr.num_rows + s.block_rows - 1) / s.block_rows) + l.grid();
+    const auto launch = [&](auto weighted) {
+      if constexpr (is_wide)
+        wide_short_rows_kernel<T, I, kVec<T>, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s, l);
+      else
+        short_rows_kernel<T, I, kVec<T>, lanes, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s, l);
+      if (l.blocks == 0) return;
+      using Row = SpmmRow<T, I, kVec<T>, lanes, weighted>;
+      launch_early(merge_long_rows_kernel<Row, Spmm, const void*>, dim3(l.grid(), s.tiles), 0, stream,
+                   p.csr, s, l, p, x_self);
+    };
+    if constexpr (sizeof(I) == 4) {
+      if (!is_weighted(p)) return launch(std::false_type{});
+    }
+    launch(std::true_type{});
+  });
+}
+
+// Calls fn(Row, shape) with the row kernel for `p`.
+template <typename T, typename I, typename Fn>
+void with_row(const Spmm& p, const Fn& fn) {
+  const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
+  const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+  dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+    if constexpr (sizeof(I) == 4) {
+      if (!is_weighted(p)) return fn(std::common_type<SpmmRow<T, I, vec, lanes, false>>{}, s);
+    }
+    fn(std::common_type<SpmmRow<T, I, vec, lanes, true>>{}, s);
+  });
 }
 
 }  // namespace
 
-const char* sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
+int64_t short_rows_scratch(const Spmm& p) {
+  int64_t bytes = 0;
+  dispatch(p.dtype, p.csr.index64, [&](auto element, auto) -> const char* {
+    using T = decltype(element);
+    with_short_rows<T>(p, [&](auto lanes, int tiles) {
+      bytes = long_rows_of(p).bytes(int64_t{tiles} * lanes * kVec<T> * static_cast<int64_t>(sizeof(acc_t<T>)));
+    });
+    return nullptr;
+  });
+  return bytes;
+}
+
+const char* sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream_t stream) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
-    sum_short_rows<decltype(element), decltype(index)>(p, x_self, stream);
+    sum_short_rows<decltype(element), decltype(index)>(p, x_self, scratch, stream);
     return last_error();
   });
 }
 
-int64_t spmm_scratch(const Spmm& p) { return prologue_scratch(p); }
+int64_t spmm_scratch(const Spmm& p_in) {
+  int64_t rows = 0;
+  Spmm p = p_in;
+  if (wants_prologue(p)) p.x = nullptr;  // scratch memory, which is aligned
+  dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    with_row<T, decltype(index)>(p, [&](auto row, const Shape& s) {
+      rows = has_short_rows(p, s.vec) ? short_rows_scratch(p)
+                                      : rows_scratch<typename decltype(row)::type>(p.csr, s);
+    });
+    return nullptr;
+  });
+  return aligned(prologue_scratch(p_in)) + rows;
+}
 
 const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
   if (p_in.csr.num_rows == 0 || p_in.dim == 0) return nullptr;
@@ -299,18 +314,10 @@ const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
     using I = decltype(index);
     Spmm p = p_in;
     prologue<T, I>(p, scratch, stream);
-    const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-    const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-    if (has_short_rows(p, s.vec)) return sum_short_rows(p, p_in.x, stream);
-    const dim3 grid = s.grid(p.csr.num_rows);
-    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
-      if constexpr (sizeof(I) == 4) {
-        if (!is_weighted(p)) {
-          spmm_kernel<T, I, vec, lanes, false><<<grid, kThreads, 0, stream>>>(p, p_in.x, s);
-          return;
-        }
-      }
-      spmm_kernel<T, I, vec, lanes, true><<<grid, kThreads, 0, stream>>>(p, p_in.x, s);
+    void* of_rows = static_cast<char*>(scratch) + aligned(prologue_scratch(p_in));
+    with_row<T, I>(p, [&](auto row, const Shape& s) {
+      if (has_short_rows(p, s.vec)) sum_short_rows(p, p_in.x, of_rows, stream);
+      else launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p, p_in.x);
     });
     return last_error();
   });

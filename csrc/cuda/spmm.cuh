@@ -23,8 +23,11 @@ static __device__ uint4 zeros[2];
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM = 32>
 struct SpmmRow {
   using Acc = acc_t<T>;
-  static constexpr bool kSharedSums = false;
+  using Index = I;
+  static constexpr int kLanes = LANES, kBlocks = cuda::kBlocks;
+  static constexpr Sums kSums = Sums::registers;
   using Sum = VectorSum<Acc, VEC>;
+  using Part = Sum;
   using Edge = WeightedEdge<T, I, WEIGHTED>;
 
   const Spmm& p;
@@ -203,6 +206,7 @@ inline bool has_short_rows(const Spmm& p, int vec) {
   return vec > 1 && p.csr.num_rows >= (1 << 14) && p.csr.num_edges <= 8 * p.csr.num_rows &&
          p.num_out < (int64_t{1} << 31);
 }
-const char* sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream);
+int64_t short_rows_scratch(const Spmm& p);
+const char* sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream_t stream);
 
 }  // namespace pyg_fast::cuda

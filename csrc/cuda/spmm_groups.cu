@@ -1,6 +1,4 @@
 // Sum and mean aggregation by groups of edges: no thread waits for a longer row than a group.
-#include <atomic>
-
 #include "params/spmm.h"
 #include "spmm.cuh"
 
@@ -14,20 +12,6 @@ constexpr int kMostInTurn = 8;
 constexpr int kMostOfTeam = 128;
 
 constexpr int kAtOnce = 8;  // loads of features in flight per thread of a team
-
-// A kernel that launch_early launches may start while the last blocks of the kernel before it still run,
-// if that one calls allow_next_kernel. It must call wait_for_previous_kernel before it uses memory: the
-// call returns when the kernel before it has ended and its writes are visible.
-__device__ inline void allow_next_kernel() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-__device__ inline void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
 
 template <typename Acc, int VEC>
 __device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
@@ -182,93 +166,65 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// Adds the partial sums of a long row in order, each read as an edge.
-template <typename T, typename I, int VEC, int LANES>
-struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
-  using Sums = SpmmRow<acc_t<T>, I, VEC, LANES, false>;
-  struct Edge : Sums::Edge {
-    template <typename Row>
-    __device__ void load(const Row&, I e, I end) {
-      if (e < end) this->source = static_cast<Col>(e);
-    }
-  };
-
-  const SpmmRow<T, I, VEC, LANES, false> out;
+// The long rows, whose groups have written partial sums.
+template <typename Row>
+struct LongRowsOfGroups {
+  using I = typename Row::Index;
+  using Acc = typename Row::Acc;
   const Groups& g;
+  const Acc* partial;  // at this thread's column
+  int64_t dim, count;
 
-  __device__ LongRow(const Spmm& sums, const Spmm& p, const void* x_self, const Groups& g, int tile)
-      : Sums(sums, nullptr, tile), out(p, x_self, tile), g(g) {}
-
-  __device__ void finish(int64_t k, int64_t, typename Sums::Sum& sum) const {
-    const I row = static_cast<const I*>(g.long_row)[k];
-    const I* rowptr = static_cast<const I*>(out.p.csr.rowptr);
-    out.finish(row, rowptr[row + 1] - rowptr[row], sum);
+  __device__ LongRowsOfGroups(const Groups& g, const Acc* partial, const Row& row)
+      : g(g), partial(partial + (row.active ? row.column : 0)), dim(row.p.dim), count(g.num_long) {}
+  __device__ int64_t row(int64_t k) const { return static_cast<const I*>(g.long_row)[k]; }
+  __device__ int64_t size(int64_t k, int64_t) const {
+    const I* first = static_cast<const I*>(g.long_ptr) + k;
+    return first[1] - first[0];
+  }
+  __device__ auto part(int64_t k, int64_t, int64_t n) const {
+    typename Row::Part part;
+    const Acc* from = partial + (static_cast<const I*>(g.long_ptr)[k] + n) * dim;
+    constexpr int kVec = sizeof(part.data) / sizeof(Acc), kStep = kVec < cuda::kVec<Acc> ? kVec : cuda::kVec<Acc>;
+#pragma unroll
+    for (int c = 0; c < kVec; c += kStep)
+      *reinterpret_cast<Pack<Acc, kStep>*>(part.data + c) =
+          *reinterpret_cast<const Pack<Acc, kStep>*>(from + c);
+    return part;
   }
 };
 
-template <typename T, typename I, int VEC, int LANES>
+template <typename Row>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
+    merge_groups_kernel(Spmm p, const void* x_self, Groups g, const typename Row::Acc* partial, Shape s) {
   wait_for_previous_kernel();
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    LongRow<T, I, VEC, LANES> row(sums, p, x_self, g, tile);
-    for_each_row<I, LANES>(sums.csr, s, row);
+    Row row(p, x_self, tile);
+    merge_long_rows(p.csr, row, LongRowsOfGroups<Row>(g, partial, row));
   }
 }
 
 // The same if atomic additions have produced one sum per row.
-template <typename T, typename I, int VEC, int LANES>
+template <typename Row>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    finish_long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
+    finish_long_rows_kernel(Spmm p, const void* x_self, Groups g, const typename Row::Acc* partial, Shape s) {
+  using I = typename Row::Index;
   wait_for_previous_kernel();
-  const int64_t k = static_cast<int64_t>(blockIdx.x) * s.block_rows + threadIdx.x / LANES;
+  const int64_t k = static_cast<int64_t>(blockIdx.x) * (kThreads / Row::kLanes) + threadIdx.x / Row::kLanes;
   if (k >= g.num_long) return;
+  const int64_t of = static_cast<const I*>(g.long_row)[k];
+  const I* rowptr = static_cast<const I*>(p.csr.rowptr) + of;
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    const LongRow<T, I, VEC, LANES> row(sums, p, x_self, g, tile);
+    const Row row(p, x_self, tile);
     if (!row.active) continue;
-    const auto* from = static_cast<const acc_t<T>*>(sums.x) + k * p.dim + row.column;
-    VectorSum<acc_t<T>, VEC> sum;
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) sum.data[c] = from[c];
-    row.finish(k, 0, sum);
+    auto sum = row.empty(of);
+    row.merge(sum, *reinterpret_cast<const typename Row::Part*>(partial + k * p.dim + row.column));
+    row.finish(of, rowptr[1] - rowptr[0], sum);
   }
 }
 
-// Whether the current device runs code of 9.0 or newer, whose kernels wait for the one before them: newer
-// GPUs also run code of older architectures. All kernels here are compiled for the same ones.
-bool may_start_early() {
-  constexpr int kDevices = 64;
-  enum : signed char { unknown, no, yes };
-  static std::atomic<signed char> known[kDevices];
-  int device = -1;
-  if (cudaGetDevice(&device) != cudaSuccess) return false;
-  const bool has_place = device < kDevices;
-  if (has_place && known[device] != unknown) return known[device] == yes;
-  cudaFuncAttributes code = {};
-  if (cudaFuncGetAttributes(&code, long_rows_kernel<float, int32_t, 1, 1>) != cudaSuccess) return false;
-  const bool early = code.ptxVersion >= 90;
-  if (has_place) known[device] = early ? yes : no;
-  return early;
-}
-
-// Launches `kernel` after the one before it, early if it may. The caller checks for errors.
-template <typename... Params, typename... Args>
-void launch_early(void (*kernel)(Params...), dim3 grid, cudaStream_t stream, Args... args) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = may_start_early() ? 1 : 0;
-  cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
-}
-
 int64_t partial_bytes(const Spmm& p, const Groups& g) {
-  const int64_t bytes = (g.atomic ? g.num_long : g.num_partials) * p.dim * acc_bytes(p.dtype);
-  return (bytes + 255) / 256 * 256;
+  return (g.atomic ? g.num_long : g.num_partials) * p.dim * acc_bytes(p.dtype);
 }
 
 // Whether whole warps read the features of an edge, 512 bytes: such a part of a small x is soon in L1, and
@@ -292,26 +248,32 @@ bool has_no_hub(const Groups& g) {
   return g.size <= kMost && g.most_groups <= kMost / g.size;
 }
 
+int64_t sums_bytes(const Spmm& p, const Groups& g) {
+  const bool may_be_short = !g.atomic && has_no_hub(g) && p.csr.num_edges <= 8 * p.csr.num_rows;
+  const int64_t of_groups = partial_bytes(p, g), of_short = may_be_short ? short_rows_scratch(p) : 0;
+  return aligned(of_groups > of_short ? of_groups : of_short);
+}
+
 }  // namespace
 
+// Partial sums, or those of short rows, and then what the prologue needs.
 int64_t spmm_groups_scratch(const Spmm& p, const Groups& g) {
-  return partial_bytes(p, g) + prologue_scratch(p);
+  return sums_bytes(p, g) + prologue_scratch(p);
 }
 
 const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* stream_) {
   if (p_in.csr.num_rows == 0 || p_in.dim == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
-  const int64_t bytes = partial_bytes(p_in, g);
-  if (g.atomic && bytes > 0) cudaMemsetAsync(scratch, 0, bytes, stream);
+  if (g.atomic && g.num_long > 0) cudaMemsetAsync(scratch, 0, partial_bytes(p_in, g), stream);
   return dispatch(p_in.dtype, p_in.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
     Spmm p = p_in;
-    prologue<T, I>(p, static_cast<char*>(scratch) + bytes, stream);
+    prologue<T, I>(p, static_cast<char*>(scratch) + sums_bytes(p_in, g), stream);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
     if (!g.atomic && has_no_hub(g) && has_shortest_rows(p, s.vec))
-      return sum_short_rows(p, p_in.x, stream);
+      return sum_short_rows(p, p_in.x, scratch, stream);
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       auto* partial = static_cast<acc_t<T>*>(scratch);
       const auto launch = [&](auto row, const Groups& groups) {
@@ -360,22 +322,14 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         with(std::true_type{});
       }
       if (g.num_long == 0) return;
-      Spmm sums;
-      sums.x = scratch;
-      sums.dim = p.dim;
-      sums.csr.rowptr = g.long_ptr;
-      sums.csr.num_rows = g.num_long;
-      sums.csr.num_edges = g.num_partials;
-      if (g.atomic) {
-        s.block_rows = kThreads / lanes;
-        launch_early(finish_long_rows_kernel<T, I, vec, lanes>, s.grid(g.num_long), stream, sums, p,
-                     p_in.x, g, s);
-      } else {
-        s.block_rows = kWarps;
-        share_rows(s, sums.csr);
-        launch_early(long_rows_kernel<T, I, vec, lanes>, s.grid(g.num_long), stream, sums, p, p_in.x,
-                     g, s);
-      }
+      using Row = SpmmRow<T, I, vec, lanes, false>;
+      const auto* sums = static_cast<const acc_t<T>*>(scratch);
+      const auto merge = [&](auto* kernel, int rows) {
+        const auto blocks = static_cast<unsigned>((g.num_long + rows - 1) / rows);
+        launch_early(kernel, dim3(blocks, s.tiles < 65535 ? s.tiles : 65535), 0, stream, p, p_in.x, g, sums, s);
+      };
+      if (g.atomic) merge(finish_long_rows_kernel<Row>, kThreads / lanes);
+      else merge(merge_groups_kernel<Row>, kWarps);
     });
     return last_error();
   });

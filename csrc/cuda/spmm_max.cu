@@ -11,12 +11,15 @@ constexpr int kUnroll = 4;  // loads in flight per thread
 template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 struct MaxRow {
   using Acc = acc_t<T>;
-  static constexpr bool kSharedSums = false;
+  using Index = I;
+  static constexpr int kLanes = LANES, kBlocks = VEC == 8 ? 3 : 4;
+  static constexpr Sums kSums = Sums::registers;
   // `edge`: -1 until a value exceeds -inf.
   struct Sum {
     Acc value[VEC];
     I edge[VEC];
   };
+  using Part = Sum;
   struct Edge {
     Col source = 0;
     Acc weight = 1;
@@ -138,97 +141,217 @@ struct MaxRow {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
-__global__ void __launch_bounds__(kThreads, VEC == 8 ? 3 : 4) spmm_max_kernel(SpmmMax p, Shape s) {
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    MaxRow<T, I, VEC, LANES, WEIGHTED> row(p, tile);
-    for_each_row<I, LANES>(p.csr, s, row);
-  }
+// The type of atomic sums over the rows that a source wins: they may be many, and add up one by one. A few
+// thousand float32 numbers add up exactly enough.
+constexpr int64_t kFewRows = 1 << 12;
+
+bool sums_in_double(const SpmmMaxBackwardX& p) {
+  return p.dtype == DType::f64 || p.csr.num_rows > kFewRows;
 }
 
-// One thread per (row, column): adds to the row of x that holds the maximum.
-template <typename T, typename I>
-__global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum) {
+bool sums_in_place(const SpmmMaxBackwardX& p) {
+  return p.dtype == DType::f64 || (p.dtype == DType::f32 && !sums_in_double(p));
+}
+
+// Rows that a thread takes: the gradients that one source wins in a row of rows add up before they are added
+// to memory. A source of many edges would make all threads wait for the same memory.
+constexpr int kRowsInTurn = 8;
+
+// A thread processes a column of kRowsInTurn rows: adds to the row of x that holds the maximum.
+template <typename T, typename I, typename Sum>
+__global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, Sum* sum) {
   const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const I* arg = static_cast<const I*>(p.arg);
   const T* grad = static_cast<const T*>(p.grad);
   const T* value = static_cast<const T*>(p.value);
-  const int64_t total = p.csr.num_rows * p.dim, step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step) {
-    const I e = load_once(arg + k);
-    if (e < 0) continue;
-    acc_t<T> g = to_acc(grad[k]);
-    if (value) g *= to_acc(value[perm ? perm[e] : e]);
-    atomicAdd(sum + static_cast<int64_t>(col[e]) * p.dim + k % p.dim, g);
-  }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) round_kernel(const float* in, T* out, int64_t total) {
+  const int64_t total = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
-    out[k] = from_acc<T>(in[k]);
-}
-
-// One warp per source j walks its outgoing edges and sums the gradients they won, in a fixed order.
-template <typename T, typename I>
-__global__ void __launch_bounds__(kThreads) backward_x_ordered_kernel(SpmmMaxBackwardX p,
-                                                                      Csr transposed) {
-  const I* t_rowptr = static_cast<const I*>(transposed.rowptr);
-  const Col* t_col = static_cast<const Col*>(transposed.col);
-  const I* position = static_cast<const I*>(transposed.perm);
-  const I* perm = static_cast<const I*>(p.csr.perm);
-  const I* arg = static_cast<const I*>(p.arg);
-  const T* grad = static_cast<const T*>(p.grad);
-  const T* value = static_cast<const T*>(p.value);
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t j = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32; j < p.csr.num_cols;
-       j += step) {
-    const I begin = t_rowptr[j], end = t_rowptr[j + 1];
-    for (int64_t c = threadIdx.x & 31; c < p.dim; c += 32) {
-      acc_t<T> sum = 0;
-      for (I k = begin; k < end; ++k) {
-        const int64_t at = static_cast<int64_t>(t_col[k]) * p.dim + c;
-        const I e = position ? position[k] : k;
-        if (arg[at] != e) continue;
-        acc_t<T> g = to_acc(grad[at]);
-        if (value) g *= to_acc(value[perm ? perm[e] : e]);
-        sum += g;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step) {
+    const int64_t column = k % p.dim, first = k / p.dim * kRowsInTurn;
+    I e[kRowsInTurn];
+    Sum g[kRowsInTurn];
+    Col source[kRowsInTurn];
+#pragma unroll
+    for (int r = 0; r < kRowsInTurn; ++r)
+      e[r] = first + r < p.csr.num_rows ? load_once(arg + (first + r) * p.dim + column) : I(-1);
+#pragma unroll
+    for (int r = 0; r < kRowsInTurn; ++r) {
+      source[r] = -1;
+      g[r] = 0;
+      if (e[r] < 0) continue;
+      source[r] = col[e[r]];
+      g[r] = to_acc(grad[(first + r) * p.dim + column]);
+      if (value) g[r] *= to_acc(value[perm ? perm[e[r]] : e[r]]);
+    }
+    // The first of two equal sources has the sum of both.
+#pragma unroll
+    for (int r = 0; r < kRowsInTurn; ++r) {
+#pragma unroll
+      for (int later = r + 1; later < kRowsInTurn; ++later) {
+        if (source[later] != source[r]) continue;
+        g[r] += g[later];
+        g[later] = 0;
       }
-      static_cast<T*>(p.grad_x)[j * p.dim + c] = from_acc<T>(sum);
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsInTurn; ++r) {
+      if (source[r] < 0 || g[r] == 0) continue;
+      atomicAdd(sum + static_cast<int64_t>(source[r]) * p.dim + column, g[r]);
     }
   }
 }
 
-}  // namespace
+template <typename T, typename Sum>
+__global__ void __launch_bounds__(kThreads) round_kernel(const Sum* in, T* out, int64_t total) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
+    out[k] = from_acc<T>(static_cast<acc_t<T>>(in[k]));
+}
 
-const char* spmm_max(const SpmmMax& p, void* stream_) {
-  if (p.csr.num_rows == 0 || p.dim == 0) return nullptr;
-  const auto stream = static_cast<cudaStream_t>(stream_);
+// A source walks its outgoing edges, a row of the transpose, and adds the gradients that they won.
+template <typename T, typename I, int VEC, int LANES>
+struct WonRow {
+  using Acc = acc_t<T>;
+  using Index = I;
+  static constexpr int kLanes = LANES, kBlocks = VEC == 8 ? 2 : 3;
+  static constexpr Sums kSums = Sums::registers;
+  struct Sum {
+    Acc data[VEC];
+  };
+  using Part = Sum;
+  struct Edge {
+    Col row = 0;   // the destination
+    I edge = 0;    // the edge's position there
+    Acc weight = 1;
+
+    __device__ void load(const WonRow& of, I e, I end) {
+      if (e >= end) return;
+      const I* position = static_cast<const I*>(of.transposed.perm);
+      row = load_once(static_cast<const Col*>(of.transposed.col) + e);
+      edge = position ? load_once(position + e) : e;
+      if (!of.p.value) return;
+      const I* perm = static_cast<const I*>(of.p.csr.perm);
+      weight = to_acc(static_cast<const T*>(of.p.value)[perm ? perm[edge] : edge]);
+    }
+  };
+
+  const SpmmMaxBackwardX& p;
+  const Csr& transposed;
+  int64_t column;
+  bool active;
+
+  __device__ WonRow(const SpmmMaxBackwardX& p, const Csr& transposed, int tile)
+      : p(p), transposed(transposed) {
+    column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
+    active = column < p.dim;
+  }
+
+  __device__ Sum empty(int64_t) const { return Sum{}; }
+
+  __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
+    constexpr int kSlots = 32 / LANES, kSteps = LANES < kUnroll ? LANES : kUnroll;
+    const int slot = (threadIdx.x & 31) / LANES;
+#pragma unroll 1
+    for (int first = slot; first - slot < count; first += kSteps * kSlots) {
+      Pack<I, VEC> arg[kSteps];
+      Pack<T, VEC> grad[kSteps];
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        const int e = first + u * kSlots;
+        const int64_t row = __shfl_sync(kWarpMask, edge.row, e < count ? e : count - 1);
+        const int64_t at = row * p.dim + (active ? column : 0);
+        arg[u] = load<I, VEC>(static_cast<const I*>(p.arg) + at);
+        grad[u] = load<T, VEC>(static_cast<const T*>(p.grad) + at);
+      }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
+        const int e = first + u * kSlots;
+        const I own = __shfl_sync(kWarpMask, edge.edge, e & 31);
+        const Acc weight = __shfl_sync(kWarpMask, edge.weight, e & 31);
+#pragma unroll
+        for (int c = 0; c < VEC; ++c)
+          sum.data[c] += e < count && arg[u].data[c] == own ? weight * element(grad[u], c) : Acc(0);
+      }
+    }
+  }
+
+  __device__ void reduce(Sum& sum) const {
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset <<= 1) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) sum.data[c] += __shfl_xor_sync(kWarpMask, sum.data[c], offset);
+    }
+  }
+
+  __device__ void merge(Part& sum, const Part& other) const {
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum.data[c] += other.data[c];
+  }
+
+  __device__ void finish(int64_t row, int64_t, const Sum& sum) const {
+    if (!active) return;
+    Pack<T, VEC> out;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) out.data[c] = from_acc<T>(sum.data[c]);
+    store<T, VEC>(static_cast<T*>(p.grad_x) + row * p.dim + column, out);
+  }
+};
+
+// Calls fn(Row, shape) with the row kernel for `p`.
+template <typename Fn>
+const char* with_max_row(const SpmmMax& p, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
     const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-    const dim3 grid = s.grid(p.csr.num_rows);
     const bool weighted = p.value || p.minimum || sizeof(I) == 8;
     dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
       if constexpr (sizeof(I) == 4) {
-        if (!weighted) {
-          spmm_max_kernel<T, I, vec, lanes, false><<<grid, kThreads, 0, stream>>>(p, s);
-          return;
-        }
+        if (!weighted) return fn(std::common_type<MaxRow<T, I, vec, lanes, false>>{}, s);
       }
-      spmm_max_kernel<T, I, vec, lanes, true><<<grid, kThreads, 0, stream>>>(p, s);
+      fn(std::common_type<MaxRow<T, I, vec, lanes, true>>{}, s);
     });
     return last_error();
   });
 }
 
+template <typename Fn>
+const char* with_won_row(const SpmmMaxBackwardX& p, const Csr& transposed, const Fn& fn) {
+  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+    using T = decltype(element);
+    using I = decltype(index);
+    const bool vectors =
+        p.dim % kVec<T> == 0 && aligned16(p.grad) && aligned16(p.arg) && aligned16(p.grad_x);
+    const Shape s = shape_of(transposed, p.dim, vectors ? kVec<T> : 1);
+    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+      fn(std::common_type<WonRow<T, I, vec, lanes>>{}, s);
+    });
+    return last_error();
+  });
+}
+
+}  // namespace
+
+int64_t spmm_max_scratch(const SpmmMax& p) {
+  int64_t bytes = 0;
+  with_max_row(p, [&](auto row, const Shape& s) {
+    bytes = rows_scratch<typename decltype(row)::type>(p.csr, s);
+  });
+  return bytes;
+}
+
+const char* spmm_max(const SpmmMax& p, void* scratch, void* stream_) {
+  if (p.csr.num_rows == 0 || p.dim == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return with_max_row(p, [&](auto row, const Shape& s) {
+    launch_rows<typename decltype(row)::type>(p.csr, s, scratch, stream, p);
+  });
+}
+
 int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p) {
-  const bool half = p.dtype == DType::f16 || p.dtype == DType::bf16;
-  return half ? p.csr.num_cols * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
+  return sums_in_place(p) ? 0 : p.csr.num_cols * p.dim * (sums_in_double(p) ? 8 : 4);
 }
 
 const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream_) {
@@ -238,29 +361,39 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* 
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    using Acc = acc_t<T>;
-    constexpr bool half = !std::is_same_v<T, Acc>;
-    Acc* sum = static_cast<Acc*>(half ? scratch : p.grad_x);
-    const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
-    if (error != cudaSuccess) return cudaGetErrorString(error);
-    if (p.csr.num_rows > 0)
-      backward_x_kernel<T, I><<<blocks_for(p.csr.num_rows * p.dim), kThreads, 0, stream>>>(p, sum);
-    if constexpr (half)
-      round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
-    return last_error();
+    const auto run = [&](auto of_sum) -> const char* {
+      using Sum = decltype(of_sum);
+      Sum* sum = static_cast<Sum*>(sums_in_place(p) ? p.grad_x : scratch);
+      const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Sum), stream);
+      if (error != cudaSuccess) return cudaGetErrorString(error);
+      const int64_t threads = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
+      if (threads > 0)
+        backward_x_kernel<T, I, Sum><<<blocks_for(threads), kThreads, 0, stream>>>(p, sum);
+      if (!sums_in_place(p))
+        round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
+      return last_error();
+    };
+    if constexpr (!std::is_same_v<T, double>) {
+      if (!sums_in_double(p)) return run(float{});
+    }
+    return run(double{});
   });
 }
 
+int64_t spmm_max_backward_x_ordered_scratch(const SpmmMaxBackwardX& p, const Csr& transposed) {
+  int64_t bytes = 0;
+  with_won_row(p, transposed, [&](auto row, const Shape& s) {
+    bytes = rows_scratch<typename decltype(row)::type>(transposed, s);
+  });
+  return bytes;
+}
+
 const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
-                                        void* stream_) {
+                                        void* scratch, void* stream_) {
   if (p.csr.num_cols == 0 || p.dim == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
-  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
-    using T = decltype(element);
-    using I = decltype(index);
-    backward_x_ordered_kernel<T, I>
-        <<<blocks_for(p.csr.num_cols * 32), kThreads, 0, stream>>>(p, transposed);
-    return last_error();
+  return with_won_row(p, transposed, [&](auto row, const Shape& s) {
+    launch_rows<typename decltype(row)::type>(transposed, s, scratch, stream, p, transposed);
   });
 }
 

@@ -56,7 +56,8 @@ void gat_backward_src(const GatBackward& p, int64_t row_begin, int64_t row_end);
 }  // namespace cpu
 
 namespace cuda {
-const char* gat(const Gat& p, void* stream);
+int64_t gat_scratch(const Gat& p);
+const char* gat(const Gat& p, void* scratch, void* stream);
 // For heads wider than one tile: one partial sum per tile.
 int64_t gat_backward_scratch(const GatBackward& p);
 const char* gat_backward(const GatBackward& p, void* scratch, void* stream);

@@ -47,7 +47,8 @@ void gatv2_backward_src(const Gatv2Backward& p, int64_t row_begin, int64_t row_e
 }  // namespace cpu
 
 namespace cuda {
-const char* gatv2(const Gatv2& p, void* stream);
+int64_t gatv2_scratch(const Gatv2& p);
+const char* gatv2(const Gatv2& p, void* scratch, void* stream);
 // Partial sums of grad_att, one per block.
 int64_t gatv2_backward_scratch(const Gatv2Backward& p);
 const char* gatv2_backward(const Gatv2Backward& p, void* scratch, void* stream);

@@ -52,16 +52,19 @@ void spmm_max_backward_value(const SpmmMaxBackwardValue& p, int64_t row_begin, i
 }  // namespace cpu
 
 namespace cuda {
-const char* spmm_max(const SpmmMax& p, void* stream);
+int64_t spmm_max_scratch(const SpmmMax& p);
+const char* spmm_max(const SpmmMax& p, void* scratch, void* stream);
 
-// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch.
+// Uses atomic additions: fast, but the last bits of a sum vary. It accumulates in scratch: many float32
+// numbers in float64, f16 and bf16 in float32 at least.
 int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p);
 const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream);
 
 // The same gradient, deterministic: gathers over the structure `transposed`. Its `perm` gives the
 // position of each of its edges in p.csr (nullptr: the identity).
+int64_t spmm_max_backward_x_ordered_scratch(const SpmmMaxBackwardX& p, const Csr& transposed);
 const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& transposed,
-                                        void* stream);
+                                        void* scratch, void* stream);
 
 const char* spmm_max_backward_value(const SpmmMaxBackwardValue& p, void* stream);
 }  // namespace cuda
