@@ -128,11 +128,10 @@ __device__ inline void add_range(Row& kernel, I begin, I end, typename Row::Sum&
   kernel.reduce(sum);
 }
 
+template <typename Row, Sums SUMS = Row::kSums>
+constexpr int kPartBytes = 0;
 template <typename Row>
-constexpr int part_bytes() {
-  if constexpr (Row::kSums == Sums::registers) return sizeof(typename Row::Part);
-  else return 0;
-}
+constexpr int kPartBytes<Row, Sums::registers> = sizeof(typename Row::Part);
 
 // The place of this thread's column of a part.
 template <typename Row>
@@ -296,7 +295,7 @@ template <typename Row, typename Chains>
 __device__ inline void merge_long_rows(const Csr& csr, Row& kernel, const Chains& chains) {
   using I = typename Row::Index;
   __shared__ int64_t rows[kWarps];  // that the block shares
-  __shared__ double2 places[(kThreads * part_bytes<Row>() + 15) / 16 + 1];
+  __shared__ double2 places[(kThreads * kPartBytes<Row> + 15) / 16 + 1];
   const I* rowptr = static_cast<const I*>(csr.rowptr);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const auto finish = [&](int64_t k, int64_t row, int thread, int threads, const auto& sync) {
@@ -365,7 +364,7 @@ __global__ void __launch_bounds__(kThreads) merge_long_rows_kernel(Csr csr, Shap
 // Bytes of scratch memory that launch_rows needs.
 template <typename Row>
 int64_t rows_scratch(const Csr& csr, const Shape& s) {
-  return Row::kSums == Sums::none ? 0 : LongRows(csr).bytes(int64_t{s.tiles} * Row::kLanes * part_bytes<Row>());
+  return Row::kSums == Sums::none ? 0 : LongRows(csr).bytes(int64_t{s.tiles} * Row::kLanes * kPartBytes<Row>);
 }
 
 // Processes all rows; Row's constructor gets `args` and the tile. `shared`: bytes of dynamic shared memory.
