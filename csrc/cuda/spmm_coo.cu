@@ -17,31 +17,34 @@ __device__ inline void count_in_warp(int64_t* counter, bool one) {
   }
 }
 
+// Sums over all edges of a destination add up one by one: float64 keeps them exact.
+using Total = double;
+
 // Initializes the sums to diag * x or zeros, and the counter.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) spmm_coo_init_kernel(SpmmCoo p, acc_t<T>* sum) {
+__global__ void __launch_bounds__(kThreads) spmm_coo_init_kernel(SpmmCoo p, Total* sum) {
   const int64_t total = p.coo.num_dst * p.dim, step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (first == 0 && p.invalid) *p.invalid = 0;
   for (int64_t k = first; k < total; k += step) {
-    sum[k] = p.diag ? static_cast<const acc_t<T>*>(p.diag)[k / p.dim] *
+    sum[k] = p.diag ? Total(static_cast<const acc_t<T>*>(p.diag)[k / p.dim]) *
                           to_acc(static_cast<const T*>(p.x)[k])
-                    : acc_t<T>(0);
+                    : Total(0);
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) spmm_coo_round_kernel(const float* sum, T* out,
+__global__ void __launch_bounds__(kThreads) spmm_coo_round_kernel(const Total* sum, T* out,
                                                                  int64_t total) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
-    out[k] = from_acc<T>(sum[k]);
+    out[k] = from_acc<T>(static_cast<acc_t<T>>(sum[k]));
 }
 
 // A warp reads `chunk` edges at once. Each of its slots of LANES threads takes consecutive edges and adds
 // to memory when the destination changes, which is rare in sorted lists.
 template <typename T, typename I, int VEC, int LANES>
-__global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, acc_t<T>* out, int chunk,
+__global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, Total* out, int chunk,
                                                            int tiles, int64_t* record) {
   using Acc = acc_t<T>;
   constexpr int kSlots = 32 / LANES;
@@ -77,7 +80,9 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, acc_t<T>*
       for (int c = 0; c < VEC; ++c) sum[c] = 0;
       const auto flush = [&] {
         if (!active || current < 0) return;
-        add_to(out + static_cast<int64_t>(current) * p.dim + column, sum);
+        Total* to = out + static_cast<int64_t>(current) * p.dim + column;
+#pragma unroll
+        for (int c = 0; c < VEC; ++c) atomicAdd(to + c, static_cast<Total>(sum[c]));
       };
 #pragma unroll 1
       for (int k = 0; k < per_slot; k += kUnroll) {
@@ -147,12 +152,10 @@ __global__ void __launch_bounds__(kThreads) sddmm_coo_kernel(SddmmCoo p) {
   }
 }
 
-bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
-
 }  // namespace
 
 int64_t spmm_coo_scratch(const SpmmCoo& p) {
-  return is_half(p.dtype) ? p.coo.num_dst * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
+  return p.dtype == DType::f64 ? 0 : p.coo.num_dst * p.dim * static_cast<int64_t>(sizeof(Total));
 }
 
 const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream_) {
@@ -160,20 +163,19 @@ const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream_) {
   return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    using Acc = acc_t<T>;
     const int64_t total = p.coo.num_dst * p.dim;
-    Acc* sum = static_cast<Acc*>(is_half(p.dtype) ? scratch : p.out);
+    Total* sum = static_cast<Total*>(p.dtype == DType::f64 ? p.out : scratch);
     if (p.diag || p.invalid) {
       spmm_coo_init_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(p, sum);
     } else if (total > 0) {
-      const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
+      const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Total), stream);
       if (error != cudaSuccess) return cudaGetErrorString(error);
     }
     // Without columns the kernel adds nothing, but still checks the edges.
     if (p.coo.num_edges > 0 && (total > 0 || p.invalid || p.report)) {
       int64_t* const record = p.report ? error_record() : nullptr;
       const bool vectors =
-          p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(sum);
+          p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x);
       Csr like;  // for its number of edges
       like.num_edges = p.coo.num_edges;
       const Shape s = shape_of(like, p.dim > 0 ? p.dim : 1, vectors ? kVec<T> : 1);
@@ -186,7 +188,7 @@ const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream_) {
                                                                        record);
       });
     }
-    if constexpr (!std::is_same_v<T, Acc>) {
+    if constexpr (!std::is_same_v<T, double>) {
       if (total > 0)
         spmm_coo_round_kernel<T>
             <<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.out), total);

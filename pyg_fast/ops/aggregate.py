@@ -117,19 +117,18 @@ def aggregate(
     return scatter_sum(edge_index, x, edge_weight, num_dst)
 
 
-# Above this number of columns, sorting edges (for the transpose too) is faster than scattering; on
-# CUDA only if there are also enough additions. From whole steps on random graphs, see
-# benchmarks/aggregate.py: on a CPU they cross over between 32 and 64 columns, on an H200 between
-# 50 and 100 million additions, but never with 32 columns.
-_COLUMNS = 32
-_CUDA_ADDITIONS = 60_000_000
+# Above this number of columns on a CPU, and of additions on CUDA, sorting edges (for the transpose
+# too) is faster than scattering, see benchmarks/aggregate.py. Threads that scatter to one hub wait
+# for each other: with more additions they would take longer than a sort.
+_CPU_COLUMNS = 32
+_CUDA_ADDITIONS = 8_000_000
 
 
 def sorting_pays(num_edges: int, columns: int, cuda: bool) -> bool:
     """Whether sorting a plain edge_index is faster than scattering over it."""
     if cuda and torch.are_deterministic_algorithms_enabled():
         return True
-    return columns > _COLUMNS and (not cuda or num_edges * columns > _CUDA_ADDITIONS)
+    return num_edges * columns > _CUDA_ADDITIONS if cuda else columns > _CPU_COLUMNS
 
 
 def scatter_sum(

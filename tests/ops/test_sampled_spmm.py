@@ -239,10 +239,13 @@ def test_all_edges_are_the_full_aggregation(
         graph = edges.graph(device=device)
         x = torch.randn(edges.num_src, 40, device=device)
         weight = torch.rand(graph.num_edges, device=device)
-        most = int(graph.rowptr.diff().max())
+        degree = graph.rowptr.diff()
+        one_part = degree <= 256  # On CUDA the parts of longer rows differ.
         for w in (None, weight):
-            actual = sampled_spmm(graph, x, min(most, 4096), strategy, w, reduce)
-            assert torch.equal(actual, spmm(graph, x, w, reduce))
+            actual = sampled_spmm(graph, x, min(int(degree.max()), 4096), strategy, w, reduce)
+            expected = spmm(graph, x, w, reduce)
+            assert torch.equal(actual[one_part], expected[one_part])
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize('strategy', [s for s in STRATEGIES if s != 'unbiased'])
