@@ -199,8 +199,8 @@ struct CbsrRow {
     __syncwarp();
   }
 
-  template <typename Slot>
-  __device__ void add_parts(const LongRows& l, int64_t begin, int64_t end, const Slot& slot) const {
+  template <typename Parts>
+  __device__ void add_parts(const Parts& parts, int64_t begin, int64_t end) const {
     Acc* sums = sums_of(threadIdx.x / 32);
     for (int f = threadIdx.x & 31; f < width; f += 32) {
       Acc total = 0;
@@ -208,7 +208,7 @@ struct CbsrRow {
         const int64_t last = first + kMergedInTurn < end ? first + kMergedInTurn : end;
         Acc sum = 0;
 #pragma unroll 4
-        for (int64_t n = first; n < last; ++n) sum += part(l, slot(n))[f];
+        for (int64_t n = first; n < last; ++n) sum += part(parts.l, parts(n))[f];
         total += sum;
       }
       sums[word(f)] = total;

@@ -53,7 +53,7 @@ enum class Sums { registers, shared, none };
 //   merge(part, other)                       combines two parts, the earlier edges in `part`
 // For Sums::shared:
 //   keep_part(long_rows, slot)               moves the warp's sums to memory
-//   add_parts(long_rows, begin, end, slot)   adds the parts slot(begin), ..., slot(end - 1) to them
+//   add_parts(parts, begin, end)             adds the parts from `begin` to `end` of a row to them
 //   finish_all(row, degree)                  writes the sum of all warps, called by all threads
 
 // Rows of more than `size` edges are long. A block of that many edges has pieces of at most two of them: of
@@ -85,16 +85,6 @@ struct LongRows {
   __host__ __device__ unsigned grid() const {
     return static_cast<unsigned>((blocks + kWarps - 1) / kWarps);
   }
-};
-
-// The parts of a long row: that of the block where it begins, then one of each block that it continues in.
-struct PartsOfRow {
-  int64_t first, count;
-
-  template <typename I>
-  __device__ PartsOfRow(const I* rowptr, int64_t row, int64_t block, int64_t size)
-      : first(2 * block), count((static_cast<int64_t>(rowptr[row + 1]) - 1) / size - block + 1) {}
-  __device__ int64_t slot(int64_t k) const { return first + (k == 0 ? 1 : 2 * k); }
 };
 
 // The last row that begins at edge e or before it. Each half of a warp may search for its own edge.
@@ -244,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, Row::kBlocks)
 constexpr int kMostOfWarp = 32;
 constexpr int kMergedInTurn = 32;  // parts that a thread merges before it merges their sum
 
-// How threads merge the parts of a row, `threads` of a warp or of a block, of which this one is number
+// How threads merge `count` parts of a row, `threads` of a warp or of a block, of which this one is number
 // `thread`. part(k) returns this thread's column of the k-th part. The order is a tree: no thread merges
 // many parts one by one. The first kLanes threads get the result; `shared` has a place for each thread.
 template <typename Row, typename Parts, typename Sync>
@@ -253,6 +243,7 @@ __device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t coun
                                                  const Sync& sync) {
   using Part = typename Row::Part;
   constexpr int kLanes = Row::kLanes;
+  constexpr int kAhead = sizeof(Part) <= 16 ? 8 : sizeof(Part) <= 40 ? 4 : 2;  // loads in flight
   const int teams = threads / kLanes, team = thread / kLanes;
   const int64_t share = (count + teams - 1) / teams, begin = team * share;
   const int64_t end = begin + share < count ? begin + share : count;
@@ -261,12 +252,15 @@ __device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t coun
     for (int64_t first = begin; first < end; first += kMergedInTurn) {
       const int64_t last = first + kMergedInTurn < end ? first + kMergedInTurn : end;
       Part sum = part(first);
-      Part next = part(first + 1 < last ? first + 1 : first);
-#pragma unroll 2
-      for (int64_t k = first + 1; k < last; ++k) {
-        const Part now = next;
-        next = part(k + 1 < last ? k + 1 : k);
-        kernel.merge(sum, now);
+#pragma unroll 1
+      for (int64_t k = first + 1; k < last; k += kAhead) {
+        Part next[kAhead];
+#pragma unroll
+        for (int u = 0; u < kAhead; ++u) next[u] = part(k + u < last ? k + u : last - 1);
+#pragma unroll
+        for (int u = 0; u < kAhead; ++u) {
+          if (k + u < last) kernel.merge(sum, next[u]);
+        }
       }
       if (first == begin) total = sum;
       else kernel.merge(total, sum);
@@ -289,28 +283,26 @@ __device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t coun
   return result;
 }
 
-// Merges and finishes long rows. Chains: `count` of them; row(k) is the row, or -1; size(k, row) its number
-// of parts; part(k, row, n) this thread's column of part n, or for Sums::shared its place in `parts`.
-template <typename Row, typename Chains>
-__device__ inline void merge_long_rows(const Csr& csr, Row& kernel, const Chains& chains) {
+// Merges and finishes long rows. `long_rows`: `count` of them; row(k) is the row, or -1; parts(k, row) are its
+// parts: `count`, and operator()(n) gives this thread's column of part n, or for Sums::shared its slot.
+template <typename Row, typename Rows>
+__device__ inline void merge_long_rows(const Csr& csr, Row& kernel, const Rows& long_rows) {
   using I = typename Row::Index;
   __shared__ int64_t rows[kWarps];  // that the block shares
   __shared__ double2 places[(kThreads * kPartBytes<Row> + 15) / 16 + 1];
   const I* rowptr = static_cast<const I*>(csr.rowptr);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const auto finish = [&](int64_t k, int64_t row, int thread, int threads, const auto& sync) {
-    const int64_t degree = rowptr[row + 1] - rowptr[row], count = chains.size(k, row);
+  const auto finish = [&](int64_t row, const auto& parts, int thread, int threads, const auto& sync) {
+    const int64_t degree = rowptr[row + 1] - rowptr[row];
     auto sum = kernel.empty(row);
     if constexpr (Row::kSums == Sums::registers) {
       using Part = typename Row::Part;
-      static_cast<Part&>(sum) =
-          merge_parts(kernel, count, [&](int64_t n) { return chains.part(k, row, n); },
-                      reinterpret_cast<Part*>(places) + (threadIdx.x - thread), thread, threads, sync);
+      Part* const shared = reinterpret_cast<Part*>(places) + (threadIdx.x - thread);
+      static_cast<Part&>(sum) = merge_parts(kernel, parts.count, parts, shared, thread, threads, sync);
       if (thread < Row::kLanes) kernel.finish(row, degree, sum);
     } else {
-      const int64_t share = (count * 32 + threads - 1) / threads, begin = thread / 32 * share;
-      kernel.add_parts(chains.l, begin, begin + share < count ? begin + share : count,
-                       [&](int64_t n) { return chains.part(k, row, n); });
+      const int64_t share = (parts.count * 32 + threads - 1) / threads, begin = thread / 32 * share;
+      kernel.add_parts(parts, begin, begin + share < parts.count ? begin + share : parts.count);
       sync();
       if (threads == 32) kernel.finish(row, degree, sum);
       else kernel.finish_all(row, degree);
@@ -318,14 +310,19 @@ __device__ inline void merge_long_rows(const Csr& csr, Row& kernel, const Chains
     }
   };
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps, own = first + warp;
-  const int64_t row = own < chains.count ? chains.row(own) : -1;
-  const bool is_shared = row >= 0 && chains.size(own, row) > kMostOfWarp;
-  if (row >= 0 && !is_shared) finish(own, row, lane, 32, [] { __syncwarp(); });
+  const int64_t row = own < long_rows.count ? long_rows.row(own) : -1;
+  bool is_shared = false;
+  if (row >= 0) {
+    const auto parts = long_rows.parts(own, row);
+    is_shared = parts.count > kMostOfWarp;
+    if (!is_shared) finish(row, parts, lane, 32, [] { __syncwarp(); });
+  }
   if (lane == 0) rows[warp] = is_shared ? row : -1;
   if (!__syncthreads_or(is_shared)) return;
   for (int w = 0; w < kWarps; ++w) {
-    if (rows[w] >= 0)
-      finish(first + w, rows[w], static_cast<int>(threadIdx.x), kThreads, [] { __syncthreads(); });
+    if (rows[w] < 0) continue;
+    finish(rows[w], long_rows.parts(first + w, rows[w]), static_cast<int>(threadIdx.x), kThreads,
+           [] { __syncthreads(); });
   }
   __syncthreads();  // before the next tile
 }
@@ -338,16 +335,26 @@ struct LongRowsOfBlocks {
   int tile, tiles;
   int64_t count;
 
+  // The parts of a long row: that of the block where it begins, then one of each block where it continues.
+  struct Parts {
+    const LongRows& l;
+    int tile, tiles;
+    int64_t first_slot, count;
+
+    __device__ auto operator()(int64_t n) const {
+      const int64_t slot = first_slot + (n == 0 ? 1 : 2 * n);
+      if constexpr (Row::kSums == Sums::registers) return *part_at<Row>(l, slot, tile, tiles);
+      else return slot;
+    }
+  };
+
   __device__ LongRowsOfBlocks(const Csr& csr, const Shape& s, const LongRows& l, int tile)
       : rowptr(static_cast<const typename Row::Index*>(csr.rowptr)), l(l), tile(tile), tiles(s.tiles),
         count(l.blocks) {}
   __device__ int64_t row(int64_t k) const { return l.row[k]; }
-  __device__ PartsOfRow parts(int64_t k, int64_t row) const { return {rowptr, row, k, l.size}; }
-  __device__ int64_t size(int64_t k, int64_t row) const { return parts(k, row).count; }
-  __device__ auto part(int64_t k, int64_t row, int64_t n) const {
-    const int64_t slot = parts(k, row).slot(n);
-    if constexpr (Row::kSums == Sums::registers) return *part_at<Row>(l, slot, tile, tiles);
-    else return slot;
+  __device__ Parts parts(int64_t k, int64_t row) const {
+    const int64_t last = (static_cast<int64_t>(rowptr[row + 1]) - 1) / l.size;
+    return {l, tile, tiles, 2 * k, last - k + 1};
   }
 };
 

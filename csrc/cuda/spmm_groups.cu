@@ -175,22 +175,27 @@ struct LongRowsOfGroups {
   const Acc* partial;  // at this thread's column
   int64_t dim, count;
 
+  struct Parts {
+    const Acc* first;
+    int64_t dim, count;
+
+    __device__ auto operator()(int64_t n) const {
+      typename Row::Part part;
+      constexpr int kSize = sizeof(part.data) / sizeof(Acc), kStep = kSize < kVec<Acc> ? kSize : kVec<Acc>;
+#pragma unroll
+      for (int c = 0; c < kSize; c += kStep)
+        *reinterpret_cast<Pack<Acc, kStep>*>(part.data + c) =
+            *reinterpret_cast<const Pack<Acc, kStep>*>(first + n * dim + c);
+      return part;
+    }
+  };
+
   __device__ LongRowsOfGroups(const Groups& g, const Acc* partial, const Row& row)
       : g(g), partial(partial + (row.active ? row.column : 0)), dim(row.p.dim), count(g.num_long) {}
   __device__ int64_t row(int64_t k) const { return static_cast<const I*>(g.long_row)[k]; }
-  __device__ int64_t size(int64_t k, int64_t) const {
-    const I* first = static_cast<const I*>(g.long_ptr) + k;
-    return first[1] - first[0];
-  }
-  __device__ auto part(int64_t k, int64_t, int64_t n) const {
-    typename Row::Part part;
-    const Acc* from = partial + (static_cast<const I*>(g.long_ptr)[k] + n) * dim;
-    constexpr int kVec = sizeof(part.data) / sizeof(Acc), kStep = kVec < cuda::kVec<Acc> ? kVec : cuda::kVec<Acc>;
-#pragma unroll
-    for (int c = 0; c < kVec; c += kStep)
-      *reinterpret_cast<Pack<Acc, kStep>*>(part.data + c) =
-          *reinterpret_cast<const Pack<Acc, kStep>*>(from + c);
-    return part;
+  __device__ Parts parts(int64_t k, int64_t) const {
+    const I* of_row = static_cast<const I*>(g.long_ptr) + k;
+    return {partial + of_row[0] * dim, dim, of_row[1] - of_row[0]};
   }
 };
 

@@ -141,25 +141,13 @@ struct MaxRow {
   }
 };
 
-// The type of atomic sums over the rows that a source wins: they may be many, and add up one by one. A few
-// thousand float32 numbers add up exactly enough.
-constexpr int64_t kFewRows = 1 << 12;
-
-bool sums_in_double(const SpmmMaxBackwardX& p) {
-  return p.dtype == DType::f64 || p.csr.num_rows > kFewRows;
-}
-
-bool sums_in_place(const SpmmMaxBackwardX& p) {
-  return p.dtype == DType::f64 || (p.dtype == DType::f32 && !sums_in_double(p));
-}
-
-// Rows that a thread takes: the gradients that one source wins in a row of rows add up before they are added
-// to memory. A source of many edges would make all threads wait for the same memory.
+// Rows that a thread takes: what one source wins in them adds up before it is added to memory. For a source of
+// many edges all threads wait for the same memory, and its sum is less exact.
 constexpr int kRowsInTurn = 8;
 
 // A thread processes a column of kRowsInTurn rows: adds to the row of x that holds the maximum.
-template <typename T, typename I, typename Sum>
-__global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, Sum* sum) {
+template <typename T, typename I>
+__global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum) {
   const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const I* arg = static_cast<const I*>(p.arg);
@@ -170,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step) {
     const int64_t column = k % p.dim, first = k / p.dim * kRowsInTurn;
     I e[kRowsInTurn];
-    Sum g[kRowsInTurn];
+    acc_t<T> g[kRowsInTurn];
     Col source[kRowsInTurn];
 #pragma unroll
     for (int r = 0; r < kRowsInTurn; ++r)
@@ -202,11 +190,11 @@ __global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p
   }
 }
 
-template <typename T, typename Sum>
-__global__ void __launch_bounds__(kThreads) round_kernel(const Sum* in, T* out, int64_t total) {
+template <typename T>
+__global__ void __launch_bounds__(kThreads) round_kernel(const float* in, T* out, int64_t total) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < total; k += step)
-    out[k] = from_acc<T>(static_cast<acc_t<T>>(in[k]));
+    out[k] = from_acc<T>(in[k]);
 }
 
 // A source walks its outgoing edges, a row of the transpose, and adds the gradients that they won.
@@ -351,7 +339,8 @@ const char* spmm_max(const SpmmMax& p, void* scratch, void* stream_) {
 }
 
 int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p) {
-  return sums_in_place(p) ? 0 : p.csr.num_cols * p.dim * (sums_in_double(p) ? 8 : 4);
+  const bool half = p.dtype == DType::f16 || p.dtype == DType::bf16;
+  return half ? p.csr.num_cols * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
 }
 
 const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream_) {
@@ -361,22 +350,16 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* 
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const auto run = [&](auto of_sum) -> const char* {
-      using Sum = decltype(of_sum);
-      Sum* sum = static_cast<Sum*>(sums_in_place(p) ? p.grad_x : scratch);
-      const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Sum), stream);
-      if (error != cudaSuccess) return cudaGetErrorString(error);
-      const int64_t threads = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
-      if (threads > 0)
-        backward_x_kernel<T, I, Sum><<<blocks_for(threads), kThreads, 0, stream>>>(p, sum);
-      if (!sums_in_place(p))
-        round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
-      return last_error();
-    };
-    if constexpr (!std::is_same_v<T, double>) {
-      if (!sums_in_double(p)) return run(float{});
-    }
-    return run(double{});
+    using Acc = acc_t<T>;
+    constexpr bool half = !std::is_same_v<T, Acc>;
+    Acc* sum = static_cast<Acc*>(half ? scratch : p.grad_x);
+    const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+    const int64_t threads = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
+    if (threads > 0) backward_x_kernel<T, I><<<blocks_for(threads), kThreads, 0, stream>>>(p, sum);
+    if constexpr (half)
+      round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
+    return last_error();
   });
 }
 

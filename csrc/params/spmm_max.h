@@ -55,8 +55,7 @@ namespace cuda {
 int64_t spmm_max_scratch(const SpmmMax& p);
 const char* spmm_max(const SpmmMax& p, void* scratch, void* stream);
 
-// Uses atomic additions: fast, but the last bits of a sum vary. It accumulates in scratch: many float32
-// numbers in float64, f16 and bf16 in float32 at least.
+// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch.
 int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p);
 const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream);
 

@@ -121,7 +121,7 @@ def aggregate(
 # too) is faster than scattering, see benchmarks/aggregate.py. Threads that scatter to one hub wait
 # for each other: with more additions they would take longer than a sort.
 _CPU_COLUMNS = 32
-_CUDA_ADDITIONS = 8_000_000
+_CUDA_ADDITIONS = 4_000_000
 
 
 def sorting_pays(num_edges: int, columns: int, cuda: bool) -> bool:
