@@ -4,6 +4,8 @@ An edge of relation r from j to i needs row (j, r) of the features times all mat
 row (i, r) of the sums that the matrices take. No edge needs a matrix of its own.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +23,13 @@ from ..graph.operator import SparseOperator
 from ..message import Fallback, make_entry
 from ..message._inputs import check_inputs
 from ..ops._checks import DTYPES
+from ..ops._library import ops
 from ..ops.product import product
-from ..ops.to_csr import MOST_NODES
+from ..ops.to_csr import MOST_NODES, counts_in_int64, csr_rows
 from ._fused import is_plain_linear
 from .message_passing import MIXINS, FusedPropagate, _note, _why_not
 
-# Rows of pairs may take the memory of PyG's messages, or this many numbers if those are fewer.
+# Rows of all pairs may take the memory of PyG's messages, or this many numbers if those are fewer.
 _MOST_NUMBERS = 1 << 26
 _REDUCES = {SumAggregation: 'sum', MeanAggregation: 'mean'}
 # PyG's methods, before any patch.
@@ -65,12 +68,6 @@ def _ends(edge_index: Tensor) -> tuple[Tensor, Tensor]:
     plain = edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     source, target = plain.long().unbind()
     return source, target
-
-
-def _check_pairs(num_pairs: int, width: int, num_edges: int) -> None:
-    """Raises :class:`Fallback` if rows of that width are many."""
-    if num_pairs > MOST_NODES or num_pairs * width > max(_MOST_NUMBERS, num_edges * width):
-        raise Fallback(f'{num_pairs} pairs of a node and a relation')
 
 
 class FusedRelationalSums(FusedPropagate):
@@ -127,19 +124,16 @@ def _sum(conv: Any, x: Any, edge_index: Any, edge_type: Any) -> Tensor:
         weight = (conv.comp @ weight.view(conv.num_bases, -1)).view(
             num_relations, conv.in_channels_l, conv.out_channels
         )
-    if weight.size(0) != num_relations:
+    if weight.size(0) != num_relations or num_relations == 0:
         raise Fallback(f'num_relations={num_relations} of {weight.size(0)} matrices')
-    source, target = _ends(edge_index)
-    kind = edge_type.long()
+    if not is_id and width != conv.in_channels_l:  # PyG knows what to do.
+        raise Fallback(f'in_channels={conv.in_channels_l} for features of width {width}')
     if is_id:
-        x_l = weight.reshape(-1, width)
-        known = (source >= 0) & (source < num_src)
-        row = kind.clamp(0, num_relations - 1) * num_src + source
-        source = torch.where(known, row, -1)
-        num_src *= num_relations
-    edges = _Edges(source, target, kind, num_src, num_dst, num_relations)
-    sums = _sums_of_all if _is_dense(edge_index.device) else _sums_with_edges
-    out = sums(edges, x_l.contiguous(), None if is_id else weight, reduce == 'mean')
+        if num_src * num_relations > MOST_NODES:
+            raise Fallback(f'{num_src * num_relations} pairs of a node and a relation')
+        x_l, weight = weight.reshape(-1, width), None
+    edges = _Edges(edge_index, edge_type.long(), num_src, num_dst, num_relations, is_id)
+    out = _way(edges, width)(edges, x_l.contiguous(), weight, reduce == 'mean')
     out = out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
     if conv.root is not None:
         out = out + (x_r @ conv.root if x_r.is_floating_point() else conv.root[x_r])
@@ -147,16 +141,21 @@ def _sum(conv: Any, x: Any, edge_index: Any, edge_type: Any) -> Tensor:
 
 
 class _Edges(NamedTuple):
-    source: Tensor
-    target: Tensor
-    kind: Tensor
+    edge_index: Tensor
+    kind: Tensor  # the relation of each edge, int64
     num_src: int
     num_dst: int
     num_relations: int
+    by_relation: bool  # Each source has a row of features for each relation.
 
     def graph(self, row: Tensor, num_rows: int, x: Tensor) -> Graph:
+        """From sources to the :obj:`row` of each edge."""
+        source, _ = _ends(self.edge_index)
+        if self.by_relation:
+            of_kind = self.kind.clamp(0, self.num_relations - 1) * self.num_src + source
+            source = torch.where((source >= 0) & (source < self.num_src), of_kind, -1)
         return graph_of(
-            torch.stack([self.source, row]), self.num_src, num_rows, transpose=_needs_grad(x),
+            torch.stack([source, row]), x.size(0), num_rows, transpose=_needs_grad(x),
             values=False,
         )  # fmt: skip
 
@@ -165,19 +164,22 @@ def _needs_grad(x: Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad
 
 
-def _is_dense(device: torch.device) -> bool:
-    """Whether all pairs have a row: a GPU need not tell then how many have edges."""
-    return device.type == 'cuda'
+def _way(edges: _Edges, width: int) -> Callable[[_Edges, Tensor, Tensor | None, bool], Tensor]:
+    """The function that sums: one for few pairs, where the host need not know their number on a
+    GPU and may on a CPU, or one for many."""
+    num_edges, num_rows = edges.kind.size(0), edges.num_dst * (edges.num_relations + 1)
+    few, width = (_sums_of_all, width) if edges.kind.is_cuda else (_sums_of_relations, 1)
+    most = max(_MOST_NUMBERS, num_edges * width)
+    return few if num_rows <= MOST_NODES and num_rows * width <= most else _sums_of_tiles
 
 
 def _sums_of_all(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
     """A row for each pair of a destination and a relation, and one product with all matrices."""
-    _, target, kind, _, num_dst, num_relations = edges
+    kind, num_dst, num_relations = edges.kind, edges.num_dst, edges.num_relations
     width, stride = x.size(1), num_relations + 1
-    _check_pairs(num_dst * stride, width, kind.size(0))
     # Edges of other relations, which PyG ignores, have rows of their own.
     kind = torch.where((kind >= 0) & (kind < num_relations), kind, num_relations)
-    graph = edges.graph(target * stride + kind, num_dst * stride, x)
+    graph = edges.graph(_ends(edges.edge_index)[1] * stride + kind, num_dst * stride, x)
     sums = product(SparseOperator(graph, mean=mean), x)
     sums = sums.view(num_dst, stride * width)[:, : num_relations * width]
     if weight is None:
@@ -188,12 +190,12 @@ def _sums_of_all(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool) ->
     return torch.einsum('nrbc,rbcd->nbd', sums, weight).flatten(1)
 
 
-def _sums_with_edges(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
-    """Rows, sorted by relation, for the pairs that have edges, and a product for each relation."""
-    _, target, kind, num_src, num_dst, num_relations = edges
-    num_rows = num_dst * num_relations
-    _check_pairs(num_rows, 1, kind.size(0))
-    row = torch.where((target >= 0) & (target < num_dst), kind * num_dst + target, -1)
+def _sums_of_relations(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    """A row for each pair that has edges, sorted by relation, and a product for each relation. The
+    host reads the numbers of rows."""
+    num_dst, num_relations = edges.num_dst, edges.num_relations
+    target, num_rows = _ends(edges.edge_index)[1], num_dst * num_relations
+    row = torch.where((target >= 0) & (target < num_dst), edges.kind * num_dst + target, -1)
     graph = edges.graph(row, num_rows, x)
     used = graph.rowptr.diff() > 0
     pairs = used.nonzero().view(-1)
@@ -202,24 +204,123 @@ def _sums_with_edges(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool
         place = used.cumsum(0, dtype=t_col.dtype) - 1
         t_col = place[t_col.long()]
     graph = graph._replace(rowptr=rowptr, t_col=t_col, num_dst=pairs.size(0))
-    sums = product(SparseOperator(graph, mean=mean), x)
-    counts = (pairs // num_dst).bincount(minlength=num_relations).tolist()
-    out = torch.cat([
-        _mapped(rows, weight, r) for r, rows in enumerate(sums.split(counts)) if rows.size(0) > 0
-    ])  # fmt: skip
+    out = product(SparseOperator(graph, mean=mean), x)
+    if weight is not None:
+        counts = (pairs // num_dst).bincount(minlength=num_relations).tolist()
+        of_relations = zip(out.split(counts), weight.unbind(), strict=True)
+        out = torch.cat([_mapped(rows, own) for rows, own in of_relations if rows.size(0) > 0])
     both = torch.stack([torch.arange(out.size(0), device=pairs.device), pairs % num_dst])
     graph = graph_of(both, out.size(0), num_dst, transpose=_needs_grad(out), values=False)
     return product(SparseOperator(graph), out, out_acc=True)
 
 
-def _mapped(rows: Tensor, weight: Tensor | None, relation: int) -> Tensor:
+def _mapped(rows: Tensor, own: Tensor) -> Tensor:
     """Rows times the matrix, or the diagonal blocks, of a relation."""
-    if weight is None:
-        return rows
-    own = weight[relation]
     if own.dim() == 2:
         return rows @ own
     return torch.einsum('nbc,bcd->nbd', rows.view(-1, *own.shape[:2]), own).flatten(1)
+
+
+class _Pairs(NamedTuple):
+    """Rows for the pairs of a destination and a relation that have edges, sorted by relation.
+
+    Those of a relation begin at a tile of rows and fill its last tile up with rows without edges.
+    """
+
+    sums: Graph  # from sources to rows
+    tiles: Graph  # from each relation to its tiles
+    totals: Graph  # from rows to destinations
+
+
+def _sums_of_tiles(edges: _Edges, x: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    """A row for each pair that has edges, and a product of each tile with a matrix."""
+    sums, tiles, totals = _pairs_of(edges, weight)
+    if _needs_grad(x):
+        sums = sums.with_transpose()
+    out = product(SparseOperator(sums, mean=mean), x)
+    if weight is not None:
+        # The gradient of a relation's matrix is a sum over its tiles.
+        of_tile = product(SparseOperator(tiles), weight.flatten(1))
+        of_tile = of_tile.view(-1, *weight.shape[1:])
+        out = out.view(tiles.num_dst, -1, x.size(1))
+        if weight.dim() == 3:
+            out = torch.bmm(out, of_tile)
+        else:
+            out = out.unflatten(2, weight.shape[1:3])
+            out = torch.einsum('trbc,tbcd->trbd', out, of_tile).flatten(2)
+        out = out.flatten(0, 1)
+    if _needs_grad(out):
+        totals = totals.with_transpose()
+    return product(SparseOperator(totals), out, out_acc=True)
+
+
+def _pairs_of(edges: _Edges, weight: Tensor | None) -> _Pairs:
+    """Sorts edges by destination, unless the graph is prepared, and then by relation. No array has
+    an entry for each pair that there could be."""
+    edge_index, kind, num_src, num_dst, num_relations, by_relation = edges
+    num_edges = kind.size(0)
+    if counts_in_int64(num_edges):
+        raise Fallback(f'{num_edges} edges')
+    graph = graph_of(edge_index, num_src, num_dst, transpose=False)
+    kind = kind if graph.perm is None else kind[graph.perm]
+    target = csr_rows(graph.rowptr, 0, num_edges)
+    # Edges of other relations, which PyG ignores, come last and belong to no row.
+    edgeptr, target, order, _ = ops.to_csr.default(
+        torch.stack([target.to(kind.dtype), kind]), num_dst, num_relations, False, False, False,
+        report=False,
+    )  # fmt: skip
+    relation = csr_rows(edgeptr, 0, num_edges)
+    is_next = ((target.diff() | relation.diff()) != 0).int()
+    pair = F.pad(F.pad(is_next, (1, 0)), (0, 1), value=1).cumsum(0, dtype=torch.int32)
+    pairptr = pair[edgeptr]
+
+    most = _most_pairs(edges, pairptr)
+    size = _tile_size(most, weight)
+    num_tiles = (most + min(most, num_relations) * (size - 1)) // size
+    num_rows = num_tiles * size
+    if num_rows + num_edges > MOST_NODES:
+        raise Fallback(f'{num_rows} pairs of a node and a relation')
+    filled = (pairptr.diff() + (size - 1)) // size
+    tileptr = F.pad(filled.cumsum(0, dtype=torch.int32), (1, 0))
+    row = pair[:-1] + (tileptr * size - pairptr)[relation]
+    ids = torch.arange(num_rows + 1, dtype=torch.int32, device=row.device)
+    rowptr = torch.searchsorted(row, ids, out_int32=True).minimum(edgeptr[-1])
+
+    col = graph.col[order]
+    if by_relation:
+        col += relation * num_src
+        num_src *= num_relations
+    sums = Graph(rowptr, col, None, None, None, None, num_src, num_rows, missing='perm')
+    tiles = Graph(
+        ids[: num_tiles + 1].minimum(tileptr[-1]), csr_rows(tileptr, 0, num_tiles), None,
+        tileptr, ids[:num_tiles], None, num_relations, num_tiles,
+    )  # fmt: skip
+    first, last = rowptr[:-1], rowptr[1:]
+    target = torch.where(first < last, target[first.clamp(max=num_edges - 1)], -1)
+    rowptr, col, _ = ops.to_csr_unweighted.default(
+        torch.stack([ids[:-1], target]), num_rows, num_dst, False, False, report=False
+    )
+    totals = Graph(rowptr, col, None, None, None, None, num_rows, num_dst, missing='perm')
+    return _Pairs(sums, tiles, totals)
+
+
+def _most_pairs(edges: _Edges, pairptr: Tensor) -> int:
+    """The number of pairs. A GPU makes rows for as many as there may be: the host would wait."""
+    if edges.kind.is_cuda:
+        return min(edges.kind.size(0), edges.num_dst * edges.num_relations)
+    return int(pairptr[-1])
+
+
+def _tile_size(num_pairs: int, weight: Tensor | None) -> int:
+    """The rows of a tile: with more, relations leave more of their last tiles empty; with fewer,
+    more copies of their matrices are read."""
+    if weight is None:
+        return 1
+    blocks = weight.size(1) if weight.dim() == 4 else 1
+    width, size = blocks * sum(weight.shape[-2:]), weight[0].numel()
+    # Both cost the same at the root of num_pairs * size / (relations * width): about that.
+    about = math.isqrt(2 * num_pairs * size // max(1, weight.size(0) * width))
+    return 1 << max(0, about.bit_length() - 1)
 
 
 class FusedRelationalAttention(FusedPropagate):
