@@ -88,8 +88,9 @@ struct CbsrRow {
       : p(p), pass(pass), values_self(values_self) {
     extern __shared__ float4 memory[];
     shared = reinterpret_cast<Acc*>(memory);
-    for (int w = threadIdx.x; w < kWarps * kEntrySlots * pass.width; w += kThreads) shared[w] = 0;
-    __syncthreads();
+    Acc* const own = sums_of(threadIdx.x / 32);
+    for (int w = threadIdx.x & 31; w < kEntrySlots * pass.width; w += 32) own[w] = 0;
+    __syncwarp();
     first_column = static_cast<int64_t>(tile) * pass.width;
     slot = (threadIdx.x & 31) / kEntryLanes;
     entry_lane = threadIdx.x % kEntryLanes;

@@ -1,40 +1,30 @@
 // One number per edge, from the features of both its ends.
 #pragma once
-#include "common.cuh"
+#include "rows.cuh"
 
 namespace pyg_fast::cuda {
 
-constexpr int kHubDegree = 512;  // the warps of a block share longer rows
-
-// Calls fn(edge) for the edges of each row, `32 / LANES` edges of a warp at once. All lanes of a group
-// take part, also without an edge (edge < 0). The whole block processes hub rows.
+// Calls fn(row, edge) for the edges of each row, `32 / LANES` edges of a warp at once. All lanes of a group
+// take part, also without an edge (edge < 0).
 template <typename I, int LANES, typename Fn>
-__device__ inline void for_each_edge(const Csr& csr, Fn&& fn) {
+__device__ inline void for_each_edge(const Csr& csr, const LongRows& l, Fn&& fn) {
   constexpr int kSlots = 32 / LANES;
-  const I* rowptr = static_cast<const I*>(csr.rowptr);
-  const int warp = threadIdx.x / 32, slot = (threadIdx.x & 31) / LANES;
-  const auto visit = [&](int64_t row, I begin, I end, I stride) {
-    for (I base = begin; base < end; base += stride) {
+  const int slot = (threadIdx.x & 31) / LANES;
+  const auto visit = [&](int64_t row, I begin, I end) {
+    for (I base = begin; base < end; base += kSlots) {
       const I edge = base + slot;
       fn(row, edge < end ? edge : I(-1));
     }
   };
-  const int64_t blocks = (csr.num_rows + kWarps - 1) / kWarps;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t row = block * kWarps + warp;
-    bool hub = false;
-    if (row < csr.num_rows) {
-      const I begin = rowptr[row], end = rowptr[row + 1];
-      hub = end - begin > kHubDegree;
-      if (!hub) visit(row, begin, end, I(kSlots));
-    }
-    if (!__syncthreads_or(hub)) continue;
-    for (int64_t r = block * kWarps; r < (block + 1) * kWarps && r < csr.num_rows; ++r) {
-      const I begin = rowptr[r], end = rowptr[r + 1];
-      if (end - begin > kHubDegree)
-        visit(r, static_cast<I>(begin + warp * kSlots), end, I(kSlots * kWarps));
-    }
+  if (blockIdx.x < l.grid()) {
+    Piece<I>(csr, l).for_each([&](int64_t, bool, int64_t row, I begin, I end) { visit(row, begin, end); });
+    return;
   }
+  const I* rowptr = static_cast<const I*>(csr.rowptr);
+  const int64_t row = (static_cast<int64_t>(blockIdx.x) - l.grid()) * kWarps + threadIdx.x / 32;
+  if (row >= csr.num_rows) return;
+  const I begin = rowptr[row], end = rowptr[row + 1];
+  if (end - begin <= static_cast<I>(l.size)) visit(row, begin, end);
 }
 
 template <int LANES, typename Acc>
@@ -44,9 +34,8 @@ __device__ inline Acc sum_lanes(Acc v) {
   return v;
 }
 
-inline unsigned grid_for(const Csr& csr) {
-  const int64_t blocks = (csr.num_rows + kWarps - 1) / kWarps;
-  return static_cast<unsigned>(blocks < 0x7fffffff ? blocks : 0x7fffffff);
+inline unsigned grid_for(const Csr& csr, const LongRows& l) {
+  return static_cast<unsigned>((csr.num_rows + kWarps - 1) / kWarps) + l.grid();
 }
 
 }  // namespace pyg_fast::cuda

@@ -67,7 +67,7 @@ struct LongRows {
 
   explicit LongRows(const Csr& csr, int64_t least = 256) : size(least) {
     const int64_t share = (csr.num_edges + kMostBlocks - 1) / kMostBlocks;
-    if (share > size) size = share;
+    if (share > size) size = (share + 31) / 32 * 32;
     if (csr.num_edges > size) blocks = (csr.num_edges + size - 1) / size;
   }
 
@@ -81,22 +81,22 @@ struct LongRows {
     l.parts = static_cast<char*>(scratch) + aligned(blocks * 8);
     return l;
   }
-  // CUDA blocks with a warp for each block of edges.
+  // CUDA blocks whose warps process the pieces of kOfWarp blocks each.
+  static constexpr int kOfWarp = 2;
   __host__ __device__ unsigned grid() const {
-    return static_cast<unsigned>((blocks + kWarps - 1) / kWarps);
+    return static_cast<unsigned>((blocks + kOfWarp * kWarps - 1) / (kOfWarp * kWarps));
   }
 };
 
-// The last row that begins at edge e or before it. Each half of a warp may search for its own edge.
-template <typename I>
+// The last row that begins at edge e or before it. Each WAYS threads of a warp search for an edge.
+template <int WAYS, typename I>
 __device__ inline int64_t row_of_edge(const I* rowptr, int64_t num_rows, int64_t e) {
-  constexpr int kWays = 16;
-  const int lane = threadIdx.x % kWays, shift = threadIdx.x & 16;
+  const int lane = threadIdx.x % WAYS, first = threadIdx.x % 32 - lane;
   int64_t low = 0, count = num_rows;  // it is one of low, ..., low + count - 1
   while (count > 1) {
-    const int64_t step = (count + kWays - 1) / kWays, row = low + lane * step;
+    const int64_t step = (count + WAYS - 1) / WAYS, row = low + lane * step;
     const bool below = row < num_rows && static_cast<int64_t>(rowptr[row]) <= e;
-    low += (__popc(__ballot_sync(kWarpMask, below) >> shift & 0xffff) - 1) * step;
+    low += (__popc(__ballot_sync(kWarpMask, below) >> first & ((1u << WAYS) - 1)) - 1) * step;
     count = step;
   }
   return low;
@@ -130,39 +130,72 @@ __device__ inline typename Row::Part* part_at(const LongRows& l, int64_t slot, i
          threadIdx.x % Row::kLanes;
 }
 
-// A warp adds the pieces of long rows in one block of edges.
-template <typename Row>
-__device__ inline void process_long_rows(const Csr& csr, const Shape& s, const LongRows& l, Row& kernel,
-                                         int tile) {
-  using I = typename Row::Index;
-  const int64_t block = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  if (block >= l.blocks) return;
-  const I* rowptr = static_cast<const I*>(csr.rowptr);
-  const int64_t first = block * l.size, listed = rowptr[csr.num_rows];
-  const int64_t last = (first + l.size < listed ? first + l.size : listed) - 1;
-  const int lane = threadIdx.x & 31;
-  int64_t found = -1;  // the long row that begins in this block
-  if (first <= last) {
-    const int64_t row = row_of_edge(rowptr, csr.num_rows, lane < 16 ? first : last);
+// The piece of a long row that a thread finds: each warp searches in LongRows::kOfWarp blocks of edges.
+template <typename I>
+struct Piece {
+  static constexpr int kWays = 16 / LongRows::kOfWarp;  // threads that search for the same edge
+  int64_t block, row = 0;
+  I begin = 0, end = 0;
+  bool begins;           // whether it is of the row that begins in the block
+  bool is_long = false;  // whether there is a piece
+
+  // All threads of a warp call it.
+  __device__ Piece(const Csr& csr, const LongRows& l) {
+    const int lane = threadIdx.x & 31;
+    block = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * LongRows::kOfWarp +
+            lane / (2 * kWays);
+    begins = lane / kWays % 2 == 1;
+    const I* rowptr = static_cast<const I*>(csr.rowptr);
+    // The first rows of a larger graph may be left out.
+    const int64_t first_listed = rowptr[0], last_listed = rowptr[csr.num_rows];
+    const int64_t first = block * l.size;
+    const int64_t from = first > first_listed ? first : first_listed;
+    const int64_t to = first + l.size < last_listed ? first + l.size : last_listed;
+    const bool exists = block < l.blocks && from < to;
+    row = row_of_edge<kWays>(rowptr, csr.num_rows, !exists ? first_listed : begins ? to - 1 : from);
+    const I row_begin = rowptr[row], row_end = rowptr[row + 1];
+    // With its first edge a block continues a long row, with its last edge it begins one.
+    is_long = exists && row_end - row_begin > l.size && (row_begin >= first) == begins;
+    begin = row_begin < from ? static_cast<I>(from) : row_begin;
+    end = row_end < to ? row_end : static_cast<I>(to);
+  }
+
+  // Calls fn(block, begins, row, begin, end) for each piece that the warp has found.
+  template <typename Fn>
+  __device__ void for_each(const Fn& fn) const {
 #pragma unroll 1
-    for (int k = 0; k < 2; ++k) {  // of the first edge, of the last
-      const int64_t of = __shfl_sync(kWarpMask, row, 16 * k);
-      const I row_begin = rowptr[of], row_end = rowptr[of + 1];
-      const bool begins = row_begin >= first;
-      if (row_end - row_begin <= l.size || begins != (k == 1)) continue;
-      if (begins) found = of;
-      auto sum = kernel.empty(of);
-      add_range<Row, I>(kernel, begins ? row_begin : static_cast<I>(first),
-                        row_end <= last ? row_end : static_cast<I>(last + 1), sum);
-      if constexpr (Row::kSums == Sums::registers) {
-        if (lane < Row::kLanes) *part_at<Row>(l, 2 * block + k, tile, s.tiles) = sum;
-      } else if constexpr (Row::kSums == Sums::shared) {
-        kernel.keep_part(l, 2 * block + k);
-      }
+    for (int from = 0; from < 32; from += kWays) {
+      if (!__shfl_sync(kWarpMask, is_long, from)) continue;
+      fn(__shfl_sync(kWarpMask, block, from), from / kWays % 2 == 1, __shfl_sync(kWarpMask, row, from),
+         __shfl_sync(kWarpMask, begin, from), __shfl_sync(kWarpMask, end, from));
     }
   }
+};
+
+// A warp adds the pieces of long rows that it finds, for all tiles.
+template <typename Row, typename... Args>
+__device__ inline void process_long_rows(const Csr& csr, const Shape& s, const LongRows& l,
+                                         const Args&... args) {
+  using I = typename Row::Index;
+  const int lane = threadIdx.x & 31;
+  const Piece<I> own(csr, l);
   if constexpr (Row::kSums != Sums::none) {
-    if (lane == 0 && tile == 0) l.row[block] = found;
+    if (own.begins && lane % Piece<I>::kWays == 0 && own.block < l.blocks)
+      l.row[own.block] = own.is_long ? own.row : -1;
+  }
+  if (!__any_sync(kWarpMask, own.is_long)) return;
+  for (int tile = 0; tile < s.tiles; ++tile) {
+    Row kernel(args..., tile);
+    own.for_each([&](int64_t block, bool begins, int64_t row, I begin, I end) {
+      auto sum = kernel.empty(row);
+      add_range<Row, I>(kernel, begin, end, sum);
+      const int64_t slot = 2 * block + begins;
+      if constexpr (Row::kSums == Sums::registers) {
+        if (lane < Row::kLanes) *part_at<Row>(l, slot, tile, s.tiles) = sum;
+      } else if constexpr (Row::kSums == Sums::shared) {
+        kernel.keep_part(l, slot);
+      }
+    });
   }
 }
 
@@ -173,10 +206,11 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
   using Sum = typename Row::Sum;
   __shared__ int next_row;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const int64_t first_row = (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows;
-  const int rows = csr.num_rows - first_row < s.block_rows
-                       ? static_cast<int>(csr.num_rows - first_row) : s.block_rows;
-  const I* rowptr = static_cast<const I*>(csr.rowptr) + first_row;
+  // Computed again for each row: a thread has few registers left.
+  const auto first_row = [&] { return (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows; };
+  const int rows = csr.num_rows - first_row() < s.block_rows
+                       ? static_cast<int>(csr.num_rows - first_row()) : s.block_rows;
+  const I* rowptr = static_cast<const I*>(csr.rowptr) + first_row();
   __syncthreads();  // warps may still read the previous tile
   if (threadIdx.x == 0) next_row = kWarps;
   __syncthreads();
@@ -197,10 +231,10 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
     if (lane == 0) following = atomicAdd(&next_row, 1);
     following = __shfl_sync(kWarpMask, following, 0);
     const I row_begin = begin, row_end = end;
-    if (row_end - row_begin > l.size) {
+    if (row_end - row_begin > static_cast<I>(l.size)) {
       open(following);
     } else {
-      Sum sum = kernel.empty(first_row + row);
+      Sum sum = kernel.empty(first_row() + row);
       for (I base = row_begin; base < row_end; base += 32) {
         const Edge now = edge;
         const int left = static_cast<int>(row_end - base);
@@ -211,7 +245,7 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
       }
       if (row_begin == row_end) open(following);
       kernel.reduce(sum);
-      if (lane < Row::kLanes) kernel.finish(first_row + row, row_end - row_begin, sum);
+      if (lane < Row::kLanes) kernel.finish(first_row() + row, row_end - row_begin, sum);
     }
     row = following;
   }
@@ -221,10 +255,13 @@ template <typename Row, typename... Args>
 __global__ void __launch_bounds__(kThreads, Row::kBlocks)
     rows_kernel(Csr csr, Shape s, LongRows l, Args... args) {
   allow_next_kernel();
+  if (blockIdx.x < l.grid()) {  // They come first, and long pieces not last.
+    if (blockIdx.y == 0) process_long_rows<Row>(csr, s, l, args...);
+    return;
+  }
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
     Row row(args..., tile);
-    if (blockIdx.x < l.grid()) process_long_rows(csr, s, l, row, tile);
-    else process_short_rows(csr, s, l, row);
+    process_short_rows(csr, s, l, row);
   }
 }
 
@@ -232,7 +269,8 @@ __global__ void __launch_bounds__(kThreads, Row::kBlocks)
 
 // The most parts that a warp merges alone; the block shares longer rows.
 constexpr int kMostOfWarp = 32;
-constexpr int kMergedInTurn = 32;  // parts that a thread merges before it merges their sum
+constexpr int kMergedInTurn = 32;  // parts that a thread merges before it merges their sum; of many
+constexpr int kMostMergedInTurn = 128;
 
 // How threads merge `count` parts of a row, `threads` of a warp or of a block, of which this one is number
 // `thread`. part(k) returns this thread's column of the k-th part. The order is a tree: no thread merges
@@ -249,8 +287,9 @@ __device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t coun
   const int64_t end = begin + share < count ? begin + share : count;
   if (begin < end) {
     Part total;
-    for (int64_t first = begin; first < end; first += kMergedInTurn) {
-      const int64_t last = first + kMergedInTurn < end ? first + kMergedInTurn : end;
+    const int64_t turn = share > kMergedInTurn * kMostMergedInTurn ? kMostMergedInTurn : kMergedInTurn;
+    for (int64_t first = begin; first < end; first += turn) {
+      const int64_t last = first + turn < end ? first + turn : end;
       Part sum = part(first);
 #pragma unroll 1
       for (int64_t k = first + 1; k < last; k += kAhead) {
@@ -283,48 +322,66 @@ __device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t coun
   return result;
 }
 
-// Merges and finishes long rows. `long_rows`: `count` of them; row(k) is the row, or -1; parts(k, row) are its
-// parts: `count`, and operator()(n) gives this thread's column of part n, or for Sums::shared its slot.
-template <typename Row, typename Rows>
-__device__ inline void merge_long_rows(const Csr& csr, Row& kernel, const Rows& long_rows) {
+// Blocks of edges of which a CUDA block merges long rows: mostly there are none.
+constexpr int kBlocksToMerge = 64;
+
+inline unsigned merge_grid(const LongRows& l) {
+  return static_cast<unsigned>((l.blocks + kBlocksToMerge - 1) / kBlocksToMerge);
+}
+
+// Merges and finishes long rows, ROWS of them in a CUDA block, for all tiles of blockIdx.y. `long_rows`:
+// `count` of them; row(k) is the row, or -1; parts(k, row, kernel, tile) are its parts: `count`, and
+// operator()(n) gives this thread's column of part n, or for Sums::shared its slot.
+template <typename Row, int ROWS, typename Rows, typename... Args>
+__device__ inline void merge_long_rows(const Csr& csr, const Shape& s, const Rows& long_rows,
+                                       const Args&... args) {
   using I = typename Row::Index;
-  __shared__ int64_t rows[kWarps];  // that the block shares
+  __shared__ int64_t rows[ROWS];
   __shared__ double2 places[(kThreads * kPartBytes<Row> + 15) / 16 + 1];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * ROWS;
+  int64_t own = -1;
+  if (threadIdx.x < ROWS) {
+    if (first + threadIdx.x < long_rows.count) own = long_rows.row(first + threadIdx.x);
+    rows[threadIdx.x] = own;
+  }
+  if (!__syncthreads_or(own >= 0)) return;
   const I* rowptr = static_cast<const I*>(csr.rowptr);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  const auto finish = [&](int64_t row, const auto& parts, int thread, int threads, const auto& sync) {
-    const int64_t degree = rowptr[row + 1] - rowptr[row];
-    auto sum = kernel.empty(row);
-    if constexpr (Row::kSums == Sums::registers) {
-      using Part = typename Row::Part;
-      Part* const shared = reinterpret_cast<Part*>(places) + (threadIdx.x - thread);
-      static_cast<Part&>(sum) = merge_parts(kernel, parts.count, parts, shared, thread, threads, sync);
-      if (thread < Row::kLanes) kernel.finish(row, degree, sum);
-    } else {
-      const int64_t share = (parts.count * 32 + threads - 1) / threads, begin = thread / 32 * share;
-      kernel.add_parts(parts, begin, begin + share < parts.count ? begin + share : parts.count);
-      sync();
-      if (threads == 32) kernel.finish(row, degree, sum);
-      else kernel.finish_all(row, degree);
-      sync();
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    Row kernel(args..., tile);
+    const auto finish = [&](int64_t row, const auto& parts, int thread, int threads, const auto& sync) {
+      const int64_t degree = rowptr[row + 1] - rowptr[row];
+      auto sum = kernel.empty(row);
+      if constexpr (Row::kSums == Sums::registers) {
+        using Part = typename Row::Part;
+        Part* const shared = reinterpret_cast<Part*>(places) + (threadIdx.x - thread);
+        static_cast<Part&>(sum) = merge_parts(kernel, parts.count, parts, shared, thread, threads, sync);
+        if (thread < Row::kLanes) kernel.finish(row, degree, sum);
+      } else {
+        const int64_t share = (parts.count * 32 + threads - 1) / threads, begin = thread / 32 * share;
+        kernel.add_parts(parts, begin, begin + share < parts.count ? begin + share : parts.count);
+        sync();
+        if (threads == 32) kernel.finish(row, degree, sum);
+        else kernel.finish_all(row, degree);
+        sync();
+      }
+    };
+    bool is_any_shared = false;
+    for (int k = warp; k < ROWS; k += kWarps) {
+      if (rows[k] < 0) continue;
+      const auto parts = long_rows.parts(first + k, rows[k], kernel, tile);
+      if (parts.count <= kMostOfWarp) finish(rows[k], parts, lane, 32, [] { __syncwarp(); });
+      else is_any_shared = true;
     }
-  };
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps, own = first + warp;
-  const int64_t row = own < long_rows.count ? long_rows.row(own) : -1;
-  bool is_shared = false;
-  if (row >= 0) {
-    const auto parts = long_rows.parts(own, row);
-    is_shared = parts.count > kMostOfWarp;
-    if (!is_shared) finish(row, parts, lane, 32, [] { __syncwarp(); });
+    if (!__syncthreads_or(is_any_shared)) continue;
+    for (int k = 0; k < ROWS; ++k) {
+      if (rows[k] < 0) continue;
+      const auto parts = long_rows.parts(first + k, rows[k], kernel, tile);
+      if (parts.count <= kMostOfWarp) continue;
+      finish(rows[k], parts, static_cast<int>(threadIdx.x), kThreads, [] { __syncthreads(); });
+    }
+    __syncthreads();  // Warps may still use the places.
   }
-  if (lane == 0) rows[warp] = is_shared ? row : -1;
-  if (!__syncthreads_or(is_shared)) return;
-  for (int w = 0; w < kWarps; ++w) {
-    if (rows[w] < 0) continue;
-    finish(rows[w], long_rows.parts(first + w, rows[w]), static_cast<int>(threadIdx.x), kThreads,
-           [] { __syncthreads(); });
-  }
-  __syncthreads();  // before the next tile
 }
 
 // The long rows by the blocks of edges in which they begin.
@@ -332,7 +389,7 @@ template <typename Row>
 struct LongRowsOfBlocks {
   const typename Row::Index* rowptr;
   const LongRows& l;
-  int tile, tiles;
+  int tiles;
   int64_t count;
 
   // The parts of a long row: that of the block where it begins, then one of each block where it continues.
@@ -348,11 +405,11 @@ struct LongRowsOfBlocks {
     }
   };
 
-  __device__ LongRowsOfBlocks(const Csr& csr, const Shape& s, const LongRows& l, int tile)
-      : rowptr(static_cast<const typename Row::Index*>(csr.rowptr)), l(l), tile(tile), tiles(s.tiles),
+  __device__ LongRowsOfBlocks(const Csr& csr, const Shape& s, const LongRows& l)
+      : rowptr(static_cast<const typename Row::Index*>(csr.rowptr)), l(l), tiles(s.tiles),
         count(l.blocks) {}
   __device__ int64_t row(int64_t k) const { return l.row[k]; }
-  __device__ Parts parts(int64_t k, int64_t row) const {
+  __device__ Parts parts(int64_t k, int64_t row, const Row&, int tile) const {
     const int64_t last = (static_cast<int64_t>(rowptr[row + 1]) - 1) / l.size;
     return {l, tile, tiles, 2 * k, last - k + 1};
   }
@@ -362,10 +419,7 @@ template <typename Row, typename... Args>
 __global__ void __launch_bounds__(kThreads) merge_long_rows_kernel(Csr csr, Shape s, LongRows l,
                                                                    Args... args) {
   wait_for_previous_kernel();
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    Row row(args..., tile);
-    merge_long_rows(csr, row, LongRowsOfBlocks<Row>(csr, s, l, tile));
-  }
+  merge_long_rows<Row, kBlocksToMerge>(csr, s, LongRowsOfBlocks<Row>(csr, s, l), args...);
 }
 
 // Bytes of scratch memory that launch_rows needs.
@@ -383,7 +437,7 @@ void launch_rows(const Csr& csr, const Shape& s, LongRows l, size_t shared, cuda
   rows_kernel<Row, Args...><<<grid, kThreads, shared, stream>>>(csr, s, l, args...);
   if constexpr (Row::kSums != Sums::none) {
     if (l.blocks == 0) return;
-    grid.x = l.grid();
+    grid.x = merge_grid(l);
     launch_early(merge_long_rows_kernel<Row, Args...>, grid, shared, stream, csr, s, l, args...);
   }
 }

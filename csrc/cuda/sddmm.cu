@@ -6,7 +6,7 @@ namespace pyg_fast::cuda {
 namespace {
 
 template <typename T, typename I, int VEC, int LANES>
-__global__ void __launch_bounds__(kThreads) sddmm_kernel(Sddmm p) {
+__global__ void __launch_bounds__(kThreads) sddmm_kernel(Sddmm p, LongRows l) {
   using Acc = acc_t<T>;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr);
   const Col* col = static_cast<const Col*>(p.csr.col);
@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) sddmm_kernel(Sddmm p) {
   const Acc* row_scale = static_cast<const Acc*>(p.row_scale);
   const Acc* col_scale = static_cast<const Acc*>(p.col_scale);
   const int lane = threadIdx.x % LANES;
-  for_each_edge<I, LANES>(p.csr, [&](int64_t row, I edge) {
+  for_each_edge<I, LANES>(p.csr, l, [&](int64_t row, I edge) {
     const Col j = edge < 0 ? 0 : col[edge];
     Acc dot = 0;
     if (edge >= 0) {
@@ -44,11 +44,12 @@ const char* sddmm(const Sddmm& p, void* stream_) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const unsigned grid = grid_for(p.csr);
+    const LongRows l(p.csr);
+    const unsigned grid = grid_for(p.csr, l);
     if (p.dim % kVec<T> == 0 && aligned16(p.a) && aligned16(p.b))
-      sddmm_kernel<T, I, kVec<T>, 8><<<grid, kThreads, 0, stream>>>(p);
+      sddmm_kernel<T, I, kVec<T>, 8><<<grid, kThreads, 0, stream>>>(p, l);
     else
-      sddmm_kernel<T, I, 1, 8><<<grid, kThreads, 0, stream>>>(p);
+      sddmm_kernel<T, I, 1, 8><<<grid, kThreads, 0, stream>>>(p, l);
     return last_error();
   });
 }

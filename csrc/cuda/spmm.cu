@@ -91,10 +91,8 @@ template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
     short_rows_kernel(Spmm p, const void* x_self, Shape s, LongRows l) {
   allow_next_kernel();
-  if (blockIdx.x < l.grid()) {
-    SpmmRow<T, I, VEC, LANES, WEIGHTED> row(p, x_self, 0);
-    return process_long_rows(p.csr, s, l, row, 0);
-  }
+  if (blockIdx.x < l.grid())
+    return process_long_rows<SpmmRow<T, I, VEC, LANES, WEIGHTED>>(p.csr, s, l, p, x_self);
   using Rows = ShortRows<T, I, VEC, LANES, WEIGHTED>;
   using Row = typename Rows::Row;
   using Acc = typename Row::Acc;
@@ -162,13 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED>;
   using Edge = typename Row::Edge;
   allow_next_kernel();
-  if (blockIdx.x < l.grid()) {
-    for (int tile = 0; tile < s.tiles; ++tile) {
-      Row row(p, x_self, tile);
-      process_long_rows(p.csr, s, l, row, tile);
-    }
-    return;
-  }
+  if (blockIdx.x < l.grid()) return process_long_rows<Row>(p.csr, s, l, p, x_self);
   const int64_t first_row = (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows;
   const int rows = p.csr.num_rows - first_row < s.block_rows
                        ? static_cast<int>(p.csr.num_rows - first_row) : s.block_rows;
@@ -247,7 +239,8 @@ void sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream
         short_rows_kernel<T, I, kVec<T>, lanes, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s, l);
       if (l.blocks == 0) return;
       using Row = SpmmRow<T, I, kVec<T>, lanes, weighted>;
-      launch_early(merge_long_rows_kernel<Row, Spmm, const void*>, dim3(l.grid(), s.tiles), 0, stream,
+      launch_early(merge_long_rows_kernel<Row, Spmm, const void*>, dim3(merge_grid(l), s.tiles), 0,
+                   stream,
                    p.csr, s, l, p, x_self);
     };
     if constexpr (sizeof(I) == 4) {

@@ -172,7 +172,7 @@ struct LongRowsOfGroups {
   using I = typename Row::Index;
   using Acc = typename Row::Acc;
   const Groups& g;
-  const Acc* partial;  // at this thread's column
+  const Acc* partial;
   int64_t dim, count;
 
   struct Parts {
@@ -190,12 +190,13 @@ struct LongRowsOfGroups {
     }
   };
 
-  __device__ LongRowsOfGroups(const Groups& g, const Acc* partial, const Row& row)
-      : g(g), partial(partial + (row.active ? row.column : 0)), dim(row.p.dim), count(g.num_long) {}
+  __device__ LongRowsOfGroups(const Groups& g, const Acc* partial, int64_t dim)
+      : g(g), partial(partial), dim(dim), count(g.num_long) {}
   __device__ int64_t row(int64_t k) const { return static_cast<const I*>(g.long_row)[k]; }
-  __device__ Parts parts(int64_t k, int64_t) const {
+  __device__ Parts parts(int64_t k, int64_t, const Row& row, int) const {
     const I* of_row = static_cast<const I*>(g.long_ptr) + k;
-    return {partial + of_row[0] * dim, dim, of_row[1] - of_row[0]};
+    const Acc* column = partial + (row.active ? row.column : 0);
+    return {column + of_row[0] * dim, dim, of_row[1] - of_row[0]};
   }
 };
 
@@ -203,10 +204,7 @@ template <typename Row>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     merge_groups_kernel(Spmm p, const void* x_self, Groups g, const typename Row::Acc* partial, Shape s) {
   wait_for_previous_kernel();
-  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    Row row(p, x_self, tile);
-    merge_long_rows(p.csr, row, LongRowsOfGroups<Row>(g, partial, row));
-  }
+  merge_long_rows<Row, kWarps>(p.csr, s, LongRowsOfGroups<Row>(g, partial, p.dim), p, x_self);
 }
 
 // The same if atomic additions have produced one sum per row.
@@ -254,7 +252,8 @@ bool has_no_hub(const Groups& g) {
 }
 
 int64_t sums_bytes(const Spmm& p, const Groups& g) {
-  const bool may_be_short = !g.atomic && has_no_hub(g) && p.csr.num_edges <= 8 * p.csr.num_rows;
+  const int vec = static_cast<int>(16 / (p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2));
+  const bool may_be_short = !g.atomic && has_no_hub(g) && has_shortest_rows(p, vec);
   const int64_t of_groups = partial_bytes(p, g), of_short = may_be_short ? short_rows_scratch(p) : 0;
   return aligned(of_groups > of_short ? of_groups : of_short);
 }

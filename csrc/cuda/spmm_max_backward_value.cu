@@ -5,12 +5,12 @@ namespace pyg_fast::cuda {
 namespace {
 
 template <typename T, typename I, int LANES>
-__global__ void __launch_bounds__(kThreads) max_backward_value_kernel(SpmmMaxBackwardValue p) {
+__global__ void __launch_bounds__(kThreads) max_backward_value_kernel(SpmmMaxBackwardValue p, LongRows l) {
   using Acc = acc_t<T>;
   const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const int lane = threadIdx.x % LANES;
-  for_each_edge<I, LANES>(p.csr, [&](int64_t row, I edge) {
+  for_each_edge<I, LANES>(p.csr, l, [&](int64_t row, I edge) {
     Acc sum = 0;
     if (edge >= 0) {
       const I* arg = static_cast<const I*>(p.arg) + row * p.dim;
@@ -34,7 +34,8 @@ const char* spmm_max_backward_value(const SpmmMaxBackwardValue& p, void* stream_
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    max_backward_value_kernel<T, I, 16><<<grid_for(p.csr), kThreads, 0, stream>>>(p);
+    const LongRows l(p.csr);
+    max_backward_value_kernel<T, I, 16><<<grid_for(p.csr, l), kThreads, 0, stream>>>(p, l);
     return last_error();
   });
 }

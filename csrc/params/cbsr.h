@@ -93,7 +93,7 @@ namespace cuda {
 const char* cbsr_to_dense(const CbsrDense& p, void* stream);
 const char* cbsr_sample(const CbsrDense& p, void* stream);
 
-// Adds many entries in several passes; fp16 and bf16 then need scratch.
+// Adds many entries in several passes; fp16 and bf16 then need scratch, as do long rows.
 int64_t cbsr_spmm_scratch(const CbsrSpmm& p);
 const char* cbsr_spmm(const CbsrSpmm& p, void* scratch, void* stream);
 

@@ -54,7 +54,7 @@ namespace cuda {
 int64_t spmm_scratch(const Spmm& p);
 const char* spmm(const Spmm& p, void* scratch, void* stream);
 
-// The same by groups: rows with several groups write partial sums to scratch, which are added in order.
+// The same by groups: rows with several groups write partial sums to scratch, which are added as a tree.
 int64_t spmm_groups_scratch(const Spmm& p, const Groups& groups);
 const char* spmm_groups(const Spmm& p, const Groups& groups, void* scratch, void* stream);
 }  // namespace cuda

@@ -94,7 +94,7 @@ def groups_of(rowptr: Tensor, size: int, atomic: bool = False) -> Groups:
         rowptr (Tensor): Row pointers :math:`(N + 1)`, int32 or int64.
         size (int): The most edges per group.
         atomic (bool): Whether the groups of a long row are added atomically, in any order, instead
-            of one after another: this writes less memory, but the last bits vary from run to run.
+            of in a fixed order: this writes less memory, but the last bits vary from run to run.
             Ignored with :func:`torch.use_deterministic_algorithms`. (default: :obj:`False`)
 
     Raises:
