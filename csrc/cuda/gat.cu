@@ -11,9 +11,10 @@ namespace {
 // stay far from overflow, and rescaling is rare.
 //
 // EDGES: the scores may have terms of edges.
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING, bool EDGES>
-struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
-  using Base = PairTile<T, I, VEC, LANES, HEADS>;
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool TRAINING,
+          bool EDGES>
+struct GatRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
+  using Base = PairTile<T, I, VEC, LANES, HEADS, STRIDED>;
   using typename Base::Acc;
   using typename Base::Edge;
   using Base::csr;
@@ -207,8 +208,8 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     sum.mass += w;
     if (s > 0) sum.mass_plus += w;
     if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);
-    const auto self = pyg_fast::cuda::load<T, VEC>(
-        static_cast<const T*>(p.x) + row * p.heads * p.channels + tile.at);
+    const auto self =
+        tile.columns.load(static_cast<const T*>(p.x) + row * p.heads * p.channels + tile.at);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       const Acc term = w * element(self, c);
@@ -225,7 +226,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     const int64_t at = row * p.heads * p.channels + tile.at;
     const DType type = out_type(p);
     Acc bias[VEC];
-    if (p.bias) read_row(p.bias, type, tile.at, bias);
+    if (p.bias) read_row(tile.columns, p.bias, type, tile.at, bias);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       const Acc plus = TRAINING ? sum.plus[c] * inverse : Acc(0);
@@ -233,12 +234,12 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
       if (TRAINING) sum.plus[c] = plus;
     }
     if constexpr (TRAINING) {
-      write_row(p.y, acc_type(p.dtype), at, sum.out);
-      write_row(p.y_plus, acc_type(p.dtype), at, sum.plus);
+      write_row(tile.columns, p.y, acc_type(p.dtype), at, sum.out);
+      write_row(tile.columns, p.y_plus, acc_type(p.dtype), at, sum.plus);
     }
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.out[c] += p.bias ? bias[c] : Acc(0);
-    write_row(p.out, type, at, sum.out);
+    write_row(tile.columns, p.out, type, at, sum.out);
     if (TRAINING && tile.channel == 0) {
       const int64_t of_head = row * p.heads + tile.head;
       write_softmax(p.softmax, row, p.heads, tile.head, sum.max, inverse, has_edges);
@@ -247,11 +248,12 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING, bool EDGES>
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool TRAINING,
+          bool EDGES>
 __global__ void __launch_bounds__(kThreads, attention_blocks(VEC))
     gat_kernel(Gat p, HeadShape s, uint32_t threshold, acc_t<T> scale) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    GatRow<T, I, VEC, LANES, HEADS, TRAINING, EDGES> row(p, threshold, scale, tile);
+    GatRow<T, I, VEC, LANES, HEADS, STRIDED, TRAINING, EDGES> row(p, threshold, scale, tile);
     for_each_row<I, LANES>(p.csr, s, row);
   }
 }
@@ -264,18 +266,18 @@ const char* gat(const Gat& p, void* stream_) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const HeadShape s = head_shape(p, p.csr, p.dtype, takes_vectors<T, I>(p, p.x, p.bias, p.out));
+    const HeadShape s = head_shape(p, p.csr, p.dtype, takes_vectors<T>(p, p.x, p.bias, p.out));
     const dim3 grid = s.grid(p.csr.num_rows);
     const uint32_t threshold = dropout_threshold(p.dropout);
     const auto scale = static_cast<acc_t<T>>(dropout_scale(p.dropout));
-    dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+    dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads, auto strided) {
       const auto with = [&](auto edges) {
         if (p.y) {
-          gat_kernel<T, I, vec, lanes, heads, true, edges><<<grid, kThreads, 0, stream>>>(
-              p, s, threshold, scale);
+          gat_kernel<T, I, vec, lanes, heads, strided, true, edges>
+              <<<grid, kThreads, 0, stream>>>(p, s, threshold, scale);
         } else {
-          gat_kernel<T, I, vec, lanes, heads, false, edges><<<grid, kThreads, 0, stream>>>(
-              p, s, threshold, scale);
+          gat_kernel<T, I, vec, lanes, heads, strided, false, edges>
+              <<<grid, kThreads, 0, stream>>>(p, s, threshold, scale);
         }
       };
       // Without the code for edges, kernels of several heads are faster, but others slower.
