@@ -259,26 +259,33 @@ inline Shape shape_of(const Csr& csr, int64_t dim, int vec) {
   Shape s;
   s.vec = vec;
   const int64_t vectors = (dim + vec - 1) / vec;
-  if (vec == 1) s.lanes = vectors == 1 ? 1 : vectors <= 8 ? 8 : 32;
+  if (vec == 1) s.lanes = vectors == 1 ? 1 : 32;
   else s.lanes = vectors <= 4 ? 4 : vectors <= 8 ? 8 : 16;
   s.tiles = static_cast<int>((vectors + s.lanes - 1) / s.lanes);
   share_rows(s, csr);
   return s;
 }
 
-// Calls fn(VEC, LANES) with compile-time integers, for the shapes of shape_of.
-template <int VEC, typename Fn>
+// For rows of type T. Without `vectors` they have another width than a multiple of 16 bytes, or another place.
+template <typename T>
+Shape shape_of(const Csr& csr, int64_t dim, bool vectors) {
+  Shape s = shape_of(csr, dim, vectors ? kVec<T> : dim == 1 ? 1 : kStridedVec<T>);
+  s.strided = !vectors && dim > 1;
+  return s;
+}
+
+// Calls fn(VEC, LANES, STRIDED) with compile-time constants, for the shapes of shape_of<T>.
+template <typename T, typename Fn>
 void dispatch_shape(const Shape& s, Fn&& fn) {
   using std::integral_constant;
-  if (s.vec == 1) {
-    if (s.lanes == 1) fn(integral_constant<int, 1>{}, integral_constant<int, 1>{});
-    else if (s.lanes == 8) fn(integral_constant<int, 1>{}, integral_constant<int, 8>{});
-    else fn(integral_constant<int, 1>{}, integral_constant<int, 32>{});
-  } else {
-    if (s.lanes == 4) fn(integral_constant<int, VEC>{}, integral_constant<int, 4>{});
-    else if (s.lanes == 8) fn(integral_constant<int, VEC>{}, integral_constant<int, 8>{});
-    else fn(integral_constant<int, VEC>{}, integral_constant<int, 16>{});
-  }
+  const auto with = [&](auto vec, auto strided) {
+    if (s.lanes == 4) fn(vec, integral_constant<int, 4>{}, strided);
+    else if (s.lanes == 8) fn(vec, integral_constant<int, 8>{}, strided);
+    else fn(vec, integral_constant<int, 16>{}, strided);
+  };
+  if (s.lanes == 1) fn(integral_constant<int, 1>{}, integral_constant<int, 1>{}, std::false_type{});
+  else if (s.strided) with(integral_constant<int, kStridedVec<T>>{}, std::true_type{});
+  else with(integral_constant<int, kVec<T>>{}, std::false_type{});
 }
 
 // Bytes of one sum over `dtype`.

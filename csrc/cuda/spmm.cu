@@ -5,11 +5,11 @@
 namespace pyg_fast::cuda {
 namespace {
 
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     spmm_kernel(Spmm p, const void* x_self, Shape s) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    SpmmRow<T, I, VEC, LANES, WEIGHTED> row(p, x_self, tile);
+    SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED> row(p, x_self, tile);
     for_each_row<I, LANES>(p.csr, s, row);
   }
 }
@@ -25,11 +25,11 @@ constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) ==
 // For rows of few edges and up to kNarrow vectors. A warp takes up to 32 rows and reads their pointers,
 // scales and places at once, also kEdges of their edges. Its teams of LANES threads then sum one row each
 // at a time, edge by edge. This is what the threads of a warp share.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 struct ShortRows {
   static constexpr int kEdges = 128, kTeams = 32 / LANES;
   static constexpr int kSteps = 4;  // loads of features in flight per thread, in rows of as many edges
-  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES>;
+  using Row = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, LANES>;
   using Acc = typename Row::Acc;
   using Sum = typename Row::Sum;
 
@@ -79,13 +79,15 @@ struct ShortRows {
   template <int STEPS>
   __device__ void add_steps(const Row& row, int at, int count, Sum& sum) const {
     if (count <= 0) at = 0;
-    Pack<T, VEC> v[STEPS];
+    Pack<T, VEC, STRIDED> v[STEPS];
+    const T* from[STEPS];
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      const T* from = row.features_of(edges[at + u].source);
-      if (u >= count) from = reinterpret_cast<const T*>(zeros);
-      v[u] = pyg_fast::cuda::load<T, VEC>(from);
+      from[u] = row.features_of(edges[at + u].source);
+      if (u >= count) from[u] = reinterpret_cast<const T*>(zeros);
     }
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) v[u] = row.columns.load(from[u]);
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
       // Past the end there are other rows' edges: 0 times their weight would be NaN if that is infinite.
@@ -96,10 +98,10 @@ struct ShortRows {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
     short_rows_kernel(Spmm p, const void* x_self, Shape s) {
-  using Rows = ShortRows<T, I, VEC, LANES, WEIGHTED>;
+  using Rows = ShortRows<T, I, VEC, LANES, STRIDED, WEIGHTED>;
   using Row = typename Rows::Row;
   using Acc = typename Row::Acc;
   __shared__ Rows of_warps[kWarps];
@@ -191,11 +193,11 @@ __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
 }
 
 // For wide rows of few edges: a warp processes all columns of a row, and prefetches the next row.
-template <typename T, typename I, int VEC, bool WEIGHTED>
+template <typename T, typename I, int VEC, bool STRIDED, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     wide_short_rows_kernel(Spmm p, const void* x_self, Shape s) {
   constexpr int LANES = 32;
-  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED>;
+  using Row = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED>;
   using Edge = typename Row::Edge;
   __shared__ int num_hubs;
   __shared__ int hubs[kMaxBlockRows];
@@ -251,10 +253,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-template <typename T, typename I>
+template <typename T, typename I, bool STRIDED>
 void sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
   constexpr int64_t kFewBlocks = 400;  // 3 on each of 132 SMs
-  const int64_t vectors = p.dim / kVec<T>;
+  constexpr int kOfThread = STRIDED ? kStridedVec<T> : kVec<T>;
+  const int64_t vectors = (p.dim + kOfThread - 1) / kOfThread;
   const bool is_wide = vectors > kNarrow;
   Shape s;
   s.hub_degree = 128;
@@ -265,14 +268,16 @@ void sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
       static_cast<unsigned>((p.csr.num_rows + s.block_rows - 1) / s.block_rows);
   const auto narrow = [&](auto lanes, auto weighted) {
     s.tiles = 1;
-    short_rows_kernel<T, I, kVec<T>, lanes, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s);
+    short_rows_kernel<T, I, kOfThread, lanes, STRIDED, weighted>
+        <<<blocks, kThreads, 0, stream>>>(p, x_self, s);
   };
   const auto launch = [&](auto weighted) {
     if (vectors <= 4) return narrow(std::integral_constant<int, 4>{}, weighted);
     if (vectors <= 8) return narrow(std::integral_constant<int, 8>{}, weighted);
     if (!is_wide) return narrow(std::integral_constant<int, kNarrow>{}, weighted);
     s.tiles = static_cast<int>((vectors + 31) / 32);
-    wide_short_rows_kernel<T, I, kVec<T>, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s);
+    wide_short_rows_kernel<T, I, kOfThread, STRIDED, weighted>
+        <<<blocks, kThreads, 0, stream>>>(p, x_self, s);
   };
   if constexpr (sizeof(I) == 4) {
     if (!is_weighted(p)) return launch(std::false_type{});
@@ -282,9 +287,15 @@ void sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
 
 }  // namespace
 
-const char* sum_short_rows(const Spmm& p, const void* x_self, cudaStream_t stream) {
+const char* sum_short_rows(const Spmm& p, const void* x_self, bool vectors, cudaStream_t stream) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
-    sum_short_rows<decltype(element), decltype(index)>(p, x_self, stream);
+    using T = decltype(element);
+    using I = decltype(index);
+    if (vectors) {
+      sum_short_rows<T, I, false>(p, x_self, stream);
+    } else if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
+      sum_short_rows<T, I, true>(p, x_self, stream);
+    }
     return last_error();
   });
 }
@@ -300,17 +311,17 @@ const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
     Spmm p = p_in;
     prologue<T, I>(p, scratch, stream);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-    const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-    if (has_short_rows(p, s.vec)) return sum_short_rows(p, p_in.x, stream);
+    if (has_short_rows(p, vectors)) return sum_short_rows(p, p_in.x, vectors, stream);
+    const Shape s = shape_of<T>(p.csr, p.dim, vectors);
     const dim3 grid = s.grid(p.csr.num_rows);
-    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+    dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
       if constexpr (sizeof(I) == 4) {
         if (!is_weighted(p)) {
-          spmm_kernel<T, I, vec, lanes, false><<<grid, kThreads, 0, stream>>>(p, p_in.x, s);
+          spmm_kernel<T, I, vec, lanes, strided, false><<<grid, kThreads, 0, stream>>>(p, p_in.x, s);
           return;
         }
       }
-      spmm_kernel<T, I, vec, lanes, true><<<grid, kThreads, 0, stream>>>(p, p_in.x, s);
+      spmm_kernel<T, I, vec, lanes, strided, true><<<grid, kThreads, 0, stream>>>(p, p_in.x, s);
     });
     return last_error();
   });

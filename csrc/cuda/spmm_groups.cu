@@ -29,20 +29,25 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-template <typename Acc, int VEC>
-__device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
-  constexpr int kStep = VEC < kVec<Acc> ? VEC : kVec<Acc>;
+template <typename Acc, int VEC, int LANES, bool STRIDED>
+__device__ inline void keep(const Columns<VEC, LANES, STRIDED>& columns, Acc* out,
+                            const VectorSum<Acc, VEC>& sum) {
+  if constexpr (STRIDED) {
+    columns.write(out, sum.data);
+  } else {  // for L2: it is read next
+    constexpr int kStep = VEC < kVec<Acc> ? VEC : kVec<Acc>;
 #pragma unroll
-  for (int c = 0; c < VEC; c += kStep)
-    *reinterpret_cast<Pack<Acc, kStep>*>(out + c) =
-        *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
+    for (int c = 0; c < VEC; c += kStep)
+      *reinterpret_cast<Pack<Acc, kStep>*>(out + c) =
+          *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
+  }
 }
 
 // How kTeam threads sum a group, kEdges edges at once, of which each reads its own. Either TEAM threads,
 // whose slots of LANES threads read the features of an edge each:
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM>
-struct SlotsRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM> {
-  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM>;
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED, int TEAM>
+struct SlotsRow : SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, TEAM> {
+  using Base = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, TEAM>;
   using Edges = typename Base::Edge;
   static constexpr int kTeam = TEAM, kEdges = TEAM, kLanes = LANES;
 
@@ -55,9 +60,9 @@ struct SlotsRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM> {
 
 // Or teams of LANES threads. All teams of a warp take the same branches: groups of the same length, which
 // Groups::order brings together, suit them.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
-struct TeamRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES> {
-  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES>;
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
+struct TeamRow : SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, LANES> {
+  using Base = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, LANES>;
   using typename Base::Acc, typename Base::Edge, typename Base::Sum;
   static constexpr int kTeam = LANES, kEdges = LANES < kAtOnce ? kAtOnce : LANES, kLanes = LANES;
   static constexpr int kOwn = kEdges / LANES;  // edges of a thread
@@ -91,16 +96,18 @@ struct TeamRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES> {
   // Adds STEPS edges from first + AT on, or zeros past the end.
   template <int AT, int STEPS, bool FULL>
   __device__ void add_some(const Edges& edges, int first, I count, Sum& sum) const {
-    Pack<T, VEC> v[STEPS];
-    static_assert(sizeof(v[0]) <= sizeof(zeros));
+    Pack<T, VEC, STRIDED> v[STEPS];
+    Col source[STEPS];
     const auto own = [&](int u) -> const Edge& { return edges.own[(AT + u) / LANES % kOwn]; };
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      const int e = first + AT + u;
-      const Col source = __shfl_sync(kWarpMask, own(u).source, e, LANES);
-      const T* from = this->features_of(source);
-      if (!FULL && e >= count) from = reinterpret_cast<const T*>(zeros);
-      v[u] = pyg_fast::cuda::load<T, VEC>(from);
+      source[u] = __shfl_sync(kWarpMask, own(u).source, first + AT + u, LANES);
+    }
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) {
+      const T* from = this->features_of(source[u]);
+      if (!FULL && first + AT + u >= count) from = reinterpret_cast<const T*>(zeros);
+      v[u] = this->columns.load(from);
     }
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
@@ -172,10 +179,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       } else if (row.active) {
         const int64_t long_row = -1 - static_cast<int64_t>(of);
         if (g.atomic) {
-          add_to<acc_t<T>, VEC>(partial + long_row * p.dim + row.column, sum.data);
+          row.columns.add_to(partial + long_row * p.dim + row.column, sum.data);
         } else {
           const int64_t slot = now.group - static_cast<const I*>(g.long_shift)[long_row];
-          keep(partial + slot * p.dim + row.column, sum);
+          keep(row.columns, partial + slot * p.dim + row.column, sum);
         }
       }
     }
@@ -183,9 +190,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 }
 
 // Adds the partial sums of a long row in order, each read as an edge.
-template <typename T, typename I, int VEC, int LANES>
-struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
-  using Sums = SpmmRow<acc_t<T>, I, VEC, LANES, false>;
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
+struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, STRIDED, false> {
+  using Sums = SpmmRow<acc_t<T>, I, VEC, LANES, STRIDED, false>;
   struct Edge : Sums::Edge {
     template <typename Row>
     __device__ void load(const Row&, I e, I end) {
@@ -193,7 +200,7 @@ struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
     }
   };
 
-  const SpmmRow<T, I, VEC, LANES, false> out;
+  const SpmmRow<T, I, VEC, LANES, STRIDED, false> out;
   const Groups& g;
 
   __device__ LongRow(const Spmm& sums, const Spmm& p, const void* x_self, const Groups& g, int tile)
@@ -206,30 +213,30 @@ struct LongRow : SpmmRow<acc_t<T>, I, VEC, LANES, false> {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
   wait_for_previous_kernel();
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    LongRow<T, I, VEC, LANES> row(sums, p, x_self, g, tile);
+    LongRow<T, I, VEC, LANES, STRIDED> row(sums, p, x_self, g, tile);
     for_each_row<I, LANES>(sums.csr, s, row);
   }
 }
 
 // The same if atomic additions have produced one sum per row.
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     finish_long_rows_kernel(Spmm sums, Spmm p, const void* x_self, Groups g, Shape s) {
   wait_for_previous_kernel();
   const int64_t k = static_cast<int64_t>(blockIdx.x) * s.block_rows + threadIdx.x / LANES;
   if (k >= g.num_long) return;
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    const LongRow<T, I, VEC, LANES> row(sums, p, x_self, g, tile);
+    const LongRow<T, I, VEC, LANES, STRIDED> row(sums, p, x_self, g, tile);
     if (!row.active) continue;
     const auto* from = static_cast<const acc_t<T>*>(sums.x) + k * p.dim + row.column;
     VectorSum<acc_t<T>, VEC> sum;
 #pragma unroll
-    for (int c = 0; c < VEC; ++c) sum.data[c] = from[c];
+    for (int c = 0; c < VEC; ++c) sum.data[c] = row.columns.has(c) ? from[c * row.columns.kStep] : 0;
     row.finish(k, 0, sum);
   }
 }
@@ -245,7 +252,7 @@ bool may_start_early() {
   const bool has_place = device < kDevices;
   if (has_place && known[device] != unknown) return known[device] == yes;
   cudaFuncAttributes code = {};
-  if (cudaFuncGetAttributes(&code, long_rows_kernel<float, int32_t, 1, 1>) != cudaSuccess) return false;
+  if (cudaFuncGetAttributes(&code, long_rows_kernel<float, int32_t, 1, 1, false>) != cudaSuccess) return false;
   const bool early = code.ptxVersion >= 90;
   if (has_place) known[device] = early ? yes : no;
   return early;
@@ -280,9 +287,11 @@ bool wants_warps(const Spmm& p, int vec) {
 
 // Whether rows are so short and narrow that dividing them costs more than it gains. Among few rows the
 // longer ones soon determine the time, of narrow rows sooner.
-bool has_shortest_rows(const Spmm& p, int vec) {
+template <typename T>
+bool has_shortest_rows(const Spmm& p, bool vectors) {
+  const int vec = vectors ? kVec<T> : kStridedVec<T>;
   const int64_t most = p.csr.num_rows >= (1 << 20) ? 8 : 2 * p.dim > kNarrow * vec ? 3 : 2;
-  return has_short_rows(p, vec) && p.csr.num_edges <= most * p.csr.num_rows && p.dim <= kNarrow * vec;
+  return has_short_rows(p, vectors) && p.csr.num_edges <= most * p.csr.num_rows && p.dim <= kNarrow * vec;
 }
 
 // Whether no row is so long that one block, which sums it if groups do not divide it, would determine the
@@ -309,10 +318,10 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
     Spmm p = p_in;
     prologue<T, I>(p, static_cast<char*>(scratch) + bytes, stream);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-    Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-    if (!g.atomic && has_no_hub(g) && has_shortest_rows(p, s.vec))
-      return sum_short_rows(p, p_in.x, stream);
-    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+    Shape s = shape_of<T>(p.csr, p.dim, vectors);
+    if (!g.atomic && has_no_hub(g) && has_shortest_rows<T>(p, vectors))
+      return sum_short_rows(p, p_in.x, vectors, stream);
+    dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
       auto* partial = static_cast<acc_t<T>*>(scratch);
       const auto launch = [&](auto row, const Groups& groups) {
         using Row = typename decltype(row)::type;
@@ -328,12 +337,12 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
       };
       const auto with = [&](auto weighted) {
         const auto teams = [&](auto team) {
-          launch(std::common_type<TeamRow<T, I, vec, team, weighted>>{}, g);
+          launch(std::common_type<TeamRow<T, I, vec, team, strided, weighted>>{}, g);
         };
         [[maybe_unused]] const auto slots = [&](auto edge_lanes, auto team) {
           Groups as_they_are = g;
           as_they_are.order = nullptr;
-          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, weighted, team>>{}, as_they_are);
+          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, strided, weighted, team>>{}, as_they_are);
         };
         using Two = std::integral_constant<int, 2>;
         using Eight = std::integral_constant<int, 8>;
@@ -343,12 +352,12 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         }
         if constexpr (lanes == 1) {
           return slots(lanes, Eight{});
-        } else if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
+        } else if constexpr (lanes == 4) {  // of which one or two vectors leave half idle
           if (p.dim <= 2 * vec) {
             if (sizeof(T) >= 4 || g.num_groups < (1 << 15)) return slots(Two{}, Eight{});
             return teams(Two{});
           }
-        } else if constexpr (vec > 1 && lanes == 16) {
+        } else if constexpr (!strided && lanes == 16) {
           if (wants_warps(p, vec)) return teams(Warp{});
         }
         teams(lanes);
@@ -368,12 +377,12 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
       sums.csr.num_edges = g.num_partials;
       if (g.atomic) {
         s.block_rows = kThreads / lanes;
-        launch_early(finish_long_rows_kernel<T, I, vec, lanes>, s.grid(g.num_long), stream, sums, p,
+        launch_early(finish_long_rows_kernel<T, I, vec, lanes, strided>, s.grid(g.num_long), stream, sums, p,
                      p_in.x, g, s);
       } else {
         s.block_rows = kWarps;
         share_rows(s, sums.csr);
-        launch_early(long_rows_kernel<T, I, vec, lanes>, s.grid(g.num_long), stream, sums, p, p_in.x,
+        launch_early(long_rows_kernel<T, I, vec, lanes, strided>, s.grid(g.num_long), stream, sums, p, p_in.x,
                      g, s);
       }
     });

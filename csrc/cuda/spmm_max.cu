@@ -8,9 +8,10 @@ namespace {
 constexpr int kUnroll = 4;  // loads in flight per thread
 
 // Computes minima as maxima of the negated values.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 struct MaxRow {
   using Acc = acc_t<T>;
+  using OfThread = Columns<VEC, LANES, STRIDED>;
   static constexpr bool kSharedSums = false;
   // `edge`: -1 until a value exceeds -inf.
   struct Sum {
@@ -38,11 +39,12 @@ struct MaxRow {
   const SpmmMax& p;
   const char* x;  // at this thread's column
   uint32_t row_bytes;
-  int64_t column;
+  int64_t column;  // the first of this thread
   bool active;
+  OfThread columns;
 
-  __device__ MaxRow(const SpmmMax& p, int tile) : p(p) {
-    column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
+  __device__ MaxRow(const SpmmMax& p, int tile)
+      : p(p), column(OfThread::first(tile, threadIdx.x % LANES)), columns(column, p.dim) {
     active = column < p.dim;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
     // Threads past the last column read the first column and write nothing.
@@ -68,14 +70,16 @@ struct MaxRow {
     const int slot = (threadIdx.x & 31) / LANES;
 #pragma unroll 1
     for (int first = 0; first < count; first += kSteps * kSlots) {
-      Pack<T, VEC> v[kSteps];
+      Pack<T, VEC, STRIDED> v[kSteps];
+      Col source[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
-        const Col source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
-        v[u] = pyg_fast::cuda::load<T, VEC>(
-            reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
+        source[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
       }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u)
+        v[u] = columns.load(reinterpret_cast<const T*>(row_at(x, source[u], row_bytes)));
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot, at = e < count ? e : count - 1;
@@ -124,8 +128,8 @@ struct MaxRow {
   __device__ void finish(int64_t row, int64_t degree, const Sum& best) const {
     if (!active) return;
     const I first = static_cast<const I*>(p.csr.rowptr)[row];
-    Pack<T, VEC> out;
-    Pack<I, VEC> arg;
+    Pack<T, VEC, STRIDED> out;
+    Pack<I, VEC, STRIDED> arg;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       // If no value exceeds -inf, the whole row is -inf: take its first edge.
@@ -133,15 +137,15 @@ struct MaxRow {
       out.data[c] = from_acc<T>(p.minimum && degree > 0 ? -value : value);
       arg.data[c] = degree == 0 ? I(-1) : best.edge[c] < 0 ? first : best.edge[c];
     }
-    store<T, VEC>(static_cast<T*>(p.out) + row * p.dim + column, out);
-    store<I, VEC>(static_cast<I*>(p.arg) + row * p.dim + column, arg);
+    columns.store(static_cast<T*>(p.out) + row * p.dim + column, out);
+    columns.store(static_cast<I*>(p.arg) + row * p.dim + column, arg);
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, VEC == 8 ? 3 : 4) spmm_max_kernel(SpmmMax p, Shape s) {
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
-    MaxRow<T, I, VEC, LANES, WEIGHTED> row(p, tile);
+    MaxRow<T, I, VEC, LANES, STRIDED, WEIGHTED> row(p, tile);
     for_each_row<I, LANES>(p.csr, s, row);
   }
 }
@@ -210,17 +214,17 @@ const char* spmm_max(const SpmmMax& p, void* stream_) {
     using T = decltype(element);
     using I = decltype(index);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-    const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+    const Shape s = shape_of<T>(p.csr, p.dim, vectors);
     const dim3 grid = s.grid(p.csr.num_rows);
     const bool weighted = p.value || p.minimum || sizeof(I) == 8;
-    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+    dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
       if constexpr (sizeof(I) == 4) {
         if (!weighted) {
-          spmm_max_kernel<T, I, vec, lanes, false><<<grid, kThreads, 0, stream>>>(p, s);
+          spmm_max_kernel<T, I, vec, lanes, strided, false><<<grid, kThreads, 0, stream>>>(p, s);
           return;
         }
       }
-      spmm_max_kernel<T, I, vec, lanes, true><<<grid, kThreads, 0, stream>>>(p, s);
+      spmm_max_kernel<T, I, vec, lanes, strided, true><<<grid, kThreads, 0, stream>>>(p, s);
     });
     return last_error();
   });
