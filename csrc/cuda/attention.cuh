@@ -39,15 +39,19 @@ __device__ inline void write_softmax(void* softmax, int64_t row, int64_t heads, 
   to[heads] = inverse;
 }
 
-// Reads VEC elements from `at` on with streaming loads: no other thread reads or writes them soon, and L2
-// should hold the gathered features. Tests the type only once.
-template <int VEC, typename Acc>
-__device__ inline void read_row(const void* p, DType type, int64_t at, Acc (&v)[VEC]) {
+// Reads a thread's columns from `at` on with streaming loads: no other thread reads or writes them soon, and
+// L2 should hold the gathered features. Tests the type only once.
+template <int VEC, int LANES, bool STRIDED, typename Acc>
+__device__ inline void read_row(const Columns<VEC, LANES, STRIDED>& columns, const void* p, DType type,
+                                int64_t at, Acc (&v)[VEC]) {
   const auto as = [&](auto element_type) {
     using T = decltype(element_type);
     const T* from = static_cast<const T*>(p) + at;
-    Pack<T, VEC> pack;
-    if constexpr (sizeof(pack) == 16) {
+    Pack<T, VEC, STRIDED> pack;
+    if constexpr (STRIDED) {
+#pragma unroll
+      for (int c = 0; c < VEC; ++c) pack.data[c] = columns.has(c) ? __ldcs(from + c * LANES) : T{};
+    } else if constexpr (sizeof(pack) == 16) {
       *reinterpret_cast<uint4*>(&pack) = __ldcs(reinterpret_cast<const uint4*>(from));
     } else {
       pack = *reinterpret_cast<const Pack<T, VEC>*>(from);
@@ -61,27 +65,20 @@ __device__ inline void read_row(const void* p, DType type, int64_t at, Acc (&v)[
   else as(float{});
 }
 
-template <int VEC, typename Acc>
-__device__ inline void write_row(void* p, DType type, int64_t at, const Acc (&v)[VEC]) {
+template <int VEC, int LANES, bool STRIDED, typename Acc>
+__device__ inline void write_row(const Columns<VEC, LANES, STRIDED>& columns, void* p, DType type,
+                                 int64_t at, const Acc (&v)[VEC]) {
   const auto as = [&](auto element_type) {
     using T = decltype(element_type);
-    Pack<T, VEC> pack;
+    Pack<T, VEC, STRIDED> pack;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) pack.data[c] = from_acc<T>(v[c]);
-    store<T, VEC>(static_cast<T*>(p) + at, pack);
+    columns.store(static_cast<T*>(p) + at, pack);
   };
   if constexpr (std::is_same_v<Acc, double>) return as(double{});
   else if (type == DType::f16) as(__half{});
   else if (type == DType::bf16) as(__nv_bfloat16{});
   else as(float{});
-}
-
-// Element `at` of an array of the features' type or of the type of their sums.
-template <typename Acc>
-__device__ inline Acc read(const void* p, DType type, int64_t at) {
-  Acc v[1];
-  read_row<1>(p, type, at, v);
-  return v[0];
 }
 
 inline __host__ __device__ DType acc_type(DType type) {
@@ -133,15 +130,17 @@ struct AttentionEdge {
 
 // A warp reads the channels of 32 / LANES edges at once. The LANES threads of an edge are divided among
 // the HEADS heads of a tile, LANES / HEADS each; a head too wide for LANES threads has several tiles.
-template <int VEC, int LANES, int HEADS>
+template <int VEC, int LANES, int HEADS, bool STRIDED>
 struct HeadTile {
   static constexpr int kHeadLanes = LANES / HEADS;
+  using Channels = Columns<VEC, kHeadLanes, STRIDED>;
   int first_head;
   int in_tile;      // this thread's head within the tile
   int head;
   int64_t channel;  // this thread's first channel
   int64_t at;       // its index among all channels of a node; valid for idle threads too
   bool active;
+  Channels columns{0, 0};  // this thread's channels
 
   __device__ HeadTile(const Attention& p, int tile) {
     const int lane = threadIdx.x % LANES;
@@ -150,8 +149,9 @@ struct HeadTile {
     first_head = tile / tiles * HEADS;
     in_tile = lane / kHeadLanes;
     head = first_head + in_tile;
-    channel = (static_cast<int64_t>(tile % tiles) * LANES + lane % kHeadLanes) * VEC;
+    channel = Channels::first(tile % tiles, lane % kHeadLanes);  // several tiles only if HEADS is 1
     active = head < p.heads && channel < p.channels;
+    if (active) columns = Channels(channel, p.channels);
     at = active ? head * p.channels + channel : first_head * p.channels;
   }
 
@@ -174,11 +174,13 @@ struct HeadShape : Shape {
 };
 
 // The threads per edge with 16-byte vectors: 128 bytes of fp16 or bf16, up to 256 of floats, but at most
-// four heads (with four channels: eight), whose weights a thread keeps in registers.
+// four heads (with four channels: eight), whose weights a thread keeps in registers. Strided channels have
+// the threads of the next multiple of a vector. int64 graphs and doubles are rare and use scalars.
 inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, bool vectors) {
   HeadShape s;
   const bool half = gathered == DType::f16 || gathered == DType::bf16;
-  s.vec = !vectors ? 1 : half ? 8 : 4;
+  s.vec = gathered == DType::f64 || csr.index64 ? 1 : half ? 8 : 4;
+  s.strided = s.vec > 1 && !vectors;
   const int64_t head_lanes = (p.channels + s.vec - 1) / s.vec;
   s.lanes = s.vec == 1 ? 32 : half || head_lanes <= 2 || p.heads * head_lanes <= 8 ? 8 : 16;
   int lanes = 1;
@@ -192,39 +194,42 @@ inline HeadShape head_shape(const Attention& p, const Csr& csr, DType gathered, 
   return s;
 }
 
-// 16-byte vectors must not cross a head; int64 graphs and doubles are rare and use scalars. The sums of
-// eight fp16 or bf16 take 32 bytes.
-template <typename T, typename I, typename... Pointers>
+// 16-byte vectors must not cross a head. The sums of eight fp16 or bf16 take 32 bytes.
+template <typename T, typename... Pointers>
 bool takes_vectors(const Attention& p, Pointers... features) {
-  return sizeof(T) <= 4 && sizeof(I) == 4 && p.channels % kVec<T> == 0 &&
-         (((reinterpret_cast<uintptr_t>(features) & 31) == 0) && ...);
+  return p.channels % kVec<T> == 0 && (((reinterpret_cast<uintptr_t>(features) & 31) == 0) && ...);
 }
 
-// Calls fn(VEC, LANES, HEADS) with compile-time integers, for the shapes of head_shape.
+// Calls fn(VEC, LANES, HEADS, STRIDED) with compile-time constants, for the shapes of head_shape.
 template <typename T, typename I, typename Fn>
 void dispatch_heads(const HeadShape& s, Fn&& fn) {
   using std::integral_constant;
-  const auto with = [&](auto vec, auto lanes, auto heads) { fn(vec, lanes, heads); };
   constexpr integral_constant<int, 1> one;
   if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
     constexpr integral_constant<int, kVec<T>> vec;
-    const auto with_heads = [&](auto lanes) {
-      if (s.heads == 1) return with(vec, lanes, one);
-      if (s.heads == 2) return with(vec, lanes, integral_constant<int, 2>{});
-      if constexpr (lanes == 8) {  // 16 lanes are for heads of more than two threads
-        if (s.heads == 8) return with(vec, lanes, integral_constant<int, 8>{});
-      }
-      with(vec, lanes, integral_constant<int, 4>{});
+    const auto with = [&](auto lanes, auto heads) {
+      if (s.strided) fn(vec, lanes, heads, std::true_type{});
+      else fn(vec, lanes, heads, std::false_type{});
     };
-    if (s.vec > 1 && s.lanes == 8) return with_heads(integral_constant<int, 8>{});
+    const auto with_heads = [&](auto lanes) {
+      if (s.heads == 1) return with(lanes, one);
+      if (s.heads == 2) return with(lanes, integral_constant<int, 2>{});
+      if constexpr (lanes == 8) {  // 16 lanes are for heads of more than two threads
+        if (s.heads == 8) return with(lanes, integral_constant<int, 8>{});
+      }
+      with(lanes, integral_constant<int, 4>{});
+    };
     if constexpr (sizeof(T) == 4) {
-      if (s.vec > 1) return with_heads(integral_constant<int, 16>{});
+      if (s.lanes == 16) return with_heads(integral_constant<int, 16>{});
     }
+    with_heads(integral_constant<int, 8>{});
+  } else {
+    constexpr integral_constant<int, 32> lanes;
+    if constexpr (sizeof(I) == 4) {
+      if (s.heads == 4) return fn(one, lanes, integral_constant<int, 4>{}, std::false_type{});
+    }
+    fn(one, lanes, one, std::false_type{});
   }
-  if constexpr (sizeof(I) == 4) {
-    if (s.heads == 4) return with(one, integral_constant<int, 32>{}, integral_constant<int, 4>{});
-  }
-  with(one, integral_constant<int, 32>{}, one);
 }
 
 }  // namespace pyg_fast::cuda

@@ -80,7 +80,8 @@ template <typename T, int VEC>
 __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     attention_scores_backward_kernel(AttentionScoresBackward p, acc_t<T>* out, int width) {
   using Acc = acc_t<T>;
-  constexpr int kSteps = VEC == 8 ? 1 : VEC == 1 ? 4 : 2;  // rows in flight per thread
+  // Rows in flight per thread.
+  constexpr int kSteps = VEC == 8 ? 1 : VEC > 1 ? 2 : sizeof(Acc) == 4 ? 8 : 4;
   __shared__ Acc part[VEC][kThreads];
   const int64_t size = p.heads * p.channels;
   const ColumnThread<VEC> at(size, width);

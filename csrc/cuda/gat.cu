@@ -11,9 +11,10 @@ namespace {
 // stay far from overflow, and rescaling is rare.
 //
 // EDGES: the scores may have terms of edges.
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool TRAINING, bool EDGES>
-struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
-  using Base = PairTile<T, I, VEC, LANES, HEADS>;
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool TRAINING,
+          bool EDGES>
+struct GatRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
+  using Base = PairTile<T, I, VEC, LANES, HEADS, STRIDED>;
   using typename Base::Acc;
   using typename Base::Edge;
   using Base::csr;
@@ -210,8 +211,8 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     sum.mass += w;
     if (s > 0) sum.mass_plus += w;
     if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);
-    const auto self = pyg_fast::cuda::load<T, VEC>(
-        static_cast<const T*>(p.x) + row * p.heads * p.channels + tile.at);
+    const auto self =
+        tile.columns.load(static_cast<const T*>(p.x) + row * p.heads * p.channels + tile.at);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       const Acc term = w * element(self, c);
@@ -228,7 +229,7 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
     const int64_t at = row * p.heads * p.channels + tile.at;
     const DType type = out_type(p);
     Acc bias[VEC];
-    if (p.bias) read_row(p.bias, type, tile.at, bias);
+    if (p.bias) read_row(tile.columns, p.bias, type, tile.at, bias);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       const Acc plus = TRAINING ? sum.plus[c] * inverse : Acc(0);
@@ -236,12 +237,12 @@ struct GatRow : PairTile<T, I, VEC, LANES, HEADS> {
       if (TRAINING) sum.plus[c] = plus;
     }
     if constexpr (TRAINING) {
-      write_row(p.y, acc_type(p.dtype), at, sum.out);
-      write_row(p.y_plus, acc_type(p.dtype), at, sum.plus);
+      write_row(tile.columns, p.y, acc_type(p.dtype), at, sum.out);
+      write_row(tile.columns, p.y_plus, acc_type(p.dtype), at, sum.plus);
     }
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.out[c] += p.bias ? bias[c] : Acc(0);
-    write_row(p.out, type, at, sum.out);
+    write_row(tile.columns, p.out, type, at, sum.out);
     if (TRAINING && tile.channel == 0) {
       const int64_t of_head = row * p.heads + tile.head;
       write_softmax(p.softmax, row, p.heads, tile.head, sum.max, inverse, has_edges);
@@ -256,12 +257,12 @@ const char* with_row(const Gat& p, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const HeadShape s = head_shape(p, p.csr, p.dtype, takes_vectors<T, I>(p, p.x, p.bias, p.out));
+    const HeadShape s = head_shape(p, p.csr, p.dtype, takes_vectors<T>(p, p.x, p.bias, p.out));
     const auto scale = static_cast<acc_t<T>>(dropout_scale(p.dropout));
-    dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+    dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads, auto strided) {
       const auto with = [&](auto edges) {
-        if (p.y) fn(std::common_type<GatRow<T, I, vec, lanes, heads, true, edges>>{}, s, scale);
-        else fn(std::common_type<GatRow<T, I, vec, lanes, heads, false, edges>>{}, s, scale);
+        if (p.y) fn(std::common_type<GatRow<T, I, vec, lanes, heads, strided, true, edges>>{}, s, scale);
+        else fn(std::common_type<GatRow<T, I, vec, lanes, heads, strided, false, edges>>{}, s, scale);
       };
       // Without the code for edges, kernels of several heads are faster, but others slower.
       if constexpr (vec > 1 && heads >= 4) {

@@ -8,7 +8,7 @@ namespace pyg_fast::cuda {
 constexpr int kUnroll = 4;  // loads in flight per thread
 
 // Code that the passes over the graph and over its transpose share. T is the type of the features to sum.
-template <typename T, typename I, int VEC, int LANES, int HEADS>
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED>
 struct PairTile {
   using Acc = acc_t<T>;
   using Edge = AttentionEdge<I>;
@@ -23,7 +23,7 @@ struct PairTile {
   const Csr& csr;
   Dropout<Acc> dropout;
   bool names_edges;
-  HeadTile<VEC, LANES, HEADS> tile;
+  HeadTile<VEC, LANES, HEADS, STRIDED> tile;
   int pair_head;  // the head of this thread as an (edge, head) pair
   bool pairs;     // whether this head exists
   Acc slope;
@@ -54,7 +54,7 @@ struct PairTile {
   template <bool FULL, typename Weigh, typename Add>
   __device__ void for_edges(const Edge& edge, int count, Acc (&weight)[HEADS], const Weigh& weigh,
                             const Add& add) const {
-    Pack<T, VEC> v[kSteps];
+    Pack<T, VEC, STRIDED> v[kSteps];
     gather<FULL>(edge, 0, count, v);
     weigh();
 #pragma unroll
@@ -73,13 +73,18 @@ struct PairTile {
 
   // The features of the slot's edges; past the end those of the last edge, which remain unused.
   template <bool FULL>
-  __device__ void gather(const Edge& edge, int step, int count, Pack<T, VEC> (&v)[kSteps]) const {
+  __device__ void gather(const Edge& edge, int step, int count,
+                         Pack<T, VEC, STRIDED> (&v)[kSteps]) const {
+    Col node[kSteps];
 #pragma unroll
     for (int u = 0; u < kSteps; ++u) {
       const int e = (step + u) * kSlots + (threadIdx.x & 31) / LANES;
-      const Col node = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
-      v[u] = pyg_fast::cuda::load<T, VEC>(
-          reinterpret_cast<const T*>(row_at(features, node, row_bytes)));
+      node[u] = __shfl_sync(kWarpMask, edge.source, FULL || e < count ? e : count - 1);
+    }
+#pragma unroll
+    for (int u = 0; u < kSteps; ++u) {
+      v[u] = tile.columns.load(
+          reinterpret_cast<const T*>(row_at(features, node[u], row_bytes)));
     }
   }
 };

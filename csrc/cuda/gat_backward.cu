@@ -33,10 +33,11 @@ struct alignas(16) Stat {
 };
 
 // stat and grad_alpha_dst: see GatBackward. LANES threads per (node, head) read VEC channels each.
-template <typename T, int VEC, int LANES>
+template <typename T, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     gat_backward_dst_kernel(GatBackward p, int64_t nodes) {
   using Acc = acc_t<T>;
+  using Channels = Columns<VEC, LANES, STRIDED>;
   const int64_t count = p.csr.num_cols * p.heads;
   NodeHead<LANES> pair(p.heads, nodes);
   for (; pair.first < count; pair.first += pair.step, pair.at += pair.step, pair.node += nodes) {
@@ -52,11 +53,12 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     if (valid) {
       const int64_t end = (pair.at + 1) * p.channels;
 #pragma unroll 1
-      for (int64_t c = end - p.channels + pair.part * VEC; c < end; c += LANES * VEC) {
-        const auto grad = load<T, VEC>(static_cast<const T*>(p.grad) + c);
+      for (int64_t c = end - p.channels + Channels::first(pair.part); c < end; c += LANES * VEC) {
+        const Channels columns(c, end);
+        const auto grad = columns.load(static_cast<const T*>(p.grad) + c);
         Acc y[VEC], y_plus[VEC];
-        read_row(p.y, acc_type(p.dtype), c, y);
-        read_row(p.y_plus, acc_type(p.dtype), c, y_plus);
+        read_row(columns, p.y, acc_type(p.dtype), c, y);
+        read_row(columns, p.y_plus, acc_type(p.dtype), c, y_plus);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) {
           const Acc g = element(grad, k);
@@ -77,9 +79,9 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
 // For a source, as GatRow for a destination: weights of (edge, head) pairs, then gradients of (edge,
 // channels). T is the type of grad. SCORES: writes grad_alpha_edge, and grad_alpha_loop
 // if set; a head has one tile.
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool SCORES>
-struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
-  using Base = PairTile<T, I, VEC, LANES, HEADS>;
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool SCORES>
+struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS, STRIDED> {
+  using Base = PairTile<T, I, VEC, LANES, HEADS, STRIDED>;
   using typename Base::Acc;
   using typename Base::Edge;
   using Base::csr;
@@ -130,7 +132,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
     for (int c = 0; c < VEC; ++c) sum.all[c] = sum.plus[c] = 0;
     sum.mean = 0;
     sum.src = pairs ? static_cast<const Acc*>(p.alpha_src)[row * p.heads + pair_head] : Acc(0);
-    if constexpr (SCORES) read_row(p.x, p.dtype, row * p.heads * p.channels + tile.at, sum.x);
+    if constexpr (SCORES)
+      read_row(tile.columns, p.x, p.dtype, row * p.heads * p.channels + tile.at, sum.x);
     return sum;
   }
 
@@ -262,8 +265,8 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
     const Acc mean = w * (s > 0 ? of_node.mean : slope * of_node.mean);
     sum.mean += mean;
     if (dropout.on) w *= dropout.factor(dropout.bits(csr.num_edges + row), tile.head);
-    const auto self = pyg_fast::cuda::load<T, VEC>(
-        static_cast<const T*>(p.grad) + row * p.heads * p.channels + tile.at);
+    const auto self =
+        tile.columns.load(static_cast<const T*>(p.grad) + row * p.heads * p.channels + tile.at);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       const Acc term = w * element(self, c);
@@ -286,7 +289,7 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
       if (row < p.num_loops) of_loop = add_loop(row, sum);
       const int64_t at = row * p.heads * p.channels + tile.at;
       Acc x[VEC];
-      if constexpr (!SCORES) read_row(p.x, p.dtype, at, x);
+      if constexpr (!SCORES) read_row(tile.columns, p.x, p.dtype, at, x);
 #pragma unroll
       for (int c = 0; c < VEC; ++c) {
         if constexpr (SCORES) x[c] = sum.x[c];
@@ -294,7 +297,7 @@ struct GatBackwardRow : PairTile<T, I, VEC, LANES, HEADS> {
         dot += (sum.plus[c] + slope * minus) * x[c];
         sum.all[c] = sum.plus[c] + minus;
       }
-      write_row(p.grad_x, p.dtype, at, sum.all);
+      write_row(tile.columns, p.grad_x, p.dtype, at, sum.all);
     }
     dot = tile.sum_of_head(dot);
     if constexpr (SCORES) of_loop = tile.sum_of_head(of_loop);
@@ -335,10 +338,11 @@ __device__ inline int64_t row_of(const I* rowptr, int64_t low, int64_t high, int
 // Gradients of the edge and loop terms of the scores, by themselves: one dot product of channels each. A
 // block takes kThreads edges or loops at a time, finds their ends, then LANES threads read VEC channels
 // each of an (edge, head).
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads)
     gat_backward_edge_kernel(GatBackward p, uint32_t threshold, acc_t<T> scale) {
   using Acc = acc_t<T>;
+  using Channels = Columns<VEC, LANES, STRIDED>;
   constexpr int kPairs = kThreads / LANES;  // of an edge and a head, at a time
   __shared__ Col sources[kThreads], nodes[kThreads];
   __shared__ I ids[kThreads];
@@ -378,10 +382,11 @@ __global__ void __launch_bounds__(kThreads)
       if (valid) {
         const int64_t from = (source * heads + head) * p.channels;
         const auto* grad = static_cast<const T*>(p.grad) + (node * heads + head) * p.channels;
-        for (int64_t c = part * VEC; c < p.channels; c += LANES * VEC) {
-          const auto g = load<T, VEC>(grad + c);
+        for (int64_t c = Channels::first(part); c < p.channels; c += LANES * VEC) {
+          const Channels columns(c, p.channels);
+          const auto g = columns.load(grad + c);
           Acc x[VEC];
-          read_row(p.x, p.dtype, from + c, x);
+          read_row(columns, p.x, p.dtype, from + c, x);
 #pragma unroll
           for (int v = 0; v < VEC; ++v) dot += element(g, v) * x[v];
         }
@@ -413,7 +418,7 @@ DType grad_type(const GatBackward& p) { return out_type(p); }
 
 template <typename T, typename I>
 HeadShape shape_of_backward(const GatBackward& p) {
-  HeadShape s = head_shape(p, p.csr, grad_type(p), takes_vectors<T, I>(p, p.grad, p.x, p.grad_x));
+  HeadShape s = head_shape(p, p.csr, grad_type(p), takes_vectors<T>(p, p.grad, p.x, p.grad_x));
   // A tile of four heads uses half of each sector of stat, and its fixed cost matters for short rows.
   // There eight heads form one tile, although less of it stays in L2.
   if (sizeof(T) == 4 && s.vec > 1 && s.lanes == 8 && s.heads == 4 && p.heads > 4 &&
@@ -427,54 +432,54 @@ HeadShape shape_of_backward(const GatBackward& p) {
   return s;
 }
 
-// Calls fn(VEC, LANES, HEADS), as dispatch_heads.
+// Calls fn(VEC, LANES, HEADS, STRIDED), as dispatch_heads.
 template <typename T, typename I, typename Fn>
 void dispatch_backward(const HeadShape& s, Fn&& fn) {
   if constexpr (std::is_same_v<T, float> && sizeof(I) == 4) {
     if (is_wide_tile(s.lanes, s.heads)) {
-      using std::integral_constant;
-      return fn(integral_constant<int, 4>{}, integral_constant<int, 16>{},
-                integral_constant<int, 8>{});
+      const auto with = [&](auto strided) {
+        using std::integral_constant;
+        fn(integral_constant<int, 4>{}, integral_constant<int, 16>{}, integral_constant<int, 8>{},
+           strided);
+      };
+      return s.strided ? with(std::true_type{}) : with(std::false_type{});
     }
   }
   dispatch_heads<T, I>(s, fn);
 }
 
-template <typename T, typename I>
-void run_dst(const GatBackward& p, cudaStream_t stream) {
-  const auto with = [&](auto vec, auto lanes) {
-    const NodeHeadShape s = node_head_shape(p.csr.num_cols, p.heads, lanes);
-    gat_backward_dst_kernel<T, vec, lanes><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
-  };
-  using std::integral_constant;
-  if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
-    constexpr integral_constant<int, kVec<T>> vec;
-    if (takes_vectors<T, I>(p, p.grad, p.y, p.y_plus)) {
-      return dispatch_lanes<kNodeLanes>(p.channels / vec, [&](auto lanes) { with(vec, lanes); });
-    }
+// Calls fn(LANES, STRIDED) for kernels whose LANES threads read kVec<T> channels each of a head. RARE types
+// have one kernel.
+template <typename T, bool RARE, typename Fn>
+void dispatch_channels(int64_t channels, bool vectors, const Fn& fn) {
+  if constexpr (RARE) {
+    fn(std::integral_constant<int, kNodeLanes>{}, std::true_type{});
+  } else {
+    dispatch_lanes<kNodeLanes>((channels + kVec<T> - 1) / kVec<T>, [&](auto lanes) {
+      if (vectors) fn(lanes, std::false_type{});
+      else fn(lanes, std::true_type{});
+    });
   }
-  with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
+}
+
+template <typename T>
+void run_dst(const GatBackward& p, cudaStream_t stream) {
+  const bool vectors = takes_vectors<T>(p, p.grad, p.y, p.y_plus);
+  dispatch_channels<T, sizeof(T) == 8>(p.channels, vectors, [&](auto lanes, auto strided) {
+    const NodeHeadShape s = node_head_shape(p.csr.num_cols, p.heads, lanes);
+    gat_backward_dst_kernel<T, kVec<T>, lanes, strided><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
+  });
 }
 
 template <typename T, typename I>
 void run_edges(const GatBackward& p, int64_t count, uint32_t threshold, acc_t<T> scale,
                cudaStream_t stream) {
-  const auto with = [&](auto vec, auto lanes) {
-    gat_backward_edge_kernel<T, I, vec, lanes>
+  const bool vectors = takes_vectors<T>(p, p.grad, p.x);
+  dispatch_channels<T, sizeof(T) == 8 || sizeof(I) == 8>(p.channels, vectors, [&](auto lanes,
+                                                                                 auto strided) {
+    gat_backward_edge_kernel<T, I, kVec<T>, lanes, strided>
         <<<blocks_for(count), kThreads, 0, stream>>>(p, threshold, scale);
-  };
-  using std::integral_constant;
-  if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
-    constexpr integral_constant<int, kVec<T>> vec;
-    if (takes_vectors<T, I>(p, p.grad, p.x)) {
-      const int64_t lanes = p.channels / vec;
-      if (lanes == 1) return with(vec, integral_constant<int, 1>{});
-      if (lanes == 2) return with(vec, integral_constant<int, 2>{});
-      if (lanes <= 4) return with(vec, integral_constant<int, 4>{});
-      return with(vec, integral_constant<int, kNodeLanes>{});
-    }
-  }
-  with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
+  });
 }
 
 // Writes gradients of the scores of edges in the pass over the sources.
@@ -489,9 +494,9 @@ const char* with_row(const GatBackward& p, const Fn& fn) {
     using T = decltype(element);
     using I = decltype(index);
     const HeadShape s = shape_of_backward<T, I>(p);
-    dispatch_backward<T, I>(s, [&](auto vec, auto lanes, auto heads) {
-      if (has_scores(p, s)) fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, true>>{}, s, element, index);
-      else fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, false>>{}, s, element, index);
+    dispatch_backward<T, I>(s, [&](auto vec, auto lanes, auto heads, auto strided) {
+      if (has_scores(p, s)) fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, strided, true>>{}, s, element, index);
+      else fn(std::common_type<GatBackwardRow<T, I, vec, lanes, heads, strided, false>>{}, s, element, index);
     });
     return last_error();
   });
@@ -522,7 +527,7 @@ const char* gat_backward(const GatBackward& p, void* scratch, void* stream_) {
     using I = decltype(index);
     using Acc = acc_t<T>;
     const auto scale = static_cast<Acc>(dropout_scale(p.dropout));
-    if (p.csr.num_cols > 0) run_dst<T, I>(p, stream);
+    if (p.csr.num_cols > 0) run_dst<T>(p, stream);
     if (p.csr.num_rows == 0) return;
     void* of_rows = static_cast<char*>(scratch) + partial_bytes(p, s);
     launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p, threshold, scale, scratch,

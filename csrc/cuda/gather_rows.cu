@@ -82,7 +82,10 @@ struct WordOf<2> { using type = uint16_t; };
 template <>
 struct WordOf<1> { using type = uint8_t; };
 
-constexpr int kRowsAtOnce = 4;  // rows per group of lanes: loads in flight
+// Rows per group of lanes and narrow words of a row per lane: loads in flight.
+constexpr int kRowsAtOnce = 4;
+template <int BYTES>
+constexpr int kWordsAtOnce = BYTES == 16 ? 1 : BYTES == 8 ? 2 : 4;
 
 // `lanes` threads, a power of two, copy a row. For a row in host memory, they start below it at a
 // multiple of `granule` bytes: their loads then request whole bus transfers.
@@ -118,19 +121,27 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(GatherRows p, int
       from_previous += source.from == RowOf::previous;
       from_cache += source.from == RowOf::cache;
     }
-    for (int64_t k = lane; k < words + most_skipped; k += lanes) {
-      Word word[kRowsAtOnce];
+    constexpr int kWords = kWordsAtOnce<BYTES>;
+    for (int64_t k = lane; k < words + most_skipped; k += lanes * kWords) {
+      Word word[kRowsAtOnce][kWords];
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        const int64_t c = k - skipped[r];
-        word[r] = Word{};
-        if (data[r] && c >= 0 && c < words) word[r] = __ldcs(data[r] + c);
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          const int64_t c = k + w * lanes - skipped[r];
+          word[r][w] = Word{};
+          if (data[r] && c >= 0 && c < words) word[r][w] = __ldcs(data[r] + c);
+        }
       }
 #pragma unroll
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        const int64_t c = k - skipped[r], row = first + r * groups;
-        if (row < p.num_rows && c >= 0 && c < words)
-          reinterpret_cast<Word*>(p.out + row * p.row_bytes)[c] = word[r];
+        const int64_t row = first + r * groups;
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) {
+          const int64_t c = k + w * lanes - skipped[r];
+          if (row < p.num_rows && c >= 0 && c < words)
+            reinterpret_cast<Word*>(p.out + row * p.row_bytes)[c] = word[r][w];
+        }
       }
     }
   }

@@ -6,10 +6,10 @@ namespace {
 
 constexpr float kSlack = 16;  // see GatRow
 
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool WIDE>
+struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE> {
   using Acc = acc_t<T>;
-  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
+  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE>;
   using Edge = AttentionEdge<I>;
   using Index = I;
   static constexpr int kLanes = LANES;
@@ -48,14 +48,16 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
     const int slot = (threadIdx.x & 31) / LANES;
     for (int first = slot; first - slot < count; first += kSteps * kSlots) {
-      Pack<T, VEC> v[kSteps];
+      Pack<T, VEC, STRIDED> v[kSteps];
       Col source[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots;
         source[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
-        v[u] = pyg_fast::cuda::load<T, VEC>(static_cast<const T*>(p.x) + this->row_of(source[u]));
       }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u)
+        v[u] = this->columns.load(static_cast<const T*>(p.x) + this->row_of(source[u]));
       Acc logit[kSteps];
       Acc top = negative_infinity(Acc{});
 #pragma unroll
@@ -134,13 +136,13 @@ struct Gatv2Row : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     const int64_t at = this->row_of(row);
     const DType type = out_type(p);
     Acc bias[VEC];
-    if (p.bias) read_row(p.bias, type, this->at, bias);
+    if (p.bias) read_row(this->columns, p.bias, type, this->at, bias);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.out[c] *= inverse;
-    if (p.y) write_row(p.y, acc_type(p.dtype), at, sum.out);
+    if (p.y) write_row(this->columns, p.y, acc_type(p.dtype), at, sum.out);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.out[c] += p.bias ? bias[c] : Acc(0);
-    write_row(p.out, type, at, sum.out);
+    write_row(this->columns, p.out, type, at, sum.out);
     if (p.softmax && this->channel == 0)
       write_softmax(p.softmax, row, p.heads, this->head, sum.max, inverse, has_edges);
   }
@@ -152,10 +154,10 @@ const char* with_row(const Gatv2& p, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const bool vectors = takes_vectors<T, I>(p, p.x, p.x_dst, p.bias, p.out);
+    const bool vectors = takes_vectors<T>(p, p.x, p.x_dst, p.bias, p.out);
     const HeadShape s = head_shape(p, p.csr, p.dtype, vectors);
-    dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
-      fn(std::common_type<Gatv2Row<T, I, vec, lanes, heads, wide>>{}, s,
+    dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto strided, auto wide) {
+      fn(std::common_type<Gatv2Row<T, I, vec, lanes, heads, strided, wide>>{}, s,
          static_cast<acc_t<T>>(dropout_scale(p.dropout)));
     });
     return last_error();

@@ -7,10 +7,11 @@ namespace pyg_fast::cuda {
 
 // Code that the three passes share. T is the type of the features; WIDE heads have more channels than a
 // tile.
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool WIDE>
+struct ScoredTile : HeadTile<VEC, LANES, HEADS, STRIDED> {
   using Acc = acc_t<T>;
-  using Base = HeadTile<VEC, LANES, HEADS>;
+  using Base = HeadTile<VEC, LANES, HEADS, STRIDED>;
+  using typename Base::Channels;
   Dropout<Acc> dropout;
   bool names_edges;
   Acc slope;
@@ -27,28 +28,21 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
     const int head = this->head < p.heads ? this->head : this->first_head;
     att_of_head = static_cast<const T*>(p.att) + head * p.channels;
 #pragma unroll
-    for (int c = 0; c < VEC; ++c)
-      att[c] = this->active ? to_acc(att_of_head[this->channel + c]) : Acc(0);
+    for (int c = 0; c < VEC; ++c) {
+      const bool exists = this->active && this->columns.has(c);
+      att[c] = exists ? to_acc(att_of_head[this->channel + c * Channels::kStep]) : Acc(0);
+    }
   }
 
   __device__ int64_t row_of(int64_t node) const { return node * node_size + this->at; }
 
   __device__ void load_row(const void* x, int64_t node, Acc (&v)[VEC]) const {
-    const auto pack = pyg_fast::cuda::load<T, VEC>(static_cast<const T*>(x) + row_of(node));
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) v[c] = element(pack, c);
+    this->columns.read(static_cast<const T*>(x) + row_of(node), v);
   }
 
   __device__ void load_grad(const void* grad, bool grad_acc, int64_t node, Acc (&v)[VEC]) const {
-    if (!grad_acc) return load_row(grad, node, v);
-    constexpr int kPart = VEC < kVec<Acc> ? VEC : kVec<Acc>;
-    const Acc* from = static_cast<const Acc*>(grad) + row_of(node);
-#pragma unroll
-    for (int c = 0; c < VEC; c += kPart) {
-      const auto pack = pyg_fast::cuda::load<Acc, kPart>(from + c);
-#pragma unroll
-      for (int k = 0; k < kPart; ++k) v[c + k] = pack.data[k];
-    }
+    if (grad_acc) this->columns.read(static_cast<const Acc*>(grad) + row_of(node), v);
+    else load_row(grad, node, v);
   }
 
   // This thread's part of the logit.
@@ -64,11 +58,14 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
   template <typename Term>
   __device__ Acc over_tiles(Acc own, const Term& term) const {
     Acc sum = 0;
-    for (int64_t base = threadIdx.x % LANES * VEC; base < channels; base += LANES * VEC) {
+    for (int64_t base = Channels::first(threadIdx.x % LANES); base < channels; base += LANES * VEC) {
       Acc part = own;
       if (base != this->channel) {
+        const Channels others(base, channels);
         part = 0;
-        for (int c = 0; c < VEC; ++c) part += term(base + c);
+        for (int c = 0; c < VEC; ++c) {
+          if (others.has(c)) part += term(base + c * Channels::kStep);
+        }
       }
       sum += part;
     }
@@ -107,14 +104,14 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS> {
   }
 };
 
-// Calls fn(VEC, LANES, HEADS, WIDE).
+// Calls fn(VEC, LANES, HEADS, STRIDED, WIDE).
 template <typename T, typename I, typename Fn>
 void dispatch_scored(const Attention& p, const HeadShape& s, const Fn& fn) {
-  dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads) {
+  dispatch_heads<T, I>(s, [&](auto vec, auto lanes, auto heads, auto strided) {
     if constexpr (heads == 1 && (vec == 1 || lanes == (sizeof(T) == 4 ? 16 : 8))) {
-      if (p.channels > vec * lanes) return fn(vec, lanes, heads, std::true_type{});
+      if (p.channels > vec * lanes) return fn(vec, lanes, heads, strided, std::true_type{});
     }
-    fn(vec, lanes, heads, std::false_type{});
+    fn(vec, lanes, heads, strided, std::false_type{});
   });
 }
 

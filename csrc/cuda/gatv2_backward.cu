@@ -8,10 +8,11 @@ namespace {
 constexpr int kNodeLanes = 8;  // maximum threads per (node, head)
 
 // T is the type of grad. LANES threads per (node, head) read VEC channels each.
-template <typename T, int VEC, int LANES>
+template <typename T, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     gatv2_stat_kernel(Gatv2Backward p, int64_t nodes) {
   using Acc = acc_t<T>;
+  using Channels = Columns<VEC, LANES, STRIDED>;
   const int64_t count = p.csr.num_rows * p.heads;
   NodeHead<LANES> pair(p.heads, nodes);
   for (; pair.first < count; pair.first += pair.step, pair.at += pair.step, pair.node += nodes) {
@@ -26,10 +27,11 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
     if (valid) {
       const int64_t end = (pair.at + 1) * p.channels;
 #pragma unroll 1
-      for (int64_t c = end - p.channels + pair.part * VEC; c < end; c += LANES * VEC) {
-        const auto grad = load<T, VEC>(static_cast<const T*>(p.grad) + c);
+      for (int64_t c = end - p.channels + Channels::first(pair.part); c < end; c += LANES * VEC) {
+        const Channels columns(c, end);
+        const auto grad = columns.load(static_cast<const T*>(p.grad) + c);
         Acc y[VEC];
-        read_row(p.y, acc_type(p.dtype), c, y);
+        read_row(columns, p.y, acc_type(p.dtype), c, y);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) mean += element(grad, k) * y[k];
       }
@@ -44,16 +46,15 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocksPerSm)
 
 template <typename T>
 void run_stat(const Gatv2Backward& p, cudaStream_t stream) {
-  const auto with = [&](auto vec, auto lanes) {
-    const NodeHeadShape s = node_head_shape(p.csr.num_rows, p.heads, lanes);
-    gatv2_stat_kernel<T, vec, lanes><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
+  constexpr int kVecs = kVec<acc_t<T>>;  // those of y have 16 bytes
+  const auto with = [&](auto strided) {
+    dispatch_lanes<kNodeLanes>((p.channels + kVecs - 1) / kVecs, [&](auto lanes) {
+      const NodeHeadShape s = node_head_shape(p.csr.num_rows, p.heads, lanes);
+      gatv2_stat_kernel<T, kVecs, lanes, strided><<<s.blocks, kThreads, 0, stream>>>(p, s.nodes);
+    });
   };
-  using std::integral_constant;
-  constexpr integral_constant<int, kVec<acc_t<T>>> vec;  // those of y have 16 bytes
-  if (p.channels % vec == 0 && aligned16(p.grad) && aligned16(p.y)) {
-    return dispatch_lanes<kNodeLanes>(p.channels / vec, [&](auto lanes) { with(vec, lanes); });
-  }
-  with(integral_constant<int, 1>{}, integral_constant<int, kNodeLanes>{});
+  if (p.channels % kVecs == 0 && aligned16(p.grad) && aligned16(p.y)) with(std::false_type{});
+  else with(std::true_type{});
 }
 
 // What an edge needs of its destination and head.
@@ -70,10 +71,10 @@ struct Stat {
 };
 
 // Over the graph: the gradients of a destination, and its part of the gradient of att.
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool WIDE>
+struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE> {
   using Acc = acc_t<T>;
-  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
+  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE>;
   using Edge = AttentionEdge<I>;
   using Index = I;
   static constexpr int kLanes = LANES, kBlocks = attention_blocks(VEC, WIDE);
@@ -137,14 +138,16 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
   __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
     const int slot = (threadIdx.x & 31) / LANES;
     for (int first = 0; first < count; first += kSteps * kSlots) {
-      Pack<T, VEC> v[kSteps];
+      Pack<T, VEC, STRIDED> v[kSteps];
       Col source[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
         source[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
-        v[u] = pyg_fast::cuda::load<T, VEC>(static_cast<const T*>(p.x) + this->row_of(source[u]));
       }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u)
+        v[u] = this->columns.load(static_cast<const T*>(p.x) + this->row_of(source[u]));
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
@@ -205,16 +208,16 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       sum.slopes[c] *= this->att[c] * inverse;
       sum.att[c] *= inverse;
     }
-    write_row(p.grad_x_dst, p.dtype, at, sum.slopes);
-    write_row(att_rows, acc_type(p.dtype), at, sum.att);
+    write_row(this->columns, p.grad_x_dst, p.dtype, at, sum.slopes);
+    write_row(this->columns, att_rows, acc_type(p.dtype), at, sum.att);
   }
 };
 
 // Over the transpose: the gradients of a source.
-template <typename T, typename I, int VEC, int LANES, int HEADS, bool WIDE>
-struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
+template <typename T, typename I, int VEC, int LANES, int HEADS, bool STRIDED, bool WIDE>
+struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE> {
   using Acc = acc_t<T>;
-  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, WIDE>;
+  using Tile = ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE>;
   using Edge = AttentionEdge<I>;
   using Index = I;
   static constexpr int kLanes = LANES, kBlocks = attention_blocks(VEC, WIDE);
@@ -276,6 +279,9 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
         node[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
+      }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u) {
         this->load_row(p.x_dst, node[u], dst[u]);
         this->load_grad(p.grad, grad_acc, node[u], grad[u]);
         stat[u] = Stat<Acc>::load(p, node[u], this->active ? this->head : 0);
@@ -335,7 +341,7 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, WIDE> {
     const int64_t at = this->row_of(row);
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum.grad[c] += this->att[c] * sum.slopes[c];
-    write_row(p.grad_x, p.dtype, at, sum.grad);
+    write_row(this->columns, p.grad_x, p.dtype, at, sum.grad);
   }
 };
 
@@ -347,11 +353,11 @@ int64_t att_rows_bytes(const Gatv2Backward& p) {
 // Calls fn(Row, shape) with the kernel for the rows of `csr`: those of the graph, or of its transpose.
 template <typename T, typename I, bool SOURCES, typename Fn>
 void with_row(const Gatv2Backward& p, const Fn& fn) {
-  const bool vectors = takes_vectors<T, I>(p, p.x, p.x_dst, p.grad);
+  const bool vectors = takes_vectors<T>(p, p.x, p.x_dst, p.grad);
   const HeadShape s = head_shape(p, SOURCES ? p.t_csr : p.csr, p.dtype, vectors);
-  dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto wide) {
-    if constexpr (SOURCES) fn(std::common_type<Gatv2SrcRow<T, I, vec, lanes, heads, wide>>{}, s);
-    else fn(std::common_type<Gatv2DstRow<T, I, vec, lanes, heads, wide>>{}, s);
+  dispatch_scored<T, I>(p, s, [&](auto vec, auto lanes, auto heads, auto strided, auto wide) {
+    if constexpr (SOURCES) fn(std::common_type<Gatv2SrcRow<T, I, vec, lanes, heads, strided, wide>>{}, s);
+    else fn(std::common_type<Gatv2DstRow<T, I, vec, lanes, heads, strided, wide>>{}, s);
   });
 }
 

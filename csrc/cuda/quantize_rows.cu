@@ -6,8 +6,9 @@ namespace pyg_fast::cuda {
 namespace {
 
 // One warp per row: finds the largest entry, then reads the row again, from a cache, and divides by it.
-template <typename T, int VEC>
+template <typename T, int VEC, bool STRIDED>
 __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(QuantizeRows p) {
+  using OfThread = Columns<VEC, 32, STRIDED>;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kWarps;
   const int lane = threadIdx.x & 31;
   int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -15,8 +16,8 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(QuantizeRows p)
     const T* x = static_cast<const T*>(p.x) + row * p.dim;
     const auto larger = [](float a, float b) { return b > a || b != b ? b : a; };
     float largest = 0;
-    for (int64_t c = lane * VEC; c < p.dim; c += 32 * VEC) {
-      const Pack<T, VEC> pack = load<T, VEC>(x + c);
+    for (int64_t c = OfThread::first(lane); c < p.dim; c += 32 * VEC) {
+      const auto pack = OfThread(c, p.dim).load(x + c);
 #pragma unroll
       for (int k = 0; k < VEC; ++k)
         largest = larger(largest, fabsf(static_cast<float>(element(pack, k))));
@@ -25,15 +26,15 @@ __global__ void __launch_bounds__(kThreads) quantize_rows_kernel(QuantizeRows p)
     for (int offset = 1; offset < 32; offset <<= 1)
       largest = larger(largest, __shfl_xor_sync(kWarpMask, largest, offset));
     const float inverse = quantization_of(largest);
-    for (int64_t c = lane * VEC; c < p.dim; c += 32 * VEC) {
-      const Pack<T, VEC> pack = load<T, VEC>(x + c);
-      Pack<int8_t, VEC> out;
+    for (int64_t c = OfThread::first(lane); c < p.dim; c += 32 * VEC) {
+      const auto pack = OfThread(c, p.dim).load(x + c);
+      Pack<int8_t, VEC, STRIDED> out;
 #pragma unroll
       for (int k = 0; k < VEC; ++k) {
         const float v = inverse > 0 ? static_cast<float>(element(pack, k)) * inverse : 0.0f;
         out.data[k] = static_cast<int8_t>(rintf(v));
       }
-      *reinterpret_cast<Pack<int8_t, VEC>*>(p.out + row * p.dim + c) = out;
+      OfThread(c, p.dim).store(p.out + row * p.dim + c, out);
     }
     if (lane == 0) p.scale[row] = largest / 127;
   }
@@ -48,8 +49,8 @@ const char* quantize_rows(const QuantizeRows& p, void* stream_) {
     using T = decltype(element);
     const unsigned blocks = blocks_for(p.num_rows * 32);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-    if (vectors) quantize_rows_kernel<T, kVec<T>><<<blocks, kThreads, 0, stream>>>(p);
-    else quantize_rows_kernel<T, 1><<<blocks, kThreads, 0, stream>>>(p);
+    if (vectors) quantize_rows_kernel<T, kVec<T>, false><<<blocks, kThreads, 0, stream>>>(p);
+    else quantize_rows_kernel<T, kStridedVec<T>, true><<<blocks, kThreads, 0, stream>>>(p);
     return last_error();
   });
 }

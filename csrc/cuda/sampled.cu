@@ -21,11 +21,11 @@ constexpr int kShared = 256;  // from more sampled edges on, the warps of a bloc
 constexpr int kMostRows = 8;
 
 // A warp takes `warp_rows` consecutive rows. Afterwards the warps of the block share long ones.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     sampled_spmm_kernel(SampledSpmm p, const void* x_self, const RowSample<I>* table, Shape s,
                         int warp_rows) {
-  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED>;
+  using Row = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED>;
   using Edge = typename Row::Edge;
   using Sum = typename Row::Sum;
   using Acc = acc_t<T>;
@@ -148,7 +148,7 @@ const char* run(SampledSpmm p, void* scratch, cudaStream_t stream) {
     }
   }
   const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-  Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+  Shape s = shape_of<T>(p.csr, p.dim, vectors);
   // Rows are about equally long: use enough rows per warp to hide its startup while enough blocks remain
   // to fill the GPU.
   int warp_rows = 1;
@@ -156,15 +156,15 @@ const char* run(SampledSpmm p, void* scratch, cudaStream_t stream) {
     warp_rows *= 2;
   s.block_rows = kWarps * warp_rows;
   const dim3 grid = s.grid(p.csr.num_rows);
-  dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+  dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
     if constexpr (sizeof(I) == 4) {
       if (!is_weighted(p)) {
-        sampled_spmm_kernel<T, I, vec, lanes, false>
+        sampled_spmm_kernel<T, I, vec, lanes, strided, false>
             <<<grid, kThreads, 0, stream>>>(p, x_self, table, s, warp_rows);
         return;
       }
     }
-    sampled_spmm_kernel<T, I, vec, lanes, true>
+    sampled_spmm_kernel<T, I, vec, lanes, strided, true>
         <<<grid, kThreads, 0, stream>>>(p, x_self, table, s, warp_rows);
   });
   return last_error();

@@ -5,9 +5,10 @@
 namespace pyg_fast::cuda {
 namespace {
 
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads) sddmm_kernel(Sddmm p, LongRows l) {
   using Acc = acc_t<T>;
+  using OfThread = Columns<VEC, LANES, STRIDED>;
   const I* rowptr = static_cast<const I*>(p.csr.rowptr);
   const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
@@ -20,9 +21,10 @@ __global__ void __launch_bounds__(kThreads) sddmm_kernel(Sddmm p, LongRows l) {
     if (edge >= 0) {
       const T* a = static_cast<const T*>(p.a) + row * p.dim;
       const T* b = static_cast<const T*>(p.b) + static_cast<int64_t>(j) * p.dim;
-#pragma unroll 4
-      for (int64_t c = lane * VEC; c < p.dim; c += LANES * VEC) {
-        const auto u = load<T, VEC>(a + c), v = load<T, VEC>(b + c);
+#pragma unroll STRIDED ? 2 : 4
+      for (int64_t c = OfThread::first(lane); c < p.dim; c += LANES * VEC) {
+        const OfThread columns(c, p.dim);
+        const auto u = columns.load(a + c), v = columns.load(b + c);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) dot += to_acc(u.data[k]) * to_acc(v.data[k]);
       }
@@ -47,9 +49,9 @@ const char* sddmm(const Sddmm& p, void* stream_) {
     const LongRows l(p.csr);
     const unsigned grid = grid_for(p.csr, l);
     if (p.dim % kVec<T> == 0 && aligned16(p.a) && aligned16(p.b))
-      sddmm_kernel<T, I, kVec<T>, 8><<<grid, kThreads, 0, stream>>>(p, l);
+      sddmm_kernel<T, I, kVec<T>, 8, false><<<grid, kThreads, 0, stream>>>(p, l);
     else
-      sddmm_kernel<T, I, 1, 8><<<grid, kThreads, 0, stream>>>(p, l);
+      sddmm_kernel<T, I, kStridedVec<T>, 8, true><<<grid, kThreads, 0, stream>>>(p, l);
     return last_error();
   });
 }

@@ -16,11 +16,11 @@ constexpr int kShortBlocks = sizeof(T) == 8 || sizeof(I) == 8 ? 4 : sizeof(T) ==
 // For rows of few edges and up to kNarrow vectors. A warp takes up to 32 rows and reads their pointers,
 // scales and places at once, also kEdges of their edges. Its teams of LANES threads then sum one row each
 // at a time, edge by edge. This is what the threads of a warp share.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 struct ShortRows {
   static constexpr int kEdges = 128, kTeams = 32 / LANES;
   static constexpr int kSteps = 4;  // loads of features in flight per thread, in rows of as many edges
-  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES>;
+  using Row = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, LANES>;
   using Acc = typename Row::Acc;
   using Sum = typename Row::Sum;
 
@@ -70,13 +70,15 @@ struct ShortRows {
   template <int STEPS>
   __device__ void add_steps(const Row& row, int at, int count, Sum& sum) const {
     if (count <= 0) at = 0;
-    Pack<T, VEC> v[STEPS];
+    Pack<T, VEC, STRIDED> v[STEPS];
+    const T* from[STEPS];
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      const T* from = row.features_of(edges[at + u].source);
-      if (u >= count) from = reinterpret_cast<const T*>(zeros);
-      v[u] = pyg_fast::cuda::load<T, VEC>(from);
+      from[u] = row.features_of(edges[at + u].source);
+      if (u >= count) from[u] = reinterpret_cast<const T*>(zeros);
     }
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) v[u] = row.columns.load(from[u]);
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
       // Past the end there are other rows' edges: 0 times their weight would be NaN if that is infinite.
@@ -87,13 +89,13 @@ struct ShortRows {
   }
 };
 
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
     short_rows_kernel(Spmm p, const void* x_self, Shape s, LongRows l) {
   allow_next_kernel();
   if (blockIdx.x < l.grid())
-    return process_long_rows<SpmmRow<T, I, VEC, LANES, WEIGHTED>>(p.csr, s, l, p, x_self);
-  using Rows = ShortRows<T, I, VEC, LANES, WEIGHTED>;
+    return process_long_rows<SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED>>(p.csr, s, l, p, x_self);
+  using Rows = ShortRows<T, I, VEC, LANES, STRIDED, WEIGHTED>;
   using Row = typename Rows::Row;
   using Acc = typename Row::Acc;
   __shared__ Rows of_warps[kWarps];
@@ -153,11 +155,11 @@ __global__ void __launch_bounds__(kThreads, kShortBlocks<T, I>)
 }
 
 // For wide rows of few edges: a warp processes all columns of a row, and prefetches the next row.
-template <typename T, typename I, int VEC, bool WEIGHTED>
+template <typename T, typename I, int VEC, bool STRIDED, bool WEIGHTED>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     wide_short_rows_kernel(Spmm p, const void* x_self, Shape s, LongRows l) {
   constexpr int LANES = 32;
-  using Row = SpmmRow<T, I, VEC, LANES, WEIGHTED>;
+  using Row = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED>;
   using Edge = typename Row::Edge;
   allow_next_kernel();
   if (blockIdx.x < l.grid()) return process_long_rows<Row>(p.csr, s, l, p, x_self);
@@ -205,25 +207,33 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
-// Calls fn(LANES, tiles) for the kernels of short rows.
-template <typename T, typename Fn>
-auto with_short_rows(const Spmm& p, const Fn& fn) {
-  const int64_t vectors = p.dim / kVec<T>;
-  using std::integral_constant;
-  if (vectors <= 4) return fn(integral_constant<int, 4>{}, 1);
-  if (vectors <= 8) return fn(integral_constant<int, 8>{}, 1);
-  if (vectors <= kNarrow) return fn(integral_constant<int, kNarrow>{}, 1);
-  return fn(integral_constant<int, 32>{}, static_cast<int>((vectors + 31) / 32));
+// Calls fn(VEC, LANES, STRIDED, tiles) for the kernels of short rows.
+template <typename T, typename I, typename Fn>
+void with_short_rows(const Spmm& p, bool vectors, const Fn& fn) {
+  const auto with = [&](auto vec, auto strided) {
+    const int64_t count = (p.dim + vec - 1) / vec;
+    using std::integral_constant;
+    if (count <= 4) fn(vec, integral_constant<int, 4>{}, strided, 1);
+    else if (count <= 8) fn(vec, integral_constant<int, 8>{}, strided, 1);
+    else if (count <= kNarrow) fn(vec, integral_constant<int, kNarrow>{}, strided, 1);
+    else fn(vec, integral_constant<int, 32>{}, strided, static_cast<int>((count + 31) / 32));
+  };
+  if (vectors) {
+    with(std::integral_constant<int, kVec<T>>{}, std::false_type{});
+  } else if constexpr (sizeof(T) <= 4 && sizeof(I) == 4) {
+    with(std::integral_constant<int, kStridedVec<T>>{}, std::true_type{});
+  }
 }
 
 // Teams of few threads take longer for a row.
 LongRows long_rows_of(const Spmm& p) { return LongRows(p.csr, 128); }
 
 template <typename T, typename I>
-void sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream_t stream) {
+void sum_short_rows(const Spmm& p, const void* x_self, bool vectors, void* scratch,
+                    cudaStream_t stream) {
   constexpr int64_t kFewBlocks = 400;  // 3 on each of 132 SMs
   const LongRows l = long_rows_of(p).in(scratch);
-  with_short_rows<T>(p, [&](auto lanes, int tiles) {
+  with_short_rows<T, I>(p, vectors, [&](auto vec, auto lanes, auto strided, int tiles) {
     constexpr bool is_wide = lanes > kNarrow;
     Shape s;
     s.tiles = tiles;
@@ -233,15 +243,17 @@ void sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream
     const unsigned blocks =
         static_cast<unsigned>((p.csr.num_rows + s.block_rows - 1) / s.block_rows) + l.grid();
     const auto launch = [&](auto weighted) {
-      if constexpr (is_wide)
-        wide_short_rows_kernel<T, I, kVec<T>, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s, l);
-      else
-        short_rows_kernel<T, I, kVec<T>, lanes, weighted><<<blocks, kThreads, 0, stream>>>(p, x_self, s, l);
+      if constexpr (is_wide) {
+        wide_short_rows_kernel<T, I, vec, strided, weighted>
+            <<<blocks, kThreads, 0, stream>>>(p, x_self, s, l);
+      } else {
+        short_rows_kernel<T, I, vec, lanes, strided, weighted>
+            <<<blocks, kThreads, 0, stream>>>(p, x_self, s, l);
+      }
       if (l.blocks == 0) return;
-      using Row = SpmmRow<T, I, kVec<T>, lanes, weighted>;
+      using Row = SpmmRow<T, I, vec, lanes, strided, weighted>;
       launch_early(merge_long_rows_kernel<Row, Spmm, const void*>, dim3(merge_grid(l), s.tiles), 0,
-                   stream,
-                   p.csr, s, l, p, x_self);
+                   stream, p.csr, s, l, p, x_self);
     };
     if constexpr (sizeof(I) == 4) {
       if (!is_weighted(p)) return launch(std::false_type{});
@@ -252,34 +264,34 @@ void sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream
 
 // Calls fn(Row, shape) with the row kernel for `p`.
 template <typename T, typename I, typename Fn>
-void with_row(const Spmm& p, const Fn& fn) {
-  const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-  const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-  dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+void with_row(const Spmm& p, bool vectors, const Fn& fn) {
+  const Shape s = shape_of<T>(p.csr, p.dim, vectors);
+  dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
     if constexpr (sizeof(I) == 4) {
-      if (!is_weighted(p)) return fn(std::common_type<SpmmRow<T, I, vec, lanes, false>>{}, s);
+      if (!is_weighted(p)) return fn(std::common_type<SpmmRow<T, I, vec, lanes, strided, false>>{}, s);
     }
-    fn(std::common_type<SpmmRow<T, I, vec, lanes, true>>{}, s);
+    fn(std::common_type<SpmmRow<T, I, vec, lanes, strided, true>>{}, s);
   });
 }
 
 }  // namespace
 
-int64_t short_rows_scratch(const Spmm& p) {
+int64_t short_rows_scratch(const Spmm& p, bool vectors) {
   int64_t bytes = 0;
-  dispatch(p.dtype, p.csr.index64, [&](auto element, auto) -> const char* {
+  dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    with_short_rows<T>(p, [&](auto lanes, int tiles) {
-      bytes = long_rows_of(p).bytes(int64_t{tiles} * lanes * kVec<T> * static_cast<int64_t>(sizeof(acc_t<T>)));
+    with_short_rows<T, decltype(index)>(p, vectors, [&](auto vec, auto lanes, auto, int tiles) {
+      bytes = long_rows_of(p).bytes(int64_t{tiles} * lanes * vec * static_cast<int64_t>(sizeof(acc_t<T>)));
     });
     return nullptr;
   });
   return bytes;
 }
 
-const char* sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream_t stream) {
+const char* sum_short_rows(const Spmm& p, const void* x_self, bool vectors, void* scratch,
+                           cudaStream_t stream) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
-    sum_short_rows<decltype(element), decltype(index)>(p, x_self, scratch, stream);
+    sum_short_rows<decltype(element), decltype(index)>(p, x_self, vectors, scratch, stream);
     return last_error();
   });
 }
@@ -290,9 +302,13 @@ int64_t spmm_scratch(const Spmm& p_in) {
   if (wants_prologue(p)) p.x = nullptr;  // scratch memory, which is aligned
   dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    with_row<T, decltype(index)>(p, [&](auto row, const Shape& s) {
-      rows = has_short_rows(p, s.vec) ? short_rows_scratch(p)
-                                      : rows_scratch<typename decltype(row)::type>(p.csr, s);
+    const bool vectors = takes_vectors<T>(p);
+    if (has_short_rows(p, vectors)) {
+      rows = short_rows_scratch(p, vectors);
+      return nullptr;
+    }
+    with_row<T, decltype(index)>(p, vectors, [&](auto row, const Shape& s) {
+      rows = rows_scratch<typename decltype(row)::type>(p.csr, s);
     });
     return nullptr;
   });
@@ -308,9 +324,10 @@ const char* spmm(const Spmm& p_in, void* scratch, void* stream_) {
     Spmm p = p_in;
     prologue<T, I>(p, scratch, stream);
     void* of_rows = static_cast<char*>(scratch) + aligned(prologue_scratch(p_in));
-    with_row<T, I>(p, [&](auto row, const Shape& s) {
-      if (has_short_rows(p, s.vec)) sum_short_rows(p, p_in.x, of_rows, stream);
-      else launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p, p_in.x);
+    const bool vectors = takes_vectors<T>(p);
+    if (has_short_rows(p, vectors)) return sum_short_rows(p, p_in.x, vectors, of_rows, stream);
+    with_row<T, I>(p, vectors, [&](auto row, const Shape& s) {
+      launch_rows<typename decltype(row)::type>(p.csr, s, of_rows, stream, p, p_in.x);
     });
     return last_error();
   });

@@ -15,15 +15,17 @@ struct VectorSum {
   Acc data[VEC];
 };
 
-// What threads without an edge read: a selection for each element that they add costs more. Partial sums
-// of float16 and bfloat16 are vectors of eight floats.
-static __device__ uint4 zeros[2];
+// What threads without an edge read: a selection for each element that they add costs more. As many as 32
+// lanes of strided columns read, which includes vectors of eight floats (partial sums of float16).
+static __device__ uint4 zeros[32];
 
 // TEAM threads process a row (or a part of one): a warp, or each team of a warp its own row.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM = 32>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED, int TEAM = 32>
 struct SpmmRow {
   using Acc = acc_t<T>;
   using Index = I;
+  using OfThread = Columns<VEC, LANES, STRIDED>;
+  static_assert(((VEC - 1) * OfThread::kStep + 1) * sizeof(T) <= sizeof(zeros));
   static constexpr int kLanes = LANES, kBlocks = cuda::kBlocks;
   static constexpr Sums kSums = Sums::registers;
   using Sum = VectorSum<Acc, VEC>;
@@ -34,11 +36,12 @@ struct SpmmRow {
   const void* x_self;  // x before any prologue
   const char* x;  // at this thread's column
   uint32_t row_bytes;
-  int64_t column;
+  int64_t column;  // the first of this thread
   bool active;
+  OfThread columns;
 
-  __device__ SpmmRow(const Spmm& p, const void* x_self, int tile) : p(p), x_self(x_self) {
-    column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
+  __device__ SpmmRow(const Spmm& p, const void* x_self, int tile)
+      : p(p), x_self(x_self), column(OfThread::first(tile, threadIdx.x % LANES)), columns(column, p.dim) {
     active = column < p.dim;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
     // Threads past the last column read the first column and write nothing.
@@ -79,14 +82,16 @@ struct SpmmRow {
   template <int STEPS, bool FULL>
   __device__ void add_steps(const Edge& edge, int e, int count, Sum& sum) const {
     constexpr int kSlots = TEAM / LANES;
-    Pack<T, VEC> v[STEPS];
-    static_assert(sizeof(v[0]) <= sizeof(zeros));
+    Pack<T, VEC, STRIDED> v[STEPS];
+    Col source[STEPS];
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u)
+      source[u] = __shfl_sync(kWarpMask, edge.source, e + u * kSlots, TEAM);
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      const Col source = __shfl_sync(kWarpMask, edge.source, e + u * kSlots, TEAM);
-      const T* from = features_of(source);
+      const T* from = features_of(source[u]);
       if (!FULL && e + u * kSlots >= count) from = reinterpret_cast<const T*>(zeros);
-      v[u] = pyg_fast::cuda::load<T, VEC>(from);
+      v[u] = columns.load(from);
     }
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
@@ -144,8 +149,7 @@ struct SpmmRow {
       const int64_t own = p.self_row ? static_cast<const Col*>(p.self_row)[row] : row;
       if (own >= 0 && own < p.csr.num_cols) {
         const Acc d = static_cast<const Acc*>(p.diag)[row];
-        const auto self = pyg_fast::cuda::load<T, VEC>(
-            static_cast<const T*>(x_self) + own * p.dim + column);
+        const auto self = columns.load(static_cast<const T*>(x_self) + own * p.dim + column);
 #pragma unroll
         for (int c = 0; c < VEC; ++c) sum.data[c] += d * element(self, c);
       }
@@ -158,20 +162,14 @@ struct SpmmRow {
 
   template <typename Out>
   __device__ void write(int64_t row, Sum& sum) const {
-    constexpr int kWide = VEC < kVec<Out> ? VEC : kVec<Out>;
     if (p.bias) {
       const Out* bias = static_cast<const Out*>(p.bias) + column;
 #pragma unroll
-      for (int c = 0; c < VEC; ++c) sum.data[c] += to_acc(bias[c]);
+      for (int c = 0; c < VEC; ++c) {
+        if (columns.has(c)) sum.data[c] += to_acc(bias[c * OfThread::kStep]);
+      }
     }
-    Out* out = static_cast<Out*>(p.out) + row * p.dim + column;
-#pragma unroll
-    for (int at = 0; at < VEC; at += kWide) {
-      Pack<Out, kWide> result;
-#pragma unroll
-      for (int c = 0; c < kWide; ++c) result.data[c] = from_acc<Out>(sum.data[at + c]);
-      store<Out, kWide>(out + at, result);
-    }
+    columns.write(static_cast<Out*>(p.out) + row * p.dim + column, sum.data);
   }
 };
 
@@ -202,11 +200,19 @@ constexpr int kNarrow = 16;
 
 // With one warp per row, short rows mostly cause waiting. A sampled mini-batch has such rows: most of its
 // nodes have no edges. A kernel of their own, in spmm.cu, stores rows of the result as 32-bit numbers.
-inline bool has_short_rows(const Spmm& p, int vec) {
-  return vec > 1 && p.csr.num_rows >= (1 << 14) && p.csr.num_edges <= 8 * p.csr.num_rows &&
+inline bool has_short_rows(const Spmm& p, bool vectors) {
+  const bool has_kernel = vectors || (p.dtype != DType::f64 && !p.csr.index64);  // rare ones have none
+  return has_kernel && p.csr.num_rows >= (1 << 14) && p.csr.num_edges <= 8 * p.csr.num_rows &&
          p.num_out < (int64_t{1} << 31);
 }
-int64_t short_rows_scratch(const Spmm& p);
-const char* sum_short_rows(const Spmm& p, const void* x_self, void* scratch, cudaStream_t stream);
+// Whether rows of features are 16-byte vectors.
+template <typename T>
+bool takes_vectors(const Spmm& p) {
+  return p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
+}
+
+int64_t short_rows_scratch(const Spmm& p, bool vectors);
+const char* sum_short_rows(const Spmm& p, const void* x_self, bool vectors, void* scratch,
+                           cudaStream_t stream);
 
 }  // namespace pyg_fast::cuda

@@ -43,10 +43,11 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_round_kernel(const Total* s
 
 // A warp reads `chunk` edges at once. Each of its slots of LANES threads takes consecutive edges and adds
 // to memory when the destination changes, which is rare in sorted lists.
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, Total* out, int chunk,
                                                            int tiles, int64_t* record) {
   using Acc = acc_t<T>;
+  using OfThread = Columns<VEC, LANES, STRIDED>;
   constexpr int kSlots = 32 / LANES;
   const int lane = threadIdx.x & 31, slot = lane / LANES, per_slot = chunk / kSlots;
   const int64_t warps = static_cast<int64_t>(gridDim.x) * kWarps;
@@ -71,7 +72,8 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, Total* ou
     const I source = static_cast<I>(edge.src);
     const I target = edge.used ? static_cast<I>(edge.dst) : I(-1);
     for (int tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
-      const int64_t column = (static_cast<int64_t>(tile) * LANES + lane % LANES) * VEC;
+      const int64_t column = OfThread::first(tile, lane % LANES);
+      const OfThread columns(column, p.dim);
       const bool active = column < p.dim;
       const T* x = static_cast<const T*>(p.x) + column;
       I current = -1;
@@ -82,11 +84,13 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, Total* ou
         if (!active || current < 0) return;
         Total* to = out + static_cast<int64_t>(current) * p.dim + column;
 #pragma unroll
-        for (int c = 0; c < VEC; ++c) atomicAdd(to + c, static_cast<Total>(sum[c]));
+        for (int c = 0; c < VEC; ++c) {
+          if (columns.has(c)) atomicAdd(to + c * columns.kStep, static_cast<Total>(sum[c]));
+        }
       };
 #pragma unroll 1
       for (int k = 0; k < per_slot; k += kUnroll) {
-        Pack<T, VEC> v[kUnroll];
+        Pack<T, VEC, STRIDED> v[kUnroll];
         I to[kUnroll];
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
@@ -94,7 +98,7 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, Total* ou
           const I from = __shfl_sync(kWarpMask, source, at);
           to[u] = __shfl_sync(kWarpMask, target, at);
           if (k + u >= per_slot) to[u] = -1;
-          if (active && to[u] >= 0) v[u] = load<T, VEC>(x + static_cast<int64_t>(from) * p.dim);
+          if (active && to[u] >= 0) v[u] = columns.load(x + static_cast<int64_t>(from) * p.dim);
         }
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
@@ -117,9 +121,10 @@ __global__ void __launch_bounds__(kThreads) spmm_coo_kernel(SpmmCoo p, Total* ou
   record_edge<I>(p.coo, record, invalid);
 }
 
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
 __global__ void __launch_bounds__(kThreads) sddmm_coo_kernel(SddmmCoo p) {
   using Acc = acc_t<T>;
+  using OfThread = Columns<VEC, LANES, STRIDED>;
   constexpr int kSlots = kThreads / LANES;
   const int slot = threadIdx.x / LANES, lane = threadIdx.x % LANES;
   const Acc* row_scale = static_cast<const Acc*>(p.row_scale);
@@ -135,9 +140,10 @@ __global__ void __launch_bounds__(kThreads) sddmm_coo_kernel(SddmmCoo p) {
     if (edge.used) {
       const T* a = static_cast<const T*>(p.a) + edge.dst * p.dim;
       const T* b = static_cast<const T*>(p.b) + edge.src * p.dim;
-#pragma unroll 4
-      for (int64_t c = lane * VEC; c < p.dim; c += LANES * VEC) {
-        const auto u = load<T, VEC>(a + c), v = load<T, VEC>(b + c);
+#pragma unroll STRIDED ? 2 : 4
+      for (int64_t c = OfThread::first(lane); c < p.dim; c += LANES * VEC) {
+        const OfThread columns(c, p.dim);
+        const auto u = columns.load(a + c), v = columns.load(b + c);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) dot += element(u, k) * element(v, k);
       }
@@ -178,14 +184,14 @@ const char* spmm_coo(const SpmmCoo& p, void* scratch, void* stream_) {
           p.dim > 0 && p.dim % kVec<T> == 0 && aligned16(p.x);
       Csr like;  // for its number of edges
       like.num_edges = p.coo.num_edges;
-      const Shape s = shape_of(like, p.dim > 0 ? p.dim : 1, vectors ? kVec<T> : 1);
-      dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+      const Shape s = shape_of<T>(like, p.dim > 0 ? p.dim : 1, vectors);
+      dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
         int chunk = 32;
         while (lanes > 1 && chunk > 8 && p.coo.num_edges / chunk * s.tiles < kEnough) chunk /= 2;
         const int64_t warps = (p.coo.num_edges + chunk - 1) / chunk;
         const dim3 grid(blocks_for(warps * 32), s.tiles < 65535 ? s.tiles : 65535);
-        spmm_coo_kernel<T, I, vec, lanes><<<grid, kThreads, 0, stream>>>(p, sum, chunk, s.tiles,
-                                                                       record);
+        spmm_coo_kernel<T, I, vec, lanes, strided>
+            <<<grid, kThreads, 0, stream>>>(p, sum, chunk, s.tiles, record);
       });
     }
     if constexpr (!std::is_same_v<T, double>) {
@@ -207,11 +213,11 @@ const char* sddmm_coo(const SddmmCoo& p, void* stream_) {
       kernel<<<blocks_for(p.coo.num_edges * lanes), kThreads, 0, stream>>>(p);
     };
     if (p.dim % kVec<T> == 0 && aligned16(p.a) && aligned16(p.b)) {
-      run(sddmm_coo_kernel<T, I, kVec<T>, 8>, 8);
+      run(sddmm_coo_kernel<T, I, kVec<T>, 8, false>, 8);
     } else if (p.dim == 1) {
-      run(sddmm_coo_kernel<T, I, 1, 1>, 1);
+      run(sddmm_coo_kernel<T, I, 1, 1, false>, 1);
     } else {
-      run(sddmm_coo_kernel<T, I, 1, 8>, 8);
+      run(sddmm_coo_kernel<T, I, kStridedVec<T>, 8, true>, 8);
     }
     return last_error();
   });

@@ -13,20 +13,25 @@ constexpr int kMostOfTeam = 128;
 
 constexpr int kAtOnce = 8;  // loads of features in flight per thread of a team
 
-template <typename Acc, int VEC>
-__device__ inline void keep(Acc* out, const VectorSum<Acc, VEC>& sum) {
-  constexpr int kStep = VEC < kVec<Acc> ? VEC : kVec<Acc>;
+template <typename Acc, int VEC, int LANES, bool STRIDED>
+__device__ inline void keep(const Columns<VEC, LANES, STRIDED>& columns, Acc* out,
+                            const VectorSum<Acc, VEC>& sum) {
+  if constexpr (STRIDED) {
+    columns.write(out, sum.data);
+  } else {  // for L2: it is read next
+    constexpr int kStep = VEC < kVec<Acc> ? VEC : kVec<Acc>;
 #pragma unroll
-  for (int c = 0; c < VEC; c += kStep)
-    *reinterpret_cast<Pack<Acc, kStep>*>(out + c) =
-        *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
+    for (int c = 0; c < VEC; c += kStep)
+      *reinterpret_cast<Pack<Acc, kStep>*>(out + c) =
+          *reinterpret_cast<const Pack<Acc, kStep>*>(sum.data + c);
+  }
 }
 
 // How kTeam threads sum a group, kEdges edges at once, of which each reads its own. Either TEAM threads,
 // whose slots of LANES threads read the features of an edge each:
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED, int TEAM>
-struct SlotsRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM> {
-  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM>;
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED, int TEAM>
+struct SlotsRow : SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, TEAM> {
+  using Base = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, TEAM>;
   using Edges = typename Base::Edge;
   static constexpr int kTeam = TEAM, kEdges = TEAM, kLanes = LANES;
 
@@ -39,9 +44,9 @@ struct SlotsRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, TEAM> {
 
 // Or teams of LANES threads. All teams of a warp take the same branches: groups of the same length, which
 // Groups::order brings together, suit them.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
-struct TeamRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES> {
-  using Base = SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES>;
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
+struct TeamRow : SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, LANES> {
+  using Base = SpmmRow<T, I, VEC, LANES, STRIDED, WEIGHTED, LANES>;
   using typename Base::Acc, typename Base::Edge, typename Base::Sum;
   static constexpr int kTeam = LANES, kEdges = LANES < kAtOnce ? kAtOnce : LANES, kLanes = LANES;
   static constexpr int kOwn = kEdges / LANES;  // edges of a thread
@@ -75,16 +80,18 @@ struct TeamRow : SpmmRow<T, I, VEC, LANES, WEIGHTED, LANES> {
   // Adds STEPS edges from first + AT on, or zeros past the end.
   template <int AT, int STEPS, bool FULL>
   __device__ void add_some(const Edges& edges, int first, I count, Sum& sum) const {
-    Pack<T, VEC> v[STEPS];
-    static_assert(sizeof(v[0]) <= sizeof(zeros));
+    Pack<T, VEC, STRIDED> v[STEPS];
+    Col source[STEPS];
     const auto own = [&](int u) -> const Edge& { return edges.own[(AT + u) / LANES % kOwn]; };
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
-      const int e = first + AT + u;
-      const Col source = __shfl_sync(kWarpMask, own(u).source, e, LANES);
-      const T* from = this->features_of(source);
-      if (!FULL && e >= count) from = reinterpret_cast<const T*>(zeros);
-      v[u] = pyg_fast::cuda::load<T, VEC>(from);
+      source[u] = __shfl_sync(kWarpMask, own(u).source, first + AT + u, LANES);
+    }
+#pragma unroll
+    for (int u = 0; u < STEPS; ++u) {
+      const T* from = this->features_of(source[u]);
+      if (!FULL && first + AT + u >= count) from = reinterpret_cast<const T*>(zeros);
+      v[u] = this->columns.load(from);
     }
 #pragma unroll
     for (int u = 0; u < STEPS; ++u) {
@@ -156,10 +163,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       } else if (row.active) {
         const int64_t long_row = -1 - static_cast<int64_t>(of);
         if (g.atomic) {
-          add_to<acc_t<T>, VEC>(partial + long_row * p.dim + row.column, sum.data);
+          row.columns.add_to(partial + long_row * p.dim + row.column, sum.data);
         } else {
           const int64_t slot = now.group - static_cast<const I*>(g.long_shift)[long_row];
-          keep(partial + slot * p.dim + row.column, sum);
+          keep(row.columns, partial + slot * p.dim + row.column, sum);
         }
       }
     }
@@ -176,16 +183,13 @@ struct LongRowsOfGroups {
   int64_t dim, count;
 
   struct Parts {
+    const typename Row::OfThread& columns;
     const Acc* first;
     int64_t dim, count;
 
     __device__ auto operator()(int64_t n) const {
       typename Row::Part part;
-      constexpr int kSize = sizeof(part.data) / sizeof(Acc), kStep = kSize < kVec<Acc> ? kSize : kVec<Acc>;
-#pragma unroll
-      for (int c = 0; c < kSize; c += kStep)
-        *reinterpret_cast<Pack<Acc, kStep>*>(part.data + c) =
-            *reinterpret_cast<const Pack<Acc, kStep>*>(first + n * dim + c);
+      columns.read(first + n * dim, part.data);
       return part;
     }
   };
@@ -196,7 +200,7 @@ struct LongRowsOfGroups {
   __device__ Parts parts(int64_t k, int64_t, const Row& row, int) const {
     const I* of_row = static_cast<const I*>(g.long_ptr) + k;
     const Acc* column = partial + (row.active ? row.column : 0);
-    return {column + of_row[0] * dim, dim, of_row[1] - of_row[0]};
+    return {row.columns, column + of_row[0] * dim, dim, of_row[1] - of_row[0]};
   }
 };
 
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const Row row(p, x_self, tile);
     if (!row.active) continue;
     auto sum = row.empty(of);
-    row.merge(sum, *reinterpret_cast<const typename Row::Part*>(partial + k * p.dim + row.column));
+    row.columns.read(partial + k * p.dim + row.column, sum.data);
     row.finish(of, rowptr[1] - rowptr[0], sum);
   }
 }
@@ -239,9 +243,11 @@ bool wants_warps(const Spmm& p, int vec) {
 
 // Whether rows are so short and narrow that dividing them costs more than it gains. Among few rows the
 // longer ones soon determine the time, of narrow rows sooner.
-bool has_shortest_rows(const Spmm& p, int vec) {
+template <typename T>
+bool has_shortest_rows(const Spmm& p, bool vectors) {
+  const int vec = vectors ? kVec<T> : kStridedVec<T>;
   const int64_t most = p.csr.num_rows >= (1 << 20) ? 8 : 2 * p.dim > kNarrow * vec ? 3 : 2;
-  return has_short_rows(p, vec) && p.csr.num_edges <= most * p.csr.num_rows && p.dim <= kNarrow * vec;
+  return has_short_rows(p, vectors) && p.csr.num_edges <= most * p.csr.num_rows && p.dim <= kNarrow * vec;
 }
 
 // Whether no row is so long that one block, which sums it if groups do not divide it, would determine the
@@ -251,11 +257,18 @@ bool has_no_hub(const Groups& g) {
   return g.size <= kMost && g.most_groups <= kMost / g.size;
 }
 
-int64_t sums_bytes(const Spmm& p, const Groups& g) {
-  const int vec = static_cast<int>(16 / (p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2));
-  const bool may_be_short = !g.atomic && has_no_hub(g) && has_shortest_rows(p, vec);
-  const int64_t of_groups = partial_bytes(p, g), of_short = may_be_short ? short_rows_scratch(p) : 0;
-  return aligned(of_groups > of_short ? of_groups : of_short);
+int64_t sums_bytes(const Spmm& p_in, const Groups& g) {
+  int64_t bytes = partial_bytes(p_in, g);
+  Spmm p = p_in;
+  if (wants_prologue(p)) p.x = nullptr;  // scratch memory, which is aligned
+  dispatch(p.dtype, p.csr.index64, [&](auto element, auto) -> const char* {
+    using T = decltype(element);
+    const bool vectors = takes_vectors<T>(p);
+    if (!g.atomic && has_no_hub(g) && has_shortest_rows<T>(p, vectors))
+      bytes = short_rows_scratch(p, vectors);
+    return nullptr;
+  });
+  return aligned(bytes);
 }
 
 }  // namespace
@@ -274,11 +287,11 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
     using I = decltype(index);
     Spmm p = p_in;
     prologue<T, I>(p, static_cast<char*>(scratch) + sums_bytes(p_in, g), stream);
-    const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-    Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
-    if (!g.atomic && has_no_hub(g) && has_shortest_rows(p, s.vec))
-      return sum_short_rows(p, p_in.x, scratch, stream);
-    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+    const bool vectors = takes_vectors<T>(p);
+    Shape s = shape_of<T>(p.csr, p.dim, vectors);
+    if (!g.atomic && has_no_hub(g) && has_shortest_rows<T>(p, vectors))
+      return sum_short_rows(p, p_in.x, vectors, scratch, stream);
+    dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
       auto* partial = static_cast<acc_t<T>*>(scratch);
       const auto launch = [&](auto row, const Groups& groups) {
         using Row = typename decltype(row)::type;
@@ -294,12 +307,12 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
       };
       const auto with = [&](auto weighted) {
         const auto teams = [&](auto team) {
-          launch(std::common_type<TeamRow<T, I, vec, team, weighted>>{}, g);
+          launch(std::common_type<TeamRow<T, I, vec, team, strided, weighted>>{}, g);
         };
         [[maybe_unused]] const auto slots = [&](auto edge_lanes, auto team) {
           Groups as_they_are = g;
           as_they_are.order = nullptr;
-          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, weighted, team>>{}, as_they_are);
+          launch(std::common_type<SlotsRow<T, I, vec, edge_lanes, strided, weighted, team>>{}, as_they_are);
         };
         using Two = std::integral_constant<int, 2>;
         using Eight = std::integral_constant<int, 8>;
@@ -309,12 +322,12 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         }
         if constexpr (lanes == 1) {
           return slots(lanes, Eight{});
-        } else if constexpr (vec > 1 && lanes == 4) {  // of which one or two vectors leave half idle
+        } else if constexpr (lanes == 4) {  // of which one or two vectors leave half idle
           if (p.dim <= 2 * vec) {
             if (sizeof(T) >= 4 || g.num_groups < (1 << 15)) return slots(Two{}, Eight{});
             return teams(Two{});
           }
-        } else if constexpr (vec > 1 && lanes == 16) {
+        } else if constexpr (!strided && lanes == 16) {
           if (wants_warps(p, vec)) return teams(Warp{});
         }
         teams(lanes);
@@ -326,7 +339,7 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
         with(std::true_type{});
       }
       if (g.num_long == 0) return;
-      using Row = SpmmRow<T, I, vec, lanes, false>;
+      using Row = SpmmRow<T, I, vec, lanes, strided, false>;
       const auto* sums = static_cast<const acc_t<T>*>(scratch);
       const auto merge = [&](auto* kernel, int rows) {
         const auto blocks = static_cast<unsigned>((g.num_long + rows - 1) / rows);

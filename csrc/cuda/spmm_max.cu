@@ -8,10 +8,11 @@ namespace {
 constexpr int kUnroll = 4;  // loads in flight per thread
 
 // Computes minima as maxima of the negated values.
-template <typename T, typename I, int VEC, int LANES, bool WEIGHTED>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool WEIGHTED>
 struct MaxRow {
   using Acc = acc_t<T>;
   using Index = I;
+  using OfThread = Columns<VEC, LANES, STRIDED>;
   static constexpr int kLanes = LANES, kBlocks = VEC == 8 ? 3 : 4;
   static constexpr Sums kSums = Sums::registers;
   // `edge`: -1 until a value exceeds -inf.
@@ -41,11 +42,12 @@ struct MaxRow {
   const SpmmMax& p;
   const char* x;  // at this thread's column
   uint32_t row_bytes;
-  int64_t column;
+  int64_t column;  // the first of this thread
   bool active;
+  OfThread columns;
 
-  __device__ MaxRow(const SpmmMax& p, int tile) : p(p) {
-    column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
+  __device__ MaxRow(const SpmmMax& p, int tile)
+      : p(p), column(OfThread::first(tile, threadIdx.x % LANES)), columns(column, p.dim) {
     active = column < p.dim;
     row_bytes = static_cast<uint32_t>(p.dim * sizeof(T));
     // Threads past the last column read the first column and write nothing.
@@ -71,14 +73,16 @@ struct MaxRow {
     const int slot = (threadIdx.x & 31) / LANES;
 #pragma unroll 1
     for (int first = 0; first < count; first += kSteps * kSlots) {
-      Pack<T, VEC> v[kSteps];
+      Pack<T, VEC, STRIDED> v[kSteps];
+      Col source[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot;
-        const Col source = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
-        v[u] = pyg_fast::cuda::load<T, VEC>(
-            reinterpret_cast<const T*>(row_at(x, source, row_bytes)));
+        source[u] = __shfl_sync(kWarpMask, edge.source, e < count ? e : count - 1);
       }
+#pragma unroll
+      for (int u = 0; u < kSteps; ++u)
+        v[u] = columns.load(reinterpret_cast<const T*>(row_at(x, source[u], row_bytes)));
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots + slot, at = e < count ? e : count - 1;
@@ -127,8 +131,8 @@ struct MaxRow {
   __device__ void finish(int64_t row, int64_t degree, const Sum& best) const {
     if (!active) return;
     const I first = static_cast<const I*>(p.csr.rowptr)[row];
-    Pack<T, VEC> out;
-    Pack<I, VEC> arg;
+    Pack<T, VEC, STRIDED> out;
+    Pack<I, VEC, STRIDED> arg;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) {
       // If no value exceeds -inf, the whole row is -inf: take its first edge.
@@ -136,8 +140,8 @@ struct MaxRow {
       out.data[c] = from_acc<T>(p.minimum && degree > 0 ? -value : value);
       arg.data[c] = degree == 0 ? I(-1) : best.edge[c] < 0 ? first : best.edge[c];
     }
-    store<T, VEC>(static_cast<T*>(p.out) + row * p.dim + column, out);
-    store<I, VEC>(static_cast<I*>(p.arg) + row * p.dim + column, arg);
+    columns.store(static_cast<T*>(p.out) + row * p.dim + column, out);
+    columns.store(static_cast<I*>(p.arg) + row * p.dim + column, arg);
   }
 };
 
@@ -198,10 +202,11 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const float* in, T* out
 }
 
 // A source walks its outgoing edges, a row of the transpose, and adds the gradients that they won.
-template <typename T, typename I, int VEC, int LANES>
+template <typename T, typename I, int VEC, int LANES, bool STRIDED>
 struct WonRow {
   using Acc = acc_t<T>;
   using Index = I;
+  using OfThread = Columns<VEC, LANES, STRIDED>;
   static constexpr int kLanes = LANES, kBlocks = VEC == 8 ? 2 : 3;
   static constexpr Sums kSums = Sums::registers;
   struct Sum {
@@ -227,13 +232,12 @@ struct WonRow {
   const SpmmMaxBackwardX& p;
   const Csr& transposed;
   int64_t column;
+  OfThread columns;
   bool active;
 
   __device__ WonRow(const SpmmMaxBackwardX& p, const Csr& transposed, int tile)
-      : p(p), transposed(transposed) {
-    column = (static_cast<int64_t>(tile) * LANES + threadIdx.x % LANES) * VEC;
-    active = column < p.dim;
-  }
+      : p(p), transposed(transposed), column(OfThread::first(tile, threadIdx.x % LANES)),
+        columns(column, p.dim), active(column < p.dim) {}
 
   __device__ Sum empty(int64_t) const { return Sum{}; }
 
@@ -242,15 +246,15 @@ struct WonRow {
     const int slot = (threadIdx.x & 31) / LANES;
 #pragma unroll 1
     for (int first = slot; first - slot < count; first += kSteps * kSlots) {
-      Pack<I, VEC> arg[kSteps];
-      Pack<T, VEC> grad[kSteps];
+      Pack<I, VEC, STRIDED> arg[kSteps];
+      Pack<T, VEC, STRIDED> grad[kSteps];
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
         const int e = first + u * kSlots;
         const int64_t row = __shfl_sync(kWarpMask, edge.row, e < count ? e : count - 1);
         const int64_t at = row * p.dim + (active ? column : 0);
-        arg[u] = load<I, VEC>(static_cast<const I*>(p.arg) + at);
-        grad[u] = load<T, VEC>(static_cast<const T*>(p.grad) + at);
+        arg[u] = columns.load(static_cast<const I*>(p.arg) + at);
+        grad[u] = columns.load(static_cast<const T*>(p.grad) + at);
       }
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
@@ -279,10 +283,7 @@ struct WonRow {
 
   __device__ void finish(int64_t row, int64_t, const Sum& sum) const {
     if (!active) return;
-    Pack<T, VEC> out;
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) out.data[c] = from_acc<T>(sum.data[c]);
-    store<T, VEC>(static_cast<T*>(p.grad_x) + row * p.dim + column, out);
+    columns.write(static_cast<T*>(p.grad_x) + row * p.dim + column, sum.data);
   }
 };
 
@@ -293,13 +294,13 @@ const char* with_max_row(const SpmmMax& p, const Fn& fn) {
     using T = decltype(element);
     using I = decltype(index);
     const bool vectors = p.dim % kVec<T> == 0 && aligned16(p.x) && aligned16(p.out);
-    const Shape s = shape_of(p.csr, p.dim, vectors ? kVec<T> : 1);
+    const Shape s = shape_of<T>(p.csr, p.dim, vectors);
     const bool weighted = p.value || p.minimum || sizeof(I) == 8;
-    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
+    dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
       if constexpr (sizeof(I) == 4) {
-        if (!weighted) return fn(std::common_type<MaxRow<T, I, vec, lanes, false>>{}, s);
+        if (!weighted) return fn(std::common_type<MaxRow<T, I, vec, lanes, strided, false>>{}, s);
       }
-      fn(std::common_type<MaxRow<T, I, vec, lanes, true>>{}, s);
+      fn(std::common_type<MaxRow<T, I, vec, lanes, strided, true>>{}, s);
     });
     return last_error();
   });
@@ -312,9 +313,9 @@ const char* with_won_row(const SpmmMaxBackwardX& p, const Csr& transposed, const
     using I = decltype(index);
     const bool vectors =
         p.dim % kVec<T> == 0 && aligned16(p.grad) && aligned16(p.arg) && aligned16(p.grad_x);
-    const Shape s = shape_of(transposed, p.dim, vectors ? kVec<T> : 1);
-    dispatch_shape<kVec<T>>(s, [&](auto vec, auto lanes) {
-      fn(std::common_type<WonRow<T, I, vec, lanes>>{}, s);
+    const Shape s = shape_of<T>(transposed, p.dim, vectors);
+    dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
+      fn(std::common_type<WonRow<T, I, vec, lanes, strided>>{}, s);
     });
     return last_error();
   });

@@ -15,7 +15,10 @@ from pyg_fast.ops.product import Quantized, product
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 REDUCE = ['sum', 'mean', 'max', 'min']
-WIDTHS = [*range(6), 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 100, 128, 130, 256, 300]
+WIDTHS = [
+    *(*range(6), 7, 8, 9, 16, 17, 31, 32, 33, 41, 47, 50, 64, 65),
+    *(100, 121, 128, 130, 256, 300, 349),
+]  # fmt: skip
 # Widths of which CBSR stores a part.
 MAXK_WIDTHS = [
     *(1, 2, 3, 7, 8, 16, 17, 31, 32, 33, 64, 100, 128),

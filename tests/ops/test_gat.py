@@ -154,7 +154,7 @@ def test_backward_reference_is_that_of_autograd(name: str, extra: bool) -> None:
 
 
 # One head of one channel; heads of one tile that several threads read; one of several tiles.
-SCORED = [(1, 1), (8, 8), (4, 16), (2, 64), (3, 5), (1, 300)]
+SCORED = [(1, 1), (8, 8), (4, 16), (2, 64), (3, 5), (8, 7), (4, 13), (2, 47), (1, 300)]
 
 
 @pytest.mark.parametrize('dtype', DTYPES)

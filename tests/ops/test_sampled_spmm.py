@@ -509,7 +509,7 @@ def test_deterministic_extremes(device: torch.device, strategy: str, weighted: b
 def test_quantized(device: torch.device, dtype: torch.dtype) -> None:
     edges = GRAPHS['in_hubs']
     graph = edges.graph(device=device)
-    for width in (1, 5, 16, 40, 256):
+    for width in (1, 5, 16, 40, 47, 256):
         x = torch.randn(edges.num_src, width, device=device).to(dtype)
         x[3] = 0
         codes, scale = ops.quantize_rows(x)

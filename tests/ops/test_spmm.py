@@ -269,10 +269,10 @@ def check_short_rows(graph: Graph, width: int, dtype: torch.dtype) -> None:
 
 # Of one tile of columns and of several; the last ones of some threads without a column.
 SHORT_WIDTHS = {
-    torch.float32: (4, 16, 20, 64, 100, 256, 300),
-    torch.float64: (4, 64, 100),
-    torch.float16: (8, 40, 64, 304),
-    torch.bfloat16: (16, 128),
+    torch.float32: (4, 16, 20, 64, 100, 256, 300, 1, 7, 31, 47, 121),
+    torch.float64: (4, 64, 100, 5),
+    torch.float16: (8, 40, 64, 304, 3, 50),
+    torch.bfloat16: (16, 128, 47, 349),
 }
 
 
