@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from ..graph.groups import Groups
 from ..graph.operator import SparseOperator
 from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
@@ -24,8 +23,8 @@ from ..ops.product import product
 from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
-from ._groups import Reduction, reduction
 from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
+from ._pieces import Pieces, combination, pieces_of, programs_of_combination
 from ._plan import (
     Gradients,
     Plan,
@@ -57,24 +56,18 @@ class Pass:
     in_blocks: bool = False  # by torch's operators in place of a kernel
     _made: dict[Any, Any] = field(default_factory=dict)
 
-    def recipe(self, acc: torch.dtype, grouped: bool) -> 'Recipe':
+    def recipe(self, acc: torch.dtype) -> 'Recipe':
         """The kernel on CUDA. Raises :class:`Refused`."""
-        key = (acc, grouped)
-        if key not in self._made:
-            source = generate(self.program, list(self.outs), self.row_role, _ACC[acc], grouped)
+        if acc not in self._made:
+            source = generate(self.program, list(self.outs), self.row_role, _ACC[acc])
             tile = tile_shape(source)
-            shapes = [self.program[out.at].shape for out in self.outs]
-            parts = tuple(
-                (out.kind, math.prod(shape)) for out, shape in zip(self.outs, shapes, strict=True)
-                if out.kind not in ('edge', 'total')
-            )  # fmt: skip
-            self._made[key] = Recipe(
+            self._made[acc] = Recipe(
                 source, tile,
-                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1, shapes,
+                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
+                [self.program[out.at].shape for out in self.outs],
                 [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
-                reduction(parts) if grouped and parts else None,
             )  # fmt: skip
-        return self._made[key]
+        return self._made[acc]
 
     def code_for(self, acc: torch.dtype, inputs: dict[tuple[str, int], Tensor]) -> Code:
         """The kernel on a CPU, for inputs by role and number."""
@@ -207,7 +200,7 @@ class Passes:
         one = Pass(program, tuple(by_out), role)
         if len(by_out) > 1:
             try:
-                one.recipe(torch.float32, False)
+                one.recipe(torch.float32)
             except Refused:
                 return [
                     Step(Pass(program, (out,), role), (tuple(which),))
@@ -224,7 +217,7 @@ class Passes:
         inputs: dict[tuple[str, int], Tensor],
     ) -> None:
         """Generates the kernels of the backward pass, or refuses."""
-        key = ('prepared', needs, local, acc, graph.groups is None, graph.col.is_cuda)
+        key = ('prepared', needs, local, acc, graph.col.is_cuda)
         if not any(needs) or self.plan.in_blocks or key in self._made:
             return
         count = len(self.plan.softmaxes)
@@ -232,8 +225,7 @@ class Passes:
         steps = self.backward(needs, local)
         for one in [*dots, *(step.one for step in steps)]:
             if graph.col.is_cuda:
-                groups = graph.t_groups if one.row_role == 'src' else graph.groups
-                one.recipe(acc, groups is not None)
+                one.recipe(acc)
             else:
                 dtypes = {k: t.dtype for k, t in inputs.items()}
                 of_softmax = itertools.product(('most', 'scale', 'dot'), range(count))
@@ -292,7 +284,7 @@ class Passes:
                 one = Pass(program, tuple(outs), 'dst')
                 with suppress(Refused):
                     if cuda:
-                        one.recipe(getattr(torch, self.plan.acc), False)
+                        one.recipe(getattr(torch, self.plan.acc))
                     self._made[key] = one
         return self._made[key]
 
@@ -377,7 +369,6 @@ class Recipe(NamedTuple):
     num_tiles: int
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
-    reduction: Reduction | None  # of the groups of long rows
 
 
 # Source texts in memory.
@@ -436,7 +427,7 @@ def _launch(
 
 
 class Tile(NamedTuple):
-    """The shape of a program's blocks: a program takes one row (or group of a row)."""
+    """The shape of a program's blocks: a program takes one row (or piece of a row) at a time."""
 
     edges: int
     columns: tuple[int, ...]
@@ -465,20 +456,19 @@ def tile_shape(source: Source) -> Tile:
 
 
 class Schedule(NamedTuple):
-    """The rows of a structure as units of work."""
+    """The rows that a pass walks."""
 
     rowptr: Tensor
     col: Tensor
     perm: Tensor | None
     num_rows: int
-    groups: Groups | None
 
 
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
     if role == 'src':
         graph = graph.t()
-    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
+    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst)
 
 
 def _num_programs(one: Pass, recipe: Recipe, num_items: int) -> int:
@@ -524,11 +514,10 @@ def _run_pass_cuda(
     one: Pass, schedule: Schedule, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
-    rowptr, col, perm, num_rows, groups = schedule
-    recipe = one.recipe(acc, groups is not None)
+    rowptr, col, perm, num_rows = schedule
+    recipe, pieces = one.recipe(acc), pieces_of(col.size(0))
     source, tile = recipe.source, recipe.tile
-    num_items = num_rows if groups is None else groups.row.size(0)
-    num_programs = _num_programs(one, recipe, num_items)
+    num_programs = _num_programs(one, recipe, num_rows + pieces.num_programs)
     device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
@@ -542,19 +531,16 @@ def _run_pass_cuda(
         second = acc if out.kind == 'softmax' else index
         if out.kind in OF_TWO:
             args[k] = torch.empty((rows, *shape), dtype=second, device=device)
-        if groups is not None and out.kind not in ('edge', 'total'):
-            parts[k] = torch.empty((groups.num_partials, *shape), dtype=acc, device=device)
+        if out.kind not in ('edge', 'total'):
+            size = 2 * pieces.num_blocks, *shape
+            parts[k] = torch.empty(size, dtype=acc, device=device)
             if k in args:
                 part_args[k] = torch.empty(parts[k].shape, dtype=second, device=device)
     chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
-    if num_items == 0:
+    if num_rows == 0:
         return outs, chosen
-    structure = [rowptr, col, rowptr if perm is None else perm]
-    if groups is None:
-        structure += [rowptr] * 3
-    else:
-        structure[0] = groups.ptr
-        structure += [groups.row, groups.long_row, groups.long_shift]
+    starts = torch.empty(pieces.num_blocks, dtype=index, device=device)
+    structure = [rowptr, col, rowptr if perm is None else perm, starts]
     data = [
         *(_input(inputs, load) for load in source.loads), *outs, *args.values(), *parts.values(),
         *part_args.values(),
@@ -565,11 +551,13 @@ def _run_pass_cuda(
     widest = max(col.size(0), *(t.numel() for t in data), *apart)
     _launch(
         source.text, source.name, tile.warps, num_programs * recipe.num_tiles,
-        [*structure, *data, rowptr if seed is None else seed], (num_items, num_programs),
+        [*structure, *data, rowptr if seed is None else seed],
+        (num_rows, num_programs, pieces.num_programs, pieces.num_blocks, pieces.size,
+         (num_rows - 1).bit_length()),
         (perm is not None, _offset(widest), tile.edges, *tile.columns, *steps),
     )  # fmt: skip
-    if groups is not None and recipe.reduction is not None and groups.long_row.size(0):
-        _reduce(recipe.reduction, parts, part_args, outs, chosen, rowptr, groups, acc)
+    if parts and pieces.num_blocks:
+        _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
     if perm is not None and one.outs[0].kind != 'softmax':
         # Positions in the row become numbers of edges.
         chosen = [
@@ -594,11 +582,12 @@ def _offset(widest: int) -> Any:
     return tl.int32 if widest < 2**31 else tl.int64
 
 
-def _reduce(
-    how: Reduction, parts: dict[int, Tensor], part_args: dict[int, Tensor], outs: list[Tensor],
-    chosen: list[Tensor | None], rowptr: Tensor, groups: Groups, acc: torch.dtype,
+def _combine(
+    one: Pass, pieces: Pieces, parts: dict[int, Tensor], part_args: dict[int, Tensor],
+    outs: list[Tensor], chosen: list[Tensor | None], starts: Tensor, rowptr: Tensor,
+    acc: torch.dtype,
 ) -> None:  # fmt: skip
-    """Combines the groups of the long rows."""
+    """Combines the pieces of the long rows."""
     import triton.language as tl
 
     pointers: list[Any] = []
@@ -606,9 +595,11 @@ def _reduce(
         pointers += [part, outs[k]]
         if k in part_args:
             pointers += [part_args[k], chosen[k]]
+    sizes = [math.prod(part.shape[1:]) for part in parts.values()]
+    num_programs, count = programs_of_combination(pieces, sizes)
     _launch(
-        how.text, 'message_reduce', 1, groups.long_row.size(0) * how.num_blocks,
-        [*pointers, groups.long_row, groups.long_ptr, rowptr], (),
+        combination(tuple(one.outs[k].kind for k in parts)), 'message_combine', 4, count,
+        [*pointers, starts, rowptr], (num_programs, pieces.num_blocks, pieces.size, *sizes),
         (tl.float64 if acc == torch.float64 else tl.float32,),
     )  # fmt: skip
 
