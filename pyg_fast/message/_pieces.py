@@ -1,8 +1,8 @@
-"""Long rows in pieces, which programs of their own add up, and the Triton kernel that combines these.
+"""Long rows in pieces, which programs of their own add up, and the kernel that combines them.
 
-Edges are divided into blocks of equal size, and a row is long if it has more edges than a block. Its
-pieces are its edges in each block. So a block has at most two pieces: of the row that begins before
-it, and of one that begins in it.
+Edges are divided into blocks of equal size, and a row is long if it has more edges than a block.
+Its pieces are its edges in each block. So a block has at most two pieces: of the row that begins
+before it, and of one that begins in it.
 """
 
 from collections.abc import Sequence
@@ -153,6 +153,29 @@ def best_of(
 
 
 '''
+_VARIANCE = f'''@triton.jit
+def variance_of(
+    part, mean, first, count, size, f, m, begin, end, block_size, R: tl.constexpr, ACC: tl.constexpr
+):
+    piece = tl.arange(0, R)[:, None].to(tl.int64)
+    origin = tl.load(mean + place_of(first, 0, size, f), m, 0)
+    total = tl.zeros([R, {_COLUMNS}], ACC)
+    squares = tl.zeros([R, {_COLUMNS}], ACC)
+    for start in range(0, count, R):
+        at = piece + start
+        inside = m & (at < count)
+        number = tl.minimum((first + at + 1) * block_size, end)
+        number = (number - tl.maximum((first + at) * block_size, begin)).to(ACC)
+        place = place_of(first, at, size, f)
+        away = tl.where(inside, tl.load(mean + place, inside, 0) - origin, 0.0)
+        total += number * away
+        squares += number * (tl.load(part + place, inside, 0) + away * away)
+    away = tl.reduce(total, 0, added) / (end - begin).to(ACC)
+    variance = tl.reduce(squares, 0, added) / (end - begin).to(ACC) - away * away
+    return tl.where(variance < 0, 0.0, variance), origin + away
+
+
+'''
 _HEAD = """@triton.jit(do_not_specialize={numbers})
 def message_combine({parameters}, ACC: tl.constexpr):
     tile, pid = tl.program_id(0) // num_programs, tl.program_id(0) % num_programs
@@ -165,7 +188,7 @@ def message_combine({parameters}, ACC: tl.constexpr):
         rows = tl.where(lane == which, -1, rows)
         first = pid + num_programs * which.to(tl.int64)
         end = tl.load(rowptr + row + 1).to(tl.int64)
-        num_edges = end - tl.load(rowptr + row)
+        begin = tl.load(rowptr + row).to(tl.int64)
         count = (end - 1) // size - first + 1
         tile0 = 0
 """
@@ -202,7 +225,7 @@ _BEST = _Kind(
 )  # fmt: skip
 _KINDS = {
     'sum': _SUM,
-    'mean': _SUM._replace(lines=('a{k} = a{k} / num_edges.to(ACC)', _STORE)),
+    'mean': _SUM._replace(lines=('a{k} = a{k} / (end - begin).to(ACC)', _STORE)),
     'softmax': _Kind(
         'a{k}, b{k}, c{k}', 'softmax_of',
         f'part{{k}}, part{{k}}, parg{{k}}, {_OF_PIECES}, size{{k}}, f{{k}}, m{{k}}', 128,
@@ -213,6 +236,11 @@ _KINDS = {
         'c{k}, b{k}, a{k}', 'softmax_of',
         f'part{{k}}, part0, parg0, {_OF_PIECES}, size0, f{{k}} // (size{{k}} // size0), m{{k}}',
         128, ('a{k} = a{k} / b{k}', _STORE),
+    ),
+    'var': _Kind(
+        'a{k}, b{k}', 'variance_of',
+        f'part{{k}}, parg{{k}}, {_OF_PIECES}, m{{k}}, begin, end, size', 128,
+        (_STORE, _STORE_SECOND),
     ),
     'max': _BEST,
     'min': _BEST._replace(arguments=_BEST.arguments[:-1] + '-1'),
@@ -246,7 +274,8 @@ def combination(kinds: tuple[str, ...]) -> str:
         lanes=_STARTS,
     )  # fmt: skip
     body = '\n'.join(f'        {line}' for line in lines if line)
-    return f'{ADDED}{_LAST}{_FUNCTIONS}{head}{body}\n'
+    functions = f'{_FUNCTIONS}{_VARIANCE}' if 'var' in kinds else _FUNCTIONS
+    return f'{ADDED}{_LAST}{functions}{head}{body}\n'
 
 
 def programs_of_combination(pieces: Pieces, sizes: Sequence[int]) -> tuple[int, int]:

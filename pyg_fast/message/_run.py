@@ -69,6 +69,30 @@ class Pass:
             )  # fmt: skip
         return self._made[acc]
 
+    def first(self) -> 'Pass':
+        """The pass of the values of which the last result is the variance."""
+        if 'first' not in self._made:
+            out = Out(self.outs[-1].at, 'sum', 'acc')
+            self._made['first'] = Pass(self.program, (out,), self.row_role)
+        return self._made['first']
+
+    def from_first(self) -> 'Pass':
+        """The pass with, in place of that variance, the means of the differences from the first
+        value of each row and of their squares."""
+        if 'from_first' not in self._made:
+            program, at = Program(), self.outs[-1].at
+            places: dict[int, int] = {}
+            outs = [
+                out._replace(at=program.graft(self.program, out.at, places)) for out in self.outs
+            ]
+            first = program.of_dst('first', 0, self.program[at].shape)
+            away = program.point('sub', outs.pop().at, first)
+            outs += [
+                Out(each, 'mean', 'acc') for each in (away, program.point('mul', away, away))
+            ]
+            self._made['from_first'] = Pass(program, tuple(outs), self.row_role)
+        return self._made['from_first']
+
     def code_for(self, acc: torch.dtype, inputs: dict[tuple[str, int], Tensor]) -> Code:
         """The kernel on a CPU, for inputs by role and number."""
         key = (acc, *inputs, *[x.dtype for x in inputs.values()])
@@ -105,6 +129,7 @@ class Passes:
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self.roles = [(each.role, k) for k, each in enumerate(plan.inputs)]
         self.multiple = any(map(self.is_multiple, range(len(plan.softmaxes))))
+        self.has_variance = plan.outputs[-1].reduce == 'var'
         # Of each input, the loads that get its gradient.
         self.leaves = [before.leaves(each.at) for each in plan.inputs]
         self.weighted_sum = weighted_sum(plan)
@@ -148,11 +173,15 @@ class Passes:
             plan = self.plan
             program = Program()
             places: dict[int, int] = {}
-            outs = [
-                Out(program.graft(plan.kernel, output.at, places), output.reduce,
-                    'acc' if self.multiple else output.dtype)
-                for output in plan.outputs
-            ]
+            outs = []
+            outputs = list(plan.outputs)
+            if self.has_variance:  # Its result has the mean, and it reads the message itself.
+                del outputs[-2]
+                outputs[-1] = outputs[-1]._replace(at=plan.outputs[-2].at)
+            for output in outputs:
+                dtype = 'acc' if self.multiple else output.dtype
+                at = program.graft(plan.kernel, output.at, places)
+                outs.append(Out(at, output.reduce, dtype))
             places = {}
             for k in local:
                 grads = self.gradients
@@ -491,10 +520,31 @@ def run_pass(
     if one.in_blocks:
         return _blocks.reduced(one.program, one.outs, graph, _seeded(inputs, seed), acc)
     if not graph.col.is_cuda:
+        if one.outs[-1].kind == 'var':
+            return _variance_cpu(one, graph, inputs, acc, seed)
         return run_pass_cpu(one, graph, inputs, acc, seed)
     schedule = schedule_of(graph, one.row_role)
     with _on(graph.col.device):
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
+
+
+def _variance_cpu(
+    one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
+    seed: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
+    """The results of a pass whose last one is a variance, by differences from the first message of
+    each destination: those of equal messages are 0."""
+    start = graph.rowptr[:-1].clamp(max=graph.num_edges - 1)
+    edges = start if graph.perm is None else graph.perm[start]
+    rowptr = torch.arange(start.numel() + 1, dtype=start.dtype)
+    starts = graph._replace(rowptr=rowptr, col=graph.col[start], perm=edges)
+    (first,), _ = run_pass_cpu(one.first(), starts, inputs, acc, seed)
+    outs, chosen = run_pass_cpu(one.from_first(), graph, inputs | {('first', 0): first}, acc, seed)
+    *others, away, squares = outs
+    var = (squares - away * away).clamp_(min=0)
+    has_edges = (graph.rowptr.diff() > 0).view(-1, *(1,) * (away.dim() - 1))
+    mean = torch.where(has_edges, first + away, 0)
+    return [*others, var.to(getattr(torch, one.outs[-1].dtype))], [*chosen[:-2], mean]
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -528,7 +578,7 @@ def _run_pass_cuda(
     ):
         rows = {'edge': col.size(0), 'total': num_programs}.get(out.kind, num_rows)
         outs.append(torch.empty((rows, *shape), dtype=dtype, device=device))
-        second = acc if out.kind == 'softmax' else index
+        second = index if out.kind in ('max', 'min') else acc
         if out.kind in OF_TWO:
             args[k] = torch.empty((rows, *shape), dtype=second, device=device)
         if out.kind not in ('edge', 'total'):
@@ -558,11 +608,11 @@ def _run_pass_cuda(
     )  # fmt: skip
     if parts and pieces.num_blocks:
         _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
-    if perm is not None and one.outs[0].kind != 'softmax':
-        # Positions in the row become numbers of edges.
+    if perm is not None:  # Positions become numbers of edges.
         chosen = [
-            None if arg is None else torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
-            for arg in chosen
+            torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
+            if arg is not None and out.kind in ('max', 'min') else arg
+            for arg, out in zip(chosen, one.outs, strict=True)
         ]
     return outs, chosen
 
@@ -657,10 +707,11 @@ class FusedMessage(torch.autograd.Function):
             out.to(getattr(torch, output.dtype))
             for out, output in zip(outs, passes.plan.outputs, strict=False)
         )
-        results = tuple(outs[:count]) if passes.multiple else ()
-        if not only_read:  # The caller may write into what it gets.
-            pairs = zip(results, rounded, strict=False)
-            results = tuple(out.clone() if out is given else out for out, given in pairs)
+        # The caller may write into what it gets.
+        read = range(count) if passes.multiple else [count - 2] if passes.has_variance else ()
+        results = tuple([
+            outs[k].clone() if outs[k] is rounded[k] and not only_read else outs[k] for k in read
+        ])  # fmt: skip
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
         return rounded
 
@@ -673,6 +724,9 @@ class FusedMessage(torch.autograd.Function):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
             return None, None, None, None, None, *exact
         plan = passes.plan
+        if passes.has_variance:
+            *others, of_mean, of_var = grads
+            grads = *others, of_mean - 2 * results[0] * of_var, of_var
         grads = tuple([grad.contiguous() for grad in grads])
         known = passes.by_role(inputs)
         for n in range(len(plan.softmaxes)):
@@ -721,6 +775,11 @@ def _forward(
         return outs, chosen, {('most', 0): most, ('scale', 0): scale}
     found = _of_softmaxes(passes, graph, inputs, acc, seed)
     outs, chosen = run_pass(passes.forward(local), graph, inputs | found, acc, seed)
+    if passes.has_variance:
+        mean = chosen.pop()
+        assert mean is not None
+        outs.insert(-1, mean)
+        chosen += [None, None]
     return outs, chosen, found
 
 
@@ -754,7 +813,7 @@ def _cotangents(
     for output, grad in zip(plan.outputs, grads, strict=True):
         if output.reduce in ('max', 'min'):
             continue
-        if output.reduce == 'mean':
+        if output.reduce in ('mean', 'var'):
             if degree is None:
                 degree = graph.rowptr.diff().clamp(min=1)
             grad = grad.to(acc) / degree.view(-1, *(1,) * (grad.dim() - 1))
@@ -827,10 +886,11 @@ def unfused(
         own = getattr(torch, kernel[at].dtype) if dtype is None else dtype
         score = score.to(own).expand(col.size(0), *kernel[at].shape)
         known[at] = softmax(score, row, num_nodes=graph.num_dst)
-    names = {'sum': 'sum', 'mean': 'mean', 'max': 'amax', 'min': 'amin'}
+    names = {'sum': 'sum', 'mean': 'mean', 'var': 'mean', 'max': 'amax', 'min': 'amin'}
     outs = []
     for k, output in enumerate(plan.outputs):
-        (m,) = kernel.evaluate([output.at], known, dtype)
+        at = plan.outputs[-2].at if output.reduce == 'var' else output.at
+        (m,) = kernel.evaluate([at], known, dtype)
         m = m.expand(col.size(0), *kernel[output.at].shape)
         arg = None if chosen is None else chosen[k]
         if arg is not None:
@@ -839,6 +899,12 @@ def unfused(
             continue
         zero = m.new_zeros(graph.num_dst, *m.shape[1:])
         index = row.view(-1, *(1,) * (m.dim() - 1)).expand_as(m)
+        if output.reduce == 'var':
+            if dtype is None:
+                m = m.to(getattr(torch, kernel[output.at].dtype))
+            zero = zero.to(m.dtype)
+            mean = zero.scatter_reduce(0, index, m, 'mean', include_self=False)
+            m = (m - mean.index_select(0, row)).square()
         outs.append(zero.scatter_reduce(0, index, m, names[output.reduce], include_self=False))
     if dtype is None:
         pairs = zip(outs, plan.outputs, strict=True)
@@ -896,7 +962,6 @@ def run(
         outs = [out.view(-1, *plan.tail.shape)]
     if 'var' in plan.reduces:
         sums = dict(zip(sums_of(plan.reduces), outs, strict=True))
-        sums['var'] = sums['mean_of_squares'] - sums['mean'] * sums['mean']
         outs = [sums[reduce] for reduce in plan.reduces]
     return [out.to(passes.dtype) for out in outs]
 

@@ -27,18 +27,18 @@ _MOST_TERMS = 128
 
 
 class Out(NamedTuple):
-    """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min`, `softmax` (the largest score
-    and the reciprocal of the sum of exponentials, over each row), `weighted` (a sum of multiples of
-    the softmax before it, in the same pass), `edge` (a row per edge) or `total` (over all edges);
-    :obj:`dtype` is a dtype, or `acc` for that of sums."""
+    """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min`, `var` (the variance and the
+    mean), `softmax` (the largest score and the reciprocal of the sum of exponentials, over each
+    row), `weighted` (a sum of multiples of the softmax before it, in the same pass), `edge` (a row
+    per edge) or `total` (over all edges); :obj:`dtype` is a dtype, or `acc` for that of sums."""
 
     at: int
     kind: str
     dtype: str
 
 
-# Kinds that give two results: the second are edges, or sums.
-OF_TWO = ('max', 'min', 'softmax')
+# Kinds that give two results: the second are edges, or what the first come from.
+OF_TWO = ('max', 'min', 'softmax', 'var')
 
 
 class Source(NamedTuple):
@@ -195,6 +195,8 @@ def _add(gen: Generator, out: Out, one: Term) -> None:
         _extreme(gen, out.kind, one)
     elif out.kind == 'softmax':
         _of_softmax(gen, one)
+    elif out.kind == 'var':
+        _variance(gen, one)
     elif out.kind == 'edge':
         gen.uses_edge = True
         gen.lines.append(
@@ -310,6 +312,34 @@ def _extreme(gen: Generator, kind: str, one: Term) -> None:
     ]
     _store(gen, one, 'out', 'part', f'{name}v', f'{name}v')
     _store(gen, one, 'arg', 'parg', f'{name}p', f'{name}p')
+
+
+def _variance(gen: Generator, one: Term) -> None:
+    """The variance and the mean, by differences from the first value: those of equal values are 0.
+    No product may be fused into a difference."""
+    name = one.name
+    gen.starts += [
+        f'{name} = tl.zeros([{one.sizes}], {gen.acc})',
+        f'{name}q = tl.zeros([{one.sizes}], {gen.acc})',
+        f'{name}k = tl.zeros([{one.sizes.replace("BE", "1", 1)}], {gen.acc})',
+    ]
+    gen.lines += [
+        f'{name}x = {one.value} + tl.zeros([{one.sizes}], {gen.acc})',
+        'if s == begin:',
+        f'    {name}k = {total_of(f"tl.where(e == 0, {name}x, 0.0)", 0)}',
+        f'{name}x = tl.where({one.mask}, libdevice.sub_rn({name}x, {name}k), 0.0)',
+        f'{name} += {name}x',
+        f'{name}q += {name}x * {name}x',
+    ]
+    gen.finals += [
+        f'{name}n = tl.maximum(end - begin, 1).to({gen.acc})',
+        f'{name}d = {total_of(name, 0)} / {name}n',
+        f'{name}v = {total_of(f"{name}q", 0)} / {name}n - {name}d * {name}d',
+        f'{name}v = tl.where({name}v < 0, 0.0, {name}v)',
+        f'{name}d = {name}k + {name}d',
+    ]
+    _store(gen, one, 'out', 'part', f'{name}v', f'{name}v')
+    _store(gen, one, 'arg', 'parg', f'{name}d', f'{name}d')
 
 
 def _of_softmax(gen: Generator, one: Term) -> None:

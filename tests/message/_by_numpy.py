@@ -124,7 +124,7 @@ TL = SimpleNamespace(
 )  # fmt: skip
 LIBDEVICE = SimpleNamespace(
     **{name: _elementwise(getattr(np, name)) for name in ('expm1', 'log1p', 'log10', 'tanh')},
-    pow=_elementwise(np.power), add_rn=None,
+    pow=_elementwise(np.power), add_rn=None, sub_rn=_elementwise(np.subtract),
 )  # fmt: skip
 
 
@@ -172,7 +172,9 @@ def by_numpy(pieces: Callable[[int], Pieces]) -> Iterator[list[str]]:
         schedule = _run.schedule_of(graph, one.row_role)
         return _run._run_pass_cuda(one, schedule, inputs, acc, seed)
 
+    joint = _run.Passes.joint
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run.Passes, 'joint', lambda passes, cuda: joint(passes, True))
         patch.setattr(_run, '_launch', launch)
         patch.setattr(_run, 'run_pass', run_pass)
         patch.setattr(_run, 'pieces_of', pieces)
