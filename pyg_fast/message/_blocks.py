@@ -201,35 +201,68 @@ class _Extremes:
         return self.values[:-1].view(-1, *self.shape), self.edges[:-1].view(-1, *self.shape)
 
 
+class _Variance:
+    """Variances by row, by differences from its first value: those of equal values are 0."""
+
+    def __init__(self, num_rows: int, shape: tuple[int, ...], acc: torch.dtype, like: Tensor):
+        self.shape = shape
+        size = num_rows + 1, math.prod(shape)
+        self.first = torch.zeros(size, dtype=acc, device=like.device)
+        self.is_known = torch.zeros(num_rows + 1, 1, dtype=torch.bool, device=like.device)
+        self.away, self.squares = (_Sums(num_rows, shape, acc, like) for _ in range(2))
+
+    def add(self, block: _Block, rows: _Rows, x: Tensor) -> None:
+        x = x.reshape(x.size(0), -1).to(self.first.dtype)
+        starts = rows.parts.rowptr[rows.wholes.rowptr[:-1].long()].clamp(max=x.size(0) - 1)
+        first, is_known = (t.index_select(0, rows.rows) for t in (self.first, self.is_known))
+        first = torch.where(is_known, first, x.index_select(0, starts))
+        self.first.index_copy_(0, rows.rows, first)
+        self.is_known.index_fill_(0, rows.rows, True)
+        away = x - self.first.index_select(0, block.row)
+        self.away.add(rows, away)
+        self.squares.add(rows, away * away)
+
+    def results(self, degree: Tensor) -> tuple[Tensor, Tensor]:
+        """The variances and the means."""
+        away = self.away.value / degree
+        var = (self.squares.value / degree - away * away).clamp_(min=0)
+        return var, self.first[:-1].view(away.shape) + away
+
+
 def reduced(
     program: Program, outs: Sequence[Out], graph: Graph, inputs: Inputs, acc: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Values of a program reduced over the edges of each destination, and the edges that maxima and
-    minima chose."""
+    """Values of a program reduced over the edges of each destination; the edges that maxima and
+    minima chose, and the means of variances."""
     ats = [out.at for out in outs]
-    found: list[_Sums | _Extremes] = []
+    found: list[_Sums | _Extremes | _Variance] = []
     for at, kind, _ in outs:
         _, _, _, shape, dtype = program[at]
         if kind in ('max', 'min'):
             found.append(_Extremes(graph, shape, getattr(torch, dtype), kind))
         else:
-            found.append(_Sums(graph.num_dst, shape, acc, graph.col))
+            made = _Variance if kind == 'var' else _Sums
+            found.append(made(graph.num_dst, shape, acc, graph.col))
     for block in _blocks(graph, block_size(program, ats, graph.col.device)):
         rows = _rows_of(block.row, graph.num_dst)
         values = program.evaluate(ats, block.inputs(program, ats, inputs))
         for value, to in zip(values, found, strict=True):
             value = value.expand(block.row.size(0), *to.shape)
-            to.add(block, rows, value) if isinstance(to, _Extremes) else to.add(rows, value)
+            to.add(rows, value) if isinstance(to, _Sums) else to.add(block, rows, value)
     results: list[Tensor] = []
     chosen: list[Tensor | None] = []
     for out, to in zip(outs, found, strict=True):
         own = acc if out.dtype == 'acc' else getattr(torch, out.dtype)
-        value, edges = to.results() if isinstance(to, _Extremes) else (to.value, None)
-        if out.kind == 'mean':
-            degree = graph.rowptr.diff().clamp(min=1)
-            value = value / degree.view(-1, *(1,) * (value.dim() - 1))
+        degree = graph.rowptr.diff().clamp(min=1).view(-1, *(1,) * len(to.shape))
+        second = None
+        if isinstance(to, _Extremes):
+            value, second = to.results()
+        elif isinstance(to, _Variance):
+            value, second = to.results(degree)
+        else:
+            value = to.value / degree if out.kind == 'mean' else to.value
         results.append(value.to(own))
-        chosen.append(edges)
+        chosen.append(second)
     return results, chosen
 
 

@@ -114,13 +114,11 @@ class Generator:
     blocks."""
 
     def __init__(
-        self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str, grouped: bool,
-        in_tiles: bool,
-    ) -> None:  # fmt: skip
+        self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str, in_tiles: bool
+    ) -> None:
         self.program = program
         self.row_role = row_role
         self.acc = acc
-        self.grouped = grouped  # Long rows are divided.
         self.in_tiles = in_tiles  # A dimension may be several tiles of an axis.
         self.sizes = sizes
         self.rank = len(self.sizes)
@@ -129,7 +127,7 @@ class Generator:
         self.size_of = dict(zip(self.names, self.sizes, strict=True))
         self.reduced: set[str] = set()
         # Lines of a program: before its rows, before the edges of a row, for each block of edges,
-        # after the edges, and after the rows. Sums start after what is read before the edges.
+        # after the edges, and after some rows. Sums start after what is read before the edges.
         self.first: list[str] = []
         self.before: list[str] = []
         self.starts: list[str] = []

@@ -57,9 +57,9 @@ _NEUTRAL = {'add': 0, 'sub': 0, 'mul': 1, 'div': 1}
 RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 'div'}
 # Loads of values of each destination that other passes compute: the gradients of results and the
 # edges of maxima; of each softmax the largest score, the reciprocal of the sum of its exponentials,
-# and the sum of its values times their gradients.
+# and the sum of its values times their gradients; the first message of a variance.
 STATISTICS = ('most', 'scale', 'dot')
-OF_DST = {'grad', 'arg', *STATISTICS}
+OF_DST = {'grad', 'arg', 'first', *STATISTICS}
 # Pointwise functions of torch that take Python numbers.
 WITH_NUMBERS = {
     'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',

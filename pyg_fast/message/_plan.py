@@ -34,7 +34,8 @@ _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
 
 
 class Output(NamedTuple):
-    """A value summed (or otherwise reduced) over the edges of each destination."""
+    """A value summed (or otherwise reduced) over the edges of each destination. That of a variance
+    is the square of the message; the output before it is the mean of the message."""
 
     at: int
     reduce: str
@@ -135,12 +136,12 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
         return out
 
     bodies = [mapped(at) for at in summed]
-    # Moments of halves are not rounded: their difference, a variance, would cancel.
+    # The mean is not rounded that the gradient of a variance reads.
     wide = promoted([value.dtype, 'float32'])
     outputs = []
     for body, reduce in itertools.product(bodies, sums_of(reduces)):
-        if reduce == 'mean_of_squares':
-            outputs.append(Output(kernel.point('mul', body, body, dtype=wide), 'mean', wide))
+        if reduce == 'var':
+            outputs.append(Output(kernel.point('mul', body, body, dtype=wide), 'var', wide))
         else:
             exact = reduce == 'mean' and 'var' in reduces
             exact |= tail is not None
@@ -201,11 +202,11 @@ def _check_dtypes(p: Program, outputs: list[int], autocast: bool) -> str:
 
 
 def sums_of(reduces: Iterable[str]) -> list[str]:
-    """What the kernel reduces for these aggregations."""
-    moments = ('mean', 'mean_of_squares')
-    return list(dict.fromkeys(
-        each for reduce in reduces for each in (moments if reduce == 'var' else (reduce,))
-    ))  # fmt: skip
+    """What the kernel reduces for these aggregations: a variance last, after its mean."""
+    found = list(dict.fromkeys(reduces))
+    if 'var' not in found:
+        return found
+    return [*(reduce for reduce in found if reduce not in ('mean', 'var')), 'mean', 'var']
 
 
 def _with_maps_pushed(old: Program, output: int, fold: bool) -> tuple[Program, int]:
@@ -520,7 +521,9 @@ def gradients(p: Plan) -> Gradients:
                     by.append(sum(parts[1:], parts[0]))
                 if kind == 'of':  # What the sum in a softmax adds to the gradients of scores.
                     by += [-dot for dot in dots]
-                grads = torch.autograd.grad(values[: len(by)], wanted, by, allow_unused=True)
+                pairs = [(v, g) for v, g in zip(values, by, strict=False) if v.requires_grad]
+                outs, seeds = zip(*pairs, strict=True)
+                grads = torch.autograd.grad(outs, wanted, seeds, allow_unused=True)
             found = [
                 torch.zeros_like(w) if f is None else f for f, w in zip(grads, wanted, strict=True)
             ]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from ..graph.groups import Groups
 from ..graph.operator import SparseOperator
 from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
@@ -24,8 +23,8 @@ from ..ops.product import product
 from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
-from ._groups import Reduction, reduction
 from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
+from ._pieces import Pieces, combination, pieces_of, programs_of_combination
 from ._plan import (
     Gradients,
     Plan,
@@ -57,24 +56,42 @@ class Pass:
     in_blocks: bool = False  # by torch's operators in place of a kernel
     _made: dict[Any, Any] = field(default_factory=dict)
 
-    def recipe(self, acc: torch.dtype, grouped: bool) -> 'Recipe':
+    def recipe(self, acc: torch.dtype) -> 'Recipe':
         """The kernel on CUDA. Raises :class:`Refused`."""
-        key = (acc, grouped)
-        if key not in self._made:
-            source = generate(self.program, list(self.outs), self.row_role, _ACC[acc], grouped)
+        if acc not in self._made:
+            source = generate(self.program, list(self.outs), self.row_role, _ACC[acc])
             tile = tile_shape(source)
-            shapes = [self.program[out.at].shape for out in self.outs]
-            parts = tuple(
-                (out.kind, math.prod(shape)) for out, shape in zip(self.outs, shapes, strict=True)
-                if out.kind not in ('edge', 'total')
-            )  # fmt: skip
-            self._made[key] = Recipe(
+            self._made[acc] = Recipe(
                 source, tile,
-                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1, shapes,
+                -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
+                [self.program[out.at].shape for out in self.outs],
                 [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
-                reduction(parts) if grouped and parts else None,
             )  # fmt: skip
-        return self._made[key]
+        return self._made[acc]
+
+    def first(self) -> 'Pass':
+        """The pass of the values of which the last result is the variance."""
+        if 'first' not in self._made:
+            out = Out(self.outs[-1].at, 'sum', 'acc')
+            self._made['first'] = Pass(self.program, (out,), self.row_role)
+        return self._made['first']
+
+    def from_first(self) -> 'Pass':
+        """The pass with, in place of that variance, the means of the differences from the first
+        value of each row and of their squares."""
+        if 'from_first' not in self._made:
+            program, at = Program(), self.outs[-1].at
+            places: dict[int, int] = {}
+            outs = [
+                out._replace(at=program.graft(self.program, out.at, places)) for out in self.outs
+            ]
+            first = program.of_dst('first', 0, self.program[at].shape)
+            away = program.point('sub', outs.pop().at, first)
+            outs += [
+                Out(each, 'mean', 'acc') for each in (away, program.point('mul', away, away))
+            ]
+            self._made['from_first'] = Pass(program, tuple(outs), self.row_role)
+        return self._made['from_first']
 
     def code_for(self, acc: torch.dtype, inputs: dict[tuple[str, int], Tensor]) -> Code:
         """The kernel on a CPU, for inputs by role and number."""
@@ -112,6 +129,7 @@ class Passes:
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self.roles = [(each.role, k) for k, each in enumerate(plan.inputs)]
         self.multiple = any(map(self.is_multiple, range(len(plan.softmaxes))))
+        self.has_variance = plan.outputs[-1].reduce == 'var'
         # Of each input, the loads that get its gradient.
         self.leaves = [before.leaves(each.at) for each in plan.inputs]
         self.weighted_sum = weighted_sum(plan)
@@ -155,11 +173,15 @@ class Passes:
             plan = self.plan
             program = Program()
             places: dict[int, int] = {}
-            outs = [
-                Out(program.graft(plan.kernel, output.at, places), output.reduce,
-                    'acc' if self.multiple else output.dtype)
-                for output in plan.outputs
-            ]
+            outs = []
+            outputs = list(plan.outputs)
+            if self.has_variance:  # Its result has the mean, and it reads the message itself.
+                del outputs[-2]
+                outputs[-1] = outputs[-1]._replace(at=plan.outputs[-2].at)
+            for output in outputs:
+                dtype = 'acc' if self.multiple else output.dtype
+                at = program.graft(plan.kernel, output.at, places)
+                outs.append(Out(at, output.reduce, dtype))
             places = {}
             for k in local:
                 grads = self.gradients
@@ -207,7 +229,7 @@ class Passes:
         one = Pass(program, tuple(by_out), role)
         if len(by_out) > 1:
             try:
-                one.recipe(torch.float32, False)
+                one.recipe(torch.float32)
             except Refused:
                 return [
                     Step(Pass(program, (out,), role), (tuple(which),))
@@ -224,7 +246,7 @@ class Passes:
         inputs: dict[tuple[str, int], Tensor],
     ) -> None:
         """Generates the kernels of the backward pass, or refuses."""
-        key = ('prepared', needs, local, acc, graph.groups is None, graph.col.is_cuda)
+        key = ('prepared', needs, local, acc, graph.col.is_cuda)
         if not any(needs) or self.plan.in_blocks or key in self._made:
             return
         count = len(self.plan.softmaxes)
@@ -232,8 +254,7 @@ class Passes:
         steps = self.backward(needs, local)
         for one in [*dots, *(step.one for step in steps)]:
             if graph.col.is_cuda:
-                groups = graph.t_groups if one.row_role == 'src' else graph.groups
-                one.recipe(acc, groups is not None)
+                one.recipe(acc)
             else:
                 dtypes = {k: t.dtype for k, t in inputs.items()}
                 of_softmax = itertools.product(('most', 'scale', 'dot'), range(count))
@@ -292,7 +313,7 @@ class Passes:
                 one = Pass(program, tuple(outs), 'dst')
                 with suppress(Refused):
                     if cuda:
-                        one.recipe(getattr(torch, self.plan.acc), False)
+                        one.recipe(getattr(torch, self.plan.acc))
                     self._made[key] = one
         return self._made[key]
 
@@ -377,7 +398,6 @@ class Recipe(NamedTuple):
     num_tiles: int
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
-    reduction: Reduction | None  # of the groups of long rows
 
 
 # Source texts in memory.
@@ -436,7 +456,7 @@ def _launch(
 
 
 class Tile(NamedTuple):
-    """The shape of a program's blocks: a program takes one row (or group of a row)."""
+    """The shape of a program's blocks: a program takes one row (or piece of a row) at a time."""
 
     edges: int
     columns: tuple[int, ...]
@@ -465,20 +485,19 @@ def tile_shape(source: Source) -> Tile:
 
 
 class Schedule(NamedTuple):
-    """The rows of a structure as units of work."""
+    """The rows that a pass walks."""
 
     rowptr: Tensor
     col: Tensor
     perm: Tensor | None
     num_rows: int
-    groups: Groups | None
 
 
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
     if role == 'src':
         graph = graph.t()
-    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
+    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst)
 
 
 def _num_programs(one: Pass, recipe: Recipe, num_items: int) -> int:
@@ -501,10 +520,31 @@ def run_pass(
     if one.in_blocks:
         return _blocks.reduced(one.program, one.outs, graph, _seeded(inputs, seed), acc)
     if not graph.col.is_cuda:
+        if one.outs[-1].kind == 'var':
+            return _variance_cpu(one, graph, inputs, acc, seed)
         return run_pass_cpu(one, graph, inputs, acc, seed)
     schedule = schedule_of(graph, one.row_role)
     with _on(graph.col.device):
         return _run_pass_cuda(one, schedule, inputs, acc, seed)
+
+
+def _variance_cpu(
+    one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
+    seed: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
+    """The results of a pass whose last one is a variance, by differences from the first message of
+    each destination: those of equal messages are 0."""
+    start = graph.rowptr[:-1].clamp(max=graph.num_edges - 1)
+    edges = start if graph.perm is None else graph.perm[start]
+    rowptr = torch.arange(start.numel() + 1, dtype=start.dtype)
+    starts = graph._replace(rowptr=rowptr, col=graph.col[start], perm=edges)
+    (first,), _ = run_pass_cpu(one.first(), starts, inputs, acc, seed)
+    outs, chosen = run_pass_cpu(one.from_first(), graph, inputs | {('first', 0): first}, acc, seed)
+    *others, away, squares = outs
+    var = (squares - away * away).clamp_(min=0)
+    has_edges = (graph.rowptr.diff() > 0).view(-1, *(1,) * (away.dim() - 1))
+    mean = torch.where(has_edges, first + away, 0)
+    return [*others, var.to(getattr(torch, one.outs[-1].dtype))], [*chosen[:-2], mean]
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -524,11 +564,10 @@ def _run_pass_cuda(
     one: Pass, schedule: Schedule, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
-    rowptr, col, perm, num_rows, groups = schedule
-    recipe = one.recipe(acc, groups is not None)
+    rowptr, col, perm, num_rows = schedule
+    recipe, pieces = one.recipe(acc), pieces_of(col.size(0))
     source, tile = recipe.source, recipe.tile
-    num_items = num_rows if groups is None else groups.row.size(0)
-    num_programs = _num_programs(one, recipe, num_items)
+    num_programs = _num_programs(one, recipe, num_rows + pieces.num_programs)
     device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
@@ -539,22 +578,19 @@ def _run_pass_cuda(
     ):
         rows = {'edge': col.size(0), 'total': num_programs}.get(out.kind, num_rows)
         outs.append(torch.empty((rows, *shape), dtype=dtype, device=device))
-        second = acc if out.kind == 'softmax' else index
+        second = index if out.kind in ('max', 'min') else acc
         if out.kind in OF_TWO:
             args[k] = torch.empty((rows, *shape), dtype=second, device=device)
-        if groups is not None and out.kind not in ('edge', 'total'):
-            parts[k] = torch.empty((groups.num_partials, *shape), dtype=acc, device=device)
+        if out.kind not in ('edge', 'total'):
+            size = 2 * pieces.num_blocks, *shape
+            parts[k] = torch.empty(size, dtype=acc, device=device)
             if k in args:
                 part_args[k] = torch.empty(parts[k].shape, dtype=second, device=device)
     chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
-    if num_items == 0:
+    if num_rows == 0:
         return outs, chosen
-    structure = [rowptr, col, rowptr if perm is None else perm]
-    if groups is None:
-        structure += [rowptr] * 3
-    else:
-        structure[0] = groups.ptr
-        structure += [groups.row, groups.long_row, groups.long_shift]
+    starts = torch.empty(pieces.num_blocks, dtype=index, device=device)
+    structure = [rowptr, col, rowptr if perm is None else perm, starts]
     data = [
         *(_input(inputs, load) for load in source.loads), *outs, *args.values(), *parts.values(),
         *part_args.values(),
@@ -565,16 +601,18 @@ def _run_pass_cuda(
     widest = max(col.size(0), *(t.numel() for t in data), *apart)
     _launch(
         source.text, source.name, tile.warps, num_programs * recipe.num_tiles,
-        [*structure, *data, rowptr if seed is None else seed], (num_items, num_programs),
+        [*structure, *data, rowptr if seed is None else seed],
+        (num_rows, num_programs, pieces.num_programs, pieces.num_blocks, pieces.size,
+         (num_rows - 1).bit_length()),
         (perm is not None, _offset(widest), tile.edges, *tile.columns, *steps),
     )  # fmt: skip
-    if groups is not None and recipe.reduction is not None and groups.long_row.size(0):
-        _reduce(recipe.reduction, parts, part_args, outs, chosen, rowptr, groups, acc)
-    if perm is not None and one.outs[0].kind != 'softmax':
-        # Positions in the row become numbers of edges.
+    if parts and pieces.num_blocks:
+        _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
+    if perm is not None:  # Positions become numbers of edges.
         chosen = [
-            None if arg is None else torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
-            for arg in chosen
+            torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
+            if arg is not None and out.kind in ('max', 'min') else arg
+            for arg, out in zip(chosen, one.outs, strict=True)
         ]
     return outs, chosen
 
@@ -594,11 +632,12 @@ def _offset(widest: int) -> Any:
     return tl.int32 if widest < 2**31 else tl.int64
 
 
-def _reduce(
-    how: Reduction, parts: dict[int, Tensor], part_args: dict[int, Tensor], outs: list[Tensor],
-    chosen: list[Tensor | None], rowptr: Tensor, groups: Groups, acc: torch.dtype,
+def _combine(
+    one: Pass, pieces: Pieces, parts: dict[int, Tensor], part_args: dict[int, Tensor],
+    outs: list[Tensor], chosen: list[Tensor | None], starts: Tensor, rowptr: Tensor,
+    acc: torch.dtype,
 ) -> None:  # fmt: skip
-    """Combines the groups of the long rows."""
+    """Combines the pieces of the long rows."""
     import triton.language as tl
 
     pointers: list[Any] = []
@@ -606,9 +645,11 @@ def _reduce(
         pointers += [part, outs[k]]
         if k in part_args:
             pointers += [part_args[k], chosen[k]]
+    sizes = [math.prod(part.shape[1:]) for part in parts.values()]
+    num_programs, count = programs_of_combination(pieces, sizes)
     _launch(
-        how.text, 'message_reduce', 1, groups.long_row.size(0) * how.num_blocks,
-        [*pointers, groups.long_row, groups.long_ptr, rowptr], (),
+        combination(tuple(one.outs[k].kind for k in parts)), 'message_combine', 4, count,
+        [*pointers, starts, rowptr], (num_programs, pieces.num_blocks, pieces.size, *sizes),
         (tl.float64 if acc == torch.float64 else tl.float32,),
     )  # fmt: skip
 
@@ -666,10 +707,11 @@ class FusedMessage(torch.autograd.Function):
             out.to(getattr(torch, output.dtype))
             for out, output in zip(outs, passes.plan.outputs, strict=False)
         )
-        results = tuple(outs[:count]) if passes.multiple else ()
-        if not only_read:  # The caller may write into what it gets.
-            pairs = zip(results, rounded, strict=False)
-            results = tuple(out.clone() if out is given else out for out, given in pairs)
+        # The caller may write into what it gets.
+        read = range(count) if passes.multiple else [count - 2] if passes.has_variance else ()
+        results = tuple([
+            outs[k].clone() if outs[k] is rounded[k] and not only_read else outs[k] for k in read
+        ])  # fmt: skip
         save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
         return rounded
 
@@ -682,6 +724,9 @@ class FusedMessage(torch.autograd.Function):
             exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
             return None, None, None, None, None, *exact
         plan = passes.plan
+        if passes.has_variance:
+            *others, of_mean, of_var = grads
+            grads = *others, of_mean - 2 * results[0] * of_var, of_var
         grads = tuple([grad.contiguous() for grad in grads])
         known = passes.by_role(inputs)
         for n in range(len(plan.softmaxes)):
@@ -730,6 +775,11 @@ def _forward(
         return outs, chosen, {('most', 0): most, ('scale', 0): scale}
     found = _of_softmaxes(passes, graph, inputs, acc, seed)
     outs, chosen = run_pass(passes.forward(local), graph, inputs | found, acc, seed)
+    if passes.has_variance:
+        mean = chosen.pop()
+        assert mean is not None
+        outs.insert(-1, mean)
+        chosen += [None, None]
     return outs, chosen, found
 
 
@@ -763,7 +813,7 @@ def _cotangents(
     for output, grad in zip(plan.outputs, grads, strict=True):
         if output.reduce in ('max', 'min'):
             continue
-        if output.reduce == 'mean':
+        if output.reduce in ('mean', 'var'):
             if degree is None:
                 degree = graph.rowptr.diff().clamp(min=1)
             grad = grad.to(acc) / degree.view(-1, *(1,) * (grad.dim() - 1))
@@ -836,10 +886,11 @@ def unfused(
         own = getattr(torch, kernel[at].dtype) if dtype is None else dtype
         score = score.to(own).expand(col.size(0), *kernel[at].shape)
         known[at] = softmax(score, row, num_nodes=graph.num_dst)
-    names = {'sum': 'sum', 'mean': 'mean', 'max': 'amax', 'min': 'amin'}
+    names = {'sum': 'sum', 'mean': 'mean', 'var': 'mean', 'max': 'amax', 'min': 'amin'}
     outs = []
     for k, output in enumerate(plan.outputs):
-        (m,) = kernel.evaluate([output.at], known, dtype)
+        at = plan.outputs[-2].at if output.reduce == 'var' else output.at
+        (m,) = kernel.evaluate([at], known, dtype)
         m = m.expand(col.size(0), *kernel[output.at].shape)
         arg = None if chosen is None else chosen[k]
         if arg is not None:
@@ -848,6 +899,12 @@ def unfused(
             continue
         zero = m.new_zeros(graph.num_dst, *m.shape[1:])
         index = row.view(-1, *(1,) * (m.dim() - 1)).expand_as(m)
+        if output.reduce == 'var':
+            if dtype is None:
+                m = m.to(getattr(torch, kernel[output.at].dtype))
+            zero = zero.to(m.dtype)
+            mean = zero.scatter_reduce(0, index, m, 'mean', include_self=False)
+            m = (m - mean.index_select(0, row)).square()
         outs.append(zero.scatter_reduce(0, index, m, names[output.reduce], include_self=False))
     if dtype is None:
         pairs = zip(outs, plan.outputs, strict=True)
@@ -905,7 +962,6 @@ def run(
         outs = [out.view(-1, *plan.tail.shape)]
     if 'var' in plan.reduces:
         sums = dict(zip(sums_of(plan.reduces), outs, strict=True))
-        sums['var'] = sums['mean_of_squares'] - sums['mean'] * sums['mean']
         outs = [sums[reduce] for reduce in plan.reduces]
     return [out.to(passes.dtype) for out in outs]
 

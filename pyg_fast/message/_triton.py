@@ -18,24 +18,27 @@ from ._generator import (
     total_of,
 )
 from ._ir import NODES, STATISTICS, Program, Refused
+from ._pieces import ITEM, PART, SEARCH
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
+# Blocks of edges after which a program adds its sums over all edges to those in memory.
+_MOST_TERMS = 128
 
 
 class Out(NamedTuple):
-    """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min`, `softmax` (the largest score
-    and the reciprocal of the sum of exponentials, over each row), `weighted` (a sum of multiples of
-    the softmax before it, in the same pass), `edge` (a row per edge) or `total` (over all edges);
-    :obj:`dtype` is a dtype, or `acc` for that of sums."""
+    """A result of a pass: :obj:`kind` is `sum`, `mean`, `max`, `min`, `var` (the variance and the
+    mean), `softmax` (the largest score and the reciprocal of the sum of exponentials, over each
+    row), `weighted` (a sum of multiples of the softmax before it, in the same pass), `edge` (a row
+    per edge) or `total` (over all edges); :obj:`dtype` is a dtype, or `acc` for that of sums."""
 
     at: int
     kind: str
     dtype: str
 
 
-# Kinds that give two results: the second are edges, or sums.
-OF_TWO = ('max', 'min', 'softmax')
+# Kinds that give two results: the second are edges, or what the first come from.
+OF_TWO = ('max', 'min', 'softmax', 'var')
 
 
 class Source(NamedTuple):
@@ -94,7 +97,7 @@ def _tile_of(sizes: list[int]) -> int:
     return min(narrow, key=lambda n: (sum(-(-size // n) for size in sizes) * power(n), -n))
 
 
-def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool) -> Source:
+def generate(program: Program, outs: list[Out], row_role: str, acc: str) -> Source:
     """The source of one pass.
 
     Raises:
@@ -103,17 +106,17 @@ def generate(program: Program, outs: list[Out], row_role: str, acc: str, grouped
     *better, sizes = axes_of(program, outs)
     for each, in_tiles in [*((each, False) for each in better), (sizes, True)]:
         try:
-            return _generate(program, outs, row_role, acc, grouped, each, in_tiles)
+            return _generate(program, outs, row_role, acc, each, in_tiles)
         except Refused:
             continue
-    return _generate(program, outs, row_role, acc, grouped, sizes, False)
+    return _generate(program, outs, row_role, acc, sizes, False)
 
 
 def _generate(
-    program: Program, outs: list[Out], row_role: str, acc: str, grouped: bool,
-    sizes: tuple[int, ...], in_tiles: bool,
+    program: Program, outs: list[Out], row_role: str, acc: str, sizes: tuple[int, ...],
+    in_tiles: bool,
 ) -> Source:  # fmt: skip
-    gen = Generator(program, sizes, row_role, acc, grouped, in_tiles)
+    gen = Generator(program, sizes, row_role, acc, in_tiles)
     for k, out in enumerate(outs):
         if out.kind != 'total' or not _mapped_total(gen, k, out):
             for n, (index, guard) in enumerate(_places(gen, out)):
@@ -192,6 +195,8 @@ def _add(gen: Generator, out: Out, one: Term) -> None:
         _extreme(gen, out.kind, one)
     elif out.kind == 'softmax':
         _of_softmax(gen, one)
+    elif out.kind == 'var':
+        _variance(gen, one)
     elif out.kind == 'edge':
         gen.uses_edge = True
         gen.lines.append(
@@ -200,13 +205,9 @@ def _add(gen: Generator, out: Out, one: Term) -> None:
             f'.to(out{one.k}.dtype.element_ty), {one.mask})'
         )
     elif out.kind == 'total':
-        gen.first.append(f'{name} = tl.zeros([{one.sizes}], {gen.acc})')
         gen.lines.append(f'{name} += {masked}')
-        gen.stores.append(
-            f'tl.store(out{one.k} + (tl.cast(pid, OFFSET) * {one.size} + '
-            f'{gen.blocked(one.flat)}), {total_of(name, 0)}, '
-            f'{" & ".join(one.masks) or "None"})'
-        )
+        place = f'{one.size} + {gen.blocked(one.flat)}'
+        _store_total(gen, one.k, name, one.sizes, place, total_of(name, 0), one.masks)
     elif out.kind == 'weighted':
         gen.starts.append(f'{name} = tl.zeros([{one.sizes}], {gen.acc})')
         gen.lines.append(f'{name} = {name} * s0_0f + {masked}')
@@ -230,14 +231,26 @@ def _mapped_total(gen: Generator, k: int, out: Out) -> bool:
         return False
     block, flat, inner = found
     text = flat.text().replace(INNER, f'j{inner}')
-    masks = ' & '.join([f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))])
+    masks = [f'(j{inner} < {inner})', *gen.masks(frozenset(gen.names))]
     sizes = ', '.join([str(block_of(inner)), *gen.blocks])
-    gen.first.append(f's{k} = tl.zeros([{sizes}], {gen.acc})')
     gen.lines.append(f's{k} += {block.name}')
-    gen.stores.append(
-        f'tl.store(out{k} + (tl.cast(pid, OFFSET) * {math.prod(shape)} + {text}), s{k}, {masks})'
-    )
+    _store_total(gen, k, f's{k}', sizes, f'{math.prod(shape)} + {text}', f's{k}', masks)
     return True
+
+
+def _store_total(
+    gen: Generator, k: int, name: str, sizes: str, place: str, total: str, masks: list[str]
+) -> None:
+    """Adds a sum over edges to that of the program in memory, and starts again: a thread adds few
+    numbers one after another."""
+    zeros = f'{name} = tl.zeros([{sizes}], {gen.acc})'
+    gen.first.append(zeros)
+    gen.stores += [
+        f'{name}p = out{k} + (tl.cast(pid, OFFSET) * {place})',
+        f'{name}q = tl.load({name}p, {" & ".join([*masks, "stored"])}, 0)',
+        f'tl.store({name}p, {name}q + {total}, {" & ".join(masks) or "None"})',
+        zeros,
+    ]
 
 
 def _unrolled_places(gen: Generator, shape: tuple[int, ...]) -> list[tuple[Index, ...]]:
@@ -261,18 +274,14 @@ def _unrolled_places(gen: Generator, shape: tuple[int, ...]) -> list[tuple[Index
 
 
 def _store(gen: Generator, one: Term, out: str, part: str, value: str, partial: str) -> None:
-    """Stores the results of rows, and partial ones of long rows."""
-    place, masks = gen.blocked(one.flat), list(one.masks)
-    if gen.grouped:
-        gen.finals.append(
-            f'tl.store({part}{one.k} + (tl.cast(slot, OFFSET) * {one.size} + {place}), {partial}, '
-            f'{" & ".join([*masks, "long"])})'
-        )
-        masks.append('(long == 0)')
-    gen.finals.append(
+    """Stores the results of rows, and partial ones of pieces of long rows."""
+    place = gen.blocked(one.flat)
+    gen.finals += [
+        f'tl.store({part}{one.k} + (tl.cast(slot, OFFSET) * {one.size} + {place}), {partial}, '
+        f'{" & ".join([*one.masks, "(slot >= 0)"])})',
         f'tl.store({out}{one.k} + (tl.cast(row, OFFSET) * {one.size} + {place}), '
-        f'{value}.to({out}{one.k}.dtype.element_ty), {" & ".join(masks) or "None"})'
-    )
+        f'{value}.to({out}{one.k}.dtype.element_ty), {" & ".join([*one.masks, "(slot < 0)"])})',
+    ]
 
 
 def _extreme(gen: Generator, kind: str, one: Term) -> None:
@@ -303,6 +312,34 @@ def _extreme(gen: Generator, kind: str, one: Term) -> None:
     ]
     _store(gen, one, 'out', 'part', f'{name}v', f'{name}v')
     _store(gen, one, 'arg', 'parg', f'{name}p', f'{name}p')
+
+
+def _variance(gen: Generator, one: Term) -> None:
+    """The variance and the mean, by differences from the first value: those of equal values are 0.
+    No product may be fused into a difference."""
+    name = one.name
+    gen.starts += [
+        f'{name} = tl.zeros([{one.sizes}], {gen.acc})',
+        f'{name}q = tl.zeros([{one.sizes}], {gen.acc})',
+        f'{name}k = tl.zeros([{one.sizes.replace("BE", "1", 1)}], {gen.acc})',
+    ]
+    gen.lines += [
+        f'{name}x = {one.value} + tl.zeros([{one.sizes}], {gen.acc})',
+        'if s == begin:',
+        f'    {name}k = {total_of(f"tl.where(e == 0, {name}x, 0.0)", 0)}',
+        f'{name}x = tl.where({one.mask}, libdevice.sub_rn({name}x, {name}k), 0.0)',
+        f'{name} += {name}x',
+        f'{name}q += {name}x * {name}x',
+    ]
+    gen.finals += [
+        f'{name}n = tl.maximum(end - begin, 1).to({gen.acc})',
+        f'{name}d = {total_of(name, 0)} / {name}n',
+        f'{name}v = {total_of(f"{name}q", 0)} / {name}n - {name}d * {name}d',
+        f'{name}v = tl.where({name}v < 0, 0.0, {name}v)',
+        f'{name}d = {name}k + {name}d',
+    ]
+    _store(gen, one, 'out', 'part', f'{name}v', f'{name}v')
+    _store(gen, one, 'arg', 'parg', f'{name}d', f'{name}d')
 
 
 def _of_softmax(gen: Generator, one: Term) -> None:
@@ -347,12 +384,11 @@ def _template(gen: Generator, outs: list[Out]) -> str:
     pointers = [name for name, _ in gen.loads.values()]
     extremes = [k for k, out in enumerate(outs) if out.kind in OF_TWO]
     results = [f'out{k}' for k in range(len(outs))] + [f'arg{k}' for k in extremes]
-    if gen.grouped:
-        results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
-        results += [f'parg{k}' for k in extremes]
-    schedule = ['rowptr', 'col', 'perm', 'group_row', 'long_row', 'long_shift']
+    results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
+    results += [f'parg{k}' for k in extremes]
+    numbers = ['num_rows', 'num_programs', 'num_pieces', 'num_blocks', 'size', 'rounds']
     head = ', '.join([
-        *schedule, *pointers, *results, 'seed_at', 'num_items', 'num_programs',
+        'rowptr', 'col', 'perm', 'starts', *pointers, *results, 'seed_at', *numbers,
         'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr', 'BE: tl.constexpr',
         *(f'B{k}: tl.constexpr' for k in range(rank)),
         *(f'STEP_{name}: tl.constexpr' for (role, _), (name, _) in gen.loads.items()
@@ -360,7 +396,8 @@ def _template(gen: Generator, outs: list[Out]) -> str:
     ])  # fmt: skip
     out = [
         *ADDED.split('\n'),
-        "@triton.jit(do_not_specialize=['num_items', 'num_programs'])",
+        *SEARCH.split('\n'),
+        f'@triton.jit(do_not_specialize={numbers})',
         f'def message_pass({head}):',
         '    pid = tl.program_id(0)',
     ]
@@ -386,31 +423,29 @@ def _template(gen: Generator, outs: list[Out]) -> str:
         inputs = ', '.join(['None', ':', *['None'] * (rank - 1)])
         add(1, f'i{size} = tl.arange(0, {block_of(size)})[{inputs}]')
         add(1, f'j{size} = tl.arange(0, {block_of(size)})[{shaped(0)}]')
-    add(1, *gen.first, 'for item in range(pid, num_items, num_programs):')
-    add(2, 'begin = tl.load(rowptr + item)', 'end = tl.load(rowptr + item + 1)')
-    if gen.grouped:
-        add(
-            2, 'row = tl.load(group_row + item)', 'long = row < 0',
-            'which = tl.where(long, -1 - row, 0)',
-            'slot = item - tl.load(long_shift + which, long, 0)',
-            'row = tl.where(long, tl.load(long_row + which, long, 0), row)',
-        )  # fmt: skip
-    else:
-        add(2, 'row = item')
-    add(2, *gen.before, *gen.starts, f'e = tl.arange(0, BE)[{shaped(0)}]')
+    add(1, *gen.first)
+    if gen.stores:
+        add(1, 'stored = pid < 0', 'terms = 0')
+    add(1, 'num_items = num_pieces + num_rows', 'for item in range(pid, num_items, num_programs):')
+    add(2, *ITEM.split('\n'), 'for part in range(parts):')
+    add(3, *PART.split('\n'), *gen.before, *gen.starts, f'e = tl.arange(0, BE)[{shaped(0)}]')
     ahead = _reads_ahead(gen)
     if ahead:
-        add(2, 'ahead = tl.load(col + begin + e, e < end - begin, 0)')
-    add(2, 'for s in range(begin, end, BE):')
-    add(3, 'o = s + e', 'm = e < end - s')
+        add(3, 'ahead = tl.load(col + begin + e, e < end - begin, 0)')
+    add(3, 'for s in range(begin, end, BE):')
+    add(4, 'o = s + e', 'm = e < end - s')
     if ahead:
-        add(3, 'other = ahead', 'ahead = tl.load(col + o + BE, e < end - s - BE, 0)')
+        add(4, 'other = ahead', 'ahead = tl.load(col + o + BE, e < end - s - BE, 0)')
     else:
-        add(3, 'other = tl.load(col + o, m, 0)')
+        add(4, 'other = tl.load(col + o, m, 0)')
     if gen.uses_edge:
-        add(3, 'eid = o', 'if HAS_PERM:')
-        add(4, 'eid = tl.load(perm + o, m, 0)')
-    add(3, *gen.lines)
-    add(2, *gen.finals)
-    add(1, *gen.stores)
+        add(4, 'eid = o', 'if HAS_PERM:')
+        add(5, 'eid = tl.load(perm + o, m, 0)')
+    add(4, *gen.lines)
+    add(3, *gen.finals)
+    if gen.stores:
+        add(3, 'terms += tl.cdiv(end - begin, BE).to(tl.int32)')
+        add(2, f'if (terms >= {_MOST_TERMS}) | (item + num_programs >= num_items):')
+        # Threads may read what others wrote.
+        add(3, 'tl.debug_barrier()', *gen.stores, 'stored = pid >= 0', 'terms = 0')
     return '\n'.join(out) + '\n'

@@ -102,8 +102,8 @@ def message_passing(
     message = fn(**values, **{name: structure[name] for name in wanted})
     total = partial(scatter, index=target, dim=0, dim_size=num_dst)
     if reduce == 'var':
-        mean = total(message, reduce='mean')
-        return total(message * message, reduce='mean') - mean * mean
+        mean = total(message, reduce='mean').index_select(0, target)
+        return total((message - mean).square(), reduce='mean')
     return total(message, reduce=reduce)
 
 

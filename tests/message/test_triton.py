@@ -12,7 +12,7 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.utils import softmax
 
 import pyg_fast
-from pyg_fast.message._groups import reduction
+from pyg_fast.message._pieces import combination
 from pyg_fast.message._plan import Plan
 from pyg_fast.message._run import Passes, Recipe, _jitted
 from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
@@ -81,20 +81,20 @@ def plan_of(name: str) -> Plan:
 
 
 def recipes(name: str) -> Iterator[Recipe]:
-    """The kernels of a training step: that of the forward pass divides long rows."""
+    """The kernels of a training step."""
     passes = Passes(plan_of(name))
     needs = tuple(True for _ in passes.plan.inputs)
     local = passes.local(needs)
     joint = passes.joint(cuda=True)
     if joint is not None:
-        yield joint.recipe(torch.float32, True)
+        yield joint.recipe(torch.float32)
     for n in range(len(passes.plan.softmaxes)):
-        yield passes.of_softmax(n).recipe(torch.float32, True)
+        yield passes.of_softmax(n).recipe(torch.float32)
         if not passes.is_multiple(n):
-            yield passes.dot(n).recipe(torch.float32, True)
-    yield passes.forward(local).recipe(torch.float32, True)
+            yield passes.dot(n).recipe(torch.float32)
+    yield passes.forward(local).recipe(torch.float32)
     for step in passes.backward(needs, local):
-        yield step.one.recipe(torch.float32, False)
+        yield step.one.recipe(torch.float32)
 
 
 def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capability: int) -> str:
@@ -103,16 +103,16 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
     from triton.compiler import ASTSource
 
     function = _jitted(text, name)
-    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'tl.exp(most0 - n0)' in text
-    kinds = {'seed_at': '*i64', 'num_items': 'i32', 'num_programs': 'i32'}
-    kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'group_row', 'long_row'], '*i32')
-    kinds |= {'long_shift': '*i32', 'long_ptr': '*i32'}
+    has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'b0 = 1.0 / b0' in text
+    kinds = {'seed_at': '*i64', 'rounds': 'i32', 'size': 'i32'}
+    kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'starts'], '*i32')
 
     def kind(parameter: str) -> str:
         if parameter in constants:
             return 'constexpr'
         is_place = not has_softmax and re.fullmatch(r'p?arg\d*', parameter)
-        return kinds.get(parameter, '*i32' if is_place else '*fp32')
+        is_number = re.fullmatch(r'num_\w+|size\d+', parameter)
+        return kinds.get(parameter, 'i32' if is_number else '*i32' if is_place else '*fp32')
 
     names = function.arg_names
     signature = {parameter: kind(parameter) for parameter in names}
@@ -174,14 +174,13 @@ def test_heads_are_in_tiles() -> None:
     assert ((2, 32), 2) in found
 
 
-@pytest.mark.parametrize('results', [
-    (('sum', 64),), (('mean', 300), ('sum', 7)), (('max', 64), ('min', 3), ('sum', 1)),
-    (('softmax', 8), ('weighted', 64), ('weighted', 130)),
+@pytest.mark.parametrize('kinds', [
+    ('sum',), ('mean', 'sum'), ('max', 'min', 'sum'), ('softmax', 'weighted', 'weighted'),
 ], ids=str)  # fmt: skip
-def test_reductions_compile(results: tuple[tuple[str, int], ...]) -> None:
+def test_combinations_compile(kinds: tuple[str, ...]) -> None:
     constants = {'ACC': triton.language.float32}
-    ptx = compiled(reduction(results).text, 'message_reduce', constants, 1, 80)
-    assert ptx.count('st.global') >= len(results)
+    ptx = compiled(combination(kinds), 'message_combine', constants, 4, 80)
+    assert ptx.count('st.global') >= len(kinds)
 
 
 @pytest.mark.parametrize('sizes', [[8], [8, 16], [1500, 1]], ids=str)

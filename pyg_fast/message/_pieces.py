@@ -1,0 +1,284 @@
+"""Long rows in pieces, which programs of their own add up, and the kernel that combines them.
+
+Edges are divided into blocks of equal size, and a row is long if it has more edges than a block.
+Its pieces are its edges in each block. So a block has at most two pieces: of the row that begins
+before it, and of one that begins in it.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ._generator import ADDED
+
+_MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
+# Programs that look for pieces, and those that combine them: each takes blocks at equal distances.
+_MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**10
+_LANES, _STARTS = 2 * _MOST_BLOCKS // _MOST_PROGRAMS, _MOST_BLOCKS // _MOST_COMBINING
+_COLUMNS = 32  # of a program that combines
+
+
+class Pieces(NamedTuple):
+    """How long rows are divided. Each block has two partial results, one for each piece."""
+
+    size: int  # edges of a block, and the most of a row that is not long
+    num_blocks: int
+    num_programs: int
+
+
+def pieces_of(num_edges: int, least: int = _LEAST_SIZE, most: int = _MOST_BLOCKS) -> Pieces:
+    """By the number of edges alone, which the host knows without waiting for the device. At most
+    `most` blocks have at least `least` edges each; none if all edges fit into one."""
+    size = max(least, -(-num_edges // most))
+    num_blocks = -(-num_edges // size) if num_edges > size else 0
+    return Pieces(size, num_blocks, min(num_blocks, _MOST_PROGRAMS))
+
+
+_LAST = '''@triton.jit
+def last_of(rows, lane):
+    return tl.max(tl.where(rows >= 0, lane, -1))
+
+
+'''
+# Functions that passes call. A program finds the pieces of all its blocks at once, with two lanes
+# for each: of its first edge, in a row that begins before the block, and of its last one.
+SEARCH = f'''{_LAST}@triton.jit
+def long_rows(rowptr, lane, block, num_blocks, num_rows, size, rounds):
+    first = block * size
+    last = tl.minimum(first + size, tl.load(rowptr + num_rows)) - 1
+    before = lane % 2 == 0
+    edge = tl.where(before, first, last)
+    row = tl.zeros([{_LANES}], rowptr.dtype.element_ty)
+    for k in range(rounds):
+        at = row + (1 << (rounds - 1 - k))
+        inside = at < num_rows
+        row = tl.where(inside & (tl.load(rowptr + at, inside, 0) <= edge), at, row).to(row.dtype)
+    begin = tl.load(rowptr + row)
+    is_long = tl.load(rowptr + row + 1) - begin > size
+    is_inside = (block < num_blocks) & (first <= last) & (begin <= edge)
+    return tl.where(is_long & is_inside & ((begin < first) == before), row, -1).to(row.dtype)
+
+
+'''
+# The unit of work of a program: a row unless it is long, or the pieces in some blocks.
+ITEM = f'''\
+row = (item - num_pieces).to(rowptr.dtype.element_ty)
+begin = tl.load(rowptr + tl.maximum(row, 0))
+end = tl.load(rowptr + tl.maximum(row, 0) + 1)
+parts = (end - begin <= size).to(tl.int32)
+lane = tl.arange(0, {_LANES})
+rows = tl.full([{_LANES}], -1, row.dtype)
+if item < num_pieces:
+    block = item + num_pieces * (lane // 2)
+    rows = long_rows(rowptr, lane, block.to(tl.int64), num_blocks, num_rows, size, rounds)
+    parts = tl.sum((rows >= 0).to(tl.int32))
+    tl.store(starts + block, rows, (lane % 2 == 1) & (block < num_blocks) & (tile == 0))'''
+PART = '''\
+slot = -1
+if item < num_pieces:
+    which = last_of(rows, lane)
+    row = tl.max(tl.where(lane == which, rows, -1))
+    rows = tl.where(lane == which, -1, rows)
+    block = item + num_pieces * (which // 2)
+    slot = 2 * block + which % 2
+    first = block.to(tl.int64) * size
+    begin = tl.maximum(tl.load(rowptr + row), first).to(begin.dtype)
+    end = tl.minimum(tl.load(rowptr + row + 1), first + size).to(end.dtype)'''
+
+# Each thread reads partial results of every `R`-th piece, so that it adds up at most 128 one after
+# another; those of threads are added as a tree.
+_FUNCTIONS = f'''@triton.jit
+def place_of(first, piece, size, f):
+    return (2 * (first + piece) + (piece == 0)) * size + f
+
+
+@triton.jit
+def sum_of(part, first, count, size, f, m, R: tl.constexpr, ACC: tl.constexpr):
+    piece = tl.arange(0, R)[:, None].to(tl.int64)
+    total = tl.zeros([R, {_COLUMNS}], ACC)
+    for start in range(0, count, R):
+        at = piece + start
+        total += tl.load(part + place_of(first, at, size, f), m & (at < count), 0)
+    return tl.reduce(total, 0, added)
+
+
+@triton.jit
+def softmax_of(
+    part, most, power, first, count, size, f, heads, head, m, R: tl.constexpr, ACC: tl.constexpr
+):
+    piece = tl.arange(0, R)[:, None].to(tl.int64)
+    highest = tl.full([R, {_COLUMNS}], float('-inf'), ACC)
+    powers = tl.zeros([R, {_COLUMNS}], ACC)
+    total = tl.zeros([R, {_COLUMNS}], ACC)
+    for start in range(0, count, R):
+        at = piece + start
+        inside = m & (at < count)
+        place = place_of(first, at, heads, head)
+        score = tl.load(most + place, inside, float('-inf'))
+        new = tl.maximum(highest, score)
+        a = tl.where(highest == new, 1.0, tl.exp(highest - new))
+        b = tl.where(score == new, 1.0, tl.exp(score - new))
+        powers = powers * a + tl.load(power + place, inside, 0) * b
+        total = total * a + tl.load(part + place_of(first, at, size, f), inside, 0) * b
+        highest = new
+    new = tl.max(highest, axis=0)
+    a = tl.where(highest == new[None, :], 1.0, tl.exp(highest - new[None, :]))
+    powers = tl.reduce(powers * a, 0, added)
+    powers = tl.where(tl.abs(new) == float('inf'), float('nan'), powers)
+    return new, powers, tl.reduce(total * a, 0, added)
+
+
+@triton.jit
+def best_of(
+    part, place, first, count, size, f, m, SIGN: tl.constexpr, R: tl.constexpr, ACC: tl.constexpr
+):
+    piece = tl.arange(0, R)[:, None].to(tl.int64)
+    best = tl.full([R, {_COLUMNS}], float('-inf'), ACC)
+    edge = tl.full([R, {_COLUMNS}], -1, tl.int64)
+    for start in range(0, count, R):
+        at = piece + start
+        inside = m & (at < count)
+        value = SIGN * tl.load(part + place_of(first, at, size, f), inside, 0)
+        better = (value > best) | (edge < 0) | ((value != value) & (best == best))
+        best = tl.where(inside & better, value, best)
+        other = tl.load(place + place_of(first, at, size, f), inside, -1)
+        edge = tl.where(inside & better, other, edge)
+    no_nan = tl.max((best != best).to(tl.int32), axis=0) == 0
+    new = tl.max(tl.where(best == best, best, float('-inf')), axis=0)
+    new = tl.where(no_nan, new, float('nan'))
+    is_best = (edge >= 0) & ((best == new[None, :]) | (best != best))
+    is_best = is_best & ((best != best) | no_nan[None, :])
+    edge = tl.min(tl.where(is_best, edge, 9223372036854775807), axis=0)
+    return SIGN * new, edge
+
+
+'''
+_VARIANCE = f'''@triton.jit
+def variance_of(
+    part, mean, first, count, size, f, m, begin, end, block_size, R: tl.constexpr, ACC: tl.constexpr
+):
+    piece = tl.arange(0, R)[:, None].to(tl.int64)
+    origin = tl.load(mean + place_of(first, 0, size, f), m, 0)
+    total = tl.zeros([R, {_COLUMNS}], ACC)
+    squares = tl.zeros([R, {_COLUMNS}], ACC)
+    for start in range(0, count, R):
+        at = piece + start
+        inside = m & (at < count)
+        number = tl.minimum((first + at + 1) * block_size, end)
+        number = (number - tl.maximum((first + at) * block_size, begin)).to(ACC)
+        place = place_of(first, at, size, f)
+        away = tl.where(inside, tl.load(mean + place, inside, 0) - origin, 0.0)
+        total += number * away
+        squares += number * (tl.load(part + place, inside, 0) + away * away)
+    away = tl.reduce(total, 0, added) / (end - begin).to(ACC)
+    variance = tl.reduce(squares, 0, added) / (end - begin).to(ACC) - away * away
+    return tl.where(variance < 0, 0.0, variance), origin + away
+
+
+'''
+_HEAD = """@triton.jit(do_not_specialize={numbers})
+def message_combine({parameters}, ACC: tl.constexpr):
+    tile, pid = tl.program_id(0) // num_programs, tl.program_id(0) % num_programs
+    lane = tl.arange(0, {lanes})
+    block = pid + num_programs * lane.to(tl.int64)
+    rows = tl.load(starts + block, block < num_blocks, -1).to(tl.int64)
+    for each in range(tl.sum((rows >= 0).to(tl.int32))):
+        which = last_of(rows, lane)
+        row = tl.max(tl.where(lane == which, rows, -1))
+        rows = tl.where(lane == which, -1, rows)
+        first = pid + num_programs * which.to(tl.int64)
+        end = tl.load(rowptr + row + 1).to(tl.int64)
+        begin = tl.load(rowptr + row).to(tl.int64)
+        count = (end - 1) // size - first + 1
+        tile0 = 0
+"""
+# One result: a program has some of its columns. Names differ by result: Triton would join those of
+# branches.
+_RESULT = """
+tile{next} = tile{k} + tl.cdiv(size{k}, {width})
+if (tile >= tile{k}) & (tile < tile{next}):
+    f{k} = (tile - tile{k}) * {width} + tl.arange(0, {width})
+    m{k} = f{k} < size{k}
+    to{k} = row * size{k} + f{k}
+    if count <= {few}:
+        {values} = {function}({arguments}, {few}, ACC)
+    else:
+        {values} = {function}({arguments}, {many}, ACC)
+"""
+_OF_PIECES = 'first, count, size{k}, f{k}'
+_STORE = 'tl.store(out{k} + to{k}, a{k}.to(out{k}.dtype.element_ty), m{k})'
+_STORE_SECOND = 'tl.store(arg{k} + to{k}, b{k}, m{k})'
+
+
+class _Kind(NamedTuple):
+    values: str
+    function: str
+    arguments: str
+    many: int  # pieces that a program reads at once
+    lines: tuple[str, ...]
+
+
+_SUM = _Kind('a{k}', 'sum_of', f'part{{k}}, {_OF_PIECES}, m{{k}}', 256, (_STORE,))
+_BEST = _Kind(
+    'a{k}, b{k}', 'best_of', f'part{{k}}, parg{{k}}, {_OF_PIECES}, m{{k}}, 1', 128,
+    (_STORE, _STORE_SECOND),
+)  # fmt: skip
+_KINDS = {
+    'sum': _SUM,
+    'mean': _SUM._replace(lines=('a{k} = a{k} / (end - begin).to(ACC)', _STORE)),
+    'softmax': _Kind(
+        'a{k}, b{k}, c{k}', 'softmax_of',
+        f'part{{k}}, part{{k}}, parg{{k}}, {_OF_PIECES}, size{{k}}, f{{k}}, m{{k}}', 128,
+        (_STORE, 'b{k} = 1.0 / b{k}', _STORE_SECOND),
+    ),
+    # Of the softmax that is result 0, of which `size{k} // size0` numbers have the same.
+    'weighted': _Kind(
+        'c{k}, b{k}, a{k}', 'softmax_of',
+        f'part{{k}}, part0, parg0, {_OF_PIECES}, size0, f{{k}} // (size{{k}} // size0), m{{k}}',
+        128, ('a{k} = a{k} / b{k}', _STORE),
+    ),
+    'var': _Kind(
+        'a{k}, b{k}', 'variance_of',
+        f'part{{k}}, parg{{k}}, {_OF_PIECES}, m{{k}}, begin, end, size', 128,
+        (_STORE, _STORE_SECOND),
+    ),
+    'max': _BEST,
+    'min': _BEST._replace(arguments=_BEST.arguments[:-1] + '-1'),
+}  # fmt: skip
+_FEW = 16
+
+
+@lru_cache(maxsize=256)
+def combination(kinds: tuple[str, ...]) -> str:
+    """The kernel `message_combine`, which writes the long rows of results of these kinds.
+
+    Its pointers are, for each result, the partial ones and the whole, for a softmax and an extreme
+    also the second ones; then the rows that begin in each block, and the row pointers. Its numbers
+    are those of programs of a tile and of blocks, the edges of a block, and the columns of each
+    result.
+    """
+    pointers: list[str] = []
+    lines: list[str] = []
+    for k, name in enumerate(kinds):
+        kind = _KINDS[name]
+        text = _RESULT + ''.join(f'    {line}\n' for line in kind.lines)
+        text = text.replace('{arguments}', kind.arguments).replace('{values}', kind.values)
+        lines += text.format(
+            k=k, next=k + 1, width=_COLUMNS, few=_FEW, many=kind.many, function=kind.function
+        ).split('\n')  # fmt: skip
+        pointers += [f'part{k}', f'out{k}']
+        pointers += [f'parg{k}', f'arg{k}'] if _STORE_SECOND in kind.lines else []
+    numbers = ['num_programs', 'num_blocks', 'size', *(f'size{k}' for k in range(len(kinds)))]
+    head = _HEAD.format(
+        numbers=numbers, parameters=', '.join([*pointers, 'starts', 'rowptr', *numbers]),
+        lanes=_STARTS,
+    )  # fmt: skip
+    body = '\n'.join(f'        {line}' for line in lines if line)
+    functions = f'{_FUNCTIONS}{_VARIANCE}' if 'var' in kinds else _FUNCTIONS
+    return f'{ADDED}{_LAST}{functions}{head}{body}\n'
+
+
+def programs_of_combination(pieces: Pieces, sizes: Sequence[int]) -> tuple[int, int]:
+    """The programs of a tile of columns, and all."""
+    count = min(pieces.num_blocks, _MOST_COMBINING)
+    return count, count * sum(-(-size // _COLUMNS) for size in sizes)

@@ -1,0 +1,321 @@
+"""Long rows in pieces: their kernels by numpy, and results and gradients on each device."""
+
+import copy
+import itertools
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import conv as pyg
+from torch_geometric.utils import scatter, softmax
+
+import pyg_fast
+from pyg_fast.graph.graph import graph_of
+from pyg_fast.message import _run
+from pyg_fast.message._ir import EDGE, SRC, Program
+from pyg_fast.message._pieces import Pieces, pieces_of
+from pyg_fast.message._run import Pass, Schedule
+from pyg_fast.message._triton import Out
+from pyg_fast.ops import message_passing
+
+from ._by_numpy import by_numpy
+
+pytest.importorskip('triton')
+N = 12
+
+
+@given(num_edges=st.integers(0, 2**40))
+def test_sizes(num_edges: int) -> None:
+    """Memory of partial results is bounded, and short rows are not divided."""
+    size, num_blocks, num_programs = pieces_of(num_edges)
+    assert size >= 128
+    assert num_blocks <= 2**14
+    assert num_blocks * size >= num_edges * (num_blocks > 0)
+    assert (num_blocks == 0) == (num_edges <= size)
+    assert num_blocks <= 4 * num_programs
+
+
+def few_programs(num_edges: int, least: int) -> Pieces:
+    """As in large graphs, where each program has several blocks."""
+    pieces = pieces_of(num_edges, least)
+    return pieces._replace(num_programs=-(-pieces.num_blocks // 4))
+
+
+def cuda_pass(
+    outs: list[str], rowptr: list[int], x: Tensor, least: int, few: bool
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Reductions of the values of edges by the kernels of CUDA, run by numpy."""
+    program = Program()
+    at = program.add('load', (), ('edge', 0), x.shape[1:], 'float32', EDGE)
+    source = program.add('load', (), ('src', 1), x.shape[1:], 'float32', SRC)
+    value = program.point('add', at, source)
+    one = Pass(program, tuple(Out(value, kind, 'float32') for kind in outs), 'dst')
+    starts = torch.tensor(rowptr, dtype=torch.int32)
+    schedule = Schedule(starts, torch.zeros(len(x), dtype=torch.int32), None, len(rowptr) - 1)
+    inputs = {('edge', 0): x, ('src', 1): torch.zeros(1, *x.shape[1:])}
+    how = partial(few_programs if few else pieces_of, least=least)
+    with by_numpy(how):
+        return _run._run_pass_cuda(one, schedule, inputs, torch.float32, None)
+
+
+@given(
+    degrees=st.lists(st.one_of(st.integers(0, 4), st.integers(0, 70)), min_size=1, max_size=9),
+    least=st.integers(1, 9), first=st.sampled_from([0, 0, 3]), left=st.sampled_from([0, 0, 20]),
+    few=st.booleans(),
+)  # fmt: skip
+def test_every_row(degrees: list[int], least: int, first: int, left: int, few: bool) -> None:
+    """Rows that begin and end anywhere in blocks, edges before the first row and after the last."""
+    rowptr = [*itertools.accumulate(degrees, initial=first)]
+    x = torch.randint(-100, 100, (rowptr[-1] + left, 1)).float()
+    (total, best), (_, edge) = cuda_pass(['sum', 'max'], rowptr, x, least, few)
+    for row, (begin, end) in enumerate(zip(rowptr, rowptr[1:], strict=False)):
+        own = x[begin:end, 0]
+        assert total[row] == own.sum()
+        assert best[row] == (own.max() if end > begin else 0)
+        assert edge[row] == (begin + own.argmax() if end > begin else -1)  # type: ignore[index]
+
+
+def test_not_finite() -> None:
+    """The first NaN or infinity, in whichever piece."""
+    x = torch.arange(40.0).view(-1, 1).repeat(1, 4)
+    x[17, 0] = x[29, 0] = float('nan')
+    x[5, 1] = x[38, 1] = float('inf')
+    x[3, 2] = -float('inf')
+    for least in (4, 128):
+        (high, low), (at_high, at_low) = cuda_pass(['max', 'min'], [0, 40, 40], x, least, False)
+        assert at_high.tolist() == [[17, 5, 39, 39], [-1] * 4]  # type: ignore[union-attr]
+        assert at_low.tolist() == [[17, 0, 3, 0], [-1] * 4]  # type: ignore[union-attr]
+        assert high[0].isnan().tolist() == low[0].isnan().tolist() == [True, False, False, False]
+        assert high[0, 1] == float('inf')
+        assert low[0, 2] == -float('inf')
+
+
+def test_long_sums() -> None:
+    """No thread adds many numbers one after another, which would lose the last ones."""
+    x = torch.full((60_000, 1), 0.1)
+    x[0] = 2.0**11
+    exact = x.double().sum()
+    (total,), _ = cuda_pass(['sum'], [0, 60_000], x, 600, False)
+    assert abs(total[0, 0] - exact) <= 2e-6 * exact
+    assert abs(x.flatten().numpy().cumsum()[-1] - exact) > 1e-5 * exact  # One by one it is not.
+
+
+class Plain(MessagePassing):
+    def __init__(self, aggr: Any) -> None:
+        super().__init__(aggr, node_dim=0)
+        self.scale = torch.nn.Parameter(torch.randn(6))
+        self.lin = torch.nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor, w: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=w)
+
+    def message(self, x_i: Tensor, x_j: Tensor, w: Tensor) -> Tensor:
+        return torch.sigmoid(x_j * self.scale + x_i) * self.lin(w)
+
+
+class Attends(Plain):
+    def message(  # type: ignore[override]
+        self, x_i: Tensor, x_j: Tensor, w: Tensor, index: Tensor, size_i: int
+    ) -> Tensor:
+        score = (x_i * x_j * self.scale).unflatten(-1, (2, -1)).sum(-1, keepdim=True)
+        return softmax(score, index, num_nodes=size_i) * (x_j + w).unflatten(-1, (2, -1))
+
+
+class AttendsAndMore(Plain):
+    """Its message is no multiple of its softmax."""
+
+    def message(  # type: ignore[override]
+        self, x_i: Tensor, x_j: Tensor, w: Tensor, index: Tensor, size_i: int
+    ) -> Tensor:
+        score = (x_i * x_j * self.scale).sum(-1, keepdim=True)
+        return self.lin(w) + softmax(score, index, num_nodes=size_i) * x_j
+
+
+LAYERS = [
+    *((Plain, aggr) for aggr in ('sum', 'mean', 'max', 'min', 'var', ['mean', 'max', 'std'])),
+    (Attends, 'sum'), (Attends, 'mean'), (AttendsAndMore, 'sum'), (AttendsAndMore, 'max'),
+]  # fmt: skip
+of_layer = pytest.mark.parametrize(
+    ('kind', 'aggr'), LAYERS, ids=lambda x: x.__name__ if isinstance(x, type) else str(x)
+)
+
+
+def hub(end: int, share: float, num_edges: int, num_nodes: int) -> Tensor:
+    """Edges of which a share comes from (end 0) or goes to (end 1) one node."""
+    edges = torch.randint(num_nodes, (2, num_edges))
+    edges[end, : int(share * num_edges)] = 1
+    return edges[:, torch.randperm(num_edges)]
+
+
+def training(conv: Any, x: Tensor, edges: Any, w: Tensor, weight: Tensor | None) -> list[Tensor]:
+    """The result, and the gradients of features, values of edges and parameters."""
+    leaves = [x.clone().requires_grad_(), w.clone().requires_grad_()]
+    out = conv(leaves[0], edges, leaves[1])
+    weight = torch.ones_like(out) if weight is None else weight
+    leaves += [p for p in conv.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(out, leaves, weight, allow_unused=True)
+    return [out.detach(), *(grad for grad in grads if grad is not None)]
+
+
+@of_layer
+def test_training_by_numpy(kind: type, aggr: Any) -> None:
+    """Both passes of CUDA, with hubs of all edges and of half."""
+    conv = kind(aggr).double()
+    fast = pyg_fast.accelerate(copy.deepcopy(conv).float())
+    for end, share, least in ((1, 1.0, 5), (0, 0.5, 7)):
+        x, w = (torch.randn(n, 6, dtype=torch.float64) for n in (N, 90))
+        edges = hub(end, share, 90, N)
+        weight = torch.randn_like(conv(x, edges, w))
+        wanted = training(conv, x, edges, w, weight)
+        with by_numpy(partial(pieces_of, least=least)) as names:
+            found = training(fast, x.float(), edges, w.float(), weight.float())
+        assert not fast._last_run
+        assert names.count('message_combine') >= 2
+        for a, b in zip(found, wanted, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-5)
+
+
+def exact_training(
+    conv: Any, x: Tensor, edges: Tensor, w: Tensor, weight: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """What :func:`training` returns, in float64, each with the sum of its absolute terms."""
+    conv = copy.deepcopy(conv).double()
+    x, w, weight, index, num_edges = x.double(), w.double(), weight.double(), edges[1], len(w)
+    params = {name: p.detach() for name, p in conv.named_parameters()}
+    # Each edge has its own ends and parameters: their gradients are the terms.
+    own = {name: p.expand(num_edges, *p.shape) for name, p in params.items()}
+    own |= {'x_i': x[index], 'x_j': x[edges[0]], 'w': w}
+    own = {name: value.clone().requires_grad_() for name, value in own.items()}
+    del conv.scale
+    conv.scale = own['scale']
+    conv.lin = torch.nn.Identity()
+    conv.lin.forward = lambda a: (a.unsqueeze(1) * own['lin.weight']).sum(-1) + own['lin.bias']
+    args = (own['x_i'], own['x_j'], own['w'])
+    message = conv.message(*args, *([] if type(conv) is Plain else [index, len(x)]))
+    out = conv.aggr_module(message, index, dim_size=len(x), dim=0)
+    grads = torch.autograd.grad(out, own.values(), weight, allow_unused=True)
+    of = {name: grad for name, grad in zip(own, grads, strict=True) if grad is not None}
+    size = message.abs().max()
+    if conv.aggr in ('sum', 'mean'):
+        size = scatter(message.abs(), index, 0, len(x), reduce=conv.aggr)
+    found = [out.detach()], [size]
+    for to, some in zip(found, (of, {name: grad.abs() for name, grad in of.items()}), strict=True):
+        x_grad = torch.zeros_like(x).index_add_(0, index, some['x_i'])
+        x_grad.index_add_(0, edges[0], some['x_j'])
+        to += [x_grad, some['w'], *(some[name].sum(0) for name in params if name in some)]
+    return list(zip(*found, strict=True))
+
+
+@of_layer
+def test_hubs(kind: type, aggr: Any, device: torch.device) -> None:
+    """Sums are as exact as pairwise sums at any degree, and have the same bits at every call."""
+    on_cuda = device.type == 'cuda'
+    count, num_edges = 1_000, 300_000 if on_cuda else 20_000
+    conv = kind(aggr).to(device)
+    fast = pyg_fast.accelerate(copy.deepcopy(conv))
+    x, w = (torch.rand(n, 6, device=device) for n in (count, num_edges))
+    for end, share in itertools.product((0, 1), (0.1, 0.95)):
+        edges = hub(end, share, num_edges, count).to(device)
+        weight = torch.randn_like(conv(x, edges, w))
+        found = training(fast, x, edges, w, weight)
+        assert not fast._last_run
+        again = training(fast, x, edges, w, weight)
+        exact = exact_training(conv, x, edges, w, weight)
+        for a, b, (value, size) in zip(found, again, exact, strict=True):
+            assert a.equal(b)
+            assert (a - value).abs().max() <= (2e-6 if on_cuda else 1e-3) * size.max()
+
+
+PYG_LAYERS = {
+    'GINE': (lambda: pyg.GINEConv(torch.nn.Linear(6, 6), edge_dim=3), 3),
+    'GINE, product of matrices': (lambda: pyg.GINEConv(torch.nn.Linear(16, 6), edge_dim=20), 20),
+    'PNA': (lambda: pyg.PNAConv(6, 6, ['mean', 'max', 'min', 'std'], ['identity'],
+                                torch.tensor([0, 5])), None),
+    'Transformer, edges': (lambda: pyg.TransformerConv(6, 4, heads=2, edge_dim=5), 5),
+    'Transformer, tiles of heads': (lambda: pyg.TransformerConv(6, 24, heads=3), None),
+    'FeaSt': (lambda: pyg.FeaStConv(6, 5, heads=2), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PYG_LAYERS)
+def test_layers_by_numpy(name: str) -> None:
+    """Programs of several tiles, of many rows and of products of matrices."""
+    make, edge_dim = PYG_LAYERS[name]
+    conv = make().double()
+    fast = pyg_fast.accelerate(copy.deepcopy(conv).float())
+    x = torch.randn(N, 16 if 'product' in name else 6, dtype=torch.float64)
+    edges = hub(1, 0.5, 70, N)
+    w = () if edge_dim is None else (torch.randn(70, edge_dim, dtype=torch.float64),)
+
+    def step(conv: Any, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [each.to(dtype).requires_grad_() for each in (x, *w)]
+        out = conv(leaves[0], edges, *leaves[1:])
+        weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+        return [out, *torch.autograd.grad(out, [*leaves, *conv.parameters()], weight)]
+
+    wanted = step(conv, torch.float64)
+    with by_numpy(partial(few_programs, least=4)) as names:
+        found = step(fast, torch.float32)
+    assert not fast._last_run
+    assert names.count('message_combine') >= 2
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-5)
+
+
+def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program adds its sums over all edges to those in memory before they are long."""
+    program = Program()
+    at = program.add('load', (), ('edge', 0), (1,), 'float32', EDGE)
+    one = Pass(program, (Out(at, 'total', 'acc'),), 'dst')
+    num_rows, degree = 80, 100
+    x = torch.full((num_rows * degree, 1), 0.1)
+    x[0] = 2.0**10
+    rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
+    schedule = Schedule(rowptr, torch.zeros(len(x), dtype=torch.int32), None, num_rows)
+    monkeypatch.setattr(_run, '_num_programs', lambda *args: 1)
+    monkeypatch.setattr(_run, 'tile_shape', lambda source: _run.Tile(1, (1,), 1))
+    with by_numpy(partial(pieces_of, least=100_000)):
+        (total,), _ = _run._run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)
+    exact = x.double().sum()
+    assert total.shape == (1, 1)
+    assert abs(total - exact) <= 1e-5 * exact
+    assert abs(x.flatten().numpy().cumsum()[-1] - exact) > 1e-4 * exact  # One by one it is not.
+
+
+def test_variance_of_equal_messages(device: torch.device) -> None:
+    """It is 0, however large they are and however many."""
+    for num_edges in (3_000, 300_000 if device.type == 'cuda' else 3_000):
+        edges = hub(1, 0.5, num_edges, N).to(device)
+        x = torch.tensor([0.1, 1 / 3, 1e4 / 7, -1e-3]).to(device)
+        src, dst = x.expand(N, 4), torch.rand(N, 4, device=device)
+        for fn in (lambda a, b: a * b, lambda a, b: (a * b).sum(-1, keepdim=True) + a):
+            out = message_passing(
+                edges, fn, {'a': src}, {'b': dst}, reduce='var', strict=True
+            )
+            assert out.eq(0).all()
+
+
+def test_variance_of_equal_messages_by_numpy() -> None:
+    edges, x = hub(1, 0.5, 90, N), torch.tensor([0.1, 1e4 / 7]).expand(N, 2)
+    with by_numpy(partial(pieces_of, least=4)) as names:
+        out = message_passing(edges, lambda a: a * 0.3, {'a': x}, reduce='var', strict=True)
+    assert names == ['message_pass', 'message_combine']
+    assert out.eq(0).all()
+
+
+def test_memory(cuda: torch.device) -> None:
+    """Partial results take at most 32,768 rows, whatever the number of edges."""
+    edges = torch.stack([torch.randint(1_000, (3_000_000,)), torch.zeros(3_000_000).long()])
+    graph = graph_of(edges.to(cuda), 1_000, 1_000)
+    x = torch.rand(1_000, 32, device=cuda)
+    message_passing(graph, torch.sigmoid, {'input': x}, strict=True)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    message_passing(graph, torch.sigmoid, {'input': x}, strict=True)
+    most = torch.cuda.max_memory_allocated() - before
+    assert most <= (32_768 + 2 * 1_000) * 32 * 4 + 2**18
