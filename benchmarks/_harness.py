@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from . import _cusparse, _graphs
+from ._turns import BEFORE, Before, Turns, beside
 
 ROOT = Path(__file__).parent.parent
 DTYPES = {
@@ -425,6 +426,7 @@ class Bench:
     ``--parts`` chooses from ``parts``, of which those ``on_request`` run only if they are named.
     ``graphs``: the default of ``--graphs``, which takes ``known_graphs``; ``None``: no such option.
     ``notes`` are lines of the report; ``options`` has further options by their names.
+    ``--before`` names a second built checkout, whose figures stand beside ours.
     """
 
     TIMES = (
@@ -450,7 +452,21 @@ class Bench:
                 {'action': 'store_true'} if option.default is False else
                 {'type': option.parse, 'nargs': option.nargs})
             line.add_argument(f"--{key.replace('_', '-')}", help=option.help or None, **flag)
+        line.add_argument(
+            '--before', type=Path, metavar='TREE', help='a second built checkout, in turns')
+        line.add_argument('--in-turns', action='store_true', help=argparse.SUPPRESS)
         self.args = args = line.parse_args(argv)
+        self.before: Before | None = None
+        self.turns: Turns | None = None
+        if args.in_turns:
+            self.turns = Turns(sys.stdin, sys.stdout)
+            sys.stdout = sys.stderr
+        elif args.before is not None:
+            given = sys.argv[1:] if argv is None else argv
+            self.before = Before(args.before.resolve(), name.replace('-', '_'), given)
+            commit = _output('git', '-C', str(args.before), 'rev-parse', 'HEAD')
+            args.before = commit or args.before.name
+            notes = [*(notes or ()), f'Before: the package of {args.before[:7] or "another tree"}.']
         self.wall = start(args)
         for key, option in options.items():
             if getattr(args, key) is None:
@@ -507,13 +523,26 @@ class Bench:
         and a rival. ``label``: name of the widths; ``facts``: further columns; ``section``: as in
         :class:`Section`.
         """
+        if self.turns:
+            free(self.cuda)
+            self.turns.say(
+                (title, graph, width), {n: {
+                    field.name: getattr(result, field.name)
+                    for field in dataclasses.fields(Result)} for n, result in results.items()},
+                {name: fact for name, fact in facts.items() if name.startswith('ours')})
+        if self.before:
+            told = self.before.cell(title, graph, width)
+            pairs = [*pairs, *((n, BEFORE + n) for n in told['results'] if n in results)]
+            results = beside(results, {n: Result(**r) for n, r in told['results'].items()})
+            facts = beside(facts, told['facts'])
         into = self.report.section(title, kind or Section, width=label, **section)
         into.compare(ours, rivals, pairs)
         into.cells.append(Cell(graph, width, dict(results), dict(facts)))
-        self.report.save()
-        log(f'{title}: {graph}, {into.width}={width}: ' + ', '.join(
-            f'{name} {result.text()}' for name, result in results.items()) + ', '.join(
-            f'{name} {shown(fact)}' for name, fact in facts.items()))
+        if not self.turns:
+            self.report.save()
+            log(f'{title}: {graph}, {into.width}={width}: ' + ', '.join([
+                *(f'{name} {result.text()}' for name, result in results.items()),
+                *(f'{name} {shown(fact)}' for name, fact in facts.items())]))
         return into
 
     def measure(
@@ -526,9 +555,10 @@ class Bench:
 
         The section compares the first contender of ours with the best rival, and with each.
         """
-        found = measure(contenders, settings or self.wall)
+        found = measure(self._of_turn(contenders), settings or self.wall)
         results = dict(made(found)) if made else found
-        self.add(title, graph, width, results, facts=facts(results) if facts else {},
+        self.add(title, graph, width, results,
+                 facts=facts(results) if facts and not self.turns else {},
                  **self._cell(contenders, cell))
         return results
 
@@ -537,9 +567,9 @@ class Bench:
         shared: Sequence[Contender], settings: Settings, **cell: Any,
     ) -> dict[int, dict[str, Result]]:
         """Measures a cell for each k; contenders in ``shared`` run once for all of them."""
-        measured = measure([
+        measured = measure(self._of_turn([
             *(dataclasses.replace(each, name=f'{each.name}, k={k}')
-              for k, contenders in of_k.items() for each in contenders), *shared], settings)
+              for k, contenders in of_k.items() for each in contenders), *shared]), settings)
         results: dict[int, dict[str, Result]] = {}
         for k, contenders in of_k.items():
             results[k] = {each.name: measured[f'{each.name}, k={k}'] for each in contenders}
@@ -548,6 +578,11 @@ class Bench:
                 title, graph, k, results[k], **self._cell([*contenders, *shared], dict(cell)))
         return results
 
+    def _of_turn(self, contenders: Sequence[Contender]) -> Sequence[Contender]:
+        """What this process measures: as another tree only what is ours, which may be wrong."""
+        return contenders if self.turns is None else [
+            dataclasses.replace(each, ours=False, check=None) for each in contenders if each.ours]
+
     @staticmethod
     def _cell(contenders: Sequence[Contender], cell: dict[str, Any]) -> dict[str, Any]:
         cell.setdefault('ours', next((each.name for each in contenders if each.ours), ''))
@@ -555,7 +590,10 @@ class Bench:
         return cell
 
     def finish(self) -> None:
-        self.report.finish()
+        if self.before:
+            self.before.end()
+        if not self.turns:
+            self.report.finish()
 
 
 # Reports ----------------------------------------------------------------------------------------

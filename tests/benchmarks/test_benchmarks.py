@@ -13,6 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
+import _forks
 import pytest
 import torch
 
@@ -50,7 +51,7 @@ def check_report(report: dict, markdown: str) -> None:
 def test_one_command_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
     command = importlib.import_module('benchmarks.__main__')
     known = command.benchmarks()
-    assert {'spmm', 'layers', 'before_after', 'report', 'papers'} <= known.keys()
+    assert {'spmm', 'layers', 'before_after', 'hubs', 'report', 'papers'} <= known.keys()
     assert all(known.values())
     monkeypatch.setattr('sys.argv', ['benchmarks', 'no such'])
     with pytest.raises(SystemExit, match='layers  '):
@@ -196,6 +197,144 @@ def test_before_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert '| tiny: GCN step, prepared |' in markdown
     with pytest.raises(SystemExit, match=f'{tmp_path}: .*pyg_fast'):  # of another tree
         before_after.main([str(tmp_path), '--sizes', 'tiny', '--device', 'cpu'])
+
+
+def test_hubs(tmp_path: Path) -> None:
+    report, markdown, _ = run(
+        'hubs', tmp_path, '--parts', 'layers,both,batches,relations', '--layers', 'SAGE max')
+    check_report(report, markdown)
+    *tables, relations = report['sections']
+    assert [section['title'] for section in tables] == [
+        'A row and a column of h edges', "flow='target_to_source'",
+        'A batch of FastNeighborLoader']
+    for section in tables:
+        assert [(cell['graph'], cell['width']) for cell in section['cells']] == [
+            ('SAGE max', 0), ('SAGE max', 1000)]
+        without, hub = (cell['facts'] for cell in section['cells'])
+        times = [
+            cell['results']['ours, prepared']['median_ms'] for cell in section['cells']]
+        assert without['ours, prepared / h = 0'] == 1
+        assert hub['ours, prepared / h = 0'] == pytest.approx(times[1] / times[0], rel=1e-3)
+    for section in report['sections']:
+        for cell in section['cells']:
+            assert cell['facts']['goal'] in ('holds', 'fails')
+            assert all(result['error'] <= 1 for result in cell['results'].values())
+    assert len(relations['cells']) == 2
+    sizes = report['graphs']
+    assert sizes['batch, h = 1,000']['largest_column'] > sizes['batch, h = 1,000']['edges'] / 4
+
+
+@pytest.mark.optional
+def test_more_hubs(tmp_path: Path) -> None:
+    report, markdown, _ = run('hubs', tmp_path, '--parts', 'layers,hetero,widths')
+    check_report(report, markdown)
+    layers, types, widths = report['sections']
+    assert [cell['graph'] for cell in layers['cells']] == [
+        'own sum', 'SAGE max', 'GATv2 8 x 8'] * 2
+    assert [cell['graph'] for cell in types['cells']] == ['SAGE 64', 'GATv2 4 x 16'] * 2
+    assert len(widths['cells']) == 5
+    for cell in widths['cells']:
+        assert cell['results'].keys() == {'ours', 'ours, multiple of 4'}
+
+
+def test_goals_of_hubs(harness) -> None:
+    from benchmarks import hubs
+    verdict = hubs.Verdict()
+
+    def cell(plain: float, prepared: float, pyg: float | None) -> dict:
+        times = {hubs.PLAIN: plain, hubs.PREPARED: prepared, hubs.PYG: pyg}
+        return verdict('GCN', {name: harness.Result(median_ms=ms) for name, ms in times.items()})
+
+    assert cell(2.0, 1.0, 2.5)['goal'] == 'holds'
+    assert cell(2.5, 1.3, 2.5) == {
+        'ours, edge_index / h = 0': 1.25, 'ours, prepared / h = 0': 1.3, 'goal': 'holds'}
+    assert cell(2.7, 1.0, 5.0)['goal'] == 'fails'
+    assert cell(2.0, 1.4, 5.0)['goal'] == 'fails'
+    assert cell(2.0, 1.0, 1.9)['goal'] == 'fails'
+    assert cell(2.0, 1.0, None)['goal'] == 'holds'
+    assert verdict.held == [True, True, False, False, False, True]
+
+
+@pytest.mark.parametrize('name', ['sum, weights', 'mean', 'GAT', 'GATv2'])
+def test_errors_of_sums(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from benchmarks import hubs
+    for place in hubs.PLACES:
+        terms = hubs.Terms(hubs.SUMS[name], place, 800, torch.device('cpu'))
+        if place != '1,000 nodes':
+            src, dst = terms.edge_index.unbind()
+            assert not bool((dst if place == 'one row' else src).any())
+        for which in (hubs.PLAIN, hubs.PREPARED, hubs.PYG):
+            assert 0 < terms.error(which) < 5e-6
+        for magnitude, value in zip(
+                terms._in_double(True), terms._in_double(False), strict=True):
+            assert (magnitude >= value.abs() * (1 - 1e-12)).all()
+    right = hubs.SUMS[name].ours
+    for wrong in (
+            lambda *args, **given: right(*args, **given) * (1 + 1e-5),
+            lambda *args, **given: right(*args, **{
+                key: value * (1 + 1e-5) - value.detach() * 1e-5 for key, value in given.items()})):
+        terms.sums = hubs.SUMS[name]._replace(ours=wrong)
+        assert terms.error(hubs.PLAIN) > 5e-6
+
+
+def test_a_tree_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process measures the same cells; here before this one does."""
+    from benchmarks import _turns, hubs
+
+    class Process:
+        def __init__(self, command: list[str], **_) -> None:
+            assert command[1:5] == [_turns.__file__, str(ROOT), 'hubs', '--quick']
+            self.stdin, answers = io.StringIO(), io.StringIO()
+            with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
+                patch.setattr('sys.stdin', io.StringIO('\n' * 9))
+                patch.setattr('sys.stdout', answers)
+                hubs.main(command[4:])
+            self.stdout = io.StringIO(answers.getvalue())
+
+        def communicate(self) -> None:
+            assert self.stdout.read() == ''
+
+    monkeypatch.setattr(_turns, 'Popen', Process)
+    report, markdown, _ = run(
+        'hubs', tmp_path, '--parts', 'layers', '--layers', 'SAGE max', '--before', str(ROOT))
+    assert len(report['arguments']['before']) == 40  # the commit, not where it lies
+    check_report(report, markdown)
+    (section,) = report['sections']
+    for cell in section['cells']:
+        assert list(cell['results']) == [
+            'ours, edge_index', 'before, ours, edge_index', 'ours, prepared',
+            'before, ours, prepared', 'PyG']
+        assert cell['results']['before, ours, prepared']['error'] is None
+    rows = [(row['ours'], row['rival']) for row in section['summary']]
+    assert ('ours, prepared', 'before, ours, prepared') in rows
+    monkeypatch.undo()
+    ended = _forks.run(_turns.__file__, str(tmp_path), 'hubs', '--in-turns')
+    assert f'{tmp_path} has no pyg_fast' in ended.stderr
+
+
+def test_facts_of_a_tree(harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from benchmarks import _turns
+    answers = io.StringIO()
+    turns = _turns.Turns(io.StringIO('\n\n'), answers)
+    with contextlib.suppress(SystemExit):
+        turns.say(('title', 'a', 8), {}, {'ours': 1.0})
+        turns.say(('title', 'b', 8), {}, {})
+        raise AssertionError('the second turn never came')
+    lines = [json.loads(line) for line in answers.getvalue().splitlines()]
+    assert lines[0] == {'key': ['title', 'a', 8], 'results': {}, 'facts': {'ours': 1.0}}
+    assert len(lines) == 2
+    bench = harness.Bench('hubs', '', ['--device', 'cpu', '--out', str(tmp_path)])
+    bench.before = before = object.__new__(_turns.Before)
+    monkeypatch.setattr(_turns.Before, 'cell', lambda *key: lines[0])
+    bench.add('title', 'a', 8, {}, facts={'ours': 2.0, 'PyG': 3.0})
+    assert bench.report.sections[0].cells[0].facts == {'ours': 2.0, 'before, ours': 1.0, 'PyG': 3.0}
+    monkeypatch.undo()
+    before.tree, before.process = tmp_path, subprocess.Popen(
+        [sys.executable, '-c', 'print(input() + \'{"key": ["title", "b", 8]}\')'], text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with pytest.raises(SystemExit, match="measured .*'b', 8.*, expected .*'a', 8"):
+        before.cell('title', 'a', 8)
+    before.end()
 
 
 def test_paths(tmp_path: Path) -> None:

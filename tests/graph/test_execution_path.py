@@ -16,6 +16,7 @@ from torch import Tensor
 from pyg_fast.graph import ExecutionPath, PreparedGraph, execution_paths, prepare_edge_index
 from pyg_fast.graph._prepare_paths import WHOLE, _group_size
 from pyg_fast.graph.csr import prepare_graph
+from tests.ops._graphs import hubs
 
 
 @st.composite
@@ -24,6 +25,9 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     node = st.integers(0, num_nodes - 1)
     pairs = draw(st.lists(st.tuples(node, node), max_size=60))
     edge_index = torch.tensor(pairs, dtype=torch.long).view(-1, 2).t().contiguous()
+    if draw(st.integers(0, 4)) == 0:
+        share = draw(st.sampled_from([0.1, 0.5, 1.0]))
+        edge_index = hubs(num_nodes, num_nodes, 300, share, share, draw(st.booleans())).edge_index
     mask = torch.zeros(num_nodes, dtype=torch.bool)
     mask[draw(st.lists(node, min_size=1, max_size=5))] = True
     return edge_index, mask, draw(st.integers(1, 6))

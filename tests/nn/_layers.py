@@ -22,6 +22,7 @@ from torch_geometric.nn.conv import spline_conv
 
 import pyg_fast
 from pyg_fast.graph import Graph, PreparedGraph
+from tests.ops._graphs import hubs
 
 RECORD = Path(__file__).parents[2] / 'docs/systems/layers.json'
 # Not counted among the 59: the base class, layers of other libraries, and those that pass no
@@ -49,6 +50,14 @@ def graph(device: torch.device, seed: int = 0) -> Tensor:
     return edges.to(device)
 
 
+def hub_graph(device: torch.device) -> Tensor:
+    """A row and a column with most of the edges, without loops."""
+    edges = hubs(N - 3, N - 3, 1300, 0.5, 0.4, aligned=True).edge_index
+    loops = edges[0] == edges[1]
+    edges[0, loops] = (edges[0, loops] + 1) % (N - 3)
+    return edges.to(device)
+
+
 def prepared(edges: Tensor, num_src: int = N) -> EdgeIndex:
     return EdgeIndex(edges, sparse_size=(num_src, N))
 
@@ -59,11 +68,17 @@ def lean(edges: Tensor, num_src: int = N) -> PreparedGraph:
     return PreparedGraph(graph._replace(t_perm=None, missing='t_perm'))
 
 
-def arguments(names: str, device: torch.device, dtype: torch.dtype = torch.float64) -> list[Any]:
+def arguments(
+    names: str,
+    device: torch.device,
+    dtype: torch.dtype = torch.float64,
+    edges: Tensor | None = None,
+) -> list[Any]:
     """Arguments of a layer's `forward`, by name. A name with `!` is a prepared graph, one with `#`
     has no list of edges."""
     generator = torch.Generator().manual_seed(2)
-    edges = graph(device)
+    edges = graph(device) if edges is None else edges
+    num_edges = edges.size(1)
 
     def random(*shape: int) -> Tensor:
         x = torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
@@ -88,12 +103,14 @@ def arguments(names: str, device: torch.device, dtype: torch.dtype = torch.float
         'bipartite#': lambda: lean(bipartite, NUM_SRC),
         'other_edges': lambda: edges.flip(0)[:, :90],
         'hyperedges': lambda: edges,
-        'mesh': lambda: torch.stack([edges[0], torch.arange(E, device=device) // 4 % N]),
-        'weight': lambda: random(E),
-        'attr': lambda: random(E, D),
-        'pseudo': lambda: (random(E, 2) - 0.1).detach().requires_grad_(),
-        'wide': lambda: random(E, F),
-        'relation': lambda: torch.arange(E, device=device) % 3,
+        'mesh': lambda: torch.stack([edges[0], torch.arange(num_edges, device=device) // 4 % N])[
+            :, : num_edges // 4 * 4
+        ],
+        'weight': lambda: random(num_edges),
+        'attr': lambda: random(num_edges, D),
+        'pseudo': lambda: (random(num_edges, 2) - 0.1).detach().requires_grad_(),
+        'wide': lambda: random(num_edges, F),
+        'relation': lambda: torch.arange(num_edges, device=device) % 3,
         'kind': lambda: torch.arange(N, device=device) % 2,
         'hyperattr': lambda: random(int(edges[1].max()) + 1, F),
         'xs': lambda: {'a': random(NUM_SRC, F), 'b': random(N, F)},

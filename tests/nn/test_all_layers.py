@@ -22,6 +22,7 @@ from tests.nn._layers import (
     Case,
     arguments,
     assert_alike,
+    hub_graph,
     run,
 )
 
@@ -58,9 +59,15 @@ def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPa
         ' '.join(f'{n}{kind}' if n == name else n for n in names)
         for name in ('edges', 'bipartite') if name in names for kind in kinds
     ]  # fmt: skip
+    with_hubs = hub_graph(device)
+    expected_of_hubs = run(theirs, arguments(case.args, device, case.dtype, with_hubs))
     for one in given:
         got = run(ours, arguments(one, device, case.dtype))
         assert_alike(got, expected, tolerance)
+        with monkeypatch.context() as patch:
+            patch.setitem(MOST_BYTES, device.type, 2**18)
+            got = run(ours, arguments(one, device, case.dtype, with_hubs))
+        assert_alike(got, expected_of_hubs, tolerance)
         ran = what_ran(ours)
         assert ran
         for each in ran:

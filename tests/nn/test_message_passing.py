@@ -18,7 +18,18 @@ from torch_geometric.nn import conv as pyg
 import pyg_fast
 from pyg_fast.nn import FusedMessagePassing
 from tests.message._expressions import BINARY, UNARY, Expression
-from tests.nn._layers import BY_NAME, E, F, N, arguments, assert_alike, graph, prepared, run
+from tests.nn._layers import (
+    BY_NAME,
+    E,
+    F,
+    N,
+    arguments,
+    assert_alike,
+    graph,
+    hub_graph,
+    prepared,
+    run,
+)
 
 
 def _filled(leaves: list[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
@@ -71,13 +82,15 @@ AGGRS = ['sum', 'mean', 'max', ['min', 'sum']]
 
 
 def check_random(seed: int, device: torch.device, num_calls: int) -> str:
-    """Why PyG's code ran, or ''. An attribute, a parameter and the mode change between calls."""
+    """Why PyG's code ran, or ''. An attribute, a parameter and the mode change between calls, and
+    the last one is on a graph with hubs."""
     torch.manual_seed(seed)
     theirs = Random(seed, AGGRS[seed % len(AGGRS)]).to(device, torch.float64)
-    ours, edges = fused(theirs), graph(device, seed)
-    for call in range(num_calls):
+    ours = fused(theirs)
+    for call in range(num_calls + 1):
+        edges = graph(device, seed) if call < num_calls else hub_graph(device)
         x = torch.randn(N, 8, dtype=torch.float64, device=device)
-        e = torch.randn(E, 8, dtype=torch.float64, device=device)
+        e = torch.randn(edges.size(1), 8, dtype=torch.float64, device=device)
         results = []
         for conv in (ours, theirs):
             if call == 1:

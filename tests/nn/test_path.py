@@ -23,6 +23,7 @@ from pyg_fast.nn import (
     PathPreparedGNN,
     PathPreparedSAGEConv,
 )
+from tests.ops._graphs import hubs
 
 KINDS = ['gcn', 'improved', 'plain', 'sage', 'sum', 'rootless', 'gin', 'eps']
 WIDTHS = [5, 7, 3, 6, 4, 8, 2]
@@ -116,6 +117,9 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     node = st.integers(0, num_nodes - 1)
     pairs = draw(st.lists(st.tuples(node, node), max_size=50))
     edge_index = torch.tensor(pairs, dtype=torch.long).view(-1, 2).t()
+    if draw(st.integers(0, 7)) == 0:
+        share = draw(st.sampled_from([0.1, 0.5, 1.0]))
+        edge_index = hubs(num_nodes, num_nodes, 1100, share, share, draw(st.booleans())).edge_index
     if draw(st.booleans()):  # undirected
         edge_index = torch.cat([edge_index, edge_index.flip(0)], 1)
     if draw(st.booleans()):

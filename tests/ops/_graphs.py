@@ -86,15 +86,46 @@ def short_rows(*hubs: int) -> Edges:
     return Edges(torch.stack([src, dst])[:, order], num_nodes, num_nodes)
 
 
+PIECE = 128  # edges of a long row that a GPU gives to one program
+
+
+def hubs(
+    num_src: int, num_dst: int, num_edges: int, row: float, column: float, aligned: bool = False,
+    seed: int = 0,
+) -> Edges:  # fmt: skip
+    """Random edges, of which a share goes to the middle destination and a share comes from the
+    middle source. `aligned`: more edges let that row begin and end at multiples of a piece."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.rand(2, num_edges, generator=generator, dtype=torch.float64)
+    src, dst = (draw * torch.tensor([[num_src], [num_dst]])).long().unbind()
+    hub, source = num_dst // 2, num_src // 2
+    dst[: int(row * num_edges)] = hub
+    src[num_edges - int(column * num_edges) :] = source
+    if aligned:
+        before, own = int((dst < hub).sum()), int((dst == hub).sum())
+        more = [(-before % PIECE) * (hub > 0), -(own + before * (hub == 0)) % PIECE]
+        dst = torch.cat([dst, torch.tensor([0, hub]).repeat_interleave(torch.tensor(more))])
+        src = torch.cat([src, torch.randint(num_src, (sum(more),), generator=generator)])
+    order = torch.randperm(src.numel(), generator=generator)
+    return Edges(torch.stack([src, dst])[:, order], num_src, num_dst)
+
+
 @st.composite
 def edge_lists(draw: st.DrawFn, square: bool = False) -> Edges:
+    """Few edges; or some with hubs of a tenth to all of them, long enough for kernels to divide."""
     num_src = draw(st.integers(0, 12))
     num_dst = num_src if square else draw(st.integers(0, 12))
     if min(num_src, num_dst) == 0:
         return Edges(torch.empty(2, 0, dtype=torch.long), num_src, num_dst)
+    if draw(st.booleans()):
+        share = st.sampled_from([0.0, 0.1, 0.5, 1.0])
+        size = draw(st.sampled_from([1300, 129, 640]))
+        return hubs(
+            num_src, num_dst, size, draw(share), draw(share), draw(st.booleans()),
+            draw(st.integers(0, 9)),
+        )  # fmt: skip
     edge = st.tuples(st.integers(0, num_src - 1), st.integers(0, num_dst - 1))
     edges = draw(st.lists(edge, max_size=40))
-    edges += [draw(edge)] * draw(st.sampled_from([0, 0, 2, 513, 1025]))
     return Edges(torch.tensor(edges, dtype=torch.long).view(-1, 2).t(), num_src, num_dst)
 
 

@@ -72,18 +72,22 @@ def run(layer: Module, x: Tensor, data: Data) -> Tensor:
 
 
 def train(
-    name: str, data: Data, steps: int, watch: Callable[[int], None] | None = None
+    name: str,
+    data: Data,
+    steps: int,
+    watch: Callable[[int], None] | None = None,
+    lr: float = 0.1,
 ) -> list[Tensor]:
-    """Parameters and features after some steps of training both."""
+    """Parameters and features after some steps of training both, and their last gradients."""
     torch.manual_seed(0)
     layer = LAYERS[name]().to(data.x.device)
     x = data.x.clone().requires_grad_()
     wanted = [x, *layer.parameters()]
-    optimizer = torch.optim.SGD(wanted, lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(wanted, lr=lr, momentum=0.9)
     for step in range(steps):
         optimizer.zero_grad()
         run(layer, x, data)[data.train_mask].square().mean().backward()
         optimizer.step()
         if watch is not None:
             watch(step)
-    return [t.detach() for t in wanted]
+    return [t.detach() for t in wanted] + [t.grad for t in wanted if t.grad is not None]

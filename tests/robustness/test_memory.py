@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import softmax
 
+from pyg_fast import ops
+from pyg_fast.graph import prepare_edge_index
 from pyg_fast.loader import FastNeighborLoader
+from tests.ops._graphs import hubs
 
 from ._layers import LAYERS, graph, prepared, run, train
 
@@ -137,3 +141,62 @@ def test_what_is_kept_goes_with_the_graph(device: torch.device, plain: bool) -> 
     after = usage(device)
     assert all(ref() is None for ref in refs)
     assert_no_growth(before, after)
+
+
+# Partial sums of long rows ------------------------------------------------------------------------
+WIDTH, ROWS, MANY = 64, 2048, 2**20  # columns, nodes and edges
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, index: Tensor, size_i: int) -> Tensor:
+    return softmax((q * k).sum(-1, keepdim=True), index, num_nodes=size_i) * v
+
+
+def _heads(x: Tensor) -> Tensor:
+    return x.view(-1, 4, WIDTH // 4)
+
+
+DIVIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **{
+        reduce: lambda graph, x, reduce=reduce: ops.spmm(graph, x, reduce=reduce)
+        for reduce in ('sum', 'mean', 'max')
+    },
+    'gat': lambda graph, x: ops.gat(graph, _heads(x), _heads(x).sum(-1), _heads(x).mean(-1)),
+    'gatv2': lambda graph, x: ops.gatv2(graph, _heads(x), _heads(x), _heads(x)[0]),
+    'message': lambda graph, x: ops.message_passing(
+        graph, lambda q, v: torch.sigmoid(q) * v, src={'v': x}, dst={'q': x}, strict=True
+    ),
+    'softmax': lambda graph, x: ops.message_passing(
+        graph, _attention, src={'k': x, 'v': x}, dst={'q': x}, strict=True
+    ),
+}
+
+
+@pytest.mark.parametrize('is_prepared', [False, True])
+@pytest.mark.parametrize('name', DIVIDED)
+def test_partial_sums_are_bounded(cuda: torch.device, name: str, is_prepared: bool) -> None:
+    """One row and one column of half the edges: of no tensor of edges and columns."""
+    x = torch.randn(ROWS, WIDTH, device=cuda, requires_grad=True)
+    grad = torch.randn(ROWS, 4, WIDTH // 4, device=cuda)
+    peaks = []
+    for share in (0.0, 0.5):
+        edges = hubs(ROWS, ROWS, MANY, share, share).edge_index.to(cuda)
+        if is_prepared:
+            edges = prepare_edge_index(edges, (ROWS, ROWS))[0]
+
+        def step(edges: Tensor = edges) -> None:
+            out = DIVIDED[name](edges, x)
+            torch.autograd.grad(out, x, grad.view_as(out))
+
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    pieces = -(-MANY // max(128, MANY // 16384))
+    partials = 2 * pieces * WIDTH * 4
+    assert peaks[1] - peaks[0] <= partials
+    # Inputs and results a few times; of each edge its position and its scores.
+    assert peaks[1] <= partials + 24 * ROWS * WIDTH * 4 + MANY * (8 if is_prepared else 48) * 4
+    assert peaks[1] < MANY * WIDTH * 4
