@@ -114,8 +114,9 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def run(layer: Module, args: list[Any]) -> list[Tensor | None]:
-    """Results and all gradients; None where there is none."""
+    """Results, which the caller may `view`, and all gradients; None where there is none."""
     outs = tensors(layer(*args))
+    assert all(out.is_contiguous() for out in outs)
     weights = [
         torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device) for out in outs
     ]
