@@ -141,7 +141,8 @@ class Seeds:
         return count // step if self.drop_last else -(-count // step)
 
     def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """The number of each batch of this replica, and the positions of its seeds."""
+        """The number of each batch of this replica, and the positions of its seeds: a tensor of its
+        own, since the batch keeps it."""
         if self.batch_sampler is not None:
             for number, batch in enumerate(self.batch_sampler):
                 yield number, checked_positions('a sampler', batch, self.num_seeds)
@@ -158,11 +159,11 @@ class Seeds:
             if self.drop_last:
                 count -= count % size
             for number, start in enumerate(range(0, count, size)):
-                yield number, order[start : min(start + size, count)]
+                yield number, order[start : min(start + size, count)].clone()
             return
         num_parts = len(self) * self.num_replicas
         if self.drop_last:
             count = num_parts * size
         for number in range(self.rank, num_parts, self.num_replicas):
             start, end = (k * count // num_parts for k in (number, number + 1))
-            yield number, order[start:end]
+            yield number, order[start:end].clone()

@@ -130,8 +130,13 @@ class Passes:
         self.roles = [(each.role, k) for k, each in enumerate(plan.inputs)]
         self.multiple = any(map(self.is_multiple, range(len(plan.softmaxes))))
         self.has_variance = plan.outputs[-1].reduce == 'var'
-        # Of each input, the loads that get its gradient.
-        self.leaves = [before.leaves(each.at) for each in plan.inputs]
+        # Of each input, the loads that get its gradient: none if results only compare it.
+        kernel = plan.kernel
+        derived = {kernel[at].attrs for each in plan.outputs for at in kernel.leaves(each.at)}
+        self.leaves = [
+            before.leaves(each.at) if role in derived else set()
+            for each, role in zip(plan.inputs, self.roles, strict=True)
+        ]
         self.weighted_sum = weighted_sum(plan)
 
     def by_role(self, inputs: Sequence[Tensor]) -> dict[tuple[str, int], Tensor]:

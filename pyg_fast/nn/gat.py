@@ -250,7 +250,8 @@ class FusedGATConv(_FusedAttention, GATConv):
         mapped = mapped.view(-1, heads, channels)
         args = self._attention_args(graph, mapped, out_dtype)
         alpha_edge = alpha_loop = None
-        if has_edges:
+        # Without any edge, PyG's scores do not depend on the edge features and their parameters.
+        if has_edges and (edge_index.size(1) > 0 or args.num_loops > 0):
             alpha_edge, alpha_loop = self._edge_scores(
                 edge_index, edge_attr, graph, args.num_loops, acc
             )

@@ -302,7 +302,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     if rank < -node_dim:  # PyG raises an error.
         raise Fallback(f'a message of {rank} dimensions')
     if node_dim not in (0, -rank):
-        found = [out.movedim(0, node_dim) for out in found]
+        found = [out.movedim(0, node_dim).contiguous() for out in found]  # As `view` needs it.
     out = found[0]
     if len(parts) > 1 or type(aggr) not in _REDUCES or type(aggr) is StdAggregation:
         sums = dict(zip(reduces, found, strict=True))

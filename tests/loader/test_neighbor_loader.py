@@ -1,6 +1,7 @@
 """Batches: their contents and their order."""
 
 import copy
+import pickle
 import warnings
 
 import hypothesis.strategies as st
@@ -647,3 +648,20 @@ def test_graph_without_its_list(device: torch.device) -> None:
         batches.append([torch.as_tensor(batch.edge_index) for batch in loader])
     assert len(batches[0]) == 4
     assert all(map(torch.equal, *batches))
+
+
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {}, {'shuffle': True}, {'rank': 1, 'num_replicas': 2}, {'sampler': range(20_000)},
+        {'sampler': 'random_walk'}, {'subgraph_type': 'bidirectional'},
+        {'input_nodes': torch.arange(20_000)}, {'input_nodes': torch.ones(20_000).bool()},
+    ],
+)  # fmt: skip
+def test_pickles_nothing_of_other_batches(device: torch.device, kwargs: dict) -> None:
+    edge_index = torch.randint(20_000, (2, 60_000))
+    data = Data(x=torch.randn(20_000, 3), edge_index=edge_index)
+    loader = FastNeighborLoader(data, [3], batch_size=10, device=device, **kwargs)
+    for batch in (next(iter(loader)), loader(torch.arange(10))):
+        assert batch.batch_size == 10
+        assert len(pickle.dumps(batch)) < 20_000

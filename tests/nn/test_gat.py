@@ -368,6 +368,25 @@ def test_no_edges(kind: str, num_nodes: int, loops: bool, device: torch.device) 
         assert_same(gradients(theirs, x, edge_index), gradients(must_fuse(ours), x, given))
 
 
+@pytest.mark.parametrize('num_nodes', [0, 4])
+@pytest.mark.parametrize('loops', [False, True])
+def test_no_edges_with_features(num_nodes: int, loops: bool, device: torch.device) -> None:
+    """PyG leaves no gradient, where zeros would let weight decay change the parameters."""
+    edge_index = torch.empty(2, 0, dtype=torch.long, device=device)
+    x = features(num_nodes, 8, device=device).requires_grad_()
+    edge_attr = features(0, 3, device=device).requires_grad_()
+    theirs, ours = layers('gat', heads=2, edge_dim=3, add_self_loops=loops, device=device)
+    found = []
+    for conv in theirs, must_fuse(ours):
+        inputs = [x, edge_attr, *conv.parameters()]
+        out = conv(x, edge_index, edge_attr)
+        found.append([out, *torch.autograd.grad(out.sum(), inputs, allow_unused=True)])
+    for expected, got in zip(*found, strict=True):
+        assert (got is None) == (expected is None)
+        if got is not None:
+            torch.testing.assert_close(got, expected)
+
+
 @both
 def test_strided_input_and_small_indices(kind: str, device: torch.device) -> None:
     theirs, ours = layers(kind, heads=2, device=device)

@@ -131,6 +131,40 @@ def test_no_grad_message(device: torch.device) -> None:
     assert ours(x, edges(device)).requires_grad is theirs(x, edges(device)).requires_grad is False
 
 
+class Compared(MessagePassing):
+    """A threshold and features of edges have no influence on the gradient."""
+
+    def __init__(self, hoisted: bool) -> None:
+        super().__init__('sum')
+        self.hoisted = hoisted
+        self.lin, self.threshold = torch.nn.Linear(C, C), torch.nn.Parameter(torch.zeros(C))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        limit = self.lin(x_i) if self.hoisted else x_i
+        return torch.where(edge_attr > self.threshold, x_j, x_j * (limit > x_j))
+
+
+@pytest.mark.parametrize('hoisted', [False, True])
+def test_no_gradient_of_what_is_only_compared(hoisted: bool, device: torch.device) -> None:
+    theirs = Compared(hoisted).to(device)
+    ours, found = accelerate(copy.deepcopy(theirs)), []
+    for conv in (theirs, ours):
+        x, edge_attr = (
+            torch.randn(n, C, generator=torch.Generator().manual_seed(n)).to(device)
+            for n in (N, E)
+        )
+        inputs = [x.requires_grad_(), edge_attr.requires_grad_(), *conv.parameters()]
+        grads = torch.autograd.grad(
+            conv(x, edges(device), edge_attr).sum(), inputs, allow_unused=True
+        )
+        found.append([grad is None for grad in grads])
+    assert ours._last_run == ''
+    assert found[0] == found[1] == [False, *[True] * (len(found[0]) - 1)]
+
+
 def test_hooks_of_modules(device: torch.device) -> None:
     """Those registered after the first call, too."""
 
