@@ -41,6 +41,9 @@ BATCH, FAN_OUT = 1024, [15, 10, 5]
 RIGHT, WRONG = 'holds', 'fails'
 EXACT = 'PyG, float64'
 REVERSED = 'target_to_source'
+ROWS, BATCHES, TYPED = (
+    'A row and a column of h edges', 'A batch of FastNeighborLoader',
+    'Four types of nodes, eight relations')
 
 
 class Own(pyg.MessagePassing):
@@ -212,7 +215,7 @@ def run_layers(bench: Bench, title: str, one_in: Sequence[int], **options: Any) 
 
 def run_batches(bench: Bench) -> None:
     """A batch has rows of the length of the fan-out, and columns as long as the graph has."""
-    title, verdict = 'A batch of FastNeighborLoader', Verdict()
+    title, verdict = BATCHES, Verdict()
     for part in bench.args.one_in:
         hub = Hub.make(bench.args.nodes, bench.args.edges, part, torch.device('cpu'))
         data = Data(edge_index=hub.edge_index, num_nodes=hub.num_nodes)
@@ -276,7 +279,7 @@ def typed(num_edges: int, one_in: int, device: torch.device) -> HeteroData:
 
 
 def run_hetero(bench: Bench) -> None:
-    title, verdict = 'Four types of nodes, eight relations', Verdict()
+    title, verdict = TYPED, Verdict()
     for part in _two(bench):
         data = typed(bench.args.hetero_edges, part, bench.device)
         forms = {PLAIN: data, PREPARED: ToCSR()(copy.copy(data)), PYG: data}
@@ -603,7 +606,7 @@ def _shares(text: str) -> tuple[int, ...]:
 def main(argv: Sequence[str] | None = None) -> None:
     parts: dict[str, Callable[[Bench], None]] = {
         'layers': lambda bench: run_layers(
-            bench, 'A row and a column of h edges', bench.args.one_in),
+            bench, ROWS, bench.args.one_in),
         'both': lambda bench: run_layers(
             bench, "flow='target_to_source'", _two(bench), flow=REVERSED),
         'batches': run_batches, 'hetero': run_hetero, 'sums': run_sums, 'widths': run_widths,

@@ -16,7 +16,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import _harness, _plots, gat, layers, loader, maxk, paths, sampled, spmm
+from . import (
+    _harness,
+    _plots,
+    gat,
+    hubs,
+    layers,
+    loader,
+    maxk,
+    paths,
+    published,
+    sampled,
+    spmm,
+)
 from ._harness import Cell, slug
 from ._runs import Cited, Run, Timed, Unsupported, read_runs, result_of, sources
 from .roofline import gigabytes
@@ -114,6 +126,12 @@ BLOCKS = Timed(
     'Sums over fresh blocks, forward and backward', 'loader',
     'Sums over fresh blocks, forward + backward, float32', loader.OURS,
     [CUSPARSE, loader.TORCH_SPARSE, loader.SCATTER])
+PUBLISHED = [
+    Timed(f'A training step, {size}', 'published', f'A training step, {size}', published.OURS,
+          [layers.PYG], width='channels') for size in published.SIZES]
+HUBS = [
+    Timed(title, 'hubs', title, layers.PLAIN, [layers.PYG], [layers.PREPARED], 'h')
+    for title in (hubs.ROWS, hubs.BATCHES, hubs.TYPED)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +183,12 @@ SYSTEMS = (
             for layer in ('GCN', 'SAGE mean', 'SAGE max', 'GIN', 'GAT 8 heads', 'GATv2 8 heads')),
          Headline('weighted sums only, forward', SUMS, 'reddit-like', 64),
          Headline('weighted sums only, forward', SUMS, 'Computers', 64))),
+    System(
+        'Layers that people publish',
+        'Layers in the manner of published code, under `pyg_fast.accelerate`, on a plain '
+        '`edge_index`: a batch of molecules, a graph with hubs, a real graph.', PUBLISHED),
+    System(
+        'Hubs', 'One node receives h of the edges, and another sends as many.', HUBS),
     System(
         'MaxK-GNN', 'MaxK replaces ReLU, so it changes the model: it is not an exact speed-up: '
         '[MaxK-GNN](systems/maxk.rst).',

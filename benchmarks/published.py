@@ -1,0 +1,235 @@
+"""Layers in the manner of what people publish, accelerated: beside PyG, eager and compiled.
+
+python -m benchmarks published                       everything below
+python -m benchmarks published --quick               a minute or less
+python -m benchmarks published --eager-only          without torch.compile, which takes long
+python -m benchmarks published --layers GRAND,NGCF   only some
+python -m benchmarks published --sizes molecules     a batch of molecules; hubs; Computers
+python -m benchmarks published --before TREE         a second built checkout beside it
+
+PyG's step and ours alternate, and change their order at each round. The ratio is the median of the
+rounds' ratios, with a bootstrap interval; beside it that of PyG's step to PyG's step.
+"""
+import copy
+import functools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pyg_fast
+
+from . import _graphs, _harness
+from ._harness import Bench, Option, Result
+from ._published_layers import LAYERS, Inputs, Published
+from .hubs import Hub
+from .layers import COMPILED, KINK, PYG, compiled, step_error, steps, warm
+
+OURS = 'ours'
+GOAL = 0.97  # of PyG's time over ours
+SAME = (0.98, 1.02)  # where the ratio of PyG's step to itself must lie
+ATTEMPTS = 3
+SIZES = ('molecules', 'hubs', 'Computers')
+RIGHT, WRONG = 'holds', 'fails'
+
+
+def molecules(count: int) -> tuple[Tensor, int]:
+    """Trees with rings, about 27 atoms and 60 directed edges each."""
+    draw, ends, first = random.Random(0), [], 0
+    for _ in range(count):
+        size = max(4, int(draw.gauss(27, 8)))
+        ends += [(first + k, first + draw.randrange(max(0, k - 3), k)) for k in range(1, size)]
+        ends += [(first + k, first + (k + 5) % size)
+                 for k in draw.sample(range(size), size // 9 + 1)]
+        first += size
+    edges = torch.tensor(ends).t()
+    return torch.cat([edges, edges.flip(0)], 1), first
+
+
+def interval(ratios: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
+    """The median, and both ends of its 95 % interval by bootstrap."""
+    values = torch.tensor(ratios, dtype=torch.double)
+    generator = torch.Generator().manual_seed(0)
+    drawn = values[torch.randint(len(ratios), (draws, len(ratios)), generator=generator)]
+    low, high = drawn.quantile(0.5, 1).quantile(
+        torch.tensor([0.025, 0.975], dtype=torch.double)).tolist()
+    return float(values.quantile(0.5)), low, high
+
+
+class Case:
+    """A layer on a graph: a step of each contender."""
+
+    def __init__(self, layer: Published, inputs: Inputs) -> None:
+        self.published, self.inputs = layer, inputs
+        torch.manual_seed(0)
+        self.layer = layer.make(inputs.x.size(1)).to(inputs.x.device)
+        self.grad = _graphs.normal(inputs.x.device)(*inputs.x.shape)
+        self.accelerated: torch.nn.Module | None = None
+
+    def step(
+        self, name: str, dtype: torch.dtype = torch.float32,
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        layer = copy.deepcopy(self.layer).to(dtype)
+        if name == OURS:
+            layer = self.accelerated = pyg_fast.accelerate(layer)
+        given = tuple(self.inputs.of(self.published.inputs.split(), dtype))
+        leaves = [*(t for t in given if t.requires_grad), *layer.parameters()]
+        return warm(steps(compiled(name, layer), [given], leaves, self.grad.to(dtype)))
+
+    @property
+    def runs(self) -> str:
+        """How much of the layer a kernel ran in the last step."""
+        assert self.accelerated is not None
+        reports = pyg_fast.accelerate_report(self.accelerated)
+        ran = {"PyG's code" if (report.ran or "PyG's code").startswith("PyG's code")
+               else report.how or 'kernel' for report in reports}
+        return ' and '.join(sorted(ran))
+
+    @functools.cached_property
+    def expected(self) -> tuple[Tensor, ...]:
+        return self.step(PYG, torch.double)()
+
+    def error(self, outputs: Sequence[Tensor]) -> float:
+        """Of which 1 is allowed."""
+        return step_error(outputs, self.expected, None if self.published.ties else KINK)
+
+    def checked(self, outputs: Sequence[Tensor], by_pyg: Sequence[Tensor]) -> float:
+        """The error of ours: twice that of PyG's in float32 is allowed."""
+        error = self.error(outputs) / max(1.0, 2 * self.error(by_pyg))
+        if not error <= 1:
+            raise _harness.Incorrect(f'{OURS}: {error:.3g} times the error allowed')
+        return error
+
+
+def peak(run: Callable[[], Any], cuda: bool) -> int | None:
+    if not cuda:
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def rounds(
+    runs: dict[str, Callable[[], Any]], bench: Bench,
+) -> tuple[dict[str, list[float]], list[float]]:
+    """The times of all contenders, and those of a second step of PyG in each round."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    again: list[float] = []
+    timed = functools.partial(_harness._wall_time, device=bench.device)
+    round_ms = sum(timed(run) for run in runs.values())  # warms up too
+    most = int(1e3 * bench.args.seconds / round_ms)
+    count = min(bench.args.rounds, max(bench.args.least, most))
+    with _harness._no_garbage_collection():
+        for number in range(count):
+            order = [*runs] if number % 2 else [*runs][::-1]
+            for name in order:
+                times[name].append(timed(runs[name]))
+            if PYG in runs:
+                again.append(timed(runs[PYG]))
+    return times, again
+
+
+def run_cell(bench: Bench, size: str, name: str, inputs: Inputs) -> None:
+    case = Case(LAYERS[name], inputs)
+    eager = bench.args.eager_only or bench.quick
+    names = [OURS] if bench.turns else [OURS, PYG, *[COMPILED] * (not eager)]
+    made: dict[str, Callable[[], Any]] = {}
+    results: dict[str, Result] = {}
+    for each in names:
+        results[each] = result = Result()
+        try:
+            made[each] = run = case.step(each)
+            result.peak_bytes = peak(run, bench.cuda)
+        except RuntimeError as error:  # Inductor's, or the memory's
+            if each == OURS and not bench.turns:
+                raise
+            made.pop(each, None)
+            full = isinstance(error, torch.cuda.OutOfMemoryError)
+            result.note = f"{'OOM' if full else 'failed'}: {str(error).strip()[:100]}"
+            _harness.free(bench.cuda)
+    facts: dict[str, Any] = {}
+    if PYG in made:
+        results[OURS].error = case.checked(made[OURS](), made[PYG]())
+    for _ in range(ATTEMPTS if made else 0):
+        times, again = rounds(made, bench)
+        for each, values in times.items():
+            result = results[each]
+            result.median_ms, result.count = float(torch.tensor(values).quantile(0.5)), len(values)
+            result.min_ms, result.max_ms = min(values), max(values)
+        if PYG not in times:
+            break
+        same = interval([a / b for a, b in zip(times[PYG], again, strict=True)])
+        ratio = interval([a / b for a, b in zip(times[PYG], times[OURS], strict=True)])
+        facts = {
+            'PyG / ours': ratio[0], '95 %': f'{ratio[1]:.2f} to {ratio[2]:.2f}',
+            'PyG / PyG': same[0], 'runs': case.runs,
+            'goal': RIGHT if ratio[2] >= GOAL else WRONG}
+        if bench.quick or SAME[0] <= same[0] <= SAME[1]:
+            break
+    rivals = [each for each in (PYG, COMPILED) if each in names]
+    bench.add(
+        f'A training step, {size}', name, inputs.x.size(1), results, ours=OURS, rivals=rivals,
+        label='channels', facts=facts, memory=True)
+    torch._dynamo.reset()
+    _harness.free(bench.cuda)
+
+
+def graph_of(bench: Bench, size: str) -> tuple[Tensor, int] | None:
+    if size == 'molecules':
+        edge_index, num_nodes = molecules(bench.args.molecules)
+        return edge_index.to(bench.device), num_nodes
+    if size == 'hubs':
+        hub = Hub.make(bench.args.nodes, bench.args.edges, 15, bench.device)
+        return hub.edge_index, hub.num_nodes
+    for graph in _graphs.load_each([size], bench.device, bench.report.left_out):
+        return graph.edge_index, graph.num_nodes
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    bench = Bench(
+        'published', __doc__, argv,
+        layers=_harness.names('layer', tuple(LAYERS), {
+            'quick': ('molecule GIN', 'EdgeConv max'), 'usual': tuple(LAYERS)}),
+        sizes=_harness.names('size', SIZES, SIZES),
+        width=Option({'quick': 8, 'usual': 64}, help='channels'),
+        molecules=Option({'quick': 4, 'usual': 112}, help='in a batch'),
+        nodes=Option({'quick': 200, 'cuda': 100_000, 'cpu': 20_000}, help='with hubs'),
+        edges=Option({'quick': 1_000, 'cuda': 1_500_000, 'cpu': 300_000}, help='with hubs'),
+        rounds=Option({'quick': 3, 'usual': 100}, help='at most'),
+        least=Option({'quick': 3, 'usual': 5}, help='rounds of long steps'),
+        seconds=Option({'quick': 1, 'usual': 2}, help='of rounds'),
+        eager_only=Option(False, help='without torch.compile'), notes=[
+            'A step is forward and backward on a plain edge_index, float32, wall time with Python. '
+            "Ours: pyg_fast.accelerate of the same layer; its result and gradients are compared "
+            "with PyG's in float64. PyG / ours: the median of the ratios of alternating rounds "
+            'with its 95 % bootstrap interval; PyG / PyG: the same of two steps of PyG, measured '
+            f'again (up to {ATTEMPTS} times) where it is outside {SAME[0]} to {SAME[1]}. The goal '
+            f'fails if the upper end of the interval is below {GOAL}. Torch.compile runs in its '
+            'default mode, compilation is not counted. The layers were written for this '
+            'benchmark: benchmarks/_published_layers.py.'])
+    for size in bench.args.sizes:
+        found = graph_of(bench, size)
+        if found is None:
+            continue
+        edge_index, num_nodes = found
+        bench.report.graphs[size] = {
+            'nodes': num_nodes, 'edges': edge_index.size(1),
+            'largest_degree': int(edge_index[1].bincount().max())}
+        inputs = Inputs.make(edge_index, num_nodes, bench.args.width)
+        for name in bench.args.layers:
+            run_cell(bench, size, name, inputs)
+        del inputs
+    cells = [cell for section in bench.report.sections for cell in section.cells if cell.facts]
+    held = sum(cell.facts['goal'] == RIGHT for cell in cells)
+    bench.note(f'The goal holds in {held} of {len(cells)} rows.')
+    bench.finish()
+
+
+if __name__ == '__main__':
+    main()
