@@ -937,6 +937,8 @@ def run(
         leaves = {at for at, x in read.items() if x.requires_grad}
         if leaves:
             needs = tuple([not leaves.isdisjoint(each) for each in passes.leaves])
+            # Autograd saves no tensor of inference mode; PyG saves the rows gathered of it.
+            read = {at: x.clone() if x.is_inference() else x for at, x in read.items()}
     hoists = passes.prologue.ends if needs is not None else ()
     graph = graph_of(SRC in hoists or (needs is not None and passes.needs_transpose(needs)))
     values = passes.prologue(read, graph if hoists else None)

@@ -165,6 +165,31 @@ def test_no_gradient_of_what_is_only_compared(hoisted: bool, device: torch.devic
     assert found[0] == found[1] == [False, *[True] * (len(found[0]) - 1)]
 
 
+class Gated(Layer):
+    """Maps nodes before the kernel, or edges in it."""
+
+    def __init__(self, hoisted: bool, aggr: str) -> None:
+        super().__init__(lambda x_j: x_j, aggr)
+        self.hoisted = hoisted
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.sigmoid(self.lin(x_i) if self.hoisted else x_i * self.lin.bias) * x_j
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'max'])
+@pytest.mark.parametrize('hoisted', [False, True])
+def test_features_made_in_inference_mode(aggr: str, hoisted: bool, device: torch.device) -> None:
+    """As those of a frozen encoder: PyG trains on the rows that it gathers."""
+    theirs = Gated(hoisted, aggr).to(device)
+    ours = accelerate(copy.deepcopy(theirs))
+    with torch.inference_mode():
+        x = torch.randn(N, C, device=device)
+    for conv in (theirs, ours):
+        conv(x, edges(device)).sum().backward()
+    assert ours._last_run == ''
+    torch.testing.assert_close(ours.lin.bias.grad, theirs.lin.bias.grad)
+
+
 def test_hooks_of_modules(device: torch.device) -> None:
     """Those registered after the first call, too."""
 
