@@ -114,12 +114,13 @@ def check_gradients(name: str, args: dict[str, Any]) -> None:
             return
         if grad is None:  # Rounded as the op's result is, for both.
             grad = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
-        grads = torch.autograd.grad(out, [*inputs.values()], grad.to(out.dtype), allow_unused=True)
+        grad_out = grad.to(out.device, out.dtype)
+        grads = torch.autograd.grad(out, [*inputs.values()], grad_out, allow_unused=True)
         both.append(grads)
     for key, a, e in zip(wanted, *both, strict=True):
         assert (a is None) == (e is None), key
         if a is not None:
-            compare(a, e.double(), f'gradient of {key}')
+            compare(a, e.to(a.device, torch.float64), f'gradient of {key}')
 
 
 def made(name: str, seed: int = 0, device: torch.device | None = None) -> dict[str, Any]:
