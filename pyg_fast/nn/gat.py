@@ -401,9 +401,11 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
     def _with_edges(self, x: Any, edge_index: Tensor, edge_attr: Tensor) -> Tensor | None:
         """The layer with edge features, whose scores and message are captured as one message."""
         ends = self._ends(x)
-        if ends is None or torch.compiler.is_compiling():
+        if ends is None:
             return None
         src, dst = ends
+        if torch.compiler.is_compiling():
+            return self._compiled(edge_index, edge_attr, src, dst) if self.add_self_loops else None
         reverse = self.flow == 'target_to_source'
         sizes, transpose = (src.size(0), dst.size(0)), torch.is_grad_enabled() or reverse
         loops = looped(edge_index, *sizes, transpose) if self.add_self_loops else None
@@ -437,6 +439,34 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         except Fallback as reason:
             self._note(str(reason))
             return None
+        return self._finished(out, None if self.res is None else self.res(dst), False)
+
+    def _compiled(
+        self, edge_index: Tensor, edge_attr: Tensor, src: Tensor, dst: Tensor
+    ) -> Tensor:
+        """PyG's code with self-loops. It breaks the graph where it removes those of the list; here
+        they go to a node after the last instead."""
+        num_loops, reverse = min(src.size(0), dst.size(0)), self.flow == 'target_to_source'
+        if isinstance(edge_index, EdgeIndex):
+            edge_index = edge_index._data
+        ends = list(edge_index)
+        is_loop = ends[0] == ends[1]
+        edge_attr = edge_attr.view(-1, self.edge_dim)
+        edge_attr = torch.where(is_loop.view(-1, 1), 0, edge_attr)
+        listed = torch.stack([ends[0], torch.where(is_loop, num_loops, ends[1])])
+        added = compute_loop_attr(listed, edge_attr, num_loops + 1, False, self.fill_value)
+        edge_attr = torch.cat([edge_attr, added[:num_loops]])
+        target = 0 if reverse else 1
+        ends[target] = torch.where(is_loop, dst.size(0), ends[target])
+        loops = torch.arange(num_loops, dtype=edge_index.dtype, device=edge_index.device)
+        edge_index = torch.stack([torch.cat([end, loops]) for end in ends])
+        mapped, mapped_dst = self._maps(src, dst)
+        mapped_dst = F.pad(mapped_dst, (0, 0, 0, 0, 0, 1))
+        if reverse:  # PyG takes the number of destinations from these.
+            mapped = F.pad(mapped, (0, 0, 0, 0, 0, 1))
+        both = mapped, mapped_dst
+        alpha = self.edge_updater(edge_index, x=both, edge_attr=edge_attr)
+        out = self.propagate(edge_index, x=both, alpha=alpha)[:-1]
         return self._finished(out, None if self.res is None else self.res(dst), False)
 
     def _looped_attr(

@@ -1,6 +1,7 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
 import inspect
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
-from ._fused import is_plain, is_pygs
+from ._fused import is_plain, is_pygs, recast
 from ._reduce import std_of
 
 _HOOKS = tuple(
@@ -141,6 +142,15 @@ class FusedPropagate:
         for name in OWN:
             state.pop(name, None)
         return state
+
+    def __prepare_scriptable__(self: Any) -> MessagePassing:
+        """The layer with PyG's code, which TorchScript compiles; it shares the parameters."""
+        cls: Any = type(self)
+        out = recast(self, getattr(cls, '_base', None) or _scripted_class(cls))
+        for name in OWN:
+            vars(out).pop(name, None)
+        out._set_jittable_templates()
+        return out
 
     @property
     def plan(self: Any) -> str | None:
@@ -530,6 +540,18 @@ def fused_class(base: type) -> type:
         bases = MIXINS.get(base, FusedPropagate), base
         _classes[base] = type(f'Fused{base.__name__}', bases, body)
     return _classes[base]
+
+
+@lru_cache(maxsize=64)
+def _scripted_class(cls: Any) -> type:
+    """The class of a :class:`FusedMessagePassing` with PyG's `propagate`."""
+    body = {
+        '__module__': cls.__module__,
+        '__jit_unused_properties__': ['plan'],
+        'propagate': _PYTHON_PROPAGATE,
+        '_set_jittable_templates': MessagePassing._set_jittable_templates,
+    }
+    return type(f'Scripted{cls.__name__}', (cls,), body)
 
 
 def _reduce_ex(self: Any, protocol: Any) -> tuple:

@@ -896,6 +896,45 @@ def test_compile_edge_features(
     )
 
 
+@pytest.mark.parametrize(
+    ('flow', 'fill', 'prepared'),
+    [
+        ('source_to_target', 'mean', False), ('source_to_target', 'number', True),
+        ('target_to_source', 'max', False),
+    ],
+)  # fmt: skip
+def test_compile_edge_features_of_gatv2(
+    flow: str, fill: str, prepared: bool, device: torch.device
+) -> None:
+    """In one graph: PyG's code breaks it where it removes self-loops."""
+    torch._dynamo.reset()
+    options = dict(heads=2, edge_dim=4, fill_value=FILL[fill](), residual=True, flow=flow)
+    theirs, ours = layers('gatv2', device=device, **options)
+    x, edge_index = features(SRC, 8, device=device), edges(SRC, SRC).to(device)
+    edge_attr = features(edge_index.size(1), 4, device=device)
+    graph = edge_index
+    if prepared:
+        graph, order = prepare_edge_index(edge_index, (SRC, SRC))
+        edge_index, edge_attr = graph.as_tensor(), edge_attr[order]
+    compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
+    assert_same(
+        gradients(theirs, x, edge_index, edge_attr), gradients(compiled, x, graph, edge_attr)
+    )
+
+
+def test_compile_bipartite_edge_features_of_gatv2(device: torch.device) -> None:
+    sizes = DST, SRC
+    torch._dynamo.reset()
+    theirs, ours = layers('gatv2', (8, 6), edge_dim=4, fill_value=1.5, device=device)
+    x = features(sizes[0], 8, device=device), features(sizes[1], 6, device=device)
+    edge_index = edges(*sizes).to(device)
+    edge_attr = features(edge_index.size(1), 4, device=device)
+    compiled = torch.compile(ours, fullgraph=True, backend='aot_eager')
+    assert_same(
+        gradients(theirs, x, edge_index, edge_attr), gradients(compiled, x, edge_index, edge_attr)
+    )
+
+
 @both
 def test_compiled_dropout(kind: str, device: torch.device) -> None:
     torch._dynamo.reset()

@@ -773,3 +773,42 @@ def test_layers_that_send_pairs(device: torch.device, make: Any) -> None:
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
     torch.testing.assert_close(ours(*args, edges), theirs(*args, edges))
     assert ours._last_run == ''
+
+
+class Typed(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__('sum')
+        self.lin = torch.nn.Linear(F, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.relu()
+
+
+class OursTyped(FusedMessagePassing):
+    def __init__(self) -> None:
+        super().__init__('sum')
+        self.lin = torch.nn.Linear(F, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.relu()
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+@pytest.mark.parametrize('make', [lambda: pyg.GraphConv(F, 8), Typed, OursTyped])
+@pytest.mark.parametrize('called', [False, True])
+def test_torchscript(make: Any, called: bool) -> None:
+    x, edges = torch.randn(N, F), graph(torch.device('cpu'))
+    ours = pyg_fast.accelerate(make())
+    if called:
+        ours(x, edges)
+    script = torch.jit.script(ours)
+    torch.testing.assert_close(script(x, edges), ours(x, edges))
+    assert not ours._last_run
+    for parameter, other in zip(ours.parameters(), script.parameters(), strict=True):
+        assert parameter.data_ptr() == other.data_ptr()
