@@ -51,8 +51,9 @@ def env(tmp_path: Path) -> Environment:
     """No settings of the caller, no nvcc, and only the programs of `tmp_path/bin`."""
     programs = tmp_path / 'bin'
     programs.mkdir()
+    # Of this environment first: elsewhere may be a wrapper, which needs more programs.
+    path = os.pathsep.join([sysconfig.get_path('scripts'), os.environ['PATH']])
     for name in ('c++', 'as', 'ld', 'ninja', 'sh'):
-        path = os.pathsep.join([os.environ['PATH'], sysconfig.get_path('scripts')])
         if found := shutil.which(name, path=path):
             (programs / name).symlink_to(found)
     own = ('PYG_FAST_CUDA', 'PYG_FAST_CUDA_ARCHS', 'MAX_JOBS', 'CXX', 'CXXFLAGS', 'LDFLAGS')
