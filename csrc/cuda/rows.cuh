@@ -251,12 +251,24 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
   }
 }
 
+// A call of its own leaves the registers of a kernel to its short rows.
+template <typename Row, typename... Args>
+__device__ __noinline__ void process_long_rows_apart(const Csr& csr, const Shape& s, const LongRows& l,
+                                                     const Args&... args) {
+  process_long_rows<Row>(csr, s, l, args...);
+}
+
+// The parameters are not copied: a call gets references to them.
 template <typename Row, typename... Args>
 __global__ void __launch_bounds__(kThreads, Row::kBlocks)
-    rows_kernel(Csr csr, Shape s, LongRows l, Args... args) {
+    rows_kernel(const __grid_constant__ Csr csr, const __grid_constant__ Shape s,
+                const __grid_constant__ LongRows l, const __grid_constant__ Args... args) {
+  constexpr bool kIsLarge = sizeof(typename Row::Sum) > 32;  // that spills otherwise
   allow_next_kernel();
   if (blockIdx.x < l.grid()) {  // They come first, and long pieces not last.
-    if (blockIdx.y == 0) process_long_rows<Row>(csr, s, l, args...);
+    if (blockIdx.y > 0) return;
+    if constexpr (kIsLarge) process_long_rows_apart<Row>(csr, s, l, args...);
+    else process_long_rows<Row>(csr, s, l, args...);
     return;
   }
   for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
