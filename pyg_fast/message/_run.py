@@ -717,7 +717,7 @@ class FusedMessage(torch.autograd.Function):
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         stats = tuple(of_softmax.values())
         rounded = tuple(
-            out.to(getattr(torch, output.dtype))
+            _no_view(out.to(getattr(torch, output.dtype)))
             for out, output in zip(outs, passes.plan.outputs, strict=False)
         )
         # The caller may write into what it gets.
@@ -774,6 +774,11 @@ class FusedMessage(torch.autograd.Function):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])
         return None, None, None, None, None, *out
+
+
+def _no_view(x: Tensor) -> Tensor:
+    """A tensor that the caller may write into: autograd forbids it for views made in a function."""
+    return torch.ops.aten._unsafe_view(x, x.shape) if x._is_view() else x
 
 
 def _forward(
