@@ -43,10 +43,11 @@ _HOOKS = tuple(
 _hooks_of = itemgetter(*_HOOKS)
 _PYTHON_PROPAGATE = MessagePassing.propagate
 # What a layer has of ours: `_call` are the arguments of its call, in which it may propagate several
-# times, and `_graphs` the graphs of that.
+# times, `_graphs` the graphs of that, `_watched` its inputs with their versions, and `_writes`
+# whether the first call wrote into them.
 OWN = (
-    '_fused_entry', '_fused_arguments', '_call', '_graphs', '_last_run', '_one_sum', '_maps_reason',
-    '_width',
+    '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
+    '_one_sum', '_maps_reason', '_width',
 )  # fmt: skip
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
@@ -156,6 +157,8 @@ class FusedPropagate:
         finally:
             del own['_call']
             own.pop('_graphs', None)
+            if '_watched' in own:
+                own['_writes'] = any(x._version != version for x, version in own.pop('_watched'))
 
     def __getstate__(self: Any) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -310,6 +313,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     if num_dst is None or num_src is None:
         raise Fallback('no input of nodes')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
+    inputs = _unwritten(conv, inputs)
 
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
@@ -339,6 +343,21 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
         if traced is None:
             out = _aggregated(aggr, parts, sums, graph, node_dim)
     return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
+
+
+def _unwritten(conv: Any, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
+    """Inputs that the backward pass may read again: copies of those of nodes where the layer's
+    `update` or `forward` writes into them; PyG's messages gather copies, too. The first call with
+    gradients finds out."""
+    own = conv.__dict__
+    writes = own.get('_writes')
+    if writes is False or '_call' not in own or not torch.is_grad_enabled():
+        return inputs
+    of_nodes = {key: x for key, x in inputs.items() if key[0] != 'edge'}
+    if writes is None:  # Tensors of inference mode have no version; they are copied anyway.
+        of = [(x, x._version) for x in of_nodes.values() if not x.is_inference()]
+        own['_watched'] = own.get('_watched', []) + of
+    return inputs | {key: x.clone() for key, x in of_nodes.items()}
 
 
 # Layers whose `message` sets an attribute for `return_attention_weights` only: by `message`, their
