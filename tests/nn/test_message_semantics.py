@@ -394,6 +394,45 @@ def test_autocast_disabled_in_a_message(device: torch.device) -> None:
     torch.testing.assert_close(found, expected)
 
 
+class Normed(Layer):
+    """Norms of the numbers of an edge."""
+
+    def __init__(self, fn: Callable[..., Tensor]) -> None:
+        super().__init__(fn)
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(C), torch.nn.GroupNorm(2, C)])
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:  # type: ignore[override]
+        return self.fn(x_i * x_j, *self.norms)
+
+
+@pytest.mark.parametrize('fn', [
+    lambda m, layer, group: layer(m).relu(),
+    lambda m, layer, group: group(m).sin(),
+    lambda m, layer, group: F.layer_norm(m, (C,)),
+    lambda m, layer, group: m * m.var(-1, keepdim=True),
+    lambda m, layer, group: m / (1 + m.std(-1, unbiased=False, keepdim=True)),
+    lambda m, layer, group: sum(torch.var_mean(m, -1, keepdim=True)) * m,
+], ids=['layer', 'group', 'without weights', 'var', 'std', 'var_mean'])  # fmt: skip
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+def test_norms(fn: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    """Their result and gradients, those of parameters too, and of equal numbers."""
+    theirs = Normed(fn).to(device, dtype)
+    ours = accelerate(copy.deepcopy(theirs))
+    x = torch.randn(N, C, device=device).to(dtype)
+    x[:2] = 2.0
+    found = []
+    for conv in (theirs, ours):
+        leaf = x.clone().requires_grad_()
+        out = conv(leaf, edges(device))
+        out.sin().sum().backward()
+        found.append([out.detach(), leaf.grad, *(p.grad for p in conv.norms.parameters())])
+    assert ours._last_run == ''
+    if dtype == torch.bfloat16:  # PyG rounds each operation; its gradients have few right digits.
+        torch.testing.assert_close(found[1][0], found[0][0], atol=0.2, rtol=0.05)
+    else:
+        torch.testing.assert_close(found[1], found[0])
+
+
 class Writes(Layer):
     """In `forward` or `update`, into its own features or into the result."""
 
