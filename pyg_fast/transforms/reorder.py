@@ -187,6 +187,8 @@ def _node_dims(data: Data) -> dict[str, int]:
 
 def _id_keys(data: Data) -> list[str]:
     """Attributes that batching increments by the number of nodes."""
+    if data.num_nodes == 0:  # It increments none of the others by more.
+        return []
     return [
         key
         for key, value in data.items()

@@ -199,7 +199,9 @@ def test_layers_give_the_same(method: str, prepare: bool) -> None:
 @pytest.mark.parametrize('num_nodes', [0, 1, 4])
 def test_no_edges(method: str, num_nodes: int) -> None:
     data = Data(x=torch.rand(num_nodes, 2), edge_index=torch.empty(2, 0, dtype=torch.long))
+    data.num_nodes, data.number = num_nodes, 3  # Neither names a node.
     out = Reorder(method)(data)
+    assert (out.num_nodes, out.number) == (num_nodes, 3)
     assert out.x.equal(data.x[assert_reordered(out, data)])
 
 
