@@ -1,7 +1,10 @@
 """Captures the message that a user wrote, with guards on everything that it reads."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -46,27 +49,68 @@ class Captured:
     plans: dict[Any, Any] = field(default_factory=dict, compare=False)  # by aggregations
 
 
-def backend(check: Callable[['Captured'], None], num_writes: int = 0) -> Callable[..., Any]:
-    """What Dynamo calls for a new message. The captured function returns the message and its
-    arguments: what ran inside of it would run under Dynamo, slowly.
+@dataclass
+class Request:
+    """What the backend gets beside the graph of a message.
 
     Args:
-        check: May refuse the message, before Dynamo repeats its side effects.
+        check: May refuse the message, before Dynamo repeats its side effects. Takes also the code
+            objects that were traced, if Dynamo tells them.
         num_writes: How many attributes the message sets, exactly; they become None.
     """
 
-    def compiled(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        (output,) = (node for node in graph.graph.nodes if node.op == 'output')
-        outs: Any = output.args[0]
-        if len(outs) != 1 + num_writes:
-            raise Refused('message sets an attribute or a global')
-        (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
-        output.args = ((message,),)
-        captured = _program(graph)
-        check(captured)
-        return lambda *args: tuple((captured, args) if node is message else None for node in outs)
+    check: Callable[[Captured, Sequence[CodeType] | None], None]
+    num_writes: int = 0
 
-    return compiled
+
+class _Requests(threading.local):
+    current: Request | None = None
+
+
+_requests = _Requests()
+
+
+@contextmanager
+def requested(request: Request) -> Iterator[None]:
+    """What this thread captures meanwhile is for a request. Dynamo keeps the backend with all that
+    it holds: there is one for all messages, which holds no layer."""
+    before, _requests.current = _requests.current, request
+    try:
+        yield
+    finally:
+        _requests.current = before
+
+
+def is_capturing() -> bool:
+    """Whether this thread captures a message."""
+    return _requests.current is not None
+
+
+def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+    """What Dynamo calls for a new message. The captured function returns the message and its
+    arguments: what ran inside of it would run under Dynamo, slowly."""
+    request = _requests.current
+    if request is None:
+        raise Refused('captured again by others')
+    (output,) = (node for node in graph.graph.nodes if node.op == 'output')
+    outs: Any = output.args[0]
+    if len(outs) != 1 + request.num_writes:
+        raise Refused('message sets an attribute or a global')
+    (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
+    place, count = outs.index(message), len(outs)
+    output.args = ((message,),)
+    captured = _program(graph)
+    request.check(captured, _traced_code())
+
+    def returned(*args: Any) -> tuple[Any, ...]:
+        return tuple((captured, args) if k == place else None for k in range(count))
+
+    return returned
+
+
+def _traced_code() -> Sequence[CodeType] | None:
+    found = getattr(torch._guards.TracingContext, 'get_traced_code', None)
+    return None if found is None else found()
 
 
 def _program(graph: GraphModule) -> Captured:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+# What layers remember of their calls.
+OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run', '_one_sum', '_maps_reason')
+
 
 class Fallback(Exception):
     """PyG's code must run; the text says why."""

@@ -2,6 +2,7 @@
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -146,6 +147,10 @@ _DECOMPOSED |= {
 }  # fmt: skip
 
 
+# Held while this package traces: torch tells all threads that one of them does.
+tracing = threading.RLock()
+
+
 class Like(NamedTuple):
     """Stands for a tensor. Autocast depends on the device."""
 
@@ -174,7 +179,7 @@ def _on_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """Fake tensors for the inputs; every error becomes a refusal."""
     try:
         # Not in the context of the capture, whose shapes are symbolic.
-        with torch._guards.tracing(None):
+        with tracing, torch._guards.tracing(None):
             with FakeTensorMode(allow_non_fake_inputs=True):
                 fakes = [
                     torch.empty(each.shape, dtype=each.dtype, device=each.device)

@@ -29,6 +29,7 @@ from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
+from ..message._fallback import OWN
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
 from ._fused import is_plain, is_pygs, recast
@@ -41,7 +42,6 @@ _HOOKS = tuple(
 )
 _hooks_of = itemgetter(*_HOOKS)
 _PYTHON_PROPAGATE = MessagePassing.propagate
-OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run', '_one_sum', '_maps_reason')
 # What a message may not read: it would mix edges.
 _STRUCTURE = {
     'edge_index', 'size', 'size_j', 'dim_size', 'adj_t', 'edge_index_j',

@@ -422,6 +422,7 @@ def test_values_that_passes_share(
         if least is not None:
             monkeypatch.setattr(_run, '_GATHERED', least)
             _entry._planned.cache_clear()
+            _entry._stores.clear()
             conv = FusedTransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
             conv.load_state_dict(theirs.state_dict())
         leaf, raw = x.clone().requires_grad_(), attr.clone().requires_grad_(of_edges)
@@ -429,6 +430,7 @@ def test_values_that_passes_share(
         out = conv(leaf, edges, raw)
         leaves = [leaf, *[raw] * of_edges, *conv.parameters()]
         results.append(torch.autograd.grad((out * out.detach().cos()).sum(), leaves))
+    _entry._stores.clear()
     _entry._planned.cache_clear()  # Other tests plan with the usual number.
     alone, read = made
     assert alone[0].kept == ()

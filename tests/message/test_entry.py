@@ -1,0 +1,225 @@
+"""Captures of messages: shared by layers, freed with them, made again when what they read changed."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+from pyg_fast import accelerate
+
+N, E, C = 30, 200, 8
+
+
+class Layer(MessagePassing):
+    """Messages of all layers here take the same: PyG compiles their code once by class name."""
+
+    scale: Any = 1.0
+
+    def __init__(self, channels: int = C) -> None:
+        super().__init__(aggr='sum')
+        self.lin = nn.Linear(channels, channels)
+        self.act = torch.tanh
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.act(self.lin(x_i) + x_j) * self.scale
+
+
+def edges(seed: int = 0) -> Tensor:
+    return torch.randint(N, (2, E), generator=torch.Generator().manual_seed(seed))
+
+
+def check(ours: Any, channels: int = C, ran: str | None = '') -> int:
+    """Compares a layer with PyG's, forward and backward, and returns how often it was captured."""
+    theirs = copy.copy(ours)
+    theirs.__dict__ = ours.__getstate__()
+    theirs.__class__ = ours._base
+    x = torch.randn(N, channels)
+    results = []
+    for conv in (ours, theirs):
+        leaf = x.clone().requires_grad_()
+        out = conv(leaf, edges())
+        found = [out]
+        if out.requires_grad:
+            leaves = [leaf, *(p for p in conv.parameters() if p.requires_grad)]
+            found += torch.autograd.grad((out * x).sum(), leaves, allow_unused=True)
+        results.append(found)
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+    if ran is not None:
+        assert ours._last_run == ran
+    return vars(ours)['_fused_entry'].num_captures
+
+
+def test_a_second_layer_is_not_captured() -> None:
+    class Own(Layer):
+        pass
+
+    first = accelerate(Own())
+    assert check(first) == 1
+    with torch.no_grad():
+        assert check(first.eval()) == 1
+    second = accelerate(Own())
+    with torch.inference_mode():
+        second(torch.randn(N, C), edges())
+    assert check(second) == 0
+    assert check(copy.deepcopy(first)) == 0
+    assert check(pickle.loads(pickle.dumps(accelerate(Layer())))) <= 1
+    wide = accelerate(Own(2 * C))
+    assert (check(wide, 2 * C), check(second), check(wide, 2 * C)) == (1, 0, 1)
+
+
+def test_what_a_message_reads() -> None:
+    """Every change is seen, whichever layer made the capture."""
+
+    class Own(Layer):
+        pass
+
+    first, second = accelerate(Own()), accelerate(Own())
+    check(first)
+    changes = [
+        lambda conv: setattr(conv, 'act', torch.sigmoid),
+        lambda conv: setattr(conv, 'lin', nn.Linear(C, C, bias=False)),
+        lambda conv: setattr(conv.lin, 'weight', nn.Parameter(torch.randn(C, C))),
+        lambda conv: conv.lin.weight.requires_grad_(False),
+        lambda conv: conv.lin.register_forward_hook(lambda module, args, out: out * 3),
+        lambda conv: setattr(conv, 'lin', nn.Identity()),
+        lambda conv: setattr(conv, 'scale', 2.0),
+        lambda conv: setattr(Own, 'scale', 3.0),
+        lambda conv: delattr(conv, 'scale'),
+    ]
+    for change in changes:
+        change(second)
+        check(second)
+        check(first)
+    with torch.autocast('cpu', torch.bfloat16):
+        out = first(torch.randn(N, C), edges())
+        assert out.dtype == Own.forward(first, torch.randn(N, C), edges()).dtype
+    check(first)
+    torch._dynamo.reset()
+    check(first)
+
+
+def test_modes_that_a_message_asks_for() -> None:
+    class Own(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_j * (2 if torch.is_grad_enabled() else 3) * (4 if x_j.requires_grad else 5)
+
+    for _ in range(2):
+        ours, x = accelerate(Own()), torch.ones(N, C)
+        degree = torch.bincount(edges()[1], minlength=N).view(-1, 1).expand(N, C)
+        for leaf, factor in ((x, 10), (x.clone().requires_grad_(), 8), (x, 10)):
+            torch.testing.assert_close(ours(leaf, edges()), (degree * factor).float())
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x.clone().requires_grad_(), edges()), degree * 15.0)
+
+
+def test_variants_stay() -> None:
+    class Own(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_j * self.scale
+
+    layers = []
+    for k in range(20):
+        layers.append(accelerate(Own()))
+        layers[-1].scale = k
+    for _ in range(2):
+        assert [check(conv) for conv in layers] == [1] * 20
+
+
+def test_refusals_are_shared() -> None:
+    class Own(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_j * x_j.detach() * self.scale
+
+    first, second = accelerate(Own()), accelerate(Own())
+    check(first, ran=None)
+    makes: list[Any] = []
+    make = vars(first)['_fused_entry']._make
+    type(vars(first)['_fused_entry'])._make = lambda *args: makes.append(args) or make(*args[1:])
+    try:
+        check(second, ran=first._last_run)
+    finally:
+        type(vars(first)['_fused_entry'])._make = make.__func__
+    assert not makes and 'detach' in first._last_run
+
+
+def test_dropped_layers_are_freed() -> None:
+    refs = []
+    for _ in range(3):
+
+        class Own(Layer):  # Its messages have one code.
+            pass
+
+        conv = accelerate(Own())
+        check(conv)
+        refs += [weakref.ref(conv), weakref.ref(vars(conv)['_fused_entry'])]
+    del conv
+    gc.collect()
+    assert [each() for each in refs] == [None] * 6
+
+
+def test_threads() -> None:
+    class Own(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return (self.lin(x_j) * x_i).relu() * self.scale
+
+    layers, x, errors = [Own() for _ in range(4)], torch.randn(N, C), []
+    for k, conv in enumerate(layers):
+        conv.scale = k % 2
+    expected = [conv(x, edges()).detach() for conv in layers]
+    for conv in layers:
+        accelerate(conv)
+
+    def call(k: int) -> None:
+        try:
+            for _ in range(5):
+                leaf = x.clone().requires_grad_()
+                out = layers[k](leaf, edges())
+                out.sum().backward()
+                torch.testing.assert_close(out, expected[k], atol=1e-4, rtol=1e-4)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for conv in layers:
+        check(conv)
+
+
+@pytest.mark.parametrize('where', ['layer', 'message'])
+def test_a_number_that_changes(where: str) -> None:
+    class Own(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            if where == 'layer':
+                self.count += 1
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            if where == 'message':
+                self.count += 1
+            return x_j * self.count
+
+    ours = accelerate(Own())
+    x, theirs = torch.randn(N, C), Own()
+    for _ in range(5):
+        torch.testing.assert_close(ours(x, edges()), theirs(x, edges()))
+    assert ours.count == 5
+    assert ours._last_run == 'a number that changes: self.count'
+    assert vars(ours)['_fused_entry'].num_captures == 2
