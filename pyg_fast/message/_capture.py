@@ -46,6 +46,7 @@ class Captured:
     num_dropouts: int = field(compare=False)
     autocast: bool = field(compare=False)
     key: str  # the canonical text
+    numbers: tuple[int, ...] = field(default=(), compare=False)  # parameters that are Python floats
     plans: dict[Any, Any] = field(default_factory=dict, compare=False)  # by aggregations
 
 
@@ -198,6 +199,8 @@ def _mark_dropouts(graph: GraphModule) -> None:
         if given['inplace']:
             raise Refused('dropout in place')
         x, p = given['input'], given['p']
+        if isinstance(p, torch.fx.Node):
+            raise Refused('dropout by a number that changes')
         if not given[names[2]] or p == 0:
             node.replace_all_uses_with(x)
         else:
@@ -207,6 +210,43 @@ def _mark_dropouts(graph: GraphModule) -> None:
             node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Runs a graph in which some floats are arguments: tensors of one number. An operation on
+    tensors takes such a number in the type in which it computes, as PyTorch does."""
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if _is_number(node) and node.target == 'item':
+            return self.env[node.args[0]]  # type: ignore[index]
+        out = super().run_node(node)
+        expected = node.meta.get('example_value')
+        if any(map(_is_number, node.all_input_nodes)) and not _is_number(node):
+            if not isinstance(out, Tensor) or not isinstance(expected, Tensor):
+                raise Refused(f'{node.target} of a number that changes')
+            if out.dtype == torch.float32 and expected.dtype in (torch.half, torch.bfloat16):
+                out = out.to(expected.dtype)
+            if out.dtype != expected.dtype or out.dim() != expected.dim():
+                raise Refused(f'{node.target} of a number that changes')
+        return out
+
+    def fetch_args_kwargs_from_env(self, node: torch.fx.Node) -> tuple[tuple, dict[str, Any]]:
+        expected, known = node.meta.get('example_value'), self.env
+        if not isinstance(expected, Tensor) or not any(map(_is_number, node.all_input_nodes)):
+            return super().fetch_args_kwargs_from_env(node)
+        dtype = torch.float64 if expected.dtype == torch.float64 else torch.float32
+        own = {
+            each: known[each].to(dtype) if _is_number(each) else known[each]
+            for each in node.all_input_nodes
+        }
+        return (
+            torch.fx.node.map_arg(node.args, own.__getitem__),
+            torch.fx.node.map_arg(node.kwargs, own.__getitem__),
+        )
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get('example_value'), torch.SymFloat)
 
 
 def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
@@ -228,7 +268,7 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
         else:
             inputs.append(size(example))
 
-    interpreter = torch.fx.Interpreter(graph)
+    interpreter = _Interpreter(graph)
     writes = _Writes()
 
     def watched(*args: Any) -> None:
@@ -252,4 +292,8 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
-    return Captured(program, output, parser.num_dropouts, autocast, program.text([output]))
+    numbers = tuple(
+        k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
+    )  # fmt: skip
+    text = program.text([output])
+    return Captured(program, output, parser.num_dropouts, autocast, text, numbers)

@@ -15,7 +15,9 @@ Captures are made, and their guards checked, with gradients and for inputs that 
 under ``no_grad`` and in inference mode: a capture serves training and evaluation. Where the code
 asks for these modes itself (`_ASKS`), they are those of the call instead.
 
-Numbers are constants. A layer whose number changes at its calls is PyG's from the third value on.
+Numbers are constants at first. A float that differs from that of an earlier capture becomes an
+argument of the kernel, where one takes it. A layer with another number that changes at its calls is
+PyG's from the third value on.
 """
 
 import itertools
@@ -488,6 +490,12 @@ class Entry:
             captured, args = self._capture(
                 function, reduces, inputs, other, structure, aggr, node_dim
             )
+            if captured.numbers and device.type != 'cpu':
+                args = tuple([
+                    torch.full((), x.item(), dtype=x.dtype, device=device)
+                    if k in captured.numbers else x
+                    for k, x in enumerate(args)
+                ])  # fmt: skip
             passes = captured.plans.get(reduces)
             if passes is None:
                 passes = captured.plans[reduces] = _planned(captured, reduces)

@@ -1,4 +1,4 @@
-"""Captures of messages: shared by layers, freed with them, made again when what they read changed."""
+"""Captures are shared by layers, freed with them, and made again if what they read has changed."""
 
 import copy
 import gc
@@ -149,7 +149,8 @@ def test_refusals_are_shared() -> None:
         check(second, ran=first._last_run)
     finally:
         type(vars(first)['_fused_entry'])._make = make.__func__
-    assert not makes and 'detach' in first._last_run
+    assert not makes
+    assert 'detach' in first._last_run
 
 
 def test_dropped_layers_are_freed() -> None:
@@ -223,3 +224,50 @@ def test_a_number_that_changes(where: str) -> None:
     assert ours.count == 5
     assert ours._last_run == 'a number that changes: self.count'
     assert vars(ours)['_fused_entry'].num_captures == 2
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_a_float_that_changes(dtype: torch.dtype) -> None:
+    """It becomes an argument of the kernel, whichever layer has another one."""
+
+    class Own(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.power = nn.Parameter(torch.tensor(2.0)), 2.0
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            factor = self.scale**self.power - 0.1
+            return torch.sigmoid(x_i / self.scale) * factor + self.scale * self.weight * x_j
+
+    layers, x = [Own().to(dtype) for _ in range(3)], torch.randn(N, C).to(dtype)
+    for k, conv in enumerate(layers):
+        conv.load_state_dict(layers[0].state_dict())
+        conv.scale = 1 + 0.2 * k
+    others = [accelerate(copy.deepcopy(conv)) for conv in layers]
+    for _ in range(4):
+        for ours, theirs in zip(others, layers, strict=True):
+            ours.scale = theirs.scale = theirs.scale * 0.9
+            results = []
+            for conv in (ours, theirs):
+                leaf = x.clone().requires_grad_()
+                out = conv(leaf, edges())
+                loss = (out * x).sum()
+                results.append([out, *torch.autograd.grad(loss, [leaf, conv.weight])])
+            tolerance = 1e-1 if dtype == torch.bfloat16 else 1e-4
+            torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
+            assert ours._last_run == ''
+    assert sum(vars(ours)['_fused_entry'].num_captures for ours in others) <= 2
+
+
+def test_a_float_that_no_kernel_takes_as_an_argument() -> None:
+    class Own(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return nn.functional.leaky_relu(x_i + x_j, self.scale)
+
+    first, second = accelerate(Own()), accelerate(Own())
+    first.scale, second.scale = 0.1, 0.2
+    assert (check(first), check(second)) == (1, 1)
+    for scale in (0.2, 0.3, 0.4):
+        first.scale = scale
+        check(first, ran=None)
+    assert first._last_run == 'a number that changes: self.scale'
