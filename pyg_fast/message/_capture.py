@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Like, Parser, run_on_fakes, trace
+from ._quiet import quiet
 
 # Markers in a captured graph: they never run.
 _library = torch.library.Library('pyg_fast_message', 'DEF')
@@ -77,14 +78,10 @@ def requested(request: Request) -> Iterator[None]:
     it holds: there is one for all messages, which holds no layer."""
     before, _requests.current = _requests.current, request
     try:
-        yield
+        with quiet():
+            yield
     finally:
         _requests.current = before
-
-
-def is_capturing() -> bool:
-    """Whether this thread captures a message."""
-    return _requests.current is not None
 
 
 def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ import os
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
@@ -42,9 +43,9 @@ from torch.fx import _symbolic_trace
 from ..graph.structure import Graph
 from ._blocks import edges_of_block
 from ._capture import Captured, Request, backend, requested
-from ._fallback import OWN, Fallback
+from ._fallback import OWN, BySize, Fallback
 from ._ir import Refused
-from ._parse import tracing
+from ._parse import one_line, tracing
 from ._plan import Plan, describe, plan
 from ._run import Passes, check_not_capturing, run
 
@@ -216,7 +217,9 @@ def _title(function: Any) -> str:
     """The name of a message for the log."""
     owner = getattr(function, '__self__', None)
     name = getattr(function, '__name__', type(function).__name__)
-    return name if owner is None else f'{type(owner).__name__}.{name}'
+    if owner is None:
+        return name
+    return f'{getattr(type(owner), "_base", type(owner)).__name__}.{name}'
 
 
 class _Capture:
@@ -245,7 +248,13 @@ class _Capture:
                 found = compiled(*call)
             except BackendCompilerFailed as error:
                 raise error.inner_exception from None
-            except TorchDynamoException as error:
+            except NotImplementedError as error:
+                if 'pyg_fast_message' in str(error):
+                    raise Fallback(_DISABLED) from None
+                raise Refused(_reason(error)) from None
+            except (RecursionError, Refused):
+                raise
+            except Exception as error:  # If it is the user's, PyG's code raises it.
                 raise Refused(_reason(error)) from None
             finally:
                 self.read = _numbers_of(self.code)
@@ -508,23 +517,35 @@ class Entry:
             return run(passes, graph, args, inputs, seed, only_read)
         except _Changes as error:
             self.refused[None] = reason = str(error)
+            _warn(function, reason)
         except Refused as error:
             reason = str(error)
         except RecursionError:
             reason = 'too many operations'
-        except NotImplementedError as error:
-            if 'pyg_fast_message' not in str(error):
-                raise
-            raise Fallback(_DISABLED) from None
         self.refused[_kind(function, reduces, inputs, other, self.store.asks)] = reason
         raise Fallback(reason)
+
+
+def _warn(function: Any, reason: str) -> None:
+    """Warns once of a message that changes at its calls."""
+    title = _title(function)
+    if (title, reason) not in _warned and len(_warned) < _MOST_STORED:
+        _warned.add((title, reason))
+        warnings.warn(
+            f"{title} reads {reason}. PyG's code runs it from now on; a kernel could read a tensor "
+            'in place of the number',
+            stacklevel=2,
+        )
+
+
+_warned: set[tuple[str, str]] = set()
 
 
 def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> None:
     """PyG's code is faster on few edges, and takes little memory."""
     most = edges_of_block(plan, device)
     if num_edges <= most:
-        raise Fallback(
+        raise BySize(
             f'a linear map of values computed for each edge runs over blocks of {most} edges, and '
             f'there are {num_edges}'
         )
@@ -575,8 +596,9 @@ def _cells(function: Any) -> list[Any]:
     return out
 
 
-def _reason(error: TorchDynamoException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
-    places = [line for line in lines if line.startswith('File "')]
-    return f'{text} ({places[-1]})' if places else text
+def _reason(error: Exception) -> str:
+    """An error of Dynamo in one line."""
+    text = one_line(error)
+    if isinstance(error, TorchDynamoException):
+        return text
+    return f'{type(error).__name__}: {text}'

@@ -29,7 +29,7 @@ from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
-from ..message._fallback import OWN
+from ..message._fallback import OWN, tell
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
 from ._fused import is_plain, is_pygs, recast
@@ -105,6 +105,7 @@ class FusedPropagate:
             return out
         except Fallback as reason:
             _note(self, str(reason))
+            tell(self, reason)
             if self.strict:
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {reason}"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from pyg_fast import accelerate
+from pyg_fast.message import _entry
 
 N, E, C = 30, 200, 8
 
@@ -219,8 +220,13 @@ def test_a_number_that_changes(where: str) -> None:
 
     ours = accelerate(Own())
     x, theirs = torch.randn(N, C), Own()
-    for _ in range(5):
-        torch.testing.assert_close(ours(x, edges()), theirs(x, edges()))
+    _entry._warned.clear()
+    results = []
+    with pytest.warns(UserWarning, match='Own.message reads a number .*: self.count') as seen:
+        results += [(ours(x, edges()), theirs(x, edges())) for _ in range(5)]
+    for actual, expected in results:
+        torch.testing.assert_close(actual, expected)
+    assert len(seen) == 1
     assert ours.count == 5
     assert ours._last_run == 'a number that changes: self.count'
     assert vars(ours)['_fused_entry'].num_captures == 2
@@ -267,7 +273,62 @@ def test_a_float_that_no_kernel_takes_as_an_argument() -> None:
     first, second = accelerate(Own()), accelerate(Own())
     first.scale, second.scale = 0.1, 0.2
     assert (check(first), check(second)) == (1, 1)
-    for scale in (0.2, 0.3, 0.4):
+    for scale in (0.2, 0.3):
         first.scale = scale
+        assert check(first) <= 2
+    first.scale = 0.4
+    with pytest.warns(UserWarning, match='self.scale'):
         check(first, ran=None)
     assert first._last_run == 'a number that changes: self.scale'
+
+
+class Wrong(Layer):
+    """What a user's error looks like."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        if self.how == 'shapes':
+            return x_j @ torch.ones(5, 5)
+        if self.how == 'assert':
+            assert x_i.size(0) == 3, 'three edges'
+        if self.how == 'raise':
+            raise NotImplementedError('of mine')
+        return x_j * self.nothing
+
+
+@pytest.mark.parametrize('how', ['shapes', 'assert', 'raise', 'attribute'])
+def test_errors_of_users(how: str, capfd: pytest.CaptureFixture) -> None:
+    """They are PyG's, and PyTorch prints nothing about them."""
+    x, raised = torch.randn(N, C), []
+    for conv in (Wrong(how), accelerate(Wrong(how))):
+        with pytest.raises(Exception, match='.') as error:
+            conv(x, edges())
+        text = str(error.value).replace('FusedWrong', 'Wrong')
+        raised.append((error.type, text.splitlines()[0]))
+    assert raised[0] == raised[1]
+    assert capfd.readouterr() == ('', '')
+
+
+def test_log(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture) -> None:
+    class Logged(Layer):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_j * 2 if self.scale == 1 else x_j * x_j.detach()
+
+    layers = [accelerate(Logged()) for _ in range(3)]
+    layers[1].scale = layers[2].scale = 2
+    check(layers[0])
+    assert capfd.readouterr() == ('', '')
+    layers[0] = accelerate(Logged())
+    _entry._stores.clear()
+    with caplog.at_level('INFO', 'pyg_fast'):
+        for conv in layers:
+            check(conv, ran=None)
+        layers[0](torch.randn(N, C), edges()[:, :1])  # Too few edges.
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2
+    assert texts[0].startswith('captured Logged.message in ')
+    assert texts[1].startswith("Logged runs PyG's code: detach in message")
+    assert [record.levelname for record in caplog.records] == ['INFO', 'WARNING']
