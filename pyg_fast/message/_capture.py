@@ -1,5 +1,6 @@
 """Captures the message that a user wrote, with guards on everything that it reads."""
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('end_of_sum', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')
+_ops = torch.ops.pyg_fast_message
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,25 @@ def _program(graph: GraphModule) -> Captured:
     _mark_dropouts(graph)
     for node in reversed(list(graph.graph.nodes)):
         # Facts about symbolic sizes, which Dynamo states.
-        if node.target is torch.ops.aten._assert_scalar.default:
+        compares = node.target in _COMPARED and not node.users
+        if compares or node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
+        elif node.target in _ROUNDS and node.users and _is_of_size(node):
+            raise Refused('the number of edges or nodes is used as a number')
     _check_autograd(graph)
     captured = [_read(graph, *counts) for counts in zip(EDGES, NODES, strict=True)]
     if captured[0].key != captured[1].key:
         raise Refused('the number of edges or nodes is used as a number')
     return captured[0]
+
+
+_COMPARED = (operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne)
+# They may be the same for both numbers of edges or nodes with which a message is traced.
+_ROUNDS = (operator.mod, torch.sym_min, torch.sym_max)
+
+
+def _is_of_size(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get('example_value'), (torch.SymInt, torch.SymFloat))
 
 
 def _check_autograd(graph: GraphModule) -> None:
@@ -211,9 +225,21 @@ def _mark_dropouts(graph: GraphModule) -> None:
 
 class _Interpreter(torch.fx.Interpreter):
     """Runs a graph in which some floats are arguments: tensors of one number. An operation on
-    tensors takes such a number in the type in which it computes, as PyTorch does."""
+    tensors takes such a number in the type in which it computes, as PyTorch does.
+
+    The maximum of the index, from which a softmax takes the number of nodes if it is not given,
+    becomes the last node: nodes without edges after it change no message."""
+
+    def __init__(self, graph: GraphModule, num_nodes: int) -> None:
+        super().__init__(graph)
+        self.num_nodes = num_nodes
 
     def run_node(self, node: torch.fx.Node) -> Any:
+        if _is_last_node(node):
+            _check_is_size(node)
+            return self.num_nodes - 1
+        if _is_maximum_of_index(node) and all(map(_is_last_node, node.users)):
+            return None
         if _is_number(node) and node.target == 'item':
             return self.env[node.args[0]]  # type: ignore[index]
         out = super().run_node(node)
@@ -242,6 +268,28 @@ class _Interpreter(torch.fx.Interpreter):
         )
 
 
+def _is_last_node(node: torch.fx.Node) -> bool:
+    """Whether it is `index.max().item()`, as :func:`torch_geometric.utils.softmax` asks for."""
+    most = node.args[0] if node.target == 'item' else None
+    return isinstance(most, torch.fx.Node) and _is_maximum_of_index(most)
+
+
+def _is_maximum_of_index(node: torch.fx.Node) -> bool:
+    if node.target not in ('max', torch.max) or len(node.args) != 1 or node.kwargs:
+        return False
+    (index,) = node.args
+    return isinstance(index, torch.fx.Node) and index.target in (_ops.index, _ops.index.default)
+
+
+def _check_is_size(node: torch.fx.Node) -> None:
+    """Refuses a number of nodes of which not only a size is made."""
+    for user in node.users:
+        if user.target in (operator.add, torch.sym_sum):
+            _check_is_size(user)
+        elif user.target not in (torch.Size, 'new_zeros'):
+            raise Refused('the number of edges or nodes is used as a number')
+
+
 def _is_number(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get('example_value'), torch.SymFloat)
 
@@ -265,7 +313,7 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
         else:
             inputs.append(size(example))
 
-    interpreter = _Interpreter(graph)
+    interpreter = _Interpreter(graph, num_nodes)
     writes = _Writes()
 
     def watched(*args: Any) -> None:

@@ -72,8 +72,9 @@ def _entry(
     for name in ('index', 'edge_index_i'):
         if name in structure:
             values[name] = torch.ops.pyg_fast_message.index(edges)
-    if 'size_i' in structure:
-        values['size_i'] = nodes.size(0)
+    for name in ('size_i', 'dim_size'):
+        if name in structure:
+            values[name] = nodes.size(0)
     for (role, name), value in inputs.items():
         lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
         if role != 'edge' and node_dim not in (0, -lifted.dim()):
@@ -476,8 +477,8 @@ class Entry:
             reduces: `sum`, `mean`, `max`, `min` or `var`.
             inputs: Inputs by role (`src`, `dst`, `edge`) and name of the argument.
             other: All other arguments.
-            structure: Which of `index`, `edge_index_i` and `size_i` the message takes, for its
-                softmax.
+            structure: Which of `index`, `edge_index_i`, `size_i` and `dim_size` the message takes,
+                for its softmax.
             aggr: A module that aggregates in place of `reduces`, by a sum.
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.
