@@ -265,6 +265,12 @@ class _Capture:
         self.function = types.FunctionType(entry.code, _entry.__globals__)
         return found
 
+    def __del__(self) -> None:
+        # Dynamo keeps guards for as long as any object lives that they know by its address.
+        if self.guards is not None:
+            vars(self.guards).clear()
+            self.guards.cache_entry = self.guards.extra_state = None
+
     def is_dropped(self) -> bool:
         """Whether Dynamo dropped it, since an object was freed that it guards by address."""
         return self.guards.cache_entry is None

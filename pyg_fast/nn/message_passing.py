@@ -410,7 +410,6 @@ def _reads_structure(conv: Any) -> str | None:
     return None
 
 
-@lru_cache(maxsize=256)
 def _read_names(code: Any) -> frozenset[str]:
     """The arguments for the structure that code reads, and perhaps some that it does not."""
     if code is None or not {'locals', 'vars', 'dir', 'eval', 'exec'}.isdisjoint(code.co_names):
