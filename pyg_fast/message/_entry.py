@@ -3,8 +3,8 @@
 All captures of messages of one code are in one store (:class:`_Captures`), whichever layers made
 them: a second layer of a class finds those of the first. The guards of Dynamo alone decide whether
 a capture serves a call: they check all that the message read, such as numbers, modules and the
-shapes and types of parameters. The store only makes the search short: by class, and by names,
-shapes, types and device of the inputs. A layer tries the capture first that served it last.
+shapes and types of parameters. The store only makes the search short: by class, aggregation, and
+names, shapes, types and device of the inputs. A layer tries the capture first that served it last.
 
 A store holds a limited number of captures; the one that was found least recently leaves first.
 Each has its own code object, which Dynamo compiles once: its limit on compilations of a code object
@@ -387,7 +387,7 @@ class Entry:
         modes: Any = None
         if store.asks:
             modes = tuple([x.requires_grad for x in inputs.values()])
-        kind = shapes, modes, id(type(owner)), self.num_writes
+        kind = shapes, modes, id(type(owner)), self.num_writes, reduces
         call = (function, *_stand_ins(shapes, modes), *rest)
         _check_stance()
         with _Modes(store.asks):
@@ -402,7 +402,7 @@ class Entry:
                     return capture.function(*call)
             refusal = None
             if store.refused:
-                refusal = store.refused.get((kind, reduces, _makeup((function, *rest))))
+                refusal = store.refused.get((kind, _makeup((function, *rest))))
             if refusal is not None:
                 raise Refused(refusal)
             try:
@@ -415,7 +415,7 @@ class Entry:
                 with store.lock:
                     if len(store.refused) >= _MOST_STORED:
                         store.refused.clear()
-                    store.refused[kind, reduces, _makeup((function, *rest))] = str(error)
+                    store.refused[kind, _makeup((function, *rest))] = str(error)
                 raise
         return self._capture(function, reduces, inputs, *rest)
 
