@@ -539,7 +539,7 @@ def _warn(function: Any, reason: str) -> None:
     if (title, reason) not in _warned and len(_warned) < _MOST_STORED:
         _warned.add((title, reason))
         warnings.warn(
-            f"{title} reads {reason}. PyG's code runs it from now on; a kernel could read a tensor "
+            f"{title}: {reason}. PyG's code runs it from now on; a kernel could read a tensor "
             'in place of the number',
             stacklevel=2,
         )

@@ -222,7 +222,7 @@ def test_a_number_that_changes(where: str) -> None:
     x, theirs = torch.randn(N, C), Own()
     _entry._warned.clear()
     results = []
-    with pytest.warns(UserWarning, match='Own.message reads a number .*: self.count') as seen:
+    with pytest.warns(UserWarning, match='Own.message: a number .*: self.count') as seen:
         results += [(ours(x, edges()), theirs(x, edges())) for _ in range(5)]
     for actual, expected in results:
         torch.testing.assert_close(actual, expected)
