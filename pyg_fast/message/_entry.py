@@ -402,7 +402,7 @@ class Entry:
                     return capture.function(*call)
             refusal = None
             if store.refused:
-                refusal = store.refused.get((kind, _makeup((function, *rest))))
+                refusal = store.refused.get((kind, _precision(), _makeup((function, *rest))))
             if refusal is not None:
                 raise Refused(refusal)
             try:
@@ -415,7 +415,7 @@ class Entry:
                 with store.lock:
                     if len(store.refused) >= _MOST_STORED:
                         store.refused.clear()
-                    store.refused[kind, _makeup((function, *rest))] = str(error)
+                    store.refused[kind, _precision(), _makeup((function, *rest))] = str(error)
                 raise
         return self._capture(function, reduces, inputs, *rest)
 
@@ -494,9 +494,10 @@ class Entry:
         Raises:
             Fallback: If no kernel can compute it.
         """
-        key = _kind(function, reduces, inputs, other, self.store.asks) if self.refused else None
-        if key is not None:
-            known = self.refused.get(None) or self.refused.get(key)
+        if self.refused:
+            known = self.refused.get(None)
+            if known is None:
+                known = self.refused.get(_kind(function, reduces, inputs, other, self.store.asks))
             if known is None and len(self.refused) >= _MOST_REFUSALS:
                 known = next(reversed(self.refused.values()))
             if known is not None:
@@ -562,13 +563,19 @@ def _kind(function: Any, reduces: tuple, inputs: dict, other: dict, asks: bool) 
     """What a refusal holds for."""
     owner = getattr(function, '__self__', None)
     parts: list[Any] = [reduces, getattr(owner, 'training', None)]
-    parts += [asks and torch.is_grad_enabled()]
+    parts += [asks and torch.is_grad_enabled(), _precision()]
     parts += [(key, x.dtype, x.shape[1:], x.device) for key, x in inputs.items()]
     parts += [
         (name, (x.dtype, x.shape) if isinstance(x, Tensor) else str(x))
         for name, x in other.items()
     ]
     return tuple(parts)
+
+
+def _precision() -> tuple[Any, ...]:
+    """What decides the types of results beside those of inputs."""
+    autocast = [torch.is_autocast_enabled(device) for device in ('cpu', 'cuda')]
+    return (*autocast, torch.get_default_dtype())
 
 
 def _makeup(value: Any, depth: int = 0) -> Any:
@@ -578,7 +585,7 @@ def _makeup(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.device, value.requires_grad
-    if depth > 8:
+    if depth > 8 or (isinstance(value, (tuple, list, dict)) and len(value) > 64):
         return type(value).__name__
     if isinstance(value, (tuple, list)):
         return type(value).__name__, *(_makeup(each, depth + 1) for each in value)
