@@ -23,6 +23,7 @@ PyG's from the third value on.
 import itertools
 import logging
 import os
+import re
 import threading
 import time
 import types
@@ -60,6 +61,7 @@ _MOST_CAPTURES = 64
 _MOST_STORED = 256
 # At this value of a number that changes, PyG's code runs from then on.
 _MOST_VALUES = 3
+_MOST_VALUES_OF_ARGUMENT = 8  # A layer may propagate with the same few again and again.
 _MOST_VALUES_OF_FUNCTION = 32  # All functions of one code count together.
 
 
@@ -206,11 +208,14 @@ def _asks(code: Any) -> bool:
 
 def _name_of(source: str) -> str:
     """What a user calls what Dynamo has by its source."""
-    for start, name in (("L['function'].__self__.", 'self.'), ("G['", "global '")):
-        if source.startswith(start):
-            return name + source[len(start) :].replace("']", "'", name.startswith('global'))
-    if source.startswith("L['other']['"):
-        return source[len("L['other']") :].strip('[]')
+    source = re.sub(r"\._(?:modules|buffers|parameters)\['(\w+)'\]", r'.\1', source)
+    for pattern, name in (
+        (r"L\['function'\]\.__self__\.", 'self.'), (r"L\['other'\]\['(\w+)'\]", r'\1'),
+        (r"G\['__import_\w+'\]\.", 'global '), (r"G\['(\w+)'\]", r'global \1'),
+    ):  # fmt: skip
+        found, count = re.subn(f'^{pattern}', name, source)
+        if count:
+            return found
     return source.removeprefix("L['function'].")
 
 
@@ -260,9 +265,11 @@ class _Capture:
             finally:
                 self.read = _numbers_of(self.code)
                 pgo.get_code_state().pop(by, None)
-        (entry,) = _debug_get_cache_entry_list(self.code)
-        self.guards = entry.guard_manager
-        self.function = types.FunctionType(entry.code, _entry.__globals__)
+        entries = _debug_get_cache_entry_list(self.code)
+        if len(entries) != 1 or entries[0].code is None:
+            raise Refused('what message reads was freed while it was captured')
+        self.guards = entries[0].guard_manager
+        self.function = types.FunctionType(entries[0].code, _entry.__globals__)
         return found
 
     def __del__(self) -> None:
@@ -358,8 +365,10 @@ class Entry:
         check_not_capturing()
         if not self.store.asks and (codes is None or any(map(_asks, codes))):
             raise _ReadsMode
-        most = _MOST_VALUES if owner is not None else _MOST_VALUES_OF_FUNCTION
         for source, value in _numbers_of(capture.code).items():
+            most = _MOST_VALUES_OF_FUNCTION if owner is None else _MOST_VALUES
+            if source.startswith("L['other']"):
+                most = _MOST_VALUES_OF_ARGUMENT
             values = self.numbers.setdefault(source, [])
             if type(value) in (int, float) and value not in values:
                 values.append(value)
@@ -428,10 +437,14 @@ class Entry:
         self, kind: Any, call: tuple[Any, ...], reduces: tuple[str, ...], owner: Any
     ) -> tuple[Captured, tuple[Any, ...]]:
         """Captures a message."""
+        if torch._dynamo.config.disable:
+            raise Fallback(_DISABLED)
         store, start, capture = self.store, time.perf_counter(), _Capture()
         request = Request(partial(self._check, capture, reduces, owner), self.num_writes)
+        with store.lock:
+            floats = dict(store.floats)
         try:
-            found = capture.make(call, store.floats, request)
+            found = capture.make(call, floats, request)
         except (_ReadsMode, _Changes):
             raise
         except Refused:
