@@ -2,6 +2,8 @@
 
 __version__ = '0.2.0'
 
+import logging as _logging
+
 from . import datasets, graph, loader, nn, ops, transforms
 from . import formats as formats  # deprecated
 from ._accelerate import accelerate, accelerate_report, restore
@@ -10,6 +12,8 @@ from ._choose_num_samples import choose_num_samples
 from ._memory_estimate import MemoryEstimate, memory_estimate
 from .graph.small_graphs import small_graphs
 from .ops import with_cuda
+
+_logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 
 __all__ = [
     'CapturedStep', 'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'capture',

@@ -60,13 +60,13 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
     Args:
         model (torch.nn.Module): The model, or a single layer.
         verbose (bool, optional): Whether to print the layers replaced, the layers skipped, and the
-            reasons. (default: :obj:`False`)
+            reasons; after a call also the layers that PyG's code ran. (default: :obj:`False`)
 
     Returns:
         torch.nn.Module: The :obj:`model`.
 
     Raises:
-        TypeError: If :obj:`model` is not a module.
+        TypeError: If :obj:`model` is not a module, or :obj:`verbose` not a bool.
 
     Example:
         >>> model = pyg_fast.accelerate(GraphSAGE(128, 64, num_layers=3), verbose=True)
@@ -75,6 +75,8 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
         convs.1  SAGEConv  PathPreparedSAGEConv
         convs.2  SAGEConv  PathPreparedSAGEConv
     """
+    if not isinstance(verbose, (bool, int)):
+        raise TypeError(f"'verbose' must be a bool, got {type(verbose).__name__}")
     reports = []
     for conv, report in _layers(model):
         reports.append(report)
@@ -214,8 +216,18 @@ def _how(conv: Any) -> str | None:
 
 
 def _table(reports: list[LayerReport]) -> str:
+    if not reports:
+        return 'accelerate: the model has no MessagePassing layer'
     rows = [('layer', 'class', 'runs as')]
-    for name, layer, fused, reason, *_ in reports:
-        rows.append((name or '(model)', layer, fused or f'{layer}: {reason}'))
+    written = {cls.__name__ for cls in _FUSED.values()}
+    for name, layer, fused, reason, ran, _ in reports:
+        pygs = (ran or '').removeprefix("PyG's code: ")
+        if fused is None or pygs != (ran or ''):
+            what = f'{layer}: {reason or pygs}'
+        elif ran is None and fused not in written:  # Its message is traced then.
+            what = f"{fused}, or PyG's code: known after a call"
+        else:
+            what = fused
+        rows.append((name or '(model)', layer, what))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return '\n'.join(f'{a:<{widths[0]}}  {b:<{widths[1]}}  {c}' for a, b, c in rows)

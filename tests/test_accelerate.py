@@ -13,11 +13,13 @@ import torch
 import torch_geometric
 from torch import Tensor
 from torch.nn import Module, ModuleDict, ModuleList
+from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import (
     FastRGCNConv,
     GCNConv,
     GINConv,
+    GraphConv,
     SAGEConv,
     to_hetero,
 )
@@ -308,6 +310,29 @@ def test_verbose(capsys: pytest.CaptureFixture) -> None:
         'second  SAGEConv      SAGEConv: MedianAggregation has no kernel',
         'third   FastRGCNConv  FastRGCNConv: its aggregate is overridden',
     ]
+
+
+def test_verbose_of_traced_layers(capsys: pytest.CaptureFixture) -> None:
+    """What runs them is known after a call."""
+    model = ModuleList([GraphConv(8, 4), GraphConv(8, 4)])
+    pyg_fast.accelerate(model, verbose=True)
+    x, edge_index = graph()
+    x = x[:, :8].contiguous()
+    model[0](x, edge_index)
+    model[1](x, edge_index[:, :1])
+    pyg_fast.accelerate(model, verbose=True)
+    pyg_fast.accelerate(torch.nn.Linear(2, 2), verbose=True)
+    assert capsys.readouterr().out.splitlines() == [
+        'layer  class      runs as',
+        "0      GraphConv  FusedGraphConv, or PyG's code: known after a call",
+        "1      GraphConv  FusedGraphConv, or PyG's code: known after a call",
+        'layer  class      runs as',
+        '0      GraphConv  FusedGraphConv',
+        '1      GraphConv  GraphConv: 1 edges',
+        'accelerate: the model has no MessagePassing layer',
+    ]
+    with pytest.raises(TypeError, match="'verbose' must be a bool, got Data"):
+        pyg_fast.accelerate(model, Data())
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,8 @@ def messages(text: str) -> Iterator[str]:
         if isinstance(node, ast.Raise):
             call = node.exc
             # Reasons to run PyG's code: `accelerate_report` shows them.
-            if isinstance(call, ast.Call) and ast.unparse(call.func) in ('Fallback', 'Refused'):
+            names = 'Fallback', 'BySize', 'Refused', '_Changes'
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in names:
                 continue
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)

@@ -1,7 +1,11 @@
 """Captures the message that a user wrote, with guards on everything that it reads."""
 
-from collections.abc import Callable
+import operator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Like, Parser, run_on_fakes, trace
+from ._quiet import quiet
 
 # Markers in a captured graph: they never run.
 _library = torch.library.Library('pyg_fast_message', 'DEF')
@@ -30,6 +35,7 @@ _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('end_of_sum', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')
+_ops = torch.ops.pyg_fast_message
 
 
 @dataclass(frozen=True)
@@ -43,43 +49,93 @@ class Captured:
     num_dropouts: int = field(compare=False)
     autocast: bool = field(compare=False)
     key: str  # the canonical text
+    numbers: tuple[int, ...] = field(default=(), compare=False)  # parameters that are Python floats
     plans: dict[Any, Any] = field(default_factory=dict, compare=False)  # by aggregations
 
 
-def backend(check: Callable[['Captured'], None], num_writes: int = 0) -> Callable[..., Any]:
-    """What Dynamo calls for a new message. The captured function returns the message and its
-    arguments: what ran inside of it would run under Dynamo, slowly.
+@dataclass
+class Request:
+    """What the backend gets beside the graph of a message.
 
     Args:
-        check: May refuse the message, before Dynamo repeats its side effects.
+        check: May refuse the message, before Dynamo repeats its side effects. Takes also the code
+            objects that were traced, if Dynamo tells them.
         num_writes: How many attributes the message sets, exactly; they become None.
     """
 
-    def compiled(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        (output,) = (node for node in graph.graph.nodes if node.op == 'output')
-        outs: Any = output.args[0]
-        if len(outs) != 1 + num_writes:
-            raise Refused('message sets an attribute or a global')
-        (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
-        output.args = ((message,),)
-        captured = _program(graph)
-        check(captured)
-        return lambda *args: tuple((captured, args) if node is message else None for node in outs)
+    check: Callable[[Captured, Sequence[CodeType] | None], None]
+    num_writes: int = 0
 
-    return compiled
+
+class _Requests(threading.local):
+    current: Request | None = None
+
+
+_requests = _Requests()
+
+
+@contextmanager
+def requested(request: Request) -> Iterator[None]:
+    """What this thread captures meanwhile is for a request. Dynamo keeps the backend with all that
+    it holds: there is one for all messages, which holds no layer."""
+    before, _requests.current = _requests.current, request
+    try:
+        with quiet():
+            yield
+    finally:
+        _requests.current = before
+
+
+def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+    """What Dynamo calls for a new message. The captured function returns the message and its
+    arguments: what ran inside of it would run under Dynamo, slowly."""
+    request = _requests.current
+    if request is None:
+        raise Refused('captured again by others')
+    (output,) = (node for node in graph.graph.nodes if node.op == 'output')
+    outs: Any = output.args[0]
+    if len(outs) != 1 + request.num_writes:
+        raise Refused('message sets an attribute or a global')
+    (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
+    place, count = outs.index(message), len(outs)
+    output.args = ((message,),)
+    captured = _program(graph)
+    request.check(captured, _traced_code())
+
+    def returned(*args: Any) -> tuple[Any, ...]:
+        return tuple((captured, args) if k == place else None for k in range(count))
+
+    return returned
+
+
+def _traced_code() -> Sequence[CodeType] | None:
+    found = getattr(torch._guards.TracingContext, 'get_traced_code', None)
+    return None if found is None else found()
 
 
 def _program(graph: GraphModule) -> Captured:
     _mark_dropouts(graph)
     for node in reversed(list(graph.graph.nodes)):
         # Facts about symbolic sizes, which Dynamo states.
-        if node.target is torch.ops.aten._assert_scalar.default:
+        compares = node.target in _COMPARED and not node.users
+        if compares or node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
+        elif node.target in _ROUNDS and node.users and _is_of_size(node):
+            raise Refused('the number of edges or nodes is used as a number')
     _check_autograd(graph)
     captured = [_read(graph, *counts) for counts in zip(EDGES, NODES, strict=True)]
     if captured[0].key != captured[1].key:
         raise Refused('the number of edges or nodes is used as a number')
     return captured[0]
+
+
+_COMPARED = (operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne)
+# They may be the same for both numbers of edges or nodes with which a message is traced.
+_ROUNDS = (operator.mod, torch.sym_min, torch.sym_max)
+
+
+def _is_of_size(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get('example_value'), (torch.SymInt, torch.SymFloat))
 
 
 def _check_autograd(graph: GraphModule) -> None:
@@ -154,6 +210,8 @@ def _mark_dropouts(graph: GraphModule) -> None:
         if given['inplace']:
             raise Refused('dropout in place')
         x, p = given['input'], given['p']
+        if isinstance(p, torch.fx.Node):
+            raise Refused('dropout by a number that changes')
         if not given[names[2]] or p == 0:
             node.replace_all_uses_with(x)
         else:
@@ -163,6 +221,77 @@ def _mark_dropouts(graph: GraphModule) -> None:
             node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Runs a graph in which some floats are arguments: tensors of one number. An operation on
+    tensors takes such a number in the type in which it computes, as PyTorch does.
+
+    The maximum of the index, from which a softmax takes the number of nodes if it is not given,
+    becomes the last node: nodes without edges after it change no message."""
+
+    def __init__(self, graph: GraphModule, num_nodes: int) -> None:
+        super().__init__(graph)
+        self.num_nodes = num_nodes
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if _is_last_node(node):
+            _check_is_size(node)
+            return self.num_nodes - 1
+        if _is_maximum_of_index(node) and all(map(_is_last_node, node.users)):
+            return None
+        if _is_number(node) and node.target == 'item':
+            return self.env[node.args[0]]  # type: ignore[index]
+        out = super().run_node(node)
+        expected = node.meta.get('example_value')
+        if any(map(_is_number, node.all_input_nodes)) and not _is_number(node):
+            if not isinstance(out, Tensor) or not isinstance(expected, Tensor):
+                raise Refused(f'{node.target} of a number that changes')
+            if out.dtype == torch.float32 and expected.dtype in (torch.half, torch.bfloat16):
+                out = out.to(expected.dtype)
+            if out.dtype != expected.dtype or out.dim() != expected.dim():
+                raise Refused(f'{node.target} of a number that changes')
+        return out
+
+    def fetch_args_kwargs_from_env(self, node: torch.fx.Node) -> tuple[tuple, dict[str, Any]]:
+        expected, known = node.meta.get('example_value'), self.env
+        if not isinstance(expected, Tensor) or not any(map(_is_number, node.all_input_nodes)):
+            return super().fetch_args_kwargs_from_env(node)
+        dtype = torch.float64 if expected.dtype == torch.float64 else torch.float32
+        own = {
+            each: known[each].to(dtype) if _is_number(each) else known[each]
+            for each in node.all_input_nodes
+        }
+        return (
+            torch.fx.node.map_arg(node.args, own.__getitem__),
+            torch.fx.node.map_arg(node.kwargs, own.__getitem__),
+        )
+
+
+def _is_last_node(node: torch.fx.Node) -> bool:
+    """Whether it is `index.max().item()`, as :func:`torch_geometric.utils.softmax` asks for."""
+    most = node.args[0] if node.target == 'item' else None
+    return isinstance(most, torch.fx.Node) and _is_maximum_of_index(most)
+
+
+def _is_maximum_of_index(node: torch.fx.Node) -> bool:
+    if node.target not in ('max', torch.max) or len(node.args) != 1 or node.kwargs:
+        return False
+    (index,) = node.args
+    return isinstance(index, torch.fx.Node) and index.target in (_ops.index, _ops.index.default)
+
+
+def _check_is_size(node: torch.fx.Node) -> None:
+    """Refuses a number of nodes of which not only a size is made."""
+    for user in node.users:
+        if user.target in (operator.add, torch.sym_sum):
+            _check_is_size(user)
+        elif user.target not in (torch.Size, 'new_zeros'):
+            raise Refused('the number of edges or nodes is used as a number')
+
+
+def _is_number(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get('example_value'), torch.SymFloat)
 
 
 def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
@@ -184,7 +313,7 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
         else:
             inputs.append(size(example))
 
-    interpreter = torch.fx.Interpreter(graph)
+    interpreter = _Interpreter(graph, num_nodes)
     writes = _Writes()
 
     def watched(*args: Any) -> None:
@@ -208,4 +337,8 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
-    return Captured(program, output, parser.num_dropouts, autocast, program.text([output]))
+    numbers = tuple(
+        k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
+    )  # fmt: skip
+    text = program.text([output])
+    return Captured(program, output, parser.num_dropouts, autocast, text, numbers)

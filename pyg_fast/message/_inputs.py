@@ -14,7 +14,7 @@ from ..graph.structure import Graph
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
 from ..ops.to_csr import MOST_NODES
-from ._fallback import Fallback
+from ._fallback import BySize, Fallback
 
 
 def why_not(device: torch.device) -> str | None:
@@ -33,7 +33,7 @@ def check_inputs(
 ) -> None:
     """Raises :class:`Fallback` for inputs that no kernel takes."""
     if num_edges < 2:
-        raise Fallback(f'{num_edges} edges')
+        raise BySize(f'{num_edges} edges')
     for value in inputs:
         if type(value) not in (Tensor, torch.nn.Parameter):
             raise Fallback(f'an input is a {type(value).__name__}')
@@ -44,7 +44,7 @@ def check_inputs(
         if value.is_floating_point() and value.dtype not in DTYPES:
             raise Fallback(f'an input is {value.dtype}')
     if max(sizes) > MOST_NODES:
-        raise Fallback(f'{max(sizes)} nodes')
+        raise BySize(f'{max(sizes)} nodes')
 
 
 class Looped(NamedTuple):

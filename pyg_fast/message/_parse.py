@@ -2,6 +2,7 @@
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ._ir import BINARY, BOOLEAN, DST, EDGE, UNARY, Program, Refused, is_float, number
+from ._quiet import quiet
 
 aten = torch.ops.aten
 
@@ -197,6 +199,10 @@ _DECOMPOSED |= {
 }  # fmt: skip
 
 
+# Held while this package traces: torch tells all threads that one of them does.
+tracing = threading.RLock()
+
+
 class Like(NamedTuple):
     """Stands for a tensor. Autocast depends on the device."""
 
@@ -225,7 +231,7 @@ def _on_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """Fake tensors for the inputs; every error becomes a refusal."""
     try:
         # Not in the context of the capture, whose shapes are symbolic.
-        with torch._guards.tracing(None):
+        with tracing, quiet(), torch._guards.tracing(None):
             with FakeTensorMode(allow_non_fake_inputs=True):
                 fakes = [
                     torch.empty(each.shape, dtype=each.dtype, device=each.device)
@@ -234,14 +240,18 @@ def _on_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
                     for each in inputs
                 ]
             yield fakes
-    except Refused:
-        raise
+    except Refused as error:
+        raise Refused(one_line(error)) from None
     except Exception as error:
-        raise Refused(f'{type(error).__name__}: {_first_line(error)}') from error
+        raise Refused(f'{type(error).__name__}: {one_line(error)}') from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split('\n', 1)[0]
+def one_line(error: Exception) -> str:
+    """The first line of an error, and the last place in the user's code that it names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    places = [line for line in lines if line.startswith('File "')]
+    text = lines[0] if lines else type(error).__name__
+    return f'{text} ({places[-1]})' if places and 'File "' not in text else text
 
 
 class Parser:

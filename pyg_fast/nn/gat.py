@@ -18,6 +18,7 @@ from ..graph.graph import graph_of
 from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
+from ..message._fallback import tell
 from ..message._inputs import Looped, check_inputs, looped
 from ..ops._attention import AttentionArgs, drawn_seed
 from ..ops._numbers import acc_dtype
@@ -418,6 +419,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             check_inputs(edge_index.device, (src, dst, edge_attr), num_edges, sizes)
         except Fallback as reason:
             self._note(str(reason))
+            tell(self, reason)
             return None
         if loops is not None:
             edge_attr = self._looped_attr(edge_index, edge_attr, loops, sizes)
@@ -442,6 +444,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             )
         except Fallback as reason:
             self._note(str(reason))
+            tell(self, reason)
             return None
         return self._finished(out, None if self.res is None else self.res(dst), False)
 

@@ -1,5 +1,6 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
+import dis
 import inspect
 from functools import lru_cache
 from operator import itemgetter
@@ -30,6 +31,7 @@ from ..graph.prepared_graph import PreparedGraph
 from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
+from ..message._fallback import OWN, tell
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
 from ._fused import is_plain, is_pygs, recast
@@ -42,19 +44,10 @@ _HOOKS = tuple(
 )
 _hooks_of = itemgetter(*_HOOKS)
 _PYTHON_PROPAGATE = MessagePassing.propagate
-# What a layer has of ours: `_call` are the arguments of its call, in which it may propagate several
-# times, `_graphs` the graphs of that, `_watched` its inputs with their versions, and `_writes`
-# whether the first call wrote into them.
-OWN = (
-    '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_width',
-)  # fmt: skip
-# What a message may not read: it would mix edges.
-_STRUCTURE = {
-    'edge_index', 'size', 'size_j', 'dim_size', 'adj_t', 'edge_index_j',
-}
+# What a message may take, and not read: it would mix edges.
+_STRUCTURE = {'edge_index', 'size', 'size_j', 'adj_t', 'edge_index_j'}
 # What it may pass to a softmax.
-_OF_SOFTMAX = {'index', 'edge_index_i', 'ptr', 'size_i'}
+_OF_SOFTMAX = {'index', 'edge_index_i', 'ptr', 'size_i', 'dim_size'}
 
 
 def _note(conv: Any, reason: str) -> None:
@@ -125,6 +118,7 @@ class FusedPropagate:
             return out
         except Fallback as reason:
             _note(self, str(reason))
+            tell(self, reason)
             if self.strict:
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {reason}"
@@ -258,7 +252,7 @@ def _arguments(conv: Any) -> _Arguments:
         else:
             rest.append((name, param.default))
     found = _Arguments(
-        (message, update, flow), _reads_structure(message, update), fixed, tuple(structure),
+        (message, update, flow), _reads_structure(conv), fixed, tuple(structure),
         tuple(ends), tuple(rest),
         tuple((name, param.default) for name, param in update.param_dict.items()),
     )  # fmt: skip
@@ -417,9 +411,7 @@ def _note_size(conv: Any, sizes: list[int | None], dim: int, value: Any) -> None
 
 def why_never(conv: Any) -> str | None:
     """Why PyG's code must run for every input."""
-    signature = conv.inspector.get_signature
-    reads = _reads_structure(signature('message'), signature('update'))
-    return _why_never(conv, conv.aggr_module, reads)
+    return _why_never(conv, conv.aggr_module, _reads_structure(conv))
 
 
 def _why_never(conv: Any, aggr: Any, reads: str | None) -> str | None:
@@ -440,14 +432,29 @@ def _why_never(conv: Any, aggr: Any, reads: str | None) -> str | None:
 _METHODS = ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forward')
 
 
-def _reads_structure(message: Any, update: Any) -> str | None:
-    """The reason if a method takes an argument that kernels do not provide, or None."""
-    for method, signature in (('message', message), ('update', update)):
-        for name in signature.param_dict:
-            reads = name in _STRUCTURE or (method == 'update' and name in _OF_SOFTMAX)
-            if reads or (method == 'update' and name[-2:] in ('_i', '_j')):
-                return f"'{method}' reads '{name}'"
+def _reads_structure(conv: Any) -> str | None:
+    """The reason if a method reads an argument that kernels do not provide, or None."""
+    signature = conv.inspector.get_signature
+    for name in signature('message').param_dict:
+        if name in _STRUCTURE and name in _read_names(getattr(conv.message, '__code__', None)):
+            return f"'message' reads '{name}'"
+    for name in signature('update').param_dict:
+        if name in _STRUCTURE or name in _OF_SOFTMAX or name[-2:] in ('_i', '_j'):
+            return f"'update' reads '{name}'"
     return None
+
+
+def _read_names(code: Any) -> frozenset[str]:
+    """The arguments for the structure that code reads, and perhaps some that it does not."""
+    if code is None or not {'locals', 'vars', 'dir', 'eval', 'exec'}.isdisjoint(code.co_names):
+        return frozenset(_STRUCTURE)
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = {name for name in _STRUCTURE if name not in own}  # A decorated function.
+    for each in dis.get_instructions(code):
+        if any(kind in each.opname for kind in ('FAST', 'DEREF', 'CELL', 'CLOSURE')):
+            names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+            found.update(_STRUCTURE.intersection(names))
+    return frozenset(found)
 
 
 def _has_pygs_propagate(cls: type) -> bool:

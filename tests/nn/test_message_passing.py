@@ -812,3 +812,30 @@ def test_torchscript(make: Any, called: bool) -> None:
     assert not ours._last_run
     for parameter, other in zip(ours.parameters(), script.parameters(), strict=True):
         assert parameter.data_ptr() == other.data_ptr()
+
+
+class Takes(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(
+        self, x_j: Tensor, edge_index: Tensor, edge_index_j: Tensor, size: Any, size_j: Any
+    ) -> Tensor:
+        return x_j.relu() / x_j.size(1)
+
+
+class Reads(Takes):
+    def message(
+        self, x_j: Tensor, edge_index: Tensor, edge_index_j: Tensor, size: Any, size_j: Any
+    ) -> Tensor:
+        return (lambda: x_j * (size_j == edge_index.size(1)))()
+
+
+def test_arguments_that_message_does_not_read(device: torch.device) -> None:
+    """They refuse a layer where they are read, not where they are only named."""
+    x, edge_index = torch.randn(N, F, device=device), graph(device)
+    conv = Takes()
+    expected = conv(x, edge_index)
+    torch.testing.assert_close(pyg_fast.accelerate(conv)(x, edge_index), expected)
+    assert conv._last_run == ''
+    assert pyg_fast.accelerate_report(Reads())[0].reason == "'message' reads 'edge_index'"

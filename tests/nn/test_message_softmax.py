@@ -156,7 +156,6 @@ REFUSED = {
     'constant factor': (lambda s, i, n: s[:, :1].detach().expand_as(s) * s, 'detach'),
     'detached maximum': (
         lambda s, i, n: s * shares((s - shifted(s.detach(), i, n)).exp(), i, n), 'detach'),
-    'without a size': (lambda s, i, n: softmax(s, i), ''),
 }  # fmt: skip
 
 
@@ -422,6 +421,7 @@ def test_values_that_passes_share(
         if least is not None:
             monkeypatch.setattr(_run, '_GATHERED', least)
             _entry._planned.cache_clear()
+            _entry._stores.clear()
             conv = FusedTransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
             conv.load_state_dict(theirs.state_dict())
         leaf, raw = x.clone().requires_grad_(), attr.clone().requires_grad_(of_edges)
@@ -429,6 +429,7 @@ def test_values_that_passes_share(
         out = conv(leaf, edges, raw)
         leaves = [leaf, *[raw] * of_edges, *conv.parameters()]
         results.append(torch.autograd.grad((out * out.detach().cos()).sum(), leaves))
+    _entry._stores.clear()
     _entry._planned.cache_clear()  # Other tests plan with the usual number.
     alone, read = made
     assert alone[0].kept == ()
@@ -438,3 +439,39 @@ def test_values_that_passes_share(
     torch.testing.assert_close(results[1], results[2], rtol=1e-13, atol=1e-13)
     if dropout == 0:
         torch.testing.assert_close(results[0], results[2])
+
+
+class WithoutSize(MessagePassing):
+    how = 'index'
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, q=x.cos(), x=x)
+
+    def message(
+        self, q_i: Tensor, x_j: Tensor, index: Tensor, ptr: Any, edge_index_i: Tensor,
+        dim_size: Any, size_i: Any,
+    ) -> Tensor:  # fmt: skip
+        score, number = (q_i * x_j).sum(-1, keepdim=True), int(index.max()) + 1
+        if self.how == 'index':
+            return softmax(score, index) * x_j
+        if self.how == 'ptr':
+            return softmax(score, edge_index_i, ptr) * x_j
+        if self.how == 'dim_size':
+            return softmax(score, index, num_nodes=dim_size) * x_j
+        if self.how == 'last':
+            return x_j * (index == number - 1).view(-1, 1)
+        return x_j * {'rest': number % 2, 'number': number, 'least': min(size_i, 5)}[self.how]
+
+
+@pytest.mark.parametrize('how', ['index', 'ptr', 'dim_size', 'last', 'rest', 'number', 'least'])
+def test_softmax_without_size(how: str, device: torch.device) -> None:
+    """The number of nodes is only a size: the softmax is the same with more nodes."""
+    edges = torch.randint(N - 3, (2, E), generator=torch.Generator().manual_seed(0)).to(device)
+    x = torch.randn(N, 8, device=device)
+    theirs = WithoutSize()
+    theirs.how = how
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    compared([theirs, ours], x, edges, atol=1e-4, rtol=1e-4)
+    runs = how in ('index', 'ptr', 'dim_size')
+    assert (ours._last_run == '') == runs
+    assert runs or 'used as a number' in ours._last_run

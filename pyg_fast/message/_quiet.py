@@ -1,0 +1,43 @@
+"""Keeps PyTorch's log silent about messages that it cannot trace: PyG's code runs these, and raises
+the user's own error."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_LOGGERS = (
+    'torch._subclasses.fake_tensor', 'torch.fx.experimental.symbolic_shapes',
+    'torch._dynamo.convert_frame', 'torch._dynamo.guards', 'torch._dynamo.symbolic_convert',
+    'torch._dynamo.output_graph', 'torch._dynamo.utils', 'torch._dynamo.variables.builder',
+)  # fmt: skip
+
+
+class _State(threading.local):
+    depth = 0
+
+
+_state = _State()
+
+
+class _Filter(logging.Filter):
+    """Drops warnings and errors of a thread that traces. Who asks for more of the log gets all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        asked = logging.getLogger(record.name).getEffectiveLevel() < logging.WARNING
+        return asked or not _state.depth or record.levelno < logging.WARNING
+
+
+_filter = _Filter()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """While this thread traces a message."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_filter)  # Once: it is the same.
+    _state.depth += 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
