@@ -50,6 +50,13 @@ PYG_FAST_INLINE Vec<Acc, V> exp_of(Vec<Acc, V> x) {
   return masked<Acc, V>(sum * bit_cast<Vec<Acc, V>>(power), normal);
 }
 
+// The score to which exponentials of a row are relative, after `before` for earlier ones: the largest score
+// so far or, lest sums are scaled again and again, one that is less by at most 4.
+template <typename Acc, int V>
+PYG_FAST_INLINE Vec<Acc, V> new_base(Vec<Acc, V> before, Vec<Acc, V> most) {
+  return most <= before + 4 ? before : most;
+}
+
 // The softmax of a row, block by block, relative to the largest logit so far.
 template <typename Acc>
 class RowSoftmax {
