@@ -431,10 +431,47 @@ PYG_FAST_INLINE Acc folded(Vec<Acc, W> v, const F& f) {
   }
 }
 
+// Combines all rows into one, some vectors of them at a time, kSumBlock rows at a time.
+template <typename Acc, int kVectors, typename F>
+PYG_FAST_INLINE void reduce_columns(const Rows<Acc, 1>& rows, int64_t c, Acc neutral, const F& f) {
+  constexpr int kV = kWidth<Acc>;
+  for (int64_t i = 0; i < rows.count;) {
+    const int64_t stop = rows.count - i < kSumBlock ? rows.count : i + kSumBlock;
+    V<Acc> part[kVectors];
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) part[j] = all<Acc>(neutral);
+    for (; i < stop; ++i) {
+      const Acc* p = rows.in[0] + i * rows.row[0] + c;
+      PYG_FAST_UNROLL
+      for (int j = 0; j < kVectors; ++j) part[j] = f(part[j], load<kV>(p + j * kV));
+    }
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      Acc* to = rows.out + c + j * kV;
+      store<kV>(to, f(load<kV>(to), part[j]));
+    }
+  }
+}
+
 // Combines the operand into `out`, whose inner stride is 1 or (`across`) 0.
 template <typename Acc, typename F>
 void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f) {
   constexpr int kV = kWidth<Acc>;
+  if (!across && rows.out_row == 0 && rows.inner[0] == 1 && rows.index[0] == nullptr) {
+    int64_t c = 0;
+    for (; c + 4 * kV <= rows.n; c += 4 * kV) reduce_columns<Acc, 4>(rows, c, neutral, f);
+    for (; c + kV <= rows.n; c += kV) reduce_columns<Acc, 1>(rows, c, neutral, f);
+    if (c == rows.n) return;
+    for (int64_t i = 0; i < rows.count;) {
+      const int64_t stop = rows.count - i < kSumBlock ? rows.count : i + kSumBlock;
+      V<Acc> part = all<Acc>(neutral);
+      for (; i < stop; ++i) {
+        part = f(part, load_part<Acc>(rows.in[0] + i * rows.row[0] + c, rows.n - c));
+      }
+      store_part<Acc>(rows.out + c, f(load_part<Acc>(rows.out + c, rows.n - c), part), rows.n - c);
+    }
+    return;
+  }
   for (int64_t i = 0; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
     const Acc* p = rows.at(0, i);
@@ -612,13 +649,7 @@ PYG_FAST_INLINE void product_block(const Product<Acc>& p, int64_t m, int64_t n) 
   PYG_FAST_UNROLL
   for (int i = 0; i < kRows; ++i) {
     PYG_FAST_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = V<Acc>{};
-      if (p.add) {
-        const Acc* at = p.out + (m + i) * p.out_m + n + j * kV;
-        sum[i][j] = kPart ? load_part<Acc>(at, rest) : load<kV>(at);
-      }
-    }
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = V<Acc>{};
   }
   const Acc* a = p.a + m * p.a_m;
   const Acc* b = p.b + n;
@@ -640,6 +671,7 @@ PYG_FAST_INLINE void product_block(const Product<Acc>& p, int64_t m, int64_t n) 
     PYG_FAST_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       Acc* at = p.out + (m + i) * p.out_m + n + j * kV;
+      if (p.add) sum[i][j] += kPart ? load_part<Acc>(at, rest) : load<kV>(at);
       kPart ? store_part<Acc>(at, sum[i][j], rest) : store<kV>(at, sum[i][j]);
     }
   }
@@ -1162,6 +1194,19 @@ class Machine {
     store_some<W>(to.rest + c, lost_of(sum, before, after), count);
   }
 
+  // Calls f(segment) for parts of at most kSumBlock edges.
+  template <typename F>
+  PYG_FAST_INLINE static void by_blocks(Segment segment, const F& f) {
+    for (; segment.end - segment.begin > kSumBlock; segment.begin += kSumBlock) {
+      Segment part = segment;
+      part.end = part.begin + kSumBlock;
+      part.last = false;
+      f(part);
+      segment.first = false;
+    }
+    f(segment);
+  }
+
   PYG_FAST_APART void row_sum(const MessageInstruction& i, bool mean) {
     const auto& output = p_.output[i.extra[0]];
     const Heads<Acc> x = heads_of(i, 1);
@@ -1172,14 +1217,15 @@ class Machine {
       const Acc scale = mean && segment.last && segment.degree > 1
                             ? 1 / static_cast<Acc>(segment.degree) : Acc{1};
       with_rows(x, [&](const auto& row) PYG_FAST_ALWAYS {
-        int64_t c = 0;
-        for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(row, segment, to, c, scale);
-        for (; c + kV <= n; c += kV) add_rows<1>(row, segment, to, c, scale);
-        if (c < n) {
-          V<Acc> sum = segment.first ? V<Acc>{} : load_part<Acc>(to.rest + c, n - c);
-          for (int64_t e = segment.begin; e < segment.end; ++e) sum += load_part<Acc>(row(e) + c, n - c);
-          end_sums<kV>(segment, to, sum, c, scale, n - c);
-        }
+        by_blocks(segment, [&](const Segment& part) PYG_FAST_ALWAYS {
+          int64_t c = 0;
+          for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(row, part, to, c, scale);
+          for (; c + kV <= n; c += kV) add_rows<1>(row, part, to, c, scale);
+          if (c == n) return;
+          V<Acc> sum = part.first ? V<Acc>{} : load_part<Acc>(to.rest + c, n - c);
+          for (int64_t e = part.begin; e < part.end; ++e) sum += load_part<Acc>(row(e) + c, n - c);
+          end_sums<kV>(part, to, sum, c, scale, n - c);
+        });
       });
       if (segment.last && !is_acc(output.type)) {
         write<Acc>(output, segment.row * output.width + column, to.out, n);
@@ -1220,7 +1266,7 @@ class Machine {
         scale(to.rest, decay, n, groups);
         scale(to.total, decay, n, groups);
       }
-      add_products(x, w, heads, channels, segment, to);
+      by_blocks(segment, [&](const Segment& part) { add_products(x, w, heads, channels, part, to); });
       if (!segment.last) continue;
       if (softmax != nullptr) {
         const int64_t first = segment.row * softmax->width + column;
