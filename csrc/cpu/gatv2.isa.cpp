@@ -66,9 +66,9 @@ void add_slopes_tile(const Columns& columns, Tile tile, const T* x,
           slopes[j] += sloped;
           if (kAtt) leaks[j] += s * sloped;
         }
-      }, [&]() PYG_FAST_ALWAYS {
-        add_to_sums<V, N>(slopes, tile, sum);
-        if (kAtt) add_to_sums<V, N>(leaks, tile, sum_att);
+      }, [&](bool more) PYG_FAST_ALWAYS {
+        add_to_sums<V, N>(slopes, tile, sum, more);
+        if (kAtt) add_to_sums<V, N>(leaks, tile, sum_att, more);
       });
 }
 

@@ -51,7 +51,9 @@ class LongSums {
 
   PYG_FAST_INLINE void start() {
     blocks_ = 0;
-    for (int64_t k = 0; k < n_; ++k) sums_[k] = 0;
+    for_chunks<kVectorBytes / sizeof(Acc)>(0, n_, [&](auto v, int64_t k) PYG_FAST_ALWAYS {
+      store<decltype(v)::value>(sums_ + k, Vec<Acc, decltype(v)::value>{});
+    });
   }
 
   PYG_FAST_INLINE void next() {
@@ -85,8 +87,10 @@ class ScatteredSums {
   ScatteredSums& operator=(const ScatteredSums&) = delete;
   ~ScatteredSums() { std::free(totals_); }
 
-  // Counts a term of a row. If true, `carry` must run before it is added.
-  PYG_FAST_INLINE bool count(int64_t row) { return (++counts_[row - first_] & (kHasTotal - 1)) == 0; }
+  // Counts terms of a row. If true, `carry` must run before they are added.
+  PYG_FAST_INLINE bool count(int64_t row, uint8_t terms = 1) {
+    return ((counts_[row - first_] += terms) & (kHasTotal - 1)) == 0;
+  }
 
   __attribute__((noinline)) void carry(int64_t row) {
     const int64_t at = row - first_;

@@ -63,15 +63,24 @@ void coo_edges(const SpmmCoo& p, const CooBlock& block, int64_t begin, int64_t e
   });
 }
 
-template <typename T>
-void coo_block(const SpmmCoo& p, const CooBlock& block, const acc_t<T>* weight,
+// Of edges [begin, end) of the list. Counts one of kGroup edges for all of them, as counting takes time:
+// another one in each group, lest a list with a period hides a destination.
+template <typename T, typename Index>
+void coo_block(const SpmmCoo& p, const CooBlock& block, int64_t begin, int64_t end,
+               int64_t dst_begin, int64_t dst_end, const acc_t<T>* weight,
                ScatteredSums<acc_t<T>>& sums, acc_t<T>* out) {
+  constexpr int64_t kGroup = 8;
+  const auto* dst = static_cast<const Index*>(p.coo.dst);
   int64_t done = 0;
-  for (int64_t k = 0; k < block.count; ++k) {
-    if (!sums.count(block.dst[k])) continue;
-    coo_edges<T>(p, block, done, k, weight, out);
-    sums.carry(block.dst[k]);
-    done = k;
+  for (int64_t group = begin; group + kGroup <= end; group += kGroup) {
+    const uint64_t place = static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u >> 61;
+    const int64_t e = group + static_cast<int64_t>(place), d = dst[e];
+    if (d < dst_begin || d >= dst_end || !sums.count(d, kGroup)) continue;
+    int64_t stop = done;
+    while (stop < block.count && block.edge[stop] < e) ++stop;
+    coo_edges<T>(p, block, done, stop, weight, out);
+    sums.carry(d);
+    done = stop;
   }
   coo_edges<T>(p, block, done, block.count, weight, out);
 }
@@ -102,10 +111,11 @@ void coo_share(const SpmmCoo& p, int64_t dst_begin, int64_t dst_end) {
   ScatteredSums<Acc> sums(sum, dst_begin, dst_end - dst_begin, p.dim);
   int64_t invalid = 0;
   for_coo_blocks<Index>(p.coo, 0, p.coo.num_edges, dst_begin, dst_end,
-                        [&](const CooBlock& block, int64_t, int64_t) {
+                        [&](const CooBlock& block, int64_t begin, int64_t end) {
                           invalid += block.invalid;
                           if (weighted) coo_weights<T>(p, block, weight);
-                          coo_block<T>(p, block, weight, sums, sum - first);
+                          coo_block<T, Index>(p, block, begin, end, dst_begin, dst_end, weight,
+                                              sums, sum - first);
                         });
   sums.finish();
   if constexpr (kHalf) {
