@@ -257,7 +257,16 @@ void share_edges(const Csr& csr, int64_t work, const Run& run) {
   });
 }
 
-// A row of float32 or float64 numbers: each share of the work adds to its own copy.
+// Shares of some rows or edges whose `count` sums are added up: by their size alone, so that results have
+// the same bits for any number of threads (most divide 120).
+inline int64_t fixed_shares(int64_t size, int64_t count) {
+  constexpr int64_t kMost = 120, kLeastSize = 256, kLeast = 16, kMostNumbers = 1 << 22;
+  const int64_t fit = kMostNumbers / (count > 0 ? count : 1);
+  const int64_t most = fit > kMost ? kMost : fit > kLeast ? fit : kLeast;
+  return size / kLeastSize > most ? most : size > kLeastSize ? size / kLeastSize : 1;
+}
+
+// A row of float32 or float64 numbers: each share of the work writes its own copy.
 class SumOfShares {
  public:
   SumOfShares(const Tensor& like, int64_t shares, int64_t count)
@@ -275,9 +284,9 @@ class SumOfShares {
   void add(void* out) {
     const T* part = static_cast<const T*>(share(0));
     for (int64_t c = 0; c < count_; ++c) {
-      T sum = part[c];
+      double sum = part[c];
       for (int64_t k = 1; k < shares_; ++k) sum += part[k * count_ + c];
-      static_cast<T*>(out)[c] = sum;
+      static_cast<T*>(out)[c] = static_cast<T>(sum);
     }
   }
 

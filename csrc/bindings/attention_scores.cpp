@@ -96,7 +96,8 @@ Scores attention_scores_backward(const Tensor& x_, const Tensor& att_src_, const
     void* scratch = launch.scratch(cuda::attention_scores_backward_scratch(p));
     launch.check(cuda::attention_scores_backward(p, scratch, launch.stream()), "attention_scores_backward");
   } else {
-    const int64_t shares = num_threads(), count = p.num_scores * p.heads * p.channels;
+    const int64_t count = p.num_scores * p.heads * p.channels;
+    const int64_t shares = fixed_shares(p.num_rows, count);
     SumOfShares sum(att_src, shares, count);
     parallel(shares, work_of(p), [&](int64_t k) {
       cpu::attention_scores_backward(p, p.num_rows * k / shares, p.num_rows * (k + 1) / shares,

@@ -91,7 +91,7 @@ Gatv2Result gatv2_backward(const Tensor& rowptr, const Tensor& col, const OptTen
     void* scratch = launch.scratch(cuda::gatv2_backward_scratch(p));
     launch.check(cuda::gatv2_backward(p, scratch, launch.stream()), "gatv2_backward");
   } else {
-    const int64_t shares = num_threads();
+    const int64_t shares = fixed_shares(p.csr.num_edges + p.csr.num_rows, p.heads * p.channels);
     SumOfShares sum(y, shares, p.heads * p.channels);
     parallel(shares, work_of(p), [&](int64_t k) {
       cpu::gatv2_backward_dst(p, cpu::row_of_share(p.csr, k, shares),

@@ -70,7 +70,7 @@ Tensor head_map_weight(const Tensor& x_, const Tensor& grad_, int64_t heads) {
     void* scratch = launch.scratch(cuda::head_map_weight_scratch(p));
     launch.check(cuda::head_map_weight(p, scratch, launch.stream()), "head_map_weight");
   } else {
-    const int64_t shares = num_threads(), count = p.features * heads * p.channels;
+    const int64_t count = p.features * heads * p.channels, shares = fixed_shares(p.num_rows, count);
     Tensor sums = empty(x, {count}, acc_of(x.scalar_type()));
     SumOfShares sum(sums, shares, count);
     parallel(shares, p.num_rows * count / 8, [&](int64_t k) {

@@ -225,6 +225,7 @@ void message_pass(const Tensor& rowptr, const Tensor& col, const OptTensor& perm
     output[k].width = 1;
     for (int64_t d = 1; d < outs[k].dim(); ++d) output[k].width *= outs[k].size(d);
     output[k].softmax = kinds[k] == 4;
+    output[k].total = kinds[k] == 2;
     if (kinds[k] == 2 || output[k].softmax) {
       STD_TORCH_CHECK(output[k].type == (wide ? MessageType::f64 : MessageType::f32),
                       "sums over all edges and softmaxes must have the type of the computation");

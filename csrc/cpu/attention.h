@@ -25,8 +25,9 @@ class RowOutput {
   template <typename P>
   RowOutput(const P& p, void* y_plus, const Columns& columns, const Slots<Acc>& slots, Acc slope)
       : columns_(columns), slots_(slots), softmax_(slots, slope),
-        sum_(scratch_.of_size(2 * columns.size + slots.period + kBeyond<Acc>)),
-        plus_(sum_ + columns.size), inverse_(plus_ + columns.size),
+        sum_(scratch_.of_size(4 * columns.size + slots.period + kBeyond<Acc>)),
+        plus_(sum_ + columns.size), inverse_(sum_ + 4 * columns.size),
+        sums_(sum_, y_plus != nullptr ? 2 * columns.size : columns.size),
         x_(static_cast<const T*>(p.x)), bias_(p.bias), out_(p.out), out_acc_(p.out_acc),
         y_(static_cast<Acc*>(p.y)), y_plus_(static_cast<Acc*>(y_plus)),
         softmax_of_(static_cast<Acc*>(p.softmax)) {}
@@ -34,7 +35,7 @@ class RowOutput {
   void start() {
     started_ = false;
     softmax_.start();
-    __builtin_memset(sum_, 0, static_cast<size_t>(2 * columns_.size) * sizeof(Acc));
+    sums_.start();
     __builtin_memset(inverse_, 0, static_cast<size_t>(slots_.period) * sizeof(Acc));
   }
 
@@ -43,9 +44,12 @@ class RowOutput {
     const bool with_plus = y_plus_ != nullptr;
     with_plus ? softmax_.template weigh<true>(score, factor, count)
               : softmax_.template weigh<false>(score, factor, count);
-    for (int64_t f = 0; started_ && f < columns_.size; ++f) {
-      sum_[f] *= softmax_.decay[columns_.head[f]];
-      plus_[f] *= softmax_.decay[columns_.head[f]];
+    sums_.next();
+    if (started_ && softmax_.decays()) {
+      Acc* const end = sum_ + (y_plus_ != nullptr ? 4 : 2) * columns_.size;
+      for (Acc* sum = sum_; sum < end; sum += columns_.size) {
+        for (int64_t f = 0; f < columns_.size; ++f) sum[f] *= softmax_.decay[columns_.head[f]];
+      }
     }
     started_ = true;
     const Weighted<Acc> edges{node, count, score, slots_.stride};
@@ -56,6 +60,7 @@ class RowOutput {
   void write(int64_t row) {
     const int64_t heads = columns_.heads;
     if (started_) {
+      sums_.end();
       softmax_.finish();
       for (int64_t h = 0; h < heads; ++h) inverse_[h] = 1 / softmax_.sum[h];
     }
@@ -90,7 +95,8 @@ class RowOutput {
   const Slots<Acc> slots_;
   RowSoftmax<Acc> softmax_;
   Scratch<Acc> scratch_;
-  Acc *const sum_, *const plus_, *const inverse_;
+  Acc *const sum_, *const plus_, *const inverse_;  // totals are behind the sums
+  LongSums<Acc> sums_;
   const T* const x_;
   const void* const bias_;
   void* const out_;

@@ -36,7 +36,13 @@ void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t ro
   const int64_t size = p.heads * p.channels;
   const auto* att = static_cast<const Acc*>(p.att[0]);
   const auto* more = static_cast<const Acc*>(p.att[1]);
+  const int64_t num_sums = (kBoth ? 2 : 1) * size;
+  Scratch<Acc> scratch;
+  Acc* sum = scratch.of_size(2 * num_sums);
+  LongSums<Acc> sums(sum, num_sums);
+  sums.start();
   for (int64_t row = row_begin; row < row_end; ++row) {
+    if ((row - row_begin) % kSumBlock == 0) sums.next();
     const T* x = static_cast<const T*>(p.x) + row * size;
     T* grad_x = static_cast<T*>(p.grad_x) + row * size;
     const T* more_grad_x = p.more_grad_x ? static_cast<const T*>(p.more_grad_x) + row * size : nullptr;
@@ -48,10 +54,10 @@ void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t ro
         constexpr int V = decltype(v)::value;
         const auto of_x = load<V>(x + f);
         auto grad = g * load<V>(att + f);
-        store<V>(grad_att + f, load<V>(grad_att + f) + g * of_x);
+        store<V>(sum + f, load<V>(sum + f) + g * of_x);
         if constexpr (kBoth) {
           grad += of_more * load<V>(more + f);
-          store<V>(grad_att + size + f, load<V>(grad_att + size + f) + of_more * of_x);
+          store<V>(sum + size + f, load<V>(sum + size + f) + of_more * of_x);
         }
         if (more_grad_x) grad += load<V>(more_grad_x + f);
         store<V>(grad_x + f, grad);
@@ -59,6 +65,8 @@ void attention_scores_backward_rows(const AttentionScoresBackward& p, int64_t ro
       for_chunks<kLanes<T>>(h * p.channels, (h + 1) * p.channels, add);
     }
   }
+  sums.end();
+  __builtin_memcpy(grad_att, sum, static_cast<size_t>(num_sums) * sizeof(Acc));
 }
 
 void attention_scores_backward(const AttentionScoresBackward& p, int64_t row_begin, int64_t row_end,

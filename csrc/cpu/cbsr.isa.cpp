@@ -1,5 +1,6 @@
 // CBSR to dense rows and back, and aggregation of CBSR features.
 #include "cbsr.h"
+#include "long_sums.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
@@ -62,7 +63,8 @@ void add_entries(const CbsrSpmm& p, const Block<acc_t<T>>& block) {
   const auto* all_values = static_cast<const T*>(p.values);
   const auto* all_columns = static_cast<const C*>(p.columns);
   Scratch<Acc> scratch;
-  Acc* sum = scratch.of_size(p.dim);
+  Acc* sum = scratch.of_size(2 * p.dim);
+  LongSums<Acc> sums(sum, p.dim);
   const auto add = [&](int64_t source, Acc weight) PYG_FAST_ALWAYS {
     const T* values = all_values + source * k;
     const C* columns = all_columns + source * k;
@@ -73,12 +75,14 @@ void add_entries(const CbsrSpmm& p, const Block<acc_t<T>>& block) {
   };
   for (int64_t row = block.row_begin; row < block.row_end; ++row) {
     const int64_t* first = block.first + (row - block.row_begin);
-    __builtin_memset(sum, 0, static_cast<size_t>(p.dim) * sizeof(Acc));
+    sums.start();
     for (int64_t e = first[0]; e < first[1]; ++e) {
+      if ((e - first[0]) % kSumBlock == 0) sums.next();
       prefetch_entries(all_values + block.source[e + kAhead] * k, k);
       prefetch_entries(all_columns + block.source[e + kAhead] * k, k);
       add(block.source[e], block.weight[e]);
     }
+    sums.end();
     if (p.diag != nullptr) add(row, static_cast<const Acc*>(p.diag)[row]);
     for_chunks<V>(0, p.dim, [&](auto v, int64_t f) PYG_FAST_ALWAYS {
       constexpr int W = decltype(v)::value;

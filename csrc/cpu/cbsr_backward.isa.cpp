@@ -1,5 +1,6 @@
 // The gradients of aggregated CBSR features.
 #include "cbsr.h"
+#include "long_sums.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
@@ -148,7 +149,8 @@ PYG_FAST_INLINE void with_row(const P& p, const F& f) {
 
 // sums[j, c] += weight * grad[i, columns[j, c]]
 template <typename T, typename C, typename Row>
-void add_samples(const CbsrBackward& p, const Block<acc_t<T>>& block, acc_t<T>* sums) {
+void add_samples(const CbsrBackward& p, const Block<acc_t<T>>& block,
+                 ScatteredSums<acc_t<T>>& scattered, acc_t<T>* sums) {
   using Acc = acc_t<T>;
   const int64_t k = p.k;
   const auto* columns = static_cast<const C*>(p.columns);
@@ -160,6 +162,7 @@ void add_samples(const CbsrBackward& p, const Block<acc_t<T>>& block, acc_t<T>* 
     for (int64_t e = first[0]; e < first[1]; ++e) {
       prefetch_entries(sums + block.source[e + kAhead] * k, k);
       prefetch_entries(columns + block.source[e + kAhead] * k, k);
+      if (scattered.count(block.source[e])) scattered.carry(block.source[e]);
       Acc* sum = sums + block.source[e] * k;
       const Acc weight = block.weight[e];
       grad.each(columns + block.source[e] * k, k, [&](auto v, auto entries, int64_t c)
@@ -207,7 +210,8 @@ void cbsr_spmm_backward(const CbsrBackward& p, int64_t source_begin, int64_t sou
       sums = scratch.of_size(size) - offset;
     }
     __builtin_memset(sums + offset, 0, static_cast<size_t>(size) * sizeof(Acc));
-    void (*add)(const CbsrBackward&, const Block<Acc>&, Acc*) = nullptr;
+    ScatteredSums<Acc> scattered(sums + offset, source_begin, source_end - source_begin, p.k);
+    void (*add)(const CbsrBackward&, const Block<Acc>&, ScatteredSums<Acc>&, Acc*) = nullptr;
     void (*finish)(const CbsrBackward&, const void*, int64_t, Acc*) = nullptr;
     with_row<T>(p, [&](auto column, auto row) {
       using C = typename decltype(column)::type;
@@ -218,7 +222,8 @@ void cbsr_spmm_backward(const CbsrBackward& p, int64_t source_begin, int64_t sou
         p.csr, 0, p.csr.num_rows, source_begin, source_end,
         [&](int64_t row) { return scale_of_row<Acc, Index>(p, row); },
         [&](int64_t edge, int64_t) { return value_of<T, Index>(p, edge); },
-        [&](const Block<Acc>& block) { add(p, block, sums); });
+        [&](const Block<Acc>& block) { add(p, block, scattered, sums); });
+    scattered.finish();
     for (int64_t j = source_begin; j < source_end; ++j) finish(p, p.col_scale, j, sums + j * p.k);
   });
 }
@@ -229,16 +234,19 @@ void gather_samples(const CbsrBackward& p, const Block<acc_t<T>>& block) {
   using Acc = acc_t<T>;
   const auto* grad = static_cast<const T*>(p.grad);
   Scratch<Acc> scratch;
-  Acc* __restrict sum = scratch.of_size(p.k);
+  Acc* __restrict sum = scratch.of_size(2 * p.k);
+  LongSums<Acc> sums(sum, p.k);
   for (int64_t row = block.row_begin; row < block.row_end; ++row) {
     const int64_t* first = block.first + (row - block.row_begin);
     const C* columns = static_cast<const C*>(p.columns) + row * p.k;
-    __builtin_memset(sum, 0, static_cast<size_t>(p.k) * sizeof(Acc));
+    sums.start();
     for (int64_t e = first[0]; e < first[1]; ++e) {
+      if ((e - first[0]) % kSumBlock == 0) sums.next();
       const T* from = grad + block.source[e] * p.dim;
       const Acc weight = block.weight[e];
       for (int64_t c = 0; c < p.k; ++c) sum[c] += weight * load_one(from + columns[c]);
     }
+    sums.end();
     finish_source<T, C>(p, p.row_scale, row, sum);
   }
 }

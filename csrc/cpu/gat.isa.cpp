@@ -125,17 +125,19 @@ void gat_backward_rows(const GatBackward& p, const G* grad, int64_t row_begin, i
   Dropout<Acc> dropout(p, slots, capacity + 1);
   HeadDots<Acc> dots(columns);
   Scratch<Acc> scratch;
-  Acc* score = zeros(scratch, 5 * size + 2 * columns.size + 3 * slots.period);
+  const int64_t num_sums = 2 * columns.size + slots.period;
+  Acc* score = zeros(scratch, 5 * size + 2 * num_sums + 2 * slots.period);
   Acc *max = score + size, *inverse = max + size, *G_of = inverse + size, *dot = G_of + size;
   Acc *sum = dot + size, *plus = sum + columns.size, *total = plus + columns.size;
-  Acc *of_sum = total + slots.period, *of_plus = of_sum + slots.period;
+  LongSums<Acc> sums(sum, num_sums);
+  Acc *of_sum = sum + 2 * num_sums, *of_plus = of_sum + slots.period;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* x = static_cast<const T*>(p.x) + row * columns.size;
-    for (int64_t f = 0; f < columns.size; ++f) sum[f] = plus[f] = 0;
-    for (int64_t k = 0; k < slots.period; ++k) total[k] = 0;
+    sums.start();
     dots.set(x);
     edges.start(row);
     while (const int64_t count = edges.next()) {
+      sums.next();
       scores.fill(edges, count, static_cast<const Acc*>(p.alpha_src) + row * heads, score);
       gather_slots<3>(slots, stat + heads, 4 * heads, edges.node, count, max, size);
       const Acc* factor = dropout.of(edges.id, count);
@@ -159,6 +161,7 @@ void gat_backward_rows(const GatBackward& p, const G* grad, int64_t row_begin, i
         }
       }
     }
+    sums.end();
     fold_sums(slots, total);
     auto* grad_alpha_src = static_cast<Acc*>(p.grad_alpha_src) + row * heads;
     if (!with_dots) {

@@ -66,9 +66,10 @@ void add_slopes_tile(const Columns& columns, Tile tile, const T* x,
           slopes[j] += sloped;
           if (kAtt) leaks[j] += s * sloped;
         }
+      }, [&](bool more) PYG_FAST_ALWAYS {
+        add_to_sums<V, N>(slopes, tile, sum, more);
+        if (kAtt) add_to_sums<V, N>(leaks, tile, sum_att, more);
       });
-  add_to_sums<V, N>(slopes, tile, sum);
-  if (kAtt) add_to_sums<V, N>(leaks, tile, sum_att);
 }
 
 // With s = x[node] + own: sum += weight * leaky'(s); with kAtt sum_att += weight * leaky(s).
@@ -99,13 +100,18 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
              *x_dst = static_cast<const T*>(p.x_dst);
   scores.set(att);
   Scratch<Acc> scratch;
-  Acc* score = zeros(scratch, 5 * size + 2 * columns.size + slots.period + kBeyond<Acc>);
+  const int64_t num_sums = 2 * columns.size + slots.period;
+  Acc* score = zeros(scratch, 5 * size + 2 * num_sums + 2 * columns.size + kBeyond<Acc>);
   Acc *max = score + size, *inverse = max + size, *G_of = inverse + size, *dot = G_of + size;
   Acc *sum = dot + size, *sum_grad = sum + columns.size, *total = sum_grad + columns.size;
+  Acc* sum_att = sum + 2 * num_sums;  // over rows
+  LongSums<Acc> sums(sum, num_sums), sums_att(sum_att, columns.size);
+  sums_att.start();
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t at = row * columns.size;
     const T* own = (kSource ? x : x_dst) + at;
-    for (int64_t f = 0; f < columns.size; ++f) sum[f] = sum_grad[f] = 0;
+    sums.start();
+    if (!kSource && (row - row_begin) % kSumBlock == 0) sums_att.next();
     scores.set_own(own);
     if constexpr (kSource) {
       dots.set(own);
@@ -118,6 +124,7 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
     }
     edges.start(row);
     while (const int64_t count = edges.next()) {
+      sums.next();
       const int64_t* node = edges.node;
       const auto* stat = static_cast<const Acc*>(p.stat);
       if constexpr (kSource) {
@@ -142,6 +149,7 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
         add_slopes<T, true>(columns, x, by_dots, own, slope, sum, sum_grad);
       }
     }
+    sums.end();
     T* out = static_cast<T*>(kSource ? p.grad_x : p.grad_x_dst) + at;
     for_chunks<kLanes<T>>(0, columns.size, [&](auto v, int64_t f) PYG_FAST_ALWAYS {
       constexpr int V = decltype(v)::value;
@@ -149,11 +157,14 @@ void gatv2_backward_rows(const Gatv2Backward& p, const G* grad, int64_t row_begi
       if constexpr (kSource) {
         result += load<V>(sum_grad + f);
       } else {
-        store<V>(grad_att + f, load<V>(grad_att + f) + load<V>(sum_grad + f));
+        store<V>(sum_att + f, load<V>(sum_att + f) + load<V>(sum_grad + f));
       }
       store<V>(out + f, result);
     });
   }
+  if (kSource) return;
+  sums_att.end();
+  __builtin_memcpy(grad_att, sum_att, static_cast<size_t>(columns.size) * sizeof(Acc));
 }
 
 template <bool kSource>

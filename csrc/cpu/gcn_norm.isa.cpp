@@ -1,12 +1,21 @@
 // The symmetric normalisation of a GCN.
+#include <type_traits>
+
 #include "coo.h"
 #include "params/gcn_norm.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
-template <typename Degree, typename Index, typename Value>
+// Sums are of type Sum: the terms of a node come in any order, each is one number.
+template <typename Degree, typename Sum, typename Index, typename Value>
 void gcn_degrees(const GcnDegree& p, int64_t dst_begin, int64_t dst_end, const Value& value) {
-  auto* degree = static_cast<Degree*>(p.degree);
+  Scratch<Sum> sums;
+  Sum* degree;
+  if constexpr (std::is_same_v<Degree, Sum>) {
+    degree = static_cast<Degree*>(p.degree);
+  } else {
+    degree = sums.of_size(dst_end - dst_begin) - dst_begin;
+  }
   for (int64_t i = dst_begin; i < dst_end; ++i) {
     degree[i] = 0;
     if (p.last != nullptr) p.last[i] = 0;
@@ -26,6 +35,10 @@ void gcn_degrees(const GcnDegree& p, int64_t dst_begin, int64_t dst_end, const V
     if (loop && p.last != nullptr) p.last[d] = e + 1;
     if (!loop || !p.coo.drop_loops) degree[d] += value(e);
   });
+  if constexpr (!std::is_same_v<Degree, Sum>) {
+    auto* out = static_cast<Degree*>(p.degree);
+    for (int64_t i = dst_begin; i < dst_end; ++i) out[i] = static_cast<Degree>(degree[i]);
+  }
   if (dst_begin == 0) {
     p.counts[0] = invalid;
     p.counts[1] = loops;
@@ -37,9 +50,9 @@ void gcn_degree(const GcnDegree& p, int64_t dst_begin, int64_t dst_end) {
     using T = typename decltype(type)::type;
     using Index = typename decltype(index)::type;
     if (!p.weighted) {
-      gcn_degrees<int32_t, Index>(p, dst_begin, dst_end, [](int64_t) { return 1; });
+      gcn_degrees<int32_t, int32_t, Index>(p, dst_begin, dst_end, [](int64_t) { return 1; });
     } else {
-      gcn_degrees<acc_t<T>, Index>(p, dst_begin, dst_end, [&](int64_t e) {
+      gcn_degrees<acc_t<T>, double, Index>(p, dst_begin, dst_end, [&](int64_t e) {
         return load_one(static_cast<const T*>(p.value) + e);
       });
     }

@@ -1,6 +1,6 @@
 // The symmetric normalisation of sorted weighted edges: sums over rows; does not write any edge.
+#include "long_sums.h"
 #include "params/gcn_scale.h"
-#include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
@@ -9,17 +9,18 @@ acc_t<T> sum_of_values(const T* value, int64_t count) {
   using Acc = acc_t<T>;
   constexpr int V = kLanes<T>, U = 4;  // U vectors at a time hide the latency of additions
   int64_t k = 0;
-  Acc sum = 0;
-  if (count >= V * U) {
+  double sum = 0;
+  while (k + V * U <= count) {
+    const int64_t stop = count - k > kSumBlock * V * U ? k + kSumBlock * V * U : count;
     Vec<Acc, V> parts[U] = {};
-    for (; k + V * U <= count; k += V * U) {
+    for (; k + V * U <= stop; k += V * U) {
       PYG_FAST_UNROLL
       for (int u = 0; u < U; ++u) parts[u] += load<V>(value + k + u * V);
     }
-    sum = sum_of<Acc, V>((parts[0] + parts[1]) + (parts[2] + parts[3]));
+    sum += sum_of<Acc, V>((parts[0] + parts[1]) + (parts[2] + parts[3]));
   }
   for (; k < count; ++k) sum += load_one(value + k);
-  return sum;
+  return static_cast<Acc>(sum);
 }
 
 template <typename T, typename Index>
@@ -34,7 +35,9 @@ void gcn_scales(const GcnScale& p, int64_t row_begin, int64_t row_end) {
     if (perm == nullptr) {
       degree = sum_of_values(value + begin, end - begin);
     } else {
-      for (int64_t e = begin; e < end; ++e) degree += load_one(value + perm[e]);
+      double sum = 0;
+      for (int64_t e = begin; e < end; ++e) sum += load_one(value + perm[e]);
+      degree = static_cast<Acc>(sum);
     }
     Acc loop = 0;
     if (p.loops) {

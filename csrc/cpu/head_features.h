@@ -1,6 +1,7 @@
 // Features of several heads: sums weighted by one number per edge and head, and dot products that give
 // such numbers.
 #pragma once
+#include "long_sums.h"
 #include "slots.h"
 #include "softmax.h"
 
@@ -104,25 +105,34 @@ struct Weighted {
   int64_t stride;
 };
 
-// Calls f(weights of e, row of x from the tile's column on) for every edge e.
-template <typename T, int V, int N, typename Acc, typename F>
-PYG_FAST_INLINE void for_rows_of(const Weighted<Acc>& edges, const T* x, int64_t size,
-                                 const F& f) {
-  for (int64_t e = 0; e < edges.count; ++e) {
-    prefetch_tile<T, V, N>(x + edges.node[e + kPrefetchEdges] * size);
-    f(edges.weight + e * edges.stride, x + edges.node[e] * size);
+// Calls f(weights of e, row of x from the tile's column on) for every edge e; add_sums() after every
+// kSumBlock of them and after the last, with `true` if more come.
+template <typename T, int V, int N, typename Acc, typename F, typename Add>
+PYG_FAST_INLINE void for_rows_of(const Weighted<Acc>& edges, const T* x, int64_t size, const F& f,
+                                 const Add& add_sums) {
+  for (int64_t e = 0;;) {
+    const int64_t stop = edges.count - e > kSumBlock ? e + kSumBlock : edges.count;
+    for (; e < stop; ++e) {
+      prefetch_tile<T, V, N>(x + edges.node[e + kPrefetchEdges] * size);
+      f(edges.weight + e * edges.stride, x + edges.node[e] * size);
+    }
+    if (stop == edges.count) return add_sums(false);
+    add_sums(true);
   }
 }
 
-// Adds the sums of a block: block-wise summation keeps long sums accurate.
+// Adds the sums of a block, and clears them if more come: block-wise summation keeps long sums accurate.
 template <int V, int N, typename Acc>
-PYG_FAST_INLINE void add_to_sums(Vec<Acc, V> (&of_block)[N], Tile tile, Acc* sum) {
+PYG_FAST_INLINE void add_to_sums(Vec<Acc, V> (&of_block)[N], Tile tile, Acc* sum, bool more) {
   Acc* const to = sum + tile.column;
   const int64_t last = tile.width - V;
   PYG_FAST_UNROLL
   for (int j = 0; j < N; ++j) of_block[j] += load<V>(to + offset<V, N>(j, last));
   PYG_FAST_UNROLL
-  for (int j = 0; j < N; ++j) store<V>(to + offset<V, N>(j, last), of_block[j]);
+  for (int j = 0; j < N; ++j) {
+    store<V>(to + offset<V, N>(j, last), of_block[j]);
+    if (more) of_block[j] = Vec<Acc, V>{};
+  }
 }
 
 template <typename T, typename Lanes, int V, int N, bool kSigned>
@@ -150,9 +160,10 @@ void add_tile(const Columns& columns, Tile tile, const T* x, const Weighted<acc_
             all[j] += v * w;
           }
         }
+      }, [&](bool more) PYG_FAST_ALWAYS {
+        add_to_sums<V, N>(all, tile, sum, more);
+        if (kSigned) add_to_sums<V, N>(positive, tile, plus, more);
       });
-  add_to_sums<V, N>(all, tile, sum);
-  if (kSigned) add_to_sums<V, N>(positive, tile, plus);
 }
 
 // sum[f] += |weight| * x[node, f]; with kSigned plus[f] += the part from positive weights.

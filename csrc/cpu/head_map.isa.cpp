@@ -1,6 +1,6 @@
 // Linear maps of heads, and the gradients of their weight.
+#include "long_sums.h"
 #include "params/head_map.h"
-#include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
@@ -70,10 +70,21 @@ void head_map_weight(const HeadMapWeight& p, int64_t row_begin, int64_t row_end,
   constexpr int kRows = 4;
   with_types(p.dtype, false, [&](auto type, auto) {
     using T = typename decltype(type)::type;
-    auto* to = static_cast<acc_t<T>*>(sum);
-    int64_t row = row_begin;
-    for (; row + kRows <= row_end; row += kRows) add_products<T, kRows>(p, row, to);
-    for (; row < row_end; ++row) add_products<T, 1>(p, row, to);
+    using Acc = acc_t<T>;
+    const int64_t count = p.features * p.heads * p.channels;
+    Scratch<Acc> scratch;
+    Acc* to = scratch.of_size(2 * count);
+    LongSums<Acc> sums(to, count);
+    sums.start();
+    for (int64_t row = row_begin; row < row_end;) {
+      // The total of many numbers is read again for each block.
+      const int64_t stop = row_end - row > 2 * kSumBlock ? row + 2 * kSumBlock : row_end;
+      sums.next();
+      for (; row + kRows <= stop; row += kRows) add_products<T, kRows>(p, row, to);
+      for (; row < stop; ++row) add_products<T, 1>(p, row, to);
+    }
+    sums.end();
+    __builtin_memcpy(sum, to, static_cast<size_t>(count) * sizeof(Acc));
   });
 }
 

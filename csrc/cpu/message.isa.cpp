@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "lane_groups.h"
+#include "long_sums.h"
 #include "params/dropout.h"
 #include "params/random.h"
 #include "softmax.h"
@@ -430,10 +431,47 @@ PYG_FAST_INLINE Acc folded(Vec<Acc, W> v, const F& f) {
   }
 }
 
+// Combines all rows into one, some vectors of them at a time, kSumBlock rows at a time.
+template <typename Acc, int kVectors, typename F>
+PYG_FAST_INLINE void reduce_columns(const Rows<Acc, 1>& rows, int64_t c, Acc neutral, const F& f) {
+  constexpr int kV = kWidth<Acc>;
+  for (int64_t i = 0; i < rows.count;) {
+    const int64_t stop = rows.count - i < kSumBlock ? rows.count : i + kSumBlock;
+    V<Acc> part[kVectors];
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) part[j] = all<Acc>(neutral);
+    for (; i < stop; ++i) {
+      const Acc* p = rows.in[0] + i * rows.row[0] + c;
+      PYG_FAST_UNROLL
+      for (int j = 0; j < kVectors; ++j) part[j] = f(part[j], load<kV>(p + j * kV));
+    }
+    PYG_FAST_UNROLL
+    for (int j = 0; j < kVectors; ++j) {
+      Acc* to = rows.out + c + j * kV;
+      store<kV>(to, f(load<kV>(to), part[j]));
+    }
+  }
+}
+
 // Combines the operand into `out`, whose inner stride is 1 or (`across`) 0.
 template <typename Acc, typename F>
 void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f) {
   constexpr int kV = kWidth<Acc>;
+  if (!across && rows.out_row == 0 && rows.inner[0] == 1 && rows.index[0] == nullptr) {
+    int64_t c = 0;
+    for (; c + 4 * kV <= rows.n; c += 4 * kV) reduce_columns<Acc, 4>(rows, c, neutral, f);
+    for (; c + kV <= rows.n; c += kV) reduce_columns<Acc, 1>(rows, c, neutral, f);
+    if (c == rows.n) return;
+    for (int64_t i = 0; i < rows.count;) {
+      const int64_t stop = rows.count - i < kSumBlock ? rows.count : i + kSumBlock;
+      V<Acc> part = all<Acc>(neutral);
+      for (; i < stop; ++i) {
+        part = f(part, load_part<Acc>(rows.in[0] + i * rows.row[0] + c, rows.n - c));
+      }
+      store_part<Acc>(rows.out + c, f(load_part<Acc>(rows.out + c, rows.n - c), part), rows.n - c);
+    }
+    return;
+  }
   for (int64_t i = 0; i < rows.count; ++i) {
     Acc* out = rows.out + i * rows.out_row;
     const Acc* p = rows.at(0, i);
@@ -452,7 +490,12 @@ void reduce_rows(const Rows<Acc, 1>& rows, bool across, Acc neutral, const F& f)
     Acc total = *out;
     if (rows.n >= kV) {
       V<Acc> v = all<Acc>(neutral);
-      for (; c + kV <= rows.n; c += kV) v = f(v, fetch<Acc>(p, stride, c));
+      while (c + kV <= rows.n) {
+        const int64_t left = rows.n - c, stop = c + (left < kSumBlock * kV ? left : kSumBlock * kV);
+        V<Acc> part = all<Acc>(neutral);
+        for (; c + kV <= stop; c += kV) part = f(part, fetch<Acc>(p, stride, c));
+        v = f(v, part);
+      }
       total = f(total, folded<Acc>(v, f));
     }
     for (; c < rows.n; ++c) total = f(total, p[c * stride]);
@@ -606,13 +649,7 @@ PYG_FAST_INLINE void product_block(const Product<Acc>& p, int64_t m, int64_t n) 
   PYG_FAST_UNROLL
   for (int i = 0; i < kRows; ++i) {
     PYG_FAST_UNROLL
-    for (int j = 0; j < kVectors; ++j) {
-      sum[i][j] = V<Acc>{};
-      if (p.add) {
-        const Acc* at = p.out + (m + i) * p.out_m + n + j * kV;
-        sum[i][j] = kPart ? load_part<Acc>(at, rest) : load<kV>(at);
-      }
-    }
+    for (int j = 0; j < kVectors; ++j) sum[i][j] = V<Acc>{};
   }
   const Acc* a = p.a + m * p.a_m;
   const Acc* b = p.b + n;
@@ -634,6 +671,7 @@ PYG_FAST_INLINE void product_block(const Product<Acc>& p, int64_t m, int64_t n) 
     PYG_FAST_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       Acc* at = p.out + (m + i) * p.out_m + n + j * kV;
+      if (p.add) sum[i][j] += kPart ? load_part<Acc>(at, rest) : load<kV>(at);
       kPart ? store_part<Acc>(at, sum[i][j], rest) : store<kV>(at, sum[i][j]);
     }
   }
@@ -744,7 +782,7 @@ class Machine {
     const int64_t most = head_.tile_edges;
     int64_t state = 0, params = 0;
     for (int64_t k = 0; k < p_.num_outputs; ++k) {
-      state += padded(p_.output[k].width) * (p_.output[k].softmax ? 3 : 1);
+      state += padded(p_.output[k].width) * parts_of(p_.output[k]);
     }
     for (int64_t k = 0; k < p_.num_inputs; ++k) {
       const auto& input = p_.input[k];
@@ -775,10 +813,13 @@ class Machine {
     int64_t at = 0;
     for (int64_t k = 0; k < p_.num_outputs; ++k) {
       const auto& output = p_.output[k];
-      bases_[2 + p_.num_inputs + k] = static_cast<Acc*>(output.data) + share_ * output.width;
+      bases_[2 + p_.num_inputs + k] = state_ + at;
+      if (output.total) {
+        __builtin_memset(state_ + at, 0, static_cast<size_t>(output.width) * sizeof(Acc));
+      }
       state_at_[2 * k] = at;
       state_at_[2 * k + 1] = chosen;
-      at += padded(output.width) * (output.softmax ? 3 : 1);
+      at += padded(output.width) * parts_of(output);
       if (output.arg != nullptr && !output.softmax) chosen += output.width;
     }
     chosen_ = choices_.of_size(chosen + 1);
@@ -793,7 +834,9 @@ class Machine {
     body_ = code;
   }
 
-  // What an output keeps of a row that the next tile goes on with.
+  // What an output keeps of a row that the next tile goes on with: the first term of its sums, and the
+  // sums of earlier tiles. Of a softmax also the largest score, and what its growth makes of the sums.
+  static int64_t parts_of(const MessageOutput& output) { return output.softmax ? 4 : 2; }
   Acc* state_of(int64_t output, int64_t part = 0) const {
     return state_ + state_at_[2 * output] + part * padded(p_.output[output].width);
   }
@@ -838,9 +881,20 @@ class Machine {
       count_ = count;
       const int64_t* code = body_;
       for (int64_t s = 1; s < head_.num_sections; ++s) section(code);
+      if ((since_carry_ += count) + head_.tile_edges > kSumBlock || row == row_end) carry_totals();
       known = ahead - count;
       __builtin_memmove(cols_, cols_ + count, static_cast<size_t>(known) * sizeof(int64_t));
       __builtin_memmove(edges_, edges_ + count, static_cast<size_t>(known) * sizeof(int64_t));
+    }
+  }
+
+  // Moves sums over all edges of the last tiles to the results.
+  void carry_totals() {
+    since_carry_ = 0;
+    for (int64_t k = 0; k < p_.num_outputs; ++k) {
+      const auto& output = p_.output[k];
+      if (!output.total) continue;
+      carry(state_of(k), static_cast<Acc*>(output.data) + share_ * output.width, output.width);
     }
   }
 
@@ -1039,7 +1093,6 @@ class Machine {
     const int64_t m = i.num_dims - 3, k = m + 1, n = m + 2;
     Product<Acc> product;
     product.m = size(i, m);
-    product.k = size(i, k);
     product.n = size(i, n);
     product.out_m = out.stride[m];
     product.a_m = a.stride[m];
@@ -1056,7 +1109,15 @@ class Machine {
         product.a += at[d] * a.stride[d];
         product.b += at[d] * b.stride[d];
       }
-      PYG_FAST_ISA::product<Acc>(product);
+      // Over edges, sums are long.
+      for (int64_t left = size(i, k); left > 0; left -= product.k) {
+        product.k = k == i.edge_dim && left > kSumBlock ? kSumBlock : left;
+        PYG_FAST_ISA::product<Acc>(product);
+        product.a += product.k * product.a_k;
+        product.b += product.k * product.b_k;
+        product.add = true;
+      }
+      product.add = i.extra[0] != 0;
       int64_t d = m - 1;
       for (; d >= 0 && ++at[d] == size(i, d); --d) at[d] = 0;
       if (d < 0) return;
@@ -1104,39 +1165,81 @@ class Machine {
     }
   }
 
+  // Sums of a row: the first term for the next tile, those of earlier tiles, and the results' place.
+  struct Sums {
+    Acc *rest, *total, *out;
+  };
+
+  // Of the row in a segment. Without a type of its own `out` is `rest`.
+  Sums sums_of(int64_t k, int64_t column, const Segment& segment) const {
+    const auto& output = p_.output[k];
+    Acc* rest = state_of(k) + column;
+    const bool direct = segment.last && is_acc(output.type);
+    return {rest, state_of(k, 1) + column,
+            direct ? static_cast<Acc*>(output.data) + segment.row * output.width + column : rest};
+  }
+
+  // Ends a segment with W sums (`count` of them, if that is less) from column c on.
+  template <int W>
+  PYG_FAST_INLINE void end_sums(const Segment& segment, const Sums& to, Vec<Acc, W> sum, int64_t c,
+                                Acc scale = 1, int64_t count = W) {
+    if (segment.last) {
+      if (!segment.first) sum += load_some<W>(to.total + c, count);
+      store_some<W>(to.out + c, sum * scale, count);
+      return;
+    }
+    const auto before = segment.first ? Vec<Acc, W>{} : load_some<W>(to.total + c, count);
+    const auto after = before + sum;
+    store_some<W>(to.total + c, after, count);
+    store_some<W>(to.rest + c, lost_of(sum, before, after), count);
+  }
+
+  // Calls f(segment) for parts of at most kSumBlock edges.
+  template <typename F>
+  PYG_FAST_INLINE static void by_blocks(Segment segment, const F& f) {
+    for (; segment.end - segment.begin > kSumBlock; segment.begin += kSumBlock) {
+      Segment part = segment;
+      part.end = part.begin + kSumBlock;
+      part.last = false;
+      f(part);
+      segment.first = false;
+    }
+    f(segment);
+  }
+
   PYG_FAST_APART void row_sum(const MessageInstruction& i, bool mean) {
     const auto& output = p_.output[i.extra[0]];
     const Heads<Acc> x = heads_of(i, 1);
     const int64_t column = i.extra[1] * column_, n = i.size[1];
-    Acc* state = state_of(i.extra[0]) + column;
-    const bool direct = is_acc(output.type);
     for (int64_t s = 0; s < num_segments_; ++s) {
       const Segment& segment = segments_[s];
-      const int64_t place = segment.row * output.width + column;
-      Acc* to = segment.last && direct ? static_cast<Acc*>(output.data) + place : state;
+      const Sums to = sums_of(i.extra[0], column, segment);
       const Acc scale = mean && segment.last && segment.degree > 1
                             ? 1 / static_cast<Acc>(segment.degree) : Acc{1};
       with_rows(x, [&](const auto& row) PYG_FAST_ALWAYS {
-        int64_t c = 0;
-        for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(row, segment, state, to, c, scale);
-        for (; c + kV <= n; c += kV) add_rows<1>(row, segment, state, to, c, scale);
-        if (c < n) {
-          V<Acc> sum = segment.first ? V<Acc>{} : load_part<Acc>(state + c, n - c);
-          for (int64_t e = segment.begin; e < segment.end; ++e) sum += load_part<Acc>(row(e) + c, n - c);
-          store_part<Acc>(to + c, sum * scale, n - c);
-        }
+        by_blocks(segment, [&](const Segment& part) PYG_FAST_ALWAYS {
+          int64_t c = 0;
+          for (; c + 4 * kV <= n; c += 4 * kV) add_rows<4>(row, part, to, c, scale);
+          for (; c + kV <= n; c += kV) add_rows<1>(row, part, to, c, scale);
+          if (c == n) return;
+          V<Acc> sum = part.first ? V<Acc>{} : load_part<Acc>(to.rest + c, n - c);
+          for (int64_t e = part.begin; e < part.end; ++e) sum += load_part<Acc>(row(e) + c, n - c);
+          end_sums<kV>(part, to, sum, c, scale, n - c);
+        });
       });
-      if (segment.last && !direct) write<Acc>(output, place, state, n);
+      if (segment.last && !is_acc(output.type)) {
+        write<Acc>(output, segment.row * output.width + column, to.out, n);
+      }
     }
   }
 
   template <int kVectors, typename Row>
-  PYG_FAST_INLINE void add_rows(const Row& row_of, const Segment& segment, const Acc* state, Acc* to,
-                                int64_t c, Acc scale) {
+  PYG_FAST_INLINE void add_rows(const Row& row_of, const Segment& segment, const Sums& to, int64_t c,
+                                Acc scale) {
     V<Acc> sum[kVectors];
     PYG_FAST_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      sum[j] = segment.first ? V<Acc>{} : load<kV>(state + c + j * kV);
+      sum[j] = segment.first ? V<Acc>{} : load<kV>(to.rest + c + j * kV);
     }
     for (int64_t e = segment.begin; e < segment.end; ++e) {
       const Acc* row = row_of(e) + c;
@@ -1144,7 +1247,7 @@ class Machine {
       for (int j = 0; j < kVectors; ++j) sum[j] += load<kV>(row + j * kV);
     }
     PYG_FAST_UNROLL
-    for (int j = 0; j < kVectors; ++j) store<kV>(to + c + j * kV, sum[j] * scale);
+    for (int j = 0; j < kVectors; ++j) end_sums<kV>(segment, to, sum[j], c + j * kV, scale);
   }
 
   // Sums of products of x with w, which has a factor for each head or for each number. A sum, a mean, or
@@ -1156,49 +1259,58 @@ class Machine {
     const int64_t column = i.extra[1] * column_, groups = i.extra[3];
     const MessageOutput* softmax = groups > 0 ? &p_.output[i.extra[2]] : nullptr;
     const Acc* decay = groups > 0 ? state_of(i.extra[2], 2) + column : nullptr;
-    Acc* state = state_of(i.extra[0]) + column;
-    const bool direct = is_acc(output.type);
     for (int64_t s = 0; s < num_segments_; ++s) {
       const Segment& segment = segments_[s];
-      const int64_t place = segment.row * output.width + column;
-      Acc* to = segment.last && direct ? static_cast<Acc*>(output.data) + place : state;
-      if (softmax != nullptr && !segment.first) scale(state, decay, n, groups);
-      add_products(x, w, heads, channels, segment, state, to);
+      const Sums to = sums_of(i.extra[0], column, segment);
+      if (softmax != nullptr && !segment.first && decays(decay, groups)) {
+        scale(to.rest, decay, n, groups);
+        scale(to.total, decay, n, groups);
+      }
+      by_blocks(segment, [&](const Segment& part) { add_products(x, w, heads, channels, part, to); });
       if (!segment.last) continue;
       if (softmax != nullptr) {
         const int64_t first = segment.row * softmax->width + column;
-        scale(to, static_cast<const Acc*>(softmax->arg) + first, n, groups);
+        scale(to.out, static_cast<const Acc*>(softmax->arg) + first, n, groups);
       } else if (i.extra[2] != 0 && segment.degree > 1) {
         const Acc part = 1 / static_cast<Acc>(segment.degree);
-        scale(to, &part, n, 1);
+        scale(to.out, &part, n, 1);
       }
-      if (!direct) write<Acc>(output, place, state, n);
+      if (!is_acc(output.type)) {
+        write<Acc>(output, segment.row * output.width + column, to.out, n);
+      }
     }
   }
 
-  // to = the products of a segment, added to `state` unless they are the first of the row.
+  static bool decays(const Acc* decay, int64_t groups) {
+    for (int64_t g = 0; g < groups; ++g) {
+      if (decay[g] != 1) return true;
+    }
+    return false;
+  }
+
+  // Adds the products of a segment.
   void add_products(const Heads<Acc>& x, const Heads<Acc>& w, int64_t heads, int64_t channels,
-                    const Segment& segment, const Acc* state, Acc* to) {
+                    const Segment& segment, const Sums& to) {
     const int64_t n = heads * channels;
     const bool dense = heads > 1 && x.head == channels && w.head == 1;
     const bool each = heads == 1 && w.inner == 1;
     const auto by_lanes = [&](auto v, auto g) PYG_FAST_ALWAYS {
       constexpr int W = decltype(v)::value, G = decltype(g)::value;
       if (each) {
-        if constexpr (G == W) add_vectors<W, 0>(x, w, n, channels, segment, state, to);
+        if constexpr (G == W) add_vectors<W, 0>(x, w, n, channels, segment, to);
       } else {
-        add_vectors<W, G>(x, w, n, channels, segment, state, to);
+        add_vectors<W, G>(x, w, n, channels, segment, to);
       }
     };
     if ((each || w.inner == 0) && with_head_lanes<Acc>(heads, channels, dense, by_lanes)) return;
     if (segment.first) {
-      __builtin_memset(to, 0, static_cast<size_t>(n) * sizeof(Acc));
-    } else if (to != state) {
-      __builtin_memcpy(to, state, static_cast<size_t>(n) * sizeof(Acc));
+      __builtin_memset(to.out, 0, static_cast<size_t>(n) * sizeof(Acc));
+    } else if (to.out != to.rest) {
+      __builtin_memcpy(to.out, to.rest, static_cast<size_t>(n) * sizeof(Acc));
     }
     for (int64_t e = segment.begin; e < segment.end; ++e) {
       const Acc *row = x.at(e), *factor = w.at(e);
-      Acc* out = to;
+      Acc* out = to.out;
       for (int64_t h = 0; h < heads; ++h, row += x.head, factor += w.head, out += channels) {
         for (int64_t c = 0; c < channels; c += kV) {
           const int64_t count = channels - c < kV ? channels - c : kV;
@@ -1208,30 +1320,34 @@ class Machine {
         }
       }
     }
+    if (segment.first && segment.last) return;
+    for (int64_t c = 0; c < n; c += kV) {
+      const int64_t count = n - c < kV ? n - c : kV;
+      end_sums<kV>(segment, to, load_part_or_all(to.out + c, count), c, 1, count);
+    }
   }
 
   // Of heads as with_head_lanes divides them. G is 0 where w has a factor for each number.
   template <int W, int G>
   PYG_FAST_INLINE void add_vectors(const Heads<Acc>& x, const Heads<Acc>& w, int64_t n,
-                                   int64_t channels, const Segment& segment, const Acc* state,
-                                   Acc* to) {
+                                   int64_t channels, const Segment& segment, const Sums& to) {
     constexpr int kMost = kManyRegisters ? 8 : 4;
     const int64_t vectors = n / W;
     int64_t k = 0;
     for (; k + kMost <= vectors; k += kMost) {
-      add_heads<W, G, kMost>(x, w, channels, k, segment, state, to);
+      add_heads<W, G, kMost>(x, w, channels, k, segment, to);
     }
     if (k + 4 <= vectors) {
-      add_heads<W, G, 4>(x, w, channels, k, segment, state, to);
+      add_heads<W, G, 4>(x, w, channels, k, segment, to);
       k += 4;
     }
-    for (; k < vectors; ++k) add_heads<W, G, 1>(x, w, channels, k, segment, state, to);
+    for (; k < vectors; ++k) add_heads<W, G, 1>(x, w, channels, k, segment, to);
   }
 
   // N vectors of W columns, from the k-th on.
   template <int W, int G, int N>
   void add_heads(const Heads<Acc>& x, const Heads<Acc>& w, int64_t channels, int64_t k,
-                 const Segment& segment, const Acc* state, Acc* to) {
+                 const Segment& segment, const Sums& to) {
     Vec<Acc, W> sum[N];
     int64_t of_x[N], of_w[N];
     PYG_FAST_UNROLL
@@ -1239,7 +1355,7 @@ class Machine {
       const int64_t column = (k + j) * W, head = column / channels;
       of_x[j] = head * x.head + column % channels;
       of_w[j] = head * w.head;
-      sum[j] = segment.first ? Vec<Acc, W>{} : load<W>(state + column);
+      sum[j] = segment.first ? Vec<Acc, W>{} : load<W>(to.rest + column);
     }
     for (int64_t e = segment.begin; e < segment.end; ++e) {
       const Acc *row = x.at(e), *factor = w.at(e);
@@ -1257,7 +1373,7 @@ class Machine {
       }
     }
     PYG_FAST_UNROLL
-    for (int j = 0; j < N; ++j) store<W>(to + (k + j) * W, sum[j]);
+    for (int j = 0; j < N; ++j) end_sums<W>(segment, to, sum[j], (k + j) * W);
   }
 
   // Multiplies n numbers by one factor for each group of them.
@@ -1273,14 +1389,16 @@ class Machine {
     }
   }
 
-  // Turns scores into exponentials relative to the largest score of the row so far. Later instructions
-  // multiply earlier sums by `decay`. The results are the largest score, and the reciprocal of the sum.
+  // Turns scores into exponentials relative to about the largest score of the row so far (softmax.h).
+  // Later instructions multiply earlier sums by `decay`. The results are that score, and the reciprocal of
+  // the sum.
   PYG_FAST_APART void row_softmax(const MessageInstruction& i) {
     const auto& output = p_.output[i.extra[0]];
     const int64_t n = i.size[1], column = i.extra[1] * column_;
     const Acc* scores = address(i.operand[1]);
     Acc* powers = address(i.operand[0]);
     Acc* sum = state_of(i.extra[0]) + column;
+    Acc* total = state_of(i.extra[0], 3) + column;
     Acc* most = state_of(i.extra[0], 1) + column;
     Acc* decay = state_of(i.extra[0], 2) + column;
     // Vectors hold several edges, or parts of one.
@@ -1289,7 +1407,7 @@ class Machine {
       const Segment& segment = segments_[s];
       if (segment.first) {
         for (int64_t h = 0; h < n; ++h) {
-          sum[h] = 0;
+          sum[h] = total[h] = 0;
           most[h] = -std::numeric_limits<Acc>::infinity();
         }
       }
@@ -1298,7 +1416,7 @@ class Machine {
         const int64_t width = flat ? kV : n - c < kV ? n - c : kV;
         // Only the first segment of a tile goes on with earlier sums.
         add_to_softmax(scores + at + c, powers + at + c, size - c, flat ? kV : n, width, n, sum + c,
-                       most + c, segment.first ? nullptr : decay + c);
+                       total + c, most + c, segment.first ? nullptr : decay + c);
       }
       if (!segment.last) continue;
       const int64_t place = segment.row * output.width + column;
@@ -1306,14 +1424,15 @@ class Machine {
       Acc* scale_of = static_cast<Acc*>(output.arg) + place;
       for (int64_t h = 0; h < n; ++h) {
         most_of[h] = segment.degree > 0 ? most[h] : 0;
-        scale_of[h] = segment.degree > 0 ? 1 / sum[h] : 0;
+        scale_of[h] = segment.degree > 0 ? 1 / (total[h] + sum[h]) : 0;
       }
     }
   }
 
   // Rows of `width` numbers, `stride` apart, of `size` in all; lanes at a distance of n are of one head.
   PYG_FAST_INLINE void add_to_softmax(const Acc* scores, Acc* powers, int64_t size, int64_t stride,
-                                      int64_t width, int64_t n, Acc* sum, Acc* most, Acc* decay) {
+                                      int64_t width, int64_t n, Acc* sum, Acc* whole, Acc* most,
+                                      Acc* decay) {
     const int64_t heads = n < width ? n : width;
     const auto folded_heads = [&](V<Acc> v, const auto& f) PYG_FAST_ALWAYS {
       Acc lanes[kV];
@@ -1335,7 +1454,7 @@ class Machine {
       const M<Acc> within = first_lanes<Acc>(count);
       top = within != 0 ? larger(load_part<Acc>(scores + at, count), top) : top;
     }
-    top = folded_heads(top, larger_of);
+    top = new_base<Acc, kV>(before, folded_heads(top, larger_of));
     const V<Acc> base = top > -std::numeric_limits<Acc>::infinity() ? top : V<Acc>{};
     V<Acc> total = {};
     at = 0;
@@ -1352,11 +1471,17 @@ class Machine {
     }
     total = folded_heads(total, [](auto a, auto b) PYG_FAST_ALWAYS { return a + b; });
     const V<Acc> decayed = exp_of<Acc, kV>(before - base);
-    const V<Acc> sums = of_heads(sum) * decayed + total;
+    for (int64_t h = 0; h < heads; ++h) most[h] = top[h];
+    if (decay == nullptr) {
+      for (int64_t h = 0; h < heads; ++h) sum[h] = total[h];
+      return;
+    }
+    const V<Acc> part = of_heads(sum) * decayed + total, earlier = of_heads(whole) * decayed;
+    const V<Acc> sums = earlier + part, rest = lost_of(part, earlier, sums);
     for (int64_t h = 0; h < heads; ++h) {
-      most[h] = top[h];
-      if (decay != nullptr) decay[h] = decayed[h];
-      sum[h] = sums[h];
+      decay[h] = decayed[h];
+      whole[h] = sums[h];
+      sum[h] = rest[h];
     }
   }
 
@@ -1429,6 +1554,17 @@ class Machine {
     }
   }
 
+  // `count` numbers; all W if W is less than the width of a vector.
+  template <int W>
+  static PYG_FAST_INLINE Vec<Acc, W> load_some(const Acc* p, int64_t count) {
+    if constexpr (W == kV) return load_part_or_all(p, count);
+    else return load<W>(p);
+  }
+  template <int W>
+  static PYG_FAST_INLINE void store_some(Acc* p, Vec<Acc, W> v, int64_t count) {
+    if constexpr (W == kV) store_part_or_all(p, v, count);
+    else store<W>(p, v);
+  }
   static PYG_FAST_INLINE V<Acc> load_part_or_all(const Acc* p, int64_t count) {
     return count == kV ? load<kV>(p) : load_part<Acc>(p, count);
   }
@@ -1454,6 +1590,7 @@ class Machine {
   int64_t num_segments_ = 0;
   int64_t count_ = 0;   // edges of the tile
   int64_t column_ = 0;  // the first one of the chunk
+  int64_t since_carry_ = 0;  // edges of the tiles whose sums are not yet in the results
 };
 
 }  // namespace

@@ -251,10 +251,11 @@ class Dropout {
   Acc* factors_ = nullptr;
 };
 
-// The number of edges whose slots fill half of L1.
+// The number of edges whose slots fill half of L1, at most two blocks of a sum.
 inline int64_t block_edges(int64_t stride) {
-  constexpr int64_t kSlots = 4096, kLeastEdges = 16;
-  return kSlots / stride > kLeastEdges ? kSlots / stride : kLeastEdges;
+  constexpr int64_t kSlots = 4096, kLeastEdges = 16, kMostEdges = 128;
+  const int64_t fit = kSlots / stride;
+  return fit > kMostEdges ? kMostEdges : fit > kLeastEdges ? fit : kLeastEdges;
 }
 
 }  // namespace pyg_fast::cpu::PYG_FAST_ISA

@@ -1,5 +1,6 @@
 // The softmax of the scores of a row, and its gradient.
 #pragma once
+#include "long_sums.h"
 #include "slots.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
@@ -50,6 +51,13 @@ PYG_FAST_INLINE Vec<Acc, V> exp_of(Vec<Acc, V> x) {
   return masked<Acc, V>(sum * bit_cast<Vec<Acc, V>>(power), normal);
 }
 
+// The score to which exponentials of a row are relative, after `before` for earlier ones: the largest score
+// so far or, lest sums are scaled again and again, one that is less by at most 4.
+template <typename Acc, int V>
+PYG_FAST_INLINE Vec<Acc, V> new_base(Vec<Acc, V> before, Vec<Acc, V> most) {
+  return most <= before + 4 ? before : most;
+}
+
 // The softmax of a row, block by block, relative to the largest logit so far.
 template <typename Acc>
 class RowSoftmax {
@@ -57,18 +65,20 @@ class RowSoftmax {
 
  public:
   RowSoftmax(const Slots<Acc>& slots, Acc slope)
-      : slots_(slots), slope_(slope), max(scratch_.of_size(4 * slots.period)),
-        sum(max + slots.period), plus(sum + slots.period), decay(plus + slots.period) {}
+      : slots_(slots), slope_(slope), max(scratch_.of_size(6 * slots.period)),
+        sum(max + slots.period), plus(sum + slots.period), decay(plus + slots.period),
+        totals_(decay + slots.period) {}
 
   void start() {
+    blocks_ = 0;
     for (int64_t k = 0; k < slots_.period; ++k) {
       max[k] = -__builtin_inff();
-      sum[k] = plus[k] = 0;
+      plus[k] = 0;  // also of a row without edges
     }
   }
 
   // Turns the scores s of a block into weights: factor * exp(leaky(s) - max), with kSigned negative if s
-  // is not positive. The caller must multiply earlier sums by `decay`.
+  // is not positive. If `decays`, the caller must multiply earlier sums by `decay`.
   template <bool kSigned>
   void weigh(Acc* s, const Acc* factor, int64_t count) {
     for (int64_t v = 0; v < slots_.period; v += V) {
@@ -80,6 +90,7 @@ class RowSoftmax {
       });
       fold<Acc, V>(most, slots_.stride, max + v, [](auto a, auto b) { return a > b ? a : b; });
       most = load<V>(max + v);
+      if (blocks_ > 0) store<V>(max + v, most = new_base<Acc, V>(before, most));
       const auto base = most > -__builtin_inff() ? most : Vec<Acc, V>{};
       const auto decayed = exp_of<Acc, V>(before - base);
       Vec<Acc, V> total = {}, positive = {};
@@ -95,26 +106,53 @@ class RowSoftmax {
         store<V>(s + at, w);
       });
       store<V>(decay + v, decayed);
-      store<V>(sum + v, load<V>(sum + v) * decayed + total);
-      store<V>(plus + v, load<V>(plus + v) * decayed + positive);
+      add(total, decayed, sum + v, totals_ + v);
+      add(positive, decayed, plus + v, totals_ + slots_.period + v);
     }
+    ++blocks_;
+  }
+
+  // Whether a score is so much above those of earlier blocks that sums of these are scaled.
+  bool decays() const {
+    for (int64_t h = 0; h < slots_.heads; ++h) {
+      if (decay[h] != 1) return true;
+    }
+    return false;
   }
 
   void finish() {
+    if (blocks_ > 1) {
+      add_total(sum, totals_, slots_.period);
+      add_total(plus, totals_ + slots_.period, slots_.period);
+    }
     fold_sums(slots_, sum);
     fold_sums(slots_, plus);
   }
 
  private:
+  // The sums of a block, and (long_sums.h) those of earlier ones.
+  PYG_FAST_INLINE void add(Vec<Acc, V> part, Vec<Acc, V> decayed, Acc* sum, Acc* total) const {
+    if (blocks_ == 0) return store<V>(sum, part);
+    if (blocks_ == 1) store<V>(total, Vec<Acc, V>{});
+    part += load<V>(sum) * decayed;
+    const auto before = load<V>(total) * decayed, after = before + part;
+    store<V>(total, after);
+    store<V>(sum, lost_of(part, before, after));
+  }
+
   const Slots<Acc> slots_;
   const Acc slope_;
   Scratch<Acc> scratch_;
+  int64_t blocks_ = 0;
 
  public:
   Acc* const max;
   Acc* const sum;
   Acc* const plus;   // the part of `sum` from positive scores
   Acc* const decay;  // factor for earlier sums after the largest logit grew
+
+ private:
+  Acc* const totals_;  // of `sum` and of `plus`
 };
 
 // Inputs of the backward for some edges, by slots. It replaces scores by the weights of their nodes'

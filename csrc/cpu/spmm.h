@@ -2,8 +2,8 @@
 #pragma once
 #include <type_traits>
 
+#include "long_sums.h"
 #include "params/spmm.h"
-#include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
@@ -75,8 +75,10 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
   using Acc = acc_t<T>;
   const auto* rowptr = static_cast<const Index*>(p.csr.rowptr);
   const auto* col = static_cast<const Col*>(p.csr.col);
+  constexpr int64_t kLong = U * kSumBlock;
   const int64_t last = tile.width - V;
   const Epilogue<T> epilogue{p};
+  Acc row_sum[N * V], total[N * V];
 
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t begin = rowptr[row], end = rowptr[row + 1];
@@ -93,32 +95,48 @@ void spmm_tile(const Spmm& p, const T* x, int64_t stride, const acc_t<T>* weight
         }
       }
     };
-    int64_t e = begin;
-    for (; e + U <= end; e += U) {
-      if (e + kPrefetchEdges + U <= prefetch_end) {
-        PYG_FAST_UNROLL
-        for (int u = 0; u < U; ++u) {
-          prefetch_tile<T, V, N>(x + static_cast<int64_t>(col[e + kPrefetchEdges + u]) * stride);
-        }
-      }
+    const auto store_sum = [&]() PYG_FAST_ALWAYS {
       PYG_FAST_UNROLL
-      for (int u = 0; u < U; ++u) add(u, e + u);
+      for (int j = 0; j < N; ++j) {
+        PYG_FAST_UNROLL
+        for (int u = U / 2; u > 0; u /= 2) {
+          PYG_FAST_UNROLL
+          for (int k = 0; k < u; ++k) sum[k][j] += sum[k + u][j];
+        }
+        store<V>(row_sum + j * V, sum[0][j]);
+      }
+    };
+    int64_t e = begin;
+    for (;;) {
+      const int64_t stop = end - e > kLong ? e + kLong : end;
+      for (; e + U <= stop; e += U) {
+        if (e + kPrefetchEdges + U <= prefetch_end) {
+          PYG_FAST_UNROLL
+          for (int u = 0; u < U; ++u) {
+            prefetch_tile<T, V, N>(x + static_cast<int64_t>(col[e + kPrefetchEdges + u]) * stride);
+          }
+        }
+        PYG_FAST_UNROLL
+        for (int u = 0; u < U; ++u) add(u, e + u);
+      }
+      if (stop == end) break;
+      store_sum();
+      if (e == begin + kLong) __builtin_memset(total, 0, sizeof(total));
+      carry(row_sum, total, N * V);
+      PYG_FAST_UNROLL
+      for (int j = 0; j < N; ++j) {
+        PYG_FAST_UNROLL
+        for (int u = 0; u < U; ++u) sum[u][j] = Vec<Acc, V>{};
+        sum[0][j] = load<V>(row_sum + j * V);
+      }
     }
     for (; e < end; ++e) add(0, e);
 
     const Acc scale = epilogue.scale(row, end - begin);
     const int64_t self = epilogue.self_row(row), to = epilogue.out_row(row);
     if (to < 0) continue;
-    Acc row_sum[N * V];
-    PYG_FAST_UNROLL
-    for (int j = 0; j < N; ++j) {
-      PYG_FAST_UNROLL
-      for (int u = U / 2; u > 0; u /= 2) {
-        PYG_FAST_UNROLL
-        for (int k = 0; k < u; ++k) sum[k][j] += sum[k + u][j];
-      }
-      store<V>(row_sum + j * V, sum[0][j]);
-    }
+    store_sum();
+    if (end - begin > kLong) add_total(row_sum, total, N * V);
     PYG_FAST_NO_UNROLL  // keeps the many kernels small
     for (int j = 0; j < N; ++j) {
       epilogue.template write<V>(load<V>(row_sum + j * V), scale, row, to, self,

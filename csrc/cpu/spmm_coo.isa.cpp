@@ -1,5 +1,6 @@
 // Sums and dot products over a coordinate list.
 #include "coo.h"
+#include "long_sums.h"
 #include "params/spmm_coo.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
@@ -22,13 +23,13 @@ void coo_weights(const SpmmCoo& p, const CooBlock& block, acc_t<T>* weight) {
   }
 }
 
-// `x` and `out` point to node 0 at the tile's first column.
+// Of edges [begin, end) of the block. `x` and `out` point to node 0 at the tile's first column.
 template <typename T, bool kWeighted, int V, int N>
-void coo_tile(const CooBlock& block, const acc_t<T>* weight, const T* x, int64_t dim,
-                  acc_t<T>* out, int64_t width) {
+void coo_tile(const CooBlock& block, int64_t begin, int64_t end, const acc_t<T>* weight, const T* x,
+              int64_t dim, acc_t<T>* out, int64_t width) {
   using Acc = acc_t<T>;
   const int64_t last = width - V;
-  for (int64_t k = 0; k < block.count; ++k) {
+  for (int64_t k = begin; k < end; ++k) {
     if (k + kPrefetchEdges < block.count) {
       prefetch_tile<T, V, N>(x + block.src[k + kPrefetchEdges] * dim);
       prefetch_tile<Acc, V, N>(out + block.dst[k + kPrefetchEdges] * dim);
@@ -49,17 +50,39 @@ void coo_tile(const CooBlock& block, const acc_t<T>* weight, const T* x, int64_t
 }
 
 template <typename T>
-void coo_block(const SpmmCoo& p, const CooBlock& block, const acc_t<T>* weight,
-                   acc_t<T>* out) {
+void coo_edges(const SpmmCoo& p, const CooBlock& block, int64_t begin, int64_t end,
+               const acc_t<T>* weight, acc_t<T>* out) {
   for_tiles<T>(p.dim, kMaxVectors, [&](Tile tile) {
     const T* x = static_cast<const T*>(p.x) + tile.column;
     with_tile<T, kMaxVectors>(tile.width, [&](auto v, auto n) {
       constexpr int V = decltype(v)::value, N = decltype(n)::value;
       constexpr auto weighted = coo_tile<T, true, V, N>, plain = coo_tile<T, false, V, N>;
       const auto run = weight != nullptr ? weighted : plain;
-      run(block, weight, x, p.dim, out + tile.column, tile.width);
+      run(block, begin, end, weight, x, p.dim, out + tile.column, tile.width);
     });
   });
+}
+
+// Of edges [begin, end) of the list. Counts one of kGroup edges for all of them, as counting takes time:
+// another one in each group, lest a list with a period hides a destination.
+template <typename T, typename Index>
+void coo_block(const SpmmCoo& p, const CooBlock& block, int64_t begin, int64_t end,
+               int64_t dst_begin, int64_t dst_end, const acc_t<T>* weight,
+               ScatteredSums<acc_t<T>>& sums, acc_t<T>* out) {
+  constexpr int64_t kGroup = 8;
+  const auto* dst = static_cast<const Index*>(p.coo.dst);
+  int64_t done = 0;
+  for (int64_t group = begin; group + kGroup <= end; group += kGroup) {
+    const uint64_t place = static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u >> 61;
+    const int64_t e = group + static_cast<int64_t>(place), d = dst[e];
+    if (d < dst_begin || d >= dst_end || !sums.count(d, kGroup)) continue;
+    int64_t stop = done;
+    while (stop < block.count && block.edge[stop] < e) ++stop;
+    coo_edges<T>(p, block, done, stop, weight, out);
+    sums.carry(d);
+    done = stop;
+  }
+  coo_edges<T>(p, block, done, block.count, weight, out);
 }
 
 template <typename T, typename Index>
@@ -85,13 +108,16 @@ void coo_share(const SpmmCoo& p, int64_t dst_begin, int64_t dst_end) {
   }
   const bool weighted = p.value != nullptr || p.row_scale != nullptr || p.col_scale != nullptr;
   Acc* weight = weighted ? weights.of_size(kCooBlock) : nullptr;
+  ScatteredSums<Acc> sums(sum, dst_begin, dst_end - dst_begin, p.dim);
   int64_t invalid = 0;
   for_coo_blocks<Index>(p.coo, 0, p.coo.num_edges, dst_begin, dst_end,
-                        [&](const CooBlock& block, int64_t, int64_t) {
+                        [&](const CooBlock& block, int64_t begin, int64_t end) {
                           invalid += block.invalid;
                           if (weighted) coo_weights<T>(p, block, weight);
-                          coo_block<T>(p, block, weight, sum - first);
+                          coo_block<T, Index>(p, block, begin, end, dst_begin, dst_end, weight,
+                                              sums, sum - first);
                         });
+  sums.finish();
   if constexpr (kHalf) {
     T* out = static_cast<T*>(p.out) + first;
     for (int64_t k = 0; k < total; ++k) store_one(out + k, sum[k]);

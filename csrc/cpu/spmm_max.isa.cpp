@@ -1,6 +1,6 @@
 // Maxima and minima over a row's edges, the edges that hold them, and the gradients.
+#include "long_sums.h"
 #include "params/spmm_max.h"
-#include "vec.h"
 
 namespace pyg_fast::cpu::PYG_FAST_ISA {
 
@@ -94,10 +94,49 @@ void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
   });
 }
 
+// Sums in float64 of the sources with so many edges that they may get more than kSumBlock terms.
+class LongSources {
+ public:
+  template <typename Index>
+  LongSources(const Csr& csr, Index) {
+    if (csr.num_rows <= kSumBlock) return;
+    const auto* col = static_cast<const Col*>(csr.col);
+    const int64_t edges = static_cast<const Index*>(csr.rowptr)[csr.num_rows];
+    int32_t* degree = degrees_.of_size(csr.num_cols);
+    __builtin_memset(degree, 0, static_cast<size_t>(csr.num_cols) * sizeof(int32_t));
+    for (int64_t e = 0; e < edges; ++e) degree[col[e]] += degree[col[e]] <= kSumBlock;
+    for (int64_t j = 0; j < csr.num_cols; ++j) {
+      degree[j] = degree[j] > kSumBlock ? static_cast<int32_t>(count_++) : -1;
+    }
+    if (count_ > 0) place_ = degree;
+  }
+
+  // For `width` numbers of each.
+  void start(int64_t width) {
+    width_ = width;
+    if (count_ == 0) return;
+    sums_ = numbers_.of_size(count_ * width);
+    __builtin_memset(sums_, 0, static_cast<size_t>(count_ * width) * sizeof(double));
+  }
+
+  // The sums of a source, or nullptr.
+  PYG_FAST_INLINE double* of(int64_t source) const {
+    return place_ == nullptr || place_[source] < 0 ? nullptr : sums_ + place_[source] * width_;
+  }
+
+ private:
+  Scratch<int32_t> degrees_;
+  Scratch<double> numbers_;
+  int64_t count_ = 0, width_ = 0;
+  const int32_t* place_ = nullptr;
+  double* sums_ = nullptr;
+};
+
 // sum[col[arg[i, f]] * stride + f] += value * grad[i, f] for the columns [begin, end)
 template <typename T, typename Index, typename Acc>
-void spmm_max_scatter(const SpmmMaxBackwardX& p, int64_t begin, int64_t end, Acc* sum,
-                      int64_t stride) {
+void spmm_max_scatter(const SpmmMaxBackwardX& p, int64_t begin, int64_t end, LongSources& longs,
+                      Acc* sum, int64_t stride) {
+  longs.start(end - begin);
   const auto* col = static_cast<const Col*>(p.csr.col);
   const auto* perm = static_cast<const Index*>(p.csr.perm);
   const auto* value = static_cast<const T*>(p.value);
@@ -109,7 +148,19 @@ void spmm_max_scatter(const SpmmMaxBackwardX& p, int64_t begin, int64_t end, Acc
       if (e < 0) continue;
       Acc term = load_one(grad + f);
       if (value != nullptr) term *= load_one(value + (perm != nullptr ? int64_t{perm[e]} : e));
-      sum[static_cast<int64_t>(col[e]) * stride + f] += term;
+      const int64_t source = col[e];
+      double* const of_long = longs.of(source);
+      if (of_long != nullptr) {
+        of_long[f - begin] += term;
+      } else {
+        sum[source * stride + f] += term;
+      }
+    }
+  }
+  for (int64_t j = 0; j < p.csr.num_cols; ++j) {
+    const double* of_long = longs.of(j);
+    for (int64_t f = begin; of_long != nullptr && f < end; ++f) {
+      sum[j * stride + f] = static_cast<Acc>(of_long[f - begin]);
     }
   }
 }
@@ -118,12 +169,13 @@ template <typename T, typename Index>
 void spmm_max_backward_x_columns(const SpmmMaxBackwardX& p, int64_t dim_begin, int64_t dim_end) {
   using Acc = acc_t<T>;
   auto* grad_x = static_cast<T*>(p.grad_x);
+  LongSources longs(p.csr, Index{});
   if constexpr (sizeof(T) == sizeof(Acc)) {
     const auto bytes = static_cast<size_t>(dim_end - dim_begin) * sizeof(T);
     for (int64_t c = 0; c < p.csr.num_cols; ++c) {
       __builtin_memset(grad_x + c * p.dim + dim_begin, 0, bytes);
     }
-    spmm_max_scatter<T, Index>(p, dim_begin, dim_end, grad_x, p.dim);
+    spmm_max_scatter<T, Index>(p, dim_begin, dim_end, longs, grad_x, p.dim);
   } else {  // half precision: sums of a block of columns in float, rounded once
     constexpr int64_t kBlock = kCacheLine / sizeof(Acc);
     Scratch<Acc> scratch;
@@ -131,7 +183,7 @@ void spmm_max_backward_x_columns(const SpmmMaxBackwardX& p, int64_t dim_begin, i
     for (int64_t begin = dim_begin; begin < dim_end; begin += kBlock) {
       const int64_t end = begin + kBlock < dim_end ? begin + kBlock : dim_end;
       __builtin_memset(sum, 0, static_cast<size_t>(p.csr.num_cols * kBlock) * sizeof(Acc));
-      spmm_max_scatter<T, Index>(p, begin, end, sum - begin, kBlock);
+      spmm_max_scatter<T, Index>(p, begin, end, longs, sum - begin, kBlock);
       for (int64_t c = 0; c < p.csr.num_cols; ++c) {
         for (int64_t f = begin; f < end; ++f) {
           store_one(grad_x + c * p.dim + f, sum[c * kBlock + f - begin]);

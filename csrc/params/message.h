@@ -80,6 +80,7 @@ struct MessageOutput {
   // Of a maximum or minimum: the chosen edge, of rowptr's type. Of a softmax: the reciprocal of the sum.
   void* arg = nullptr;
   bool softmax = false;
+  bool total = false;  // sums over all edges
   int64_t width = 0;
   MessageType type = MessageType::f32;
 };

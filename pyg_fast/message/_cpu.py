@@ -32,8 +32,10 @@ _MOST_DIMS = 6
 # Columns of a chunk, and numbers of a tile: these stay in the first cache.
 _CHUNK = 64
 _TILE_SIZE = 8192
-# A thread takes at least so many numbers of all edges, as in torch.
-_GRAIN = 2**15
+# The rows are divided into shares, whose sums over all edges are added up: by the size of the graph
+# alone, so that results have the same bits for any number of threads (most divide 120). A share has
+# at least so many edges, and as many numbers of all edges as torch gives a thread.
+_MOST_SHARES, _LEAST_EDGES, _GRAIN = 120, 512, 2**15
 _MOST_EDGES = 126
 
 
@@ -780,7 +782,8 @@ def run_pass_cpu(
         graph = graph.t()
     code = one.code_for(acc_dtype, inputs)
     num_edges = graph.col.size(0)
-    shares = max(1, min(torch.get_num_threads(), num_edges * code.widest // _GRAIN))
+    most = min(_MOST_SHARES, num_edges // _LEAST_EDGES, num_edges * code.widest // _GRAIN)
+    shares = max(1, most)
     rows = {'edge': num_edges, 'total': shares}
     stored: list[Tensor] = []
     args: list[Tensor] = []

@@ -59,8 +59,7 @@ def gatv2(
     float16 and bfloat16. A node without edges gets zeros. The dropout of an edge depends only on
     the seed, the position of the edge and the head. Differentiable in all three tensors, any number
     of times (second derivatives use tensors of size :math:`|\mathcal{E}| \times H \times C`).
-    Results and gradients are bitwise reproducible; the gradient of :obj:`att` on a CPU depends on
-    the number of threads.
+    Results and gradients are bitwise reproducible.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by

@@ -276,9 +276,11 @@ class GCNWeight(torch.autograd.Function):
             return (grad_weight,) + (None,) * 8
         src, dst = index if loops else edges
         # Gradient to the logarithms of the scales, and through them to the degrees.
-        grad_log = grad * out
-        grad_log = torch.zeros_like(scale).index_add_(0, src, grad_log).index_add_(0, dst, grad_log)
-        grad_degree = grad_log * scale * scale * -0.5
+        # (in float64: torch adds the terms of a node one after another).
+        grad_log = (grad * out).double()
+        sums = torch.zeros_like(scale, dtype=torch.double)
+        sums.index_add_(0, src, grad_log).index_add_(0, dst, grad_log)
+        grad_degree = sums.to(scale.dtype) * scale * scale * -0.5
         grad_weight = ops.gcn_weight_backward(
             edges, grad, scale, grad_degree, before, reverse
         )  # fmt: skip

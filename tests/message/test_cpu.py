@@ -21,7 +21,8 @@ ROLES = ('src', 'dst', 'edge', 'param')
 
 @pytest.fixture
 def few_edges_for_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cpu, '_GRAIN', 1)
+    for name, value in ('_GRAIN', 1), ('_LEAST_EDGES', 1), ('_MOST_SHARES', 3):
+        monkeypatch.setattr(_cpu, name, value)
 
 
 def edges_of(kind: str) -> tuple[Tensor, int, int]:
@@ -124,8 +125,7 @@ class Case:
             if kind == 'edge':
                 expected = v
             elif kind == 'total':
-                if self.num_edges >= torch.get_num_threads():
-                    assert out.size(0) == torch.get_num_threads()
+                assert out.size(0) == max(1, min(3, self.num_edges))
                 out, expected = out.sum(0), v.sum(0)
                 size *= max(1.0, self.num_edges**0.5)
             else:
@@ -535,10 +535,11 @@ def test_joint_softmax(heads: int, channels: int, dtype: torch.dtype) -> None:
         top, alpha, mass = softmax_of(scores, dst, case.num_dst)
         some = torch.bincount(dst, minlength=case.num_dst) > 0
         assert scale is not None
-        assert torch.equal(most[some].double(), top[some])
+        below = is_base(most[some], top[some])
         torch.testing.assert_close(
-            scale[some].double(), 1 / mass.nan_to_num(0)[some], rtol=tolerance, atol=0
-        )
+            scale[some].double() * below.exp(), 1 / mass.nan_to_num(0)[some],
+            rtol=tolerance, atol=0,
+        )  # fmt: skip
         own_x, own_row = case.inputs['src', 1].double(), case.inputs['dst', 2].double()
         ones = alpha.expand(-1, -1, channels)
         for out, each in zip(found, (own_x[src] * alpha, ones, -own_row[dst] * alpha), strict=True):
@@ -560,6 +561,13 @@ def softmax_of(scores: Tensor, dst: Tensor, num_dst: int) -> tuple[Tensor, Tenso
     return top, power / mass[dst], mass
 
 
+def is_base(most: Tensor, top: Tensor) -> Tensor:
+    """How far exponentials are relative to less than the largest score: at most 4."""
+    below = torch.where(most == top, 0, top.double() - most.double())
+    assert ((below >= 0) & (below <= 4.001)).all()
+    return below
+
+
 def test_softmax_of_chunks() -> None:
     """Where a pass runs for chunks of columns, its softmax is one of each column."""
     case = Case('hubs')
@@ -570,19 +578,22 @@ def test_softmax_of_chunks() -> None:
     (most, found), _ = case.run(outs, 'dst')
     src, dst = case.edge_index
     top, alpha, _ = softmax_of(case.inputs['edge', 0], dst, case.num_dst)
-    assert torch.equal(most, top)
+    is_base(most, top)
     expected = torch.zeros_like(top).index_add_(0, dst, alpha * case.inputs['src', 1][src])
     torch.testing.assert_close(found, expected)
 
 
 def test_shares_do_not_matter() -> None:
-    """Results are those of one thread, bit for bit."""
+    """Results and sums over all edges are those of one thread, bit for bit."""
     case = Case('hubs', torch.float32)
     p = case.program
     q, k = case.load('dst', (3, 8)), case.load('src', (3, 8))
     score = p.reduce('sum', p.point('mul', q, k), (1,))
     powers = p.add('load', (), ('powers', 0), (3, 1), 'float32', 4)
-    outs = [Out(score, 'softmax', 'acc'), Out(p.point('mul', k, powers), 'weighted', 'acc')]
+    outs = [
+        Out(score, 'softmax', 'acc'), Out(p.point('mul', k, powers), 'weighted', 'acc'),
+        Out(q, 'total', 'acc'),
+    ]  # fmt: skip
     several, _ = case.run(outs, 'dst')
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

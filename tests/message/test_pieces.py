@@ -224,7 +224,7 @@ def exact_training(
 def test_hubs(kind: type, aggr: Any, device: torch.device) -> None:
     """Sums are as exact as pairwise sums at any degree, and have the same bits at every call."""
     on_cuda = device.type == 'cuda'
-    count, num_edges = 1_000, 300_000 if on_cuda else 20_000
+    count, num_edges = 1_000, 300_000 if on_cuda else 50_000
     conv = kind(aggr).to(device)
     fast = pyg_fast.accelerate(copy.deepcopy(conv))
     x, w = (torch.rand(n, 6, device=device) for n in (count, num_edges))
@@ -237,7 +237,9 @@ def test_hubs(kind: type, aggr: Any, device: torch.device) -> None:
         exact = exact_training(conv, x, edges, w, weight)
         for a, b, (value, size) in zip(found, again, exact, strict=True):
             assert a.equal(b)
-            assert (a - value).abs().max() <= (2e-6 if on_cuda else 1e-3) * size.max()
+            # A product of matrices over all nodes is that of a library.
+            limit = 1e-5 if a.shape == (6, 6) and not on_cuda else 2e-6
+            assert (a - value).abs().max() <= limit * size.max()
 
 
 PYG_LAYERS = {

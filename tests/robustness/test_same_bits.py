@@ -23,8 +23,6 @@ ATOMIC = {
     'sampled_spmm': ['sampled_spmm max'],
     'spmm': ['spmm max', 'spmm min'],
 }
-# Ops of which the last gradient depends on the number of threads of a CPU.
-BY_THREADS = {'gatv2'}
 # Layers that do on a graph that was prepared, and on one that was not.
 ATOMIC_LAYERS = {'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv'}
 ATOMIC_IF_PLAIN = {'PathPreparedGCNConv', 'PathPreparedGNN'}
@@ -93,11 +91,6 @@ def test_docstrings_of_ops_say_so() -> None:
         assert all(ENTRIES[name].op == op for name in names)
 
 
-def test_docstrings_name_threads() -> None:
-    said = {name for name in ops.__all__ if 'number of threads' in doc_of(getattr(ops, name))}
-    assert said == BY_THREADS
-
-
 def test_docstrings_of_layers_say_so() -> None:
     assert set(LAYERS) == set(nn.__all__) - {'AggregatedInput', 'inference'}  # no layers
     said = {name for name in LAYERS if says_atomic(getattr(nn, name))}
@@ -129,8 +122,6 @@ def test_number_of_threads(name: str) -> None:
             runs.append(results(name, torch.device('cpu')))
         finally:
             torch.set_num_threads(before)
-    if name in BY_THREADS:
-        del runs[0][-1], runs[1][-1]
     assert_same(*runs)
 
 
