@@ -10,6 +10,7 @@ from ._accelerate import accelerate, accelerate_report, restore
 from ._capture import CapturedStep, capture
 from ._choose_num_samples import choose_num_samples
 from ._memory_estimate import MemoryEstimate, memory_estimate
+from .graph.small_graphs import small_graphs
 from .ops import with_cuda
 
 _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
@@ -17,5 +18,5 @@ _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 __all__ = [
     'CapturedStep', 'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'capture',
     'choose_num_samples', 'datasets', 'graph', 'loader', 'memory_estimate', 'nn', 'ops', 'restore',
-    'transforms', 'with_cuda',
+    'small_graphs', 'transforms', 'with_cuda',
 ]  # fmt: skip

@@ -42,6 +42,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+# Tests are of kernels: on their graphs PyG's code would be compared with itself.
+os.environ.setdefault('PYG_FAST_SMALL_GRAPHS', 'kernel')
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)

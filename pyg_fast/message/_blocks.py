@@ -115,18 +115,23 @@ def _blocks(graph: Graph, size: int) -> Iterator[_Block]:
         yield _Block(graph.col[begin:end], row.clamp(max=graph.num_dst - 1), row, edge)
 
 
-def block_size(program: Program, ats: Sequence[int], device: torch.device) -> int:
-    """How many edges a block has to compute values of a program and their gradients."""
+def _bytes_of_edge(program: Program, ats: Sequence[int]) -> int:
+    """What values of a program and their gradients take for an edge."""
     size = 0
     for at in program.reachable(ats):
         op, _, _, shape, dtype = program[at]
         if op != 'const' and program.level(at) != PARAM:
             bits = 24 if op == 'keep' else 0  # Integers that make the factors.
             size += math.prod(shape) * (getattr(torch, dtype).itemsize + bits)
+    return 2 * size
+
+
+def block_size(program: Program, ats: Sequence[int], device: torch.device) -> int:
+    """How many edges a block has to compute values of a program and their gradients."""
     most = MOST_BYTES.get(device.type)
     if most is None:
         most = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return max(1, most // (2 * size))
+    return max(1, most // _bytes_of_edge(program, ats))
 
 
 def _rows_of(row: Tensor, num_rows: int, order: Tensor | None = None) -> _Rows:
@@ -314,10 +319,31 @@ def gradients(
     return out
 
 
+def _ats_of(plan: Plan) -> list[int]:
+    return [*(output.at for output in plan.outputs), *plan.softmaxes]
+
+
 def edges_of_block(plan: Plan, device: torch.device) -> int:
     """The edges of a block in the backward pass of a plan."""
-    ats = [*(output.at for output in plan.outputs), *plan.softmaxes]
-    return block_size(plan.kernel, ats, device)
+    return block_size(plan.kernel, _ats_of(plan), device)
+
+
+def fits(plan: Plan, num_edges: int, device: torch.device) -> bool:
+    """Whether the tensors of all edges that PyG's code makes take at most half of the memory that
+    is free."""
+    return 2 * num_edges * _bytes_of_edge(plan.kernel, _ats_of(plan)) <= _free_bytes(device)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == 'cuda':
+        free, _ = torch.cuda.mem_get_info(device)
+        reserved, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
+        return free + reserved - used
+    try:
+        with open('/proc/meminfo') as facts:
+            return next(int(line.split()[1]) << 10 for line in facts if 'MemAvailable' in line)
+    except (OSError, StopIteration):  # Not Linux.
+        return 2**32
 
 
 class _Derivative:

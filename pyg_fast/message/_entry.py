@@ -41,8 +41,9 @@ from torch._dynamo import eval_frame, pgo
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch.fx import _symbolic_trace
 
+from ..graph.small_graphs import runs_pygs_code
 from ..graph.structure import Graph
-from ._blocks import edges_of_block
+from ._blocks import edges_of_block, fits
 from ._capture import Captured, Request, backend, requested
 from ._fallback import OWN, BySize, Fallback
 from ._ir import Refused
@@ -564,12 +565,17 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> None:
-    """PyG's code is faster on few edges, and takes little memory."""
+    """PyG's code is faster where its tensors of all edges fit into memory."""
     most = edges_of_block(plan, device)
     if num_edges <= most:
         raise BySize(
             f'a linear map of values computed for each edge runs over blocks of {most} edges, and '
             f'there are {num_edges}'
+        )
+    if runs_pygs_code() and fits(plan, num_edges, device):
+        raise BySize(
+            'a linear map of values computed for each edge runs over blocks only where tensors of '
+            'all edges do not fit into memory'
         )
 
 

@@ -3,8 +3,13 @@
 import logging
 from typing import Any
 
-# What layers remember of their calls.
-OWN = ('_fused_entry', '_fused_arguments', '_call', '_last_run', '_one_sum', '_maps_reason')
+# What a layer has of ours: `_call` are the arguments of its call, in which it may propagate several
+# times, `_graphs` the graphs of that, `_watched` its inputs with their versions, and `_writes`
+# whether the first call wrote into them.
+OWN = (
+    '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
+    '_one_sum', '_maps_reason', '_width',
+)  # fmt: skip
 
 
 class Fallback(Exception):

@@ -127,12 +127,15 @@ class Generator:
         self.size_of = dict(zip(self.names, self.sizes, strict=True))
         self.reduced: set[str] = set()
         # Lines of a program: before its rows, before the edges of a row, for each block of edges,
-        # after the edges, and after some rows. Sums start after what is read before the edges.
+        # after the edges, there also the stores of a row and those of a piece of a long one, and
+        # after some rows. Sums start after what is read before the edges.
         self.first: list[str] = []
         self.before: list[str] = []
         self.starts: list[str] = []
         self.lines: list[str] = []
         self.finals: list[str] = []
+        self.of_rows: list[str] = []
+        self.of_pieces: list[str] = []
         self.stores: list[str] = []
         self.depth = 0
         self.known: list[dict[Any, Block]] = [{}]

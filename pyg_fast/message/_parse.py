@@ -93,6 +93,54 @@ def _norm(
     return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
 
 
+def _var_mean(
+    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    mean = x.mean(dims, True)
+    away = x - mean
+    count = x.numel() // max(1, mean.numel()) - (1 if correction is None else correction)
+    var = (away * away).sum(dims, keepdim) / max(0, count)
+    return var, mean if keepdim else mean.view(var.shape)
+
+
+def _var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _var_mean(x, *args, **kwargs)[0]
+
+
+def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    var = _var(x, *args, **kwargs)
+    zero = var == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, var).sqrt())
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    var, mean = _var_mean(x, range(-len(shape), 0), correction=0, keepdim=True)
+    scale = (var + eps).rsqrt()
+    out = (x - mean) * scale
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias, _float(mean), _float(scale)
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, channels: int, size: int,
+    groups: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    parts = x.reshape(rows, groups, channels // groups * size)
+    out, mean, scale = _layer_norm(parts, parts.shape[2:], None, None, eps)
+    out, each = out.view(x.shape), (channels, *(1,) * (x.dim() - 2))
+    out = out if weight is None else out * weight.view(each)
+    out = out if bias is None else out + bias.view(each)
+    return out, mean.view(rows, groups), scale.view(rows, groups)
+
+
+def _float(x: Tensor) -> Tensor:
+    """Statistics of float16 and bfloat16 are float32."""
+    return x.float() if x.element_size() == 2 else x
+
+
 def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     scaled = x * beta
     low = torch.where(scaled > threshold, threshold, scaled)
@@ -129,7 +177,10 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 _DECOMPOSED |= {
-    aten.linalg_vector_norm.default: _norm, aten.softplus.default: _softplus,
+    aten.linalg_vector_norm.default: _norm, aten.var_mean.correction: _var_mean,
+    aten.var.correction: _var, aten.std.correction: _std,
+    aten.native_layer_norm.default: _layer_norm, aten.native_group_norm.default: _group_norm,
+    aten.softplus.default: _softplus,
     aten.elu.default: _elu, aten.hardtanh.default: _hardtanh,
     aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha),
     aten.hardsigmoid.default: _hardsigmoid, aten.clamp.default: _clamp,

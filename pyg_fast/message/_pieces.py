@@ -2,7 +2,8 @@
 
 Edges are divided into blocks of equal size, and a row is long if it has more edges than a block.
 Its pieces are its edges in each block. So a block has at most two pieces: of the row that begins
-before it, and of one that begins in it.
+before it, and of one that begins in it. The kernel of rows leaves long ones to that of pieces, so
+that it takes no registers to find them.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from ._generator import ADDED
 
 _MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
+# So many edges are not divided: one program adds them in less time than two launches take.
+_FEW = 2**13
 # Programs that look for pieces, and those that combine them: each takes blocks at equal distances.
 _MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**10
 _LANES, _STARTS = 2 * _MOST_BLOCKS // _MOST_PROGRAMS, _MOST_BLOCKS // _MOST_COMBINING
@@ -26,11 +29,17 @@ class Pieces(NamedTuple):
     num_programs: int
 
 
-def pieces_of(num_edges: int, least: int = _LEAST_SIZE, most: int = _MOST_BLOCKS) -> Pieces:
-    """By the number of edges alone, which the host knows without waiting for the device. At most
-    `most` blocks have at least `least` edges each; none if all edges fit into one."""
-    size = max(least, -(-num_edges // most))
-    num_blocks = -(-num_edges // size) if num_edges > size else 0
+def pieces_of(
+    num_edges: int, longest: int | None = None, least: int = _LEAST_SIZE, few: int = _FEW
+) -> Pieces:
+    """By the number of edges alone, which the host knows without waiting for the device, and by
+    that of the `longest` row, if it knows that. No more than a certain number of blocks have at
+    least `least` edges each; there are none if no row can be long."""
+    size = max(least, -(-num_edges // _MOST_BLOCKS))
+    longest = num_edges if longest is None else min(longest, num_edges)
+    if longest <= size or num_edges <= few:
+        return Pieces(num_edges, 0, 0)
+    num_blocks = -(-num_edges // size)
     return Pieces(size, num_blocks, min(num_blocks, _MOST_PROGRAMS))
 
 
@@ -61,29 +70,29 @@ def long_rows(rowptr, lane, block, num_blocks, num_rows, size, rounds):
 
 '''
 # The unit of work of a program: a row unless it is long, or the pieces in some blocks.
-ITEM = f'''\
-row = (item - num_pieces).to(rowptr.dtype.element_ty)
-begin = tl.load(rowptr + tl.maximum(row, 0))
-end = tl.load(rowptr + tl.maximum(row, 0) + 1)
-parts = (end - begin <= size).to(tl.int32)
+ROW = """\
+row = item
+begin = tl.load(rowptr + row)
+end = tl.load(rowptr + row + 1)
+is_short = end - begin <= size
+end = tl.where(is_short, end, begin)"""
+PIECES = f'''\
 lane = tl.arange(0, {_LANES})
-rows = tl.full([{_LANES}], -1, row.dtype)
-if item < num_pieces:
-    block = item + num_pieces * (lane // 2)
-    rows = long_rows(rowptr, lane, block.to(tl.int64), num_blocks, num_rows, size, rounds)
-    parts = tl.sum((rows >= 0).to(tl.int32))
-    tl.store(starts + block, rows, (lane % 2 == 1) & (block < num_blocks) & (tile == 0))'''
+blocks = item + num_items * (lane // 2)
+rows = long_rows(rowptr, lane, blocks.to(tl.int64), num_blocks, num_rows, size, rounds)
+parts = tl.sum((rows >= 0).to(tl.int32))
+tl.store(starts + blocks, rows, (lane % 2 == 1) & (blocks < num_blocks) & (tile == 0))'''
 PART = '''\
-slot = -1
-if item < num_pieces:
-    which = last_of(rows, lane)
-    row = tl.max(tl.where(lane == which, rows, -1))
-    rows = tl.where(lane == which, -1, rows)
-    block = item + num_pieces * (which // 2)
-    slot = 2 * block + which % 2
-    first = block.to(tl.int64) * size
-    begin = tl.maximum(tl.load(rowptr + row), first).to(begin.dtype)
-    end = tl.minimum(tl.load(rowptr + row + 1), first + size).to(end.dtype)'''
+which = last_of(rows, lane)
+row = tl.max(tl.where(lane == which, rows, -1))
+rows = tl.where(lane == which, -1, rows)
+block = item + num_items * (which // 2)
+slot = 2 * block + which % 2
+first = block.to(tl.int64) * size
+begin = tl.load(rowptr + row)
+end = tl.load(rowptr + row + 1)
+begin = tl.maximum(begin, first).to(begin.dtype)
+end = tl.minimum(end, first + size).to(begin.dtype)'''
 
 # Each thread reads partial results of every `R`-th piece, so that it adds up at most 128 one after
 # another; those of threads are added as a tree.

@@ -496,13 +496,16 @@ class Schedule(NamedTuple):
     col: Tensor
     perm: Tensor | None
     num_rows: int
+    longest: int | None = None  # the most edges of a row, if the host knows
 
 
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
     if role == 'src':
         graph = graph.t()
-    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst)
+    groups = graph.groups
+    longest = None if groups is None else groups.most_groups * groups.size
+    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, longest)
 
 
 def _num_programs(one: Pass, recipe: Recipe, num_items: int) -> int:
@@ -569,10 +572,11 @@ def _run_pass_cuda(
     one: Pass, schedule: Schedule, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
-    rowptr, col, perm, num_rows = schedule
-    recipe, pieces = one.recipe(acc), pieces_of(col.size(0))
+    rowptr, col, perm, num_rows, longest = schedule
+    recipe, pieces = one.recipe(acc), pieces_of(col.size(0), longest)
     source, tile = recipe.source, recipe.tile
-    num_programs = _num_programs(one, recipe, num_rows + pieces.num_programs)
+    of_rows = _num_programs(one, recipe, num_rows)
+    of_pieces = _num_programs(one, recipe, pieces.num_programs)
     device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
@@ -581,7 +585,7 @@ def _run_pass_cuda(
     for k, (out, shape, dtype) in enumerate(
         zip(one.outs, recipe.shapes, recipe.dtypes, strict=True)
     ):
-        rows = {'edge': col.size(0), 'total': num_programs}.get(out.kind, num_rows)
+        rows = {'edge': col.size(0), 'total': of_rows + of_pieces}.get(out.kind, num_rows)
         outs.append(torch.empty((rows, *shape), dtype=dtype, device=device))
         second = index if out.kind in ('max', 'min') else acc
         if out.kind in OF_TWO:
@@ -594,25 +598,29 @@ def _run_pass_cuda(
     chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
     if num_rows == 0:
         return outs, chosen
-    starts = torch.empty(pieces.num_blocks, dtype=index, device=device)
-    structure = [rowptr, col, rowptr if perm is None else perm, starts]
-    data = [
-        *(_input(inputs, load) for load in source.loads), *outs, *args.values(), *parts.values(),
-        *part_args.values(),
-    ]  # fmt: skip
+    structure = [rowptr, col, rowptr if perm is None else perm]
+    loads = [_input(inputs, load) for load in source.loads]
+    last = rowptr if seed is None else seed
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
     steps = [x.stride(0) for x in nodes]
     apart = [x.size(0) * x.stride(0) for x in nodes]
-    widest = max(col.size(0), *(t.numel() for t in data), *apart)
+    widest = max(col.size(0), *(t.numel() for t in (*loads, *outs, *parts.values())), *apart)
+    constants = perm is not None, _offset(widest), tile.edges, *tile.columns, *steps
     _launch(
-        source.text, source.name, tile.warps, num_programs * recipe.num_tiles,
-        [*structure, *data, rowptr if seed is None else seed],
-        (num_rows, num_programs, pieces.num_programs, pieces.num_blocks, pieces.size,
-         (num_rows - 1).bit_length()),
-        (perm is not None, _offset(widest), tile.edges, *tile.columns, *steps),
+        source.text, source.name, tile.warps, of_rows * recipe.num_tiles,
+        [*structure, *loads, *outs, *args.values(), last],
+        (num_rows, num_rows, of_rows, pieces.size), constants,
     )  # fmt: skip
-    if parts and pieces.num_blocks:
-        _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
+    if pieces.num_blocks:
+        starts = torch.empty(pieces.num_blocks, dtype=index, device=device)
+        _launch(
+            source.of_pieces, source.name, tile.warps, of_pieces * recipe.num_tiles,
+            [*structure, starts, *loads, *outs, *parts.values(), *part_args.values(), last],
+            (num_rows, pieces.num_programs, of_pieces, pieces.size, of_rows, pieces.num_blocks,
+             (num_rows - 1).bit_length()), constants,
+        )  # fmt: skip
+        if parts:
+            _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
     if perm is not None:  # Positions become numbers of edges.
         chosen = [
             torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
@@ -709,7 +717,7 @@ class FusedMessage(torch.autograd.Function):
         ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
         stats = tuple(of_softmax.values())
         rounded = tuple(
-            out.to(getattr(torch, output.dtype))
+            _no_view(out.to(getattr(torch, output.dtype)))
             for out, output in zip(outs, passes.plan.outputs, strict=False)
         )
         # The caller may write into what it gets.
@@ -766,6 +774,11 @@ class FusedMessage(torch.autograd.Function):
             if needed and out[k] is None:
                 out[k] = torch.zeros_like(inputs[k])
         return None, None, None, None, None, *out
+
+
+def _no_view(x: Tensor) -> Tensor:
+    """A tensor that the caller may write into: autograd forbids it for views made in a function."""
+    return torch.ops.aten._unsafe_view(x, x.shape) if x._is_view() else x
 
 
 def _forward(

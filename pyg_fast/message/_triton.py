@@ -18,7 +18,7 @@ from ._generator import (
     total_of,
 )
 from ._ir import NODES, STATISTICS, Program, Refused
-from ._pieces import ITEM, PART, SEARCH
+from ._pieces import PART, PIECES, ROW, SEARCH
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
@@ -44,7 +44,8 @@ OF_TWO = ('max', 'min', 'softmax', 'var')
 class Source(NamedTuple):
     """A generated kernel."""
 
-    text: str
+    text: str  # for rows that are not long
+    of_pieces: str  # for pieces of long rows
     name: str
     sizes: tuple[int, ...]  # of the axes
     tiled: bool  # whether the first axis may be cut into tiles, each a program's
@@ -122,7 +123,8 @@ def _generate(
             for n, (index, guard) in enumerate(_places(gen, out)):
                 _add(gen, out, _term(gen, k, n, out.at, index, guard))
     return Source(
-        _template(gen, outs),
+        _template(gen, outs, False),
+        _template(gen, outs, True),
         'message_pass',
         gen.sizes,
         gen.names[0] not in gen.reduced,
@@ -246,7 +248,7 @@ def _store_total(
     zeros = f'{name} = tl.zeros([{sizes}], {gen.acc})'
     gen.first.append(zeros)
     gen.stores += [
-        f'{name}p = out{k} + (tl.cast(pid, OFFSET) * {place})',
+        f'{name}p = out{k} + (tl.cast(to, OFFSET) * {place})',
         f'{name}q = tl.load({name}p, {" & ".join([*masks, "stored"])}, 0)',
         f'tl.store({name}p, {name}q + {total}, {" & ".join(masks) or "None"})',
         zeros,
@@ -276,12 +278,14 @@ def _unrolled_places(gen: Generator, shape: tuple[int, ...]) -> list[tuple[Index
 def _store(gen: Generator, one: Term, out: str, part: str, value: str, partial: str) -> None:
     """Stores the results of rows, and partial ones of pieces of long rows."""
     place = gen.blocked(one.flat)
-    gen.finals += [
-        f'tl.store({part}{one.k} + (tl.cast(slot, OFFSET) * {one.size} + {place}), {partial}, '
-        f'{" & ".join([*one.masks, "(slot >= 0)"])})',
+    gen.of_rows.append(
         f'tl.store({out}{one.k} + (tl.cast(row, OFFSET) * {one.size} + {place}), '
-        f'{value}.to({out}{one.k}.dtype.element_ty), {" & ".join([*one.masks, "(slot < 0)"])})',
-    ]
+        f'{value}.to({out}{one.k}.dtype.element_ty), {" & ".join([*one.masks, "is_short"])})'
+    )
+    gen.of_pieces.append(
+        f'tl.store({part}{one.k} + (tl.cast(slot, OFFSET) * {one.size} + {place}), {partial}, '
+        f'{" & ".join(one.masks) or "None"})'
+    )
 
 
 def _extreme(gen: Generator, kind: str, one: Term) -> None:
@@ -379,16 +383,20 @@ def _reads_ahead(gen: Generator) -> bool:
     return not many
 
 
-def _template(gen: Generator, outs: list[Out]) -> str:
+def _template(gen: Generator, outs: list[Out], of_pieces: bool) -> str:
     rank = gen.rank
     pointers = [name for name, _ in gen.loads.values()]
     extremes = [k for k, out in enumerate(outs) if out.kind in OF_TWO]
-    results = [f'out{k}' for k in range(len(outs))] + [f'arg{k}' for k in extremes]
-    results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
-    results += [f'parg{k}' for k in extremes]
-    numbers = ['num_rows', 'num_programs', 'num_pieces', 'num_blocks', 'size', 'rounds']
+    results = [f'out{k}' for k in range(len(outs))]
+    if of_pieces:
+        results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
+    results += [f'{"parg" if of_pieces else "arg"}{k}' for k in extremes]
+    schedule = ['rowptr', 'col', 'perm', *(['starts'] if of_pieces else [])]
+    numbers = ['num_rows', 'num_items', 'num_programs', 'size']
+    if of_pieces:
+        numbers += ['num_before', 'num_blocks', 'rounds']
     head = ', '.join([
-        'rowptr', 'col', 'perm', 'starts', *pointers, *results, 'seed_at', *numbers,
+        *schedule, *pointers, *results, 'seed_at', *numbers,
         'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr', 'BE: tl.constexpr',
         *(f'B{k}: tl.constexpr' for k in range(rank)),
         *(f'STEP_{name}: tl.constexpr' for (role, _), (name, _) in gen.loads.items()
@@ -396,7 +404,7 @@ def _template(gen: Generator, outs: list[Out]) -> str:
     ])  # fmt: skip
     out = [
         *ADDED.split('\n'),
-        *SEARCH.split('\n'),
+        *(SEARCH.split('\n') if of_pieces else []),
         f'@triton.jit(do_not_specialize={numbers})',
         f'def message_pass({head}):',
         '    pid = tl.program_id(0)',
@@ -425,26 +433,34 @@ def _template(gen: Generator, outs: list[Out]) -> str:
         add(1, f'j{size} = tl.arange(0, {block_of(size)})[{shaped(0)}]')
     add(1, *gen.first)
     if gen.stores:
-        add(1, 'stored = pid < 0', 'terms = 0')
-    add(1, 'num_items = num_pieces + num_rows', 'for item in range(pid, num_items, num_programs):')
-    add(2, *ITEM.split('\n'), 'for part in range(parts):')
-    add(3, *PART.split('\n'), *gen.before, *gen.starts, f'e = tl.arange(0, BE)[{shaped(0)}]')
+        add(1, f'to = pid{" + num_before" if of_pieces else ""}', 'stored = pid < 0', 'terms = 0')
+    at = 1
+    if gen.holds or gen.stores:
+        add(at, 'for item in range(pid, num_items, num_programs):')
+        at += 1
+    else:
+        add(at, 'item = pid')
+    if of_pieces:
+        add(at, *PIECES.split('\n'), 'for part in range(parts):')
+        at += 1
+    add(at, *(PART if of_pieces else ROW).split('\n'), *gen.before, *gen.starts)
+    add(at, f'e = tl.arange(0, BE)[{shaped(0)}]')
     ahead = _reads_ahead(gen)
     if ahead:
-        add(3, 'ahead = tl.load(col + begin + e, e < end - begin, 0)')
-    add(3, 'for s in range(begin, end, BE):')
-    add(4, 'o = s + e', 'm = e < end - s')
+        add(at, 'ahead = tl.load(col + begin + e, e < end - begin, 0)')
+    add(at, 'for s in range(begin, end, BE):')
+    add(at + 1, 'o = s + e', 'm = e < end - s')
     if ahead:
-        add(4, 'other = ahead', 'ahead = tl.load(col + o + BE, e < end - s - BE, 0)')
+        add(at + 1, 'other = ahead', 'ahead = tl.load(col + o + BE, e < end - s - BE, 0)')
     else:
-        add(4, 'other = tl.load(col + o, m, 0)')
+        add(at + 1, 'other = tl.load(col + o, m, 0)')
     if gen.uses_edge:
-        add(4, 'eid = o', 'if HAS_PERM:')
-        add(5, 'eid = tl.load(perm + o, m, 0)')
-    add(4, *gen.lines)
-    add(3, *gen.finals)
+        add(at + 1, 'eid = o', 'if HAS_PERM:')
+        add(at + 2, 'eid = tl.load(perm + o, m, 0)')
+    add(at + 1, *gen.lines)
+    add(at, *gen.finals, *(gen.of_pieces if of_pieces else gen.of_rows))
     if gen.stores:
-        add(3, 'terms += tl.cdiv(end - begin, BE).to(tl.int32)')
+        add(at, 'terms += tl.cdiv(end - begin, BE).to(tl.int32)')
         add(2, f'if (terms >= {_MOST_TERMS}) | (item + num_programs >= num_items):')
         # Threads may read what others wrote.
         add(3, 'tl.debug_barrier()', *gen.stores, 'stored = pid >= 0', 'terms = 0')

@@ -23,6 +23,7 @@ from ..graph._cache import cached, store
 from ..graph.execution_path import ExecutionPath
 from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator, inverse_degree
+from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..ops._checks import check_device
 from ..ops._numbers import acc_dtype
@@ -198,6 +199,8 @@ class FusedReduce(Fused):
     """:class:`Fused` for a layer whose messages are the neighbours' features, or computed from
     them row by row."""
 
+    _is_exact = True  # whether PyG's code computes the same
+
     def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
@@ -208,6 +211,22 @@ class FusedReduce(Fused):
         if not self._unaltered(source.values if isinstance(source, CBSR) else source):
             return None
         return neighbours(x, edge_index, size, self.flow)
+
+    def _has_few_edges(self: Any, x: Any, edge_index: Any) -> bool:
+        """Whether PyG's code is faster than a kernel, for which a plain list must be sorted."""
+        if torch.compiler.is_compiling() or not self._is_exact or type(edge_index) is not Tensor:
+            return False
+        source = x[0] if isinstance(x, tuple) else x
+        if not isinstance(source, Tensor) or source.dim() != 2:
+            return False
+        # The backward pass of PyG's other aggregations takes longer than ours.
+        kind = type(part_of(self, 'aggr_module'))
+        if kind not in (SumAggregation, MeanAggregation) and torch.is_grad_enabled():
+            return False
+        if not has_few_edges(edge_index, source.size(1), 'sum'):
+            return False
+        self._note(reason_of(edge_index.size(1)))
+        return True
 
     def _alone(self: Any, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
         """The input of a layer that runs on a path without the graph."""

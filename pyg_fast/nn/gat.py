@@ -15,6 +15,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.loop import compute_loop_attr
 
 from ..graph.graph import graph_of
+from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._fallback import tell
@@ -407,6 +408,9 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         src, dst = ends
         if torch.compiler.is_compiling():
             return self._compiled(edge_index, edge_attr, src, dst) if self.add_self_loops else None
+        if has_few_edges(edge_index, self.heads * self.out_channels):
+            self._note(reason_of(edge_index.size(1)))
+            return None
         reverse = self.flow == 'target_to_source'
         sizes, transpose = (src.size(0), dst.size(0)), torch.is_grad_enabled() or reverse
         loops = looped(edge_index, *sizes, transpose) if self.add_self_loops else None

@@ -90,6 +90,7 @@ class _MaxKMessages:
     k: int | None
     balanced: bool
     maxk_root = False
+    _is_exact = False
 
     def _set_maxk(self, k: int | None, balanced: bool, *channels: int) -> None:
         if k is not None:

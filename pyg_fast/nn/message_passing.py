@@ -28,6 +28,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph
+from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, tell
@@ -49,14 +50,6 @@ _STRUCTURE = {'edge_index', 'size', 'size_j', 'adj_t', 'edge_index_j'}
 _OF_SOFTMAX = {'index', 'edge_index_i', 'ptr', 'size_i', 'dim_size'}
 
 
-class _Call(NamedTuple):
-    """A call of a layer, in which it may propagate several times."""
-
-    graphs: dict[Any, tuple[Tensor, Graph]]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 def _note(conv: Any, reason: str) -> None:
     """Records what ran: the first reason of a call stays."""
     own = conv.__dict__
@@ -74,6 +67,16 @@ def _pairs_of(conv: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         name: value[::-1] if name in bases and isinstance(value, (tuple, list)) else value
         for name, value in kwargs.items()
     }
+
+
+def _width(kwargs: dict[str, Any]) -> int:
+    """The most numbers of a row of the inputs."""
+    width = 1
+    for value in kwargs.values():
+        for x in value if isinstance(value, tuple) else (value,):
+            if isinstance(x, Tensor) and x.dim() > 1 and x.size(0) > 0:
+                width = max(width, x.numel() // x.size(0))
+    return width
 
 
 def _runs_python(cls: type) -> bool:
@@ -97,6 +100,17 @@ class FusedPropagate:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
             kwargs = _pairs_of(self, kwargs)
+            return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+        own = self.__dict__
+        if '_width' not in own:  # That of a layer hardly changes.
+            own['_width'] = _width(kwargs)
+        if not self.strict and has_few_edges(edge_index, own['_width']):
+            _note(self, reason_of(edge_index.size(1)))
+            if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
+                size = edge_index.sparse_size() if size is None else size
+                edge_index = edge_index.as_tensor()
+            if self.flow != 'source_to_target':
+                kwargs = _pairs_of(self, kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         try:
             out = self._kernel(edge_index, size, kwargs)
@@ -130,12 +144,15 @@ class FusedPropagate:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        own['_call'] = _Call({}, args, kwargs)
+        own['_call'] = args, kwargs
         own.pop('_last_run', None)
         try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         finally:
             del own['_call']
+            own.pop('_graphs', None)
+            if '_watched' in own:
+                own['_writes'] = any(x._version != version for x, version in own.pop('_watched'))
 
     def __getstate__(self: Any) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -290,6 +307,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     if num_dst is None or num_src is None:
         raise Fallback('no input of nodes')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
+    inputs = _unwritten(conv, inputs)
 
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
@@ -321,6 +339,21 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
 
 
+def _unwritten(conv: Any, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
+    """Inputs that the backward pass may read again: copies of those of nodes where the layer's
+    `update` or `forward` writes into them; PyG's messages gather copies, too. The first call with
+    gradients finds out."""
+    own = conv.__dict__
+    writes = own.get('_writes')
+    if writes is False or '_call' not in own or not torch.is_grad_enabled():
+        return inputs
+    of_nodes = {key: x for key, x in inputs.items() if key[0] != 'edge'}
+    if writes is None:  # Tensors of inference mode have no version; they are copied anyway.
+        of = [(x, x._version) for x in of_nodes.values() if not x.is_inference()]
+        own['_watched'] = own.get('_watched', []) + of
+    return inputs | {key: x.clone() for key, x in of_nodes.items()}
+
+
 # Layers whose `message` sets an attribute for `return_attention_weights` only: by `message`, their
 # `forward` and the position of that argument in it.
 _WRITES = {
@@ -343,16 +376,17 @@ def _wants_attention(conv: Any, place: int) -> bool:
     call = conv.__dict__.get('_call')
     if call is None or conv._forward_pre_hooks:  # Other arguments may come.
         return True
-    return len(call.args) > place or call.kwargs.get('return_attention_weights') is not None
+    args, kwargs = call
+    return len(args) > place or kwargs.get('return_attention_weights') is not None
 
 
 def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
     """The graph of an `edge_index`. A plain one is sorted once in a call of `forward`, even if that
     propagates several times."""
-    call = conv.__dict__.get('_call')
-    known = None
-    if call is not None and not isinstance(edge_index, EdgeIndex) and not edge_index.is_inference():
-        known = call.graphs  # Tensors of inference mode do not tell whether they were written.
+    own, known = conv.__dict__, None
+    if '_call' in own and not isinstance(edge_index, EdgeIndex) and not edge_index.is_inference():
+        # Tensors of inference mode do not tell whether they were written.
+        known = own.setdefault('_graphs', {})
     version = 0 if known is None else edge_index._version
     by = (id(edge_index), version, num_src, num_dst, transpose)
     if known is not None:

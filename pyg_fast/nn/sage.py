@@ -112,6 +112,8 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             return self._of_aggregated(x, edge_index, path)
         if path is not None and edge_index is None:
             return self._on_path(self._alone(x, path), path)
+        if path is None and self._has_few_edges(x, edge_index):
+            return self._by_pyg(x, edge_index, size)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)

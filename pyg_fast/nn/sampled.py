@@ -39,6 +39,7 @@ class _Sampled:
     strategy: str
     sample: str
     quantize: bool
+    _is_exact = False
 
     def _set_sampling(
         self, num_samples: int, strategy: str, sample: str, quantize: bool

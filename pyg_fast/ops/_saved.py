@@ -24,9 +24,22 @@ def save(ctx: Any, *values: Any) -> None:
 
 
 def saved(ctx: Any) -> Any:
-    """The values passed to :func:`save`."""
+    """The values passed to :func:`save`.
+
+    Raises:
+        RuntimeError: If one was written since.
+    """
     check_no_forward_ad()
-    return _joined(ctx.form, iter(ctx.saved_tensors))
+    try:
+        tensors = ctx.saved_tensors
+    except RuntimeError as error:
+        if 'inplace operation' not in str(error):
+            raise
+        raise RuntimeError(
+            'a tensor that a layer of pyg_fast read was written before the backward pass, which '
+            f"reads it again: write x = x + ... in place of x += ... ({error})"
+        ) from None
+    return _joined(ctx.form, iter(tensors))
 
 
 # The type of a tuple, its parts, and the places of those that `_joined` replaces: `at` of a saved

@@ -159,7 +159,7 @@ def _launch(
 
 
 @contextmanager
-def by_numpy(pieces: Callable[[int], Pieces]) -> Iterator[list[str]]:
+def by_numpy(pieces: Callable[..., Pieces]) -> Iterator[list[str]]:
     """Runs the passes of messages on a CPU as on a GPU, with long rows divided by `pieces`. Yields
     the names of kernels that ran, in their order."""
     names: list[str] = []

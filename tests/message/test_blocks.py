@@ -16,6 +16,7 @@ from torch_geometric.nn import MLP, DynamicEdgeConv, EdgeConv, MessagePassing, P
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
+from pyg_fast.graph import small_graphs
 from pyg_fast.message import _blocks, _entry
 from pyg_fast.message._ir import Value
 from pyg_fast.nn import FusedMessagePassing
@@ -449,3 +450,20 @@ def test_no_edges_and_one(device: torch.device) -> None:
     (x,) = arguments('x', device)
     for edges in (graph(device)[:, :0], graph(device)[:, :1], graph(device)[:, :2]):
         torch.testing.assert_close(ours(x, edges), theirs(x, edges))
+
+
+def test_pygs_code_where_it_fits(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """Blocks save memory, not time: they run where tensors of all edges would not fit."""
+    monkeypatch.setattr(_blocks, 'MOST_BYTES', {device.type: 4096})
+    nn = Sequential(Linear(8, 8), ReLU(), Linear(8, 4))
+    conv = pyg_fast.accelerate(EdgeConv(nn, aggr='max').to(device))
+    x, edges = torch.randn(9, 4, device=device), torch.randint(9, (2, 200), device=device)
+    monkeypatch.setattr(small_graphs, '_LIMITS', dict.fromkeys(
+        small_graphs._LIMITS, small_graphs._Limit(0, 0)))  # fmt: skip
+    with pyg_fast.small_graphs('pyg'):
+        out = conv(x, edges)
+        assert 'do not fit into memory' in conv._last_run
+        monkeypatch.setattr(_blocks, '_free_bytes', lambda device: 10_000)
+        torch.testing.assert_close(conv(x, edges), out)
+        assert conv._last_run == ''
+        assert 'blocks' in conv.plan

@@ -29,20 +29,29 @@ pytest.importorskip('triton')
 N = 12
 
 
-@given(num_edges=st.integers(0, 2**40))
-def test_sizes(num_edges: int) -> None:
+@given(
+    num_edges=st.integers(0, 2**40), longest=st.one_of(st.none(), st.integers(0, 2**40))
+)  # fmt: skip
+def test_sizes(num_edges: int, longest: int | None) -> None:
     """Memory of partial results is bounded, and short rows are not divided."""
-    size, num_blocks, num_programs = pieces_of(num_edges)
+    size, num_blocks, num_programs = pieces_of(num_edges, longest)
+    if num_blocks == 0:
+        assert size == num_edges
+        most = max(128, num_edges / 2**14)
+        assert num_edges <= 2**13 or (longest is not None and longest <= most)
+        return
     assert size >= 128
     assert num_blocks <= 2**14
-    assert num_blocks * size >= num_edges * (num_blocks > 0)
-    assert (num_blocks == 0) == (num_edges <= size)
+    assert num_blocks * size >= num_edges > 2**13
     assert num_blocks <= 4 * num_programs
 
 
-def few_programs(num_edges: int, least: int) -> Pieces:
+every_row = partial(pieces_of, few=0)
+
+
+def few_programs(num_edges: int, longest: int | None, least: int) -> Pieces:
     """As in large graphs, where each program has several blocks."""
-    pieces = pieces_of(num_edges, least)
+    pieces = every_row(num_edges, longest, least)
     return pieces._replace(num_programs=-(-pieces.num_blocks // 4))
 
 
@@ -58,7 +67,7 @@ def cuda_pass(
     starts = torch.tensor(rowptr, dtype=torch.int32)
     schedule = Schedule(starts, torch.zeros(len(x), dtype=torch.int32), None, len(rowptr) - 1)
     inputs = {('edge', 0): x, ('src', 1): torch.zeros(1, *x.shape[1:])}
-    how = partial(few_programs if few else pieces_of, least=least)
+    how = partial(few_programs if few else every_row, least=least)
     with by_numpy(how):
         return _run._run_pass_cuda(one, schedule, inputs, torch.float32, None)
 
@@ -172,7 +181,7 @@ def test_training_by_numpy(kind: type, aggr: Any) -> None:
         edges = hub(end, share, 90, N)
         weight = torch.randn_like(conv(x, edges, w))
         wanted = training(conv, x, edges, w, weight)
-        with by_numpy(partial(pieces_of, least=least)) as names:
+        with by_numpy(partial(every_row, least=least)) as names:
             found = training(fast, x.float(), edges, w.float(), weight.float())
         assert not fast._last_run
         assert names.count('message_combine') >= 2
@@ -277,9 +286,9 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     x[0] = 2.0**10
     rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
     schedule = Schedule(rowptr, torch.zeros(len(x), dtype=torch.int32), None, num_rows)
-    monkeypatch.setattr(_run, '_num_programs', lambda *args: 1)
+    monkeypatch.setattr(_run, '_num_programs', lambda one, recipe, count: min(1, count))
     monkeypatch.setattr(_run, 'tile_shape', lambda source: _run.Tile(1, (1,), 1))
-    with by_numpy(partial(pieces_of, least=100_000)):
+    with by_numpy(partial(every_row, least=100_000)):
         (total,), _ = _run._run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)
     exact = x.double().sum()
     assert total.shape == (1, 1)
@@ -302,9 +311,9 @@ def test_variance_of_equal_messages(device: torch.device) -> None:
 
 def test_variance_of_equal_messages_by_numpy() -> None:
     edges, x = hub(1, 0.5, 90, N), torch.tensor([0.1, 1e4 / 7]).expand(N, 2)
-    with by_numpy(partial(pieces_of, least=4)) as names:
+    with by_numpy(partial(every_row, least=4)) as names:
         out = message_passing(edges, lambda a: a * 0.3, {'a': x}, reduce='var', strict=True)
-    assert names == ['message_pass', 'message_combine']
+    assert names == ['message_pass', 'message_pass', 'message_combine']
     assert out.eq(0).all()
 
 

@@ -390,3 +390,104 @@ def test_autocast_disabled_in_a_message(device: torch.device) -> None:
     with torch.autocast(device.type, dtype=torch.bfloat16):
         found, expected = (conv(x, edges(device)) for conv in (ours, theirs))
     torch.testing.assert_close(found, expected)
+
+
+class Normed(Layer):
+    """Norms of the numbers of an edge."""
+
+    def __init__(self, fn: Callable[..., Tensor]) -> None:
+        super().__init__(fn)
+        self.norms = torch.nn.ModuleList([torch.nn.LayerNorm(C), torch.nn.GroupNorm(2, C)])
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:  # type: ignore[override]
+        return self.fn(x_i * x_j, *self.norms)
+
+
+@pytest.mark.parametrize('fn', [
+    lambda m, layer, group: layer(m).relu(),
+    lambda m, layer, group: group(m).sin(),
+    lambda m, layer, group: F.layer_norm(m, (C,)),
+    lambda m, layer, group: m * m.var(-1, keepdim=True),
+    lambda m, layer, group: m / (1 + m.std(-1, unbiased=False, keepdim=True)),
+    lambda m, layer, group: sum(torch.var_mean(m, -1, keepdim=True)) * m,
+], ids=['layer', 'group', 'without weights', 'var', 'std', 'var_mean'])  # fmt: skip
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+def test_norms(fn: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> None:
+    """Their result and gradients, those of parameters too, and of equal numbers."""
+    theirs = Normed(fn).to(device, dtype)
+    ours = accelerate(copy.deepcopy(theirs))
+    x = torch.randn(N, C, device=device).to(dtype)
+    x[:2] = 2.0
+    found = []
+    for conv in (theirs, ours):
+        leaf = x.clone().requires_grad_()
+        out = conv(leaf, edges(device))
+        out.sin().sum().backward()
+        found.append([out.detach(), leaf.grad, *(p.grad for p in conv.norms.parameters())])
+    assert ours._last_run == ''
+    if dtype == torch.bfloat16:  # PyG rounds each operation; its gradients have few right digits.
+        torch.testing.assert_close(found[1][0], found[0][0], atol=0.2, rtol=0.05)
+    else:
+        torch.testing.assert_close(found[1], found[0])
+
+
+class Writes(Layer):
+    """In `forward` or `update`, into its own features or into the result."""
+
+    def __init__(self, where: str, message: str, aggr: str) -> None:
+        super().__init__(lambda x_j: x_j, aggr)
+        self.where, self.kind = where, message
+        nn = torch.nn
+        self.net = nn.Sequential(nn.Linear(C, C), nn.ReLU(), nn.Linear(C, C))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = x * 1.5
+        out = self.propagate(edge_index, x=x)
+        if self.where == 'forward':
+            x += 1
+        if self.where == 'result':
+            out += x
+            out.mul_(2)
+        return out + x
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:  # type: ignore[override]
+        if self.kind == 'sum':
+            return x_j
+        return self.net(x_i * x_j) if self.kind == 'blocks' else torch.sigmoid(x_i) * x_j
+
+    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
+        if self.where == 'update':
+            x += aggr_out
+        return aggr_out * 2 if self.where == 'update' else aggr_out
+
+
+@pytest.mark.parametrize(('where', 'message', 'aggr'), [
+    *((where, *how) for where in ('forward', 'update', 'result') for how in (
+        ('kernel', 'sum'), ('kernel', 'std'), ('sum', 'mean'), ('blocks', 'sum'))),
+    # PyG's maximum keeps its result for the backward pass.
+    *((where, how, 'max') for where in ('forward', 'update') for how in ('kernel', 'blocks')),
+])  # fmt: skip
+def test_writes(where: str, message: str, aggr: str, device: torch.device) -> None:
+    """PyG trains on them, as its messages hold copies."""
+    theirs = Writes(where, message, aggr).to(device)
+    ours = accelerate(copy.deepcopy(theirs))
+    ours.strict = True
+    for _ in range(2):  # The first call finds out.
+        x = torch.randn(N, C, device=device)
+        compare(theirs, x, edges(device), ours)
+        assert ours._last_run == ''
+        assert ours.__dict__['_writes'] == (where != 'result')
+
+
+def test_writes_after_the_call(device: torch.device) -> None:
+    """The error names the cure; the first call kept copies."""
+    conv = accelerate(Writes('result', 'kernel', 'sum').to(device))
+    x = torch.randn(N, C, device=device, requires_grad=True)
+    conv(x, edges(device)).sum().backward()
+    late = accelerate(Layer(lambda x_j: x_j.sin()).to(device))
+    late(x, edges(device)).sum().backward()
+    features = x * 1.0
+    out = late(features, edges(device))
+    features += 1
+    with pytest.raises(RuntimeError, match=r'write x = x \+ \.\.\. in place of x \+= \.\.\.'):
+        out.sum().backward()

@@ -1,0 +1,106 @@
+"""Graphs of so few edges that PyG's own code is faster than kernels."""
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .prepared_graph import PreparedGraph
+
+_HOWS = ('pyg', 'kernel')
+
+
+def _checked(how: str, name: str) -> str:
+    if how not in _HOWS:
+        raise ValueError(f"{name} must be 'pyg' or 'kernel', got {how!r}")
+    return how
+
+
+_how = _checked(os.environ.get('PYG_FAST_SMALL_GRAPHS', 'pyg'), 'PYG_FAST_SMALL_GRAPHS')
+
+
+class small_graphs:
+    r"""Sets what runs a layer on a graph of few edges: PyG's own code, where that is faster than
+    our kernels, or the kernels at any size. Also a context manager, which restores what was set
+    before.
+
+    What few edges are depends on the layer, the device and the width of the features, by a table
+    measured for this package; the manual shows it. Results differ as those of PyG's code and of
+    the kernels do: if several edges reach a maximum, PyG divides the gradient among them, and on
+    CUDA its sums may have other bits from run to run. Kernels run at any size in layers with
+    :obj:`strict=True`, in steps of :func:`pyg_fast.capture`, and while
+    :func:`torch.use_deterministic_algorithms` is on. The setting holds for all threads of the
+    process; the environment variable :obj:`PYG_FAST_SMALL_GRAPHS` sets it at the start.
+
+    Args:
+        how (str): :obj:`"pyg"` or :obj:`"kernel"`.
+
+    Raises:
+        ValueError: If :obj:`how` is another.
+
+    Example:
+        >>> with pyg_fast.small_graphs('kernel'):
+        ...     out = conv(x, edge_index)
+    """
+
+    def __init__(self, how: str) -> None:
+        global _how
+        how = _checked(how, "'how'")
+        self._before, _how = _how, how
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        global _how
+        _how = self._before
+
+
+def runs_pygs_code() -> bool:
+    """Whether PyG's code may run where it is faster."""
+    return _how == 'pyg' and not torch.are_deterministic_algorithms_enabled()
+
+
+class _Limit(NamedTuple):
+    """Few edges: their number times that of the features and :obj:`more` is less than that."""
+
+    product: int
+    more: int
+
+
+# By the kind of a layer and whether the device is a GPU. With as many edges PyG's step takes as
+# long as ours, on one core and on an H100.
+_LIMITS = {
+    ('message', False): _Limit(800_000, 8),
+    ('message', True): _Limit(4_000_000, 0),
+    ('sum', False): _Limit(200_000, 50),
+    ('sum', True): _Limit(0, 0),
+}
+
+
+def has_few_edges(edge_index: Any, width: int, kind: str = 'message') -> bool:
+    """Whether PyG's code is faster for a list of edges.
+
+    Args:
+        edge_index: What a layer got.
+        width: The numbers of a node's or an edge's features.
+        kind: :obj:`message`, or :obj:`sum` of a plain list, of which sorting takes most time.
+    """
+    # Layers ask it at each call.
+    if _how == 'kernel' or not isinstance(edge_index, Tensor):
+        return False
+    product, more = _LIMITS[kind, edge_index.is_cuda]
+    shape = edge_index.shape
+    if len(shape) != 2 or shape[1] * (width + more) >= product:
+        return False
+    return (
+        edge_index.layout == torch.strided
+        and not isinstance(edge_index, PreparedGraph)  # It has no list for PyG's code.
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+
+
+def reason_of(num_edges: int) -> str:
+    """Why PyG's code runs."""
+    return f'{num_edges} edges are too few for a kernel to pay'

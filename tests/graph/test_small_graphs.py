@@ -1,0 +1,158 @@
+"""What runs layers on graphs of few edges."""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import conv as pyg
+
+import pyg_fast
+from pyg_fast.graph import small_graphs as module
+from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv
+from pyg_fast.nn.message_passing import FusedMessagePassing
+
+NODES, EDGES, WIDTH = 20, 90, 6
+
+
+@pytest.fixture(autouse=True)
+def by_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for device in (False, True):  # Figures of a GPU change.
+        for kind in ('message', 'sum'):
+            monkeypatch.setitem(module._LIMITS, (kind, device), module._Limit(200_000, 8))
+    with pyg_fast.small_graphs('pyg'):
+        yield
+
+
+class Own(FusedMessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return torch.sigmoid(x_i) * x_j
+
+
+def layers() -> list:
+    convs = [
+        pyg.ResGatedGraphConv(WIDTH, 4), pyg.TransformerConv(WIDTH, 4), pyg.SAGEConv(WIDTH, 4),
+        pyg.GINConv(torch.nn.Linear(WIDTH, 4)), pyg.GraphConv(WIDTH, 4, flow='target_to_source'),
+        pyg.SAGEConv(WIDTH, 4, aggr='max'),
+    ]  # fmt: skip
+    return [pytest.param(conv, id=f'{type(conv).__name__}-{conv.aggr}') for conv in convs]
+
+
+def of_few(device: torch.device, num_edges: int = EDGES) -> tuple[Tensor, Tensor]:
+    x = torch.randn(NODES, WIDTH, device=device)
+    return x, torch.randint(NODES, (2, num_edges), device=device)
+
+
+@pytest.mark.parametrize('conv', layers())
+def test_pygs_code(conv: torch.nn.Module, device: torch.device) -> None:
+    """Its result, from a plain list and from a prepared one, and the report says so."""
+    conv = copy.deepcopy(conv).to(device)
+    fast = pyg_fast.accelerate(copy.deepcopy(conv))
+    x, edges = of_few(device)
+    with torch.no_grad():
+        out = conv(x, edges)
+        torch.testing.assert_close(fast(x, edges), out)
+        assert pyg_fast.accelerate_report(fast)[0].ran == (
+            f"PyG's code: {EDGES} edges are too few for a kernel to pay")
+        torch.testing.assert_close(fast(x, EdgeIndex(edges, sparse_size=(NODES, NODES))), out)
+        with pyg_fast.small_graphs('kernel'):
+            torch.testing.assert_close(fast(x, edges), out, rtol=1e-4, atol=1e-5)
+            assert pyg_fast.accelerate_report(fast)[0].ran == type(fast).__name__
+
+
+def test_gatv2_with_edges(device: torch.device) -> None:
+    conv = pyg.GATv2Conv(WIDTH, 4, edge_dim=3).to(device)
+    fast = pyg_fast.accelerate(copy.deepcopy(conv))
+    x, edges = of_few(device)
+    attr = torch.randn(EDGES, 3, device=device)
+    torch.testing.assert_close(fast(x, edges, attr), conv(x, edges, attr))
+    assert 'too few' in fast._last_run
+
+
+def test_many_edges() -> None:
+    """By edges and width: kernels run."""
+    conv = Own()
+    x, edges = of_few(torch.device('cpu'), 200_000 // (WIDTH + 8) + 1)
+    conv(x, edges[:, :-2])
+    assert conv._last_run
+    conv(x, edges)
+    assert conv._last_run == ''
+
+
+def test_kernels_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `strict`, deterministic algorithms, or inside of the context, which may be nested."""
+    x, edges = of_few(torch.device('cpu'))
+    conv = Own(strict=True)
+    conv(x, edges)
+    assert conv._last_run == ''
+    conv = Own()
+    with pyg_fast.small_graphs('kernel'):
+        with pyg_fast.small_graphs('pyg'):
+            conv(x, edges)
+            assert conv._last_run
+        conv(x, edges)
+        assert conv._last_run == ''
+    monkeypatch.setattr(torch, 'are_deterministic_algorithms_enabled', lambda: True)
+    conv(x, edges)
+    assert conv._last_run == ''
+
+
+def test_bipartite_sizes(device: torch.device) -> None:
+    """Those of an EdgeIndex stand for the numbers of nodes, as in PyG."""
+    conv = pyg.ResGatedGraphConv((WIDTH, WIDTH), 4).to(device)
+    fast = pyg_fast.accelerate(copy.deepcopy(conv))
+    x, edges = of_few(device)
+    edges[1] %= 7
+    both = x, x[:9]
+    out = fast(both, EdgeIndex(edges, sparse_size=(NODES, 9)))
+    torch.testing.assert_close(out, conv(both, edges))
+    assert 'too few' in fast._last_run
+
+
+@pytest.mark.parametrize('conv', [
+    MaxKSAGEConv(WIDTH, 4, k=2), SampledSAGEConv(WIDTH, 4, num_samples=2),
+], ids=lambda conv: type(conv).__name__)  # fmt: skip
+def test_other_results(conv: torch.nn.Module) -> None:
+    """Layers of which PyG has none compute theirs."""
+    conv.eval()
+    x, edges = of_few(torch.device('cpu'))
+    with torch.no_grad():
+        out = conv(x, edges)
+        with pyg_fast.small_graphs('kernel'):
+            torch.testing.assert_close(out, conv(x, edges), rtol=0, atol=0)
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ValueError, match="'how' must be 'pyg' or 'kernel', got 'fast'"):
+        pyg_fast.small_graphs('fast')
+    command = [sys.executable, '-c', 'import pyg_fast']
+    env = os.environ | {'PYG_FAST_SMALL_GRAPHS': '1'}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert "PYG_FAST_SMALL_GRAPHS must be 'pyg' or 'kernel', got '1'" in done.stderr
+
+
+def test_captured_steps_run_kernels(cuda: torch.device) -> None:
+    """A CUDA graph has no host time to save, and cannot compile a kernel."""
+    from torch_geometric.data import Data
+
+    conv = Own().to(cuda)
+    model = torch.nn.Linear(WIDTH, 2).to(cuda)
+    x, edges = of_few(cuda)
+    data = Data(x=x, edge_index=edges, y=torch.zeros(NODES, dtype=torch.long, device=cuda))
+    lr = torch.tensor(0.1, device=cuda)
+    step = pyg_fast.capture(
+        model, data, torch.optim.Adam(model.parameters(), lr, capturable=True),
+        torch.nn.functional.cross_entropy, mask=None,
+        forward=lambda model, data: conv(model(data.x).repeat(1, 3), data.edge_index),
+    )  # fmt: skip
+    for _ in range(5):
+        step()
+        assert conv._last_run == ''
