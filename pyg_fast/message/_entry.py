@@ -356,7 +356,8 @@ class Entry:
         self.last: Plan | None = None
         self.code: Any = lambda: None  # a weak reference
         self.store = _Captures()
-        self.served: dict[Any, _Capture] = {}  # what served last, by kind of the call
+        # What served last, and the stand-ins of its inputs, by kind of the call.
+        self.served: dict[Any, tuple[_Capture, tuple[Any, ...]]] = {}
 
     def _check(
         self, capture: _Capture, reduces: tuple[str, ...], owner: Any, captured: Captured,
@@ -398,17 +399,17 @@ class Entry:
         if store.asks:
             modes = tuple([x.requires_grad for x in inputs.values()])
         kind = shapes, modes, id(type(owner)), self.num_writes, reduces
-        call = (function, *_stand_ins(shapes, modes), *rest)
+        last, stand_ins = self.served.get(kind) or (None, _stand_ins(shapes, modes))
+        call = (function, *stand_ins, *rest)
         _check_stance()
         with _Modes(store.asks):
-            capture = self.served.get(kind)
-            scope = dict(zip(_ARGUMENTS, call, strict=True))
-            if capture is not None and capture.serves(scope):
-                return capture.function(*call)
+            scope = dict(zip(_ARGUMENTS, call))  # noqa: B905
+            if last is not None and last.serves(scope):
+                return last.function(*call)
             for capture in store.found.get(kind, ()):
                 if capture.serves(scope):
                     capture.used = next(store.clock)
-                    self._serve(kind, capture)
+                    self._serve(kind, capture, stand_ins)
                     return capture.function(*call)
             refusal = None
             if store.refused:
@@ -429,10 +430,10 @@ class Entry:
                 raise
         return self._capture(function, reduces, inputs, *rest)
 
-    def _serve(self, kind: Any, capture: _Capture) -> None:
+    def _serve(self, kind: Any, capture: _Capture, stand_ins: tuple[Any, ...]) -> None:
         if len(self.served) >= _MOST_STORED:
             self.served.clear()
-        self.served[kind] = capture
+        self.served[kind] = capture, stand_ins
 
     def _make(
         self, kind: Any, call: tuple[Any, ...], reduces: tuple[str, ...], owner: Any
@@ -462,7 +463,7 @@ class Entry:
                 if name not in store.constants and (value is _DYNAMIC or type(value) is float):
                     store.floats[name] = value
             store.add(kind, capture)
-        self._serve(kind, capture)
+        self._serve(kind, capture, call[1:4])
         _log.info('captured %s in %.2f s', _title(call[0]), time.perf_counter() - start)
         return found
 
