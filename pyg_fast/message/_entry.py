@@ -244,6 +244,7 @@ class _Capture:
         self, call: tuple[Any, ...], floats: dict[str, Any], request: Request
     ) -> tuple[Captured, tuple[Any, ...]]:
         """The message and its arguments. Those of `floats` that changed become arguments."""
+        check_not_capturing()  # Dynamo reads the state of random numbers, which ends a capture.
         fresh = types.FunctionType(self.code, _entry.__globals__)
         compiled = torch.compile(fresh, fullgraph=True, backend=backend)
         by = pgo.CodeId.make(self.code)

@@ -111,7 +111,7 @@ def cbsr_spmm_reference(
     # By entries: zeros that are not stored are not multiplied with weights that are not finite.
     rowptr, col, perm = csr(kwargs['graph'], values.size(0))
     degree, weight = rowptr.diff().long(), kwargs.get('edge_weight')
-    row = torch.arange(degree.size(0)).repeat_interleave(degree)
+    row = torch.arange(degree.size(0), device=degree.device).repeat_interleave(degree)
     message = values.double()[col.long()]
     if weight is not None:
         message = message * weight.double()[perm.long(), None]
