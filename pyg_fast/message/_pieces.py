@@ -19,6 +19,12 @@ _FEW = 2**13
 _MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**10
 _LANES, _STARTS = 2 * _MOST_BLOCKS // _MOST_PROGRAMS, _MOST_BLOCKS // _MOST_COMBINING
 _COLUMNS = 32  # of a program that combines
+_WAYS = 4  # bits of the number of a row that a step of a search finds
+
+
+def rounds_of(num_rows: int) -> int:
+    """The steps of a search for a row."""
+    return -(-(num_rows - 1).bit_length() // _WAYS)
 
 
 class Pieces(NamedTuple):
@@ -57,11 +63,14 @@ def long_rows(rowptr, lane, block, num_blocks, num_rows, size, rounds):
     last = tl.minimum(first + size, tl.load(rowptr + num_rows)) - 1
     before = lane % 2 == 0
     edge = tl.where(before, first, last)
-    row = tl.zeros([{_LANES}], rowptr.dtype.element_ty)
+    row = tl.zeros([{_LANES}], tl.int64)
+    way = tl.arange(0, {1 << _WAYS})[None, :]
     for k in range(rounds):
-        at = row + (1 << (rounds - 1 - k))
-        inside = at < num_rows
-        row = tl.where(inside & (tl.load(rowptr + at, inside, 0) <= edge), at, row).to(row.dtype)
+        step = tl.cast(1, tl.int64) << ({_WAYS} * (rounds - 1 - k))
+        at = row[:, None] + way * step
+        inside = (way > 0) & (at < num_rows)
+        begins = inside & (tl.load(rowptr + at, inside, 0) <= edge[:, None])
+        row += tl.sum(begins.to(tl.int64), axis=1) * step
     begin = tl.load(rowptr + row)
     is_long = tl.load(rowptr + row + 1) - begin > size
     is_inside = (block < num_blocks) & (first <= last) & (begin <= edge)

@@ -24,7 +24,7 @@ from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
-from ._pieces import Pieces, combination, pieces_of, programs_of_combination
+from ._pieces import Pieces, combination, pieces_of, programs_of_combination, rounds_of
 from ._plan import (
     Gradients,
     Plan,
@@ -617,7 +617,7 @@ def _run_pass_cuda(
             source.of_pieces, source.name, tile.warps, of_pieces * recipe.num_tiles,
             [*structure, starts, *loads, *outs, *parts.values(), *part_args.values(), last],
             (num_rows, pieces.num_programs, of_pieces, pieces.size, of_rows, pieces.num_blocks,
-             (num_rows - 1).bit_length()), constants,
+             rounds_of(num_rows)), constants,
         )  # fmt: skip
         if parts:
             _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
