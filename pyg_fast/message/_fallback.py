@@ -21,13 +21,14 @@ class BySize(Fallback):
 
 
 def tell(layer: Any, reason: Fallback) -> None:
-    """Logs why PyG's code runs, once for each class."""
-    if isinstance(reason, BySize) or not _log.isEnabledFor(logging.WARNING):
+    """Logs why PyG's code runs, once for each class; a size that may change is no warning."""
+    level = logging.INFO if isinstance(reason, BySize) else logging.WARNING
+    if not _log.isEnabledFor(level):
         return
     cls = getattr(type(layer), '_base', type(layer)).__name__
     if (cls, str(reason)) not in _told and len(_told) < _MOST_TOLD:
         _told.add((cls, str(reason)))
-        _log.warning("%s runs PyG's code: %s", cls, reason)
+        _log.log(level, "%s runs PyG's code: %s", cls, reason)
 
 
 _log = logging.getLogger('pyg_fast')

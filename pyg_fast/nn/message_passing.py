@@ -31,7 +31,7 @@ from ..graph.prepared_graph import PreparedGraph
 from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
-from ..message._fallback import OWN, tell
+from ..message._fallback import OWN, BySize, tell
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
 from ._fused import is_plain, is_pygs, recast
@@ -102,10 +102,14 @@ class FusedPropagate:
             kwargs = _pairs_of(self, kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         own = self.__dict__
-        if '_width' not in own:  # That of a layer hardly changes.
+        is_first = '_width' not in own
+        if is_first:  # The width of a layer hardly changes.
             own['_width'] = _width(kwargs)
         if not self.strict and has_few_edges(edge_index, own['_width']):
-            _note(self, reason_of(edge_index.size(1)))
+            reason = reason_of(edge_index.size(1))
+            _note(self, reason)
+            if is_first:
+                tell(self, BySize(reason))
             if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
                 size = edge_index.sparse_size() if size is None else size
                 edge_index = edge_index.as_tensor()
@@ -116,13 +120,13 @@ class FusedPropagate:
             out = self._kernel(edge_index, size, kwargs)
             _note(self, '')
             return out
-        except Fallback as reason:
-            _note(self, str(reason))
-            tell(self, reason)
+        except Fallback as error:
+            _note(self, str(error))
+            tell(self, error)
             if self.strict:
                 raise NotImplementedError(
-                    f"{type(self).__name__}(strict=True): PyG's code would run: {reason}"
-                ) from reason
+                    f"{type(self).__name__}(strict=True): PyG's code would run: {error}"
+                ) from error
         if isinstance(edge_index, EdgeIndex) and (
             transforms_active() or torch.is_inference_mode_enabled()
         ):

@@ -77,6 +77,21 @@ def test_gatv2_with_edges(device: torch.device) -> None:
     assert 'too few' in fast._last_run
 
 
+def test_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for a class, and no warning."""
+    class Logged(Own):
+        pass
+
+    x, edges = of_few(torch.device('cpu'))
+    with caplog.at_level('INFO', 'pyg_fast'):
+        for _ in range(2):
+            conv = Logged()
+            conv(x, edges)
+            conv(x, edges)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ('INFO', f"Logged runs PyG's code: {EDGES} edges are too few for a kernel to pay")]
+
+
 def test_many_edges() -> None:
     """By edges and width: kernels run."""
     conv = Own()

@@ -328,7 +328,7 @@ def test_log(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture) -> 
             check(conv, ran=None)
         layers[0](torch.randn(N, C), edges()[:, :1])  # Too few edges.
     texts = [record.getMessage() for record in caplog.records]
-    assert len(texts) == 2
     assert texts[0].startswith('captured Logged.message in ')
     assert texts[1].startswith("Logged runs PyG's code: detach in message")
-    assert [record.levelname for record in caplog.records] == ['INFO', 'WARNING']
+    assert texts[2:] == ["Logged runs PyG's code: 1 edges"]
+    assert [record.levelname for record in caplog.records] == ['INFO', 'WARNING', 'INFO']
