@@ -60,14 +60,14 @@ enum class Sums { registers, shared, none };
 // the row with its first edge, and of one that begins in it. The numbers depend on the graph's size only.
 struct LongRows {
   static constexpr int64_t kMostBlocks = 1 << 14;  // bounds the memory for parts
-  int size = 256;
+  int64_t size = 256;
   int64_t blocks = 0;      // 0: no row can be long
   int64_t* row = nullptr;  // [blocks] the long row that begins in a block, or -1
   void* parts = nullptr;   // [2 * blocks, tiles, kLanes] of type Part
 
-  explicit LongRows(const Csr& csr, int least = 256) : size(least) {
+  explicit LongRows(const Csr& csr, int64_t least = 256) : size(least) {
     const int64_t share = (csr.num_edges + kMostBlocks - 1) / kMostBlocks;
-    if (share > size) size = static_cast<int>((share + 31) / 32 * 32);
+    if (share > size) size = (share + 31) / 32 * 32;
     if (csr.num_edges > size) blocks = (csr.num_edges + size - 1) / size;
   }
 
@@ -199,20 +199,19 @@ __device__ inline void process_long_rows(const Csr& csr, const Shape& s, const L
   }
 }
 
-// `skipped`: rows of the CUDA blocks that have pieces of long rows.
 template <typename Row>
-__device__ inline void process_short_rows(const Csr& csr, const Shape& s, const LongRows& l, int64_t skipped,
-                                          Row& kernel) {
+__device__ inline void process_short_rows(const Csr& csr, const Shape& s, const LongRows& l, Row& kernel) {
   using I = typename Row::Index;
   using Edge = typename Row::Edge;
   using Sum = typename Row::Sum;
   __shared__ int next_row;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   // Computed again for each row: a thread has few registers left.
-  const auto first_row = [&] { return static_cast<int64_t>(blockIdx.x) * s.block_rows - skipped; };
+  const auto first_row = [&] { return (static_cast<int64_t>(blockIdx.x) - l.grid()) * s.block_rows; };
   const int rows = csr.num_rows - first_row() < s.block_rows
                        ? static_cast<int>(csr.num_rows - first_row()) : s.block_rows;
   const I* rowptr = static_cast<const I*>(csr.rowptr) + first_row();
+  __syncthreads();  // warps may still read the previous tile
   if (threadIdx.x == 0) next_row = kWarps;
   __syncthreads();
 
@@ -232,7 +231,7 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
     if (lane == 0) following = atomicAdd(&next_row, 1);
     following = __shfl_sync(kWarpMask, following, 0);
     const I row_begin = begin, row_end = end;
-    if (row_end - row_begin > l.size) {
+    if (row_end - row_begin > static_cast<I>(l.size)) {
       open(following);
     } else {
       Sum sum = kernel.empty(first_row() + row);
@@ -254,15 +253,16 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
 
 template <typename Row, typename... Args>
 __global__ void __launch_bounds__(kThreads, Row::kBlocks)
-    rows_kernel(Csr csr, Shape s, LongRows l, int64_t skipped, int first_tile, Args... args) {
+    rows_kernel(Csr csr, Shape s, LongRows l, Args... args) {
   allow_next_kernel();
-  const int tile = first_tile + blockIdx.y;
   if (blockIdx.x < l.grid()) {  // They come first, and long pieces not last.
-    if (tile == 0) process_long_rows<Row>(csr, s, l, args...);
+    if (blockIdx.y == 0) process_long_rows<Row>(csr, s, l, args...);
     return;
   }
-  Row row(args..., tile);
-  process_short_rows(csr, s, l, skipped, row);
+  for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+    Row row(args..., tile);
+    process_short_rows(csr, s, l, row);
+  }
 }
 
 // Merging parts -----------------------------------------------------------------------------------
@@ -434,13 +434,7 @@ void launch_rows(const Csr& csr, const Shape& s, LongRows l, size_t shared, cuda
                  const Args&... args) {
   dim3 grid = s.grid(csr.num_rows);
   grid.x += l.grid();
-  const int64_t skipped = int64_t{l.grid()} * s.block_rows;
-  // In the kernel a loop over tiles would keep what they share in registers; there is hardly a second turn.
-  for (int tile = 0; tile < s.tiles; tile += static_cast<int>(grid.y)) {
-    dim3 some = grid;
-    if (s.tiles - tile < static_cast<int>(grid.y)) some.y = s.tiles - tile;
-    rows_kernel<Row, Args...><<<some, kThreads, shared, stream>>>(csr, s, l, skipped, tile, args...);
-  }
+  rows_kernel<Row, Args...><<<grid, kThreads, shared, stream>>>(csr, s, l, args...);
   if constexpr (Row::kSums != Sums::none) {
     if (l.blocks == 0) return;
     grid.x = merge_grid(l);
