@@ -1,6 +1,7 @@
 """Graphs of so few edges that PyG's own code is faster than kernels."""
 
 import os
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -92,15 +93,15 @@ def has_few_edges(edge_index: Any, width: int, kind: str = 'message') -> bool:
         return False
     product, more = _LIMITS[kind, edge_index.is_cuda]
     shape = edge_index.shape
-    if len(shape) != 2 or shape[1] * (width + more) >= product:
-        return False
     return (
-        edge_index.layout == torch.strided
+        len(shape) == 2 and shape[1] * (width + more) < product
+        and edge_index.layout == torch.strided
         and not isinstance(edge_index, PreparedGraph)  # It has no list for PyG's code.
         and not torch.are_deterministic_algorithms_enabled()
-    )
+    )  # fmt: skip
 
 
+@lru_cache(maxsize=256)
 def reason_of(num_edges: int) -> str:
     """Why PyG's code runs."""
     return f'{num_edges} edges are too few for a kernel to pay'

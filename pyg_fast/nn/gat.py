@@ -366,7 +366,12 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             if not is_torch_sparse_tensor(edge_index):
                 self._check_edge_attr(edge_index, edge_attr, x if isinstance(x, Tensor) else x[0])
-                if not return_attention_weights:
+                few = has_few_edges(edge_index, self.heads * self.out_channels)
+                if few and not torch.compiler.is_compiling():
+                    self._note(reason_of(edge_index.size(1)))
+                    if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
+                        edge_index = edge_index.as_tensor()
+                elif not return_attention_weights:
                     out = self._with_edges(x, edge_index, edge_attr)
         elif not return_attention_weights and edge_attr is None:
             out = self._fused(x, edge_index)
@@ -408,9 +413,6 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         src, dst = ends
         if torch.compiler.is_compiling():
             return self._compiled(edge_index, edge_attr, src, dst) if self.add_self_loops else None
-        if has_few_edges(edge_index, self.heads * self.out_channels):
-            self._note(reason_of(edge_index.size(1)))
-            return None
         reverse = self.flow == 'target_to_source'
         sizes, transpose = (src.size(0), dst.size(0)), torch.is_grad_enabled() or reverse
         loops = looped(edge_index, *sizes, transpose) if self.add_self_loops else None
