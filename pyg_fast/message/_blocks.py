@@ -8,6 +8,8 @@ parser refuses everything else. Its values for a block are therefore those for a
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -334,16 +336,26 @@ def fits(plan: Plan, num_edges: int, device: torch.device) -> bool:
     return 2 * num_edges * _bytes_of_edge(plan.kernel, _ats_of(plan)) <= _free_bytes(device)
 
 
+# The limit and the use of memory of a container: of control groups of version 2, and of 1.
+_GROUPS = (
+    ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory.current'),
+    ('/sys/fs/cgroup/memory/memory.limit_in_bytes', '/sys/fs/cgroup/memory/memory.usage_in_bytes'),
+)
+
+
 def _free_bytes(device: torch.device) -> int:
     if device.type == 'cuda':
         free, _ = torch.cuda.mem_get_info(device)
         reserved, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
         return free + reserved - used
-    try:
-        with open('/proc/meminfo') as facts:
-            return next(int(line.split()[1]) << 10 for line in facts if 'MemAvailable' in line)
-    except (OSError, StopIteration):  # Not Linux.
-        return 2**32
+    free = 2**32  # if nothing tells
+    with suppress(OSError, StopIteration), open('/proc/meminfo') as facts:
+        free = next(int(line.split()[1]) << 10 for line in facts if 'MemAvailable' in line)
+    for paths in _GROUPS:
+        with suppress(OSError, ValueError):  # There is none, or no limit.
+            most, used = (int(Path(path).read_text()) for path in paths)
+            free = min(free, most - used)
+    return free
 
 
 class _Derivative:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -467,3 +468,16 @@ def test_pygs_code_where_it_fits(monkeypatch: pytest.MonkeyPatch, device: torch.
         torch.testing.assert_close(conv(x, edges), out)
         assert conv._last_run == ''
         assert 'blocks' in conv.plan
+
+
+def test_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the machine has free beyond a container's limit is not for its processes."""
+    most, used = tmp_path / 'max', tmp_path / 'current'
+    monkeypatch.setattr(_blocks, '_GROUPS', ((str(most), str(used)),))
+    free = _blocks._free_bytes(torch.device('cpu'))
+    assert 2**24 < free < 2**50
+    most.write_text('max\n')
+    used.write_text('3000000\n')
+    assert _blocks._free_bytes(torch.device('cpu')) > 2**24
+    most.write_text('5000000\n')
+    assert _blocks._free_bytes(torch.device('cpu')) == 2_000_000
