@@ -45,7 +45,7 @@ from ..graph.small_graphs import runs_pygs_code
 from ..graph.structure import Graph
 from ._blocks import edges_of_block, fits
 from ._capture import Captured, Request, backend, requested
-from ._fallback import OWN, BySize, Fallback
+from ._fallback import OWN, Fallback, InMemory
 from ._ir import Refused
 from ._parse import one_line, tracing
 from ._plan import Plan, describe, plan
@@ -569,12 +569,12 @@ def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> N
     """PyG's code is faster where its tensors of all edges fit into memory."""
     most = edges_of_block(plan, device)
     if num_edges <= most:
-        raise BySize(
+        raise InMemory(
             f'a linear map of values computed for each edge runs over blocks of {most} edges, and '
             f'there are {num_edges}'
         )
     if runs_pygs_code() and fits(plan, num_edges, device):
-        raise BySize(
+        raise InMemory(
             'a linear map of values computed for each edge runs over blocks only where tensors of '
             'all edges do not fit into memory'
         )

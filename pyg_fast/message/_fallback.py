@@ -5,10 +5,11 @@ from typing import Any
 
 # What layers remember of their calls: `_call` are the arguments of the present one, in which they
 # may propagate several times, `_graphs` the graphs of that, `_watched` its inputs with their
-# versions, and `_writes` whether the first call wrote into them.
+# versions, and `_writes` whether the first call wrote into them. `_in_memory` is a number of edges,
+# and why PyG's code runs for no more.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_width',
+    '_one_sum', '_maps_reason', '_width', '_in_memory',
 )  # fmt: skip
 
 
@@ -18,6 +19,10 @@ class Fallback(Exception):
 
 class BySize(Fallback):
     """PyG's code must run on a graph of this size, and perhaps not on another."""
+
+
+class InMemory(BySize):
+    """PyG's code is faster for so many edges and for fewer: their tensors fit into memory."""
 
 
 def tell(layer: Any, reason: Fallback) -> None:

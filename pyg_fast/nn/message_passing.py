@@ -28,10 +28,10 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph
-from ..graph.small_graphs import has_few_edges, reason_of
+from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
-from ..message._fallback import OWN, BySize, tell
+from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
 from ._fused import is_plain, is_pygs, recast
@@ -67,6 +67,15 @@ def _pairs_of(conv: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         name: value[::-1] if name in bases and isinstance(value, (tuple, list)) else value
         for name, value in kwargs.items()
     }
+
+
+def _in_memory(known: tuple[int, str], edge_index: Any) -> str | None:
+    """Why PyG's code runs for no more edges than it ran for in an earlier call."""
+    if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+        return None
+    num_edges, reason = known
+    fits = edge_index.dim() == 2 and edge_index.size(1) <= num_edges
+    return reason if fits and runs_pygs_code() else None
 
 
 def _width(kwargs: dict[str, Any]) -> int:
@@ -105,8 +114,13 @@ class FusedPropagate:
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
             own['_width'] = _width(kwargs)
-        if not self.strict and has_few_edges(edge_index, own['_width']):
-            reason = reason_of(edge_index.size(1))
+        reason = None
+        if not self.strict:
+            if has_few_edges(edge_index, own['_width']):
+                reason = reason_of(edge_index.size(1))
+            elif '_in_memory' in own:
+                reason = _in_memory(own['_in_memory'], edge_index)
+        if reason is not None:
             _note(self, reason)
             if is_first:
                 tell(self, BySize(reason))
@@ -123,6 +137,8 @@ class FusedPropagate:
         except Fallback as error:
             _note(self, str(error))
             tell(self, error)
+            if isinstance(error, InMemory):
+                own['_in_memory'] = edge_index.size(1), str(error)
             if self.strict:
                 raise NotImplementedError(
                     f"{type(self).__name__}(strict=True): PyG's code would run: {error}"

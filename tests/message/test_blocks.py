@@ -466,6 +466,9 @@ def test_pygs_code_where_it_fits(monkeypatch: pytest.MonkeyPatch, device: torch.
         assert 'do not fit into memory' in conv._last_run
         monkeypatch.setattr(_blocks, '_free_bytes', lambda device: 10_000)
         torch.testing.assert_close(conv(x, edges), out)
+        assert 'do not fit into memory' in conv._last_run  # As for so many edges before.
+        more = torch.cat([edges, edges], 1)
+        torch.testing.assert_close(conv(x, more), out)
         assert conv._last_run == ''
         assert 'blocks' in conv.plan
 
