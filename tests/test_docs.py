@@ -133,7 +133,7 @@ def messages(text: str) -> Iterator[str]:
         if isinstance(node, ast.Raise):
             call = node.exc
             # Reasons to run PyG's code: `accelerate_report` shows them.
-            names = 'Fallback', 'BySize', 'Refused', '_Changes'
+            names = 'Fallback', 'BySize', 'InMemory', 'Refused', '_Changes'
             if isinstance(call, ast.Call) and ast.unparse(call.func) in names:
                 continue
         elif isinstance(node, ast.Call):
