@@ -117,7 +117,8 @@ class CapturedStep:
         device = _device(self.model)
         if device.type != 'cuda':
             return self._train()
-        with torch.cuda.device(device):
+        # A graph has no host time to save. The backward pass may call layers, too (checkpoints).
+        with torch.cuda.device(device), small_graphs('kernel'):
             return self._on_gpu()
 
     def _on_gpu(self) -> Tensor:
@@ -140,11 +141,10 @@ class CapturedStep:
     def _train(self) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         model, data = self.model, self.data
-        with small_graphs('kernel'):  # A graph has no host time to save.
-            if self.forward is None:
-                out = model(data.x, data.edge_index)
-            else:
-                out = self.forward(model, data)
+        if self.forward is None:
+            out = model(data.x, data.edge_index)
+        else:
+            out = self.forward(model, data)
         y = data.y
         index = self._nodes()
         if index is not None:

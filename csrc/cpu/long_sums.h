@@ -9,6 +9,13 @@ namespace pyg_fast::cpu::PYG_FAST_ISA {
 
 constexpr int64_t kSumBlock = 64;
 
+// To count terms takes time: one of kCounted edges stands for all of them. It is another one in each group,
+// lest a list with a period hides a node.
+constexpr int64_t kCounted = 8;
+inline int64_t counted_edge(int64_t group) {
+  return group + static_cast<int64_t>(static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u >> 61);
+}
+
 // What is lost of `part` in `after`, the rounded sum of `before` and `part`; 0 beyond finite numbers.
 template <typename V>
 PYG_FAST_INLINE V lost_of(V part, V before, V after) {

@@ -63,19 +63,16 @@ void coo_edges(const SpmmCoo& p, const CooBlock& block, int64_t begin, int64_t e
   });
 }
 
-// Of edges [begin, end) of the list. Counts one of kGroup edges for all of them, as counting takes time:
-// another one in each group, lest a list with a period hides a destination.
+// Of edges [begin, end) of the list.
 template <typename T, typename Index>
 void coo_block(const SpmmCoo& p, const CooBlock& block, int64_t begin, int64_t end,
                int64_t dst_begin, int64_t dst_end, const acc_t<T>* weight,
                ScatteredSums<acc_t<T>>& sums, acc_t<T>* out) {
-  constexpr int64_t kGroup = 8;
   const auto* dst = static_cast<const Index*>(p.coo.dst);
   int64_t done = 0;
-  for (int64_t group = begin; group + kGroup <= end; group += kGroup) {
-    const uint64_t place = static_cast<uint64_t>(group) * 0x9e3779b97f4a7c15u >> 61;
-    const int64_t e = group + static_cast<int64_t>(place), d = dst[e];
-    if (d < dst_begin || d >= dst_end || !sums.count(d, kGroup)) continue;
+  for (int64_t group = begin; group + kCounted <= end; group += kCounted) {
+    const int64_t e = counted_edge(group), d = dst[e];
+    if (d < dst_begin || d >= dst_end || !sums.count(d, kCounted)) continue;
     int64_t stop = done;
     while (stop < block.count && block.edge[stop] < e) ++stop;
     coo_edges<T>(p, block, done, stop, weight, out);

@@ -94,7 +94,8 @@ void spmm_max(const SpmmMax& p, int64_t row_begin, int64_t row_end) {
   });
 }
 
-// Sums in float64 of the sources with so many edges that they may get more than kSumBlock terms.
+// Sums in float64 of the sources that seem to have so many edges that they may get far more than kSumBlock
+// terms.
 class LongSources {
  public:
   template <typename Index>
@@ -102,13 +103,18 @@ class LongSources {
     if (csr.num_rows <= kSumBlock) return;
     const auto* col = static_cast<const Col*>(csr.col);
     const int64_t edges = static_cast<const Index*>(csr.rowptr)[csr.num_rows];
+    constexpr int32_t kMost = 2 * kSumBlock / kCounted;
     int32_t* degree = degrees_.of_size(csr.num_cols);
     __builtin_memset(degree, 0, static_cast<size_t>(csr.num_cols) * sizeof(int32_t));
-    for (int64_t e = 0; e < edges; ++e) degree[col[e]] += degree[col[e]] <= kSumBlock;
-    for (int64_t j = 0; j < csr.num_cols; ++j) {
-      degree[j] = degree[j] > kSumBlock ? static_cast<int32_t>(count_++) : -1;
+    bool is_any = false;
+    for (int64_t group = 0; group + kCounted <= edges; group += kCounted) {
+      is_any |= ++degree[col[counted_edge(group)]] > kMost;
     }
-    if (count_ > 0) place_ = degree;
+    if (!is_any) return;
+    for (int64_t j = 0; j < csr.num_cols; ++j) {
+      degree[j] = degree[j] > kMost ? static_cast<int32_t>(count_++) : -1;
+    }
+    place_ = degree;
   }
 
   // For `width` numbers of each.
@@ -123,6 +129,7 @@ class LongSources {
   PYG_FAST_INLINE double* of(int64_t source) const {
     return place_ == nullptr || place_[source] < 0 ? nullptr : sums_ + place_[source] * width_;
   }
+  bool has_any() const { return count_ > 0; }
 
  private:
   Scratch<int32_t> degrees_;
@@ -157,7 +164,7 @@ void spmm_max_scatter(const SpmmMaxBackwardX& p, int64_t begin, int64_t end, Lon
       }
     }
   }
-  for (int64_t j = 0; j < p.csr.num_cols; ++j) {
+  for (int64_t j = 0; longs.has_any() && j < p.csr.num_cols; ++j) {
     const double* of_long = longs.of(j);
     for (int64_t f = begin; of_long != nullptr && f < end; ++f) {
       sum[j * stride + f] = static_cast<Acc>(of_long[f - begin]);

@@ -366,8 +366,10 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if edge_attr is not None and self.lin_edge is not None and isinstance(edge_index, Tensor):
             if not is_torch_sparse_tensor(edge_index):
                 self._check_edge_attr(edge_index, edge_attr, x if isinstance(x, Tensor) else x[0])
-                few = has_few_edges(edge_index, self.heads * self.out_channels)
-                if few and not torch.compiler.is_compiling():
+                if (
+                    not torch.compiler.is_compiling()  # where it would guard the number of edges
+                    and has_few_edges(edge_index, self.heads * self.out_channels)
+                ):
                     self._note(reason_of(edge_index.size(1)))
                     if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
                         edge_index = edge_index.as_tensor()

@@ -167,12 +167,14 @@ class FusedPropagate:
         own['_call'] = args, kwargs
         own.pop('_last_run', None)
         try:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            out = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            if '_watched' in own:
+                own['_writes'] = any(x._version != version for x, version in own['_watched'])
+            return out
         finally:
             del own['_call']
             own.pop('_graphs', None)
-            if '_watched' in own:
-                own['_writes'] = any(x._version != version for x, version in own.pop('_watched'))
+            own.pop('_watched', None)
 
     def __getstate__(self: Any) -> dict[str, Any]:
         state = dict(self.__dict__)

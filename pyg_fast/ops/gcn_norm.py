@@ -275,8 +275,8 @@ class GCNWeight(torch.autograd.Function):
             grad_weight = torch.autograd.grad(recomputed, weight, grad, create_graph=True)[0]
             return (grad_weight,) + (None,) * 8
         src, dst = index if loops else edges
-        # Gradient to the logarithms of the scales, and through them to the degrees.
-        # (in float64: torch adds the terms of a node one after another).
+        # Gradient to the logarithms of the scales, and through them to the degrees. In float64:
+        # torch adds the terms of a node one after another.
         grad_log = (grad * out).double()
         sums = torch.zeros_like(scale, dtype=torch.double)
         sums.index_add_(0, src, grad_log).index_add_(0, dst, grad_log)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
 from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.graph import small_graphs as module
-from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv
+from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv, gat
 from pyg_fast.nn.message_passing import FusedMessagePassing
 
 NODES, EDGES, WIDTH = 20, 90, 6
@@ -155,20 +156,37 @@ def test_bad_settings() -> None:
     assert "PYG_FAST_SMALL_GRAPHS must be 'pyg' or 'kernel', got '1'" in done.stderr
 
 
-def test_captured_steps_run_kernels(cuda: torch.device) -> None:
-    """A CUDA graph has no host time to save, and cannot compile a kernel."""
-    from torch_geometric.data import Data
+def test_compiled_code_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be compiled again on either side of it."""
+    monkeypatch.setattr(gat, 'has_few_edges', None)  # A call fails.
+    conv = pyg_fast.accelerate(pyg.GATv2Conv(WIDTH, 4, edge_dim=3))
+    x, edges = of_few(torch.device('cpu'))
+    compiled = torch.compile(conv, backend='eager', fullgraph=True)
+    assert compiled(x, edges, torch.randn(EDGES, 3)).shape == (NODES, 4)
 
-    conv = Own().to(cuda)
-    model = torch.nn.Linear(WIDTH, 2).to(cuda)
-    x, edges = of_few(cuda)
-    data = Data(x=x, edge_index=edges, y=torch.zeros(NODES, dtype=torch.long, device=cuda))
-    lr = torch.tensor(0.1, device=cuda)
-    step = pyg_fast.capture(
-        model, data, torch.optim.Adam(model.parameters(), lr, capturable=True),
+
+def captured_step(conv: torch.nn.Module, device: torch.device) -> pyg_fast.CapturedStep:
+    model = torch.nn.Linear(WIDTH, 2).to(device)
+    x, edges = of_few(device)
+    data = Data(x=x, edge_index=edges, y=torch.zeros(NODES, dtype=torch.long, device=device))
+    lr = torch.tensor(0.1, device=device)
+    return pyg_fast.capture(
+        model, data, torch.optim.Adam(model.parameters(), lr, capturable=device.type == 'cuda'),
         torch.nn.functional.cross_entropy, mask=None,
         forward=lambda model, data: conv(model(data.x).repeat(1, 3), data.edge_index),
     )  # fmt: skip
+
+
+def test_steps_on_a_cpu_run_as_usual() -> None:
+    conv = Own()
+    captured_step(conv, torch.device('cpu'))()
+    assert 'too few' in str(conv._last_run)
+
+
+def test_captured_steps_run_kernels(cuda: torch.device) -> None:
+    """A CUDA graph has no host time to save, and cannot compile a kernel."""
+    conv = Own().to(cuda)
+    step = captured_step(conv, cuda)
     for _ in range(5):
         step()
         assert conv._last_run == ''
