@@ -45,30 +45,35 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS, STRIDED> {
     else load_row(grad, node, v);
   }
 
-  // This thread's part of the logit.
-  __device__ Acc score(const Acc (&src)[VEC], const Acc (&dst)[VEC]) const {
+  // This thread's part of the logit. All tiles of a wide head call it: the logit is the same in all.
+  __device__ static Acc part_of_score(const Acc (&att)[VEC], const Acc (&src)[VEC],
+                                      const Acc (&dst)[VEC], Acc slope) {
     Acc sum = 0;
 #pragma unroll
     for (int c = 0; c < VEC; ++c) sum += att[c] * leaky(src[c] + dst[c], slope);
+    return sum;
+  }
+
+  __device__ static Acc part_of_dot(const Acc (&grad)[VEC], const Acc (&src)[VEC]) {
+    Acc sum = 0;
+#pragma unroll
+    for (int c = 0; c < VEC; ++c) sum += grad[c] * src[c];
+    return sum;
+  }
+
+  __device__ Acc score(const Acc (&src)[VEC], const Acc (&dst)[VEC]) const {
+    const Acc sum = part_of_score(att, src, dst, slope);
     return this->active ? sum : Acc(0);  // inactive threads read another head, which may hold NaN
   }
 
-  // The sum of term(channel of the head) over this thread's channels in all tiles of a wide head; `own`
-  // is that of this tile. The tiles add in the same order: the logit is the same in all of them.
-  template <typename Term>
-  __device__ Acc over_tiles(Acc own, const Term& term) const {
+  // The sum of part_of(first channel, channels) over this thread's channels in all tiles of a wide head;
+  // `own` is that of this tile. The tiles add in the same order.
+  template <typename Part>
+  __device__ Acc over_tiles(Acc own, const Part& part_of) const {
     Acc sum = 0;
-    for (int64_t base = Channels::first(threadIdx.x % LANES); base < channels; base += LANES * VEC) {
-      Acc part = own;
-      if (base != this->channel) {
-        const Channels others(base, channels);
-        part = 0;
-        for (int c = 0; c < VEC; ++c) {
-          if (others.has(c)) part += term(base + c * Channels::kStep);
-        }
-      }
-      sum += part;
-    }
+#pragma unroll 1
+    for (int64_t base = Channels::first(threadIdx.x % LANES); base < channels; base += LANES * VEC)
+      sum += base == this->channel ? own : part_of(base, Channels(base, channels));
     return sum;
   }
 
@@ -78,8 +83,12 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS, STRIDED> {
     const int64_t first = static_cast<int64_t>(this->first_head) * channels;
     const T* from = static_cast<const T*>(src) + source * node_size + first;
     const T* to = static_cast<const T*>(dst) + node * node_size + first;
-    return over_tiles(own, [&](int64_t c) {
-      return to_acc(att_of_head[c]) * leaky(to_acc(from[c]) + to_acc(to[c]), slope);
+    return over_tiles(own, [&](int64_t base, const Channels& others) {
+      Acc a[VEC], s[VEC], d[VEC];
+      others.read(from + base, s);
+      others.read(to + base, d);
+      others.read(att_of_head + base, a);
+      return part_of_score(a, s, d, slope);
     });
   }
 
@@ -88,10 +97,12 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS, STRIDED> {
     const int64_t first = static_cast<int64_t>(this->first_head) * channels;
     const T* from = static_cast<const T*>(src) + source * node_size + first;
     const int64_t at = node * node_size + first;
-    return over_tiles(own, [&](int64_t c) {
-      const Acc g = grad_acc ? static_cast<const Acc*>(grad)[at + c]
-                             : to_acc(static_cast<const T*>(grad)[at + c]);
-      return g * to_acc(from[c]);
+    return over_tiles(own, [&](int64_t base, const Channels& others) {
+      Acc g[VEC], s[VEC];
+      others.read(from + base, s);
+      if (grad_acc) others.read(static_cast<const Acc*>(grad) + at + base, g);
+      else others.read(static_cast<const T*>(grad) + at + base, g);
+      return part_of_dot(g, s);
     });
   }
 

@@ -129,10 +129,8 @@ struct Gatv2DstRow : ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE> {
   }
 
   __device__ Acc dot(const Acc (&src)[VEC], const Sum& sum) const {
-    Acc d = 0;
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) d += this->active ? sum.grad[c] * src[c] : Acc(0);
-    return d;
+    const Acc d = Tile::part_of_dot(sum.grad, src);
+    return this->active ? d : Acc(0);
   }
 
   __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
@@ -263,10 +261,8 @@ struct Gatv2SrcRow : ScoredTile<T, I, VEC, LANES, HEADS, STRIDED, WIDE> {
   }
 
   __device__ Acc dot(const Acc (&grad)[VEC], const Sum& sum) const {
-    Acc d = 0;
-#pragma unroll
-    for (int c = 0; c < VEC; ++c) d += this->active ? grad[c] * sum.src[c] : Acc(0);
-    return d;
+    const Acc d = Tile::part_of_dot(grad, sum.src);
+    return this->active ? d : Acc(0);
   }
 
   __device__ void add(const Edge& edge, I, int count, Sum& sum) const {
