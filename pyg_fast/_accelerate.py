@@ -18,7 +18,7 @@ from .nn import (
 from .nn._fused import _METHODS, Fused, note_propagate
 from .nn._reduce import may_fuse, why_not
 from .nn.gat import LOOP_FILLS
-from .nn.message_passing import OWN, FusedPropagate, fused_class, why_never
+from .nn.message_passing import OWN, FusedPropagate, fused_class, mark, why_never
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -86,6 +86,7 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
         elif report.fused is not None and not isinstance(conv, (Fused, FusedPropagate)):
             conv.__class__ = fused_class(type(conv))
             setattr(conv, _MARK, True)
+            mark(conv)
     if verbose:
         print(_table(reports))
     return model

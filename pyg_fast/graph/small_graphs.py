@@ -78,6 +78,8 @@ _LIMITS = {
     ('message', True): _Limit(28_000_000, 0),
     ('sum', False): _Limit(200_000, 50),
     ('sum', True): _Limit(20_000_000, 0),
+    ('compiled', False): _Limit(800_000, 8),
+    ('compiled', True): _Limit(2_000_000, 0),
 }
 
 
@@ -99,6 +101,12 @@ def has_few_edges(edge_index: Any, width: int, kind: str = 'message') -> bool:
         and not isinstance(edge_index, PreparedGraph)  # It has no list for PyG's code.
         and runs_pygs_code()
     )  # fmt: skip
+
+
+def are_few(num_edges: int, width: int, on_gpu: bool, kind: str) -> bool:
+    """The same for a number of edges, which may be symbolic: then a guard holds for the answer."""
+    product, more = _LIMITS[kind, on_gpu]
+    return runs_pygs_code() and bool(num_edges * (width + more) < product)
 
 
 @lru_cache(maxsize=256)

@@ -16,11 +16,12 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._ir import Program, Refused
+from ._markers import NAMESPACE
 from ._parse import EDGES, NODES, Like, Parser, run_on_fakes, trace
 from ._quiet import quiet
 
 # Markers in a captured graph: they never run.
-_library = torch.library.Library('pyg_fast_message', 'DEF')
+_library = torch.library.Library(NAMESPACE, 'FRAGMENT')
 _library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
 _library.define('dropout(Tensor x, float p) -> Tensor')
 _library.define('end(Tensor x) -> Tensor')
@@ -114,7 +115,7 @@ def _traced_code() -> Sequence[CodeType] | None:
 
 
 def _program(graph: GraphModule) -> Captured:
-    _mark_dropouts(graph)
+    mark_dropouts(graph)
     for node in reversed(list(graph.graph.nodes)):
         # Facts about symbolic sizes, which Dynamo states.
         compares = node.target in _COMPARED and not node.users
@@ -122,7 +123,7 @@ def _program(graph: GraphModule) -> Captured:
             graph.graph.erase_node(node)
         elif node.target in _ROUNDS and node.users and _is_of_size(node):
             raise Refused('the number of edges or nodes is used as a number')
-    _check_autograd(graph)
+    check_autograd(graph)
     captured = [_read(graph, *counts) for counts in zip(EDGES, NODES, strict=True)]
     if captured[0].key != captured[1].key:
         raise Refused('the number of edges or nodes is used as a number')
@@ -138,7 +139,7 @@ def _is_of_size(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get('example_value'), (torch.SymInt, torch.SymFloat))
 
 
-def _check_autograd(graph: GraphModule) -> None:
+def check_autograd(graph: GraphModule) -> None:
     """Refuses what changes gradients: the backward pass is derived from the values alone."""
     for node in graph.graph.nodes:
         target = node.target
@@ -198,7 +199,7 @@ def _storage(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-def _mark_dropouts(graph: GraphModule) -> None:
+def mark_dropouts(graph: GraphModule) -> None:
     marker = torch.ops.pyg_fast_message.dropout.default
     for node in list(graph.graph.nodes):
         if node.op != 'call_function' or node.target not in (F.dropout, torch.dropout):
@@ -313,7 +314,24 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
         else:
             inputs.append(size(example))
 
-    interpreter = _Interpreter(graph, num_nodes)
+    program, output, num_dropouts, autocast = read_message(
+        _Interpreter(graph, num_nodes), inputs, num_edges, num_nodes
+    )
+    numbers = tuple(
+        k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
+    )  # fmt: skip
+    text = program.text([output])
+    return Captured(program, output, num_dropouts, autocast, text, numbers)
+
+
+def read_message(
+    interpreter: torch.fx.Interpreter, inputs: Sequence[Any], num_edges: int, num_nodes: int
+) -> tuple[Program, int, int, bool]:
+    """The program of a graph, its output, the number of its dropouts, and whether autocast was on.
+
+    Raises:
+        Refused: If the message of an edge depends on others, or writes into its inputs.
+    """
     writes = _Writes()
 
     def watched(*args: Any) -> None:
@@ -337,8 +355,4 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
-    numbers = tuple(
-        k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
-    )  # fmt: skip
-    text = program.text([output])
-    return Captured(program, output, parser.num_dropouts, autocast, text, numbers)
+    return program, output, parser.num_dropouts, autocast

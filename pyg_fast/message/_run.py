@@ -707,73 +707,116 @@ class FusedMessage(torch.autograd.Function):
         ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
         only_read: bool, *inputs: Tensor,
     ) -> Any:  # fmt: skip
-        acc = passes.acc
-        local = passes.local(needs)
-        known = passes.by_role(inputs)
-        # What the backward pass cannot compute is refused now.
-        passes.prepare(needs, local, acc, graph, known)
-        outs, chosen, of_softmax = _forward(passes, local, graph, known, acc, seed)
-        count = len(passes.plan.outputs)
-        ctx.passes, ctx.needs, ctx.acc, ctx.local = passes, needs, acc, local
-        stats = tuple(of_softmax.values())
-        rounded = tuple(
-            _no_view(out.to(getattr(torch, output.dtype)))
-            for out, output in zip(outs, passes.plan.outputs, strict=False)
-        )
-        # The caller may write into what it gets.
-        read = range(count) if passes.multiple else [count - 2] if passes.has_variance else ()
-        results = tuple([
-            outs[k].clone() if outs[k] is rounded[k] and not only_read else outs[k] for k in read
-        ])  # fmt: skip
-        save(ctx, graph, seed, inputs, tuple(outs[count:]), tuple(chosen[:count]), stats, results)
+        rounded, kept = results_of(passes, graph, seed, needs, inputs)
+        ctx.passes, ctx.needs = passes, needs
+        rounded = tuple(map(_no_view, rounded))
+        if not only_read:  # The caller may write into what it gets.
+            results = [x.clone() if any(x is y for y in rounded) else x for x in kept.results]
+            kept = kept._replace(results=tuple(results))
+        save(ctx, graph, seed, inputs, *kept)
         return rounded
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        passes, needs, acc = ctx.passes, ctx.needs, ctx.acc
-        graph, seed, inputs, local, chosen, stats, results = saved(ctx)
+        passes, needs = ctx.passes, ctx.needs
+        graph, seed, inputs, *kept = saved(ctx)
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
-            exact = _differentiable(passes, graph, seed, inputs, chosen, needs, grads, acc)
-            return None, None, None, None, None, *exact
-        plan = passes.plan
-        if passes.has_variance:
-            *others, of_mean, of_var = grads
-            grads = *others, of_mean - 2 * results[0] * of_var, of_var
-        grads = tuple([grad.contiguous() for grad in grads])
-        known = passes.by_role(inputs)
-        for n in range(len(plan.softmaxes)):
-            known['most', n], known['scale', n] = stats[2 * n : 2 * n + 2]
-        total = _cotangents(plan, graph, grads, acc)
-        for role, k, at in cotangents_of(plan):
-            if role == 'picked':
-                known['grad', k], known['arg', k] = grads[k], chosen[k]
-            else:
-                known['grad', k] = total[at]
-        for n in range(len(plan.softmaxes)):
-            if passes.is_multiple(n):
-                _with_dot(plan, known, n, grads, results, acc)
-            elif not plan.in_blocks:
-                (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
-        out: list[Tensor | None] = [None] * len(inputs)
-        if plan.in_blocks:
-            out = _blocks.gradients(plan, graph, _seeded(known, seed), needs, acc)
-        for k, derivative in zip(ctx.local, local, strict=True):
-            grad = total[plan.outputs[0].at]
-            out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
-        for one, which, kept in [] if plan.in_blocks else passes.backward(needs, ctx.local):
-            found, _ = run_pass(one, graph, known, acc, seed)
-            known |= zip(kept, found[len(which) :], strict=True)
-            for ks, each in zip(which, found, strict=False):
-                if plan.inputs[ks[0]].role == 'param':
-                    each = column_sums(each) if each.size(0) > 1 else each
-                for k in ks:  # Copies: gradients of different parameters must not share memory.
-                    grad = each if k == ks[0] else each.clone()
-                    out[k] = grad.to(inputs[k].dtype).reshape(inputs[k].shape)
-        for k, needed in enumerate(needs):
-            if needed and out[k] is None:
-                out[k] = torch.zeros_like(inputs[k])
-        return None, None, None, None, None, *out
+            chosen = Kept(*kept).chosen
+            found = _differentiable(
+                passes, graph, seed, inputs, chosen, needs, grads, passes.acc
+            )
+        else:
+            found = gradients_of(passes, graph, seed, needs, inputs, Kept(*kept), grads)
+        return None, None, None, None, None, *found
+
+
+class Kept(NamedTuple):
+    """What the backward pass of a plan reads of the forward pass, in the dtype of the arithmetic.
+
+    :obj:`local` are the sums of derivatives by some inputs of destinations, :obj:`chosen` the edges
+    that maxima and minima chose, :obj:`stats` two tensors for each softmax, and :obj:`results` some
+    of the results, see :func:`kept_results`.
+    """
+
+    local: tuple[Tensor, ...]
+    chosen: tuple[Tensor | None, ...]
+    stats: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+
+def kept_results(passes: Passes) -> Sequence[int]:
+    """The results that the backward pass reads."""
+    count = len(passes.plan.outputs)
+    return range(count) if passes.multiple else [count - 2] if passes.has_variance else ()
+
+
+def results_of(
+    passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
+    inputs: Sequence[Tensor],
+) -> tuple[list[Tensor], Kept]:  # fmt: skip
+    """The results of a plan, and what the backward pass reads, perhaps the same tensors."""
+    acc, local = passes.acc, passes.local(needs)
+    known = passes.by_role(inputs)
+    # What the backward pass cannot compute is refused now.
+    passes.prepare(needs, local, acc, graph, known)
+    outs, chosen, of_softmax = _forward(passes, local, graph, known, acc, seed)
+    outputs = passes.plan.outputs
+    count = len(outputs)
+    rounded = [
+        out.to(getattr(torch, output.dtype)) for out, output in zip(outs, outputs, strict=False)
+    ]
+    results = tuple([outs[k] for k in kept_results(passes)])
+    return rounded, Kept(
+        tuple(outs[count:]), tuple(chosen[:count]), tuple(of_softmax.values()), results
+    )
+
+
+def gradients_of(
+    passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
+    inputs: Sequence[Tensor], kept: Kept, grads: tuple[Tensor, ...],
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients of the inputs that need one, by kernels."""
+    plan, acc = passes.plan, passes.acc
+    if passes.has_variance:
+        *others, of_mean, of_var = grads
+        grads = *others, of_mean - 2 * kept.results[0] * of_var, of_var
+    grads = tuple([grad.contiguous() for grad in grads])
+    known = passes.by_role(inputs)
+    for n in range(len(plan.softmaxes)):
+        known['most', n], known['scale', n] = kept.stats[2 * n : 2 * n + 2]
+    total = _cotangents(plan, graph, grads, acc)
+    for role, k, at in cotangents_of(plan):
+        chosen = kept.chosen[k] if role == 'picked' else None
+        if chosen is not None:
+            known['grad', k], known['arg', k] = grads[k], chosen
+        else:
+            known['grad', k] = total[at]
+    for n in range(len(plan.softmaxes)):
+        if passes.is_multiple(n):
+            _with_dot(plan, known, n, grads, kept.results, acc)
+        elif not plan.in_blocks:
+            (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
+    out: list[Tensor | None] = [None] * len(inputs)
+    if plan.in_blocks:
+        out = _blocks.gradients(plan, graph, _seeded(known, seed), needs, acc)
+    local = passes.local(needs)
+    for k, derivative in zip(local, kept.local, strict=True):
+        grad = total[plan.outputs[0].at]
+        out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
+    for one, which, extra in [] if plan.in_blocks else passes.backward(needs, local):
+        found, _ = run_pass(one, graph, known, acc, seed)
+        known |= zip(extra, found[len(which) :], strict=True)
+        for ks, each in zip(which, found, strict=False):
+            if plan.inputs[ks[0]].role == 'param':
+                each = column_sums(each) if each.size(0) > 1 else each
+            for k in ks:  # Copies: gradients of different parameters must not share memory.
+                grad = each if k == ks[0] else each.clone()
+                out[k] = grad.to(inputs[k].dtype).reshape(inputs[k].shape)
+    for k, needed in enumerate(needs):
+        if needed and out[k] is None:
+            out[k] = torch.zeros_like(inputs[k])
+    return out
 
 
 def _no_view(x: Tensor) -> Tensor:
@@ -959,12 +1002,20 @@ def run(
     pairs = zip(values, plan.inputs, strict=False)
     inputs = [x if _is_readable(x, each.role) else x.contiguous() for x, each in pairs]
     if passes.weighted_sum is not None:
-        outs = [_product(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
+        outs = [product_of(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
     elif needs is not None and True in needs:
         only_read = only_read or plan.tail is not None
         outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
     else:
         outs, _, _ = _forward(passes, (), graph, passes.by_role(inputs), passes.acc, seed)
+    return finished(passes, outs, values, graph.rowptr)
+
+
+def finished(
+    passes: Passes, outs: list[Tensor], values: Sequence[Tensor], rowptr: Tensor
+) -> list[Tensor]:
+    """The aggregated message, from the results of the kernels and the values of the prologue."""
+    plan = passes.plan
     if plan.tail is not None:
         *others, out = outs
         out, weight = out.flatten(1), values[len(plan.inputs)].to(out.dtype)
@@ -975,7 +1026,7 @@ def run(
             out = out @ weight if other is None else torch.addmm(other, out, weight)
         if plan.tail.bias is not None:
             bias = values[-1]
-            degree = graph.rowptr.diff().unsqueeze(1)
+            degree = rowptr.diff().unsqueeze(1)
             if plan.outputs[0].reduce == 'mean':
                 degree = degree.clamp(max=1)
             out = out + bias * degree.to(out.dtype)
@@ -993,7 +1044,7 @@ def _is_readable(x: Tensor, role: str) -> bool:
     return x.is_cuda and role in NODES and x.detach()[0].is_contiguous()
 
 
-def _product(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:
+def product_of(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:
     x = inputs[how.x]
     weight = None if how.weight is None else inputs[how.weight].reshape(-1)
     op = SparseOperator(graph, weight, mean=how.mean)

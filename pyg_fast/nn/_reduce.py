@@ -17,6 +17,7 @@ from torch_geometric.nn.aggr import (
     SumAggregation,
     VarAggregation,
 )
+from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Size
 
 from ..graph._cache import cached, store
@@ -330,3 +331,22 @@ def _power_mean(
         return product(means, x)
     mean = product(means, x.clamp(min=low, max=high).pow(p))
     return mean.clamp(min=low, max=high).pow(1.0 / p)
+
+
+def scaled(aggr: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> Tensor:
+    """The scalers of PNA, as in PyG."""
+    outs = []
+    for scaler in aggr.scaler:
+        if scaler == 'identity':
+            outs.append(out)
+        elif scaler == 'amplification':
+            outs.append(out * (torch.log(degree + 1) / aggr.avg_deg_log))
+        elif scaler == 'attenuation':
+            outs.append(out * (aggr.avg_deg_log / torch.log(degree.clamp(min=1) + 1)))
+        elif scaler == 'linear':
+            outs.append(out * (degree / aggr.avg_deg_lin))
+        elif scaler == 'inverse_linear':
+            outs.append(out * (aggr.avg_deg_lin / degree.clamp(min=1)))
+        else:
+            raise ValueError(f'Unknown scaler {scaler!r}')
+    return torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]

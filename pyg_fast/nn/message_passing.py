@@ -35,7 +35,9 @@ from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active
 from ._fused import is_plain, is_pygs, recast
-from ._reduce import std_of
+from ._marked import Marks
+from ._marked import propagate as marked_propagate
+from ._reduce import scaled, std_of
 
 _HOOKS = tuple(
     f'_{where}_forward_{when}'
@@ -104,10 +106,14 @@ class FusedPropagate:
     strict: bool = False
     _base: type
     _last_run: str | None = None  # why PyG's code ran in the last call; '' if it did not
+    _marks: Marks | None = None  # None: PyG's code in compiled code
 
     def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
+            out = _marked(self, edge_index, size, kwargs)
+            if out is not None:
+                return out
             kwargs = _pairs_of(self, kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         own = self.__dict__
@@ -182,6 +188,10 @@ class FusedPropagate:
             state.pop(name, None)
         return state
 
+    def __setstate__(self: Any, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        mark(self)
+
     def __prepare_scriptable__(self: Any) -> MessagePassing:
         """The layer with PyG's code, which TorchScript compiles; it shares the parameters."""
         cls: Any = type(self)
@@ -234,9 +244,39 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
     def __init__(self, aggr: Any = 'sum', *, strict: bool = False, **kwargs: Any) -> None:
         super().__init__(aggr, **kwargs)
         self.strict = strict
+        mark(self)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         """PyG would replace :meth:`propagate` by one compiled from its template."""
+
+
+def mark(conv: Any) -> None:
+    """Finds out what :func:`torch.compile` cannot trace: the arguments of a layer's message."""
+    conv.__dict__.pop('_marks', None)
+    aggr, is_own = conv.aggr_module, type(conv)._kernel is FusedPropagate._kernel
+    if not is_own or type(aggr) in _TRACED or why_never(conv) is not None:
+        return
+    names = _arguments(conv)
+    conv.__dict__['_marks'] = Marks(
+        conv.flow, tuple(names.other), names.structure,
+        tuple((*key, name, dim, default) for key, name, dim, default in names.ends), names.rest,
+        names.update, type(aggr), tuple(_REDUCES[type(part)] for part in _parts(aggr)),
+    )  # fmt: skip
+
+
+def _marked(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Any:
+    """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
+    kernels of them; None where PyG's code must run."""
+    marks = conv._marks
+    if marks is None or torch.compiler.is_exporting():
+        return None
+    for name in _HOOKS:
+        if len(getattr(conv, name)) > 0:
+            return None
+    out = marked_propagate(conv, marks, edge_index, size, kwargs)
+    if out is None:
+        return None
+    return conv.update(out, **{name: kwargs.get(name, default) for name, default in marks.update})
 
 
 class _Arguments(NamedTuple):
@@ -569,27 +609,8 @@ def _aggregated(
     if inner is not aggr:
         size = [1] * out.dim()
         size[node_dim] = -1
-        out = _scaled(aggr, out, graph(False).rowptr.diff().to(out.dtype).view(size))
+        out = scaled(aggr, out, graph(False).rowptr.diff().to(out.dtype).view(size))
     return out
-
-
-def _scaled(aggr: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> Tensor:
-    """The scalers of PNA, as in PyG."""
-    outs = []
-    for scaler in aggr.scaler:
-        if scaler == 'identity':
-            outs.append(out)
-        elif scaler == 'amplification':
-            outs.append(out * (torch.log(degree + 1) / aggr.avg_deg_log))
-        elif scaler == 'attenuation':
-            outs.append(out * (aggr.avg_deg_log / torch.log(degree.clamp(min=1) + 1)))
-        elif scaler == 'linear':
-            outs.append(out * (degree / aggr.avg_deg_lin))
-        elif scaler == 'inverse_linear':
-            outs.append(out * (aggr.avg_deg_lin / degree.clamp(min=1)))
-        else:
-            raise Fallback(f'scaler {scaler!r}')
-    return torch.cat(outs, dim=-1) if len(outs) > 1 else outs[0]
 
 
 _classes: dict[type, type] = {}

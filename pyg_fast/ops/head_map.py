@@ -1,5 +1,8 @@
 """Linear maps of heads: each head has a block of one matrix."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,11 +41,28 @@ def head_map(
     Returns:
         Tensor: :math:`(N, H \cdot C)`, transposed :math:`(N, H \cdot D)`.
     """
-    if not _runs(x, weight) or not (other is None or _runs(other, x)) or not _fits(weight, heads):
+    if _differentiable.only or not _runs(x, weight) or not (other is None or _runs(other, x)) or not _fits(weight, heads):
         return _in_torch(x, weight, other, heads, transposed)
     if not torch.is_grad_enabled():
         return ops.head_map.default(x, weight, other, heads, transposed)
     return HeadMap.apply(x, weight, other, heads, transposed)
+
+
+class _Differentiable(threading.local):
+    only = False
+
+
+_differentiable = _Differentiable()
+
+
+@contextmanager
+def in_torch() -> Iterator[None]:
+    """Maps heads by torch's operations alone: a trace of these sees no autograd function."""
+    before, _differentiable.only = _differentiable.only, True
+    try:
+        yield
+    finally:
+        _differentiable.only = before
 
 
 def head_map_weight(x: Tensor, grad: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,63 @@
+"""Marks what PyG's code gathers and aggregates in a graph that :func:`torch.compile` captures.
+
+A pass over that graph replaces what stands between them by a kernel, see
+:mod:`~pyg_fast.message._region`. Marks that no pass replaces dissolve into PyG's operators.
+"""
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter
+
+from ..ops._edges import kernel_index
+from ..ops.to_csr import counts_in_int64
+
+NAMESPACE = 'pyg_fast_message'
+_library = torch.library.Library(NAMESPACE, 'DEF')
+# Rows of nodes at one end of each edge.
+_library.define('gather(Tensor x, Tensor index, str role, str name) -> Tensor')
+# An input of the edges.
+_library.define('edge(Tensor(a) x, Tensor index, str name) -> Tensor(a)')
+# The structure of a plain list of edges and of its transpose, and what tells invalid edges.
+_library.define(
+    'csr(Tensor edge_index, SymInt num_src, SymInt num_dst) -> '
+    '(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)'
+)
+# The kernel alone reads the structure.
+_library.define(
+    'aggregate(Tensor message, Tensor index, SymInt num_src, SymInt num_dst, str reduce, '
+    'Tensor[] csr, Tensor? perm, Tensor? t_perm) -> Tensor'
+)
+
+
+def _gather(x: Tensor, index: Tensor, role: str, name: str) -> Tensor:
+    return x.index_select(0, index)
+
+
+def _edge(x: Tensor, index: Tensor, name: str) -> Tensor:
+    return x.view_as(x)
+
+
+def _csr(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, ...]:
+    index64 = counts_in_int64(edge_index.size(1))
+    edges = kernel_index(edge_index)
+    return torch.ops.pyg_fast.to_csr_csc.default(edges, num_src, num_dst, index64, False)
+
+
+def _aggregate(
+    message: Tensor, index: Tensor, num_src: int, num_dst: int, reduce: str, csr: list[Tensor],
+    perm: Tensor | None, t_perm: Tensor | None,
+) -> Tensor:  # fmt: skip
+    if reduce != 'var':
+        return scatter(message, index, 0, num_dst, reduce)
+    mean = scatter(message, index, 0, num_dst, 'mean')
+    return scatter(message * message, index, 0, num_dst, 'mean') - mean * mean
+
+
+_IMPLS = {'gather': _gather, 'edge': _edge, 'csr': _csr, 'aggregate': _aggregate}
+for _name, _function in _IMPLS.items():
+    _library.impl(_name, _function, 'CompositeImplicitAutograd')
+
+gather = torch.ops.pyg_fast_message.gather.default
+edge = torch.ops.pyg_fast_message.edge.default
+csr = torch.ops.pyg_fast_message.csr.default
+aggregate = torch.ops.pyg_fast_message.aggregate.default

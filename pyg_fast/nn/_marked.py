@@ -1,0 +1,126 @@
+"""The messages of a layer while :func:`torch.compile` traces it: PyG's code with marks where it
+gathers and aggregates, see :mod:`~pyg_fast.message._markers`."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.aggr import MultiAggregation, StdAggregation
+from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
+from torch_geometric.typing import Size
+from torch_geometric.utils import degree
+
+from ..graph.graph import graph_of
+from ..graph.structure import Graph
+from ..message import _markers
+from ._reduce import scaled, std_of
+
+_STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes
+
+
+class Marks(NamedTuple):
+    """What a layer's `propagate` reads, found before :func:`torch.compile` traces it."""
+
+    flow: str
+    fixed: tuple[str, ...]  # arguments that the message does not read
+    structure: tuple[str, ...]  # for a softmax
+    ends: tuple[tuple[str, str, str, int, Any], ...]  # role, argument, name, dimension, default
+    rest: tuple[tuple[str, Any], ...]
+    update: tuple[tuple[str, Any], ...]
+    aggr: type
+    reduces: tuple[str, ...]  # of each part of the aggregation
+
+
+def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: Any) -> Any:
+    """The result of `propagate` with marks, or None where PyG's code must run."""
+    aggr = conv.aggr_module
+    if (
+        not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
+        or edge_index.dim() != 2 or conv.flow != marks.flow or conv.explain
+        or type(aggr) is not marks.aggr or conv.node_dim not in (0, -2)
+    ):  # fmt: skip
+        return None
+    is_own = isinstance(edge_index, EdgeIndex) or hasattr(edge_index, '_data')
+    edges = edge_index._data if is_own else edge_index
+    i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
+    index = edges[0], edges[1]
+    num_edges = edges.size(1)
+    sizes = [None, None] if size is None else list(size)
+    given: dict[str, Any] = dict.fromkeys(marks.fixed)
+    has_source = False
+    for role, argument, name, dim, default in marks.ends:
+        value = kwargs.get(name, default)
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                return None
+            for k in (0, 1):
+                if isinstance(value[k], Tensor):
+                    conv._set_size(sizes, k, value[k])
+            value = value[0 if role == 'src' else 1]
+        if isinstance(value, Tensor):
+            if conv.node_dim not in (0, -value.dim()):
+                return None
+            conv._set_size(sizes, dim, value)
+            value = _markers.gather(value, index[dim], role, argument)
+            has_source = has_source or role == 'src'
+        elif value is inspect.Parameter.empty:
+            return None
+        given[argument] = value
+    if not has_source:
+        return None
+    for name, default in marks.rest:
+        value = kwargs.get(name, default)
+        if value is inspect.Parameter.empty:
+            return None
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
+            value = _markers.edge(value, index[i], name)
+        given[name] = value
+    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
+    num_src = sizes[j] if sizes[j] is not None else sizes[i]
+    for name in marks.structure:
+        given[name] = index[i] if name in _STRUCTURE else num_dst
+    graph = _graph(edge_index, edges, i == 1, num_src, num_dst)
+    message = conv.message(**given)
+    if conv.node_dim not in (0, -message.dim()):
+        return None
+    outs = []
+    csr = [graph.rowptr, graph.col]
+    if graph.t_rowptr is not None and graph.t_col is not None:
+        csr += [graph.t_rowptr, graph.t_col]
+    for reduce in marks.reduces:
+        outs.append(_markers.aggregate(
+            message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
+        ))  # fmt: skip
+    return _combined(conv, aggr, outs, index[i])
+
+
+def _graph(edge_index: Any, edges: Tensor, sorts: bool, num_src: int, num_dst: int) -> Graph:
+    """The graph of the message, with the destinations in rows."""
+    if edges is not edge_index:  # What it has prepared are inputs of the compiled graph.
+        if sorts:
+            return graph_of(edge_index, num_src, num_dst)
+        return graph_of(edge_index, num_dst, num_src).t()
+    if sorts:
+        rowptr, col, perm, t_rowptr, t_col, t_perm, _ = _markers.csr(edges, num_src, num_dst)
+    else:
+        t_rowptr, t_col, t_perm, rowptr, col, perm, _ = _markers.csr(edges, num_dst, num_src)
+    return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
+
+
+def _combined(conv: Any, aggr: Any, outs: list[Tensor], index: Tensor) -> Tensor:
+    """The result of an aggregation module, of the reductions that it needs."""
+    inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
+    parts = list(inner.aggrs) if type(inner) is MultiAggregation else [inner]
+    outs = [
+        std_of(out) if type(part) is StdAggregation else out
+        for out, part in zip(outs, parts)  # noqa: B905
+    ]
+    out = inner.combine(outs) if type(inner) is MultiAggregation else outs[0]
+    if inner is aggr:
+        return out
+    deg = degree(index, num_nodes=out.size(conv.node_dim), dtype=out.dtype)
+    size = [1] * out.dim()
+    size[conv.node_dim] = -1
+    return scaled(aggr, out, deg.view(size))
