@@ -11,7 +11,9 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from . import ops
 from .graph.graph import graph_of
+from .graph.operator import SparseOperator, inverse_degree
 from .ops._library import reference
+from .ops.spmm_var import reduce_var
 
 NUM_NODES, WIDTH, HEADS, SEED = 120, 24, 3, 7
 # bfloat16 also covers float16: both sum in float32 and round at the end.
@@ -130,6 +132,11 @@ def _check_spmm(device: torch.device) -> None:
             )[0],
             reduce, x=x, weight=weight,
         )  # fmt: skip
+    means = SparseOperator(graph, row_scale=inverse_degree(graph.rowptr, torch.float32))
+    _compare(
+        device, lambda x: reduce_var(means, x)[0], lambda x: reference.spmm_var(*csr[:2], x)[0],
+        'variance', x=x,
+    )  # fmt: skip
 
 
 def _check_message_passing(device: torch.device) -> None:

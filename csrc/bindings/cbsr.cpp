@@ -140,18 +140,32 @@ Tensor backward(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
   return out;
 }
 
+// The transpose: sources of many edges gather over it.
 template <bool kCuda>
 Tensor cbsr_spmm_backward(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
                           const OptTensor& value, const Tensor& grad, const Tensor& columns,
                           const OptTensor& row_scale, const OptTensor& col_scale,
-                          const OptTensor& diag, bool mean) {
+                          const OptTensor& diag, bool mean, const OptTensor& t_rowptr,
+                          const OptTensor& t_col, const OptTensor& t_perm) {
+  Csr transposed;
+  const bool has_transpose = t_rowptr && t_col;
+  if (has_transpose) {
+    transposed = csr_of(*t_rowptr, *t_col, t_perm, rowptr.numel() - 1);
+    check_vector(*t_col, "t_col", col.numel());
+    check_type(*t_rowptr, "t_rowptr", rowptr.scalar_type());
+    check_device(*t_col, "t_col", col);
+    STD_TORCH_CHECK(transposed.num_rows == columns.size(0), "t_rowptr must have ",
+                    columns.size(0) + 1, " entries, got ", transposed.num_rows + 1);
+  }
+  [[maybe_unused]] const Csr* of_hubs = has_transpose ? &transposed : nullptr;
   return backward(rowptr, col, perm, value, grad, columns, row_scale, col_scale, diag, mean, false,
-                  [](const CbsrBackward& p, const Tensor& on) {
+                  [&](const CbsrBackward& p, const Tensor& on) {
                     if constexpr (kCuda) {
                       Launch launch(on);
-                      void* scratch = launch.scratch(cuda::cbsr_spmm_backward_scratch(p));
-                      launch.check(cuda::cbsr_spmm_backward(p, scratch, launch.stream()),
-                                   "cbsr_spmm_backward");
+                      void* scratch = launch.scratch(cuda::cbsr_spmm_backward_scratch(p, of_hubs));
+                      launch.check(
+                          cuda::cbsr_spmm_backward(p, of_hubs, scratch, launch.stream()),
+                          "cbsr_spmm_backward");
                     } else {
                       const int64_t work = p.csr.num_edges * p.k / 4 + p.csr.num_cols * p.k;
                       const int64_t shares = num_threads();
@@ -238,7 +252,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
       "bool mean, bool out_acc) -> Tensor");
   m.def(
       "cbsr_spmm_backward(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor grad, "
-      "Tensor columns, Tensor? row_scale, Tensor? col_scale, Tensor? diag, bool mean) -> Tensor");
+      "Tensor columns, Tensor? row_scale, Tensor? col_scale, Tensor? diag, bool mean, "
+      "Tensor? t_rowptr=None, Tensor? t_col=None, Tensor? t_perm=None) -> Tensor");
   m.def(
       "cbsr_spmm_backward_ordered(Tensor t_rowptr, Tensor t_col, Tensor? t_perm, Tensor? value, "
       "Tensor grad, Tensor columns, Tensor? row_scale, Tensor? col_scale, Tensor? diag) -> Tensor");

@@ -30,7 +30,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gcn_degree(const Tensor& edge_index_,
   if (drop_loops) p.chunk_loops = static_cast<int64_t*>(chunk_loops.mutable_data_ptr());
   if constexpr (kCuda) {
     Launch launch(edge_index);
-    launch.check(cuda::gcn_degree(p, launch.stream()), "gcn_degree");
+    void* scratch = launch.scratch(cuda::gcn_degree_scratch(p));
+    launch.check(cuda::gcn_degree(p, scratch, launch.stream()), "gcn_degree");
   } else {
     shared_out(p.coo.num_dst, p.coo.num_edges,
                [&](int64_t begin, int64_t end) { cpu::gcn_degree(p, begin, end); });

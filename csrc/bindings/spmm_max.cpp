@@ -78,24 +78,7 @@ void run_backward_x_on_cpu(const SpmmMaxBackwardX& p) {
   });
 }
 
-template <bool kCuda>
-Tensor spmm_max_backward_x(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
-                           const OptTensor& value, const Tensor& arg, const Tensor& grad,
-                           int64_t num_cols) {
-  return backward_x(rowptr, col, perm, value, arg, grad, num_cols,
-                    [](const SpmmMaxBackwardX& p, const Tensor& on) {
-                      if constexpr (kCuda) {
-                        Launch launch(on);
-                        void* scratch = launch.scratch(cuda::spmm_max_backward_x_scratch(p));
-                        launch.check(cuda::spmm_max_backward_x(p, scratch, launch.stream()),
-                                     "spmm_max_backward_x");
-                      } else {
-                        run_backward_x_on_cpu(p);
-                      }
-                    });
-}
-
-// The transpose, which the ordered backward reads in addition to the graph.
+// The transpose, which the backward pass may read in addition to the graph.
 Csr transposed_of(const Tensor& rowptr, const Tensor& col, const Tensor& t_rowptr,
                   const Tensor& t_col, const OptTensor& t_position) {
   const Csr transposed = csr_of(t_rowptr, t_col, t_position, rowptr.numel() - 1);
@@ -103,6 +86,34 @@ Csr transposed_of(const Tensor& rowptr, const Tensor& col, const Tensor& t_rowpt
   check_type(t_rowptr, "t_rowptr", rowptr.scalar_type());
   check_device(t_col, "t_col", col);
   return transposed;
+}
+
+// `t_perm` gives the numbers of its edges.
+template <bool kCuda>
+Tensor spmm_max_backward_x(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
+                           const OptTensor& value, const Tensor& arg, const Tensor& grad,
+                           int64_t num_cols, const OptTensor& t_rowptr, const OptTensor& t_col,
+                           const OptTensor& t_perm) {
+  Csr transposed;
+  if (t_rowptr && t_col) {
+    transposed = transposed_of(rowptr, col, *t_rowptr, *t_col, t_perm);
+    STD_TORCH_CHECK(transposed.num_rows == num_cols, "t_rowptr must have ", num_cols + 1,
+                    " entries, got ", transposed.num_rows + 1);
+  }
+  [[maybe_unused]] const Csr* of_hubs = t_rowptr && t_col ? &transposed : nullptr;
+  return backward_x(rowptr, col, perm, value, arg, grad, num_cols,
+                    [&](const SpmmMaxBackwardX& p, const Tensor& on) {
+                      if constexpr (kCuda) {
+                        Launch launch(on);
+                        void* scratch =
+                            launch.scratch(cuda::spmm_max_backward_x_scratch(p, of_hubs));
+                        launch.check(
+                            cuda::spmm_max_backward_x(p, of_hubs, scratch, launch.stream()),
+                            "spmm_max_backward_x");
+                      } else {
+                        run_backward_x_on_cpu(p);
+                      }
+                    });
 }
 
 template <bool kCuda>
@@ -170,7 +181,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
       "-> (Tensor, Tensor)");
   m.def(
       "spmm_max_backward_x(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor arg, "
-      "Tensor grad, SymInt num_cols) -> Tensor");
+      "Tensor grad, SymInt num_cols, Tensor? t_rowptr=None, Tensor? t_col=None, "
+      "Tensor? t_perm=None) -> Tensor");
   m.def(
       "spmm_max_backward_x_ordered(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, "
       "Tensor arg, Tensor grad, Tensor t_rowptr, Tensor t_col, Tensor? t_position) -> Tensor");

@@ -263,17 +263,34 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(CbsrBackward p, const 
 
 bool is_half(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
-}  // namespace
-
-int64_t cbsr_spmm_backward_scratch(const CbsrBackward& p) {
-  return is_half(p.dtype) ? p.csr.num_cols * p.k * acc_bytes(p.dtype) : 0;
+// The ordered form of the same gradient.
+CbsrBackward ordered(const CbsrBackward& p, const Csr& transposed) {
+  CbsrBackward o = p;
+  o.csr = transposed;
+  o.row_scale = p.col_scale;
+  o.col_scale = p.row_scale;
+  return o;
 }
 
-const char* cbsr_spmm_backward(const CbsrBackward& p, void* scratch, void* stream_) {
+bool has_many_terms(const CbsrBackward& p, const Csr* transposed) {
+  return transposed && !p.mean && p.dtype != DType::f64 && p.csr.num_edges > kManyTerms;
+}
+
+}  // namespace
+
+int64_t cbsr_spmm_backward_scratch(const CbsrBackward& p, const Csr* transposed) {
+  const int64_t bytes = is_half(p.dtype) ? p.csr.num_cols * p.k * acc_bytes(p.dtype) : 0;
+  if (!has_many_terms(p, transposed)) return bytes;
+  const int64_t of_hubs = cbsr_spmm_backward_hubs_scratch(ordered(p, *transposed));
+  return of_hubs > bytes ? of_hubs : bytes;  // one after the other
+}
+
+const char* cbsr_spmm_backward(const CbsrBackward& p, const Csr* transposed, void* scratch,
+                               void* stream_) {
   const int64_t total = p.csr.num_cols * p.k;
   if (total == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
-  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
+  const char* failed = dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) {
     using T = decltype(element);
     using I = decltype(index);
     return dispatch_columns(p.column_type, [&](auto column) -> const char* {
@@ -307,6 +324,8 @@ const char* cbsr_spmm_backward(const CbsrBackward& p, void* scratch, void* strea
       return last_error();
     });
   });
+  if (failed || !has_many_terms(p, transposed)) return failed;
+  return cbsr_spmm_backward_hubs(ordered(p, *transposed), scratch, stream);
 }
 
 const char* cbsr_sddmm(const CbsrSddmm& p, void* stream_) {

@@ -201,4 +201,20 @@ const char* cbsr_spmm_backward_ordered(const CbsrBackward& p_in, void* scratch, 
   });
 }
 
+int64_t cbsr_spmm_backward_hubs_scratch(const CbsrBackward& p) {
+  int64_t bytes = 0;
+  with_row(p, [&](auto row, const Shape& s, auto, auto) {
+    bytes = many_terms_scratch<typename decltype(row)::type>(p.csr, s);
+  });
+  return bytes;
+}
+
+const char* cbsr_spmm_backward_hubs(const CbsrBackward& p, void* scratch, void* stream_) {
+  if (p.csr.num_rows == 0 || p.k == 0) return nullptr;
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  return with_row(p, [&](auto row, const Shape& s, auto, auto) {
+    launch_long_rows<typename decltype(row)::type>(p.csr, s, rows_of_many_terms(p.csr).in(scratch), stream, p);
+  });
+}
+
 }  // namespace pyg_fast::cuda

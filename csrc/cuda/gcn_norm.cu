@@ -7,12 +7,12 @@ namespace pyg_fast::cuda {
 namespace {
 
 template <typename Degree>
-__global__ void __launch_bounds__(kThreads) gcn_init_kernel(GcnDegree p) {
+__global__ void __launch_bounds__(kThreads) gcn_init_kernel(GcnDegree p, Degree* sum) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (first == 0) p.counts[0] = p.counts[1] = 0;
   for (int64_t i = first; i < p.coo.num_dst; i += step) {
-    static_cast<Degree*>(p.degree)[i] = 0;
+    sum[i] = 0;
     if (p.last) p.last[i] = 0;
   }
 }
@@ -65,9 +65,12 @@ __device__ inline void add_degree(Degree* degree, const CooEdge& edge, Degree v)
   if ((threadIdx.x & 31) == 0) atomicAdd(degree + first, v);
 }
 
+// In float64: the terms of a hub add up one after another.
 template <typename T, typename I, bool WEIGHTED>
-__global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64_t* record) {
-  using Degree = std::conditional_t<WEIGHTED, acc_t<T>, int>;
+__global__ void __launch_bounds__(kThreads)
+    gcn_degree_kernel(GcnDegree p, std::conditional_t<WEIGHTED, double, int>* sum, int64_t* record) {
+  using Degree = std::conditional_t<WEIGHTED, double, int>;
+  using Value = std::conditional_t<WEIGHTED, acc_t<T>, int>;
   const int lane = threadIdx.x & 31;
   const auto add = [](int64_t* counter, int n) {
     atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(n));
@@ -75,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64
   int64_t invalid_edge = -1;
   for_chunks(p.coo.num_edges, [&](int64_t first) {
     CooEdge edge[kUnroll];
-    Degree v[kUnroll];
+    Value v[kUnroll];
     load_chunk<I>(p.coo, first, edge);
     int invalid = 0, loops = 0;
 #pragma unroll
@@ -101,10 +104,16 @@ __global__ void __launch_bounds__(kThreads) gcn_degree_kernel(GcnDegree p, int64
       if (p.last && is_loop(edge[u]))
         atomicMax(reinterpret_cast<unsigned long long*>(p.last) + edge[u].dst,
                   static_cast<unsigned long long>(first + 32 * u + lane + 1));
-      add_degree(static_cast<Degree*>(p.degree), edge[u], v[u]);
+      add_degree(sum, edge[u], static_cast<Degree>(v[u]));
     }
   });
   record_edge<I>(p.coo, record, invalid_edge);
+}
+
+__global__ void __launch_bounds__(kThreads) gcn_round_kernel(const double* sum, float* degree, int64_t n) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step)
+    degree[i] = static_cast<float>(sum[i]);
 }
 
 template <typename Acc>
@@ -245,7 +254,11 @@ __global__ void __launch_bounds__(kThreads) gcn_weight_backward_kernel(GcnWeight
 
 }  // namespace
 
-const char* gcn_degree(const GcnDegree& p, void* stream_) {
+int64_t gcn_degree_scratch(const GcnDegree& p) {
+  return p.weighted && p.dtype != DType::f64 ? p.coo.num_dst * static_cast<int64_t>(sizeof(double)) : 0;
+}
+
+const char* gcn_degree(const GcnDegree& p, void* scratch, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   return dispatch(p.dtype, p.coo.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
@@ -254,11 +267,16 @@ const char* gcn_degree(const GcnDegree& p, void* stream_) {
     const unsigned edges = blocks_for(32 * loop_chunks(p.coo.num_edges));
     int64_t* const record = error_record();
     if (p.weighted) {
-      gcn_init_kernel<acc_t<T>><<<nodes, kThreads, 0, stream>>>(p);
-      gcn_degree_kernel<T, I, true><<<edges, kThreads, 0, stream>>>(p, record);
+      constexpr bool rounds = !std::is_same_v<T, double>;
+      double* sum = static_cast<double*>(rounds ? scratch : p.degree);
+      gcn_init_kernel<<<nodes, kThreads, 0, stream>>>(p, sum);
+      gcn_degree_kernel<T, I, true><<<edges, kThreads, 0, stream>>>(p, sum, record);
+      if constexpr (rounds)
+        gcn_round_kernel<<<nodes, kThreads, 0, stream>>>(sum, static_cast<float*>(p.degree), p.coo.num_dst);
     } else if constexpr (std::is_same_v<T, float>) {
-      gcn_init_kernel<int><<<nodes, kThreads, 0, stream>>>(p);
-      gcn_degree_kernel<T, I, false><<<edges, kThreads, 0, stream>>>(p, record);
+      int* count = static_cast<int*>(p.degree);
+      gcn_init_kernel<<<nodes, kThreads, 0, stream>>>(p, count);
+      gcn_degree_kernel<T, I, false><<<edges, kThreads, 0, stream>>>(p, count, record);
     }
     return last_error();
   });

@@ -56,19 +56,22 @@ enum class Sums { registers, shared, none };
 //   add_parts(parts, begin, end)             adds the parts from `begin` to `end` of a row to them
 //   finish_all(row, degree)                  writes the sum of all warps, called by all threads
 
-// Rows of more than `size` edges are long. A block of that many edges has pieces of at most two of them: of
-// the row with its first edge, and of one that begins in it. The numbers depend on the graph's size only.
+// Rows of more than `size` edges are long, or those of more than `longer_than`. A block of `size` edges has
+// pieces of at most two of them: of the row with its first edge, and of one that begins in it. The numbers
+// depend on the graph's size only.
 struct LongRows {
   static constexpr int64_t kMostBlocks = 1 << 14;  // bounds the memory for parts
   int64_t size = 256;
+  int64_t longest = 256;   // of rows that are not long; at least `size`
   int64_t blocks = 0;      // 0: no row can be long
   int64_t* row = nullptr;  // [blocks] the long row that begins in a block, or -1
   void* parts = nullptr;   // [2 * blocks, tiles, kLanes] of type Part
 
-  explicit LongRows(const Csr& csr, int64_t least = 256) : size(least) {
+  explicit LongRows(const Csr& csr, int64_t least = 256, int64_t longer_than = 0) : size(least) {
     const int64_t share = (csr.num_edges + kMostBlocks - 1) / kMostBlocks;
     if (share > size) size = (share + 31) / 32 * 32;
-    if (csr.num_edges > size) blocks = (csr.num_edges + size - 1) / size;
+    longest = longer_than > size ? longer_than : size;
+    if (csr.num_edges > longest) blocks = (csr.num_edges + size - 1) / size;
   }
 
   // The memory that they need if the parts of a block's row have so many bytes.
@@ -155,7 +158,7 @@ struct Piece {
     row = row_of_edge<kWays>(rowptr, csr.num_rows, !exists ? first_listed : begins ? to - 1 : from);
     const I row_begin = rowptr[row], row_end = rowptr[row + 1];
     // With its first edge a block continues a long row, with its last edge it begins one.
-    is_long = exists && row_end - row_begin > l.size && (row_begin >= first) == begins;
+    is_long = exists && row_end - row_begin > l.longest && (row_begin >= first) == begins;
     begin = row_begin < from ? static_cast<I>(from) : row_begin;
     end = row_end < to ? row_end : static_cast<I>(to);
   }
@@ -426,6 +429,28 @@ __global__ void __launch_bounds__(kThreads) merge_long_rows_kernel(Csr csr, Shap
 template <typename Row>
 int64_t rows_scratch(const Csr& csr, const Shape& s) {
   return Row::kSums == Sums::none ? 0 : LongRows(csr).bytes(int64_t{s.tiles} * Row::kLanes * kPartBytes<Row>);
+}
+
+// Terms that kernels add atomically to one sum, one after another. A float32 sum of more is less exact than
+// pairwise, and waits for its memory: a row of the transpose gathers it, see launch_long_rows.
+constexpr int64_t kManyTerms = 1 << 14;
+
+inline LongRows rows_of_many_terms(const Csr& csr) { return LongRows(csr, 256, kManyTerms); }
+
+// Bytes of scratch memory that launch_long_rows needs for them.
+template <typename Row>
+int64_t many_terms_scratch(const Csr& csr, const Shape& s) {
+  return rows_of_many_terms(csr).bytes(int64_t{s.tiles} * Row::kLanes * kPartBytes<Row>);
+}
+
+// Processes only the long rows.
+template <typename Row, typename... Args>
+void launch_long_rows(const Csr& csr, const Shape& s, const LongRows& l, cudaStream_t stream,
+                      const Args&... args) {
+  if (l.blocks == 0) return;
+  rows_kernel<Row, Args...><<<l.grid(), kThreads, 0, stream>>>(csr, s, l, args...);
+  const dim3 grid(merge_grid(l), s.grid(csr.num_rows).y);
+  launch_early(merge_long_rows_kernel<Row, Args...>, grid, 0, stream, csr, s, l, args...);
 }
 
 // Processes all rows; Row's constructor gets `args` and the tile. `shared`: bytes of dynamic shared memory.

@@ -202,7 +202,8 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const float* in, T* out
 }
 
 // A source walks its outgoing edges, a row of the transpose, and adds the gradients that they won.
-template <typename T, typename I, int VEC, int LANES, bool STRIDED>
+// NUMBERS: the transpose has the numbers of its edges, of which p.csr.perm has that of each position.
+template <typename T, typename I, int VEC, int LANES, bool STRIDED, bool NUMBERS>
 struct WonRow {
   using Acc = acc_t<T>;
   using Index = I;
@@ -215,7 +216,7 @@ struct WonRow {
   using Part = Sum;
   struct Edge {
     Col row = 0;   // the destination
-    I edge = 0;    // the edge's position there
+    I edge = 0;    // the edge's position there, or its number
     Acc weight = 1;
 
     __device__ void load(const WonRow& of, I e, I end) {
@@ -224,7 +225,7 @@ struct WonRow {
       row = load_once(static_cast<const Col*>(of.transposed.col) + e);
       edge = position ? load_once(position + e) : e;
       if (!of.p.value) return;
-      const I* perm = static_cast<const I*>(of.p.csr.perm);
+      const I* perm = NUMBERS ? nullptr : static_cast<const I*>(of.p.csr.perm);
       weight = to_acc(static_cast<const T*>(of.p.value)[perm ? perm[edge] : edge]);
     }
   };
@@ -255,6 +256,14 @@ struct WonRow {
         const int64_t at = row * p.dim + (active ? column : 0);
         arg[u] = columns.load(static_cast<const I*>(p.arg) + at);
         grad[u] = columns.load(static_cast<const T*>(p.grad) + at);
+      }
+      if constexpr (NUMBERS) {
+        const I* number = static_cast<const I*>(p.csr.perm);
+#pragma unroll
+        for (int u = 0; u < kSteps; ++u) {
+#pragma unroll
+          for (int c = 0; c < VEC; ++c) arg[u].data[c] = __ldg(number + arg[u].data[c]);
+        }
       }
 #pragma unroll
       for (int u = 0; u < kSteps; ++u) {
@@ -307,18 +316,27 @@ const char* with_max_row(const SpmmMax& p, const Fn& fn) {
 }
 
 template <typename Fn>
-const char* with_won_row(const SpmmMaxBackwardX& p, const Csr& transposed, const Fn& fn) {
+const char* with_won_row(const SpmmMaxBackwardX& p, const Csr& transposed, bool numbers, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
-    const bool vectors =
-        p.dim % kVec<T> == 0 && aligned16(p.grad) && aligned16(p.arg) && aligned16(p.grad_x);
+    const bool vectors = !numbers && p.dim % kVec<T> == 0 && aligned16(p.grad) && aligned16(p.arg) &&
+                         aligned16(p.grad_x);
     const Shape s = shape_of<T>(transposed, p.dim, vectors);
     dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
-      fn(std::common_type<WonRow<T, I, vec, lanes, strided>>{}, s);
+      if constexpr (strided || vec == 1) {  // Fewer kernels: numbers are for few rows.
+        if (numbers) return fn(std::common_type<WonRow<T, I, vec, lanes, strided, true>>{}, s);
+      }
+      fn(std::common_type<WonRow<T, I, vec, lanes, strided, false>>{}, s);
     });
     return last_error();
   });
+}
+
+// Whether a source may win so many rows that it gathers them. In small graphs it would take more time.
+bool has_many_terms(const SpmmMaxBackwardX& p, const Csr* transposed) {
+  return transposed && p.dtype != DType::f64 && p.csr.num_rows > kManyTerms &&
+         p.csr.num_edges > 4 * kManyTerms;
 }
 
 }  // namespace
@@ -339,16 +357,23 @@ const char* spmm_max(const SpmmMax& p, void* scratch, void* stream_) {
   });
 }
 
-int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p) {
+int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p, const Csr* transposed) {
   const bool half = p.dtype == DType::f16 || p.dtype == DType::bf16;
-  return half ? p.csr.num_cols * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
+  int64_t bytes = half ? p.csr.num_cols * p.dim * static_cast<int64_t>(sizeof(float)) : 0;
+  if (!has_many_terms(p, transposed)) return bytes;
+  with_won_row(p, *transposed, p.csr.perm != nullptr, [&](auto row, const Shape& s) {
+    const int64_t of_rows = many_terms_scratch<typename decltype(row)::type>(*transposed, s);
+    bytes = of_rows > bytes ? of_rows : bytes;  // one after the other
+  });
+  return bytes;
 }
 
-const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream_) {
+const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, const Csr* transposed, void* scratch,
+                                void* stream_) {
   const int64_t total = p.csr.num_cols * p.dim;
   if (total == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
-  return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
+  const char* failed = dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
     using Acc = acc_t<T>;
@@ -362,11 +387,17 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* 
       round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
     return last_error();
   });
+  if (failed || !has_many_terms(p, transposed)) return failed;
+  return with_won_row(p, *transposed, p.csr.perm != nullptr, [&](auto row, const Shape& s) {
+    using Row = typename decltype(row)::type;
+    const LongRows l = rows_of_many_terms(*transposed).in(scratch);
+    launch_long_rows<Row>(*transposed, s, l, stream, p, *transposed);
+  });
 }
 
 int64_t spmm_max_backward_x_ordered_scratch(const SpmmMaxBackwardX& p, const Csr& transposed) {
   int64_t bytes = 0;
-  with_won_row(p, transposed, [&](auto row, const Shape& s) {
+  with_won_row(p, transposed, false, [&](auto row, const Shape& s) {
     bytes = rows_scratch<typename decltype(row)::type>(transposed, s);
   });
   return bytes;
@@ -376,7 +407,7 @@ const char* spmm_max_backward_x_ordered(const SpmmMaxBackwardX& p, const Csr& tr
                                         void* scratch, void* stream_) {
   if (p.csr.num_cols == 0 || p.dim == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
-  return with_won_row(p, transposed, [&](auto row, const Shape& s) {
+  return with_won_row(p, transposed, false, [&](auto row, const Shape& s) {
     launch_rows<typename decltype(row)::type>(transposed, s, scratch, stream, p, transposed);
   });
 }

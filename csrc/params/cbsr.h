@@ -97,13 +97,20 @@ const char* cbsr_sample(const CbsrDense& p, void* stream);
 int64_t cbsr_spmm_scratch(const CbsrSpmm& p);
 const char* cbsr_spmm(const CbsrSpmm& p, void* scratch, void* stream);
 
-// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch.
-int64_t cbsr_spmm_backward_scratch(const CbsrBackward& p);
-const char* cbsr_spmm_backward(const CbsrBackward& p, void* scratch, void* stream);
+// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch. Sources of
+// many edges gather over `transposed`, if it is given, without a mean: atomic additions of as many terms are
+// less exact.
+int64_t cbsr_spmm_backward_scratch(const CbsrBackward& p, const Csr* transposed);
+const char* cbsr_spmm_backward(const CbsrBackward& p, const Csr* transposed, void* scratch,
+                               void* stream);
 
 // The same gradient over the transposed structure, deterministic.
 int64_t cbsr_spmm_backward_ordered_scratch(const CbsrBackward& p);
 const char* cbsr_spmm_backward_ordered(const CbsrBackward& p, void* scratch, void* stream);
+
+// Of the ordered form, writes only the rows of many edges.
+int64_t cbsr_spmm_backward_hubs_scratch(const CbsrBackward& p);
+const char* cbsr_spmm_backward_hubs(const CbsrBackward& p, void* scratch, void* stream);
 
 const char* cbsr_sddmm(const CbsrSddmm& p, void* stream);
 }  // namespace cuda

@@ -69,8 +69,9 @@ void gcn_weight_backward(const GcnWeightBackward& p, int64_t chunk_begin, int64_
 }  // namespace cpu
 
 namespace cuda {
-// Uses atomic additions if there are values.
-const char* gcn_degree(const GcnDegree& p, void* stream);
+// Uses atomic additions if there are values, in float64.
+int64_t gcn_degree_scratch(const GcnDegree& p);
+const char* gcn_degree(const GcnDegree& p, void* scratch, void* stream);
 const char* gcn_weight(const GcnWeight& p, void* stream);
 const char* gcn_weight_backward(const GcnWeightBackward& p, void* stream);
 }  // namespace cuda

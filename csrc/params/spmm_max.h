@@ -55,9 +55,12 @@ namespace cuda {
 int64_t spmm_max_scratch(const SpmmMax& p);
 const char* spmm_max(const SpmmMax& p, void* scratch, void* stream);
 
-// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch.
-int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p);
-const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, void* scratch, void* stream);
+// Uses atomic additions: fast, but the last bits of a sum vary. f16 and bf16 accumulate in scratch. Sources of
+// many edges gather over `transposed`, if it is given: atomic additions of as many terms are less exact. Its
+// `perm` gives the numbers of its edges, as that of p.csr.
+int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p, const Csr* transposed);
+const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, const Csr* transposed, void* scratch,
+                                void* stream);
 
 // The same gradient, deterministic: gathers over the structure `transposed`. Its `perm` gives the
 // position of each of its edges in p.csr (nullptr: the identity).

@@ -16,6 +16,9 @@ from .groups import Groups, groups_of
 # more partial sums of small groups cost beside waiting for long rows.
 _FEW, _SOME, _MANY = 1 << 16, 1 << 22, 1 << 24
 
+# So many terms of a source CUDA kernels add in any order: kManyTerms in csrc/cuda/rows.cuh.
+MANY_TERMS = 1 << 14
+
 # Edges at once in what needs temporary tensors of edges.
 CHUNK = 1 << 26
 
@@ -95,6 +98,14 @@ class Graph(NamedTuple):
     def num_edges(self) -> int:
         """The number of edges that an :obj:`edge_weight` must have."""
         return self.col.size(0)
+
+    def transpose_of_hubs(self) -> tuple[Tensor | None, ...]:
+        """The transpose, for a kernel that adds terms of sources in any order and gathers those of
+        many edges; Nones if there is none, or no source has as many. It asks no GPU."""
+        groups = self.t_groups
+        if groups is not None and groups.most_groups * groups.size <= MANY_TERMS:
+            return None, None, None
+        return self.t_rowptr, self.t_col, self.t_perm
 
     def with_groups(
         self, size: int | None, t_size: int | None = None, atomic: bool = False

@@ -31,6 +31,7 @@ from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
+from ..ops.spmm_var import reduce_var
 from ._fused import Fused, is_plain, part_of
 
 _FUSED = (
@@ -255,8 +256,7 @@ class FusedReduce(Fused):
 def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
     """Applies an aggregation for which :func:`why_not` returns None.
 
-    Several aggregations share their sums. float16 and bfloat16 are rounded only at the end, so
-    that a variance does not cancel.
+    Several aggregations share their sums. float16 and bfloat16 are rounded only at the end.
     """
     x = to.source
     if isinstance(x, CBSR):
@@ -268,7 +268,6 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
     parts = list(aggr.aggrs) if multi else [aggr]
     kinds = [type(part) for part in parts]
     moments = VarAggregation in kinds or StdAggregation in kinds
-    wide = multi or moments
 
     transpose = torch.is_grad_enabled() and (
         x.requires_grad or any(kind is PowerMeanAggregation and part.learn
@@ -284,19 +283,21 @@ def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
     total: Any = None
     mean: Any = None
     var: Any = None
-    if SumAggregation in kinds:
-        total = product(sums, x, out_acc=wide)
-    if MeanAggregation in kinds or moments:
-        if total is not None:
-            mean = total * inverse.view(-1, 1)  # type: ignore[union-attr]
-        else:
-            mean = product(means, x, out_acc=wide)
     if moments:
         semi_grad = any(getattr(part, 'semi_grad', False) for part in parts)
         if not multi and kinds[0] is StdAggregation:
             semi_grad = parts[0].var_aggr.semi_grad
-        square = (x.detach() if semi_grad else x).to(acc_dtype(x.dtype)).square()
-        var = product(means, square) - mean * mean
+        also = sums if SumAggregation in kinds else means if MeanAggregation in kinds else None
+        var, total = reduce_var(means, x, semi_grad, also)
+        if also is means:
+            mean, total = total, None
+    elif SumAggregation in kinds:
+        total = product(sums, x, out_acc=multi)
+    if MeanAggregation in kinds and mean is None:
+        if total is not None:
+            mean = total * inverse.view(-1, 1)  # type: ignore[union-attr]
+        else:
+            mean = product(means, x, out_acc=multi)
 
     outs = []
     for part, kind in zip(parts, kinds, strict=True):

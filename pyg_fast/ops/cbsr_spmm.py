@@ -32,7 +32,8 @@ def cbsr_spmm(
 
     The result is bitwise reproducible. The gradient of the values on CUDA adds atomically
     (in float32 for float16 and bfloat16), unless :func:`torch.use_deterministic_algorithms` is on;
-    then it gathers over the transposed graph.
+    then it gathers over the transposed graph. Nodes with more than 16,384 outgoing edges gather in
+    any case if the graph is prepared: as many atomic additions in float32 would not be exact.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): As in :func:`~pyg_fast.ops.spmm`.
@@ -119,6 +120,9 @@ def _cbsr_spmm_backward_reference(
     col_scale: Tensor | None,
     diag: Tensor | None,
     mean: bool,
+    t_rowptr: Tensor | None = None,
+    t_col: Tensor | None = None,
+    t_perm: Tensor | None = None,
 ) -> Tensor:
     row, source, position = edge_list(rowptr, col, perm)
     grad = grad.double()

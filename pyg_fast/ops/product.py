@@ -338,9 +338,14 @@ class SSpMM(torch.autograd.Function):
                 'this graph was made without the transpose that a deterministic backward needs'
             )
         if not ordered and not dense:
+            # Other graphs do not know whether they have hubs, and most lack the transpose.
+            of_hubs = graph.transpose_of_hubs() if graph.t_groups is not None else ()
+            if of_hubs and of_hubs[0] is not None:
+                op = op.without_mean(grad.dtype)
             return ops.cbsr_spmm_backward.default(
-                *graph[:3], value, grad, columns, op.row_scale, op.col_scale, op.diag, op.mean
-            )
+                *graph[:3], value, grad, columns, op.row_scale, op.col_scale, op.diag, op.mean,
+                *of_hubs,
+            )  # fmt: skip
         t_op = op.without_mean(grad.dtype).t()
         if dense:
             out = _dense_product(t_op, value, grad, None, False)

@@ -30,8 +30,9 @@ def spmm(
     Differentiable in :obj:`x` and :obj:`edge_weight`, any number of times. Sums of float16 and
     bfloat16 run in float32. No tensor of size :math:`|\mathcal{E}| \times F` is allocated.
     Results are bitwise reproducible, except where CUDA adds atomically: in the gradient of
-    :obj:`"max"`/:obj:`"min"` to :obj:`x`, unless :func:`torch.use_deterministic_algorithms` is on,
-    and in sums over a graph with atomic groups.
+    :obj:`"max"`/:obj:`"min"` to :obj:`x`, unless :func:`torch.use_deterministic_algorithms` is on
+    or the source has more than 16,384 edges in a graph of more than 65,536, and in sums over a
+    graph with atomic groups.
 
     Args:
         graph (EdgeIndex, Tensor or Graph): A graph prepared by

@@ -56,7 +56,10 @@ class SpMMMax(torch.autograd.Function):
                     rowptr, col, perm, value, arg, grad, t_rowptr, t_col, position
                 )
             else:
-                grad_x = ops.spmm_max_backward_x(rowptr, col, perm, value, arg, grad, num_src)
+                of_hubs = graph.transpose_of_hubs() if grad.is_cuda else ()
+                grad_x = ops.spmm_max_backward_x(
+                    rowptr, col, perm, value, arg, grad, num_src, *of_hubs
+                )
         if ctx.needs_input_grad[1]:
             grad_value = ops.spmm_max_backward_value(
                 rowptr, col, perm, arg, grad, x, value.size(0)
@@ -156,6 +159,9 @@ def _spmm_max_backward_x_reference(
     arg: Tensor,
     grad: Tensor,
     num_cols: int,
+    t_rowptr: Tensor | None = None,
+    t_col: Tensor | None = None,
+    t_perm: Tensor | None = None,
 ) -> Tensor:
     i, f, source, position = _reached(col, perm, arg)
     message = grad.double()[i, f] * (1 if value is None else value.double()[position])

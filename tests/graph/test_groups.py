@@ -230,3 +230,14 @@ def test_bad_sizes(bad: tuple) -> None:
         with pytest.raises(error, match="'size'"):
             set_group_sizes(edge_index, *sizes)
     assert graph_of(edge_index, 30, 30).groups is None
+
+
+@pytest.mark.parametrize('end', [0, 1])
+def test_groups_tell_whether_a_source_is_a_hub(device: torch.device, end: int) -> None:
+    """By numbers of the host; without groups it may be one."""
+    edge_index = torch.randint(9, (2, structure_module.MANY_TERMS + 200), device=device)
+    edge_index[end] = 3
+    graph = Graph.from_edge_index(edge_index, 9)
+    assert graph.transpose_of_hubs()[0] is graph.t_rowptr
+    found = graph.with_groups(64, 64).transpose_of_hubs()
+    assert found[0] is (graph.t_rowptr if end == 0 else None)

@@ -121,6 +121,19 @@ def test_aggregations(name: str, prepared: bool, device: torch.device) -> None:
         assert_same(expected, gradients(must_fuse(ours), x, graph))
 
 
+@pytest.mark.parametrize('name', ['var', 'std', 'list'])
+def test_equal_neighbours_have_no_variance(name: str, device: torch.device) -> None:
+    """Squares of large numbers do not cancel exactly, for PyG either."""
+    conv = PathPreparedSAGEConv(8, 5, **FUSED[name]()).to(device)
+    x = (torch.rand(SRC, 1, device=device) * 1e4).expand(-1, 8)
+    edge_index = torch.stack([torch.arange(SRC), torch.arange(SRC) // 2]).repeat(1, 3).to(device)
+    x = x[edge_index[1, :SRC]]  # one number for both neighbours
+    seen: list[Tensor] = []
+    conv.lin_l.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    conv(x, edge_index)
+    assert not seen[0][:, -8:].any()  # that of the list's last aggregation, too
+
+
 @pytest.mark.parametrize('name', LEFT)
 def test_other_aggregations_are_left_to_pyg(name: str, device: torch.device) -> None:
     theirs, ours = layers(8, 5, LEFT[name], device, torch.float32)

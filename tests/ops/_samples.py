@@ -27,6 +27,9 @@ class Given:
         self.num_nodes, self.num_edges = 30, self.graph.num_edges
         self.perm = self.optional(self.graph.perm)
         self.csr = {'rowptr': self.graph.rowptr, 'col': self.graph.col, 'perm': self.perm}
+        t = self.graph.t_rowptr, self.graph.t_col, self.graph.t_perm
+        names = 't_rowptr', 't_col', 't_perm'
+        self.transpose = dict(zip(names, map(self.optional, t), strict=True))
         self.value = self.optional(self.exact(self.num_edges))
         self.a, self.b = (self.exact(self.num_nodes, 9) for _ in range(2))
         self.scaled = {

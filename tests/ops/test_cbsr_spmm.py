@@ -56,7 +56,7 @@ def _(given: Given) -> dict[str, object]:
 def _(given: Given) -> dict[str, object]:
     return dict(
         **given.csr, value=given.value, grad=given.a, columns=entries_for(given)[1],
-        **given.scaled, mean=given.full,
+        **given.scaled, mean=given.full, **given.transpose,
     )  # fmt: skip
 
 

@@ -137,6 +137,9 @@ CBSR_BACKWARD = ('cbsr_spmm_backward', 'cbsr_spmm_backward_ordered')
 STILL_FITS = {
     *(('spmm_max', 'rowptr', kind) for kind in ('shorter', 'longer')),
     *(('spmm_max', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower')),
+    *(('spmm_var', 'rowptr', kind) for kind in ('shorter', 'longer', 'other type')),
+    *(('spmm_var', 'col', kind) for kind in ('shorter', 'longer', 'empty')),
+    *(('spmm_var', 'x', kind) for kind in ('shorter', 'longer', 'empty', 'narrower', 'other type')),
     *(('spmm_max_backward_value', 'x', kind) for kind in ('shorter', 'longer', 'empty')),
     *(('spmm_max_backward_x_ordered', 't_rowptr', kind) for kind in ('shorter', 'longer')),
     *(
@@ -294,7 +297,7 @@ def test_numbers_that_do_not_fit(
 def test_graph_must_be_contiguous(device: torch.device, op: str) -> None:
     good = sample(op, device)
     t = '' if 'rowptr' in good else 't_'
-    for name in (f'{t}rowptr', f'{t}col', f'{t}perm'):
+    for name in good.keys() & {f'{t}rowptr', f'{t}col', f'{t}perm'}:
         strided = good[name].repeat_interleave(2)[::2]
         with pytest.raises(RuntimeError, match='contiguous'):
             getattr(ops, op)(*{**good, name: strided}.values())

@@ -69,8 +69,9 @@ def arg_of(given: Given) -> Tensor:
 @sample('spmm_max_backward_x')
 def _(given: Given) -> dict[str, object]:
     return dict(
-        **given.csr, value=given.value, arg=arg_of(given), grad=given.b, num_cols=given.num_nodes
-    )
+        **given.csr, value=given.value, arg=arg_of(given), grad=given.b, num_cols=given.num_nodes,
+        **given.transpose,
+    )  # fmt: skip
 
 
 @sample('spmm_max_backward_x_ordered')

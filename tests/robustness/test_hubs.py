@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from pyg_fast import ops
+from pyg_fast.graph import Graph, prepare_edge_index
+from pyg_fast.ops._library import ops as kernels
+from pyg_fast.ops._library import reference
 from pyg_fast.ops.attention_scores import attention_scores
 from pyg_fast.ops.head_map import head_map_weight
 from tests.ops._graphs import hubs
@@ -76,8 +79,10 @@ def hub(end: int, num_nodes: int = FEW) -> Tensor:
 
 
 def cbsr_spmm(edges: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    columns = (torch.arange(FEW).view(-1, 1) + torch.tensor([0, 3, 4])) % 7
-    cbsr = ops.CBSR(x[:, :3], columns.sort(1).values.to(torch.uint8), 7)
+    columns = (torch.arange(FEW).view(-1, 1) + torch.tensor([0, 3, 4])) % 11
+    cbsr = ops.CBSR(x[:, :3], columns.sort(1).values.to(torch.uint8), 11)
+    if x.is_cuda:  # A plain list has no transpose there.
+        edges = prepare_edge_index(edges, (FEW, FEW))[0]
     return ops.cbsr_spmm(edges, cbsr, w)
 
 
@@ -101,16 +106,86 @@ LONG: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
 
 
 @pytest.mark.parametrize('name', LONG)
-def test_long_sums_of_op(name: str) -> None:
+def test_long_sums_of_op(device: torch.device, name: str) -> None:
     """Also where there is no softmax, and a sum of absolute terms is the sum."""
     run, shapes = LONG[name]
     found = []
-    given = [torch.rand(shape) for shape in shapes]
-    for dtype in (torch.float32, torch.float64):
-        torch.manual_seed(0)
-        leaves = [value.to(dtype).requires_grad_() for value in given]
-        out = run(*leaves)
-        grad = torch.full(out.shape, torch.tensor(0.3).item(), dtype=dtype)
-        found.append([out, *torch.autograd.grad(out, leaves, grad)])
+    with device:
+        given = [torch.rand(shape) for shape in shapes]
+        for dtype in (torch.float32, torch.float64):
+            torch.manual_seed(0)
+            leaves = [value.to(dtype).requires_grad_() for value in given]
+            out = run(*leaves)
+            grad = torch.full(out.shape, torch.tensor(0.3).item(), dtype=dtype)
+            found.append([out, *torch.autograd.grad(out, leaves, grad)])
     for actual, exact in zip(*found, strict=True):
         assert (actual - exact).abs().max() <= LIMIT * exact.abs().max()
+
+
+# A source that sends to so many that CUDA kernels gather its terms, beside sources of a few.
+NUM_ROWS = 120_000
+
+
+def edges_of_a_source(device: torch.device, prepared: bool) -> Tensor:
+    """Edges of node 1 to all nodes, and as many others."""
+    everywhere = torch.arange(NUM_ROWS, device=device)
+    src = torch.cat([torch.ones_like(everywhere), torch.randint_like(everywhere, NUM_ROWS)])
+    edges = torch.stack([src, everywhere.repeat(2)])
+    edges = edges[:, torch.randperm(edges.size(1), device=device)]
+    if prepared:
+        return prepare_edge_index(edges, (NUM_ROWS, NUM_ROWS))[0]
+    return edges
+
+
+@pytest.mark.parametrize('weighted', [False, True])
+@pytest.mark.parametrize('prepared', [False, True])
+@pytest.mark.parametrize(('width', 'dtype'), [
+    (1, torch.float32), (5, torch.float32), (64, torch.float32), (8, torch.bfloat16)])  # fmt: skip
+def test_gradient_of_a_source_that_wins_most_rows(
+    device: torch.device, prepared: bool, weighted: bool, width: int, dtype: torch.dtype
+) -> None:
+    edges = edges_of_a_source(device, prepared)
+    x = torch.randint(-9, 9, (NUM_ROWS, width), device=device).to(dtype)
+    x[1] = 7  # It wins most of the rows, and shares some.
+    weight = torch.randint(1, 3, (edges.size(1),), device=device).to(dtype) if weighted else None
+    found = []
+    for to in (dtype, torch.float64):
+        leaf = x.to(to).requires_grad_()
+        out = ops.spmm(edges, leaf, None if weight is None else weight.to(to), reduce='max')
+        found += torch.autograd.grad(out, leaf, torch.full_like(out, 0.3, dtype=dtype).to(to))
+    actual, exact = found
+    assert exact[1].min() > 20_000  # terms of about 0.3
+    limit = LIMIT if dtype == torch.float32 else torch.finfo(dtype).eps
+    assert ((actual - exact).abs() <= limit * exact.abs()).all()
+
+
+@pytest.mark.parametrize(('reduce', 'dtype'), [
+    ('sum', torch.float32), ('mean', torch.float32), ('sum', torch.bfloat16)])  # fmt: skip
+@pytest.mark.parametrize('weighted', [False, True])
+def test_gradient_of_cbsr_of_a_source_of_many_edges(
+    device: torch.device, reduce: str, dtype: torch.dtype, weighted: bool
+) -> None:
+    edges = edges_of_a_source(device, True)
+    columns = torch.rand(NUM_ROWS, 24, device=device).topk(4).indices.sort().values
+    values = torch.rand(NUM_ROWS, 4, device=device, dtype=dtype)
+    weight = torch.rand(edges.size(1), device=device, dtype=dtype) if weighted else None
+    found = []
+    for to in (dtype, torch.float64):
+        leaf = values.to(to).requires_grad_()
+        cbsr = ops.CBSR(leaf, columns.to(torch.uint8), 24)
+        out = ops.cbsr_spmm(edges, cbsr, None if weight is None else weight.to(to), reduce)
+        found += torch.autograd.grad(out, leaf, torch.full_like(out, 0.3, dtype=dtype).to(to))
+    actual, exact = found
+    limit = LIMIT if dtype == torch.float32 else torch.finfo(dtype).eps
+    assert ((actual - exact).abs() <= limit * exact.abs()).all()
+
+
+def test_gradient_of_cbsr_of_a_source_of_many_edges_with_scales(device: torch.device) -> None:
+    graph = Graph.from_edge_index(edges_of_a_source(device, False), NUM_ROWS)
+    columns = torch.rand(NUM_ROWS, 24, device=device).topk(4).indices.sort().values
+    grad = torch.rand(NUM_ROWS, 24, device=device)
+    value = torch.rand(graph.num_edges, device=device)
+    scales = torch.rand(3, NUM_ROWS, device=device).unbind()
+    args = (*graph[:3], value, grad, columns.to(torch.uint8), *scales, False, *graph[3:6])
+    actual, exact = kernels.cbsr_spmm_backward(*args), reference.cbsr_spmm_backward(*args)
+    assert ((actual - exact).abs() <= LIMIT * exact).all()
