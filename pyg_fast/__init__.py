@@ -18,6 +18,6 @@ _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 
 __all__ = [
     'CapturedStep', 'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'capture',
-    'choose_num_samples', 'compile', 'datasets', 'graph', 'loader', 'memory_estimate', 'nn', 'ops', 'restore',
-    'small_graphs', 'transforms', 'with_cuda',
+    'choose_num_samples', 'compile', 'datasets', 'graph', 'loader', 'memory_estimate', 'nn', 'ops',
+    'restore', 'small_graphs', 'transforms', 'with_cuda',
 ]  # fmt: skip

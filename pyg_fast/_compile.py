@@ -69,4 +69,5 @@ def backend(
     replace_messages(module)
     patches = dict(list_mode_options(mode)) if mode else {}
     patches |= options or {}
-    return compile_fx(module, examples, config_patches=patches or None)
+    compiled: Any = compile_fx(module, examples, config_patches=patches or None)
+    return compiled

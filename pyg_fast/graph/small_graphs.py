@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from .prepared_graph import PreparedGraph
 
@@ -104,9 +105,10 @@ def has_few_edges(edge_index: Any, width: int, kind: str = 'message') -> bool:
 
 
 def are_few(num_edges: int, width: int, on_gpu: bool, kind: str) -> bool:
-    """The same for a number of edges, which may be symbolic: then a guard holds for the answer."""
+    """The same for a number of edges, which may be symbolic: then a guard holds for the answer.
+    Those whose number nobody knows are not few."""
     product, more = _LIMITS[kind, on_gpu]
-    return runs_pygs_code() and bool(num_edges * (width + more) < product)
+    return runs_pygs_code() and guard_or_false(num_edges * (width + more) < product)
 
 
 @lru_cache(maxsize=256)

@@ -75,11 +75,10 @@ def _layout(passes: Passes, needs: tuple[bool, ...]) -> _Layout:
     if passes.weighted_sum is not None or not any(needs):
         return _Layout(results, [], [], [], [], [], [])
     derived = passes.gradients
-    local = []
-    for k in passes.local(needs):
-        at = derived.local[k]
-        assert at is not None
-        local.append((derived.local_program[at].shape, acc))
+    local = [
+        (derived.local_program[derived.local[k]].shape, acc)  # type: ignore[index]
+        for k in passes.local(needs)
+    ]  # fmt: skip
     chosen = [
         (shape, None) for (shape, _), output in zip(results, plan.outputs, strict=True)
         if output.reduce in ('max', 'min')
@@ -100,8 +99,8 @@ def _kept_of(passes: Passes, needs: tuple[bool, ...], found: Sequence[Tensor]) -
     def some(of: Sequence[Any]) -> tuple[Tensor, ...]:
         return tuple(next(rest) for _ in of)
 
-    of = layout.same, layout.local, layout.chosen, layout.stats, layout.wide
-    same, local, chosen, stats, wide = map(some, of)
+    same, local, chosen = some(layout.same), some(layout.local), some(layout.chosen)
+    stats, wide = some(layout.stats), some(layout.wide)
     edges = iter(chosen)
     results = dict(zip((*layout.same, *layout.rounded), (*same, *wide), strict=True))
     return Kept(
@@ -247,4 +246,6 @@ def _split(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor
 
 message = torch.ops.pyg_fast.message.default
 message_backward = torch.ops.pyg_fast.message_backward.default
-torch.library.register_autograd('pyg_fast::message', _of_message, setup_context=_setup, lib=_library)
+torch.library.register_autograd(
+    'pyg_fast::message', _of_message, setup_context=_setup, lib=_library
+)

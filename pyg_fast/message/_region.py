@@ -9,7 +9,7 @@ import logging
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -68,10 +68,19 @@ def replace_messages(module: GraphModule) -> int:
         else:
             count += 1
             _log.info('%s runs as a kernel in compiled code: %s', name, how)
-    graph.eliminate_dead_code()
+    _erase_marks(graph)
     graph.lint()
     module.recompile()
     return count
+
+
+def _erase_marks(graph: FxGraph) -> None:
+    """Erases marks that nobody reads. Other nodes that nobody reads may write."""
+    for node in reversed(list(graph.nodes)):
+        part = node.args[0] if node.target is operator.getitem and node.args else node
+        is_mark = isinstance(part, Node) and any(_is(part, each) for each in _markers.MARKS)
+        if is_mark and not node.users:
+            graph.erase_node(node)
 
 
 def _is(node: Node, op: Any) -> bool:
@@ -160,11 +169,17 @@ def _traffic(module: GraphModule) -> _Traffic:
     if mode is None:
         raise Refused('a graph without tensors')
     try:
-        with mode, enable_python_dispatcher():
+        with mode, enable_python_dispatcher(), _without_new_symbols(mode):
             traffic.run(*inputs)
     except Exception as error:
         raise Refused(f'a graph that does not run on fake tensors: {error}') from error
     return traffic
+
+
+def _without_new_symbols(mode: Any) -> Any:
+    """Drops the symbols of sizes that depend on data, which the graph has already."""
+    env = mode.shape_env
+    return nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
 
 
 class _Region:
@@ -173,10 +188,12 @@ class _Region:
     def __init__(self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic) -> None:
         order = list(module.graph.nodes)
         self.place = {node: k for k, node in enumerate(order)}
-        first = aggregates[0]
+        first: Any = aggregates[0]
         self.end = self.place[first]
         self.message, self.index, self.num_src, self.num_dst = first.args[:4]
-        self.reduces = tuple(dict.fromkeys(node.args[4] for node in aggregates))
+        self.reduces: tuple[str, ...] = tuple(
+            dict.fromkeys(str(node.args[4]) for node in aggregates)
+        )
         self.csr, self.perm, self.t_perm = first.args[5:]
         order = order[: self.end]
         depends = self._depending(order)
@@ -226,10 +243,6 @@ class _Region:
             node = stack.pop()
             if node in nodes or node in frontier:
                 continue
-            if _is(node, _markers.edge) and node.args[0] in depends:  # An `edge_updater` made it.
-                nodes.add(node)
-                stack.append(node.args[0])
-                continue
             starts = node is self.index or _is(node, _markers.gather) or _is(node, _markers.edge)
             is_shape = node.op == 'call_function' and isinstance(_value(node), (tuple, list))
             if starts or not (node in depends or is_shape):
@@ -245,7 +258,7 @@ class _Region:
         begins: dict[int, int] = {}  # by storage: the place where the message first reads it
         for node in (*nodes, *frontier):
             marked = _is(node, _markers.gather) or _is(node, _markers.edge)
-            read = [node.args[0]] if marked else [] if node in frontier else node.all_input_nodes
+            read: Any = [node.args[0]] if marked else [] if node in frontier else node.all_input_nodes
             for each in read:
                 for storage in traffic.result.get(each, ()):
                     begins[storage] = min(begins.get(storage, self.end), self.place[node])
@@ -320,9 +333,6 @@ class _Region:
             else:
                 known[node] = self._number(value, num_edges, num_nodes, fixed)
         for node in self.nodes:
-            if _is(node, _markers.edge):
-                known[node] = known[node.args[0]]  # type: ignore[index]
-                continue
             new = graph.node_copy(node, known.__getitem__)
             if not isinstance(_value(self.index).shape[0], torch.SymInt):
                 self._restore_sizes(new, num_edges, num_nodes)
@@ -347,7 +357,7 @@ class _Region:
 
     def _restore_sizes(self, node: Node, num_edges: Node, num_nodes: Node) -> None:
         """Makes sizes of what is a number in a graph of fixed sizes: a guard holds for it anyway."""
-        name = node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')
+        name = getattr(node.target, '__name__', node.target)
         if name not in _SHAPED or len(node.args) <= (place := int(name != 'zeros')):
             return
         count, total = _value(self.index).shape[0], _value(self.num_dst)
@@ -374,7 +384,7 @@ def _is_dropout(node: Node) -> bool:
     p, training = (node.args[k] if len(node.args) > k else None for k in (1, 2))
     p = node.kwargs.get('p', 0.5 if p is None else p)
     training = node.kwargs.get('training', node.kwargs.get('train', training))
-    return training is not False and p != 0
+    return bool(training is not False and p != 0)
 
 
 def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> str:
@@ -410,7 +420,9 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         if autocast:
             graph.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
     for node in aggregates:
-        node.replace_all_uses_with(results[region.reduces.index(node.args[4])])
+        result = results[region.reduces.index(node.args[4])]
+        result.meta['example_value'] = _value(node)  # Whether it requires a gradient.
+        node.replace_all_uses_with(result)
         graph.erase_node(node)
     own = {*region.nodes, *region.frontier}
     for node in reversed(order):
@@ -462,7 +474,8 @@ def _emitted(
             needs = [not leaves.isdisjoint(each) for each in passes.leaves]
         hoists = passes.prologue.ends if True in needs else ()
         transposed = csr[2:] or (None, None)
-        graph = Graph(*csr[:2], perm, *transposed, t_perm, num_src, num_dst)
+        rowptr, col, t_rowptr, t_col = *csr[:2], *transposed
+        graph = Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
         values = passes.prologue(read, graph if hoists else None)
         kernel_inputs = [x.contiguous() for x in values[: len(needs)]]
         seed = None
@@ -475,12 +488,11 @@ def _emitted(
 
     fakes = [_value(each) for each in arguments]
     mode = next(x.fake_mode for x in fakes if isinstance(x, FakeTensor))
-    kinds = 'cpu', 'cuda'
     with ExitStack() as stack:
         stack.enter_context(enable_python_dispatcher())
         stack.enter_context(mode)
         stack.enter_context(in_torch())
-        for kind in kinds:
+        for kind in ('cpu', 'cuda'):
             stack.enter_context(torch.autocast(kind, enabled=False))
         try:
             body = make_fx(emit, tracing_mode='real')(*fakes)

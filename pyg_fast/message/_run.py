@@ -707,9 +707,9 @@ class FusedMessage(torch.autograd.Function):
         ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
         only_read: bool, *inputs: Tensor,
     ) -> Any:  # fmt: skip
-        rounded, kept = results_of(passes, graph, seed, needs, inputs)
+        found, kept = results_of(passes, graph, seed, needs, inputs)
         ctx.passes, ctx.needs = passes, needs
-        rounded = tuple(map(_no_view, rounded))
+        rounded = tuple(map(_no_view, found))
         if not only_read:  # The caller may write into what it gets.
             results = [x.clone() if any(x is y for y in rounded) else x for x in kept.results]
             kept = kept._replace(results=tuple(results))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MultiAggregation, StdAggregation
 from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
@@ -43,7 +44,7 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
     ):  # fmt: skip
         return None
     is_own = isinstance(edge_index, EdgeIndex) or hasattr(edge_index, '_data')
-    edges = edge_index._data if is_own else edge_index
+    edges: Any = edge_index._data if is_own else edge_index  # type: ignore[attr-defined]
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
     index = edges[0], edges[1]
     num_edges = edges.size(1)
@@ -74,11 +75,13 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
             return None
-        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == num_edges:
+        if isinstance(value, Tensor) and _is_of_edges(value, num_edges):
             value = _markers.edge(value, index[i], name)
         given[name] = value
     num_dst = sizes[i] if sizes[i] is not None else sizes[j]
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
+    assert num_src is not None
+    assert num_dst is not None
     for name in marks.structure:
         given[name] = index[i] if name in _STRUCTURE else num_dst
     graph = _graph(edge_index, edges, i == 1, num_src, num_dst)
@@ -94,6 +97,10 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
             message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
         ))  # fmt: skip
     return _combined(conv, aggr, outs, index[i])
+
+
+def _is_of_edges(value: Tensor, num_edges: int) -> bool:
+    return value.dim() > 0 and guard_or_false(value.size(0) == num_edges)
 
 
 def _graph(edge_index: Any, edges: Tensor, sorts: bool, num_src: int, num_dst: int) -> Graph:

@@ -41,7 +41,10 @@ def head_map(
     Returns:
         Tensor: :math:`(N, H \cdot C)`, transposed :math:`(N, H \cdot D)`.
     """
-    if _differentiable.only or not _runs(x, weight) or not (other is None or _runs(other, x)) or not _fits(weight, heads):
+    if (
+        _differentiable.only or not _runs(x, weight) or not (other is None or _runs(other, x))
+        or not _fits(weight, heads)
+    ):  # fmt: skip
         return _in_torch(x, weight, other, heads, transposed)
     if not torch.is_grad_enabled():
         return ops.head_map.default(x, weight, other, heads, transposed)

@@ -8,13 +8,13 @@ from ._edges import check_edge_index, check_invalid, kernel_index, raise_index_e
 from ._library import fake, ops, reference
 from ._numbers import check_flag, check_number
 
-_INT32_MAX = 2**31 - 1024  # Kernel counters run a little past the last edge.
-MOST_NODES = _INT32_MAX  # Node ids are always 32-bit.
+MOST_IN_INT32 = 2**31 - 1024  # Kernel counters run a little past the last edge.
+MOST_NODES = MOST_IN_INT32  # Node ids are always 32-bit.
 
 
 def counts_in_int64(num_edges: int) -> bool:
     """Whether row pointers and positions of :obj:`num_edges` edges need 64 bits."""
-    return num_edges >= _INT32_MAX
+    return num_edges >= MOST_IN_INT32
 
 
 def to_csr(
