@@ -264,11 +264,16 @@ def mark(conv: Any) -> None:
     )  # fmt: skip
 
 
+def _is_exporting() -> bool:
+    # Torch 2.11 traces `is_exporting()` as True for `torch.compile`, too.
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def _marked(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Any:
     """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
     kernels of them; None where PyG's code must run."""
     marks = conv._marks
-    if marks is None or torch.compiler.is_exporting():
+    if marks is None or _is_exporting():
         return None
     for name in _HOOKS:
         if len(getattr(conv, name)) > 0:
