@@ -276,7 +276,8 @@ class _Region:
         check_autograd(module)
         found = []
         for num_edges, num_nodes in zip(EDGES, NODES, strict=True):
-            given: list[Any] = [Like((num_edges,), torch.int8), num_nodes]
+            device = _value(self.index).device
+            given: list[Any] = [Like((num_edges,), torch.int8, device), num_nodes]
             for node, kind in zip(inputs, kinds, strict=True):
                 x = _value(node)
                 rows = {'param': (), 'edge': (num_edges,)}.get(kind[0], (2,))
