@@ -68,7 +68,7 @@ def replace_messages(module: GraphModule) -> int:
         else:
             count += 1
             _log.info('%s runs as a kernel in compiled code: %s', name, how)
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: not _is_pure(node))
     graph.lint()
     module.recompile()
     return count
@@ -76,6 +76,12 @@ def replace_messages(module: GraphModule) -> int:
 
 def _is(node: Node, op: Any) -> bool:
     return node.op == 'call_function' and node.target in (op, op.overloadpacket)
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node without users may go: FX does not know all that writes."""
+    is_mark = getattr(node.target, 'namespace', '') == _markers.NAMESPACE
+    return is_mark or node.target is operator.getitem
 
 
 def _value(x: Any) -> Any:
