@@ -416,7 +416,10 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         if autocast:
             graph.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
     for node in aggregates:
-        node.replace_all_uses_with(results[region.reduces.index(node.args[4])])
+        result = results[region.reduces.index(node.args[4])]
+        # That of the trace is detached, and the next message asks whether it needs a gradient.
+        result.meta['example_value'] = _value(node)
+        node.replace_all_uses_with(result)
         graph.erase_node(node)
     own = {*region.nodes, *region.frontier}
     for node in reversed(order):
