@@ -184,6 +184,9 @@ class _Region:
         self.message, self.index, self.num_src, self.num_dst = first.args[:4]
         self.reduces = tuple(dict.fromkeys(node.args[4] for node in aggregates))
         self.csr, self.perm, self.t_perm = first.args[5:]
+        # The backward pass reads inputs again, of which PyG's messages hold copies.
+        later = set().union(*(traffic.into[node] for node in order[self.end :]))
+        self.written = {node for node in order if traffic.result[node] & later}
         order = order[: self.end]
         depends = self._depending(order)
         if self.message not in depends:
@@ -405,7 +408,8 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         *region.csr, region.perm, region.t_perm, region.num_src, region.num_dst, *inputs
     ]  # fmt: skip
     invalid = _invalid_of(graph, region.csr[0])
-    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid])
+    written = [node in region.written for node in inputs]
+    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid], written)
     device = _value(region.csr[0]).device.type
     with graph.inserting_before(last):
         if autocast:  # The plan has its conversions.
@@ -454,16 +458,18 @@ def _check_size(region: _Region, made: Plan) -> None:
 
 
 def _emitted(
-    passes: Passes, text: str, places: dict[Any, int], num_csr: int, arguments: Sequence[Any]
-) -> GraphModule:
+    passes: Passes, text: str, places: dict[Any, int], num_csr: int, arguments: Sequence[Any],
+    written: Sequence[bool],
+) -> GraphModule:  # fmt: skip
     """The op of a message, with what runs on nodes before and after it, in torch's operators. All
-    of it is differentiable by the dispatcher."""
+    of it is differentiable by the dispatcher. It copies inputs that are written after it."""
     made = passes.plan
 
     def emit(*given: Any) -> list[Tensor]:
         csr, (perm, t_perm, num_src, num_dst, *inputs, invalid) = given[:num_csr], given[num_csr:]
         if invalid is not None:
             assert_no_invalid(invalid)
+        inputs = [x.clone() if copied else x for x, copied in zip(inputs, written, strict=True)]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
         needs = [False] * len(made.inputs)
         if torch.is_grad_enabled():
