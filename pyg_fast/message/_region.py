@@ -166,7 +166,11 @@ def _traffic(module: GraphModule) -> _Traffic:
     if mode is None:
         raise Refused('a graph without tensors')
     try:
-        with mode, enable_python_dispatcher():
+        with ExitStack() as stack:
+            if mode.shape_env is not None:  # Sizes that depend on data get other symbols here.
+                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+            stack.enter_context(mode)
+            stack.enter_context(enable_python_dispatcher())
             traffic.run(*inputs)
     except Exception as error:
         raise Refused(f'a graph that does not run on fake tensors: {error}') from error
