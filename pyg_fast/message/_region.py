@@ -180,7 +180,10 @@ def _traffic(module: GraphModule) -> _Traffic:
 class _Region:
     """What lies between the marks of one message."""
 
-    def __init__(self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic) -> None:
+    def __init__(
+        self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic, through: bool
+    ) -> None:
+        self.through = through  # into what is computed for each edge before `propagate`
         order = list(module.graph.nodes)
         self.place = {node: k for k, node in enumerate(order)}
         first = aggregates[0]
@@ -239,7 +242,8 @@ class _Region:
             node = stack.pop()
             if node in nodes or node in frontier:
                 continue
-            if _is(node, _markers.edge) and node.args[0] in depends:  # An `edge_updater` made it.
+            is_made = _is(node, _markers.edge) and node.args[0] in depends
+            if is_made and self.through:  # An `edge_updater` made it.
                 nodes.add(node)
                 stack.append(node.args[0])
                 continue
@@ -399,11 +403,7 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
     graph, order = module.graph, list(module.graph.nodes)
     last = aggregates[0]
     with _autocast_at(order, last) as inside:
-        region = _Region(module, aggregates, _traffic(module))
-        captured, inputs, places = region.captured()
-        made = plan(captured, region.reduces)
-        if made.in_blocks:
-            raise Refused('a linear map of values computed for each edge')
+        region, inputs, places, made = _planned(module, aggregates)
         text = dumps(made)
         passes = passes_of(text)
         _check_size(region, made)
@@ -435,6 +435,28 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         if node in own and not node.users and node.op != 'placeholder':
             graph.erase_node(node)
     return f'{len(passes.plan.inputs)} inputs, {", ".join(region.reduces)}'
+
+
+def _planned(
+    module: GraphModule, aggregates: Sequence[Node]
+) -> tuple[_Region, list[Node], dict[Any, int], Plan]:
+    """The region, the nodes of its inputs and their places, and the plan. What makes an input of
+    the edges is part of it if that is possible."""
+    traffic, refused = _traffic(module), Refused('')
+    for through in (True, False):
+        try:
+            region = _Region(module, aggregates, traffic, through)
+            captured, inputs, places = region.captured()
+            made = plan(captured, region.reduces)
+            if made.in_blocks:
+                raise Refused('a linear map of values computed for each edge')
+            return region, inputs, places, made
+        except Refused as reason:
+            refused = reason if through else refused
+        edges = [node for node in traffic.result if _is(node, _markers.edge)]
+        if all(node.args[0].op == 'placeholder' for node in edges):
+            break
+    raise refused
 
 
 def _invalid_of(graph: FxGraph, rowptr: Node) -> Node | None:
