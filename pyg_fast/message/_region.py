@@ -205,9 +205,14 @@ class _Region:
         changed = True
         while changed:
             changed = False
-            own = set().union(*(traffic.result[node] for node in (*nodes, *frontier & depends)))
+            own: dict[int, int] = {}  # by storage: the place of the first value of the region
+            for node in (*nodes, *frontier & depends):
+                for storage in traffic.result[node]:
+                    own[storage] = min(own.get(storage, self.end), self.place[node])
             for node in order:
-                if node not in nodes and node in depends and traffic.into[node] & own:
+                if node not in nodes and node in depends and any(
+                    own.get(storage, self.end) < self.place[node] for storage in traffic.into[node]
+                ):
                     self._walk([node], depends, nodes, frontier)
                     changed = True
         self._check_writes(order, traffic, nodes, frontier)
