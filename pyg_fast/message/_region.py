@@ -418,7 +418,9 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
     ]  # fmt: skip
     invalid = _invalid_of(graph, region.csr[0])
     written = [node in region.written for node in inputs]
-    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid], written)
+    # The mode of gradients is that of the graph, not that in which it is compiled.
+    trains = any(_value(node).requires_grad for node in aggregates)
+    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid], written, trains)
     device = _value(region.csr[0]).device.type
     with graph.inserting_before(last):
         if autocast:  # The plan has its conversions.
@@ -490,7 +492,7 @@ def _check_size(region: _Region, made: Plan) -> None:
 
 def _emitted(
     passes: Passes, text: str, places: dict[Any, int], num_csr: int, arguments: Sequence[Any],
-    written: Sequence[bool],
+    written: Sequence[bool], trains: bool,
 ) -> GraphModule:  # fmt: skip
     """The op of a message, with what runs on nodes before and after it, in torch's operators. All
     of it is differentiable by the dispatcher. It copies inputs that are written after it."""
@@ -503,7 +505,7 @@ def _emitted(
         inputs = [x.clone() if copied else x for x, copied in zip(inputs, written, strict=True)]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
         needs = [False] * len(made.inputs)
-        if torch.is_grad_enabled():
+        if trains:
             leaves = {at for at, x in read.items() if x.requires_grad}
             needs = [not leaves.isdisjoint(each) for each in passes.leaves]
         hoists = passes.prologue.ends if True in needs else ()
