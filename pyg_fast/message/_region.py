@@ -165,8 +165,12 @@ def _traffic(module: GraphModule) -> _Traffic:
     mode = next((x.fake_mode for x in inputs if isinstance(x, FakeTensor)), None)
     if mode is None:
         raise Refused('a graph without tensors')
+    if any('increment_nesting' in str(node.target) for node in module.graph.nodes):
+        raise Refused('a graph with function transforms')
     try:
         with ExitStack() as stack:
+            # The graph may leave another mode than it found.
+            stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
             if mode.shape_env is not None:  # Sizes that depend on data get other symbols here.
                 stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
             stack.enter_context(mode)
