@@ -40,12 +40,10 @@ class RandomMessage(MessagePassing):
     def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, edge=edge)
 
-    def message(
-        self, x_i: Tensor, x_j: Tensor, edge: Tensor, index: Tensor, size_i: int
-    ) -> Tensor:
+    def message(self, x_i: Tensor, x_j: Tensor, edge: Tensor, index: Tensor, size_i: int) -> Tensor:
         if self.kind == 'written':
             x_j = x_j * 1
-            x_j.view(-1, 2, CHANNELS // 2)[:, 1].mul_(0.5)
+            x_j.view(-1, 2, CHANNELS // 2).mul_(0.5)
             x_j += edge
         if self.kind == 'norm':
             x_j = self.norm(x_j)
