@@ -226,8 +226,9 @@ class _Region:
         self.nodes = [node for node in order if node in nodes]
         self.frontier = [node for node in order if node in frontier]
         escapes = [
-            node for node in self.nodes
-            if node in depends and any(u not in nodes and u not in aggregates for u in node.users)
+            node for node in (*self.nodes, *self.frontier)
+            if node in depends and (node in nodes or _is(node, _markers.gather))
+            and any(u not in nodes and u not in aggregates for u in node.users)
         ]  # fmt: skip
         writes = any(traffic.into[node] for node in self.nodes)
         if escapes and (writes or any(map(_is_dropout, self.nodes))):
