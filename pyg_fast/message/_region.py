@@ -441,7 +441,7 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         result.meta['example_value'] = _value(node)
         node.replace_all_uses_with(result)
         graph.erase_node(node)
-    own = {*region.nodes, *region.frontier}
+    own = {*region.nodes, *filter(_is_pure, region.frontier)}
     for node in reversed(order):
         # A write into a value that nobody reads is no reason to stay.
         if node in own and not node.users and node.op != 'placeholder':

@@ -140,6 +140,31 @@ def test_refused_writes(device: torch.device) -> None:
     assert_like_pyg(Own(refused), on(device), kernels=0, frames=1)
 
 
+class Keeps(MessagePassing):
+    """Keeps the gathered input that its message writes, and counts its calls."""
+
+    def __init__(self, keeps: bool) -> None:
+        super().__init__('sum')
+        self.keeps, self.kept = keeps, None
+        self.register_buffer('count', torch.zeros(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> Any:
+        out = self.propagate(edge_index, x=x, edge=edge)
+        kept, self.kept = self.kept, None
+        return out, kept, self.count * 1
+
+    def message(self, x_j: Tensor, edge: Tensor) -> Tensor:
+        if self.keeps:
+            self.kept = x_j
+            x_j.mul_(2)
+        return x_j.type_as(self.count.add_(1)) + edge
+
+
+@pytest.mark.parametrize('keeps', [False, True])
+def test_effects(keeps: bool, device: torch.device) -> None:
+    assert_like_pyg(Keeps(keeps).to(device), on(device), kernels=int(not keeps), frames=1)
+
+
 @pytest.mark.parametrize('function', [gated, attention])
 def test_sizes(function: Any, device: torch.device) -> None:
     """An epoch of batches, the last one partial, some with as many edges as nodes or channels."""
