@@ -95,9 +95,9 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
 def accelerate_report(model: Module) -> list[LayerReport]:
     """The layers that :func:`accelerate` would replace or has replaced, without changing the model;
     and what ran in the last eager call of each layer: some layers have no kernel for some inputs,
-    such as sparse matrices. In code of :func:`torch.compile` only layers with hand-written kernels
-    (``FusedGATConv`` and the like, not ``FusedTransformerConv``) keep these; PyG's code runs for
-    others, compiled."""
+    such as sparse matrices. In code of :func:`torch.compile` layers with hand-written kernels
+    (``FusedGATConv`` and the like, not ``FusedTransformerConv``) keep these; for others
+    :func:`pyg_fast.compile` does, and with another backend PyG's code runs, compiled."""
     return [report for _, report in _layers(model)]
 
 

@@ -165,7 +165,8 @@ class Graph(NamedTuple):
         )
         index = self.rowptr.dtype
         part = self._replace(t_perm=t_perm.to(index), missing=None)
-        if self.t_col is not None and torch.equal(t_col, self.t_col):
+        compiling = torch.compiler.is_compiling()  # It would have to synchronise.
+        if not compiling and self.t_col is not None and torch.equal(t_col, self.t_col):
             return part
         return part._replace(t_rowptr=t_rowptr.to(index), t_col=t_col)
 

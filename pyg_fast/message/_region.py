@@ -9,7 +9,7 @@ import logging
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -85,6 +85,12 @@ def _erase_marks(graph: FxGraph) -> None:
 
 def _is(node: Node, op: Any) -> bool:
     return node.op == 'call_function' and node.target in (op, op.overloadpacket)
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node without users may go: FX does not know all that writes."""
+    is_mark = getattr(node.target, 'namespace', '') == _markers.NAMESPACE
+    return is_mark or node.target is operator.getitem
 
 
 def _value(x: Any) -> Any:
@@ -168,24 +174,29 @@ def _traffic(module: GraphModule) -> _Traffic:
     mode = next((x.fake_mode for x in inputs if isinstance(x, FakeTensor)), None)
     if mode is None:
         raise Refused('a graph without tensors')
+    if any('increment_nesting' in str(node.target) for node in module.graph.nodes):
+        raise Refused('a graph with function transforms')
     try:
-        with mode, enable_python_dispatcher(), _without_new_symbols(mode):
+        with ExitStack() as stack:
+            # The graph may leave another mode than it found.
+            stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+            if mode.shape_env is not None:  # Sizes that depend on data get other symbols here.
+                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+            stack.enter_context(mode)
+            stack.enter_context(enable_python_dispatcher())
             traffic.run(*inputs)
     except Exception as error:
         raise Refused(f'a graph that does not run on fake tensors: {error}') from error
     return traffic
 
 
-def _without_new_symbols(mode: Any) -> Any:
-    """Drops the symbols of sizes that depend on data, which the graph has already."""
-    env = mode.shape_env
-    return nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
-
-
 class _Region:
     """What lies between the marks of one message."""
 
-    def __init__(self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic) -> None:
+    def __init__(
+        self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic, through: bool
+    ) -> None:
+        self.through = through  # into what is computed for each edge before `propagate`
         order = list(module.graph.nodes)
         self.place = {node: k for k, node in enumerate(order)}
         first: Any = aggregates[0]
@@ -195,6 +206,9 @@ class _Region:
             dict.fromkeys(str(node.args[4]) for node in aggregates)
         )
         self.csr, self.perm, self.t_perm = first.args[5:]
+        # The backward pass reads inputs again, of which PyG's messages hold copies.
+        later = set().union(*(traffic.into[node] for node in order[self.end :]))
+        self.written = {node for node in order if traffic.result[node] & later}
         order = order[: self.end]
         depends = self._depending(order)
         if self.message not in depends:
@@ -206,9 +220,14 @@ class _Region:
         changed = True
         while changed:
             changed = False
-            own = set().union(*(traffic.result[node] for node in (*nodes, *frontier & depends)))
+            own: dict[int, int] = {}  # by storage: the place of the first value of the region
+            for node in (*nodes, *frontier & depends):
+                for storage in traffic.result[node]:
+                    own[storage] = min(own.get(storage, self.end), self.place[node])
             for node in order:
-                if node not in nodes and node in depends and traffic.into[node] & own:
+                if node not in nodes and node in depends and any(
+                    own.get(storage, self.end) < self.place[node] for storage in traffic.into[node]
+                ):
                     self._walk([node], depends, nodes, frontier)
                     changed = True
         self._check_writes(order, traffic, nodes, frontier)
@@ -218,8 +237,9 @@ class _Region:
         self.nodes = [node for node in order if node in nodes]
         self.frontier = [node for node in order if node in frontier]
         escapes = [
-            node for node in self.nodes
-            if node in depends and any(u not in nodes and u not in aggregates for u in node.users)
+            node for node in (*self.nodes, *self.frontier)
+            if node in depends and (node in nodes or _is(node, _markers.gather))
+            and any(u not in nodes and u not in aggregates for u in node.users)
         ]  # fmt: skip
         writes = any(traffic.into[node] for node in self.nodes)
         if escapes and (writes or any(map(_is_dropout, self.nodes))):
@@ -243,6 +263,11 @@ class _Region:
             node = stack.pop()
             if node in nodes or node in frontier:
                 continue
+            made: Any = node.args[0] if _is(node, _markers.edge) else None
+            if self.through and made in depends:  # An `edge_updater` made it.
+                nodes.add(node)
+                stack.append(made)
+                continue
             starts = node is self.index or _is(node, _markers.gather) or _is(node, _markers.edge)
             is_shape = node.op == 'call_function' and isinstance(_value(node), (tuple, list))
             if starts or not (node in depends or is_shape):
@@ -258,7 +283,8 @@ class _Region:
         begins: dict[int, int] = {}  # by storage: the place where the message first reads it
         for node in (*nodes, *frontier):
             marked = _is(node, _markers.gather) or _is(node, _markers.edge)
-            read: Any = [node.args[0]] if marked else [] if node in frontier else node.all_input_nodes
+            read: Any = [] if node in frontier else node.all_input_nodes
+            read = [node.args[0]] if marked else read
             for each in read:
                 for storage in traffic.result.get(each, ()):
                     begins[storage] = min(begins.get(storage, self.end), self.place[node])
@@ -357,7 +383,7 @@ class _Region:
         raise Refused(f'{value} is no size of the graph')
 
     def _restore_sizes(self, node: Node, num_edges: Node, num_nodes: Node) -> None:
-        """Makes sizes of what is a number in a graph of fixed sizes: a guard holds for it anyway."""
+        """Makes sizes of numbers in a graph of fixed sizes, for which a guard holds anyway."""
         name = getattr(node.target, '__name__', node.target)
         if name not in _SHAPED or len(node.args) <= (place := int(name != 'zeros')):
             return
@@ -397,11 +423,7 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
     graph, order = module.graph, list(module.graph.nodes)
     last = aggregates[0]
     with _autocast_at(order, last) as inside:
-        region = _Region(module, aggregates, _traffic(module))
-        captured, inputs, places = region.captured()
-        made = plan(captured, region.reduces)
-        if made.in_blocks:
-            raise Refused('a linear map of values computed for each edge')
+        region, inputs, places, made = _planned(module, aggregates)
         text = dumps(made)
         passes = passes_of(text)
         _check_size(region, made)
@@ -410,7 +432,10 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         *region.csr, region.perm, region.t_perm, region.num_src, region.num_dst, *inputs
     ]  # fmt: skip
     invalid = _invalid_of(graph, region.csr[0])
-    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid])
+    written = [node in region.written for node in inputs]
+    # The mode of gradients is that of the graph, not that in which it is compiled.
+    trains = any(_value(node).requires_grad for node in aggregates)
+    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid], written, trains)
     device = _value(region.csr[0]).device.type
     with graph.inserting_before(last):
         if autocast:  # The plan has its conversions.
@@ -422,15 +447,38 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
             graph.call_function(torch.amp.autocast_mode._exit_autocast, (enter,))
     for node in aggregates:
         result = results[region.reduces.index(node.args[4])]
-        result.meta['example_value'] = _value(node)  # Whether it requires a gradient.
+        # That of the trace is detached, and the next message asks whether it needs a gradient.
+        result.meta['example_value'] = _value(node)
         node.replace_all_uses_with(result)
         graph.erase_node(node)
-    own = {*region.nodes, *region.frontier}
+    own = {*region.nodes, *filter(_is_pure, region.frontier)}
     for node in reversed(order):
         # A write into a value that nobody reads is no reason to stay.
         if node in own and not node.users and node.op != 'placeholder':
             graph.erase_node(node)
     return f'{len(passes.plan.inputs)} inputs, {", ".join(region.reduces)}'
+
+
+def _planned(
+    module: GraphModule, aggregates: Sequence[Node]
+) -> tuple[_Region, list[Node], dict[Any, int], Plan]:
+    """The region, the nodes of its inputs and their places, and the plan. What makes an input of
+    the edges is part of it if that is possible."""
+    traffic, refused = _traffic(module), Refused('')
+    for through in (True, False):
+        try:
+            region = _Region(module, aggregates, traffic, through)
+            captured, inputs, places = region.captured()
+            made = plan(captured, region.reduces)
+            if made.in_blocks:
+                raise Refused('a linear map of values computed for each edge')
+            return region, inputs, places, made
+        except Refused as reason:
+            refused = reason if through else refused
+        edges: list[Any] = [node for node in traffic.result if _is(node, _markers.edge)]
+        if all(node.args[0].op == 'placeholder' for node in edges):
+            break
+    raise refused
 
 
 def _invalid_of(graph: FxGraph, rowptr: Node) -> Node | None:
@@ -458,19 +506,21 @@ def _check_size(region: _Region, made: Plan) -> None:
 
 
 def _emitted(
-    passes: Passes, text: str, places: dict[Any, int], num_csr: int, arguments: Sequence[Any]
-) -> GraphModule:
+    passes: Passes, text: str, places: dict[Any, int], num_csr: int, arguments: Sequence[Any],
+    written: Sequence[bool], trains: bool,
+) -> GraphModule:  # fmt: skip
     """The op of a message, with what runs on nodes before and after it, in torch's operators. All
-    of it is differentiable by the dispatcher."""
+    of it is differentiable by the dispatcher. It copies inputs that are written after it."""
     made = passes.plan
 
     def emit(*given: Any) -> list[Tensor]:
         csr, (perm, t_perm, num_src, num_dst, *inputs, invalid) = given[:num_csr], given[num_csr:]
         if invalid is not None:
             assert_no_invalid(invalid)
+        inputs = [x.clone() if copied else x for x, copied in zip(inputs, written, strict=True)]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
         needs = [False] * len(made.inputs)
-        if torch.is_grad_enabled():
+        if trains:
             leaves = {at for at, x in read.items() if x.requires_grad}
             needs = [not leaves.isdisjoint(each) for each in passes.leaves]
         hoists = passes.prologue.ends if True in needs else ()

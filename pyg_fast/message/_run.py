@@ -542,11 +542,18 @@ def _variance_cpu(
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass whose last one is a variance, by differences from the first message of
     each destination: those of equal messages are 0."""
-    start = graph.rowptr[:-1].clamp(max=graph.num_edges - 1)
-    edges = start if graph.perm is None else graph.perm[start]
-    rowptr = torch.arange(start.numel() + 1, dtype=start.dtype)
-    starts = graph._replace(rowptr=rowptr, col=graph.col[start], perm=edges)
-    (first,), _ = run_pass_cpu(one.first(), starts, inputs, acc, seed)
+    starts, given = graph, inputs
+    if graph.num_edges > 0:
+        start = graph.rowptr[:-1].clamp(max=graph.num_edges - 1)
+        edges = start if graph.perm is None else graph.perm[start]
+        rowptr = torch.arange(start.numel() + 1, dtype=start.dtype)
+        starts = graph._replace(rowptr=rowptr, col=graph.col[start], perm=edges)
+        missing = start.numel() - graph.num_edges  # The kernel takes a row for each of these edges.
+        given = inputs | {
+            key: torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+            for key, x in inputs.items() if key[0] == 'edge' and missing > 0
+        }  # fmt: skip
+    (first,), _ = run_pass_cpu(one.first(), starts, given, acc, seed)
     outs, chosen = run_pass_cpu(one.from_first(), graph, inputs | {('first', 0): first}, acc, seed)
     *others, away, squares = outs
     var = (squares - away * away).clamp_(min=0)

@@ -33,7 +33,7 @@ from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs, why_not
-from ..ops._transforms import transforms_active
+from ..ops._transforms import transforms_active, transforms_traced
 from ._fused import is_plain, is_pygs, recast
 from ._marked import Marks
 from ._marked import propagate as marked_propagate
@@ -273,7 +273,7 @@ def _marked(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> A
     """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
     kernels of them; None where PyG's code must run."""
     marks = conv._marks
-    if marks is None or _is_exporting():
+    if marks is None or _is_exporting() or transforms_traced():
         return None
     for name in _HOOKS:
         if len(getattr(conv, name)) > 0:

@@ -12,6 +12,11 @@ def transforms_active() -> bool:
     return _functorch_active() or forward_ad._current_level >= 0
 
 
+def transforms_traced() -> bool:
+    """As :func:`transforms_active`, while :func:`torch.compile` traces."""
+    return torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+
+
 def is_batched(x: torch.Tensor) -> bool:
     """Whether a gradient stands for several, as with `is_grads_batched=True`; never in compiled
     code, which Dynamo could not trace through the question."""

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn.functional import pad
 
 from ._edges import check_edge_index, check_invalid, kernel_index, raise_index_error
@@ -14,6 +15,9 @@ MOST_NODES = MOST_IN_INT32  # Node ids are always 32-bit.
 
 def counts_in_int64(num_edges: int) -> bool:
     """Whether row pointers and positions of :obj:`num_edges` edges need 64 bits."""
+    if torch.compiler.is_compiling() or type(num_edges) is not int:
+        # Of a number that depends on data, compiled code takes the usual answer.
+        return bool(guard_or_false(num_edges >= MOST_IN_INT32))
     return num_edges >= MOST_IN_INT32
 
 

@@ -1,0 +1,359 @@
+"""Accelerated layers inside of torch.compile, beside PyG's: writes, sizes, prepared graphs."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import GraphConv, MessagePassing
+from torch_geometric.utils import softmax
+
+import pyg_fast
+from pyg_fast.graph import Graph, PreparedGraph
+from tests._compiled import Backend, assert_like_pyg, graph_data
+from tests.nn import _layers
+
+
+class Own(MessagePassing):
+    """A layer whose message is a function."""
+
+    def __init__(self, function: Callable[..., Tensor], aggr: Any = 'sum', **kwargs: Any) -> None:
+        super().__init__(aggr, **kwargs)
+        self.function = function
+        self.lin = torch.nn.Linear(8, 8).double()
+        self.row = torch.nn.Parameter(torch.randn(8, dtype=torch.float64))
+
+    def forward(self, x: Any, edge_index: Tensor, edge: Tensor, size: Any = None) -> Tensor:
+        return self.propagate(edge_index, x=x, edge=edge, size=size)
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge: Tensor, index: Tensor, size_i: int) -> Tensor:
+        return self.function(self, x_i, x_j, edge, index, size_i)
+
+
+def gated(conv: Any, x_i: Tensor, x_j: Tensor, edge: Tensor, *_: Any) -> Tensor:
+    return torch.sigmoid(conv.lin(x_i) + x_j) * x_j + edge
+
+
+def attention(conv: Any, x_i: Tensor, x_j: Tensor, edge: Tensor, index: Any, size: Any) -> Tensor:
+    return softmax(x_i + x_j, index, num_nodes=size) * x_j + softmax(edge, index, num_nodes=size)
+
+
+def writes(conv: Any, x_i: Tensor, x_j: Tensor, edge: Tensor, *_: Any) -> Tensor:
+    out = x_j + edge
+    out.mul_(2)
+    out.view(-1, 2, 4).mul_(3)
+    x_i.relu_()
+    out += x_i
+    return out * conv.row
+
+
+def refused(conv: Any, x_i: Tensor, x_j: Tensor, edge: Tensor, *_: Any) -> Tensor:
+    out = x_j * 1
+    out.view(-1, 2, 4)[:, 0].mul_(2)
+    out[:, 1:3] = 0
+    return out - out.mean(0) + edge
+
+
+def on(device: torch.device, *sizes: tuple[int, int]) -> list[list[Tensor]]:
+    return [graph_data(*size, device) for size in sizes or ((20, 50), (33, 71))]
+
+
+class Net(torch.nn.Module):
+    """Two layers with what a user writes around them."""
+
+    def __init__(self, body: Callable[..., Any], function: Any = gated, aggr: Any = 'sum') -> None:
+        super().__init__()
+        self.body = body
+        self.one, self.two = Own(function, aggr), Own(gated, 'mean')
+        self.two.row = self.one.row
+        self.lin = torch.nn.Linear(8, 8).double()
+
+    def forward(self, x: Tensor, edges: Tensor, edge: Tensor) -> Any:
+        return self.body(self, x, edges, edge)
+
+
+def before(net: Net, x: Tensor, edges: Tensor, edge: Tensor) -> Tensor:
+    h = F.relu(net.lin(x), inplace=True)
+    edge = edge * 1
+    edge.view(-1, 2, 4)[:, 1].relu_()
+    return net.one(h, edges, edge)
+
+
+def after(net: Net, x: Tensor, edges: Tensor, edge: Tensor) -> Any:
+    h = net.lin(x)
+    out = net.one(h, edges, edge)
+    h[:, :4].mul_(2)
+    out += h
+    return out, h
+
+
+def between(net: Net, x: Tensor, edges: Tensor, edge: Tensor) -> Tensor:
+    h, edges = x * 1, edges.flip(0)
+    out = net.one(h, edges, edge)
+    h.mul_(3)
+    return out + net.two(h, edges, edge)
+
+
+def twice(net: Net, x: Tensor, edges: Tensor, edge: Tensor) -> Tensor:
+    return net.one(net.one(x, edges, edge), edges, edge)
+
+
+def shared(net: Net, x: Tensor, edges: Tensor, edge: Tensor) -> Tensor:
+    return net.one(x, edges, edge) + net.two(x, edges.flip(0), edge)
+
+
+def without_grad(net: Net, x: Tensor, edges: Tensor, edge: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = net.one(x, edges, edge)
+    return net.two(h, edges, edge)
+
+
+def recomputed(net: Net, x: Tensor, edges: Tensor, edge: Tensor) -> Tensor:
+    h = checkpoint(net.one, x, edges, edge, use_reentrant=False)
+    return net.two(h.relu(), edges, edge)
+
+
+@pytest.mark.parametrize(
+    ('body', 'kernels'),
+    [(before, 1), (after, 1), (between, 2), (twice, 2), (shared, 2), (without_grad, 2),
+     (recomputed, 2)],
+)  # fmt: skip
+def test_around(body: Any, kernels: int, device: torch.device) -> None:
+    """A layer that reads another's result lost its gradient; writes after it raised an error."""
+    assert_like_pyg(Net(body), on(device), kernels=kernels, frames=1)
+
+
+@pytest.mark.parametrize('function', [gated, attention, writes])
+@pytest.mark.parametrize('aggr', ['sum', 'max', ['mean', 'std', 'min']], ids=str)
+def test_messages(function: Any, aggr: Any, device: torch.device) -> None:
+    assert_like_pyg(Own(function, aggr), on(device), kernels=1, frames=1)
+
+
+def test_refused_writes(device: torch.device) -> None:
+    """FX took `mul_` on a view for dead code."""
+    assert_like_pyg(Own(refused), on(device), kernels=0, frames=1)
+
+
+class Keeps(MessagePassing):
+    """Keeps the gathered input that its message writes, and counts its calls."""
+
+    def __init__(self, keeps: bool) -> None:
+        super().__init__('sum')
+        self.keeps, self.kept = keeps, None
+        self.register_buffer('count', torch.zeros(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge: Tensor) -> Any:
+        out = self.propagate(edge_index, x=x, edge=edge)
+        kept, self.kept = self.kept, None
+        return out, kept, self.count * 1
+
+    def message(self, x_j: Tensor, edge: Tensor) -> Tensor:
+        if self.keeps:
+            self.kept = x_j
+            x_j.mul_(2)
+        return x_j.type_as(self.count.add_(1)) + edge
+
+
+@pytest.mark.parametrize('keeps', [False, True])
+def test_effects(keeps: bool, device: torch.device) -> None:
+    assert_like_pyg(Keeps(keeps).to(device), on(device), kernels=int(not keeps), frames=1)
+
+
+@pytest.mark.parametrize('function', [gated, attention])
+def test_sizes(function: Any, device: torch.device) -> None:
+    """An epoch of batches, the last one partial, some with as many edges as nodes or channels."""
+    sizes = (20, 50), (33, 33), (40, 8), (8, 90), (8, 8), (3, 5)
+    assert_like_pyg(Own(function), on(device, *sizes), kernels=1, frames=1)
+
+
+@pytest.mark.parametrize('first', [(20, 20), (20, 8), (8, 20), (1, 9), (5, 1), (9, 0)], ids=str)
+def test_first_sizes(first: tuple[int, int], device: torch.device) -> None:
+    """Numbers that are equal by chance, and those that Dynamo takes for constants."""
+    backend = assert_like_pyg(Own(attention), on(device, first, (33, 71)), frames=2)
+    assert backend.kernels >= 1
+
+
+@pytest.mark.parametrize('num_edges', [7, 1, 0])
+def test_variance_of_few_edges(num_edges: int, device: torch.device) -> None:
+    """The CPU's kernel took a row of edge features for each destination."""
+    conv = Own(gated, ['mean', 'std', 'max'])
+    calls = on(device, (20, num_edges))
+    assert_like_pyg(conv, calls, kernels=1)
+    eager = pyg_fast.accelerate(copy.deepcopy(conv))
+    torch.testing.assert_close(eager(*calls[0]), conv(*calls[0]))
+
+
+@pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
+def test_bipartite(flow: str, device: torch.device) -> None:
+    calls = []
+    for num_src, num_dst, num_edges in ((9, 20, 50), (12, 33, 71), (40, 20, 90)):
+        if flow == 'target_to_source':
+            num_src = num_dst
+        x, edges, edge = graph_data(num_dst, num_edges, device, num_src)
+        calls.append([(x, graph_data(num_dst, 1, device)[0]), edges, edge])
+    assert_like_pyg(Own(gated, flow=flow), calls, kernels=1, frames=1)
+
+
+@pytest.mark.parametrize('needs', ['x', 'edge', 'parameters', ''])
+def test_some_gradients(needs: str, device: torch.device) -> None:
+    conv, calls = Own(writes), on(device)
+    conv.requires_grad_(needs == 'parameters')
+    for x, _, edge in calls:
+        x.requires_grad_(needs == 'x')
+        edge.requires_grad_(needs == 'edge')
+    assert_like_pyg(conv, calls, kernels=1, frames=1)
+
+
+class Enabled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Own(gated)
+
+    def forward(self, *args: Any) -> Tensor:
+        with torch.enable_grad():
+            return self.conv(*args)
+
+
+def test_modes_of_gradients(device: torch.device) -> None:
+    """A region of enable_grad in a call without gradients lost them."""
+
+    def untracked(model: Any, *args: Any) -> Tensor:
+        with torch.no_grad():
+            return model(*args)
+
+    def inference(model: Any, *args: Any) -> Tensor:
+        with torch.inference_mode():
+            return model(*args).clone()
+
+    assert_like_pyg(Enabled(), on(device), kernels=1, through=untracked)
+    assert_like_pyg(Own(gated), on(device), kernels=1, through=untracked)
+    assert_like_pyg(Own(gated), on(device), kernels=1, through=inference)
+
+
+def test_autocast(device: torch.device) -> None:
+    def cast(model: Any, *args: Any) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return model(*args).float()
+
+    calls = [
+        [x.detach().float().requires_grad_(), edges, edge.detach().float().requires_grad_()]
+        for x, edges, edge in on(device)
+    ]
+    for function in (gated, attention):
+        conv = Own(function).float()
+        assert_like_pyg(conv, calls, kernels=1, through=cast, tolerance=0.15)
+
+
+def test_transforms(device: torch.device) -> None:
+    """Graphs of torch.func run PyG's code; marks have no batching rule."""
+    conv = Own(gated).to(device)
+    ours = pyg_fast.accelerate(copy.deepcopy(conv))
+    x, edges, edge = (t.detach() for t in graph_data(20, 50, device))
+
+    def energy(model: Any, x: Tensor) -> Tensor:
+        return model(x, edges, edge).pow(2).sum()
+
+    backend = Backend()
+    grad = torch.compile(lambda x: torch.func.grad(lambda y: energy(ours, y))(x), backend=backend)
+    torch.testing.assert_close(grad(x), torch.func.grad(lambda y: energy(conv, y))(x))
+    batch = torch.stack([x, 2 * x])
+    each = torch.compile(lambda b: torch.func.vmap(lambda y: energy(ours, y))(b), backend=backend)
+    torch.testing.assert_close(each(batch), torch.stack([energy(conv, y) for y in batch]))
+    assert backend.kernels == 0
+
+
+@pytest.mark.parametrize('kind', ['EdgeIndex', 'sorted', 'PreparedGraph', 'without positions'])
+def test_prepared(kind: str, device: torch.device) -> None:
+    def prepared(edges: Tensor, num_nodes: int) -> Any:
+        if kind == 'EdgeIndex':
+            return EdgeIndex(edges)
+        if kind == 'sorted':
+            edges = edges[:, edges[1].argsort()].contiguous()
+            return EdgeIndex(edges, sparse_size=(num_nodes, num_nodes), sort_order='col')
+        graph = Graph.from_edge_index(edges, num_nodes, num_nodes)
+        lean = graph._replace(t_perm=None, missing='t_perm')
+        return PreparedGraph(graph if kind == 'PreparedGraph' else lean)
+
+    def plain(args: list[Any]) -> list[Any]:
+        x, edges, edge = args
+        edges = edges.to_edge_index() if isinstance(edges, PreparedGraph) else edges
+        own = (t.detach().clone().requires_grad_() for t in (x, edge))
+        return [next(own), edges.as_tensor(), next(own)]
+
+    calls = [[x, prepared(edges, x.size(0)), edge] for x, edges, edge in on(device)]
+    backend = assert_like_pyg(Own(gated), calls, theirs=plain)
+    assert backend.kernels == backend.frames
+
+
+@pytest.mark.xfail(strict=True, reason='sizes of a prepared graph are constants of compiled code')
+def test_prepared_sizes(device: torch.device) -> None:
+    """A loader's batches run the code of the first one."""
+
+    def prepared(args: list[Any]) -> list[Any]:
+        x, edges, edge = args
+        return [x, PreparedGraph(Graph.from_edge_index(edges, x.size(0), x.size(0))), edge]
+
+    conv = pyg_fast.accelerate(Own(gated)).to(device)
+    backend = Backend()
+    compiled = torch.compile(conv, backend=backend, fullgraph=True, dynamic=True)
+    for args in on(device, (20, 50), (33, 71), (40, 90)):
+        compiled(*prepared(args))
+    assert backend.frames == 1
+
+
+@pytest.mark.parametrize('end', [0, 1])
+def test_edges_out_of_range(end: int, device: torch.device) -> None:
+    if device.type == 'cuda':
+        pytest.skip('an assertion on the device ends the process')
+    conv = pyg_fast.accelerate(Own(gated))
+    compiled = torch.compile(conv, backend=Backend(), dynamic=True)
+    x, edges, edge = graph_data(20, 50, device)
+    for value in (20, -1, 2**40):
+        edges[end, 7] = value
+        with pytest.raises(RuntimeError, match='edge_index'):
+            compiled(x, edges, edge)
+
+
+def test_without_the_pass(device: torch.device) -> None:
+    """Marks dissolve into PyG's operators under other backends and in exported programs."""
+    assert_like_pyg(Own(writes, ['sum', 'std']), on(device), backend=Backend(replaces=False))
+    conv = Own(gated).to(device)
+    args = tuple(graph_data(20, 50, device))
+    program = torch.export.export(pyg_fast.accelerate(copy.deepcopy(conv)), args)
+    assert not any('pyg_fast' in str(node.target) for node in program.graph.nodes)
+
+
+def test_copies(device: torch.device) -> None:
+    conv = GraphConv(8, 8).double().to(device)
+    x, edges, _ = graph_data(20, 50, device)
+    ours = pyg_fast.accelerate(copy.deepcopy(conv))
+    for model in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        torch._dynamo.reset()
+        backend = Backend()
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(x, edges), conv(x, edges))
+        assert backend.kernels == 1
+
+
+# Layers that find loops, normalise, or make inputs of the edges, and an aggregation of PNA.
+@pytest.mark.parametrize(
+    'name',
+    ['AGNNConv', 'ChebConv, K=3', 'FAConv', 'PNAConv, 4 aggregations, 3 scalers, 2 towers'],
+)
+def test_layers(name: str, device: torch.device) -> None:
+    """Edges whose number depends on data raised an error."""
+    case = _layers.BY_NAME[name]
+    conv = case.make().to(device, case.dtype)
+    calls = [_layers.arguments(case.args, device, case.dtype)]
+    backend = assert_like_pyg(conv, calls)
+    assert backend.kernels > 0
+    theirs = Backend(replaces=False)
+    torch._dynamo.reset()
+    torch.compile(conv, backend=theirs, fullgraph=True, dynamic=True)(*calls[0])
+    assert backend.frames == theirs.frames
