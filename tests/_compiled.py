@@ -78,6 +78,7 @@ def assert_like_pyg(
 ) -> Backend:
     """Compares the results, all gradients, and what the arguments hold after a call."""
     torch._dynamo.reset()
+    reference = copy.deepcopy(reference).to(tensors(calls[0])[0].device)
     ours = pyg_fast.accelerate(copy.deepcopy(reference))
     backend = Backend() if backend is None else backend
     compiled = torch.compile(ours, backend=backend, fullgraph=fullgraph, dynamic=dynamic)

@@ -73,7 +73,8 @@ class _Limit(NamedTuple):
 
 # By the kind of a layer and whether the device is a GPU. With as many edges PyG's step takes about
 # as long as ours: measured on one core with widths of 16 and 64, and with 64 on an H100, where the
-# host binds and PyG's step was the faster one for up to 300,000 edges.
+# host binds and PyG's step was the faster one for up to 300,000 edges. Those of compiled code are
+# guesses that no run bears out.
 _LIMITS = {
     ('message', False): _Limit(800_000, 8),
     ('message', True): _Limit(28_000_000, 0),

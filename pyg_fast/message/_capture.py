@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -177,47 +177,72 @@ class _Writes(TorchDispatchMode):
         self.inputs: dict[int, Tensor] = {}  # by storage; kept alive
 
     def watch(self, *inputs: Any) -> None:
-        self.inputs |= {_storage(x): x for x in inputs if isinstance(x, Tensor)}
+        self.inputs |= {storage: x for x in inputs for storage in storages(x)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = {
-            **dict(zip((a.name for a in func._schema.arguments), args, strict=False)),
-            **(kwargs or {}),
-        }
-        for argument in func._schema.arguments:
-            value = named.get(argument.name)
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes and isinstance(value, Tensor) and _storage(value) in self.inputs:
-                raise Refused('message writes into its input')
+        if not self.inputs.keys().isdisjoint(written(func, args, kwargs or {})):
+            raise Refused('message writes into its input')
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.pyg_fast_message.lift.default and args[2] == 'edge':
             self.watch(out)
         return out
 
 
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
+def written(func: Any, args: Any, kwargs: dict[str, Any]) -> set[int]:
+    """The storages that a call of an operator writes into."""
+    arguments = func._schema.arguments
+    given = dict(zip((each.name for each in arguments), args, strict=False)) | kwargs
+    return set().union(*(
+        storages(given.get(each.name)) for each in arguments
+        if each.alias_info is not None and each.alias_info.is_write
+    ))  # fmt: skip
+
+
+def storages(value: Any) -> set[int]:
+    """The storages of a tensor, or of several."""
+    if isinstance(value, Tensor):
+        return {value.untyped_storage()._cdata}
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(storages, value))
+    return set()
+
+
+class Dropout(NamedTuple):
+    """A call of dropout."""
+
+    x: Any
+    p: Any
+    is_on: bool
+    inplace: bool
+
+
+def dropout_of(node: torch.fx.Node) -> Dropout | None:
+    """The dropout that a node calls, if it does."""
+    if node.op != 'call_function' or node.target not in (F.dropout, torch.dropout):
+        return None
+    names = ('input', 'p', 'training' if node.target is F.dropout else 'train', 'inplace')
+    given: dict[str, Any] = {'p': 0.5, names[2]: True, 'inplace': False}
+    given.update(zip(names, node.args, strict=False))
+    given.update(node.kwargs)
+    is_on = given[names[2]] and given['p'] != 0
+    return Dropout(given['input'], given['p'], is_on, given['inplace'])
 
 
 def mark_dropouts(graph: GraphModule) -> None:
     marker = torch.ops.pyg_fast_message.dropout.default
     for node in list(graph.graph.nodes):
-        if node.op != 'call_function' or node.target not in (F.dropout, torch.dropout):
+        found = dropout_of(node)
+        if found is None:
             continue
-        names = ('input', 'p', 'training' if node.target is F.dropout else 'train', 'inplace')
-        given = {'p': 0.5, names[2]: True, 'inplace': False}
-        given.update(zip(names, node.args, strict=False))
-        given.update(node.kwargs)
-        if given['inplace']:
+        if found.inplace:
             raise Refused('dropout in place')
-        x, p = given['input'], given['p']
-        if isinstance(p, torch.fx.Node):
+        if isinstance(found.p, torch.fx.Node):
             raise Refused('dropout by a number that changes')
-        if not given[names[2]] or p == 0:
-            node.replace_all_uses_with(x)
+        if not found.is_on:
+            node.replace_all_uses_with(found.x)
         else:
             with graph.graph.inserting_before(node):
-                new = graph.graph.call_function(marker, (x, p))
+                new = graph.graph.call_function(marker, (found.x, found.p))
             new.meta = dict(node.meta)
             node.replace_all_uses_with(new)
         graph.graph.erase_node(node)

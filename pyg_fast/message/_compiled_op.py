@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..graph.operator import SparseOperator
 from ..graph.structure import Graph
-from ..ops._library import ops
-from ..ops.product import raw_product
+from ..ops.product import gradient_of_features, gradient_of_values
 from ._run import Kept, Passes, gradients_of, kept_results, product_of, results_of
 from ._text import loads
 
@@ -69,6 +68,7 @@ class _Layout(NamedTuple):
     rounded: list[int]
 
 
+@lru_cache(maxsize=_MOST_PLANS)
 def _layout(passes: Passes, needs: tuple[bool, ...]) -> _Layout:
     plan, acc = passes.plan, passes.acc
     results = [(plan.kernel[o.at].shape, getattr(torch, o.dtype)) for o in plan.outputs]
@@ -114,9 +114,10 @@ def _kept_of(passes: Passes, needs: tuple[bool, ...], found: Sequence[Tensor]) -
     )
 
 
-def _graph(
+def graph_from(
     csr: Sequence[Tensor], perm: Tensor | None, t_perm: Tensor | None, num_src: int, num_dst: int
 ) -> Graph:
+    """The graph of what the op gets: its structure, and perhaps that of its transpose."""
     rowptr, col, *transposed = csr
     t_rowptr, t_col = transposed or (None, None)
     return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
@@ -125,7 +126,7 @@ def _graph(
 def _message(
     plan: str, needs: list[bool], inputs: list[Tensor], seed: Tensor | None, *structure: Any
 ) -> list[Tensor]:
-    passes, graph, wanted = passes_of(plan), _graph(*structure), tuple(needs)
+    passes, graph, wanted = passes_of(plan), graph_from(*structure), tuple(needs)
     with torch.no_grad():
         if passes.weighted_sum is not None:
             dtype = passes.plan.outputs[0].dtype
@@ -156,7 +157,7 @@ def _backward(
     kept: list[Tensor],
 ) -> list[Tensor]:  # fmt: skip
     passes, wanted = passes_of(plan), tuple(needs)
-    graph = _graph(csr, perm, t_perm, num_src, num_dst)
+    graph = graph_from(csr, perm, t_perm, num_src, num_dst)
     with torch.no_grad():
         if passes.weighted_sum is not None:
             found = _of_product(passes, graph, wanted, inputs, grads[0])
@@ -182,16 +183,13 @@ def _of_product(
     assert how is not None
     x, weight = inputs[how.x], None if how.weight is None else inputs[how.weight]
     op = SparseOperator(graph, None if weight is None else weight.reshape(-1), mean=how.mean)
-    rows = grad.reshape(grad.size(0), -1).contiguous()
+    rows, sources = (t.reshape(t.size(0), -1).contiguous() for t in (grad, x))
     out: list[Tensor | None] = [None] * len(inputs)
     if needs[how.x]:
-        of_x = raw_product(op.without_mean(rows.dtype).t(), rows)
+        of_x = gradient_of_features(op, rows, op.value)
         out[how.x] = of_x.to(x.dtype).view(x.shape)
     if weight is not None and how.weight is not None and needs[how.weight]:
-        sources = x.reshape(x.size(0), -1).to(rows.dtype).contiguous()
-        of_weight = ops.sddmm.default(
-            *graph[:3], rows, sources, None, None, how.mean, weight.numel()
-        )
+        of_weight = gradient_of_values(op, rows, sources, weight.numel())
         out[how.weight] = of_weight.to(weight.dtype).view(weight.shape)
     return out
 

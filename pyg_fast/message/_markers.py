@@ -6,11 +6,10 @@ A pass over that graph replaces what stands between them by a kernel, see
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric.utils import scatter
 
 from ..ops._edges import kernel_index
-from ..ops.to_csr import MOST_IN_INT32
+from ..ops.to_csr import counts_in_int64
 
 NAMESPACE = 'pyg_fast_message'
 _library = torch.library.Library(NAMESPACE, 'DEF')
@@ -39,9 +38,7 @@ def _edge(x: Tensor, index: Tensor, name: str) -> Tensor:
 
 
 def _csr(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, ...]:
-    num_edges, edges = edge_index.size(1), kernel_index(edge_index)
-    # Compiled code may not know the number: the kernel then checks that it fits into 32 bits.
-    index64 = guard_or_false(num_edges >= MOST_IN_INT32)
+    index64, edges = counts_in_int64(edge_index.size(1)), kernel_index(edge_index)
     return torch.ops.pyg_fast.to_csr_csc.default(edges, num_src, num_dst, index64, False)
 
 
@@ -63,4 +60,3 @@ gather = torch.ops.pyg_fast_message.gather.default
 edge = torch.ops.pyg_fast_message.edge.default
 csr = torch.ops.pyg_fast_message.csr.default
 aggregate = torch.ops.pyg_fast_message.aggregate.default
-MARKS = gather, edge, csr, aggregate

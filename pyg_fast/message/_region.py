@@ -8,12 +8,12 @@ gather and those that aggregate it. A region that no kernel computes stays as it
 import logging
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator
@@ -24,12 +24,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..graph.small_graphs import are_few
-from ..graph.structure import Graph
 from ..ops._edges import assert_no_invalid
 from ..ops.head_map import in_torch
 from . import _markers
-from ._capture import Captured, check_autograd, mark_dropouts, read_message
-from ._compiled_op import message, passes_of
+from ._capture import (
+    Captured,
+    check_autograd,
+    dropout_of,
+    mark_dropouts,
+    read_message,
+    storages,
+    written,
+)
+from ._compiled_op import graph_from, message, passes_of
 from ._ir import Refused
 from ._parse import EDGES, NODES, Like
 from ._plan import Plan, plan
@@ -59,28 +66,26 @@ def replace_messages(module: GraphModule) -> int:
     if not groups:
         return count
     _join(graph)
+    try:
+        traffic = _traffic(module)
+    except Refused as reason:
+        _log.info("all messages of a graph run PyG's code, compiled: %s", reason)
+        return count
     for aggregates in groups.values():
         name = _name_of(aggregates[0])
         try:
-            how = _replace(module, aggregates, count)
+            how = _replace(module, aggregates, traffic, count)
         except Refused as reason:
             _log.info("%s runs PyG's code, compiled: %s", name, reason)
         else:
             count += 1
             _log.info('%s runs as a kernel in compiled code: %s', name, how)
-    _erase_marks(graph)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and _is_pure(node):
+            graph.erase_node(node)
     graph.lint()
     module.recompile()
     return count
-
-
-def _erase_marks(graph: FxGraph) -> None:
-    """Erases marks that nobody reads. Other nodes that nobody reads may write."""
-    for node in reversed(list(graph.nodes)):
-        part = node.args[0] if node.target is operator.getitem and node.args else node
-        is_mark = isinstance(part, Node) and any(_is(part, each) for each in _markers.MARKS)
-        if is_mark and not node.users:
-            graph.erase_node(node)
 
 
 def _is(node: Node, op: Any) -> bool:
@@ -127,8 +132,9 @@ class _Traffic(torch.fx.Interpreter):
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.result: dict[Node, set[int]] = {}
-        self.into: dict[Node, set[int]] = {}
+        # Of other nodes, which are put in later: nothing.
+        self.result: defaultdict[Node, set[int]] = defaultdict(set)
+        self.into: defaultdict[Node, set[int]] = defaultdict(set)
 
     def run_node(self, node: Node) -> Any:
         known = node.op == 'get_attr' or isinstance(node.target, HigherOrderOperator)
@@ -138,7 +144,7 @@ class _Traffic(torch.fx.Interpreter):
         else:
             with writes:
                 out = super().run_node(node)
-        self.result[node] = _storages(out)
+        self.result[node] = storages(out)
         self.into[node] = writes.storages
         return out
 
@@ -151,20 +157,8 @@ class _Writes(TorchDispatchMode):
         self.storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, arguments = kwargs or {}, func._schema.arguments
-        given = dict(zip((each.name for each in arguments), args, strict=False)) | kwargs
-        for each in arguments:
-            if each.alias_info is not None and each.alias_info.is_write:
-                self.storages |= _storages(given.get(each.name))
-        return func(*args, **kwargs)
-
-
-def _storages(value: Any) -> set[int]:
-    if isinstance(value, Tensor):
-        return {value.untyped_storage()._cdata}
-    if isinstance(value, (list, tuple)):
-        return set().union(*map(_storages, value))
-    return set()
+        self.storages |= written(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
 def _traffic(module: GraphModule) -> _Traffic:
@@ -193,10 +187,7 @@ def _traffic(module: GraphModule) -> _Traffic:
 class _Region:
     """What lies between the marks of one message."""
 
-    def __init__(
-        self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic, through: bool
-    ) -> None:
-        self.through = through  # into what is computed for each edge before `propagate`
+    def __init__(self, module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic) -> None:
         order = list(module.graph.nodes)
         self.place = {node: k for k, node in enumerate(order)}
         first: Any = aggregates[0]
@@ -242,7 +233,8 @@ class _Region:
             and any(u not in nodes and u not in aggregates for u in node.users)
         ]  # fmt: skip
         writes = any(traffic.into[node] for node in self.nodes)
-        if escapes and (writes or any(map(_is_dropout, self.nodes))):
+        drops = any(found.is_on for node in self.nodes if (found := dropout_of(node)))
+        if escapes and (writes or drops):
             raise Refused(f'{escapes[0]} is read elsewhere, of a message that writes or drops out')
 
     def _depending(self, order: Sequence[Node]) -> set[Node]:
@@ -263,11 +255,6 @@ class _Region:
             node = stack.pop()
             if node in nodes or node in frontier:
                 continue
-            made: Any = node.args[0] if _is(node, _markers.edge) else None
-            if self.through and made in depends:  # An `edge_updater` made it.
-                nodes.add(node)
-                stack.append(made)
-                continue
             starts = node is self.index or _is(node, _markers.gather) or _is(node, _markers.edge)
             is_shape = node.op == 'call_function' and isinstance(_value(node), (tuple, list))
             if starts or not (node in depends or is_shape):
@@ -286,7 +273,7 @@ class _Region:
             read: Any = [] if node in frontier else node.all_input_nodes
             read = [node.args[0]] if marked else read
             for each in read:
-                for storage in traffic.result.get(each, ()):
+                for storage in traffic.result[each]:
                     begins[storage] = min(begins.get(storage, self.end), self.place[node])
         for node in order:
             if node not in nodes:
@@ -404,17 +391,9 @@ class _Region:
 _SHAPED = ('new_zeros', 'new_ones', 'new_full', 'new_empty', 'view', 'reshape', 'expand', 'zeros')
 
 
-def _is_dropout(node: Node) -> bool:
-    """Whether a node draws random numbers."""
-    if node.target not in (F.dropout, torch.dropout):
-        return False
-    p, training = (node.args[k] if len(node.args) > k else None for k in (1, 2))
-    p = node.kwargs.get('p', 0.5 if p is None else p)
-    training = node.kwargs.get('training', node.kwargs.get('train', training))
-    return bool(training is not False and p != 0)
-
-
-def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> str:
+def _replace(
+    module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic, number: int
+) -> str:
     """Replaces one region; tells how.
 
     Raises:
@@ -423,7 +402,11 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
     graph, order = module.graph, list(module.graph.nodes)
     last = aggregates[0]
     with _autocast_at(order, last) as inside:
-        region, inputs, places, made = _planned(module, aggregates)
+        region = _Region(module, aggregates, traffic)
+        captured, inputs, places = region.captured()
+        made = plan(captured, region.reduces)
+        if made.in_blocks:
+            raise Refused('a linear map of values computed for each edge')
         text = dumps(made)
         passes = passes_of(text)
         _check_size(region, made)
@@ -432,10 +415,10 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         *region.csr, region.perm, region.t_perm, region.num_src, region.num_dst, *inputs
     ]  # fmt: skip
     invalid = _invalid_of(graph, region.csr[0])
-    written = [node in region.written for node in inputs]
+    copied = [node in region.written for node in inputs]
     # The mode of gradients is that of the graph, not that in which it is compiled.
     trains = any(_value(node).requires_grad for node in aggregates)
-    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid], written, trains)
+    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid], copied, trains)
     device = _value(region.csr[0]).device.type
     with graph.inserting_before(last):
         if autocast:  # The plan has its conversions.
@@ -449,6 +432,7 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         result = results[region.reduces.index(node.args[4])]
         # That of the trace is detached, and the next message asks whether it needs a gradient.
         result.meta['example_value'] = _value(node)
+        traffic.result[result] |= traffic.result[node]
         node.replace_all_uses_with(result)
         graph.erase_node(node)
     own = {*region.nodes, *filter(_is_pure, region.frontier)}
@@ -457,28 +441,6 @@ def _replace(module: GraphModule, aggregates: Sequence[Node], number: int) -> st
         if node in own and not node.users and node.op != 'placeholder':
             graph.erase_node(node)
     return f'{len(passes.plan.inputs)} inputs, {", ".join(region.reduces)}'
-
-
-def _planned(
-    module: GraphModule, aggregates: Sequence[Node]
-) -> tuple[_Region, list[Node], dict[Any, int], Plan]:
-    """The region, the nodes of its inputs and their places, and the plan. What makes an input of
-    the edges is part of it if that is possible."""
-    traffic, refused = _traffic(module), Refused('')
-    for through in (True, False):
-        try:
-            region = _Region(module, aggregates, traffic, through)
-            captured, inputs, places = region.captured()
-            made = plan(captured, region.reduces)
-            if made.in_blocks:
-                raise Refused('a linear map of values computed for each edge')
-            return region, inputs, places, made
-        except Refused as reason:
-            refused = reason if through else refused
-        edges: list[Any] = [node for node in traffic.result if _is(node, _markers.edge)]
-        if all(node.args[0].op == 'placeholder' for node in edges):
-            break
-    raise refused
 
 
 def _invalid_of(graph: FxGraph, rowptr: Node) -> Node | None:
@@ -507,7 +469,7 @@ def _check_size(region: _Region, made: Plan) -> None:
 
 def _emitted(
     passes: Passes, text: str, places: dict[Any, int], num_csr: int, arguments: Sequence[Any],
-    written: Sequence[bool], trains: bool,
+    copied: Sequence[bool], trains: bool,
 ) -> GraphModule:  # fmt: skip
     """The op of a message, with what runs on nodes before and after it, in torch's operators. All
     of it is differentiable by the dispatcher. It copies inputs that are written after it."""
@@ -517,16 +479,14 @@ def _emitted(
         csr, (perm, t_perm, num_src, num_dst, *inputs, invalid) = given[:num_csr], given[num_csr:]
         if invalid is not None:
             assert_no_invalid(invalid)
-        inputs = [x.clone() if copied else x for x, copied in zip(inputs, written, strict=True)]
+        inputs = [x.clone() if copy else x for x, copy in zip(inputs, copied, strict=True)]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
         needs = [False] * len(made.inputs)
         if trains:
             leaves = {at for at, x in read.items() if x.requires_grad}
             needs = [not leaves.isdisjoint(each) for each in passes.leaves]
         hoists = passes.prologue.ends if True in needs else ()
-        transposed = csr[2:] or (None, None)
-        rowptr, col, t_rowptr, t_col = *csr[:2], *transposed
-        graph = Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
+        graph = graph_from(csr, perm, t_perm, num_src, num_dst)
         values = passes.prologue(read, graph if hoists else None)
         kernel_inputs = [x.contiguous() for x in values[: len(needs)]]
         seed = None
@@ -547,8 +507,6 @@ def _emitted(
             stack.enter_context(torch.autocast(kind, enabled=False))
         try:
             body = make_fx(emit, tracing_mode='real')(*fakes)
-        except Refused:
-            raise
         except RuntimeError as error:
             raise Refused(f'its operators cannot be traced: {error}') from error
     body.graph.eliminate_dead_code()

@@ -151,12 +151,12 @@ class Passes:
 
     def local(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
         """Inputs of the destination whose derivative the forward pass sums."""
-        if not any(needs) or self.plan.in_blocks:
-            return ()
-        grads = self.gradients
-        return tuple(
-            k for k, at in enumerate(grads.local) if at is not None and needs[k]
-        )  # fmt: skip
+        key = ('local', needs)
+        if key not in self._made:
+            few = self.plan.in_blocks or not any(needs)
+            derived = () if few else enumerate(self.gradients.local)
+            self._made[key] = tuple(k for k, at in derived if at is not None and needs[k])
+        return self._made[key]
 
     def needs_transpose(self, needs: tuple[bool, ...]) -> bool:
         """Whether the backward pass reads the edges by their sources."""

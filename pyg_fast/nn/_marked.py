@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric import EdgeIndex
-from torch_geometric.nn.aggr import MultiAggregation, StdAggregation
-from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Size
 from torch_geometric.utils import degree
 
 from ..graph.graph import graph_of
 from ..graph.structure import Graph
 from ..message import _markers
-from ._reduce import scaled, std_of
+from ._reduce import combined
 
 _STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes
 
@@ -25,11 +23,7 @@ class Marks(NamedTuple):
     """What a layer's `propagate` reads, found before :func:`torch.compile` traces it."""
 
     flow: str
-    fixed: tuple[str, ...]  # arguments that the message does not read
-    structure: tuple[str, ...]  # for a softmax
-    ends: tuple[tuple[str, str, str, int, Any], ...]  # role, argument, name, dimension, default
-    rest: tuple[tuple[str, Any], ...]
-    update: tuple[tuple[str, Any], ...]
+    arguments: Any  # of its `message` and `update`
     aggr: type
     reduces: tuple[str, ...]  # of each part of the aggregation
 
@@ -49,9 +43,10 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
     index = edges[0], edges[1]
     num_edges = edges.size(1)
     sizes = [None, None] if size is None else list(size)
-    given: dict[str, Any] = dict.fromkeys(marks.fixed)
+    arguments = marks.arguments
+    given: dict[str, Any] = dict(arguments.other)
     has_source = False
-    for role, argument, name, dim, default in marks.ends:
+    for (role, argument), name, dim, default in arguments.ends:
         value = kwargs.get(name, default)
         if isinstance(value, (tuple, list)):
             if len(value) != 2:
@@ -71,7 +66,7 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
         given[argument] = value
     if not has_source:
         return None
-    for name, default in marks.rest:
+    for name, default in arguments.rest:
         value = kwargs.get(name, default)
         if value is inspect.Parameter.empty:
             return None
@@ -82,7 +77,7 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
     num_src = sizes[j] if sizes[j] is not None else sizes[i]
     assert num_src is not None
     assert num_dst is not None
-    for name in marks.structure:
+    for name in arguments.structure:
         given[name] = index[i] if name in _STRUCTURE else num_dst
     graph = _graph(edge_index, edges, i == 1, num_src, num_dst)
     message = conv.message(**given)
@@ -96,7 +91,9 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
         outs.append(_markers.aggregate(
             message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm
         ))  # fmt: skip
-    return _combined(conv, aggr, outs, index[i])
+    return combined(
+        aggr, outs, conv.node_dim, lambda: degree(index[i], num_dst, torch.long)
+    )
 
 
 def _is_of_edges(value: Tensor, num_edges: int) -> bool:
@@ -114,20 +111,3 @@ def _graph(edge_index: Any, edges: Tensor, sorts: bool, num_src: int, num_dst: i
     else:
         t_rowptr, t_col, t_perm, rowptr, col, perm, _ = _markers.csr(edges, num_dst, num_src)
     return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
-
-
-def _combined(conv: Any, aggr: Any, outs: list[Tensor], index: Tensor) -> Tensor:
-    """The result of an aggregation module, of the reductions that it needs."""
-    inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
-    parts = list(inner.aggrs) if type(inner) is MultiAggregation else [inner]
-    outs = [
-        std_of(out) if type(part) is StdAggregation else out
-        for out, part in zip(outs, parts)  # noqa: B905
-    ]
-    out = inner.combine(outs) if type(inner) is MultiAggregation else outs[0]
-    if inner is aggr:
-        return out
-    deg = degree(index, num_nodes=out.size(conv.node_dim), dtype=out.dtype)
-    size = [1] * out.dim()
-    size[conv.node_dim] = -1
-    return scaled(aggr, out, deg.view(size))

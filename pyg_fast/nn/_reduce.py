@@ -1,6 +1,7 @@
 """Shared by layers whose messages are the neighbours' features: PyG's aggregations of them."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -334,7 +335,26 @@ def _power_mean(
     return mean.clamp(min=low, max=high).pow(1.0 / p)
 
 
-def scaled(aggr: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> Tensor:
+def combined(
+    aggr: Any, outs: Sequence[Tensor], node_dim: int, degree: Callable[[], Tensor]
+) -> Tensor:
+    """The result of an aggregation module, of the reductions of its parts: sums, means, maxima,
+    minima, and variances. The scalers of PNA read the degrees."""
+    inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
+    parts = list(inner.aggrs) if type(inner) is MultiAggregation else [inner]
+    outs = [
+        std_of(out) if type(part) is StdAggregation else out
+        for out, part in zip(outs, parts)  # noqa: B905
+    ]
+    out = inner.combine(outs) if type(inner) is MultiAggregation else outs[0]
+    if inner is aggr:
+        return out
+    size = [1] * out.dim()
+    size[node_dim] = -1
+    return _scaled(aggr, out, degree().to(out.dtype).view(size))
+
+
+def _scaled(aggr: DegreeScalerAggregation, out: Tensor, degree: Tensor) -> Tensor:
     """The scalers of PNA, as in PyG."""
     outs = []
     for scaler in aggr.scaler:

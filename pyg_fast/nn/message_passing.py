@@ -37,7 +37,7 @@ from ..ops._transforms import transforms_active, transforms_traced
 from ._fused import is_plain, is_pygs, recast
 from ._marked import Marks
 from ._marked import propagate as marked_propagate
-from ._reduce import scaled, std_of
+from ._reduce import combined
 
 _HOOKS = tuple(
     f'_{where}_forward_{when}'
@@ -256,12 +256,8 @@ def mark(conv: Any) -> None:
     aggr, is_own = conv.aggr_module, type(conv)._kernel is FusedPropagate._kernel
     if not is_own or type(aggr) in _TRACED or why_never(conv) is not None:
         return
-    names = _arguments(conv)
-    conv.__dict__['_marks'] = Marks(
-        conv.flow, tuple(names.other), names.structure,
-        tuple((*key, name, dim, default) for key, name, dim, default in names.ends), names.rest,
-        names.update, type(aggr), tuple(_REDUCES[type(part)] for part in _parts(aggr)),
-    )  # fmt: skip
+    reduces = tuple(_REDUCES[type(part)] for part in _parts(aggr))
+    conv.__dict__['_marks'] = Marks(conv.flow, _arguments(conv), type(aggr), reduces)
 
 
 def _is_exporting() -> bool:
@@ -281,7 +277,8 @@ def _marked(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> A
     out = marked_propagate(conv, marks, edge_index, size, kwargs)
     if out is None:
         return None
-    return conv.update(out, **{name: kwargs.get(name, default) for name, default in marks.update})
+    update = marks.arguments.update
+    return conv.update(out, **{name: kwargs.get(name, default) for name, default in update})
 
 
 class _Arguments(NamedTuple):
@@ -402,7 +399,8 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     if len(parts) > 1 or type(aggr) not in _REDUCES or type(aggr) is StdAggregation:
         sums = dict(zip(reduces, found, strict=True))
         if traced is None:
-            out = _aggregated(aggr, parts, sums, graph, node_dim)
+            of_parts = [sums[_REDUCES[type(part)]] for part in parts]
+            out = combined(aggr, of_parts, node_dim, lambda: graph(False).rowptr.diff())
     return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
 
 
@@ -599,23 +597,6 @@ def _why_not_aggr(aggr: Any) -> str | None:
         if type(part) is VarAggregation and part.semi_grad:
             return 'semi_grad=True'
     return None
-
-
-def _aggregated(
-    aggr: Any, parts: list[Any], sums: dict[str, Tensor], graph: Any, node_dim: int
-) -> Tensor:
-    """The result of an aggregation module, of the reductions that it needs."""
-    outs = []
-    for part in parts:
-        out = sums[_REDUCES[type(part)]]
-        outs.append(std_of(out) if type(part) is StdAggregation else out)
-    inner = aggr.aggr if type(aggr) is DegreeScalerAggregation else aggr
-    out = inner.combine(outs) if type(inner) is MultiAggregation else outs[0]
-    if inner is not aggr:
-        size = [1] * out.dim()
-        size[node_dim] = -1
-        out = scaled(aggr, out, graph(False).rowptr.diff().to(out.dtype).view(size))
-    return out
 
 
 _classes: dict[type, type] = {}

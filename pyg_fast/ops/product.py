@@ -221,13 +221,25 @@ class DenseProduct(torch.autograd.Function):
                 op, times = of_sample(op, needs_x, needs_value, grad.dtype)
         if needs_x:
             v = value if times is None else times if value is None else value * times
-            t_op = op.without_mean(grad.dtype).t()
-            grad_x = product(t_op if v is None else t_op._replace(value=v), grad).to(ctx.dtype)
+            grad_x = gradient_of_features(op, grad, v).to(ctx.dtype)
         if needs_value:
-            grad_value = SDDMM.apply(grad, x.to(grad.dtype), op, value.size(0))
+            grad_value = gradient_of_values(op, grad, x, value.size(0))
             grad_value = (grad_value if times is None else grad_value * times).to(value.dtype)
         grad_bias = column_sums(grad) if needs_bias else None
         return grad_x, grad_value, grad_bias, None, None
+
+
+def gradient_of_features(op: SparseOperator, grad: Tensor, value: Tensor | None) -> Tensor:
+    """The gradient of :func:`product` to dense features, in the dtype of :obj:`grad`, with
+    :obj:`value` as the entries of the operator, unless it has none."""
+    t_op = op.without_mean(grad.dtype).t()
+    return product(t_op if value is None else t_op._replace(value=value), grad)
+
+
+def gradient_of_values(op: SparseOperator, grad: Tensor, x: Tensor, num_values: int) -> Tensor:
+    """The gradient of :func:`product` to the entries of the operator, in the dtype of
+    :obj:`grad`."""
+    return SDDMM.apply(grad, x.to(grad.dtype), op, num_values)
 
 
 class SDDMM(torch.autograd.Function):

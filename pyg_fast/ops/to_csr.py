@@ -9,16 +9,16 @@ from ._edges import check_edge_index, check_invalid, kernel_index, raise_index_e
 from ._library import fake, ops, reference
 from ._numbers import check_flag, check_number
 
-MOST_IN_INT32 = 2**31 - 1024  # Kernel counters run a little past the last edge.
-MOST_NODES = MOST_IN_INT32  # Node ids are always 32-bit.
+_INT32_MAX = 2**31 - 1024  # Kernel counters run a little past the last edge.
+MOST_NODES = _INT32_MAX  # Node ids are always 32-bit.
 
 
 def counts_in_int64(num_edges: int) -> bool:
     """Whether row pointers and positions of :obj:`num_edges` edges need 64 bits."""
     if torch.compiler.is_compiling() or type(num_edges) is not int:
-        # Of a number that depends on data, compiled code takes the usual answer.
-        return bool(guard_or_false(num_edges >= MOST_IN_INT32))
-    return num_edges >= MOST_IN_INT32
+        # Compiled code may not know the number: the kernel then checks that it fits into 32 bits.
+        return bool(guard_or_false(num_edges >= _INT32_MAX))
+    return num_edges >= _INT32_MAX
 
 
 def to_csr(

@@ -195,7 +195,7 @@ def test_group_sizes(device: torch.device) -> None:
 
 def test_wide_positions(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = lean(SQUARE, device)
-    monkeypatch.setattr(import_module('pyg_fast.ops.to_csr'), 'MOST_IN_INT32', 100)
+    monkeypatch.setattr(import_module('pyg_fast.ops.to_csr'), '_INT32_MAX', 100)
     wide = lean(SQUARE, device)
     assert {t.dtype for t in (wide.graph.rowptr, wide.graph.t_rowptr)} == {torch.int64}
     assert {t.dtype for t in (wide.graph.col, wide.graph.t_col)} == {torch.int32}

@@ -1,10 +1,13 @@
 """Accelerated layers inside of torch.compile, beside PyG's: writes, sizes, prepared graphs."""
 
+import configparser
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import _forks
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,8 +19,11 @@ from torch_geometric.utils import softmax
 
 import pyg_fast
 from pyg_fast.graph import Graph, PreparedGraph
+from pyg_fast.message import _region
 from tests._compiled import Backend, assert_like_pyg, graph_data
 from tests.nn import _layers
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 class Own(MessagePassing):
@@ -182,7 +188,7 @@ def test_first_sizes(first: tuple[int, int], device: torch.device) -> None:
 @pytest.mark.parametrize('num_edges', [7, 1, 0])
 def test_variance_of_few_edges(num_edges: int, device: torch.device) -> None:
     """The CPU's kernel took a row of edge features for each destination."""
-    conv = Own(gated, ['mean', 'std', 'max'])
+    conv = Own(gated, ['mean', 'std', 'max']).to(device)
     calls = on(device, (20, num_edges))
     assert_like_pyg(conv, calls, kernels=1)
     eager = pyg_fast.accelerate(copy.deepcopy(conv))
@@ -327,6 +333,34 @@ def test_without_the_pass(device: torch.device) -> None:
     args = tuple(graph_data(20, 50, device))
     program = torch.export.export(pyg_fast.accelerate(copy.deepcopy(conv)), args)
     assert not any('pyg_fast' in str(node.target) for node in program.graph.nodes)
+
+
+def test_backend_by_name(tmp_path: Path) -> None:
+    """An installed package offers the backend; this process may run from the source tree."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / 'setup.cfg')
+    info = tmp_path / 'offered-1.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text('Name: offered\nVersion: 1\n')
+    (line,) = config['options.entry_points']['torch_dynamo_backends'].split('\n')[1:]
+    (info / 'entry_points.txt').write_text(f'[torch_dynamo_backends]\n{line}\n')
+    code = (
+        f'import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n'
+        'import torch._dynamo, pyg_fast._compile\n'
+        "assert torch._dynamo.lookup_backend('pyg_fast') is pyg_fast._compile.backend"
+    )
+    run = _forks.run('-c', code)
+    assert run.returncode == 0, run.stderr
+
+
+def test_one_run_on_fakes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one for each message: the time of a deep model would grow with the square."""
+    count = []
+    monkeypatch.setattr(
+        _region, '_traffic', lambda module, run=_region._traffic: count.append(1) or run(module)
+    )
+    assert_like_pyg(Net(twice), on(device, (20, 50)), kernels=2, frames=1)
+    assert len(count) == 1
 
 
 def test_copies(device: torch.device) -> None:

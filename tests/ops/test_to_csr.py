@@ -144,7 +144,7 @@ def test_int64_where_int32_cannot_count_edges(
     edge_index = GRAPHS['square'].edge_index.to(device)
     narrow = to_csr(edge_index, 30, 30)
     assert {t.dtype for t in narrow} == {torch.int32}
-    monkeypatch.setattr(MODULE, 'MOST_IN_INT32', 200)  # edges
+    monkeypatch.setattr(MODULE, '_INT32_MAX', 200)  # edges
     wide = to_csr(edge_index, 30, 30)
     assert [t.dtype for t in wide] == [torch.int64, torch.int32, torch.int64]
     assert all(torch.equal(w, n.to(w.dtype)) for w, n in zip(wide, narrow, strict=True))
