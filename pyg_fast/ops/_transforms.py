@@ -14,7 +14,7 @@ def transforms_active() -> bool:
 
 def transforms_traced() -> bool:
     """As :func:`transforms_active`, while :func:`torch.compile` traces."""
-    return torch._C._functorch.get_dynamic_layer_stack_depth() > 0
+    return _functorch_active()
 
 
 def is_batched(x: torch.Tensor) -> bool:
