@@ -50,6 +50,7 @@ class Captured:
     num_dropouts: int = field(compare=False)
     autocast: bool = field(compare=False)
     key: str  # the canonical text
+    on_cuda: bool
     numbers: tuple[int, ...] = field(default=(), compare=False)  # parameters that are Python floats
     plans: dict[Any, Any] = field(default_factory=dict, compare=False)  # by aggregations
 
@@ -346,7 +347,8 @@ def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
         k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
     )  # fmt: skip
     text = program.text([output])
-    return Captured(program, output, num_dropouts, autocast, text, numbers)
+    on_cuda = any(isinstance(x, Like) and x.device.type == 'cuda' for x in inputs)
+    return Captured(program, output, num_dropouts, autocast, text, on_cuda, numbers)
 
 
 def read_message(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ._ir import DST, EDGE, SRC, Program, promoted
 
 # Features of an edge for each channel of a head: with more, the maps of nodes would be wide.
-_MOST_FEATURES = 8
+_MOST_FEATURES = 2
 _LEAST_CHANNELS = 4
 
 

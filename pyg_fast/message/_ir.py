@@ -13,6 +13,7 @@ from ..ops.head_map import head_map
 # What a value depends on; a value of several depends on the edge.
 PARAM, SRC, DST, EDGE = 0, 1, 2, 4
 NODES = ('src', 'dst')  # roles of features of nodes
+ROWS = (SRC, DST, EDGE)
 ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'edge': EDGE}
 
 
@@ -294,7 +295,8 @@ class Program:
         return found[at]
 
     def operation(self, at: int) -> Callable[..., Tensor]:
-        """The function of torch that computes a value of nodes or parameters from its arguments."""
+        """The function of torch that computes a value from its arguments, over all rows of nodes or
+        of edges, or of parameters."""
         value, inner = self[at], [self[arg] for arg in self[at].args]
         alike = all(
             each.dtype == value.dtype or each.op == 'const' or (value.op == 'where' and k == 0)
@@ -302,7 +304,7 @@ class Program:
         )
         if value.op in POINTWISE and (alike or value.op in BOOLEAN):
             return POINTWISE[value.op]
-        if value.op == 'mm' and alike and len(value.shape) == 1 and self.level(at) in (SRC, DST):
+        if value.op == 'mm' and alike and len(value.shape) == 1 and self.level(at) in ROWS:
             return torch.mm
         if value.op == 'head_map' and alike:
             return partial(head_map, heads=value.attrs[0], transposed=True)
@@ -310,7 +312,7 @@ class Program:
             return torch.t
         if value.op == 'view' and self.level(at) == PARAM:
             return lambda x: x.reshape(value.shape)
-        if value.op == 'view' and self.level(at) in (SRC, DST):
+        if value.op == 'view' and self.level(at) in ROWS:
             return lambda x: x.reshape(x.size(0), *value.shape)
         own, shapes = getattr(torch, value.dtype), [each.shape for each in inner]
         return lambda *args: _evaluate(value, list(args), shapes, own)

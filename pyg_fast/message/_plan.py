@@ -13,7 +13,6 @@ from ._fold import folded_message, folded_score, has_maps
 from ._ir import (
     DST,
     EDGE,
-    NODES,
     OF_DST,
     PARAM,
     POINTWISE,
@@ -26,8 +25,9 @@ from ._ir import (
 )
 from ._parse import EDGES, Like, Parser, trace
 
-# The most raw inputs of a linear map that kernels compute edge by edge.
-MOST_EDGE_INPUTS = 128
+# The most features of an edge that kernels map edge by edge, and the most products of such maps on
+# CUDA: of more, BLAS makes a tensor before.
+MOST_EDGE_INPUTS, _MOST_PRODUCTS = 128, 2048
 # A longer sum keeps its order.
 _MOST_TERMS = 64
 _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
@@ -94,7 +94,10 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
     """
     program, summed, tail, value = _prepared(captured, reduces)
     acc = _check_dtypes(program, summed, captured.autocast)
-    heavy, in_blocks = _heavy(program, summed), _has_computed_maps(program, summed)
+    in_blocks = _has_computed_maps(program, summed)
+    heavy = _heavy(program, summed)
+    if not in_blocks:
+        heavy |= _wide_maps(program, summed, _MOST_PRODUCTS if captured.on_cuda else math.inf)
     kernel = Program()
     inputs: list[Input] = []
     places: dict[int, int] = {}
@@ -109,7 +112,7 @@ def plan(captured: Captured, reduces: Sequence[str]) -> Plan:
         elif level == PARAM and value.op in ('view', 'permute', 'expand'):
             args = [mapped(value.args[0])]
             out = kernel.add(value.op, args, value.attrs, value.shape, value.dtype)
-        elif level == PARAM or value.op == 'load' or (level in (SRC, DST) and at in heavy):
+        elif level == PARAM or value.op == 'load' or at in heavy:
             role = _ROLE.get(level, 'edge')
             out = kernel.load(role, len(inputs), value.shape, value.dtype)
             inputs.append(Input(role, at, value.shape, value.dtype))
@@ -402,7 +405,7 @@ def _inside(p: Program, x: int, weight: int) -> int:
     inner = x
     while p[inner].op in ('cast', 'view', 'slice'):
         inner = p[inner].args[0]
-    if p[inner].op != 'load' or p[x].shape[-1] > MOST_EDGE_INPUTS:
+    if p[inner].op != 'load':
         shape = *p[x].shape[:-1], p[weight].shape[-1]
         return p.add('mm', (x, weight), ('computed',), shape, p[x].dtype)
     return p.mm(x, weight)
@@ -422,8 +425,6 @@ def _sunk(p: Program, output: int) -> tuple[int, Tail | None]:
     if p[at].op != 'mm' or p.level(at) in (SRC, DST) or len(p[at].shape) != 1:
         return output, None
     x, weight = p[at].args
-    if p[x].op == 'load':  # Raw values of the edge are fewer than their map: inside the kernel.
-        return output, None
     return x, Tail(weight, bias, p[output].shape)
 
 
@@ -441,6 +442,22 @@ def _heavy(p: Program, outputs: list[int]) -> set[int]:
         if own:
             heavy.add(at)
     return heavy
+
+
+def _wide_maps(p: Program, outputs: list[int], most_products: float) -> set[int]:
+    """Linear maps of features of an edge that are many, and their sums with a bias."""
+    order = p.reachable(outputs)
+    maps = [at for at in order if p[at].op == 'mm' and not p[at].attrs and p.level(at) == EDGE]
+    products = sum(math.prod(p[p[at].args[0]].shape) * p[at].shape[-1] for at in maps)
+    most = MOST_EDGE_INPUTS if products <= most_products else 0
+    wide = {at for at in maps if p[p[at].args[0]].shape[-1] > most}
+    for at in order:
+        if p[at].op == 'add' and any(
+            one in wide and p.level(bias) == PARAM and p[bias].op != 'const'
+            for one, bias in (p[at].args, p[at].args[::-1])
+        ):
+            wide.add(at)
+    return wide
 
 
 def _has_computed_maps(p: Program, outputs: list[int]) -> bool:
@@ -674,12 +691,12 @@ def weighted_sum(p: Plan) -> WeightedSum | None:
 def describe(p: Plan) -> str:
     """What the plan made of a message, as text."""
     lines = []
-    nodes = [(k, each) for k, each in enumerate(p.inputs) if each.role in NODES]
-    for k, each in nodes:
+    rows = [(k, each) for k, each in enumerate(p.inputs) if each.role != 'param']
+    for k, each in rows:
         value = p.before[each.at]
         if value.op != 'load':
-            end = 'source' if each.role == 'src' else 'destination'
-            lines.append(f'hoisted: input {k}, computed once per {end} node, {list(each.shape)}')
+            end = {'src': 'source node', 'dst': 'destination node'}.get(each.role, each.role)
+            lines.append(f'hoisted: input {k}, computed once per {end}, {list(each.shape)}')
     fused = [
         p.kernel[at].op for at in p.kernel.reachable([o.at for o in p.outputs])
         if p.kernel[at].op not in ('load', 'const', 'view', 'expand')

@@ -302,7 +302,8 @@ class _Region:
                 torch.fx.Interpreter(module), given, num_edges, num_nodes
             )
             text = program.text([output])
-            found.append(Captured(program, output, num_dropouts, autocast, text))
+            on_cuda = device.type == 'cuda'
+            found.append(Captured(program, output, num_dropouts, autocast, text, on_cuda))
         if found[0].key != found[1].key:
             raise Refused('the number of edges or nodes is used as a number')
         # Parameters count by their place among the arguments of the graph.

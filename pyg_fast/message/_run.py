@@ -628,7 +628,7 @@ def _run_pass_cuda(
         )  # fmt: skip
         if parts:
             _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
-    if perm is not None:  # Positions become numbers of edges.
+    if perm is not None and col.size(0) > 0:  # Positions become numbers of edges.
         chosen = [
             torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
             if arg is not None and out.kind in ('max', 'min') else arg

@@ -122,14 +122,22 @@ def test_edge_features(aggr: str, device: torch.device) -> None:
     check(Messages(message, aggr, weight=weight, **parts), 'x edges attr', device)
 
 
-def test_many_edge_features(device: torch.device) -> None:
-    """More than kernels map."""
-    conv = Messages(lambda self, x_i, x_j, e: x_i + self.lin(e).relu(), 'sum', lin=Linear(200, F))
+@pytest.mark.parametrize('bias', [True, False])
+@pytest.mark.parametrize(('size', 'at_once'), [(12, False), (200, True), (100, None)])
+def test_many_edge_features(
+    size: int, at_once: bool | None, bias: bool, device: torch.device
+) -> None:
+    """BLAS maps more features of edges than kernels do; on CUDA kernels do fewer."""
+    lin = Linear(size, 32, bias)
+    conv = Messages(lambda self, x_i, x_j, e: self.of_x(x_j) * self.lin(e).relu(), 'sum', lin=lin,
+                    of_x=Linear(F, 32))  # fmt: skip
     theirs, ours = pair(conv, device)
-    args = [*arguments('x edges', device), torch.rand(E, 200, dtype=torch.float64, device=device)]
+    args = [*arguments('x edges', device), torch.rand(E, size, dtype=torch.float64, device=device)]
     args[2].requires_grad_()
     assert_alike(run(ours, args), run(theirs, args), 1e-10)
-    assert IN_BLOCKS in ours.plan
+    at_once = device.type == 'cuda' if at_once is None else at_once
+    assert ('computed once per edge' in ours.plan) == at_once
+    assert ours.plan.count('param') == (0 if at_once else 1 + bias)
 
 
 @pytest.mark.parametrize('multiple', [True, False])

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Any, int, bool]] = {
     'heads': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 4, True),
     'features as wide as a head': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 8, True),
     'wider': (lambda d: TransformerConv(F, 8, 3, edge_dim=d), 16, True),
-    'not of whole tiles': (lambda d: TransformerConv(F, 6, 2, edge_dim=d), 13, True),
+    'not of whole tiles': (lambda d: TransformerConv(F, 7, 2, edge_dim=d), 13, True),
     'mean of heads': (lambda d: TransformerConv(F, 5, 2, edge_dim=d, concat=False), 3, True),
     'one head': (lambda d: TransformerConv(F, 64, 1, edge_dim=d), 16, True),
     'one feature': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 1, True),
