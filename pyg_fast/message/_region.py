@@ -39,7 +39,7 @@ from ._capture import (
 from ._compiled_op import graph_from, message, passes_of
 from ._ir import Refused
 from ._parse import EDGES, NODES, Like
-from ._plan import Plan, plan
+from ._plan import plan
 from ._run import Passes, finished
 from ._text import dumps
 
@@ -410,7 +410,7 @@ def _replace(
             raise Refused('a linear map of values computed for each edge')
         text = dumps(made)
         passes = passes_of(text)
-        _check_size(region, made)
+        _check_size(region, passes)
         autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda'))) or inside
     arguments = [
         *region.csr, region.perm, region.t_perm, region.num_src, region.num_dst, *inputs
@@ -460,11 +460,12 @@ def _invalid_of(graph: FxGraph, rowptr: Node) -> Node | None:
 _INVALID = 6  # of the results of `csr`
 
 
-def _check_size(region: _Region, made: Plan) -> None:
+def _check_size(region: _Region, passes: Passes) -> None:
     """Refuses a region of so few edges that compiled code of PyG takes less time."""
-    width = max(math.prod(each.shape) for each in made.inputs)
+    width = max(math.prod(each.shape) for each in passes.plan.inputs)
     index = _value(region.index)
-    if are_few(index.shape[0], width, index.is_cuda, 'compiled'):
+    kind = 'compiled' if passes.weighted_sum is None else 'compiled sum'
+    if are_few(index.shape[0], width, index.is_cuda, kind):
         raise Refused('too few edges for a kernel to pay')
 
 
