@@ -24,7 +24,11 @@ __global__ void __launch_bounds__(kThreads) sddmm_kernel(Sddmm p, LongRows l) {
 #pragma unroll STRIDED ? 2 : 4
       for (int64_t c = OfThread::first(lane); c < p.dim; c += LANES * VEC) {
         const OfThread columns(c, p.dim);
-        const auto u = columns.load(a + c), v = columns.load(b + c);
+        const T* from = a + c;
+        // Otherwise nvcc loads a row's first column before the loop over its edges, for threads without one
+        // too: past the end of the last row.
+        if constexpr (STRIDED) asm volatile("" : "+l"(from));
+        const auto u = columns.load(from), v = columns.load(b + c);
 #pragma unroll
         for (int k = 0; k < VEC; ++k) dot += to_acc(u.data[k]) * to_acc(v.data[k]);
       }
