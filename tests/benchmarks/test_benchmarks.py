@@ -108,6 +108,19 @@ def test_new_graphs_and_models(tmp_path: Path) -> None:
             assert all(result['error'] <= 1 for result in cell['results'].values())
 
 
+def test_kernels_in_compiled_code(tmp_path: Path) -> None:
+    report, markdown, log = run(
+        'compiled', tmp_path, '--layers', 'own sum', '--sizes', 'hubs', '--rounds', '2')
+    check_report(report, markdown)
+    (section,) = report['sections']
+    (cell,) = section['cells']
+    assert list(cell['results']) == [
+        'ours, prepared', 'ours, edge_index', 'ours, prepared, eager', 'PyG, torch.compile']
+    assert all(result['error'] <= 1 for result in cell['results'].values())
+    assert cell['facts'].keys() == {'PyG / ours, prepared', 'PyG / ours, edge_index'}
+    assert 'ours, prepared: geometric mean' in markdown
+
+
 def test_message(tmp_path: Path, compiled: list[str | None]) -> None:
     layers = {'GINE': 0, 'sum': 1}
     report, markdown, _ = run(
