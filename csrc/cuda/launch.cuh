@@ -35,7 +35,10 @@ inline bool may_start_early() {
   const bool has_place = device < kDevices;
   if (has_place && known[device] != unknown) return known[device] == yes;
   cudaFuncAttributes code = {};
-  if (cudaFuncGetAttributes(&code, architecture_probe_kernel<void>) != cudaSuccess) return false;
+  if (cudaFuncGetAttributes(&code, architecture_probe_kernel<void>) != cudaSuccess) {
+    cudaGetLastError();  // that of no launch
+    return false;
+  }
   const bool early = code.ptxVersion >= 90;
   if (has_place) known[device] = early ? yes : no;
   return early;
