@@ -453,7 +453,8 @@ def _wide_maps(p: Program, outputs: list[int], most_products: float) -> set[int]
     wide = {at for at in maps if p[p[at].args[0]].shape[-1] > most}
     for at in order:
         if p[at].op == 'add' and any(
-            one in wide and p.level(bias) == PARAM and p[bias].op != 'const'
+            one in wide and p[one].shape == p[at].shape
+            and p.level(bias) == PARAM and p[bias].op != 'const'
             for one, bias in (p[at].args, p[at].args[::-1])
         ):
             wide.add(at)
