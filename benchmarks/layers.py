@@ -498,16 +498,20 @@ def run_model(bench: Bench, kind: Kind, graph: Graph) -> None:
 
 # Launches ---------------------------------------------------------------------------------------
 
-def launches(run: Callable[[], Any]) -> int:
-    """How many kernels a call launches."""
+def on_device(run: Callable[[], Any]) -> list[Any]:
+    """What a call starts on the GPU, by torch's profiler: kernels and copies."""
     run()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         run()
         torch.cuda.synchronize()
-    count = sum(
-        event.device_type == DeviceType.CUDA and not event.is_user_annotation
-        and not event.name.startswith(('Memcpy', 'Memset')) for event in recorded.events())
+    return [event for event in recorded.events()
+            if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
+
+
+def launches(run: Callable[[], Any]) -> int:
+    """How many kernels a call launches."""
+    count = sum(not event.name.startswith(('Memcpy', 'Memset')) for event in on_device(run))
     if count == 0:
         raise RuntimeError("torch's profiler has seen no kernel")
     return count

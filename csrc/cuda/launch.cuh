@@ -36,7 +36,7 @@ inline bool may_start_early() {
   if (has_place && known[device] != unknown) return known[device] == yes;
   cudaFuncAttributes code = {};
   if (cudaFuncGetAttributes(&code, architecture_probe_kernel<void>) != cudaSuccess) {
-    cudaGetLastError();  // that of no launch
+    cudaGetLastError();  // Or the caller takes it for an error of its launch.
     return false;
   }
   const bool early = code.ptxVersion >= 90;

@@ -13,7 +13,7 @@ from ..ops.head_map import head_map
 # What a value depends on; a value of several depends on the edge.
 PARAM, SRC, DST, EDGE = 0, 1, 2, 4
 NODES = ('src', 'dst')  # roles of features of nodes
-ROWS = (SRC, DST, EDGE)
+ROWS = (SRC, DST, EDGE)  # of values with a row for each node or edge
 ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'edge': EDGE}
 
 

@@ -27,7 +27,7 @@ from ._parse import EDGES, Like, Parser, trace
 
 # The most features of an edge that kernels map edge by edge, and the most products of such maps on
 # CUDA: of more, BLAS makes a tensor before.
-MOST_EDGE_INPUTS, _MOST_PRODUCTS = 128, 2048
+_MOST_EDGE_INPUTS, _MOST_PRODUCTS = 128, 2048
 # A longer sum keeps its order.
 _MOST_TERMS = 64
 _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
@@ -449,7 +449,7 @@ def _wide_maps(p: Program, outputs: list[int], most_products: float) -> set[int]
     order = p.reachable(outputs)
     maps = [at for at in order if p[at].op == 'mm' and not p[at].attrs and p.level(at) == EDGE]
     products = sum(math.prod(p[p[at].args[0]].shape) * p[at].shape[-1] for at in maps)
-    most = MOST_EDGE_INPUTS if products <= most_products else 0
+    most = _MOST_EDGE_INPUTS if products <= most_products else 0
     wide = {at for at in maps if p[p[at].args[0]].shape[-1] > most}
     for at in order:
         if p[at].op == 'add' and any(
@@ -692,10 +692,8 @@ def weighted_sum(p: Plan) -> WeightedSum | None:
 def describe(p: Plan) -> str:
     """What the plan made of a message, as text."""
     lines = []
-    rows = [(k, each) for k, each in enumerate(p.inputs) if each.role != 'param']
-    for k, each in rows:
-        value = p.before[each.at]
-        if value.op != 'load':
+    for k, each in enumerate(p.inputs):
+        if each.role != 'param' and p.before[each.at].op != 'load':
             end = {'src': 'source node', 'dst': 'destination node'}.get(each.role, each.role)
             lines.append(f'hoisted: input {k}, computed once per {end}, {list(each.shape)}')
     fused = [

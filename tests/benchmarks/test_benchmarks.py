@@ -109,7 +109,7 @@ def test_new_graphs_and_models(tmp_path: Path) -> None:
 
 
 def test_kernels_in_compiled_code(tmp_path: Path) -> None:
-    report, markdown, log = run(
+    report, markdown, _ = run(
         'compiled', tmp_path, '--layers', 'own sum', '--sizes', 'hubs', '--rounds', '2')
     check_report(report, markdown)
     (section,) = report['sections']

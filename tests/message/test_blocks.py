@@ -23,7 +23,7 @@ from pyg_fast.message._ir import Value
 from pyg_fast.nn import FusedMessagePassing
 from pyg_fast.ops import message_passing
 from tests.nn import _layers
-from tests.nn._layers import E, F, N, arguments, assert_alike, graph, run
+from tests.nn._layers import D, E, F, N, arguments, assert_alike, graph, run
 
 IN_BLOCKS = 'run: over blocks of edges'
 
@@ -138,6 +138,16 @@ def test_many_edge_features(
     at_once = device.type == 'cuda' if at_once is None else at_once
     assert ('computed once per edge' in ours.plan) == at_once
     assert ours.plan.count('param') == (0 if at_once else 1 + bias)
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'mean'])
+def test_map_of_edge_features_at_the_end(aggr: str, device: torch.device) -> None:
+    """It runs after the aggregation, once for each node."""
+    conv = Messages(lambda self, x_i, x_j, e: self.lin(e), aggr, lin=Linear(D, F))
+    theirs, ours = pair(conv, device)
+    args = arguments('x edges attr', device)
+    assert_alike(run(ours, args), run(theirs, args), 1e-10)
+    assert 'sunk' in ours.plan
 
 
 @pytest.mark.parametrize('multiple', [True, False])

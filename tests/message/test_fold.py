@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Any, int, bool]] = {
     'one head': (lambda d: TransformerConv(F, 64, 1, edge_dim=d), 16, True),
     'one feature': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 1, True),
     'narrow heads': (lambda d: TransformerConv(F, 3, 2, edge_dim=d), 4, False),
+    'more than two for a channel': (lambda d: TransformerConv(F, 8, 2, edge_dim=d), 17, False),
     'many features': (lambda d: TransformerConv(F, 4, 2, edge_dim=d), 33, False),
     'no softmax': (lambda d: GeneralConv(F, 8, d), 5, True),
     'a factor': (lambda d: Weighted(9, d), 5, True),

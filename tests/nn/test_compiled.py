@@ -185,6 +185,21 @@ def test_first_sizes(first: tuple[int, int], device: torch.device) -> None:
     assert backend.kernels >= 1
 
 
+def of_source(conv: Any, x_i: Tensor, x_j: Tensor, *_: Any) -> Tensor:
+    return x_j
+
+
+@pytest.mark.parametrize(
+    ('function', 'num_edges', 'pays'),
+    [(gated, 2000, False), (gated, 3000, True), (of_source, 3000, False)],
+)
+def test_few_edges(function: Any, num_edges: int, pays: bool, device: torch.device) -> None:
+    """Kernels of messages pay earlier than sums of rows, on a CPU; on CUDA far later."""
+    with pyg_fast.small_graphs('pyg'):
+        kernels = int(pays and device.type == 'cpu')
+        assert_like_pyg(Own(function), on(device, (300, num_edges)), kernels=kernels)
+
+
 @pytest.mark.parametrize('num_edges', [7, 1, 0])
 def test_variance_of_few_edges(num_edges: int, device: torch.device) -> None:
     """The CPU's kernel took a row of edge features for each destination."""
