@@ -443,10 +443,15 @@ int64_t many_terms_scratch(const Csr& csr, const Shape& s) {
   return rows_of_many_terms(csr).bytes(int64_t{s.tiles} * Row::kLanes * kPartBytes<Row>);
 }
 
+// A compiler that gets a type wrong on the host only would launch a kernel that does not exist.
+template <typename Row>
+constexpr bool kIsPlain = !std::is_reference_v<typename Row::Index>;
+
 // Processes only the long rows.
 template <typename Row, typename... Args>
 void launch_long_rows(const Csr& csr, const Shape& s, const LongRows& l, cudaStream_t stream,
                       const Args&... args) {
+  static_assert(kIsPlain<Row>);
   if (l.blocks == 0) return;
   rows_kernel<Row, Args...><<<l.grid(), kThreads, 0, stream>>>(csr, s, l, args...);
   const dim3 grid(merge_grid(l), s.grid(csr.num_rows).y);
@@ -457,6 +462,7 @@ void launch_long_rows(const Csr& csr, const Shape& s, const LongRows& l, cudaStr
 template <typename Row, typename... Args>
 void launch_rows(const Csr& csr, const Shape& s, LongRows l, size_t shared, cudaStream_t stream,
                  const Args&... args) {
+  static_assert(kIsPlain<Row>);
   dim3 grid = s.grid(csr.num_rows);
   grid.x += l.grid();
   rows_kernel<Row, Args...><<<grid, kThreads, shared, stream>>>(csr, s, l, args...);

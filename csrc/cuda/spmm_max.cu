@@ -315,20 +315,25 @@ const char* with_max_row(const SpmmMax& p, const Fn& fn) {
   });
 }
 
+// T and I are parameters of a template: GCC 12 takes the types of a captured variable for references in a
+// lambda with `if constexpr`, and then launches kernels that do not exist.
+template <typename T, typename I, typename Fn>
+void dispatch_won_row(const Shape& s, bool numbers, const Fn& fn) {
+  dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
+    if constexpr (strided || vec == 1) {  // Fewer kernels: numbers are for few rows.
+      if (numbers) return fn(std::common_type<WonRow<T, I, vec, lanes, strided, true>>{}, s);
+    }
+    fn(std::common_type<WonRow<T, I, vec, lanes, strided, false>>{}, s);
+  });
+}
+
 template <typename Fn>
 const char* with_won_row(const SpmmMaxBackwardX& p, const Csr& transposed, bool numbers, const Fn& fn) {
   return dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
-    using I = decltype(index);
     const bool vectors = !numbers && p.dim % kVec<T> == 0 && aligned16(p.grad) && aligned16(p.arg) &&
                          aligned16(p.grad_x);
-    const Shape s = shape_of<T>(transposed, p.dim, vectors);
-    dispatch_shape<T>(s, [&](auto vec, auto lanes, auto strided) {
-      if constexpr (strided || vec == 1) {  // Fewer kernels: numbers are for few rows.
-        if (numbers) return fn(std::common_type<WonRow<T, I, vec, lanes, strided, true>>{}, s);
-      }
-      fn(std::common_type<WonRow<T, I, vec, lanes, strided, false>>{}, s);
-    });
+    dispatch_won_row<T, decltype(index)>(shape_of<T>(transposed, p.dim, vectors), numbers, fn);
     return last_error();
   });
 }
