@@ -2,8 +2,9 @@
 
 Edges are divided into blocks of equal size, and a row is long if it has more edges than a block.
 Its pieces are its edges in each block. So a block has at most two pieces: of the row that begins
-before it, and of one that begins in it. The kernel of rows leaves long ones to that of pieces, so
-that it takes no registers to find them.
+before it, and of one that begins in it. The kernel of rows leaves long ones to that of pieces: it
+writes the row's number to each slot of its pieces. What is in the other slots is no row that has
+a piece there, whatever it is, so nobody has to clear them.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,10 @@ from ._generator import ADDED
 _MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
 # So many edges are not divided: one program adds them in less time than two launches take.
 _FEW = 2**13
-# Programs that look for pieces, and those that combine them: each takes blocks at equal distances.
-_MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**10
+# Programs that add pieces, and those that combine them: each takes blocks at equal distances.
+_MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**8
 _LANES, _STARTS = 2 * _MOST_BLOCKS // _MOST_PROGRAMS, _MOST_BLOCKS // _MOST_COMBINING
-_COLUMNS = 32  # of a program that combines
-_WAYS = 4  # bits of the number of a row that a step of a search finds
-
-
-def rounds_of(num_rows: int) -> int:
-    """The steps of a search for a row."""
-    return -(-(num_rows - 1).bit_length() // _WAYS)
+_COLUMNS, COMBINING_WARPS = 8, 8  # of a program that combines: it reads many pieces at once
 
 
 class Pieces(NamedTuple):
@@ -55,26 +50,19 @@ def last_of(rows, lane):
 
 
 '''
-# Functions that passes call. A program finds the pieces of all its blocks at once, with two lanes
-# for each: of its first edge, in a row that begins before the block, and of its last one.
-SEARCH = f'''{_LAST}@triton.jit
-def long_rows(rowptr, lane, block, num_blocks, num_rows, size, rounds):
+# Functions that passes call. Slots are numbered 2b for the row that begins before block b, and
+# 2b + 1 for the one that begins in it; `owner` has what the kernel of rows wrote.
+OWNERS = f'''{_LAST}@triton.jit
+def owner_of(owner, slot, rowptr, num_blocks, num_rows, size):
+    block = slot // 2
+    row = tl.load(owner + slot, block < num_blocks, -1).to(tl.int64)
+    is_row = (row >= 0) & (row < num_rows)
+    begin = tl.load(rowptr + row, is_row, 0)
+    end = tl.load(rowptr + row + 1, is_row, 0)
     first = block * size
-    last = tl.minimum(first + size, tl.load(rowptr + num_rows)) - 1
-    before = lane % 2 == 0
-    edge = tl.where(before, first, last)
-    row = tl.zeros([{_LANES}], tl.int64)
-    way = tl.arange(0, {1 << _WAYS})[None, :]
-    for k in range(rounds):
-        step = tl.cast(1, tl.int64) << ({_WAYS} * (rounds - 1 - k))
-        at = row[:, None] + way * step
-        inside = (way > 0) & (at < num_rows)
-        begins = inside & (tl.load(rowptr + at, inside, 0) <= edge[:, None])
-        row += tl.sum(begins.to(tl.int64), axis=1) * step
-    begin = tl.load(rowptr + row)
-    is_long = tl.load(rowptr + row + 1) - begin > size
-    is_inside = (block < num_blocks) & (first <= last) & (begin <= edge)
-    return tl.where(is_long & is_inside & ((begin < first) == before), row, -1).to(row.dtype)
+    begins = (begin >= first) & (begin < first + size)
+    has_piece = tl.where(slot % 2 == 1, begins, (begin < first) & (end > first))
+    return tl.where(is_row & (end - begin > size) & has_piece, row, -1)
 
 
 '''
@@ -84,13 +72,18 @@ row = item
 begin = tl.load(rowptr + row)
 end = tl.load(rowptr + row + 1)
 is_short = end - begin <= size
+if (end - begin > size) & (tile == 0):
+    for start in range(begin // size, (end - 1) // size + 1, 128):
+        block = start + tl.arange(0, 128)
+        slot = 2 * block + (block == begin // size).to(block.dtype)
+        tl.store(owner + slot, row, block <= (end - 1) // size)
 end = tl.where(is_short, end, begin)"""
 PIECES = f'''\
 lane = tl.arange(0, {_LANES})
 blocks = item + num_items * (lane // 2)
-rows = long_rows(rowptr, lane, blocks.to(tl.int64), num_blocks, num_rows, size, rounds)
-parts = tl.sum((rows >= 0).to(tl.int32))
-tl.store(starts + blocks, rows, (lane % 2 == 1) & (blocks < num_blocks) & (tile == 0))'''
+slots = 2 * blocks.to(tl.int64) + lane % 2
+rows = owner_of(owner, slots, rowptr, num_blocks, num_rows, size)
+parts = tl.sum((rows >= 0).to(tl.int32))'''
 PART = '''\
 which = last_of(rows, lane)
 row = tl.max(tl.where(lane == which, rows, -1))
@@ -199,7 +192,7 @@ def message_combine({parameters}, ACC: tl.constexpr):
     tile, pid = tl.program_id(0) // num_programs, tl.program_id(0) % num_programs
     lane = tl.arange(0, {lanes})
     block = pid + num_programs * lane.to(tl.int64)
-    rows = tl.load(starts + block, block < num_blocks, -1).to(tl.int64)
+    rows = owner_of(owner, 2 * block + 1, rowptr, num_blocks, num_rows, size)
     for each in range(tl.sum((rows >= 0).to(tl.int32))):
         which = last_of(rows, lane)
         row = tl.max(tl.where(lane == which, rows, -1))
@@ -232,13 +225,12 @@ class _Kind(NamedTuple):
     values: str
     function: str
     arguments: str
-    many: int  # pieces that a program reads at once
     lines: tuple[str, ...]
 
 
-_SUM = _Kind('a{k}', 'sum_of', f'part{{k}}, {_OF_PIECES}, m{{k}}', 256, (_STORE,))
+_SUM = _Kind('a{k}', 'sum_of', f'part{{k}}, {_OF_PIECES}, m{{k}}', (_STORE,))
 _BEST = _Kind(
-    'a{k}, b{k}', 'best_of', f'part{{k}}, parg{{k}}, {_OF_PIECES}, m{{k}}, 1', 128,
+    'a{k}, b{k}', 'best_of', f'part{{k}}, parg{{k}}, {_OF_PIECES}, m{{k}}, 1',
     (_STORE, _STORE_SECOND),
 )  # fmt: skip
 _KINDS = {
@@ -246,24 +238,26 @@ _KINDS = {
     'mean': _SUM._replace(lines=('a{k} = a{k} / (end - begin).to(ACC)', _STORE)),
     'softmax': _Kind(
         'a{k}, b{k}, c{k}', 'softmax_of',
-        f'part{{k}}, part{{k}}, parg{{k}}, {_OF_PIECES}, size{{k}}, f{{k}}, m{{k}}', 128,
+        f'part{{k}}, part{{k}}, parg{{k}}, {_OF_PIECES}, size{{k}}, f{{k}}, m{{k}}',
         (_STORE, 'b{k} = 1.0 / b{k}', _STORE_SECOND),
     ),
     # Of the softmax that is result 0, of which `size{k} // size0` numbers have the same.
     'weighted': _Kind(
         'c{k}, b{k}, a{k}', 'softmax_of',
         f'part{{k}}, part0, parg0, {_OF_PIECES}, size0, f{{k}} // (size{{k}} // size0), m{{k}}',
-        128, ('a{k} = a{k} / b{k}', _STORE),
+        ('a{k} = a{k} / b{k}', _STORE),
     ),
     'var': _Kind(
         'a{k}, b{k}', 'variance_of',
-        f'part{{k}}, parg{{k}}, {_OF_PIECES}, m{{k}}, begin, end, size', 128,
+        f'part{{k}}, parg{{k}}, {_OF_PIECES}, m{{k}}, begin, end, size',
         (_STORE, _STORE_SECOND),
     ),
     'max': _BEST,
     'min': _BEST._replace(arguments=_BEST.arguments[:-1] + '-1'),
 }  # fmt: skip
-_FEW = 16
+# Pieces that a program reads at once, of a row of few and of many. Those of a softmax have more
+# numbers, which would take all registers.
+_FEW_PIECES, _MANY_PIECES, _MANY_OF_SOFTMAX = 16, 256, 128
 
 
 @lru_cache(maxsize=256)
@@ -271,29 +265,31 @@ def combination(kinds: tuple[str, ...]) -> str:
     """The kernel `message_combine`, which writes the long rows of results of these kinds.
 
     Its pointers are, for each result, the partial ones and the whole, for a softmax and an extreme
-    also the second ones; then the rows that begin in each block, and the row pointers. Its numbers
-    are those of programs of a tile and of blocks, the edges of a block, and the columns of each
-    result.
+    also the second ones; then what the kernel of rows wrote of long ones, and the row pointers. Its
+    numbers are those of programs of a tile, of blocks and of rows, the edges of a block, and the
+    columns of each result.
     """
     pointers: list[str] = []
     lines: list[str] = []
+    many = _MANY_OF_SOFTMAX if 'softmax' in kinds else _MANY_PIECES
     for k, name in enumerate(kinds):
         kind = _KINDS[name]
         text = _RESULT + ''.join(f'    {line}\n' for line in kind.lines)
         text = text.replace('{arguments}', kind.arguments).replace('{values}', kind.values)
         lines += text.format(
-            k=k, next=k + 1, width=_COLUMNS, few=_FEW, many=kind.many, function=kind.function
+            k=k, next=k + 1, width=_COLUMNS, few=_FEW_PIECES, many=many, function=kind.function
         ).split('\n')  # fmt: skip
         pointers += [f'part{k}', f'out{k}']
         pointers += [f'parg{k}', f'arg{k}'] if _STORE_SECOND in kind.lines else []
-    numbers = ['num_programs', 'num_blocks', 'size', *(f'size{k}' for k in range(len(kinds)))]
+    sizes = [f'size{k}' for k in range(len(kinds))]
+    numbers = ['num_programs', 'num_blocks', 'num_rows', 'size', *sizes]
     head = _HEAD.format(
-        numbers=numbers, parameters=', '.join([*pointers, 'starts', 'rowptr', *numbers]),
+        numbers=numbers, parameters=', '.join([*pointers, 'owner', 'rowptr', *numbers]),
         lanes=_STARTS,
     )  # fmt: skip
     body = '\n'.join(f'        {line}' for line in lines if line)
     functions = f'{_FUNCTIONS}{_VARIANCE}' if 'var' in kinds else _FUNCTIONS
-    return f'{ADDED}{_LAST}{functions}{head}{body}\n'
+    return f'{ADDED}{OWNERS}{functions}{head}{body}\n'
 
 
 def programs_of_combination(pieces: Pieces, sizes: Sequence[int]) -> tuple[int, int]:

@@ -24,7 +24,13 @@ from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
-from ._pieces import Pieces, combination, pieces_of, programs_of_combination, rounds_of
+from ._pieces import (
+    COMBINING_WARPS,
+    Pieces,
+    combination,
+    pieces_of,
+    programs_of_combination,
+)
 from ._plan import (
     Gradients,
     Plan,
@@ -42,6 +48,9 @@ from ._triton import OF_TWO, Out, Source, generate
 _ACC = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
 # Programs that take many rows each: the most of them, and of numbers in their sums over all edges.
 _MOST_PROGRAMS, _MOST_TOTALS = 2**14, 2**23
+# Where many rows have few edges on average, a program takes several rows: to start it takes longer
+# than to add one.
+_FEW_EDGES, _MANY_ROWS, _ROWS_OF_FEW = 8, 2**15, 4
 _TILE = 64  # columns, of results whose rows are divided
 _GATHERED = 64  # numbers of an edge whose gathering takes longer than another load
 
@@ -508,11 +517,12 @@ def schedule_of(graph: Graph, role: str) -> Schedule:
     return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, longest)
 
 
-def _num_programs(one: Pass, recipe: Recipe, num_items: int) -> int:
+def _num_programs(one: Pass, recipe: Recipe, num_items: int, num_edges: int) -> int:
     """The programs of a tile: each takes one row, or many."""
     source = recipe.source
     if not (source.holds or source.totals):
-        return num_items
+        several = num_edges <= _FEW_EDGES * num_items and num_items >= _MANY_ROWS
+        return -(-num_items // _ROWS_OF_FEW) if several else num_items
     size = sum(
         math.prod(shape) for out, shape in zip(one.outs, recipe.shapes, strict=True)
         if out.kind == 'total'
@@ -582,8 +592,8 @@ def _run_pass_cuda(
     rowptr, col, perm, num_rows, longest = schedule
     recipe, pieces = one.recipe(acc), pieces_of(col.size(0), longest)
     source, tile = recipe.source, recipe.tile
-    of_rows = _num_programs(one, recipe, num_rows)
-    of_pieces = _num_programs(one, recipe, pieces.num_programs)
+    of_rows = _num_programs(one, recipe, num_rows, col.size(0))
+    of_pieces = _num_programs(one, recipe, pieces.num_programs, col.size(0))
     device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
@@ -605,7 +615,8 @@ def _run_pass_cuda(
     chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
     if num_rows == 0:
         return outs, chosen
-    structure = [rowptr, col, rowptr if perm is None else perm]
+    owner = rowptr.new_empty(2 * pieces.num_blocks) if pieces.num_blocks else rowptr
+    structure = [rowptr, col, rowptr if perm is None else perm, owner]
     loads = [_input(inputs, load) for load in source.loads]
     last = rowptr if seed is None else seed
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
@@ -619,15 +630,14 @@ def _run_pass_cuda(
         (num_rows, num_rows, of_rows, pieces.size), constants,
     )  # fmt: skip
     if pieces.num_blocks:
-        starts = torch.empty(pieces.num_blocks, dtype=index, device=device)
         _launch(
             source.of_pieces, source.name, tile.warps, of_pieces * recipe.num_tiles,
-            [*structure, starts, *loads, *outs, *parts.values(), *part_args.values(), last],
-            (num_rows, pieces.num_programs, of_pieces, pieces.size, of_rows, pieces.num_blocks,
-             rounds_of(num_rows)), constants,
+            [*structure, *loads, *outs, *parts.values(), *part_args.values(), last],
+            (num_rows, pieces.num_programs, of_pieces, pieces.size, of_rows, pieces.num_blocks),
+            constants,
         )  # fmt: skip
         if parts:
-            _combine(one, pieces, parts, part_args, outs, chosen, starts, rowptr, acc)
+            _combine(one, pieces, parts, part_args, outs, chosen, owner, rowptr, acc)
     if perm is not None and col.size(0) > 0:  # Positions become numbers of edges.
         chosen = [
             torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
@@ -654,7 +664,7 @@ def _offset(widest: int) -> Any:
 
 def _combine(
     one: Pass, pieces: Pieces, parts: dict[int, Tensor], part_args: dict[int, Tensor],
-    outs: list[Tensor], chosen: list[Tensor | None], starts: Tensor, rowptr: Tensor,
+    outs: list[Tensor], chosen: list[Tensor | None], owner: Tensor, rowptr: Tensor,
     acc: torch.dtype,
 ) -> None:  # fmt: skip
     """Combines the pieces of the long rows."""
@@ -668,8 +678,9 @@ def _combine(
     sizes = [math.prod(part.shape[1:]) for part in parts.values()]
     num_programs, count = programs_of_combination(pieces, sizes)
     _launch(
-        combination(tuple(one.outs[k].kind for k in parts)), 'message_combine', 4, count,
-        [*pointers, starts, rowptr], (num_programs, pieces.num_blocks, pieces.size, *sizes),
+        combination(tuple(one.outs[k].kind for k in parts)), 'message_combine', COMBINING_WARPS,
+        count, [*pointers, owner, rowptr],
+        (num_programs, pieces.num_blocks, rowptr.numel() - 1, pieces.size, *sizes),
         (tl.float64 if acc == torch.float64 else tl.float32,),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from ._generator import (
     total_of,
 )
 from ._ir import NODES, STATISTICS, Program, Refused
-from ._pieces import PART, PIECES, ROW, SEARCH
+from ._pieces import OWNERS, PART, PIECES, ROW
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
@@ -391,10 +391,10 @@ def _template(gen: Generator, outs: list[Out], of_pieces: bool) -> str:
     if of_pieces:
         results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
     results += [f'{"parg" if of_pieces else "arg"}{k}' for k in extremes]
-    schedule = ['rowptr', 'col', 'perm', *(['starts'] if of_pieces else [])]
+    schedule = ['rowptr', 'col', 'perm', 'owner']
     numbers = ['num_rows', 'num_items', 'num_programs', 'size']
     if of_pieces:
-        numbers += ['num_before', 'num_blocks', 'rounds']
+        numbers += ['num_before', 'num_blocks']
     head = ', '.join([
         *schedule, *pointers, *results, 'seed_at', *numbers,
         'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr', 'BE: tl.constexpr',
@@ -404,7 +404,7 @@ def _template(gen: Generator, outs: list[Out], of_pieces: bool) -> str:
     ])  # fmt: skip
     out = [
         *ADDED.split('\n'),
-        *(SEARCH.split('\n') if of_pieces else []),
+        *(OWNERS.split('\n') if of_pieces else []),
         f'@triton.jit(do_not_specialize={numbers})',
         f'def message_pass({head}):',
         '    pid = tl.program_id(0)',
@@ -434,12 +434,8 @@ def _template(gen: Generator, outs: list[Out], of_pieces: bool) -> str:
     add(1, *gen.first)
     if gen.stores:
         add(1, f'to = pid{" + num_before" if of_pieces else ""}', 'stored = pid < 0', 'terms = 0')
-    at = 1
-    if gen.holds or gen.stores:
-        add(at, 'for item in range(pid, num_items, num_programs):')
-        at += 1
-    else:
-        add(at, 'item = pid')
+    add(1, 'for item in range(pid, num_items, num_programs):')
+    at = 2
     if of_pieces:
         add(at, *PIECES.split('\n'), 'for part in range(parts):')
         at += 1

@@ -68,7 +68,13 @@ def cuda_pass(
     schedule = Schedule(starts, torch.zeros(len(x), dtype=torch.int32), None, len(rowptr) - 1)
     inputs = {('edge', 0): x, ('src', 1): torch.zeros(1, *x.shape[1:])}
     how = partial(few_programs if few else every_row, least=least)
-    with by_numpy(how):
+
+    def any_rows(x: Tensor, size: int) -> Tensor:
+        return torch.randint(-2, len(rowptr) + 1, (size,), dtype=x.dtype)
+
+    with by_numpy(how), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, 'new_empty', any_rows)  # Nobody clears this memory.
+        patch.setattr(_run, '_MANY_ROWS', 1 if few else 100)
         return _run._run_pass_cuda(one, schedule, inputs, torch.float32, None)
 
 
@@ -288,7 +294,7 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     x[0] = 2.0**10
     rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
     schedule = Schedule(rowptr, torch.zeros(len(x), dtype=torch.int32), None, num_rows)
-    monkeypatch.setattr(_run, '_num_programs', lambda one, recipe, count: min(1, count))
+    monkeypatch.setattr(_run, '_num_programs', lambda one, recipe, count, edges: min(1, count))
     monkeypatch.setattr(_run, 'tile_shape', lambda source: _run.Tile(1, (1,), 1))
     with by_numpy(partial(every_row, least=100_000)):
         (total,), _ = _run._run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)

@@ -12,7 +12,7 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.utils import softmax
 
 import pyg_fast
-from pyg_fast.message._pieces import combination
+from pyg_fast.message._pieces import COMBINING_WARPS, combination
 from pyg_fast.message._plan import Plan
 from pyg_fast.message._run import Passes, Recipe, _jitted
 from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
@@ -104,8 +104,8 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
 
     function = _jitted(text, name)
     has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'b0 = 1.0 / b0' in text
-    kinds = {'seed_at': '*i64', 'rounds': 'i32', 'size': 'i32'}
-    kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'starts'], '*i32')
+    kinds = {'seed_at': '*i64', 'size': 'i32'}
+    kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'owner'], '*i32')
 
     def kind(parameter: str) -> str:
         if parameter in constants:
@@ -181,7 +181,7 @@ def test_heads_are_in_tiles() -> None:
 ], ids=str)  # fmt: skip
 def test_combinations_compile(kinds: tuple[str, ...]) -> None:
     constants = {'ACC': triton.language.float32}
-    ptx = compiled(combination(kinds), 'message_combine', constants, 4, 80)
+    ptx = compiled(combination(kinds), 'message_combine', constants, COMBINING_WARPS, 80)
     assert ptx.count('st.global') >= len(kinds)
 
 
