@@ -80,6 +80,19 @@ def _in_memory(known: tuple[int, str], edge_index: Any) -> str | None:
     return reason if fits and runs_pygs_code() else None
 
 
+def _with_plain_list(conv: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a layer of PyG that ran its code for so few edges: what it calculates from a
+    sorted list before `propagate` takes longer than from a plain one."""
+    if len(args) < 2 or type(args[1]) is not EdgeIndex or conv.strict:
+        return args
+    x, edge_index, *more = args
+    plain, size = edge_index.as_tensor(), edge_index.sparse_size()
+    few = has_few_edges(plain, conv.__dict__['_width'])
+    if few and isinstance(x, Tensor) and (x.size(0), x.size(0)) == size:
+        return x, plain, *more
+    return args
+
+
 def _width(kwargs: dict[str, Any]) -> int:
     """The most numbers of a row of the inputs."""
     width = 1
@@ -120,19 +133,24 @@ class FusedPropagate:
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
             own['_width'] = _width(kwargs)
-        reason = None
+        reason, plain = None, edge_index
+        if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
+            plain = edge_index.as_tensor()
         if not self.strict:
-            if has_few_edges(edge_index, own['_width']):
-                reason = reason_of(edge_index.size(1))
+            if has_few_edges(plain, own['_width']):
+                reason = reason_of(plain.size(1))
             elif '_in_memory' in own:
-                reason = _in_memory(own['_in_memory'], edge_index)
+                reason = _in_memory(own['_in_memory'], plain)
         if reason is not None:
             _note(self, reason)
             if is_first:
                 tell(self, BySize(reason))
-            if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
+            if plain is not edge_index:
+                base = getattr(type(self), '_base', None)
+                if base is not None and base.__module__.startswith('torch_geometric.'):
+                    own['_plain'] = True
                 size = edge_index.sparse_size() if size is None else size
-                edge_index = edge_index.as_tensor()
+                edge_index = plain
             if self.flow != 'source_to_target':
                 kwargs = _pairs_of(self, kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
@@ -170,8 +188,10 @@ class FusedPropagate:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        own['_last_run'] = None
+        if '_plain' in own:
+            args = _with_plain_list(self, args)
         own['_call'] = args, kwargs
-        own.pop('_last_run', None)
         try:
             out = super().__call__(*args, **kwargs)  # type: ignore[misc]
             if '_watched' in own:
@@ -179,8 +199,10 @@ class FusedPropagate:
             return out
         finally:
             del own['_call']
-            own.pop('_graphs', None)
-            own.pop('_watched', None)
+            if '_graphs' in own:
+                del own['_graphs']
+            if '_watched' in own:
+                del own['_watched']
 
     def __getstate__(self: Any) -> dict[str, Any]:
         state = dict(self.__dict__)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,48 @@ def layers() -> list:
 def of_few(device: torch.device, num_edges: int = EDGES) -> tuple[Tensor, Tensor]:
     x = torch.randn(NODES, WIDTH, device=device)
     return x, torch.randint(NODES, (2, num_edges), device=device)
+
+
+@pytest.mark.parametrize('num_edges', [EDGES, 40_000])
+@pytest.mark.parametrize('num_src', [NODES, NODES + 3])
+def test_forward_of_pyg_gets_a_plain_list(
+    num_edges: int, num_src: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it calculates from one takes less time, where its code runs and no size is lost."""
+    seen: list[type] = []
+    forward = pyg.GraphConv.forward
+
+    def recording(conv: Any, x: Any, edge_index: Tensor, *args: Any) -> Tensor:
+        seen.append(type(edge_index))
+        return forward(conv, x, edge_index, *args)
+
+    monkeypatch.setattr(pyg.GraphConv, 'forward', recording)
+    conv = pyg.GraphConv(WIDTH, 4, aggr='mean')
+    fast = pyg_fast.accelerate(copy.deepcopy(conv))
+    x, edges = of_few(torch.device('cpu'), num_edges)
+    nodes = x if num_src == NODES else (torch.randn(num_src, WIDTH), x)
+    prepared = EdgeIndex(edges, sparse_size=(num_src, NODES))
+    for _ in range(2):
+        torch.testing.assert_close(fast(nodes, prepared), conv(nodes, edges))
+    is_plain = num_edges == EDGES and num_src == NODES
+    assert seen[::2] == [EdgeIndex, Tensor if is_plain else EdgeIndex]
+
+
+class Sorts(Own):
+    """Asks for more than a list."""
+
+    def forward(self, x: Tensor, edge_index: EdgeIndex) -> Tensor:  # type: ignore[override]
+        assert edge_index.sparse_size(0) == NODES
+        return self.propagate(edge_index, x=x)
+
+
+def test_own_forward_gets_what_it_is_given() -> None:
+    conv = Sorts()
+    x, edges = of_few(torch.device('cpu'))
+    for _ in range(2):
+        conv(x, EdgeIndex(edges, sparse_size=(NODES, NODES)))
+        assert conv.plan is not None
+        assert conv.plan.startswith("PyG's code")
 
 
 @pytest.mark.parametrize('conv', layers())
