@@ -213,11 +213,17 @@ class Like(NamedTuple):
 
 def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) -> GraphModule:
     """The graph of torch's operators that a function calls, for inputs that are :class:`Like` or
-    Python numbers. A function that derives is traced first, then freed of its writes."""
+    Python numbers. A function that derives, or that writes into its own values, is traced first,
+    then freed of its writes; those into inputs stay."""
     with _on_fakes(inputs) as fakes:
-        if derives:
-            fn = torch.func.functionalize(make_fx(fn, tracing_mode='real')(*fakes))
-        return make_fx(fn, decomposition_table=_DECOMPOSED, tracing_mode='real')(*fakes)
+
+        def traced(fn: Callable[..., Any]) -> GraphModule:
+            return make_fx(fn, decomposition_table=_DECOMPOSED, tracing_mode='real')(*fakes)
+
+        graph = None if derives else traced(fn)
+        if graph is None or any(n.target is aten.copy_.default for n in graph.graph.nodes):
+            graph = traced(torch.func.functionalize(make_fx(fn, tracing_mode='real')(*fakes)))
+        return graph
 
 
 def run_on_fakes(fn: Callable[..., Any], inputs: Sequence[Any]) -> None:

@@ -407,10 +407,11 @@ class Normed(Layer):
     lambda m, layer, group: layer(m).relu(),
     lambda m, layer, group: group(m).sin(),
     lambda m, layer, group: F.layer_norm(m, (C,)),
+    lambda m, layer, group: F.rms_norm(m, (C,), layer.weight),
     lambda m, layer, group: m * m.var(-1, keepdim=True),
     lambda m, layer, group: m / (1 + m.std(-1, unbiased=False, keepdim=True)),
     lambda m, layer, group: sum(torch.var_mean(m, -1, keepdim=True)) * m,
-], ids=['layer', 'group', 'without weights', 'var', 'std', 'var_mean'])  # fmt: skip
+], ids=['layer', 'group', 'without weights', 'rms', 'var', 'std', 'var_mean'])  # fmt: skip
 @pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
 def test_norms(fn: Callable[..., Tensor], dtype: torch.dtype, device: torch.device) -> None:
     """Their result and gradients, those of parameters too, and of equal numbers."""
