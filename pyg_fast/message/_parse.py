@@ -169,6 +169,36 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
     return x if high is None else torch.where(x > high, high, x)
 
 
+def _slice_scatter(
+    x: Tensor, of: Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
+    step: int = 1,
+) -> Tensor:  # fmt: skip
+    """What `x[:, start:end] = of` makes of `x`."""
+    size = x.size(dim)
+    first, last, _ = slice(start, end).indices(size)
+    if step != 1:
+        raise Refused('a write into a slice with steps')
+    before = [x.narrow(dim, 0, first)] if first > 0 else []
+    after = [x.narrow(dim, last, size - last)] if last < size else []
+    return torch.cat([*before, of, *after], dim) if before or after else of
+
+
+def _select_scatter(x: Tensor, of: Tensor, dim: int, index: int) -> Tensor:
+    index %= x.size(dim)
+    return _slice_scatter(x, of.unsqueeze(dim), dim, index, index + 1)
+
+
+def _index_put(
+    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """What `x[mask] = number` makes of `x`."""
+    mask = indices[0]
+    is_mask = len(indices) == 1 and mask.dtype == torch.bool and mask.shape == x.shape
+    if not is_mask or values.dim() > 0 or accumulate:
+        raise Refused('aten.index_put.default has no kernel')
+    return torch.where(mask, values.to(x.dtype), x)
+
+
 def _refused(name: str) -> Callable[..., Any]:
     def raise_refused(*args: Any, **kwargs: Any) -> Any:
         raise Refused(f'{name} has no kernel')
@@ -186,6 +216,9 @@ _DECOMPOSED |= {
     aten.hardsigmoid.default: _hardsigmoid, aten.clamp.default: _clamp,
     aten.clamp_min.default: lambda x, low: _clamp(x, low),
     aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
+    aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
+    aten.index_put.default: _index_put,
+    aten.copy.default: lambda x, of, non_blocking=False: of.to(x.dtype).expand(x.shape),
     aten.mish.default: lambda x: x * _softplus(x).tanh(),
     **{
         op: _refused(op.__name__)

@@ -3,8 +3,8 @@
 Edges are divided into blocks of equal size, and a row is long if it has more edges than a block.
 Its pieces are its edges in each block. So a block has at most two pieces: of the row that begins
 before it, and of one that begins in it. The kernel of rows leaves long ones to that of pieces: it
-writes the row's number to each slot of its pieces. What is in the other slots is no row that has
-a piece there, whatever it is, so nobody has to clear them.
+writes the row's number to a slot for each piece. Slots without a piece are not cleared: who reads a
+slot checks that its row has a piece there, which is true of no other number.
 """
 
 from collections.abc import Sequence

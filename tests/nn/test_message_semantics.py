@@ -435,6 +435,67 @@ def test_norms(fn: Callable[..., Tensor], dtype: torch.dtype, device: torch.devi
         assert (own - exact).abs().max() <= error
 
 
+class OfBoth(Layer):
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:  # type: ignore[override]
+        return self.fn(x_i, x_j)
+
+
+def _slice(x_i: Tensor, x_j: Tensor) -> Tensor:
+    out = x_i * x_j
+    out[:, 1:3] *= 3
+    out[..., -1:] = x_i[:, :1].sin()
+    return out
+
+
+def _column(x_i: Tensor, x_j: Tensor) -> Tensor:
+    out = x_i * x_j
+    out[:, -1] = x_i[:, 0]
+    out.view(-1, 2, 2)[:, 0] += x_j.view(-1, 2, 2)[:, 1]
+    return out
+
+
+def _mask(x_i: Tensor, x_j: Tensor) -> Tensor:
+    out = x_i * x_j
+    out[out < 0] = 0.5
+    return out.masked_fill_(x_i > 1, 2.0)
+
+
+def _own_input(x_i: Tensor, x_j: Tensor) -> Tensor:
+    x_j[:, :2] *= 3
+    x_i[:, 2:].add_(x_j[:, :2])
+    return x_i + x_j
+
+
+def _steps(x_i: Tensor, x_j: Tensor) -> Tensor:
+    out = x_i * x_j
+    out[:, ::2] = 0
+    return out
+
+
+def _edges(x_i: Tensor, x_j: Tensor) -> Tensor:
+    out = x_i * x_j
+    out[5:] = 0
+    return out
+
+
+@pytest.mark.parametrize('fn', [_slice, _column, _mask, _own_input])
+def test_writes_into_parts(fn: Callable[..., Tensor], device: torch.device) -> None:
+    """Of a value of the message, whose inputs are copies in PyG."""
+    x = torch.randn(N, C, device=device)
+    ours = compare(OfBoth(fn), x, edges(device))
+    assert ours._last_run == ''
+
+
+@pytest.mark.parametrize(('fn', 'reason'), [
+    (_steps, 'a write into a slice with steps'), (_edges, 'aten.slice.Tensor along the edges'),
+], ids=['steps', 'edges'])  # fmt: skip
+def test_other_writes_run_pygs_code(
+    fn: Callable[..., Tensor], reason: str, device: torch.device
+) -> None:
+    ours = compare(OfBoth(fn), torch.randn(N, C, device=device), edges(device))
+    assert ours._last_run.startswith(reason)
+
+
 class Writes(Layer):
     """In `forward` or `update`, into its own features or into the result."""
 
