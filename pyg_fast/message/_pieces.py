@@ -18,7 +18,8 @@ _MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
 _FEW = 2**13
 # Programs that add pieces, and those that combine them: each takes blocks at equal distances.
 _MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**8
-_LANES, _STARTS = 2 * _MOST_BLOCKS // _MOST_PROGRAMS, _MOST_BLOCKS // _MOST_COMBINING
+_LANES = 2 * _MOST_BLOCKS // _MOST_PROGRAMS
+_COMBINING_LANES = _MOST_BLOCKS // _MOST_COMBINING
 _COLUMNS, COMBINING_WARPS = 8, 8  # of a program that combines: it reads many pieces at once
 
 
@@ -285,7 +286,7 @@ def combination(kinds: tuple[str, ...]) -> str:
     numbers = ['num_programs', 'num_blocks', 'num_rows', 'size', *sizes]
     head = _HEAD.format(
         numbers=numbers, parameters=', '.join([*pointers, 'owner', 'rowptr', *numbers]),
-        lanes=_STARTS,
+        lanes=_COMBINING_LANES,
     )  # fmt: skip
     body = '\n'.join(f'        {line}' for line in lines if line)
     functions = f'{_FUNCTIONS}{_VARIANCE}' if 'var' in kinds else _FUNCTIONS

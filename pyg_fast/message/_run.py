@@ -24,13 +24,7 @@ from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
-from ._pieces import (
-    COMBINING_WARPS,
-    Pieces,
-    combination,
-    pieces_of,
-    programs_of_combination,
-)
+from ._pieces import COMBINING_WARPS, Pieces, combination, pieces_of, programs_of_combination
 from ._plan import (
     Gradients,
     Plan,

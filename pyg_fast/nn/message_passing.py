@@ -80,17 +80,16 @@ def _in_memory(known: tuple[int, str], edge_index: Any) -> str | None:
     return reason if fits and runs_pygs_code() else None
 
 
-def _with_plain_list(conv: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a layer of PyG that ran its code for so few edges: what it calculates from a
-    sorted list before `propagate` takes longer than from a plain one."""
-    if len(args) < 2 or type(args[1]) is not EdgeIndex or conv.strict:
-        return args
-    x, edge_index, *more = args
-    plain, size = edge_index.as_tensor(), edge_index.sparse_size()
-    few = has_few_edges(plain, conv.__dict__['_width'])
-    if few and isinstance(x, Tensor) and (x.size(0), x.size(0)) == size:
-        return x, plain, *more
-    return args
+def _with_plain_list(conv: Any, x: Any, edge_index: EdgeIndex, *more: Any) -> tuple[Any, ...]:
+    """The arguments of a layer. What PyG's own calculates from a sorted list before `propagate`
+    takes longer than from a plain one, which it gets where so few edges run its code."""
+    width, base = conv.__dict__.get('_width'), getattr(type(conv), '_base', None)
+    is_pygs = base is not None and base.__module__.startswith('torch_geometric.')
+    if width is not None and is_pygs and not conv.strict and isinstance(x, Tensor):
+        plain = edge_index.as_tensor()
+        if (x.size(0), x.size(0)) == edge_index.sparse_size() and has_few_edges(plain, width):
+            return x, plain, *more
+    return x, edge_index, *more
 
 
 def _width(kwargs: dict[str, Any]) -> int:
@@ -134,7 +133,8 @@ class FusedPropagate:
         if is_first:  # The width of a layer hardly changes.
             own['_width'] = _width(kwargs)
         reason, plain = None, edge_index
-        if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
+        # PyG's code takes longer for one. A prepared graph has no list yet.
+        if isinstance(edge_index, EdgeIndex) and not isinstance(edge_index, PreparedGraph):
             plain = edge_index.as_tensor()
         if not self.strict:
             if has_few_edges(plain, own['_width']):
@@ -146,9 +146,6 @@ class FusedPropagate:
             if is_first:
                 tell(self, BySize(reason))
             if plain is not edge_index:
-                base = getattr(type(self), '_base', None)
-                if base is not None and base.__module__.startswith('torch_geometric.'):
-                    own['_plain'] = True
                 size = edge_index.sparse_size() if size is None else size
                 edge_index = plain
             if self.flow != 'source_to_target':
@@ -188,10 +185,10 @@ class FusedPropagate:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        own['_last_run'] = None
-        if '_plain' in own:
-            args = _with_plain_list(self, args)
+        if len(args) > 1 and type(args[1]) is EdgeIndex:
+            args = _with_plain_list(self, *args)
         own['_call'] = args, kwargs
+        own.pop('_last_run', None)
         try:
             out = super().__call__(*args, **kwargs)  # type: ignore[misc]
             if '_watched' in own:
@@ -199,10 +196,8 @@ class FusedPropagate:
             return out
         finally:
             del own['_call']
-            if '_graphs' in own:
-                del own['_graphs']
-            if '_watched' in own:
-                del own['_watched']
+            own.pop('_graphs', None)
+            own.pop('_watched', None)
 
     def __getstate__(self: Any) -> dict[str, Any]:
         state = dict(self.__dict__)

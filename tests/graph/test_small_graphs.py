@@ -15,9 +15,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import conv as pyg
 
 import pyg_fast
+from pyg_fast.graph import PreparedGraph
 from pyg_fast.graph import small_graphs as module
 from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv, gat
 from pyg_fast.nn.message_passing import FusedMessagePassing
+from pyg_fast.transforms import ToCSR
 
 NODES, EDGES, WIDTH = 20, 90, 6
 
@@ -78,21 +80,38 @@ def test_forward_of_pyg_gets_a_plain_list(
     assert seen[::2] == [EdgeIndex, Tensor if is_plain else EdgeIndex]
 
 
-class Sorts(Own):
+class Sorts(pyg.MessagePassing):
     """Asks for more than a list."""
 
-    def forward(self, x: Tensor, edge_index: EdgeIndex) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, edge_index: EdgeIndex) -> Tensor:
         assert edge_index.sparse_size(0) == NODES
         return self.propagate(edge_index, x=x)
 
 
 def test_own_forward_gets_what_it_is_given() -> None:
-    conv = Sorts()
+    conv = pyg_fast.accelerate(Sorts())
     x, edges = of_few(torch.device('cpu'))
     for _ in range(2):
         conv(x, EdgeIndex(edges, sparse_size=(NODES, NODES)))
-        assert conv.plan is not None
         assert conv.plan.startswith("PyG's code")
+
+
+@pytest.mark.parametrize('num_edges', [EDGES, 40_000])
+def test_nobody_lists_the_edges_of_a_prepared_graph(
+    num_edges: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, edges = of_few(device, num_edges)
+    data = Data(edge_index=edges, num_nodes=NODES)
+    graph = ToCSR(keep_edge_index=False)(data).edge_index
+    conv = pyg_fast.accelerate(pyg.GraphConv(WIDTH, 4)).to(device)
+
+    def listed(of: PreparedGraph) -> Tensor:
+        raise AssertionError('a list of the edges')
+
+    monkeypatch.setattr(PreparedGraph, '_data', property(listed))
+    for _ in range(2):
+        conv(x, graph)
+        assert not conv.plan.startswith("PyG's code")
 
 
 @pytest.mark.parametrize('conv', layers())
