@@ -209,7 +209,7 @@ struct CbsrRow {
         const int64_t last = first + kMergedInTurn < end ? first + kMergedInTurn : end;
         Acc sum = 0;
 #pragma unroll 4
-        for (int64_t n = first; n < last; ++n) sum += part(parts.l, parts(n))[f];
+        for (int64_t n = first; n < last; ++n) sum += part(parts.long_rows.l, parts(n))[f];
         total += sum;
       }
       sums[word(f)] = total;

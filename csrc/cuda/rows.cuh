@@ -64,7 +64,7 @@ struct LongRows {
   int64_t size = 256;
   int64_t longest = 256;   // of rows that are not long; at least `size`
   int64_t blocks = 0;      // 0: no row can be long
-  int64_t* row = nullptr;  // [blocks] the long row that begins in a block, or -1
+  int64_t* row = nullptr;  // [2 * blocks] the long row of a piece, or -1: see slot()
   void* parts = nullptr;   // [2 * blocks, tiles, kLanes] of type Part
 
   explicit LongRows(const Csr& csr, int64_t least = 256, int64_t longer_than = 0) : size(least) {
@@ -76,14 +76,16 @@ struct LongRows {
 
   // The memory that they need if the parts of a block's row have so many bytes.
   int64_t bytes(int64_t of_parts) const {
-    return blocks == 0 ? 0 : aligned(blocks * 8) + 2 * blocks * of_parts;
+    return blocks == 0 ? 0 : aligned(2 * blocks * 8) + 2 * blocks * of_parts;
   }
   LongRows in(void* scratch) const {
     LongRows l = *this;
     l.row = static_cast<int64_t*>(scratch);
-    l.parts = static_cast<char*>(scratch) + aligned(blocks * 8);
+    l.parts = static_cast<char*>(scratch) + aligned(2 * blocks * 8);
     return l;
   }
+  // A block's piece of the row that it continues, or of the one that begins in it.
+  __device__ static int64_t slot(int64_t block, bool begins) { return 2 * block + begins; }
   // CUDA blocks whose warps process the pieces of kOfWarp blocks each.
   static constexpr int kOfWarp = 2;
   __host__ __device__ unsigned grid() const {
@@ -183,8 +185,8 @@ __device__ inline void process_long_rows(const Csr& csr, const Shape& s, const L
   const int lane = threadIdx.x & 31;
   const Piece<I> own(csr, l);
   if constexpr (Row::kSums != Sums::none) {
-    if (own.begins && lane % Piece<I>::kWays == 0 && own.block < l.blocks)
-      l.row[own.block] = own.is_long ? own.row : -1;
+    if (lane % Piece<I>::kWays == 0 && own.block < l.blocks)
+      l.row[l.slot(own.block, own.begins)] = own.is_long ? own.row : -1;
   }
   if (!__any_sync(kWarpMask, own.is_long)) return;
   for (int tile = 0; tile < s.tiles; ++tile) {
@@ -192,7 +194,7 @@ __device__ inline void process_long_rows(const Csr& csr, const Shape& s, const L
     own.for_each([&](int64_t block, bool begins, int64_t row, I begin, I end) {
       auto sum = kernel.empty(row);
       add_range<Row, I>(kernel, begin, end, sum);
-      const int64_t slot = 2 * block + begins;
+      const int64_t slot = l.slot(block, begins);
       if constexpr (Row::kSums == Sums::registers) {
         if (lane < Row::kLanes) *part_at<Row>(l, slot, tile, s.tiles) = sum;
       } else if constexpr (Row::kSums == Sums::shared) {
@@ -248,6 +250,7 @@ __device__ inline void process_short_rows(const Csr& csr, const Shape& s, const 
       }
       if (row_begin == row_end) open(following);
       kernel.reduce(sum);
+      asm("" : "+r"(row));  // finish() computes its addresses: kept from empty(), they would be spilled
       if (lane < Row::kLanes) kernel.finish(first_row() + row, row_end - row_begin, sum);
     }
     row = following;
@@ -325,6 +328,49 @@ __device__ inline typename Row::Part merge_parts(const Row& kernel, int64_t coun
   return result;
 }
 
+// Of a row of more parts than kMostOfBlock, a first kernel merges each range of parts: one block would take
+// long for all. The ranges are the same for all rows: multiples of kPartsOfRange.
+constexpr int kMostOfBlock = 256;
+constexpr int kPartsOfRange = 64;
+
+// The places of a row's parts, from `begin` to `end`, or with `ranges` the first of each range. A place is a
+// block of edges or the number of a group.
+struct Places {
+  int64_t begin, end;
+  bool ranges;
+
+  __device__ int64_t count() const {
+    return ranges ? (end - 1) / kPartsOfRange - begin / kPartsOfRange + 1 : end - begin;
+  }
+  __device__ int64_t operator[](int64_t n) const {
+    if (!ranges || n == 0) return begin + n;
+    return (begin / kPartsOfRange + n) * kPartsOfRange;
+  }
+};
+
+// `long_rows`: row_across(place) is the long row with parts at `place` and before it, or -1; places(row);
+// part(row_kernel, places, place, tile) and keep(...) read and write this thread's columns of a part.
+template <typename Row, typename Rows, typename... Args>
+__device__ inline void merge_ranges(const Shape& s, const Rows& long_rows, const Args&... args) {
+  __shared__ double2 shared[(kThreads * kPartBytes<Row> + 15) / 16];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kPartsOfRange, last = first + kPartsOfRange;
+  const int64_t before = long_rows.row_across(first), after = long_rows.row_across(last);
+  for (const bool begins : {false, true}) {  // A range has at most two such rows.
+    const int64_t of = begins ? after : before;
+    if (of < 0 || (begins && after == before)) continue;
+    const Places all = long_rows.places(of);
+    if (all.end - all.begin <= kMostOfBlock) continue;
+    const int64_t begin = begins ? all.begin : first, end = all.end < last ? all.end : last;
+    for (int tile = blockIdx.y; tile < s.tiles; tile += gridDim.y) {
+      Row kernel(args..., tile);
+      const auto part = [&](int64_t n) { return long_rows.part(kernel, all, begin + n, tile); };
+      const auto sum = merge_parts(kernel, end - begin, part, reinterpret_cast<typename Row::Part*>(shared),
+                                   static_cast<int>(threadIdx.x), kThreads, [] { __syncthreads(); });
+      if (threadIdx.x < Row::kLanes) long_rows.keep(kernel, all, begin, tile, sum);
+    }
+  }
+}
+
 // Blocks of edges of which a CUDA block merges long rows: mostly there are none.
 constexpr int kBlocksToMerge = 64;
 
@@ -333,8 +379,8 @@ inline unsigned merge_grid(const LongRows& l) {
 }
 
 // Merges and finishes long rows, ROWS of them in a CUDA block, for all tiles of blockIdx.y. `long_rows`:
-// `count` of them; row(k) is the row, or -1; parts(k, row, kernel, tile) are its parts: `count`, and
-// operator()(n) gives this thread's column of part n, or for Sums::shared its slot.
+// `count` of them; row(k) is the row, or -1; parts(k, kernel, tile) are its parts: `count`, and operator()(n)
+// gives this thread's columns of part n, or for Sums::shared its slot.
 template <typename Row, int ROWS, typename Rows, typename... Args>
 __device__ inline void merge_long_rows(const Csr& csr, const Shape& s, const Rows& long_rows,
                                        const Args&... args) {
@@ -372,20 +418,34 @@ __device__ inline void merge_long_rows(const Csr& csr, const Shape& s, const Row
     bool is_any_shared = false;
     for (int k = warp; k < ROWS; k += kWarps) {
       if (rows[k] < 0) continue;
-      const auto parts = long_rows.parts(first + k, rows[k], kernel, tile);
+      const auto parts = long_rows.parts(first + k, kernel, tile);
       if (parts.count <= kMostOfWarp) finish(rows[k], parts, lane, 32, [] { __syncwarp(); });
       else is_any_shared = true;
     }
     if (!__syncthreads_or(is_any_shared)) continue;
     for (int k = 0; k < ROWS; ++k) {
       if (rows[k] < 0) continue;
-      const auto parts = long_rows.parts(first + k, rows[k], kernel, tile);
+      const auto parts = long_rows.parts(first + k, kernel, tile);
       if (parts.count <= kMostOfWarp) continue;
       finish(rows[k], parts, static_cast<int>(threadIdx.x), kThreads, [] { __syncthreads(); });
     }
     __syncthreads();  // Warps may still use the places.
   }
 }
+
+// The parts of a row, where `long_rows` has them.
+template <typename Row, typename Rows>
+struct Parts {
+  const Rows& long_rows;
+  const Row& kernel;
+  int tile;
+  Places places;
+  int64_t count;
+
+  __device__ Parts(const Rows& long_rows, const Row& kernel, int tile, const Places& places)
+      : long_rows(long_rows), kernel(kernel), tile(tile), places(places), count(places.count()) {}
+  __device__ auto operator()(int64_t n) const { return long_rows.part(kernel, places, places[n], tile); }
+};
 
 // The long rows by the blocks of edges in which they begin.
 template <typename Row>
@@ -395,34 +455,56 @@ struct LongRowsOfBlocks {
   int tiles;
   int64_t count;
 
-  // The parts of a long row: that of the block where it begins, then one of each block where it continues.
-  struct Parts {
-    const LongRows& l;
-    int tile, tiles;
-    int64_t first_slot, count;
-
-    __device__ auto operator()(int64_t n) const {
-      const int64_t slot = first_slot + (n == 0 ? 1 : 2 * n);
-      if constexpr (Row::kSums == Sums::registers) return *part_at<Row>(l, slot, tile, tiles);
-      else return slot;
-    }
-  };
-
   __device__ LongRowsOfBlocks(const Csr& csr, const Shape& s, const LongRows& l)
       : rowptr(static_cast<const typename Row::Index*>(csr.rowptr)), l(l), tiles(s.tiles),
         count(l.blocks) {}
-  __device__ int64_t row(int64_t k) const { return l.row[k]; }
-  __device__ Parts parts(int64_t k, int64_t row, const Row&, int tile) const {
-    const int64_t last = (static_cast<int64_t>(rowptr[row + 1]) - 1) / l.size;
-    return {l, tile, tiles, 2 * k, last - k + 1};
+  __device__ int64_t row(int64_t k) const { return l.row[l.slot(k, true)]; }
+  __device__ int64_t row_across(int64_t k) const { return k < l.blocks ? l.row[l.slot(k, false)] : -1; }
+  __device__ Places places(int64_t row) const {
+    const int64_t begin = rowptr[row] / l.size, end = (rowptr[row + 1] - 1) / l.size + 1;
+    return {begin, end, Row::kSums == Sums::registers && end - begin > kMostOfBlock};
+  }
+  __device__ auto parts(int64_t k, const Row& kernel, int tile) const {
+    return Parts<Row, LongRowsOfBlocks>(*this, kernel, tile, places(row(k)));
+  }
+  __device__ auto part(const Row&, const Places& of, int64_t k, int tile) const {
+    const int64_t slot = l.slot(k, k == of.begin);
+    if constexpr (Row::kSums == Sums::registers) return *part_at<Row>(l, slot, tile, tiles);
+    else return slot;
+  }
+  template <typename Part>
+  __device__ void keep(const Row&, const Places& of, int64_t k, int tile, const Part& sum) const {
+    *part_at<Row>(l, l.slot(k, k == of.begin), tile, tiles) = sum;
   }
 };
+
+template <typename Row, typename... Args>
+__global__ void __launch_bounds__(kThreads) merge_ranges_kernel(Csr csr, Shape s, LongRows l, Args... args) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  merge_ranges<Row>(s, LongRowsOfBlocks<Row>(csr, s, l), args...);
+}
 
 template <typename Row, typename... Args>
 __global__ void __launch_bounds__(kThreads) merge_long_rows_kernel(Csr csr, Shape s, LongRows l,
                                                                    Args... args) {
   wait_for_previous_kernel();
   merge_long_rows<Row, kBlocksToMerge>(csr, s, LongRowsOfBlocks<Row>(csr, s, l), args...);
+}
+
+// Merges and finishes the long rows, whose pieces the kernel before has added. Row's constructor gets `args`
+// and the tile; `shared`: bytes of dynamic shared memory; `tiles`: of the grid.
+template <typename Row, typename... Args>
+void launch_merge(const Csr& csr, const Shape& s, const LongRows& l, unsigned tiles, size_t shared,
+                  cudaStream_t stream, const Args&... args) {
+  if constexpr (Row::kSums == Sums::registers) {
+    if (l.blocks > kMostOfBlock) {
+      const auto ranges = static_cast<unsigned>((l.blocks + kPartsOfRange - 1) / kPartsOfRange);
+      launch_early(merge_ranges_kernel<Row, Args...>, dim3(ranges, tiles), 0, stream, csr, s, l, args...);
+    }
+  }
+  launch_early(merge_long_rows_kernel<Row, Args...>, dim3(merge_grid(l), tiles), shared, stream, csr, s, l,
+               args...);
 }
 
 // Bytes of scratch memory that launch_rows needs.
@@ -454,8 +536,7 @@ void launch_long_rows(const Csr& csr, const Shape& s, const LongRows& l, cudaStr
   static_assert(kIsPlain<Row>);
   if (l.blocks == 0) return;
   rows_kernel<Row, Args...><<<l.grid(), kThreads, 0, stream>>>(csr, s, l, args...);
-  const dim3 grid(merge_grid(l), s.grid(csr.num_rows).y);
-  launch_early(merge_long_rows_kernel<Row, Args...>, grid, 0, stream, csr, s, l, args...);
+  launch_merge<Row>(csr, s, l, s.grid(csr.num_rows).y, 0, stream, args...);
 }
 
 // Processes all rows; Row's constructor gets `args` and the tile. `shared`: bytes of dynamic shared memory.
@@ -467,9 +548,7 @@ void launch_rows(const Csr& csr, const Shape& s, LongRows l, size_t shared, cuda
   grid.x += l.grid();
   rows_kernel<Row, Args...><<<grid, kThreads, shared, stream>>>(csr, s, l, args...);
   if constexpr (Row::kSums != Sums::none) {
-    if (l.blocks == 0) return;
-    grid.x = merge_grid(l);
-    launch_early(merge_long_rows_kernel<Row, Args...>, grid, shared, stream, csr, s, l, args...);
+    if (l.blocks > 0) launch_merge<Row>(csr, s, l, grid.y, shared, stream, args...);
   }
 }
 template <typename Row, typename... Args>

@@ -252,8 +252,7 @@ void sum_short_rows(const Spmm& p, const void* x_self, bool vectors, void* scrat
       }
       if (l.blocks == 0) return;
       using Row = SpmmRow<T, I, vec, lanes, strided, weighted>;
-      launch_early(merge_long_rows_kernel<Row, Spmm, const void*>, dim3(merge_grid(l), s.tiles), 0,
-                   stream, p.csr, s, l, p, x_self);
+      launch_merge<Row>(p.csr, s, l, s.tiles, 0, stream, p, x_self);
     };
     if constexpr (sizeof(I) == 4) {
       if (!is_weighted(p)) return launch(std::false_type{});

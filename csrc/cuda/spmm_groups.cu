@@ -179,36 +179,51 @@ struct LongRowsOfGroups {
   using I = typename Row::Index;
   using Acc = typename Row::Acc;
   const Groups& g;
-  const Acc* partial;
+  Acc* partial;
   int64_t dim, count;
+  bool ranges;  // whether merge_ranges merges parts
 
-  struct Parts {
-    const typename Row::OfThread& columns;
-    const Acc* first;
-    int64_t dim, count;
-
-    __device__ auto operator()(int64_t n) const {
-      typename Row::Part part;
-      columns.read(first + n * dim, part.data);
-      return part;
-    }
-  };
-
-  __device__ LongRowsOfGroups(const Groups& g, const Acc* partial, int64_t dim)
-      : g(g), partial(partial), dim(dim), count(g.num_long) {}
+  __device__ LongRowsOfGroups(const Groups& g, Acc* partial, int64_t dim, bool ranges)
+      : g(g), partial(partial), dim(dim), count(g.num_long), ranges(ranges) {}
   __device__ int64_t row(int64_t k) const { return static_cast<const I*>(g.long_row)[k]; }
-  __device__ Parts parts(int64_t k, int64_t, const Row& row, int) const {
+  // By its number `k` among long rows. All threads of a warp call it.
+  __device__ int64_t row_across(int64_t group) const {
+    if (group >= g.num_partials) return -1;
+    const I* ptr = static_cast<const I*>(g.long_ptr);
+    const int64_t k = row_of_edge<16>(ptr, g.num_long, group);
+    return ptr[k] < group ? k : -1;
+  }
+  __device__ Places places(int64_t k) const {
     const I* of_row = static_cast<const I*>(g.long_ptr) + k;
-    const Acc* column = partial + (row.active ? row.column : 0);
-    return {row.columns, column + of_row[0] * dim, dim, of_row[1] - of_row[0]};
+    return {of_row[0], of_row[1], ranges && of_row[1] - of_row[0] > kMostOfBlock};
+  }
+  __device__ auto parts(int64_t k, const Row& kernel, int tile) const {
+    return Parts<Row, LongRowsOfGroups>(*this, kernel, tile, places(k));
+  }
+  __device__ auto part(const Row& kernel, const Places&, int64_t group, int) const {
+    typename Row::Part part;
+    kernel.columns.read(partial + group * dim + (kernel.active ? kernel.column : 0), part.data);
+    return part;
+  }
+  template <typename Part>
+  __device__ void keep(const Row& kernel, const Places&, int64_t group, int, const Part& sum) const {
+    if (kernel.active) pyg_fast::cuda::keep(kernel.columns, partial + group * dim + kernel.column, sum);
   }
 };
 
 template <typename Row>
 __global__ void __launch_bounds__(kThreads, kBlocks)
-    merge_groups_kernel(Spmm p, const void* x_self, Groups g, const typename Row::Acc* partial, Shape s) {
+    merge_ranges_of_groups_kernel(Spmm p, const void* x_self, Groups g, typename Row::Acc* partial, Shape s) {
+  allow_next_kernel();
   wait_for_previous_kernel();
-  merge_long_rows<Row, kWarps>(p.csr, s, LongRowsOfGroups<Row>(g, partial, p.dim), p, x_self);
+  merge_ranges<Row>(s, LongRowsOfGroups<Row>(g, partial, p.dim, true), p, x_self);
+}
+
+template <typename Row>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    merge_groups_kernel(Spmm p, const void* x_self, Groups g, typename Row::Acc* partial, Shape s, bool ranges) {
+  wait_for_previous_kernel();
+  merge_long_rows<Row, kWarps>(p.csr, s, LongRowsOfGroups<Row>(g, partial, p.dim, ranges), p, x_self);
 }
 
 // The same if atomic additions have produced one sum per row.
@@ -340,13 +355,20 @@ const char* spmm_groups(const Spmm& p_in, const Groups& g, void* scratch, void* 
       }
       if (g.num_long == 0) return;
       using Row = SpmmRow<T, I, vec, lanes, strided, false>;
-      const auto* sums = static_cast<const acc_t<T>*>(scratch);
-      const auto merge = [&](auto* kernel, int rows) {
-        const auto blocks = static_cast<unsigned>((g.num_long + rows - 1) / rows);
-        launch_early(kernel, dim3(blocks, s.tiles < 65535 ? s.tiles : 65535), 0, stream, p, p_in.x, g, sums, s);
+      auto* sums = static_cast<acc_t<T>*>(scratch);
+      const auto grid = [&](int64_t count, int of_block) {
+        return dim3(static_cast<unsigned>((count + of_block - 1) / of_block), s.tiles < 65535 ? s.tiles : 65535);
       };
-      if (g.atomic) merge(finish_long_rows_kernel<Row>, kThreads / lanes);
-      else merge(merge_groups_kernel<Row>, kWarps);
+      if (g.atomic) {
+        return launch_early(finish_long_rows_kernel<Row>, grid(g.num_long, kThreads / lanes), 0, stream, p,
+                            p_in.x, g, sums, s);
+      }
+      const bool ranges = g.most_groups > kMostOfBlock;
+      if (ranges) {
+        launch_early(merge_ranges_of_groups_kernel<Row>, grid(g.num_partials, kPartsOfRange), 0, stream, p,
+                     p_in.x, g, sums, s);
+      }
+      launch_early(merge_groups_kernel<Row>, grid(g.num_long, kWarps), 0, stream, p, p_in.x, g, sums, s, ranges);
     });
     return last_error();
   });

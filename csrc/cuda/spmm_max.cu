@@ -145,13 +145,49 @@ struct MaxRow {
   }
 };
 
-// Rows that a thread takes: what one source wins in them adds up before it is added to memory. For a source of
-// many edges all threads wait for the same memory, and its sum is less exact.
+// A source that may win many rows has a bit here, which some others share.
+struct Hubs {
+  static constexpr int kWords = 32;
+  uint32_t bits[kWords];
+
+  __device__ static uint32_t place(int64_t source) {
+    return static_cast<uint32_t>(source) * 2654435761u >> 22;  // of 32 * kWords
+  }
+};
+
+// Marks the sources of more than `longest` edges, whose rows of the transpose are as long.
+template <typename I>
+__global__ void __launch_bounds__(kThreads) mark_hubs_kernel(Csr transposed, int64_t longest, Hubs* hubs) {
+  const I* rowptr = static_cast<const I*>(transposed.rowptr);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < transposed.num_rows; k += step) {
+    if (rowptr[k + 1] - rowptr[k] <= longest) continue;
+    const uint32_t place = Hubs::place(k);
+    atomicOr(&hubs->bits[place / 32], 1u << place % 32);
+  }
+}
+
+// Rows that a thread takes: what one source wins in them adds up before it is added to memory.
 constexpr int kRowsInTurn = 8;
 
-// A thread processes a column of kRowsInTurn rows: adds to the row of x that holds the maximum.
+// A thread processes a column of kRowsInTurn rows: adds to the row of x that holds the maximum. With `hubs` it
+// leaves out sources of more than `longest` edges: all threads would wait for the same memory.
 template <typename T, typename I>
-__global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum) {
+__global__ void __launch_bounds__(kThreads)
+    backward_x_kernel(SpmmMaxBackwardX p, acc_t<T>* sum, const Hubs* hubs, Csr transposed, int64_t longest) {
+  __shared__ uint32_t bits[Hubs::kWords];
+  bool has_hubs = false;
+  if (hubs) {
+    uint32_t own = 0;
+    if (threadIdx.x < Hubs::kWords) own = bits[threadIdx.x] = hubs->bits[threadIdx.x];
+    has_hubs = __syncthreads_or(own != 0);
+  }
+  const auto is_hub = [&](int64_t source) {
+    const uint32_t place = Hubs::place(source);
+    if (!(bits[place / 32] >> place % 32 & 1)) return false;
+    const I* rowptr = static_cast<const I*>(transposed.rowptr) + source;
+    return rowptr[1] - rowptr[0] > longest;
+  };
   const Col* col = static_cast<const Col*>(p.csr.col);
   const I* perm = static_cast<const I*>(p.csr.perm);
   const I* arg = static_cast<const I*>(p.arg);
@@ -173,6 +209,10 @@ __global__ void __launch_bounds__(kThreads) backward_x_kernel(SpmmMaxBackwardX p
       g[r] = 0;
       if (e[r] < 0) continue;
       source[r] = col[e[r]];
+      if (has_hubs && is_hub(source[r])) {
+        source[r] = -1;
+        continue;
+      }
       g[r] = to_acc(grad[(first + r) * p.dim + column]);
       if (value) g[r] *= to_acc(value[perm ? perm[e[r]] : e[r]]);
     }
@@ -370,7 +410,7 @@ int64_t spmm_max_backward_x_scratch(const SpmmMaxBackwardX& p, const Csr* transp
     const int64_t of_rows = many_terms_scratch<typename decltype(row)::type>(*transposed, s);
     bytes = of_rows > bytes ? of_rows : bytes;  // one after the other
   });
-  return bytes;
+  return aligned(sizeof(Hubs)) + bytes;
 }
 
 const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, const Csr* transposed, void* scratch,
@@ -378,6 +418,16 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, const Csr* transposed
   const int64_t total = p.csr.num_cols * p.dim;
   if (total == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
+  const bool gathers = has_many_terms(p, transposed);
+  const Csr of_hubs = gathers ? *transposed : Csr{};
+  const int64_t longest = rows_of_many_terms(of_hubs).longest;
+  Hubs* hubs = nullptr;
+  if (gathers) {
+    hubs = static_cast<Hubs*>(scratch);
+    scratch = static_cast<char*>(scratch) + aligned(sizeof(Hubs));
+    const cudaError_t error = cudaMemsetAsync(hubs, 0, sizeof(Hubs), stream);
+    if (error != cudaSuccess) return cudaGetErrorString(error);
+  }
   const char* failed = dispatch(p.dtype, p.csr.index64, [&](auto element, auto index) -> const char* {
     using T = decltype(element);
     using I = decltype(index);
@@ -386,13 +436,16 @@ const char* spmm_max_backward_x(const SpmmMaxBackwardX& p, const Csr* transposed
     Acc* sum = static_cast<Acc*>(half ? scratch : p.grad_x);
     const cudaError_t error = cudaMemsetAsync(sum, 0, total * sizeof(Acc), stream);
     if (error != cudaSuccess) return cudaGetErrorString(error);
+    if (gathers)
+      mark_hubs_kernel<I><<<blocks_for(of_hubs.num_rows), kThreads, 0, stream>>>(of_hubs, longest, hubs);
     const int64_t threads = (p.csr.num_rows + kRowsInTurn - 1) / kRowsInTurn * p.dim;
-    if (threads > 0) backward_x_kernel<T, I><<<blocks_for(threads), kThreads, 0, stream>>>(p, sum);
+    if (threads > 0)
+      backward_x_kernel<T, I><<<blocks_for(threads), kThreads, 0, stream>>>(p, sum, hubs, of_hubs, longest);
     if constexpr (half)
       round_kernel<T><<<blocks_for(total), kThreads, 0, stream>>>(sum, static_cast<T*>(p.grad_x), total);
     return last_error();
   });
-  if (failed || !has_many_terms(p, transposed)) return failed;
+  if (failed || !gathers) return failed;
   return with_won_row(p, *transposed, p.csr.perm != nullptr, [&](auto row, const Shape& s) {
     using Row = typename decltype(row)::type;
     const LongRows l = rows_of_many_terms(*transposed).in(scratch);

@@ -1,12 +1,15 @@
 """Every op on a row and a column of a tenth to all of the edges, beside its reference."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv
 
+import pyg_fast
 from pyg_fast import ops
 from pyg_fast.graph import Graph, prepare_edge_index
 from pyg_fast.ops._library import ops as kernels
@@ -189,3 +192,40 @@ def test_gradient_of_cbsr_of_a_source_of_many_edges_with_scales(device: torch.de
     args = (*graph[:3], value, grad, columns.to(torch.uint8), *scales, False, *graph[3:6])
     actual, exact = kernels.cbsr_spmm_backward(*args), reference.cbsr_spmm_backward(*args)
     assert ((actual - exact).abs() <= LIMIT * exact).all()
+
+
+# Rows of so many parts that several CUDA blocks merge them: they begin and end in any of the ranges of parts
+# that a block merges, among shorter ones.
+DEGREES = [100, 70_000, 90_001, 5, 66_000, 300, 30_000, 17_000, 100_000, 4]
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    **{f'SAGE {aggr}': lambda aggr=aggr: SAGEConv(6, 5, aggr=aggr)
+       for aggr in ('sum', 'mean', 'max', 'var')},
+    'GCN': lambda: GCNConv(6, 5),
+    'GAT': lambda: GATConv(6, 4, 3),
+    'GATv2': lambda: GATv2Conv(6, 4, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('prepared', [False, True])
+@pytest.mark.parametrize('end', [0, 1])
+@pytest.mark.parametrize('name', LAYERS)
+def test_rows_of_many_parts(device: torch.device, name: str, end: int, prepared: bool) -> None:
+    degree = torch.tensor(DEGREES, device=device) // (1 if device.type == 'cuda' else 16)
+    with device:
+        layer = LAYERS[name]().double()
+        x = torch.randn(len(DEGREES), 6, dtype=torch.double)
+        edges = torch.randint(len(DEGREES), (2, int(degree.sum())))
+        edges[end] = torch.arange(len(DEGREES)).repeat_interleave(degree)
+        edges = edges[:, torch.randperm(edges.size(1))]
+    fast = pyg_fast.accelerate(copy.deepcopy(layer))
+    given = prepare_edge_index(edges, (len(DEGREES),) * 2)[0] if prepared else edges
+    found = []
+    for run, graph in ((layer, edges), (fast, given), (fast, given)):
+        leaves = [x.clone().requires_grad_(), *run.parameters()]
+        out = run(leaves[0], graph)
+        grad = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=device).view_as(out)
+        found.append([out, *torch.autograd.grad(out, leaves, grad)])
+    for exact, first, second in zip(*found, strict=True):
+        torch.testing.assert_close(first, exact, rtol=1e-9, atol=1e-9 * exact.abs().max().item())
+        if 'max' not in name:
+            assert first.equal(second)
