@@ -41,8 +41,11 @@ struct ScoredTile : HeadTile<VEC, LANES, HEADS, STRIDED> {
   }
 
   __device__ void load_grad(const void* grad, bool grad_acc, int64_t node, Acc (&v)[VEC]) const {
-    if (grad_acc) this->columns.read(static_cast<const Acc*>(grad) + row_of(node), v);
-    else load_row(grad, node, v);
+    // A branch that is not needed would make the loads wait for each other.
+    if constexpr (!std::is_same_v<T, Acc>) {
+      if (grad_acc) return this->columns.read(static_cast<const Acc*>(grad) + row_of(node), v);
+    }
+    load_row(grad, node, v);
   }
 
   // This thread's part of the logit. All tiles of a wide head call it: the logit is the same in all.

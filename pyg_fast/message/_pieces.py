@@ -1,48 +1,63 @@
 """Long rows in pieces, which programs of their own add up, and the kernel that combines them.
 
-Edges are divided into blocks of equal size, and a row is long if it has more edges than a block.
-Its pieces are its edges in each block. So a block has at most two pieces: of the row that begins
-before it, and of one that begins in it. The kernel of rows leaves long ones to that of pieces: it
-writes the row's number to a slot for each piece. Slots without a piece are not cleared: who reads a
-slot checks that its row has a piece there, which is true of no other number.
+Edges are divided into blocks of equal size. A row is long if it has more edges than a block, and
+than rows mostly have: it would still run when others have ended. Its pieces are its edges in each
+block. So a block has at most two pieces: of the row that begins before it, and of one that begins
+in it. One kernel takes rows, and leaves long ones to a second; or, where rows have many edges on
+average, one takes both, so that they run side by side. It has more work for each row.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ._generator import ADDED
+from ._generator import ADDED, power
 
 _MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
 # So many edges are not divided: one program adds them in less time than two launches take.
 _FEW = 2**13
-# Programs that add pieces, and those that combine them: each takes blocks at equal distances.
-_MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**8
-_LANES = 2 * _MOST_BLOCKS // _MOST_PROGRAMS
+# Programs of a tile that add pieces, and those that combine them: each takes blocks at equal
+# distances.
+_MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**7
 _COMBINING_LANES = _MOST_BLOCKS // _MOST_COMBINING
-_COLUMNS, COMBINING_WARPS = 8, 8  # of a program that combines: it reads many pieces at once
+# Rows of so many times the mean are long, or with fewer edges if rows are so few.
+_TIMES_MEAN, _FEW_ROWS = 4, 2**11
+_MANY_EDGES = 32  # of a row on average
+# Columns of a program that combines many pieces at once, or few.
+_COLUMNS, _WIDE, COMBINING_WARPS = 8, 32, 8
 
 
 class Pieces(NamedTuple):
     """How long rows are divided. Each block has two partial results, one for each piece."""
 
-    size: int  # edges of a block, and the most of a row that is not long
+    size: int  # edges of a block
+    longest: int  # edges of a row that is not long; at least `size`
     num_blocks: int
-    num_programs: int
+    together: bool = False  # whether one kernel takes rows and pieces
+    known: bool = False  # whether a row is long
+
+    def programs(self, most: int | None) -> tuple[int, int]:
+        """How many add pieces, if there may be as `most`, and the slots that each has in graphs of
+        any size, a power of two."""
+        limit = _MOST_BLOCKS if self.known else _MOST_PROGRAMS  # They take time if there are none.
+        most = min(most or limit, limit)
+        return min(self.num_blocks, most), 2 * power(-(-_MOST_BLOCKS // most))
 
 
 def pieces_of(
-    num_edges: int, longest: int | None = None, least: int = _LEAST_SIZE, few: int = _FEW
-) -> Pieces:
-    """By the number of edges alone, which the host knows without waiting for the device, and by
-    that of the `longest` row, if it knows that. No more than a certain number of blocks have at
-    least `least` edges each; there are none if no row can be long."""
+    num_edges: int, num_rows: int, most: int | None = None, least: int = _LEAST_SIZE,
+    few: int = _FEW,
+) -> Pieces:  # fmt: skip
+    """By the numbers of edges and rows alone, which the host knows without waiting for the device,
+    and by the `most` edges of a row, if it knows them. No more than a certain number of blocks
+    have at least `least` edges each; there are none if no row can be long."""
     size = max(least, -(-num_edges // _MOST_BLOCKS))
-    longest = num_edges if longest is None else min(longest, num_edges)
-    if longest <= size or num_edges <= few:
-        return Pieces(num_edges, 0, 0)
-    num_blocks = -(-num_edges // size)
-    return Pieces(size, num_blocks, min(num_blocks, _MOST_PROGRAMS))
+    longest = max(size, min(_TIMES_MEAN * num_edges // max(1, num_rows), num_edges // _FEW_ROWS))
+    known, most = most is not None, num_edges if most is None else min(most, num_edges)
+    if most <= longest or num_edges <= few:
+        return Pieces(num_edges, num_edges, 0)
+    together = num_edges >= _MANY_EDGES * num_rows
+    return Pieces(size, longest, -(-num_edges // size), together, known)
 
 
 _LAST = '''@triton.jit
@@ -51,63 +66,101 @@ def last_of(rows, lane):
 
 
 '''
-# Functions that passes call. Slots are numbered 2b for the row that begins before block b, and
-# 2b + 1 for the one that begins in it; `owner` has what the kernel of rows wrote.
-OWNERS = f'''{_LAST}@triton.jit
-def owner_of(owner, slot, rowptr, num_blocks, num_rows, size):
-    block = slot // 2
-    row = tl.load(owner + slot, block < num_blocks, -1).to(tl.int64)
-    is_row = (row >= 0) & (row < num_rows)
-    begin = tl.load(rowptr + row, is_row, 0)
-    end = tl.load(rowptr + row + 1, is_row, 0)
-    first = block * size
-    begins = (begin >= first) & (begin < first + size)
-    has_piece = tl.where(slot % 2 == 1, begins, (begin < first) & (end > first))
-    return tl.where(is_row & (end - begin > size) & has_piece, row, -1)
+# Slots are numbered 2b for the row that begins before block b, and 2b + 1 for the one that begins
+# in it. `owner` has their rows, from the kernel of rows or one of its own. Slots without a piece are
+# not cleared: who reads one checks that its row has a piece there, which is true of no other number.
+_FEW_PIECES, ROWS_OF_OWNERS, WARPS_OF_OWNERS = 16, 128, 4
+WRITE_OWNERS = f'''{_LAST}@triton.jit(do_not_specialize=['num_rows', 'size', 'longest'])
+def message_owners(rowptr, owner, num_rows, size, longest):
+    lane = tl.arange(0, {ROWS_OF_OWNERS})
+    row = tl.program_id(0) * {ROWS_OF_OWNERS} + lane
+    begin = tl.load(rowptr + row, row < num_rows, 0)
+    end = tl.load(rowptr + row + 1, row < num_rows, 0)
+    first = begin // size
+    count = tl.where(end - begin > longest, (end - 1) // size - first + 1, 0)
+    for k in range(tl.minimum(tl.max(count), {_FEW_PIECES})):
+        tl.store(owner + 2 * (first + k) + (k == 0), row, k < count)
+    rows = tl.where(count > {_FEW_PIECES}, row, -1)
+    for each in range(tl.sum((rows >= 0).to(tl.int32))):
+        which = last_of(rows, lane)
+        of = tl.max(tl.where(lane == which, rows, -1))
+        rows = tl.where(lane == which, -1, rows)
+        first_of = tl.max(tl.where(lane == which, first, 0))
+        count_of = tl.max(tl.where(lane == which, count, 0))
+        for start in range({_FEW_PIECES}, count_of, {ROWS_OF_OWNERS}):
+            tl.store(owner + 2 * (first_of + start + lane), of, start + lane < count_of)
 
 
 '''
-# The unit of work of a program: a row unless it is long, or the pieces in some blocks.
-ROW = """\
-row = item
+OWNERS = f'''{_LAST}@triton.jit
+def owner_of(owner, slot, rowptr, num_blocks, num_rows, size, longest):
+    row = tl.load(owner + slot, slot < 2 * num_blocks, -1).to(tl.int32)
+    is_row = (row >= 0) & (row < num_rows)
+    begin = tl.load(rowptr + row, is_row, 0)
+    end = tl.load(rowptr + row + 1, is_row, 0)
+    first = (slot // 2).to(tl.int64) * size
+    begins = (begin >= first) & (begin < first + size)
+    has_piece = tl.where(slot % 2 == 1, begins, (begin < first) & (end > first))
+    return tl.where(is_row & (end - begin > longest) & has_piece, row, -1)
+
+
+'''
+# What a program takes: rows, or the pieces in some blocks. `units` of them.
+ROWS = '''\
+units = tl.cdiv(num_rows - pid, num_programs)'''
+ROW = '''\
+row = pid + unit * num_programs
 begin = tl.load(rowptr + row)
 end = tl.load(rowptr + row + 1)
-is_short = end - begin <= size
-if (end - begin > size) & (tile == 0):
+is_short = end - begin <= longest
+if (end - begin > longest) & (tile == 0):
     for start in range(begin // size, (end - 1) // size + 1, 128):
         block = start + tl.arange(0, 128)
         slot = 2 * block + (block == begin // size).to(block.dtype)
         tl.store(owner + slot, row, block <= (end - 1) // size)
-end = tl.where(is_short, end, begin)"""
-PIECES = f'''\
-lane = tl.arange(0, {_LANES})
-blocks = item + num_items * (lane // 2)
-slots = 2 * blocks.to(tl.int64) + lane % 2
-rows = owner_of(owner, slots, rowptr, num_blocks, num_rows, size)
-parts = tl.sum((rows >= 0).to(tl.int32))'''
-PART = '''\
-which = last_of(rows, lane)
-row = tl.max(tl.where(lane == which, rows, -1))
-rows = tl.where(lane == which, -1, rows)
-block = item + num_items * (which // 2)
-slot = 2 * block + which % 2
-first = block.to(tl.int64) * size
-begin = tl.load(rowptr + row)
-end = tl.load(rowptr + row + 1)
-begin = tl.maximum(begin, first).to(begin.dtype)
-end = tl.minimum(end, first + size).to(begin.dtype)'''
+end = tl.where(is_short, end, begin)'''
+ROWS_OR_PIECES = '''\
+lane = tl.arange(0, LANES)
+owners = tl.full([LANES], -1, tl.int32)
+if pid < num_of_pieces:
+    slots = 2 * (pid + num_of_pieces * (lane // 2)) + lane % 2
+    owners = owner_of(owner, slots, rowptr, num_blocks, num_rows, size, longest)
+    units = tl.sum((owners >= 0).to(tl.int32))
+else:
+    units = tl.cdiv(num_rows - (pid - num_of_pieces), num_programs - num_of_pieces)'''
+ROW_OR_PIECE = '''\
+if pid < num_of_pieces:
+    which = last_of(owners, lane)
+    row = tl.max(tl.where(lane == which, owners, -1))
+    owners = tl.where(lane == which, -1, owners)
+    slot = 2 * (pid + num_of_pieces * (which // 2)) + which % 2
+    first = (slot // 2).to(tl.int64) * size
+    begin = tl.maximum(tl.load(rowptr + row).to(tl.int64), first)
+    end = tl.minimum(tl.load(rowptr + row + 1).to(tl.int64), first + size)
+    begin = begin.to(rowptr.dtype.element_ty)
+    end = end.to(rowptr.dtype.element_ty)
+    is_short = row < 0
+else:
+    row = pid - num_of_pieces + unit * (num_programs - num_of_pieces)
+    slot = row
+    begin = tl.load(rowptr + row)
+    end = tl.load(rowptr + row + 1)
+    is_short = end - begin <= longest
+    end = tl.where(is_short, end, begin)'''
 
 # Each thread reads partial results of every `R`-th piece, so that it adds up at most 128 one after
 # another; those of threads are added as a tree.
-_FUNCTIONS = f'''@triton.jit
+_FUNCTIONS = '''@triton.jit
 def place_of(first, piece, size, f):
     return (2 * (first + piece) + (piece == 0)) * size + f
 
 
 @triton.jit
-def sum_of(part, first, count, size, f, m, R: tl.constexpr, ACC: tl.constexpr):
+def sum_of(
+    part, first, count, size, f, m, R: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr
+):
     piece = tl.arange(0, R)[:, None].to(tl.int64)
-    total = tl.zeros([R, {_COLUMNS}], ACC)
+    total = tl.zeros([R, W], ACC)
     for start in range(0, count, R):
         at = piece + start
         total += tl.load(part + place_of(first, at, size, f), m & (at < count), 0)
@@ -116,12 +169,13 @@ def sum_of(part, first, count, size, f, m, R: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def softmax_of(
-    part, most, power, first, count, size, f, heads, head, m, R: tl.constexpr, ACC: tl.constexpr
+    part, most, power, first, count, size, f, heads, head, m, R: tl.constexpr, W: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     piece = tl.arange(0, R)[:, None].to(tl.int64)
-    highest = tl.full([R, {_COLUMNS}], float('-inf'), ACC)
-    powers = tl.zeros([R, {_COLUMNS}], ACC)
-    total = tl.zeros([R, {_COLUMNS}], ACC)
+    highest = tl.full([R, W], float('-inf'), ACC)
+    powers = tl.zeros([R, W], ACC)
+    total = tl.zeros([R, W], ACC)
     for start in range(0, count, R):
         at = piece + start
         inside = m & (at < count)
@@ -142,11 +196,12 @@ def softmax_of(
 
 @triton.jit
 def best_of(
-    part, place, first, count, size, f, m, SIGN: tl.constexpr, R: tl.constexpr, ACC: tl.constexpr
+    part, place, first, count, size, f, m, SIGN: tl.constexpr, R: tl.constexpr, W: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     piece = tl.arange(0, R)[:, None].to(tl.int64)
-    best = tl.full([R, {_COLUMNS}], float('-inf'), ACC)
-    edge = tl.full([R, {_COLUMNS}], -1, tl.int64)
+    best = tl.full([R, W], float('-inf'), ACC)
+    edge = tl.full([R, W], -1, tl.int64)
     for start in range(0, count, R):
         at = piece + start
         inside = m & (at < count)
@@ -165,14 +220,15 @@ def best_of(
 
 
 '''
-_VARIANCE = f'''@triton.jit
+_VARIANCE = '''@triton.jit
 def variance_of(
-    part, mean, first, count, size, f, m, begin, end, block_size, R: tl.constexpr, ACC: tl.constexpr
+    part, mean, first, count, size, f, m, begin, end, block_size, R: tl.constexpr, W: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     piece = tl.arange(0, R)[:, None].to(tl.int64)
     origin = tl.load(mean + place_of(first, 0, size, f), m, 0)
-    total = tl.zeros([R, {_COLUMNS}], ACC)
-    squares = tl.zeros([R, {_COLUMNS}], ACC)
+    total = tl.zeros([R, W], ACC)
+    squares = tl.zeros([R, W], ACC)
     for start in range(0, count, R):
         at = piece + start
         inside = m & (at < count)
@@ -192,34 +248,42 @@ _HEAD = """@triton.jit(do_not_specialize={numbers})
 def message_combine({parameters}, ACC: tl.constexpr):
     tile, pid = tl.program_id(0) // num_programs, tl.program_id(0) % num_programs
     lane = tl.arange(0, {lanes})
-    block = pid + num_programs * lane.to(tl.int64)
-    rows = owner_of(owner, 2 * block + 1, rowptr, num_blocks, num_rows, size)
+    block = pid + num_programs * lane
+    rows = owner_of(owner, 2 * block + 1, rowptr, num_blocks, num_rows, size, longest)
+    tiles = {tiles}
     for each in range(tl.sum((rows >= 0).to(tl.int32))):
         which = last_of(rows, lane)
-        row = tl.max(tl.where(lane == which, rows, -1))
+        row = tl.max(tl.where(lane == which, rows, -1)).to(tl.int64)
         rows = tl.where(lane == which, -1, rows)
         first = pid + num_programs * which.to(tl.int64)
         end = tl.load(rowptr + row + 1).to(tl.int64)
         begin = tl.load(rowptr + row).to(tl.int64)
         count = (end - 1) // size - first + 1
-        tile0 = 0
+        at = tile
 """
-# One result: a program has some of its columns. Names differ by result: Triton would join those of
-# branches.
-_RESULT = """
-tile{next} = tile{k} + tl.cdiv(size{k}, {width})
-if (tile >= tile{k}) & (tile < tile{next}):
-    f{k} = (tile - tile{k}) * {width} + tl.arange(0, {width})
-    m{k} = f{k} < size{k}
-    to{k} = row * size{k} + f{k}
-    if count <= {few}:
-        {values} = {function}({arguments}, {few}, ACC)
-    else:
-        {values} = {function}({arguments}, {many}, ACC)
+# A result of a row of few pieces, which a program calculates alone, and of many, of which a program
+# has some columns. Names differ by result and number: Triton would join those of branches.
+_RESULT_OF_FEW = """
+if (count <= {few}) & (each % tiles == tile):
+    for column in range(0, size{k}, {wide}):
+        f{k} = column + tl.arange(0, {wide})
+        m{k} = f{k} < size{k}
+        {values} = {function}({arguments}, {few}, {wide}, ACC)
+        {then}
 """
+_RESULT_OF_MANY = """
+first{k} = at
+at = at - tl.cdiv(size{k}, {width})
+if (count > {few}) & (first{k} >= 0) & (at < 0):
+    g{k} = first{k} * {width} + tl.arange(0, {width})
+    n{k} = g{k} < size{k}
+    {values} = {function}({arguments}, {many}, {width}, ACC)
+    {then}
+"""
+_OF_FEW, _OF_MANY = 'abcfm', 'xyzgn'  # names of values
 _OF_PIECES = 'first, count, size{k}, f{k}'
-_STORE = 'tl.store(out{k} + to{k}, a{k}.to(out{k}.dtype.element_ty), m{k})'
-_STORE_SECOND = 'tl.store(arg{k} + to{k}, b{k}, m{k})'
+_STORE = 'tl.store(out{k} + row * size{k} + f{k}, a{k}.to(out{k}.dtype.element_ty), m{k})'
+_STORE_SECOND = 'tl.store(arg{k} + row * size{k} + f{k}, b{k}, m{k})'
 
 
 class _Kind(NamedTuple):
@@ -256,9 +320,9 @@ _KINDS = {
     'max': _BEST,
     'min': _BEST._replace(arguments=_BEST.arguments[:-1] + '-1'),
 }  # fmt: skip
-# Pieces that a program reads at once, of a row of few and of many. Those of a softmax have more
-# numbers, which would take all registers.
-_FEW_PIECES, _MANY_PIECES, _MANY_OF_SOFTMAX = 16, 256, 128
+# Pieces that a program reads at once, of a row of more than _FEW_PIECES. Those of a softmax have
+# more numbers, which would take all registers.
+_MANY_PIECES, _MANY_OF_SOFTMAX = 256, 64
 
 
 @lru_cache(maxsize=256)
@@ -266,27 +330,35 @@ def combination(kinds: tuple[str, ...]) -> str:
     """The kernel `message_combine`, which writes the long rows of results of these kinds.
 
     Its pointers are, for each result, the partial ones and the whole, for a softmax and an extreme
-    also the second ones; then what the kernel of rows wrote of long ones, and the row pointers. Its
-    numbers are those of programs of a tile, of blocks and of rows, the edges of a block, and the
-    columns of each result.
+    also the second ones; then the rows of slots, and the row pointers. Its numbers are those of
+    programs of a tile, of blocks and of rows, the edges of a block and of the longest row that is
+    not long, and the columns of each result.
     """
     pointers: list[str] = []
     lines: list[str] = []
     many = _MANY_OF_SOFTMAX if 'softmax' in kinds else _MANY_PIECES
     for k, name in enumerate(kinds):
         kind = _KINDS[name]
-        text = _RESULT + ''.join(f'    {line}\n' for line in kind.lines)
-        text = text.replace('{arguments}', kind.arguments).replace('{values}', kind.values)
-        lines += text.format(
-            k=k, next=k + 1, width=_COLUMNS, few=_FEW_PIECES, many=many, function=kind.function
-        ).split('\n')  # fmt: skip
+        for text, names, indent in (
+            (_RESULT_OF_FEW, _OF_FEW, 8), (_RESULT_OF_MANY, _OF_MANY, 4),
+        ):
+            text = text.replace('{then}', ('\n' + ' ' * indent).join(kind.lines))
+            text = text.replace('{arguments}', kind.arguments).replace('{values}', kind.values)
+            for name, other in zip(_OF_FEW, names, strict=True):
+                text = text.replace(f' {name}{{k}}', f' {other}{{k}}')
+                text = text.replace(f'({name}{{k}}', f'({other}{{k}}')
+            lines += text.format(
+                k=k, width=_COLUMNS, wide=_WIDE, few=_FEW_PIECES, many=many,
+                function=kind.function,
+            ).split('\n')  # fmt: skip
         pointers += [f'part{k}', f'out{k}']
         pointers += [f'parg{k}', f'arg{k}'] if _STORE_SECOND in kind.lines else []
     sizes = [f'size{k}' for k in range(len(kinds))]
-    numbers = ['num_programs', 'num_blocks', 'num_rows', 'size', *sizes]
+    numbers = ['num_programs', 'num_blocks', 'num_rows', 'size', 'longest', *sizes]
     head = _HEAD.format(
         numbers=numbers, parameters=', '.join([*pointers, 'owner', 'rowptr', *numbers]),
         lanes=_COMBINING_LANES,
+        tiles=' + '.join(f'tl.cdiv({size}, {_COLUMNS})' for size in sizes),
     )  # fmt: skip
     body = '\n'.join(f'        {line}' for line in lines if line)
     functions = f'{_FUNCTIONS}{_VARIANCE}' if 'var' in kinds else _FUNCTIONS

@@ -24,7 +24,16 @@ from . import _blocks
 from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
-from ._pieces import COMBINING_WARPS, Pieces, combination, pieces_of, programs_of_combination
+from ._pieces import (
+    COMBINING_WARPS,
+    ROWS_OF_OWNERS,
+    WARPS_OF_OWNERS,
+    WRITE_OWNERS,
+    Pieces,
+    combination,
+    pieces_of,
+    programs_of_combination,
+)
 from ._plan import (
     Gradients,
     Plan,
@@ -67,6 +76,7 @@ class Pass:
             self._made[acc] = Recipe(
                 source, tile,
                 -(-source.sizes[0] // tile.columns[0]) if source.tiled else 1,
+                _most_programs(self, source),
                 [self.program[out.at].shape for out in self.outs],
                 [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
             )  # fmt: skip
@@ -404,6 +414,7 @@ class Recipe(NamedTuple):
     source: Source
     tile: 'Tile'
     num_tiles: int
+    most_programs: int | None  # of a tile; or a program takes a row, or a few
     shapes: list[tuple[int, ...]]
     dtypes: list[torch.dtype]
 
@@ -511,17 +522,20 @@ def schedule_of(graph: Graph, role: str) -> Schedule:
     return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, longest)
 
 
-def _num_programs(one: Pass, recipe: Recipe, num_items: int, num_edges: int) -> int:
-    """The programs of a tile: each takes one row, or many."""
-    source = recipe.source
+def _most_programs(one: Pass, source: Source) -> int | None:
+    """The most programs of a tile, if each holds parameters or sums of all edges."""
     if not (source.holds or source.totals):
-        several = num_edges <= _FEW_EDGES * num_items and num_items >= _MANY_ROWS
-        return -(-num_items // _ROWS_OF_FEW) if several else num_items
-    size = sum(
-        math.prod(shape) for out, shape in zip(one.outs, recipe.shapes, strict=True)
-        if out.kind == 'total'
-    )  # fmt: skip
-    return min(num_items, _MOST_PROGRAMS, max(64, _MOST_TOTALS // max(1, size)))
+        return None
+    size = sum(math.prod(one.program[out.at].shape) for out in one.outs if out.kind == 'total')
+    return min(_MOST_PROGRAMS, max(64, _MOST_TOTALS // max(1, size)))
+
+
+def _num_programs(most: int | None, num_rows: int, num_edges: int) -> int:
+    """The programs of a tile that take rows: each takes one row, or many."""
+    if most is not None:
+        return min(num_rows, most)
+    several = num_edges <= _FEW_EDGES * num_rows and num_rows >= _MANY_ROWS
+    return -(-num_rows // _ROWS_OF_FEW) if several else num_rows
 
 
 def run_pass(
@@ -584,10 +598,10 @@ def _run_pass_cuda(
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     rowptr, col, perm, num_rows, longest = schedule
-    recipe, pieces = one.recipe(acc), pieces_of(col.size(0), longest)
+    recipe, pieces = one.recipe(acc), pieces_of(col.size(0), num_rows, longest)
     source, tile = recipe.source, recipe.tile
-    of_rows = _num_programs(one, recipe, num_rows, col.size(0))
-    of_pieces = _num_programs(one, recipe, pieces.num_programs, col.size(0))
+    of_pieces, lanes = pieces.programs(recipe.most_programs)
+    of_rows = _num_programs(recipe.most_programs, num_rows, col.size(0))
     device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
@@ -618,17 +632,27 @@ def _run_pass_cuda(
     apart = [x.size(0) * x.stride(0) for x in nodes]
     widest = max(col.size(0), *(t.numel() for t in (*loads, *outs, *parts.values())), *apart)
     constants = perm is not None, _offset(widest), tile.edges, *tile.columns, *steps
-    _launch(
-        source.text, source.name, tile.warps, of_rows * recipe.num_tiles,
-        [*structure, *loads, *outs, *args.values(), last],
-        (num_rows, num_rows, of_rows, pieces.size), constants,
-    )  # fmt: skip
-    if pieces.num_blocks:
+    results = [*outs, *args.values()]
+    sizes = pieces.size, pieces.longest
+    if pieces.together:
         _launch(
-            source.of_pieces, source.name, tile.warps, of_pieces * recipe.num_tiles,
-            [*structure, *loads, *outs, *parts.values(), *part_args.values(), last],
-            (num_rows, pieces.num_programs, of_pieces, pieces.size, of_rows, pieces.num_blocks),
-            constants,
+            WRITE_OWNERS, 'message_owners', WARPS_OF_OWNERS, -(-num_rows // ROWS_OF_OWNERS),
+            [rowptr, owner], (num_rows, *sizes), (),
+        )  # fmt: skip
+    else:
+        _launch(
+            source.text, source.name, tile.warps, of_rows * recipe.num_tiles,
+            [*structure, *loads, *results, last], (num_rows, of_rows, *sizes), constants,
+        )  # fmt: skip
+    if pieces.num_blocks:
+        programs, before = of_pieces, of_rows
+        if pieces.together:
+            programs, before = of_pieces + of_rows, 0
+        _launch(
+            source.divides, source.name, tile.warps, programs * recipe.num_tiles,
+            [*structure, *loads, *results, *parts.values(), *part_args.values(), last],
+            (num_rows, programs, *sizes, of_pieces, pieces.num_blocks, before),
+            (lanes, *constants),
         )  # fmt: skip
         if parts:
             _combine(one, pieces, parts, part_args, outs, chosen, owner, rowptr, acc)
@@ -674,7 +698,7 @@ def _combine(
     _launch(
         combination(tuple(one.outs[k].kind for k in parts)), 'message_combine', COMBINING_WARPS,
         count, [*pointers, owner, rowptr],
-        (num_programs, pieces.num_blocks, rowptr.numel() - 1, pieces.size, *sizes),
+        (num_programs, pieces.num_blocks, rowptr.numel() - 1, pieces.size, pieces.longest, *sizes),
         (tl.float64 if acc == torch.float64 else tl.float32,),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from ._generator import (
     total_of,
 )
 from ._ir import NODES, STATISTICS, Program, Refused
-from ._pieces import OWNERS, PART, PIECES, ROW
+from ._pieces import OWNERS, ROW, ROW_OR_PIECE, ROWS, ROWS_OR_PIECES
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
@@ -45,7 +45,7 @@ class Source(NamedTuple):
     """A generated kernel."""
 
     text: str  # for rows that are not long
-    of_pieces: str  # for pieces of long rows
+    divides: str  # for pieces of long rows, and perhaps the other rows
     name: str
     sizes: tuple[int, ...]  # of the axes
     tiled: bool  # whether the first axis may be cut into tiles, each a program's
@@ -383,28 +383,31 @@ def _reads_ahead(gen: Generator) -> bool:
     return not many
 
 
-def _template(gen: Generator, outs: list[Out], of_pieces: bool) -> str:
+def _template(gen: Generator, outs: list[Out], divides: bool) -> str:
+    """The kernel for rows, or for rows and pieces of long ones."""
     rank = gen.rank
     pointers = [name for name, _ in gen.loads.values()]
     extremes = [k for k, out in enumerate(outs) if out.kind in OF_TWO]
     results = [f'out{k}' for k in range(len(outs))]
-    if of_pieces:
+    results += [f'arg{k}' for k in extremes]
+    if divides:
         results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
-    results += [f'{"parg" if of_pieces else "arg"}{k}' for k in extremes]
+        results += [f'parg{k}' for k in extremes]
     schedule = ['rowptr', 'col', 'perm', 'owner']
-    numbers = ['num_rows', 'num_items', 'num_programs', 'size']
-    if of_pieces:
-        numbers += ['num_before', 'num_blocks']
+    numbers = ['num_rows', 'num_programs', 'size', 'longest']
+    if divides:
+        numbers += ['num_of_pieces', 'num_blocks', 'num_before']
     head = ', '.join([
         *schedule, *pointers, *results, 'seed_at', *numbers,
-        'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr', 'BE: tl.constexpr',
+        *['LANES: tl.constexpr'] * divides, 'HAS_PERM: tl.constexpr', 'OFFSET: tl.constexpr',
+        'BE: tl.constexpr',
         *(f'B{k}: tl.constexpr' for k in range(rank)),
         *(f'STEP_{name}: tl.constexpr' for (role, _), (name, _) in gen.loads.items()
           if role in NODES),
     ])  # fmt: skip
     out = [
         *ADDED.split('\n'),
-        *(OWNERS.split('\n') if of_pieces else []),
+        *(OWNERS.split('\n') if divides else []),
         f'@triton.jit(do_not_specialize={numbers})',
         f'def message_pass({head}):',
         '    pid = tl.program_id(0)',
@@ -432,14 +435,12 @@ def _template(gen: Generator, outs: list[Out], of_pieces: bool) -> str:
         add(1, f'i{size} = tl.arange(0, {block_of(size)})[{inputs}]')
         add(1, f'j{size} = tl.arange(0, {block_of(size)})[{shaped(0)}]')
     add(1, *gen.first)
+    add(1, *(ROWS_OR_PIECES if divides else ROWS).split('\n'))
     if gen.stores:
-        add(1, f'to = pid{" + num_before" if of_pieces else ""}', 'stored = pid < 0', 'terms = 0')
-    add(1, 'for item in range(pid, num_items, num_programs):')
+        add(1, f'to = pid{" + num_before" if divides else ""}', 'stored = pid < 0', 'terms = 0')
+    add(1, 'for unit in range(units):')
     at = 2
-    if of_pieces:
-        add(at, *PIECES.split('\n'), 'for part in range(parts):')
-        at += 1
-    add(at, *(PART if of_pieces else ROW).split('\n'), *gen.before, *gen.starts)
+    add(at, *(ROW_OR_PIECE if divides else ROW).split('\n'), *gen.before, *gen.starts)
     add(at, f'e = tl.arange(0, BE)[{shaped(0)}]')
     ahead = _reads_ahead(gen)
     if ahead:
@@ -454,10 +455,20 @@ def _template(gen: Generator, outs: list[Out], of_pieces: bool) -> str:
         add(at + 1, 'eid = o', 'if HAS_PERM:')
         add(at + 2, 'eid = tl.load(perm + o, m, 0)')
     add(at + 1, *gen.lines)
-    add(at, *gen.finals, *(gen.of_pieces if of_pieces else gen.of_rows))
+    add(at, *gen.finals)
+    if divides and gen.of_pieces:
+        add(at, 'if pid < num_of_pieces:')
+        add(at + 1, *gen.of_pieces)
+        add(at, 'else:')
+        add(at + 1, *gen.of_rows)
+    else:
+        add(at, *gen.of_rows)
     if gen.stores:
         add(at, 'terms += tl.cdiv(end - begin, BE).to(tl.int32)')
-        add(2, f'if (terms >= {_MOST_TERMS}) | (item + num_programs >= num_items):')
+        add(2, f'if (terms >= {_MOST_TERMS}) | (unit + 1 >= units):')
         # Threads may read what others wrote.
         add(3, 'tl.debug_barrier()', *gen.stores, 'stored = pid >= 0', 'terms = 0')
+        if divides:  # A program without pieces has no term.
+            add(1, 'if units == 0:')
+            add(2, *gen.stores)
     return '\n'.join(out) + '\n'

@@ -16,7 +16,7 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.message import _run
+from pyg_fast.message import _pieces, _run
 from pyg_fast.message._ir import EDGE, SRC, Program
 from pyg_fast.message._pieces import Pieces, pieces_of
 from pyg_fast.message._run import Pass, Schedule
@@ -30,34 +30,42 @@ N = 12
 
 
 @given(
-    num_edges=st.integers(0, 2**40), longest=st.one_of(st.none(), st.integers(0, 2**40))
+    num_edges=st.integers(0, 2**40), num_rows=st.integers(0, 2**40),
+    most=st.one_of(st.none(), st.integers(0, 2**40)),
 )  # fmt: skip
-def test_sizes(num_edges: int, longest: int | None) -> None:
-    """Memory of partial results is bounded, and short rows are not divided."""
-    size, num_blocks, num_programs = pieces_of(num_edges, longest)
+def test_sizes(num_edges: int, num_rows: int, most: int | None) -> None:
+    """Memory of partial results is bounded, and rows are divided that are long beside others."""
+    pieces = pieces_of(num_edges, num_rows, most)
+    size, longest, num_blocks, *_ = pieces
     if num_blocks == 0:
-        assert size == num_edges
-        most = max(128, num_edges / 2**14)
-        assert num_edges <= 2**13 or (longest is not None and longest <= most)
+        assert size == longest == num_edges
+        least = max(128, num_edges / 2**11)
+        assert num_edges <= 2**13 or (most is not None and most <= least)
         return
     assert size >= 128
+    assert size <= longest <= max(size, num_edges / 2**11)
+    assert longest == size or longest * num_rows <= 4 * num_edges
     assert num_blocks <= 2**14
     assert num_blocks * size >= num_edges > 2**13
-    assert num_blocks <= 4 * num_programs
+    for programs in (None, 64, 3000):
+        count, slots = pieces.programs(programs)
+        assert 2 * num_blocks <= count * slots
+        assert count <= min(num_blocks, programs or (2**12 if most is None else 2**14))
 
 
 every_row = partial(pieces_of, few=0)
 
 
-def few_programs(num_edges: int, longest: int | None, least: int) -> Pieces:
-    """As in large graphs, where each program has several blocks."""
-    pieces = every_row(num_edges, longest, least)
-    return pieces._replace(num_programs=-(-pieces.num_blocks // 4))
+def few_programs(num_edges: int, num_rows: int, most: int | None, least: int) -> Pieces:
+    """As in large graphs, where each program has several blocks, and a row more edges than one."""
+    pieces = every_row(num_edges, num_rows, most, least)
+    return pieces._replace(longest=pieces.longest + pieces.longest // 2)
 
 
 def cuda_pass(
-    outs: list[str], rowptr: list[int], x: Tensor, least: int, few: bool
-) -> tuple[list[Tensor], list[Tensor | None]]:
+    outs: list[str], rowptr: list[int], x: Tensor, least: int, few: bool, known: bool,
+    together: bool,
+) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """Reductions of the values of edges by the kernels of CUDA, run by numpy."""
     program = Program()
     at = program.add('load', (), ('edge', 0), x.shape[1:], 'float32', EDGE)
@@ -65,9 +73,13 @@ def cuda_pass(
     value = program.point('add', at, source)
     one = Pass(program, tuple(Out(value, kind, 'float32') for kind in outs), 'dst')
     starts = torch.tensor(rowptr, dtype=torch.int32)
-    schedule = Schedule(starts, torch.zeros(len(x), dtype=torch.int32), None, len(rowptr) - 1)
+    longest = int(starts.diff().max()) if known else None
+    columns = torch.zeros(len(x), dtype=torch.int32)
+    schedule = Schedule(starts, columns, None, len(rowptr) - 1, longest)
     inputs = {('edge', 0): x, ('src', 1): torch.zeros(1, *x.shape[1:])}
-    how = partial(few_programs if few else every_row, least=least)
+    def how(*numbers: Any) -> Pieces:
+        pieces = (few_programs if few else every_row)(*numbers, least)
+        return pieces._replace(together=together and pieces.num_blocks > 0)
 
     def any_rows(x: Tensor, size: int) -> Tensor:
         return torch.randint(-2, len(rowptr) + 1, (size,), dtype=x.dtype)
@@ -75,19 +87,25 @@ def cuda_pass(
     with by_numpy(how), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, 'new_empty', any_rows)  # Nobody clears this memory.
         patch.setattr(_run, '_MANY_ROWS', 1 if few else 100)
+        if few:
+            patch.setattr(_pieces, '_MOST_PROGRAMS', 40)
+            patch.setattr(_pieces, '_MOST_BLOCKS', 700)
         return _run._run_pass_cuda(one, schedule, inputs, torch.float32, None)
 
 
 @given(
     degrees=st.lists(st.one_of(st.integers(0, 4), st.integers(0, 70)), min_size=1, max_size=9),
     least=st.integers(1, 9), first=st.sampled_from([0, 0, 3]), left=st.sampled_from([0, 0, 20]),
-    few=st.booleans(),
+    few=st.booleans(), known=st.booleans(), together=st.booleans(),
 )  # fmt: skip
-def test_every_row(degrees: list[int], least: int, first: int, left: int, few: bool) -> None:
+def test_every_row(
+    degrees: list[int], least: int, first: int, left: int, few: bool, known: bool,
+    together: bool,
+) -> None:
     """Rows that begin and end anywhere in blocks, edges before the first row and after the last."""
     rowptr = [*itertools.accumulate(degrees, initial=first)]
     x = torch.randint(-100, 100, (rowptr[-1] + left, 1)).float()
-    (total, best), (_, edge) = cuda_pass(['sum', 'max'], rowptr, x, least, few)
+    (total, best), (_, edge) = cuda_pass(['sum', 'max'], rowptr, x, least, few, known, together)
     for row, (begin, end) in enumerate(zip(rowptr, rowptr[1:], strict=False)):
         own = x[begin:end, 0]
         assert total[row] == own.sum()
@@ -101,8 +119,10 @@ def test_not_finite() -> None:
     x[17, 0] = x[29, 0] = float('nan')
     x[5, 1] = x[38, 1] = float('inf')
     x[3, 2] = -float('inf')
-    for least in (4, 128):
-        (high, low), (at_high, at_low) = cuda_pass(['max', 'min'], [0, 40, 40], x, least, False)
+    for least, together in ((4, False), (4, True), (128, False)):
+        (high, low), (at_high, at_low) = cuda_pass(
+            ['max', 'min'], [0, 40, 40], x, least, False, False, together
+        )
         assert at_high.tolist() == [[17, 5, 39, 39], [-1] * 4]  # type: ignore[union-attr]
         assert at_low.tolist() == [[17, 0, 3, 0], [-1] * 4]  # type: ignore[union-attr]
         assert high[0].isnan().tolist() == low[0].isnan().tolist() == [True, False, False, False]
@@ -115,8 +135,9 @@ def test_long_sums() -> None:
     x = torch.full((60_000, 1), 0.1)
     x[0] = 2.0**11
     exact = x.double().sum()
-    (total,), _ = cuda_pass(['sum'], [0, 60_000], x, 600, False)
-    assert abs(total[0, 0] - exact) <= 2e-6 * exact
+    for together in (False, True):
+        (total,), _ = cuda_pass(['sum'], [0, 60_000], x, 600, False, False, together)
+        assert abs(total[0, 0] - exact) <= 2e-6 * exact
     assert abs(x.flatten().numpy().cumsum()[-1] - exact) > 1e-5 * exact  # One by one it is not.
 
 
@@ -294,7 +315,7 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     x[0] = 2.0**10
     rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
     schedule = Schedule(rowptr, torch.zeros(len(x), dtype=torch.int32), None, num_rows)
-    monkeypatch.setattr(_run, '_num_programs', lambda one, recipe, count, edges: min(1, count))
+    monkeypatch.setattr(_run, '_most_programs', lambda one, source: 1)
     monkeypatch.setattr(_run, 'tile_shape', lambda source: _run.Tile(1, (1,), 1))
     with by_numpy(partial(every_row, least=100_000)):
         (total,), _ = _run._run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)

@@ -194,8 +194,8 @@ def test_gradient_of_cbsr_of_a_source_of_many_edges_with_scales(device: torch.de
     assert ((actual - exact).abs() <= LIMIT * exact).all()
 
 
-# Rows of so many parts that several CUDA blocks merge them: they begin and end in any of the ranges of parts
-# that a block merges, among shorter ones.
+# Rows of so many parts that several CUDA blocks merge them: they begin and end anywhere in the
+# ranges of parts that a block merges, among shorter ones.
 DEGREES = [100, 70_000, 90_001, 5, 66_000, 300, 30_000, 17_000, 100_000, 4]
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     **{f'SAGE {aggr}': lambda aggr=aggr: SAGEConv(6, 5, aggr=aggr)
@@ -227,5 +227,5 @@ def test_rows_of_many_parts(device: torch.device, name: str, end: int, prepared:
         found.append([out, *torch.autograd.grad(out, leaves, grad)])
     for exact, first, second in zip(*found, strict=True):
         torch.testing.assert_close(first, exact, rtol=1e-9, atol=1e-9 * exact.abs().max().item())
-        if 'max' not in name:
+        if name not in ('SAGE max', 'GCN'):  # Of a plain list these add atomically.
             assert first.equal(second)
