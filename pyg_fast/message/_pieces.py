@@ -67,8 +67,9 @@ def last_of(rows, lane):
 
 '''
 # Slots are numbered 2b for the row that begins before block b, and 2b + 1 for the one that begins
-# in it. `owner` has their rows, from the kernel of rows or one of its own. Slots without a piece are
-# not cleared: who reads one checks that its row has a piece there, which is true of no other number.
+# in it. `owner` has their rows, from the kernel of rows or one of its own. Slots without a piece
+# are not cleared: who reads one checks that its row has a piece there, which is true of no other
+# number.
 _FEW_PIECES, ROWS_OF_OWNERS, WARPS_OF_OWNERS = 16, 128, 4
 WRITE_OWNERS = f'''{_LAST}@triton.jit(do_not_specialize=['num_rows', 'size', 'longest'])
 def message_owners(rowptr, owner, num_rows, size, longest):

@@ -121,8 +121,10 @@ def test_long_sums_of_op(device: torch.device, name: str) -> None:
             out = run(*leaves)
             grad = torch.full(out.shape, torch.tensor(0.3).item(), dtype=dtype)
             found.append([out, *torch.autograd.grad(out, leaves, grad)])
+    # The gradient of a CBSR matrix adds up to 16,384 terms atomically, one after another.
+    limit = 2 * LIMIT if name == 'cbsr_spmm, end 1' and device.type == 'cuda' else LIMIT
     for actual, exact in zip(*found, strict=True):
-        assert (actual - exact).abs().max() <= LIMIT * exact.abs().max()
+        assert (actual - exact).abs().max() <= limit * exact.abs().max()
 
 
 # A source that sends to so many that CUDA kernels gather its terms, beside sources of a few.
