@@ -9,7 +9,7 @@ from typing import Any
 # and why PyG's code runs for no more.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
-    '_one_sum', '_maps_reason', '_width', '_in_memory', '_marks',
+    '_one_sum', '_maps_reason', '_width', '_in_memory', '_marks', '_direct',
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Shared by all fused layers: when the kernel may run, and how they stay PyG layers."""
 
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,13 @@ _LINEARS = {kind: kind.forward for kind in (Linear, torch.nn.Linear)}
 _tracing_state = torch._C._get_tracing_state
 _COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined beside it
 # Whether a `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
+# Of message passing.
+HOOKS = tuple(
+    f'_{where}_forward_{when}'
+    for where in ('propagate', 'message', 'aggregate', 'message_and_aggregate', 'edge_update')
+    for when in ('pre_hooks', 'hooks')
+)
+hooks_of = itemgetter(*HOOKS)
 _PYGS: dict[Any, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
 
 

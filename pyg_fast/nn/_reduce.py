@@ -33,6 +33,7 @@ from ..ops.cbsr import CBSR
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
 from ..ops.spmm_var import reduce_var
+from . import _direct
 from ._fused import Fused, is_plain, part_of
 
 _FUSED = (
@@ -230,6 +231,12 @@ class FusedReduce(Fused):
             return False
         self._note(reason_of(edge_index.size(1)))
         return True
+
+    def _of_few(self: Any, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
+        """What PyG's `propagate` returns, and the features of destinations."""
+        pair = (x, x) if isinstance(x, Tensor) else x
+        out = _direct.propagate(self, edge_index, size, {'x': pair})
+        return None if out is None else (out, pair[1])
 
     def _alone(self: Any, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
         """The input of a layer that runs on a path without the graph."""

@@ -101,6 +101,10 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
         if path is not None and edge_index is None:
             return self._on_path(self._alone(x, path), path)
         if path is None and self._has_few_edges(x, edge_index):
+            few = self._of_few(x, edge_index, size)
+            if few is not None:
+                out, own = few
+                return self.nn(out if own is None else out + (1 + self.eps) * own)
             return super().forward(self._unfused(x), self._left(edge_index), size)
         to = self._neighbours(x, edge_index, size)
         if to is None:

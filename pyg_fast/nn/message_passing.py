@@ -3,7 +3,6 @@
 import dis
 import inspect
 from functools import lru_cache
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -34,17 +33,12 @@ from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active, transforms_traced
-from ._fused import is_plain, is_pygs, recast
+from . import _direct
+from ._fused import HOOKS, hooks_of, is_plain, is_pygs, recast
 from ._marked import Marks
 from ._marked import propagate as marked_propagate
 from ._reduce import combined
 
-_HOOKS = tuple(
-    f'_{where}_forward_{when}'
-    for where in ('propagate', 'message', 'aggregate', 'message_and_aggregate', 'edge_update')
-    for when in ('pre_hooks', 'hooks')
-)
-_hooks_of = itemgetter(*_HOOKS)
 _PYTHON_PROPAGATE = MessagePassing.propagate
 # What a message may take, and not read: it would mix edges.
 _STRUCTURE = {'edge_index', 'size', 'size_j', 'adj_t', 'edge_index_j'}
@@ -148,6 +142,9 @@ class FusedPropagate:
             if plain is not edge_index:
                 size = edge_index.sparse_size() if size is None else size
                 edge_index = plain
+            out = _direct.propagate(self, edge_index, size, kwargs)
+            if out is not None:
+                return out
             if self.flow != 'source_to_target':
                 kwargs = _pairs_of(self, kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
@@ -288,7 +285,7 @@ def _marked(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> A
     marks = conv._marks
     if marks is None or _is_exporting() or transforms_traced():
         return None
-    for name in _HOOKS:
+    for name in HOOKS:
         if len(getattr(conv, name)) > 0:
             return None
     out = marked_propagate(conv, marks, edge_index, size, kwargs)
@@ -565,7 +562,7 @@ def _why_not(conv: Any, edge_index: Any, aggr: Any, reads: str | None) -> str | 
     place = _of_written(conv)
     if place is not None and _wants_attention(conv, place):
         return 'return_attention_weights'
-    if any(_hooks_of(own)):
+    if any(hooks_of(own)):
         return 'hooks on its message passing'
     if (
         isinstance(edge_index, EdgeIndex) and conv.SUPPORTS_FUSED_EDGE_INDEX and conv.fuse

@@ -113,7 +113,13 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         if path is not None and edge_index is None:
             return self._on_path(self._alone(x, path), path)
         if path is None and self._has_few_edges(x, edge_index):
-            return self._by_pyg(x, edge_index, size)
+            few = None if self.project else self._of_few(x, edge_index, size)
+            if few is None:
+                return self._by_pyg(x, edge_index, size)
+            out, root = self.lin_l(few[0]), few[1]
+            if self.root_weight and root is not None:
+                out = out + self.lin_r(root)
+            return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)

@@ -1,0 +1,182 @@
+"""Layers on few edges: PyG's operations, without its search for the arguments of `message`."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing, SAGEConv, SimpleConv
+from torch_geometric.nn.aggr import MedianAggregation
+
+import pyg_fast
+from pyg_fast.nn import FusedMessagePassing, _direct
+from tests.nn import _layers
+from tests.nn._layers import CASES, Case, arguments, assert_alike, run
+
+N, WIDTH = 12, 5
+
+
+@pytest.fixture(autouse=True)
+def by_default() -> Iterator[None]:
+    with pyg_fast.small_graphs('pyg'):
+        yield
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each `propagate` was direct."""
+    found: list[bool] = []
+    propagate = _direct.propagate
+
+    def recording(*args: Any) -> Tensor | None:
+        out = propagate(*args)
+        found.append(out is not None)
+        return out
+
+    monkeypatch.setattr(_direct, 'propagate', recording)
+    return found
+
+
+@pytest.mark.parametrize('case', [
+    case for case in CASES if case.layer not in ('MeshCNNConv', 'PANConv')
+], ids=lambda case: case.name)  # fmt: skip
+def test_bits_of_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    _layers.use_pyg_lib(monkeypatch)
+    torch.manual_seed(1)
+    theirs = case.make().to(device, case.dtype)
+    ours = pyg_fast.accelerate(copy.deepcopy(theirs))
+    expected = run(theirs, arguments(case.args, device, case.dtype))
+    for _ in range(2):
+        got = run(ours, arguments(case.args, device, case.dtype))
+        tolerance = 1e-9 if case.dtype == torch.float64 else 1e-4
+        assert_alike(got, expected, tolerance)
+
+
+def inputs(device: torch.device, num_src: int = N) -> tuple[Tensor, Tensor, Tensor]:
+    x, edges = torch.randn(N, WIDTH), torch.randint(min(N, num_src), (2, 40))
+    return x.to(device).requires_grad_(), torch.randn(num_src, WIDTH).to(device), edges.to(device)
+
+
+class _Names:
+    """Reads whatever a message may read."""
+
+    def forward(
+        self: Any, x: Any, edge_index: Tensor, w: Tensor, scale: float = 2.0, size: Any = None,
+    ) -> Tensor:  # fmt: skip
+        return self.propagate(edge_index, x=x, w=w, none=None, scale=scale, size=size)
+
+    def message(
+        self, x_i: Tensor, x_j: Tensor, w: Tensor, edge_index: Tensor, edge_index_i: Tensor,
+        edge_index_j: Tensor, index: Tensor, ptr: Any, adj_t: Any, size_i: int, size_j: int,
+        dim_size: int, size: list[int], scale: float, none_j: Any,
+    ) -> Tensor:  # fmt: skip
+        assert ptr is None
+        assert adj_t is None
+        assert none_j is None
+        assert edge_index_i.equal(index)
+        assert edge_index.equal(torch.stack([edge_index_j, edge_index_i]))
+        return scale * w.view(-1, 1) * (x_j - x_i) + sum(size) + size_i * 2 + size_j * 3 + dim_size
+
+
+class Names(_Names, MessagePassing):
+    pass
+
+
+class FastNames(_Names, FusedMessagePassing):
+    pass
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'mean', 'max', 'min', 'mul', 'std', MedianAggregation()])
+def test_arguments(aggr: Any, device: torch.device, ran: list[bool]) -> None:
+    x, other, edges = inputs(device, N + 3)
+    layer, fast = Names(aggr), FastNames(aggr)
+    w = torch.rand(edges.size(1), device=device)
+    for nodes in (x, (other, x)):
+        for kwargs in ({}, {'scale': 0.5}, {'size': (other.size(0), N)}):
+            if kwargs.get('size') and nodes is x:
+                continue
+            out = fast(nodes, edges, w, **kwargs)
+            torch.testing.assert_close(out, layer(nodes, edges, w, **kwargs))
+    assert ran == [True] * 5
+
+
+def error(run: Callable[[], Any]) -> tuple[type, str]:
+    with pytest.raises(Exception) as info:
+        run()
+    return info.type, str(info.value)
+
+
+def test_errors_of_pyg(ran: list[bool]) -> None:
+    x, other, edges = inputs(torch.device('cpu'), N + 3)
+    layer, fast = Names(), FastNames()
+    w = torch.rand(edges.size(1))
+    wrong: list[Callable[[Any], Any]] = [
+        lambda conv: conv(x, edges + N, w),
+        lambda conv: conv(x, edges - 1, w),
+        lambda conv: conv(x, edges, w[1:]),
+        lambda conv: conv((other, other), edges, w, size=(N, N)),
+        lambda conv: conv((other, x, x), edges, w),
+        lambda conv: conv(x, edges.float(), w),
+        lambda conv: conv(x, edges[:1], w),
+        lambda conv: conv(3, edges, w),
+    ]
+    for call in wrong:
+        assert error(lambda call=call: call(fast)) == error(lambda call=call: call(layer))
+    assert True not in ran
+
+
+def test_hooks_run(device: torch.device, ran: list[bool]) -> None:
+    x, _, edges = inputs(device)
+    seen: list[str] = []
+    layer = pyg_fast.accelerate(SimpleConv())
+    layer(x, edges)
+    handle = layer.register_message_forward_hook(lambda *_: seen.append('message'))
+    layer(x, edges)
+    handle.remove()
+    handle = layer.aggr_module.register_forward_hook(lambda *_: seen.append('aggregation'))
+    layer(x, edges)
+    handle.remove()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: seen.append('any'))
+    layer(x, edges)
+    handle.remove()
+    assert seen[:2] == ['message', 'aggregation']
+    assert set(seen[2:]) == {'any'}
+    assert ran == [True, False, True, False]
+
+
+class Twice(SimpleConv):
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        return 2 * super().aggregate(inputs, index, dim_size=dim_size)
+
+
+class Own(SimpleConv):
+    def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+        return 3 * super().propagate(edge_index, size=size, **kwargs)
+
+
+def test_methods_of_the_layer_run(device: torch.device, ran: list[bool]) -> None:
+    x, _, edges = inputs(device)
+    for layer in (Twice(), Own(), SimpleConv(flow='target_to_source')):
+        fast = pyg_fast.accelerate(copy.deepcopy(layer))
+        torch.testing.assert_close(fast(x, edges), layer(x, edges))
+    layer = SAGEConv(WIDTH, 4)
+    fast = pyg_fast.accelerate(copy.deepcopy(layer))
+    for conv in (layer, fast):
+        conv.aggregate = lambda inputs, index, ptr=None, dim_size=None: (
+            inputs.new_ones(N, inputs.size(1)))  # fmt: skip
+    torch.testing.assert_close(fast(x, edges), layer(x, edges))
+    assert True not in ran
+
+
+def test_explainers(ran: list[bool]) -> None:
+    x, _, edges = inputs(torch.device('cpu'))
+    layer = pyg_fast.accelerate(SAGEConv(WIDTH, 4))
+    expected = layer(x, edges)
+    layer.explain, layer._edge_mask, layer._apply_sigmoid = True, torch.zeros(40), False
+    layer._loop_mask = None
+    out = layer(x, edges)
+    assert not out.equal(expected)
+    layer.explain = False
+    assert layer(x, edges).equal(expected)
