@@ -81,6 +81,8 @@ _LIMITS = {
     ('message', True): _Limit(28_000_000, 0),
     ('sum', False): _Limit(200_000, 50),
     ('sum', True): _Limit(20_000_000, 0),
+    ('prepared sum', False): _Limit(12_000, 0),
+    ('prepared sum', True): _Limit(0, 0),
     ('compiled', False): _Limit(40_000, 8),
     ('compiled', True): _Limit(32_000_000, 0),
     ('compiled sum', False): _Limit(600_000, 8),
@@ -94,7 +96,8 @@ def has_few_edges(edge_index: Any, width: int, kind: str = 'message') -> bool:
     Args:
         edge_index: What a layer got.
         width: The numbers of a node's or an edge's features.
-        kind: :obj:`message`, or :obj:`sum` of a plain list, of which sorting takes most time.
+        kind: :obj:`message`, :obj:`sum` of a plain list, of which sorting takes most time, or
+            :obj:`prepared sum`.
     """
     if not isinstance(edge_index, Tensor):
         return False

@@ -216,21 +216,29 @@ class FusedReduce(Fused):
             return None
         return neighbours(x, edge_index, size, self.flow)
 
-    def _has_few_edges(self: Any, x: Any, edge_index: Any) -> bool:
-        """Whether PyG's code is faster than a kernel, for which a plain list must be sorted."""
-        if torch.compiler.is_compiling() or not self._is_exact or type(edge_index) is not Tensor:
-            return False
+    def _few_edges(self: Any, x: Any, edge_index: Any) -> Tensor | None:
+        """The list of edges, if PyG's code is faster than a kernel, for which a plain list must be
+        sorted."""
+        if torch.compiler.is_compiling() or not self._is_exact:
+            return None
         source = x[0] if isinstance(x, tuple) else x
         if not isinstance(source, Tensor) or source.dim() != 2:
-            return False
+            return None
+        plain, of_list = edge_index, 'sum'
+        if type(edge_index) is EdgeIndex and torch.is_grad_enabled() and source is x:
+            if edge_index.sparse_size() != (x.size(0), x.size(0)):
+                return None
+            plain, of_list = edge_index.as_tensor(), 'prepared sum'
+        elif type(edge_index) is not Tensor:
+            return None
         # The backward pass of PyG's other aggregations takes longer than ours.
         kind = type(part_of(self, 'aggr_module'))
         if kind not in (SumAggregation, MeanAggregation) and torch.is_grad_enabled():
-            return False
-        if not has_few_edges(edge_index, source.size(1), 'sum'):
-            return False
-        self._note(reason_of(edge_index.size(1)))
-        return True
+            return None
+        if not has_few_edges(plain, source.size(1), of_list):
+            return None
+        self._note(reason_of(plain.size(1)))
+        return plain
 
     def _of_few(self: Any, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
         """What PyG's `propagate` returns, and the features of destinations."""

@@ -100,12 +100,13 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
             return self._of_aggregated(x, edge_index, path)
         if path is not None and edge_index is None:
             return self._on_path(self._alone(x, path), path)
-        if path is None and self._has_few_edges(x, edge_index):
-            few = self._of_few(x, edge_index, size)
-            if few is not None:
-                out, own = few
-                return self.nn(out if own is None else out + (1 + self.eps) * own)
-            return super().forward(self._unfused(x), self._left(edge_index), size)
+        plain = self._few_edges(x, edge_index) if path is None else None
+        if plain is not None:
+            few = self._of_few(x, plain, size)
+            if few is None:
+                return super().forward(self._unfused(x), self._left(plain), size)
+            out, own = few
+            return self.nn(out if own is None else out + (1 + self.eps) * own)
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return super().forward(self._unfused(x), self._left(edge_index), size)

@@ -112,10 +112,11 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
             return self._of_aggregated(x, edge_index, path)
         if path is not None and edge_index is None:
             return self._on_path(self._alone(x, path), path)
-        if path is None and self._has_few_edges(x, edge_index):
-            few = None if self.project else self._of_few(x, edge_index, size)
+        plain = self._few_edges(x, edge_index) if path is None else None
+        if plain is not None:
+            few = None if self.project else self._of_few(x, plain, size)
             if few is None:
-                return self._by_pyg(x, edge_index, size)
+                return self._by_pyg(x, plain, size)
             out, root = self.lin_l(few[0]), few[1]
             if self.root_weight and root is not None:
                 out = out + self.lin_r(root)
