@@ -1,6 +1,7 @@
 """Prepared graphs: their structure, its cache, execution paths."""
 
 from ._prepare_paths import execution_paths
+from .batch_edge_index import BatchEdgeIndex
 from .csr import prepare_edge_index
 from .execution_path import ExecutionPath
 from .graph import graph_of, set_group_sizes
@@ -8,6 +9,6 @@ from .prepared_graph import PreparedGraph
 from .structure import Graph
 
 __all__ = [
-    'ExecutionPath', 'Graph', 'PreparedGraph', 'execution_paths', 'graph_of',
+    'BatchEdgeIndex', 'ExecutionPath', 'Graph', 'PreparedGraph', 'execution_paths', 'graph_of',
     'prepare_edge_index', 'set_group_sizes',
 ]  # fmt: skip

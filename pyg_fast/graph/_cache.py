@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..ops._edges import is_capturing
+from .batch_edge_index import BatchEdgeIndex
 from .prepared_graph import PreparedGraph
 
 # Ten times as fast as `torch.cuda.current_stream`; only in CUDA builds of torch.
@@ -90,6 +91,8 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
 def cached(edge_index: EdgeIndex, key: tuple) -> Any:
     """An entry that the current stream may read, or None."""
     if torch.compiler.is_compiling():
+        if isinstance(edge_index, BatchEdgeIndex):
+            return None  # Its sizes would become constants.
         # Methods of EdgeIndex cannot be traced, but attributes can.
         cache = getattr(edge_index, _CACHE, None)
         entry = cache.entries.get(key) if isinstance(cache, Cache) else None

@@ -12,6 +12,7 @@ from ..ops._edges import check_edge_index, kernel_index, raise_pending
 from ..ops._library import ops
 from ..ops.to_csr import to_csr, to_csr_csc, to_csr_unweighted
 from ._cache import cache_of, cached, known_loops, store
+from .batch_edge_index import BatchEdgeIndex
 from .groups import check_size
 from .prepared_graph import PreparedGraph
 from .structure import Graph, loop_counts
@@ -347,9 +348,21 @@ def _with_transpose(graph: Graph, edge_index: EdgeIndex, drop_loops: bool) -> Gr
     return graph._replace(t_rowptr=csc[0], t_col=csc[1], t_perm=csc[2])
 
 
+def _of_batch(edge_index: BatchEdgeIndex, num_src: int, num_dst: int) -> Graph:
+    rowptr, data = edge_index._indptr, edge_index._data
+    assert rowptr is not None
+    torch._check(rowptr.size(0) == num_dst + 1)
+    return Graph(rowptr.int(), data[0].int(), None, None, None, None, num_src, num_dst)
+
+
 def _traced(
     edge_index: EdgeIndex, num_src: int, num_dst: int, transpose: bool, drop_loops: bool
 ) -> Graph:
+    if isinstance(edge_index, BatchEdgeIndex) and edge_index._indptr is not None:
+        graph = _of_batch(edge_index, num_src, num_dst)
+        if not drop_loops:
+            return graph.with_transpose() if transpose else graph
+        return graph_of(edge_index._data, num_src, num_dst, drop_loops=True)
     graph = cached(edge_index, ('graph', num_src, num_dst, drop_loops))
     if graph is None:
         return graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)

@@ -219,6 +219,10 @@ class PreparedGraph(EdgeIndex):
         graph = Graph(**parts, num_src=num_src, num_dst=num_dst, missing=missing)
         return PreparedGraph._of(graph)
 
+    @classmethod
+    def __metadata_guard__(cls, known: Any, new: Any) -> bool:
+        return bool(known[2:] == new[2:])
+
     # The list, for everything that reads it ----------------------------------------------------
 
     @classmethod

@@ -12,6 +12,7 @@ from torch_geometric.index import index2ptr
 from torch_geometric.sampler import SamplerOutput
 from torch_geometric.typing import SparseTensor
 
+from ..graph.batch_edge_index import BatchEdgeIndex
 from ..graph.graph import keep_block
 from ._pipeline import Late, Made
 from ._versions import version_of
@@ -142,8 +143,7 @@ def edge_index_of(part: Subgraph, loop_free: bool) -> EdgeIndex:
     num_nodes = part.n_id.numel()
     if part.rowptr is None or part.col is None:
         return EdgeIndex(part.edge_index, sparse_size=(num_nodes, num_nodes))
-    out = EdgeIndex(part.edge_index, sparse_size=(num_nodes, num_nodes), sort_order='col')
-    out._indptr = part.rowptr.long()
+    out = BatchEdgeIndex.of(part.edge_index, part.rowptr.long())
     keep_block(out, part.rowptr, part.col, part.hops, loop_free)
     return out
 

@@ -61,8 +61,9 @@ class FastNeighborLoader(NeighborLoader):
     come first, then other nodes in order of first occurrence. The :obj:`edge_index` is an
     :class:`~torch_geometric.EdgeIndex` sorted by destination that kernels read without sorting,
     also after :func:`~torch_geometric.utils.trim_to_layer`. All of it is on :obj:`device`.
-    For :func:`torch.compile` use :obj:`batch.edge_index.as_tensor()`: PyG's
-    :class:`~torch_geometric.EdgeIndex` would recompile models for each size.
+    It is a :class:`~pyg_fast.graph.BatchEdgeIndex`: with :obj:`dynamic=True`
+    :func:`pyg_fast.compile` compiles a model once for batches of all sizes. For a trimmed one, and
+    for :func:`torch.compile` of PyG's layers, use :obj:`edge_index.as_tensor()`.
     For a graph given as :obj:`adj_t` (a :obj:`SparseTensor`, or in layout
     :obj:`torch.sparse_csr`), batches have an :obj:`adj_t` too.
 

@@ -22,6 +22,7 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Size
 
 from ..graph._cache import cached, store
+from ..graph.batch_edge_index import BatchEdgeIndex
 from ..graph.execution_path import ExecutionPath
 from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator, inverse_degree
@@ -225,7 +226,8 @@ class FusedReduce(Fused):
         if not isinstance(source, Tensor) or source.dim() != 2:
             return None
         plain, of_list = edge_index, 'sum'
-        if type(edge_index) is EdgeIndex and torch.is_grad_enabled() and source is x:
+        has_list = type(edge_index) in (EdgeIndex, BatchEdgeIndex)
+        if has_list and torch.is_grad_enabled() and source is x:
             if edge_index.sparse_size() != (x.size(0), x.size(0)):
                 return None
             plain, of_list = edge_index.as_tensor(), 'prepared sum'

@@ -25,6 +25,7 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..graph.batch_edge_index import BatchEdgeIndex
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph
 from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
@@ -182,7 +183,7 @@ class FusedPropagate:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if len(args) > 1 and type(args[1]) is EdgeIndex:
+        if len(args) > 1 and type(args[1]) in (EdgeIndex, BatchEdgeIndex):
             args = _with_plain_list(self, *args)
         own['_call'] = args, kwargs
         own.pop('_last_run', None)

@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GraphConv, MessagePassing
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SAGEConv
 from torch_geometric.utils import softmax
 
 import pyg_fast
 from pyg_fast.graph import Graph, PreparedGraph
+from pyg_fast.loader import FastNeighborLoader
 from pyg_fast.message import _region
 from tests._compiled import Backend, assert_like_pyg, graph_data
 from tests.nn import _layers
@@ -312,20 +314,40 @@ def test_prepared(kind: str, device: torch.device) -> None:
     assert backend.kernels == backend.frames
 
 
-@pytest.mark.xfail(strict=True, reason='sizes of a prepared graph are constants of compiled code')
 def test_prepared_sizes(device: torch.device) -> None:
-    """A loader's batches run the code of the first one."""
-
-    def prepared(args: list[Any]) -> list[Any]:
-        x, edges, edge = args
-        return [x, PreparedGraph(Graph.from_edge_index(edges, x.size(0), x.size(0))), edge]
-
-    conv = pyg_fast.accelerate(Own(gated)).to(device)
+    """One graph is compiled for all sizes."""
+    conv = Own(gated).to(device)
     backend = Backend()
-    compiled = torch.compile(conv, backend=backend, fullgraph=True, dynamic=True)
-    for args in on(device, (20, 50), (33, 71), (40, 90)):
-        compiled(*prepared(args))
+    compiled = torch.compile(
+        pyg_fast.accelerate(copy.deepcopy(conv)), backend=backend, fullgraph=True, dynamic=True
+    )
+    for x, edges, edge in on(device):
+        graph = PreparedGraph(Graph.from_edge_index(edges, x.size(0), x.size(0)))
+        torch.testing.assert_close(compiled(x, graph, edge), conv(x, edges, edge))
     assert backend.frames == 1
+
+
+@pytest.mark.parametrize('make', [
+    lambda: Own(gated), lambda: SAGEConv(8, 8), lambda: GCNConv(8, 8), lambda: GATConv(8, 8),
+], ids=['own', 'SAGE', 'GCN', 'GAT'])  # fmt: skip
+def test_batches_of_a_loader(make: Callable[[], Any], device: torch.device) -> None:
+    """One graph is compiled for batches as they come, of which the last is smaller."""
+    x = torch.randn(300, 8, dtype=torch.double)
+    data = Data(x=x, edge_index=torch.randint(300, (2, 2000)), num_nodes=300)
+    conv = make().double().to(device)
+    backend = Backend()
+    compiled = torch.compile(
+        pyg_fast.accelerate(copy.deepcopy(conv)), backend=backend, fullgraph=True, dynamic=True
+    )
+    batches = FastNeighborLoader(data, [4, 3], batch_size=23, device=device)
+    for batch in batches:
+        edges = batch.edge_index
+        features = [torch.randn(edges.size(1), 8).to(x).to(device)] * isinstance(conv, Own)
+        out = compiled(batch.x, edges, *features)
+        expected = conv(batch.x, edges.as_tensor(), *features)
+        torch.testing.assert_close(out, expected)
+    assert len(batches) == 14
+    assert backend.frames <= 2  # The last batch has a seed only.
 
 
 @pytest.mark.parametrize('end', [0, 1])

@@ -1,0 +1,74 @@
+"""The edge_index of a loader's batches."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.edge_index import SortOrder
+
+
+class BatchEdgeIndex(EdgeIndex):
+    r"""An :class:`~torch_geometric.EdgeIndex`, sorted by destination, of a batch of nodes.
+
+    Code that :func:`torch.compile` makes with :obj:`dynamic=True` for one batch runs for all: a
+    size is a guard only where code reads it. Of an :class:`~torch_geometric.EdgeIndex` it always
+    is.
+    """
+
+    @classmethod
+    def of(cls, data: Tensor, rowptr: Tensor) -> 'BatchEdgeIndex':
+        r"""Of a list of edges.
+
+        Args:
+            data (Tensor): The list :math:`(2, |\mathcal{E}|)`, sorted by destination.
+            rowptr (Tensor): Row pointers of the destinations :math:`(N + 1)`, int64.
+        """
+        size = rowptr.size(0) - 1
+        out: Any = cls(data, sparse_size=(size, size), sort_order='col')
+        out._indptr = rowptr
+        return out
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any
+    ) -> EdgeIndex:
+        if set(inner) != {'_data', '_indptr'}:
+            return EdgeIndex.__tensor_unflatten__(inner, context, outer_size, outer_stride)
+        return BatchEdgeIndex.of(inner['_data'], inner['_indptr'])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _COPIES and type(out) is EdgeIndex and _is_plain(out):
+            return cls.of(out._data, out._indptr)
+        return out
+
+    @classmethod
+    def __metadata_guard__(cls, known: Any, new: Any) -> bool:
+        return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
+
+
+_COPIES = {
+    torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten.alias.default,
+    torch.ops.aten._pin_memory.default,
+}  # fmt: skip
+
+
+def _is_plain(out: EdgeIndex) -> bool:
+    """Whether row pointers are all that is known of the list."""
+    return (
+        out._indptr is not None and out._sort_order == SortOrder.COL
+        and out._indptr.size(0) - 1 == out._sparse_size[0] == out._sparse_size[1]
+        and out._T_perm is None and out._T_indptr is None and out._cat_metadata is None
+        and not out._is_undirected
+    )  # fmt: skip
+
+
+def _is_square(size: Any) -> bool:
+    return size[0] is not None and bool(size[0] == size[1])
+
+
+torch.serialization.add_safe_globals([BatchEdgeIndex])
