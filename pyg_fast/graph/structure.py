@@ -272,6 +272,12 @@ def ends_of(graph: Graph, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Ten
     if graph.missing == 'perm':  # The transpose is in that order.
         dst, src = ends_of(graph.t(), dtype)
         return src, dst
+    if torch.compiler.is_compiling():  # Chunks would fix the number of edges.
+        src, dst = graph.col, csr_rows(graph.rowptr, 0, graph.num_edges)
+        if graph.perm is not None:
+            place = graph.perm.long()
+            src, dst = (torch.empty_like(end).scatter(0, place, end) for end in (src, dst))
+        return src.to(dtype), dst.to(dtype)
     ends = tuple(
         torch.empty(graph.num_edges, dtype=dtype, device=graph.col.device) for _ in range(2)
     )
