@@ -5,6 +5,7 @@ python -m benchmarks hubs --quick               a minute or less
 python -m benchmarks hubs --before TREE         a second built checkout beside it, cell by cell
 python -m benchmarks hubs --parts layers        a row and a column of h of the edges
 python -m benchmarks hubs --parts both          flow='target_to_source'
+python -m benchmarks hubs --parts dense         rows of hundreds of edges, and by a power law
 python -m benchmarks hubs --parts batches       batches of FastNeighborLoader, from such a graph
 python -m benchmarks hubs --parts hetero        four types of nodes, eight relations, as in MAG
 python -m benchmarks hubs --parts sums          errors of sums and gradients in float32
@@ -42,6 +43,7 @@ BATCH, FAN_OUT = 1024, [15, 10, 5]
 RIGHT, WRONG = 'holds', 'fails'
 EXACT = 'PyG, float64'
 REVERSED = 'target_to_source'
+DENSE = 'Many edges'
 ROWS, BATCHES, TYPED = (
     'A row and a column of h edges', 'A batch of FastNeighborLoader',
     'Four types of nodes, eight relations')
@@ -113,6 +115,14 @@ class Hub(NamedTuple):
         src[size:2 * size] = 1
         order = torch.randperm(num_edges, device=device, generator=generator)
         return cls(torch.stack([src[order], dst[order]]), num_nodes, size)
+
+    @classmethod
+    def by_power_law(cls, num_nodes: int, num_edges: int, device: torch.device) -> 'Hub':
+        """Both ends are node k with a probability proportional to the root of 1 / k."""
+        generator = torch.Generator(device=device).manual_seed(0)
+        share = torch.arange(1, num_nodes + 1, device=device, dtype=torch.double).rsqrt()
+        ends = [share.multinomial(num_edges, True, generator=generator) for _ in range(2)]
+        return cls(torch.stack(ends), num_nodes, 0)
 
 
 @functools.cache
@@ -217,6 +227,30 @@ def run_layers(bench: Bench, title: str, one_in: Sequence[int], **options: Any) 
             bench, title, bench.args.layers, hub, both_forms(hub), hub.num_nodes, verdict,
             **options)
     verdict.note(bench, title)
+
+
+def run_dense(bench: Bench) -> None:
+    """All rows are long, or many are longer than others."""
+    nodes, edges, device = bench.args.nodes, bench.args.edges, bench.device
+    graphs = {
+        f'{DENSE}: {edges // few:,} a node': Hub.make(few, edges, 0, device)
+        for few in (nodes // 50, nodes // 20, nodes // 8)}
+    graphs[f'{DENSE}: by a power law'] = Hub.by_power_law(nodes // 7, edges // 3, device)
+    for title, hub in graphs.items():
+        bench.report.graphs[title] = {'nodes': hub.num_nodes, 'edges': hub.edge_index.size(1)}
+        forms = both_forms(hub)
+        for name in bench.args.layers:
+            bench.measure(
+                title, name, hub.num_nodes, Case(name, forms, hub.num_nodes).contenders(),
+                launches_hidden(bench), label='nodes', facts=not_slower, pairs=[(PREPARED, PYG)])
+
+
+def not_slower(results: Mapping[str, Result]) -> dict[str, Any]:
+    """Whether ours take at most PyG's time."""
+    times = {name: result.median_ms for name, result in results.items()}
+    limit = times[PYG]
+    right = limit is None or all((times[name] or 0) <= limit for name in (PLAIN, PREPARED))
+    return {'goal': RIGHT if right else WRONG}
 
 
 def run_batches(bench: Bench) -> None:
@@ -616,8 +650,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             bench, ROWS, bench.args.one_in),
         'both': lambda bench: run_layers(
             bench, "flow='target_to_source'", _two(bench), flow=REVERSED),
-        'batches': run_batches, 'hetero': run_hetero, 'sums': run_sums, 'widths': run_widths,
-        'relations': run_relations,
+        'dense': run_dense, 'batches': run_batches, 'hetero': run_hetero, 'sums': run_sums,
+        'widths': run_widths, 'relations': run_relations,
     }
     bench = Bench(
         'hubs', __doc__, argv, parts=tuple(parts),

@@ -214,9 +214,12 @@ def test_before_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hubs(tmp_path: Path) -> None:
     report, markdown, _ = run(
-        'hubs', tmp_path, '--parts', 'layers,both,batches,relations', '--layers', 'SAGE max')
+        'hubs', tmp_path, '--parts', 'layers,both,dense,batches,relations', '--layers', 'SAGE max')
     check_report(report, markdown)
     *tables, relations = report['sections']
+    dense = [section for section in tables if section['title'].startswith('Many edges: ')]
+    assert [section['cells'][0]['width'] for section in dense] == [4, 10, 25, 28]
+    tables = [section for section in tables if section not in dense]
     assert [section['title'] for section in tables] == [
         'A row and a column of h edges', "flow='target_to_source'",
         'A batch of FastNeighborLoader']
