@@ -1,6 +1,6 @@
 // The kernels that walk rows: their time depends on the edges, not on the longest row. Warps take short rows
 // from the queue of their block, to avoid waiting for longer ones. Long rows are cut at multiples of
-// LongRows::size edges: a warp adds a piece and stores its part of the row; a second kernel merges the parts.
+// LongRows::size edges: a warp adds a piece and stores its part of the row; further kernels merge the parts.
 // The mapping of rows to warps varies from run to run; the order of additions in a row does not.
 #pragma once
 #include "common.cuh"

@@ -237,6 +237,11 @@ class PreparedGraph(EdgeIndex):
         return func(*args, **kwargs)
 
 
+def has_list(edge_index: Any) -> bool:
+    """Whether it is an :class:`~torch_geometric.EdgeIndex` that holds the list of its edges."""
+    return isinstance(edge_index, EdgeIndex) and not isinstance(edge_index, PreparedGraph)
+
+
 def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
     schema = func._schema
     named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}

@@ -188,6 +188,12 @@ def _select_scatter(x: Tensor, of: Tensor, dim: int, index: int) -> Tensor:
     return _slice_scatter(x, of.unsqueeze(dim), dim, index, index + 1)
 
 
+def _copy(x: Tensor, of: Tensor, non_blocking: bool = False) -> Tensor:
+    """What `x[...] = of` makes of `x`. A number is a tensor of the CPU, also beside a GPU's."""
+    of = of.to(x.dtype)
+    return torch.where(torch.eq(x, x), of, of) if of.dim() == 0 else of.expand(x.shape)
+
+
 def _index_put(
     x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Tensor:
@@ -218,7 +224,7 @@ _DECOMPOSED |= {
     aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
     aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
     aten.index_put.default: _index_put,
-    aten.copy.default: lambda x, of, non_blocking=False: of.to(x.dtype).expand(x.shape),
+    aten.copy.default: _copy,
     aten.mish.default: lambda x: x * _softplus(x).tanh(),
     **{
         op: _refused(op.__name__)

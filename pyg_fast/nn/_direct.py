@@ -38,7 +38,8 @@ class Arguments(NamedTuple):
     others: tuple[str, ...]
 
 
-_OF_GRAPH = {
+# What PyG gives a message of the graph.
+OF_GRAPH = {
     'index', 'edge_index', 'edge_index_i', 'edge_index_j', 'adj_t', 'ptr', 'size', 'size_i',
     'size_j', 'dim_size',
 }  # fmt: skip
@@ -58,7 +59,7 @@ def _arguments_of(conv: Any) -> Arguments | None:
         return None
     of_nodes, of_graph, others = [], [], []
     for name in conv.inspector.get_signature('message').param_dict:
-        if name in _OF_GRAPH:
+        if name in OF_GRAPH:
             of_graph.append(name)
         elif name[-2:] in ('_i', '_j'):
             of_nodes.append((name, name[:-2], int(name[-1] == 'i')))

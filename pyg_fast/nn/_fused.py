@@ -21,16 +21,16 @@ from ..ops.to_csr import MOST_NODES
 
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
 _LINEARS = {kind: kind.forward for kind in (Linear, torch.nn.Linear)}
-_tracing_state = torch._C._get_tracing_state
-_COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined beside it
-# Whether a `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
-# Of message passing.
+# Those of message passing, and all of a layer.
 HOOKS = tuple(
     f'_{where}_forward_{when}'
     for where in ('propagate', 'message', 'aggregate', 'message_and_aggregate', 'edge_update')
     for when in ('pre_hooks', 'hooks')
 )
 hooks_of = itemgetter(*HOOKS)
+_tracing_state = torch._C._get_tracing_state
+_COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined beside it
+# Whether a `propagate` or `edge_updater` is PyG's own, perhaps compiled from its template.
 _PYGS: dict[Any, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
 
 

@@ -22,10 +22,10 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Size
 
 from ..graph._cache import cached, store
-from ..graph.batch_edge_index import BatchEdgeIndex
 from ..graph.execution_path import ExecutionPath
 from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator, inverse_degree
+from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..ops._checks import check_device
@@ -225,22 +225,23 @@ class FusedReduce(Fused):
         source = x[0] if isinstance(x, tuple) else x
         if not isinstance(source, Tensor) or source.dim() != 2:
             return None
-        plain, of_list = edge_index, 'sum'
-        has_list = type(edge_index) in (EdgeIndex, BatchEdgeIndex)
-        if has_list and torch.is_grad_enabled() and source is x:
-            if edge_index.sparse_size() != (x.size(0), x.size(0)):
+        of_list = 'sum'
+        if type(edge_index) is not Tensor:
+            if not (has_list(edge_index) and torch.is_grad_enabled() and source is x):
                 return None
-            plain, of_list = edge_index.as_tensor(), 'prepared sum'
-        elif type(edge_index) is not Tensor:
-            return None
+            of_list = 'prepared sum'
         # The backward pass of PyG's other aggregations takes longer than ours.
         kind = type(part_of(self, 'aggr_module'))
         if kind not in (SumAggregation, MeanAggregation) and torch.is_grad_enabled():
             return None
-        if not has_few_edges(plain, source.size(1), of_list):
+        if not has_few_edges(edge_index, source.size(1), of_list):
             return None
-        self._note(reason_of(plain.size(1)))
-        return plain
+        if isinstance(edge_index, EdgeIndex):
+            if edge_index.sparse_size() != (x.size(0), x.size(0)):
+                return None
+            edge_index = edge_index.as_tensor()
+        self._note(reason_of(edge_index.size(1)))
+        return edge_index
 
     def _of_few(self: Any, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
         """What PyG's `propagate` returns, and the features of destinations."""

@@ -25,9 +25,8 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..graph.batch_edge_index import BatchEdgeIndex
 from ..graph.graph import graph_of
-from ..graph.prepared_graph import PreparedGraph
+from ..graph.prepared_graph import PreparedGraph, has_list
 from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
@@ -41,10 +40,10 @@ from ._marked import propagate as marked_propagate
 from ._reduce import combined
 
 _PYTHON_PROPAGATE = MessagePassing.propagate
-# What a message may take, and not read: it would mix edges.
-_STRUCTURE = {'edge_index', 'size', 'size_j', 'adj_t', 'edge_index_j'}
-# What it may pass to a softmax.
+# What a message may pass to a softmax.
 _OF_SOFTMAX = {'index', 'edge_index_i', 'ptr', 'size_i', 'dim_size'}
+# What it may take, and not read: it would mix edges.
+_STRUCTURE = _direct.OF_GRAPH - _OF_SOFTMAX
 
 
 def _note(conv: Any, reason: str) -> None:
@@ -129,7 +128,7 @@ class FusedPropagate:
             own['_width'] = _width(kwargs)
         reason, plain = None, edge_index
         # PyG's code takes longer for one. A prepared graph has no list yet.
-        if isinstance(edge_index, EdgeIndex) and not isinstance(edge_index, PreparedGraph):
+        if has_list(edge_index):
             plain = edge_index.as_tensor()
         if not self.strict:
             if has_few_edges(plain, own['_width']):
@@ -183,7 +182,7 @@ class FusedPropagate:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if len(args) > 1 and type(args[1]) in (EdgeIndex, BatchEdgeIndex):
+        if len(args) > 1 and has_list(args[1]):
             args = _with_plain_list(self, *args)
         own['_call'] = args, kwargs
         own.pop('_last_run', None)

@@ -113,7 +113,6 @@ TL = SimpleNamespace(
     rsqrt=_elementwise(lambda x: 1 / np.sqrt(x)), erf=_elementwise(_erf),
     program_id=lambda axis: block(_program, np.int32),
     arange=lambda a, b: block(np.arange(a, b, dtype=np.int32)),
-    zeros_like=lambda x: block(np.zeros_like(x)),
     zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
     full=lambda shape, value, dtype: block(np.full(shape, value, dtype)),
     cast=lambda x, dtype: block(x, dtype), cdiv=lambda a, b: block(-(-a // b)),

@@ -56,6 +56,12 @@ def test_sizes(num_edges: int, num_rows: int, most: int | None) -> None:
 every_row = partial(pieces_of, few=0)
 
 
+def together(*numbers: Any, least: int) -> Pieces:
+    """As in dense graphs, where one kernel takes rows and pieces."""
+    pieces = every_row(*numbers, least=least)
+    return pieces._replace(together=pieces.num_blocks > 0)
+
+
 def few_programs(num_edges: int, num_rows: int, most: int | None, least: int) -> Pieces:
     """As in large graphs, where each program has several blocks, and a row more edges than one."""
     pieces = every_row(num_edges, num_rows, most, least)
@@ -203,14 +209,16 @@ def test_training_by_numpy(kind: type, aggr: Any) -> None:
     """Both passes of CUDA, with hubs of all edges and of half."""
     conv = kind(aggr).double()
     fast = pyg_fast.accelerate(copy.deepcopy(conv).float())
-    for end, share, least in ((1, 1.0, 5), (0, 0.5, 7)):
+    for end, share, least, how in ((1, 1.0, 5, every_row), (0, 0.5, 7, every_row),
+                                   (1, 0.5, 5, together)):  # fmt: skip
         x, w = (torch.randn(n, 6, dtype=torch.float64) for n in (N, 90))
         edges = hub(end, share, 90, N)
         weight = torch.randn_like(conv(x, edges, w))
         wanted = training(conv, x, edges, w, weight)
-        with by_numpy(partial(every_row, least=least)) as names:
+        with by_numpy(partial(how, least=least)) as names:
             found = training(fast, x.float(), edges, w.float(), weight.float())
         assert not fast._last_run
+        assert ('message_owners' in names) == (how is together)
         assert names.count('message_combine') >= 2
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-5)

@@ -343,7 +343,8 @@ def test_prepared_sizes(name: str, lacks: tuple[str, ...], device: torch.device)
         ), strict=True):  # fmt: skip
             torch.testing.assert_close(got, wanted)
         frames.add(backend.frames)
-    assert len(frames) == 1
+    assert len(frames) == 1  # Those of the first call: GAT has two parts.
+    assert frames <= ({1, 2} if name == 'GAT' else {1})
 
 
 @pytest.mark.parametrize('name', LAYERS)
@@ -366,7 +367,8 @@ def test_batches_of_a_loader(name: str, device: torch.device) -> None:
         torch.testing.assert_close(out, expected)
         frames.add(backend.frames)
     assert len(batches) == 14
-    assert len(frames) == 1
+    assert len(frames) == 1  # Those of the first call: GAT has two parts.
+    assert frames <= ({1, 2} if name == 'GAT' else {1})
 
 
 @pytest.mark.parametrize('end', [0, 1])

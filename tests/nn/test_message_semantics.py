@@ -444,6 +444,7 @@ def _slice(x_i: Tensor, x_j: Tensor) -> Tensor:
     out = x_i * x_j
     out[:, 1:3] *= 3
     out[..., -1:] = x_i[:, :1].sin()
+    out[:, :1] = 0.5
     return out
 
 
@@ -496,7 +497,7 @@ def test_other_writes_run_pygs_code(
     fn: Callable[..., Tensor], reason: str, device: torch.device
 ) -> None:
     ours = compare(OfBoth(fn), torch.randn(N, C, device=device), edges(device))
-    assert reason in ours._last_run or device.type == 'cuda' and ours._last_run
+    assert ours._last_run.startswith(reason)
 
 
 class Writes(Layer):
