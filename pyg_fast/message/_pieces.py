@@ -5,12 +5,16 @@ than rows mostly have: it would still run when others have ended. Its pieces are
 block. So a block has at most two pieces: of the row that begins before it, and of one that begins
 in it. One kernel takes rows, and leaves long ones to a second; or, where rows have many edges on
 average, one takes both, so that they run side by side. It has more work for each row.
+
+A prepared graph has lists of its groups, see :class:`~pyg_fast.graph.groups.Groups`: if its rows
+are long, one kernel takes groups, of which those of a long row are its pieces.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..graph.groups import Groups
 from ._generator import ADDED, power
 
 _MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
@@ -20,11 +24,13 @@ _FEW = 2**13
 # distances.
 _MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**7
 _COMBINING_LANES = _MOST_BLOCKS // _MOST_COMBINING
-# Rows of so many times the mean are long, or with fewer edges if rows are so few.
-_TIMES_MEAN, _FEW_ROWS = 4, 2**11
+# Rows of so many times the mean are long, or with fewer edges if rows are so few, or of a prepared
+# graph.
+_TIMES_MEAN, _FEW_ROWS, _FEW_OF_GROUPS = 4, 2**11, 2**13
 _MANY_EDGES = 32  # of a row on average
+_MOST_GROUPS = 2**11  # of a row: few programs combine them
 # Columns of a program that combines many pieces at once, or few.
-_COLUMNS, _WIDE, COMBINING_WARPS = 8, 32, 8
+_COLUMNS, _WIDE = 8, 32
 
 
 class Pieces(NamedTuple):
@@ -34,30 +40,33 @@ class Pieces(NamedTuple):
     longest: int  # edges of a row that is not long; at least `size`
     num_blocks: int
     together: bool = False  # whether one kernel takes rows and pieces
-    known: bool = False  # whether a row is long
 
     def programs(self, most: int | None) -> tuple[int, int]:
         """How many add pieces, if there may be as `most`, and the slots that each has in graphs of
         any size, a power of two."""
-        limit = _MOST_BLOCKS if self.known else _MOST_PROGRAMS  # They take time if there are none.
-        most = min(most or limit, limit)
+        most = min(most or _MOST_PROGRAMS, _MOST_PROGRAMS)
         return min(self.num_blocks, most), 2 * power(-(-_MOST_BLOCKS // most))
 
 
 def pieces_of(
-    num_edges: int, num_rows: int, most: int | None = None, least: int = _LEAST_SIZE,
+    num_edges: int, num_rows: int, groups: Groups | None, least: int = _LEAST_SIZE,
     few: int = _FEW,
-) -> Pieces:  # fmt: skip
-    """By the numbers of edges and rows alone, which the host knows without waiting for the device,
-    and by the `most` edges of a row, if it knows them. No more than a certain number of blocks
-    have at least `least` edges each; there are none if no row can be long."""
+) -> Pieces | Groups:  # fmt: skip
+    """By the numbers of edges and rows alone, which the host knows without waiting for the device:
+    no more than a certain number of blocks have at least `least` edges each. There are none if no
+    row can be long. Of a graph with `groups` those, if a row is long."""
+    if groups is not None and groups.most_groups > _MOST_GROUPS:
+        groups = None
     size = max(least, -(-num_edges // _MOST_BLOCKS))
-    longest = max(size, min(_TIMES_MEAN * num_edges // max(1, num_rows), num_edges // _FEW_ROWS))
-    known, most = most is not None, num_edges if most is None else min(most, num_edges)
+    few_rows = _FEW_ROWS if groups is None else _FEW_OF_GROUPS
+    longest = max(size, min(_TIMES_MEAN * num_edges // max(1, num_rows), num_edges // few_rows))
+    most = num_edges if groups is None else min(groups.most_groups * groups.size, num_edges)
     if most <= longest or num_edges <= few:
         return Pieces(num_edges, num_edges, 0)
+    if groups is not None:
+        return groups
     together = num_edges >= _MANY_EDGES * num_rows
-    return Pieces(size, longest, -(-num_edges // size), together, known)
+    return Pieces(size, longest, -(-num_edges // size), together)
 
 
 _LAST = '''@triton.jit
@@ -149,14 +158,45 @@ else:
     is_short = end - begin <= longest
     end = tl.where(is_short, end, begin)'''
 
+GROUPS = '''\
+units = tl.cdiv(num_groups - pid, num_programs)'''
+GROUP = '''\
+group = pid + unit * num_programs
+begin = tl.load(rowptr + group)
+end = tl.load(rowptr + group + 1)
+row = tl.load(owner + group)
+is_long = row < 0
+which = tl.where(is_long, -1 - row, 0)
+slot = group - tl.load(long_shift + which, is_long, 0)
+row = tl.where(is_long, tl.load(long_row + which, is_long, 0), row)
+is_short = is_long == 0'''
+
 # Each thread reads partial results of every `R`-th piece, so that it adds up at most 128 one after
 # another; those of threads are added as a tree.
-_FUNCTIONS = '''@triton.jit
+_OF_BLOCKS = '''@triton.jit
 def place_of(first, piece, size, f):
     return (2 * (first + piece) + (piece == 0)) * size + f
 
 
 @triton.jit
+def edges_of(first, piece, begin, end, block_size):
+    last = tl.minimum((first + piece + 1) * block_size, end)
+    return last - tl.maximum((first + piece) * block_size, begin)
+
+
+'''
+_OF_GROUPS = '''@triton.jit
+def place_of(first, piece, size, f):
+    return (first + piece) * size + f
+
+
+@triton.jit
+def edges_of(first, piece, begin, end, group_size):
+    return tl.minimum((piece + 1) * group_size, end - begin) - piece * group_size
+
+
+'''
+_FUNCTIONS = '''@triton.jit
 def sum_of(
     part, first, count, size, f, m, R: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr
 ):
@@ -233,8 +273,7 @@ def variance_of(
     for start in range(0, count, R):
         at = piece + start
         inside = m & (at < count)
-        number = tl.minimum((first + at + 1) * block_size, end)
-        number = (number - tl.maximum((first + at) * block_size, begin)).to(ACC)
+        number = edges_of(first, at, begin, end, block_size).to(ACC)
         place = place_of(first, at, size, f)
         away = tl.where(inside, tl.load(mean + place, inside, 0) - origin, 0.0)
         total += number * away
@@ -248,10 +287,14 @@ def variance_of(
 _HEAD = """@triton.jit(do_not_specialize={numbers})
 def message_combine({parameters}, ACC: tl.constexpr):
     tile, pid = tl.program_id(0) // num_programs, tl.program_id(0) % num_programs
-    lane = tl.arange(0, {lanes})
+    tiles = {tiles}
+{rows}
+        at = tile
+"""
+_ROWS_OF_BLOCKS = f"""\
+    lane = tl.arange(0, {_COMBINING_LANES})
     block = pid + num_programs * lane
     rows = owner_of(owner, 2 * block + 1, rowptr, num_blocks, num_rows, size, longest)
-    tiles = {tiles}
     for each in range(tl.sum((rows >= 0).to(tl.int32))):
         which = last_of(rows, lane)
         row = tl.max(tl.where(lane == which, rows, -1)).to(tl.int64)
@@ -259,9 +302,15 @@ def message_combine({parameters}, ACC: tl.constexpr):
         first = pid + num_programs * which.to(tl.int64)
         end = tl.load(rowptr + row + 1).to(tl.int64)
         begin = tl.load(rowptr + row).to(tl.int64)
-        count = (end - 1) // size - first + 1
-        at = tile
-"""
+        count = (end - 1) // size - first + 1"""
+_ROWS_OF_GROUPS = """\
+    for each in range(tl.cdiv(num_rows - pid, num_programs)):
+        which = pid + each * num_programs
+        row = tl.load(long_row + which).to(tl.int64)
+        first = tl.load(long_ptr + which).to(tl.int64)
+        count = tl.load(long_ptr + which + 1).to(tl.int64) - first
+        end = tl.load(rowptr + row + 1).to(tl.int64)
+        begin = tl.load(rowptr + row).to(tl.int64)"""
 # A result of a row of few pieces, which a program calculates alone, and of many, of which a program
 # has some columns. Names differ by result and number: Triton would join those of branches.
 _RESULT_OF_FEW = """
@@ -272,13 +321,13 @@ if (count <= {few}) & (each % tiles == tile):
         {values} = {function}({arguments}, {few}, {wide}, ACC)
         {then}
 """
-_RESULT_OF_MANY = """
+_RESULT_OF_TILE = """
 first{k} = at
 at = at - tl.cdiv(size{k}, {width})
-if (count > {few}) & (first{k} >= 0) & (at < 0):
+if ({which}) & (first{k} >= 0) & (at < 0):
     g{k} = first{k} * {width} + tl.arange(0, {width})
     n{k} = g{k} < size{k}
-    {values} = {function}({arguments}, {many}, {width}, ACC)
+    {values} = {function}({arguments}, {pieces}, {width}, ACC)
     {then}
 """
 _OF_FEW, _OF_MANY = 'abcfm', 'xyzgn'  # names of values
@@ -324,49 +373,102 @@ _KINDS = {
 # Pieces that a program reads at once, of a row of more than _FEW_PIECES. Those of a softmax have
 # more numbers, which would take all registers.
 _MANY_PIECES, _MANY_OF_SOFTMAX = 256, 64
+# A row of so many groups is combined by programs of one warp, which read so many at once.
+_FEW_GROUPS, _GROUPS_AT_ONCE = 64, 8
+
+
+class Form(NamedTuple):
+    """Of a kernel that combines pieces. The host knows which rows of a prepared graph are long, and
+    so whether there are any of few or many groups: each has a kernel."""
+
+    of_groups: bool
+    of_few: bool  # pieces
+    of_many: bool
+
+    @property
+    def columns(self) -> int:
+        """Of a tile."""
+        return _COLUMNS if self.of_many else _WIDE
+
+    @property
+    def warps(self) -> int:
+        return 8 if self.of_many else 1
+
+
+FORMS = FORM_OF_BLOCKS, FORM_OF_FEW_GROUPS, FORM_OF_MANY_GROUPS = (
+    Form(False, True, True), Form(True, True, False), Form(True, False, True),
+)  # fmt: skip
 
 
 @lru_cache(maxsize=256)
-def combination(kinds: tuple[str, ...]) -> str:
+def combination(kinds: tuple[str, ...], form: Form) -> str:
     """The kernel `message_combine`, which writes the long rows of results of these kinds.
 
     Its pointers are, for each result, the partial ones and the whole, for a softmax and an extreme
-    also the second ones; then the rows of slots, and the row pointers. Its numbers are those of
-    programs of a tile, of blocks and of rows, the edges of a block and of the longest row that is
-    not long, and the columns of each result.
+    also the second ones; then the rows of slots, or the long rows and the first partial result of
+    each; and the row pointers. Its numbers are those of programs of a tile, of blocks and of rows,
+    the edges of a block and of the longest row that is not long, and the columns of each result;
+    for groups those of programs and of long rows, the edges of a group, and the columns.
     """
     pointers: list[str] = []
     lines: list[str] = []
     many = _MANY_OF_SOFTMAX if 'softmax' in kinds else _MANY_PIECES
+    texts = [(_RESULT_OF_TILE, _OF_MANY, 4)]
+    which, pieces = f'count > {_FEW_PIECES}', many
+    if form.of_groups:
+        which = f'count {">" if form.of_many else "<="} {_FEW_GROUPS}'
+        pieces = many if form.of_many else _GROUPS_AT_ONCE
+    else:
+        texts.insert(0, (_RESULT_OF_FEW, _OF_FEW, 8))
     for k, name in enumerate(kinds):
         kind = _KINDS[name]
-        for text, names, indent in (
-            (_RESULT_OF_FEW, _OF_FEW, 8), (_RESULT_OF_MANY, _OF_MANY, 4),
-        ):
+        for text, names, indent in texts:
             text = text.replace('{then}', ('\n' + ' ' * indent).join(kind.lines))
             text = text.replace('{arguments}', kind.arguments).replace('{values}', kind.values)
             for name, other in zip(_OF_FEW, names, strict=True):
                 text = text.replace(f' {name}{{k}}', f' {other}{{k}}')
                 text = text.replace(f'({name}{{k}}', f'({other}{{k}}')
             lines += text.format(
-                k=k, width=_COLUMNS, wide=_WIDE, few=_FEW_PIECES, many=many,
+                k=k, width=form.columns, wide=_WIDE, few=_FEW_PIECES, pieces=pieces, which=which,
                 function=kind.function,
             ).split('\n')  # fmt: skip
         pointers += [f'part{k}', f'out{k}']
         pointers += [f'parg{k}', f'arg{k}'] if _STORE_SECOND in kind.lines else []
     sizes = [f'size{k}' for k in range(len(kinds))]
-    numbers = ['num_programs', 'num_blocks', 'num_rows', 'size', 'longest', *sizes]
+    schedule = ['long_row', 'long_ptr'] if form.of_groups else ['owner']
+    numbers = ['num_rows', 'size']
+    if not form.of_groups:
+        numbers = ['num_blocks', *numbers, 'longest']
+    numbers = ['num_programs', *numbers, *sizes]
     head = _HEAD.format(
-        numbers=numbers, parameters=', '.join([*pointers, 'owner', 'rowptr', *numbers]),
-        lanes=_COMBINING_LANES,
-        tiles=' + '.join(f'tl.cdiv({size}, {_COLUMNS})' for size in sizes),
+        numbers=numbers, parameters=', '.join([*pointers, *schedule, 'rowptr', *numbers]),
+        tiles=' + '.join(f'tl.cdiv({size}, {form.columns})' for size in sizes),
+        rows=_ROWS_OF_GROUPS if form.of_groups else _ROWS_OF_BLOCKS,
     )  # fmt: skip
     body = '\n'.join(f'        {line}' for line in lines if line)
     functions = f'{_FUNCTIONS}{_VARIANCE}' if 'var' in kinds else _FUNCTIONS
-    return f'{ADDED}{OWNERS}{functions}{head}{body}\n'
+    functions = f'{_OF_GROUPS if form.of_groups else OWNERS + _OF_BLOCKS}{functions}'
+    return f'{ADDED}{functions}{head}{body}\n'
 
 
-def programs_of_combination(pieces: Pieces, sizes: Sequence[int]) -> tuple[int, int]:
-    """The programs of a tile of columns, and all."""
-    count = min(pieces.num_blocks, _MOST_COMBINING)
-    return count, count * sum(-(-size // _COLUMNS) for size in sizes)
+class Combination(NamedTuple):
+    """A launch of `message_combine`."""
+
+    form: Form
+    programs: int  # of a tile
+    tiles: int
+
+
+def combinations(pieces: Pieces | Groups, sizes: Sequence[int]) -> list[Combination]:
+    """The launches that combine pieces of results of these sizes."""
+    if isinstance(pieces, Groups):
+        count = pieces.long_row.size(0)
+        programs = {FORM_OF_FEW_GROUPS: count}
+        if pieces.most_groups > _FEW_GROUPS:
+            programs[FORM_OF_MANY_GROUPS] = min(count, _MOST_COMBINING)
+    else:
+        programs = {FORM_OF_BLOCKS: min(pieces.num_blocks, _MOST_COMBINING)}
+    return [
+        Combination(form, count, sum(-(-size // form.columns) for size in sizes))
+        for form, count in programs.items()
+    ]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import softmax
 
+from ..graph.groups import Groups
 from ..graph.operator import SparseOperator
 from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
@@ -25,14 +26,13 @@ from ._cpu import Code, encode, run_pass_cpu
 from ._generator import power
 from ._ir import EDGE, NODES, OF_DST, SRC, STATISTICS, Program, Refused, is_float
 from ._pieces import (
-    COMBINING_WARPS,
     ROWS_OF_OWNERS,
     WARPS_OF_OWNERS,
     WRITE_OWNERS,
     Pieces,
     combination,
+    combinations,
     pieces_of,
-    programs_of_combination,
 )
 from ._plan import (
     Gradients,
@@ -510,16 +510,14 @@ class Schedule(NamedTuple):
     col: Tensor
     perm: Tensor | None
     num_rows: int
-    longest: int | None = None  # the most edges of a row, if the host knows
+    groups: Groups | None = None
 
 
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
     if role == 'src':
         graph = graph.t()
-    groups = graph.groups
-    longest = None if groups is None else groups.most_groups * groups.size
-    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, longest)
+    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
 
 
 def _most_programs(one: Pass, source: Source) -> int | None:
@@ -597,11 +595,16 @@ def _run_pass_cuda(
     one: Pass, schedule: Schedule, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
-    rowptr, col, perm, num_rows, longest = schedule
-    recipe, pieces = one.recipe(acc), pieces_of(col.size(0), num_rows, longest)
+    rowptr, col, perm, num_rows, groups = schedule
+    recipe, pieces = one.recipe(acc), pieces_of(col.size(0), num_rows, groups)
     source, tile = recipe.source, recipe.tile
-    of_pieces, lanes = pieces.programs(recipe.most_programs)
-    of_rows = _num_programs(recipe.most_programs, num_rows, col.size(0))
+    units, of_pieces, slots = num_rows, 0, 0
+    if isinstance(pieces, Groups):
+        units, slots = pieces.row.size(0), pieces.num_partials
+    elif pieces.num_blocks:
+        of_pieces, lanes = pieces.programs(recipe.most_programs)
+        slots = 2 * pieces.num_blocks
+    of_rows = _num_programs(recipe.most_programs, units, col.size(0))
     device, index = col.device, rowptr.dtype
     outs: list[Tensor] = []
     args: dict[int, Tensor] = {}
@@ -616,15 +619,13 @@ def _run_pass_cuda(
         if out.kind in OF_TWO:
             args[k] = torch.empty((rows, *shape), dtype=second, device=device)
         if out.kind not in ('edge', 'total'):
-            size = 2 * pieces.num_blocks, *shape
-            parts[k] = torch.empty(size, dtype=acc, device=device)
+            parts[k] = torch.empty((slots, *shape), dtype=acc, device=device)
             if k in args:
                 part_args[k] = torch.empty(parts[k].shape, dtype=second, device=device)
     chosen: list[Tensor | None] = [args.get(k) for k in range(len(outs))]
     if num_rows == 0:
         return outs, chosen
-    owner = rowptr.new_empty(2 * pieces.num_blocks) if pieces.num_blocks else rowptr
-    structure = [rowptr, col, rowptr if perm is None else perm, owner]
+    edges = [col, rowptr if perm is None else perm]
     loads = [_input(inputs, load) for load in source.loads]
     last = rowptr if seed is None else seed
     nodes = [inputs[load] for load in source.loads if load[0] in NODES]
@@ -633,29 +634,41 @@ def _run_pass_cuda(
     widest = max(col.size(0), *(t.numel() for t in (*loads, *outs, *parts.values())), *apart)
     constants = perm is not None, _offset(widest), tile.edges, *tile.columns, *steps
     results = [*outs, *args.values()]
-    sizes = pieces.size, pieces.longest
-    if pieces.together:
+    of_parts = [*parts.values(), *part_args.values()]
+    if isinstance(pieces, Groups):
         _launch(
-            WRITE_OWNERS, 'message_owners', WARPS_OF_OWNERS, -(-num_rows // ROWS_OF_OWNERS),
-            [rowptr, owner], (num_rows, *sizes), (),
+            source.of_groups, source.name, tile.warps, of_rows * recipe.num_tiles,
+            [pieces.ptr, *edges, pieces.row, pieces.long_row, pieces.long_shift, *loads, *results,
+             *of_parts, last],
+            (units, of_rows), constants,
         )  # fmt: skip
+        owners = [pieces.long_row, pieces.long_ptr]
     else:
-        _launch(
-            source.text, source.name, tile.warps, of_rows * recipe.num_tiles,
-            [*structure, *loads, *results, last], (num_rows, of_rows, *sizes), constants,
-        )  # fmt: skip
-    if pieces.num_blocks:
-        programs, before = of_pieces, of_rows
+        owner = rowptr.new_empty(slots) if slots else rowptr
+        owners, sizes = [owner], (pieces.size, pieces.longest)
+        structure = [rowptr, *edges, owner]
         if pieces.together:
-            programs, before = of_pieces + of_rows, 0
-        _launch(
-            source.divides, source.name, tile.warps, programs * recipe.num_tiles,
-            [*structure, *loads, *results, *parts.values(), *part_args.values(), last],
-            (num_rows, programs, *sizes, of_pieces, pieces.num_blocks, before),
-            (lanes, *constants),
-        )  # fmt: skip
-        if parts:
-            _combine(one, pieces, parts, part_args, outs, chosen, owner, rowptr, acc)
+            _launch(
+                WRITE_OWNERS, 'message_owners', WARPS_OF_OWNERS, -(-num_rows // ROWS_OF_OWNERS),
+                [rowptr, owner], (num_rows, *sizes), (),
+            )  # fmt: skip
+        else:
+            _launch(
+                source.text, source.name, tile.warps, of_rows * recipe.num_tiles,
+                [*structure, *loads, *results, last], (num_rows, of_rows, *sizes), constants,
+            )  # fmt: skip
+        if of_pieces:
+            programs, before = of_pieces, of_rows
+            if pieces.together:
+                programs, before = of_pieces + of_rows, 0
+            _launch(
+                source.divides, source.name, tile.warps, programs * recipe.num_tiles,
+                [*structure, *loads, *results, *of_parts, last],
+                (num_rows, programs, *sizes, of_pieces, pieces.num_blocks, before),
+                (lanes, *constants),
+            )  # fmt: skip
+    if parts and slots:
+        _combine(one, pieces, parts, part_args, outs, chosen, owners, rowptr, acc)
     if perm is not None and col.size(0) > 0:  # Positions become numbers of edges.
         chosen = [
             torch.where(arg < 0, -1, perm[arg.clamp(min=0).long()])
@@ -681,8 +694,8 @@ def _offset(widest: int) -> Any:
 
 
 def _combine(
-    one: Pass, pieces: Pieces, parts: dict[int, Tensor], part_args: dict[int, Tensor],
-    outs: list[Tensor], chosen: list[Tensor | None], owner: Tensor, rowptr: Tensor,
+    one: Pass, pieces: Pieces | Groups, parts: dict[int, Tensor], part_args: dict[int, Tensor],
+    outs: list[Tensor], chosen: list[Tensor | None], owners: list[Tensor], rowptr: Tensor,
     acc: torch.dtype,
 ) -> None:  # fmt: skip
     """Combines the pieces of the long rows."""
@@ -694,13 +707,18 @@ def _combine(
         if k in part_args:
             pointers += [part_args[k], chosen[k]]
     sizes = [math.prod(part.shape[1:]) for part in parts.values()]
-    num_programs, count = programs_of_combination(pieces, sizes)
-    _launch(
-        combination(tuple(one.outs[k].kind for k in parts)), 'message_combine', COMBINING_WARPS,
-        count, [*pointers, owner, rowptr],
-        (num_programs, pieces.num_blocks, rowptr.numel() - 1, pieces.size, pieces.longest, *sizes),
-        (tl.float64 if acc == torch.float64 else tl.float32,),
-    )  # fmt: skip
+    numbers: tuple[int, ...]
+    if isinstance(pieces, Groups):
+        numbers = pieces.long_row.size(0), pieces.size
+    else:
+        numbers = pieces.num_blocks, rowptr.numel() - 1, pieces.size, pieces.longest
+    kinds = tuple(one.outs[k].kind for k in parts)
+    for form, programs, tiles in combinations(pieces, sizes):
+        _launch(
+            combination(kinds, form), 'message_combine', form.warps, programs * tiles,
+            [*pointers, *owners, rowptr], (programs, *numbers, *sizes),
+            (tl.float64 if acc == torch.float64 else tl.float32,),
+        )  # fmt: skip
 
 
 def _with_dot(

@@ -18,7 +18,7 @@ from ._generator import (
     total_of,
 )
 from ._ir import NODES, STATISTICS, Program, Refused
-from ._pieces import OWNERS, ROW, ROW_OR_PIECE, ROWS, ROWS_OR_PIECES
+from ._pieces import GROUP, GROUPS, OWNERS, ROW, ROW_OR_PIECE, ROWS, ROWS_OR_PIECES
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024
@@ -46,6 +46,7 @@ class Source(NamedTuple):
 
     text: str  # for rows that are not long
     divides: str  # for pieces of long rows, and perhaps the other rows
+    of_groups: str  # for the groups of a prepared graph
     name: str
     sizes: tuple[int, ...]  # of the axes
     tiled: bool  # whether the first axis may be cut into tiles, each a program's
@@ -123,8 +124,9 @@ def _generate(
             for n, (index, guard) in enumerate(_places(gen, out)):
                 _add(gen, out, _term(gen, k, n, out.at, index, guard))
     return Source(
-        _template(gen, outs, False),
-        _template(gen, outs, True),
+        _template(gen, outs, 'rows'),
+        _template(gen, outs, 'pieces'),
+        _template(gen, outs, 'groups'),
         'message_pass',
         gen.sizes,
         gen.names[0] not in gen.reduced,
@@ -383,19 +385,25 @@ def _reads_ahead(gen: Generator) -> bool:
     return not many
 
 
-def _template(gen: Generator, outs: list[Out], divides: bool) -> str:
-    """The kernel for rows, or for rows and pieces of long ones."""
-    rank = gen.rank
+def _template(gen: Generator, outs: list[Out], takes: str) -> str:
+    """The kernel for `rows`, for rows and `pieces` of long ones, or for `groups` of rows."""
+    rank, divides, of_groups = gen.rank, takes == 'pieces', takes == 'groups'
     pointers = [name for name, _ in gen.loads.values()]
     extremes = [k for k, out in enumerate(outs) if out.kind in OF_TWO]
     results = [f'out{k}' for k in range(len(outs))]
     results += [f'arg{k}' for k in extremes]
-    if divides:
+    if divides or of_groups:
         results += [f'part{k}' for k, out in enumerate(outs) if out.kind not in ('edge', 'total')]
         results += [f'parg{k}' for k in extremes]
     schedule = ['rowptr', 'col', 'perm', 'owner']
     numbers = ['num_rows', 'num_programs', 'size', 'longest']
-    if divides:
+    units, unit = ROWS, ROW
+    if of_groups:
+        schedule += ['long_row', 'long_shift']
+        numbers = ['num_groups', 'num_programs']
+        units, unit = GROUPS, GROUP
+    elif divides:
+        units, unit = ROWS_OR_PIECES, ROW_OR_PIECE
         numbers += ['num_of_pieces', 'num_blocks', 'num_before']
     head = ', '.join([
         *schedule, *pointers, *results, 'seed_at', *numbers,
@@ -435,12 +443,12 @@ def _template(gen: Generator, outs: list[Out], divides: bool) -> str:
         add(1, f'i{size} = tl.arange(0, {block_of(size)})[{inputs}]')
         add(1, f'j{size} = tl.arange(0, {block_of(size)})[{shaped(0)}]')
     add(1, *gen.first)
-    add(1, *(ROWS_OR_PIECES if divides else ROWS).split('\n'))
+    add(1, *units.split('\n'))
     if gen.stores:
         add(1, f'to = pid{" + num_before" if divides else ""}', 'stored = pid < 0', 'terms = 0')
     add(1, 'for unit in range(units):')
     at = 2
-    add(at, *(ROW_OR_PIECE if divides else ROW).split('\n'), *gen.before, *gen.starts)
+    add(at, *unit.split('\n'), *gen.before, *gen.starts)
     add(at, f'e = tl.arange(0, BE)[{shaped(0)}]')
     ahead = _reads_ahead(gen)
     if ahead:
@@ -456,8 +464,8 @@ def _template(gen: Generator, outs: list[Out], divides: bool) -> str:
         add(at + 2, 'eid = tl.load(perm + o, m, 0)')
     add(at + 1, *gen.lines)
     add(at, *gen.finals)
-    if divides and gen.of_pieces:
-        add(at, 'if pid < num_of_pieces:')
+    if (divides or of_groups) and gen.of_pieces:
+        add(at, 'if pid < num_of_pieces:' if divides else 'if is_long:')
         add(at + 1, *gen.of_pieces)
         add(at, 'else:')
         add(at + 1, *gen.of_rows)

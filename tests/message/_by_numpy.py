@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyg_fast.graph.groups import Groups, groups_of
 from pyg_fast.message import _run
 from pyg_fast.message._pieces import Pieces
 
@@ -159,9 +160,11 @@ def _launch(
 
 
 @contextmanager
-def by_numpy(pieces: Callable[..., Pieces]) -> Iterator[list[str]]:
-    """Runs the passes of messages on a CPU as on a GPU, with long rows divided by `pieces`. Yields
-    the names of kernels that ran, in their order."""
+def by_numpy(
+    pieces: Callable[..., Pieces | Groups], group_size: int | None = None
+) -> Iterator[list[str]]:
+    """Runs the passes of messages on a CPU as on a GPU, with long rows divided by `pieces`, and
+    graphs with groups of a size. Yields the names of kernels that ran, in their order."""
     names: list[str] = []
 
     def launch(text: str, name: str, *args: Any) -> None:
@@ -170,6 +173,8 @@ def by_numpy(pieces: Callable[..., Pieces]) -> Iterator[list[str]]:
 
     def run_pass(one: Any, graph: Any, inputs: Any, acc: torch.dtype, seed: Any) -> Any:
         schedule = _run.schedule_of(graph, one.row_role)
+        if group_size is not None:
+            schedule = schedule._replace(groups=groups_of(schedule.rowptr, group_size))
         return _run._run_pass_cuda(one, schedule, inputs, acc, seed)
 
     joint = _run.Passes.joint

@@ -16,6 +16,7 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.graph.graph import graph_of
+from pyg_fast.graph.groups import Groups, groups_of
 from pyg_fast.message import _pieces, _run
 from pyg_fast.message._ir import EDGE, SRC, Program
 from pyg_fast.message._pieces import Pieces, pieces_of
@@ -29,18 +30,17 @@ pytest.importorskip('triton')
 N = 12
 
 
-@given(
-    num_edges=st.integers(0, 2**40), num_rows=st.integers(0, 2**40),
-    most=st.one_of(st.none(), st.integers(0, 2**40)),
-)  # fmt: skip
-def test_sizes(num_edges: int, num_rows: int, most: int | None) -> None:
+SIZES = st.integers(0, 2**40)
+
+
+@given(num_edges=SIZES, num_rows=SIZES)
+def test_sizes(num_edges: int, num_rows: int) -> None:
     """Memory of partial results is bounded, and rows are divided that are long beside others."""
-    pieces = pieces_of(num_edges, num_rows, most)
-    size, longest, num_blocks, *_ = pieces
+    pieces = pieces_of(num_edges, num_rows, None)
+    assert isinstance(pieces, Pieces)
+    size, longest, num_blocks, _ = pieces
     if num_blocks == 0:
-        assert size == longest == num_edges
-        least = max(128, num_edges / 2**11)
-        assert num_edges <= 2**13 or (most is not None and most <= least)
+        assert size == longest == num_edges <= 2**13
         return
     assert size >= 128
     assert size <= longest <= max(size, num_edges / 2**11)
@@ -50,21 +50,40 @@ def test_sizes(num_edges: int, num_rows: int, most: int | None) -> None:
     for programs in (None, 64, 3000):
         count, slots = pieces.programs(programs)
         assert 2 * num_blocks <= count * slots
-        assert count <= min(num_blocks, programs or (2**12 if most is None else 2**14))
+        assert count <= min(num_blocks, programs or 2**12)
+
+
+@given(num_edges=SIZES, num_rows=SIZES, most=st.integers(1, 2**20), size=st.integers(1, 2**10))
+def test_groups_of_long_rows(num_edges: int, num_rows: int, most: int, size: int) -> None:
+    """Those of a prepared graph divide its rows if one is long, and has not too many."""
+    groups = Groups(*[torch.empty(0)] * 5, 0, most, size)
+    pieces, plain = (pieces_of(num_edges, num_rows, each) for each in (groups, None))
+    assert isinstance(plain, Pieces)
+    mean = num_edges // max(1, num_rows)
+    longest = max(128, -(-num_edges // 2**14), min(4 * mean, num_edges // 2**13))
+    is_long = num_edges > 2**13 and min(most * size, num_edges) > longest
+    if most > 2**11:
+        assert pieces == plain
+    elif is_long:
+        assert pieces is groups
+    else:
+        assert pieces == (num_edges, num_edges, 0, False)
 
 
 every_row = partial(pieces_of, few=0)
 
 
-def together(*numbers: Any, least: int) -> Pieces:
+def together(*numbers: Any, least: int) -> Any:
     """As in dense graphs, where one kernel takes rows and pieces."""
     pieces = every_row(*numbers, least=least)
-    return pieces._replace(together=pieces.num_blocks > 0)
+    return pieces._replace(together=pieces.num_blocks > 0)  # type: ignore[call-arg]
 
 
-def few_programs(num_edges: int, num_rows: int, most: int | None, least: int) -> Pieces:
+def few_programs(num_edges: int, num_rows: int, groups: Groups | None, least: int) -> Any:
     """As in large graphs, where each program has several blocks, and a row more edges than one."""
-    pieces = every_row(num_edges, num_rows, most, least)
+    pieces = every_row(num_edges, num_rows, groups, least)
+    if isinstance(pieces, Groups):
+        return pieces
     return pieces._replace(longest=pieces.longest + pieces.longest // 2)
 
 
@@ -79,12 +98,15 @@ def cuda_pass(
     value = program.point('add', at, source)
     one = Pass(program, tuple(Out(value, kind, 'float32') for kind in outs), 'dst')
     starts = torch.tensor(rowptr, dtype=torch.int32)
-    longest = int(starts.diff().max()) if known else None
+    groups = groups_of(starts, least) if known else None
     columns = torch.zeros(len(x), dtype=torch.int32)
-    schedule = Schedule(starts, columns, None, len(rowptr) - 1, longest)
+    schedule = Schedule(starts, columns, None, len(rowptr) - 1, groups)
     inputs = {('edge', 0): x, ('src', 1): torch.zeros(1, *x.shape[1:])}
-    def how(*numbers: Any) -> Pieces:
+
+    def how(*numbers: Any) -> Any:
         pieces = (few_programs if few else every_row)(*numbers, least)
+        if isinstance(pieces, Groups):
+            return pieces
         return pieces._replace(together=together and pieces.num_blocks > 0)
 
     def any_rows(x: Tensor, size: int) -> Tensor:
@@ -209,13 +231,13 @@ def test_training_by_numpy(kind: type, aggr: Any) -> None:
     """Both passes of CUDA, with hubs of all edges and of half."""
     conv = kind(aggr).double()
     fast = pyg_fast.accelerate(copy.deepcopy(conv).float())
-    for end, share, least, how in ((1, 1.0, 5, every_row), (0, 0.5, 7, every_row),
-                                   (1, 0.5, 5, together)):  # fmt: skip
+    for end, share, least, how, size in ((1, 1.0, 5, every_row, None), (0, 0.5, 7, every_row, 3),
+                                         (1, 0.5, 5, together, None)):  # fmt: skip
         x, w = (torch.randn(n, 6, dtype=torch.float64) for n in (N, 90))
         edges = hub(end, share, 90, N)
         weight = torch.randn_like(conv(x, edges, w))
         wanted = training(conv, x, edges, w, weight)
-        with by_numpy(partial(how, least=least)) as names:
+        with by_numpy(partial(how, least=least), size) as names:
             found = training(fast, x.float(), edges, w.float(), weight.float())
         assert not fast._last_run
         assert ('message_owners' in names) == (how is together)

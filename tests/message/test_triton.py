@@ -12,7 +12,7 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.utils import softmax
 
 import pyg_fast
-from pyg_fast.message._pieces import COMBINING_WARPS, combination
+from pyg_fast.message._pieces import FORMS, Form, combination
 from pyg_fast.message._plan import Plan
 from pyg_fast.message._run import Passes, Recipe, _jitted
 from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
@@ -105,7 +105,8 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
     function = _jitted(text, name)
     has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'b0 = 1.0 / b0' in text
     kinds = {'seed_at': '*i64', 'size': 'i32', 'longest': 'i32'}
-    kinds |= dict.fromkeys(['rowptr', 'col', 'perm', 'owner'], '*i32')
+    of_graph = ['rowptr', 'col', 'perm', 'owner', 'long_row', 'long_shift', 'long_ptr']
+    kinds |= dict.fromkeys(of_graph, '*i32')
 
     def kind(parameter: str) -> str:
         if parameter in constants:
@@ -142,15 +143,17 @@ def check_sums_of_threads(ptx: str) -> None:
 @pytest.mark.parametrize('capability', [80, 90])
 @pytest.mark.parametrize('name', [*LAYERS, 'GATv2, edges of 16', 'GATv2, edges of 24'])
 def test_compiles(name: str, capability: int) -> None:
-    for recipe in recipes(name):
+    for k, recipe in enumerate(recipes(name)):
         tile = recipe.tile
         constants = {'HAS_PERM': True, 'OFFSET': triton.language.int32, 'BE': tile.edges}
-        constants |= {f'B{k}': n for k, n in enumerate(tile.columns)}
+        constants |= {f'B{j}': n for j, n in enumerate(tile.columns)}
         source = recipe.source
         steps = re.findall(r'(STEP_\w+): tl', source.text)
         constants |= dict.fromkeys(steps, 320)  # columns of a wider matrix
-        # Both have the same sums; compiling takes long.
-        text = source.text if capability == 80 else source.divides
+        # All three have the same sums; compiling takes long.
+        text = source.divides
+        if capability == 80:
+            text = source.of_groups if k % 2 else source.text
         if text == source.divides:
             constants['LANES'] = 8
         ptx = compiled(text, source.name, constants, tile.warps, capability)
@@ -181,9 +184,10 @@ def test_heads_are_in_tiles() -> None:
 @pytest.mark.parametrize('kinds', [
     ('sum',), ('mean', 'sum'), ('max', 'min', 'sum'), ('softmax', 'weighted', 'weighted'),
 ], ids=str)  # fmt: skip
-def test_combinations_compile(kinds: tuple[str, ...]) -> None:
-    constants = {'ACC': triton.language.float32}
-    ptx = compiled(combination(kinds), 'message_combine', constants, COMBINING_WARPS, 80)
+@pytest.mark.parametrize('form', FORMS, ids=['blocks', 'few groups', 'many groups'])
+def test_combinations_compile(kinds: tuple[str, ...], form: Form) -> None:
+    text, constants = combination(kinds, form), {'ACC': triton.language.float32}
+    ptx = compiled(text, 'message_combine', constants, form.warps, 80)
     assert ptx.count('st.global') >= len(kinds)
 
 
