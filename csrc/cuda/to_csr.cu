@@ -1,5 +1,5 @@
 // Coordinate list to CSR: a counting sort in one launch for small graphs, else a radix sort over the bits
-// that the row numbers need. Both are stable.
+// that the row numbers need. Both are stable. Both orders of a graph that is not large are one sort.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "common.cuh"
@@ -16,9 +16,6 @@ int bits_for(int64_t largest) {
   return bits;
 }
 
-// 4-byte keys if every row (and one past them) and every edge position fits.
-bool narrow(const ToCsr& p) { return p.num_rows < 0xfffffffe && p.num_edges < 0xfffffffe; }
-
 // Sorts rows with their columns; without `temporary` it only asks for the bytes of that.
 const char* sort_columns(const ToCsr& p, cub::DoubleBuffer<uint32_t>& rows, cub::DoubleBuffer<Col>& cols,
                          void* temporary, size_t& bytes, cudaStream_t stream = nullptr) {
@@ -27,18 +24,44 @@ const char* sort_columns(const ToCsr& p, cub::DoubleBuffer<uint32_t>& rows, cub:
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+// The same edges by one end or by both.
+struct Orientations {
+  ToCsr of[2];
+  int count;
+
+  Orientations(const ToCsr* p, int count) : of{p[0], p[count - 1]}, count(count) {}
+  // A key of the second order comes after all of the first.
+  __host__ __device__ int64_t first_key(int k) const { return k == 0 ? 0 : of[0].num_rows + 1; }
+  int64_t largest_key() const { return first_key(count - 1) + of[count - 1].num_rows; }
+  int64_t num_keys() const { return count * of[0].num_edges; }
+  int64_t most_rows() const { return of[0].num_rows > of[1].num_rows ? of[0].num_rows : of[1].num_rows; }
+};
+
+// 4-byte keys if every key and every edge position fits.
+bool narrow(const Orientations& o) {
+  return o.largest_key() < 0xffffffff && o.of[0].num_edges < 0xfffffffe;
+}
+
+// Sorts keys with positions of edges; without `temporary` it only asks for the bytes of that.
 template <typename Key>
-const char* sort_bytes(const ToCsr& p, size_t& bytes) {
-  if (!p.perm) {
-    cub::DoubleBuffer<uint32_t> rows;
-    cub::DoubleBuffer<Col> cols;
-    return sort_columns(p, rows, cols, nullptr, bytes);
-  }
+const char* sort_positions(const Orientations& o, cub::DoubleBuffer<Key>& keys,
+                           cub::DoubleBuffer<Key>& positions, void* temporary, size_t& bytes,
+                           cudaStream_t stream = nullptr) {
   const cudaError_t error = cub::DeviceRadixSort::SortPairs(
-      nullptr, bytes, static_cast<const Key*>(nullptr), static_cast<Key*>(nullptr),
-      static_cast<const Key*>(nullptr), static_cast<Key*>(nullptr), p.num_edges, 0,
-      bits_for(p.num_rows));
+      temporary, bytes, keys, positions, o.num_keys(), 0, bits_for(o.largest_key()), stream);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+template <typename Key>
+const char* sort_bytes(const Orientations& o, size_t& bytes) {
+  cub::DoubleBuffer<Key> keys, positions;
+  return sort_positions(o, keys, positions, nullptr, bytes);
+}
+
+const char* sort_bytes_of_columns(const ToCsr& p, size_t& bytes) {
+  cub::DoubleBuffer<uint32_t> rows;
+  cub::DoubleBuffer<Col> cols;
+  return sort_columns(p, rows, cols, nullptr, bytes);
 }
 
 template <typename I>
@@ -50,8 +73,9 @@ __device__ inline void record_edge(const ToCsr& p, int64_t* record, I row, I col
 // Skipped edges get the key num_rows, which sorts after all rows. With each key goes the position of the
 // edge or, without `perm`, its column.
 template <typename In, typename Key, bool kPerm>
-__global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key* positions,
-                                                        int64_t* record) {
+__global__ void __launch_bounds__(kThreads)
+    keys_kernel(const __grid_constant__ Orientations o, Key* keys, Key* positions, int64_t* record) {
+  const ToCsr& p = o.of[0];
   const In* row = static_cast<const In*>(p.row);
   const In* col = static_cast<const In*>(p.col);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -68,34 +92,47 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(ToCsr p, Key* keys, Key*
     keys[e] = static_cast<Key>(kept ? r : p.num_rows);
     if constexpr (kPerm) positions[e] = static_cast<Key>(e);
     else p.sorted_col[e] = kept ? static_cast<Col>(c) : 0;
+    if (kPerm && o.count == 2) {
+      keys[p.num_edges + e] = static_cast<Key>(o.first_key(1) + (kept ? c : p.num_cols));
+      positions[p.num_edges + e] = static_cast<Key>(e);
+    }
   }
   if (invalid && p.invalid) atomicAdd(reinterpret_cast<unsigned long long*>(p.invalid), invalid);
 }
 
 // rowptr[i] = the first sorted edge whose row is at least i.
 template <typename Key, typename Out>
-__global__ void __launch_bounds__(kThreads) rowptr_kernel(ToCsr p, const Key* keys) {
+__global__ void __launch_bounds__(kThreads)
+    rowptr_kernel(const __grid_constant__ Orientations o, const Key* keys) {
+  const ToCsr& p = o.of[blockIdx.y];
+  keys += blockIdx.y * p.num_edges;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i <= p.num_rows;
        i += step) {
-    int64_t low = 0, high = p.num_edges;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (static_cast<int64_t>(keys[middle]) < i) low = middle + 1;
-      else high = middle;
+    const Key key = static_cast<Key>(o.first_key(blockIdx.y) + i);
+    Key low = 0, count = static_cast<Key>(p.num_edges);
+    while (count > 0) {
+      const Key half = count / 2;
+      const bool below = keys[low + half] < key;
+      low = below ? low + half + 1 : low;
+      count = below ? count - half - 1 : half;
     }
     static_cast<Out*>(p.rowptr)[i] = static_cast<Out>(low);
   }
 }
 
 template <typename In, typename Key, typename Out>
-__global__ void __launch_bounds__(kThreads) columns_kernel(ToCsr p, const Key* keys,
-                                                           const Key* positions) {
+__global__ void __launch_bounds__(kThreads)
+    columns_kernel(const __grid_constant__ Orientations o, const Key* keys, const Key* positions) {
+  const ToCsr& p = o.of[blockIdx.y];
   const In* col = static_cast<const In*>(p.col);
+  keys += blockIdx.y * p.num_edges;
+  positions += blockIdx.y * p.num_edges;
+  const int64_t skipped = o.first_key(blockIdx.y) + p.num_rows;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t e = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; e < p.num_edges;
        e += step) {
-    const bool kept = static_cast<int64_t>(keys[e]) < p.num_rows;
+    const bool kept = static_cast<int64_t>(keys[e]) < skipped;
     const Key from = positions[e];
     p.sorted_col[e] = kept ? static_cast<Col>(col[from]) : 0;
     static_cast<Out*>(p.perm)[e] = kept ? static_cast<Out>(from) : Out(0);
@@ -108,29 +145,26 @@ unsigned grid_for(int64_t threads) {
 }
 
 template <typename In, typename Key, typename Out>
-const char* run(const ToCsr& p, void* scratch, int64_t* record, cudaStream_t stream) {
+const char* run(const Orientations& o, void* scratch, int64_t* record, cudaStream_t stream) {
+  const ToCsr& p = o.of[0];
   char* memory = static_cast<char*>(scratch);
-  const int64_t array = aligned(p.num_edges * static_cast<int64_t>(sizeof(Key)));
-  Key* keys = reinterpret_cast<Key*>(memory);
-  Key* sorted = reinterpret_cast<Key*>(memory + array);
-  Key* positions = reinterpret_cast<Key*>(memory + 2 * array);
-  Key* sorted_positions = reinterpret_cast<Key*>(memory + 3 * array);
+  const int64_t array = aligned(o.num_keys() * static_cast<int64_t>(sizeof(Key)));
+  const auto at = [&](int k) { return reinterpret_cast<Key*>(memory + k * array); };
+  cub::DoubleBuffer<Key> keys(at(0), at(1)), positions(at(2), at(3));
   cudaError_t error = cudaSuccess;
   if (p.invalid) error = cudaMemsetAsync(p.invalid, 0, sizeof(int64_t), stream);
   if (error != cudaSuccess) return cudaGetErrorString(error);
+  const dim3 of_edges(grid_for(p.num_edges), o.count), of_rows(grid_for(o.most_rows() + 1), o.count);
   if (p.num_edges > 0) {
-    keys_kernel<In, Key, true><<<grid_for(p.num_edges), kThreads, 0, stream>>>(p, keys, positions,
-                                                                            record);
+    keys_kernel<In, Key, true>
+        <<<of_edges.x, kThreads, 0, stream>>>(o, keys.Current(), positions.Current(), record);
     size_t bytes = 0;
-    if (const char* text = sort_bytes<Key>(p, bytes)) return text;
-    error = cub::DeviceRadixSort::SortPairs(memory + 4 * array, bytes, keys, sorted, positions,
-                                            sorted_positions, p.num_edges, 0, bits_for(p.num_rows),
-                                            stream);
-    if (error != cudaSuccess) return cudaGetErrorString(error);
+    if (const char* text = sort_bytes<Key>(o, bytes)) return text;
+    if (const char* text = sort_positions(o, keys, positions, memory + 4 * array, bytes, stream)) return text;
     columns_kernel<In, Key, Out>
-        <<<grid_for(p.num_edges), kThreads, 0, stream>>>(p, sorted, sorted_positions);
+        <<<of_edges, kThreads, 0, stream>>>(o, keys.Current(), positions.Current());
   }
-  rowptr_kernel<Key, Out><<<grid_for(p.num_rows + 1), kThreads, 0, stream>>>(p, sorted);
+  rowptr_kernel<Key, Out><<<of_rows, kThreads, 0, stream>>>(o, keys.Current());
   return last_error();
 }
 
@@ -150,7 +184,7 @@ const char* run_columns(ToCsr& p, void* scratch, cudaStream_t stream) {
   p.sorted_col = cols.Current();
   p.spare_col = cols.Alternate();
   rowptr_kernel<uint32_t, Out>
-      <<<grid_for(p.num_rows + 1), kThreads, 0, stream>>>(p, rows.Current());
+      <<<grid_for(p.num_rows + 1), kThreads, 0, stream>>>(Orientations(&p, 1), rows.Current());
   return last_error();
 }
 
@@ -166,7 +200,7 @@ const char* run_without_perm(ToCsr& p, void* scratch, int64_t* record, cudaStrea
   }
   if (p.num_edges > 0) {
     keys_kernel<In, uint32_t, false><<<grid_for(p.num_edges), kThreads, 0, stream>>>(
-        p, static_cast<uint32_t*>(scratch), nullptr, record);
+        Orientations(&p, 1), static_cast<uint32_t*>(scratch), nullptr, record);
   }
   return run_columns(p, scratch, stream);
 }
@@ -222,10 +256,10 @@ __global__ void __launch_bounds__(kThreads) transposed_kernel(Csr csr, ToCsr p, 
 }
 
 template <typename In>
-const char* run(const ToCsr& p, void* scratch, int64_t* record, cudaStream_t stream) {
-  if (!narrow(p)) return run<In, uint64_t, int64_t>(p, scratch, record, stream);
-  if (p.out64) return run<In, uint32_t, int64_t>(p, scratch, record, stream);
-  return run<In, uint32_t, int32_t>(p, scratch, record, stream);
+const char* run(const Orientations& o, void* scratch, int64_t* record, cudaStream_t stream) {
+  if (!narrow(o)) return run<In, uint64_t, int64_t>(o, scratch, record, stream);
+  if (o.of[0].out64) return run<In, uint32_t, int64_t>(o, scratch, record, stream);
+  return run<In, uint32_t, int32_t>(o, scratch, record, stream);
 }
 
 // For a small graph, each block reads all edges and sorts some of the rows: blocks need no communication.
@@ -240,10 +274,6 @@ constexpr int kSmallUnroll = 4;      // edges in flight per thread
 constexpr int64_t kSmall = 1 << 15;  // maximum rows, or edges
 
 bool small(const ToCsr& p) { return p.num_rows <= kSmall && p.num_edges <= kSmall; }
-
-struct Orientations {
-  ToCsr of[2];
-};
 
 // The inclusive prefix sum over the threads of a warp.
 __device__ inline int sum_so_far(int v) {
@@ -367,10 +397,9 @@ __global__ void __launch_bounds__(kSmallThreads, 1)
 }
 
 const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
-  const Orientations orientations{{p[0], p[count - 1]}};
+  const Orientations orientations(p, count);
   // One block for each kSmallRows entries of rowptr (num_rows + 1 entries).
-  const int64_t rows = p[0].num_rows > p[count - 1].num_rows ? p[0].num_rows : p[count - 1].num_rows;
-  const dim3 grid(static_cast<unsigned>(rows / kSmallRows + 1), count);
+  const dim3 grid(static_cast<unsigned>(orientations.most_rows() / kSmallRows + 1), count);
   const auto with = [&](auto in, auto out) {
     small_kernel<decltype(in), decltype(out)>
         <<<grid, kSmallThreads, 0, stream>>>(orientations, p->report ? error_record() : nullptr);
@@ -382,34 +411,51 @@ const char* run_small(const ToCsr* p, int count, cudaStream_t stream) {
 
 bool all_small(const ToCsr* p, int count) { return small(p[0]) && small(p[count - 1]); }
 
-int64_t sort_scratch(const ToCsr& p) {
+int64_t sort_scratch(const Orientations& o) {
+  const ToCsr& p = o.of[0];
   if (p.num_edges == 0) return 0;
   size_t bytes = 0;
-  const bool wide = p.perm && !narrow(p);
-  // to_csr gets the same error and reports it.
-  if (wide ? sort_bytes<uint64_t>(p, bytes) : sort_bytes<uint32_t>(p, bytes)) return 0;
+  const bool wide = p.perm && !narrow(o);
+  const char* error = !p.perm ? sort_bytes_of_columns(p, bytes)
+                      : wide  ? sort_bytes<uint64_t>(o, bytes)
+                              : sort_bytes<uint32_t>(o, bytes);
+  if (error) return 0;  // to_csr gets the same error and reports it
   const int64_t arrays = p.perm ? 4 : 2;
-  return arrays * aligned(p.num_edges * (wide ? 8 : 4)) + static_cast<int64_t>(bytes);
+  return arrays * aligned(o.num_keys() * (wide ? 8 : 4)) + static_cast<int64_t>(bytes);
+}
+
+// Whether one sort makes both orders: in twice the memory, and half of the launches. Those take most of the
+// time of few edges; of more, if it takes no more passes.
+constexpr int64_t kLaunchBound = 1 << 19, kMostOfBoth = 1 << 22;  // edges
+constexpr int kBitsOfPass = 8;
+
+bool one_sort(const ToCsr* p, int count) {
+  if (count == 1 || !p->perm || p->num_edges > kMostOfBoth) return false;
+  const Orientations both(p, 2);
+  const auto passes = [](int64_t key) { return (bits_for(key) + kBitsOfPass - 1) / kBitsOfPass; };
+  return p->num_edges <= kLaunchBound || passes(both.largest_key()) <= passes(both.most_rows());
 }
 
 }  // namespace
 
 int64_t to_csr_scratch(const ToCsr* p, int count) {
   if (all_small(p, count)) return 0;
-  const int64_t one = sort_scratch(p[0]), other = sort_scratch(p[count - 1]);
+  if (one_sort(p, count)) return sort_scratch(Orientations(p, 2));
+  const int64_t one = sort_scratch(Orientations(p, 1)), other = sort_scratch(Orientations(p + count - 1, 1));
   return one > other ? one : other;
 }
 
-int64_t transpose_csr_scratch(const ToCsr& p) { return sort_scratch(p); }
+int64_t transpose_csr_scratch(const ToCsr& p) { return sort_scratch(Orientations(&p, 1)); }
 
 const char* to_csr(ToCsr* p, int count, void* scratch, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   if (all_small(p, count)) return run_small(p, count, stream);
   int64_t* const record = p->report ? error_record() : nullptr;
-  for (int k = 0; k < count; ++k) {
+  const int sorts = one_sort(p, count) ? 1 : count;
+  for (int k = 0; k < sorts; ++k) {
     const auto with = [&](auto in) {
       using In = decltype(in);
-      return p[k].perm ? run<In>(p[k], scratch, record, stream)
+      return p[k].perm ? run<In>(Orientations(p + k, count / sorts), scratch, record, stream)
                        : run_without_perm<In>(p[k], scratch, record, stream);
     };
     const char* error = p[k].in64 ? with(int64_t{}) : with(int32_t{});
