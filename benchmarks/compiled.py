@@ -5,6 +5,7 @@ python -m benchmarks compiled --quick              a minute or less
 python -m benchmarks compiled --layers GINE,GAT    only some
 python -m benchmarks compiled --sizes molecules    batches of 256 molecules; or of 2,048
 python -m benchmarks compiled --sizes hubs         a row and a column with a 15th of the edges
+python -m benchmarks compiled --sizes Computers    real graphs: also tolokers
 
 On a GPU each side runs in the default mode of torch.compile and in reduce-overhead; the better one
 counts.
@@ -46,7 +47,8 @@ OURS = {f'{form}{mode}': form for form in (PREPARED, PLAIN) for mode in ('', f',
 EAGER = f'{PREPARED}, eager'
 RIVALS = (COMPILED, REDUCED)
 MOLECULES = {'molecules': 256, 'many molecules': 2048}
-SIZES = ('arxiv-like', 'hubs', *MOLECULES)
+REAL = 'Computers', 'tolokers'
+SIZES = ('arxiv-like', 'hubs', *REAL, *MOLECULES)
 
 
 class Gated(pyg.MessagePassing):
@@ -264,7 +266,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         layers=_harness.names('layer', tuple(KINDS), {
             'quick': ('GINE', 'GAT 8 x 8'), 'usual': tuple(KINDS)}),
         sizes=_harness.names('size', SIZES, {
-            'quick': ('hubs', 'molecules'), 'cuda': SIZES, 'cpu': ('hubs', 'molecules')}),
+            'quick': ('hubs', 'molecules'), 'cuda': ('arxiv-like', 'hubs', *MOLECULES),
+            'cpu': (*REAL, 'hubs', 'molecules')}),
         nodes=Option({'quick': 200, 'cuda': 100_000, 'cpu': 20_000}, help='with hubs'),
         edges=Option({'quick': 1_000, 'cuda': 1_500_000, 'cpu': 300_000}, help='with hubs'),
         rounds=Option({'quick': 3, 'usual': 11}, help='at most'), notes=[

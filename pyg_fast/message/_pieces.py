@@ -28,7 +28,8 @@ _COMBINING_LANES = _MOST_BLOCKS // _MOST_COMBINING
 # graph.
 _TIMES_MEAN, _FEW_ROWS, _FEW_OF_GROUPS = 4, 2**11, 2**13
 _MANY_EDGES = 32  # of a row on average
-_MOST_GROUPS = 2**11  # of a row: few programs combine them
+# Groups that a row may have, which few programs combine, and their edges, which one program adds.
+_MOST_GROUPS, _LARGEST_GROUP = 2**11, 2**10
 # Columns of a program that combines many pieces at once, or few.
 _COLUMNS, _WIDE = 8, 32
 
@@ -55,15 +56,16 @@ def pieces_of(
     """By the numbers of edges and rows alone, which the host knows without waiting for the device:
     no more than a certain number of blocks have at least `least` edges each. There are none if no
     row can be long. Of a graph with `groups` those, if a row is long."""
-    if groups is not None and groups.most_groups > _MOST_GROUPS:
-        groups = None
+    most, few_rows, divides = num_edges, _FEW_ROWS, False
+    if groups is not None:
+        most = min(groups.most_groups * groups.size, num_edges)
+        divides = groups.most_groups <= _MOST_GROUPS and groups.size <= _LARGEST_GROUP
+        few_rows = _FEW_OF_GROUPS if divides else _FEW_ROWS
     size = max(least, -(-num_edges // _MOST_BLOCKS))
-    few_rows = _FEW_ROWS if groups is None else _FEW_OF_GROUPS
     longest = max(size, min(_TIMES_MEAN * num_edges // max(1, num_rows), num_edges // few_rows))
-    most = num_edges if groups is None else min(groups.most_groups * groups.size, num_edges)
     if most <= longest or num_edges <= few:
         return Pieces(num_edges, num_edges, 0)
-    if groups is not None:
+    if groups is not None and divides:
         return groups
     together = num_edges >= _MANY_EDGES * num_rows
     return Pieces(size, longest, -(-num_edges // size), together)
@@ -157,7 +159,7 @@ else:
     end = tl.load(rowptr + row + 1)
     is_short = end - begin <= longest
     end = tl.where(is_short, end, begin)'''
-
+# Those of a row that has one group are its results.
 GROUPS = '''\
 units = tl.cdiv(num_groups - pid, num_programs)'''
 GROUP = '''\
@@ -171,8 +173,7 @@ slot = group - tl.load(long_shift + which, is_long, 0)
 row = tl.where(is_long, tl.load(long_row + which, is_long, 0), row)
 is_short = is_long == 0'''
 
-# Each thread reads partial results of every `R`-th piece, so that it adds up at most 128 one after
-# another; those of threads are added as a tree.
+# Where a partial result is, and how many edges it has.
 _OF_BLOCKS = '''@triton.jit
 def place_of(first, piece, size, f):
     return (2 * (first + piece) + (piece == 0)) * size + f
@@ -196,6 +197,8 @@ def edges_of(first, piece, begin, end, group_size):
 
 
 '''
+# Each thread reads partial results of every `R`-th piece, so that it adds up at most 128 one after
+# another; those of threads are added as a tree.
 _FUNCTIONS = '''@triton.jit
 def sum_of(
     part, first, count, size, f, m, R: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr
@@ -378,11 +381,10 @@ _FEW_GROUPS, _GROUPS_AT_ONCE = 64, 8
 
 
 class Form(NamedTuple):
-    """Of a kernel that combines pieces. The host knows which rows of a prepared graph are long, and
-    so whether there are any of few or many groups: each has a kernel."""
+    """Of a kernel that combines blocks, or few or many groups: of a prepared graph the host knows
+    whether a row has many."""
 
     of_groups: bool
-    of_few: bool  # pieces
     of_many: bool
 
     @property
@@ -396,7 +398,7 @@ class Form(NamedTuple):
 
 
 FORMS = FORM_OF_BLOCKS, FORM_OF_FEW_GROUPS, FORM_OF_MANY_GROUPS = (
-    Form(False, True, True), Form(True, True, False), Form(True, False, True),
+    Form(False, True), Form(True, False), Form(True, True),
 )  # fmt: skip
 
 

@@ -53,21 +53,21 @@ def test_sizes(num_edges: int, num_rows: int) -> None:
         assert count <= min(num_blocks, programs or 2**12)
 
 
-@given(num_edges=SIZES, num_rows=SIZES, most=st.integers(1, 2**20), size=st.integers(1, 2**10))
+@given(num_edges=SIZES, num_rows=SIZES, most=st.integers(1, 2**13), size=st.integers(1, 2**12))
 def test_groups_of_long_rows(num_edges: int, num_rows: int, most: int, size: int) -> None:
     """Those of a prepared graph divide its rows if one is long, and has not too many."""
     groups = Groups(*[torch.empty(0)] * 5, 0, most, size)
     pieces, plain = (pieces_of(num_edges, num_rows, each) for each in (groups, None))
     assert isinstance(plain, Pieces)
-    mean = num_edges // max(1, num_rows)
-    longest = max(128, -(-num_edges // 2**14), min(4 * mean, num_edges // 2**13))
-    is_long = num_edges > 2**13 and min(most * size, num_edges) > longest
-    if most > 2**11:
-        assert pieces == plain
-    elif is_long:
-        assert pieces is groups
-    else:
+    divides = most <= 2**11 and size <= 2**10
+    longest = plain.longest
+    if divides:
+        mean = num_edges // max(1, num_rows)
+        longest = max(128, -(-num_edges // 2**14), min(4 * mean, num_edges // 2**13))
+    if num_edges <= 2**13 or min(most * size, num_edges) <= longest:
         assert pieces == (num_edges, num_edges, 0, False)
+    else:
+        assert pieces is groups if divides else pieces == plain
 
 
 every_row = partial(pieces_of, few=0)
