@@ -1,8 +1,10 @@
 """One wheel for every machine: the libraries and symbols that the extension needs."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,21 @@ def test_unwanted_symbol_is_found() -> None:
     assert unwanted_symbols(undefined.replace('U aoti', 'w aoti')) == {
         *('_ZN3c105ErrorD1Ev', '_ZNK2at10TensorBase4dataEv', 'cusparseSpMM', 'PyList_New'),
     }
+
+
+@pytest.mark.parametrize(('extension', 'text'), [(None, 'is missing'), ('', 'does not load')])
+def test_errors(tmp_path: Path, extension: str | None, text: str) -> None:
+    """The import tells what to do."""
+    package = tmp_path / 'pyg_fast'
+    shutil.copytree(Path(pyg_fast.__file__).parent, package, ignore=shutil.ignore_patterns('*.so'))
+    if extension is not None:
+        (package / '_C.abi3.so').write_text(extension)
+    found = subprocess.run(
+        [sys.executable, '-c', 'import pyg_fast'], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+    )  # fmt: skip
+    assert found.returncode == 1
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: pyg_fast's compiled extension")
+    assert text in last
+    assert "'pip install .'" in last

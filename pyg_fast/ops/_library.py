@@ -15,7 +15,14 @@ if not _PATH.exists():
         f"pyg_fast's compiled extension is missing ({_PATH}): build it with 'pip install .', and "
         f"do not import pyg_fast from the root of its source tree without 'pip install -e .'"
     )
-torch.ops.load_library(_PATH)
+try:
+    torch.ops.load_library(_PATH)
+except OSError as error:
+    raise ImportError(
+        f"pyg_fast's compiled extension ({_PATH}) does not load into torch {torch.__version__}: "
+        f"build it again in this environment with 'pip install .' "
+        f'({error.__cause__ or error})'
+    ) from error
 
 
 _is_tracing = torch.compiler.is_dynamo_compiling

@@ -508,6 +508,18 @@ def test_samplers() -> None:
             loaded(data, [2], input_nodes=nodes, sampler=wrong)
 
 
+def test_loader_made_again_for_a_process() -> None:
+    """As Lightning does: with a DistributedSampler over the loader's own positions."""
+    nodes, seen = torch.arange(10, 40), []
+    loader = FastNeighborLoader(random_data(), [2], input_nodes=nodes, batch_size=4)
+    for rank in range(2):
+        sampler = torch.utils.data.DistributedSampler(loader.dataset, 2, rank, shuffle=True)
+        batches = loaded(random_data(), [2], input_nodes=nodes, batch_size=4, sampler=sampler)
+        seen.append(torch.cat([batch.n_id[: batch.batch_size] for batch in batches]))
+    assert [each.size(0) for each in seen] == [15, 15]
+    assert torch.cat(seen).sort().values.equal(nodes)
+
+
 def test_other_attributes(device: torch.device) -> None:
     data = random_data()
     data.flags = torch.rand(60, 3) < 0.5
