@@ -126,6 +126,20 @@ def test_steps_of_small_graphs(
         check(device, Edges(edge_index, num_src, num_dst), dtype, power == 4)
 
 
+@pytest.mark.parametrize(('num_nodes', 'num_edges'), [
+    (40_000, 40_000), (100_000, 600_000), (60_000, 600_000)])  # fmt: skip
+def test_large_lists(device: torch.device, num_nodes: int, num_edges: int, raises: Any) -> None:
+    """CUDA sorts them once for both ends, or once for each if one more pass would be needed."""
+    edge_index = torch.randint(num_nodes, (2, num_edges))
+    check(device, Edges(edge_index, num_nodes, num_nodes), torch.int64, True)
+    for end, wrong in ((0, num_nodes), (1, -1)):
+        bad = edge_index.clone().to(device)
+        bad[end, num_edges // 2] = wrong
+        for sort in (to_csr, to_csr_csc, to_csr_unweighted):
+            with raises(IndexError, match=f"'edge_index\\[{end}\\]' must hold"):
+                sort(bad, num_nodes, num_nodes)
+
+
 def test_layouts(device: torch.device) -> None:
     pairs = torch.randint(50, (300, 2), device=device)
     expected = to_csr(pairs.t().contiguous(), 50, 50)
