@@ -36,8 +36,9 @@ void csr_rows(const Csr& csr, int64_t begin, int64_t end, Col* rows);
 
 namespace cuda {
 // Sorts the same edges by one end or (`count` is 2) by both, with swapped sizes: in one launch for a
-// small graph. Without `perm` the peak of a large graph is 16 bytes an edge above the input, the result
-// included; with it (32-bit rows and positions) 24.
+// small graph, in one sort for one of few million edges. Without `perm` the peak of a large graph is 16
+// bytes an edge above the input, the result included; with it (32-bit rows and positions) 24, for both
+// ends 48 in one sort and 32 in two.
 int64_t to_csr_scratch(const ToCsr* p, int count);
 const char* to_csr(ToCsr* p, int count, void* scratch, void* stream);
 // The transpose, without `perm`: rows are the columns of `csr`, and list its rows in their order.

@@ -23,7 +23,7 @@ _METHODS = (
     '_check_input', '_collect', '_lift', '_index_select', '_index_select_safe', '_set_size',
     'aggregate', 'update',
 )  # fmt: skip
-_REDUCES = {
+_SCATTERS = {  # as torch_geometric.utils.scatter calls them
     SumAggregation: 'sum', MeanAggregation: 'mean', MaxAggregation: 'max', MinAggregation: 'min',
     MulAggregation: 'mul',
 }  # fmt: skip
@@ -115,7 +115,7 @@ def propagate(conv: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> 
             given[name] = known[name]
     out = conv.message(**given)
     aggr = conv.aggr_module
-    reduce = _REDUCES.get(type(aggr))
+    reduce = _SCATTERS.get(type(aggr))
     if reduce is not None and is_plain(aggr):
         try:
             return scatter(out, target, dim, num_dst, reduce)
