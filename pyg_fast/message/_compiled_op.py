@@ -15,7 +15,8 @@ from torch import Tensor
 from ..graph.operator import SparseOperator
 from ..graph.structure import Graph
 from ..ops.product import gradient_of_features, gradient_of_values
-from ._run import Kept, Passes, gradients_of, kept_results, product_of, results_of
+from ._passes import Passes
+from ._run import Kept, gradients_of, kept_results, product_of, results_of
 from ._text import loads
 
 _MOST_PLANS = 1024

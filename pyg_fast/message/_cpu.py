@@ -15,7 +15,7 @@ from ..ops._library import fake, ops
 from ._ir import BINARY, OF_DST, POINTWISE, UNARY, Program, Refused, number
 
 if TYPE_CHECKING:
-    from ._run import Pass
+    from ._passes import Pass
 
 # As MessageOp of csrc/params/message.h.
 _NAMES = (

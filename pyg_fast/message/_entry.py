@@ -45,11 +45,13 @@ from ..graph.small_graphs import runs_pygs_code
 from ..graph.structure import Graph
 from ._blocks import edges_of_block, fits
 from ._capture import Captured, Request, backend, requested
+from ._cuda import check_not_capturing
 from ._fallback import OWN, Fallback, InMemory
 from ._ir import Refused
 from ._parse import one_line, tracing
+from ._passes import Passes
 from ._plan import Plan, describe, plan
-from ._run import Passes, check_not_capturing, run
+from ._run import run
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
 torch._dynamo.config.skip_guards_on_constant_func_defaults = False

@@ -39,8 +39,9 @@ from ._capture import (
 from ._compiled_op import graph_from, message, passes_of
 from ._ir import Refused
 from ._parse import EDGES, NODES, Like
+from ._passes import Passes
 from ._plan import plan
-from ._run import Passes, finished
+from ._run import finished
 from ._text import dumps
 
 _log = logging.getLogger('pyg_fast')

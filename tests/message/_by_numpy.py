@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_fast.graph.groups import Groups, groups_of
-from pyg_fast.message import _run
+from pyg_fast.message import _cuda, _passes, _run
 from pyg_fast.message._pieces import Pieces
 
 
@@ -172,15 +172,15 @@ def by_numpy(
         _launch(text, name, *args)
 
     def run_pass(one: Any, graph: Any, inputs: Any, acc: torch.dtype, seed: Any) -> Any:
-        schedule = _run.schedule_of(graph, one.row_role)
+        schedule = _cuda.schedule_of(graph, one.row_role)
         if group_size is not None:
             schedule = schedule._replace(groups=groups_of(schedule.rowptr, group_size))
-        return _run._run_pass_cuda(one, schedule, inputs, acc, seed)
+        return _cuda.run_pass_cuda(one, schedule, inputs, acc, seed)
 
-    joint = _run.Passes.joint
+    joint = _passes.Passes.joint
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_run.Passes, 'joint', lambda passes, cuda: joint(passes, True))
-        patch.setattr(_run, '_launch', launch)
+        patch.setattr(_passes.Passes, 'joint', lambda passes, cuda: joint(passes, True))
+        patch.setattr(_cuda, '_launch', launch)
         patch.setattr(_run, 'run_pass', run_pass)
-        patch.setattr(_run, 'pieces_of', pieces)
+        patch.setattr(_cuda, 'pieces_of', pieces)
         yield names

@@ -17,10 +17,11 @@ from torch_geometric.utils import scatter, softmax
 import pyg_fast
 from pyg_fast.graph.graph import graph_of
 from pyg_fast.graph.groups import Groups, groups_of
-from pyg_fast.message import _pieces, _run
+from pyg_fast.message import _cuda, _passes, _pieces
+from pyg_fast.message._cuda import Schedule
 from pyg_fast.message._ir import EDGE, SRC, Program
+from pyg_fast.message._passes import Pass
 from pyg_fast.message._pieces import Pieces, pieces_of
-from pyg_fast.message._run import Pass, Schedule
 from pyg_fast.message._triton import Out
 from pyg_fast.ops import message_passing
 
@@ -114,11 +115,11 @@ def cuda_pass(
 
     with by_numpy(how), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, 'new_empty', any_rows)  # Nobody clears this memory.
-        patch.setattr(_run, '_MANY_ROWS', 1 if few else 100)
+        patch.setattr(_cuda, '_MANY_ROWS', 1 if few else 100)
         if few:
             patch.setattr(_pieces, '_MOST_PROGRAMS', 40)
             patch.setattr(_pieces, '_MOST_BLOCKS', 700)
-        return _run._run_pass_cuda(one, schedule, inputs, torch.float32, None)
+        return _cuda.run_pass_cuda(one, schedule, inputs, torch.float32, None)
 
 
 @given(
@@ -345,10 +346,10 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     x[0] = 2.0**10
     rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
     schedule = Schedule(rowptr, torch.zeros(len(x), dtype=torch.int32), None, num_rows)
-    monkeypatch.setattr(_run, '_most_programs', lambda one, source: 1)
-    monkeypatch.setattr(_run, 'tile_shape', lambda source: _run.Tile(1, (1,), 1))
+    monkeypatch.setattr(_passes, 'most_programs', lambda program, outs, source: 1)
+    monkeypatch.setattr(_passes, 'tile_shape', lambda source: _cuda.Tile(1, (1,), 1))
     with by_numpy(partial(every_row, least=100_000)):
-        (total,), _ = _run._run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)
+        (total,), _ = _cuda.run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)
     exact = x.double().sum()
     assert total.shape == (1, 1)
     assert abs(total - exact) <= 1e-5 * exact

@@ -12,9 +12,10 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.utils import softmax
 
 import pyg_fast
+from pyg_fast.message._cuda import Recipe, _jitted
+from pyg_fast.message._passes import Passes
 from pyg_fast.message._pieces import FORMS, Form, combination
 from pyg_fast.message._plan import Plan
-from pyg_fast.message._run import Passes, Recipe, _jitted
 from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
 from pyg_fast.nn import FusedGATv2Conv
 from pyg_fast.nn.gat import _entries
