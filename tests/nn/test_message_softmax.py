@@ -11,7 +11,7 @@ from torch_geometric.nn.aggr import AttentionalAggregation, SoftmaxAggregation
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
-from pyg_fast.message import _entry, _run
+from pyg_fast.message import _entry, _passes
 from pyg_fast.nn import FusedGATv2Conv, FusedMessagePassing, FusedTransformerConv
 from tests.nn._layers import E, F, N, graph, prepared
 
@@ -410,8 +410,8 @@ def test_values_that_passes_share(
     dropout: float, of_edges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass over sources reads those of edges from the pass over destinations."""
-    made, share = [], _run.shared
-    monkeypatch.setattr(_run, 'shared', lambda *args: made.append(share(*args)) or made[-1])
+    made, share = [], _passes.shared
+    monkeypatch.setattr(_passes, 'shared', lambda *args: made.append(share(*args)) or made[-1])
     theirs = TransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
     edges = graph('cpu')
     x, attr = torch.randn(N, F).double(), torch.randn(E, 16).double()
@@ -419,7 +419,7 @@ def test_values_that_passes_share(
     for least in (None, 1 << 30, 0):
         conv = theirs
         if least is not None:
-            monkeypatch.setattr(_run, '_GATHERED', least)
+            monkeypatch.setattr(_passes, '_GATHERED', least)
             _entry._planned.cache_clear()
             _entry._stores.clear()
             conv = FusedTransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
