@@ -427,7 +427,7 @@ int64_t sort_scratch(const Orientations& o) {
 // Whether one sort makes both orders: in twice the memory, and half of the launches. Those take most of the
 // time of few edges; of more, if it takes no more passes.
 constexpr int64_t kLaunchBound = 1 << 19, kMostOfBoth = 1 << 22;  // edges
-constexpr int kBitsOfPass = 8;
+constexpr int kBitsOfPass = 8;  // of CUB's sort
 
 bool one_sort(const ToCsr* p, int count) {
   if (count == 1 || !p->perm || p->num_edges > kMostOfBoth) return false;

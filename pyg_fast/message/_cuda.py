@@ -177,6 +177,7 @@ def run_pass_cuda(
     one: 'Pass', schedule: Schedule, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
+    """The results of a pass, and the second ones of kinds that have two."""
     rowptr, col, perm, num_rows, groups = schedule
     recipe, pieces = one.recipe(acc), pieces_of(col.size(0), num_rows, groups)
     source, tile = recipe.source, recipe.tile

@@ -376,8 +376,9 @@ _KINDS = {
 # Pieces that a program reads at once, of a row of more than _FEW_PIECES. Those of a softmax have
 # more numbers, which would take all registers.
 _MANY_PIECES, _MANY_OF_SOFTMAX = 256, 64
-# A row of so many groups is combined by programs of one warp, which read so many at once.
-_FEW_GROUPS, _GROUPS_AT_ONCE = 64, 8
+# A row of so many groups is combined by programs of one warp, which read so many at once, and of
+# which so many are for a tile.
+_FEW_GROUPS, _GROUPS_AT_ONCE, _MOST_OF_FEW = 64, 8, 2**16
 
 
 class Form(NamedTuple):
@@ -465,7 +466,7 @@ def combinations(pieces: Pieces | Groups, sizes: Sequence[int]) -> list[Combinat
     """The launches that combine pieces of results of these sizes."""
     if isinstance(pieces, Groups):
         count = pieces.long_row.size(0)
-        programs = {FORM_OF_FEW_GROUPS: count}
+        programs = {FORM_OF_FEW_GROUPS: min(count, _MOST_OF_FEW)}
         if pieces.most_groups > _FEW_GROUPS:
             programs[FORM_OF_MANY_GROUPS] = min(count, _MOST_COMBINING)
     else:

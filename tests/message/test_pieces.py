@@ -119,6 +119,7 @@ def cuda_pass(
         if few:
             patch.setattr(_pieces, '_MOST_PROGRAMS', 40)
             patch.setattr(_pieces, '_MOST_BLOCKS', 700)
+            patch.setattr(_pieces, '_MOST_OF_FEW', 2)
         return _cuda.run_pass_cuda(one, schedule, inputs, torch.float32, None)
 
 
