@@ -16,13 +16,15 @@ const void* checked_value(const OptTensor& value, const Csr& csr, ScalarType typ
 
 template <bool kCuda>
 std::tuple<Tensor, Tensor> spmm_max(const Tensor& rowptr, const Tensor& col, const OptTensor& perm,
-                                    const OptTensor& value_, const Tensor& x_, bool minimum) {
+                                    const OptTensor& value_, const Tensor& x_, bool minimum,
+                                    int64_t longest_row) {
   STD_TORCH_CHECK(x_.dim() == 2, "x must have two dimensions, got ", x_.dim());
   SpmmMax p;
   p.dtype = dtype_of(x_, "x");
   p.csr = csr_of(rowptr, col, perm, x_.size(0));
   p.dim = x_.size(1);
   p.minimum = minimum;
+  p.longest_row = longest_row < 0 ? p.csr.num_edges : longest_row;
   check_device(x_, "x", col);
   const Tensor x = to_contiguous(x_);
   const OptTensor value = to_contiguous(value_);
@@ -175,10 +177,11 @@ Tensor spmm_max_backward_value(const Tensor& rowptr, const Tensor& col, const Op
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Maximum (or minimum) over each row's edges, and the edge that holds it.
+  // Maximum (or minimum) over each row's edges, and the edge that holds it. No row is known to have more than
+  // `longest_row` edges (negative: unknown), so that a GPU does not look for long ones.
   m.def(
-      "spmm_max(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, bool minimum) "
-      "-> (Tensor, Tensor)");
+      "spmm_max(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, bool minimum, "
+      "SymInt longest_row=-1) -> (Tensor, Tensor)");
   m.def(
       "spmm_max_backward_x(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor arg, "
       "Tensor grad, SymInt num_cols, Tensor? t_rowptr=None, Tensor? t_col=None, "

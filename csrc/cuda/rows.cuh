@@ -507,10 +507,16 @@ void launch_merge(const Csr& csr, const Shape& s, const LongRows& l, unsigned ti
                args...);
 }
 
+// Bytes of a row's part, with all tiles.
+template <typename Row>
+int64_t part_bytes(const Shape& s) {
+  return int64_t{s.tiles} * Row::kLanes * kPartBytes<Row>;
+}
+
 // Bytes of scratch memory that launch_rows needs.
 template <typename Row>
 int64_t rows_scratch(const Csr& csr, const Shape& s) {
-  return Row::kSums == Sums::none ? 0 : LongRows(csr).bytes(int64_t{s.tiles} * Row::kLanes * kPartBytes<Row>);
+  return Row::kSums == Sums::none ? 0 : LongRows(csr).bytes(part_bytes<Row>(s));
 }
 
 // Terms that kernels add atomically to one sum, one after another. A float32 sum of more is less exact than
@@ -522,7 +528,7 @@ inline LongRows rows_of_many_terms(const Csr& csr) { return LongRows(csr, 256, k
 // Bytes of scratch memory that launch_long_rows needs for them.
 template <typename Row>
 int64_t many_terms_scratch(const Csr& csr, const Shape& s) {
-  return rows_of_many_terms(csr).bytes(int64_t{s.tiles} * Row::kLanes * kPartBytes<Row>);
+  return rows_of_many_terms(csr).bytes(part_bytes<Row>(s));
 }
 
 // A compiler that gets a type wrong on the host only would launch a kernel that does not exist.

@@ -384,12 +384,22 @@ bool has_many_terms(const SpmmMaxBackwardX& p, const Csr* transposed) {
          p.csr.num_edges > 4 * kManyTerms;
 }
 
+// None where the caller knows that no row is long. All are processed, even if that is wrong.
+LongRows long_rows_of(const SpmmMax& p) {
+  LongRows l(p.csr);
+  if (p.longest_row <= l.longest) {
+    l.size = l.longest = p.csr.num_edges;
+    l.blocks = 0;
+  }
+  return l;
+}
+
 }  // namespace
 
 int64_t spmm_max_scratch(const SpmmMax& p) {
   int64_t bytes = 0;
   with_max_row(p, [&](auto row, const Shape& s) {
-    bytes = rows_scratch<typename decltype(row)::type>(p.csr, s);
+    bytes = long_rows_of(p).bytes(part_bytes<typename decltype(row)::type>(s));
   });
   return bytes;
 }
@@ -398,7 +408,7 @@ const char* spmm_max(const SpmmMax& p, void* scratch, void* stream_) {
   if (p.csr.num_rows == 0 || p.dim == 0) return nullptr;
   const auto stream = static_cast<cudaStream_t>(stream_);
   return with_max_row(p, [&](auto row, const Shape& s) {
-    launch_rows<typename decltype(row)::type>(p.csr, s, scratch, stream, p);
+    launch_rows<typename decltype(row)::type>(p.csr, s, long_rows_of(p).in(scratch), 0, stream, p);
   });
 }
 

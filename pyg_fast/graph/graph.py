@@ -145,6 +145,7 @@ def keep_block(
     col: Tensor,
     hops: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     loop_free: bool = False,
+    longest_row: int | None = None,
 ) -> None:
     r"""Caches the CSR form of a sampled :obj:`edge_index`, so that it need not be sorted.
 
@@ -158,9 +159,12 @@ def keep_block(
             seeds on: edges of the first :math:`h` hops have no nodes beyond these hops.
             (default: :obj:`None`)
         loop_free (bool): Whether there are no self-loops. (default: :obj:`False`)
+        longest_row (int, optional): As in :class:`Graph`. (default: :obj:`None`)
     """
     size = rowptr.size(0) - 1
-    graph = Graph(rowptr, col, None, None, None, None, size, size)
+    graph = Graph(
+        rowptr, col, None, None, None, None, size, size, longest_row=longest_row
+    )
     facts = cache_of(edge_index).facts
     store(edge_index, ('graph', size, size, False), graph, wait=False)
     if loop_free:
@@ -305,7 +309,10 @@ def _part_of_block(
         if graph is None:
             return None
         rowptr = graph.rowptr[: num_dst + 1].clamp(max=count)
-        part = Graph(rowptr, graph.col[:count], None, None, None, None, num_src, num_dst)
+        part = Graph(
+            rowptr, graph.col[:count], None, None, None, None, num_src, num_dst,
+            longest_row=graph.longest_row,
+        )  # fmt: skip
         store(whole, key, part, wait=False)
     return part
 

@@ -41,6 +41,11 @@ class Groups(NamedTuple):
     atomic: bool = False
     order: Tensor | None = None
 
+    @property
+    def most_edges(self) -> int:
+        """At least the number of edges of the longest row."""
+        return self.most_groups * self.size
+
     def __repr__(self) -> str:
         parts = f'size={self.size}, groups={self.row.size(0)}, long_rows={self.long_row.size(0)}'
         return f'Groups({parts}{", atomic" if self.atomic else ""})'

@@ -40,6 +40,9 @@ class Graph(NamedTuple):
     :obj:`groups` and :obj:`t_groups` divide the work on a GPU, for the graph and its transpose
     (:obj:`None`: the kernel divides it by rows).
 
+    :obj:`longest_row` is at least the number of edges of each row, if that is known: kernels then
+    do not look for long rows. A row that has more costs time, and gives the same result.
+
     :obj:`missing` names the positions (:obj:`"perm"`, :obj:`"t_perm"`, or both) that a graph
     without values of edges does not store: there :obj:`None` does not stand for the order of the
     edges. Ops with values of edges refuse such a graph, see :meth:`with_positions`.
@@ -56,6 +59,7 @@ class Graph(NamedTuple):
     groups: Groups | None = None
     t_groups: Groups | None = None
     missing: str | None = None
+    longest_row: int | None = None
 
     @staticmethod
     def from_edge_index(
@@ -99,11 +103,21 @@ class Graph(NamedTuple):
         """The number of edges that an :obj:`edge_weight` must have."""
         return self.col.size(0)
 
+    @property
+    def most_edges(self) -> int:
+        """At least the number of edges of the longest row. It asks no GPU."""
+        known = [self.num_edges]
+        if self.groups is not None:
+            known.append(self.groups.most_edges)
+        if self.longest_row is not None:
+            known.append(self.longest_row)
+        return min(known)
+
     def transpose_of_hubs(self) -> tuple[Tensor | None, ...]:
         """The transpose, for a kernel that adds terms of sources in any order and gathers those of
         many edges; Nones if there is none, or no source has as many. It asks no GPU."""
         groups = self.t_groups
-        if groups is not None and groups.most_groups * groups.size <= MANY_TERMS:
+        if groups is not None and groups.most_edges <= MANY_TERMS:
             return None, None, None
         return self.t_rowptr, self.t_col, self.t_perm
 

@@ -32,6 +32,7 @@ class Subgraph(NamedTuple):
     hops: tuple[tuple[int, ...], tuple[int, ...]] | None  # the same two if they are valid
     edge_weight: Tensor | None = None
     batch: Tensor | None = None
+    longest_row: int | None = None  # of its edges, if the sampler knows it
 
     def to_bidirectional(self) -> 'Subgraph':
         """Adds the reverse of each edge."""
@@ -144,7 +145,7 @@ def edge_index_of(part: Subgraph, loop_free: bool) -> EdgeIndex:
     if part.rowptr is None or part.col is None:
         return EdgeIndex(part.edge_index, sparse_size=(num_nodes, num_nodes))
     out = BatchEdgeIndex.of(part.edge_index, part.rowptr.long())
-    keep_block(out, part.rowptr, part.col, part.hops, loop_free)
+    keep_block(out, part.rowptr, part.col, part.hops, loop_free, part.longest_row)
     return out
 
 

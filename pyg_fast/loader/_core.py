@@ -228,6 +228,7 @@ class Core:
             part = Subgraph(
                 out.n_id, out.edge_index, out.rowptr, out.col, out.e_id,
                 None if edges is None else nodes, edges, input_id, hops,
+                longest_row=None if induced or min(self.fanouts) < 0 else max(self.fanouts),
             )  # fmt: skip
         if self.subgraph_type == SubgraphType.bidirectional:
             part = part.to_bidirectional()

@@ -140,14 +140,17 @@ class Schedule(NamedTuple):
     col: Tensor
     perm: Tensor | None
     num_rows: int
-    groups: Groups | None = None
+    groups: Groups | None
+    most_edges: int  # at least those of the longest row
 
 
 def schedule_of(graph: Graph, role: str) -> Schedule:
     """The structure of a pass."""
     if role == 'src':
         graph = graph.t()
-    return Schedule(graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups)
+    return Schedule(
+        graph.rowptr, graph.col, graph.perm, graph.num_dst, graph.groups, graph.most_edges
+    )
 
 
 def most_programs(program: Program, outs: Sequence[Out], source: Source) -> int | None:
@@ -178,8 +181,8 @@ def run_pass_cuda(
     seed: Tensor | None,
 ) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
     """The results of a pass, and the second ones of kinds that have two."""
-    rowptr, col, perm, num_rows, groups = schedule
-    recipe, pieces = one.recipe(acc), pieces_of(col.size(0), num_rows, groups)
+    rowptr, col, perm, num_rows, groups, most = schedule
+    recipe, pieces = one.recipe(acc), pieces_of(col.size(0), num_rows, groups, most)
     source, tile = recipe.source, recipe.tile
     units, of_pieces, slots = num_rows, 0, 0
     if isinstance(pieces, Groups):

@@ -50,15 +50,15 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(
-    num_edges: int, num_rows: int, groups: Groups | None, least: int = _LEAST_SIZE,
+    num_edges: int, num_rows: int, groups: Groups | None, most: int, least: int = _LEAST_SIZE,
     few: int = _FEW,
 ) -> Pieces | Groups:  # fmt: skip
-    """By the numbers of edges and rows alone, which the host knows without waiting for the device:
-    no more than a certain number of blocks have at least `least` edges each. There are none if no
-    row can be long. Of a graph with `groups` those, if a row is long."""
-    most, few_rows, divides = num_edges, _FEW_ROWS, False
+    """By the numbers of edges and rows, and of the `most` edges that a row may have, which the host
+    knows without waiting for the device: no more than a certain number of blocks have at least
+    `least` edges each. There are none if no row can be long. Of a graph with `groups` those, if a
+    row is long."""
+    few_rows, divides = _FEW_ROWS, False
     if groups is not None:
-        most = min(groups.most_groups * groups.size, num_edges)
         divides = groups.most_groups <= _MOST_GROUPS and groups.size <= _LARGEST_GROUP
         few_rows = _FEW_OF_GROUPS if divides else _FEW_ROWS
     size = max(least, -(-num_edges // _MOST_BLOCKS))

@@ -28,7 +28,7 @@ class SpMMMax(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, value: Tensor | None, graph: Graph, minimum: bool
     ) -> Tensor:
-        out, arg = ops.spmm_max(*graph[:3], value, x, minimum)
+        out, arg = ops.spmm_max(*graph[:3], value, x, minimum, graph.most_edges)
         needs_value = value is not None and ctx.needs_input_grad[1]
         # A second derivative to `value` also needs x.
         save(ctx, x if needs_value else None, value, arg, graph, x.size(0))
@@ -133,8 +133,9 @@ def _spmm_max_backward_value_fake(grad: Tensor, num_values: int) -> Tensor:
 
 @reference('spmm_max')
 def _spmm_max_reference(
-    rowptr: Tensor, col: Tensor, perm: Tensor | None, value: Tensor | None, x: Tensor, minimum: bool
-) -> tuple[Tensor, Tensor]:
+    rowptr: Tensor, col: Tensor, perm: Tensor | None, value: Tensor | None, x: Tensor,
+    minimum: bool, longest_row: int = -1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     row, source, position = edge_list(rowptr, col, perm)
     message = messages(x.double(), value, source, position)
     size = rowptr.size(0) - 1, x.size(1)

@@ -109,6 +109,24 @@ def test_graphs_of_batches(device: torch.device, sorts: list[str], kind: str) ->
         else:
             assert both.perm is None
             assert torch.equal(wanted.perm, torch.arange(plain.size(1), device=device).int())
+        assert got.longest_row == both.longest_row == (4 if kind == 'directional' else None)
+        assert both.t().longest_row is None
+
+
+def test_longest_rows(device: torch.device) -> None:
+    """Kernels do not look for long rows in a batch, whose rows have at most the fan-out."""
+    data = random_data(200, 1500)
+    for fanouts, replace, most in (([2, 5], False, 5), ([3, 1], True, 3), ([-1, 2], False, None)):
+        loader = FastNeighborLoader(data, fanouts, batch_size=12, replace=replace, device=device)
+        batch = next(iter(loader))
+        size, count = batch.num_nodes, batch.num_sampled_edges[0]
+        graph = graphs.graph_of(batch.edge_index, size, size)
+        assert graph.longest_row == most
+        assert graph.most_edges == (graph.num_edges if most is None else most)
+        longest = int(graph.rowptr.diff().max())
+        assert longest <= graph.most_edges
+        part = graphs.graph_of(batch.edge_index[:, :count], size, size)
+        assert part.num_edges == count
 
 
 def test_transposed_once(device: torch.device) -> None:

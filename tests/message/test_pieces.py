@@ -37,7 +37,7 @@ SIZES = st.integers(0, 2**40)
 @given(num_edges=SIZES, num_rows=SIZES)
 def test_sizes(num_edges: int, num_rows: int) -> None:
     """Memory of partial results is bounded, and rows are divided that are long beside others."""
-    pieces = pieces_of(num_edges, num_rows, None)
+    pieces = pieces_of(num_edges, num_rows, None, num_edges)
     assert isinstance(pieces, Pieces)
     size, longest, num_blocks, _ = pieces
     if num_blocks == 0:
@@ -54,11 +54,21 @@ def test_sizes(num_edges: int, num_rows: int) -> None:
         assert count <= min(num_blocks, programs or 2**12)
 
 
+@given(num_edges=SIZES, num_rows=SIZES, most=SIZES)
+def test_known_longest_row(num_edges: int, num_rows: int, most: int) -> None:
+    """There are no pieces where no row is long."""
+    plain = pieces_of(num_edges, num_rows, None, num_edges)
+    pieces = pieces_of(num_edges, num_rows, None, min(most, num_edges))
+    assert isinstance(plain, Pieces)
+    assert pieces == (plain if most > plain.longest else (num_edges, num_edges, 0, False))
+
+
 @given(num_edges=SIZES, num_rows=SIZES, most=st.integers(1, 2**13), size=st.integers(1, 2**12))
 def test_groups_of_long_rows(num_edges: int, num_rows: int, most: int, size: int) -> None:
     """Those of a prepared graph divide its rows if one is long, and has not too many."""
     groups = Groups(*[torch.empty(0)] * 5, 0, most, size)
-    pieces, plain = (pieces_of(num_edges, num_rows, each) for each in (groups, None))
+    plain = pieces_of(num_edges, num_rows, None, num_edges)
+    pieces = pieces_of(num_edges, num_rows, groups, min(groups.most_edges, num_edges))
     assert isinstance(plain, Pieces)
     divides = most <= 2**11 and size <= 2**10
     longest = plain.longest
@@ -80,9 +90,9 @@ def together(*numbers: Any, least: int) -> Any:
     return pieces._replace(together=pieces.num_blocks > 0)  # type: ignore[call-arg]
 
 
-def few_programs(num_edges: int, num_rows: int, groups: Groups | None, least: int) -> Any:
+def few_programs(*numbers: Any, least: int) -> Any:
     """As in large graphs, where each program has several blocks, and a row more edges than one."""
-    pieces = every_row(num_edges, num_rows, groups, least)
+    pieces = every_row(*numbers, least=least)
     if isinstance(pieces, Groups):
         return pieces
     return pieces._replace(longest=pieces.longest + pieces.longest // 2)
@@ -101,11 +111,11 @@ def cuda_pass(
     starts = torch.tensor(rowptr, dtype=torch.int32)
     groups = groups_of(starts, least) if known else None
     columns = torch.zeros(len(x), dtype=torch.int32)
-    schedule = Schedule(starts, columns, None, len(rowptr) - 1, groups)
+    schedule = Schedule(starts, columns, None, len(rowptr) - 1, groups, len(x))
     inputs = {('edge', 0): x, ('src', 1): torch.zeros(1, *x.shape[1:])}
 
     def how(*numbers: Any) -> Any:
-        pieces = (few_programs if few else every_row)(*numbers, least)
+        pieces = (few_programs if few else every_row)(*numbers, least=least)
         if isinstance(pieces, Groups):
             return pieces
         return pieces._replace(together=together and pieces.num_blocks > 0)
@@ -346,7 +356,8 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.full((num_rows * degree, 1), 0.1)
     x[0] = 2.0**10
     rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
-    schedule = Schedule(rowptr, torch.zeros(len(x), dtype=torch.int32), None, num_rows)
+    columns = torch.zeros(len(x), dtype=torch.int32)
+    schedule = Schedule(rowptr, columns, None, num_rows, None, len(x))
     monkeypatch.setattr(_passes, 'most_programs', lambda program, outs, source: 1)
     monkeypatch.setattr(_passes, 'tile_shape', lambda source: _cuda.Tile(1, (1,), 1))
     with by_numpy(partial(every_row, least=100_000)):

@@ -29,6 +29,7 @@ from ._graphs import (
     assert_near,
     edge_lists,
     exact,
+    hubs,
     multiplied,
     reference_of,
     short_rows,
@@ -59,7 +60,8 @@ def _(given: Given) -> dict[str, object]:
 
 @sample('spmm_max')
 def _(given: Given) -> dict[str, object]:
-    return dict(**given.csr, value=given.value, x=given.a, minimum=not given.full)
+    most = -1 if given.full else 10
+    return dict(**given.csr, value=given.value, x=given.a, minimum=not given.full, longest_row=most)
 
 
 def arg_of(given: Given) -> Tensor:
@@ -802,6 +804,16 @@ def test_bad_input(device: torch.device, name: str, raises: Any) -> None:
     args = [a.to(device) if isinstance(a, Tensor) else a for a in args]
     with raises(error, match=message):
         spmm(graph, *args)
+
+
+def test_known_longest_row(device: torch.device) -> None:
+    """A kernel that need not look for long rows still processes one that is there."""
+    edges = hubs(39, 39, 1900, 0.5, 0.5, True).edge_index.to(device)
+    graph, x = graph_of(edges, 40, 40), torch.randn(40, 9, device=device)
+    wanted = ops.spmm_max(*graph[:3], None, x, False)
+    for longest in (0, 1, 1900, 2**40):
+        found = ops.spmm_max(*graph[:3], None, x, False, longest)
+        assert all(torch.equal(*each) for each in zip(found, wanted, strict=True))
 
 
 def test_mixed_devices(cuda: torch.device) -> None:
