@@ -9,7 +9,7 @@ from . import formats as formats  # deprecated
 from ._accelerate import accelerate, accelerate_report, restore
 from ._capture import CapturedStep, capture
 from ._choose_num_samples import choose_num_samples
-from ._compile import compile
+from ._compile import compile, export
 from ._memory_estimate import MemoryEstimate, memory_estimate
 from .graph.small_graphs import small_graphs
 from .ops import with_cuda
@@ -18,6 +18,6 @@ _logging.getLogger('pyg_fast').addHandler(_logging.NullHandler())
 
 __all__ = [
     'CapturedStep', 'MemoryEstimate', '__version__', 'accelerate', 'accelerate_report', 'capture',
-    'choose_num_samples', 'compile', 'datasets', 'graph', 'loader', 'memory_estimate', 'nn', 'ops',
-    'restore', 'small_graphs', 'transforms', 'with_cuda',
+    'choose_num_samples', 'compile', 'datasets', 'export', 'graph', 'loader', 'memory_estimate',
+    'nn', 'ops', 'restore', 'small_graphs', 'transforms', 'with_cuda',
 ]  # fmt: skip

@@ -1,12 +1,15 @@
-"""Kernels inside of :func:`torch.compile`."""
+"""Kernels inside of :func:`torch.compile` and :func:`torch.export.export`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch.export import ExportedProgram
 from torch.nn import Module
 
 from ._accelerate import accelerate
+from .graph.small_graphs import small_graphs
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -71,3 +74,76 @@ def backend(
     patches |= options or {}
     compiled: Any = compile_fx(module, examples, config_patches=patches or None)
     return compiled
+
+
+def export(
+    model: Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *,
+    dynamic_shapes: Any = None, strict: bool = False, gradients: bool = False,
+) -> ExportedProgram:  # fmt: skip
+    r"""Accelerates the layers of a model and exports it, with their messages as kernels.
+
+    As :func:`torch.export.export` of an accelerated model, but that has PyG's operators only. The
+    program needs pyg_fast: import it before you load or run the program. It takes plain
+    :obj:`edge_index` tensors, which it sorts and checks at each call. Layers with kernels written
+    for them, such as :class:`~pyg_fast.nn.FusedGATConv`, keep PyG's operators, and so does a
+    message that no kernel computes: the logger :obj:`pyg_fast` tells why at level INFO.
+
+    Args:
+        model (torch.nn.Module): The model, or a single layer.
+        args (tuple): Arguments of its call.
+        kwargs (dict, optional): Arguments by name. (default: :obj:`None`)
+        dynamic_shapes (optional): As in :func:`torch.export.export`. The number of edges must have
+            a largest value below :math:`2^{31} - 1024`, as in the example.
+            (default: :obj:`None`)
+        strict (bool): As in :func:`torch.export.export`. (default: :obj:`False`)
+        gradients (bool): Whether the program may be trained: kernels then also write what a
+            backward pass reads. Without, a backward pass through a kernel raises an error.
+            (default: :obj:`False`)
+
+    Returns:
+        torch.export.ExportedProgram: The program, which :func:`torch.export.save` and
+        :func:`torch._inductor.aoti_compile_and_package` take.
+
+    Raises:
+        TypeError: If :obj:`model` is not a module.
+
+    Example:
+        >>> edges = torch.export.Dim('edges', max=2**30)
+        >>> program = pyg_fast.export(
+        ...     conv, (x, edge_index), dynamic_shapes=({0: torch.export.Dim('nodes')}, {1: edges}))
+        >>> torch.export.save(program, 'conv.pt2')
+    """
+    from .message._region import replace_messages
+
+    model = accelerate(model)
+    # The sizes of the examples say nothing about those of later calls.
+    with _marks_in_export(model), small_graphs('kernel'):
+        program = torch.export.export(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+        )
+        before = _outputs(program)
+        replace_messages(program.graph_module, gradients)
+    for old, new in zip(before, _outputs(program), strict=True):
+        if new != old:
+            program.graph_signature.replace_all_uses(old, new)
+    program.validate()
+    return program
+
+
+def _outputs(program: ExportedProgram) -> list[str]:
+    """The names by which the signature of a program knows its outputs."""
+    (outputs,) = program.graph.output_node().args
+    return [getattr(each, 'name', '') for each in outputs]
+
+
+@contextmanager
+def _marks_in_export(model: Module) -> Iterator[None]:
+    layers = [each for each in model.modules() if getattr(each, '_marks', None) is not None]
+    before: list[Any] = [layer._marks for layer in layers]
+    try:
+        for layer, marks in zip(layers, before, strict=True):
+            layer.__dict__['_marks'] = marks._replace(in_export=True)
+        yield
+    finally:
+        for layer, marks in zip(layers, before, strict=True):
+            layer.__dict__['_marks'] = marks

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -145,7 +145,8 @@ def check_autograd(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
-        if name == 'detach' and all(_is_maximum(user, node) for user in node.users):
+        detaches = 'detach' in (name, _method(node))
+        if detaches and all(_is_maximum(user, node) for user in node.users):
             continue  # Of a softmax; the parser takes this maximum in nothing else.
         if isinstance(target, HigherOrderOperator) or any(part in name for part in _AUTOGRAD):
             raise Refused(f'{name} in message')
@@ -153,14 +154,21 @@ def check_autograd(graph: GraphModule) -> None:
 
 def _is_maximum(user: torch.fx.Node, node: torch.fx.Node) -> bool:
     """Whether a use of a tensor is a maximum of its values over edges, or reads its shape alone."""
-    if user.op != 'call_method':
-        return False
-    if user.target == 'scatter_reduce_':
+    method = _method(user)
+    if method == 'scatter_reduce_':
         places = [k for k, arg in enumerate(user.args) if arg is node]
-        return user.kwargs.get('reduce') == 'amax' and places == [3]
-    if user.target == 'expand_as':
+        reduce = user.kwargs.get('reduce', user.args[-1])
+        return reduce == 'amax' and places == [3]
+    if method == 'expand_as':
         return user.args[0] is not node
-    return user.target in ('new_zeros', 'size', 'dim')
+    return method in ('new_zeros', 'size', 'sym_size', 'dim')
+
+
+def _method(node: torch.fx.Node) -> str:
+    """The method that a node calls; an exported graph has operators of torch in their place."""
+    if node.op == 'call_method':
+        return str(node.target)
+    return node.target.overloadpacket.__name__ if isinstance(node.target, OpOverload) else ''
 
 
 _AUTOGRAD = (

@@ -224,6 +224,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _of_message(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    if not ctx.needs:
+        raise RuntimeError(
+            'this program was exported without gradients: use pyg_fast.export(..., gradients=True)'
+        )
     inputs, csr, kept, optional = _split(ctx.saved_tensors, ctx.counts)
     rest = iter(optional)
     seed, perm, t_perm = (next(rest) if has else None for has in ctx.has)

@@ -49,8 +49,14 @@ _ops = torch.ops.pyg_fast_message
 _CONTEXT = ('_enter_autocast', '_exit_autocast', '_set_grad_enabled')
 
 
-def replace_messages(module: GraphModule) -> int:
+def replace_messages(module: GraphModule, gradients: bool | None = None) -> int:
     """Replaces regions in place, also in the bodies of higher-order operators.
+
+    Args:
+        module (GraphModule): What Dynamo captured, or the graph of an exported program.
+        gradients (bool, optional): Whether kernels give gradients to all inputs of float types, as
+            an exported program does not tell which need them. Without, a backward pass raises an
+            error. (default: :obj:`None`, to those that need them in the captured graph)
 
     Returns:
         int: How many messages became kernels.
@@ -59,7 +65,7 @@ def replace_messages(module: GraphModule) -> int:
     for node in graph.nodes:
         body = getattr(module, node.target, None) if node.op == 'get_attr' else None
         if isinstance(body, GraphModule):
-            count += replace_messages(body)
+            count += replace_messages(body, gradients)
     groups: dict[Any, list[Node]] = {}
     for node in graph.nodes:
         if _is(node, _markers.aggregate):
@@ -75,7 +81,7 @@ def replace_messages(module: GraphModule) -> int:
     for aggregates in groups.values():
         name = _name_of(aggregates[0])
         try:
-            how = _replace(module, aggregates, traffic, count)
+            how = _replace(module, aggregates, traffic, count, gradients)
         except Refused as reason:
             _log.info("%s runs PyG's code, compiled: %s", name, reason)
         else:
@@ -394,8 +400,9 @@ _SHAPED = ('new_zeros', 'new_ones', 'new_full', 'new_empty', 'view', 'reshape', 
 
 
 def _replace(
-    module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic, number: int
-) -> str:
+    module: GraphModule, aggregates: Sequence[Node], traffic: _Traffic, number: int,
+    gradients: bool | None,
+) -> str:  # fmt: skip
     """Replaces one region; tells how.
 
     Raises:
@@ -419,8 +426,18 @@ def _replace(
     invalid = _invalid_of(graph, region.csr[0])
     copied = [node in region.written for node in inputs]
     # The mode of gradients is that of the graph, not that in which it is compiled.
-    trains = any(_value(node).requires_grad for node in aggregates)
-    body = _emitted(passes, text, places, len(region.csr), [*arguments, invalid], copied, trains)
+    leaves = {
+        at for at, role, name in passes.reads
+        if (x := _value(inputs[places[role, name]])).is_floating_point()
+        and (x.requires_grad if gradients is None else gradients)
+    }  # fmt: skip
+    if gradients is None and not any(_value(node).requires_grad for node in aggregates):
+        leaves = set()
+    needs = [not leaves.isdisjoint(each) for each in passes.leaves]
+    asked = [] if gradients is False else needs
+    body = _emitted(
+        passes, text, places, len(region.csr), [*arguments, invalid], copied, needs, asked
+    )
     device = _value(region.csr[0]).device.type
     with graph.inserting_before(last):
         if autocast:  # The plan has its conversions.
@@ -450,8 +467,9 @@ def _invalid_of(graph: FxGraph, rowptr: Node) -> Node | None:
     sort = rowptr.args[0] if rowptr.target is operator.getitem else None
     if not isinstance(sort, Node) or not _is(sort, _markers.csr):
         return None
-    if any(node.args[1] == _INVALID for node in sort.users):
-        return None
+    for node in sort.users:
+        if node.args[1] == _INVALID:  # An exported graph has it from the start, for nobody.
+            return None if node.users else node
     with graph.inserting_after(sort):
         node = graph.call_function(operator.getitem, (sort, _INVALID))
     node.meta['example_value'] = _value(sort)[_INVALID]
@@ -472,10 +490,11 @@ def _check_size(region: _Region, passes: Passes) -> None:
 
 def _emitted(
     passes: Passes, text: str, places: dict[Any, int], num_csr: int, arguments: Sequence[Any],
-    copied: Sequence[bool], trains: bool,
+    copied: Sequence[bool], needs: Sequence[bool], asked: Sequence[bool],
 ) -> GraphModule:  # fmt: skip
     """The op of a message, with what runs on nodes before and after it, in torch's operators. All
-    of it is differentiable by the dispatcher. It copies inputs that are written after it."""
+    of it is differentiable by the dispatcher: the op gives the gradients that are `asked`. It
+    copies inputs that are written after it."""
     made = passes.plan
 
     def emit(*given: Any) -> list[Tensor]:
@@ -484,10 +503,6 @@ def _emitted(
             assert_no_invalid(invalid)
         inputs = [x.clone() if copy else x for x, copy in zip(inputs, copied, strict=True)]
         read = {at: inputs[places[role, name]] for at, role, name in passes.reads}
-        needs = [False] * len(made.inputs)
-        if trains:
-            leaves = {at for at, x in read.items() if x.requires_grad}
-            needs = [not leaves.isdisjoint(each) for each in passes.leaves]
         hoists = passes.prologue.ends if True in needs else ()
         graph = graph_from(csr, perm, t_perm, num_src, num_dst)
         values = passes.prologue(read, graph if hoists else None)
@@ -496,7 +511,7 @@ def _emitted(
         if made.num_dropouts:
             seed = torch.randint(2**62, (1,), device=csr[0].device)
         outs = message(
-            text, needs, kernel_inputs, seed, list(csr), perm, t_perm, num_src, num_dst
+            text, asked, kernel_inputs, seed, list(csr), perm, t_perm, num_src, num_dst
         )
         return finished(passes, outs[: len(made.outputs)], values, csr[0])
 
@@ -535,7 +550,8 @@ def _inserted(
         else:
             new = graph.node_copy(node, known.__getitem__)
         kept = ('stack_trace', 'nn_module_stack')
-        new.meta = {'example_value': node.meta.get('val')}
+        # The names of Dynamo and of exported programs.
+        new.meta = dict.fromkeys(('example_value', 'val'), node.meta.get('val'))
         new.meta |= {key: like.meta[key] for key in kept if key in like.meta}
         known[node] = new
     raise AssertionError

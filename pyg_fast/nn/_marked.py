@@ -26,6 +26,7 @@ class Marks(NamedTuple):
     arguments: Any  # of its `message` and `update`
     aggr: type
     reduces: tuple[str, ...]  # of each part of the aggregation
+    in_export: bool = False  # whether exported programs have the marks, too
 
 
 def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: Any) -> Any:

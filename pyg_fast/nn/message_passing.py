@@ -283,7 +283,7 @@ def _marked(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> A
     """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
     kernels of them; None where PyG's code must run."""
     marks = conv._marks
-    if marks is None or _is_exporting() or transforms_traced():
+    if marks is None or (_is_exporting() and not marks.in_export) or transforms_traced():
         return None
     for name in HOOKS:
         if len(getattr(conv, name)) > 0:

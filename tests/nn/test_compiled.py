@@ -393,6 +393,66 @@ def test_without_the_pass(device: torch.device) -> None:
     assert not any('pyg_fast' in str(node.target) for node in program.graph.nodes)
 
 
+class Twice(torch.nn.Module):
+    """Two messages, of which one runs PyG's code in exported programs, and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Own(gated), Own(attention, ['sum', 'max'])
+        self.third = GATConv(8, 4, heads=2).double()
+
+    def forward(self, x: Tensor, edges: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.first(x, edges, edge)
+        return self.second(F.dropout(x, 0.5, self.training), edges, edge), self.third(x, edges)
+
+
+EDGES = torch.export.Dim('edges', max=2**30)
+SIZES = {0: torch.export.Dim('nodes')}, {1: EDGES}, {0: EDGES}
+
+
+def test_exported(device: torch.device, tmp_path: Path) -> None:
+    model = Twice().to(device).eval()
+    args = tuple(graph_data(20, 50, device))
+    program = pyg_fast.export(copy.deepcopy(model), args, dynamic_shapes=SIZES, gradients=True)
+    names = [str(node.target) for node in program.graph.nodes]
+    assert names.count('pyg_fast.message.default') == 2
+    torch.export.save(program, tmp_path / 'program.pt2')
+    loaded = torch.export.load(tmp_path / 'program.pt2')
+    args = tuple(graph_data(30, 90, device))
+    wanted = model(*args)
+    params = dict(model.named_parameters())
+    for name in ('first.row', 'second.row', 'second.lin.weight', 'second.lin.bias'):
+        del params[name]  # They are not used.
+    grads = torch.autograd.grad(sum(x.square().sum() for x in wanted), params.values())
+    for each in (program.module(), loaded.module()):
+        found = each(*args)
+        torch.testing.assert_close(found, wanted)
+        own = dict(each.named_parameters())
+        of_own = torch.autograd.grad(
+            sum(x.square().sum() for x in found), [own[name] for name in params]
+        )
+        torch.testing.assert_close(of_own, grads)
+    assert not any('pyg_fast' in str(node.target) for node in exported_as_pygs(model, args))
+
+
+def exported_as_pygs(model: Any, args: Any) -> Any:
+    """The nodes of a program by torch.export, which has no kernels of ours."""
+    return torch.export.export(pyg_fast.accelerate(copy.deepcopy(model)), args).graph.nodes
+
+
+@pytest.mark.parametrize('strict', [False, True])
+def test_exported_without_gradients(device: torch.device, strict: bool) -> None:
+    conv, args = Own(gated).to(device), tuple(graph_data(20, 50, device))
+    program = pyg_fast.export(copy.deepcopy(conv), args, strict=strict).module()
+    torch.testing.assert_close(program(*args), conv(*args))
+    with pytest.raises(RuntimeError, match='gradients=True'):
+        program(*args).sum().backward()
+    if device.type == 'cpu':  # On CUDA an assertion on the device ends the process.
+        args[1][0, 3] = 20
+        with pytest.raises(RuntimeError, match='edge_index'):
+            program(*args)
+
+
 def test_backend_by_name(tmp_path: Path) -> None:
     """An installed package offers the backend; this process may run from the source tree."""
     config = configparser.ConfigParser()
