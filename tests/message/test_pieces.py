@@ -74,7 +74,7 @@ def test_groups_of_long_rows(num_edges: int, num_rows: int, most: int, size: int
     longest = plain.longest
     if divides:
         mean = num_edges // max(1, num_rows)
-        longest = max(128, -(-num_edges // 2**14), min(4 * mean, num_edges // 2**13))
+        longest = max(128, -(-num_edges // 2**14), min(4 * mean, num_edges // 2**12))
     if num_edges <= 2**13 or min(most * size, num_edges) <= longest:
         assert pieces == (num_edges, num_edges, 0, False)
     else:
