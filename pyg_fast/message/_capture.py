@@ -227,7 +227,8 @@ class Dropout(NamedTuple):
 
 def dropout_of(node: torch.fx.Node) -> Dropout | None:
     """The dropout that a node calls, if it does."""
-    if node.op != 'call_function' or node.target not in (F.dropout, torch.dropout):
+    functions = F.dropout, torch.dropout, torch.ops.aten.dropout.default
+    if node.op != 'call_function' or node.target not in functions:
         return None
     names = ('input', 'p', 'training' if node.target is F.dropout else 'train', 'inplace')
     given: dict[str, Any] = {'p': 0.5, names[2]: True, 'inplace': False}

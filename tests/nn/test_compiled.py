@@ -440,6 +440,17 @@ def exported_as_pygs(model: Any, args: Any) -> Any:
     return torch.export.export(pyg_fast.accelerate(copy.deepcopy(model)), args).graph.nodes
 
 
+def test_exported_dropout(device: torch.device) -> None:
+    """A program of a layer in training drops other edges in each call."""
+    x, edges, edge = graph_data(20, 4000, device)
+    conv = Own(lambda conv, x_i, x_j, edge, *_: F.dropout(x_j * 0 + 1, 0.25, conv.training), 'mean')
+    program = pyg_fast.export(conv.to(device), (x, edges, edge), gradients=True)
+    assert any(node.target is torch.ops.pyg_fast.message.default for node in program.graph.nodes)
+    one, other = (program.module()(x, edges, edge) for _ in range(2))
+    assert not torch.equal(one, other)
+    assert abs(float((one + other).mean()) / 2 - 1) < 0.05
+
+
 @pytest.mark.parametrize('strict', [False, True])
 def test_exported_without_gradients(device: torch.device, strict: bool) -> None:
     conv, args = Own(gated).to(device), tuple(graph_data(20, 50, device))
