@@ -26,7 +26,7 @@ _MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**7
 _COMBINING_LANES = _MOST_BLOCKS // _MOST_COMBINING
 # Rows of so many times the mean are long, or with fewer edges if rows are so few, or of a prepared
 # graph.
-_TIMES_MEAN, _FEW_ROWS, _FEW_OF_GROUPS = 4, 2**11, 2**12
+_TIMES_MEAN, _FEW_ROWS, _FEW_OF_GROUPS = 4, 2**10, 2**12
 _MANY_EDGES = 32  # of a row on average
 # Groups that a row may have, which few programs combine, and their edges, which one program adds.
 _MOST_GROUPS, _LARGEST_GROUP = 2**11, 2**10

@@ -44,7 +44,7 @@ def test_sizes(num_edges: int, num_rows: int) -> None:
         assert size == longest == num_edges <= 2**13
         return
     assert size >= 128
-    assert size <= longest <= max(size, num_edges / 2**11)
+    assert size <= longest <= max(size, num_edges / 2**10)
     assert longest == size or longest * num_rows <= 4 * num_edges
     assert num_blocks <= 2**14
     assert num_blocks * size >= num_edges > 2**13
