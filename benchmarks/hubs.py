@@ -670,8 +670,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         notes=[
             'A step is forward and backward, 64 channels, float32; on a GPU the time of the '
             'kernels, which run at any size, but for types of nodes and relations wall time with '
-            'Python. Edges are in '
-            'random order, which a prepared graph sorts once. "/ h = 0": over the time '
+            'Python. Edges are in random order, which a prepared graph sorts once. "/ h = 0": over '
+            'the time '
             f'without a hub. Goals: at most {SLOWER} times the time at h = 0 and at most that of '
             f'PyG; errors of at most {LIMIT}; at most {SLOWER} times the time of the next '
             f'multiple of four; at most {SHARE:g} times the time of PyG for RGCNConv.'])

@@ -177,8 +177,8 @@ Tensor spmm_max_backward_value(const Tensor& rowptr, const Tensor& col, const Op
 }  // namespace pyg_fast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(pyg_fast, m) {
-  // Maximum (or minimum) over each row's edges, and the edge that holds it. No row is known to have more than
-  // `longest_row` edges (negative: unknown), so that a GPU does not look for long ones.
+  // Maximum (or minimum) over each row's edges, and the edge that holds it. Rows have at most `longest_row` edges
+  // (negative: unknown): where that is few, a GPU does not look for long rows.
   m.def(
       "spmm_max(Tensor rowptr, Tensor col, Tensor? perm, Tensor? value, Tensor x, bool minimum, "
       "SymInt longest_row=-1) -> (Tensor, Tensor)");

@@ -162,9 +162,7 @@ def keep_block(
         longest_row (int, optional): As in :class:`Graph`. (default: :obj:`None`)
     """
     size = rowptr.size(0) - 1
-    graph = Graph(
-        rowptr, col, None, None, None, None, size, size, longest_row=longest_row
-    )
+    graph = Graph(rowptr, col, None, None, None, None, size, size, longest_row=longest_row)
     facts = cache_of(edge_index).facts
     store(edge_index, ('graph', size, size, False), graph, wait=False)
     if loop_free:

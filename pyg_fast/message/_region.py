@@ -426,13 +426,14 @@ def _replace(
     invalid = _invalid_of(graph, region.csr[0])
     copied = [node in region.written for node in inputs]
     # The mode of gradients is that of the graph, not that in which it is compiled.
+    trains = gradients
+    if trains is None:
+        trains = any(_value(node).requires_grad for node in aggregates)
     leaves = {
         at for at, role, name in passes.reads
-        if (x := _value(inputs[places[role, name]])).is_floating_point()
-        and (x.requires_grad if gradients is None else gradients)
+        if trains and (x := _value(inputs[places[role, name]])).is_floating_point()
+        and (gradients or x.requires_grad)
     }  # fmt: skip
-    if gradients is None and not any(_value(node).requires_grad for node in aggregates):
-        leaves = set()
     needs = [not leaves.isdisjoint(each) for each in passes.leaves]
     asked = [] if gradients is False else needs
     body = _emitted(

@@ -126,7 +126,7 @@ def test_longest_rows(device: torch.device) -> None:
         longest = int(graph.rowptr.diff().max())
         assert longest <= graph.most_edges
         part = graphs.graph_of(batch.edge_index[:, :count], size, size)
-        assert part.num_edges == count
+        assert (part.num_edges, part.longest_row) == (count, most)
 
 
 def test_transposed_once(device: torch.device) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-import pyg_fast.message._compiled_op
+import pyg_fast.message._compiled_op  # which registers its ops
 import pyg_fast.message._cpu  # noqa: F401 (the fake kernel of its op)
 from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops._library import fake, fakes, ops, reference
