@@ -1,15 +1,21 @@
 """Kernels inside of :func:`torch.compile` and :func:`torch.export.export`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch.export import ExportedProgram
 from torch.nn import Module
+from torch_geometric import EdgeIndex
+from torch_geometric.data.data import BaseData
 
 from ._accelerate import accelerate
-from .graph.small_graphs import small_graphs
+from .graph.graph import prepare_for_compiled
+from .graph.small_graphs import has_few_edges, small_graphs
+
+_WIDE = 256  # With fewer edges than pay for so many features, kernels do not run.
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -46,10 +52,44 @@ def compile(
         >>> for batch in loader:
         ...     loss = model(batch.x, batch.edge_index).sum()
     """
-    return torch.compile(
-        accelerate(model), fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode,
-        options=options,
+    model = accelerate(model)
+    compiled: Any = torch.compile(
+        model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options
     )
+    layers = list(model.modules())
+    prepare = partial(
+        _prepare_graphs,
+        loops=any(getattr(layer, 'add_self_loops', False) for layer in layers),
+        values=any(
+            getattr(layer, '_marks', None) is not None
+            or getattr(layer, 'edge_dim', None) is not None for layer in layers
+        ),
+    )
+    compiled.register_forward_pre_hook(prepare, with_kwargs=True)
+    return compiled
+
+
+def _prepare_graphs(
+    module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, loops: bool, values: bool
+) -> None:
+    """Prepares the graphs among the arguments of a call, once each."""
+    if torch.compiler.is_compiling():
+        return
+    for edge_index in _graphs_in((*args, *kwargs.values())):
+        if not has_few_edges(edge_index, _WIDE):
+            prepare_for_compiled(edge_index, loops, values)
+
+
+def _graphs_in(arguments: Iterable[Any]) -> Iterator[EdgeIndex]:
+    for value in arguments:
+        if isinstance(value, EdgeIndex):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _graphs_in(value)
+        elif isinstance(value, dict):
+            yield from _graphs_in(value.values())
+        elif isinstance(value, BaseData):
+            yield from _graphs_in(store.get('edge_index') for store in value.edge_stores)
 
 
 def backend(

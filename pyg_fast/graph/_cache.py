@@ -6,6 +6,7 @@ Weights, features, masks and seeds are read at every call.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -106,11 +107,27 @@ def cached(edge_index: EdgeIndex, key: tuple) -> Any:
     return entry.value
 
 
-def known_loops(edge_index: EdgeIndex) -> int | None:
-    """The number of self-loops for compiled code, which cannot count them; None if no eager call
-    has done so."""
+def key_size(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[int, int] | None:
+    """The size of a graph as a part of a key; None for that of a prepared graph, which has no
+    other: numbers in keys are constants of compiled code."""
+    if isinstance(edge_index, PreparedGraph):
+        graph = edge_index.graph
+        if num_src == graph.num_src and num_dst == graph.num_dst:
+            return None
+    return num_src, num_dst
+
+
+def kept() -> AbstractContextManager:
+    """For making what a later training step may use. Compiled code keeps nothing, and PyTorch's
+    cache on disk does not take code with this mode."""
+    return nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
+
+
+def known_loops(edge_index: EdgeIndex) -> bool | None:
+    """Whether there are self-loops, for compiled code, which cannot look for them; None if no eager
+    call has done so."""
     cache = getattr(edge_index, _CACHE, None)
-    return cache.facts.get('num_loops') if isinstance(cache, Cache) else None
+    return cache.facts.get('has_loops') if isinstance(cache, Cache) else None
 
 
 def store(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = None) -> None:

@@ -11,7 +11,7 @@ from torch_geometric import EdgeIndex
 from ..ops._edges import check_edge_index
 from ..ops.to_csr import csr_rows, to_csr, transpose_csr
 from .execution_path import ExecutionPath, check_mask, mask_signature_of, signature_of
-from .graph import graph_of, num_loops
+from .graph import graph_of, has_loops
 from .prepared_graph import PreparedGraph
 from .structure import CHUNK, Graph, loop_counts, usual_group_size
 
@@ -130,7 +130,7 @@ def execution_paths(
 
 def _loops(edge_index: Tensor, num_nodes: int) -> Tensor | None:
     if isinstance(edge_index, PreparedGraph):
-        return loop_counts(edge_index.graph) if num_loops(edge_index) else None
+        return loop_counts(edge_index.graph) if has_loops(edge_index) else None
     data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
     loops = data[0][data[0] == data[1]].long()
     return torch.bincount(loops, minlength=num_nodes) if loops.numel() else None

@@ -37,10 +37,16 @@ class BatchEdgeIndex(EdgeIndex):
             return EdgeIndex.__tensor_unflatten__(inner, context, outer_size, outer_stride)
         return BatchEdgeIndex.of(inner['_data'], inner['_indptr'])
 
+    def _stable_hash_for_caching(self) -> str:
+        return cache_key(self)
+
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if func is torch.ops.aten.slice.Tensor and type(args[0]._data) is not Tensor:
+            # Compiled `trim_to_layer`: Dynamo cannot trace the `sparse_resize_` of an EdgeIndex.
+            return func(args[0]._data, *args[1:], **(kwargs or {}))
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func in _COPIES and type(out) is EdgeIndex and _is_plain(out):
             return cls.of(out._data, out._indptr)
@@ -49,6 +55,18 @@ class BatchEdgeIndex(EdgeIndex):
     @classmethod
     def __metadata_guard__(cls, known: Any, new: Any) -> bool:
         return _is_square(known[0]) and _is_square(new[0]) and bool(known[1:] == new[1:])
+
+
+def cache_key(edge_index: Any) -> str:
+    """What compiled code depends on, for PyTorch's cache on disk: sizes are symbols there, which
+    the key that PyTorch makes by itself cannot hold."""
+    names, context = edge_index.__tensor_flatten__()
+    parts = [
+        (name, str(part.dtype), str(part.device), str(part.shape), str(part.stride()))
+        for name in names
+        for part in [getattr(edge_index, name)]
+    ]
+    return str((type(edge_index).__qualname__, str(edge_index.shape), parts, str(context)))
 
 
 _COPIES = {

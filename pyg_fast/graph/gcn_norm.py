@@ -10,8 +10,8 @@ from ..ops._library import ops
 from ..ops._numbers import acc_dtype
 from ..ops.product import product
 from ..ops.sampling import sampled_graph
-from ._cache import cached, store
-from .graph import graph_of, num_loops
+from ._cache import cached, kept, key_size, store
+from .graph import graph_of, has_loops
 from .operator import Sampling, SparseOperator
 from .structure import Graph
 
@@ -99,10 +99,11 @@ def normalized(
         )
         return _adapted(made, sampling, dtype) if adapts else made
     sampled = None if sampling is None else sampling[:2]
-    key = ('gcn_norm', num_nodes, dtype, fill_value, loops, flow, sampled)
+    size = key_size(edge_index, num_nodes, num_nodes)
+    key = ('gcn_norm', size, dtype, fill_value, loops, flow, sampled)
     norm = cached(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
     if norm is None or (transpose and norm.operator.graph.t_rowptr is None):
-        with torch.inference_mode(False):  # A later training step may use it.
+        with kept():
             graph = made_graph()
             # As in PyG, existing self-loops have weight one.
             norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, counted)
@@ -212,7 +213,7 @@ def _last_loop(edge_index: Tensor, num_nodes: int) -> Tensor | None:
     self-loops. A prepared graph caches it."""
     if not isinstance(edge_index, EdgeIndex) or torch.compiler.is_compiling():
         return _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
-    if num_loops(edge_index) == 0:
+    if not has_loops(edge_index):
         return None
     key = ('last_loop', num_nodes)
     last = cached(edge_index, key)

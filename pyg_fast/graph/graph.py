@@ -15,7 +15,7 @@ from ._cache import cache_of, cached, known_loops, store
 from .batch_edge_index import BatchEdgeIndex
 from .groups import check_size
 from .prepared_graph import PreparedGraph
-from .structure import Graph, loop_counts
+from .structure import Graph, ends_of, loop_counts
 
 # Up to this number of edges one CUDA kernel sorts both ways, with positions.
 _SMALL = 1 << 15
@@ -113,30 +113,48 @@ def _of_prepared(
     def made(part: str, make: Callable[[], Graph]) -> Graph:
         key = ('graph', part)
         found = cached(prepared, key)
+        if compiling:
+            found = make() if found is None else found
+            return found._replace(num_src=num_src, num_dst=num_dst)
         if found is None:
             with torch.inference_mode(False):  # A later training step may use it.
                 found = make()
-            if not compiling:
-                sizes = cache_of(prepared).facts.get('group_sizes')
-                if sizes is not None:
-                    found = found.with_groups(*sizes)
-                elif found.groups is None:
-                    found = found.scheduled()
-                store(prepared, key, found, wait=True)
+            sizes = cache_of(prepared).facts.get('group_sizes')
+            if sizes is not None:
+                found = found.with_groups(*sizes)
+            elif found.groups is None:
+                found = found.scheduled()
+            store(prepared, key, found, wait=True)
         return found
 
-    if drop_loops and (num_loops(prepared) if not compiling else known_loops(prepared)) != 0:
+    if drop_loops and (known_loops if compiling else has_loops)(prepared) is not False:
         if not values and (not compiling or cached(prepared, ('graph', 'loop-free')) is not None):
             return made('loop-free', lambda: graph.with_transpose().without_loops())
         # The sizes of its tensors do not depend on the number of loops.
         return made('loops dropped', lambda: _sorted(
-            prepared._data, num_src, num_dst, drop_loops=True
+            torch.stack(ends_of(graph)), num_src, num_dst, drop_loops=True
         ))  # fmt: skip
     if transpose and graph.t_rowptr is None:
         graph = made('transposed', graph.with_transpose)
     if values and graph.missing is not None:
         graph = made('with positions', graph.with_positions)
     return graph
+
+
+def prepare_for_compiled(edge_index: EdgeIndex, loops: bool, values: bool) -> None:
+    """Makes what compiled code reads of a graph, and cannot keep: it would sort at every call.
+
+    Args:
+        edge_index (EdgeIndex): The graph. Nothing is made for one without sizes, or of a batch.
+        loops: Whether layers remove self-loops.
+        values: Whether kernels read values of edges.
+    """
+    num_src, num_dst = edge_index._sparse_size
+    if num_src is None or num_dst is None or isinstance(edge_index, BatchEdgeIndex):
+        return
+    graph_of(edge_index, num_src, num_dst, values=values)
+    if loops and num_src == num_dst:
+        graph_of(edge_index, num_src, num_dst, drop_loops=True, values=values)
 
 
 def keep_block(
@@ -166,7 +184,7 @@ def keep_block(
     facts = cache_of(edge_index).facts
     store(edge_index, ('graph', size, size, False), graph, wait=False)
     if loop_free:
-        facts['num_loops'] = 0
+        facts['has_loops'] = False
         store(edge_index, ('graph', size, size, True), graph, wait=False)
     facts['hops'] = ()
     if hops is not None:
@@ -203,15 +221,15 @@ def set_group_sizes(
         store(edge_index, key, made[id(value)], wait=True)
 
 
-def num_loops(edge_index: EdgeIndex) -> int:
-    """The number of self-loops, counted once."""
+def has_loops(edge_index: EdgeIndex) -> bool:
+    """Whether there are self-loops, found once. A number would be a constant of compiled code."""
     facts = cache_of(edge_index).facts
-    if 'num_loops' not in facts:
+    if 'has_loops' not in facts:
         if isinstance(edge_index, PreparedGraph):
-            facts['num_loops'] = int(loop_counts(edge_index.graph).sum())
+            facts['has_loops'] = bool(loop_counts(edge_index.graph).any())
         else:
-            facts['num_loops'] = int((edge_index._data[0] == edge_index._data[1]).sum())
-    return facts['num_loops']
+            facts['has_loops'] = bool((edge_index._data[0] == edge_index._data[1]).any())
+    return facts['has_loops']
 
 
 @torch.inference_mode(False)  # A later training step may use it.
@@ -226,7 +244,7 @@ def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
                 f'{name} nodes'
             )
     if drop_loops:
-        if num_loops(edge_index) == 0:
+        if not has_loops(edge_index):
             return graph_of(edge_index, num_src, num_dst)
         return _sorted(data, num_src, num_dst, drop_loops=True, wait=True)
     graph = _sorted(data, num_src, num_dst, wait=True)
@@ -278,7 +296,7 @@ def _of_block(
         graph = _part_of_block(edge_index, whole, facts, num_src, num_dst)
     else:
         return None
-    if graph is None or not drop_loops or facts.get('num_loops') == 0:
+    if graph is None or not drop_loops or facts.get('has_loops') is False:
         return graph
     return _without_loops(graph, edge_index)
 

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import SortOrder
 
+from .batch_edge_index import cache_key
 from .structure import Graph, check_graph, ends_of
 
 _WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
@@ -219,6 +220,9 @@ class PreparedGraph(EdgeIndex):
         graph = Graph(**parts, num_src=num_src, num_dst=num_dst, missing=missing)
         return PreparedGraph._of(graph)
 
+    def _stable_hash_for_caching(self) -> str:
+        return cache_key(self)
+
     @classmethod
     def __metadata_guard__(cls, known: Any, new: Any) -> bool:
         return bool(known[2:] == new[2:])
@@ -231,15 +235,26 @@ class PreparedGraph(EdgeIndex):
     ) -> Any:
         kwargs = kwargs or {}
         _check_not_written(func, args, kwargs)
-        args, kwargs = pytree.tree_map_only(
-            PreparedGraph, PreparedGraph.to_edge_index, (args, kwargs)
-        )
+        args, kwargs = pytree.tree_map_only(PreparedGraph, _listed, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def list_of(edge_index: Tensor) -> Tensor:
+    """The list of the edges, a plain tensor."""
+    if isinstance(edge_index, PreparedGraph):
+        # Not `_data`, a property, which compiled code would evaluate at each call for its guards.
+        return torch.stack(ends_of(edge_index.graph))
+    return edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
 
 
 def has_list(edge_index: Any) -> bool:
     """Whether it is an :class:`~torch_geometric.EdgeIndex` that holds the list of its edges."""
     return isinstance(edge_index, EdgeIndex) and not isinstance(edge_index, PreparedGraph)
+
+
+@torch.compiler.disable  # After a graph break: compiled code returns no EdgeIndex of any size.
+def _listed(prepared: PreparedGraph) -> EdgeIndex:
+    return prepared.to_edge_index()
 
 
 def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.typing import SparseTensor
 
 from ..graph._cache import cached
-from ..graph.graph import num_loops
+from ..graph.graph import has_loops
 from ..graph.prepared_graph import PreparedGraph
 from ..ops.neighbor_sample import sampling_weight
 from ..ops.to_csr import counts_in_int64, to_csr
@@ -63,7 +63,7 @@ def structure_of_data(
         edge_index = data.edge_index
         if isinstance(edge_index, PreparedGraph) and edge_index.graph.missing != 'perm':
             graph = edge_index.graph
-            loop_free = num_loops(edge_index) == 0
+            loop_free = not has_loops(edge_index)
             out = Structure(graph.rowptr, graph.col, graph.perm, loop_free=loop_free)
             return _with_weight(out, data, weight_attr, replace)
         if isinstance(edge_index, EdgeIndex):

@@ -62,8 +62,9 @@ class FastNeighborLoader(NeighborLoader):
     :class:`~torch_geometric.EdgeIndex` sorted by destination that kernels read without sorting,
     also after :func:`~torch_geometric.utils.trim_to_layer`. All of it is on :obj:`device`.
     It is a :class:`~pyg_fast.graph.BatchEdgeIndex`: with :obj:`dynamic=True`
-    :func:`pyg_fast.compile` compiles a model once for batches of all sizes. For a trimmed one, and
-    for :func:`torch.compile` of PyG's layers, use :obj:`edge_index.as_tensor()`.
+    :func:`pyg_fast.compile` compiles a model once for batches of all sizes, also with
+    :func:`~torch_geometric.utils.trim_to_layer` in it, after which layers sort in compiled code.
+    For :func:`torch.compile` of PyG's layers use :obj:`edge_index.as_tensor()`.
     For a graph given as :obj:`adj_t` (a :obj:`SparseTensor`, or in layout
     :obj:`torch.sparse_csr`), batches have an :obj:`adj_t` too.
 

@@ -13,7 +13,7 @@ from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
 
-from ..graph.prepared_graph import PreparedGraph
+from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
@@ -289,7 +289,7 @@ def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
     num_src, num_dst = edge_index._sparse_size
     fewer = num_src is not None and num_src < num_nodes
     if fewer or (num_dst is not None and num_dst < num_nodes):
-        return edge_index._data
+        return list_of(edge_index)
     return edge_index
 
 

@@ -12,6 +12,7 @@ from torch_geometric.typing import Size
 from torch_geometric.utils import degree
 
 from ..graph.graph import graph_of
+from ..graph.prepared_graph import list_of
 from ..graph.structure import Graph
 from ..message import _markers
 from ._reduce import combined
@@ -38,9 +39,8 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
         or type(aggr) is not marks.aggr or conv.node_dim not in (0, -2)
     ):  # fmt: skip
         return None
-    is_own = isinstance(edge_index, EdgeIndex) or hasattr(edge_index, '_data')
-    edges: Any = edge_index._data if is_own else edge_index  # type: ignore[attr-defined]
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
+    edges = list_of(edge_index)
     index = edges[0], edges[1]
     num_edges = edges.size(1)
     sizes = [None, None] if size is None else list(size)
@@ -80,7 +80,7 @@ def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: A
     assert num_dst is not None
     for name in arguments.structure:
         given[name] = index[i] if name in _STRUCTURE else num_dst
-    graph = _graph(edge_index, edges, i == 1, num_src, num_dst)
+    graph = _graph(edge_index, i == 1, num_src, num_dst)
     message = conv.message(**given)
     if conv.node_dim not in (0, -message.dim()):
         return None
@@ -101,14 +101,14 @@ def _is_of_edges(value: Tensor, num_edges: int) -> bool:
     return value.dim() > 0 and guard_or_false(value.size(0) == num_edges)
 
 
-def _graph(edge_index: Any, edges: Tensor, sorts: bool, num_src: int, num_dst: int) -> Graph:
+def _graph(edge_index: Any, sorts: bool, num_src: int, num_dst: int) -> Graph:
     """The graph of the message, with the destinations in rows."""
-    if edges is not edge_index:  # What it has prepared are inputs of the compiled graph.
+    if isinstance(edge_index, EdgeIndex):  # What it has prepared are inputs of the compiled graph.
         if sorts:
             return graph_of(edge_index, num_src, num_dst)
         return graph_of(edge_index, num_dst, num_src).t()
     if sorts:
-        rowptr, col, perm, t_rowptr, t_col, t_perm, _ = _markers.csr(edges, num_src, num_dst)
+        rowptr, col, perm, t_rowptr, t_col, t_perm, _ = _markers.csr(edge_index, num_src, num_dst)
     else:
-        t_rowptr, t_col, t_perm, rowptr, col, perm, _ = _markers.csr(edges, num_dst, num_src)
+        t_rowptr, t_col, t_perm, rowptr, col, perm, _ = _markers.csr(edge_index, num_dst, num_src)
     return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)

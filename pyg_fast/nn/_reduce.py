@@ -21,7 +21,7 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Size
 
-from ..graph._cache import cached, store
+from ..graph._cache import cached, kept, key_size, store
 from ..graph.execution_path import ExecutionPath
 from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator, inverse_degree
@@ -140,8 +140,10 @@ class Neighbours(NamedTuple):
         :meth:`graph`."""
         dtype, op = self.source.dtype, None
         caches = self.part is None and isinstance(self.edge_index, EdgeIndex)
-        key = ('mean', self.source.size(0) if num_src is None else num_src, self.num_dst,
-               acc_dtype(dtype), self.flow)  # fmt: skip
+        size = self.source.size(0) if num_src is None else num_src, self.num_dst
+        if self.flow == 'target_to_source':
+            size = size[::-1]
+        key = ('mean', key_size(self.edge_index, *size), acc_dtype(dtype), self.flow)
         if caches:
             op = cached(self.edge_index, key)
         if op is None or (transpose and op.graph.t_rowptr is None):
@@ -155,10 +157,13 @@ class Neighbours(NamedTuple):
         """The factors of a mean; a prepared graph caches them."""
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
             return inverse_degree(graph.rowptr, dtype)
-        key = ('inverse_degree', graph.num_src, graph.num_dst, acc_dtype(dtype), self.flow)
+        size = graph.num_src, graph.num_dst
+        if self.flow == 'target_to_source':
+            size = size[::-1]
+        key = ('inverse_degree', key_size(self.edge_index, *size), acc_dtype(dtype), self.flow)
         inverse = cached(self.edge_index, key)
         if inverse is None:
-            with torch.inference_mode(False):  # A later training step may use it.
+            with kept():
                 inverse = inverse_degree(graph.rowptr, dtype)
             if not torch.compiler.is_compiling():
                 store(self.edge_index, key, inverse)

@@ -15,6 +15,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from torch_geometric.utils.loop import compute_loop_attr
 
 from ..graph.graph import graph_of
+from ..graph.prepared_graph import list_of
 from ..graph.small_graphs import has_few_edges, reason_of
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
@@ -279,7 +280,7 @@ class FusedGATConv(_FusedAttention, GATConv):
             if num_loops == 0:
                 return edge_scores(edge_attr, weight).to(dtype), None
             if isinstance(fill, str):
-                data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+                data = list_of(edge_index)
                 rows = graph.t() if self.flow == 'target_to_source' else graph
                 scores, loops = edge_and_loop_scores(edge_attr, weight, rows, data, fill == 'mean')
             else:
@@ -458,8 +459,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         """PyG's code with self-loops. It breaks the graph where it removes those of the list; here
         they go to a node after the last instead."""
         num_loops, reverse = min(src.size(0), dst.size(0)), self.flow == 'target_to_source'
-        if isinstance(edge_index, EdgeIndex):
-            edge_index = edge_index._data
+        edge_index = list_of(edge_index)
         ends = list(edge_index)
         is_loop = ends[0] == ends[1]
         edge_attr = edge_attr.view(-1, self.edge_dim)
@@ -494,7 +494,8 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             and isinstance(fill, str) and fill in LOOP_FILLS
         ):  # fmt: skip
             graph = graph_of(edge_index, *sizes, transpose=False, drop_loops=True)
-            added = edge_sums(graph, edge_attr.contiguous(), edge_index._data, fill == 'mean')
+            added = edge_sums(
+                graph, edge_attr.contiguous(), list_of(edge_index), fill == 'mean')
         else:  # A plain edge_index would be sorted again.
             listed = loops.edge_index
             if isinstance(fill, str) and listed.is_cuda and is_square:

@@ -12,10 +12,12 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from ..graph._cache import kept
 from ..graph.execution_path import ExecutionPath, signature_of
 from ..graph.gcn_norm import GCNNorm, by_degree, normalized
 from ..graph.graph import graph_of
 from ..graph.operator import Sampling, SparseOperator
+from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops._numbers import acc_dtype
 from ..ops.aggregate import scatter_sum, sorting_pays
@@ -407,8 +409,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
 
-        # A later training step may use the cached graph.
-        with torch.inference_mode(False) if keep else nullcontext():
+        with kept() if keep else nullcontext():
             norm = self._normalized(
                 edge_index, edge_weight, num_nodes, x.dtype, normalize, fill_value, loops,
                 transpose or keep, keep, sampling,
@@ -546,7 +547,7 @@ def _loop_entries(
     if value is None:
         total = loops.to(dtype)
     else:
-        src, dst = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+        src, dst = list_of(edge_index)
         value = torch.where(src == dst, value, value.new_zeros(())).to(dtype)
         total = torch.zeros(loops.shape, dtype=dtype, device=loops.device)
         total.index_add_(0, src.long(), value)

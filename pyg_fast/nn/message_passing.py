@@ -3,6 +3,7 @@
 import dis
 import inspect
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -105,6 +106,17 @@ def _runs_python(cls: type) -> bool:
     return found[0] is _PYTHON_PROPAGATE
 
 
+def _with_own_code(function: Any) -> Any:
+    """A copy of a function. Dynamo compiles a code object at most eight times: the layers that a
+    program compiles one by one would share the number."""
+    out = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__,
+        function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    out.__qualname__, out.__doc__ = function.__qualname__, function.__doc__
+    return out
+
+
 class FusedPropagate:
     """Mixin before a :class:`~torch_geometric.nn.MessagePassing`: :meth:`propagate` runs
     :meth:`message` and the aggregation as one kernel where that is PyG's result."""
@@ -113,6 +125,11 @@ class FusedPropagate:
     _base: type
     _last_run: str | None = None  # why PyG's code ran in the last call; '' if it did not
     _marks: Marks | None = None  # None: PyG's code in compiled code
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if getattr(cls.__call__, '__module__', None) == __name__:
+            cls.__call__ = _with_own_code(cls.__call__)  # type: ignore[method-assign]
 
     def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""

@@ -17,6 +17,7 @@ from ..graph.execution_path import ExecutionPath
 from ..graph.gcn_norm import GCNNorm
 from ..graph.graph import graph_of
 from ..graph.operator import SCALED, Sampling, SparseOperator
+from ..graph.prepared_graph import list_of
 from ..ops._checks import check_device
 from ..ops.cbsr import CBSR
 from ..ops.linear_product import aggregates_first, takes_gradient
@@ -111,7 +112,7 @@ class _Sampled:
                 f'{type(self).__name__} cannot sample the edges of this input, which runs '
                 "PyG's own code, from a sparse matrix: pass an 'edge_index', or sample='never'"
             )
-        data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+        data = list_of(edge_index)
         check_device(data, x, 'edge_index')
         reverse = self.flow == 'target_to_source'
         graph = graph_of(edge_index, num_src, num_dst, transpose=reverse, drop_loops=drop_loops)

@@ -19,7 +19,7 @@ from pyg_fast.graph import graph as graph_module
 from pyg_fast.graph import structure as structure_module
 from pyg_fast.graph.csr import prepare_graph
 from pyg_fast.graph.execution_path import signature_of
-from pyg_fast.graph.graph import cache_of, num_loops
+from pyg_fast.graph.graph import cache_of, has_loops
 from tests.ops._graphs import GRAPHS, Edges, edge_lists
 
 SQUARE = GRAPHS['square']
@@ -89,7 +89,7 @@ def test_graph_is_that_of_the_edge_index(
             assert torch.equal(part.rowptr, other.rowptr)
             assert torch.equal(part.col[:count], other.col[:count])
     assert graph_of(prepared, *edges[1:], drop_loops=drop_loops, values=values) is graph
-    assert num_loops(prepared) == num_loops(listed)
+    assert has_loops(prepared) == has_loops(listed)
     assert signature_of(prepared) == signature_of(listed)
     assert tuple(prepared.sparse_size()) == edges[1:]
     assert (prepared.num_src, prepared.num_dst) == edges[1:]

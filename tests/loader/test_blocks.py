@@ -36,7 +36,7 @@ def batch_of(device: torch.device, loops: bool = True, **kwargs: object) -> Data
 def sorts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Records sorts and synchronisations."""
     seen: list[str] = []
-    for name in ('_prepare', 'to_csr', 'to_csr_csc', 'num_loops', 'check_edge_index'):
+    for name in ('_prepare', 'to_csr', 'to_csr_csc', 'has_loops', 'check_edge_index'):
         inner = getattr(graphs, name)
 
         def spy(*args: object, inner: object = inner, name: str = name, **kwargs: object) -> object:

@@ -12,16 +12,32 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SAGEConv
-from torch_geometric.utils import softmax
+from torch_geometric.nn import (
+    AGNNConv,
+    ClusterGCNConv,
+    FeaStConv,
+    GATConv,
+    GCNConv,
+    GENConv,
+    GraphConv,
+    LEConv,
+    LGConv,
+    MessagePassing,
+    ResGatedGraphConv,
+    SAGEConv,
+    TransformerConv,
+)
+from torch_geometric.utils import remove_self_loops, softmax, trim_to_layer
 
 import pyg_fast
-from pyg_fast.graph import Graph, PreparedGraph
+from pyg_fast.graph import BatchEdgeIndex, Graph, PreparedGraph
 from pyg_fast.loader import FastNeighborLoader
 from pyg_fast.message import _region
+from pyg_fast.transforms import ToCSR
 from tests._compiled import Backend, assert_like_pyg, graph_data
 from tests.nn import _layers
 
@@ -371,6 +387,43 @@ def test_batches_of_a_loader(name: str, device: torch.device) -> None:
     assert frames <= ({1, 2} if name == 'GAT' else {1})
 
 
+class Trimmed(torch.nn.Module):
+    """Layers over fewer hops each, as PyG's examples write it."""
+
+    def __init__(self, *convs: torch.nn.Module) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList(convs)
+
+    def forward(self, x: Tensor, edges: Tensor, num_nodes: Any, num_edges: Any) -> Tensor:
+        for k, conv in enumerate(self.convs):
+            x, edges, _ = trim_to_layer(k, num_nodes, num_edges, x, edges)
+            x = conv(x, edges).relu()
+        return x
+
+
+@pytest.mark.parametrize('name', ['SAGE', 'GCN', 'GAT', 'LEConv'])
+def test_trimmed_batches(name: str, device: torch.device) -> None:
+    """Code that is compiled for one runs for all, as PyG's does with plain lists."""
+    x = torch.randn(300, 8, dtype=torch.double)
+    data = Data(x=x, edge_index=torch.randint(300, (2, 2000)))
+    make = {**LAYERS, 'LEConv': lambda: LEConv(8, 8)}[name]
+    net = Trimmed(*(make() for _ in range(3))).double().to(device)
+    backend = Backend()
+    compiled = torch.compile(
+        pyg_fast.accelerate(copy.deepcopy(net)), backend=backend, fullgraph=name != 'GAT',
+        dynamic=True,
+    )  # fmt: skip
+    frames = set()
+    for batch in FastNeighborLoader(data, [4, 3, 2], batch_size=55, device=device):
+        args = batch.x, batch.num_sampled_nodes, batch.num_sampled_edges
+        out = compiled(args[0], batch.edge_index, *args[1:])
+        torch.testing.assert_close(out, net(args[0], batch.edge_index.as_tensor(), *args[1:]))
+        frames.add(backend.frames)
+    assert len(frames) <= 2  # GCNConv has a second one for a batch of few edges.
+    assert max(frames) <= (3 if name == 'GAT' else 2)
+    assert backend.kernels == (3 if name == 'LEConv' else 0)
+
+
 @pytest.mark.parametrize('end', [0, 1])
 def test_edges_out_of_range(end: int, device: torch.device) -> None:
     if device.type == 'cuda':
@@ -514,3 +567,109 @@ def test_layers(name: str, device: torch.device) -> None:
     torch._dynamo.reset()
     torch.compile(conv, backend=theirs, fullgraph=True, dynamic=True)(*calls[0])
     assert backend.frames == theirs.frames
+
+
+SORTS = ('to_csr', 'to_csr_csc', 'to_csr_unweighted', 'transpose_csr', 'csr_rows')
+
+
+def sorts_of(run: Callable[[], Tensor]) -> list[str]:
+    """What a step sorts or lists."""
+    with torch.autograd.profiler.profile() as profile:
+        run().sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    return [name for name in SORTS if f'pyg_fast::{name}' in names]
+
+
+@pytest.mark.parametrize('moved', [False, True], ids=['', 'moved'])
+@pytest.mark.parametrize('listed', [True, False], ids=['EdgeIndex', 'PreparedGraph'])
+@pytest.mark.parametrize('name', LAYERS)
+def test_prepared_before(
+    name: str, listed: bool, moved: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prepared graph is not sorted again at each call, also if no eager call came before."""
+    monkeypatch.setattr(pyg_fast._compile, 'backend', Backend())
+    conv = LAYERS[name]().double().to(device)
+    compiled = pyg_fast.compile(copy.deepcopy(conv), dynamic=True)
+    for x, edges, edge in on(device):
+        data = Data(edge_index=edges.cpu() if moved else edges, num_nodes=x.size(0))
+        data = ToCSR(keep_edge_index=listed)(data).to(device)
+        graph = data.edge_index.clone() if moved else data.edge_index
+        features = [edge] * isinstance(conv, Own)
+        compiled(x, graph, *features)
+        assert sorts_of(lambda: compiled(x, graph, *features)) == []  # noqa: B023
+        plain = graph.as_tensor() if listed else graph.to_edge_index().as_tensor()
+        torch.testing.assert_close(compiled(x, graph, *features), conv(x, plain, *features))
+
+
+@pytest.mark.parametrize('eager', [False, True], ids=['', 'eager before'])
+@pytest.mark.parametrize('name', LAYERS)
+def test_graphs_of_any_size(
+    name: str, eager: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither sizes nor numbers of self-loops are constants of compiled code."""
+    monkeypatch.setattr(pyg_fast._compile, 'backend', backend := Backend())
+    conv = pyg_fast.accelerate(LAYERS[name]().double().to(device))
+    compiled = pyg_fast.compile(conv, dynamic=True)
+    for k, size in enumerate([(20, 50), (33, 71), (47, 90)]):
+        x, edges, edge = graph_data(*size, device)
+        edges[:, : k + 1] = torch.arange(k + 1, device=device)  # self-loops
+        data = Data(edge_index=edges, num_nodes=x.size(0))
+        graph = ToCSR(keep_edge_index=False)(data).edge_index
+        features = [edge] * isinstance(conv, Own)
+        if eager:
+            conv(x, graph, *features).sum().backward()
+        compiled(x, graph, *features).sum().backward()
+        if k == 0:
+            frames = backend.frames
+    assert backend.frames == frames
+
+
+def test_no_list_for_guards(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code makes no list of the edges of a prepared graph."""
+    def read(graph: PreparedGraph) -> Tensor:
+        raise AssertionError('the list was made')
+
+    x, edges, edge = graph_data(20, 50, device)
+    graph = PreparedGraph(Graph.from_edge_index(edges, 20, 20))
+    compiled = torch.compile(pyg_fast.accelerate(Own(gated).to(device)), backend=Backend())
+    monkeypatch.setattr(PreparedGraph, '_data', property(read))
+    for _ in range(2):
+        compiled(x, graph, edge)
+
+
+def test_prepared_after_a_break(device: torch.device) -> None:
+    """PyG's code reads a prepared graph after a graph break."""
+    x, edges, _ = graph_data(20, 50, device)
+    graph = PreparedGraph(Graph.from_edge_index(edges, 20, 20))
+    found = torch.compile(remove_self_loops, backend='aot_eager', dynamic=True)(graph)[0]
+    assert torch.equal(found.as_tensor(), remove_self_loops(graph.to_edge_index().as_tensor())[0])
+
+
+@pytest.mark.parametrize('of_batch', [False, True], ids=['PreparedGraph', 'batch'])
+def test_key_of_the_cache(of_batch: bool, device: torch.device) -> None:
+    """PyTorch's cache on disk takes code for graphs of any size."""
+    x, edges, edge = graph_data(20, 50, device)
+    graph: Any = PreparedGraph(Graph.from_edge_index(edges, 20, 20))
+    if of_batch:
+        rowptr = graph.graph.rowptr.long()
+        graph = BatchEdgeIndex.of(graph.to_edge_index().as_tensor(), rowptr)
+    counters = torch._dynamo.utils.counters['aot_autograd']
+    counters.clear()
+    with torch._inductor.utils.fresh_inductor_cache():
+        pyg_fast.compile(Own(lambda _, x_i, *__: x_i).to(device), dynamic=True)(x, graph, edge)
+    assert counters['autograd_cache_bypass'] == 0
+    assert counters['autograd_cache_saved'] > 0
+
+
+def test_layers_one_by_one(device: torch.device) -> None:
+    """Dynamo compiles a code object eight times: layers do not share one."""
+    x, edges, _ = graph_data(20, 50, device)
+    convs = [
+        GraphConv(8, 8), TransformerConv(8, 8), ResGatedGraphConv(8, 8), LEConv(8, 8), LGConv(),
+        GENConv(8, 8), FeaStConv(8, 8), AGNNConv(), ClusterGCNConv(8, 8),
+    ]  # fmt: skip
+    backend = CompileCounter()
+    for conv in convs:
+        layer = pyg_fast.accelerate(conv.double().to(device)).eval()
+        torch.compile(layer, backend=backend, dynamic=True, fullgraph=True)(x, edges)
+    assert backend.frame_count == len(convs)
