@@ -420,7 +420,7 @@ def test_trimmed_batches(name: str, device: torch.device) -> None:
         torch.testing.assert_close(out, net(args[0], batch.edge_index.as_tensor(), *args[1:]))
         frames.add(backend.frames)
     assert len(frames) <= 2  # GCNConv has a second one for a batch of few edges.
-    assert max(frames) <= (3 if name == 'GAT' else 2)
+    assert max(frames) <= 3
     assert backend.kernels == (3 if name == 'LEConv' else 0)
 
 
