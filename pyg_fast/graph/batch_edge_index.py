@@ -8,6 +8,12 @@ from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import SortOrder
 
 
+@torch.compiler.disable
+def not_compiled(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function that Dynamo would compile by itself after a graph break, and cannot."""
+    return func(*args, **kwargs)
+
+
 class BatchEdgeIndex(EdgeIndex):
     r"""An :class:`~torch_geometric.EdgeIndex`, sorted by destination, of a batch of nodes.
 
@@ -47,7 +53,7 @@ class BatchEdgeIndex(EdgeIndex):
         if func is torch.ops.aten.slice.Tensor and type(args[0]._data) is not Tensor:
             # Compiled `trim_to_layer`: Dynamo cannot trace the `sparse_resize_` of an EdgeIndex.
             return func(args[0]._data, *args[1:], **(kwargs or {}))
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = not_compiled(super().__torch_dispatch__, func, types, args, kwargs)
         if func in _COPIES and type(out) is EdgeIndex and _is_plain(out):
             return cls.of(out._data, out._indptr)
         return out

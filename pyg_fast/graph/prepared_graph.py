@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import SortOrder
 
-from .batch_edge_index import cache_key
+from .batch_edge_index import cache_key, not_compiled
 from .structure import Graph, check_graph, ends_of
 
 _WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
@@ -235,8 +235,7 @@ class PreparedGraph(EdgeIndex):
     ) -> Any:
         kwargs = kwargs or {}
         _check_not_written(func, args, kwargs)
-        args, kwargs = pytree.tree_map_only(PreparedGraph, _listed, (args, kwargs))
-        return func(*args, **kwargs)
+        return not_compiled(_on_lists, func, args, kwargs)
 
 
 def list_of(edge_index: Tensor) -> Tensor:
@@ -252,9 +251,11 @@ def has_list(edge_index: Any) -> bool:
     return isinstance(edge_index, EdgeIndex) and not isinstance(edge_index, PreparedGraph)
 
 
-@torch.compiler.disable  # After a graph break: compiled code returns no EdgeIndex of any size.
-def _listed(prepared: PreparedGraph) -> EdgeIndex:
-    return prepared.to_edge_index()
+def _on_lists(func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = pytree.tree_map_only(
+        PreparedGraph, PreparedGraph.to_edge_index, (args, kwargs)
+    )
+    return func(*args, **kwargs)
 
 
 def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:

@@ -404,6 +404,8 @@ class Trimmed(torch.nn.Module):
 @pytest.mark.parametrize('name', ['SAGE', 'GCN', 'GAT', 'LEConv'])
 def test_trimmed_batches(name: str, device: torch.device) -> None:
     """Code that is compiled for one runs for all, as PyG's does with plain lists."""
+    if name == 'GAT' and torch.__version__ < '2.13':
+        pytest.skip('this torch cannot compile what PyG does with an EdgeIndex after a graph break')
     x = torch.randn(300, 8, dtype=torch.double)
     data = Data(x=x, edge_index=torch.randint(300, (2, 2000)))
     make = {**LAYERS, 'LEConv': lambda: LEConv(8, 8)}[name]
