@@ -651,16 +651,16 @@ def test_prepared_after_a_break(device: torch.device) -> None:
 def test_key_of_the_cache(of_batch: bool, device: torch.device) -> None:
     """PyTorch's cache on disk takes code for graphs of any size."""
     x, edges, edge = graph_data(20, 50, device)
+    edges = edges[:, edges[1].argsort()]
     graph: Any = PreparedGraph(Graph.from_edge_index(edges, 20, 20))
     if of_batch:
-        rowptr = graph.graph.rowptr.long()
-        graph = BatchEdgeIndex.of(graph.to_edge_index().as_tensor(), rowptr)
+        graph = BatchEdgeIndex.of(edges, graph.graph.rowptr.long())
     counters = torch._dynamo.utils.counters['aot_autograd']
     counters.clear()
     with torch._inductor.utils.fresh_inductor_cache():
         pyg_fast.compile(Own(lambda _, x_i, *__: x_i).to(device), dynamic=True)(x, graph, edge)
     assert counters['autograd_cache_bypass'] == 0
-    assert counters['autograd_cache_saved'] > 0
+    assert counters['autograd_cache_saved'] + counters['autograd_cache_hit'] > 0
 
 
 def test_layers_one_by_one(device: torch.device) -> None:
