@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops._edges import check_edge_index, kernel_index, raise_pending
+from ..ops._edges import check_edge_index, is_capturing, kernel_index, raise_pending
 from ..ops._library import ops
 from ..ops.to_csr import to_csr, to_csr_csc, to_csr_unweighted
 from ._cache import cache_of, cached, known_loops, store
@@ -145,12 +145,14 @@ def prepare_for_compiled(edge_index: EdgeIndex, loops: bool, values: bool) -> No
     """Makes what compiled code reads of a graph, and cannot keep: it would sort at every call.
 
     Args:
-        edge_index (EdgeIndex): The graph. Nothing is made for one without sizes, or of a batch.
+        edge_index (EdgeIndex): The graph. Nothing is made for one without sizes, of a batch, or in
+            a capture, which cannot wait.
         loops: Whether layers remove self-loops.
         values: Whether kernels read values of edges.
     """
     num_src, num_dst = edge_index._sparse_size
-    if num_src is None or num_dst is None or isinstance(edge_index, BatchEdgeIndex):
+    has_sizes = num_src is not None and num_dst is not None
+    if not has_sizes or isinstance(edge_index, BatchEdgeIndex) or is_capturing(edge_index):
         return
     graph_of(edge_index, num_src, num_dst, values=values)
     if loops and num_src == num_dst:
