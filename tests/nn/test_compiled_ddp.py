@@ -42,10 +42,11 @@ with pyg_fast.small_graphs('kernel'):
     for way, make in ways.items():
         pyg_fast._compile.backend = backend = Backend()
         own = copy.deepcopy(net)
-        make(own)(*parts[rank]).square().sum().backward()
+        model = make(own)  # Without a name its reducer would end before the backward pass.
+        model(*parts[rank]).square().sum().backward()
         assert backend.kernels > 0, way
         for got, wanted in zip(own.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(got.grad, wanted.grad)
+            torch.testing.assert_close(got.grad, wanted.grad, msg=lambda m: f'{way}: {m}')
 dist.barrier()
 dist.destroy_process_group()
 print('done')
