@@ -21,8 +21,9 @@ from ..graph.structure import Graph
 from ..ops._library import ops
 from ..ops.product import raw_product
 from ..ops.to_csr import csr_rows
+from ._gradients import cotangents_of
 from ._ir import NODES, OF_DST, PARAM, Program, Value
-from ._plan import Plan, cotangents_of
+from ._plan import Plan
 from ._triton import Out
 
 # What the values of a block may take, with their gradients: bytes, or a share of a GPU's memory,

@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._ir import Program, Refused
 from ._markers import NAMESPACE
-from ._parse import EDGES, NODES, Like, Parser, run_on_fakes, trace
+from ._parse import EDGES, NODES, Parser
 from ._quiet import quiet
+from ._trace import Like, run_on_fakes, trace
 
 # Markers in a captured graph: they never run.
 _library = torch.library.Library(NAMESPACE, 'FRAGMENT')

@@ -2,16 +2,14 @@
 interprets."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..graph.structure import Graph
 from ..ops._library import fake, ops
+from ._instructions import Code, Instruction, Ref, Slot, contiguous, merged, reshaped
 from ._ir import BINARY, OF_DST, POINTWISE, UNARY, Program, Refused, number
 
 if TYPE_CHECKING:
@@ -44,119 +42,6 @@ def _message_pass() -> None:
     return None
 
 
-@dataclass(eq=False)
-class _Slot:
-    """Scratch memory of a value: `width` numbers, for each edge or (`uniform`) once."""
-
-    width: int
-    uniform: bool
-    place: int = -1
-    last: int = -1  # the last instruction that uses it
-
-
-class _Ref(NamedTuple):
-    """Where the numbers of a value are: a slot, an input or an output."""
-
-    space: Any  # _Slot, ('input', k), ('total', k) or 'numbers'
-    offset: int
-    strides: tuple[int, ...]  # of each dimension
-    edge: int | None  # the stride of edges; None: the input's rows by its index
-    column: bool = False
-
-    @property
-    def uniform(self) -> bool:
-        return self.edge == 0
-
-
-    def in_order(self, order: Sequence[int]) -> '_Ref':
-        """With dimensions in another order."""
-        return self._replace(strides=tuple(self.strides[d] for d in order))
-
-    def without(self, dims: tuple[int, ...]) -> '_Ref':
-        """The place of a reduction, with strides 0 along reduced dimensions."""
-        strides = tuple(0 if d in dims else s for d, s in enumerate(self.strides))
-        return self._replace(strides=strides)
-
-
-class _Instruction(NamedTuple):
-    op: str
-    sizes: list[int]
-    edge_dim: int
-    operands: list[tuple[_Ref, list[int]]]
-    extra: tuple[int, ...] = ()
-
-
-class Code(NamedTuple):
-    """A pass, encoded."""
-
-    code: Tensor
-    numbers: Tensor
-    loads: tuple[tuple[str, int], ...]  # the inputs
-    counted: tuple[int, ...]  # what counts the rows of each
-    # Of each result: the kind, the shape and order of dimensions in memory, and the dtype.
-    results: tuple[tuple[str, tuple[int, ...], tuple[int, ...] | None, torch.dtype], ...]
-    kinds: tuple[int, ...]
-    widest: int
-    wide: bool
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1] if shape else ()
-
-
-def _reshaped(
-    strides: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """The strides of a view of another shape, or None where it needs a copy."""
-    kept = [(n, s) for n, s in zip(old, strides, strict=True) if n != 1]
-    # Runs of dimensions that are one.
-    runs: list[list[int]] = []
-    for n, s in kept:
-        if runs and runs[-1][1] == s * n:
-            runs[-1] = [runs[-1][0] * n, s]
-        else:
-            runs.append([n, s])
-    out: list[int] = []
-    for n in reversed(new):
-        if n == 1:
-            out.append(0)
-            continue
-        if not runs:
-            return None
-        size, stride = runs[-1]
-        if size % n:
-            return None
-        out.append(stride)
-        if size == n:
-            runs.pop()
-        else:
-            runs[-1] = [size // n, stride * n]
-    return tuple(reversed(out))
-
-
-def _merged(
-    sizes: list[int], strides: list[list[int | None]], edge: bool
-) -> tuple[list[int], list[list[int | None]]]:
-    """Dimensions with the strides of each operand, those of size 1 dropped and neighbours joined.
-    The first dimension is that of edges if `edge`; its size is 1 for each."""
-    kept_sizes: list[int] = []
-    kept: list[list[int | None]] = []  # by dimension
-    for d, n in enumerate(sizes):
-        each = [s[d] for s in strides]
-        if n == 1 and not (edge and d == 0):
-            continue
-        if kept and all(
-            a is not None and b is not None and a == b * n
-            for a, b in zip(kept[-1], each, strict=True)
-        ):
-            kept_sizes[-1] *= n
-            kept[-1] = each
-        else:
-            kept_sizes.append(n)
-            kept.append(each)
-    return kept_sizes, kept
-
-
 class _Encoder:
     """Writes the instructions of a section."""
 
@@ -174,33 +59,33 @@ class _Encoder:
         self.numbers = numbers
         self.chunk = chunk
         self.whole = whole
-        self.first: list[_Instruction] = []
-        self.body: list[_Instruction] = []
-        self.refs: dict[int, _Ref] = {}
+        self.first: list[Instruction] = []
+        self.body: list[Instruction] = []
+        self.refs: dict[int, Ref] = {}
         # Of the softmax: its number among the results, its exponentials, how many of them.
-        self.softmax: tuple[int, _Ref, int] | None = None
+        self.softmax: tuple[int, Ref, int] | None = None
 
     # Instructions.
 
-    def slot(self, shape: tuple[int, ...], uniform: bool) -> _Ref:
+    def slot(self, shape: tuple[int, ...], uniform: bool) -> Ref:
         # A chunk computes values that all edges share again for each tile.
         width = math.prod(shape)
-        slot = _Slot(width, uniform and not self.chunk)
-        return _Ref(slot, 0, _contiguous(shape), 0 if uniform else width)
+        slot = Slot(width, uniform and not self.chunk)
+        return Ref(slot, 0, contiguous(shape), 0 if uniform else width)
 
-    def emit(self, one: _Instruction) -> None:
+    def emit(self, one: Instruction) -> None:
         out = one.operands[0][0].space
-        prologue = isinstance(out, _Slot) and out.uniform
+        prologue = isinstance(out, Slot) and out.uniform
         (self.first if prologue else self.body).append(one)
 
     def nest(
-        self, op: str, shape: tuple[int, ...], out: _Ref, args: list[_Ref],
+        self, op: str, shape: tuple[int, ...], out: Ref, args: list[Ref],
         extra: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         """A loop over `shape` (and edges); each reference has a stride for each dimension."""
         refs = [out, *args]
         edge = any(not ref.uniform for ref in refs)
-        sizes, dims = _merged([1, *shape], [[ref.edge, *ref.strides] for ref in refs], edge)
+        sizes, dims = merged([1, *shape], [[ref.edge, *ref.strides] for ref in refs], edge)
         indexed = any(ref.edge is None for ref in refs)
         if (
             not dims
@@ -213,28 +98,28 @@ class _Encoder:
         if len(sizes) > _MOST_DIMS:
             raise Refused(f'{op} over {len(sizes)} dimensions')
         strides = [[dim[k] or 0 for dim in dims] for k in range(len(refs))]
-        self.emit(_Instruction(
+        self.emit(Instruction(
             op, sizes, 0 if edge else -1, list(zip(refs, strides, strict=True)), extra
         ))  # fmt: skip
 
     # Values.
 
-    def ref(self, at: int) -> _Ref:
+    def ref(self, at: int) -> Ref:
         if at not in self.refs:
             self.refs[at] = self.made(at)
         return self.refs[at]
 
-    def plain(self, at: int) -> _Ref:
+    def plain(self, at: int) -> Ref:
         """The value without an index: rows of an input are copied."""
         ref = self.ref(at)
         return ref if ref.edge is not None else self.copied(ref, self.program[at].shape)
 
-    def copied(self, ref: _Ref, shape: tuple[int, ...]) -> _Ref:
+    def copied(self, ref: Ref, shape: tuple[int, ...]) -> Ref:
         out = self.slot(shape, ref.uniform)
         self.nest('copy', shape, out, [ref])
         return out
 
-    def widened(self, at: int, shape: tuple[int, ...]) -> _Ref:
+    def widened(self, at: int, shape: tuple[int, ...]) -> Ref:
         """The value with strides 0 where it repeats."""
         ref, own = self.ref(at), self.program[at].shape
         extra = len(shape) - len(own)
@@ -243,11 +128,11 @@ class _Encoder:
         )
         return ref._replace(strides=strides)
 
-    def made(self, at: int) -> _Ref:
+    def made(self, at: int) -> Ref:
         op, args, attrs, shape, _ = self.program[at]
         if op == 'const':
             value = number(self.program[at])
-            return _Ref('numbers', self.number(value), (0,) * len(shape), 0)
+            return Ref('numbers', self.number(value), (0,) * len(shape), 0)
         if op == 'load':
             role, slot = attrs
             return self.load(role, slot, shape)
@@ -260,10 +145,10 @@ class _Encoder:
         if op == 'view':
             old = self.program[args[0]].shape
             ref = self.ref(args[0])
-            strides = _reshaped(ref.strides, old, shape)
+            strides = reshaped(ref.strides, old, shape)
             if strides is None:
                 ref = self.copied(ref, old)
-                strides = _contiguous(shape)
+                strides = contiguous(shape)
             return ref._replace(strides=strides)
         if op == 'permute':
             return self.ref(args[0]).in_order(attrs)
@@ -299,25 +184,25 @@ class _Encoder:
             self.inputs.append((role, slot))
         return self.inputs.index((role, slot))
 
-    def load(self, role: str, slot: int, shape: tuple[int, ...]) -> _Ref:
+    def load(self, role: str, slot: int, shape: tuple[int, ...]) -> Ref:
         width = math.prod(shape)
         column = self.chunk and width > 1
         if role == 'powers':
             assert self.softmax is not None
             return self.softmax[1]
         if role == 'param':
-            return _Ref(('input', self.input(role, slot)), 0, _contiguous(shape), 0, column)
+            return Ref(('input', self.input(role, slot)), 0, contiguous(shape), 0, column)
         if role != 'picked' and self.dtypes[role, slot] == self.acc:
-            return _Ref(('input', self.input(role, slot)), 0, _contiguous(shape), None, column)
+            return Ref(('input', self.input(role, slot)), 0, contiguous(shape), None, column)
         out = self.slot(shape, False)
         if role == 'picked':
             op, which = role, (self.input('grad', slot), self.input('arg', slot))
         else:
             op, which = 'load', (self.input(role, slot), 0)
-        self.emit(_Instruction(op, [1, width], 0, [(out, [width, 1])], (*which, 0, int(column))))
+        self.emit(Instruction(op, [1, width], 0, [(out, [width, 1])], (*which, 0, int(column))))
         return out
 
-    def keep(self, attrs: tuple, shape: tuple[int, ...]) -> _Ref:
+    def keep(self, attrs: tuple, shape: tuple[int, ...]) -> Ref:
         which, p = attrs[0], float.fromhex(attrs[1])
         width = math.prod(shape)
         out = self.slot(shape, False)
@@ -325,10 +210,10 @@ class _Encoder:
         scale = self.number(1 / (1 - p) if p < 1 else 0.0)
         column = int(self.chunk and width > 1)
         extra = (which, threshold, scale, column)
-        self.emit(_Instruction('keep', [1, width], 0, [(out, [width, 1])], extra))
+        self.emit(Instruction('keep', [1, width], 0, [(out, [width, 1])], extra))
         return out
 
-    def joined(self, at: int) -> _Ref:
+    def joined(self, at: int) -> Ref:
         _, args, (dim,), shape, _ = self.program[at]
         refs = [self.ref(arg) for arg in args]
         out = self.slot(shape, all(ref.uniform for ref in refs))
@@ -340,7 +225,7 @@ class _Encoder:
             start += own[dim]
         return out
 
-    def reduced(self, at: int) -> _Ref:
+    def reduced(self, at: int) -> Ref:
         op, (arg,), dims, shape, _ = self.program[at]
         inner = self.program[arg].shape
         if op == 'sum' and self.program[arg].op == 'mul' and arg not in self.refs:
@@ -354,10 +239,10 @@ class _Encoder:
         self.reduce(op, inner, out.without(dims), ref)
         return out
 
-    def fill(self, out: _Ref, shape: tuple[int, ...], value: float) -> None:
-        self.nest('copy', shape, out, [_Ref('numbers', self.number(value), (0,) * len(shape), 0)])
+    def fill(self, out: Ref, shape: tuple[int, ...], value: float) -> None:
+        self.nest('copy', shape, out, [Ref('numbers', self.number(value), (0,) * len(shape), 0)])
 
-    def dot(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> _Ref | None:
+    def dot(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> Ref | None:
         """The sum of a product along its last dimensions, which is not stored."""
         args, inner = self.program[mul].args, self.program[mul].shape
         refs = [self.widened(arg, inner) for arg in args]
@@ -373,7 +258,7 @@ class _Encoder:
         self.nest('dot', tuple(inner[d] for d in order), to, refs, (int(several),))
         return out
 
-    def reduce(self, op: str, shape: tuple[int, ...], out: _Ref, ref: _Ref) -> None:
+    def reduce(self, op: str, shape: tuple[int, ...], out: Ref, ref: Ref) -> None:
         """Reduces into `out`. Kept dimensions with stride 1, or else reduced ones, come last."""
         order = sorted(range(len(shape)), key=lambda d: (
             2 if out.strides[d] == 1 and shape[d] > 1 else 1 if out.strides[d] == 0 else 0
@@ -383,7 +268,7 @@ class _Encoder:
         sizes = tuple(shape[d] for d in order)
         self.nest(op, sizes, out.in_order(order), [ref.in_order(order)])
 
-    def contraction(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> _Ref | None:
+    def contraction(self, mul: int, dims: tuple[int, ...], shape: tuple[int, ...]) -> Ref | None:
         """The sum of a product with values that all edges share, as a matrix product."""
         args, inner = self.program[mul].args, self.program[mul].shape
         refs = [self.widened(arg, inner) for arg in args]
@@ -396,7 +281,7 @@ class _Encoder:
             a = self.repeats(a, inner)
         return out if self.product(inner, dims, to, a, b, False) else None
 
-    def repeats(self, ref: _Ref, shape: tuple[int, ...]) -> _Ref:
+    def repeats(self, ref: Ref, shape: tuple[int, ...]) -> Ref:
         """Rows of an input copied without the dimensions that repeat."""
         own = tuple(1 if s == 0 else n for n, s in zip(shape, ref.strides, strict=True))
         out = self.copied(ref._replace(), own)
@@ -405,7 +290,7 @@ class _Encoder:
         )
 
     def product(
-        self, shape: tuple[int, ...], dims: tuple[int, ...], out: _Ref, a: _Ref, b: _Ref, add: bool,
+        self, shape: tuple[int, ...], dims: tuple[int, ...], out: Ref, a: Ref, b: Ref, add: bool,
     ) -> bool:  # fmt: skip
         """Emits a matrix product if strides allow: b differs along n, a along m, both along k."""
         total = out.edge == 0
@@ -463,7 +348,7 @@ class _Encoder:
         order = [*outer, m_dim, k_dim, n_dim]
         if len(order) > _MOST_DIMS:
             return False
-        self.emit(_Instruction(
+        self.emit(Instruction(
             'product', [r[1] for r in order], next(k for k, r in enumerate(order) if r is edge),
             [
                 (out, [r[2] or 0 for r in order]), (a, [r[3] or 0 for r in order]),
@@ -480,8 +365,8 @@ class _Encoder:
         width = math.prod(shape)
         if kind == 'total':
             inner, order = _stored(self.program, at, kind)
-            strides = tuple(_contiguous(inner)[d] for d in order)
-            out = _Ref(('total', k), 0, strides, 0, self.chunk and width > 1)
+            strides = tuple(contiguous(inner)[d] for d in order)
+            out = Ref(('total', k), 0, strides, 0, self.chunk and width > 1)
             return self.total(at, out)
         if kind == 'softmax':
             return self.row_softmax(at, k)
@@ -489,12 +374,12 @@ class _Encoder:
             return None
         ref = self.ref(at)
         plain = width == 1 or all(
-            n == 1 or s == t for n, s, t in zip(shape, ref.strides, _contiguous(shape), strict=True)
+            n == 1 or s == t for n, s, t in zip(shape, ref.strides, contiguous(shape), strict=True)
         )
         if not plain:
             ref = self.copied(ref, shape)
         op = _ROW_OPS.get(kind, 'to_edge')
-        self.body.append(_Instruction(
+        self.body.append(Instruction(
             op, [1, width], 0, [(ref, [0, 0]), (ref, [ref.edge or 0, 1])],
             (k, int(self.chunk and width > 1)),
         ))  # fmt: skip
@@ -505,12 +390,12 @@ class _Encoder:
         shape = self.program[at].shape
         width = math.prod(shape)
         ref = self.ref(at)
-        if ref.edge != width or not isinstance(ref.space, _Slot) or ref.strides != (
-            _contiguous(shape)
+        if ref.edge != width or not isinstance(ref.space, Slot) or ref.strides != (
+            contiguous(shape)
         ):
             ref = self.spread(ref, shape)
         out = self.slot(shape, False)
-        self.body.append(_Instruction(
+        self.body.append(Instruction(
             'row_softmax', [1, width], 0, [(out, [width, 1]), (ref, [width, 1])],
             (k, int(self.chunk and width > 1)),
         ))  # fmt: skip
@@ -522,17 +407,17 @@ class _Encoder:
         while self.program[inner].op in ('view', 'cast') and inner not in self.refs:
             (inner,) = self.program[inner].args
         op, args, _, shape, _ = self.program[inner]
-        pairs: list[tuple[_Ref | None, _Ref]] = []
+        pairs: list[tuple[Ref | None, Ref]] = []
         if op == 'mul' and inner not in self.refs:
             a, b = (self.widened(arg, shape) for arg in args)
             pairs = [(a, b), (b, a)]
         if kind == 'weighted':  # Those that fit no pair are stored, times one.
-            pairs.append((None, _Ref('numbers', self.number(1.0), (0,) * len(shape), 0)))
+            pairs.append((None, Ref('numbers', self.number(1.0), (0,) * len(shape), 0)))
         for x, w in pairs:
             if x is None:
                 x = self.copied(self.ref(inner), shape)
-            sizes, dims = _merged(
-                [*shape], [[*_contiguous(shape)], [*x.strides], [*w.strides]], False
+            sizes, dims = merged(
+                [*shape], [[*contiguous(shape)], [*x.strides], [*w.strides]], False
             )
             if not sizes:
                 sizes, dims = [1], [[1, 1, 0]]
@@ -548,20 +433,20 @@ class _Encoder:
                 (ref, [ref.edge or 0, dims[0][n] or 0, dims[1][n] or 0])
                 for n, ref in ((1, x), (2, w))
             ]
-            self.body.append(_Instruction(
+            self.body.append(Instruction(
                 'row_product', [1, *sizes], 0, [operands[0], *operands],
                 (k, int(self.chunk and width > 1), *extra),
             ))  # fmt: skip
             return True
         return False
 
-    def total(self, at: int, out: _Ref) -> None:
+    def total(self, at: int, out: Ref) -> None:
         """Adds the value of every edge to `out`."""
         op, args, attrs, shape, _ = self.program[at]
         if at not in self.refs:
             if op in ('view', 'cast'):
                 own = self.program[args[0]].shape
-                strides = _reshaped(out.strides, shape, own)
+                strides = reshaped(out.strides, shape, own)
                 if strides is not None:
                     return self.total(args[0], out._replace(strides=strides))
             if op == 'permute':
@@ -573,7 +458,7 @@ class _Encoder:
                 return self.total_of(args[0], attrs, out.without(attrs))
         return self.total_of(at, (), out)
 
-    def total_of(self, at: int, dims: tuple[int, ...], out: _Ref) -> None:
+    def total_of(self, at: int, dims: tuple[int, ...], out: Ref) -> None:
         value = self.program[at]
         if value.op == 'mul' and at not in self.refs:
             refs = []
@@ -590,7 +475,7 @@ class _Encoder:
             ref = self.spread(ref, value.shape)
         self.reduce('sum', value.shape, out, ref)
 
-    def spread(self, ref: _Ref, shape: tuple[int, ...]) -> _Ref:
+    def spread(self, ref: Ref, shape: tuple[int, ...]) -> Ref:
         out = self.slot(shape, False)
         self.nest('copy', shape, out, [ref])
         return out
@@ -663,15 +548,15 @@ def _chunks(program: Program, outs: list[int]) -> int:
     return whole
 
 
-def _placed(instructions: list[_Instruction]) -> int:
+def _placed(instructions: list[Instruction]) -> int:
     """Gives slots of edges their places, per edge; returns the size."""
-    slots: dict[_Slot, int] = {}  # with the first instruction
+    slots: dict[Slot, int] = {}  # with the first instruction
     for k, one in enumerate(instructions):
         for ref, _ in one.operands:
-            if isinstance(ref.space, _Slot) and not ref.space.uniform:
+            if isinstance(ref.space, Slot) and not ref.space.uniform:
                 slots.setdefault(ref.space, k)
                 ref.space.last = k
-    live: list[_Slot] = []
+    live: list[Slot] = []
     size = 0
     for slot, begin in slots.items():
         live = [other for other in live if other.last >= begin]
@@ -751,14 +636,14 @@ def _counted(role: str, row_role: str) -> str:
     return own if own in ('param', 'edge') else 'row' if own == row_role else 'col'
 
 
-def _words(one: _Instruction, edges: int, num_inputs: int) -> list[int]:
+def _words(one: Instruction, edges: int, num_inputs: int) -> list[int]:
     """An instruction as MessageInstruction of csrc/params/message.h."""
     pad = _MOST_DIMS - len(one.sizes)
     words = [_OPS[one.op], len(one.sizes), *one.sizes, *[1] * pad, one.edge_dim]
     operands = [*one.operands]
     for ref, strides in operands:
         space, place = 1, 0
-        if isinstance(ref.space, _Slot):
+        if isinstance(ref.space, Slot):
             space = 1 if ref.space.uniform else 0
             place = ref.space.place * (1 if ref.space.uniform else edges)
         elif isinstance(ref.space, tuple):

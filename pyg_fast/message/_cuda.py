@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..graph.groups import Groups
 from ..graph.structure import Graph
-from ._generator import power
 from ._ir import NODES, STATISTICS, Program
 from ._pieces import (
     ROWS_OF_OWNERS,
@@ -26,6 +25,7 @@ from ._pieces import (
 )
 from ._statistics import statistics_blocks, statistics_kernel
 from ._triton import OF_TWO, Out, Source
+from ._values import power
 
 if TYPE_CHECKING:
     from ._passes import Pass

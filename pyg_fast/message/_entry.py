@@ -48,10 +48,10 @@ from ._capture import Captured, Request, backend, requested
 from ._cuda import check_not_capturing
 from ._fallback import OWN, Fallback, InMemory
 from ._ir import Refused
-from ._parse import one_line, tracing
 from ._passes import Passes
 from ._plan import Plan, describe, plan
 from ._run import run
+from ._trace import one_line, tracing
 
 # Before 2.13, Dynamo does not notice a function of the same code and other defaults.
 torch._dynamo.config.skip_guards_on_constant_func_defaults = False

@@ -4,13 +4,24 @@ import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._ir import NODES, OF_DST, STATISTICS, Program, Refused, is_float, number
+from ._values import (
+    CALLS,
+    COMBINE,
+    EDGES,
+    POWERS,
+    PROGRAM,
+    ROW,
+    WARP,
+    Block,
+    Index,
+    Raw,
+    power,
+    total_of,
+)
 
-_POWERS = {
-    0.5: 'sqrt', -0.5: 'rsqrt', -1.0: 'reciprocal', 1.0: 'same', 2.0: 'square', 3.0: 'cube',
-}  # fmt: skip
 # The inner dimension of a product of matrices, in an index.
 INNER = 'inner'
 _LEAST_INNER = 16  # of Triton's products
@@ -21,88 +32,6 @@ _UNROLLED = 32
 # A linear map of raw values of an edge: of at least and at most so many inputs its matrix stays in
 # registers; of more, it is a product of matrices.
 _LEAST_HELD, MOST_HELD = 4, 16
-
-_CALLS = {
-    'same': '{}', 'square': '{0} * {0}', 'cube': '{0} * {0} * {0}',
-    'neg': '-{}', 'abs': 'tl.abs({})', 'exp': 'tl.exp({})', 'exp2': 'tl.exp2({})',
-    'log': 'tl.log({})', 'log2': 'tl.log2({})', 'sqrt': 'tl.sqrt({})', 'rsqrt': 'tl.rsqrt({})',
-    'reciprocal': '1.0 / {}', 'sin': 'tl.sin({})', 'cos': 'tl.cos({})', 'floor': 'tl.floor({})',
-    'ceil': 'tl.ceil({})', 'erf': 'tl.erf({})', 'logical_not': '{} == 0',
-    'relu': 'tl.where({0} <= 0, 0.0, {0})', 'sigmoid': '1.0 / (1.0 + tl.exp(-{}))',
-    'sign': 'tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0.0))',
-    'expm1': 'libdevice.expm1({})', 'log1p': 'libdevice.log1p({})', 'log10': 'libdevice.log10({})',
-    'tanh': 'libdevice.tanh({})',
-    'add': '{} + {}', 'sub': '{} - {}', 'mul': '{} * {}', 'div': '{} / {}',
-    'pow': 'libdevice.pow({}, {})',
-    'maximum': 'tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
-    'minimum': 'tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
-    'lt': '{} < {}', 'le': '{} <= {}', 'gt': '{} > {}', 'ge': '{} >= {}', 'eq': '{} == {}',
-    'ne': '{} != {}', 'logical_and': '({} != 0) & ({} != 0)',
-    'logical_or': '({} != 0) | ({} != 0)', 'where': 'tl.where({}, {}, {})',
-}  # fmt: skip
-
-
-WARP = 32  # threads
-
-# The addition of sums over threads. Each thread adds the numbers of others to its own: were its own
-# a product, which compilers fuse into the addition, threads would have different sums.
-ADDED = '''@triton.jit
-def added(a, b):
-    return libdevice.add_rn(a, b)
-
-
-'''
-
-
-def total_of(value: str, axis: int, keep_dims: bool = True) -> str:
-    """The sum of a block over an axis."""
-    return f'tl.reduce({value}, {axis}, added, keep_dims={keep_dims})'
-
-
-class Index(NamedTuple):
-    """A sum of axes with factors, and a number."""
-
-    terms: tuple[tuple[str, int], ...] = ()
-    const: int = 0
-
-    def times(self, factor: int) -> 'Index':
-        return Index(tuple((a, c * factor) for a, c in self.terms), self.const * factor)
-
-    def plus(self, other: 'Index') -> 'Index':
-        terms = dict(self.terms)
-        for axis, factor in other.terms:
-            terms[axis] = terms.get(axis, 0) + factor
-        return Index(tuple(sorted((a, c) for a, c in terms.items() if c)), self.const + other.const)
-
-    def text(self) -> str:
-        parts = [axis if factor == 1 else f'{axis} * {factor}' for axis, factor in self.terms]
-        if self.const or not parts:
-            parts.append(str(self.const))
-        return ' + '.join(parts)
-
-
-# How often a value is computed: once in a program, for each row, for each block of edges.
-PROGRAM, ROW, EDGES = range(3)
-
-
-class Block(NamedTuple):
-    """A value in the generated code."""
-
-    name: str
-    axes: frozenset[str]
-    level: int
-
-
-class Raw(NamedTuple):
-    """An input, read at a place."""
-
-    role: str
-    pointer: str
-    flat: Index
-    axes: frozenset[str]
-    by_edge: bool
-    step: str  # from a row to the next
-
 
 def step_of(role: str, pointer: str, size: int) -> str:
     """From a row to the next: features of nodes may be columns of a wider matrix."""
@@ -312,15 +241,15 @@ class Generator:
             return self.reduction(at, index, guard)
         if op == 'expand':
             return self.value(args[0], self.narrowed(index, self.program[args[0]].shape), guard)
-        if op not in _CALLS:
+        if op not in CALLS:
             raise Refused(f'{op} has no kernel')
         blocks = []
         for arg in args:
             blocks.append(self.value(arg, self.narrowed(index, self.program[arg].shape), guard))
         if op == 'pow' and self.program[args[1]].op == 'const':
             power = number(self.program[args[1]])
-            if power in _POWERS:
-                blocks, op = blocks[:1], _POWERS[power]
+            if power in POWERS:
+                blocks, op = blocks[:1], POWERS[power]
         axes = frozenset().union(*(b.axes for b in blocks))
         parts = [self.summed[b.name] for b in blocks if b.name in self.summed]
         if op == 'add' and len(parts) == 2 and parts[0][1] == parts[1][1]:
@@ -330,7 +259,7 @@ class Generator:
             both = self.emit(f'{a.name} + {b.name}', a.axes | b.axes, level)
             return self.across('sum', both, over)
         return self.emit(
-            _CALLS[op].format(*(b.name for b in blocks)), axes, max(b.level for b in blocks)
+            CALLS[op].format(*(b.name for b in blocks)), axes, max(b.level for b in blocks)
         )
 
     @staticmethod
@@ -492,7 +421,7 @@ class Generator:
                 out = block
             else:
                 out = self.emit(
-                    _COMBINE[op].format(out.name, block.name), out.axes | block.axes,
+                    COMBINE[op].format(out.name, block.name), out.axes | block.axes,
                     max(out.level, block.level),
                 )  # fmt: skip
         assert out is not None
@@ -748,7 +677,7 @@ class Generator:
             f'{pad}{total} = tl.full([{", ".join(sizes)}], {start}, {self.acc})',
             f'{pad}for {loop} in range({shape[dims[0]]}):',
             *body,
-            f'{pad}    {total} = ' + _COMBINE[op].format(total, block.name),
+            f'{pad}    {total} = ' + COMBINE[op].format(total, block.name),
         ]
         self.lines += new
         del self.loops[loop]
@@ -764,18 +693,6 @@ class Generator:
         block = self.emit(text, axes, EDGES)
         scale = 1 / (1 - p) if p < 1 else 0.0
         return self.emit(f'tl.where({block.name} >= {p!r}, {scale!r}, 0.0)', axes, EDGES)
-
-
-_COMBINE = {
-    'sum': '{} + {}',
-    'amax': 'tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
-    'amin': 'tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
-}
-
-
-def power(n: int) -> int:
-    """The size of a block, a power of two."""
-    return 1 << (n - 1).bit_length()
 
 
 def block_of(inner: int) -> int:

@@ -2,22 +2,26 @@
 
 import math
 import operator
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from ._ir import BINARY, BOOLEAN, DST, EDGE, UNARY, Program, Refused, is_float, number
-from ._quiet import quiet
-
-aten = torch.ops.aten
+from ._ir import BOOLEAN, DST, EDGE, Program, Refused, is_float, number
+from ._operators import (
+    ANYWHERE,
+    BINARY_OPS,
+    CAST,
+    COPIES,
+    SAME,
+    SCATTERS,
+    UNARY_OPS,
+    VIEW,
+    WHERE,
+    aten,
+)
 
 # Numbers of edges and of their destinations that no other size of a message equals; second ones
 # show which constants of a traced message depend on them.
@@ -25,278 +29,6 @@ EDGES = (1_000_003, 1_000_033)
 NODES = (999_983, 999_979)
 # A softmax adds less than this to its sums.
 _LITTLE = 1e-12
-
-_prims = torch.ops.prims
-
-
-def _table(names: Iterable[str]) -> dict[Any, str]:
-    """Torch's operators by our names."""
-    table: dict[Any, str] = {}
-    for name in names:
-        for overload in ('default', 'Tensor', 'Scalar', 'Tensor_Tensor', 'Tensor_Scalar'):
-            op = getattr(getattr(aten, name, None), overload, None)
-            if op is not None:
-                table[op] = name
-        if hasattr(_prims, name):
-            table[getattr(_prims, name).default] = name
-    return table
-
-
-_UNARY: dict[Any, str] = {**_table(UNARY), aten.bitwise_not.default: 'logical_not'}
-_BINARY: dict[Any, str] = {
-    **_table(BINARY), aten.bitwise_and.Tensor: 'logical_and', aten.bitwise_or.Tensor: 'logical_or',
-}  # fmt: skip
-_WHERE = {aten.where.self, _prims.where.default}
-_CAST = {aten._to_copy.default, _prims.convert_element_type.default}
-_SAME = {
-    aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default,
-    aten.lift_fresh_copy.default,
-}  # fmt: skip
-# By the destination of each edge.
-_SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
-_VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
-_KEPT = {
-    *_UNARY, *_BINARY, *_SAME, *_VIEW, *_SCATTERS, aten.index_select.default,
-    aten.where.self, aten._to_copy.default, aten.mm.default, aten.addmm.default,
-    aten.bmm.default, aten.cat.default, aten.expand.default,
-    aten.permute.default, aten.t.default, aten.transpose.int, aten.slice.Tensor, aten.select.int,
-    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.sum.dim_IntList,
-    aten.mean.dim, aten.amax.default, aten.amin.default, aten.full.default,
-    aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int,
-    aten.scalar_tensor.default, aten.full_like.default, aten.zeros_like.default,
-    aten.ones_like.default, aten.slice_backward.default, aten.select_backward.default,
-}  # fmt: skip
-# Their tensors may have the edges in another dimension than the first.
-_ANYWHERE = {
-    *_UNARY, *_BINARY, *_WHERE, *_CAST, *_SAME, aten.permute.default, aten.t.default,
-    aten.transpose.int,
-}  # fmt: skip
-_DECOMPOSED: dict[Any, Callable[..., Any]] = {
-    op: fn for op, fn in decomposition_table.items() if op not in _KEPT
-}  # fmt: skip
-
-
-# Torch's decompositions give the right values. The derivatives of these are right, too: finite
-# where that of torch is, and the same at the ends of a range.
-
-
-def _norm(
-    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
-    if ord not in (1, 2) or dtype is not None:
-        raise Refused(f'a norm of order {ord}')
-    dims = list(range(x.dim())) if dim is None else dim
-    if ord == 1:
-        return x.abs().sum(dims, keepdim)
-    square = (x * x).sum(dims, keepdim)
-    zero = square == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
-
-
-def _var_mean(
-    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    mean = x.mean(dims, True)
-    away = x - mean
-    count = x.numel() // max(1, mean.numel()) - (1 if correction is None else correction)
-    var = (away * away).sum(dims, keepdim) / max(0, count)
-    return var, mean if keepdim else mean.view(var.shape)
-
-
-def _var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return _var_mean(x, *args, **kwargs)[0]
-
-
-def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    var = _var(x, *args, **kwargs)
-    zero = var == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, var).sqrt())
-
-
-def _layer_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    var, mean = _var_mean(x, range(-len(shape), 0), correction=0, keepdim=True)
-    scale = (var + eps).rsqrt()
-    out = (x - mean) * scale
-    out = out if weight is None else out * weight
-    return out if bias is None else out + bias, _float(mean), _float(scale)
-
-
-def _group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, channels: int, size: int,
-    groups: int, eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    parts = x.reshape(rows, groups, channels // groups * size)
-    out, mean, scale = _layer_norm(parts, parts.shape[2:], None, None, eps)
-    out, each = out.view(x.shape), (channels, *(1,) * (x.dim() - 2))
-    out = out if weight is None else out * weight.view(each)
-    out = out if bias is None else out + bias.view(each)
-    return out, mean.view(rows, groups), scale.view(rows, groups)
-
-
-def _float(x: Tensor) -> Tensor:
-    """Statistics of float16 and bfloat16 are float32."""
-    return x.float() if x.element_size() == 2 else x
-
-
-def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    scaled = x * beta
-    low = torch.where(scaled > threshold, threshold, scaled)
-    return torch.where(scaled > threshold, x, low.exp().log1p() / beta)
-
-
-def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    low = torch.where(x > 0, 0.0, x)
-    return torch.where(x > 0, x * scale, (low * input_scale).expm1() * (alpha * scale))
-
-
-def _hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Tensor:
-    return torch.where(x <= low, low, torch.where(x >= high, high, x))
-
-
-def _hardsigmoid(x: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, x / 6 + 0.5))
-
-
-def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    for bound in (low, high):
-        if bound is not None and not isinstance(bound, (int, float)):
-            raise Refused('clamp by a tensor')
-    if low is not None:
-        x = torch.where(x < low, low, x)
-    return x if high is None else torch.where(x > high, high, x)
-
-
-def _slice_scatter(
-    x: Tensor, of: Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
-    step: int = 1,
-) -> Tensor:  # fmt: skip
-    """What `x[:, start:end] = of` makes of `x`."""
-    size = x.size(dim)
-    first, last, _ = slice(start, end).indices(size)
-    if step != 1:
-        raise Refused('a write into a slice with steps')
-    before = [x.narrow(dim, 0, first)] if first > 0 else []
-    after = [x.narrow(dim, last, size - last)] if last < size else []
-    return torch.cat([*before, of, *after], dim) if before or after else of
-
-
-def _select_scatter(x: Tensor, of: Tensor, dim: int, index: int) -> Tensor:
-    index %= x.size(dim)
-    return _slice_scatter(x, of.unsqueeze(dim), dim, index, index + 1)
-
-
-def _copy(x: Tensor, of: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `x[...] = of` makes of `x`. A number is a tensor of the CPU, also beside a GPU's."""
-    of = of.to(x.dtype)
-    return torch.where(torch.eq(x, x), of, of) if of.dim() == 0 else of.expand(x.shape)
-
-
-def _index_put(
-    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
-) -> Tensor:
-    """What `x[mask] = number` makes of `x`."""
-    mask = indices[0]
-    is_mask = len(indices) == 1 and mask.dtype == torch.bool and mask.shape == x.shape
-    if not is_mask or values.dim() > 0 or accumulate:
-        raise Refused('aten.index_put.default has no kernel')
-    return torch.where(mask, values.to(x.dtype), x)
-
-
-def _refused(name: str) -> Callable[..., Any]:
-    def raise_refused(*args: Any, **kwargs: Any) -> Any:
-        raise Refused(f'{name} has no kernel')
-
-    return raise_refused
-
-
-_DECOMPOSED |= {
-    aten.linalg_vector_norm.default: _norm, aten.var_mean.correction: _var_mean,
-    aten.var.correction: _var, aten.std.correction: _std,
-    aten.native_layer_norm.default: _layer_norm, aten.native_group_norm.default: _group_norm,
-    aten.softplus.default: _softplus,
-    aten.elu.default: _elu, aten.hardtanh.default: _hardtanh,
-    aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha),
-    aten.hardsigmoid.default: _hardsigmoid, aten.clamp.default: _clamp,
-    aten.clamp_min.default: lambda x, low: _clamp(x, low),
-    aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
-    aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
-    aten.index_put.default: _index_put,
-    aten.copy.default: _copy,
-    aten.mish.default: lambda x: x * _softplus(x).tanh(),
-    **{
-        op: _refused(op.__name__)
-        for op in (
-            aten.sinc.default, aten.logit.default, aten.special_entr.default,
-            aten.huber_loss.default, aten.smooth_l1_loss.default, aten.hardswish.default,
-            aten.softshrink.default, aten.hardshrink.default, aten.norm.ScalarOpt_dim,
-            aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
-        )
-    },
-}  # fmt: skip
-
-
-# Held while this package traces: torch tells all threads that one of them does.
-tracing = threading.RLock()
-
-
-class Like(NamedTuple):
-    """Stands for a tensor. Autocast depends on the device."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device = torch.device('cpu')
-
-
-def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) -> GraphModule:
-    """The graph of torch's operators that a function calls, for inputs that are :class:`Like` or
-    Python numbers. A function that derives, or that writes into its own values, is traced first,
-    then freed of its writes; those into inputs stay."""
-    with _on_fakes(inputs) as fakes:
-
-        def traced(fn: Callable[..., Any]) -> GraphModule:
-            return make_fx(fn, decomposition_table=_DECOMPOSED, tracing_mode='real')(*fakes)
-
-        graph = None if derives else traced(fn)
-        if graph is None or any(n.target is aten.copy_.default for n in graph.graph.nodes):
-            graph = traced(torch.func.functionalize(make_fx(fn, tracing_mode='real')(*fakes)))
-        return graph
-
-
-def run_on_fakes(fn: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    """Calls a function without computing anything."""
-    with _on_fakes(inputs) as fakes:
-        fn(*fakes)
-
-
-@contextmanager
-def _on_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Fake tensors for the inputs; every error becomes a refusal."""
-    try:
-        # Not in the context of the capture, whose shapes are symbolic.
-        with tracing, quiet(), torch._guards.tracing(None):
-            with FakeTensorMode(allow_non_fake_inputs=True):
-                fakes = [
-                    torch.empty(each.shape, dtype=each.dtype, device=each.device)
-                    if isinstance(each, Like)
-                    else each
-                    for each in inputs
-                ]
-            yield fakes
-    except Refused as error:
-        raise Refused(one_line(error)) from None
-    except Exception as error:
-        raise Refused(f'{type(error).__name__}: {one_line(error)}') from error
-
-
-def one_line(error: Exception) -> str:
-    """The first line of an error, and the last place in the user's code that it names."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    places = [line for line in lines if line.startswith('File "')]
-    text = lines[0] if lines else type(error).__name__
-    return f'{text} ({places[-1]})' if places and 'File "' not in text else text
 
 
 class Parser:
@@ -314,7 +46,7 @@ class Parser:
         """The positions of the graph's results. `inputs` are those of its placeholders; without
         them these are parameters, and inputs of nodes and edges where they are lifted."""
         for node in graph.graph.nodes:
-            node.target = _COPIES.get(node.target, node.target)
+            node.target = COPIES.get(node.target, node.target)
         for slot, node in enumerate(n for n in graph.graph.nodes if n.op == 'placeholder'):
             self.slot[node] = slot
             if inputs is not None:
@@ -443,7 +175,7 @@ class Parser:
         program, target = self.program, node.target
         args: Any = node.args
         meta: Any = node.meta.get('val')
-        if target not in _ANYWHERE and any(map(self._lead, (node, *node.all_input_nodes))):
+        if target not in ANYWHERE and any(map(self._lead, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
         if target is operator.getitem:
             return self.at[args[0]][args[1]]
@@ -461,17 +193,17 @@ class Parser:
             if last.op != 'rowsum':
                 raise Refused('an aggregation that is no sum')
             return last.args[0]
-        if target in _UNARY:
+        if target in UNARY_OPS:
             x = self._float(self._value(args[0]))
-            return self._checked(program.point(_UNARY[target], x, dtype=_name(meta.dtype)), node)
-        if target in _BINARY:
-            return self._binary(_BINARY[target], node)
-        if target in _WHERE:
+            return self._checked(program.point(UNARY_OPS[target], x, dtype=_name(meta.dtype)), node)
+        if target in BINARY_OPS:
+            return self._binary(BINARY_OPS[target], node)
+        if target in WHERE:
             parts = [self._operand(arg, node) for arg in args]
             return self._checked(program.point('where', *parts, dtype=_name(meta.dtype)), node)
-        if target in _SAME:
+        if target in SAME:
             return self._value(args[0])
-        if target in _CAST:
+        if target in CAST:
             dtype = _name(meta.dtype)
             x = self._value(args[0])
             if not is_float(dtype) and dtype != program[x].dtype:
@@ -487,7 +219,7 @@ class Parser:
             return self._linear(node)
         if target is torch.ops.pyg_fast_message.index.default:
             return program.add('index', (), (), (), 'int64', EDGE)
-        if target in _SCATTERS:
+        if target in SCATTERS:
             return self._summed_by_row(node)
         if target is aten.index_select.default:
             return self._of_own_row(node)
@@ -676,7 +408,7 @@ class Parser:
             raise Refused(f'{target} has no kernel')
         x = self._value(args[0])
         shape = program[x].shape
-        if target in _VIEW or target in (
+        if target in VIEW or target in (
             aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
         ):  # fmt: skip
             return program.view(x, self._trailing(node))
@@ -838,20 +570,6 @@ _CHOOSE = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
 # More comparisons than that are no longer a small kernel.
 _MOST_CHOICES = 16
 _MAPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
-
-
-def _copies() -> dict[Any, Any]:
-    """Views by the operators that copy them: torch may trace either."""
-    copies = {}
-    for op in _KEPT:
-        name, _, overload = str(op).removeprefix('aten.').partition('.')
-        copy = getattr(getattr(aten, f'{name}_copy', None), overload, None)
-        if copy is not None and copy not in _KEPT:
-            copies[copy] = op
-    return copies
-
-
-_COPIES = _copies()
 
 
 def _name(dtype: torch.dtype) -> str:

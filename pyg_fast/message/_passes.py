@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..graph.structure import Graph
-from ._cpu import Code, encode
+from ._cpu import encode
 from ._cuda import Recipe, most_programs, tile_shape
+from ._gradients import Gradients, cotangents_of, gradients, is_multiple
+from ._instructions import Code
 from ._ir import EDGE, Program, Refused, is_float
-from ._plan import Gradients, Plan, cotangents_of, gradients, is_multiple, weighted_sum
+from ._plan import Plan, weighted_sum
 from ._prologue import Prologue
 from ._triton import Out, generate
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..graph.groups import Groups
-from ._generator import ADDED, power
+from ._values import ADDED, power
 
 _MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
 # So many edges are not divided: one program adds them in less time than two launches take.

@@ -38,11 +38,12 @@ from ._capture import (
 )
 from ._compiled_op import graph_from, message, passes_of
 from ._ir import Refused
-from ._parse import EDGES, NODES, Like
+from ._parse import EDGES, NODES
 from ._passes import Passes
 from ._plan import plan
 from ._run import finished
 from ._text import dumps
+from ._trace import Like
 
 _log = logging.getLogger('pyg_fast')
 _ops = torch.ops.pyg_fast_message

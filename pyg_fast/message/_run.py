@@ -17,9 +17,10 @@ from ..ops.product import product
 from . import _blocks
 from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
+from ._gradients import cotangents_of
 from ._ir import NODES, OF_DST, SRC, is_float
 from ._passes import Pass, Passes
-from ._plan import Plan, WeightedSum, cotangents_of, sums_of
+from ._plan import Plan, WeightedSum, sums_of
 
 
 def run_pass(

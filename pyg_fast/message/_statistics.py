@@ -2,8 +2,8 @@
 
 from functools import lru_cache
 
-from ._generator import ADDED, total_of
 from ._ir import STATISTICS
+from ._values import ADDED, total_of
 
 # Numbers of a result that a program reads at once.
 _BLOCK = 1024

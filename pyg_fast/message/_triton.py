@@ -4,21 +4,10 @@ import itertools
 import math
 from typing import NamedTuple
 
-from ._generator import (
-    ADDED,
-    EDGES,
-    INNER,
-    MOST_HELD,
-    MOST_TILES,
-    Block,
-    Generator,
-    Index,
-    block_of,
-    power,
-    total_of,
-)
+from ._generator import INNER, MOST_HELD, MOST_TILES, Generator, block_of
 from ._ir import NODES, STATISTICS, Program, Refused
 from ._pieces import GROUP, GROUPS, OWNERS, ROW, ROW_OR_PIECE, ROWS, ROWS_OR_PIECES
+from ._values import ADDED, EDGES, Block, Index, power, total_of
 
 # The widest values that a program sums at once.
 _MOST_SUMMED = 1024

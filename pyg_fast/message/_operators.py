@@ -1,0 +1,236 @@
+"""Torch's operators: what the parser knows of them, and what the others are made of."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import decomposition_table
+
+from ._ir import BINARY, UNARY, Refused
+
+aten = torch.ops.aten
+_prims = torch.ops.prims
+
+
+def _table(names: Iterable[str]) -> dict[Any, str]:
+    """Torch's operators by our names."""
+    table: dict[Any, str] = {}
+    for name in names:
+        for overload in ('default', 'Tensor', 'Scalar', 'Tensor_Tensor', 'Tensor_Scalar'):
+            op = getattr(getattr(aten, name, None), overload, None)
+            if op is not None:
+                table[op] = name
+        if hasattr(_prims, name):
+            table[getattr(_prims, name).default] = name
+    return table
+
+
+UNARY_OPS: dict[Any, str] = {**_table(UNARY), aten.bitwise_not.default: 'logical_not'}
+BINARY_OPS: dict[Any, str] = {
+    **_table(BINARY), aten.bitwise_and.Tensor: 'logical_and', aten.bitwise_or.Tensor: 'logical_or',
+}  # fmt: skip
+WHERE = {aten.where.self, _prims.where.default}
+CAST = {aten._to_copy.default, _prims.convert_element_type.default}
+SAME = {
+    aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+}  # fmt: skip
+# By the destination of each edge.
+SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
+VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+KEPT = {
+    *UNARY_OPS, *BINARY_OPS, *SAME, *VIEW, *SCATTERS, aten.index_select.default,
+    aten.where.self, aten._to_copy.default, aten.mm.default, aten.addmm.default,
+    aten.bmm.default, aten.cat.default, aten.expand.default,
+    aten.permute.default, aten.t.default, aten.transpose.int, aten.slice.Tensor, aten.select.int,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.sum.dim_IntList,
+    aten.mean.dim, aten.amax.default, aten.amin.default, aten.full.default,
+    aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int,
+    aten.scalar_tensor.default, aten.full_like.default, aten.zeros_like.default,
+    aten.ones_like.default, aten.slice_backward.default, aten.select_backward.default,
+}  # fmt: skip
+# Their tensors may have the edges in another dimension than the first.
+ANYWHERE = {
+    *UNARY_OPS, *BINARY_OPS, *WHERE, *CAST, *SAME, aten.permute.default, aten.t.default,
+    aten.transpose.int,
+}  # fmt: skip
+DECOMPOSED: dict[Any, Callable[..., Any]] = {
+    op: fn for op, fn in decomposition_table.items() if op not in KEPT
+}  # fmt: skip
+
+
+# Torch's decompositions give the right values. The derivatives of these are right, too: finite
+# where that of torch is, and the same at the ends of a range.
+
+
+def _norm(
+    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    if ord not in (1, 2) or dtype is not None:
+        raise Refused(f'a norm of order {ord}')
+    dims = list(range(x.dim())) if dim is None else dim
+    if ord == 1:
+        return x.abs().sum(dims, keepdim)
+    square = (x * x).sum(dims, keepdim)
+    zero = square == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
+
+
+def _var_mean(
+    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    mean = x.mean(dims, True)
+    away = x - mean
+    count = x.numel() // max(1, mean.numel()) - (1 if correction is None else correction)
+    var = (away * away).sum(dims, keepdim) / max(0, count)
+    return var, mean if keepdim else mean.view(var.shape)
+
+
+def _var(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _var_mean(x, *args, **kwargs)[0]
+
+
+def _std(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    var = _var(x, *args, **kwargs)
+    zero = var == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, var).sqrt())
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    var, mean = _var_mean(x, range(-len(shape), 0), correction=0, keepdim=True)
+    scale = (var + eps).rsqrt()
+    out = (x - mean) * scale
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias, _float(mean), _float(scale)
+
+
+def _group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, rows: int, channels: int, size: int,
+    groups: int, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    parts = x.reshape(rows, groups, channels // groups * size)
+    out, mean, scale = _layer_norm(parts, parts.shape[2:], None, None, eps)
+    out, each = out.view(x.shape), (channels, *(1,) * (x.dim() - 2))
+    out = out if weight is None else out * weight.view(each)
+    out = out if bias is None else out + bias.view(each)
+    return out, mean.view(rows, groups), scale.view(rows, groups)
+
+
+def _float(x: Tensor) -> Tensor:
+    """Statistics of float16 and bfloat16 are float32."""
+    return x.float() if x.element_size() == 2 else x
+
+
+def _softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    scaled = x * beta
+    low = torch.where(scaled > threshold, threshold, scaled)
+    return torch.where(scaled > threshold, x, low.exp().log1p() / beta)
+
+
+def _elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
+    low = torch.where(x > 0, 0.0, x)
+    return torch.where(x > 0, x * scale, (low * input_scale).expm1() * (alpha * scale))
+
+
+def _hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Tensor:
+    return torch.where(x <= low, low, torch.where(x >= high, high, x))
+
+
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, x / 6 + 0.5))
+
+
+def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    for bound in (low, high):
+        if bound is not None and not isinstance(bound, (int, float)):
+            raise Refused('clamp by a tensor')
+    if low is not None:
+        x = torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
+
+
+def _slice_scatter(
+    x: Tensor, of: Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
+    step: int = 1,
+) -> Tensor:  # fmt: skip
+    """What `x[:, start:end] = of` makes of `x`."""
+    size = x.size(dim)
+    first, last, _ = slice(start, end).indices(size)
+    if step != 1:
+        raise Refused('a write into a slice with steps')
+    before = [x.narrow(dim, 0, first)] if first > 0 else []
+    after = [x.narrow(dim, last, size - last)] if last < size else []
+    return torch.cat([*before, of, *after], dim) if before or after else of
+
+
+def _select_scatter(x: Tensor, of: Tensor, dim: int, index: int) -> Tensor:
+    index %= x.size(dim)
+    return _slice_scatter(x, of.unsqueeze(dim), dim, index, index + 1)
+
+
+def _copy(x: Tensor, of: Tensor, non_blocking: bool = False) -> Tensor:
+    """What `x[...] = of` makes of `x`. A number is a tensor of the CPU, also beside a GPU's."""
+    of = of.to(x.dtype)
+    return torch.where(torch.eq(x, x), of, of) if of.dim() == 0 else of.expand(x.shape)
+
+
+def _index_put(
+    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """What `x[mask] = number` makes of `x`."""
+    mask = indices[0]
+    is_mask = len(indices) == 1 and mask.dtype == torch.bool and mask.shape == x.shape
+    if not is_mask or values.dim() > 0 or accumulate:
+        raise Refused('aten.index_put.default has no kernel')
+    return torch.where(mask, values.to(x.dtype), x)
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def raise_refused(*args: Any, **kwargs: Any) -> Any:
+        raise Refused(f'{name} has no kernel')
+
+    return raise_refused
+
+
+DECOMPOSED |= {
+    aten.linalg_vector_norm.default: _norm, aten.var_mean.correction: _var_mean,
+    aten.var.correction: _var, aten.std.correction: _std,
+    aten.native_layer_norm.default: _layer_norm, aten.native_group_norm.default: _group_norm,
+    aten.softplus.default: _softplus,
+    aten.elu.default: _elu, aten.hardtanh.default: _hardtanh,
+    aten.celu.default: lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha),
+    aten.hardsigmoid.default: _hardsigmoid, aten.clamp.default: _clamp,
+    aten.clamp_min.default: lambda x, low: _clamp(x, low),
+    aten.clamp_max.default: lambda x, high: _clamp(x, None, high),
+    aten.slice_scatter.default: _slice_scatter, aten.select_scatter.default: _select_scatter,
+    aten.index_put.default: _index_put,
+    aten.copy.default: _copy,
+    aten.mish.default: lambda x: x * _softplus(x).tanh(),
+    **{
+        op: _refused(op.__name__)
+        for op in (
+            aten.sinc.default, aten.logit.default, aten.special_entr.default,
+            aten.huber_loss.default, aten.smooth_l1_loss.default, aten.hardswish.default,
+            aten.softshrink.default, aten.hardshrink.default, aten.norm.ScalarOpt_dim,
+            aten.norm.Scalar, aten.norm.ScalarOpt_dim_dtype,
+        )
+    },
+}  # fmt: skip
+
+
+def _copies() -> dict[Any, Any]:
+    """Views by the operators that copy them: torch may trace either."""
+    copies = {}
+    for op in KEPT:
+        name, _, overload = str(op).removeprefix('aten.').partition('.')
+        copy = getattr(getattr(aten, f'{name}_copy', None), overload, None)
+        if copy is not None and copy not in KEPT:
+            copies[copy] = op
+    return copies
+
+
+COPIES = _copies()

@@ -1,0 +1,75 @@
+"""From a function to the graph of the operators of torch that it calls."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ._ir import Refused
+from ._operators import DECOMPOSED, aten
+from ._quiet import quiet
+
+# Held while this package traces: torch tells all threads that one of them does.
+tracing = threading.RLock()
+
+
+class Like(NamedTuple):
+    """Stands for a tensor. Autocast depends on the device."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device = torch.device('cpu')
+
+
+def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) -> GraphModule:
+    """The graph of torch's operators that a function calls, for inputs that are :class:`Like` or
+    Python numbers. A function that derives, or that writes into its own values, is traced first,
+    then freed of its writes; those into inputs stay."""
+    with _on_fakes(inputs) as fakes:
+
+        def traced(fn: Callable[..., Any]) -> GraphModule:
+            return make_fx(fn, decomposition_table=DECOMPOSED, tracing_mode='real')(*fakes)
+
+        graph = None if derives else traced(fn)
+        if graph is None or any(n.target is aten.copy_.default for n in graph.graph.nodes):
+            graph = traced(torch.func.functionalize(make_fx(fn, tracing_mode='real')(*fakes)))
+        return graph
+
+
+def run_on_fakes(fn: Callable[..., Any], inputs: Sequence[Any]) -> None:
+    """Calls a function without computing anything."""
+    with _on_fakes(inputs) as fakes:
+        fn(*fakes)
+
+
+@contextmanager
+def _on_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """Fake tensors for the inputs; every error becomes a refusal."""
+    try:
+        # Not in the context of the capture, whose shapes are symbolic.
+        with tracing, quiet(), torch._guards.tracing(None):
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                fakes = [
+                    torch.empty(each.shape, dtype=each.dtype, device=each.device)
+                    if isinstance(each, Like)
+                    else each
+                    for each in inputs
+                ]
+            yield fakes
+    except Refused as error:
+        raise Refused(one_line(error)) from None
+    except Exception as error:
+        raise Refused(f'{type(error).__name__}: {one_line(error)}') from error
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error, and the last place in the user's code that it names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    places = [line for line in lines if line.startswith('File "')]
+    text = lines[0] if lines else type(error).__name__
+    return f'{text} ({places[-1]})' if places and 'File "' not in text else text

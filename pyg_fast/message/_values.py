@@ -1,0 +1,97 @@
+"""Values in generated code: the text of operations, and where a value lies."""
+
+from typing import NamedTuple
+
+POWERS = {
+    0.5: 'sqrt', -0.5: 'rsqrt', -1.0: 'reciprocal', 1.0: 'same', 2.0: 'square', 3.0: 'cube',
+}  # fmt: skip
+CALLS = {
+    'same': '{}', 'square': '{0} * {0}', 'cube': '{0} * {0} * {0}',
+    'neg': '-{}', 'abs': 'tl.abs({})', 'exp': 'tl.exp({})', 'exp2': 'tl.exp2({})',
+    'log': 'tl.log({})', 'log2': 'tl.log2({})', 'sqrt': 'tl.sqrt({})', 'rsqrt': 'tl.rsqrt({})',
+    'reciprocal': '1.0 / {}', 'sin': 'tl.sin({})', 'cos': 'tl.cos({})', 'floor': 'tl.floor({})',
+    'ceil': 'tl.ceil({})', 'erf': 'tl.erf({})', 'logical_not': '{} == 0',
+    'relu': 'tl.where({0} <= 0, 0.0, {0})', 'sigmoid': '1.0 / (1.0 + tl.exp(-{}))',
+    'sign': 'tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0.0))',
+    'expm1': 'libdevice.expm1({})', 'log1p': 'libdevice.log1p({})', 'log10': 'libdevice.log10({})',
+    'tanh': 'libdevice.tanh({})',
+    'add': '{} + {}', 'sub': '{} - {}', 'mul': '{} * {}', 'div': '{} / {}',
+    'pow': 'libdevice.pow({}, {})',
+    'maximum': 'tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+    'minimum': 'tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+    'lt': '{} < {}', 'le': '{} <= {}', 'gt': '{} > {}', 'ge': '{} >= {}', 'eq': '{} == {}',
+    'ne': '{} != {}', 'logical_and': '({} != 0) & ({} != 0)',
+    'logical_or': '({} != 0) | ({} != 0)', 'where': 'tl.where({}, {}, {})',
+}  # fmt: skip
+COMBINE = {
+    'sum': '{} + {}',
+    'amax': 'tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+    'amin': 'tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)',
+}
+
+
+WARP = 32  # threads
+
+# The addition of sums over threads. Each thread adds the numbers of others to its own: were its own
+# a product, which compilers fuse into the addition, threads would have different sums.
+ADDED = '''@triton.jit
+def added(a, b):
+    return libdevice.add_rn(a, b)
+
+
+'''
+
+
+def total_of(value: str, axis: int, keep_dims: bool = True) -> str:
+    """The sum of a block over an axis."""
+    return f'tl.reduce({value}, {axis}, added, keep_dims={keep_dims})'
+
+
+class Index(NamedTuple):
+    """A sum of axes with factors, and a number."""
+
+    terms: tuple[tuple[str, int], ...] = ()
+    const: int = 0
+
+    def times(self, factor: int) -> 'Index':
+        return Index(tuple((a, c * factor) for a, c in self.terms), self.const * factor)
+
+    def plus(self, other: 'Index') -> 'Index':
+        terms = dict(self.terms)
+        for axis, factor in other.terms:
+            terms[axis] = terms.get(axis, 0) + factor
+        return Index(tuple(sorted((a, c) for a, c in terms.items() if c)), self.const + other.const)
+
+    def text(self) -> str:
+        parts = [axis if factor == 1 else f'{axis} * {factor}' for axis, factor in self.terms]
+        if self.const or not parts:
+            parts.append(str(self.const))
+        return ' + '.join(parts)
+
+
+# How often a value is computed: once in a program, for each row, for each block of edges.
+PROGRAM, ROW, EDGES = range(3)
+
+
+class Block(NamedTuple):
+    """A value in the generated code."""
+
+    name: str
+    axes: frozenset[str]
+    level: int
+
+
+class Raw(NamedTuple):
+    """An input, read at a place."""
+
+    role: str
+    pointer: str
+    flat: Index
+    axes: frozenset[str]
+    by_edge: bool
+    step: str  # from a row to the next
+
+
+def power(n: int) -> int:
+    """The size of a block, a power of two."""
+    return 1 << (n - 1).bit_length()
