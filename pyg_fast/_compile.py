@@ -15,7 +15,7 @@ from ._accelerate import accelerate
 from .graph.graph import prepare_for_compiled
 from .graph.small_graphs import has_few_edges, small_graphs
 
-_WIDE = 256  # With fewer edges than pay for so many features, kernels do not run.
+_WIDE = 512  # With fewer edges than pay for so many features, kernels do not run.
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -76,7 +76,7 @@ def _prepare_graphs(
     if torch.compiler.is_compiling():
         return
     for edge_index in _graphs_in((*args, *kwargs.values())):
-        if not has_few_edges(edge_index, _WIDE):
+        if not has_few_edges(edge_index, _WIDE, 'compiled'):
             prepare_for_compiled(edge_index, loops, values)
 
 

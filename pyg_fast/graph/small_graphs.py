@@ -99,7 +99,7 @@ def has_few_edges(edge_index: Any, width: int, kind: str = 'message') -> bool:
         edge_index: What a layer got.
         width: The numbers of a node's or an edge's features.
         kind: :obj:`message`, :obj:`sum` of a plain list, of which sorting takes most time, or
-            :obj:`prepared sum`.
+            :obj:`prepared sum`; or :obj:`compiled`.
     """
     if not isinstance(edge_index, Tensor):
         return False
