@@ -43,6 +43,11 @@ class BatchEdgeIndex(EdgeIndex):
             return EdgeIndex.__tensor_unflatten__(inner, context, outer_size, outer_stride)
         return BatchEdgeIndex.of(inner['_data'], inner['_indptr'])
 
+    def __repr__(self) -> str:
+        if type(self._data) is not Tensor:  # Compilers log it; a fake tensor has no numbers.
+            return f'{type(self).__name__}({list(self.shape)})'
+        return super().__repr__()
+
     def _stable_hash_for_caching(self) -> str:
         return cache_key(self)
 

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import os
 import pickle
 import weakref
 from collections.abc import Iterator
@@ -244,37 +243,16 @@ print('done')
 )
 
 
-def run(script: str, folder: Path, size: int, codes: dict[int, int] | None = None) -> None:
-    """Runs a script in several processes, which must end within a minute."""
-    root = str(Path(__file__).parents[2])
-    env = {
-        **os.environ, 'OMP_NUM_THREADS': '1',
-        'PYTHONPATH': os.pathsep.join([root, os.environ.get('PYTHONPATH', '')]),
-    }  # fmt: skip
-    workers = [
-        _forks.Fork('-c', script, str(rank), str(size), str(folder), env=env)
-        for rank in range(size)
-    ]
-    try:
-        for rank, worker in enumerate(workers):
-            out, err = worker.communicate(timeout=60)
-            code = (codes or {}).get(rank, 0)
-            assert (worker.returncode, out) == (code, '' if code else 'done\n'), f'{rank}: {err}'
-    finally:
-        for worker in workers:
-            worker.kill()
-
-
 def test_rows_are_those_of_the_whole_tensor(tmp_path: Path) -> None:
-    run(ROWS, tmp_path, 3)
+    _forks.run_together(ROWS, 3, '3', str(tmp_path))
 
 
 def test_errors_of_a_process_reach_the_others(tmp_path: Path) -> None:
-    run(ERRORS, tmp_path, 2, {1: 3})
+    _forks.run_together(ERRORS, 2, '2', str(tmp_path), codes={1: 3})
 
 
 def test_remote_backends_of_several_processes(tmp_path: Path) -> None:
-    run(STORES, tmp_path, 2)
+    _forks.run_together(STORES, 2, '2', str(tmp_path))
 
 
 @pytest.fixture

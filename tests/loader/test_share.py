@@ -77,18 +77,7 @@ print('done')
 
 def test_two_processes(tmp_path: Path) -> None:
     (tmp_path / 'shared').mkdir()
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([root, os.environ.get('PYTHONPATH', '')])}
-    workers = [
-        _forks.Fork('-c', WORKER, str(rank), str(tmp_path), env=env) for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            out, err = worker.communicate(timeout=120)
-            assert (worker.returncode, out) == (0, 'done\n'), err
-    finally:
-        for worker in workers:
-            worker.kill()
+    _forks.run_together(WORKER, 2, str(tmp_path))
 
 
 def test_alone() -> None:

@@ -1,6 +1,5 @@
 """Compiled models in DistributedDataParallel, in two processes."""
 
-import os
 from pathlib import Path
 
 import _forks
@@ -54,16 +53,4 @@ print('done')
 
 
 def test_gradients_are_averaged(tmp_path: Path) -> None:
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, os.environ.get('PYTHONPATH', '')])
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path}
-    workers = [
-        _forks.Fork('-c', STEPS, str(rank), str(tmp_path), env=env) for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            out, err = worker.communicate(timeout=120)
-            assert (worker.returncode, out) == (0, 'done\n'), err
-    finally:
-        for worker in workers:
-            worker.kill()
+    _forks.run_together(STEPS, 2, str(tmp_path))
