@@ -44,6 +44,12 @@ from tests.nn import _layers
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """Dynamo compiles a code object at most eight times."""
+    torch._dynamo.reset()
+
+
 class Own(MessagePassing):
     """A layer whose message is a function."""
 
