@@ -28,9 +28,10 @@ def compile(
 
     Short for :obj:`torch.compile(pyg_fast.accelerate(model), backend='pyg_fast', ...)`. The
     backend replaces the messages of accelerated layers by kernels, and leaves everything else to
-    Inductor. A message that no kernel computes stays PyG's code, and so does one over so few edges
-    that a kernel does not pay; the logger :obj:`pyg_fast` tells at level INFO what became a kernel,
-    and why not.
+    Inductor. Graphs among the arguments of a call are prepared before the model runs, once each:
+    compiled code cannot keep what it sorts. A message that no kernel computes stays PyG's code, and
+    so does one over so few edges that a kernel does not pay; the logger :obj:`pyg_fast` tells at
+    level INFO what became a kernel, and why not.
 
     Args:
         model (torch.nn.Module): The model, or a single layer.

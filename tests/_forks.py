@@ -72,16 +72,17 @@ class Fork:
 
 
 def run_together(
-    script: str, size: int, *arguments: str, codes: Mapping[int, int] | None = None
-) -> None:
+    script: str, size: int, *arguments: str, codes: Mapping[int, int] | None = None,
+    timeout: float = 60,
+) -> None:  # fmt: skip
     """Runs a script in several processes, with their numbers as first argument. Each prints `done`
-    within two minutes, or ends with its code."""
+    in time, or ends with its code."""
     root = os.pathsep.join([str(_TESTS.parent), os.environ.get('PYTHONPATH', '')])
     env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': root}
     workers = [Fork('-c', script, str(rank), *arguments, env=env) for rank in range(size)]
     try:
         for rank, worker in enumerate(workers):
-            out, err = worker.communicate(timeout=120)
+            out, err = worker.communicate(timeout=timeout)
             code = (codes or {}).get(rank, 0)
             assert (worker.returncode, out) == (code, '' if code else 'done\n'), f'{rank}: {err}'
     finally:

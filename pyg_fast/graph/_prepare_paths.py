@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch_geometric import EdgeIndex
 
 from ..ops._edges import check_edge_index
 from ..ops.to_csr import csr_rows, to_csr, transpose_csr
 from .execution_path import ExecutionPath, check_mask, mask_signature_of, signature_of
 from .graph import graph_of, has_loops
-from .prepared_graph import PreparedGraph
+from .prepared_graph import PreparedGraph, list_of
 from .structure import CHUNK, Graph, loop_counts, usual_group_size
 
 # Groups of this size are the fastest up to this number of edges per row: on an H200 on all paths of
@@ -131,7 +130,7 @@ def execution_paths(
 def _loops(edge_index: Tensor, num_nodes: int) -> Tensor | None:
     if isinstance(edge_index, PreparedGraph):
         return loop_counts(edge_index.graph) if has_loops(edge_index) else None
-    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+    data = list_of(edge_index)
     loops = data[0][data[0] == data[1]].long()
     return torch.bincount(loops, minlength=num_nodes) if loops.numel() else None
 

@@ -14,7 +14,7 @@ from ..ops.path import Rows, Watch
 from ._cache import Entry, cache_of
 from .groups import check_size
 from .operator import SparseOperator
-from .prepared_graph import PreparedGraph
+from .prepared_graph import PreparedGraph, list_of
 from .structure import CHUNK, Graph, edge_chunks
 
 
@@ -391,7 +391,7 @@ def _listed(edge_index: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor 
         for at, src, dst in edge_chunks(graph):
             yield at, src, dst, None if graph.perm is None else graph.perm[at].long()
         return
-    data = edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
+    data = list_of(edge_index)
     for begin in range(0, data.size(1), CHUNK):
         at = slice(begin, min(begin + CHUNK, data.size(1)))
         yield at, data[0, at], data[1, at], None

@@ -140,10 +140,8 @@ class Neighbours(NamedTuple):
         :meth:`graph`."""
         dtype, op = self.source.dtype, None
         caches = self.part is None and isinstance(self.edge_index, EdgeIndex)
-        size = self.source.size(0) if num_src is None else num_src, self.num_dst
-        if self.flow == 'target_to_source':
-            size = size[::-1]
-        key = ('mean', key_size(self.edge_index, *size), acc_dtype(dtype), self.flow)
+        key = self._key('mean', self.source.size(0) if num_src is None else num_src,
+                        self.num_dst, dtype)  # fmt: skip
         if caches:
             op = cached(self.edge_index, key)
         if op is None or (transpose and op.graph.t_rowptr is None):
@@ -153,14 +151,15 @@ class Neighbours(NamedTuple):
                 store(self.edge_index, key, op)
         return op
 
+    def _key(self, name: str, num_src: int, num_dst: int, dtype: torch.dtype) -> tuple:
+        size = (num_src, num_dst) if self.flow == 'source_to_target' else (num_dst, num_src)
+        return name, key_size(self.edge_index, *size), acc_dtype(dtype), self.flow
+
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph caches them."""
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
             return inverse_degree(graph.rowptr, dtype)
-        size = graph.num_src, graph.num_dst
-        if self.flow == 'target_to_source':
-            size = size[::-1]
-        key = ('inverse_degree', key_size(self.edge_index, *size), acc_dtype(dtype), self.flow)
+        key = self._key('inverse_degree', graph.num_src, graph.num_dst, dtype)
         inverse = cached(self.edge_index, key)
         if inverse is None:
             with kept():

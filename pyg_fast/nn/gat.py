@@ -494,8 +494,8 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             and isinstance(fill, str) and fill in LOOP_FILLS
         ):  # fmt: skip
             graph = graph_of(edge_index, *sizes, transpose=False, drop_loops=True)
-            added = edge_sums(
-                graph, edge_attr.contiguous(), list_of(edge_index), fill == 'mean')
+            data = list_of(edge_index)
+            added = edge_sums(graph, edge_attr.contiguous(), data, fill == 'mean')
         else:  # A plain edge_index would be sorted again.
             listed = loops.edge_index
             if isinstance(fill, str) and listed.is_cuda and is_square:

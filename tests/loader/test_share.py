@@ -77,7 +77,7 @@ print('done')
 
 def test_two_processes(tmp_path: Path) -> None:
     (tmp_path / 'shared').mkdir()
-    _forks.run_together(WORKER, 2, str(tmp_path))
+    _forks.run_together(WORKER, 2, str(tmp_path), timeout=120)
 
 
 def test_alone() -> None:

@@ -53,4 +53,4 @@ print('done')
 
 
 def test_gradients_are_averaged(tmp_path: Path) -> None:
-    _forks.run_together(STEPS, 2, str(tmp_path))
+    _forks.run_together(STEPS, 2, str(tmp_path), timeout=120)
