@@ -6,32 +6,19 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.aggr import SumAggregation
 
-from .nn import (
-    FusedGATConv,
-    FusedGATv2Conv,
-    PathPreparedGCNConv,
-    PathPreparedGINConv,
-    PathPreparedSAGEConv,
-)
-from .nn._fused import _METHODS, Fused, note_propagate
-from .nn._reduce import may_fuse, why_not
-from .nn.gat import LOOP_FILLS
-from .nn.message_passing import OWN, FusedPropagate, fused_class, mark, why_never
+from .nn import FusedGATConv, FusedGATv2Conv, FusedGCNConv, FusedGINConv, FusedSAGEConv
+from .nn._layer import FusedLayer
+from .nn.message_passing import fused_class
 
 ModelT = TypeVar('ModelT', bound=Module)
 
-_FUSED: dict[type, Any] = {
+# Classes with kernels of their own, by PyG's class.
+_FUSED: dict[type, type[FusedLayer]] = {
     cls._base: cls
-    for cls in (
-        PathPreparedGCNConv, PathPreparedSAGEConv, PathPreparedGINConv, FusedGATConv,
-        FusedGATv2Conv,
-    )
+    for cls in (FusedGCNConv, FusedSAGEConv, FusedGINConv, FusedGATConv, FusedGATv2Conv)
 }
 _NAMES = {base.__name__ for base in _FUSED}
-# Set on layers that `restore` changes back; copies and pickles keep it.
-_MARK = '_accelerated'
 
 
 class LayerReport(NamedTuple):
@@ -71,22 +58,17 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
     Example:
         >>> model = pyg_fast.accelerate(GraphSAGE(128, 64, num_layers=3), verbose=True)
         layer    class     runs as
-        convs.0  SAGEConv  PathPreparedSAGEConv
-        convs.1  SAGEConv  PathPreparedSAGEConv
-        convs.2  SAGEConv  PathPreparedSAGEConv
+        convs.0  SAGEConv  FusedSAGEConv
+        convs.1  SAGEConv  FusedSAGEConv
+        convs.2  SAGEConv  FusedSAGEConv
     """
     if not isinstance(verbose, (bool, int)):
         raise TypeError(f"'verbose' must be a bool, got {type(verbose).__name__}")
     reports = []
     for conv, report in _layers(model):
         reports.append(report)
-        if report.fused is not None and type(conv) in _FUSED:
-            conv.__class__ = _FUSED[type(conv)]
-            setattr(conv, _MARK, True)
-        elif report.fused is not None and not isinstance(conv, (Fused, FusedPropagate)):
-            conv.__class__ = fused_class(type(conv))
-            setattr(conv, _MARK, True)
-            mark(conv)
+        if report.fused is not None and not isinstance(conv, FusedLayer):
+            _class_for(type(conv))._adopt(conv)
     if verbose:
         print(_table(reports))
     return model
@@ -116,16 +98,8 @@ def restore(model: ModelT) -> ModelT:
     """
     _check_model(model)
     for module in model.modules():
-        if isinstance(module, Fused) and vars(module).pop(_MARK, False):
-            if isinstance(module, PathPreparedGCNConv):
-                module._cache_for_pyg()
-            for name in module._own:
-                vars(module).pop(name, None)
-            module.__class__ = module._base
-        elif isinstance(module, FusedPropagate) and vars(module).pop(_MARK, False):
-            for name in OWN:
-                vars(module).pop(name, None)
-            module.__class__ = module._base
+        if isinstance(module, FusedLayer) and module._is_adopted:
+            module._release()
     return model
 
 
@@ -142,78 +116,29 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             original = getattr(module, 'original_name', '')
             if original in _NAMES:
                 yield module, LayerReport(name, original, None, 'compiled by TorchScript')
-        elif isinstance(module, Fused):
-            layer = module._base.__name__ if _MARK in vars(module) else cls.__name__
-            reason = _options_reason(module)
+        elif isinstance(module, FusedLayer):
+            layer = module._base.__name__ if module._is_adopted else cls.__name__
+            reason = cls._why_never(module)
             fused = None if reason else cls.__name__
-            yield module, LayerReport(name, layer, fused, reason, _ran(module), _how(module))
-        elif isinstance(module, FusedPropagate):
-            layer = module._base.__name__ if _MARK in vars(module) else cls.__name__
-            reason = why_never(module)
-            fused = None if reason else cls.__name__
-            yield module, LayerReport(name, layer, fused, reason, _ran(module), _how(module))
+            yield module, LayerReport(name, layer, fused, reason, _ran(module), module._how)
         elif isinstance(module, MessagePassing):
-            reason = _reason(module)
-            fused = None if reason else _name_of_fused(cls)
+            ours = _class_for(cls)
+            reason = ours._why_never(module)
+            fused = None if reason else ours.__name__
             yield module, LayerReport(name, cls.__name__, fused, reason)
 
 
-def _name_of_fused(cls: type) -> str:
-    return _FUSED[cls].__name__ if cls in _FUSED else fused_class(cls).__name__
+def _class_for(cls: type) -> type[FusedLayer]:
+    """Our class for a layer of PyG's or of the user."""
+    return _FUSED[cls] if cls in _FUSED else fused_class(cls)
 
 
-def _reason(conv: Any) -> str | None:
-    """Why a layer cannot be replaced."""
-    cls = type(conv)
-    if cls not in _FUSED:
-        return why_never(conv)
-    if 'forward' in vars(conv):
-        return 'its forward is patched'
-    for name in (*_METHODS, 'propagate', 'edge_updater'):
-        own = vars(conv).get(name)
-        # Explainers leave PyG's own method on the instance.
-        if own is not None and getattr(own, '__self__', None) is not conv:
-            return f'its {name} is patched'
-    note_propagate(_FUSED[cls].propagate, _FUSED[cls].edge_updater)
-    if conv.explain:
-        return 'explains'
-    if conv.node_dim != _FUSED[cls]._node_dim:
-        return f'node_dim={conv.node_dim}'
-    if conv.decomposed_layers != 1:
-        return f'decomposed_layers={conv.decomposed_layers}'
-    attention = cls in (FusedGATConv._base, FusedGATv2Conv._base)
-    if not attention and not may_fuse(conv):  # PyG never fuses attention.
-        return 'fuse=False'
-    if attention or cls is PathPreparedGCNConv._base:
-        if conv.aggr not in ('add', 'sum') or type(conv.aggr_module) is not SumAggregation:
-            return f'aggr={conv.aggr!r}'
-        return _options_reason(conv)
-    return why_not(conv.aggr_module)
-
-
-def _options_reason(conv: Any) -> str | None:
-    """Why PyG's code runs with these options, for every input."""
-    if isinstance(conv, FusedGATConv._base) and conv.lin_edge is not None:
-        fill = conv.fill_value
-        if isinstance(fill, str) and conv.add_self_loops and fill not in LOOP_FILLS:
-            return f'edge_dim: fill_value={fill!r} of self-loops has no kernel'
-    return None
-
-
-def _ran(conv: Any) -> str | None:
+def _ran(conv: FusedLayer) -> str | None:
     """What ran in the last eager call."""
     reason = conv._last_run
     if reason is None:
         return None
     return f"PyG's code: {reason}" if reason else type(conv).__name__
-
-
-def _how(conv: Any) -> str | None:
-    """How our code ran in the last eager call, if it did."""
-    if conv._last_run != '':
-        return None
-    entry = vars(conv).get('_fused_entry')
-    return 'blocks' if entry is not None and entry.in_blocks else 'kernel'
 
 
 def _table(reports: list[LayerReport]) -> str:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.utils import to_edge_index
 
-from .nn import SampledGCNConv, SampledSAGEConv
 from .ops.sampled_spmm import MOST_SAMPLES, check_sampling
+from .papers.sampling import SampledGCNConv, SampledSAGEConv
 
 Sampled = SampledGCNConv | SampledSAGEConv
 # Attributes of a layer that an evaluation changes.

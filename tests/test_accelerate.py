@@ -26,9 +26,9 @@ from torch_geometric.nn import (
 
 import pyg_fast
 from pyg_fast.graph import prepare_edge_index
-from pyg_fast.nn import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
+from pyg_fast.nn import FusedGCNConv, FusedGINConv, FusedSAGEConv
 
-OURS = {GCNConv: PathPreparedGCNConv, SAGEConv: PathPreparedSAGEConv, GINConv: PathPreparedGINConv}
+OURS = {GCNConv: FusedGCNConv, SAGEConv: FusedSAGEConv, GINConv: FusedGINConv}
 MODELS = ['GCN', 'GraphSAGE', 'GIN']
 NODES = 40
 
@@ -144,12 +144,12 @@ def test_what_stays_the_same() -> None:
     calls = []
     conv.register_forward_hook(lambda *args: calls.append(args))
     pyg_fast.accelerate(model)
-    assert type(conv) is PathPreparedSAGEConv
+    assert type(conv) is FusedSAGEConv
     assert model.convs[0] is conv
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     assert list(model.state_dict()) == keys
     assert not conv.training
-    assert repr(conv) == 'PathPreparedSAGEConv(8, 16, aggr=mean)'
+    assert repr(conv) == 'FusedSAGEConv(8, 16, aggr=mean)'
     model(*graph())
     assert len(calls) == 1
     before = conv.lin_l.weight.clone()
@@ -179,18 +179,18 @@ def test_optimizer_built_before() -> None:
 
 def test_a_layer_itself() -> None:
     conv = GCNConv(8, 4)
-    assert type(pyg_fast.accelerate(conv)) is PathPreparedGCNConv
-    assert type(pyg_fast.accelerate(conv)) is PathPreparedGCNConv
+    assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
+    assert type(pyg_fast.accelerate(conv)) is FusedGCNConv
     (report,) = pyg_fast.accelerate_report(conv)
-    assert report == ('', 'GCNConv', 'PathPreparedGCNConv', None, None, None)
+    assert report == ('', 'GCNConv', 'FusedGCNConv', None, None, None)
     assert type(pyg_fast.restore(conv)) is GCNConv
     assert type(pyg_fast.restore(conv)) is GCNConv
 
 
 def test_restore_leaves_what_the_user_built() -> None:
-    model = ModuleList([PathPreparedGCNConv(8, 4), GCNConv(8, 4), PathPreparedSAGEConv(8, 4)])
+    model = ModuleList([FusedGCNConv(8, 4), GCNConv(8, 4), FusedSAGEConv(8, 4)])
     pyg_fast.restore(pyg_fast.accelerate(model))
-    assert [type(conv) for conv in model] == [PathPreparedGCNConv, GCNConv, PathPreparedSAGEConv]
+    assert [type(conv) for conv in model] == [FusedGCNConv, GCNConv, FusedSAGEConv]
 
 
 def test_restore_keeps_the_cached_graph() -> None:
@@ -226,7 +226,7 @@ def test_saved_model_in_another_process(tmp_path: Path) -> None:
     script = f"""
 import torch
 model, x, edge_index, expected = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)
-assert type(model.convs[0]).__name__ == 'PathPreparedSAGEConv'
+assert type(model.convs[0]).__name__ == 'FusedSAGEConv'
 torch.testing.assert_close(model(x, edge_index), expected)
 model.convs[0].register_message_forward_hook(lambda *args: None)  # PyG's own path.
 torch.testing.assert_close(model(x, edge_index), expected)
@@ -279,7 +279,7 @@ def test_left_with_a_reason(made: Callable[[], Module], reason: str) -> None:
     assert type(model[1]) is GCNConv
     pyg_fast.accelerate(model)
     assert type(model[0]) is cls
-    assert type(model[1]) is PathPreparedGCNConv
+    assert type(model[1]) is FusedGCNConv
     after = pyg_fast.accelerate_report(model)
     assert before == after
     assert after[0][:3] == ('0', cls.__name__, None)
@@ -306,7 +306,7 @@ def test_verbose(capsys: pytest.CaptureFixture) -> None:
     pyg_fast.accelerate(model, verbose=True)
     assert capsys.readouterr().out.splitlines() == [
         'layer   class         runs as',
-        'first   SAGEConv      PathPreparedSAGEConv',
+        'first   SAGEConv      FusedSAGEConv',
         'second  SAGEConv      SAGEConv: MedianAggregation has no kernel',
         'third   FastRGCNConv  FastRGCNConv: its aggregate is overridden',
     ]

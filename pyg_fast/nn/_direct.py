@@ -16,7 +16,8 @@ from torch_geometric.nn.aggr import (
 )
 from torch_geometric.utils import scatter
 
-from ._fused import hooks_of, is_plain, is_pygs
+from ._checks import OF_GRAPH
+from ._modules import hooks_of, is_plain, is_pygs
 
 # Methods that PyG's `propagate` calls, which a layer may override.
 _METHODS = (
@@ -36,13 +37,6 @@ class Arguments(NamedTuple):
     of_nodes: tuple[tuple[str, str, int], ...]  # name, name of the input, part
     of_graph: tuple[str, ...]
     others: tuple[str, ...]
-
-
-# What PyG gives a message of the graph.
-OF_GRAPH = {
-    'index', 'edge_index', 'edge_index_i', 'edge_index_j', 'adj_t', 'ptr', 'size', 'size_i',
-    'size_j', 'dim_size',
-}  # fmt: skip
 
 
 def _arguments_of(conv: Any) -> Arguments | None:

@@ -12,8 +12,8 @@ from torch_geometric.typing import OptTensor
 from ..graph.operator import SparseOperator
 from ..ops.product import raw_product
 from ..ops.row_blocks import RowBlock, column_tiles, row_blocks, tile_width
-from ._fused import is_plain
-from ._path import AggregatedInput, OnPath, mixes_nodes, stand_in
+from ._aggregated import AggregatedInput, AggregatesInput, stand_in
+from ._modules import is_plain, mixes_nodes
 
 _FEWEST_ROWS = 1024  # of a block, where memory is short
 _ROWS, _BLOCKS = 1 << 16, 16  # otherwise
@@ -147,7 +147,7 @@ def _stack(
     first: list[Any] = []
     found: list[tuple[Any, list[Any]]] = []
     for k, layer in enumerate(layers):
-        if isinstance(layer, OnPath):
+        if isinstance(layer, AggregatesInput):
             if not is_plain(layer):  # type: ignore[arg-type]
                 raise ValueError(f"'layers[{k}]' must have no hooks or patches")
             found.append((layer, []))
@@ -172,7 +172,7 @@ def _stack(
     stack = []
     for conv, after in found:
         on = stand_in(sample.new_empty(x.size(0), 0, device=edge_index.device), edge_index)
-        made = conv._input_plan(on, edge_index, edge_weight, None)
+        made = conv._input_plan(on, edge_index, edge_weight)
         if made is None:
             reason = conv._last_run or 'arguments that no kernel takes'
             raise ValueError(
@@ -199,7 +199,7 @@ def _mapped(
     given = AggregatedInput(
         aggregated, root, weight_dtype, conv._aggregation(), edge_index.size(1), None
     )
-    return conv._of_aggregated(given, edge_index, None)
+    return conv._of_aggregated(given, edge_index)
 
 
 def _plans(

@@ -22,7 +22,6 @@ from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Size
 
 from ..graph._cache import cached, kept, key_size, store
-from ..graph.execution_path import ExecutionPath
 from ..graph.graph import graph_of
 from ..graph.operator import SparseOperator, inverse_degree
 from ..graph.prepared_graph import has_list
@@ -31,48 +30,16 @@ from ..graph.structure import Graph
 from ..ops._checks import check_device
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
+from ..ops.linear_product import LinearAggregation, Plan
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
 from ..ops.spmm_var import reduce_var
 from . import _direct
-from ._fused import Fused, is_plain, part_of
+from ._aggregated import AggregatesInput, InputPlan
+from ._checks import may_fuse, why_not_reduction
+from ._modules import part_of
 
-_FUSED = (
-    SumAggregation, MeanAggregation, MaxAggregation, MinAggregation, VarAggregation,
-    StdAggregation, PowerMeanAggregation,
-)  # fmt: skip
 _MEANS = (MeanAggregation, VarAggregation, StdAggregation, PowerMeanAggregation)
-# Aggregations that PyG fuses itself, if `fuse` allows it.
-_FUSE_AGGRS = ('sum', 'add', 'mean', 'max', 'min')
-
-
-def may_fuse(conv: Any) -> bool:
-    """Whether the fused path is enabled."""
-    return conv.fuse or conv.aggr not in _FUSE_AGGRS
-
-
-def why_not(aggr: Any) -> str | None:
-    """Why an aggregation cannot be fused, or None if it can."""
-    if type(aggr) is not MultiAggregation:
-        return _why_not_alone(aggr)
-    for part in aggr.aggrs:
-        if (why := _why_not_alone(part)) is not None:
-            return why
-    if len({type(part) for part in aggr.aggrs}) < len(aggr.aggrs):
-        return 'an aggregation is listed twice'
-    if not is_plain(aggr) or (aggr.fused_aggr is not None and not is_plain(aggr.fused_aggr)):
-        return 'MultiAggregation has hooks or is patched'
-    return None
-
-
-def _why_not_alone(aggr: Any) -> str | None:
-    kind = type(aggr)
-    if kind not in _FUSED:
-        return f'{kind.__name__} has no kernel'
-    # Its powers must be finite at nodes without edges too, which PyG does not compute.
-    if kind is PowerMeanAggregation and not (aggr.min_value or 0) > 0:
-        return f'{kind.__name__} has no positive clamp_min'
-    return None if is_plain(aggr) else f'{kind.__name__} has hooks or is patched'
 
 
 def source_of(x: Any) -> Any:
@@ -204,16 +171,43 @@ def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | N
     return Neighbours(source, root, edge_index, num_dst, flow)
 
 
-class FusedReduce(Fused):
-    """:class:`Fused` for a layer whose messages are the neighbours' features, or computed from
+class FusedReduce(AggregatesInput):
+    """Mixin for a layer whose messages are the neighbours' features, or computed from
     them row by row."""
 
+    flow: str
+    aggr_module: Aggregation
     _is_exact = True  # whether PyG's code computes the same
+
+    @classmethod
+    def _why_not_aggr(cls, conv: Any) -> str | None:
+        return why_not_reduction(conv.aggr_module) if may_fuse(conv) else 'fuse=False'
+
+    def _operator(
+        self, to: Neighbours, transpose: bool, num_src: int | None = None
+    ) -> SparseOperator:
+        """The sum or mean between all nodes. Arguments as of :meth:`Neighbours.graph`."""
+        return SparseOperator(to.graph(transpose, num_src=num_src))
+
+    def _describe(self, to: Neighbours) -> LinearAggregation | None:
+        """The layer as a linear map around an aggregation of all neighbours, or None."""
+        return None
+
+    def _sums_of_nodes(self, to: Neighbours) -> bool:
+        """Whether the layer sums or averages the nodes' own dense features."""
+        raise NotImplementedError
+
+    def _input_plan(self, x: Tensor, edge_index: Any, edge_weight: Any) -> InputPlan | None:
+        to = self._neighbours(x, edge_index, None)
+        if to is None or not self._sums_of_nodes(to):
+            return None
+        plan = Plan(self._operator(to, False))
+        return InputPlan(plan, getattr(self, 'root_weight', True), None)
 
     def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
-        why = why_not(part_of(self, 'aggr_module')) if may_fuse(self) else 'fuse=False'
+        why = type(self)._why_not_aggr(self)
         if why is not None:
             self._note(why)
             return None
@@ -247,21 +241,11 @@ class FusedReduce(Fused):
         self._note(reason_of(edge_index.size(1)))
         return edge_index
 
-    def _of_few(self: Any, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
+    def _propagate_few(self: Any, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
         """What PyG's `propagate` returns, and the features of destinations."""
         pair = (x, x) if isinstance(x, Tensor) else x
         out = _direct.propagate(self, edge_index, size, {'x': pair})
         return None if out is None else (out, pair[1])
-
-    def _alone(self: Any, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
-        """The input of a layer that runs on a path without the graph."""
-        num_nodes = path.num_nodes if compact else x.size(0)
-        to = Neighbours(x, x, None, num_nodes, self.flow)
-        why = why_not(self.aggr_module) if may_fuse(self) else 'fuse=False'
-        if why is not None:
-            self._note(why)
-        self._check_alone(why is None and self._unaltered(x) and self._takes_path(to))
-        return to
 
     def _sent(self, to: Neighbours) -> Neighbours:
         """The messages, in place of the neighbours' features."""
@@ -277,7 +261,7 @@ class FusedReduce(Fused):
 
 
 def reduce(aggr: Aggregation, to: Neighbours) -> Tensor:
-    """Applies an aggregation for which :func:`why_not` returns None.
+    """Applies an aggregation for which :func:`why_not_reduction` returns None.
 
     Several aggregations share their sums. float16 and bfloat16 are rounded only at the end.
     """

@@ -29,7 +29,8 @@ from ..ops.edge_sums import Selected, edge_sums
 from ..ops.gat import ScoredGAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
-from ._fused import Fused, entries, is_plain_linear, known_edges, part_of, weight_and_bias
+from ._layer import Fused, entries, known_edges
+from ._modules import is_plain_linear, part_of, weight_and_bias
 
 # Rules for the features of self-loops that have a kernel.
 LOOP_FILLS = ('mean', 'add', 'sum')
@@ -38,6 +39,19 @@ LOOP_FILLS = ('mean', 'add', 'sum')
 class _FusedAttention(Fused):
     # Shared by both layers.
     _node_dim = 0
+
+    @classmethod
+    def _why_not_aggr(cls, conv: Any) -> str | None:
+        sums = conv.aggr in ('add', 'sum') and type(conv.aggr_module) is SumAggregation
+        return None if sums else f'aggr={conv.aggr!r}'
+
+    @classmethod
+    def _why_no_options(cls, conv: Any) -> str | None:
+        fill = conv.fill_value
+        by_rule = conv.lin_edge is not None and isinstance(fill, str) and conv.add_self_loops
+        if not by_rule or fill in LOOP_FILLS:
+            return None
+        return f'edge_dim: fill_value={fill!r} of self-loops has no kernel'
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""GCN layers."""
+"""The GCN layer."""
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,39 +12,27 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from .._lazy import lazy
 from ..graph._cache import kept
-from ..graph.execution_path import ExecutionPath, signature_of
-from ..graph.gcn_norm import GCNNorm, by_degree, normalized
+from ..graph.gcn_norm import GCNNorm, normalized
 from ..graph.graph import graph_of
 from ..graph.operator import Sampling, SparseOperator
-from ..graph.prepared_graph import list_of
+from ..graph.signature import signature_of
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops._numbers import acc_dtype
 from ..ops.aggregate import scatter_sum, sorting_pays
 from ..ops.cbsr import CBSR
 from ..ops.gcn_norm import gcn_scale
-from ..ops.linear_product import (
-    LinearArguments,
-    Plan,
-    aggregates_first,
-    linear_product,
-    takes_gradient,
-)
+from ..ops.linear_product import LinearAggregation, Plan, linear_product
 from ..ops.product import Quantized, product
-from ._fused import (
-    Fused,
-    autocast_dtype,
-    entries,
-    is_plain_linear,
-    known_edges,
-    part_of,
-    weight_and_bias,
-)
-from ._path import AggregatedInput, OnPath, linear_on_path
+from ._aggregated import AggregatedInput, AggregatesInput, InputPlan
+from ._checks import may_fuse
+from ._layer import Fused, autocast_dtype, entries, known_edges
+from ._modules import is_plain_linear, part_of, weight_and_bias
 from ._reduce import plus, with_values
 
 
-class PathPreparedGCNConv(OnPath, Fused, GCNConv):
+class FusedGCNConv(AggregatesInput, GCNConv):
     r"""The graph convolution of the `"Semi-supervised Classification with Graph Convolutional
     Networks" <https://arxiv.org/abs/1609.02907>`_ paper on a fused kernel.
 
@@ -69,11 +57,6 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
 
     For float16 and bfloat16, degrees and sums are computed in float32.
 
-    With an execution path, see :class:`~pyg_fast.transforms.ExecutionPaths`, the backward pass
-    computes only what the loss reads; with :obj:`forward=True` the forward pass of training does
-    so too. Losses and gradients are equal up to summation order. A path has no effect in
-    evaluation, with an :obj:`edge_weight` that requires a gradient, and when PyG's own code runs.
-
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
             input.
@@ -88,8 +71,6 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         normalize (bool, optional): Whether to add self-loops and normalise.
             (default: :obj:`True`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -100,60 +81,46 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         - **output:** node features :math:`(|\mathcal{V}|, F_{out})`
 
     Raises:
-        TypeError: If :obj:`path` is not an execution path.
-        ValueError: If :obj:`path` is of another graph or device, or the last loss with it read
-            other nodes than it was made for; if :obj:`edge_index` is on another device, or its size
-            does not fit :obj:`x`, or :obj:`edge_weight` has not one entry per edge.
+        ValueError: If :obj:`edge_index` is on another device, its size does not fit :obj:`x`, or
+            :obj:`edge_weight` has not one entry per edge.
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
     _base = GCNConv
+    _own: ClassVar[tuple[str, ...]] = (*Fused._own, '_cached_norm', '_cached_signature')
     _cached_edge_index: Any
     _cached_norm: dict[Any, GCNNorm] | None = None
     _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was prepared
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *args: Any,
-        cache_input: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(in_channels, out_channels, *args, **kwargs)
-        self._set_cache_input(cache_input)
+    @classmethod
+    def _why_not_aggr(cls, conv: Any) -> str | None:
+        if not may_fuse(conv):
+            return 'fuse=False'
+        sums = conv.aggr in ('add', 'sum') and type(conv.aggr_module) is SumAggregation
+        return None if sums else f'aggr={conv.aggr!r}'
+
+    def _release(self) -> None:
+        self._cache_for_pyg()
+        super()._release()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         self._cached_norm = self._cached_signature = None
 
     def forward(
-        self,
-        x: Tensor | AggregatedInput,
-        edge_index: Adj | None,
-        edge_weight: OptTensor = None,
-        path: ExecutionPath | None = None,
+        self, x: Tensor | AggregatedInput, edge_index: Adj, edge_weight: OptTensor = None
     ) -> Tensor:
         """"""
-        path = self._path(path, x, edge_index)
         if isinstance(x, AggregatedInput):
-            return self._of_aggregated(x, edge_index, path)
-        fuses = self._fusible(x) and self._sums()
-        if path is not None and edge_index is None:
-            self._check_alone(fuses and edge_weight is None and not self._has_other_graph(path))
-            return self._on_path(x, None, self._norm_of_path(path, x.dtype), path)
-        if path is not None and self._has_other_graph(path):
-            path = None
-        if fuses and path is None and self._scatters(x, edge_index, edge_weight):
-            return self._scattered(x, edge_index)
+            return self._of_aggregated(x, edge_index)
         norm = None
-        if fuses:
+        if self._fusible(x) and self._sums():
+            if self._scatters(x, edge_index, edge_weight):
+                return self._scattered(x, edge_index)
             norm = self._operator(x, edge_index, edge_weight, torch.is_grad_enabled())
         if norm is None:
             return self._by_pyg(x, edge_index, edge_weight)
-        if path is not None and self._takes_path(norm):
-            return self._on_path(x, edge_index, norm, path)
-        return self._mapped(x, norm)
+        return self._aggregate(x, norm)
 
     def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
         """PyG's own way."""
@@ -180,7 +147,6 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         edge_index: Tensor,
         edge_weight: OptTensor = None,
         *,
-        path: ExecutionPath | None = None,
         tile: int | None = None,
     ) -> AggregatedInput:
         r"""Aggregates an input that takes no gradient and is the same in every step, such as that
@@ -192,138 +158,47 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
             edge_weight (Tensor, optional): Edge weights :math:`(|\mathcal{E}|)`.
                 (default: :obj:`None`)
-            path (ExecutionPath, optional): The path that the layer will run on in every call. If it
-                was prepared with :obj:`forward`, only its rows are computed and kept.
-                (default: :obj:`None`)
             tile (int, optional): The number of columns to aggregate at a time.
                 (default: :obj:`None`, 32 in host memory, otherwise all)
 
         Raises:
             ValueError: If an input requires a gradient, or the layer has no kernel for it.
         """
-        return self._aggregated_input(x, edge_index, edge_weight, path, tile)
+        return self._aggregated_input(x, edge_index, edge_weight, tile)
 
     def _input_plan(
-        self, x: Tensor, edge_index: Any, edge_weight: OptTensor, path: ExecutionPath | None
-    ) -> tuple[Plan, bool, torch.dtype | None] | None:
-        """How to aggregate an input, whether the layer needs the input itself too, and the dtype of
-        the weights."""
-        if not (self._fusible(x) and self._sums() and self._is_plain()):
-            return None
-        if path is not None and edge_index is None:
-            norm: Any = self._norm_of_path(path, x.dtype)
-        else:
+        self, x: Tensor, edge_index: Any, edge_weight: OptTensor
+    ) -> InputPlan | None:
+        norm = None
+        if self._fusible(x) and self._sums() and self._commutes():
             norm = self._operator(x, edge_index, edge_weight, False)
-        if norm is None:
-            return None
-        plan = self._plan_of(x.dtype, edge_index, norm, path, (False, True), False)
-        return plan, False, norm.dtype
+        return None if norm is None else InputPlan(Plan(norm.operator), False, norm.dtype)
 
     def _aggregation(self) -> tuple[Any, ...]:
-        """The options that an aggregated input depends on."""
         return 'GCN', self.flow, self.normalize, self.add_self_loops, self.improved
 
     def _is_plain(self) -> bool:
+        """Whether the linear map consists of a weight only."""
         lin = part_of(self, 'lin')
         return is_plain_linear(lin) and weight_and_bias(lin)[1] is None
 
-    def _of_aggregated(
-        self,
-        x: AggregatedInput,
-        edge_index: Any,
-        path: ExecutionPath | None,
-        compact_out: bool = False,
-    ) -> Tensor:
-        """The layer on an input that is already aggregated."""
-        self._check_aggregated(x, edge_index, path)
-        if not self._is_plain():
+    def _commutes(self) -> bool:
+        """Whether the linear map may follow the aggregation."""
+        return self._is_plain()
+
+    def _of_aggregated(self, x: AggregatedInput, edge_index: Any) -> Tensor:
+        self._check_aggregated(x, edge_index)
+        weight, bias, out_dtype = self._map_of(x)
+        out = F.linear(x.aggregated.to(weight.dtype), weight).to(out_dtype)
+        return out if bias is None else out + bias
+
+    def _map_of(self, x: AggregatedInput) -> tuple[Tensor, OptTensor, torch.dtype]:
+        """The weight, the bias and the type of the result for an aggregated input."""
+        if not self._commutes():
             raise ValueError("'x' must be features: 'lin' is patched, has hooks or another bias")
         dtype = autocast_dtype(x.aggregated) or x.dtype
         bias, out_acc = self._suited_bias(dtype, x.weight_dtype)
-        out_dtype = acc_dtype(dtype) if out_acc else dtype
-        return linear_on_path(x, self.lin.weight.to(dtype), bias, out_dtype, path, compact_out)
-
-    def _has_other_graph(self, path: ExecutionPath) -> bool:
-        """Whether the cached graph may differ from that of a path: it is the graph of another first
-        call, or of a PyG layer that this layer replaces."""
-        if self._cached_edge_index is not None or self._cached_adj_t is not None:
-            return True
-        return self._cached_norm is not None and self._cached_signature != path.graph_signature
-
-    def _norm_of_path(self, path: ExecutionPath, dtype: torch.dtype) -> GCNNorm:
-        """The normalisation by the degrees that a path keeps of the whole graph."""
-        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
-            with torch.inference_mode(False), torch.no_grad():  # The path may keep parts of it.
-                return self._norm_of_path(path, dtype)
-        op = SparseOperator(path.graph)
-        if not self.normalize:
-            return GCNNorm(op, None)
-        degree = path.in_degree(acc_dtype(dtype), loops=not self.add_self_loops)
-        return by_degree(op, degree, dtype, 1.0 if self.add_self_loops else None)
-
-    def _takes_path(self, norm: GCNNorm) -> bool:
-        """Whether the layer may run on a path of the graph."""
-        return not norm.is_differentiable
-
-    def _on_path(
-        self,
-        x: Tensor,
-        edge_index: Adj | None,
-        norm: GCNNorm,
-        path: ExecutionPath,
-        compact: tuple[bool, bool] = (False, False),
-    ) -> Tensor:
-        """The layer on a path. Inputs and outputs may be :obj:`compact`."""
-        return linear_product(*self._arguments(x, edge_index, norm, path, compact))
-
-    def _arguments(
-        self,
-        x: Tensor,
-        edge_index: Adj | None,
-        norm: GCNNorm,
-        path: ExecutionPath | None,
-        compact: tuple[bool, bool],
-    ) -> LinearArguments:
-        """The arguments of :func:`linear_product` for the layer."""
-        if not compact[0] and edge_index is not None:
-            check_rows(x, norm.operator)
-        lin = part_of(self, 'lin')
-        plain = self._is_plain()
-        weight: Any = weight_and_bias(lin)[0] if plain else None
-        dtype = autocast_dtype(x)
-        if not plain:
-            x = lin(x)
-        elif dtype is not None:
-            x, weight = x.to(dtype), weight.to(dtype)
-        bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
-        plan = self._plan_of(x.dtype, edge_index, norm, path, compact, out_acc)
-        return LinearArguments(x, weight, bias, plan)
-
-    def _plan_of(
-        self,
-        dtype: torch.dtype,
-        edge_index: Adj | None,
-        norm: GCNNorm,
-        path: ExecutionPath | None,
-        compact: tuple[bool, bool],
-        out_acc: bool,
-    ) -> Plan:
-        """The edges and rows of the layer."""
-        op, acc = norm.operator, acc_dtype(dtype)
-        if path is None:
-            return Plan(op, out_acc=out_acc)
-
-        def on_path() -> SparseOperator:
-            diag = op.diag
-            if diag is None and path.loops is not None:  # Loops are ordinary edges here.
-                diag = _loop_entries(edge_index, op, path.loops, acc)
-            return op._replace(diag=diag).on(path)
-
-        if op.value is None:
-            part = path.derived(('gcn', self.normalize, self.add_self_loops, acc), on_path)
-        else:
-            part = on_path()
-        return self._plan(path, op, part, compact, out_acc)
+        return self.lin.weight.to(dtype), bias, acc_dtype(dtype) if out_acc else dtype
 
     def _scatters(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> bool:
         """Whether to scatter over plain edges without weights instead of sorting them."""
@@ -453,23 +328,25 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         """The sample over which degrees are counted, or None for all edges."""
         return None
 
-    def _mapped(self, x: Tensor, norm: GCNNorm) -> Tensor:
+    def _aggregate(self, x: Tensor, norm: GCNNorm) -> Tensor:
         """The linear map and the aggregation."""
-        lin, op = part_of(self, 'lin'), norm.operator
-        weight, own_bias = weight_and_bias(lin) if is_plain_linear(lin) else (None, None)
-        if weight is None or own_bias is not None or norm.is_differentiable:
-            return self._aggregated(lin(x), norm)
-        check_rows(x, op)
+        if norm.is_differentiable:
+            return self._aggregated(part_of(self, 'lin')(x), norm)
+        check_rows(x, norm.operator)
+        return linear_product(*self._describe(x, norm))
+
+    def _describe(self, x: Tensor, norm: GCNNorm) -> LinearAggregation:
+        """The layer as a linear map around an aggregation."""
+        lin = part_of(self, 'lin')
+        plain = self._is_plain()
+        weight = weight_and_bias(lin)[0] if plain else None
         dtype = autocast_dtype(x)
-        if dtype is not None:
+        if weight is None:
+            x = lin(x)
+        elif dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)
-        if op.sampling is None:
-            return linear_product(x, weight, bias, Plan(op, out_acc=out_acc))
-        # Under autocast the linear map runs in float16 or bfloat16.
-        if out_acc or not aggregates_first(weight, takes_gradient(x), takes_gradient(weight)):
-            return product(op, self._features(F.linear(x, weight), op), bias, out_acc)
-        return F.linear(product(op, self._features(x, op)), weight, bias)
+        return LinearAggregation(x, weight, bias, Plan(norm.operator, out_acc=out_acc))
 
     def _aggregated(self, x: Tensor | CBSR, norm: GCNNorm) -> Tensor:
         """The aggregation of features after the linear map."""
@@ -539,23 +416,11 @@ def listed_norm(norm: GCNNorm, flow: str) -> tuple[Tensor, Tensor]:
     return torch.stack(ends), weight.to(norm.dtype)
 
 
-def _loop_entries(
-    edge_index: Any, op: SparseOperator, loops: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """The sum of the loops of each node."""
-    value, scale = op.value, op.row_scale
-    if value is None:
-        total = loops.to(dtype)
-    else:
-        src, dst = list_of(edge_index)
-        value = torch.where(src == dst, value, value.new_zeros(())).to(dtype)
-        total = torch.zeros(loops.shape, dtype=dtype, device=loops.device)
-        total.index_add_(0, src.long(), value)
-    return total if scale is None else scale * total * scale
-
-
 def check_rows(x: Tensor | CBSR, op: SparseOperator) -> None:
     if x.size(0) != op.graph.num_src:
         raise ValueError(
             f"'x' must have one row for each of {op.graph.num_src} nodes, got {list(x.shape)}"
         )
+
+
+__getattr__ = lazy(__name__, {'PathPreparedGCNConv': 'papers.paths'})  # pickles of 0.2

@@ -15,8 +15,8 @@ from torch_geometric.nn import HGTConv
 from torch_geometric.nn.dense import HeteroLinear
 
 from ..message import Fallback
-from ._fused import is_plain
-from .message_passing import MIXINS, FusedPropagate, _why_not
+from ._modules import is_plain
+from .message_passing import MIXINS, FusedPropagate, why_not
 from .relational import _ends
 
 _Relation = tuple[str, str, str]
@@ -79,7 +79,7 @@ def _checked(
         raise Fallback('p_rel is replaced')
     dtype, ends = conv.k_rel.weight.dtype, {}
     for relation, edge_index in edge_index_dict.items():
-        reason = _why_not(conv, edge_index, conv.aggr_module, None)
+        reason = why_not(conv, edge_index, conv.aggr_module, None)
         if reason is not None:
             raise Fallback(reason)
         if edge_index.is_floating_point() or edge_index.dtype == torch.bool:

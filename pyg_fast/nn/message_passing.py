@@ -1,30 +1,16 @@
 """Runs the message that a layer writes in PyTorch as one kernel."""
 
-import dis
 import inspect
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import FAConv, GraphConv, MessagePassing, RGATConv, TransformerConv
-from torch_geometric.nn.aggr import (
-    AttentionalAggregation,
-    MaxAggregation,
-    MeanAggregation,
-    MinAggregation,
-    MultiAggregation,
-    SoftmaxAggregation,
-    StdAggregation,
-    SumAggregation,
-    VarAggregation,
-)
-from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import StdAggregation
 from torch_geometric.typing import Adj, Size
-from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph, has_list
@@ -32,26 +18,27 @@ from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
 from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
-from ..message._inputs import check_inputs, why_not
+from ..message._inputs import check_inputs
 from ..ops._transforms import transforms_active, transforms_traced
 from . import _direct
-from ._fused import HOOKS, hooks_of, is_plain, is_pygs, recast
+from ._checks import (
+    OF_SOFTMAX,
+    REDUCES,
+    STRUCTURE,
+    TRACED,
+    parts_of,
+    place_of_attention,
+    why_never_message,
+    why_not_arguments,
+    why_not_message,
+)
+from ._layer import FusedLayer, recast
 from ._marked import Marks
 from ._marked import propagate as marked_propagate
+from ._modules import HOOKS
 from ._reduce import combined
 
 _PYTHON_PROPAGATE = MessagePassing.propagate
-# What a message may pass to a softmax.
-_OF_SOFTMAX = {'index', 'edge_index_i', 'ptr', 'size_i', 'dim_size'}
-# What it may take, and not read: it would mix edges.
-_STRUCTURE = _direct.OF_GRAPH - _OF_SOFTMAX
-
-
-def _note(conv: Any, reason: str) -> None:
-    """Records what ran: the first reason of a call stays."""
-    own = conv.__dict__
-    if '_call' not in own or not own.get('_last_run'):
-        own['_last_run'] = reason
 
 
 def _pairs_of(conv: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -117,19 +104,40 @@ def _with_own_code(function: Any) -> Any:
     return out
 
 
-class FusedPropagate:
+class FusedPropagate(FusedLayer):
     """Mixin before a :class:`~torch_geometric.nn.MessagePassing`: :meth:`propagate` runs
     :meth:`message` and the aggregation as one kernel where that is PyG's result."""
 
     strict: bool = False
-    _base: type
-    _last_run: str | None = None  # why PyG's code ran in the last call; '' if it did not
+    _own: ClassVar[tuple[str, ...]] = OWN
     _marks: Marks | None = None  # None: PyG's code in compiled code
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if getattr(cls.__call__, '__module__', None) == __name__:
             cls.__call__ = _with_own_code(cls.__call__)  # type: ignore[method-assign]
+
+    @classmethod
+    def _why_never(cls, conv: Any) -> str | None:
+        reads = why_not_arguments(conv)
+        return why_never_message(conv, conv.aggr_module, reads, _replaced_propagate(cls))
+
+    @classmethod
+    def _adopt(cls, conv: Any) -> None:
+        super()._adopt(conv)
+        mark(conv)
+
+    @property
+    def _how(self) -> str | None:
+        entry = self.__dict__.get('_fused_entry')
+        in_blocks = entry is not None and entry.in_blocks
+        return 'blocks' if self._last_run == '' and in_blocks else super()._how
+
+    def _note(self, reason: str) -> None:
+        """Records what ran: the first reason of a call stays."""
+        own = self.__dict__
+        if '_call' not in own or not own.get('_last_run'):
+            own['_last_run'] = reason
 
     def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
@@ -153,7 +161,7 @@ class FusedPropagate:
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)
         if reason is not None:
-            _note(self, reason)
+            self._note(reason)
             if is_first:
                 tell(self, BySize(reason))
             if plain is not edge_index:
@@ -167,10 +175,10 @@ class FusedPropagate:
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         try:
             out = self._kernel(edge_index, size, kwargs)
-            _note(self, '')
+            self._note('')
             return out
         except Fallback as error:
-            _note(self, str(error))
+            self._note(str(error))
             tell(self, error)
             if isinstance(error, InMemory):
                 own['_in_memory'] = edge_index.size(1), str(error)
@@ -223,7 +231,7 @@ class FusedPropagate:
         super().__setstate__(state)  # type: ignore[misc]
         mark(self)
 
-    def __prepare_scriptable__(self: Any) -> MessagePassing:
+    def to_base(self: Any) -> MessagePassing:
         """The layer with PyG's code, which TorchScript compiles; it shares the parameters."""
         cls: Any = type(self)
         out = recast(self, getattr(cls, '_base', None) or _scripted_class(cls))
@@ -285,10 +293,20 @@ def mark(conv: Any) -> None:
     """Finds out what :func:`torch.compile` cannot trace: the arguments of a layer's message."""
     conv.__dict__.pop('_marks', None)
     aggr, is_own = conv.aggr_module, type(conv)._kernel is FusedPropagate._kernel
-    if not is_own or type(aggr) in _TRACED or why_never(conv) is not None:
+    if not is_own or type(aggr) in TRACED or type(conv)._why_never(conv) is not None:
         return
-    reduces = tuple(_REDUCES[type(part)] for part in _parts(aggr))
+    reduces = tuple(REDUCES[type(part)] for part in parts_of(aggr))
     conv.__dict__['_marks'] = Marks(conv.flow, _arguments(conv), type(aggr), reduces)
+
+
+def _replaced_propagate(cls: Any) -> Any:
+    """The `propagate` that :class:`FusedPropagate` replaces in a class."""
+    return super(FusedPropagate, cls).propagate
+
+
+def why_not(conv: Any, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
+    """As :func:`~pyg_fast.nn._checks.why_not_message`."""
+    return why_not_message(conv, edge_index, aggr, reads, _replaced_propagate(type(conv)))
 
 
 def _is_exporting() -> bool:
@@ -337,9 +355,9 @@ def _arguments(conv: Any) -> _Arguments:
     fixed: dict[str, Any] = {}
     structure, ends, rest = [], [], []
     for name, param in message.param_dict.items():
-        if name == 'ptr' or name in _STRUCTURE:  # The softmax takes the index.
+        if name == 'ptr' or name in STRUCTURE:  # The softmax takes the index.
             fixed[name] = None
-        elif name in _OF_SOFTMAX:
+        elif name in OF_SOFTMAX:
             structure.append(name)
         elif name[-2:] in ('_i', '_j'):
             dim = j if name[-2:] == '_j' else i
@@ -347,7 +365,7 @@ def _arguments(conv: Any) -> _Arguments:
         else:
             rest.append((name, param.default))
     found = _Arguments(
-        (message, update, flow), _reads_structure(conv), fixed, tuple(structure),
+        (message, update, flow), why_not_arguments(conv), fixed, tuple(structure),
         tuple(ends), tuple(rest),
         tuple((name, param.default) for name, param in update.param_dict.items()),
     )  # fmt: skip
@@ -362,7 +380,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
         Fallback: If PyG's code must run.
     """
     aggr, names = conv.aggr_module, _arguments(conv)
-    reason = _why_not(conv, edge_index, aggr, names.refused)
+    reason = why_not(conv, edge_index, aggr, names.refused)
     if reason is not None:
         raise Fallback(reason)
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
@@ -406,16 +424,18 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
 
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
-        entry = conv.__dict__['_fused_entry'] = make_entry(int(_of_written(conv) is not None))
+        entry = conv.__dict__['_fused_entry'] = make_entry(
+            int(place_of_attention(conv) is not None)
+        )
 
     def graph(transpose: bool) -> Graph:
         if j == 0:
             return _graph(conv, edge_index, num_src, num_dst, transpose)
         return _graph(conv, edge_index, num_dst, num_src, True).t()
 
-    traced = aggr if type(aggr) in _TRACED else None
-    parts = [] if traced is not None else _parts(aggr)
-    reduces = tuple(dict.fromkeys(_REDUCES[type(part)] for part in parts)) or ('sum',)
+    traced = aggr if type(aggr) in TRACED else None
+    parts = [] if traced is not None else parts_of(aggr)
+    reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts)) or ('sum',)
     found = entry(
         conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim,
         None if conv.strict else num_edges,
@@ -427,10 +447,10 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     if node_dim not in (0, -rank):
         found = [out.movedim(0, node_dim).contiguous() for out in found]  # As `view` needs it.
     out = found[0]
-    if len(parts) > 1 or type(aggr) not in _REDUCES or type(aggr) is StdAggregation:
+    if len(parts) > 1 or type(aggr) not in REDUCES or type(aggr) is StdAggregation:
         sums = dict(zip(reduces, found, strict=True))
         if traced is None:
-            of_parts = [sums[_REDUCES[type(part)]] for part in parts]
+            of_parts = [sums[REDUCES[type(part)]] for part in parts]
             out = combined(aggr, of_parts, node_dim, lambda: graph(False).rowptr.diff())
     return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
 
@@ -448,32 +468,6 @@ def _unwritten(conv: Any, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
         of = [(x, x._version) for x in of_nodes.values() if not x.is_inference()]
         own['_watched'] = own.get('_watched', []) + of
     return inputs | {key: x.clone() for key, x in of_nodes.items()}
-
-
-# Layers whose `message` sets an attribute for `return_attention_weights` only: by `message`, their
-# `forward` and the position of that argument in it.
-_WRITES = {
-    FAConv.message: (FAConv.forward, 4), RGATConv.message: (RGATConv.forward, 5),
-    TransformerConv.message: (TransformerConv.forward, 3),
-}  # fmt: skip
-
-# Forwards of this package, and those of PyG whose arguments and results they have.
-FORWARDS: dict[Any, Any] = {}
-
-
-def _of_written(conv: Any) -> int | None:
-    """The position of `return_attention_weights`, if `message` sets an attribute only for it."""
-    cls = type(conv)
-    forward, place = _WRITES.get(cls.message, (None, None))
-    return place if FORWARDS.get(cls.forward, cls.forward) is forward else None
-
-
-def _wants_attention(conv: Any, place: int) -> bool:
-    call = conv.__dict__.get('_call')
-    if call is None or conv._forward_pre_hooks:  # Other arguments may come.
-        return True
-    args, kwargs = call
-    return len(args) > place or kwargs.get('return_attention_weights') is not None
 
 
 def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
@@ -505,137 +499,12 @@ def _note_size(conv: Any, sizes: list[int | None], dim: int, value: Any) -> None
             raise Fallback('sizes that differ')
 
 
-def why_never(conv: Any) -> str | None:
-    """Why PyG's code must run for every input."""
-    return _why_never(conv, conv.aggr_module, _reads_structure(conv))
-
-
-def _why_never(conv: Any, aggr: Any, reads: str | None) -> str | None:
-    own, cls = conv.__dict__, type(conv)
-    if not own.keys().isdisjoint(_METHODS):
-        return f'its {next(name for name in _METHODS if name in own)} is patched'
-    if not _has_pygs_propagate(cls):
-        return 'its propagate is overridden'
-    if cls.aggregate is not MessagePassing.aggregate:
-        return 'its aggregate is overridden'
-    if reads is not None:
-        return reads
-    if conv._decomposed_layers != 1:
-        return f'decomposed_layers={conv._decomposed_layers}'
-    return _why_not_aggr(aggr)
-
-
-_METHODS = ('message', 'aggregate', 'update', 'propagate', 'edge_update', 'forward')
-
-
-def _reads_structure(conv: Any) -> str | None:
-    """The reason if a method reads an argument that kernels do not provide, or None."""
-    signature = conv.inspector.get_signature
-    for name in signature('message').param_dict:
-        if name in _STRUCTURE and name in _read_names(getattr(conv.message, '__code__', None)):
-            return f"'message' reads '{name}'"
-    for name in signature('update').param_dict:
-        if name in _STRUCTURE or name in _OF_SOFTMAX or name[-2:] in ('_i', '_j'):
-            return f"'update' reads '{name}'"
-    return None
-
-
-def _read_names(code: Any) -> frozenset[str]:
-    """The arguments for the structure that code reads, and perhaps some that it does not."""
-    if code is None or not {'locals', 'vars', 'dir', 'eval', 'exec'}.isdisjoint(code.co_names):
-        return frozenset(_STRUCTURE)
-    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    found = {name for name in _STRUCTURE if name not in own}  # A decorated function.
-    for each in dis.get_instructions(code):
-        if any(kind in each.opname for kind in ('FAST', 'DEREF', 'CELL', 'CLOSURE')):
-            names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
-            found.update(_STRUCTURE.intersection(names))
-    return frozenset(found)
-
-
-def _has_pygs_propagate(cls: type) -> bool:
-    """Whether ours replaces PyG's own `propagate`, perhaps compiled from its template."""
-    if issubclass(cls, FusedPropagate):
-        return is_pygs(super(FusedPropagate, cls).propagate)  # type: ignore[misc]
-    return is_pygs(cls.propagate)  # type: ignore[attr-defined]
-
-
-def _why_not(conv: Any, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
-    """Why PyG's code must run for this call, whatever the message is."""
-    own = conv.__dict__
-    if not isinstance(edge_index, Tensor) or (
-        edge_index.layout != torch.strided and is_torch_sparse_tensor(edge_index)
-    ):
-        return 'a sparse matrix'
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        return f'an edge_index of shape {list(edge_index.shape)}'
-    reason = why_not(edge_index.device)
-    if reason is not None:
-        return reason
-    if _has_any_global_hook():
-        return 'global module hooks'
-    if conv._explain:
-        return 'it is explained'
-    place = _of_written(conv)
-    if place is not None and _wants_attention(conv, place):
-        return 'return_attention_weights'
-    if any(hooks_of(own)):
-        return 'hooks on its message passing'
-    if (
-        isinstance(edge_index, EdgeIndex) and conv.SUPPORTS_FUSED_EDGE_INDEX and conv.fuse
-        and edge_index.is_sorted_by_col and not _is_graph_conv(type(conv))
-    ):  # fmt: skip
-        return 'its message_and_aggregate takes an EdgeIndex'
-    return _why_never(conv, aggr, reads)
-
-
-def _is_graph_conv(cls: Any) -> bool:
-    """Whether `message` and `message_and_aggregate` are known to do the same."""
-    return (
-        cls.message is GraphConv.message
-        and cls.message_and_aggregate is GraphConv.message_and_aggregate
-    )
-
-
-_REDUCES: dict[type, str] = {
-    SumAggregation: 'sum', MeanAggregation: 'mean', MaxAggregation: 'max', MinAggregation: 'min',
-    VarAggregation: 'var', StdAggregation: 'var',
-}  # fmt: skip
-
-
-# Sums of messages, weighted by a softmax: captured with the message.
-_TRACED = (SoftmaxAggregation, AttentionalAggregation)
-
-
-def _parts(aggr: Any) -> list[Any]:
-    if type(aggr) is DegreeScalerAggregation:
-        aggr = aggr.aggr
-    return list(aggr.aggrs) if type(aggr) is MultiAggregation else [aggr]
-
-
-def _why_not_aggr(aggr: Any) -> str | None:
-    if isinstance(aggr, torch.nn.Module):
-        for module in aggr.modules() if aggr._modules else (aggr,):
-            if not is_plain(module):
-                return 'its aggregation has hooks or is patched'
-    if type(aggr) in _TRACED:
-        return None
-    for part in _parts(aggr):
-        if type(part) not in _REDUCES:
-            return f'{type(part).__name__} has no kernel'
-        if type(part) is StdAggregation:
-            part = part.var_aggr
-        if type(part) is VarAggregation and part.semi_grad:
-            return 'semi_grad=True'
-    return None
-
-
-_classes: dict[type, type] = {}
+_classes: dict[type, type[FusedPropagate]] = {}
 # What stands before a class whose kernels need more than its message.
 MIXINS: dict[type, type] = {}
 
 
-def fused_class(base: type) -> type:
+def fused_class(base: type) -> type[FusedPropagate]:
     """The subclass of a layer's class whose `propagate` is fused."""
     if base not in _classes:
         body = {

@@ -26,8 +26,8 @@ from ..ops._checks import DTYPES
 from ..ops._library import ops
 from ..ops.product import product
 from ..ops.to_csr import MOST_NODES, counts_in_int64, csr_rows
-from ._fused import is_plain_linear
-from .message_passing import MIXINS, FusedPropagate, _note, _why_not
+from ._modules import is_plain_linear
+from .message_passing import MIXINS, FusedPropagate, why_not
 
 # Rows of all pairs may take the memory of PyG's messages, or this many numbers if those are fewer.
 _MOST_NUMBERS = 1 << 26
@@ -42,7 +42,7 @@ def _check(conv: Any, cls: Any, edge_index: Any, edge_type: Any) -> str:
     Raises:
         Fallback: If PyG's code must run.
     """
-    reason = _why_not(conv, edge_index, conv.aggr_module, None)
+    reason = why_not(conv, edge_index, conv.aggr_module, None)
     if reason is None and (cls.forward, cls.message, cls.update) != _METHODS[cls]:
         reason = 'its message passing is overridden'
     if reason is None and type(conv.aggr_module) not in _REDUCES:
@@ -84,7 +84,7 @@ class FusedRelationalSums(FusedPropagate):
             self.__dict__['_one_sum'] = False
             try:
                 out = _sum(self, x, edge_index, edge_type)
-                _note(self, '')
+                self._note('')
                 self.__dict__['_one_sum'] = True
                 return out
             except Fallback:

@@ -9,8 +9,9 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import TransformerConv
 
 from ..ops.linear import linears
-from ._fused import is_plain_linear, part_of, weight_and_bias
-from .message_passing import FORWARDS, MIXINS, FusedMessagePassing, FusedPropagate
+from ._checks import FORWARDS
+from ._modules import is_plain_linear, part_of, weight_and_bias
+from .message_passing import MIXINS, FusedMessagePassing, FusedPropagate
 
 
 class FusedTransformer(FusedPropagate):

@@ -2,12 +2,11 @@
 
 import warnings
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Imported only to register raw ops; they have no public function.
 from . import attention_scores as attention_scores
 from . import path as path
-from . import rabbit_order as rabbit_order
 from ._library import with_cuda
 from .aggregate import aggregate
 from .cbsr import CBSR
@@ -17,13 +16,15 @@ from .gather_rows import gather_rows
 from .gatv2 import gatv2
 from .gcn_norm import gcn_norm
 from .match import match, match_degree
-from .maxk import maxk
 from .neighbor_sample import SampledSubgraph, neighbor_sample, relabel
 from .node_map import NodeMap
 from .random_walk import pinsage_neighbors, random_walk
 from .sampled_spmm import sampled_spmm
 from .spmm import spmm
 from .to_csr import to_csr
+
+if TYPE_CHECKING:
+    from ..papers.maxk import maxk
 
 __all__ = [
     'CBSR',
@@ -60,6 +61,8 @@ _MOVED = {
 def __getattr__(name: str) -> Any:
     if name == 'message_passing':  # It is made of other ops, and imported when it is used.
         return import_module('pyg_fast.message').message_passing
+    if name == 'maxk':
+        return import_module('pyg_fast.papers.maxk').maxk
     if name not in _MOVED:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     module, new = _MOVED[name]

@@ -35,8 +35,8 @@ class Plan(NamedTuple):
     watch: Watch | None = None
 
 
-class LinearArguments(NamedTuple):
-    """The arguments of :func:`linear_product`."""
+class LinearAggregation(NamedTuple):
+    """What a layer is: a linear map around an aggregation. :func:`linear_product` computes it."""
 
     x: Tensor
     weight: Tensor | None

@@ -18,8 +18,8 @@ from pyg_fast.graph import Graph, PreparedGraph, graph_of, set_group_sizes
 from pyg_fast.graph import graph as graph_module
 from pyg_fast.graph import structure as structure_module
 from pyg_fast.graph.csr import prepare_graph
-from pyg_fast.graph.execution_path import signature_of
 from pyg_fast.graph.graph import cache_of, has_loops
+from pyg_fast.graph.signature import signature_of
 from tests.ops._graphs import GRAPHS, Edges, edge_lists
 
 SQUARE = GRAPHS['square']
@@ -45,7 +45,7 @@ def entries(graph: Graph) -> tuple[list, list]:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Edges in one chunk, or in many."""
     if request.param is not None:
-        for name in ('structure', 'execution_path'):
+        for name in ('structure', 'signature'):
             monkeypatch.setattr(f'pyg_fast.graph.{name}.CHUNK', request.param)
 
 

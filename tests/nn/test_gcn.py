@@ -478,7 +478,7 @@ def test_same_bits(device):
 def test_more_nodes_than_32_bits_number_run_pygs_code(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('pyg_fast.nn._fused.MOST_NODES', 9)
+    monkeypatch.setattr('pyg_fast.nn._checks.MOST_NODES', 9)
     conv = PathPreparedGCNConv(3, 2).to(device)
     edge_index = torch.randint(10, (2, 30), device=device)
     x = torch.randn(10, 3, device=device)

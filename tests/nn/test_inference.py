@@ -21,8 +21,7 @@ from pyg_fast.nn import (
     inference,
 )
 from pyg_fast.transforms import ToCSR
-
-from .test_path import assert_equal
+from tests.papers.paths.test_convs import assert_equal
 
 N, E = 500, 3000
 

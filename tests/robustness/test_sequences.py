@@ -30,7 +30,7 @@ from torch_geometric.data import Data
 
 import pyg_fast
 from pyg_fast import nn
-from pyg_fast.nn._fused import Fused
+from pyg_fast.nn._layer import Fused
 from pyg_fast.ops._edges import raise_pending
 from pyg_fast.transforms import ExecutionPaths, ToCSR
 

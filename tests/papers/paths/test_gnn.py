@@ -12,7 +12,7 @@ from pyg_fast.graph import PreparedGraph, execution_paths, graph_of, prepare_edg
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops import streamed_linear
 
-from .test_path import assert_equal, model_step, random_graph
+from .test_convs import assert_equal, model_step, random_graph
 
 N = 400
 # Of 450 edges each path is a part; of 4000 the first one is the whole graph.
@@ -397,7 +397,7 @@ def test_out_of_memory_says_where_and_what_helps(
         assert raised.value.__cause__ is raised.value.__context__ is None
         return str(raised.value)
 
-    where = 'pyg_fast.nn.path_prepared_gnn'
+    where = 'pyg_fast.papers.paths.gnn'
     with monkeypatch.context() as patch:
         patch.setattr(f'{where}.linear_product', full(counts[0] * 6 * 4))
         text = message(plain, paths=paths, active_only=True)

@@ -807,7 +807,7 @@ def test_accelerate_leaves_it_alone() -> None:
     assert [(r.layer, r.fused, r.reason) for r in pyg_fast.accelerate_report(model)] == [
         ('MaxKGCNConv', 'MaxKGCNConv', None),
         ('MaxKSAGEConv', 'MaxKSAGEConv', None),
-        ('SAGEConv', 'PathPreparedSAGEConv', None),
+        ('SAGEConv', 'FusedSAGEConv', None),
     ]
     pyg_fast.restore(model)
     assert [type(conv) for conv in model] == [MaxKGCNConv, MaxKSAGEConv, SAGEConv]

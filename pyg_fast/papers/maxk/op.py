@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._checks import check_features
-from ._library import fake, ops, reference
-from ._numbers import check_flag
-from ._saved import save, saved
-from ._transforms import transforms_active
-from .cbsr import CBSR, ToDense, check_k, column_dtype
+from ...ops._checks import check_features
+from ...ops._library import fake, ops, reference
+from ...ops._numbers import check_flag
+from ...ops._saved import save, saved
+from ...ops._transforms import transforms_active
+from ...ops.cbsr import CBSR, ToDense, check_k, column_dtype
 
 
 def maxk(x: Tensor, k: int, balanced: bool = False) -> CBSR:

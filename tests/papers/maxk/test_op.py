@@ -10,9 +10,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.ops import CBSR, maxk
 from pyg_fast.ops._library import reference
-
-from ._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
-from ._samples import Given, sample
+from tests.ops._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
+from tests.ops._samples import Given, sample
 
 NAN, INF = float('nan'), float('inf')
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ._library import fake, ops, reference
-from ._reference import edge_list
+from ...ops._library import fake, ops, reference
+from ...ops._reference import edge_list
 
 
 def rabbit_order(rowptr: Tensor, col: Tensor) -> Tensor:

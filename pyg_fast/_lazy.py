@@ -1,0 +1,22 @@
+"""Public names that live elsewhere: the core does not import the rooms of papers, whose names it
+offers."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def lazy(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that offers names of other modules, imported at the first use.
+
+    Args:
+        package: The name of the module.
+        homes: The module of each name, relative to :obj:`pyg_fast`.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f'module {package!r} has no attribute {name!r}')
+        return getattr(import_module(f'pyg_fast.{homes[name]}'), name)
+
+    return find

@@ -1,0 +1,213 @@
+"""The protocol of our layers: subclasses of PyG's that stay PyG layers."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
+from torch_geometric.typing import Adj, OptTensor, SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor, to_edge_index
+
+from ..graph.prepared_graph import PreparedGraph, list_of
+from ..ops._transforms import transforms_active
+from ..ops.cbsr import CBSR
+from ._checks import why_not_layer
+from ._modules import PYGS, note_propagate
+
+_METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
+# Set on layers that `pyg_fast.restore` changes back; copies and pickles keep it.
+_MARK = '_accelerated'
+
+
+class FusedLayer:
+    """Mixin for a subclass of a PyG layer: it runs a kernel where that gives PyG's result, and
+    PyG's code elsewhere. Parameters, options and state_dict are those of :obj:`_base`.
+
+    A subclass says what :func:`~pyg_fast.accelerate` and reports ask: :meth:`_why_never`, and by
+    :meth:`_note` what ran in each call.
+    """
+
+    _base: type[MessagePassing]  # PyG's class
+    _own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
+    _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
+
+    @classmethod
+    def _why_never(cls, conv: Any) -> str | None:
+        """Why PyG's code would run for every input of a layer of this class or of :obj:`_base`;
+        None if a kernel may run."""
+        raise NotImplementedError
+
+    @classmethod
+    def _adopt(cls, conv: Any) -> None:
+        """Makes a layer of :obj:`_base` one of this class, in place."""
+        conv.__class__ = cls
+        setattr(conv, _MARK, True)
+
+    @property
+    def _is_adopted(self) -> bool:
+        """Whether :meth:`_adopt` made the layer."""
+        return _MARK in self.__dict__
+
+    def _release(self) -> None:
+        """Undoes :meth:`_adopt`."""
+        own = self.__dict__
+        for name in (_MARK, *self._own):
+            own.pop(name, None)
+        self.__class__ = self._base
+
+    @property
+    def _how(self) -> str | None:
+        """How our code ran in the last eager call: by a 'kernel', or over 'blocks' of edges."""
+        return 'kernel' if self._last_run == '' else None
+
+    def __prepare_scriptable__(self) -> MessagePassing:
+        return self.to_base()
+
+    def to_base(self) -> MessagePassing:
+        """PyG's own layer, sharing the parameters."""
+        out = recast(self, self._base)
+        for name in self._own:
+            vars(out).pop(name, None)
+        out._set_jittable_templates()  # TorchScript needs them; this may be the first of its class
+        return out
+
+
+class Fused(FusedLayer):
+    """Mixin for a layer with a kernel of its own, which replaces `forward`; the base class runs
+    for everything else (hooks, explainers, overridden messages, unusual inputs)."""
+
+    _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
+    _node_dim = -2  # node dimension of the base class
+    _own: ClassVar[tuple[str, ...]] = ('_last_run', 'cache_input')
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if '_base' in cls.__dict__:
+            cls._pyg_methods = tuple(getattr(cls._base, name) for name in _METHODS)
+
+    @classmethod
+    def _why_never(cls, conv: Any) -> str | None:
+        if isinstance(conv, cls):  # Each call asks for the rest.
+            return cls._why_no_options(conv)
+        if 'forward' in vars(conv):
+            return 'its forward is patched'
+        for name in (*_METHODS, 'propagate', 'edge_updater'):
+            own = vars(conv).get(name)
+            # Explainers leave PyG's own method on the instance.
+            if own is not None and getattr(own, '__self__', None) is not conv:
+                return f'its {name} is patched'
+        if conv.explain:
+            return 'explains'
+        if conv.node_dim != cls._node_dim:
+            return f'node_dim={conv.node_dim}'
+        if conv.decomposed_layers != 1:
+            return f'decomposed_layers={conv.decomposed_layers}'
+        return cls._why_not_aggr(conv) or cls._why_no_options(conv)
+
+    @classmethod
+    def _why_not_aggr(cls, conv: Any) -> str | None:
+        """Why the aggregation of a layer has no kernel."""
+        raise NotImplementedError
+
+    @classmethod
+    def _why_no_options(cls, conv: Any) -> str | None:
+        """Why no kernel takes the options of a layer."""
+        return None
+
+    @classmethod
+    def _adopt(cls, conv: Any) -> None:
+        note_propagate(cls.propagate, cls.edge_updater)  # type: ignore[attr-defined]
+        super()._adopt(conv)
+
+    def _fusible(self: Any, x: Any) -> bool:
+        """Whether the kernel gives the result of PyG's own code, for features :obj:`x`."""
+        if not self.fuse:
+            self._note('fuse=False')
+        return self.fuse and self._unaltered(x)
+
+    def _unaltered(self: Any, x: Any) -> bool:
+        reason = why_not_layer(self, x)
+        self._note(reason or '')
+        return reason is None
+
+    def _left(self, edge_index: Any) -> Any:
+        """The edges for PyG's own code, which runs this call."""
+        if not torch.compiler.is_compiling() and not self._last_run:
+            sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
+            self._note('a sparse matrix' if sparse else 'arguments that no kernel takes')
+        # Under a function transform and in inference mode PyG's EdgeIndex raises errors.
+        if isinstance(edge_index, EdgeIndex) and (
+            transforms_active() or torch.is_inference_mode_enabled()
+        ):
+            return edge_index.as_tensor()
+        if isinstance(edge_index, PreparedGraph):
+            return edge_index.to_edge_index()
+        return edge_index
+
+    def _note(self, reason: str) -> None:
+        """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
+        if not torch.compiler.is_compiling():
+            self.__dict__['_last_run'] = reason
+
+    def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
+        # One template per class serves all layers of the process: compile it with the fused
+        # branch, even if this layer's aggregation does not support it.
+        fuse, self.fuse = self.fuse, self.inspector.implements('message_and_aggregate')
+        super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
+        self.fuse = fuse
+        cls = type(self)
+        note_propagate(cls.propagate, cls.edge_updater)
+        # Otherwise the base's compiled `propagate` would count as the original one.
+        if PYGS[cls.propagate]:
+            cls._orig_propagate = MessagePassing.propagate
+        if PYGS[cls.edge_updater]:
+            cls._orig_edge_updater = MessagePassing.edge_updater
+
+
+def recast(module: Any, cls: Any) -> Any:
+    """Changes the class of a module; shares parameters, buffers, submodules, hooks and options."""
+    out = cls.__new__(cls)
+    state = dict(module.__dict__)
+    for name in ('_parameters', '_buffers', '_modules'):
+        state[name] = state[name].copy()
+    # Explainers set them as bound methods of the old module.
+    for name in ('propagate', 'edge_updater'):
+        state.pop(name, None)
+    out.__dict__.update(state)
+    return out
+
+
+def entries(adj_t: Adj, num_src: int, num_dst: int) -> tuple[Tensor, OptTensor] | None:
+    """Edges and weights of a transposed sparse matrix, or None if PyG's code must run."""
+    if adj_t.size(0) != num_dst or adj_t.size(1) != num_src:
+        return None
+    value: OptTensor
+    if isinstance(adj_t, SparseTensor):
+        row, col, value = adj_t.coo()
+    else:
+        if adj_t.layout not in (torch.sparse_coo, torch.sparse_csr):
+            return None
+        (row, col), value = to_edge_index(adj_t)
+    if value is not None and (value.dim() != 1 or value.requires_grad):
+        return None
+    return torch.stack([col, row]), value
+
+
+def known_edges(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Edges of a layer that adds self-loops. PyG allows an EdgeIndex of fewer nodes than there are;
+    then without the data cached for its size."""
+    if not isinstance(edge_index, EdgeIndex):
+        return edge_index
+    num_src, num_dst = edge_index._sparse_size
+    fewer = num_src is not None and num_src < num_nodes
+    if fewer or (num_dst is not None and num_dst < num_nodes):
+        return list_of(edge_index)
+    return edge_index
+
+
+def autocast_dtype(x: Tensor | CBSR) -> torch.dtype | None:
+    """The dtype to which autocast converts the operands of a linear map of :obj:`x`, or None."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return None

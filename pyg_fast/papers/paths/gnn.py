@@ -1,0 +1,676 @@
+"""A model that runs on execution paths."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, RReLU, Sequential
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.checkpoint import checkpoint as checkpointed
+from torch_geometric.data import Data
+from torch_geometric.nn import LayerNorm
+from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
+from torch_geometric.typing import Adj, OptTensor
+
+from ...graph.prepared_graph import PreparedGraph
+from ...graph.signature import signature_of
+from ...graph.structure import Graph
+from ...nn._aggregated import TILE, AggregatedInput, stand_in
+from ...nn._checks import may_fuse
+from ...nn._inference import inference
+from ...nn._modules import is_plain
+from ...nn._reduce import neighbours
+from ...ops.linear_product import (
+    LinearAggregation,
+    aggregates_first,
+    linear_product,
+    takes_gradient,
+)
+from ...ops.path import Rectify, Rows, expand, node_dropout, rectify, take
+from ...ops.row_blocks import RowBlock, row_blocks, tile_width
+from ...ops.streamed_linear import Parts, rows_of_block, streamed_linear
+from ._layer import PathPrepared, check_commutes, fill_of
+from .build import execution_paths
+from .convs import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv
+from .execution_path import ExecutionPath, mask_signature_of
+
+CONVS: dict[str, type[PathPrepared]] = {
+    'gcn': PathPreparedGCNConv, 'sage': PathPreparedSAGEConv, 'gin': PathPreparedGINConv
+}  # fmt: skip
+_LIBRARIES = 'torch.nn.', 'torch_geometric.', 'pyg_fast.'
+
+
+class PathPreparedGNN(Module):
+    r"""A graph neural network whose training computes only what its loss reads, after the
+    `"Accelerating Backward Aggregation in GCN Training with Execution Path Preparing on GPUs"
+    <https://arxiv.org/abs/2204.02662>`_ paper.
+
+    .. math::
+        \mathbf{X}_{\ell + 1} = \mathrm{dropout}(\sigma(\mathrm{norm}(\mathrm{conv}_{\ell}
+        (\mathbf{X}_{\ell}))))
+
+    where the last layer is only a convolution. The model passes its path to each layer. With
+    :obj:`forward` paths no layer stores rows that the loss does not read: hidden features have the
+    rows of the paths, and only the output has a row for every node.
+
+    Dropout uses a counter-based generator keyed by (seed, node, column), with a seed from torch's
+    generator: the mask is the same whether all rows or only some are computed. Without paths, and
+    in evaluation, the model is an ordinary stack of layers. Those of :obj:`"gcn"` may add
+    atomically on CUDA for a plain :obj:`edge_index`, see :class:`PathPreparedGCNConv`.
+
+    Args:
+        conv (str): The kind of layers: :obj:`"gcn"`, :obj:`"sage"` or :obj:`"gin"` (with an MLP of
+            two linear maps).
+        in_channels (int): Size of each input sample.
+        hidden_channels (int): Size of each hidden sample.
+        out_channels (int): Size of each output sample.
+        num_layers (int): Number of layers.
+        dropout (float, optional): Dropout probability of hidden features. (default: :obj:`0.`)
+        act (str or Callable, optional): The non-linearity. (default: :obj:`"relu"`)
+        norm (str or torch.nn.Module, optional): The normalisation after each hidden layer, as in
+            :class:`~torch_geometric.nn.models.BasicGNN`. It must normalise each node separately
+            (:obj:`"layer_norm"` does, unless :obj:`norm_kwargs` say otherwise).
+            (default: :obj:`None`)
+        norm_kwargs (dict, optional): Arguments of :obj:`norm`. (default: :obj:`None`)
+        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
+            (default: :obj:`False`)
+        checkpoint (bool, optional): Whether training keeps less and computes more: aggregated
+            features exist only for a part of the rows at a time, and the backward pass aggregates
+            again; :obj:`"gin"` computes whole layers again. Dropout is the same both times.
+            Gradients of gradients need :obj:`False`. It has no effect on layers that map before
+            they aggregate, which keep only their input, and on paths without :obj:`forward`.
+            (default: :obj:`False`)
+        tile (int, optional): The number of columns of :obj:`x` that the first layer aggregates at a
+            time, rounded down to a divisor of :obj:`in_channels`: two tiles of features in host
+            memory are on the device at once. If given, features on the device are divided too.
+            (default: :obj:`None`, 32 in host memory, otherwise all)
+        **kwargs (optional): Additional arguments of the layers.
+
+    Raises:
+        ValueError: If :obj:`conv` is unknown, :obj:`num_layers` below one, :obj:`dropout` out of
+            range, or :obj:`norm` computes over all nodes.
+    """
+
+    checkpoint = False  # of a model that an earlier version has saved
+    tile: int | None = None
+
+    def __init__(
+        self,
+        conv: str,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
+        dropout: float = 0.0,
+        act: str | Callable | None = 'relu',
+        norm: str | Module | None = None,
+        norm_kwargs: dict[str, Any] | None = None,
+        cache_input: bool = False,
+        checkpoint: bool = False,
+        tile: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if tile is not None and (isinstance(tile, bool) or not isinstance(tile, int)):
+            raise TypeError(f"'tile' must be an integer, got {type(tile).__name__}")
+        if tile is not None and tile < 1:
+            raise ValueError(f"'tile' must be positive, got {tile}")
+        if conv not in CONVS:
+            raise ValueError(f"'conv' must be one of {tuple(CONVS)}, got {conv!r}")
+        if num_layers < 1:
+            raise ValueError(f"'num_layers' must be at least 1, got {num_layers}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
+        self.conv = conv
+        self.in_channels = in_channels
+        self.hidden_channels = hidden_channels
+        self.out_channels = out_channels
+        self.num_layers = num_layers
+        self.checkpoint, self.tile = checkpoint, tile
+        self.dropout = dropout
+        self.act = activation_resolver(act) if act is not None else None
+        self.supports_edge_weight = CONVS[conv].takes_edge_weight
+        widths = self._widths
+        self.convs = ModuleList(
+            _conv(conv, widths[k], widths[k + 1], cache_input=cache_input and k == 0, **kwargs)
+            for k in range(num_layers)
+        )
+        self._last_paths: tuple[Any, list[ExecutionPath]] | None = None
+        self.norms = ModuleList()
+        for _ in range(num_layers - 1 if norm is not None else 0):
+            layer = normalization_resolver(norm, hidden_channels, **(norm_kwargs or {}))
+            if isinstance(norm, str) and type(layer) is LayerNorm and not norm_kwargs:
+                layer.mode = 'node'
+            check_commutes(layer)
+            self.norms.append(layer)
+
+    def reset_parameters(self) -> None:
+        """Resets all learnable parameters of the module."""
+        for module in (*self.convs, *self.norms):
+            if hasattr(module, 'reset_parameters'):
+                module.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor | AggregatedInput,
+        edge_index: Adj | None,
+        edge_weight: OptTensor = None,
+        paths: Sequence[ExecutionPath] | None = None,
+        mask: Tensor | None = None,
+        active_only: bool = False,
+    ) -> Tensor:
+        """Forward pass.
+
+        Args:
+            x (Tensor or AggregatedInput): Node features :math:`(|\\mathcal{V}|, F_{in})`, or the
+                result of :meth:`aggregate_input`. Features without gradient may be in pinned host
+                memory beside edges on a GPU: the first layer then copies columns to it while it
+                aggregates others, twice per training step.
+            edge_index (Tensor, EdgeIndex or SparseTensor, optional): The edges, as for the layers;
+                :obj:`None` to train on :obj:`paths` that stand alone, see :obj:`keep_graph` of
+                :class:`~pyg_fast.transforms.ExecutionPaths`.
+            edge_weight (Tensor, optional): Edge weights :math:`(|\\mathcal{E}|)`, for
+                :obj:`"gcn"`. (default: :obj:`None`)
+            paths (list[ExecutionPath], optional): The path of each layer.
+                (default: :obj:`None`)
+            mask (Tensor, optional): The nodes that the loss reads :math:`(|\\mathcal{V}|)`, bool.
+                Given :obj:`paths`, they are checked against the mask. Otherwise the model prepares
+                paths for the backward pass only, and again when mask or graph change: both are read
+                at every call. It keeps the paths of the last mask until :meth:`reset_paths`.
+                (default: :obj:`None`)
+            active_only (bool): Whether to return only the rows of the nodes that the loss reads,
+                ascending, as in :obj:`out[mask]`, in training and evaluation: needs :obj:`paths` or
+                :obj:`mask`. With :obj:`forward` paths no matrix of all nodes is made, nor its
+                gradient. (default: :obj:`False`)
+
+        Raises:
+            TypeError: If :obj:`mask` is not a bool tensor.
+            ValueError: If there are edge weights that this kind of layers does not take, or
+                :obj:`paths` are not one for each layer, of this graph and this mask; if
+                :obj:`edge_index` is :obj:`None` and all rows are wanted in evaluation, or the paths
+                do not stand alone.
+        """
+        if edge_weight is not None and not self.supports_edge_weight:
+            raise ValueError(f"'edge_weight' is not supported by conv={self.conv!r}")
+        trains = self.training and torch.is_grad_enabled()
+        if edge_index is None:
+            self._check_alone(paths, edge_weight, trains or active_only)
+        elif paths is None and mask is not None and trains:
+            paths = self._prepared(edge_index, mask, edge_weight is not None)
+        if paths is not None:
+            self._check(paths, mask)
+        device = _stand_in(x, edge_index, None if paths is None else paths[0]).device
+        seed = None
+        if self.training and self.dropout > 0:
+            seed = torch.randint(2**63 - 1, (self.num_layers,), device=device)
+        h: Any = x
+        rows = Rows(None, None)  # the rows that the features have
+        call = _Call(edge_index, edge_weight, x.size(0), device, trains and self.checkpoint)
+        for k in range(self.num_layers):
+            path = None if paths is None else paths[k]
+            args = (k, h, rows, call, path, None if seed is None else seed[k : k + 1])
+            failed = None
+            try:
+                again = None
+                if call.recomputes and not self.convs[k].is_linear:
+                    again = self._again(k)
+                if again is not None:
+                    h, rows = checkpointed(
+                        again, *args, use_reentrant=False, preserve_rng_state=self._draws(k)
+                    )
+                else:
+                    h, rows = self._hidden(*args)
+            except torch.OutOfMemoryError as error:
+                if torch.compiler.is_compiling():
+                    raise
+                failed = self._out_of_memory(error, k, x, call, path, active_only)
+            if failed is not None:  # Outside of the handler, whose error holds a layer's tensors.
+                raise failed
+        if active_only:
+            if paths is None and mask is None:
+                raise ValueError("'active_only' needs 'paths' or 'mask'")
+            return self._active(h, rows, paths, mask)
+        if paths is None or rows.nodes is None:
+            return h
+        last = paths[-1]
+        try:
+            return expand(h, rows, fill_of(last), last.watch())
+        except torch.OutOfMemoryError as error:
+            if torch.compiler.is_compiling():
+                raise
+            failed = self._out_of_memory(error, self.num_layers, x, call, last, active_only)
+        raise failed
+
+    def aggregate_input(
+        self,
+        x: Tensor,
+        edge_index: Tensor | None,
+        edge_weight: OptTensor = None,
+        paths: Sequence[ExecutionPath] | None = None,
+    ) -> AggregatedInput:
+        """Aggregates an input that takes no gradient and is the same in every step. Pass the result
+        in place of :obj:`x`: see :meth:`PathPreparedGCNConv.aggregate_input`. Given :obj:`paths`
+        that were prepared with :obj:`forward`, it has only the rows that training computes: then
+        it needs these paths."""
+        args = () if edge_weight is None else (edge_weight,)
+        path = None if paths is None else paths[0]
+        return self.convs[0].aggregate_input(x, edge_index, *args, path=path)  # type: ignore[operator]
+
+    def inference(
+        self,
+        data: Data,
+        max_bytes: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        r"""The model's output in evaluation for all nodes, in blocks of rows, with bounded memory:
+        see :func:`~pyg_fast.nn.inference`.
+
+        Args:
+            data (Data): A graph with :obj:`x`, :obj:`edge_index` and perhaps :obj:`edge_weight` for
+                :obj:`"gcn"`, on the model's device or in host memory.
+            max_bytes (int, optional): The device memory that the call may use, in addition to its
+                arguments, the result if it is on the device, and what a prepared graph keeps.
+                (default: :obj:`None`, on a GPU 9/10 of the free memory, otherwise any)
+            device (torch.device or str, optional): Where to compute. (default: :obj:`None`, the
+                device of the model)
+
+        Returns:
+            Tensor: :math:`(|\mathcal{V}|, F_{out})`, on the device of :obj:`x`.
+
+        Raises:
+            TypeError, ValueError: As :func:`~pyg_fast.nn.inference`; ValueError also if
+                :obj:`data` has no edges.
+        """
+        for name in ('x', 'edge_index'):
+            if not isinstance(data.get(name), Tensor):
+                raise ValueError(f"'data' must have a tensor {name!r}, got {data.get(name)!r}")
+        weight = data.get('edge_weight') if self.supports_edge_weight else None
+        layers: list[Any] = []
+        for k, conv in enumerate(self.convs):
+            layers.append(conv)
+            if k < self.num_layers - 1:
+                layers += [self.norms[k]] if len(self.norms) > 0 else []
+                layers += [self.act] if self.act is not None else []
+        return inference(layers, data.x, data.edge_index, weight, max_bytes, device)
+
+    def _hidden(
+        self,
+        k: int,
+        x: Any,
+        rows: Rows,
+        call: '_Call',
+        path: ExecutionPath | None,
+        seed: Tensor | None,
+    ) -> tuple[Tensor, Rows]:
+        """A layer with all that follows it, and its rows."""
+        rectifies, how = self._rectifies(k), Rectify(self.dropout, seed)
+        out, rows, done = self._layer(k, x, rows, call, path, how if rectifies else None)
+        if k == self.num_layers - 1 or done:
+            return out, rows
+        if rectifies:
+            return rectify(out, how, rows.nodes), rows
+        if len(self.norms) > 0:
+            out = self.norms[k](out)
+        if self._is_relu():
+            return rectify(out, how, rows.nodes), rows
+        if self.act is not None:
+            out = self.act(out)
+        if seed is not None:
+            out = node_dropout(out, self.dropout, seed, rows.nodes)
+        return out, rows
+
+    def _again(self, k: int) -> Callable | None:
+        """A hidden layer as a function that the backward pass calls again, or None where it would
+        then have other parameters: those that `functional_call` has put into it."""
+        parts = [part for part in (self.convs[k], *self.norms[k : k + 1], self.act)
+                 if isinstance(part, Module)]  # fmt: skip
+        # torch's checkpoint does not save the noise of RReLU.
+        draws = any(isinstance(each, RReLU) for part in parts for each in part.modules())
+        if k == self.num_layers - 1 or draws:
+            return None
+        if torch.compiler.is_compiling():
+            return self._hidden
+
+        def parameters() -> list[Tensor]:
+            return [parameter for part in parts for parameter in part.parameters()]
+
+        first = parameters()
+        if not all(isinstance(parameter, Parameter) for parameter in first):
+            return None
+
+        def hidden(*args: Any) -> tuple[Tensor, Rows]:
+            if any(a is not b for a, b in zip(first, parameters(), strict=True)):
+                raise RuntimeError(
+                    f'layer {k} has other parameters in the backward pass than in the forward '
+                    'pass: use checkpoint=False'
+                )
+            return self._hidden(*args)
+
+        return hidden
+
+    def _draws(self, k: int) -> bool:
+        """Whether a hidden layer may take random numbers from torch's generator."""
+        if torch.compiler.is_compiling():
+            return True
+        parts = self.convs[k], *self.norms[k : k + 1], *([] if self.act is None else [self.act])
+        return any(
+            not isinstance(part, Module) or any(
+                isinstance(each, _DropoutNd)
+                or not type(each).__module__.startswith(_LIBRARIES)
+                for each in part.modules()
+            ) for part in parts
+        )  # fmt: skip
+
+    def _is_relu(self) -> bool:
+        act = self.act
+        return type(act) is ReLU and is_plain(act)
+
+    def _rectifies(self, k: int) -> bool:
+        """Whether a ReLU, and dropout, directly follow the sum of a layer."""
+        if k == self.num_layers - 1 or len(self.norms) > 0 or not self._is_relu():
+            return False
+        conv: Any = self.convs[k]
+        return conv.ends_linearly
+
+    def _layer(
+        self,
+        k: int,
+        x: Any,
+        rows: Rows,
+        call: '_Call',
+        path: ExecutionPath | None,
+        how: Rectify | None,
+    ) -> tuple[Tensor, Rows, bool]:
+        """A layer's output, its rows, and whether it went through :obj:`how`."""
+        conv: Any = self.convs[k]
+        edge_index, every = call.edge_index, Rows(None, None)
+        args = (edge_index, call.edge_weight) if conv.takes_edge_weight else (edge_index,)
+        # Paths alone know no other rows, also in evaluation.
+        trains = (conv.training and torch.is_grad_enabled()) or edge_index is None
+        staged = isinstance(x, Tensor) and (
+            x.device != call.device or (self.tile is not None and k == 0 and not x.requires_grad)
+        )
+        if staged and not conv.is_linear and is_plain(conv) and (
+            x.device != call.device or self._sums_tiles(conv, x, call)
+        ):  # fmt: skip
+            x = conv.aggregate_input(x, edge_index, path=path if trains else None, tile=self.tile)
+        if not is_plain(conv):  # Its hooks or patches must run.
+            if staged and x.device != call.device:
+                raise ValueError(f"'x' must be on {call.device}: layer {k} has hooks or patches")
+            return conv(expand(x, rows), *args, path=path), every, False
+        if isinstance(x, AggregatedInput):
+            runs = conv._choose_path(path, x, edge_index)
+            if runs is None:
+                return conv._of_aggregated(x, edge_index), every, False
+            out = conv._of_aggregated_on(x, edge_index, runs, runs.forward)
+            return out, runs.dst if runs.forward else every, False
+        runs = path if path is not None and path.forward and not path.is_whole and trains else None
+        recomputes = call.recomputes and conv.is_linear and (path is None or path.forward)
+        streams = staged or recomputes
+        if runs is None and not streams:
+            return conv(expand(x, rows), *args, path=path), every, False
+        if staged and x.requires_grad:
+            raise ValueError("'x' in host memory must not require a gradient")
+        if path is not None and rows.nodes is None:
+            found = conv._choose_path(path, _stand_in(x, edge_index, path), edge_index)
+            runs = None if found is None else runs
+        elif path is not None and not torch.compiler.is_compiling():
+            path.check_noted()
+        if rows.nodes is not None and (runs is None or rows.nodes is not runs.src_nodes):
+            x, rows = expand(x, rows), every
+        done, out = False, None
+        given = _stand_in(x, edge_index, path)
+        if may_fuse(conv) and conv._unaltered(given) and (conv.is_linear or runs is not None):
+            compact = (rows.nodes is not None, runs is not None)
+            described = conv._describe_on(
+                given, edge_index, call.edge_weight, runs, compact, call.num_nodes
+            )
+            if described is not None:
+                out, done = self._mapped(conv, x, described, runs, path, how, staged, streams)
+        if out is not None:
+            return out, runs.dst if runs is not None else every, done
+        if staged and x.device != call.device:
+            why = conv._last_run or 'its result has another dtype, or PyG takes other arguments'
+            raise ValueError(
+                f"'x' must be on {call.device}, got {x.device}: features in host memory need a "
+                f'layer that sums them by a kernel, but {why}'
+            )
+        return conv(expand(x, rows), *args, path=path), every, False
+
+    def _sums_tiles(self, conv: Any, x: Tensor, call: '_Call') -> bool:
+        """Whether a GIN layer sums features on the device by a kernel."""
+        if call.edge_index is None:  # The layer then says why not.
+            return True
+        if not (may_fuse(conv) and conv._unaltered(x)):
+            return False
+        to = neighbours(x, call.edge_index, None, conv.flow)
+        return to is not None and conv._takes_path(to)
+
+    def _mapped(
+        self,
+        conv: Any,
+        x: Tensor,
+        given: LinearAggregation,
+        runs: ExecutionPath | None,
+        path: ExecutionPath | None,
+        how: Rectify | None,
+        staged: bool,
+        streams: bool,
+    ) -> tuple[Tensor | None, bool]:
+        """A layer's linear product, in parts where the model :obj:`streams`, and whether it went
+        through :obj:`how`."""
+        _, weight, bias, plan, root_weight = given
+        done, out = False, None
+        if streams and weight is not None and not plan.out_acc and (
+            staged or aggregates_first(
+                weight, takes_gradient(x), takes_gradient(weight),
+                plan.part.graph.num_dst < plan.part.graph.num_src,
+            )
+        ):  # fmt: skip
+            blocks = width = None
+            if staged:
+                width = tile_width(x.size(1), self.tile or TILE)
+            else:
+                blocks = _blocks(plan.part.graph, path)
+                x = given.x
+            parts = Parts(blocks, width, given.x.dtype, how)
+            done = how is not None
+            out = streamed_linear(x, weight, bias, plan, root_weight, parts)
+        elif runs is not None and not staged:
+            out = linear_product(*given)
+        if out is not None:
+            out = conv._finish(out, given, runs, runs is not None)
+        return out, done
+
+    def _out_of_memory(
+        self,
+        error: torch.OutOfMemoryError,
+        k: int,
+        x: Any,
+        call: '_Call',
+        path: ExecutionPath | None,
+        active_only: bool,
+    ) -> torch.OutOfMemoryError:
+        """The error with the part of the model that it comes from, and what would help."""
+        trains = self.training and torch.is_grad_enabled()
+        helps = []
+        if trains and (path is None or not path.forward):
+            helps.append("paths prepared with forward=True compute only rows that the loss reads")
+        if trains and not self.checkpoint:
+            helps.append('PathPreparedGNN(..., checkpoint=True) keeps no aggregated features')
+        if isinstance(x, Tensor) and x.device == call.device and not x.requires_grad:
+            helps.append('x.cpu().pin_memory() as features, which are copied in columns')
+        if path is not None and path.forward and not active_only:
+            helps.append('active_only=True makes no output of all nodes')
+        if call.edge_index is not None and not isinstance(call.edge_index, PreparedGraph):
+            helps.append('ToCSR(keep_edge_index=False) keeps no int64 list of edges')
+        if call.edge_index is not None and path is not None and path.forward and trains:
+            helps.append('Prepare(keep_graph=False) keeps only the paths')
+        if not trains:
+            helps.append('model.inference(data, max_bytes=...) evaluates in blocks')
+        tensor = None
+        if k < self.num_layers:
+            tried = _tried_bytes(str(error))
+            tensor = None if tried is None else self._tensor_of(tried, k, x, path)
+            num_nodes = x.size(0)
+            num_dst = path.num_dst if path is not None and path.forward and trains else num_nodes
+            conv: Any = self.convs[k]
+            part = (
+                f"layer {k} ({type(conv).__name__}, {num_dst} of {num_nodes} rows, "
+                f'{self._widths[k]} to {self._widths[k + 1]} columns)'
+            )
+        else:
+            part = f'the output of all {x.size(0)} nodes'
+        text = f'{error} It was for {"" if tensor is None else tensor + " of "}{part}.'
+        return torch.OutOfMemoryError(f'{text} What helps: {"; ".join(helps)}.' if helps else text)
+
+    def _tensor_of(
+        self, tried: float, k: int, x: Any, path: ExecutionPath | None
+    ) -> str | None:
+        """The tensor of a layer that has about this number of bytes."""
+        num_nodes, fin, fout = x.size(0), *self._widths[k : k + 2]
+        sizes = {'the output': (num_nodes, fout), 'the features of all sources': (num_nodes, fin)}
+        if path is not None and path.forward:
+            sizes = {
+                'the output': (path.num_dst, fout), 'the aggregated features': (path.num_dst, fin),
+                'the features of the sources': (path.num_src, fin),
+                'the mapped features of the sources': (path.num_src, fout), **{
+                    f'{name} for all nodes': size for name, size in sizes.items()
+                },
+            }  # fmt: skip
+        for name, (rows, columns) in sizes.items():
+            if abs(rows * columns * x.dtype.itemsize - tried) <= 0.01 * tried:
+                return name
+        return None
+
+    @property
+    def _widths(self) -> list[int]:
+        hidden = [self.hidden_channels] * (self.num_layers - 1)
+        return [self.in_channels, *hidden, self.out_channels]
+
+    def _active(
+        self,
+        x: Tensor,
+        rows: Rows,
+        paths: Sequence[ExecutionPath] | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        if rows.nodes is not None:
+            return x
+        if paths is not None:
+            path, position = paths[-1], paths[-1].dst_position
+            nodes = path.dst_nodes
+            if nodes is None:
+                nodes = path.derived('active', lambda: (position >= 0).nonzero().view(-1))
+            return take(x, Rows(nodes, position))
+        assert mask is not None
+        return x[mask]
+
+    def _prepared(self, edge_index: Any, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
+        """Paths for a mask: those of the last call if mask and graph are unchanged."""
+        if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
+            raise ValueError("'mask' needs an edge_index as a tensor or EdgeIndex")
+        if torch.compiler.is_compiling():
+            raise ValueError("'mask' needs 'paths' in compiled code: prepare them before")
+        key = mask_signature_of(mask), signature_of(edge_index), weighted, edge_index.device
+        if self._last_paths is None or self._last_paths[0] != key:
+            self._last_paths = None  # Free the old paths first.
+            paths = execution_paths(edge_index, mask, self.num_layers, weighted)
+            self._last_paths = key, paths
+        return self._last_paths[1]
+
+    def reset_paths(self) -> None:
+        """Drops the paths that the model has prepared for a :obj:`mask`."""
+        self._last_paths = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies prepare their own paths.
+        return {**self.__dict__, '_last_paths': None}
+
+    @staticmethod
+    def _check_alone(
+        paths: Sequence[ExecutionPath] | None, edge_weight: OptTensor, some_rows: bool
+    ) -> None:
+        if paths is None or not all(path.stands_alone for path in paths):
+            raise ValueError(
+                "'edge_index' must be given, unless 'paths' stand alone: prepare them with "
+                'keep_graph=False'
+            )
+        if edge_weight is not None:
+            raise ValueError("'edge_weight' must be None without 'edge_index'")
+        if not some_rows:
+            raise ValueError(
+                "'edge_index' must be given to compute all rows: in evaluation paths alone give "
+                'those of active_only=True'
+            )
+
+    def _check(self, paths: Sequence[ExecutionPath], mask: Tensor | None) -> None:
+        if len(paths) != self.num_layers or any(
+            path.layer != k or path.num_layers != self.num_layers for k, path in enumerate(paths)
+        ):
+            raise ValueError(
+                f"'paths' must be those of {self.num_layers} layers, got "
+                f'{[f"{path.layer} of {path.num_layers}" for path in paths]}'
+            )
+        if mask is None or torch.compiler.is_compiling():
+            return
+        if mask_signature_of(mask) != paths[0].mask_signature:
+            raise ValueError("'paths' were made for another mask, or it has changed since")
+
+    def __repr__(self) -> str:
+        return (
+            f'{type(self).__name__}({self.conv!r}, {self.in_channels}, {self.hidden_channels}, '
+            f'{self.out_channels}, num_layers={self.num_layers})'
+        )
+
+
+class _Call(NamedTuple):
+    """What all layers share in one call of the model."""
+
+    edge_index: Adj | None
+    edge_weight: OptTensor
+    num_nodes: int
+    device: torch.device
+    recomputes: bool
+
+
+def _tried_bytes(text: str) -> float | None:
+    """The bytes that could not be allocated, of an error of PyTorch or of a kernel."""
+    found = re.search(r'ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)', text)
+    if found is None:
+        return None
+    return float(found[1]) * {'bytes': 1, 'KiB': 2**10, 'MiB': 2**20, 'GiB': 2**30}[found[2]]
+
+
+def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
+    """The rows of a graph in blocks; a path keeps them."""
+    num_rows = rows_of_block(graph.num_dst)
+    if path is None:
+        return row_blocks(graph, num_rows)
+    key, parts = ('blocks', num_rows), (graph.rowptr, graph.col, graph.perm, graph.groups)
+
+    def made() -> tuple[Any, ...]:
+        return path.derived(key, lambda: (*parts, row_blocks(graph, num_rows)))
+
+    *of, blocks = made()
+    if any(a is not b for a, b in zip(of, parts, strict=True)):
+        # The whole graph of a call with other loops, weights or order of edges.
+        path._derived.pop(key, None)
+        blocks = made()[-1]
+    return blocks
+
+
+def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
+    if CONVS[kind].is_linear:
+        return CONVS[kind](in_channels, out_channels, **kwargs)  # type: ignore[call-arg]
+    mlp = Sequential(
+        Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels)
+    )
+    return CONVS[kind](mlp, **kwargs)  # type: ignore[call-arg]
+
+
+def _stand_in(x: Any, edge_index: Any, path: ExecutionPath | None) -> Any:
+    """Features to choose a kernel by: those in host memory stay there, beside a graph on a GPU."""
+    return stand_in(x, path if edge_index is None else edge_index)
