@@ -50,7 +50,9 @@ def part_of_step(estimate: MemoryEstimate) -> int:
 
 
 def assert_near(estimate: int, taken: int) -> None:
-    assert abs(estimate - taken) <= 0.1 * taken
+    # A GPU's allocator rounds, and libraries take memory for themselves.
+    share = 0.1 if torch.cuda.is_available() else 0.01
+    assert abs(estimate - taken) <= share * taken
 
 
 # Of 9000 edges each path is a part; of 60000 the first two are the whole graph.

@@ -79,6 +79,7 @@ class Fused:
     _base: type[MessagePassing]  # PyG's class
     _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
     _node_dim = -2  # node dimension of the base class
+    _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
     _own = (  # attributes that the base class does not have
         '_cached_norm', '_cached_signature', '_cached_edges', '_last_run', 'cache_input',
@@ -177,7 +178,8 @@ class Fused:
             return 'its aggregation has hooks or is patched'
         if not isinstance(x, Tensor):
             return 'features that are no tensor'
-        if type(x) is not Tensor and type(x) is not Parameter:
+        plain = type(x) is Tensor or type(x) is Parameter or isinstance(x, self._other_features)
+        if not plain:
             return f'features are a {type(x).__name__}'
         if x.layout != torch.strided or x.dim() != 2:
             return 'features that are no dense matrix'
