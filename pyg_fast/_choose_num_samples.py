@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -29,12 +28,6 @@ class SampleRow(NamedTuple):
     drop: float  # loss of score, compared with no sampling
     sampling_rate: float  # share of the edges that are read
 
-    @property
-    def loss(self) -> float:
-        """Deprecated: :obj:`drop`."""
-        warnings.warn('SampleRow.loss is now SampleRow.drop', DeprecationWarning, stacklevel=2)
-        return self.drop
-
 
 class SampleChoice(NamedTuple):
     """What :func:`choose_num_samples` returns."""
@@ -54,7 +47,6 @@ def choose_num_samples(
     forward: Callable[[Module, Any], Any] | None = None,
     strategy: str | None = None,
     apply: bool = True,
-    max_loss: float | None = None,
 ) -> SampleChoice:
     r"""Chooses how many edges :math:`S` of each node the sampled layers of a trained model read:
     the smallest :math:`S` whose validation score, and that of every larger candidate, stays within
@@ -83,7 +75,6 @@ def choose_num_samples(
         strategy (str, optional): The strategy, in place of the layers' own.
             (default: :obj:`None`)
         apply (bool): Whether to set the layers to the result. (default: :obj:`True`)
-        max_loss (float, optional): Deprecated name of :obj:`max_drop`. (default: :obj:`None`)
 
     Returns:
         SampleChoice: :obj:`num_samples`, or :obj:`None` if no candidate is good enough;
@@ -106,9 +97,6 @@ def choose_num_samples(
         >>> for row in choice.table:
         ...     print(row.num_samples, row.drop, row.sampling_rate)
     """
-    if max_loss is not None:
-        warnings.warn("'max_loss' is now 'max_drop'", DeprecationWarning, stacklevel=2)
-        max_drop = max_loss
     layers = _sampled_layers(model, strategy)
     if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
         raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")

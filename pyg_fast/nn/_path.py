@@ -1,6 +1,5 @@
 """Shared by layers on execution paths: the choice of the path, and the aggregated input."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -93,8 +92,6 @@ def path_operator(path: ExecutionPath, dtype: torch.dtype, mean: bool) -> Sparse
 class OnPath:
     """Mixin for a fused layer that takes an execution path."""
 
-    cache_input = False  # deprecated, without effect
-
     def _path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
         """The path to run on, or None where a path saves nothing."""
         if path is None:
@@ -168,16 +165,6 @@ class OnPath:
             whole = self._sum_of_all(to)
         plan = self._plan_on(path, whole, acc, (False, True))
         return plan, getattr(self, 'root_weight', True), None
-
-    def _set_cache_input(self, cache_input: bool) -> None:
-        if cache_input:
-            warnings.warn(
-                "'cache_input' is deprecated and has no effect, since not every write to an input "
-                'can be noticed: pass conv.aggregate_input(x, edge_index) in place of x',
-                DeprecationWarning,
-                stacklevel=3,
-            )
-        self.cache_input = cache_input
 
     def aggregate_input(
         self: Any,

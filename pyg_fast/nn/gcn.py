@@ -88,8 +88,6 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
         normalize (bool, optional): Whether to add self-loops and normalise.
             (default: :obj:`True`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -111,17 +109,6 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
     _cached_edge_index: Any
     _cached_norm: dict[Any, GCNNorm] | None = None
     _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was prepared
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *args: Any,
-        cache_input: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(in_channels, out_channels, *args, **kwargs)
-        self._set_cache_input(cache_input)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -1,6 +1,5 @@
 """Graph isomorphism layers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,8 +52,6 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
             :math:`F_{in}` to :math:`F_{out}`.
         eps (float, optional): The (initial) :math:`\epsilon`. (default: :obj:`0.`)
         train_eps (bool, optional): Whether to learn :math:`\epsilon`. (default: :obj:`False`)
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -75,17 +72,6 @@ class PathPreparedGINConv(OnPath, FusedReduce, GINConv):
     """
 
     _base = GINConv
-
-    def __init__(
-        self,
-        nn: Callable,
-        eps: float = 0.0,
-        train_eps: bool = False,
-        cache_input: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(nn, eps, train_eps, **kwargs)
-        self._set_cache_input(cache_input)
 
     def forward(
         self,

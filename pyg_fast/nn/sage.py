@@ -66,8 +66,6 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
         project (bool, optional): Whether to apply a linear map and a ReLU before aggregating.
             (default: :obj:`False`)
         bias (bool, optional): Whether to learn an additive bias. (default: :obj:`True`)
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
         **kwargs (optional): Additional arguments of
             :class:`torch_geometric.nn.conv.MessagePassing`.
 
@@ -87,17 +85,6 @@ class PathPreparedSAGEConv(OnPath, FusedReduce, SAGEConv):
     """
 
     _base = SAGEConv
-
-    def __init__(
-        self,
-        in_channels: int | tuple[int, int],
-        out_channels: int,
-        *args: Any,
-        cache_input: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(in_channels, out_channels, *args, **kwargs)
-        self._set_cache_input(cache_input)
 
     def forward(
         self,
