@@ -4,17 +4,22 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch_geometric.data import Data
+from torch_geometric.typing import Adj
 from torch_geometric.utils import to_edge_index
 
 from .nn import SampledGCNConv, SampledSAGEConv
 from .ops.sampled_spmm import MOST_SAMPLES, check_sampling
 
-Sampled = SampledGCNConv | SampledSAGEConv
+Sampled: TypeAlias = SampledGCNConv | SampledSAGEConv
+Metric: TypeAlias = Callable[[Tensor, Data], float]
+Forward: TypeAlias = Callable[[Module, Data], Tensor]
 # Attributes of a layer that an evaluation changes.
 _CHANGED = ('num_samples', 'strategy', 'sample', '_cached_norm', '_cached_edges')
 _ROUNDING = 1e-9  # Tolerance: 0.81 - 0.8 is slightly above 0.01.
@@ -39,12 +44,12 @@ class SampleChoice(NamedTuple):
 
 def choose_num_samples(
     model: Module,
-    data: Any,
+    data: Data,
     max_drop: float = 0.01,
     *,
     candidates: Iterable[int] | None = None,
-    metric: Callable[[Any, Any], float] | None = None,
-    forward: Callable[[Module, Any], Any] | None = None,
+    metric: Metric | None = None,
+    forward: Forward | None = None,
     strategy: str | None = None,
     apply: bool = True,
 ) -> SampleChoice:
@@ -98,30 +103,15 @@ def choose_num_samples(
         ...     print(row.num_samples, row.drop, row.sampling_rate)
     """
     layers = _sampled_layers(model, strategy)
-    if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
-        raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
-    if not max_drop >= 0:
-        raise ValueError(f"'max_drop' must be at least 0, got {max_drop}")
+    _check_max_drop(max_drop)
     given = None if candidates is None else _checked(candidates)
     if metric is None:
         metric = _val_accuracy
         _check_val_mask(data)
-    if forward is None:
-        forward = _forward
-
-    def score() -> float:
-        return float(metric(forward(model, data), data))
-
+    score = partial(_score, model, data, metric, forward or _forward)
     how = {} if strategy is None else {'strategy': strategy}
     with _evaluating(model, layers):
-        _set(layers, sample='never')
-        with _edges_seen(layers) as seen:
-            full_score = score()
-        if not math.isfinite(full_score):
-            raise ValueError(f"'metric' must return a finite score on all edges, got {full_score}")
-        if not seen:
-            raise ValueError("'model' was run, but none of its sampled layers")
-        rows = [_Rows.of(layer, edge_index) for layer, edge_index in seen]
+        full_score, rows = _full_score(layers, score)
         _set(layers, sample='always', **how)
         table = []
         for num_samples in given or _powers(max(each.largest for each in rows)):
@@ -140,7 +130,32 @@ def choose_num_samples(
     return SampleChoice(chosen, full_score, table)
 
 
-def _set(layers: Iterable[Sampled], **options: Any) -> None:
+def _score(model: Module, data: Data, metric: Metric, forward: Forward) -> float:
+    return float(metric(forward(model, data), data))
+
+
+def _full_score(
+    layers: list[Sampled], score: Callable[[], float]
+) -> tuple[float, list['_Rows']]:
+    """The score without sampling, and the rows of each call of a layer."""
+    _set(layers, sample='never')
+    with _edges_seen(layers) as seen:
+        full_score = score()
+    if not math.isfinite(full_score):
+        raise ValueError(f"'metric' must return a finite score on all edges, got {full_score}")
+    if not seen:
+        raise ValueError("'model' was run, but none of its sampled layers")
+    return full_score, [_Rows.of(layer, edge_index) for layer, edge_index in seen]
+
+
+def _check_max_drop(max_drop: float) -> None:
+    if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
+        raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
+    if not max_drop >= 0:
+        raise ValueError(f"'max_drop' must be at least 0, got {max_drop}")
+
+
+def _set(layers: Iterable[Sampled], **options: object) -> None:
     for layer in layers:
         for name, value in options.items():
             setattr(layer, name, value)
@@ -178,7 +193,7 @@ def _powers(largest: int) -> list[int]:
     return [1 << k for k in range((last - 1).bit_length() + 1)]
 
 
-def _check_val_mask(data: Any) -> None:
+def _check_val_mask(data: Data) -> None:
     mask, y = getattr(data, 'val_mask', None), getattr(data, 'y', None)
     if not isinstance(mask, Tensor) or not isinstance(y, Tensor):
         raise ValueError("'data' must have a val_mask and y, or pass a 'metric'")
@@ -190,12 +205,12 @@ def _check_val_mask(data: Any) -> None:
         raise ValueError("'data.y' must be one class for each node, or pass a 'metric'")
 
 
-def _val_accuracy(out: Tensor, data: Any) -> float:
+def _val_accuracy(out: Tensor, data: Data) -> float:
     mask = data.val_mask
     return (out[mask].argmax(dim=-1) == data.y[mask]).double().mean().item()
 
 
-def _forward(model: Module, data: Any) -> Any:
+def _forward(model: Module, data: Data) -> Tensor:
     return model(data.x, data.edge_index)
 
 
@@ -220,11 +235,11 @@ def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _edges_seen(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Any]]]:
+def _edges_seen(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Adj]]]:
     """Records the edges of each call of a layer."""
-    seen: list[tuple[Sampled, Any]] = []
+    seen: list[tuple[Sampled, Adj]] = []
 
-    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(layer: Sampled, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
         seen.append((layer, given['edge_index']))
 
@@ -243,7 +258,7 @@ class _Rows(NamedTuple):
     num_loops: int  # self-loops, which some layers always keep
 
     @classmethod
-    def of(cls, layer: Sampled, edge_index: Any) -> '_Rows':
+    def of(cls, layer: Sampled, edge_index: Adj) -> '_Rows':
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             edge_index = to_edge_index(edge_index)[0].flip(0)  # Rows are the destinations.
         elif layer.flow == 'target_to_source':

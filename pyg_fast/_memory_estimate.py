@@ -2,12 +2,13 @@
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -99,7 +100,7 @@ def memory_estimate(
     live = step.run(edge_index, paths, active_only)
     seen: set[int] = set()
 
-    def bytes_of(tensors: Iterable[Any]) -> int:
+    def bytes_of(tensors: Iterable[object]) -> int:
         return _storages(tensors, device, seen)
 
     graph = bytes_of(_of_graph(edge_index))
@@ -119,7 +120,7 @@ def memory_estimate(
     )  # fmt: skip
 
 
-def _checked_paths(model: Any, data: Data, x: Any) -> list[ExecutionPath]:
+def _checked_paths(model: object, data: Data, x: object) -> list[ExecutionPath]:
     if not isinstance(model, PathPreparedGNN):
         raise TypeError(f"'model' must be a PathPreparedGNN, got {type(model).__name__}")
     if not isinstance(x, (Tensor, AggregatedInput)):
@@ -141,7 +142,7 @@ def _readable(size: int) -> str:
     return f'{size} B'
 
 
-def _storages(tensors: Iterable[Any], device: torch.device, seen: set[int]) -> int:
+def _storages(tensors: Iterable[object], device: torch.device, seen: set[int]) -> int:
     """The bytes of all storages on a device that were not seen before."""
     total = 0
     for t in tensors:
@@ -156,7 +157,7 @@ def _storages(tensors: Iterable[Any], device: torch.device, seen: set[int]) -> i
     return total
 
 
-def _of_graph(edge_index: Any) -> list[Any]:
+def _of_graph(edge_index: Tensor | None) -> Sequence[object]:
     if not isinstance(edge_index, EdgeIndex):
         return [edge_index]
     if isinstance(edge_index, PreparedGraph):
@@ -168,7 +169,7 @@ def _of_graph(edge_index: Any) -> list[Any]:
     return parts + [t for entry in entries for t in entry.tensors]
 
 
-def _of_path(path: ExecutionPath) -> list[Any]:
+def _of_path(path: ExecutionPath) -> Sequence[object]:
     return [getattr(path, name) for name in path._TENSORS] + [
         t for entry in path._derived.values() for t in entry.tensors
     ]
@@ -274,8 +275,9 @@ class _Live(TorchDispatchMode):
         )  # fmt: skip
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         for leaf in tree_leaves((args, kwargs)):  # made before
             if isinstance(leaf, Tensor):
                 self.known.add(leaf.untyped_storage()._cdata)
@@ -312,7 +314,7 @@ class _Live(TorchDispatchMode):
         self.now -= self.alive.pop(number).size
 
 
-def _scratch(func: Any, args: tuple[Any, ...]) -> int:
+def _scratch(func: OpOverload, args: tuple[Any, ...]) -> int:
     """The memory that a sum on a GPU takes for itself, the only formula here: no op tells it. See
     `spmm_scratch` and `spmm_groups_scratch` in csrc/cuda."""
     grouped = func is torch.ops.pyg_fast.spmm_groups.default

@@ -1,6 +1,7 @@
 """Renumbers nodes, so that neighbours are close to each other in memory."""
 
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -143,7 +144,7 @@ def _check(data: Data) -> None:
     check_edge_index(data.edge_index)
 
 
-def _is_prepared(value: Any) -> bool:
+def _is_prepared(value: object) -> bool:
     """Whether an attribute is an object of this package, or a list of them."""
     package = __name__.split('.')[0]
     parts = value if isinstance(value, (list, tuple)) else ()
@@ -199,14 +200,19 @@ def _id_keys(data: Data) -> list[str]:
     ]
 
 
-def _renumbered(key: str, value: Any, inverse: Tensor) -> Any:
+def _renumbered(key: str, value: object, inverse: Tensor) -> object:
+    """An attribute of node ids, or of anything else despite its name."""
     if isinstance(value, (list, tuple)):
         return type(value)([_renumbered(key, part, inverse) for part in value])
     if isinstance(value, (int, np.integer, np.ndarray)) and np.asarray(value).dtype.kind in 'iu':
-        ids = _renumbered(key, torch.from_numpy(np.asarray(value, dtype=np.int64)), inverse)
+        ids = _renumbered_ids(key, torch.from_numpy(np.asarray(value, dtype=np.int64)), inverse)
         return ids.numpy() if isinstance(value, np.ndarray) else int(ids)
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.dtype.is_floating_point:
-        return value  # not ids, despite the name
+        return value
+    return _renumbered_ids(key, value, inverse)
+
+
+def _renumbered_ids(key: str, value: Tensor, inverse: Tensor) -> Tensor:
     num_nodes = inverse.numel()
     ids = (value.as_tensor() if isinstance(value, (EdgeIndex, Index)) else value).long()
     if ids.numel() > 0 and (ids.min() < 0 or ids.max() >= num_nodes):
@@ -240,7 +246,7 @@ def _by_rcm(rowptr: Tensor, col: Tensor) -> Tensor:
     return torch.from_numpy(perm).to(col.device)
 
 
-def _scipy() -> tuple[Any, Any]:
+def _scipy() -> tuple[ModuleType, Callable[..., np.ndarray]]:
     try:
         from scipy import sparse
         from scipy.sparse.csgraph import reverse_cuthill_mckee
