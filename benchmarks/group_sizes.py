@@ -25,7 +25,7 @@ from benchmarks._harness import log, table
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
 from pyg_fast.transforms import group_sizes
-from pyg_fast.transforms.group_sizes import SIZES, Degrees, regressed_size
+from pyg_fast.transforms.group_sizes import SIZES, Degrees, regression_size
 
 WIDTHS = (16, 64, 128)
 # Probabilities of the quadrants, from no skew to more than Graph500 has.
@@ -201,8 +201,8 @@ def choosers(train_cells: Sequence[Measured]) -> dict[str, Chooser]:
     constant = min(
         SIZES, key=lambda size: geometric_mean(cell.slowdown(size) for cell in train_cells))
     return {
-        'regression, fitted': lambda cell: regressed_size(cell.degrees, cell.width, 'fitted'),
-        'regression, paper': lambda cell: regressed_size(cell.degrees, cell.width, 'paper'),
+        'regression, fitted': lambda cell: regression_size(cell.degrees, cell.width, 'fitted'),
+        'regression, paper': lambda cell: regression_size(cell.degrees, cell.width, 'paper'),
         f'always {constant}': lambda cell: constant,
     }
 

@@ -104,13 +104,13 @@ def choose_num_samples(
     """
     layers = _sampled_layers(model, strategy)
     _check_max_drop(max_drop)
-    given = None if candidates is None else _checked(candidates)
+    given = None if candidates is None else _check_candidates(candidates)
     if metric is None:
         metric = _val_accuracy
         _check_val_mask(data)
     score = partial(_score, model, data, metric, forward or _forward)
     how = {} if strategy is None else {'strategy': strategy}
-    with _evaluating(model, layers):
+    with _evaluation_mode(model, layers):
         full_score, rows = _full_score(layers, score)
         _set(layers, sample='always', **how)
         table = []
@@ -139,7 +139,7 @@ def _full_score(
 ) -> tuple[float, list['_Rows']]:
     """The score without sampling, and the rows of each call of a layer."""
     _set(layers, sample='never')
-    with _edges_seen(layers) as seen:
+    with _record_edges(layers) as seen:
         full_score = score()
     if not math.isfinite(full_score):
         raise ValueError(f"'metric' must return a finite score on all edges, got {full_score}")
@@ -178,7 +178,7 @@ def _sampled_layers(model: Module, strategy: str | None) -> list[Sampled]:
     return sampling
 
 
-def _checked(candidates: Iterable[int]) -> list[int]:
+def _check_candidates(candidates: Iterable[int]) -> list[int]:
     chosen = list(candidates)
     for num_samples in chosen:
         check_sampling(num_samples, 'fastrand')
@@ -215,7 +215,7 @@ def _forward(model: Module, data: Data) -> Tensor:
 
 
 @contextlib.contextmanager
-def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
+def _evaluation_mode(model: Module, layers: list[Sampled]) -> Iterator[None]:
     """Evaluation mode, without gradients; restores the model afterwards."""
     training = [(module, module.training) for module in model.modules()]
     before = [
@@ -235,7 +235,7 @@ def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _edges_seen(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Adj]]]:
+def _record_edges(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Adj]]]:
     """Records the edges of each call of a layer."""
     seen: list[tuple[Sampled, Adj]] = []
 

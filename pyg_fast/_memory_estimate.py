@@ -53,7 +53,7 @@ class MemoryEstimate(NamedTuple):
 
     def __repr__(self) -> str:
         rows = [*self._rows(), ('total', self.total)]
-        lines = [f'  {name:<16}{_readable(size):>12}' for name, size in rows]
+        lines = [f'  {name:<16}{_format_bytes(size):>12}' for name, size in rows]
         return '\n'.join([f'{type(self).__name__}(most in {self.moment}', *lines, ')'])
 
 
@@ -93,7 +93,7 @@ def memory_estimate(
             call.
     """
     x = data.get('x') if x is None else x
-    paths = _checked_paths(model, data, x)
+    paths = _check_arguments(model, data, x)
     device, edge_index = paths[0].device, data.get('edge_index')
     step = _FakeStep(model, x, device)
     step.run(edge_index, paths, active_only)  # Makes what graph and paths keep.
@@ -101,7 +101,7 @@ def memory_estimate(
     seen: set[int] = set()
 
     def bytes_of(tensors: Iterable[object]) -> int:
-        return _storages(tensors, device, seen)
+        return _count_bytes(tensors, device, seen)
 
     graph = bytes_of(_of_graph(edge_index))
     of_paths = bytes_of(t for path in paths for t in _of_path(path))
@@ -120,7 +120,7 @@ def memory_estimate(
     )  # fmt: skip
 
 
-def _checked_paths(model: object, data: Data, x: object) -> list[ExecutionPath]:
+def _check_arguments(model: object, data: Data, x: object) -> list[ExecutionPath]:
     if not isinstance(model, PathPreparedGNN):
         raise TypeError(f"'model' must be a PathPreparedGNN, got {type(model).__name__}")
     if not isinstance(x, (Tensor, AggregatedInput)):
@@ -135,14 +135,14 @@ def _checked_paths(model: object, data: Data, x: object) -> list[ExecutionPath]:
     return list(paths)
 
 
-def _readable(size: int) -> str:
+def _format_bytes(size: int) -> str:
     for unit, name in ((2**30, 'GiB'), (2**20, 'MiB'), (2**10, 'KiB')):
         if size >= unit:
             return f'{size / unit:.2f} {name}'
     return f'{size} B'
 
 
-def _storages(tensors: Iterable[object], device: torch.device, seen: set[int]) -> int:
+def _count_bytes(tensors: Iterable[object], device: torch.device, seen: set[int]) -> int:
     """The bytes of all storages on a device that were not seen before."""
     total = 0
     for t in tensors:
@@ -213,7 +213,7 @@ class _FakeStep:
         live, last = _Live(self.device), paths[-1]
         with self.fakes:
             target = torch.empty(last.num_dst, dtype=torch.long, device=self.device)
-        self.model._hidden = _watched(self.model, live)  # type: ignore[method-assign]
+        self.model._hidden = _watch_layers(self.model, live)  # type: ignore[method-assign]
         gpus = [self.device] if self.device.type == 'cuda' else []
         with (
             torch.random.fork_rng(gpus), torch.inference_mode(False), torch.enable_grad(),
@@ -228,7 +228,7 @@ class _FakeStep:
         return live
 
 
-def _watched(model: PathPreparedGNN, live: '_Live') -> Callable[..., tuple[Tensor, Rows]]:
+def _watch_layers(model: PathPreparedGNN, live: '_Live') -> Callable[..., tuple[Tensor, Rows]]:
     """The model's hidden layers, telling which one runs, forward or backward."""
     hidden = type(model)._hidden
 

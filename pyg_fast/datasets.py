@@ -191,11 +191,11 @@ class PlantedGraph(InMemoryDataset):
         if isinstance(size, DirectedSize):
             masks = _few_masks(size, generator)  # first, while there is room for a permutation
             edge_index = _plant_directed(size, index_dtype, generator)
-            y, x = _labelled(size, num_classes, num_channels, signal, astray, dtype, generator)
+            y, x = _draw_nodes(size, num_classes, num_channels, signal, astray, dtype, generator)
         else:
             rowptr, col, community = _plant(size, generator)  # first, as in planted_structure
             edge_index = _edge_index(rowptr, col).to(index_dtype)
-            y = _with_strays(community % num_classes, num_classes, astray, generator)
+            y = _draw_strays(community % num_classes, num_classes, astray, generator)
             centroids = _centroids(num_classes, num_channels, signal, generator)
             x = _normal(size.num_nodes, num_channels, generator).add_(centroids[y]).to(dtype)
             masks = _masks(size.num_nodes, generator)
@@ -380,7 +380,7 @@ def _centroids(
     return centroids.mul_(signal / centroids.norm(dim=1, keepdim=True))
 
 
-def _with_strays(
+def _draw_strays(
     y: Tensor, num_classes: int, astray: float, generator: torch.Generator
 ) -> Tensor:
     """Labels of which a share is drawn anew."""
@@ -426,7 +426,7 @@ def _plant(size: PlantedSize, generator: torch.Generator) -> tuple[Tensor, Tenso
         (shuffle,), community)
 
 
-def _labelled(
+def _draw_nodes(
     size: DirectedSize, num_classes: int, num_channels: int, signal: float, astray: float,
     dtype: torch.dtype, generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
@@ -440,7 +440,7 @@ def _labelled(
         count = label.numel()
         node = torch.arange(start, start + count, device=device)
         planted = node % size.num_communities % num_classes
-        label.copy_(_with_strays(planted, num_classes, astray, generator))
+        label.copy_(_draw_strays(planted, num_classes, astray, generator))
         rows.normal_(generator=generator).add_(centroids[label])
     return y, x
 

@@ -133,15 +133,15 @@ class GroupSizes(BaseTransform):
                 continue
             edge_index = store['edge_index']
             graph = graph_of(edge_index, *edge_index.sparse_size(), values=False)
-            size, t_size = self._chosen(graph)
+            size, t_size = self._choose(graph)
             set_group_sizes(edge_index, size, t_size, self.atomic)
             store['group_sizes'] = ChosenSize(size, t_size, self.width, self.strategy)
         for path in data.get('execution_paths', []) if isinstance(data, Data) else []:
             if not path.is_whole:
-                path.set_group_sizes(*self._chosen(path.graph))
+                path.set_group_sizes(*self._choose(path.graph))
         return data
 
-    def _chosen(self, graph: Graph) -> tuple[int | None, int | None]:
+    def _choose(self, graph: Graph) -> tuple[int | None, int | None]:
         """The sizes of a graph and of its transpose."""
         size, t_size = (
             choose_group_size(
@@ -187,14 +187,14 @@ def choose_group_size(
     _check(strategy, width, coefficients)
     if strategy != 'measured':
         coefficients = 'fitted' if strategy == 'learned' else coefficients
-        return regressed_size(Degrees.of(rowptr), width, coefficients)
+        return regression_size(Degrees.of(rowptr), width, coefficients)
     if col is None:
         raise ValueError(f"'col' is required for strategy={strategy!r}")
     num_dst = rowptr.size(0) - 1
-    return _measured_size(Graph(rowptr, col, None, None, None, None, num_cols, num_dst), width)
+    return _measure_size(Graph(rowptr, col, None, None, None, None, num_cols, num_dst), width)
 
 
-def regressed_size(degrees: Degrees, width: int, coefficients: str | None = None) -> int:
+def regression_size(degrees: Degrees, width: int, coefficients: str | None = None) -> int:
     """What :obj:`"regression"` chooses."""
     if coefficients == 'paper':
         undirected = degrees.num_edges / 2
@@ -212,7 +212,7 @@ _AHEAD = 1_000_000  # cycles for which the GPU waits, so that launches are hidde
 _remembered: dict[tuple[Degrees, int, int, str], int | None] = {}
 
 
-def _measured_size(graph: Graph, width: int) -> int | None:
+def _measure_size(graph: Graph, width: int) -> int | None:
     if not graph.rowptr.is_cuda:
         return None
     degrees = Degrees.of(graph.rowptr)

@@ -17,7 +17,7 @@ from torch_geometric.typing import SparseTensor
 from ..ops._edges import check_edge_index
 from ..ops.rabbit_order import rabbit_order
 from ..ops.to_csr import to_csr
-from .to_csr import ToCSR, is_edge_attr, permuted
+from .to_csr import ToCSR, is_edge_attr, permute
 
 _OURS = ('perm_index', 'inverse_index')
 # Attributes of a batch for which the node order matters.
@@ -110,9 +110,9 @@ class Reorder(BaseTransform):
         # Classify all attributes before any of them changes.
         before, dims, ids = _perm_before(data), _node_dims(data), _id_keys(data)
         for key, dim in dims.items():
-            data[key] = permuted(data[key], perm, dim)
+            data[key] = permute(data[key], perm, dim)
         for key in ids:
-            data[key] = _renumbered(key, data[key], inverse)
+            data[key] = _renumber(key, data[key], inverse)
         if isinstance(edge_index, EdgeIndex):
             data = ToCSR()(data)
         data.perm_index = perm if before is None else before.to(perm.device)[perm]
@@ -200,19 +200,19 @@ def _id_keys(data: Data) -> list[str]:
     ]
 
 
-def _renumbered(key: str, value: object, inverse: Tensor) -> object:
+def _renumber(key: str, value: object, inverse: Tensor) -> object:
     """An attribute of node ids, or of anything else despite its name."""
     if isinstance(value, (list, tuple)):
-        return type(value)([_renumbered(key, part, inverse) for part in value])
+        return type(value)([_renumber(key, part, inverse) for part in value])
     if isinstance(value, (int, np.integer, np.ndarray)) and np.asarray(value).dtype.kind in 'iu':
-        ids = _renumbered_ids(key, torch.from_numpy(np.asarray(value, dtype=np.int64)), inverse)
+        ids = _renumber_ids(key, torch.from_numpy(np.asarray(value, dtype=np.int64)), inverse)
         return ids.numpy() if isinstance(value, np.ndarray) else int(ids)
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.dtype.is_floating_point:
         return value
-    return _renumbered_ids(key, value, inverse)
+    return _renumber_ids(key, value, inverse)
 
 
-def _renumbered_ids(key: str, value: Tensor, inverse: Tensor) -> Tensor:
+def _renumber_ids(key: str, value: Tensor, inverse: Tensor) -> Tensor:
     num_nodes = inverse.numel()
     ids = (value.as_tensor() if isinstance(value, (EdgeIndex, Index)) else value).long()
     if ids.numel() > 0 and (ids.min() < 0 or ids.max() >= num_nodes):

@@ -112,7 +112,7 @@ class ToCSR(BaseTransform):
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         stores = [store for store in data.edge_stores if 'edge_index' in store]
         for store in stores:
-            _named(store, check_edge_index, store['edge_index'])
+            _call_on(store, check_edge_index, store['edge_index'])
         num_nodes = _node_counts(data, stores)
         for store in stores:
             key = store._key or (None, None)
@@ -131,7 +131,7 @@ class ToCSR(BaseTransform):
         return f'{type(self).__name__}({"" if self.keep_edge_index else "keep_edge_index=False"})'
 
 
-def _named(store: EdgeStorage, func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def _call_on(store: EdgeStorage, func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a function; adds the name of the store to its errors."""
     try:
         return func(*args, **kwargs)
@@ -189,7 +189,7 @@ def _sort_structure(
         metadata = _cat_metadata(data, store._key, held[0], size)
     store['edge_index'] = held[0].new_empty(2, 0)  # So that its memory can be freed.
     try:
-        graph = _named(store, prepare_graph, held, size)
+        graph = _call_on(store, prepare_graph, held, size)
     except Exception:
         del store['edge_index']
         if held:
@@ -217,7 +217,7 @@ def _sort_all(
     data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int], dims: dict[str, int]
 ) -> None:
     edge_index = store['edge_index']
-    out, perm = _named(store, prepare_edge_index, edge_index, size)
+    out, perm = _call_on(store, prepare_edge_index, edge_index, size)
     if isinstance(edge_index, EdgeIndex):
         # Caches are compared: `EdgeIndex.sort_by` and edits in place leave wrong ones.
         if _equal(edge_index, out):
@@ -228,7 +228,7 @@ def _sort_all(
         out._cat_metadata = _cat_metadata(data, store._key, out, size)
     store['edge_index'] = out
     for key, dim in dims.items():
-        store[key] = permuted(store[key], perm, dim)
+        store[key] = permute(store[key], perm, dim)
     if isinstance(data, RootedSubgraphData):
         position = torch.empty_like(perm)
         position[perm] = torch.arange(perm.numel(), device=perm.device)
@@ -247,7 +247,7 @@ def is_edge_attr(store: EdgeStorage, key: str) -> bool:
     return store.is_edge_attr(key)
 
 
-def permuted(value: Attribute, perm: Tensor, dim: int) -> Attribute:
+def permute(value: Attribute, perm: Tensor, dim: int) -> Attribute:
     """An attribute with its entries along a dimension in another order."""
     if isinstance(value, Tensor):
         perm = perm.to(value.device)

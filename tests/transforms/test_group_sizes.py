@@ -16,7 +16,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from pyg_fast.graph import graph_of, prepare_edge_index
 from pyg_fast.nn import PathPreparedGCNConv
 from pyg_fast.transforms import GroupSizes, ToCSR, choose_group_size, group_sizes
-from pyg_fast.transforms.group_sizes import SIZES, ChosenSize, Degrees, regressed_size
+from pyg_fast.transforms.group_sizes import SIZES, ChosenSize, Degrees, regression_size
 
 N, E = 60, 900
 
@@ -54,24 +54,24 @@ def test_degrees(device: torch.device) -> None:
     (Degrees(10, 0, 0, 0), 1),
 ])  # fmt: skip
 def test_formula_of_the_paper(degrees: Degrees, size: int) -> None:
-    assert regressed_size(degrees, 64, 'paper') == regressed_size(degrees, 16, 'paper') == size
+    assert regression_size(degrees, 64, 'paper') == regression_size(degrees, 16, 'paper') == size
 
 
 def test_fitted_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_sizes, '_FITTED', (0.5, 0.1, 0.3, 0.2, -0.1, 0.25))
     degrees = Degrees(1023, 1023 * 15, 255, 1023 * 15 * 63)
     # log2: 0.5 + 0.1 * 10 + 0.3 * 4 + 0.2 * 8 - 0.1 * 6 + 0.25 * log2(width)
-    assert regressed_size(degrees, 64) == round(2**5.2)
-    assert regressed_size(degrees, 16, 'fitted') == round(2**4.7)
-    assert regressed_size(degrees._replace(largest=3), 64) == 3
-    assert regressed_size(degrees, 64, 'paper') != regressed_size(degrees, 64)
+    assert regression_size(degrees, 64) == round(2**5.2)
+    assert regression_size(degrees, 16, 'fitted') == round(2**4.7)
+    assert regression_size(degrees._replace(largest=3), 64) == 3
+    assert regression_size(degrees, 64, 'paper') != regression_size(degrees, 64)
 
 
 def test_learned_is_the_fitted_regression() -> None:
     for edge_index in (homogeneous().edge_index, torch.randint(5000, (2, 200_000))):
         graph = graph_of(edge_index, 5000, 5000)
         for width in (16, 128):
-            size = regressed_size(Degrees.of(graph.rowptr), width, 'fitted')
+            size = regression_size(Degrees.of(graph.rowptr), width, 'fitted')
             for coefficients in (None, 'paper'):
                 assert size == choose_group_size(
                     graph.rowptr, 5000, width, 'learned', coefficients=coefficients
@@ -88,7 +88,7 @@ def test_choices_beside_the_times_recorded() -> None:
         degrees = Degrees(**graph['degrees'])
         for width, ms in graph['ms'].items():
             sizes, times = zip(*((int(k), t) for k, t in ms.items() if k != 'none'), strict=True)
-            size = regressed_size(degrees, int(width))
+            size = regression_size(degrees, int(width))
             size = sizes[-1] if size >= degrees.largest else size  # No row is cut.
             logs.append(np.interp(np.log(size), np.log(sizes), np.log(times)) - np.log(min(times)))
     assert len(logs) == 276
