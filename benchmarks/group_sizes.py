@@ -1,11 +1,10 @@
-"""Group sizes: the times of all sizes, and the models that choose a size for a graph.
+"""Group sizes: the times of all sizes, and the regression that chooses a size for a graph.
 
     python -m benchmarks group_sizes --measure benchmarks/results/group-sizes-nvidia-h200.json
     python -m benchmarks group_sizes --fit benchmarks/results/group-sizes-nvidia-h200.json
 The first command needs a GPU: it times sums over many graphs with each size. The second fits the
-regression and trains the classifier on three quarters of the graphs, writes the weights that
-pyg_fast.transforms.GroupSizes reads, and reports on the other graphs in a .md file beside the
-measurements.
+regression to three quarters of the graphs, prints its weights, which pyg_fast.transforms.GroupSizes
+holds, and reports on the other graphs in a .md file beside the measurements.
 """
 import argparse
 import json
@@ -20,15 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
 
 from benchmarks import _graphs, _harness
 from benchmarks._harness import log, table
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.transforms import group_size_net, group_sizes
-from pyg_fast.transforms.group_size_net import GroupSizeNet, as_data, sample_of
-from pyg_fast.transforms.group_sizes import SIZES, Degrees, clamped, regressed_size
+from pyg_fast.transforms import group_sizes
+from pyg_fast.transforms.group_sizes import SIZES, Degrees, regression_size
 
 WIDTHS = (16, 64, 128)
 # Probabilities of the quadrants, from no skew to more than Graph500 has.
@@ -97,16 +94,13 @@ def graphs(device: torch.device, quick: bool) -> Iterator[tuple[str, str, Graph]
 
 
 class Measured(NamedTuple):
-    """A graph at one width: milliseconds by group size (``'none'``: rows), and the input
-    of the classifier.
-    """
+    """A graph at one width: milliseconds by group size (``'none'``: rows)."""
 
     name: str
     base: str
     width: int
     degrees: Degrees
     times: dict[str, float]
-    data: Data
 
     @property
     def by_size(self) -> tuple[list[float], list[float]]:
@@ -146,11 +140,9 @@ def measure(file: Path, device: torch.device, quick: bool) -> None:
     start, cells = time.perf_counter(), []
     for name, base, graph in graphs(device, quick):
         degrees = Degrees.of(graph.rowptr)
-        data = sample_of(graph.rowptr, graph.col, graph.num_src, 1)
         by_width = {width: group_sizes.measure_group_sizes(graph, width) for width in WIDTHS}
         cells.append({
             'name': name, 'base': base, 'degrees': degrees._asdict(),
-            'sample': sample_as_lists(data),
             'ms': {str(width): {str(size or NONE): ms for size, ms in times.items()}
                    for width, times in by_width.items()},
         })
@@ -163,22 +155,13 @@ def measure(file: Path, device: torch.device, quick: bool) -> None:
     log(f'{len(cells)} graphs in {seconds:.0f} s: {file}')
 
 
-def sample_as_lists(data: Data) -> dict[str, list]:
-    edges = data.edge_index[:, : data.edge_index.size(1) // 2]
-    return {'degrees': data.node_degrees.tolist(), 'edges': edges.tolist()}
-
-
 def read(file: Path) -> tuple[dict[str, Any], list[Measured]]:
     report = json.loads(file.read_text())
     cells = []
     for graph in report['graphs']:
         degrees = Degrees(**graph['degrees'])
         for width, times in graph['ms'].items():
-            sample = (torch.tensor(graph['sample'][key], dtype=torch.long)
-                      for key in ('degrees', 'edges'))
-            data = as_data(*sample, degrees, int(width))
-            name = graph['name'], graph['base']
-            cells.append(Measured(*name, int(width), degrees, times, data))
+            cells.append(Measured(graph['name'], graph['base'], int(width), degrees, times))
     return report, cells
 
 
@@ -211,58 +194,15 @@ def fit_regression(cells: Sequence[Measured], steps: int = 2000) -> list[float]:
     return [float(f'{w:.6g}') for w in weights.detach()]
 
 
-def train(
-    cells: Sequence[Measured], weights: Sequence[float], epochs: int, seed: int = 0,
-) -> GroupSizeNet:
-    """The classifier that loses the least time. Training starts from the weights of the regression
-    and returns the epoch with the least loss on graphs that it does not train on."""
-    torch.manual_seed(seed)
-    net = GroupSizeNet(SIZES)
-    net.start_from(weights)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.005, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.005, total_steps=epochs)
-    parts = [[cell for cell in cells if (cell.share == 2) == alone] for alone in (False, True)]
-    if not all(parts):
-        parts = [list(cells)] * 2
-    (batch, lost), (other, other_lost) = (
-        (Batch.from_data_list([cell.data for cell in part]),
-         torch.tensor([[math.log2(cell.slowdown(size)) for size in SIZES] for cell in part]))
-        for part in parts)
-    near = torch.softmax(-20 * lost, dim=1)  # all sizes that are as good as the best
-    least, best = math.inf, net.state_dict()
-    for epoch in range(epochs):
-        optimizer.zero_grad()
-        scores = net.train()(batch)
-        loss = (scores.softmax(1) * lost).sum(1).mean()
-        loss = loss + 0.1 * torch.nn.functional.cross_entropy(scores, near)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        with torch.no_grad():
-            loses = float((net.eval()(other).softmax(1) * other_lost).sum(1).mean())
-        if loses < least:
-            least, best = loses, {k: v.clone() for k, v in net.state_dict().items()}
-        if epoch % 50 == 49:
-            log(f'epoch {epoch + 1}: loss {float(loss.detach()):.4f}, unseen {loses:.4f}')
-    net.load_state_dict(best)
-    return net.eval()
-
-
 Chooser = Callable[[Measured], int]
 
 
-def choosers(train_cells: Sequence[Measured], net: GroupSizeNet) -> dict[str, Chooser]:
+def choosers(train_cells: Sequence[Measured]) -> dict[str, Chooser]:
     constant = min(
         SIZES, key=lambda size: geometric_mean(cell.slowdown(size) for cell in train_cells))
-
-    @torch.no_grad()
-    def learned(cell: Measured) -> int:
-        return clamped(net.sizes[int(net(cell.data).argmax())], cell.degrees)
-
     return {
-        'learned': learned,
-        'regression, fitted': lambda cell: regressed_size(cell.degrees, cell.width, 'fitted'),
-        'regression, paper': lambda cell: regressed_size(cell.degrees, cell.width, 'paper'),
+        'regression, fitted': lambda cell: regression_size(cell.degrees, cell.width, 'fitted'),
+        'regression, paper': lambda cell: regression_size(cell.degrees, cell.width, 'paper'),
         f'always {constant}': lambda cell: constant,
     }
 
@@ -298,28 +238,21 @@ def report_lines(
             for cell, best, worst in extremes[:20]])]
 
 
-def fit(file: Path, target: Path, epochs: int) -> None:
-    """Fits on most graphs, writes the weights of the package, and reports on the other graphs."""
+def fit(file: Path) -> list[float]:
+    """Fits the regression to most graphs, and reports on the other graphs."""
     report, cells = read(file)
     fitted_on = [cell for cell in cells if not cell.is_held_out]
     held_out = [cell for cell in cells if cell.is_held_out]
     if not fitted_on or not held_out:
         raise SystemExit(f'--fit: {file} has too few graphs to hold some out')
     weights = fit_regression(fitted_on)
-    fitted = {
-        'device': report['environment']['device'],
-        'measured': file.name,
-        'regression': {'weights': weights},
-        'classifier': group_size_net.save(train(fitted_on, weights, epochs)),
-    }
-    target.write_text(json.dumps(fitted) + '\n')
-    group_sizes.FITTED = target
-    group_sizes._file.cache_clear()
-    net = group_size_net.load(fitted['classifier'])
-    lines = report_lines(report, held_out, cells, choosers(fitted_on, net))
+    # For the report; the package gets them by hand.
+    group_sizes._FITTED = tuple(weights)
+    lines = report_lines(report, held_out, cells, choosers(fitted_on))
     file.with_suffix('.md').write_text('\n'.join(lines) + '\n')
     print('\n'.join(lines))
-    log(f"written: {target}, {file.with_suffix('.md')}")
+    log(f"weights: {weights}, written: {file.with_suffix('.md')}")
+    return weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -330,14 +263,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     task.add_argument('--fit', type=Path, metavar='FILE', help='read, fit and report')
     parser.add_argument('--device', default='cuda', help='of --measure')
     parser.add_argument('--quick', action='store_true', help='few graphs, to see that it runs')
-    parser.add_argument('--weights', type=Path, default=group_sizes.FITTED, metavar='FILE',
-                        help='what --fit writes')
-    parser.add_argument('--epochs', type=int, default=400, help='of the classifier')
     args = parser.parse_args(argv)
     if args.measure:
         measure(args.measure, torch.device(args.device), args.quick)
     else:
-        fit(args.fit, args.weights, args.epochs)
+        fit(args.fit)
 
 
 if __name__ == '__main__':

@@ -195,10 +195,10 @@ def run_groups(bench: Bench, graph: Graph, share: float = 0.1) -> None:
     """All group sizes on the path of the last layer; a note tells what each strategy chooses."""
     case = Aggregation(Problem(graph, share), HIDDEN[0])
     t = case.path.graph.t()
-    choose = functools.partial(choose_group_size, t.rowptr, t.num_src, HIDDEN[0], col=t.col)
+    choose = functools.partial(choose_group_size, t.rowptr, t.num_src, HIDDEN[0])
     choices = {
         'always 32': 32, 'regression of the paper': choose(coefficients='paper'),
-        'regression, fitted': choose(), 'learned': choose(strategy='learned')}
+        'regression, fitted': choose()}
     sizes = dict.fromkeys([0, *((32,) if bench.quick else SIZES), *filter(None, choices.values())])
     results = bench.measure(
         f'Group sizes, {share:.0%} training', graph.name, HIDDEN[0], [

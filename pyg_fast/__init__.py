@@ -5,7 +5,6 @@ __version__ = '0.2.0'
 import logging as _logging
 
 from . import datasets, graph, loader, nn, ops, transforms
-from . import formats as formats  # deprecated
 from . import papers as papers
 from ._accelerate import accelerate, accelerate_report, restore
 from ._capture import CapturedStep, capture

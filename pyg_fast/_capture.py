@@ -1,7 +1,6 @@
 """A training step as one CUDA graph."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch_geometric.data import Data
 
 from .graph.small_graphs import small_graphs
 
-Forward = Callable[[Module, Any], Tensor]
+Forward = Callable[[Module, Data], Tensor]
 _WARMUP = 3
 
 
@@ -105,8 +104,8 @@ class CapturedStep:
         self._index: Tensor | None = None
         self._side: torch.cuda.Stream | None = None
         self._num_calls = 0
-        self._held: list[Any] = []
-        self._state: list[Any] = []
+        self._held: list[object] = []
+        self._state: list[object] = []
 
     def __call__(self) -> Tensor:
         """Trains once.
@@ -193,7 +192,7 @@ class CapturedStep:
         self._num_calls += 1
         return loss
 
-    def _current(self) -> tuple[list[Any], list[Any]]:
+    def _current(self) -> tuple[list[object], list[object]]:
         """The objects whose memory the graph reads, and what is fixed at the capture."""
         model, groups = self.model, self.optimizer.param_groups
         options = [(k, v) for group in groups for k, v in group.items() if k != 'params']

@@ -3,19 +3,23 @@
 import contextlib
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch_geometric.data import Data
+from torch_geometric.typing import Adj
 from torch_geometric.utils import to_edge_index
 
 from .ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from .papers.sampling import SampledGCNConv, SampledSAGEConv
 
-Sampled = SampledGCNConv | SampledSAGEConv
+Sampled: TypeAlias = SampledGCNConv | SampledSAGEConv
+Metric: TypeAlias = Callable[[Tensor, Data], float]
+Forward: TypeAlias = Callable[[Module, Data], Tensor]
 # Attributes of a layer that an evaluation changes.
 _CHANGED = ('num_samples', 'strategy', 'sample', '_cached_norm', '_cached_edges')
 _ROUNDING = 1e-9  # Tolerance: 0.81 - 0.8 is slightly above 0.01.
@@ -29,12 +33,6 @@ class SampleRow(NamedTuple):
     drop: float  # loss of score, compared with no sampling
     sampling_rate: float  # share of the edges that are read
 
-    @property
-    def loss(self) -> float:
-        """Deprecated: :obj:`drop`."""
-        warnings.warn('SampleRow.loss is now SampleRow.drop', DeprecationWarning, stacklevel=2)
-        return self.drop
-
 
 class SampleChoice(NamedTuple):
     """What :func:`choose_num_samples` returns."""
@@ -46,15 +44,14 @@ class SampleChoice(NamedTuple):
 
 def choose_num_samples(
     model: Module,
-    data: Any,
+    data: Data,
     max_drop: float = 0.01,
     *,
     candidates: Iterable[int] | None = None,
-    metric: Callable[[Any, Any], float] | None = None,
-    forward: Callable[[Module, Any], Any] | None = None,
+    metric: Metric | None = None,
+    forward: Forward | None = None,
     strategy: str | None = None,
     apply: bool = True,
-    max_loss: float | None = None,
 ) -> SampleChoice:
     r"""Chooses how many edges :math:`S` of each node the sampled layers of a trained model read:
     the smallest :math:`S` whose validation score, and that of every larger candidate, stays within
@@ -83,7 +80,6 @@ def choose_num_samples(
         strategy (str, optional): The strategy, in place of the layers' own.
             (default: :obj:`None`)
         apply (bool): Whether to set the layers to the result. (default: :obj:`True`)
-        max_loss (float, optional): Deprecated name of :obj:`max_drop`. (default: :obj:`None`)
 
     Returns:
         SampleChoice: :obj:`num_samples`, or :obj:`None` if no candidate is good enough;
@@ -106,34 +102,16 @@ def choose_num_samples(
         >>> for row in choice.table:
         ...     print(row.num_samples, row.drop, row.sampling_rate)
     """
-    if max_loss is not None:
-        warnings.warn("'max_loss' is now 'max_drop'", DeprecationWarning, stacklevel=2)
-        max_drop = max_loss
     layers = _sampled_layers(model, strategy)
-    if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
-        raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
-    if not max_drop >= 0:
-        raise ValueError(f"'max_drop' must be at least 0, got {max_drop}")
-    given = None if candidates is None else _checked(candidates)
+    _check_max_drop(max_drop)
+    given = None if candidates is None else _check_candidates(candidates)
     if metric is None:
         metric = _val_accuracy
         _check_val_mask(data)
-    if forward is None:
-        forward = _forward
-
-    def score() -> float:
-        return float(metric(forward(model, data), data))
-
+    score = partial(_score, model, data, metric, forward or _forward)
     how = {} if strategy is None else {'strategy': strategy}
-    with _evaluating(model, layers):
-        _set(layers, sample='never')
-        with _edges_seen(layers) as seen:
-            full_score = score()
-        if not math.isfinite(full_score):
-            raise ValueError(f"'metric' must return a finite score on all edges, got {full_score}")
-        if not seen:
-            raise ValueError("'model' was run, but none of its sampled layers")
-        rows = [_Rows.of(layer, edge_index) for layer, edge_index in seen]
+    with _evaluation_mode(model, layers):
+        full_score, rows = _full_score(layers, score)
         _set(layers, sample='always', **how)
         table = []
         for num_samples in given or _powers(max(each.largest for each in rows)):
@@ -152,7 +130,32 @@ def choose_num_samples(
     return SampleChoice(chosen, full_score, table)
 
 
-def _set(layers: Iterable[Sampled], **options: Any) -> None:
+def _score(model: Module, data: Data, metric: Metric, forward: Forward) -> float:
+    return float(metric(forward(model, data), data))
+
+
+def _full_score(
+    layers: list[Sampled], score: Callable[[], float]
+) -> tuple[float, list['_Rows']]:
+    """The score without sampling, and the rows of each call of a layer."""
+    _set(layers, sample='never')
+    with _record_edges(layers) as seen:
+        full_score = score()
+    if not math.isfinite(full_score):
+        raise ValueError(f"'metric' must return a finite score on all edges, got {full_score}")
+    if not seen:
+        raise ValueError("'model' was run, but none of its sampled layers")
+    return full_score, [_Rows.of(layer, edge_index) for layer, edge_index in seen]
+
+
+def _check_max_drop(max_drop: float) -> None:
+    if isinstance(max_drop, bool) or not isinstance(max_drop, int | float):
+        raise TypeError(f"'max_drop' must be a number, got {type(max_drop).__name__}")
+    if not max_drop >= 0:
+        raise ValueError(f"'max_drop' must be at least 0, got {max_drop}")
+
+
+def _set(layers: Iterable[Sampled], **options: object) -> None:
     for layer in layers:
         for name, value in options.items():
             setattr(layer, name, value)
@@ -175,7 +178,7 @@ def _sampled_layers(model: Module, strategy: str | None) -> list[Sampled]:
     return sampling
 
 
-def _checked(candidates: Iterable[int]) -> list[int]:
+def _check_candidates(candidates: Iterable[int]) -> list[int]:
     chosen = list(candidates)
     for num_samples in chosen:
         check_sampling(num_samples, 'fastrand')
@@ -190,7 +193,7 @@ def _powers(largest: int) -> list[int]:
     return [1 << k for k in range((last - 1).bit_length() + 1)]
 
 
-def _check_val_mask(data: Any) -> None:
+def _check_val_mask(data: Data) -> None:
     mask, y = getattr(data, 'val_mask', None), getattr(data, 'y', None)
     if not isinstance(mask, Tensor) or not isinstance(y, Tensor):
         raise ValueError("'data' must have a val_mask and y, or pass a 'metric'")
@@ -202,17 +205,17 @@ def _check_val_mask(data: Any) -> None:
         raise ValueError("'data.y' must be one class for each node, or pass a 'metric'")
 
 
-def _val_accuracy(out: Tensor, data: Any) -> float:
+def _val_accuracy(out: Tensor, data: Data) -> float:
     mask = data.val_mask
     return (out[mask].argmax(dim=-1) == data.y[mask]).double().mean().item()
 
 
-def _forward(model: Module, data: Any) -> Any:
+def _forward(model: Module, data: Data) -> Tensor:
     return model(data.x, data.edge_index)
 
 
 @contextlib.contextmanager
-def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
+def _evaluation_mode(model: Module, layers: list[Sampled]) -> Iterator[None]:
     """Evaluation mode, without gradients; restores the model afterwards."""
     training = [(module, module.training) for module in model.modules()]
     before = [
@@ -232,11 +235,11 @@ def _evaluating(model: Module, layers: list[Sampled]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _edges_seen(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Any]]]:
+def _record_edges(layers: list[Sampled]) -> Iterator[list[tuple[Sampled, Adj]]]:
     """Records the edges of each call of a layer."""
-    seen: list[tuple[Sampled, Any]] = []
+    seen: list[tuple[Sampled, Adj]] = []
 
-    def note(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(layer: Sampled, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         given = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
         seen.append((layer, given['edge_index']))
 
@@ -255,7 +258,7 @@ class _Rows(NamedTuple):
     num_loops: int  # self-loops, which some layers always keep
 
     @classmethod
-    def of(cls, layer: Sampled, edge_index: Any) -> '_Rows':
+    def of(cls, layer: Sampled, edge_index: Adj) -> '_Rows':
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             edge_index = to_edge_index(edge_index)[0].flip(0)  # Rows are the destinations.
         elif layer.flow == 'target_to_source':

@@ -1,21 +1,25 @@
 """What a training step will need, by part, before it runs."""
 
-from collections.abc import Iterable
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from .graph._cache import cache_of
 from .graph.prepared_graph import PreparedGraph
-from .graph.structure import Graph
-from .nn._aggregated import TILE, AggregatedInput
+from .nn import AggregatedInput
 from .ops._numbers import acc_dtype
-from .ops.linear_product import aggregates_first
-from .ops.row_blocks import tile_width
-from .ops.streamed_linear import rows_of_block
+from .ops.path import Rows
 from .papers.paths import ExecutionPath, PathPreparedGNN
 
 
@@ -48,7 +52,7 @@ class MemoryEstimate(NamedTuple):
 
     def __repr__(self) -> str:
         rows = [*self._rows(), ('total', self.total)]
-        lines = [f'  {name:<16}{_readable(size):>12}' for name, size in rows]
+        lines = [f'  {name:<16}{_format_bytes(size):>12}' for name, size in rows]
         return '\n'.join([f'{type(self).__name__}(most in {self.moment}', *lines, ')'])
 
 
@@ -63,9 +67,10 @@ def memory_estimate(
     r"""Estimates the device memory of one training step of a model on execution paths: forward,
     cross entropy on the training nodes, backward and the step of an optimizer.
 
-    It reads sizes, counts and degrees, and makes nothing of the size of the features. Sizes are
-    those of a GPU's allocator up to rounding; what libraries take for themselves, such as cuBLAS'
-    workspace, is not included.
+    It runs the step on tensors without data, and counts their bytes: nothing of the size of the
+    features is made. What the first step would compute for the graph and its paths, and keep with
+    them, is computed and kept. Sizes are those of a GPU's allocator up to rounding; what libraries
+    take for themselves, such as cuBLAS' workspace, is not included.
 
     Args:
         model (PathPreparedGNN): The model, with the options of the step (:obj:`checkpoint`,
@@ -83,11 +88,40 @@ def memory_estimate(
 
     Raises:
         TypeError: If :obj:`model` is no :class:`~pyg_fast.nn.PathPreparedGNN`.
-        ValueError: If :obj:`data` has no features or not one path for each layer.
+        ValueError: If :obj:`data` has no features or not one path for each layer, or as the model's
+            call.
     """
+    x = data.get('x') if x is None else x
+    paths = _check_arguments(model, data, x)
+    device, edge_index = paths[0].device, data.get('edge_index')
+    step = _FakeStep(model, x, device)
+    step.run(edge_index, paths, active_only)  # Makes what graph and paths keep.
+    live = step.run(edge_index, paths, active_only)
+    seen: set[int] = set()
+
+    def bytes_of(tensors: Iterable[object]) -> int:
+        return _count_bytes(tensors, device, seen)
+
+    graph = bytes_of(_of_graph(edge_index))
+    of_paths = bytes_of(t for path in paths for t in _of_path(path))
+    features = step.bytes_of_rows
+    if isinstance(x, AggregatedInput):
+        features += bytes_of([x.aggregated, x.root, x.nodes])
+    else:
+        features += bytes_of([x])
+    parameters = bytes_of(model.parameters())
+    other = bytes_of(value for store in data.stores for value in store.values())
+    other += bytes_of(model.buffers())
+    activations = [live.activations(k) for k in range(model.num_layers)]
+    return MemoryEstimate(
+        graph, of_paths, features, other, parameters, parameters, optimizer_states * parameters,
+        tuple(activations), live.peak - sum(activations), live.moment,
+    )  # fmt: skip
+
+
+def _check_arguments(model: object, data: Data, x: object) -> list[ExecutionPath]:
     if not isinstance(model, PathPreparedGNN):
         raise TypeError(f"'model' must be a PathPreparedGNN, got {type(model).__name__}")
-    x = data.get('x') if x is None else x
     if not isinstance(x, (Tensor, AggregatedInput)):
         raise ValueError(f"'data' must have features 'x', or give 'x', got {type(x).__name__}")
     paths = data.get('execution_paths')
@@ -97,48 +131,17 @@ def memory_estimate(
             f"'data.execution_paths' must be those of {model.num_layers} layers, got {count}: "
             'apply Prepare or ExecutionPaths'
         )
-    device = paths[0].device
-    seen: set[int] = set()
-
-    def bytes_of(tensors: Iterable[Any]) -> int:
-        return _storages(tensors, device, seen)
-
-    edge_index = data.get('edge_index')
-    graph = bytes_of(_of_graph(edge_index)) + _scales(model, edge_index, x, paths, device)
-    held = bytes_of(t for path in paths for t in _of_path(path))
-    held += sum(_of_first_call(model, path, x, edge_index) for path in paths)
-    if isinstance(x, AggregatedInput):
-        features = bytes_of([x.aggregated, x.root, x.nodes])
-        if x.nodes is None and paths[0].forward and not paths[0].is_whole:
-            features += paths[0].num_dst * x.size(1) * x.dtype.itemsize  # the rows of the path
-    else:
-        features = bytes_of([x])
-    parameters = bytes_of(model.parameters())
-    other = bytes_of(value for store in data.stores for value in store.values())
-    other += bytes_of(model.buffers())
-    step = _Step()
-    _simulate(step, model, x, paths, active_only, _whole_graph(edge_index))
-    activations = [0] * model.num_layers
-    temporaries = 0
-    for (layer, _), size in step.at_peak.items():
-        if layer is None:
-            temporaries += size
-        else:
-            activations[layer] += size
-    return MemoryEstimate(
-        graph, held, features, other, parameters, parameters, optimizer_states * parameters,
-        tuple(activations), temporaries, step.moment,
-    )  # fmt: skip
+    return list(paths)
 
 
-def _readable(size: int) -> str:
+def _format_bytes(size: int) -> str:
     for unit, name in ((2**30, 'GiB'), (2**20, 'MiB'), (2**10, 'KiB')):
         if size >= unit:
             return f'{size / unit:.2f} {name}'
     return f'{size} B'
 
 
-def _storages(tensors: Iterable[Any], device: torch.device, seen: set[int]) -> int:
+def _count_bytes(tensors: Iterable[object], device: torch.device, seen: set[int]) -> int:
     """The bytes of all storages on a device that were not seen before."""
     total = 0
     for t in tensors:
@@ -153,7 +156,7 @@ def _storages(tensors: Iterable[Any], device: torch.device, seen: set[int]) -> i
     return total
 
 
-def _of_graph(edge_index: Any) -> list[Any]:
+def _of_graph(edge_index: Tensor | None) -> Sequence[object]:
     if not isinstance(edge_index, EdgeIndex):
         return [edge_index]
     if isinstance(edge_index, PreparedGraph):
@@ -165,432 +168,168 @@ def _of_graph(edge_index: Any) -> list[Any]:
     return parts + [t for entry in entries for t in entry.tensors]
 
 
-def _of_path(path: ExecutionPath) -> list[Any]:
+def _of_path(path: ExecutionPath) -> Sequence[object]:
     return [getattr(path, name) for name in path._TENSORS] + [
         t for entry in path._derived.values() for t in entry.tensors
     ]
 
 
-def _scales(
-    model: PathPreparedGNN, edge_index: Any, x: Any, paths: Any, device: torch.device
-) -> int:
-    """What the first call computes for the graph and keeps with it."""
-    if not isinstance(edge_index, EdgeIndex) or isinstance(x, AggregatedInput):
+class _FakeStep:
+    """A training step of a copy of the model, with fake tensors in place of features and
+    parameters: ops on them compute only shapes. The graph's structure is real, and so is what a
+    step computes from it alone."""
+
+    def __init__(
+        self, model: PathPreparedGNN, x: Tensor | AggregatedInput, device: torch.device
+    ) -> None:
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.device, self.x = device, self._input(x)
+        held = (*model.parameters(), *model.buffers())
+        self.model = copy.deepcopy(model, {id(t): self.fakes.from_tensor(t) for t in held}).train()
+        for conv in self.model.convs:
+            vars(conv)['_other_features'] = FakeTensor
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+
+    def _input(self, x: Tensor | AggregatedInput) -> Tensor | AggregatedInput:
+        if isinstance(x, Tensor):
+            return self.fakes.from_tensor(x)
+        out = copy.copy(x)
+        out.aggregated = self.fakes.from_tensor(x.aggregated)
+        out.root = None if x.root is None else self.fakes.from_tensor(x.root)
+        return out
+
+    @property
+    def bytes_of_rows(self) -> int:
+        """The bytes of the rows that an aggregated input keeps for a path."""
+        rows = None if isinstance(self.x, Tensor) else self.x._rows
+        return 0 if rows is None else sum(t.nbytes for t in rows[1].tensors)
+
+    def run(
+        self, edge_index: Tensor | None, paths: list[ExecutionPath], active_only: bool
+    ) -> '_Live':
+        """Runs the step, and returns what was alive in it."""
+        live, last = _Live(self.device), paths[-1]
+        with self.fakes:
+            target = torch.empty(last.num_dst, dtype=torch.long, device=self.device)
+        self.model._hidden = _watch_layers(self.model, live)  # type: ignore[method-assign]
+        gpus = [self.device] if self.device.type == 'cuda' else []
+        with (
+            torch.random.fork_rng(gpus), torch.inference_mode(False), torch.enable_grad(),
+            torch.autograd.set_multithreading_enabled(False), live,
+        ):  # fmt: skip
+            out = self.model(self.x, edge_index, paths=paths, active_only=active_only)
+            live.end_forward()
+            scores = out if active_only else out[(last.dst_position >= 0).nonzero().view(-1)]
+            loss = F.cross_entropy(scores, target)
+            live.where = 'the backward pass of the loss'
+            loss.backward()
+        return live
+
+
+def _watch_layers(model: PathPreparedGNN, live: '_Live') -> Callable[..., tuple[Tensor, Rows]]:
+    """The model's hidden layers, telling which one runs, forward or backward."""
+    hidden = type(model)._hidden
+
+    def run(k: int, *args: Any) -> tuple[Tensor, Rows]:
+        if live.forward_ended:  # A checkpoint runs the layer again.
+            return hidden(model, k, *args)
+        live.layer, live.where = k, f'the forward pass of layer {k}'
+        out, rows = hidden(model, k, *args)
+        live.layer = None
+        if out.requires_grad:
+            out.register_hook(lambda _: setattr(live, 'where', f'the backward pass of layer {k}'))
+        return out, rows
+
+    return run
+
+
+class _Made(NamedTuple):
+    size: int
+    layer: int | None  # whose forward pass made it
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of all storages on a device that ops have made and that are alive."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.forward_ended = device, False
+        self.layer: int | None = None
+        self.where = self.moment = ''
+        self.known: set[int] = set()  # addresses
+        self.alive: dict[int, _Made] = {}  # by number of the storage, since addresses repeat
+        self.at_peak: dict[int, _Made] = {}
+        self.kept: dict[int, _Made] = {}  # from the forward pass for the backward pass
+        self.now = self.peak = self.count = 0
+
+    def end_forward(self) -> None:
+        self.kept, self.forward_ended, self.where = dict(self.alive), True, 'the loss'
+
+    def activations(self, layer: int) -> int:
+        """The bytes at the peak that a layer's forward pass has made for the backward pass."""
+        return sum(
+            made.size for number, made in self.at_peak.items()
+            if made.layer == layer and number in self.kept
+        )  # fmt: skip
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        for leaf in tree_leaves((args, kwargs)):  # made before
+            if isinstance(leaf, Tensor):
+                self.known.add(leaf.untyped_storage()._cdata)
+        if args and isinstance(args[0], FakeTensor):  # Features in host memory:
+            if func is torch.ops.aten.is_pinned.default:
+                return True  # as the step needs them
+            if func is torch.ops.aten.record_stream.default:
+                return None
+            if func is torch.ops.pyg_fast.gather_rows.default:  # Fakes must be on one device.
+                args = (args[0].new_empty(args[0].shape, device=args[1].device), *args[1:])
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.device == self.device:
+                self._note(leaf.untyped_storage())
+        self._look(_scratch(func, args))
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self.known:
+            return
+        self.known.add(storage._cdata)
+        self.count += 1
+        self.alive[self.count] = _Made(storage.nbytes(), self.layer)
+        self.now += storage.nbytes()
+        weakref.finalize(storage, self._freed, storage._cdata, self.count)
+
+    def _look(self, scratch: int) -> None:
+        if self.now + scratch > self.peak:
+            self.peak, self.moment = self.now + scratch, self.where
+            self.at_peak = dict(self.alive)
+
+    def _freed(self, address: int, number: int) -> None:
+        self.known.discard(address)
+        self.now -= self.alive.pop(number).size
+
+
+def _scratch(func: OpOverload, args: tuple[Any, ...]) -> int:
+    """The memory that a sum on a GPU takes for itself, the only formula here: no op tells it. See
+    `spmm_scratch` and `spmm_groups_scratch` in csrc/cuda."""
+    grouped = func is torch.ops.pyg_fast.spmm_groups.default
+    if not (grouped or func is torch.ops.pyg_fast.spmm.default) or not args[4].is_cuda:
         return 0
-    kind = {'gcn': 'gcn', 'sage': 'inverse_degree'}.get(model.conv)
-    keys = cache_of(edge_index).entries
-    if kind is None or any(str(key[0]).startswith(kind) for key in keys):
-        return 0
-    return paths[0].num_nodes * acc_dtype(x.dtype).itemsize * (2 if model.conv == 'gcn' else 1)
-
-
-def _of_first_call(
-    model: PathPreparedGNN, path: ExecutionPath, x: Any, edge_index: Any
-) -> int:
-    """What the first step computes for a path and keeps with it."""
-    total, made = 0, {key[0] for key in path._derived if isinstance(key, tuple)}
-    if path.is_whole:
-        graph = _whole_graph(edge_index)
-        recomputes = model.checkpoint and model.conv != 'gin' and path.forward
-        if not recomputes or graph is None or 'blocks' in made:
-            return 0
-        return graph.rowptr.nbytes + sum(
-            t.nbytes for t in graph.groups or () if isinstance(t, Tensor)
-        )
-    if path.rowptr is not None and path.t_rowptr is not None and 'groups' not in made:
-        for rowptr, size in ((path.rowptr, path.group_size), (path.t_rowptr, path.t_group_size)):
-            total += 0 if size is None else _groups(rowptr, size)
-    recomputes = model.checkpoint and model.conv != 'gin'
-    if recomputes and path.rowptr is not None and 'blocks' not in made:
-        total += path.rowptr.nbytes
-        total += 0 if path.group_size is None else _groups(path.rowptr, path.group_size)
-    if not made & {'gcn', 'mean', 'sum'} and not (
-        path.layer == 0 and isinstance(x, AggregatedInput)
-    ):
-        # Scales and diagonals of the path's rows; those of all nodes are the graph's.
-        acc = acc_dtype(x.dtype).itemsize
-        num_src = path.num_src
-        if path.src_nodes is None:
-            num_src = path.num_nodes if path.stands_alone else 0
-        if model.conv == 'gcn':
-            total += 2 * acc * (path.num_dst + num_src)
-        elif path.loops is not None:
-            total += acc * (path.num_dst + num_src)
-        if model.conv == 'sage':
-            total += acc * path.num_dst
-    return total
-
-
-def _whole_graph(edge_index: Any) -> Graph | None:
-    if not isinstance(edge_index, EdgeIndex):
-        return None
-    values = (entry.value for entry in cache_of(edge_index).entries.values())
-    return next((value for value in values if isinstance(value, Graph)), None)
-
-
-def _groups(rowptr: Tensor, size: int) -> int:
-    counts = (rowptr.diff() + (size - 1)) // size
-    num_groups, num_long = int(counts.clamp(min=1).sum()), int((counts > 1).sum())
-    return (3 * num_groups + 3 * num_long + 2) * rowptr.element_size()
-
-
-class _Step:
-    """The tensors of a step, as they come and go. A name with a layer is kept from the forward pass
-    for the backward pass; others are temporary."""
-
-    def __init__(self) -> None:
-        self.live: dict[tuple[int | None, str], int] = {}
-        self.at_peak: dict[tuple[int | None, str], int] = {}
-        self.peak, self.moment, self.where = -1, '', ''
-
-    def make(self, name: str, size: int, layer: int | None = None) -> None:
-        """Allocates a tensor."""
-        self.live[layer, name] = size
-        total = sum(self.live.values())
-        if total > self.peak:
-            self.peak, self.at_peak, self.moment = total, dict(self.live), self.where
-
-    def sum(self, name: str, size: int, sums: int, layer: int | None = None) -> None:
-        """Allocates a product, for a moment with its partial sums."""
-        self.make(name, size, layer)
-        self.make('partial sums', sums)
-        self.free('partial sums')
-
-    def free(self, *names: str, layer: int | None = None) -> None:
-        """Frees tensors, if they exist."""
-        for name in names:
-            self.live.pop((layer, name), None)
-
-
-class _Sizes(NamedTuple):
-    """A layer's sizes: rows and columns of its input and output, bytes of a number."""
-
-    num_src: int
-    num_dst: int
-    fin: int
-    fout: int
-    item: int
-    gathers: bool  # whether its sources are picked from the rows of all nodes
-    has_root: bool
-    first: bool  # whether it aggregates before the linear map
-    streams: bool
-    block: int  # rows
-    tile: int | None
-    tiles: int  # on the device at once
-    needs_x: bool
-    rectifies: bool
-    partials: int  # partial sums of a GPU's groups
-    t_partials: int
-
-    @property
-    def sums(self) -> int:
-        """The bytes of the aggregated features."""
-        return self.num_dst * self.fin * self.item
-
-    @property
-    def out(self) -> int:
-        """The bytes of the output."""
-        return self.num_dst * self.fout * self.item
-
-    @property
-    def acc(self) -> int:
-        """The bytes of a number of a sum."""
-        return max(4, self.item)
-
-    @property
-    def partial_sums(self) -> int:
-        """The bytes of the partial sums of the forward pass."""
-        return self.partials * (self.fin if self.first else self.fout) * self.acc
-
-    @property
-    def t_partial_sums(self) -> int:
-        """The bytes of the partial sums of the backward pass."""
-        return self.t_partials * (self.fin if self.first else self.fout) * self.acc
-
-    @property
-    def grad_x(self) -> int:
-        """The bytes of the gradient of the input."""
-        return self.num_src * self.fin * self.item
-
-
-def _partials(path: ExecutionPath, graph: Graph | None, transpose: bool) -> int:
-    """The number of partial sums that a product makes where it divides rows into groups."""
-    if path.rowptr is None or path.t_rowptr is None:
-        groups = None if graph is None else graph.t_groups if transpose else graph.groups
-        return 0 if groups is None else groups.num_partials
-    size = path.t_group_size if transpose else path.group_size
-    if size is None:
-        return 0
-    counts = ((path.t_rowptr if transpose else path.rowptr).diff() + (size - 1)) // size
-    return int(counts[counts > 1].sum())
-
-
-def _sizes(
-    model: PathPreparedGNN,
-    k: int,
-    x: Any,
-    paths: Any,
-    device: torch.device,
-    graph: Graph | None,
-) -> _Sizes:
-    path: ExecutionPath = paths[k]
-    conv: Any = model.convs[k]
-    num_nodes = path.num_nodes
-    on_path = path.forward and not path.is_whole
-    num_dst = path.num_dst if on_path else num_nodes
-    below = paths[k - 1].forward and not paths[k - 1].is_whole if k > 0 else False
-    num_src = path.num_src if on_path and path.src_nodes is not None else num_nodes
-    fin, fout = model._widths[k : k + 2]
-    item = x.dtype.itemsize
-    staged = k == 0 and isinstance(x, Tensor) and (x.device != device or model.tile is not None)
-    needs_x = k > 0 or (isinstance(x, Tensor) and x.requires_grad)
-    first = staged or model.conv == 'gin'
-    if not first:
-        weight = conv.lin.weight if model.conv == 'gcn' else conv.lin_l.weight
-        first = aggregates_first(weight, needs_x, True, num_dst < num_src)
-    recomputes = model.checkpoint and first and path.forward and model.conv != 'gin'
-    tile = tile_width(fin, model.tile or TILE) if staged else None
-    return _Sizes(
-        num_src, num_dst, fin, fout, item, on_path and path.src_nodes is not None and not below,
-        model.conv == 'sage' and conv.root_weight, first, (recomputes or staged)
-        and model.conv != 'gin', min(num_dst, rows_of_block(num_dst)), tile,
-        2 if x.device != device and tile != fin else 1, needs_x, model._is_relu(),
-        _partials(path, graph, False), _partials(path, graph, True),
-    )  # fmt: skip
-
-
-def _simulate(
-    step: _Step,
-    model: PathPreparedGNN,
-    x: Any,
-    paths: Any,
-    active_only: bool,
-    graph: Graph | None,
-) -> None:
-    device = paths[0].device
-    layers = [_sizes(model, k, x, paths, device, graph) for k in range(model.num_layers)]
-    constant = isinstance(x, AggregatedInput)
-    picks = constant and x.nodes is None and paths[0].forward and not paths[0].is_whole
-    again = model.checkpoint and model.conv == 'gin'
-    for k, s in enumerate(layers):
-        step.where = f'the forward pass of layer {k}'
-        last = k == model.num_layers - 1
-        _forward(step, k, s, model, constant and k == 0, picks and k == 0)
-        if not last:
-            _follow(step, k, s, model)
-        if again and not last:  # Only its input and its result are kept.
-            step.free('sums', 'normed', 'before', 'hidden', layer=k)
-    top, num_nodes = layers[-1], paths[-1].num_nodes
-    step.where = 'the loss'
-    some = paths[-1].num_dst
-    rows = some * top.fout * top.item
-    compact = paths[-1].forward and not paths[-1].is_whole
-    if compact and not active_only:
-        step.make('all', num_nodes * top.fout * top.item)
-        step.free('out')
-    if not (compact and active_only):
-        step.make('active', rows)
-    step.make('log_softmax', rows)
-    step.where = 'the backward pass of the loss'
-    step.make('grad of log_softmax', rows)
-    step.make('grad', rows)
-    step.free('log_softmax', 'grad of log_softmax')
-    if not (compact and active_only):
-        step.make('grad of all', num_nodes * top.fout * top.item)
-        step.free('grad')
-        if compact:
-            step.make('grad', rows)
-            step.free('grad of all')
-        else:
-            step.live[None, 'grad'] = step.live.pop((None, 'grad of all'))
-    for k in reversed(range(model.num_layers)):
-        s = layers[k]
-        step.where = f'the backward pass of layer {k}'
-        if again and k < model.num_layers - 1:
-            step.free('result', layer=k)
-            _forward(step, k, s, model, constant and k == 0, picks and k == 0)
-            _follow(step, k, s, model)
-        if k < model.num_layers - 1 and not (s.streams and s.rectifies and not len(model.norms)):
-            _backward_of_what_follows(step, k, s, model)
-        _backward(step, k, s, model, constant and k == 0, paths[k])
-
-
-def _forward(
-    step: _Step, k: int, s: _Sizes, model: PathPreparedGNN, constant: bool, picks: bool
-) -> None:
-    """A layer up to its output, named 'out'. A :obj:`constant` input is aggregated already; the
-    layer may have to pick its own rows."""
-    if model.conv == 'gin':
-        learned = model.convs[k].eps.requires_grad
-        if picks:
-            step.make('picked', s.sums)
-        step.sum('sums', s.sums, s.partial_sums if not constant else 0, k)
-        if learned and not constant:
-            step.make('own', s.sums, k)
-            step.make('plus own', s.sums, k)
-            step.free('sums', layer=k)
-            step.live[k, 'sums'] = step.live.pop((k, 'plus own'))
-        elif learned and picks:
-            step.live[k, 'own'] = step.live.pop((None, 'picked'))
-        step.free('picked')
-        step.make('linear', s.out)
-        step.make('hidden', s.out, k)
-        step.free('linear')
-        step.make('out', s.out)
-        return
-    if constant:
-        step.make('out', s.out)
-        if s.has_root:
-            if picks:
-                step.make('own', s.sums, k)
-            step.make('out of own', s.out)
-        step.make('sum', s.out)
-        step.free('sum', 'out of own')
-        return
-    if s.gathers and s.tile is None:
-        step.make('sources', s.grad_x)
-    if s.streams:
-        _streamed(step, s)
-        step.make('out', s.out)
-        _block_forward(step, s)
-        step.free('tiles', 'sources')
-        return
-    if s.first:
-        step.sum('sums', s.sums, s.partial_sums, k)
-        step.make('out', s.out)
+    _, col, perm, value, x, _, col_scale, *_ = args
+    num_edges, (num_src, width), item = col.size(0), x.shape, acc_dtype(x.dtype).itemsize
+    if grouped:
+        long_row, num_partials, atomic = args[14], args[17], args[20]
+        size = (long_row.size(0) if atomic else num_partials) * width * item  # partial sums
     else:
-        step.make('mapped', s.num_src * s.fout * s.item)
-        step.sum('out', s.out, s.partial_sums)
-    if s.has_root and s.num_dst != s.num_src:
-        step.make('own', s.sums)
-        step.free('own')
-    step.free('mapped', 'sources')
-
-
-def _streamed(step: _Step, s: _Sizes) -> None:
-    if s.tile is not None:
-        step.make('tiles', s.tiles * s.num_src * s.tile * s.item)
-
-
-def _block_forward(step: _Step, s: _Sizes) -> None:
-    rows, columns = (s.block, s.fin) if s.tile is None else (s.num_dst, s.tile)
-    of_block = s.partials * rows // max(1, s.num_dst)
-    step.sum('block', rows * columns * s.item, of_block * columns * s.acc)
-    if s.has_root:
-        step.make('own', rows * columns * s.item)
-    step.free('block', 'own')
-    if s.rectifies:
-        step.make('block', s.block * s.fout * s.item)
-        step.free('block')
-
-
-def _follow(step: _Step, k: int, s: _Sizes, model: PathPreparedGNN) -> None:
-    """What follows a hidden layer: its last result is kept."""
-    if s.streams and s.rectifies and len(model.norms) == 0 and not getattr(
-        model.convs[k], 'normalize', False
-    ):  # fmt: skip
-        step.live[k, 'result'] = step.live.pop((None, 'out'))
-        return
-    if len(model.norms) > 0:
-        step.make('normed', s.out, k)
-        step.live[k, 'before'] = step.live.pop((None, 'out'))
-        step.live[None, 'out'] = step.live.pop((k, 'normed'))
-    if not s.rectifies and model.act is not None:
-        step.make('act', s.out)
-        if model.dropout > 0:
-            step.live[k, 'activated'] = step.live.pop((None, 'out'))
-            step.live[None, 'out'] = step.live.pop((None, 'act'))
-        else:
-            step.free('out')
-            step.live[None, 'out'] = step.live.pop((None, 'act'))
-    if s.rectifies or model.dropout > 0:
-        step.make('result', s.out, k)
-        step.free('out')
-    else:
-        step.live[k, 'result'] = step.live.pop((None, 'out'))
-
-
-def _backward_of_what_follows(
-    step: _Step, k: int, s: _Sizes, model: PathPreparedGNN
-) -> None:
-    """Turns 'grad' of a hidden layer's result into that of its output."""
-    if not s.rectifies:  # Only the next layer has kept it.
-        step.free('result', layer=k)
-    for name, happens in (
-        ('result', s.rectifies or model.dropout > 0),
-        ('activated', not s.rectifies and model.act is not None),
-        ('before', len(model.norms) > 0),
-    ):
-        if happens:
-            step.make('grad before', s.out)
-            step.free('grad')
-            step.live[None, 'grad'] = step.live.pop((None, 'grad before'))
-        step.free(name, layer=k)
-
-
-def _backward(
-    step: _Step,
-    k: int,
-    s: _Sizes,
-    model: PathPreparedGNN,
-    constant: bool,
-    path: ExecutionPath,
-) -> None:
-    """Turns 'grad' of a layer's output into that of its input."""
-    # As in LinearProduct: a sum that is the gradient itself has a row for each node.
-    is_sum = (model.conv == 'gin' or s.streams or s.first) and not s.has_root
-    every, in_place = path.num_nodes * s.fin * s.item, s.gathers and is_sum
-    grad_x = every if in_place else s.grad_x
-    if model.conv == 'gin':
-        step.make('grad of hidden', s.out)
-        step.free('grad')
-        step.make('grad of linear', s.out)
-        step.free('grad of hidden')
-        step.free('hidden', layer=k)
-        step.make('grad', s.sums)
-        step.free('grad of linear')
-        step.free('sums', layer=k)
-        if s.needs_x and not constant:
-            step.sum('grad of x', grad_x, s.t_partial_sums)
-    elif constant:
-        pass
-    elif s.streams:
-        if s.gathers and s.tile is None:
-            step.make('sources', s.grad_x)
-        _streamed(step, s)
-        _block_forward(step, s)
-        step.make('block', s.block * (s.fin + s.fout) * s.item)
-        step.free('block', 'tiles', 'sources')
-        if s.needs_x:
-            step.make('mapped', s.sums)
-            step.sum('grad of x', grad_x, s.t_partial_sums)
-            step.free('mapped')
-            if s.has_root:
-                step.make('block', s.block * (s.fin + s.fout) * s.item)
-                step.free('block')
-        step.free('result', layer=k)
-    elif s.first:
-        if s.needs_x:
-            step.make('mapped', s.sums)
-            step.sum('grad of x', grad_x, s.t_partial_sums)
-            step.free('mapped')
-    else:
-        step.sum('mapped', s.num_src * s.fout * s.item, s.t_partial_sums)
-        if s.gathers:
-            step.make('sources', s.grad_x)
-        if s.needs_x:
-            step.make('grad of x', s.grad_x)
-    if s.has_root and not s.streams and not constant and s.num_dst != s.num_src:
-        step.make('own', s.sums)
-        step.free('own')
-        if s.needs_x:
-            step.make('of own', s.sums)
-            step.free('of own')
-    step.free('mapped', 'sources', 'grad')
-    step.free('sums', 'own', layer=k)
-    if s.gathers and s.needs_x and not in_place:
-        step.make('grad of all', every)
-        step.free('grad of x')
-        step.live[None, 'grad of x'] = step.live.pop((None, 'grad of all'))
-    if (None, 'grad of x') in step.live:
-        step.live[None, 'grad'] = step.live.pop((None, 'grad of x'))
+        block = max(256, -(-num_edges // 2**14))
+        size = 2 * -(-num_edges // block) * (width * item + 8) if num_edges > block else 0
+    if value is not None:
+        return size + (num_edges * item if perm is not None and num_edges >= 2**20 else 0)
+    scales = col_scale is not None and x.dtype.itemsize >= 4
+    if scales and num_edges >= max(32 * num_src, 2**20):  # a scaled copy of the features
+        size += num_src * width * item
+    return size

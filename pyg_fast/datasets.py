@@ -185,34 +185,21 @@ class PlantedGraph(InMemoryDataset):
         _check('num_channels', num_channels, 1)
         _check('num_classes', num_classes, 1, size.num_communities)
         _check('astray', astray, 0, 1)
-        if not dtype.is_floating_point:
-            raise TypeError(f"'dtype' must be a floating-point type, got {dtype}")
-        if index_dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"'index_dtype' must be torch.int32 or torch.int64, got {index_dtype}")
+        _check_dtypes(dtype, index_dtype)
 
         generator = _generator(seed, device)
         if isinstance(size, DirectedSize):
             masks = _few_masks(size, generator)  # first, while there is room for a permutation
             edge_index = _plant_directed(size, index_dtype, generator)
-            y, x = _labelled(size, num_classes, num_channels, signal, astray, dtype, generator)
-            self.data, self.slices = self.collate([
-                Data(x=x, edge_index=edge_index, y=y, **masks)])
-            return
-        rowptr, col, community = _plant(size, generator)  # first, as in planted_structure
-        y = community % num_classes
-        strays = _uniform(size.num_nodes, generator) < astray
-        anything = torch.randint(
-            num_classes, y.shape, generator=generator, device=generator.device)
-        y = torch.where(strays, anything, y)
-        centroids = _normal(num_classes, num_channels, generator)
-        centroids *= signal / centroids.norm(dim=1, keepdim=True)
-        x = _normal(size.num_nodes, num_channels, generator).add_(centroids[y])
-        self.data, self.slices = self.collate([Data(
-            x=x.to(dtype),
-            edge_index=_edge_index(rowptr, col).to(index_dtype),
-            y=y,
-            **_masks(size.num_nodes, generator),
-        )])
+            y, x = _draw_nodes(size, num_classes, num_channels, signal, astray, dtype, generator)
+        else:
+            rowptr, col, community = _plant(size, generator)  # first, as in planted_structure
+            edge_index = _edge_index(rowptr, col).to(index_dtype)
+            y = _draw_strays(community % num_classes, num_classes, astray, generator)
+            centroids = _centroids(num_classes, num_channels, signal, generator)
+            x = _normal(size.num_nodes, num_channels, generator).add_(centroids[y]).to(dtype)
+            masks = _masks(size.num_nodes, generator)
+        self.data, self.slices = self.collate([Data(x=x, edge_index=edge_index, y=y, **masks)])
 
 
 class MultiLabelPlantedGraph(InMemoryDataset):
@@ -282,8 +269,7 @@ class MultiLabelPlantedGraph(InMemoryDataset):
         graph = Graph(rowptr, col, None, None, None, None, num_nodes, num_nodes)
         score = spmm(graph, favours[community], reduce='mean')
         score += noise * _normal(num_nodes, num_labels, generator)
-        centroids = _normal(size.num_communities, num_channels, generator)
-        centroids *= signal / centroids.norm(dim=1, keepdim=True)
+        centroids = _centroids(size.num_communities, num_channels, signal, generator)
         x = _normal(num_nodes, num_channels, generator).add_(centroids[community])
         self.data, self.slices = self.collate([Data(
             x=x,
@@ -367,6 +353,13 @@ def _check(name: str, value: float, low: float, high: float = float('inf')) -> N
         raise ValueError(f"'{name}' must be {bounds}, got {value}")
 
 
+def _check_dtypes(dtype: torch.dtype, index_dtype: torch.dtype) -> None:
+    if not dtype.is_floating_point:
+        raise TypeError(f"'dtype' must be a floating-point type, got {dtype}")
+    if index_dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"'index_dtype' must be torch.int32 or torch.int64, got {index_dtype}")
+
+
 def _generator(seed: int, device: torch.device | str) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(seed)
 
@@ -377,6 +370,23 @@ def _uniform(count: int, generator: torch.Generator, dtype: torch.dtype | None =
 
 def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return torch.randn(rows, columns, generator=generator, device=generator.device)
+
+
+def _centroids(
+    num_classes: int, num_channels: int, signal: float, generator: torch.Generator
+) -> Tensor:
+    """Random vectors of length ``signal``."""
+    centroids = _normal(num_classes, num_channels, generator)
+    return centroids.mul_(signal / centroids.norm(dim=1, keepdim=True))
+
+
+def _draw_strays(
+    y: Tensor, num_classes: int, astray: float, generator: torch.Generator
+) -> Tensor:
+    """Labels of which a share is drawn anew."""
+    strays = _uniform(y.numel(), generator) < astray
+    anything = torch.randint(num_classes, y.shape, generator=generator, device=y.device)
+    return torch.where(strays, anything, y)
 
 
 def _plant(size: PlantedSize, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -416,24 +426,21 @@ def _plant(size: PlantedSize, generator: torch.Generator) -> tuple[Tensor, Tenso
         (shuffle,), community)
 
 
-def _labelled(
+def _draw_nodes(
     size: DirectedSize, num_classes: int, num_channels: int, signal: float, astray: float,
     dtype: torch.dtype, generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Labels and features, written block by block."""
     device = generator.device
-    centroids = _normal(num_classes, num_channels, generator)
-    centroids *= signal / centroids.norm(dim=1, keepdim=True)
-    centroids = centroids.to(dtype)
+    centroids = _centroids(num_classes, num_channels, signal, generator).to(dtype)
     y = torch.empty(size.num_nodes, dtype=torch.int64, device=device)
     x = torch.empty(size.num_nodes, num_channels, dtype=dtype, device=device)
     for start in range(0, size.num_nodes, _NODE_BLOCK):
         label, rows = (tensor[start:start + _NODE_BLOCK] for tensor in (y, x))
         count = label.numel()
         node = torch.arange(start, start + count, device=device)
-        strays = _uniform(count, generator) < astray
-        anything = torch.randint(num_classes, (count,), generator=generator, device=device)
-        label.copy_(torch.where(strays, anything, node % size.num_communities % num_classes))
+        planted = node % size.num_communities % num_classes
+        label.copy_(_draw_strays(planted, num_classes, astray, generator))
         rows.normal_(generator=generator).add_(centroids[label])
     return y, x
 

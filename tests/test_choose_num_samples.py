@@ -90,16 +90,6 @@ def test_scores_are_those_of_the_model(
     assert choice.table[-1].drop == 0  # It reads all edges.
 
 
-def test_deprecated_names(device: torch.device) -> None:
-    data, model = planted(device), Net(CONVS[0]).to(device)
-    expected = choose_num_samples(model, data, 0.2, apply=False)
-    with pytest.warns(DeprecationWarning, match="'max_loss' is now 'max_drop'"):
-        choice = choose_num_samples(model, data, max_loss=0.2, apply=False)
-    assert choice.num_samples == expected.num_samples
-    with pytest.warns(DeprecationWarning, match='SampleRow.drop'):
-        assert choice.table[0].loss == choice.table[0].drop
-
-
 @pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
 @pytest.mark.parametrize('conv', CONVS)
 def test_sampling_rate(conv: type[Module], flow: str, device: torch.device) -> None:

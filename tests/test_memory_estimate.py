@@ -1,5 +1,6 @@
 """Estimates of a training step's memory, against what it takes."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -50,7 +51,9 @@ def part_of_step(estimate: MemoryEstimate) -> int:
 
 
 def assert_near(estimate: int, taken: int) -> None:
-    assert abs(estimate - taken) <= 0.1 * taken
+    # A GPU's allocator rounds, and libraries take memory for themselves.
+    share = 0.1 if torch.cuda.is_available() else 0.01
+    assert abs(estimate - taken) <= share * taken
 
 
 # Of 9000 edges each path is a part; of 60000 the first two are the whole graph.
@@ -120,6 +123,20 @@ def test_of_paths_that_stand_alone(device: torch.device, edges: int) -> None:
     assert_near(part_of_step(estimate), step_bytes(net, data))
     after = memory_estimate(net, data, active_only=True)
     assert abs(after.paths - estimate.paths) <= 0.02 * after.paths
+
+
+def test_changes_nothing_but_what_the_first_step_would(device: torch.device) -> None:
+    data = data_of(device, 60000, keep_edge_index=False)
+    net = PathPreparedGNN('gin', 32, 48, C, 3, dropout=0.5, checkpoint=True).to(device).eval()
+    before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    estimate = memory_estimate(net, data, active_only=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not net.training
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(parameter.grad is None for parameter in net.parameters())
+    assert '_hidden' not in vars(net)
+    assert_near(part_of_step(estimate), step_bytes(net.train(), data))
 
 
 def test_the_whole_of_it(cuda: torch.device) -> None:

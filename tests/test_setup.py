@@ -31,7 +31,6 @@ def project(tmp_path: Path) -> Path:
     project = tmp_path / 'project'
     files = {
         'pyg_fast/__init__.py': f"__version__ = '{VERSION}'\n{NEVER_IMPORT}",
-        'pyg_fast/transforms/group_sizes.json': '{}',
         'csrc/one.h': 'inline int one() { return 1; }\n',
         'csrc/bindings/toy.cpp': '#include "one.h"\nint toy() { return one(); }\n',
         'csrc/cpu/kernel.isa.cpp': 'namespace PYG_FAST_ISA { int kernel() { return 2; } }\n',
@@ -194,7 +193,6 @@ def test_one_wheel_for_every_python(project: Path, env: Environment) -> None:
     assert wheel.name.startswith(f'pyg_fast-{VERSION}-cp310-abi3-linux_')
     names = zipfile.ZipFile(wheel).namelist()
     assert {'pyg_fast/__init__.py', 'pyg_fast/_C.abi3.so'} <= set(names)
-    assert 'pyg_fast/transforms/group_sizes.json' in names
     assert not [name for name in names if name.startswith(('csrc', 'tests', 'build'))]
     assert str(Path(torch.__file__).parent) in listed(project)
     assert 'toy.cu' not in listed(project)

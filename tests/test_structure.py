@@ -15,7 +15,6 @@ BELOW = {
     'ops._library': set(),
     'ops': OPS,
     'graph': OPS,
-    'formats': OPS,
     'message': OPS,
     'nn': OPS | {'message'},
     'datasets': OPS,

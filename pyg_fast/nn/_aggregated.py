@@ -125,8 +125,6 @@ class InputPlan(NamedTuple):
 class AggregatesInput(Fused):
     """Mixin for a layer that takes an :class:`AggregatedInput`."""
 
-    cache_input = False  # deprecated, without effect
-
     def _aggregation(self) -> tuple[Any, ...]:
         """The options that an aggregated input depends on."""
         raise NotImplementedError

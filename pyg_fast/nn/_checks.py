@@ -134,7 +134,8 @@ def why_not_layer(conv: Any, x: Any) -> str | None:
         return 'its aggregation has hooks or is patched'
     if not isinstance(x, Tensor):
         return 'features that are no tensor'
-    if type(x) is not Tensor and type(x) is not Parameter:
+    plain = type(x) is Tensor or type(x) is Parameter or isinstance(x, conv._other_features)
+    if not plain:
         return f'features are a {type(x).__name__}'
     if x.layout != torch.strided or x.dim() != 2:
         return 'features that are no dense matrix'

@@ -79,6 +79,7 @@ class Fused(FusedLayer):
 
     _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
     _node_dim = -2  # node dimension of the base class
+    _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
     _own: ClassVar[tuple[str, ...]] = ('_last_run', 'cache_input')
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

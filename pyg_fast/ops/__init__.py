@@ -1,6 +1,5 @@
 """The operations: typed checks, kernels, gradients."""
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,24 +50,9 @@ __all__ = [
 ]
 
 
-_MOVED = {
-    'Graph': ('graph', 'Graph'),
-    'fetch_rows': ('ops', 'gather_rows'),
-    'visited_neighbors': ('ops', 'pinsage_neighbors'),
-}
-
-
 def __getattr__(name: str) -> Any:
     if name == 'message_passing':  # It is made of other ops, and imported when it is used.
         return import_module('pyg_fast.message').message_passing
     if name == 'maxk':
         return import_module('pyg_fast.papers.maxk').maxk
-    if name not in _MOVED:
-        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    module, new = _MOVED[name]
-    warnings.warn(
-        f'pyg_fast.ops.{name} has moved: use pyg_fast.{module}.{new}',
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return getattr(import_module(f'pyg_fast.{module}'), new)
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

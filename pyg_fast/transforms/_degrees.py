@@ -25,7 +25,7 @@ class Degrees(NamedTuple):
         return cls(degree.size(0), *facts.tolist())
 
     def features(self, width: int) -> list[float]:
-        """The input of the fitted regression and of the classifier."""
+        """The input of the fitted regression."""
         mean = self.num_edges / max(self.num_rows, 1)
         of_an_edge = self.squares / max(self.num_edges, 1)  # mean degree over the edges' rows
         numbers = (self.num_rows, mean, self.largest, of_an_edge)

@@ -1,7 +1,7 @@
 """Sorts graphs by destination and stores their CSR and CSC."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -13,12 +13,17 @@ from torch_geometric.data.storage import EdgeStorage, NodeStorage
 from torch_geometric.edge_index import CatMetadata, SortOrder
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
+from torch_geometric.typing import EdgeType, TensorFrame
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from ..graph import PreparedGraph, graph_of, prepare_edge_index
 from ..graph.csr import prepare_graph
 from ..ops._edges import check_edge_index
 from ..ops._numbers import check_flag
+
+P = ParamSpec('P')
+T = TypeVar('T')
+Attribute: TypeAlias = Tensor | np.ndarray | list | tuple | TensorFrame
 
 # Not permuted: the edges themselves, other edges, and the counts of a loader (lists that can
 # have as many entries as there are edges).
@@ -107,7 +112,7 @@ class ToCSR(BaseTransform):
     def forward(self, data: Data | HeteroData) -> Data | HeteroData:
         stores = [store for store in data.edge_stores if 'edge_index' in store]
         for store in stores:
-            _named(store, check_edge_index, store['edge_index'])
+            _call_on(store, check_edge_index, store['edge_index'])
         num_nodes = _node_counts(data, stores)
         for store in stores:
             key = store._key or (None, None)
@@ -126,10 +131,10 @@ class ToCSR(BaseTransform):
         return f'{type(self).__name__}({"" if self.keep_edge_index else "keep_edge_index=False"})'
 
 
-def _named(store: EdgeStorage, func: Callable, *args: Any) -> Any:
+def _call_on(store: EdgeStorage, func: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a function; adds the name of the store to its errors."""
     try:
-        return func(*args)
+        return func(*args, **kwargs)
     except (IndexError, TypeError, ValueError) as error:
         name = 'data' if store._key is None else f'data{list(store._key)}'
         raise type(error)(f'{name}: {error}') from error
@@ -184,7 +189,7 @@ def _sort_structure(
         metadata = _cat_metadata(data, store._key, held[0], size)
     store['edge_index'] = held[0].new_empty(2, 0)  # So that its memory can be freed.
     try:
-        graph = _named(store, prepare_graph, held, size)
+        graph = _call_on(store, prepare_graph, held, size)
     except Exception:
         del store['edge_index']
         if held:
@@ -212,7 +217,7 @@ def _sort_all(
     data: Data | HeteroData, store: EdgeStorage, size: tuple[int, int], dims: dict[str, int]
 ) -> None:
     edge_index = store['edge_index']
-    out, perm = _named(store, prepare_edge_index, edge_index, size)
+    out, perm = _call_on(store, prepare_edge_index, edge_index, size)
     if isinstance(edge_index, EdgeIndex):
         # Caches are compared: `EdgeIndex.sort_by` and edits in place leave wrong ones.
         if _equal(edge_index, out):
@@ -223,7 +228,7 @@ def _sort_all(
         out._cat_metadata = _cat_metadata(data, store._key, out, size)
     store['edge_index'] = out
     for key, dim in dims.items():
-        store[key] = permuted(store[key], perm, dim)
+        store[key] = permute(store[key], perm, dim)
     if isinstance(data, RootedSubgraphData):
         position = torch.empty_like(perm)
         position[perm] = torch.arange(perm.numel(), device=perm.device)
@@ -242,13 +247,14 @@ def is_edge_attr(store: EdgeStorage, key: str) -> bool:
     return store.is_edge_attr(key)
 
 
-def permuted(value: Any, perm: Tensor, dim: int) -> Any:
+def permute(value: Attribute, perm: Tensor, dim: int) -> Attribute:
     """An attribute with its entries along a dimension in another order."""
-    if is_torch_sparse_tensor(value):
-        chosen = value.to_sparse_coo().index_select(dim, perm.to(value.device))
-        return chosen.to_sparse(layout=value.layout)
     if isinstance(value, Tensor):
-        return value.index_select(dim, perm.to(value.device))
+        perm = perm.to(value.device)
+        if is_torch_sparse_tensor(value):
+            chosen = value.to_sparse_coo().index_select(dim, perm)
+            return chosen.to_sparse(layout=value.layout)
+        return value.index_select(dim, perm)
     if isinstance(value, np.ndarray):
         return np.take(value, perm.cpu().numpy(), axis=dim)
     if isinstance(value, (list, tuple)):
@@ -278,7 +284,7 @@ def _equal(edge_index: EdgeIndex, other: EdgeIndex) -> bool:
 
 
 def _cat_metadata(
-    batch: Batch, key: Any, edge_index: Tensor, size: tuple[int, int]
+    batch: Batch, key: EdgeType | None, edge_index: Tensor, size: tuple[int, int]
 ) -> CatMetadata | None:
     """The metadata with which `Batch.get_example` restores the size of each graph."""
     slices, incs = (

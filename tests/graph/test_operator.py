@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import pyg_fast.formats
+import pyg_fast
 from pyg_fast import ops
 from pyg_fast.graph import Graph, execution_paths
 from pyg_fast.graph.operator import SparseOperator
@@ -79,14 +79,8 @@ def test_graph_of_a_list(device: torch.device) -> None:
         Graph.from_edge_index(EDGES.to(device), 3, N)
 
 
-def test_names_that_moved() -> None:
-    for name in pyg_fast.formats._MOVED:
-        with pytest.warns(DeprecationWarning, match=f'pyg_fast.formats.{name} has moved'):
-            getattr(pyg_fast.formats, name)
-    for old, new in (('fetch_rows', 'gather_rows'), ('visited_neighbors', 'pinsage_neighbors')):
-        with pytest.warns(DeprecationWarning, match=f'use pyg_fast.ops.{new}'):
-            assert getattr(ops, old) is getattr(ops, new)
-    with pytest.warns(DeprecationWarning, match='use pyg_fast.graph.Graph'):
-        assert ops.Graph is Graph
-    with pytest.raises(AttributeError, match='has no attribute'):
-        pyg_fast.formats.nothing  # noqa: B018
+@pytest.mark.parametrize('name', ['Graph', 'fetch_rows', 'visited_neighbors'])
+def test_names_that_were_removed(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"'pyg_fast.ops' has no attribute '{name}'"):
+        getattr(ops, name)
+    assert not hasattr(pyg_fast, 'formats')

@@ -3,6 +3,7 @@ or altered in PyG's code is passed over. Each test holds a defect that was silen
 
 import copy
 import gc
+import pickle
 import warnings
 import weakref
 from collections.abc import Callable
@@ -237,17 +238,16 @@ def test_paths_of_one_mask_alone_are_kept(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize('kind', CACHING)
-@pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
-def test_cache_input_has_no_effect(kind: str, flow: str) -> None:
-    data = graph()
-    with pytest.warns(DeprecationWarning, match='aggregate_input'):
-        conv = CACHING[kind](flow=flow, cache_input=True)
-    plain = CACHING[kind](flow=flow)
-    plain.load_state_dict(conv.state_dict())
-    for _ in range(3):
-        close(conv(data.x, data.edge_index), plain(data.x, data.edge_index))
-        data.x.data.mul_(2)
-        data.edge_index.data[0].add_(1).remainder_(N)
+def test_layers_of_version_0_2_with_cache_input(kind: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cache_input'"):
+        CACHING[kind](cache_input=True)
+    data, conv = graph(), CACHING[kind]()
+    conv.__dict__['cache_input'] = True  # as their pickles have it
+    again = pickle.loads(pickle.dumps(conv))
+    assert again.cache_input
+    close(again(data.x, data.edge_index), conv(data.x, data.edge_index))
+    close(again.to_base()(data.x, data.edge_index), conv(data.x, data.edge_index))
+    assert 'cache_input' not in vars(again.to_base())
 
 
 @pytest.mark.parametrize('kind', CACHING)

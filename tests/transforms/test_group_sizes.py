@@ -1,9 +1,8 @@
-"""The choice of group sizes: formulas, the classifier, measuring, and what graphs get of it."""
+"""The choice of group sizes: formulas, measuring, and what graphs get of it."""
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,10 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
 
-import pyg_fast.transforms as FT
 from pyg_fast.graph import graph_of, prepare_edge_index
 from pyg_fast.nn import PathPreparedGCNConv
-from pyg_fast.transforms import GroupSizes, ToCSR, choose_group_size, group_size_net, group_sizes
-from pyg_fast.transforms.group_size_net import GroupSizeNet, sample_of
-from pyg_fast.transforms.group_sizes import SIZES, ChosenSize, Degrees, regressed_size
+from pyg_fast.transforms import GroupSizes, ToCSR, choose_group_size, group_sizes
+from pyg_fast.transforms.group_sizes import SIZES, ChosenSize, Degrees, regression_size
 
 N, E = 60, 900
 
@@ -33,34 +30,6 @@ def homogeneous(device: torch.device | str = 'cpu') -> Data:
 
 def rows_of(degrees: list[int]) -> Tensor:
     return torch.tensor([0, *np.cumsum(degrees).tolist()])
-
-
-def made_up_net() -> GroupSizeNet:
-    torch.manual_seed(1)
-    net = GroupSizeNet(SIZES).eval()
-    net.start_from([2.0, 0, 0, 0, 0, 0.3])
-    torch.nn.init.normal_(net.head[-1].weight)  # or nodes would not matter
-    return net
-
-
-@pytest.fixture
-def unfitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A package without what --fit writes, and where it would be."""
-    monkeypatch.setattr(group_sizes, 'FITTED', tmp_path / 'group_sizes.json')
-    group_sizes._file.cache_clear()
-    yield tmp_path / 'group_sizes.json'
-    group_sizes._file.cache_clear()
-
-
-@pytest.fixture
-def fitted(unfitted: Path) -> dict:
-    """One with made-up weights."""
-    saved = {
-        'regression': {'weights': [0.5, 0.1, 0.3, 0.2, -0.1, 0.25]},
-        'classifier': group_size_net.save(made_up_net()),
-    }
-    unfitted.write_text(json.dumps(saved))
-    return saved
 
 
 # --- formulas ------------------------------------------------------------------------------------
@@ -84,135 +53,47 @@ def test_degrees(device: torch.device) -> None:
     (Degrees(0, 0, 0, 0), 1),
     (Degrees(10, 0, 0, 0), 1),
 ])  # fmt: skip
-def test_formula_of_the_paper(degrees: Degrees, size: int, unfitted: Path) -> None:
-    assert regressed_size(degrees, 64, 'paper') == regressed_size(degrees, 16) == size
+def test_formula_of_the_paper(degrees: Degrees, size: int) -> None:
+    assert regression_size(degrees, 64, 'paper') == regression_size(degrees, 16, 'paper') == size
 
 
-def test_fitted_formula(fitted: dict) -> None:
+def test_fitted_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_sizes, '_FITTED', (0.5, 0.1, 0.3, 0.2, -0.1, 0.25))
     degrees = Degrees(1023, 1023 * 15, 255, 1023 * 15 * 63)
     # log2: 0.5 + 0.1 * 10 + 0.3 * 4 + 0.2 * 8 - 0.1 * 6 + 0.25 * log2(width)
-    assert regressed_size(degrees, 64) == round(2**5.2)
-    assert regressed_size(degrees, 16, 'fitted') == round(2**4.7)
-    assert regressed_size(degrees._replace(largest=3), 64) == 3
-    assert regressed_size(degrees, 64, 'paper') != regressed_size(degrees, 64)
+    assert regression_size(degrees, 64) == round(2**5.2)
+    assert regression_size(degrees, 16, 'fitted') == round(2**4.7)
+    assert regression_size(degrees._replace(largest=3), 64) == 3
+    assert regression_size(degrees, 64, 'paper') != regression_size(degrees, 64)
 
 
-def test_what_was_not_fitted_is_said(unfitted: Path) -> None:
-    graph = graph_of(homogeneous().edge_index, N, N)
-    for kwargs in ({'strategy': 'learned'}, {'coefficients': 'fitted'}):
-        with pytest.raises(RuntimeError, match=r'python -m benchmarks\.group_sizes.*--fit'):
-            choose_group_size(graph.rowptr, N, col=graph.col, **kwargs)
+def test_learned_is_the_fitted_regression() -> None:
+    for edge_index in (homogeneous().edge_index, torch.randint(5000, (2, 200_000))):
+        graph = graph_of(edge_index, 5000, 5000)
+        for width in (16, 128):
+            size = regression_size(Degrees.of(graph.rowptr), width, 'fitted')
+            for coefficients in (None, 'paper'):
+                assert size == choose_group_size(
+                    graph.rowptr, 5000, width, 'learned', coefficients=coefficients
+                )
 
 
-def test_shipped_weights_fit_the_code() -> None:
-    if not group_sizes.FITTED.exists():
-        pytest.skip('nothing was fitted yet')
-    graph = graph_of(homogeneous().edge_index, N, N)
-    largest = Degrees.of(graph.rowptr).largest
-    for strategy in ('regression', 'learned'):
-        assert 1 <= choose_group_size(graph.rowptr, N, 64, strategy, col=graph.col) <= largest
+RECORD = Path(__file__).parents[2] / 'benchmarks/results/group-sizes-nvidia-h200.json'
 
 
-def test_weights_are_package_data() -> None:
-    setup = (Path(__file__).parents[2] / 'setup.cfg').read_text()
-    (patterns,) = re.findall(r'^pyg_fast = (.*)$', setup, re.MULTILINE)
-    package = Path(FT.__file__).parents[1]
-    name = group_sizes.FITTED.relative_to(package)
-    assert any(name.match(pattern.strip()) for pattern in patterns.split(','))
-
-
-# --- the classifier ------------------------------------------------------------------------------
-
-
-def test_sample(device: torch.device) -> None:
-    rowptr = rows_of([1, 0, 2, 9]).to(device, torch.int32)
-    col = torch.tensor([2, 0, 2, 0, 1, 2, 3, 3, 3, 3, 3, 2], dtype=torch.int32, device=device)
-    data = sample_of(rowptr, col, 5, 16)
-    degrees = 2 ** (data.x[:, 0] * group_size_net.LOG_DEGREE) - 1
-    rows, columns = degrees[:4], degrees[4:]
-    assert rows.tolist() == pytest.approx([1, 0, 2, 9], abs=1e-3)
-    # Of the last row, edges 1, 3, 5 and 7 of nine: columns 1, 3, 3 and 3.
-    assert columns.tolist() == pytest.approx([2, 1, 4, 5], abs=1e-3)
-    assert data.x[:, 1].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    half = data.edge_index.size(1) // 2
-    assert data.edge_index[:, :half].T.tolist() == [[6, 0], [4, 2], [6, 2], [5, 3], [7, 3], [7, 3],
-                                                    [7, 3]]  # fmt: skip
-    assert torch.equal(data.edge_index[:, half:], data.edge_index[:, :half].flip(0))
-    expected = torch.tensor(Degrees.of(rowptr).features(16)) / group_size_net.LOG_DEGREE
-    torch.testing.assert_close(data.features[0], expected)
-    assert data.x.device.type == 'cpu'
-
-
-@pytest.mark.parametrize('num_edges', [0, 1, 100_000])
-def test_sample_is_of_bounded_size(device: torch.device, num_edges: int) -> None:
-    edge_index = torch.randint(5000, (2, num_edges), device=device)
-    graph = graph_of(edge_index, 5000, 5000, transpose=False)
-    data = sample_of(graph.rowptr, graph.col, 5000, 64)
-    assert data.edge_index.size(1) <= 2 * 256 * 4
-    assert 256 <= data.num_nodes <= 256 * 5
-    assert data.x.isfinite().all()
-    again = sample_of(graph.rowptr, graph.col, 5000, 64)
-    assert torch.equal(again.x, data.x)
-    assert torch.equal(again.edge_index, data.edge_index)
-
-
-def test_edges_behind_the_last_row_count_for_nothing(device: torch.device) -> None:
-    edge_index = torch.tensor([[0, 1, 1, 2, 1], [0, 1, 1, 0, 0]], device=device)
-    dropped = graph_of(edge_index, 3, 3, drop_loops=True)
-    kept = graph_of(edge_index[:, 3:], 3, 3)
-    a, b = (sample_of(g.rowptr, g.col, 3, 64) for g in (dropped, kept))
-    assert torch.equal(a.x, b.x)
-    assert torch.equal(a.edge_index, b.edge_index)
-
-
-def test_scores_do_not_depend_on_the_batch() -> None:
-    net = made_up_net()
-    samples = []
-    for num_nodes, num_edges in ((30, 500), (900, 4000), (3, 0), (0, 0)):
-        edge_index = torch.randint(max(num_nodes, 1), (2, num_edges))
-        graph = graph_of(edge_index, num_nodes, num_nodes)
-        samples.append(sample_of(graph.rowptr, graph.col, num_nodes, 64))
-    with torch.no_grad():
-        alone = torch.cat([net(data) for data in samples])
-        together = net(Batch.from_data_list(samples))
-    assert together.shape == (4, len(SIZES))
-    torch.testing.assert_close(alone, together)
-
-
-def test_classifier_starts_from_the_regression() -> None:
-    net = GroupSizeNet(SIZES).eval()
-    weights = [0.5, 0.1, 0.3, 0.2, -0.1, 0.25]
-    net.start_from(weights)
-    graph = graph_of(homogeneous().edge_index, N, N)
-    degrees = Degrees.of(graph.rowptr)
-    power = sum(w * f for w, f in zip(weights, degrees.features(64), strict=True))
-    nearest = min(SIZES, key=lambda size: abs(math.log2(size) - power))
-    with torch.no_grad():
-        scores = net(sample_of(graph.rowptr, graph.col, N, 64))
-    assert SIZES[int(scores.argmax())] == nearest
-
-
-def test_saved_and_loaded() -> None:
-    net = GroupSizeNet(SIZES, hidden=8).eval()
-    other = group_size_net.load(json.loads(json.dumps(group_size_net.save(net))))
-    assert (other.sizes, other.hidden, other.training) == (SIZES, 8, False)
-    for a, b in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=0)
-
-
-def test_learned(device: torch.device, fitted: dict) -> None:
-    graph = graph_of(homogeneous(device).edge_index, N, N)
-    net = group_size_net.load(fitted['classifier'])
-    chosen = choose_group_size(graph.rowptr, N, 64, 'learned', col=graph.col)
-    best = net(sample_of(graph.rowptr, graph.col, N, 64)).argmax()
-    assert chosen == min(SIZES[int(best)], Degrees.of(graph.rowptr).largest)
-    with torch.no_grad():  # another answer
-        net.linear.bias += 100 if best == 0 else -100
-    fitted['classifier'] = group_size_net.save(net)
-    group_sizes.FITTED.write_text(json.dumps(fitted))
-    group_sizes._file.cache_clear()
-    other = Degrees.of(graph.rowptr).largest if best == 0 else SIZES[0]
-    assert choose_group_size(graph.rowptr, N, 64, 'learned', col=graph.col) == other
+@pytest.mark.skipif(not RECORD.exists(), reason='of a source tree with benchmarks')
+def test_choices_beside_the_times_recorded() -> None:
+    logs = []
+    for graph in json.loads(RECORD.read_text())['graphs']:
+        degrees = Degrees(**graph['degrees'])
+        for width, ms in graph['ms'].items():
+            sizes, times = zip(*((int(k), t) for k, t in ms.items() if k != 'none'), strict=True)
+            size = regression_size(degrees, int(width))
+            size = sizes[-1] if size >= degrees.largest else size  # No row is cut.
+            logs.append(np.interp(np.log(size), np.log(sizes), np.log(times)) - np.log(min(times)))
+    assert len(logs) == 276
+    assert math.exp(np.mean(logs)) < 1.035
+    assert math.exp(max(logs)) < 1.35
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -251,7 +132,7 @@ def sizes_of(edge_index: EdgeIndex, size: tuple[int, int]) -> tuple:
 
 
 @pytest.mark.parametrize('strategy', ['regression', 'learned'])
-def test_transform(device: torch.device, strategy: str, fitted: dict) -> None:
+def test_transform(device: torch.device, strategy: str) -> None:
     data = homogeneous(device)
     out = GroupSizes(strategy, width=32)(data)
     assert type(data.edge_index) is Tensor
@@ -357,10 +238,9 @@ def test_bad_arguments(make: Callable, bad: tuple) -> None:
         make(**{name: value})
 
 
-def test_strategies_that_need_columns() -> None:
-    for strategy in ('measured', 'learned'):
-        with pytest.raises(ValueError, match=f"'col'.*'{strategy}'"):
-            choose_group_size(torch.tensor([0, 1]), 1, strategy=strategy)
+def test_measuring_needs_columns() -> None:
+    with pytest.raises(ValueError, match="'col'.*'measured'"):
+        choose_group_size(torch.tensor([0, 1]), 1, strategy='measured')
 
 
 def test_bad_graph_names_the_store() -> None:

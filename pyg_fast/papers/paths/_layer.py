@@ -1,6 +1,5 @@
 """What layers on execution paths share: which path runs, and how a layer is described on it."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -164,16 +163,6 @@ class PathPrepared(AggregatesInput):
     ) -> InputPlan | None:
         """How to aggregate an input for the rows of a path with :obj:`forward`, or None."""
         raise NotImplementedError
-
-    def _set_cache_input(self, cache_input: bool) -> None:
-        if cache_input:
-            warnings.warn(
-                "'cache_input' is deprecated and has no effect, since not every write to an input "
-                'can be noticed: pass conv.aggregate_input(x, edge_index) in place of x',
-                DeprecationWarning,
-                stacklevel=3,
-            )
-        self.cache_input = cache_input
 
     def aggregate_input(
         self,

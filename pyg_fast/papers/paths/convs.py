@@ -50,8 +50,6 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
             input.
         out_channels (int): Size of each output sample.
         *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGCNConv`.
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedGCNConv`; with a path that stands alone no edges
@@ -65,17 +63,6 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
     """
 
     takes_edge_weight = True
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *args: Any,
-        cache_input: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(in_channels, out_channels, *args, **kwargs)
-        self._set_cache_input(cache_input)
 
     def forward(
         self,
@@ -245,10 +232,6 @@ def _loop_entries(
 class _PathPreparedReduce(PathPrepared, FusedReduce):
     """Mixin for a layer that sums or averages the features of neighbours."""
 
-    def __init__(self, *args: Any, cache_input: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._set_cache_input(cache_input)
-
     def forward(
         self,
         x: Tensor | OptPairTensor | AggregatedInput,
@@ -353,8 +336,6 @@ class PathPreparedSAGEConv(_PathPreparedReduce, FusedSAGEConv):
             first input. A tuple stands for the sizes of sources and destinations.
         out_channels (int): Size of each output sample.
         *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedSAGEConv`.
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedSAGEConv`; with a path that stands alone no edges
@@ -428,8 +409,6 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
         nn (torch.nn.Module): The network :math:`h_{\mathbf{\Theta}}` that maps features of size
             :math:`F_{in}` to :math:`F_{out}`.
         *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGINConv`.
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedGINConv`; with a path that stands alone no edges

@@ -74,8 +74,6 @@ class PathPreparedGNN(Module):
             (:obj:`"layer_norm"` does, unless :obj:`norm_kwargs` say otherwise).
             (default: :obj:`None`)
         norm_kwargs (dict, optional): Arguments of :obj:`norm`. (default: :obj:`None`)
-        cache_input (bool, optional): Deprecated, without effect: use :meth:`aggregate_input`.
-            (default: :obj:`False`)
         checkpoint (bool, optional): Whether training keeps less and computes more: aggregated
             features exist only for a part of the rows at a time, and the backward pass aggregates
             again; :obj:`"gin"` computes whole layers again. Dropout is the same both times.
@@ -107,7 +105,6 @@ class PathPreparedGNN(Module):
         act: str | Callable | None = 'relu',
         norm: str | Module | None = None,
         norm_kwargs: dict[str, Any] | None = None,
-        cache_input: bool = False,
         checkpoint: bool = False,
         tile: int | None = None,
         **kwargs: Any,
@@ -134,7 +131,7 @@ class PathPreparedGNN(Module):
         self.supports_edge_weight = CONVS[conv].takes_edge_weight
         widths = self._widths
         self.convs = ModuleList(
-            _conv(conv, widths[k], widths[k + 1], cache_input=cache_input and k == 0, **kwargs)
+            _conv(conv, widths[k], widths[k + 1], **kwargs)
             for k in range(num_layers)
         )
         self._last_paths: tuple[Any, list[ExecutionPath]] | None = None

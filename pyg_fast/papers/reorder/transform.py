@@ -1,6 +1,7 @@
 """Renumbers nodes, so that neighbours are close to each other in memory."""
 
-from typing import Any
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch_geometric.typing import SparseTensor
 
 from ...ops._edges import check_edge_index
 from ...ops.to_csr import to_csr
-from ...transforms.to_csr import ToCSR, is_edge_attr, permuted
+from ...transforms.to_csr import ToCSR, is_edge_attr, permute
 from .op import rabbit_order
 
 _OURS = ('perm_index', 'inverse_index')
@@ -109,9 +110,9 @@ class Reorder(BaseTransform):
         # Classify all attributes before any of them changes.
         before, dims, ids = _perm_before(data), _node_dims(data), _id_keys(data)
         for key, dim in dims.items():
-            data[key] = permuted(data[key], perm, dim)
+            data[key] = permute(data[key], perm, dim)
         for key in ids:
-            data[key] = _renumbered(key, data[key], inverse)
+            data[key] = _renumber(key, data[key], inverse)
         if isinstance(edge_index, EdgeIndex):
             data = ToCSR()(data)
         data.perm_index = perm if before is None else before.to(perm.device)[perm]
@@ -143,7 +144,7 @@ def _check(data: Data) -> None:
     check_edge_index(data.edge_index)
 
 
-def _is_prepared(value: Any) -> bool:
+def _is_prepared(value: object) -> bool:
     """Whether an attribute is an object of this package, or a list of them."""
     package = __name__.split('.')[0]
     parts = value if isinstance(value, (list, tuple)) else ()
@@ -199,14 +200,19 @@ def _id_keys(data: Data) -> list[str]:
     ]
 
 
-def _renumbered(key: str, value: Any, inverse: Tensor) -> Any:
+def _renumber(key: str, value: object, inverse: Tensor) -> object:
+    """An attribute of node ids, or of anything else despite its name."""
     if isinstance(value, (list, tuple)):
-        return type(value)([_renumbered(key, part, inverse) for part in value])
+        return type(value)([_renumber(key, part, inverse) for part in value])
     if isinstance(value, (int, np.integer, np.ndarray)) and np.asarray(value).dtype.kind in 'iu':
-        ids = _renumbered(key, torch.from_numpy(np.asarray(value, dtype=np.int64)), inverse)
+        ids = _renumber_ids(key, torch.from_numpy(np.asarray(value, dtype=np.int64)), inverse)
         return ids.numpy() if isinstance(value, np.ndarray) else int(ids)
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.dtype.is_floating_point:
-        return value  # not ids, despite the name
+        return value
+    return _renumber_ids(key, value, inverse)
+
+
+def _renumber_ids(key: str, value: Tensor, inverse: Tensor) -> Tensor:
     num_nodes = inverse.numel()
     ids = (value.as_tensor() if isinstance(value, (EdgeIndex, Index)) else value).long()
     if ids.numel() > 0 and (ids.min() < 0 or ids.max() >= num_nodes):
@@ -240,7 +246,7 @@ def _by_rcm(rowptr: Tensor, col: Tensor) -> Tensor:
     return torch.from_numpy(perm).to(col.device)
 
 
-def _scipy() -> tuple[Any, Any]:
+def _scipy() -> tuple[ModuleType, Callable[..., np.ndarray]]:
     try:
         from scipy import sparse
         from scipy.sparse.csgraph import reverse_cuthill_mckee
