@@ -1,5 +1,5 @@
-"""Public names that live elsewhere: the core does not import the rooms of papers, whose names it
-offers."""
+"""Names that live elsewhere: public ones of the rooms of papers, which the core does not import, and
+those that pickles of earlier releases look for."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -20,3 +20,8 @@ def lazy(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
         return getattr(import_module(f'pyg_fast.{homes[name]}'), name)
 
     return find
+
+
+def moved(home: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module whose names are now those of another one."""
+    return lambda name: getattr(import_module(f'pyg_fast.{home}'), name)

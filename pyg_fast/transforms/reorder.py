@@ -1,5 +1,5 @@
 """The place of pickles that 0.2 has written."""
 
-from .._lazy import lazy
+from .._lazy import moved
 
-__getattr__ = lazy(__name__, {'Reorder': 'papers.reorder'})
+__getattr__ = moved('papers.reorder.transform')
