@@ -98,7 +98,7 @@ def restore(model: ModelT) -> ModelT:
     """
     _check_model(model)
     for module in model.modules():
-        if isinstance(module, FusedLayer) and module._is_adopted:
+        if isinstance(module, FusedLayer) and module._is_adopted():
             module._release()
     return model
 
@@ -117,10 +117,10 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             if original in _NAMES:
                 yield module, LayerReport(name, original, None, 'compiled by TorchScript')
         elif isinstance(module, FusedLayer):
-            layer = module._base.__name__ if module._is_adopted else cls.__name__
+            layer = module._base.__name__ if module._is_adopted() else cls.__name__
             reason = cls._why_never(module)
             fused = None if reason else cls.__name__
-            yield module, LayerReport(name, layer, fused, reason, _ran(module), module._how)
+            yield module, LayerReport(name, layer, fused, reason, _ran(module), module._how())
         elif isinstance(module, MessagePassing):
             ours = _class_for(cls)
             reason = ours._why_never(module)

@@ -44,7 +44,6 @@ class FusedLayer:
         conv.__class__ = cls
         setattr(conv, _MARK, True)
 
-    @property
     def _is_adopted(self) -> bool:
         """Whether :meth:`_adopt` made the layer."""
         return _MARK in self.__dict__
@@ -56,7 +55,6 @@ class FusedLayer:
             own.pop(name, None)
         self.__class__ = self._base
 
-    @property
     def _how(self) -> str | None:
         """How our code ran in the last eager call: by a 'kernel', or over 'blocks' of edges."""
         return 'kernel' if self._last_run == '' else None

@@ -127,11 +127,10 @@ class FusedPropagate(FusedLayer):
         super()._adopt(conv)
         mark(conv)
 
-    @property
     def _how(self) -> str | None:
         entry = self.__dict__.get('_fused_entry')
         in_blocks = entry is not None and entry.in_blocks
-        return 'blocks' if self._last_run == '' and in_blocks else super()._how
+        return 'blocks' if self._last_run == '' and in_blocks else super()._how()
 
     def _note(self, reason: str) -> None:
         """Records what ran: the first reason of a call stays."""
