@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+#: What was measured, its start and its end.
+_Span: TypeAlias = tuple[str, torch.cuda.Event, torch.cuda.Event]
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Meter:
     def reset(self) -> None:
         with self._lock:
             self._seconds = dict.fromkeys(('sample', 'fetch', 'wait'), 0.0)
-            self._events: deque[tuple[str, Any, Any]] = deque()
+            self._events: deque[_Span] = deque()
             self._counts = dict.fromkeys(
                 ('batches', 'nodes', 'edges', 'smaller', 'moved', 'saved', 'matched'), 0
             )
@@ -96,7 +99,7 @@ class Meter:
             return counter
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Adds the time of the body; on CUDA its time on the current stream."""
         if self._device.type != 'cuda':
             start = time.perf_counter()
@@ -115,7 +118,7 @@ class Meter:
                 self._add_up()
 
     def _add_up(self) -> None:
-        left: deque = deque()
+        left: deque[_Span] = deque()
         for name, start, end in self._events:
             if end.query():
                 self._seconds[name] += start.elapsed_time(end) / 1000
@@ -123,13 +126,10 @@ class Meter:
                 left.append((name, start, end))
         self._events = left
 
-    def read(self, stream: Any) -> LoaderStats:
+    def read(self, stream: torch.cuda.Stream | None) -> LoaderStats:
         """The statistics so far; waits only for the loader's stream."""
         with self._lock:
-            if stream is not None:
-                with torch.cuda.stream(stream):
-                    rows = [(counter.tolist(), size) for counter, size in self._rows]
-            else:
+            with torch.cuda.stream(stream):  # no effect for None
                 rows = [(counter.tolist(), size) for counter, size in self._rows]
             self._add_up()
             moved, matched, cached = (

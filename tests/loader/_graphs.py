@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_fast.loader import FastNeighborLoader, _core, _features
+from pyg_fast.loader import FastNeighborLoader, _columns
 
 
 def random_data(num_nodes: int = 60, num_edges: int = 300, seed: int = 0) -> Data:
@@ -95,9 +95,8 @@ class Apart:
 
     def __init__(self, monkeypatch: Any, device: torch.device) -> None:
         if device.type == 'cpu':
-            for module in (_core, _features):
-                monkeypatch.setattr(module, 'is_apart', lambda memory, device: True)
-            monkeypatch.setattr(_features, 'pinned', lambda tensor: tensor.clone())
+            monkeypatch.setattr(_columns, 'is_apart', lambda memory, device: True)
+            monkeypatch.setattr(_columns, 'pin', lambda tensor: tensor.clone())
 
     def __call__(self, data: Data, *args: Any, **kwargs: Any) -> FastNeighborLoader:
         return FastNeighborLoader(data, *args, features='host', **kwargs)

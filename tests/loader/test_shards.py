@@ -102,8 +102,8 @@ for batches in ([loader([rank, 4])], [b for b, _ in zip(loader, range(3))], list
 # As on CUDA: a thread makes batches ahead, rows are exchanged in this one.
 for count in (4, 100):
     core = loader._core
-    iterator = ThreadedIterator(core.made(loader._seeds.batches(0), 0), None, core.meter,
-                                len(loader), None, 2, core.ended)
+    iterator = ThreadedIterator(core.make_batches(loader._seeds.of_epoch(0), 0), None, core.meter,
+                                len(loader), None, 2, core.end_iterator)
     for batch, _ in zip(iterator, range(count)):
         assert torch.equal(batch.x, data.x[batch.n_id])
     iterator.close()
@@ -137,7 +137,7 @@ place = dist.get_rank(odd)
 own.x = ShardedFeatures(data.x[[0, 10, 50][place]:[10, 50, 100][place]], 100, odd)
 dist.get_backend_config = lambda group: 'cuda:nccl'
 loader = FastNeighborLoader(own, [4], batch_size=9 + rank, seed=rank)
-assert loader._core.exchange._control is not odd
+assert loader._core.features.exchange._control is not odd
 for batch in loader:
     assert torch.equal(batch.x, data.x[batch.n_id])
 dist.get_backend_config = config
