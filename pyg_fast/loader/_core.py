@@ -81,16 +81,6 @@ class Core:
             raise ValueError("'weight_attr' must not be given for a (FeatureStore, GraphStore)")
         return structure_of_store(*self.given)
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether batches read rows that other processes hold."""
-        return isinstance(self.features, LocalFeatures) and self.features.exchange is not None
-
-    def end_iterator(self, end: Exception) -> None:
-        """Tells the processes with which rows are exchanged that an iterator has ended."""
-        if isinstance(self.features, LocalFeatures):
-            self.features.end_iterator(end)
-
     def make_batches(self, positions: Iterator[tuple[int, Tensor]], epoch: int) -> Batches:
         """Makes the batches of an epoch, in the order in which the loader returns them."""
         with self._borrow_node_map() as node_map:
@@ -119,7 +109,7 @@ class Core:
                 with self.meter.measure('fetch'):
                     pending = self._fetch(part, self._fetcher(node_map))
         except Exception as error:
-            self.end_iterator(error)
+            self.features.end_iterator(error)
             raise
         if self.stream is not None:
             self.stream.synchronize()  # The caller may free the graph in host memory now.

@@ -24,9 +24,9 @@ class PreviousBatch:
         self.rows: dict[str, Tensor] = {}
         self._node_map, self._meter = node_map, meter
         self._n_id: Tensor | None = None
-        self._version: int | None = None
+        self._version: object = None
 
-    def forget_if_stale(self, version: int) -> None:
+    def forget_if_stale(self, version: object) -> None:
         """Forgets the batch if attributes have changed since it was fetched."""
         if version != self._version:
             self._n_id, self._version = None, version

@@ -12,6 +12,7 @@ from torch_geometric.sampler import NumNeighbors, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from ..ops._library import with_cuda
+from ..ops._numbers import check_number
 from ..ops.neighbor_sample import check_num_neighbors
 from ..ops.random_walk import MOST_VISITS
 from ._shards import ShardedFeatures
@@ -83,10 +84,10 @@ class StorageOptions:
         check_bool('match', self.match)
         if self.reorder is not None:
             check_bool('reorder', self.reorder)
-        check_count('window', self.window)
+        check_number('window', self.window, 1)
         check_share('cache_ratio', self.cache_ratio)
         if self.max_device_bytes is not None:
-            check_count('max_device_bytes', self.max_device_bytes, 0)
+            check_number('max_device_bytes', self.max_device_bytes)
         check_choice('features', self.features, (*PLACES, SHARDED))
         check_choice('topology', self.topology, PLACES)
 
@@ -106,7 +107,7 @@ class BatchOptions:
     def __post_init__(self) -> None:
         check_bool('shuffle', self.shuffle)
         check_bool('drop_last', self.drop_last)
-        check_count('batch_size', self.batch_size)
+        check_number('batch_size', self.batch_size, 1)
         given = (self.sampler is not None) + (self.batch_sampler is not None)
         if given == 2 or (given == 1 and (self.shuffle or self.num_replicas > 1)):
             raise ValueError(
@@ -170,17 +171,6 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ValueError(f"'{name}' must be one of {choices}, got {value!r}")
 
 
-def check_int(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"'{name}' must be an integer, got {type(value).__name__}")
-    return value
-
-
-def check_count(name: str, value: object, least: int = 1) -> None:
-    if check_int(name, value) < least:
-        raise ValueError(f"'{name}' must be at least {least}, got {value}")
-
-
 def check_share(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"'{name}' must be a number, got {type(value).__name__}")
@@ -205,8 +195,8 @@ def resolve_walks(
     check_choice('sampler', sampler, SAMPLERS)
     if sampler != 'random_walk':
         return None
-    check_count('num_walks', num_walks)
-    check_count('walk_length', walk_length)
+    check_number('num_walks', num_walks, 1)
+    check_number('walk_length', walk_length, 1)
     check_share('restart', restart)
     if num_walks * walk_length > MOST_VISITS:
         raise ValueError(
@@ -221,8 +211,9 @@ def resolve_replicas(rank: int | None, num_replicas: int | None) -> tuple[int, i
         raise ValueError("'rank' and 'num_replicas' must be given together")
     if rank is None or num_replicas is None:
         return 0, 1
-    check_count('num_replicas', num_replicas)
-    if not 0 <= check_int('rank', rank) < num_replicas:
+    check_number('num_replicas', num_replicas, 1)
+    check_number('rank', rank)
+    if rank >= num_replicas:
         raise ValueError(f"'rank' must be from 0 to {num_replicas - 1}, got {rank}")
     return rank, num_replicas
 
@@ -234,7 +225,9 @@ def resolve_seed(
     if seed is not None:
         if generator is not None:
             raise ValueError("'seed' and 'generator' must not both be given")
-        return check_int('seed', seed)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
+        return seed
     if batches.num_replicas > 1 and batches.shuffle:
         raise ValueError(
             "'seed' must be given, with the same value for all, if several replicas shuffle"

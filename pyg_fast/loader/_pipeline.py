@@ -15,10 +15,10 @@ from torch_geometric.data import Data
 from ._stats import Meter
 
 T = TypeVar('T')
+Self = TypeVar('Self', bound='BatchIterator')
 
 #: What a user's function makes of a batch may be anything.
 Transform: TypeAlias = Callable[[Data], Any]
-#: Called once, with the error that ends an iterator, or StopIteration.
 OnEnd: TypeAlias = Callable[[Exception], None]
 
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -64,22 +64,32 @@ def run_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
         yield
 
 
-class InlineIterator:
-    """Makes each batch when the caller requests it. `on_end` is not called if the iterator is left
-    before its end."""
+class BatchIterator:
+    """The batches of an epoch. `on_end` is called once, with the error that ends the iterator, or
+    StopIteration; not if the iterator is left before."""
+
+    def __init__(
+        self, transform: Transform | None, meter: Meter, length: int, on_end: OnEnd | None
+    ) -> None:
+        self._transform, self._meter = transform, meter
+        self._length, self._on_end = length, on_end
+
+    def __iter__(self: Self) -> Self:
+        return self
+
+    def __len__(self) -> int:
+        return self._length
+
+
+class InlineIterator(BatchIterator):
+    """Makes each batch when the caller requests it."""
 
     def __init__(
         self, batches: Batches, transform: Transform | None, meter: Meter, length: int,
         on_end: OnEnd | None = None,
     ) -> None:  # fmt: skip
-        self._batches, self._transform, self._meter = batches, transform, meter
-        self._length, self._on_end = length, on_end
-
-    def __iter__(self) -> 'InlineIterator':
-        return self
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__(transform, meter, length, on_end)
+        self._batches = batches
 
     def __next__(self) -> Any:
         with self._meter.measure('wait'):
@@ -138,8 +148,8 @@ class _Channel(Generic[T]):
 _Item: TypeAlias = tuple[PendingBatch, torch.cuda.Event | None] | BaseException
 
 
-class ThreadedIterator:
-    """Returns batches that a thread makes ahead on its own stream; `on_end` as there.
+class ThreadedIterator(BatchIterator):
+    """Returns batches that a thread makes ahead on its own stream.
 
     The thread refers to the channel, not to the iterator: when the iterator is closed, collected or
     left at interpreter exit, it closes the channel, which ends the thread.
@@ -149,8 +159,8 @@ class ThreadedIterator:
         self, batches: Batches, transform: Transform | None, meter: Meter, length: int,
         stream: torch.cuda.Stream | None, prefetch: int, on_end: OnEnd | None = None,
     ) -> None:  # fmt: skip
-        self._transform, self._meter, self._length = transform, meter, length
-        self._stream, self._on_end = stream, on_end
+        super().__init__(transform, meter, length, on_end)
+        self._stream = stream
         self._channel: _Channel[_Item] = _Channel(prefetch)
         self._thread = threading.Thread(
             target=_produce, args=(batches, self._channel, stream), name='pyg_fast.loader',
@@ -158,12 +168,6 @@ class ThreadedIterator:
         )  # fmt: skip
         self.close = weakref.finalize(self, _stop, self._channel, self._thread)
         self._thread.start()
-
-    def __iter__(self) -> 'ThreadedIterator':
-        return self
-
-    def __len__(self) -> int:
-        return self._length
 
     def __next__(self) -> Any:
         stream = self._stream

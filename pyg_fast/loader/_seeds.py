@@ -51,7 +51,9 @@ class NodeSeeds:
             nodes = nodes.nonzero().view(-1)
             input_id = nodes if input_id is None else input_id
         nodes = nodes.to(torch.int64)
-        _check_range("'input_nodes' must be", nodes, num_nodes)
+        wrong = _find_outside(nodes, num_nodes)
+        if wrong is not None:
+            raise IndexError(f"'input_nodes' must be from 0 to {num_nodes - 1}, got {wrong}")
         return cls(nodes, None if input_id is None else _copy_input_id(input_id, nodes))
 
     def __len__(self) -> int:
@@ -108,16 +110,20 @@ def check_positions(name: str, positions: Iterable[int] | Tensor, num_seeds: int
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise TypeError(f'{name} must give positions of seeds, got {positions.dtype}')
     positions = positions.to(torch.int64).view(-1)
-    _check_range(f'{name} must give positions of seeds', positions, num_seeds)
+    wrong = _find_outside(positions, num_seeds)
+    if wrong is not None:
+        raise IndexError(
+            f'{name} must give positions of seeds from 0 to {num_seeds - 1}, got {wrong}'
+        )
     return positions
 
 
-def _check_range(what: str, ids: Tensor, end: int) -> None:
+def _find_outside(ids: Tensor, end: int) -> int | None:
+    """An id that is not from 0 to `end`, exclusive; None: there is none."""
     if ids.numel() == 0:
-        return
+        return None
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= end:
-        raise IndexError(f'{what} from 0 to {end - 1}, got {low if low < 0 else high}')
+    return low if low < 0 else high if high >= end else None
 
 
 class SeedBatches:

@@ -317,7 +317,7 @@ class FastNeighborLoader(NeighborLoader):
         self.epoch += 1
         batches = core.make_batches(self._seeds.of_epoch(epoch), epoch)
         args = (batches, self.transform, core.meter, len(self))
-        on_end = core.end_iterator if core.exchanges else None
+        on_end = None if core.features.exchange is None else core.features.end_iterator
         if core.stream is None:
             return InlineIterator(*args, on_end)
         core.stream.wait_stream(torch.cuda.current_stream(core.device))
@@ -336,7 +336,7 @@ class FastNeighborLoader(NeighborLoader):
     def collate_fn(self, index: Tensor | list[int]) -> Any:
         """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
         worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
-        if worker is not None and self._core.exchanges:
+        if worker is not None and self._core.features.exchange is not None:
             raise RuntimeError(
                 'batches with ShardedFeatures cannot be made in a worker process, which is not in '
                 "the group: use 'num_workers=0'"

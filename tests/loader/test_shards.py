@@ -103,7 +103,7 @@ for batches in ([loader([rank, 4])], [b for b, _ in zip(loader, range(3))], list
 for count in (4, 100):
     core = loader._core
     iterator = ThreadedIterator(core.make_batches(loader._seeds.of_epoch(0), 0), None, core.meter,
-                                len(loader), None, 2, core.end_iterator)
+                                len(loader), None, 2, core.features.end_iterator)
     for batch, _ in zip(iterator, range(count)):
         assert torch.equal(batch.x, data.x[batch.n_id])
     iterator.close()
