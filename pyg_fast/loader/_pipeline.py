@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ._stats import Meter
+from ._stats import Meter, on_stream
 
 T = TypeVar('T')
 Self = TypeVar('Self', bound='BatchIterator')
@@ -196,7 +196,7 @@ def _produce(
     try:
         if stream is not None:
             _ignore_captures()
-        with torch.cuda.stream(stream):  # no effect for None
+        with on_stream(stream):
             for pending in batches:
                 done = None if stream is None else stream.record_event()
                 if not channel.put((pending, done)):

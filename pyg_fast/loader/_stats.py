@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -46,6 +46,12 @@ class LoaderStats:
     fetch_seconds: float = 0.0
     #: Seconds of waiting for a batch: by the caller, on CUDA by its stream.
     wait_seconds: float = 0.0
+
+
+def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager:
+    """Runs the body on a stream. None: no streams, and CUDA is not initialised, which
+    :func:`torch.cuda.stream` would do for it; forked processes cannot."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 class Meter:
@@ -129,7 +135,7 @@ class Meter:
     def read(self, stream: torch.cuda.Stream | None) -> LoaderStats:
         """The statistics so far; waits only for the loader's stream."""
         with self._lock:
-            with torch.cuda.stream(stream):  # no effect for None
+            with on_stream(stream):
                 rows = [(counter.tolist(), size) for counter, size in self._rows]
             self._add_up()
             moved, matched, cached = (
