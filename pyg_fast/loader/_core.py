@@ -119,8 +119,8 @@ class Core:
         return pending.complete(self.meter)
 
     def _sample(self, positions: Tensor, seed: int, node_map: NodeMap) -> Subgraph:
-        seeds, input_id = self.seeds.take(positions, self.device)
-        return sample_batch(self.graph, self.sampling, seeds, input_id, seed, node_map)
+        seeds = self.seeds.take(positions, self.device)
+        return sample_batch(self.graph, self.sampling, seeds, seed, node_map)
 
     def _order(self, parts: list[Subgraph], node_map: NodeMap) -> list[int]:
         """The order of the batches of a window."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,13 @@ def mix_seeds(*numbers: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & _WORD
         state ^= state >> 31
     return state >> 1
+
+
+class SeedBatch(NamedTuple):
+    """The seeds of a batch: nodes around which it is sampled, and what it tells of them."""
+
+    nodes: Tensor
+    input_id: Tensor
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,9 @@ class NodeSeeds:
     def __len__(self) -> int:
         return self.nodes.numel()
 
-    def take(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The seeds at these positions, and :obj:`batch.input_id` of each."""
+    def take(self, positions: Tensor, device: torch.device) -> SeedBatch:
         input_id = positions if self.input_id is None else self.input_id[positions]
-        return self.nodes[positions].to(device), input_id.to(device)
+        return SeedBatch(self.nodes[positions].to(device), input_id.to(device))
 
 
 def _copy_input_id(input_id: Tensor, nodes: Tensor) -> Tensor:

@@ -8,29 +8,30 @@ from ..ops.neighbor_sample import relabel_ids
 from ..ops.node_map import NodeMap
 from ..ops.random_walk import pinsage_neighbors
 from ._options import Walks
-from ._seeds import mix_seeds
+from ._seeds import SeedBatch, mix_seeds
 from ._structure import Structure
 from ._subgraph import Subgraph
 
 
 def sample_walks(
-    graph: Structure, seeds: Tensor, fanouts: tuple[int, ...], walks: Walks, seed: int,
-    input_id: Tensor, node_map: NodeMap,
+    graph: Structure, seeds: SeedBatch, fanouts: tuple[int, ...], walks: Walks, seed: int,
+    node_map: NodeMap,
 ) -> Subgraph:  # fmt: skip
     """Each hop adds the most visited nodes around the new nodes of the previous hop; the weight of
     an edge is its share of the node's visits."""
-    distinct, place = relabel_ids(seeds, node_map)
-    first, num_distinct = _first_positions(place, distinct.numel()), distinct.numel()
-    frontier, start = seeds, 0
+    distinct, place = relabel_ids(seeds.nodes, node_map)
+    num_seeds, num_distinct = place.numel(), distinct.numel()
+    first = _first_positions(place, num_distinct)
+    frontier, start = seeds.nodes, 0
     sources, targets, weights = [], [], []
-    num_nodes, num_edges = [seeds.numel()], []
+    num_nodes, num_edges = [num_seeds], []
     for hop, fanout in enumerate(fanouts):
         neighbor, target, weight = _most_visited(
             graph, frontier, fanout, walks, mix_seeds(seed, hop)
         )
         before = distinct.numel()
         distinct, local = relabel_ids(torch.cat([distinct, neighbor]), node_map)
-        sources.append(_positions_of(local[before:], first, seeds.numel()))
+        sources.append(_positions_of(local[before:], first, num_seeds))
         targets.append(target + start)
         weights.append(weight)
         start += frontier.numel()
@@ -38,12 +39,12 @@ def sample_walks(
         num_nodes.append(frontier.numel())
         num_edges.append(neighbor.numel())
 
-    n_id = torch.cat([seeds, distinct[num_distinct:]])
+    n_id = torch.cat([seeds.nodes, distinct[num_distinct:]])
     edge_index = torch.stack([torch.cat(sources), torch.cat(targets)])
     rowptr = index2ptr(edge_index[1], n_id.numel()).int()
     return Subgraph(
-        n_id, edge_index, rowptr, edge_index[0].int(), None, num_nodes, num_edges, input_id,
-        (tuple(num_nodes), tuple(num_edges)), torch.cat(weights),
+        n_id, edge_index, rowptr, edge_index[0].int(), None, num_nodes, num_edges,
+        seeds.input_id, (tuple(num_nodes), tuple(num_edges)), torch.cat(weights),
     )  # fmt: skip
 
 
