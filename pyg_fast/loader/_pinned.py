@@ -2,7 +2,6 @@
 
 import threading
 import weakref
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +10,9 @@ _lock = threading.RLock()  # Reentrant: garbage collection may run while it is h
 _users: dict[int, int] = {}  # number of users that keep shared memory page-locked, by address
 
 
-def pinned(tensor: Tensor) -> Tensor:
-    """The tensor in page-locked memory. Pinned and shared memory is not copied; shared memory is
-    locked as long as the result lives."""
+def pin(tensor: Tensor) -> Tensor:
+    """Copies a tensor to page-locked memory. Pinned and shared memory is not copied; shared memory
+    is locked as long as the result lives."""
     if tensor.is_contiguous() and tensor.is_shared() and tensor.numel() > 0:
         view = tensor.view(tensor.shape)
         if _lock_pages(view):
@@ -25,7 +24,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 def _lock_pages(view: Tensor) -> bool:
     address, size = view.data_ptr(), view.nbytes
-    runtime: Any = torch.cuda.cudart()
+    runtime = torch.cuda.cudart()
     with _lock:
         users = _users.get(address, 0)
         # Memory locked by other code may be unlocked at any time, so it is not used.
@@ -38,7 +37,8 @@ def _lock_pages(view: Tensor) -> bool:
     return True
 
 
-def _unlock_pages(storage: Any, address: int) -> None:  # `storage` keeps the memory alive.
+def _unlock_pages(storage: torch.UntypedStorage, address: int) -> None:
+    # `storage` keeps the memory alive until here.
     with _lock:
         _users[address] -= 1
         if _users[address] == 0:

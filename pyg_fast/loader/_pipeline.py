@@ -4,43 +4,55 @@ import ctypes
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ._stats import Meter
+from ._stats import Meter, on_stream
+
+T = TypeVar('T')
+Self = TypeVar('Self', bound='BatchIterator')
+
+#: What a user's function makes of a batch may be anything.
+Transform: TypeAlias = Callable[[Data], Any]
+OnEnd: TypeAlias = Callable[[Exception], None]
 
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
-class Late(NamedTuple):
+class LateRead(NamedTuple):
     """Attributes that are read when the loader returns the batch."""
 
-    read: Callable[[], dict[str, Any]]
-    tensors: list[Tensor]  # what it reads of those that others made
+    read: Callable[[], dict[str, object]]
+    tensors: list[Tensor]  # what it reads that another stream wrote
 
 
-class Made(NamedTuple):
-    """A batch that a loader has made."""
+class PendingBatch(NamedTuple):
+    """A batch that may lack attributes."""
 
     batch: Data
-    tensors: list[Tensor]  # its tensors that others made
-    late: Callable[[], None] | None = None  # adds attributes that are read last
+    tensors: list[Tensor]  # its tensors that another stream wrote
+    late: Sequence[LateRead] = ()
 
-    def finished(self, meter: Meter) -> Data:
-        """The complete batch, on the stream that uses it."""
-        if self.late is not None:
-            with meter.timed('fetch'):
-                self.late()
+    def complete(self, meter: Meter) -> Data:
+        """Reads what it lacks, on the stream that uses the batch."""
+        if self.late:
+            with meter.measure('fetch'):
+                for item in self.late:
+                    for key, value in item.read().items():
+                        self.batch._store[key] = value
         return self.batch
 
 
+Batches: TypeAlias = Generator[PendingBatch, None, None]
+
+
 @contextmanager
-def behind(stream: Any) -> Iterator[None]:
+def run_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """Runs the body on a stream, after all work of the current stream; None: no streams."""
     if stream is None:
         yield
@@ -52,55 +64,61 @@ def behind(stream: Any) -> Iterator[None]:
         yield
 
 
-class InlineIterator:
-    """Makes each batch when the caller requests it. `ended` is called once, with the error that
-    ends making, or StopIteration; not if the iterator is left before."""
+class BatchIterator:
+    """The batches of an epoch. `on_end` is called once, with the error that ends the iterator, or
+    StopIteration; not if the iterator is left before."""
 
     def __init__(
-        self,
-        made: Iterator[Made],
-        transform: Callable | None,
-        meter: Meter,
-        length: int,
-        ended: Callable[[Exception], None] | None = None,
+        self, transform: Transform | None, meter: Meter, length: int, on_end: OnEnd | None
     ) -> None:
-        self._made, self._transform, self._meter = made, transform, meter
-        self._length, self._ended = length, ended
+        self._transform, self._meter = transform, meter
+        self._length, self._on_end = length, on_end
 
-    def __iter__(self) -> 'InlineIterator':
+    def __iter__(self: Self) -> Self:
         return self
 
     def __len__(self) -> int:
         return self._length
 
+
+class InlineIterator(BatchIterator):
+    """Makes each batch when the caller requests it."""
+
+    def __init__(
+        self, batches: Batches, transform: Transform | None, meter: Meter, length: int,
+        on_end: OnEnd | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(transform, meter, length, on_end)
+        self._batches = batches
+
     def __next__(self) -> Any:
-        with self._meter.timed('wait'):
+        with self._meter.measure('wait'):
             try:
-                made = next(self._made)
+                pending = next(self._batches)
             except Exception as end:
-                ended, self._ended = self._ended, None
-                if ended is not None:
-                    ended(end)
+                on_end, self._on_end = self._on_end, None
+                if on_end is not None:
+                    on_end(end)
                 raise
-            batch = made.finished(self._meter)
+            batch = pending.complete(self._meter)
         return batch if self._transform is None else self._transform(batch)
 
     def close(self) -> None:
         """Ends the epoch."""
-        self._ended = None
-        self._made.close()  # type: ignore[attr-defined]
+        self._on_end = None
+        self._batches.close()
 
 
-class _Channel:
+class _Channel(Generic[T]):
     """A queue between two threads; each of them can close it."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._items: deque = deque()
+        self._items: deque[T] = deque()
         self._changed = threading.Condition()
         self.closed = False
 
-    def put(self, item: Any) -> bool:
+    def put(self, item: T) -> bool:
         """Adds an item when there is room; False: closed."""
         with self._changed:
             self._changed.wait_for(lambda: self.closed or len(self._items) < self._size)
@@ -109,7 +127,7 @@ class _Channel:
                 self._changed.notify_all()
             return not self.closed
 
-    def get(self) -> Any:
+    def get(self) -> T | None:
         """The next item; None: closed."""
         with self._changed:
             self._changed.wait_for(lambda: self.closed or self._items)
@@ -126,76 +144,70 @@ class _Channel:
             self._changed.notify_all()
 
 
-class ThreadedIterator:
-    """Returns batches that a thread makes ahead on its own stream; `ended` as there.
+#: A batch and the event after which it may be read, or what ended the thread.
+_Item: TypeAlias = tuple[PendingBatch, torch.cuda.Event | None] | BaseException
+
+
+class ThreadedIterator(BatchIterator):
+    """Returns batches that a thread makes ahead on its own stream.
 
     The thread refers to the channel, not to the iterator: when the iterator is closed, collected or
     left at interpreter exit, it closes the channel, which ends the thread.
     """
 
     def __init__(
-        self,
-        made: Iterator[Made],
-        transform: Callable | None,
-        meter: Meter,
-        length: int,
-        stream: Any,
-        prefetch: int,
-        ended: Callable[[Exception], None] | None = None,
-    ) -> None:
-        self._transform, self._meter, self._length = transform, meter, length
-        self._stream, self._ended = stream, ended
-        self._channel = _Channel(prefetch)
+        self, batches: Batches, transform: Transform | None, meter: Meter, length: int,
+        stream: torch.cuda.Stream | None, prefetch: int, on_end: OnEnd | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(transform, meter, length, on_end)
+        self._stream = stream
+        self._channel: _Channel[_Item] = _Channel(prefetch)
         self._thread = threading.Thread(
-            target=_produce, args=(made, self._channel, stream), name='pyg_fast.loader', daemon=True
-        )
+            target=_produce, args=(batches, self._channel, stream), name='pyg_fast.loader',
+            daemon=True,
+        )  # fmt: skip
         self.close = weakref.finalize(self, _stop, self._channel, self._thread)
         self._thread.start()
-
-    def __iter__(self) -> 'ThreadedIterator':
-        return self
-
-    def __len__(self) -> int:
-        return self._length
 
     def __next__(self) -> Any:
         stream = self._stream
         current = None if stream is None else torch.cuda.current_stream(stream.device)
-        with self._meter.timed('wait'):
+        with self._meter.measure('wait'):
             item = self._channel.get()
-            if item is not None and not isinstance(item, BaseException):
-                made, done = item
-                if current is not None:
-                    current.wait_event(done)
+            if current is not None and isinstance(item, tuple) and item[1] is not None:
+                current.wait_event(item[1])
         if item is None or isinstance(item, BaseException):
             self.close()
-            if self._ended is not None and isinstance(item, Exception):
-                self._ended(item)
+            if self._on_end is not None and isinstance(item, Exception):
+                self._on_end(item)
             raise StopIteration if item is None else item
+        pending = item[0]
         if current is not None:
-            for tensor in made.tensors:
+            for tensor in pending.tensors:
                 tensor.record_stream(current)
-        batch = made.finished(self._meter)
+        batch = pending.complete(self._meter)
         return batch if self._transform is None else self._transform(batch)
 
 
-def _produce(made: Iterator[Made], channel: _Channel, stream: Any) -> None:
+def _produce(
+    batches: Batches, channel: _Channel[_Item], stream: torch.cuda.Stream | None
+) -> None:
     end: BaseException = StopIteration()
     try:
         if stream is not None:
             _ignore_captures()
-        with torch.cuda.stream(stream):  # no effect for None
-            for item in made:
+        with on_stream(stream):
+            for pending in batches:
                 done = None if stream is None else stream.record_event()
-                if not channel.put((item, done)):
+                if not channel.put((pending, done)):
                     break
-                del item
+                del pending
     except BaseException as error:
         end = error
     try:
         if stream is not None:
-            stream.synchronize()  # Kernels still read memory that `made` keeps alive.
-        made.close()  # type: ignore[attr-defined]
+            stream.synchronize()  # Kernels still read memory that `batches` keeps alive.
+        batches.close()
     except BaseException as error:
         end = error if isinstance(end, StopIteration) else end
     channel.put(end)
@@ -213,7 +225,7 @@ def _ignore_captures() -> None:
         pass
 
 
-def _stop(channel: _Channel, thread: threading.Thread) -> None:
+def _stop(channel: _Channel[_Item], thread: threading.Thread) -> None:
     channel.close()
     if thread is not threading.current_thread():
         thread.join()

@@ -1,19 +1,24 @@
 """Objects that the processes of a group tell each other."""
 
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import torch.distributed as dist
+
+T = TypeVar('T')
+
+#: A group of processes; None: all. A name: not every torch has the class.
+Group: TypeAlias = 'dist.ProcessGroup | None'
 
 
 def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def gathered(value: Any, group: Any) -> list[Any]:
-    """The values of all processes of a group; without processes, the only one."""
+def gather_objects(value: T, group: Group) -> list[T]:
+    """Gathers the values of all processes of a group; without processes, the only one."""
     if not is_distributed():
         return [value]
-    values: list[Any] = [None] * dist.get_world_size(group)
+    values: list[T] = [value] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group)
     return values
 
@@ -25,5 +30,5 @@ def raise_first(what: str, texts: list[str | None], cause: Exception | None) -> 
             raise RuntimeError(f'{what} failed in process {rank}: {text}') from cause
 
 
-def told(error: Exception | None) -> str | None:
+def text_of(error: Exception | None) -> str | None:
     return None if error is None else repr(error)

@@ -1,16 +1,19 @@
-"""The seed nodes of each batch of an epoch."""
+"""The seeds of each batch of an epoch."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ._options import BatchOptions
+
 _WORD = 2**64 - 1
 
 
-def mixed(*numbers: int) -> int:
+def mix_seeds(*numbers: int) -> int:
     """A pseudo-random 63-bit seed from numbers."""
     state = 0
     for number in numbers:  # SplitMix64
@@ -21,16 +24,31 @@ def mixed(*numbers: int) -> int:
     return state >> 1
 
 
-def resolve_input_nodes(
-    input_nodes: Any, num_nodes: int, input_id: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Checked int64 ids of seeds on the CPU, and :obj:`batch.input_id` of each (:obj:`None`: its
-    position). Both are copies: the caller may write the originals at any time."""
-    if input_nodes is None:
-        nodes = torch.arange(num_nodes)
-    else:
-        # Copy first: a check of the original would not cover later writes.
-        nodes = torch.clone(_as_tensor(input_nodes).detach().cpu())
+class SeedBatch(NamedTuple):
+    """The seeds of a batch: nodes around which it is sampled, and what it tells of them."""
+
+    nodes: Tensor
+    input_id: Tensor
+
+
+@dataclass(frozen=True)
+class NodeSeeds:
+    """Nodes around which batches are sampled, on the CPU: a copy, since the caller may write the
+    originals at any time."""
+
+    nodes: Tensor  # int64
+    input_id: Tensor | None  # `batch.input_id` of each; None: its position
+
+    @classmethod
+    def of(
+        cls, input_nodes: Iterable[int] | Tensor | None, num_nodes: int, input_id: Tensor | None
+    ) -> 'NodeSeeds':
+        """The seeds of a loader's arguments, checked."""
+        if input_nodes is None:
+            nodes = torch.arange(num_nodes)
+        else:
+            # Copy first: a check of the original would not cover later writes.
+            nodes = torch.clone(_as_tensor(input_nodes).detach().cpu())
         if nodes.dtype == torch.bool:
             if nodes.numel() != num_nodes:
                 raise ValueError(
@@ -40,26 +58,31 @@ def resolve_input_nodes(
             nodes = nodes.nonzero().view(-1)
             input_id = nodes if input_id is None else input_id
         nodes = nodes.to(torch.int64)
-        if nodes.numel() > 0:
-            low, high = int(nodes.min()), int(nodes.max())
-            if low < 0 or high >= num_nodes:
-                raise IndexError(
-                    f"'input_nodes' must be from 0 to {num_nodes - 1}, got "
-                    f'{low if low < 0 else high}'
-                )
-    if input_id is not None:
-        if not isinstance(input_id, Tensor):
-            raise TypeError(f"'input_id' must be a tensor, got {type(input_id).__name__}")
-        if input_id.dim() != 1 or input_id.numel() != nodes.numel():
-            raise ValueError(
-                f"'input_id' must have shape [{nodes.numel()}] as 'input_nodes', got "
-                f'{list(input_id.shape)}'
-            )
-        input_id = torch.clone(input_id.detach().cpu())
-    return nodes, input_id
+        wrong = _find_outside(nodes, num_nodes)
+        if wrong is not None:
+            raise IndexError(f"'input_nodes' must be from 0 to {num_nodes - 1}, got {wrong}")
+        return cls(nodes, None if input_id is None else _copy_input_id(input_id, nodes))
+
+    def __len__(self) -> int:
+        return self.nodes.numel()
+
+    def take(self, positions: Tensor, device: torch.device) -> SeedBatch:
+        input_id = positions if self.input_id is None else self.input_id[positions]
+        return SeedBatch(self.nodes[positions].to(device), input_id.to(device))
 
 
-def _as_tensor(input_nodes: Any) -> Tensor:
+def _copy_input_id(input_id: Tensor, nodes: Tensor) -> Tensor:
+    if not isinstance(input_id, Tensor):
+        raise TypeError(f"'input_id' must be a tensor, got {type(input_id).__name__}")
+    if input_id.dim() != 1 or input_id.numel() != nodes.numel():
+        raise ValueError(
+            f"'input_id' must have shape [{nodes.numel()}] as 'input_nodes', got "
+            f'{list(input_id.shape)}'
+        )
+    return torch.clone(input_id.detach().cpu())
+
+
+def _as_tensor(input_nodes: object) -> Tensor:
     if isinstance(input_nodes, str) or (
         isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str)
     ):
@@ -80,8 +103,8 @@ def _as_tensor(input_nodes: Any) -> Tensor:
     return nodes
 
 
-def checked_positions(name: str, positions: Any, num_seeds: int) -> Tensor:
-    """A copy of positions in the list of seeds, int64 on the CPU.
+def check_positions(name: str, positions: Iterable[int] | Tensor, num_seeds: int) -> Tensor:
+    """Copies positions in the list of seeds, as int64 on the CPU.
 
     Raises:
         TypeError, IndexError: If they are invalid; `name` says where they come from.
@@ -93,16 +116,23 @@ def checked_positions(name: str, positions: Any, num_seeds: int) -> Tensor:
     if positions.is_floating_point() or positions.is_complex() or positions.dtype == torch.bool:
         raise TypeError(f'{name} must give positions of seeds, got {positions.dtype}')
     positions = positions.to(torch.int64).view(-1)
-    low, high = int(positions.min()), int(positions.max())
-    if low < 0 or high >= num_seeds:
+    wrong = _find_outside(positions, num_seeds)
+    if wrong is not None:
         raise IndexError(
-            f'{name} must give positions of seeds from 0 to {num_seeds - 1}, got '
-            f'{low if low < 0 else high}'
+            f'{name} must give positions of seeds from 0 to {num_seeds - 1}, got {wrong}'
         )
     return positions
 
 
-class Seeds:
+def _find_outside(ids: Tensor, end: int) -> int | None:
+    """An id that is not from 0 to `end`, exclusive; None: there is none."""
+    if ids.numel() == 0:
+        return None
+    low, high = int(ids.min()), int(ids.max())
+    return low if low < 0 else high if high >= end else None
+
+
+class SeedBatches:
     """The batches of every epoch, as positions in the list of seeds.
 
     The order of an epoch depends only on the seed and the number of the epoch. Several replicas
@@ -110,60 +140,61 @@ class Seeds:
     epoch differ by at most one.
     """
 
-    def __init__(
-        self,
-        num_seeds: int,
-        batch_size: int,
-        shuffle: bool,
-        drop_last: bool,
-        seed: int,
-        rank: int,
-        num_replicas: int,
-        sampler: Iterable | None,
-        batch_sampler: Iterable | None,
-    ) -> None:
-        self.num_seeds, self.batch_size = num_seeds, batch_size
-        self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
-        self.rank, self.num_replicas = rank, num_replicas
-        self.sampler, self.batch_sampler = sampler, batch_sampler
-        parts = len(self) * num_replicas
-        if num_replicas > 1 and parts > num_seeds:
+    def __init__(self, num_seeds: int, options: BatchOptions, seed: int) -> None:
+        self.num_seeds, self.options, self.seed = num_seeds, options, seed
+        num_replicas, num_parts = options.num_replicas, len(self) * options.num_replicas
+        if num_replicas > 1 and num_parts > num_seeds:
             raise ValueError(
-                f"'input_nodes' must hold at least {parts}, one for each of the {num_replicas} "
+                f"'input_nodes' must hold at least {num_parts}, one for each of the {num_replicas} "
                 f'replicas in each step, got {num_seeds}'
             )
 
-    def __len__(self) -> int:
-        if self.batch_sampler is not None:
-            return len(self.batch_sampler)  # type: ignore[arg-type]
-        count = self.num_seeds if self.sampler is None else len(self.sampler)  # type: ignore
-        step = self.batch_size * self.num_replicas
-        return count // step if self.drop_last else -(-count // step)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if 'options' not in state:  # Version 0.2 pickled the options one by one.
+            num_seeds, seed = state.pop('num_seeds'), state.pop('seed')
+            state = {'num_seeds': num_seeds, 'seed': seed, 'options': BatchOptions(**state)}
+        self.__dict__.update(state)
 
-    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+    def __len__(self) -> int:
+        options = self.options
+        if options.batch_sampler is not None:
+            return len(options.batch_sampler)  # type: ignore[arg-type]
+        sampler = options.sampler
+        count = self.num_seeds if sampler is None else len(sampler)  # type: ignore[arg-type]
+        step = options.batch_size * options.num_replicas
+        return count // step if options.drop_last else -(-count // step)
+
+    def of_epoch(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """The number of each batch of this replica, and the positions of its seeds: a tensor of its
         own, since the batch keeps it."""
-        if self.batch_sampler is not None:
-            for number, batch in enumerate(self.batch_sampler):
-                yield number, checked_positions('a sampler', batch, self.num_seeds)
+        options, size = self.options, self.options.batch_size
+        if options.batch_sampler is not None:
+            for number, batch in enumerate(options.batch_sampler):
+                yield number, check_positions('a sampler', batch, self.num_seeds)
             return
-        if self.sampler is not None:
-            order = checked_positions('a sampler', list(self.sampler), self.num_seeds)
-        elif self.shuffle:
-            generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
-            order = torch.randperm(self.num_seeds, generator=generator)
-        else:
-            order = torch.arange(self.num_seeds)
-        count, size = order.numel(), self.batch_size
-        if self.num_replicas == 1:
-            if self.drop_last:
+        order = self._order(epoch)
+        count = order.numel()
+        if options.num_replicas == 1:
+            if options.drop_last:
                 count -= count % size
             for number, start in enumerate(range(0, count, size)):
                 yield number, order[start : min(start + size, count)].clone()
             return
-        num_parts = len(self) * self.num_replicas
-        if self.drop_last:
+        num_parts = len(self) * options.num_replicas
+        if options.drop_last:
             count = num_parts * size
-        for number in range(self.rank, num_parts, self.num_replicas):
+        for number in range(options.rank, num_parts, options.num_replicas):
             start, end = (k * count // num_parts for k in (number, number + 1))
             yield number, order[start:end].clone()
+
+    def _order(self, epoch: int) -> Tensor:
+        """The positions of all seeds, in the order of an epoch."""
+        if self.options.sampler is not None:
+            return check_positions('a sampler', list(self.options.sampler), self.num_seeds)
+        if self.options.shuffle:
+            generator = torch.Generator().manual_seed(mix_seeds(self.seed, epoch))
+            return torch.randperm(self.num_seeds, generator=generator)
+        return torch.arange(self.num_seeds)
+
+
+Seeds = SeedBatches  # the name by which version 0.2 pickled it

@@ -4,7 +4,8 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -12,8 +13,12 @@ from torch import Tensor
 
 from ..ops._ids import is_readable
 from ..ops.gather_rows import gather_rows
-from ._processes import gathered, is_distributed, raise_first, told
-from ._versions import state_of
+from ._processes import Group, gather_objects, is_distributed, raise_first, text_of
+from ._versions import State, state_of
+
+#: Number of rows, and what the parts of all processes must have in common: dtype, row shape, number
+#: of nodes.
+_Part: TypeAlias = tuple[int, str, tuple[int, ...], int]
 
 _ACTIVE, _ENDED, _FAILED = range(3)  # what a process says in a round
 
@@ -69,24 +74,22 @@ class ShardedFeatures:
     #: Number of nodes of the graph.
     num_nodes: int
     #: The processes, or :obj:`None` for all.
-    group: Any
+    group: Group
     #: The first node of each process, and the number of nodes.
     bounds: tuple[int, ...]
 
-    def __init__(self, part: Tensor, num_nodes: int, group: Any = None) -> None:
-        kind = error = None
+    def __init__(self, part: Tensor, num_nodes: int, group: Group = None) -> None:
+        own = error = None
         try:
-            kind = _checked(part, num_nodes)
+            own = _describe_part(part, num_nodes)
         except (TypeError, ValueError) as reason:
             error = reason
-        found = gathered((kind, told(error)), group)
+        replies = gather_objects((own, text_of(error)), group)
         if error is not None:
             raise error
-        raise_first('ShardedFeatures', [text for _, text in found], None)
-        counts, kinds = [], []
-        for (count, *rest), _ in found:
-            counts.append(count)
-            kinds.append(tuple(rest))
+        raise_first('ShardedFeatures', [text for _, text in replies], None)
+        parts = [part for part, _ in replies if part is not None]
+        counts, kinds = [part[0] for part in parts], [part[1:] for part in parts]
         if len(set(kinds)) > 1:
             raise ValueError(
                 "'part' and 'num_nodes' must have the same dtype, row shape and value in all "
@@ -102,7 +105,7 @@ class ShardedFeatures:
 
     @classmethod
     def split(
-        cls, x: Tensor, group: Any = None, device: torch.device | str | None = None
+        cls, x: Tensor, group: Group = None, device: torch.device | str | None = None
     ) -> 'ShardedFeatures':
         r"""Keeps an equal part of a tensor that every process has.
 
@@ -143,7 +146,7 @@ class ShardedFeatures:
     def __repr__(self) -> str:
         return f'{type(self).__name__}({list(self.shape)}, rows={self.part.size(0)})'
 
-    def __deepcopy__(self, memo: dict) -> 'ShardedFeatures':
+    def __deepcopy__(self, memo: dict[int, object]) -> 'ShardedFeatures':
         out = copy.copy(self)
         out.part = copy.deepcopy(self.part, memo)
         return out
@@ -153,14 +156,13 @@ class ShardedFeatures:
         out.__dict__.update(self.__dict__)
         return out
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"'{type(self).__name__}' cannot be pickled: other processes hold the rest of its rows"
         )
 
 
-def _checked(part: Any, num_nodes: Any) -> tuple:
-    """What the parts of all processes must agree on, after the number of rows."""
+def _describe_part(part: object, num_nodes: object) -> _Part:
     if not isinstance(part, Tensor):
         raise TypeError(f"'part' must be a tensor, got {type(part).__name__}")
     if part.layout != torch.strided:
@@ -174,7 +176,7 @@ def _checked(part: Any, num_nodes: Any) -> tuple:
     return part.size(0), str(part.dtype), tuple(part.shape[1:]), num_nodes
 
 
-def _place_in(group: Any) -> tuple[int, int]:
+def _place_in(group: Group) -> tuple[int, int]:
     """This process's number in a group, and the number of processes."""
     if not is_distributed():
         return 0, 1
@@ -211,7 +213,7 @@ class Exchange:
         self._control = _control_of(features.group)
         # Where it takes tensors on the device of the batches.
         self._data = self._control if device.type == 'cpu' else features.group
-        self._states: list[tuple] | None = None  # of the parts of this process
+        self._states: list[State] | None = None  # of the parts of this process
         #: Changes when a process has written its part: rows read before may be stale.
         self.generation = 0
 
@@ -228,8 +230,8 @@ class Exchange:
                 f'GPU in pinned host memory, got {features.part.device}'
             )
 
-    def request(self, n_id: Tensor) -> Request:
-        """The request for the rows of nodes. It needs no other process."""
+    def plan(self, n_id: Tensor) -> Request:
+        """Plans the request for the rows of nodes. It needs no other process."""
         ids, order = n_id.long().sort()
         cuts = torch.searchsorted(ids, self._offsets).tolist()
         if cuts[0] != 0 or cuts[-1] != ids.numel():
@@ -245,26 +247,29 @@ class Exchange:
         counts[self._rank] = 0
         return Request(n_id.long()[order], counts, position)
 
-    def rows(
-        self, request: Request, features: Sequence[ShardedFeatures], anew: Callable[[], Request]
+    def read_rows(
+        self,
+        request: Request,
+        features: Sequence[ShardedFeatures],
+        request_all: Callable[[], Request],
     ) -> tuple[Request, list[Tensor]]:
         """The rows of a request; if a process has written its part since the last round, those of
-        `anew`, which reuses none. Returns the request, too."""
+        `request_all`, which reuses none. Returns the request, too."""
         asked, changed, _ = self._round(_ACTIVE, request.counts, features)
         while changed:
-            request = anew()
+            request = request_all()
             asked, changed, _ = self._round(_ACTIVE, request.counts, features)
-        return request, self._moved(request, asked, features)
+        return request, self._send_rows(request, asked, features)
 
     def answer(self, features: Sequence[ShardedFeatures]) -> None:
         """Sends rows to the other processes until none of them makes batches any more."""
-        nothing = self.request(self._offsets[:0])
+        nothing = self.plan(self._offsets[:0])
         while True:
             asked, changed, all_ended = self._round(_ENDED, nothing.counts, features)
             if all_ended:
                 return
             if not changed:
-                self._moved(nothing, asked, features)
+                self._send_rows(nothing, asked, features)
 
     def fail(self, error: Exception) -> None:
         """Tells the other processes of an error, which the caller raises itself."""
@@ -287,7 +292,7 @@ class Exchange:
         _all_to_all(got, sent, self._control)
         asked, others, sizes, changes = got.t().tolist()
         if _FAILED in others:
-            texts = gathered(told(error), self._control)
+            texts = gather_objects(text_of(error), self._control)
             if error is None:
                 raise_first('making a batch', texts, None)
         if any(size != row_bytes for size in sizes):
@@ -298,7 +303,7 @@ class Exchange:
         self.generation += any(changes)
         return asked, any(changes), all(other == _ENDED for other in others)
 
-    def _moved(
+    def _send_rows(
         self, request: Request, asked: list[int], features: Sequence[ShardedFeatures]
     ) -> list[Tensor]:
         """Sends rows to the processes that asked for them; returns those of the request."""
@@ -322,7 +327,7 @@ class Exchange:
 
 
 def _all_to_all(
-    out: Tensor, sent: Tensor, group: Any, out_sizes: list[int] | None = None,
+    out: Tensor, sent: Tensor, group: Group, out_sizes: list[int] | None = None,
     sent_sizes: list[int] | None = None,
 ) -> None:  # fmt: skip
     if not is_distributed():
@@ -343,11 +348,11 @@ def _as_bytes(rows: Tensor) -> Tensor:
     return rows.view(-1).view(torch.uint8)
 
 
-def _control_of(group: Any) -> Any:
+def _control_of(group: Group) -> Group:
     """A group of the same processes that takes tensors on the CPU."""
     if not is_distributed() or 'cpu' in dist.get_backend_config(group):
         return group
     ranks = dist.get_process_group_ranks(group)
     # Without sorting only where `group` was made so: not every torch has the option.
-    options: dict[str, Any] = {} if ranks == sorted(ranks) else {'sort_ranks': False}
-    return dist.new_group(ranks, backend='gloo', use_local_synchronization=True, **options)
+    new_group = partial(dist.new_group, ranks, backend='gloo', use_local_synchronization=True)
+    return new_group() if ranks == sorted(ranks) else new_group(sort_ranks=False)

@@ -6,7 +6,7 @@ import pickle
 import socket
 import tempfile
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import BinaryIO, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from torch_geometric.data.data import BaseData
 
 from ..graph._cache import cache_of, store
 from ..graph.structure import Graph
-from ._processes import gathered, is_distributed, raise_first, told
+from ._processes import Group, gather_objects, is_distributed, raise_first, text_of
 
 T = TypeVar('T')
 
@@ -25,7 +25,7 @@ _ALIGNMENT = 4096  # page size: a GPU driver locks whole pages
 _MEMORY = '/dev/shm'
 
 
-def share_data(make_data: Callable[[], T], group: Any = None) -> T:
+def share_data(make_data: Callable[[], T], group: Group = None) -> T:
     r"""Makes data in one process of each machine and shares its tensors with the others there.
 
     Processes started by :obj:`torchrun` share no memory, so each of them would hold the whole
@@ -59,24 +59,25 @@ def share_data(make_data: Callable[[], T], group: Any = None) -> T:
     if not is_distributed():
         return make_data()
     rank = dist.get_rank(group)
-    machines = gathered(_machine(), group)
+    machines = gather_objects(_machine(), group)
     leader = machines.index(machines[rank])
-    path = error = None
+    path = None
+    error: Exception | None = None
     try:
         if rank == leader:
             try:
                 path = _write(make_data())
             except Exception as reason:
                 error = reason
-        made = gathered((path, told(error)), group)
-        raise_first('share_data', [text for _, text in made], error)
+        replies = gather_objects((path, text_of(error)), group)
+        raise_first('share_data', [text for _, text in replies], error)
         data = None
         try:
-            data = _map(made[leader][0])
+            data = _map(replies[leader][0])  # type: ignore[arg-type]
         except Exception as reason:
             error = reason
         # Also a barrier: all processes have mapped the file, so its name can be removed.
-        raise_first('share_data', gathered(told(error), group), error)
+        raise_first('share_data', gather_objects(text_of(error), group), error)
     finally:
         if path is not None:
             os.unlink(path)
@@ -96,12 +97,12 @@ def _folder() -> str:
 class _Pickler(pickle.Pickler):
     """Omits dense tensors, and records them."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
 
-    def persistent_id(self, value: Any) -> int | None:
+    def persistent_id(self, value: object) -> int | None:
         if type(value) is not Tensor or value.layout != torch.strided or value.requires_grad:
             return None
         if value.device.type != 'cpu':
@@ -113,7 +114,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, tensors: list[Tensor]) -> None:
+    def __init__(self, file: BinaryIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors
 
@@ -121,7 +122,7 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[place]
 
 
-def _write(data: Any) -> str:
+def _write(data: object) -> str:
     """Writes data to a new file of the shared memory, and returns its path."""
     skeleton = io.BytesIO()
     pickler = _Pickler(skeleton)
@@ -148,7 +149,7 @@ def _write(data: Any) -> str:
     return path
 
 
-def _map(path: str) -> Any:
+def _map(path: str) -> object:
     """The data that :func:`_write` wrote, mapped from the file."""
     with open(path, 'rb') as file:
         file.seek(-8, os.SEEK_END)
@@ -174,7 +175,7 @@ def _view(memory: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]
     return memory[start : start + count].view(dtype).view(shape).data
 
 
-def _edge_indices(data: Any) -> list[EdgeIndex]:
+def _edge_indices(data: object) -> list[EdgeIndex]:
     if not isinstance(data, (Data, HeteroData)):
         return []
     return [v for store in data.stores for v in store.values() if isinstance(v, EdgeIndex)]

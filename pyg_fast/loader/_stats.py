@@ -4,12 +4,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+#: What was measured, its start and its end.
+_Span: TypeAlias = tuple[str, torch.cuda.Event, torch.cuda.Event]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,12 @@ class LoaderStats:
     wait_seconds: float = 0.0
 
 
+def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager:
+    """Runs the body on a stream. None: no streams, and CUDA is not initialised, which
+    :func:`torch.cuda.stream` would do for it; forked processes cannot."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
 class Meter:
     """Counts and measures; its lock guards data shared by threads."""
 
@@ -58,7 +67,7 @@ class Meter:
     def reset(self) -> None:
         with self._lock:
             self._seconds = dict.fromkeys(('sample', 'fetch', 'wait'), 0.0)
-            self._events: deque[tuple[str, Any, Any]] = deque()
+            self._events: deque[_Span] = deque()
             self._counts = dict.fromkeys(
                 ('batches', 'nodes', 'edges', 'smaller', 'moved', 'saved', 'matched'), 0
             )
@@ -96,7 +105,7 @@ class Meter:
             return counter
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
+    def measure(self, name: str) -> Iterator[None]:
         """Adds the time of the body; on CUDA its time on the current stream."""
         if self._device.type != 'cuda':
             start = time.perf_counter()
@@ -115,7 +124,7 @@ class Meter:
                 self._add_up()
 
     def _add_up(self) -> None:
-        left: deque = deque()
+        left: deque[_Span] = deque()
         for name, start, end in self._events:
             if end.query():
                 self._seconds[name] += start.elapsed_time(end) / 1000
@@ -123,13 +132,10 @@ class Meter:
                 left.append((name, start, end))
         self._events = left
 
-    def read(self, stream: Any) -> LoaderStats:
+    def read(self, stream: torch.cuda.Stream | None) -> LoaderStats:
         """The statistics so far; waits only for the loader's stream."""
         with self._lock:
-            if stream is not None:
-                with torch.cuda.stream(stream):
-                    rows = [(counter.tolist(), size) for counter, size in self._rows]
-            else:
+            with on_stream(stream):
                 rows = [(counter.tolist(), size) for counter, size in self._rows]
             self._add_up()
             moved, matched, cached = (

@@ -1,6 +1,6 @@
 """The graph from which batches are sampled: the incoming edges of each node."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from ..graph.graph import has_loops
 from ..graph.prepared_graph import PreparedGraph
 from ..ops.neighbor_sample import sampling_weight
 from ..ops.to_csr import counts_in_int64, to_csr
-from ._pinned import pinned
+from ._pinned import pin
 
 
 class Structure(NamedTuple):
@@ -36,19 +36,16 @@ class Structure(NamedTuple):
         tensors = self.rowptr, self.col, self.perm, self.weight
         return sum(t.nbytes for t in tensors if t is not None)
 
-    def placed(self, device: torch.device, on_host: bool) -> 'Structure':
+    def place(self, device: torch.device, on_host: bool) -> 'Structure':
         """The graph in memory from which batches on `device` can be sampled."""
 
-        def move(tensor: Any) -> Any:
-            if tensor is None:
-                return None
-            if on_host:
-                return pinned(tensor.cpu())
-            return tensor.to(device).contiguous()
+        def move(tensor: Tensor) -> Tensor:
+            return pin(tensor.cpu()) if on_host else tensor.to(device).contiguous()
 
         return self._replace(
-            rowptr=move(self.rowptr), col=move(self.col), perm=move(self.perm),
-            weight=move(self.weight),
+            rowptr=move(self.rowptr), col=move(self.col),
+            perm=None if self.perm is None else move(self.perm),
+            weight=None if self.weight is None else move(self.weight),
         )  # fmt: skip
 
 
@@ -146,7 +143,7 @@ def _from_csr(rowptr: Tensor, col: Tensor, num_nodes: int, layout: str = 'edge_i
     return Structure(rowptr.to(dtype), col.int(), None, layout=layout)
 
 
-def _from_adj_t(adj_t: Any, num_nodes: int) -> Structure:
+def _from_adj_t(adj_t: object, num_nodes: int) -> Structure:
     if isinstance(adj_t, SparseTensor):
         rowptr, col, _ = adj_t.csr()
         return _from_csr(rowptr, col, num_nodes, 'SparseTensor')

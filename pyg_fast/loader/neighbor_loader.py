@@ -1,8 +1,8 @@
 """Sampled mini-batches, made on the device that uses them."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,24 +12,27 @@ from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, NumNeighbors
 from torch_geometric.sampler.base import SubgraphType
 
-from ._arguments import (
-    SAMPLERS,
-    check_bool,
-    check_count,
-    check_data,
-    check_share,
-    check_walks,
-    device_of,
-    fanouts_of,
-    refuse,
-    replicas_of,
-    walks_of,
-)
 from ._core import Core
-from ._features import PLACES, SHARDED
-from ._pipeline import InlineIterator, ThreadedIterator
-from ._seeds import Seeds, mixed
+from ._options import (
+    BatchOptions,
+    GraphData,
+    OutputTransform,
+    SamplingOptions,
+    StorageOptions,
+    check_callable,
+    check_data,
+    refuse_unsupported,
+    resolve_device,
+    resolve_fanouts,
+    resolve_replicas,
+    resolve_seed,
+    resolve_walks,
+)
+from ._pipeline import InlineIterator, ThreadedIterator, Transform
+from ._seeds import SeedBatches, mix_seeds
 from ._stats import LoaderStats
+
+T = TypeVar('T')
 
 _PREFETCH = 2  # batches that wait on the device
 
@@ -224,9 +227,9 @@ class FastNeighborLoader(NeighborLoader):
     def __init__(
         self,
         data: Data | tuple[FeatureStore, GraphStore],
-        num_neighbors: list[int],
+        num_neighbors: Sequence[int] | NumNeighbors,
         batch_size: int = 1,
-        input_nodes: Any = None,
+        input_nodes: Iterable[int] | Tensor | None = None,
         replace: bool = False,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -238,16 +241,16 @@ class FastNeighborLoader(NeighborLoader):
         features: str = 'auto',
         topology: str = 'auto',
         seed: int | None = None,
-        transform: Callable | None = None,
-        sampler: str | Iterable = 'neighbor',
+        transform: Transform | None = None,
+        sampler: str | Iterable[int] = 'neighbor',
         *,
         subgraph_type: SubgraphType | str = 'directional',
         weight_attr: str | None = None,
-        transform_sampler_output: Callable | None = None,
+        transform_sampler_output: OutputTransform | None = None,
         is_sorted: bool = False,
-        custom_cls: Callable | None = None,
+        custom_cls: Callable[[], Data] | None = None,
         input_id: Tensor | None = None,
-        batch_sampler: Iterable | None = None,
+        batch_sampler: Iterable[Sequence[int]] | None = None,
         generator: torch.Generator | None = None,
         rank: int | None = None,
         num_replicas: int | None = None,
@@ -259,107 +262,66 @@ class FastNeighborLoader(NeighborLoader):
         time_attr: str | None = None,
         input_time: Tensor | None = None,
         temporal_strategy: str = 'uniform',
-        neighbor_sampler: Any = None,
+        neighbor_sampler: object = None,
         directed: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         check_data(data)
-        refuse(disjoint, time_attr, input_time, temporal_strategy, neighbor_sampler, kwargs)
+        has_time = (time_attr, input_time, temporal_strategy) != (None, None, 'uniform')
+        refuse_unsupported(disjoint, has_time, neighbor_sampler, kwargs)
         if not directed:
             warnings.warn(
                 "'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=2
             )
             subgraph_type = 'induced'
-        for name, flag in (
-            ('replace', replace), ('shuffle', shuffle), ('drop_last', drop_last), ('match', match),
-            ('is_sorted', is_sorted),
-        ):  # fmt: skip
-            check_bool(name, flag)
-        if reorder is not None:
-            check_bool('reorder', reorder)
-        for name, count in (('batch_size', batch_size), ('window', window)):
-            check_count(name, count)
-        check_share('cache_ratio', cache_ratio)
-        if max_device_bytes is not None:
-            check_count('max_device_bytes', max_device_bytes, 0)
-        for name, place, places in (
-            ('features', features, (*PLACES, SHARDED)), ('topology', topology, PLACES),
-        ):  # fmt: skip
-            if place not in places:
-                raise ValueError(f"'{name}' must be one of {places}, got {place!r}")
-        for name, function in (
-            ('transform', transform), ('transform_sampler_output', transform_sampler_output),
-        ):  # fmt: skip
-            if function is not None and not callable(function):
-                raise TypeError(f"'{name}' must be callable, got {type(function).__name__}")
-        fanouts, kind = fanouts_of(num_neighbors), SubgraphType(subgraph_type)
-        walks, positions = None, None
-        if not isinstance(sampler, str):
-            positions = sampler
-        else:
-            if sampler not in SAMPLERS:
-                raise ValueError(f"'sampler' must be one of {SAMPLERS}, got {sampler!r}")
-            if sampler == 'random_walk':
-                walks = walks_of(num_walks, walk_length, restart)
-                check_walks(fanouts, kind, replace, weight_attr)
-        if generator is not None and seed is not None:
-            raise ValueError("'seed' and 'generator' must not both be given")
-        rank, num_replicas = replicas_of(rank, num_replicas)
-        given = (positions is not None) + (batch_sampler is not None)
-        if given == 2 or (given == 1 and (shuffle or num_replicas > 1)):
-            raise ValueError(
-                "'sampler' and 'batch_sampler' must be given without 'shuffle' and "
-                "'num_replicas'"
-            )
-        if batch_sampler is not None and (batch_size != 1 or drop_last):
-            raise ValueError("'batch_sampler' must be given without 'batch_size' and 'drop_last'")
-        if seed is None:
-            if num_replicas > 1 and shuffle:
-                raise ValueError(
-                    "'seed' must be given, with the same value for all, if several replicas shuffle"
-                )
-            seed = int(torch.randint(2**62, (1,), generator=generator))
-        elif isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"'seed' must be an integer, got {type(seed).__name__}")
-
-        core = Core(
-            data, fanouts, walks, replace, kind, weight_attr, transform_sampler_output,
-            is_sorted, custom_cls, device_of(data, device), features, topology, cache_ratio,
-            max_device_bytes, seed, input_nodes, input_id, match,
+        check_callable('transform', transform)
+        sampling = SamplingOptions(
+            resolve_fanouts(num_neighbors),
+            resolve_walks(sampler, num_walks, walk_length, restart), replace,
+            SubgraphType(subgraph_type), weight_attr, is_sorted, transform_sampler_output,
+        )  # fmt: skip
+        batches = BatchOptions(
+            batch_size, shuffle, drop_last, *resolve_replicas(rank, num_replicas),
+            None if isinstance(sampler, str) else sampler, batch_sampler,
+        )  # fmt: skip
+        storage = StorageOptions(
+            resolve_device(data, device), features, topology, cache_ratio, max_device_bytes, match,
             reorder if shuffle or reorder is not None else False, window,
         )  # fmt: skip
-        num_seeds = core.nodes.numel()
-        # PyG's __init__ would make a sampler that needs other packages.
+        seed = resolve_seed(seed, generator, batches)
+        core = Core(data, input_nodes, input_id, sampling, storage, seed, custom_cls)
+        self._core, self._seeds = core, SeedBatches(len(core.seeds), batches, seed)
+        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
+        self.transform = transform
+        self.epoch = self._calls = 0
+        self._init_torch_loader(batches, generator)
+
+    def _init_torch_loader(self, batches: BatchOptions, generator: torch.Generator | None) -> None:
+        """Sets what torch's and PyG's loaders have. PyG's own constructor would make a sampler that
+        needs other packages."""
+        num_seeds = len(self._core.seeds)
         DataLoader.__init__(
-            self, range(num_seeds), batch_size, shuffle and num_seeds > 0,  # type: ignore[arg-type]
-            positions, batch_sampler, drop_last=drop_last, generator=generator,
+            self, range(num_seeds), batches.batch_size,  # type: ignore[arg-type]
+            batches.shuffle and num_seeds > 0, batches.sampler,
+            batches.batch_sampler,  # type: ignore[arg-type]
+            drop_last=batches.drop_last, generator=generator,
         )  # fmt: skip
         del self.collate_fn  # torch's attribute, which hides the method
-        self.transform = transform
-        self.input_nodes, self.input_id, self.input_time = input_nodes, input_id, None
         self.filter_per_worker = True  # As in PyG: collate_fn returns whole batches.
-        self.epoch = 0
-        self._calls = 0
-        self._core = core
-        self._seeds = Seeds(
-            num_seeds, batch_size, shuffle, drop_last, seed, rank, num_replicas, positions,
-            batch_sampler,
-        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self._seeds)
 
-    def __iter__(self) -> Iterator[Any]:
-        epoch = self.epoch
+    def __iter__(self) -> InlineIterator | ThreadedIterator:
+        epoch, core = self.epoch, self._core
         self.epoch += 1
-        core = self._core
-        made = core.made(self._seeds.batches(epoch), epoch)
-        args = (made, self.transform, core.meter, len(self))
-        ended = None if core.exchange is None else core.ended
+        batches = core.make_batches(self._seeds.of_epoch(epoch), epoch)
+        args = (batches, self.transform, core.meter, len(self))
+        on_end = None if core.features.exchange is None else core.features.end_iterator
         if core.stream is None:
-            return InlineIterator(*args, ended)
+            return InlineIterator(*args, on_end)
         core.stream.wait_stream(torch.cuda.current_stream(core.device))
-        return ThreadedIterator(*args, core.stream, _PREFETCH, ended)
+        return ThreadedIterator(*args, core.stream, _PREFETCH, on_end)
 
     def __call__(self, index: Tensor | list[int]) -> Any:
         """A batch of these seeds, given as positions in :obj:`input_nodes`. Each call draws a new
@@ -374,7 +336,7 @@ class FastNeighborLoader(NeighborLoader):
     def collate_fn(self, index: Tensor | list[int]) -> Any:
         """As :meth:`__call__`, for PyG's and torch's loaders that combine others."""
         worker = get_worker_info()  # Of ZipLoader, for example: each has a copy of this loader.
-        if worker is not None and self._core.exchange is not None:
+        if worker is not None and self._core.features.exchange is not None:
             raise RuntimeError(
                 'batches with ShardedFeatures cannot be made in a worker process, which is not in '
                 "the group: use 'num_workers=0'"
@@ -382,10 +344,10 @@ class FastNeighborLoader(NeighborLoader):
         number, own = self._calls, 0 if worker is None else worker.seed
         self._calls += 1
         core = self._core
-        batch = core.one(index, mixed(core.seed, number, own, 2))
+        batch = core.make_batch(index, mix_seeds(core.seed, number, own, 2))
         return batch if self.transform is None else self.transform(batch)
 
-    def filter_fn(self, out: Any) -> Any:
+    def filter_fn(self, out: T) -> T:
         """Returns a batch of :meth:`collate_fn` unchanged: it is complete."""
         return out
 
@@ -397,10 +359,10 @@ class FastNeighborLoader(NeighborLoader):
         are made, and the originals may be written again. Batches that were fetched ahead keep their
         rows: up to three on CUDA, none before an epoch begins.
         """
-        self._core.refresh()
+        self._core.features.refresh()
 
     @property
-    def data(self) -> Any:
+    def data(self) -> GraphData:
         """The given graph, with :obj:`features='sharded'` a copy that holds
         :class:`ShardedFeatures`. For another graph make another loader."""
         return self._core.given
@@ -409,26 +371,26 @@ class FastNeighborLoader(NeighborLoader):
     def input_data(self) -> NodeSamplerInput:
         """The seeds and :obj:`batch.input_id` of each: a copy. For other seeds make another
         loader."""
-        core = self._core
-        input_id = core.input_id
-        return NodeSamplerInput(None if input_id is None else input_id.clone(), core.nodes.clone())
+        seeds = self._core.seeds
+        input_id = None if seeds.input_id is None else seeds.input_id.clone()
+        return NodeSamplerInput(input_id, seeds.nodes.clone())
 
     @property
     def node_sampler(self) -> BaseSampler:
         """Has :obj:`num_neighbors`, as PyG's sampler; it cannot sample."""
-        return _Sampler(self._core.fanouts)
+        return _Sampler(self._core.sampling.fanouts)
 
     @property
-    def custom_cls(self) -> Callable | None:
+    def custom_cls(self) -> Callable[[], Data] | None:
         """As given."""
         return self._core.custom_cls
 
     @property
-    def transform_sampler_output(self) -> Callable | None:
+    def transform_sampler_output(self) -> OutputTransform | None:
         """As given."""
-        return self._core.transform_sampler_output
+        return self._core.sampling.transform
 
-    def enable_cpu_affinity(self, loader_cores: Any = None) -> NoReturn:
+    def enable_cpu_affinity(self, loader_cores: object = None) -> NoReturn:
         """Not supported: this loader has no worker processes.
 
         Raises:
@@ -471,13 +433,13 @@ class _Sampler(BaseSampler):
     def __init__(self, fanouts: tuple[int, ...]) -> None:
         self.num_neighbors = NumNeighbors(list(fanouts))
 
-    def sample_from_nodes(self, index: Any, **kwargs: Any) -> NoReturn:
+    def sample_from_nodes(self, index: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError(
             'the sampler of a FastNeighborLoader cannot sample: call the loader with '
             'positions of seeds, or use pyg_fast.ops.neighbor_sample'
         )
 
-    def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> NoReturn:
+    def sample_from_edges(self, index: object, neg_sampling: object = None) -> NoReturn:
         raise NotImplementedError(
             'a FastNeighborLoader samples around nodes: use torch_geometric.loader'
             '.LinkNeighborLoader for edges'

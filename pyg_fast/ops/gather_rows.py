@@ -64,38 +64,19 @@ def gather_rows(
             synchronise and is skipped; such a row is zero.
     """
     check_ids('index', index)
-    x = _features(x, index.device)
+    x = _check_features(x, index.device)
     if (match is None) != (previous is None):
         raise ValueError("'match' and 'previous' must be given together, got one of them")
     if (cache_position is None) != (cache is None):
         raise ValueError("'cache_position' and 'cache' must be given together, got one of them")
     if match is not None and previous is not None:
-        check_ids('match', match, index.device)
-        if match.dtype != torch.int64:
-            raise TypeError(f"'match' must be int64, got {match.dtype}")
-        if match.shape != index.shape:
-            raise ValueError(
-                f"'match' must have shape {list(index.shape)}, got {list(match.shape)}"
-            )
-        previous = _kept('previous', previous, x, index.device)
+        _check_match(match, index)
+        previous = _check_rows('previous', previous, x, index.device)
     if cache_position is not None and cache is not None:
-        check_ids('cache_position', cache_position, index.device)
-        if cache_position.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"'cache_position' must be int32 or int64, got {cache_position.dtype}")
-        if cache_position.numel() != x.size(0):
-            raise ValueError(
-                f"'cache_position' must have {x.size(0)} entries, got {cache_position.numel()}"
-            )
-        cache = _kept('cache', cache, x, index.device)
+        _check_cache_position(cache_position, x.size(0), index.device)
+        cache = _check_rows('cache', cache, x, index.device)
     if counter is not None:
-        check_ids('counter', counter, index.device)
-        if counter.dtype != torch.int64:
-            raise TypeError(f"'counter' must be int64, got {counter.dtype}")
-        if counter.shape != (3,) or not counter.is_contiguous():
-            raise ValueError(
-                f"'counter' must have shape [3] and be contiguous, got {list(counter.shape)} with "
-                f'stride {list(counter.stride())}'
-            )
+        _check_counter(counter, index.device)
     if not index.is_cuda:
         check_range('index', index, x.size(0))
     if index.dtype not in (torch.int32, torch.int64):
@@ -106,7 +87,7 @@ def gather_rows(
     return out
 
 
-def _features(x: Tensor, device: torch.device) -> Tensor:
+def _check_features(x: Tensor, device: torch.device) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"'x' must be a tensor, got {type(x).__name__}")
     if x.layout != torch.strided:
@@ -128,7 +109,34 @@ def _features(x: Tensor, device: torch.device) -> Tensor:
     return x
 
 
-def _kept(name: str, rows: Tensor, x: Tensor, device: torch.device) -> Tensor:
+def _check_match(match: Tensor, index: Tensor) -> None:
+    check_ids('match', match, index.device)
+    if match.dtype != torch.int64:
+        raise TypeError(f"'match' must be int64, got {match.dtype}")
+    if match.shape != index.shape:
+        raise ValueError(f"'match' must have shape {list(index.shape)}, got {list(match.shape)}")
+
+
+def _check_cache_position(position: Tensor, num_rows: int, device: torch.device) -> None:
+    check_ids('cache_position', position, device)
+    if position.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"'cache_position' must be int32 or int64, got {position.dtype}")
+    if position.numel() != num_rows:
+        raise ValueError(f"'cache_position' must have {num_rows} entries, got {position.numel()}")
+
+
+def _check_counter(counter: Tensor, device: torch.device) -> None:
+    check_ids('counter', counter, device)
+    if counter.dtype != torch.int64:
+        raise TypeError(f"'counter' must be int64, got {counter.dtype}")
+    if counter.shape != (3,) or not counter.is_contiguous():
+        raise ValueError(
+            f"'counter' must have shape [3] and be contiguous, got {list(counter.shape)} with "
+            f'stride {list(counter.stride())}'
+        )
+
+
+def _check_rows(name: str, rows: Tensor, x: Tensor, device: torch.device) -> Tensor:
     """Checks rows on the device that are like those of x."""
     if not isinstance(rows, Tensor):
         raise TypeError(f"'{name}' must be a tensor, got {type(rows).__name__}")

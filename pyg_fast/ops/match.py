@@ -100,12 +100,12 @@ def match_degree(
             check_range(f'n_ids[{k}]', n_id, num_nodes)
     most = sum(n_id.numel() for n_id in n_ids)
     node_map = fitting_map(node_map, num_nodes, most, n_ids[0].device)
-    count = _shared(n_ids, node_map)
+    count = _count_shared(n_ids, node_map)
     size = count.diagonal()
     return count.double() / torch.minimum(size.view(-1, 1), size).clamp(min=1)
 
 
-def _shared(n_ids: Sequence[Tensor], node_map: NodeMap) -> Tensor:
+def _count_shared(n_ids: Sequence[Tensor], node_map: NodeMap) -> Tensor:
     """The numbers of distinct nodes that two batches share."""
     num_batches = len(n_ids)
     if num_batches <= _MOST_BATCHES:
@@ -119,7 +119,7 @@ def _shared(n_ids: Sequence[Tensor], node_map: NodeMap) -> Tensor:
     for a, b in combinations(halves, 2):
         batches = [*a, *b]
         at = torch.tensor(batches, device=count.device)
-        count[at.view(-1, 1), at] = _shared([n_ids[k] for k in batches], node_map)
+        count[at.view(-1, 1), at] = _count_shared([n_ids[k] for k in batches], node_map)
     return count
 
 

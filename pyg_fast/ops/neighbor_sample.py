@@ -105,16 +105,7 @@ def neighbor_sample(
     check_ids('seeds', seeds)
     rowptr, col = check_csr(rowptr, col, seeds.device)
     if perm is not None:
-        check_ids('perm', perm, col.device)
-        if perm.dtype != rowptr.dtype:
-            raise TypeError(f"'perm' must hold {rowptr.dtype}, as 'rowptr', got {perm.dtype}")
-        if perm.shape != col.shape:
-            raise ValueError(f"'perm' must have {col.numel()} entries, got {perm.numel()}")
-        if not is_readable(perm, seeds.device):
-            raise ValueError("'perm' must be in pinned host memory, as 'col'")
-        if perm.device != seeds.device and not perm.is_contiguous():
-            raise ValueError("'perm' must be contiguous in host memory")
-        perm = perm.contiguous()
+        perm = _check_perm(perm, rowptr, col, seeds.device)
     _check_pointers(rowptr, col.numel())
     num_nodes = rowptr.numel() - 1
     weight = None
@@ -178,6 +169,19 @@ def sampling_weight(edge_weight: Tensor, col: Tensor, replace: bool) -> Tensor:
     return weight.cumsum(0) if replace else weight.contiguous()
 
 
+def _check_perm(perm: Tensor, rowptr: Tensor, col: Tensor, device: torch.device) -> Tensor:
+    check_ids('perm', perm, col.device)
+    if perm.dtype != rowptr.dtype:
+        raise TypeError(f"'perm' must hold {rowptr.dtype}, as 'rowptr', got {perm.dtype}")
+    if perm.shape != col.shape:
+        raise ValueError(f"'perm' must have {col.numel()} entries, got {perm.numel()}")
+    if not is_readable(perm, device):
+        raise ValueError("'perm' must be in pinned host memory, as 'col'")
+    if perm.device != device and not perm.is_contiguous():
+        raise ValueError("'perm' must be contiguous in host memory")
+    return perm.contiguous()
+
+
 def _check_pointers(rowptr: Tensor, num_edges: int) -> None:
     if int(rowptr[0]) != 0 or int(rowptr[-1]) > num_edges or bool((rowptr.diff() < 0).any()):
         raise ValueError(
@@ -203,7 +207,7 @@ def sample_subgraph(
     On a GPU it synchronises once, for the sizes of the result, and once in each hop that would
     need too much memory in advance.
     """
-    batch = _Growing(rowptr, col, seeds, len(fanouts), node_map)
+    batch = _MiniBatch(rowptr, col, seeds, len(fanouts), node_map)
     for hop, fanout in enumerate(fanouts):
         max_nodes, max_edges = batch.grow(hop, fanout, replace, weight)
         ops.sample_neighbors(
@@ -212,10 +216,10 @@ def sample_subgraph(
             seed, max_nodes, max_edges,
         )  # fmt: skip
         batch.append(hop, max_edges)
-    return batch.induced(perm) if induced else batch.take()
+    return batch.take_induced(perm) if induced else batch.take()
 
 
-class _Growing:
+class _MiniBatch:
     """A mini-batch during sampling.
 
     It allocates the largest possible size if that is not too much; then it need not synchronise.
@@ -228,7 +232,7 @@ class _Growing:
         self.map = node_map
         self.seeds = seeds
         self.num_seeds = seeds.numel()
-        self.known = not seeds.is_cuda  # whether sizes are known without synchronisation
+        self.knows_sizes = not seeds.is_cuda  # without synchronisation
         self.max_nodes = self.max_new = self.num_seeds  # so far, and in the last hop
         self.max_edges = 0
         # Zeros: `grow` also copies counts of later hops.
@@ -267,7 +271,7 @@ class _Growing:
         max_edges = max_nodes * fanout if fanout > 0 else _MOST_EDGES
         if hop > 0 and not replace:  # its nodes are distinct
             max_edges = min(max_edges, col.numel())
-        if self.known or self.max_edges + max_edges > _MOST_GUESSED:
+        if self.knows_sizes or self.max_edges + max_edges > _MOST_GUESSED:
             nodes, edges = self.counts[:, : hop + 2].tolist()
             max_nodes = nodes[hop] - (nodes[hop - 1] if hop > 0 else 0)
             max_edges = edges[hop + 1] - edges[hop]
@@ -283,8 +287,8 @@ class _Growing:
         table = self.map.table(self.max_nodes)
         if table is not self.table:  # The hashed table was too small.
             self.table = table
-            met = self.neighbor[: int(self.counts[1, hop])]
-            ops.relabel(torch.cat([self.seeds, met.long()]), table, self.stamp)
+            sampled = self.neighbor[: int(self.counts[1, hop])]
+            ops.relabel(torch.cat([self.seeds, sampled.long()]), table, self.stamp)
 
     def append(self, hop: int, max_edges: int) -> None:
         """Gives local ids to the nodes that first occur in this hop."""
@@ -301,10 +305,10 @@ class _Growing:
             self.stamp, nodes[-1], nodes[-2], edges[-1],
         )  # fmt: skip
         return SampledSubgraph(
-            n_id, edge_index, rowptr, col, e_id, _steps([0, *nodes]), _steps(edges)
+            n_id, edge_index, rowptr, col, e_id, _differences([0, *nodes]), _differences(edges)
         )
 
-    def induced(self, perm: Tensor | None) -> SampledSubgraph:
+    def take_induced(self, perm: Tensor | None) -> SampledSubgraph:
         """All edges between the sampled nodes."""
         nodes = self.counts[0].tolist()
         n_id = self.n_id[: nodes[-1]].clone()
@@ -316,11 +320,11 @@ class _Growing:
             *self.graph, perm, n_id, pointers, self.table, self.local, self.stamp, num_edges
         )
         return SampledSubgraph(
-            n_id, edge_index, pointers.int(), col, e_id, _steps([0, *nodes]), None
+            n_id, edge_index, pointers.int(), col, e_id, _differences([0, *nodes]), None
         )
 
 
-def _steps(counts: list[int]) -> list[int]:
+def _differences(counts: list[int]) -> list[int]:
     return [after - before for before, after in zip(counts, counts[1:], strict=False)]
 
 
@@ -416,9 +420,11 @@ def _neighbor_sample_reference(
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, list[int], list[int]]:
     """n_id, edge_index, e_id, and the numbers of nodes and edges of each hop."""
-    pointers, sources, n_id = rowptr.tolist(), col.tolist(), seeds.tolist()
-    weights = None if edge_weight is None else edge_weight.double().tolist()
-    sums = None if edge_weight is None else [0.0, *edge_weight.double().cumsum(0).tolist()]
+    weights = sums = None
+    if edge_weight is not None:
+        weights = edge_weight.double().tolist()
+        sums = [0.0, *edge_weight.double().cumsum(0).tolist()]
+    graph, n_id = (rowptr.tolist(), col.tolist(), weights, sums), seeds.tolist()
     local: dict[int, int] = {}
     for k, node in enumerate(n_id):
         local.setdefault(node, k)
@@ -427,11 +433,7 @@ def _neighbor_sample_reference(
     for fanout in fanouts:
         last, before = len(n_id), len(edges)
         for dst in range(first, last):
-            begin, end = pointers[n_id[dst]], pointers[n_id[dst] + 1]
-            weight = None if weights is None else weights[begin:end]
-            running = None if sums is None else sums[begin : end + 1]
-            drawn = drawn_edges(end - begin, fanout, weight, running, replace, seed, n_id[dst])
-            edges += [(sources[begin + e], dst, begin + e) for e in drawn]
+            edges += _edges_of(graph, n_id[dst], dst, fanout, replace, seed)
         for source, _, _ in edges[before:]:
             if source not in local:
                 local[source] = len(n_id)
@@ -440,16 +442,25 @@ def _neighbor_sample_reference(
         nodes.append(len(n_id) - last)
         counts.append(len(edges) - before)
     if induced:
-        edges = [
-            (sources[e], dst, e)
-            for dst, node in enumerate(n_id)
-            for e in range(pointers[node], pointers[node + 1])
-            if sources[e] in local
-        ]
+        every = [e for dst, node in enumerate(n_id) for e in _edges_of(graph, node, dst, -1)]
+        edges = [edge for edge in every if edge[0] in local]
     src, dst, e_id = torch.tensor(
         [(local[s], d, e) for s, d, e in edges], dtype=torch.long
     ).view(-1, 3).t()  # fmt: skip
     return torch.tensor(n_id, dtype=torch.long), torch.stack([src, dst]), e_id, nodes, counts
+
+
+def _edges_of(
+    graph: tuple[list[int], list[int], list[float] | None, list[float] | None], node: int, dst: int,
+    fanout: int, replace: bool = False, seed: int = 0,
+) -> list[tuple[int, int, int]]:  # fmt: skip
+    """The sampled edges of a node: source, local id of the node, and edge."""
+    pointers, sources, weights, sums = graph
+    begin, end = pointers[node], pointers[node + 1]
+    weight = None if weights is None else weights[begin:end]
+    running = None if sums is None else sums[begin : end + 1]
+    edges = draw_edges(end - begin, fanout, weight, running, replace, seed, node)
+    return [(sources[begin + e], dst, begin + e) for e in edges]
 
 
 @reference('relabel')
@@ -460,7 +471,7 @@ def _relabel_reference(ids: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor([*place], dtype=torch.long), torch.tensor(local, dtype=torch.long)
 
 
-def drawn_edges(
+def draw_edges(
     degree: int,
     fanout: int,
     weight: list[float] | None,

@@ -1,7 +1,5 @@
 """The map from the global ids of nodes to their local ones in a mini-batch."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -43,7 +41,7 @@ class NodeMap:
         self._stamp = 0
         self._table: Tensor | None = None
         self._scratch: dict[str, Tensor] = {}
-        self._stream: Any = None  # the last stream that used it
+        self._stream: torch.cuda.Stream | None = None  # the last one that used it
 
     def __reduce__(self) -> tuple:
         return type(self), (self.num_nodes, self.device, self.hashed)
@@ -68,7 +66,7 @@ class NodeMap:
         """The stamp of a new batch; for several batches the highest one, the others are below it.
         Later work on the current stream runs after the earlier batches."""
         if self.device.type == 'cuda':
-            self._come_to(torch.cuda.current_stream(self.device))
+            self._move_to(torch.cuda.current_stream(self.device))
         if self._stamp < count:
             if self._table is not None:
                 self._table.fill_(-1)
@@ -89,7 +87,7 @@ class NodeMap:
             held = self._scratch[name] = grown
         return held
 
-    def _come_to(self, stream: Any) -> None:
+    def _move_to(self, stream: torch.cuda.Stream) -> None:
         if self._stream is not None and stream != self._stream:
             stream.wait_stream(self._stream)
             for tensor in (self._table, *self._scratch.values()):

@@ -50,7 +50,7 @@ def random_walk(
         IndexError: If a start node is negative or too large; on CUDA this check
             synchronises.
     """
-    rowptr, col = _checked('start', start, rowptr, col, restart)
+    rowptr, col = _check_walk('start', start, rowptr, col, restart)
     check_number('walk_length', walk_length)
     out = ops.random_walk(
         rowptr, col, start.long(), walk_length, float(restart), seed_of(seed)
@@ -100,7 +100,7 @@ def pinsage_neighbors(
         ValueError: If a shape or a device does not fit, a number is not positive, a node has more
             than 1024 steps, or :obj:`restart` is not a probability.
     """
-    rowptr, col = _checked('nodes', nodes, rowptr, col, restart)
+    rowptr, col = _check_walk('nodes', nodes, rowptr, col, restart)
     for name, number in (
         ('num_neighbors', num_neighbors), ('num_walks', num_walks), ('walk_length', walk_length)
     ):  # fmt: skip
@@ -118,7 +118,7 @@ def pinsage_neighbors(
     return out
 
 
-def _checked(
+def _check_walk(
     name: str, nodes: Tensor, rowptr: Tensor, col: Tensor, restart: float
 ) -> tuple[Tensor, Tensor]:
     check_ids(name, nodes)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_fast.loader import FastNeighborLoader, _core, _features
+from pyg_fast.loader import FastNeighborLoader, _columns
 
 
 def random_data(num_nodes: int = 60, num_edges: int = 300, seed: int = 0) -> Data:
@@ -67,14 +67,22 @@ def check_batch(data: Data, batch: Data, num_neighbors: list[int], replace: bool
     if not replace:
         assert e_id.unique().numel() == e_id.numel() or n_id[:size].unique().numel() < size
 
-    # First occurrence: the sources of new nodes ascend where they are first met.
+    check_order(edge_index, size, n_id.numel())
+    check_hops(data, batch, num_neighbors, replace)
+
+
+def check_order(edge_index: Tensor, size: int, num_nodes: int) -> None:
+    """Checks that new nodes are sources in order of first occurrence."""
     sources = edge_index[0][edge_index[0] >= size]
-    assert torch.equal(torch.unique(sources), torch.arange(size, n_id.numel()))
-    new = torch.full((n_id.numel(),), edge_index.size(1))
+    assert torch.equal(torch.unique(sources), torch.arange(size, num_nodes))
+    new = torch.full((num_nodes,), edge_index.size(1))
     new.scatter_reduce_(0, edge_index[0], torch.arange(edge_index.size(1)), 'amin')
     assert (new[size:].diff() > 0).all()
 
-    # Each hop samples the edges of the nodes that the hop before has met.
+
+def check_hops(data: Data, batch: Data, num_neighbors: list[int], replace: bool) -> None:
+    """Checks that each hop samples the edges of the nodes that the hop before has met."""
+    n_id, edge_index = batch.n_id.cpu(), batch.edge_index.as_tensor().cpu()
     degree = torch.bincount(data.edge_index[1].cpu(), minlength=data.num_nodes)
     assert (edge_index[1].diff() >= 0).all()
     first, done = 0, 0
@@ -95,9 +103,8 @@ class Apart:
 
     def __init__(self, monkeypatch: Any, device: torch.device) -> None:
         if device.type == 'cpu':
-            for module in (_core, _features):
-                monkeypatch.setattr(module, 'is_apart', lambda memory, device: True)
-            monkeypatch.setattr(_features, 'pinned', lambda tensor: tensor.clone())
+            monkeypatch.setattr(_columns, 'is_apart', lambda memory, device: True)
+            monkeypatch.setattr(_columns, 'pin', lambda tensor: tensor.clone())
 
     def __call__(self, data: Data, *args: Any, **kwargs: Any) -> FastNeighborLoader:
         return FastNeighborLoader(data, *args, features='host', **kwargs)

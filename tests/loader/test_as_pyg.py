@@ -1,8 +1,10 @@
 """Uses of PyG's loader besides iteration."""
 
+import base64
 import copy
 import pickle
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -202,6 +204,39 @@ def test_copies(device: torch.device, how: str, options: dict) -> None:
     other.epoch = 0
     assert loader.epoch == 3
     assert equal(loader([1]), other([1]))
+
+
+#: A pickled loader of version 0.2, compressed, in base 85.
+OF_VERSION_0_2 = """
+c-qxg&u<$=6!wp`o!D_`i~5TqQKTM>5LVQtp%n*8m9(HOE=?+74%KMAJN8VoyR$nx+cZd(!l9)>BY~7bTsUy#U*k_e;=nh%Y
+qt&UiBngxH}mHCy*J-`?|XCL{3^S(;?W-@`!h22GBpf^7f?BjDW9>4kfdB2ed-o=N0szWDLgVC{a~J$f$jvJ@-nK7UYg`QR6
+Nd%Zb>hmQ7E}J*KzAVnr)+daUPL9A$O_FAlL6Cl1{1e8Jzn{NHfyigvTVJk&yf5P@jCUA_0BGeQI>g=#JtM6}hrDR!e(?$6S
+$V3=@~gCgLfBBqYiaP$Gp-vy8_x;)__(#|nB&uq~uL$#dN&)fvbxj{|GBJMnB_8ULOdx1pB<DH0L_1%%bfyeJ7RF6R)n&xX0
+;VK%fThKsHKwigE?+NstHw0c&JWFnV14eRQjq)F)cG@`M!y+SNVrIid(F3)I8rB|SnPjtTutFp?@>6M#Sa@-9&%Pz3fZiAgU
+%qQ&PNS{goI?oimEK+c&&%J_`#gKa;jvN4!3*;*W&y$dDR@j6zCcYPj*hXN4t9f90Ss~roRLBU69*>h;kyr#c!2>gJTW-^>y
+ESSdw>#YazFYopQ;F5dDGCQMAj&E{M9`v%@R`j<yYO2SO$#ZMsDsnTi?)(?NrWZwV!8)3EaHwu-01T~uE>mvh$_kbGGFDMV~
+_YEN2`PeGuTi{5+82aHN9drwjliiLTKs}1XyP1k(aert=9cQKG$oLOcjB>|62cc(?g@^{_Rjqyl|&lFJf83c@p%&tXS0_8@*
+B%9Vw~~y-6gseHY9FdUP4T9_W6lws3Hw=w>pNA|jK0h1?vOoA1_ZwS&e_-SD5^Z~cAo;h*1}A09Nm{;P@aCuwakJ^_9}_bB0
+ukUX*_B;vFVg>fG{Ay+D-gvJ5);<WL6Y#BxEC$#9BENwnXox!*TVa9}1Y0GVln^^H!rES+4JJyDXXKBZE@*F+~<BnA>Lr!ac
+afI$I1g<Jzx@mp93Z3ig>sK~5u3Wu#Wn+D9EiLW(NuD;{_DH49Jy?5?)?TMu_lE7-%g@2*__~2Vd=BvW<A!+(z5;W#pBlIR6
+phlu`9ta}93PPP?pofU!6x^W&D6G0mfyNX)qp_gW5Y%RcJJoHw*lTeP<a!&S1(_`eC-u<SKo+ksS9*hYp*`_>fNZ`&Fbw`@7
+Dj+pYPAJ)^Iz|jN5VR&&(nFuF6iXJ0$U>Wm)zaXx8_9MuVbz4f__fOs5`ZMNp=cwRO{uw4=i2fNkm}+tBv`zHMq}ba!*B*!m
+fp?k`MeXKVBJT!dxo?)@*fwySlXPr%)ssTX5vfyEj&G~L?s!d=VpooWQ2&iYwCnMp5U#OC=mq){>dZ~{gK73@^%^T2ummt~o
+HVc}f&_UzbJ<v~Z7SaYVH4-tZxz{Hltd4|Cx75M#7cl{iN5*5rg((U>9Z508Tg#bRAD2&qA(v*5Cm!KByc)1dgD3ORz%=QgC
+LK9ic35Et2=Jq^$x)t(>TmMc*;o7aUkIU|P?=A11PuJFtbCdI??x}RqJ;$rOd8{jH$Ew|_IBHSp?30mhMfO&J8H(B}FFDBJ9
+;iv|8Fwi!vW3Y6ypgLj{~4v#Mr)^dFJ{qlaW^Ssu4AtkxC*g+It{6Lj++Mi&8=$(^|fmU^@>%tmCb!GvspbmVjqrdCk+1u3$
+B3;
+"""
+
+
+def test_a_loader_that_version_0_2_pickled() -> None:
+    loader = pickle.loads(zlib.decompress(base64.b85decode(OF_VERSION_0_2.replace('\n', ''))))
+    first, second = loader
+    assert (loader.epoch, first.batch_size, len(loader)) == (1, 2, 2)
+    assert (first.n_id.tolist(), second.n_id.tolist()) == ([3, 5, 2, 0, 4, 1], [1, 0, 5, 4])
+    assert (first.e_id.tolist(), second.e_id.tolist()) == ([2, 6, 4, 1, 5, 3], [0, 5, 4])
+    assert (first.input_id.tolist(), second.input_id.tolist()) == ([1, 0], [2, 3])
+    assert list(map(equal, pickle.loads(pickle.dumps(loader)), loader)) == [True, True]
 
 
 def test_copies_own_their_data(device: torch.device) -> None:

@@ -1,12 +1,15 @@
 """Features from host memory: match, the cache, and data that change meanwhile."""
 
-from typing import Any
+import gc
 
 import pytest
 import torch
 from torch_geometric.data import Data
+from torch_geometric.sampler import SamplerOutput
 
-from pyg_fast.loader import FastNeighborLoader, _core, _features
+from pyg_fast.loader import FastNeighborLoader
+from pyg_fast.loader._columns import Budget
+from pyg_fast.ops._lifetime import keep_until_read
 from tests.loader._graphs import Apart, equal, random_data
 
 ARGS = {'batch_size': 11, 'shuffle': True, 'seed': 2}
@@ -28,20 +31,6 @@ def data() -> Data:
     return random_data(200, 1500)
 
 
-def rows_asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """For each fetch, the numbers of rows that matched and that did not."""
-    seen = []
-    inner = _features._rows
-
-    def rows(x: Any, index: Any, match: Any, *args: Any) -> Any:
-        found = 0 if match is None else int((match >= 0).sum())
-        seen.append((found, index.numel() - found))
-        return inner(x, index, match, *args)
-
-    monkeypatch.setattr(_features, '_rows', rows)
-    return seen
-
-
 def test_match_changes_nothing(device: torch.device, apart: Apart, data: Data) -> None:
     plain = list(apart(data, [3, 2], match=False, device=device, **ARGS))
     for reorder in (False, True):
@@ -54,15 +43,24 @@ def test_match_changes_nothing(device: torch.device, apart: Apart, data: Data) -
             assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
 
 
-def test_only_the_rest_is_fetched(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device, apart: Apart, data: Data
-) -> None:
+def test_only_the_rest_is_fetched(device: torch.device, apart: Apart, data: Data) -> None:
     del data.y, data.train_mask, data.edge_attr
-    seen = rows_asked_for(monkeypatch)
-    loader = apart(data, [3, 2], reorder=False, device=device, **ARGS)
+    read = []  # before each fetch, the bytes of all batches so far
+
+    def record(out: SamplerOutput) -> SamplerOutput:
+        stats = loader.stats
+        read.append((stats.bytes_saved_by_match, stats.bytes_moved))
+        return out
+
+    loader = apart(
+        data, [3, 2], reorder=False, window=1, transform_sampler_output=record, device=device,
+        **ARGS,
+    )  # fmt: skip
     nodes = [set(batch.n_id.tolist()) for batch in loader]
+    record(SamplerOutput(None, None, None, None))
     shared = [0] + [len(a & b) for a, b in zip(nodes, nodes[1:], strict=False)]
-    assert seen == [(k, len(n) - k) for k, n in zip(shared, nodes, strict=True)]
+    rows = torch.tensor(read).diff(dim=0) / 20
+    assert rows.tolist() == [[k, len(n) - k] for k, n in zip(shared, nodes, strict=True)]
     stats = loader.stats
     smaller = sum(min(len(a), len(b)) for a, b in zip(nodes, nodes[1:], strict=False))
     assert stats.match_degree == pytest.approx(sum(shared) / smaller)
@@ -101,24 +99,17 @@ def test_rows_come_in_order_without_shuffle(
 def test_edits_of_a_batch_never_reach_the_next(
     device: torch.device, apart: Apart, data: Data
 ) -> None:
+    seen = []
+
     def transform(batch: Data) -> Data:
+        seen.append((batch.n_id.cpu().clone(), batch.x.cpu().clone()))
         batch.x.fill_(float('nan'))
         batch.n_id.fill_(0)
         return batch
 
     plain = list(apart(data, [3, 2], device=device, **ARGS))
     loader = apart(data, [3, 2], device=device, transform=transform, **ARGS)
-    seen = []
-    fetcher = _core._Fetcher.batch
-
-    def spy(self: Any, part: Any) -> Any:
-        made = fetcher(self, part)
-        seen.append((made.batch.n_id.cpu().clone(), made.batch.x.cpu().clone()))
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_core._Fetcher, 'batch', spy)
-        edited = list(loader)
+    edited = list(loader)
     assert all(batch.x.isnan().all() for batch in edited)
     assert loader.stats.match_degree > 0
     for (n_id, x), batch in zip(seen, plain, strict=True):
@@ -337,14 +328,14 @@ def test_nothing_is_matched_where_features_are_at_hand(device: torch.device, dat
 
 
 def test_budget() -> None:
-    budget = _features.Budget(torch.device('cpu'), None)
+    budget = Budget(torch.device('cpu'), None)
     budget.left = 100
-    assert budget.takes('auto', 60)
-    assert not budget.takes('auto', 60)
-    assert budget.takes('auto', 40)
-    assert budget.takes('device', 1000)
-    assert not budget.takes('auto', 1)
-    assert not budget.takes('host', 0)
+    assert budget.take('auto', 60)
+    assert not budget.take('auto', 60)
+    assert budget.take('auto', 40)
+    assert budget.take('device', 1000)
+    assert not budget.take('auto', 1)
+    assert not budget.take('host', 0)
 
 
 @pytest.mark.parametrize('limit', [0, 7000, 10**9])
@@ -355,10 +346,11 @@ def test_larger_than_a_limit(device: torch.device, data: Data, limit: int) -> No
     )
     assert all(map(equal, wanted, loader))
     if device.type == 'cuda':
-        assert loader._core.structure.col.is_cuda == (limit > 10_000)
-        # Small attributes come first: the mask of 200 bytes, then y, then x.
-        hosted = {k for k, c in loader._core.node_table.update()[1].items() if c.on_host}
-        assert hosted == {0: {'x', 'y', 'train_mask'}, 7000: set(), 10**9: set()}[limit]
+        assert loader._core.graph.col.is_cuda == (limit > 10_000)
+        # The graph does not fit in 7000 bytes, x, y and the mask do.
+        stats = loader.stats
+        row_bytes = 0 if limit > 0 else 20 + 8 + 1
+        assert stats.bytes_moved + stats.bytes_saved_by_match == row_bytes * stats.num_nodes
 
 
 @pytest.mark.parametrize('place', ['host', 'device'])
@@ -378,27 +370,27 @@ def test_shared_and_pinned_memory_is_not_copied(device: torch.device, data: Data
         pytest.skip('host memory is locked for a GPU')
     data.x = data.x.share_memory_()
     data.z = data.x.clone().pin_memory()
-    address = data.x.data_ptr()
     loaders = [
         FastNeighborLoader(data, [3, 2], features='host', device=device, **ARGS) for _ in range(2)
     ]
-    for loader in loaders:
-        columns = loader._core.node_table.update()[1]
-        for key in ('x', 'z'):
-            assert columns[key].source.data_ptr() == data[key].data_ptr()
-    from pyg_fast.loader import _pinned
-    from pyg_fast.ops import _lifetime
-
-    assert _pinned._users[address] == 2
+    for key in ('x', 'z'):
+        data[key].data.neg_()  # No version counter sees it: a copy would stay as it was.
     first, second = loaders
-    list(first)
-    del loaders, first, loader, columns
-    torch.cuda.synchronize()
-    _lifetime._keep(torch.cuda.current_stream(), [])  # releases the tensors that were read
-    assert _pinned._users[address] == 1
+    for batch in first:
+        for key in ('x', 'z'):
+            assert torch.equal(batch[key].cpu(), data[key][batch.n_id.cpu()])
+
+    def release() -> None:
+        gc.collect()
+        torch.cuda.synchronize()
+        keep_until_read(device, torch.zeros(1).pin_memory())  # drops what has been read
+
+    assert data.x.is_pinned()
+    del loaders, first
+    release()
+    assert data.x.is_pinned()
     for batch in second:
         assert torch.equal(batch.x.cpu(), data.x[batch.n_id.cpu()])
     del second
-    torch.cuda.synchronize()
-    _lifetime._keep(torch.cuda.current_stream(), [])
-    assert address not in _pinned._users
+    release()
+    assert not data.x.is_pinned()

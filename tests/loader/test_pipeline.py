@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._pipeline import Made, ThreadedIterator
+from pyg_fast.loader._pipeline import PendingBatch, ThreadedIterator
 from pyg_fast.loader._stats import Meter
 from tests.loader._graphs import random_data
 
@@ -26,7 +26,7 @@ def threads() -> int:
 def counted(made: list[int], end: int = 100) -> Iterator[Any]:
     for k in range(end):
         made.append(k)
-        yield Made(Data(number=k), [])
+        yield PendingBatch(Data(number=k), [])
 
 
 def threaded(
@@ -125,8 +125,10 @@ def test_transform_runs_where_batches_are_asked_for(device: torch.device) -> Non
 
 
 def test_loaders_leave_nothing_behind(device: torch.device) -> None:
-    loader = FastNeighborLoader(random_data(), [3, 2], batch_size=4, device=device)
-    core = weakref.ref(loader._core)
+    data = random_data()
+    loader = FastNeighborLoader(data, [3, 2], batch_size=4, device=device)
+    x = weakref.ref(data.x)
+    del data
     iterators = [iter(loader) for _ in range(3)]
     for iterator in iterators:
         next(iterator)
@@ -135,10 +137,11 @@ def test_loaders_leave_nothing_behind(device: torch.device) -> None:
         pass
     del iterators, iterator
     next(iter(loader))
+    assert x() is not None
     del loader
     gc.collect()
     assert threads() == 0
-    assert core() is None
+    assert x() is None
 
 
 def test_the_end_of_the_interpreter(device: torch.device) -> None:
@@ -203,7 +206,7 @@ def test_memory_goes_once_the_stream_is_done(device: torch.device) -> None:
             for k in range(100):
                 torch.cuda._sleep(50_000_000)
                 event = torch.cuda.current_stream().record_event()
-                yield Made(Data(number=k), [])
+                yield PendingBatch(Data(number=k), [])
         finally:
             done.append(event.query())
 

@@ -1,20 +1,22 @@
 """Which seeds each batch gets, with one replica and with several."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._seeds import Seeds, mixed
+from pyg_fast.loader._seeds import mix_seeds
 from tests.loader._graphs import equal, random_data
 
+GRAPH = random_data(300, 0)
 
-def seeds_of(
-    count: int, size: int, rank: int = 0, num_replicas: int = 1, shuffle: bool = True,
-    drop_last: bool = False,
-) -> Seeds:  # fmt: skip
-    return Seeds(count, size, shuffle, drop_last, 3, rank, num_replicas, None, None)
+
+def loader_of(count: int, size: int, **kwargs: Any) -> FastNeighborLoader:
+    nodes = torch.arange(count)
+    return FastNeighborLoader(GRAPH, [1], size, input_nodes=nodes, seed=3, **kwargs)
 
 
 @given(
@@ -24,26 +26,26 @@ def seeds_of(
     shuffle=st.booleans(),
     drop_last=st.booleans(),
 )
+@settings(deadline=None)
 def test_no_seed_is_lost_or_repeated(
     count: int, size: int, num_replicas: int, shuffle: bool, drop_last: bool
 ) -> None:
     steps = count // (size * num_replicas) if drop_last else -(-count // (size * num_replicas))
+    options = {'num_replicas': num_replicas, 'shuffle': shuffle, 'drop_last': drop_last}
     if num_replicas > 1 and steps * num_replicas > count:
         with pytest.raises(ValueError, match='input_nodes'):
-            seeds_of(count, size, 0, num_replicas, shuffle, drop_last)
+            loader_of(count, size, rank=0, **options)
         return
-    batches = {}
+    parts = []
     for rank in range(num_replicas):
-        seeds = seeds_of(count, size, rank, num_replicas, shuffle, drop_last)
-        mine = dict(seeds.batches(0))
-        assert len(mine) == len(seeds) == steps
-        assert not set(mine) & set(batches)
-        batches.update(mine)
-    assert sorted(batches) == list(range(steps * num_replicas))
-    order = torch.cat([torch.empty(0, dtype=torch.long), *(batches[k] for k in sorted(batches))])
+        loader = loader_of(count, size, rank=rank, **options)
+        parts.append([batch.input_id for batch in loader])
+        assert len(parts[-1]) == len(loader) == steps
+    batches = [part[step] for step in range(steps) for part in parts]
+    order = torch.cat([torch.empty(0, dtype=torch.long), *batches])
     assert order.unique().numel() == order.numel()
     assert order.numel() == (steps * num_replicas * size if drop_last else count)
-    sizes = [batch.numel() for batch in batches.values()]
+    sizes = [batch.numel() for batch in batches]
     assert all(0 < each <= size for each in sizes)
     if num_replicas > 1 and sizes:
         assert max(sizes) - min(sizes) <= 1
@@ -52,16 +54,19 @@ def test_no_seed_is_lost_or_repeated(
 
 
 def test_epochs_differ_and_come_again() -> None:
-    orders = [torch.cat([b for _, b in seeds_of(50, 7).batches(epoch)]) for epoch in (0, 1, 0)]
+    loader, orders = loader_of(50, 7, shuffle=True), []
+    for epoch in (0, 1, 0):
+        loader.epoch = epoch
+        orders.append(torch.cat([batch.input_id for batch in loader]))
     assert torch.equal(orders[0], orders[2])
     assert not torch.equal(orders[0], orders[1])
 
 
 def test_mixed() -> None:
-    numbers = {mixed(a, b) for a in range(50) for b in range(50)}
+    numbers = {mix_seeds(a, b) for a in range(50) for b in range(50)}
     assert len(numbers) == 2500
     assert all(0 <= number < 2**63 for number in numbers)
-    assert mixed(-5, 2**70) == mixed(-5, 2**70)
+    assert mix_seeds(-5, 2**70) == mix_seeds(-5, 2**70)
     ones = sum(bin(number).count('1') for number in numbers) / 2500
     assert 31 < ones < 32
 

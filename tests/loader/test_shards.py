@@ -102,8 +102,8 @@ for batches in ([loader([rank, 4])], [b for b, _ in zip(loader, range(3))], list
 # As on CUDA: a thread makes batches ahead, rows are exchanged in this one.
 for count in (4, 100):
     core = loader._core
-    iterator = ThreadedIterator(core.made(loader._seeds.batches(0), 0), None, core.meter,
-                                len(loader), None, 2, core.ended)
+    iterator = ThreadedIterator(core.make_batches(loader._seeds.of_epoch(0), 0), None, core.meter,
+                                len(loader), None, 2, core.features.end_iterator)
     for batch, _ in zip(iterator, range(count)):
         assert torch.equal(batch.x, data.x[batch.n_id])
     iterator.close()
@@ -137,7 +137,7 @@ place = dist.get_rank(odd)
 own.x = ShardedFeatures(data.x[[0, 10, 50][place]:[10, 50, 100][place]], 100, odd)
 dist.get_backend_config = lambda group: 'cuda:nccl'
 loader = FastNeighborLoader(own, [4], batch_size=9 + rank, seed=rank)
-assert loader._core.exchange._control is not odd
+assert loader._core.features.exchange._control is not odd
 for batch in loader:
     assert torch.equal(batch.x, data.x[batch.n_id])
 dist.get_backend_config = config
@@ -315,8 +315,7 @@ def test_copies(device: torch.device, data: Data, own: Data) -> None:
     assert ToCSR()(own.to('cpu')).x is own.x
 
 
-def test_errors(device: torch.device, data: Data, own: Data) -> None:
-    args = {**ARGS, 'device': device}
+def test_arguments(data: Data) -> None:
     with pytest.raises(TypeError, match="'part' must be a tensor"):
         ShardedFeatures([1], 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match='strided'):
@@ -333,6 +332,10 @@ def test_errors(device: torch.device, data: Data, own: Data) -> None:
         ShardedFeatures.split(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='a scalar'):
         ShardedFeatures.split(torch.tensor(1.0))
+
+
+def test_errors_of_a_loader(device: torch.device, data: Data, own: Data) -> None:
+    args = {**ARGS, 'device': device}
     with pytest.raises(ValueError, match="'features' must be one of"):
         FastNeighborLoader(data, [3], features='shared', **args)
     with pytest.raises(ValueError, match="'topology' must be one of"):
@@ -359,11 +362,15 @@ def test_errors(device: torch.device, data: Data, own: Data) -> None:
     data.y2.bounds = (0, 50)
     with pytest.raises(ValueError, match='divided as the other'):
         FastNeighborLoader(data, [3], **args)
-    if device.type == 'cuda':
-        del data.y2
-        data.z = ShardedFeatures(data.x, 100)
-        with pytest.raises(ValueError, match='pinned'):
-            FastNeighborLoader(data, [3], **args)
-        data.z = ShardedFeatures(data.x.pin_memory(), 100)
-        batch = next(iter(FastNeighborLoader(data, [3], **args)))
-        assert torch.equal(batch.z.cpu(), data.x[batch.n_id.cpu()])
+
+
+def test_host_memory_must_be_pinned(device: torch.device, data: Data) -> None:
+    if device.type == 'cpu':
+        pytest.skip('a CPU reads all of its memory')
+    args = {**ARGS, 'device': device}
+    data.z = ShardedFeatures(data.x, 100)
+    with pytest.raises(ValueError, match='pinned'):
+        FastNeighborLoader(data, [3], **args)
+    data.z = ShardedFeatures(data.x.pin_memory(), 100)
+    batch = next(iter(FastNeighborLoader(data, [3], **args)))
+    assert torch.equal(batch.z.cpu(), data.x[batch.n_id.cpu()])

@@ -1,14 +1,16 @@
 """One copy of a graph for all processes of a machine."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import _forks
 import pytest
 import torch
+import torch.distributed as dist
 
 from pyg_fast.graph.graph import cache_of
-from pyg_fast.loader import _share, share_data
+from pyg_fast.loader import share_data
 from pyg_fast.transforms import ToCSR
 from tests.loader._graphs import equal, random_data
 
@@ -62,17 +64,24 @@ assert os.listdir(_share._MEMORY) == []
 dist.destroy_process_group()
 
 # A thread that makes batches ahead does not outlive the interpreter.
-from pyg_fast.loader._pipeline import Made, ThreadedIterator
+from pyg_fast.loader._pipeline import PendingBatch, ThreadedIterator
 from pyg_fast.loader._stats import Meter
 
 def endless():
     while True:
-        yield Made(data, [])
+        yield PendingBatch(data, [])
 
 left = ThreadedIterator(endless(), None, Meter(torch.device('cpu')), 1, None, 2)
 next(left)
 print('done')
 """
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group('gloo', f'file://{tmp_path}/meet', rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def test_two_processes(tmp_path: Path) -> None:
@@ -87,17 +96,15 @@ def test_alone() -> None:
         share_data(data)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures('group_of_one')
 def test_writing_and_mapping() -> None:
     data = ToCSR()(random_data())
     data.again = data.x
     data.strided = torch.randn(60, 8)[:, ::2]
     data.names = ['a'] * 60
     data.scalar = torch.tensor(3)
-    path = _share._write(data)
-    try:
-        got = _share._map(path)
-    finally:
-        os.unlink(path)
+    got = share_data(lambda: data)
+    assert got is not data
     assert equal(got, data)
     assert got.again is got.x
     assert got.x.data_ptr() % 4096 == got.y.data_ptr() % 4096 == 0
@@ -107,13 +114,18 @@ def test_writing_and_mapping() -> None:
     assert ('graph', 60, 60, False) in cache_of(got.edge_index).entries
 
 
-def test_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(_share, '_MEMORY', str(tmp_path))
+@pytest.mark.usefixtures('group_of_one')
+def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
 
-    def full(*args: object) -> None:
+    def full(file: int, *args: int) -> None:
+        paths.append(os.readlink(f'/proc/self/fd/{file}'))
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr(os, 'posix_fallocate', full)
-    with pytest.raises(OSError, match='No space'):
-        _share._write(random_data())
-    assert os.listdir(tmp_path) == []
+    with pytest.raises(RuntimeError, match='share_data failed in process 0') as caught:
+        share_data(random_data)
+    assert isinstance(caught.value.__cause__, OSError)
+    (path,) = paths
+    assert os.path.isabs(path)
+    assert not os.path.exists(path)

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 import pyg_fast.nn as fnn
 from pyg_fast.graph import graph as graphs
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._seeds import mixed
+from pyg_fast.loader._seeds import mix_seeds
 from pyg_fast.ops import pinsage_neighbors, to_csr
 from tests.loader._graphs import Apart, equal, random_data
 
@@ -24,7 +24,7 @@ def wanted_batch(data: Data, seeds: list[int], fanouts: list[int], seed: int) ->
         end = len(nodes)
         found = pinsage_neighbors(
             rowptr, col, torch.tensor(nodes[start:end], dtype=torch.long), fanout, num_walks=6,
-            walk_length=3, restart=0.2, seed=mixed(seed, hop),
+            walk_length=3, restart=0.2, seed=mix_seeds(seed, hop),
         )  # fmt: skip
         before = len(edges)
         for target, (ids, visits) in enumerate(
@@ -46,7 +46,7 @@ def wanted_batch(data: Data, seeds: list[int], fanouts: list[int], seed: int) ->
 def test_definition(device: torch.device, seeds: list[int]) -> None:
     data = random_data(60, 200)
     (batch,) = FastNeighborLoader(data, [3, 2], input_nodes=seeds, device=device, **ARGS)
-    nodes, edges, weights, counts = wanted_batch(data, seeds, [3, 2], mixed(2, 0, 0, 1))
+    nodes, edges, weights, counts = wanted_batch(data, seeds, [3, 2], mix_seeds(2, 0, 0, 1))
     assert batch.n_id.tolist() == nodes
     assert list(zip(*batch.edge_index.as_tensor().tolist(), strict=True)) == edges
     torch.testing.assert_close(batch.edge_weight.cpu(), torch.tensor(weights))

@@ -342,13 +342,13 @@ def test_counts_are_written_before_they_are_read(
     module = sys.modules['pyg_fast.ops.neighbor_sample']
     monkeypatch.setattr(module, '_MOST_GUESSED', 0)  # As for large graphs: each hop is waited for.
     seen = []
-    grow = module._Growing.grow
+    grow = module._MiniBatch.grow
 
     def spy(self: Any, hop: int, *args: Any) -> Any:
         seen.append(self.counts[:, : hop + 2].clone())
         return grow(self, hop, *args)
 
-    monkeypatch.setattr(module._Growing, 'grow', spy)
+    monkeypatch.setattr(module._MiniBatch, 'grow', spy)
     torch.use_deterministic_algorithms(True)  # Fills memory that is not written.
     try:
         sample(device, planted_structure('tiny'), torch.arange(10), fanouts)

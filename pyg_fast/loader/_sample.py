@@ -1,0 +1,41 @@
+"""Samples the subgraph of a batch around its seeds."""
+
+from torch_geometric.sampler.base import SubgraphType
+
+from ..ops.neighbor_sample import sample_subgraph
+from ..ops.node_map import NodeMap
+from ._options import SamplingOptions
+from ._seeds import SeedBatch
+from ._structure import Structure
+from ._subgraph import Subgraph
+from ._walks import sample_walks
+
+
+def sample_batch(
+    graph: Structure, options: SamplingOptions, seeds: SeedBatch, seed: int, node_map: NodeMap
+) -> Subgraph:
+    """Samples around the seeds of a batch and relabels its nodes."""
+    if options.walks is not None:
+        out = sample_walks(graph, seeds, options.fanouts, options.walks, seed, node_map)
+    else:
+        out = _sample_neighbors(graph, options, seeds, seed, node_map)
+    if options.subgraph_type == SubgraphType.bidirectional:
+        out = out.to_bidirectional()
+    return out if options.transform is None else out.apply(options.transform)
+
+
+def _sample_neighbors(
+    graph: Structure, options: SamplingOptions, seeds: SeedBatch, seed: int, node_map: NodeMap
+) -> Subgraph:
+    fanouts, is_induced = options.fanouts, options.subgraph_type == SubgraphType.induced
+    out = sample_subgraph(
+        graph.rowptr, graph.col, graph.perm, graph.weight, seeds.nodes, fanouts,
+        options.replace, is_induced, seed, node_map,
+    )  # fmt: skip
+    nodes, edges = out.num_sampled_nodes, out.num_sampled_edges
+    return Subgraph(
+        out.n_id, out.edge_index, out.rowptr, out.col, out.e_id,
+        None if edges is None else nodes, edges, seeds.input_id,
+        None if edges is None else (tuple(nodes), tuple(edges)),
+        longest_row=None if is_induced or min(fanouts) < 0 else max(fanouts),
+    )  # fmt: skip
