@@ -1,5 +1,5 @@
-"""Names that live elsewhere: public ones of the rooms of papers, which the core does not import, and
-those that pickles of earlier releases look for."""
+"""Names that live elsewhere: public ones of the rooms of papers, which the core does not import,
+and those that pickles of earlier releases look for."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -210,7 +210,7 @@ def use_pyg_lib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # The layers ---------------------------------------------------------------------------------------
 KERNEL, BLOCKS = 'message as one kernel', 'message over blocks of edges'
-GCN, SAGE, GIN = 'PathPreparedGCNConv', 'PathPreparedSAGEConv', 'PathPreparedGINConv'
+GCN, SAGE, GIN = 'FusedGCNConv', 'FusedSAGEConv', 'FusedGINConv'
 GAT, GATV2 = 'FusedGATConv', 'FusedGATv2Conv'
 OURS = (KERNEL, BLOCKS, GCN, SAGE, GIN, GAT, GATV2)
 OVERRIDDEN = 'its aggregate is overridden'

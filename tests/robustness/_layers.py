@@ -30,8 +30,11 @@ class Gated(nn.FusedMessagePassing):
 
 LAYERS: dict[str, Callable[[], Module]] = {
     'FusedGATConv': lambda: nn.FusedGATConv(IN, OUT // 2, heads=2, dropout=0.5),
+    'FusedGCNConv': lambda: nn.FusedGCNConv(IN, OUT),
+    'FusedGINConv': lambda: nn.FusedGINConv(Linear(IN, OUT)),
     'FusedGATv2Conv': lambda: nn.FusedGATv2Conv(IN, OUT // 2, heads=2, dropout=0.5),
     'FusedMessagePassing': Gated,
+    'FusedSAGEConv': lambda: nn.FusedSAGEConv(IN, OUT),
     'FusedTransformerConv': lambda: nn.FusedTransformerConv(IN, OUT // 2, heads=2, dropout=0.5),
     'MaxK': lambda: nn.MaxK(3),
     'MaxKGCNConv': lambda: nn.MaxKGCNConv(IN, OUT, k=3),

@@ -497,7 +497,7 @@ def test_explaining_leaves_no_slow_path() -> None:
         layer.explain = True
         layer.explain = False
     close(ours(data.x, data.edge_index), theirs(data.x, data.edge_index))
-    assert pyg_fast.accelerate_report(ours)[0].ran == 'PathPreparedGCNConv'
+    assert pyg_fast.accelerate_report(ours)[0].ran == 'FusedGCNConv'
 
 
 # Function transforms, tracing, other tensors ----------------------------------------------------

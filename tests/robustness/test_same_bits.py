@@ -25,7 +25,7 @@ ATOMIC = {
 }
 # Layers that do on a graph that was prepared, and on one that was not.
 ATOMIC_LAYERS = {'MaxKGCNConv', 'MaxKGINConv', 'MaxKGNN', 'MaxKSAGEConv'}
-ATOMIC_IF_PLAIN = {'PathPreparedGCNConv', 'PathPreparedGNN'}
+ATOMIC_IF_PLAIN = {'FusedGCNConv', 'PathPreparedGCNConv', 'PathPreparedGNN'}
 STEPS = 20
 
 
