@@ -386,7 +386,8 @@ def test_context_attributes_hold_no_tensor() -> None:
         conv, x = make(), data.x.clone().requires_grad_()
         outs = [conv(x, data.edge_index), conv(x, data.edge_index.as_tensor())]
         if kind == 'gcn':
-            outs.append(conv(x, data.edge_index, data.edge_weight, path=path))
+            on_path = nn.PathPreparedGCNConv(IN, OUT)
+            outs.append(on_path(x, data.edge_index, data.edge_weight, path=path))
         seen, stack = set(), [out.grad_fn for out in outs]
         while stack:
             node = stack.pop()

@@ -43,7 +43,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
     computes only what the loss reads; with :obj:`forward=True` the forward pass of training does
     so too. Losses and gradients are equal up to summation order. A path has no effect in
     evaluation, with an :obj:`edge_weight` that requires a gradient, and when PyG's own code runs.
-    Without a path the layer is :class:`~pyg_fast.nn.FusedGCNConv`.
+    Without a path the layer is :class:`~pyg_fast.nn.FusedGCNConv`, which may add atomically on CUDA.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
