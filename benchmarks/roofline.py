@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_fast import ops
-from pyg_fast.graph.operator import Sampling, SparseOperator
+from pyg_fast.sparse.operator import Sampling, SparseOperator
 
 from . import _harness, _minibatch, gat, loader, maxk, paths, sampled, spmm
 from ._graphs import Graph

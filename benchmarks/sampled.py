@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
 from pyg_fast import ops
-from pyg_fast.graph.graph import Graph as Structure
-from pyg_fast.graph.operator import SCALED, STRATEGIES, Sampling
 from pyg_fast.nn import SampledGCNConv
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
+from pyg_fast.sparse.graph import Graph as Structure
+from pyg_fast.sparse.operator import SCALED, STRATEGIES, Sampling
 
 from . import _harness, layers, maxk, spmm
 from ._graphs import Graph

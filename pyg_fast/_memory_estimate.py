@@ -11,13 +11,13 @@ from torch_geometric.data import Data
 from .graph._cache import cache_of
 from .graph.execution_path import ExecutionPath
 from .graph.prepared_graph import PreparedGraph
-from .graph.structure import Graph
 from .nn._path import TILE, AggregatedInput
 from .nn.path_prepared_gnn import PathPreparedGNN
 from .ops._numbers import acc_dtype
 from .ops.linear_product import aggregates_first
 from .ops.row_blocks import tile_width
 from .ops.streamed_linear import rows_of_block
+from .sparse.graph import Graph
 
 
 class MemoryEstimate(NamedTuple):

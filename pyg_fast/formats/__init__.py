@@ -8,11 +8,11 @@ _MOVED = {
     'CBSR': ('ops.cbsr', 'CBSR'),
     'ExecutionPath': ('graph.execution_path', 'ExecutionPath'),
     'GCNNorm': ('graph.gcn_norm', 'GCNNorm'),
-    'Groups': ('graph.groups', 'Groups'),
+    'Groups': ('sparse.groups', 'Groups'),
     'execution_paths': ('graph', 'execution_paths'),
     'gcn_norm': ('graph.gcn_norm', 'normalized'),
     'graph_of': ('graph.graph', 'graph_of'),
-    'groups_of': ('graph.groups', 'groups_of'),
+    'groups_of': ('sparse.groups', 'groups_of'),
     'set_group_sizes': ('graph.graph', 'set_group_sizes'),
     'to_edge_index': ('graph.csr', 'prepare_edge_index'),
 }

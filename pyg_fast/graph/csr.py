@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.to_csr import to_csr, to_csr_unweighted, transpose_csr
+from ..sparse.graph import Graph
+from ..sparse.to_csr import to_csr, to_csr_unweighted, transpose_csr
 from ._cache import store
-from .structure import Graph
 
 
 @torch.inference_mode(False)  # The graph may be used in training.

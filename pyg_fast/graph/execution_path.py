@@ -11,11 +11,11 @@ from torch_geometric import EdgeIndex
 
 from ..ops._edges import is_capturing
 from ..ops.path import Rows, Watch
+from ..sparse.graph import CHUNK, Graph, edge_chunks
+from ..sparse.groups import check_size
+from ..sparse.operator import SparseOperator
 from ._cache import Entry, cache_of
-from .groups import check_size
-from .operator import SparseOperator
 from .prepared_graph import PreparedGraph, list_of
-from .structure import CHUNK, Graph, edge_chunks
 
 
 class ExecutionPath:

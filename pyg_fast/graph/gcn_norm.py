@@ -10,10 +10,10 @@ from ..ops._library import ops
 from ..ops._numbers import acc_dtype
 from ..ops.product import product
 from ..ops.sampling import sampled_graph
+from ..sparse.graph import Graph
+from ..sparse.operator import Sampling, SparseOperator
 from ._cache import cached, kept, key_size, store
 from .graph import graph_of, has_loops
-from .operator import Sampling, SparseOperator
-from .structure import Graph
 
 
 class GCNNorm(NamedTuple):

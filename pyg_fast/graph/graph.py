@@ -10,12 +10,12 @@ from torch_geometric import EdgeIndex
 
 from ..ops._edges import check_edge_index, is_capturing, kernel_index, raise_pending
 from ..ops._library import ops
-from ..ops.to_csr import to_csr, to_csr_csc, to_csr_unweighted
+from ..sparse.graph import Graph, check_node_counts, ends_of, loop_counts
+from ..sparse.groups import check_size
+from ..sparse.to_csr import to_csr, to_csr_csc, to_csr_unweighted
 from ._cache import cache_of, cached, known_loops, store
 from .batch_edge_index import BatchEdgeIndex
-from .groups import check_size
 from .prepared_graph import PreparedGraph
-from .structure import Graph, ends_of, loop_counts
 
 # Up to this number of edges one CUDA kernel sorts both ways, with positions.
 _SMALL = 1 << 15
@@ -238,13 +238,7 @@ def has_loops(edge_index: EdgeIndex) -> bool:
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
     data = edge_index.as_tensor().detach()
     check_edge_index(data)
-    size = tuple(edge_index.sparse_size())
-    for known, count, name in zip(size, (num_src, num_dst), ('source', 'destination'), strict=True):
-        if known is not None and known != count:
-            raise ValueError(
-                f"'edge_index' is of size {size} (sources, destinations), but there are {count} "
-                f'{name} nodes'
-            )
+    check_node_counts(edge_index._sparse_size, num_src, num_dst)
     if drop_loops:
         if not has_loops(edge_index):
             return graph_of(edge_index, num_src, num_dst)

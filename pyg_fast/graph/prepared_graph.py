@@ -10,8 +10,9 @@ from torch.utils import _pytree as pytree
 from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import SortOrder
 
+from ..sparse.graph import Graph, check_graph, ends_of
+from ..sparse.groups import Groups
 from .batch_edge_index import cache_key, not_compiled
-from .structure import Graph, check_graph, ends_of
 
 _WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
 
@@ -273,4 +274,8 @@ def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
         )
 
 
-torch.serialization.add_safe_globals([Graph, PreparedGraph])
+torch.serialization.add_safe_globals([
+    Graph, PreparedGraph,
+    # Their paths in files of version 0.2.
+    (Graph, 'pyg_fast.graph.structure.Graph'), (Groups, 'pyg_fast.graph.groups.Groups'),
+])  # fmt: skip

@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
 from ..graph._cache import cache_of, store
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
 from ._processes import gathered, is_distributed, raise_first, told
 
 T = TypeVar('T')

@@ -13,7 +13,7 @@ from ..graph._cache import cached
 from ..graph.graph import has_loops
 from ..graph.prepared_graph import PreparedGraph
 from ..ops.neighbor_sample import sampling_weight
-from ..ops.to_csr import counts_in_int64, to_csr
+from ..sparse.to_csr import counts_in_int64, to_csr
 from ._pinned import pinned
 
 

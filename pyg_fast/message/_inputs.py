@@ -10,10 +10,10 @@ from torch_geometric.utils import add_self_loops
 
 from ..graph._cache import cached, store
 from ..graph.graph import graph_of
-from ..graph.structure import Graph
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
-from ..ops.to_csr import MOST_NODES
+from ..sparse.graph import Graph
+from ..sparse.to_csr import MOST_NODES
 from ._fallback import BySize, Fallback
 
 

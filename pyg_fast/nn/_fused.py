@@ -17,7 +17,7 @@ from ..graph.prepared_graph import PreparedGraph, list_of
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
 from ..ops.cbsr import CBSR
-from ..ops.to_csr import MOST_NODES
+from ..sparse.to_csr import MOST_NODES
 
 _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_update')
 _LINEARS = {kind: kind.forward for kind in (Linear, torch.nn.Linear)}

@@ -14,7 +14,6 @@ from torch_geometric.nn.aggr import MeanAggregation
 
 from ..graph._cache import Entry
 from ..graph.execution_path import ExecutionPath, signature_of
-from ..graph.operator import SparseOperator
 from ..ops._edges import is_capturing
 from ..ops._numbers import acc_dtype
 from ..ops._saved import save, saved
@@ -23,6 +22,7 @@ from ..ops.path import Rows, Watch, expand, take
 from ..ops.product import product
 from ..ops.row_blocks import tile_width
 from ..ops.streamed_linear import aggregated_by_tiles
+from ..sparse.operator import SparseOperator
 
 TILE = 32  # columns of features in host memory that are on the device at once
 

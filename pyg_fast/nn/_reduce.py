@@ -24,16 +24,16 @@ from torch_geometric.typing import Size
 from ..graph._cache import cached, kept, key_size, store
 from ..graph.execution_path import ExecutionPath
 from ..graph.graph import graph_of
-from ..graph.operator import SparseOperator, inverse_degree
 from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import has_few_edges, reason_of
-from ..graph.structure import Graph
 from ..ops._checks import check_device
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
 from ..ops.spmm_var import reduce_var
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator, inverse_degree
 from . import _direct
 from ._fused import Fused, is_plain, part_of
 

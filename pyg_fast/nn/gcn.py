@@ -16,7 +16,6 @@ from ..graph._cache import kept
 from ..graph.execution_path import ExecutionPath, signature_of
 from ..graph.gcn_norm import GCNNorm, by_degree, normalized
 from ..graph.graph import graph_of
-from ..graph.operator import Sampling, SparseOperator
 from ..graph.prepared_graph import list_of
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops._numbers import acc_dtype
@@ -31,6 +30,7 @@ from ..ops.linear_product import (
     takes_gradient,
 )
 from ..ops.product import Quantized, product
+from ..sparse.operator import Sampling, SparseOperator
 from ._fused import (
     Fused,
     autocast_dtype,

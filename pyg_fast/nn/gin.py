@@ -11,11 +11,11 @@ from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from ..graph.execution_path import ExecutionPath
 from ..graph.graph import graph_of
-from ..graph.operator import SparseOperator
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_product import Plan, linear_product
 from ..ops.path import Rows, expand, take
+from ..sparse.operator import SparseOperator
 from ._fused import part_of
 from ._path import (
     AggregatedInput,

@@ -29,11 +29,11 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph, has_list
 from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
-from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs, why_not
 from ..ops._transforms import transforms_active, transforms_traced
+from ..sparse.graph import Graph
 from . import _direct
 from ._fused import HOOKS, hooks_of, is_plain, is_pygs, recast
 from ._marked import Marks

@@ -21,7 +21,6 @@ from ..graph.execution_path import (
     signature_of,
 )
 from ..graph.prepared_graph import PreparedGraph
-from ..graph.structure import Graph
 from ..ops.linear_product import (
     LinearArguments,
     aggregates_first,
@@ -31,6 +30,7 @@ from ..ops.linear_product import (
 from ..ops.path import Rectify, Rows, expand, node_dropout, rectify, take
 from ..ops.row_blocks import RowBlock, row_blocks, tile_width
 from ..ops.streamed_linear import Parts, rows_of_block, streamed_linear
+from ..sparse.graph import Graph
 from ._fused import is_plain
 from ._inference import inference
 from ._path import TILE, AggregatedInput, check_commutes, fill_of, stand_in

@@ -10,12 +10,12 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from ..graph.execution_path import ExecutionPath
-from ..graph.operator import SparseOperator
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_product import LinearArguments, linear_product, reads_transpose
 from ..ops.path import expand
+from ..sparse.operator import SparseOperator
 from ._fused import autocast_dtype, is_plain_linear, part_of, weight_and_bias
 from ._path import (
     AggregatedInput,

@@ -16,7 +16,6 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from ..graph.execution_path import ExecutionPath
 from ..graph.gcn_norm import GCNNorm
 from ..graph.graph import graph_of
-from ..graph.operator import SCALED, Sampling, SparseOperator
 from ..graph.prepared_graph import list_of
 from ..ops._checks import check_device
 from ..ops.cbsr import CBSR
@@ -24,6 +23,7 @@ from ..ops.linear_product import aggregates_first, takes_gradient
 from ..ops.product import Quantized, product, quantized
 from ..ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from ..ops.sampling import sampled_graph, sampled_on_its_own
+from ..sparse.operator import SCALED, Sampling, SparseOperator
 from ._fused import autocast_dtype, is_plain_linear
 from ._path import AggregatedInput
 from ._reduce import Neighbours

@@ -15,7 +15,7 @@ from torch_geometric.typing import SparseTensor
 
 from ..ops._edges import check_edge_index
 from ..ops.rabbit_order import rabbit_order
-from ..ops.to_csr import to_csr
+from ..sparse.to_csr import to_csr
 from .to_csr import ToCSR, is_edge_attr, permuted
 
 _OURS = ('perm_index', 'inverse_index')

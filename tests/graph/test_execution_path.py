@@ -115,10 +115,10 @@ def test_lean_graphs_have_the_same_paths(
     lean = PreparedGraph(prepare_graph([edge_index], (mask.numel(),) * 2))
     options = dict(weighted=weighted and not alone, forward=alone, keep_graph=not alone)
     expected = execution_paths(lean.to_edge_index(), mask, num_layers, **options)
-    modules = ('structure', 'execution_path', '_prepare_paths')
+    modules = ('sparse.graph', 'graph.execution_path', 'graph._prepare_paths')
     with contextlib.ExitStack() as stack:
         for name in modules:
-            stack.enter_context(mock.patch(f'pyg_fast.graph.{name}.CHUNK', chunk))
+            stack.enter_context(mock.patch(f'pyg_fast.{name}.CHUNK', chunk))
         paths = execution_paths(lean, mask, num_layers, **options)
     for path, other in zip(paths, expected, strict=True):
         assert path.graph_signature == other.graph_signature

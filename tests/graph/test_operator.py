@@ -3,13 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 
 import pyg_fast.formats
 from pyg_fast import ops
-from pyg_fast.graph import Graph, execution_paths
-from pyg_fast.graph.operator import SparseOperator
+from pyg_fast.graph import Graph, PreparedGraph, execution_paths
 from pyg_fast.ops import product as products
 from pyg_fast.ops.product import product
+from pyg_fast.sparse.operator import SparseOperator
 
 N = 12
 EDGES = torch.randint(N, (2, 40), generator=torch.Generator().manual_seed(2))
@@ -77,6 +78,19 @@ def test_graph_of_a_list(device: torch.device) -> None:
     assert Graph.from_edge_index(EDGES.to(device)).num_src == int(EDGES.max()) + 1
     with pytest.raises(IndexError, match=r'must hold sources in \[0, 3\)'):
         Graph.from_edge_index(EDGES.to(device), 3, N)
+
+
+def test_graph_of_an_edge_index_with_a_size(device: torch.device) -> None:
+    sized = EdgeIndex(EDGES.to(device), sparse_size=(N, N + 1))
+    graph = Graph.from_edge_index(sized)
+    for prepared in (sized, PreparedGraph(graph)):
+        again = Graph.from_edge_index(prepared)
+        assert (again.num_src, again.num_dst) == (N, N + 1)
+        expected = Graph.from_edge_index(EDGES.to(device), N, N + 1)
+        for mine, other in zip(again[:6], expected[:6], strict=True):
+            assert mine.equal(other)
+        with pytest.raises(ValueError, match=r'of size \(12, 13\) .* there are 12 destination'):
+            Graph.from_edge_index(prepared, N, N)
 
 
 def test_names_that_moved() -> None:
