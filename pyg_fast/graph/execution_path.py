@@ -385,7 +385,7 @@ def _listed(edge_index: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor 
     these are others."""
     if isinstance(edge_index, PreparedGraph):
         graph = edge_index.graph
-        if graph.missing == 'perm':  # The transpose is in the order of the list.
+        if graph.is_in_order_of_transpose:
             yield from ((at, dst, src, None) for at, src, dst in edge_chunks(graph.t()))
             return
         for at, src, dst in edge_chunks(graph):

@@ -64,7 +64,7 @@ class PreparedGraph(EdgeIndex):
         for name in _PARTS:
             setattr(out, name, getattr(graph, name[1:]))
         out._sparse_size = graph.num_src, graph.num_dst
-        by_dst = graph.perm is None and graph.missing != 'perm'
+        by_dst = graph.perm is None and not graph.is_in_order_of_transpose
         out._sort_order = SortOrder.COL if by_dst else None
         return out
 

@@ -61,8 +61,8 @@ def structure_of_data(
         raise ValueError("'data' must have features or num_nodes, got neither")
     if 'edge_index' in data:
         edge_index = data.edge_index
-        if isinstance(edge_index, PreparedGraph) and edge_index.graph.missing != 'perm':
-            graph = edge_index.graph
+        graph = edge_index.graph if isinstance(edge_index, PreparedGraph) else None
+        if graph is not None and not graph.is_in_order_of_transpose:
             loop_free = not has_loops(edge_index)
             out = Structure(graph.rowptr, graph.col, graph.perm, loop_free=loop_free)
             return _with_weight(out, data, weight_attr, replace)

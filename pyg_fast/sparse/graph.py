@@ -1,7 +1,7 @@
 """A CSR structure with its transpose, as kernels read it."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ MANY_TERMS = 1 << 14
 
 # Edges at once in what needs temporary tensors of edges.
 CHUNK = 1 << 26
+
+# The positions that a graph does not store. Strings, as in pickles of version 0.2, and constants of
+# compiled code.
+Missing: TypeAlias = Literal['perm', 't_perm', 'perm and t_perm']
 
 
 class Graph(NamedTuple):
@@ -42,9 +46,10 @@ class Graph(NamedTuple):
     :obj:`longest_row` is at least the number of edges of each row, if that is known: kernels then
     do not look for long rows. A row that has more costs time, and gives the same result.
 
-    :obj:`missing` names the positions (:obj:`"perm"`, :obj:`"t_perm"`, or both) that a graph
-    without values of edges does not store: there :obj:`None` does not stand for the order of the
-    edges. Ops with values of edges refuse such a graph, see :meth:`with_positions`.
+    :obj:`missing` names the positions that a graph without values of edges does not store: there
+    :obj:`None` does not stand for the order of the edges. If :obj:`perm` alone is missing, the
+    order of the edges is that of the transpose, see :attr:`is_in_order_of_transpose`; if both are,
+    it is lost. Ops with values of edges refuse such a graph, see :meth:`with_positions`.
     """
 
     rowptr: Tensor
@@ -57,7 +62,7 @@ class Graph(NamedTuple):
     num_dst: int
     groups: Groups | None = None
     t_groups: Groups | None = None
-    missing: str | None = None
+    missing: Missing | None = None
     longest_row: int | None = None
 
     @staticmethod
@@ -96,6 +101,11 @@ class Graph(NamedTuple):
             self.t_rowptr, self.t_col, self.t_perm, self.rowptr, self.col, self.perm,
             self.num_dst, self.num_src, self.t_groups, self.groups, _SWAPPED[self.missing],
         )  # fmt: skip
+
+    @property
+    def is_in_order_of_transpose(self) -> bool:
+        """Whether only the transpose knows the order of the edges."""
+        return self.missing == 'perm'
 
     @property
     def num_edges(self) -> int:
@@ -169,9 +179,9 @@ class Graph(NamedTuple):
         """
         if self.missing is None:
             return self
-        if self.missing == 'perm':
+        if self.is_in_order_of_transpose:
             return self.t().with_positions().t()
-        if self.missing != 't_perm':
+        if self.missing == _BOTH:
             raise ValueError("'graph' has lost the positions of its edges: make it again")
         t_rowptr, t_col, t_perm = to_csr(
             torch.stack(ends_of(self, torch.int32)), self.num_src, self.num_dst, by='src'
@@ -226,8 +236,10 @@ class Graph(NamedTuple):
         return Graph(*map(once, self))
 
 
-_BOTH = 'perm and t_perm'
-_SWAPPED = {None: None, 'perm': 't_perm', 't_perm': 'perm', _BOTH: _BOTH}
+_BOTH: Missing = 'perm and t_perm'
+_SWAPPED: dict[Missing | None, Missing | None] = {
+    None: None, 'perm': 't_perm', 't_perm': 'perm', _BOTH: _BOTH,
+}  # fmt: skip
 
 
 def check_node_counts(
@@ -294,7 +306,7 @@ def usual_group_size(num_edges: int) -> int | None:
 
 def ends_of(graph: Graph, dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor]:
     """Source and destination of each edge, in the order of the edges."""
-    if graph.missing == 'perm':  # The transpose is in that order.
+    if graph.is_in_order_of_transpose:
         dst, src = ends_of(graph.t(), dtype)
         return src, dst
     if torch.compiler.is_compiling():  # Chunks would fix the number of edges.
