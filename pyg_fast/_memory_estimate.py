@@ -10,8 +10,10 @@ from torch_geometric.data import Data
 
 from .graph._cache import cache_of
 from .graph.execution_path import ExecutionPath
+from .graph.gcn_norm import NormRequest
 from .graph.prepared_graph import PreparedGraph
 from .nn._path import TILE, AggregatedInput
+from .nn._reduce import InverseDegreeRequest
 from .nn.path_prepared_gnn import PathPreparedGNN
 from .ops._numbers import acc_dtype
 from .ops.linear_product import aggregates_first
@@ -178,9 +180,9 @@ def _scales(
     """What the first call computes for the graph and keeps with it."""
     if not isinstance(edge_index, EdgeIndex) or isinstance(x, AggregatedInput):
         return 0
-    kind = {'gcn': 'gcn', 'sage': 'inverse_degree'}.get(model.conv)
-    keys = cache_of(edge_index).entries
-    if kind is None or any(str(key[0]).startswith(kind) for key in keys):
+    kind = {'gcn': NormRequest, 'sage': InverseDegreeRequest}.get(model.conv)
+    requests = cache_of(edge_index).entries
+    if kind is None or any(isinstance(request, kind) for request in requests):
         return 0
     return paths[0].num_nodes * acc_dtype(x.dtype).itemsize * (2 if model.conv == 'gcn' else 1)
 

@@ -361,10 +361,10 @@ def signature_of(edge_index: Tensor) -> tuple[int, ...]:
     """
     if not isinstance(edge_index, EdgeIndex):
         return _signature(edge_index)
-    facts = cache_of(edge_index).facts
-    if 'signature' not in facts:
-        facts['signature'] = _signature(edge_index)
-    return facts['signature']
+    cache = cache_of(edge_index)
+    if cache.signature is None:
+        cache.signature = _signature(edge_index)
+    return cache.signature
 
 
 def _signature(edge_index: Tensor) -> tuple[int, ...]:

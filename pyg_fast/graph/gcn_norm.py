@@ -12,7 +12,7 @@ from ..ops.product import product
 from ..ops.sampling import sampled_graph
 from ..sparse.graph import Graph
 from ..sparse.operator import Sampling, SparseOperator
-from ._cache import cached, kept, key_size, store
+from ._cache import RequestedSize, derive, outside_inference_mode, requested_size
 from .graph import graph_of, has_loops
 
 
@@ -33,6 +33,25 @@ class GCNNorm(NamedTuple):
         """Whether its entries require a gradient."""
         op = self.operator
         return any(t is not None and t.requires_grad for t in (op.value, op.diag))
+
+
+class NormRequest(NamedTuple):
+    """The normalisation of edges without weights, a :class:`GCNNorm`."""
+
+    size: RequestedSize
+    dtype: torch.dtype
+    fill_value: float
+    loops: str
+    flow: str
+    sampling: tuple[int, str] | None
+    kind: str = 'norm'
+
+
+class LastLoopRequest(NamedTuple):
+    """The position of each node's last self-loop."""
+
+    num_nodes: int
+    kind: str = 'last loop'
 
 
 def normalized(
@@ -77,7 +96,7 @@ def normalized(
     adapts = sampling is not None and sampling.strategy == 'adaptive'
     counted = None if adapts else sampling
 
-    def made_graph() -> Graph:
+    def make_graph() -> Graph:
         graph = graph_of(
             edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
             drop_loops=loops in ('remaining', 'replace'),
@@ -86,32 +105,38 @@ def normalized(
         return graph.t() if reverse else graph
 
     if edge_weight is not None:
-        graph = made_graph()
+        graph = make_graph()
         weight = edge_weight.to(acc_dtype(dtype))
         learned = edge_weight.requires_grad and torch.is_grad_enabled()
         if learned:
-            made = _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, counted)
-            return _adapted(made, sampling, dtype) if adapts else made
+            norm = _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, counted)
+            return _adapted(norm, sampling, dtype) if adapts else norm
         if copy and weight is edge_weight:
             weight = weight.clone()
-        made = _weighted(
+        norm = _weighted(
             edge_index, edge_weight, graph, weight.detach(), fill_value, loops, counted
         )
-        return _adapted(made, sampling, dtype) if adapts else made
-    sampled = None if sampling is None else sampling[:2]
-    size = key_size(edge_index, num_nodes, num_nodes)
-    key = ('gcn_norm', size, dtype, fill_value, loops, flow, sampled)
-    norm = cached(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
-    if norm is None or (transpose and norm.operator.graph.t_rowptr is None):
-        with kept():
-            graph = made_graph()
-            # As in PyG, existing self-loops have weight one.
-            norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, counted)
-            if adapts:
-                norm = _adapted(norm, sampling, dtype)
-        if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
-            store(edge_index, key, norm)
-    return norm
+        return _adapted(norm, sampling, dtype) if adapts else norm
+
+    def make() -> GCNNorm:
+        # As in PyG, existing self-loops have weight one.
+        norm = _unweighted(make_graph(), dtype, None if loops == 'keep' else fill_value, counted)
+        return _adapted(norm, sampling, dtype) if adapts else norm
+
+    if not isinstance(edge_index, EdgeIndex):
+        with outside_inference_mode():
+            return make()
+    request = NormRequest(
+        requested_size(edge_index, num_nodes, num_nodes), dtype, fill_value, loops, flow,
+        None if sampling is None else sampling[:2],
+    )  # fmt: skip
+    return derive(
+        edge_index, request, make, suffices=_has_transpose if transpose else None
+    )
+
+
+def _has_transpose(norm: GCNNorm) -> bool:
+    return norm.operator.graph.t_rowptr is not None
 
 
 def _inverse_sqrt(degree: Tensor) -> Tensor:
@@ -215,13 +240,10 @@ def _last_loop(edge_index: Tensor, num_nodes: int) -> Tensor | None:
         return _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
     if not has_loops(edge_index):
         return None
-    key = ('last_loop', num_nodes)
-    last = cached(edge_index, key)
-    if last is None:
-        with torch.inference_mode(False):
-            last = _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
-        store(edge_index, key, last)
-    return last
+    return derive(
+        edge_index, LastLoopRequest(num_nodes),
+        lambda: _find_last_loop(_data_of(edge_index, num_nodes), num_nodes),
+    )  # fmt: skip
 
 
 def _find_last_loop(data: Tensor, num_nodes: int) -> Tensor:

@@ -159,8 +159,8 @@ def _map(path: str) -> Any:
     tensors = [_view(memory, *place) for place in layout]
     data, graphs = _Unpickler(io.BytesIO(skeleton), tensors).load()
     for edge_index, own in zip(_edge_indices(data), graphs, strict=True):
-        for key, graph in own.items():
-            store(edge_index, key, graph)
+        for request, graph in own.items():
+            store(edge_index, request, graph)
     return data
 
 
@@ -182,4 +182,4 @@ def _edge_indices(data: Any) -> list[EdgeIndex]:
 
 def _graphs(edge_index: EdgeIndex) -> dict:
     entries = cache_of(edge_index).entries.items()
-    return {key: entry.value for key, entry in entries if isinstance(entry.value, Graph)}
+    return {request: entry.value for request, entry in entries if isinstance(entry.value, Graph)}

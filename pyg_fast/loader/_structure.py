@@ -9,8 +9,8 @@ from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.typing import SparseTensor
 
-from ..graph._cache import cached
-from ..graph.graph import has_loops
+from ..graph._cache import look_up
+from ..graph.graph import GraphRequest, has_loops
 from ..graph.prepared_graph import PreparedGraph
 from ..ops.neighbor_sample import sampling_weight
 from ..sparse.to_csr import counts_in_int64, to_csr
@@ -67,7 +67,7 @@ def structure_of_data(
             out = Structure(graph.rowptr, graph.col, graph.perm, loop_free=loop_free)
             return _with_weight(out, data, weight_attr, replace)
         if isinstance(edge_index, EdgeIndex):
-            graph = cached(edge_index, ('graph', num_nodes, num_nodes, False))
+            graph = look_up(edge_index, GraphRequest(num_nodes, num_nodes, False))
             if graph is not None:
                 out = Structure(graph.rowptr, graph.col, graph.perm)
                 out = out._replace(loop_free=_is_loop_free(edge_index._data))

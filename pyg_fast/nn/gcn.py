@@ -12,7 +12,7 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from ..graph._cache import kept
+from ..graph._cache import outside_inference_mode
 from ..graph.execution_path import ExecutionPath, signature_of
 from ..graph.gcn_norm import GCNNorm, by_degree, normalized
 from ..graph.graph import graph_of
@@ -409,7 +409,7 @@ class PathPreparedGCNConv(OnPath, Fused, GCNConv):
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
 
-        with kept() if keep else nullcontext():
+        with outside_inference_mode() if keep else nullcontext():
             norm = self._normalized(
                 edge_index, edge_weight, num_nodes, x.dtype, normalize, fill_value, loops,
                 transpose or keep, keep, sampling,
