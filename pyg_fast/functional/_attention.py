@@ -1,13 +1,13 @@
 """Shared by GAT and GATv2: the checks of their arguments."""
 
-import torch
 from torch import Tensor
 
 from ..graph.graph import graph_of
 from ..ops._attention import AttentionArgs, drawn_seed
-from ..ops._checks import DTYPES, check_device
+from ..ops._checks import DTYPES, check_device, check_strided
 from ..ops._numbers import check_flag
 from ..sparse.graph import Graph, check_graph
+from ._arguments import check_seed
 
 
 def attention_args(
@@ -28,14 +28,7 @@ def attention_args(
     if not 0 <= dropout <= 1:
         raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
     if seed is not None:
-        if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
-            raise TypeError("'seed' must be an int64 tensor, got "
-                            f'{seed.dtype if isinstance(seed, Tensor) else type(seed).__name__}')
-        if seed.layout != torch.strided:
-            raise TypeError(f"'seed' must be a strided tensor, got {seed.layout}")
-        if seed.shape != (1,):
-            raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
-        check_device(seed, x, 'seed')
+        check_seed(seed, x)
     if isinstance(graph, Graph):
         check_graph(graph, values=True)
         if add_self_loops:
@@ -61,10 +54,7 @@ def attention_args(
 
 def check_heads(x: Tensor, name: str, shape: tuple[int | None, ...] = (None, None, None)) -> None:
     """Raises unless :obj:`x` is a strided floating-point tensor of that shape."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"'{name}' must be a tensor, got {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise TypeError(f"'{name}' must be a strided tensor, got {x.layout}")
+    check_strided(x, name)
     if x.dtype not in DTYPES:
         raise TypeError(f"'{name}' must be one of {DTYPES}, got {x.dtype}")
     fits = x.dim() == len(shape) and all(

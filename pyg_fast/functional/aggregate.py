@@ -5,6 +5,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ..graph.graph import graph_of
+from ..graph.prepared_graph import list_of
 from ..ops._checks import check_device, check_edge_weight, check_features
 from ..ops._edges import check_edge_index
 from ..ops._numbers import check_number
@@ -71,27 +72,14 @@ def aggregate(
         if mode == 'scatter':
             raise ValueError("'graph' must be an edge_index for mode='scatter', got a Graph")
         check_graph(graph, edge_weight is not None)
-        known: tuple[int | None, int | None] = graph.num_src, graph.num_dst
         check_device(graph.col, x, 'graph')
         num_edges = graph.num_edges
+        size: tuple[int | None, int | None] = graph.num_src, graph.num_dst
     else:
         check_edge_index(graph)
         check_device(graph, x, 'graph')
-        known = getattr(graph, '_sparse_size', (None, None))
-        num_edges = graph.size(1)
-    num_src = x.size(0)
-    if known[0] is not None and known[0] != num_src:
-        raise ValueError(
-            f"'x' must have one row for each of the {known[0]} source nodes, got {list(x.shape)}"
-        )
-    if num_dst is None:
-        num_dst = num_src if known[1] is None else known[1]
-    else:
-        check_number('num_dst', num_dst)
-        if num_dst != (num_dst if known[1] is None else known[1]):
-            raise ValueError(
-                f"'num_dst' must be {known[1]} as the graph has it, got {num_dst}"
-            )
+        num_edges, size = graph.size(1), getattr(graph, '_sparse_size', (None, None))
+    num_src, num_dst = x.size(0), _num_dst(size, x, num_dst)
     if edge_weight is not None:
         check_edge_weight(edge_weight, x, num_edges)
     if isinstance(graph, Graph):
@@ -106,5 +94,19 @@ def aggregate(
             graph, num_src, num_dst, transpose=transpose, values=edge_weight is not None
         )
         return product(SparseOperator(graph, edge_weight), x)
-    edge_index = graph._data if isinstance(graph, EdgeIndex) else graph
-    return scatter_sum(edge_index, x, edge_weight, num_dst)
+    return scatter_sum(list_of(graph), x, edge_weight, num_dst)
+
+
+def _num_dst(size: tuple[int | None, int | None], x: Tensor, num_dst: int | None) -> int:
+    """The number of destinations, if the features fit the size of a graph, as far as it is known.
+    """
+    if size[0] is not None and size[0] != x.size(0):
+        raise ValueError(
+            f"'x' must have one row for each of the {size[0]} source nodes, got {list(x.shape)}"
+        )
+    if num_dst is None:
+        return x.size(0) if size[1] is None else size[1]
+    check_number('num_dst', num_dst)
+    if size[1] is not None and size[1] != num_dst:
+        raise ValueError(f"'num_dst' must be {size[1]} as the graph has it, got {num_dst}")
+    return num_dst

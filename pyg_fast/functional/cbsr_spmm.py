@@ -7,7 +7,7 @@ from ..ops.cbsr import CBSR
 from ..ops.product import needs_transpose, product
 from ..sparse.graph import Graph
 from ..sparse.operator import SparseOperator
-from ._graph import checked_graph
+from ._arguments import checked_graph
 
 REDUCE = ('sum', 'add', 'mean')
 

@@ -1,13 +1,11 @@
 """The symmetric normalisation of a GCN over unsorted edges."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
-from ..ops._checks import DTYPES
+from ..graph.prepared_graph import list_of
+from ..ops._checks import DTYPES, check_device, check_strided
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops._numbers import check_flag, check_number
 from ..ops._transforms import transforms_active
@@ -84,12 +82,8 @@ def gcn_norm(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype not in DTYPES:
         raise TypeError(f"'dtype' must be one of {DTYPES}, got {dtype}")
-    if isinstance(edge_index, EdgeIndex):
-        if num_nodes is None and None not in edge_index._sparse_size:
-            num_nodes = max(edge_index._sparse_size)
-        edge_index = edge_index._data
-    if num_nodes is None:
-        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() > 0 else 0
+    size, edge_index = getattr(edge_index, '_sparse_size', (None, None)), list_of(edge_index)
+    num_nodes = _count_nodes(edge_index, size) if num_nodes is None else num_nodes
     check_number('num_nodes', num_nodes)
     if transforms_active():
         return pyg_gcn_norm(
@@ -108,18 +102,18 @@ def gcn_norm(
     )
 
 
-def _check_weight(edge_weight: Any, edge_index: Tensor) -> None:
-    if not isinstance(edge_weight, Tensor):
-        raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
-    if edge_weight.layout != torch.strided:
-        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
+def _count_nodes(edge_index: Tensor, size: tuple[int | None, int | None]) -> int:
+    if size[0] is not None and size[1] is not None:
+        return max(size[0], size[1])
+    return int(edge_index.max()) + 1 if edge_index.numel() > 0 else 0
+
+
+def _check_weight(edge_weight: Tensor, edge_index: Tensor) -> None:
+    check_strided(edge_weight, 'edge_weight')
     if edge_weight.dtype not in DTYPES:
         raise TypeError(f"'edge_weight' must be one of {DTYPES}, got {edge_weight.dtype}")
     if edge_weight.dim() != 1 or edge_weight.size(0) != edge_index.size(1):
         raise ValueError(
             f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
         )
-    if edge_weight.device != edge_index.device:
-        raise ValueError(
-            f"'edge_weight' is on {edge_weight.device}, but 'edge_index' is on {edge_index.device}"
-        )
+    check_device(edge_weight, edge_index, 'edge_weight', 'edge_index')

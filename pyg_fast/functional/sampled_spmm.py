@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops._checks import check_device, check_edge_weight, check_features
+from ..ops._checks import check_edge_weight, check_features
 from ..ops._numbers import check_flag
 from ..ops.product import product, quantized
 from ..ops.sampled_spmm import check_sampling
@@ -13,7 +13,7 @@ from ..ops.sampling import sampled_on_its_own
 from ..ops.spmm_max import reduce_max
 from ..sparse.graph import Graph
 from ..sparse.operator import WORD, Sampling, SparseOperator
-from ._graph import checked_graph
+from ._arguments import check_seed, checked_graph
 from .spmm import REDUCE
 
 
@@ -26,13 +26,7 @@ def _check_seed(seed: Any, step: Any, x: Tensor) -> None:
     if seed is None:
         return
     if isinstance(seed, Tensor):
-        if seed.dtype != torch.int64:
-            raise TypeError(f"'seed' must be an int64 tensor, got {seed.dtype}")
-        if seed.layout != torch.strided:
-            raise TypeError(f"'seed' must be a strided tensor, got {seed.layout}")
-        if seed.shape != (1,):
-            raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
-        check_device(seed, x, 'seed')
+        check_seed(seed, x)
     elif isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"'seed' must be an integer or a tensor, got {type(seed).__name__}")
 
@@ -132,8 +126,7 @@ def sampled_spmm(
         sampled, perm = sampled_on_its_own(graph, sampling, transpose)
         value = None if edge_weight is None else edge_weight.gather(0, perm.long())
         return reduce_max(sampled, x, value, reduce == 'min')
-    mean = reduce == 'mean'
-    op = SparseOperator(graph, edge_weight, mean=mean, sampling=sampling)
+    op = SparseOperator(graph, edge_weight, mean=reduce == 'mean', sampling=sampling)
     return product(op, quantized(x) if quantize else x)
 
 

@@ -8,7 +8,7 @@ from ..ops.product import product
 from ..ops.spmm_max import reduce_max
 from ..sparse.graph import Graph
 from ..sparse.operator import SparseOperator
-from ._graph import checked_graph
+from ._arguments import checked_graph
 
 REDUCE = ('sum', 'add', 'mean', 'max', 'min')
 

@@ -96,43 +96,29 @@ def normalized(
     adapts = sampling is not None and sampling.strategy == 'adaptive'
     counted = None if adapts else sampling
 
-    def make_graph() -> Graph:
+    def make() -> GCNNorm:
         graph = graph_of(
             edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
-            drop_loops=loops in ('remaining', 'replace'),
-            values=edge_weight is not None or reverse,
+            drop_loops=loops in ('remaining', 'replace'), values=edge_weight is not None or reverse,
         )  # fmt: skip
-        return graph.t() if reverse else graph
+        graph = graph.t() if reverse else graph
+        if edge_weight is None:  # As in PyG, existing self-loops have weight one.
+            norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, counted)
+        else:
+            norm = _weighted(
+                edge_index, edge_weight, graph, dtype, fill_value, loops, counted, copy
+            )
+        return _adapted(norm, sampling, dtype) if adapts else norm
 
     if edge_weight is not None:
-        graph = make_graph()
-        weight = edge_weight.to(acc_dtype(dtype))
-        learned = edge_weight.requires_grad and torch.is_grad_enabled()
-        if learned:
-            norm = _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, counted)
-            return _adapted(norm, sampling, dtype) if adapts else norm
-        if copy and weight is edge_weight:
-            weight = weight.clone()
-        norm = _weighted(
-            edge_index, edge_weight, graph, weight.detach(), fill_value, loops, counted
-        )
-        return _adapted(norm, sampling, dtype) if adapts else norm
-
-    def make() -> GCNNorm:
-        # As in PyG, existing self-loops have weight one.
-        norm = _unweighted(make_graph(), dtype, None if loops == 'keep' else fill_value, counted)
-        return _adapted(norm, sampling, dtype) if adapts else norm
-
+        return make()
     if not isinstance(edge_index, EdgeIndex):
         with outside_inference_mode():
             return make()
-    request = NormRequest(
-        requested_size(edge_index, num_nodes, num_nodes), dtype, fill_value, loops, flow,
-        None if sampling is None else sampling[:2],
-    )  # fmt: skip
-    return derive(
-        edge_index, request, make, suffices=_has_transpose if transpose else None
-    )
+    size = requested_size(edge_index, num_nodes, num_nodes)
+    sampled = None if sampling is None else sampling[:2]
+    request = NormRequest(size, dtype, fill_value, loops, flow, sampled)
+    return derive(edge_index, request, make, suffices=_has_transpose if transpose else None)
 
 
 def _has_transpose(norm: GCNNorm) -> bool:
@@ -186,11 +172,16 @@ def _weighted(
     edge_index: Tensor,
     edge_weight: Tensor,
     graph: Graph,
-    weight: Tensor,
+    dtype: torch.dtype,
     fill_value: float,
     loops: str,
     sampling: Sampling | None,
+    copy: bool,
 ) -> GCNNorm:
+    weight = edge_weight.to(acc_dtype(dtype))
+    if edge_weight.requires_grad and torch.is_grad_enabled():
+        return _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, sampling)
+    weight = weight.clone() if copy and weight is edge_weight else weight.detach()
     counted = graph if sampling is None else sampled_graph(graph, sampling)
     last = _last_loop(edge_index, graph.num_dst) if loops == 'remaining' else None
     scale, diag = ops.gcn_scale.default(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..ops._checks import check_strided
 from ..ops._ids import is_readable
 from ..ops.gather_rows import gather_rows
 from ._processes import gathered, is_distributed, raise_first, told
@@ -161,10 +162,7 @@ class ShardedFeatures:
 
 def _checked(part: Any, num_nodes: Any) -> tuple:
     """What the parts of all processes must agree on, after the number of rows."""
-    if not isinstance(part, Tensor):
-        raise TypeError(f"'part' must be a tensor, got {type(part).__name__}")
-    if part.layout != torch.strided:
-        raise TypeError(f"'part' must be a strided tensor, got {part.layout}")
+    check_strided(part, 'part')
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int):
         raise TypeError(f"'num_nodes' must be an integer, got {type(num_nodes).__name__}")
     if part.dim() == 0:

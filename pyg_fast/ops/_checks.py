@@ -6,12 +6,18 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def check_features(x: Tensor, name: str) -> None:
-    """Raises unless :obj:`x` is a matrix of a supported floating-point type."""
+def check_strided(x: Tensor, name: str) -> None:
+    """Raises unless :obj:`x` is a strided tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"'{name}' must be a tensor, got {type(x).__name__}")
     if x.layout != torch.strided:
         raise TypeError(f"'{name}' must be a strided tensor, got {x.layout}")
+
+
+def check_features(x: Tensor, name: str) -> None:
+    """Raises unless :obj:`x` is a matrix of a supported floating-point type."""
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
+        check_strided(x, name)
     if x.dtype not in DTYPES:
         raise TypeError(f"'{name}' must be one of {DTYPES}, got {x.dtype}")
     if x.dim() != 2:
@@ -26,10 +32,7 @@ def check_device(tensor: Tensor, x: Tensor, name: str, of: str = 'x') -> None:
 
 def check_edge_weight(edge_weight: Tensor, x: Tensor, num_edges: int, of: str = 'x') -> None:
     """Raises unless there is one weight per edge, of the features' dtype and device."""
-    if not isinstance(edge_weight, Tensor):
-        raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
-    if edge_weight.layout != torch.strided:
-        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
+    check_strided(edge_weight, 'edge_weight')
     if edge_weight.dtype != x.dtype:
         raise TypeError(f"'edge_weight' must be {x.dtype} as '{of}' is, got {edge_weight.dtype}")
     if edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:

@@ -1,9 +1,10 @@
-"""Shared by several functions: the graph of a plain or prepared edge_index, checked."""
+"""Checks of arguments that several functions have: graphs and seeds."""
 
+import torch
 from torch import Tensor
 
 from ..graph.graph import graph_of
-from ..ops._checks import check_device
+from ..ops._checks import check_device, check_strided
 from ..sparse.graph import Graph, check_graph
 
 
@@ -31,3 +32,14 @@ def checked_graph(
             f'{list(x.shape)}'
         )
     return graph
+
+
+def check_seed(seed: Tensor, x: Tensor) -> None:
+    """Raises unless :obj:`seed` is an int64 tensor of one number on the device of the features."""
+    if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
+        got = seed.dtype if isinstance(seed, Tensor) else type(seed).__name__
+        raise TypeError(f"'seed' must be an int64 tensor, got {got}")
+    check_strided(seed, 'seed')
+    if seed.shape != (1,):
+        raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
+    check_device(seed, x, 'seed')
