@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph
 from ..ops._library import ops
 from ..ops.product import raw_product
-from ..ops.to_csr import csr_rows
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
+from ..sparse.to_csr import csr_rows
 from ._gradients import cotangents_of
 from ._ir import NODES, OF_DST, PARAM, Program, Value
 from ._plan import Plan

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph
 from ..ops.product import gradient_of_features, gradient_of_values
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
 from ._passes import Passes
 from ._run import Kept, gradients_of, kept_results, product_of, results_of
 from ._text import loads

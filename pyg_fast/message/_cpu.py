@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..graph.structure import Graph
 from ..ops._library import fake, ops
+from ..sparse.graph import Graph
 from ._instructions import Code, Instruction, Ref, Slot, contiguous, merged, reshaped
 from ._ir import BINARY, OF_DST, POINTWISE, UNARY, Program, Refused, number
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..graph.groups import Groups
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
+from ..sparse.groups import Groups
 from ._ir import NODES, STATISTICS, Program
 from ._pieces import (
     ROWS_OF_OWNERS,

@@ -42,7 +42,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch.fx import _symbolic_trace
 
 from ..graph.small_graphs import runs_pygs_code
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
 from ._blocks import edges_of_block, fits
 from ._capture import Captured, Request, backend, requested
 from ._cuda import check_not_capturing

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops
 
-from ..graph._cache import cached, store
+from ..graph._cache import derive, look_up
 from ..graph.graph import graph_of
-from ..graph.structure import Graph
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
-from ..ops.to_csr import MOST_NODES
+from ..sparse.graph import Graph
+from ..sparse.to_csr import MOST_NODES
 from ._fallback import BySize, Fallback
 
 
@@ -55,19 +55,28 @@ class Looped(NamedTuple):
     graph: Graph  # with one self-loop of each node
 
 
+class LoopedRequest(NamedTuple):
+    """The edges as :class:`Looped`."""
+
+    num_src: int
+    num_dst: int
+    transpose: bool
+    kind: str = 'looped'
+
+
 def looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Looped:
     """A graph whose self-loops are replaced. An EdgeIndex caches it."""
     if not isinstance(edge_index, EdgeIndex):
         return _looped(edge_index, num_src, num_dst, transpose)
-    key = 'looped', num_src, num_dst
-    known = cached(edge_index, (*key, True))
-    if known is None and not transpose:
-        known = cached(edge_index, (*key, False))
-    if known is None:
-        known = _looped(edge_index.as_tensor(), num_src, num_dst, transpose)
-        known = known._replace(graph=known.graph.scheduled())
-        store(edge_index, (*key, transpose), known, wait=True)
-    return known
+
+    def make() -> Looped:
+        new = _looped(edge_index.as_tensor(), num_src, num_dst, transpose)
+        return new._replace(graph=new.graph.scheduled())
+
+    both = None if transpose else look_up(edge_index, LoopedRequest(num_src, num_dst, True))
+    if both is not None:
+        return both
+    return derive(edge_index, LoopedRequest(num_src, num_dst, transpose), make, wait=True)
 
 
 def _looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Looped:

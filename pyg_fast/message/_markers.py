@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from ..ops._edges import kernel_index
-from ..ops.to_csr import counts_in_int64
+from ..sparse.to_csr import counts_in_int64
 
 NAMESPACE = 'pyg_fast_message'
 _library = torch.library.Library(NAMESPACE, 'DEF')

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
 from ._cpu import encode
 from ._cuda import Recipe, most_programs, tile_shape
 from ._gradients import Gradients, cotangents_of, gradients, is_multiple

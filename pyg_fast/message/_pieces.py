@@ -6,7 +6,7 @@ block. So a block has at most two pieces: of the row that begins before it, and 
 in it. One kernel takes rows, and leaves long ones to a second; or, where rows have many edges on
 average, one takes both, so that they run side by side. It has more work for each row.
 
-A prepared graph has lists of its groups, see :class:`~pyg_fast.graph.groups.Groups`: if its rows
+A prepared graph has lists of its groups, see :class:`~pyg_fast.sparse.groups.Groups`: if its rows
 are long, one kernel takes groups, of which those of a long row are its pieces.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..graph.groups import Groups
+from ..sparse.groups import Groups
 from ._values import ADDED, power
 
 _MOST_BLOCKS, _LEAST_SIZE = 2**14, 128

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
 from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
 from ..ops.column_sums import column_sums
 from ..ops.head_map import head_map
 from ..ops.product import product
+from ..sparse.graph import Graph, ends_of
+from ..sparse.operator import SparseOperator
 from . import _blocks
 from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from ..graph.graph import graph_of
-from ..graph.structure import Graph, check_graph, ends_of
+from ..sparse.graph import Graph, check_graph, ends_of
 from ._fallback import Fallback, make_entry
 from ._inputs import check_inputs, why_not
 

@@ -13,10 +13,9 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from .._lazy import lazy
-from ..graph._cache import kept
+from ..graph._cache import outside_inference_mode
 from ..graph.gcn_norm import GCNNorm, normalized
 from ..graph.graph import graph_of
-from ..graph.operator import Sampling, SparseOperator
 from ..graph.signature import signature_of
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops._numbers import acc_dtype
@@ -25,6 +24,7 @@ from ..ops.cbsr import CBSR
 from ..ops.gcn_norm import gcn_scale
 from ..ops.linear_product import LinearAggregation, Plan, linear_product
 from ..ops.product import Quantized, product
+from ..sparse.operator import Sampling, SparseOperator
 from ._aggregated import AggregatedInput, AggregatesInput, InputPlan
 from ._checks import may_fuse
 from ._layer import Fused, autocast_dtype, entries, known_edges
@@ -284,7 +284,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
 
-        with kept() if keep else nullcontext():
+        with outside_inference_mode() if keep else nullcontext():
             norm = self._normalized(
                 edge_index, edge_weight, num_nodes, x.dtype, normalize, fill_value, loops,
                 transpose or keep, keep, sampling,

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_fast.graph.graph import Graph
 from pyg_fast.message import _cpu
 from pyg_fast.message._cpu import encode, run_pass_cpu
 from pyg_fast.message._ir import BINARY, UNARY, Program, is_float
 from pyg_fast.message._passes import Pass
 from pyg_fast.message._triton import Out
+from pyg_fast.sparse.graph import Graph
 
 pytestmark = pytest.mark.usefixtures('several_threads', 'few_edges_for_several_threads')
 ROLES = ('src', 'dst', 'edge', 'param')

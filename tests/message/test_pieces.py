@@ -16,7 +16,6 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.graph.groups import Groups, groups_of
 from pyg_fast.message import _cuda, _passes, _pieces
 from pyg_fast.message._cuda import Schedule
 from pyg_fast.message._ir import EDGE, SRC, Program
@@ -24,6 +23,7 @@ from pyg_fast.message._passes import Pass
 from pyg_fast.message._pieces import Pieces, pieces_of
 from pyg_fast.message._triton import Out
 from pyg_fast.ops import message_passing
+from pyg_fast.sparse.groups import Groups, groups_of
 
 from ._by_numpy import by_numpy
 

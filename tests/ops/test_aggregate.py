@@ -308,7 +308,7 @@ def scattered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return scatter_sum(*args)
 
     scatter_sum = MODULE.scatter_sum
-    monkeypatch.setattr(MODULE, 'scatter_sum', noted)
+    monkeypatch.setattr('pyg_fast.functional.aggregate.scatter_sum', noted)
     return calls
 
 

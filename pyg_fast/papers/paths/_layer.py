@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric import EdgeIndex
 
-from ...graph.operator import SparseOperator
 from ...graph.signature import signature_of
 from ...nn._aggregated import (
     AggregatedInput,
@@ -23,6 +22,7 @@ from ...nn._modules import mixes_nodes
 from ...ops._saved import save, saved
 from ...ops.linear_product import LinearAggregation, Plan, linear_product
 from ...ops.path import Rows, Watch, expand
+from ...sparse.operator import SparseOperator
 from .execution_path import ExecutionPath
 
 
