@@ -45,8 +45,8 @@ def entries(graph: Graph) -> tuple[list, list]:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Edges in one chunk, or in many."""
     if request.param is not None:
-        for name in ('structure', 'signature'):
-            monkeypatch.setattr(f'pyg_fast.graph.{name}.CHUNK', request.param)
+        for name in ('sparse.graph', 'graph.signature'):
+            monkeypatch.setattr(f'pyg_fast.{name}.CHUNK', request.param)
 
 
 # --- in place of an EdgeIndex --------------------------------------------------------------------
