@@ -15,7 +15,7 @@ from ...nn._aggregated import (
     InputPlan,
     check_graph,
     check_same_graph,
-    error_of_rows,
+    refuse_rows,
     stand_in,
 )
 from ...nn._modules import mixes_nodes
@@ -236,7 +236,7 @@ def _check_rows(given: AggregatedInput, path: ExecutionPath) -> None:
         nodes.shape != given.nodes.shape
         or not (torch.compiler.is_compiling() or torch.equal(nodes, given.nodes))
     )):  # fmt: skip
-        raise error_of_rows(given)
+        refuse_rows(given)
 
 
 def linear_on_path(

@@ -50,7 +50,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
             input.
         out_channels (int): Size of each output sample.
-        *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGCNConv`.
+        **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGCNConv`.
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedGCNConv`; with a path that stands alone no edges
@@ -336,7 +336,7 @@ class PathPreparedSAGEConv(_PathPreparedReduce, FusedSAGEConv):
         in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
             first input. A tuple stands for the sizes of sources and destinations.
         out_channels (int): Size of each output sample.
-        *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedSAGEConv`.
+        **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedSAGEConv`.
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedSAGEConv`; with a path that stands alone no edges
@@ -409,7 +409,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
     Args:
         nn (torch.nn.Module): The network :math:`h_{\mathbf{\Theta}}` that maps features of size
             :math:`F_{in}` to :math:`F_{out}`.
-        *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGINConv`.
+        **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGINConv`.
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedGINConv`; with a path that stands alone no edges

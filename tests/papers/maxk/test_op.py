@@ -5,13 +5,13 @@ import torch
 from _captures import captured
 from hypothesis import given
 from hypothesis import strategies as st
+from ops._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
+from ops._samples import Given, sample
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.ops import CBSR, maxk
 from pyg_fast.ops._library import reference
-from tests.ops._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
-from tests.ops._samples import Given, sample
 
 NAN, INF = float('nan'), float('inf')
 
