@@ -44,16 +44,21 @@ class _Live(TorchDispatchMode):
         self.known.discard(key)
 
 
-def live_bytes(function: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+def live_bytes(
+    function: Callable[[], Any], device: torch.device, rounded: bool = True
+) -> tuple[Any, int]:
     """A function's result, and the most bytes of tensors that it had made and not freed yet: what
-    kernels allocate for themselves counts only on CUDA."""
+    kernels allocate for themselves counts only on CUDA. There blocks of the allocator count, unless
+    the bytes shall not be :obj:`rounded`: a block may be up to 1 MB larger than its tensor, by what
+    earlier tests have left in the cache."""
     if device.type == 'cuda':
+        kind = 'allocated_bytes' if rounded else 'requested_bytes'
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        before = torch.cuda.memory_stats(device)[f'{kind}.all.current']
         result = function()
         torch.cuda.synchronize(device)
-        return result, torch.cuda.max_memory_allocated(device) - before
+        return result, torch.cuda.memory_stats(device)[f'{kind}.all.peak'] - before
     with _Live(set()) as live:
         result = function()
     return result, live.peak

@@ -43,7 +43,7 @@ def step_bytes(net: PathPreparedGNN, data: Data, active_only: bool = True, x: An
 
     for _ in range(2):  # Then paths, graph, gradients and states are there.
         step()
-    return live_bytes(step, data.y.device)[1]
+    return live_bytes(step, data.y.device, rounded=False)[1]
 
 
 def part_of_step(estimate: MemoryEstimate) -> int:
