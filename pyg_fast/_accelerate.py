@@ -9,7 +9,7 @@ from torch_geometric.nn import MessagePassing
 
 from .nn import FusedGATConv, FusedGATv2Conv, FusedGCNConv, FusedGINConv, FusedSAGEConv
 from .nn._layer import FusedLayer
-from .nn.message_passing import fused_class
+from .nn.message_passing import fused_class, why_never
 
 ModelT = TypeVar('ModelT', bound=Module)
 
@@ -68,7 +68,7 @@ def accelerate(model: ModelT, verbose: bool = False) -> ModelT:
     for conv, report in _layers(model):
         reports.append(report)
         if report.fused is not None and not isinstance(conv, FusedLayer):
-            _class_for(type(conv))._adopt(conv)
+            _class_for(type(conv))._fused_adopt(conv)
     if verbose:
         print(_table(reports))
     return model
@@ -98,8 +98,8 @@ def restore(model: ModelT) -> ModelT:
     """
     _check_model(model)
     for module in model.modules():
-        if isinstance(module, FusedLayer) and module._is_adopted():
-            module._release()
+        if isinstance(module, FusedLayer) and module._fused_is_adopted():
+            module._fused_release()
     return model
 
 
@@ -117,14 +117,14 @@ def _layers(model: Module) -> Iterator[tuple[Any, LayerReport]]:
             if original in _NAMES:
                 yield module, LayerReport(name, original, None, 'compiled by TorchScript')
         elif isinstance(module, FusedLayer):
-            layer = module._base.__name__ if module._is_adopted() else cls.__name__
-            reason = cls._why_never(module)
+            layer = module._base.__name__ if module._fused_is_adopted() else cls.__name__
+            reason = cls._fused_why_never(module)
             fused = None if reason else cls.__name__
-            yield module, LayerReport(name, layer, fused, reason, _ran(module), module._how())
+            yield module, LayerReport(name, layer, fused, reason, _ran(module), module._fused_how())
         elif isinstance(module, MessagePassing):
-            ours = _class_for(cls)
-            reason = ours._why_never(module)
-            fused = None if reason else ours.__name__
+            ours = _FUSED.get(cls)
+            reason = why_never(module) if ours is None else ours._fused_why_never(module)
+            fused = None if reason else _class_for(cls).__name__
             yield module, LayerReport(name, cls.__name__, fused, reason)
 
 

@@ -42,4 +42,4 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*globals(), *__all__})

@@ -220,7 +220,7 @@ class AggregatesInput(Fused):
             raise ValueError(
                 f"'x' must be features: PyG's code runs ({reason}), which takes no AggregatedInput"
             )
-        self._note('')
+        self._fused_note('')
         if given.options != self._aggregation():
             raise ValueError(
                 f"'x' must be aggregated by a layer with the options {self._aggregation()}, got "

@@ -24,48 +24,52 @@ class FusedLayer:
     """Mixin for a subclass of a PyG layer: it runs a kernel where that gives PyG's result, and
     PyG's code elsewhere. Parameters, options and state_dict are those of :obj:`_base`.
 
-    A subclass says what :func:`~pyg_fast.accelerate` and reports ask: :meth:`_why_never`, and by
-    :meth:`_note` what ran in each call.
+    A subclass says what :func:`~pyg_fast.accelerate` and reports ask: :meth:`_fused_why_never`, and
+    by :meth:`_fused_note` what ran in each call. Names begin with ``_fused``: the mixin stands
+    before the user's class, which must not meet them.
     """
 
     _base: type[MessagePassing]  # PyG's class
-    _own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
+    _fused_own: ClassVar[tuple[str, ...]]  # attributes that the base class does not have
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
 
     @classmethod
-    def _why_never(cls, conv: Any) -> str | None:
+    def _fused_why_never(cls, conv: Any) -> str | None:
         """Why PyG's code would run for every input of a layer of this class or of :obj:`_base`;
         None if a kernel may run."""
         raise NotImplementedError
 
     @classmethod
-    def _adopt(cls, conv: Any) -> None:
+    def _fused_adopt(cls, conv: Any) -> None:
         """Makes a layer of :obj:`_base` one of this class, in place."""
         conv.__class__ = cls
         setattr(conv, _MARK, True)
 
-    def _is_adopted(self) -> bool:
-        """Whether :meth:`_adopt` made the layer."""
+    def _fused_is_adopted(self) -> bool:
+        """Whether :meth:`_fused_adopt` made the layer."""
         return _MARK in self.__dict__
 
-    def _release(self) -> None:
-        """Undoes :meth:`_adopt`."""
+    def _fused_release(self) -> None:
+        """Undoes :meth:`_fused_adopt`."""
         own = self.__dict__
-        for name in (_MARK, *self._own):
+        for name in (_MARK, *self._fused_own):
             own.pop(name, None)
         self.__class__ = self._base
 
-    def _how(self) -> str | None:
+    def _fused_how(self) -> str | None:
         """How our code ran in the last eager call: by a 'kernel', or over 'blocks' of edges."""
         return 'kernel' if self._last_run == '' else None
 
     def __prepare_scriptable__(self) -> MessagePassing:
-        return self.to_base()
+        return self._fused_to_base()
 
-    def to_base(self) -> MessagePassing:
+    def _fused_to_base(self) -> MessagePassing:
         """PyG's own layer, sharing the parameters."""
-        out = recast(self, self._base)
-        for name in self._own:
+        return self._fused_recast(self._base)
+
+    def _fused_recast(self, cls: type[MessagePassing]) -> MessagePassing:
+        out = recast(self, cls)
+        for name in self._fused_own:
             vars(out).pop(name, None)
         out._set_jittable_templates()  # TorchScript needs them; this may be the first of its class
         return out
@@ -78,7 +82,7 @@ class Fused(FusedLayer):
     _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
     _node_dim = -2  # node dimension of the base class
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
-    _own: ClassVar[tuple[str, ...]] = ('_last_run', 'cache_input')
+    _fused_own: ClassVar[tuple[str, ...]] = ('_last_run', 'cache_input')
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -86,7 +90,7 @@ class Fused(FusedLayer):
             cls._pyg_methods = tuple(getattr(cls._base, name) for name in _METHODS)
 
     @classmethod
-    def _why_never(cls, conv: Any) -> str | None:
+    def _fused_why_never(cls, conv: Any) -> str | None:
         if isinstance(conv, cls):  # Each call asks for the rest.
             return cls._why_no_options(conv)
         if 'forward' in vars(conv):
@@ -115,26 +119,26 @@ class Fused(FusedLayer):
         return None
 
     @classmethod
-    def _adopt(cls, conv: Any) -> None:
+    def _fused_adopt(cls, conv: Any) -> None:
         note_propagate(cls.propagate, cls.edge_updater)  # type: ignore[attr-defined]
-        super()._adopt(conv)
+        super()._fused_adopt(conv)
 
     def _fusible(self: Any, x: Any) -> bool:
         """Whether the kernel gives the result of PyG's own code, for features :obj:`x`."""
         if not self.fuse:
-            self._note('fuse=False')
+            self._fused_note('fuse=False')
         return self.fuse and self._unaltered(x)
 
     def _unaltered(self: Any, x: Any) -> bool:
         reason = why_not_layer(self, x)
-        self._note(reason or '')
+        self._fused_note(reason or '')
         return reason is None
 
     def _left(self, edge_index: Any) -> Any:
         """The edges for PyG's own code, which runs this call."""
         if not torch.compiler.is_compiling() and not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
-            self._note('a sparse matrix' if sparse else 'arguments that no kernel takes')
+            self._fused_note('a sparse matrix' if sparse else 'arguments that no kernel takes')
         # Under a function transform and in inference mode PyG's EdgeIndex raises errors.
         if isinstance(edge_index, EdgeIndex) and (
             transforms_active() or torch.is_inference_mode_enabled()
@@ -144,10 +148,17 @@ class Fused(FusedLayer):
             return edge_index.to_edge_index()
         return edge_index
 
-    def _note(self, reason: str) -> None:
+    def _fused_note(self, reason: str) -> None:
         """Records what runs in this call, for :func:`~pyg_fast.accelerate_report`."""
         if not torch.compiler.is_compiling():
             self.__dict__['_last_run'] = reason
+
+    def __prepare_scriptable__(self) -> MessagePassing:
+        return self.to_base()
+
+    def to_base(self) -> MessagePassing:
+        """PyG's own layer, sharing the parameters."""
+        return self._fused_to_base()
 
     def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
         # One template per class serves all layers of the process: compile it with the fused

@@ -210,6 +210,14 @@ class FusedReduce(AggregatesInput):
         """The sum or mean between all nodes. Arguments as of :meth:`Neighbours.graph`."""
         return SparseOperator(to.graph(transpose, num_src=num_src))
 
+    def _by_pyg(self, x: Any, edge_index: Any, size: Size) -> Tensor:
+        """PyG's own way."""
+        raise NotImplementedError
+
+    def _of_neighbours(self, to: Neighbours) -> Tensor:
+        """The layer on checked input, by kernels."""
+        raise NotImplementedError
+
     def _describe(self, to: Neighbours) -> LinearAggregation | None:
         """The layer as a linear map around an aggregation of all neighbours, or None."""
         return None
@@ -230,7 +238,7 @@ class FusedReduce(AggregatesInput):
         source = source_of(x)
         why = type(self)._why_not_aggr(self)
         if why is not None:
-            self._note(why)
+            self._fused_note(why)
             return None
         if not self._unaltered(source.values if isinstance(source, CBSR) else source):
             return None
@@ -259,7 +267,7 @@ class FusedReduce(AggregatesInput):
             if edge_index.sparse_size() != (x.size(0), x.size(0)):
                 return None
             edge_index = edge_index.as_tensor()
-        self._note(reason_of(edge_index.size(1)))
+        self._fused_note(reason_of(edge_index.size(1)))
         return edge_index
 
     def _propagate_few(self: Any, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:

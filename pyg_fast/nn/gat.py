@@ -79,7 +79,7 @@ class _FusedAttention(Fused):
             return None
         aggr = part_of(self, 'aggr_module')
         if self.aggr not in ('add', 'sum') or type(aggr) is not SumAggregation:
-            self._note(f'aggr={self.aggr!r}')
+            self._fused_note(f'aggr={self.aggr!r}')
             return None
         if dst is src:
             return src, dst
@@ -224,7 +224,7 @@ class FusedGATConv(_FusedAttention, GATConv):
             out = self._fused(x, edge_index, edge_attr, size)
         if out is None:
             if return_attention_weights:
-                self._note('return_attention_weights')
+                self._fused_note('return_attention_weights')
             return super().forward(
                 x, self._left(edge_index), edge_attr, size, return_attention_weights
             )
@@ -385,7 +385,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
                     not torch.compiler.is_compiling()  # where it would guard the number of edges
                     and has_few_edges(edge_index, self.heads * self.out_channels)
                 ):
-                    self._note(reason_of(edge_index.size(1)))
+                    self._fused_note(reason_of(edge_index.size(1)))
                     if isinstance(edge_index, EdgeIndex):  # PyG's code takes longer for one.
                         edge_index = edge_index.as_tensor()
                 elif not return_attention_weights:
@@ -394,7 +394,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             out = self._fused(x, edge_index)
         if out is None:
             if return_attention_weights:
-                self._note('return_attention_weights')
+                self._fused_note('return_attention_weights')
             return super().forward(
                 x, self._left(edge_index), edge_attr, return_attention_weights
             )
@@ -437,7 +437,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         try:  # Before the linear maps: PyG's code would run them again.
             check_inputs(edge_index.device, (src, dst, edge_attr), num_edges, sizes)
         except Fallback as reason:
-            self._note(str(reason))
+            self._fused_note(str(reason))
             tell(self, reason)
             return None
         if loops is not None:
@@ -462,7 +462,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
                 only_read=self.bias is not None or self.res is not None,
             )
         except Fallback as reason:
-            self._note(str(reason))
+            self._fused_note(str(reason))
             tell(self, reason)
             return None
         return self._finished(out, None if self.res is None else self.res(dst), False)

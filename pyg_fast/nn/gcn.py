@@ -87,7 +87,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
     """
 
     _base = GCNConv
-    _own: ClassVar[tuple[str, ...]] = (*Fused._own, '_cached_norm', '_cached_signature')
+    _fused_own: ClassVar[tuple[str, ...]] = (*Fused._fused_own, '_cached_norm', '_cached_signature')
     _cached_edge_index: Any
     _cached_norm: dict[Any, GCNNorm] | None = None
     _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was prepared
@@ -99,9 +99,9 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         sums = conv.aggr in ('add', 'sum') and type(conv.aggr_module) is SumAggregation
         return None if sums else f'aggr={conv.aggr!r}'
 
-    def _release(self) -> None:
+    def _fused_release(self) -> None:
         self._cache_for_pyg()
-        super()._release()
+        super()._fused_release()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -138,7 +138,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         aggr = part_of(self, 'aggr_module')
         if self.aggr in ('add', 'sum') and type(aggr) is SumAggregation:
             return True
-        self._note(f'aggr={self.aggr!r}')
+        self._fused_note(f'aggr={self.aggr!r}')
         return False
 
     def aggregate_input(
@@ -333,11 +333,10 @@ class FusedGCNConv(AggregatesInput, GCNConv):
     def _describe(self, x: Tensor, norm: GCNNorm) -> LinearAggregation:
         """The layer as a linear map around an aggregation."""
         lin = part_of(self, 'lin')
-        plain = self._is_plain()
-        weight = weight_and_bias(lin)[0] if plain else None
+        weight, own_bias = weight_and_bias(lin) if is_plain_linear(lin) else (None, None)
         dtype = autocast_dtype(x)
-        if weight is None:
-            x = lin(x)
+        if weight is None or own_bias is not None:
+            x, weight = lin(x), None
         elif dtype is not None:
             x, weight = x.to(dtype), weight.to(dtype)
         bias, out_acc = self._suited_bias(x.dtype, norm.dtype)

@@ -32,7 +32,7 @@ from ._checks import (
     why_not_arguments,
     why_not_message,
 )
-from ._layer import FusedLayer, recast
+from ._layer import FusedLayer
 from ._marked import Marks
 from ._marked import propagate as marked_propagate
 from ._modules import HOOKS
@@ -109,7 +109,7 @@ class FusedPropagate(FusedLayer):
     :meth:`message` and the aggregation as one kernel where that is PyG's result."""
 
     strict: bool = False
-    _own: ClassVar[tuple[str, ...]] = OWN
+    _fused_own: ClassVar[tuple[str, ...]] = OWN
     _marks: Marks | None = None  # None: PyG's code in compiled code
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -118,21 +118,20 @@ class FusedPropagate(FusedLayer):
             cls.__call__ = _with_own_code(cls.__call__)  # type: ignore[method-assign]
 
     @classmethod
-    def _why_never(cls, conv: Any) -> str | None:
-        reads = why_not_arguments(conv)
-        return why_never_message(conv, conv.aggr_module, reads, _replaced_propagate(cls))
+    def _fused_why_never(cls, conv: Any) -> str | None:
+        return why_never(conv)
 
     @classmethod
-    def _adopt(cls, conv: Any) -> None:
-        super()._adopt(conv)
+    def _fused_adopt(cls, conv: Any) -> None:
+        super()._fused_adopt(conv)
         mark(conv)
 
-    def _how(self) -> str | None:
+    def _fused_how(self) -> str | None:
         entry = self.__dict__.get('_fused_entry')
         in_blocks = entry is not None and entry.in_blocks
-        return 'blocks' if self._last_run == '' and in_blocks else super()._how()
+        return 'blocks' if self._last_run == '' and in_blocks else super()._fused_how()
 
-    def _note(self, reason: str) -> None:
+    def _fused_note(self, reason: str) -> None:
         """Records what ran: the first reason of a call stays."""
         own = self.__dict__
         if '_call' not in own or not own.get('_last_run'):
@@ -160,7 +159,7 @@ class FusedPropagate(FusedLayer):
             elif '_in_memory' in own:
                 reason = _in_memory(own['_in_memory'], plain)
         if reason is not None:
-            self._note(reason)
+            self._fused_note(reason)
             if is_first:
                 tell(self, BySize(reason))
             if plain is not edge_index:
@@ -174,10 +173,10 @@ class FusedPropagate(FusedLayer):
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
         try:
             out = self._kernel(edge_index, size, kwargs)
-            self._note('')
+            self._fused_note('')
             return out
         except Fallback as error:
-            self._note(str(error))
+            self._fused_note(str(error))
             tell(self, error)
             if isinstance(error, InMemory):
                 own['_in_memory'] = edge_index.size(1), str(error)
@@ -230,14 +229,10 @@ class FusedPropagate(FusedLayer):
         super().__setstate__(state)  # type: ignore[misc]
         mark(self)
 
-    def to_base(self: Any) -> MessagePassing:
-        """The layer with PyG's code, which TorchScript compiles; it shares the parameters."""
+    def _fused_to_base(self: Any) -> MessagePassing:
+        # A layer of a user's own class has PyG's code by another `propagate`.
         cls: Any = type(self)
-        out = recast(self, getattr(cls, '_base', None) or _scripted_class(cls))
-        for name in OWN:
-            vars(out).pop(name, None)
-        out._set_jittable_templates()
-        return out
+        return self._fused_recast(getattr(cls, '_base', None) or _scripted_class(cls))
 
     @property
     def plan(self: Any) -> str | None:
@@ -292,15 +287,23 @@ def mark(conv: Any) -> None:
     """Finds out what :func:`torch.compile` cannot trace: the arguments of a layer's message."""
     conv.__dict__.pop('_marks', None)
     aggr, is_own = conv.aggr_module, type(conv)._kernel is FusedPropagate._kernel
-    if not is_own or type(aggr) in TRACED or type(conv)._why_never(conv) is not None:
+    if not is_own or type(aggr) in TRACED or type(conv)._fused_why_never(conv) is not None:
         return
     reduces = tuple(REDUCES[type(part)] for part in parts_of(aggr))
     conv.__dict__['_marks'] = Marks(conv.flow, _arguments(conv), type(aggr), reduces)
 
 
 def _replaced_propagate(cls: Any) -> Any:
-    """The `propagate` that :class:`FusedPropagate` replaces in a class."""
-    return super(FusedPropagate, cls).propagate
+    """The `propagate` that :class:`FusedPropagate` replaces, or would replace, in a class."""
+    if issubclass(cls, FusedPropagate):
+        return super(FusedPropagate, cls).propagate
+    return cls.propagate
+
+
+def why_never(conv: MessagePassing) -> str | None:
+    """Why PyG's code would run for every input of a layer, of ours or not yet."""
+    reads = why_not_arguments(conv)
+    return why_never_message(conv, conv.aggr_module, reads, _replaced_propagate(type(conv)))
 
 
 def why_not(conv: Any, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
@@ -382,6 +385,51 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     reason = why_not(conv, edge_index, aggr, names.refused)
     if reason is not None:
         raise Fallback(reason)
+    inputs, other, (num_src, num_dst) = _collect(conv, edge_index, size, kwargs, names)
+    inputs = _unwritten(conv, inputs)
+    entry = conv.__dict__.get('_fused_entry')
+    if entry is None:
+        entry = conv.__dict__['_fused_entry'] = make_entry(
+            int(place_of_attention(conv) is not None)
+        )
+
+    def graph(transpose: bool) -> Graph:
+        if conv.flow == 'source_to_target':
+            return _graph(conv, edge_index, num_src, num_dst, transpose)
+        return _graph(conv, edge_index, num_dst, num_src, True).t()
+
+    traced = aggr if type(aggr) in TRACED else None
+    parts = [] if traced is not None else parts_of(aggr)
+    reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts)) or ('sum',)
+    node_dim = conv.node_dim
+    outs = entry(
+        conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim,
+        None if conv.strict else edge_index.size(1),
+        conv._only_reads() and type(conv).update is MessagePassing.update,
+    )  # fmt: skip
+    rank = outs[0].dim()
+    if rank < -node_dim:  # PyG raises an error.
+        raise Fallback(f'a message of {rank} dimensions')
+    if node_dim not in (0, -rank):
+        outs = [out.movedim(0, node_dim).contiguous() for out in outs]  # As `view` needs it.
+    out = outs[0]
+    if len(parts) > 1 or type(aggr) not in REDUCES or type(aggr) is StdAggregation:
+        sums = dict(zip(reduces, outs, strict=True))
+        if traced is None:
+            of_parts = [sums[REDUCES[type(part)]] for part in parts]
+            out = combined(aggr, of_parts, node_dim, lambda: graph(False).rowptr.diff())
+    return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
+
+
+def _collect(
+    conv: Any, edge_index: Tensor, size: Size, kwargs: dict[str, Any], names: _Arguments
+) -> tuple[dict[tuple[str, str], Tensor], dict[str, Any], tuple[int, int]]:
+    """The arguments of a message: tensors of nodes and edges by role and name, others by name; and
+    the numbers of sources and destinations.
+
+    Raises:
+        Fallback: If PyG's code must run.
+    """
     i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
     sizes = list(conv._check_input(edge_index, size))
     num_edges, node_dim = edge_index.size(1), conv.node_dim
@@ -419,39 +467,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
     if num_dst is None or num_src is None:
         raise Fallback('no input of nodes')
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
-    inputs = _unwritten(conv, inputs)
-
-    entry = conv.__dict__.get('_fused_entry')
-    if entry is None:
-        entry = conv.__dict__['_fused_entry'] = make_entry(
-            int(place_of_attention(conv) is not None)
-        )
-
-    def graph(transpose: bool) -> Graph:
-        if j == 0:
-            return _graph(conv, edge_index, num_src, num_dst, transpose)
-        return _graph(conv, edge_index, num_dst, num_src, True).t()
-
-    traced = aggr if type(aggr) in TRACED else None
-    parts = [] if traced is not None else parts_of(aggr)
-    reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts)) or ('sum',)
-    found = entry(
-        conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim,
-        None if conv.strict else num_edges,
-        conv._only_reads() and type(conv).update is MessagePassing.update,
-    )  # fmt: skip
-    rank = found[0].dim()
-    if rank < -node_dim:  # PyG raises an error.
-        raise Fallback(f'a message of {rank} dimensions')
-    if node_dim not in (0, -rank):
-        found = [out.movedim(0, node_dim).contiguous() for out in found]  # As `view` needs it.
-    out = found[0]
-    if len(parts) > 1 or type(aggr) not in REDUCES or type(aggr) is StdAggregation:
-        sums = dict(zip(reduces, found, strict=True))
-        if traced is None:
-            of_parts = [sums[REDUCES[type(part)]] for part in parts]
-            out = combined(aggr, of_parts, node_dim, lambda: graph(False).rowptr.diff())
-    return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
+    return inputs, other, (num_src, num_dst)
 
 
 def _unwritten(conv: Any, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:

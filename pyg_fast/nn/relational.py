@@ -85,7 +85,7 @@ class FusedRelationalSums(FusedPropagate):
             self.__dict__['_one_sum'] = False
             try:
                 out = _sum(self, x, edge_index, edge_type)
-                self._note('')
+                self._fused_note('')
                 self.__dict__['_one_sum'] = True
                 return out
             except Fallback:

@@ -85,6 +85,10 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)
+        return self._of_neighbours(to)
+
+    def _of_neighbours(self, to: Neighbours) -> Tensor:
+        """The layer on checked input."""
         if self._is_linear(to):
             return self._normalized(linear_product(*self._describe(to)))
         to = self._sent(to)

@@ -57,3 +57,7 @@ def __getattr__(name: str) -> Any:
     if name == 'maxk':
         return import_module('pyg_fast.papers.maxk').maxk
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,4 +19,4 @@ __all__ = ['ExecutionPaths', 'GroupSizes', 'Prepare', 'Reorder', 'ToCSR', 'choos
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*globals(), *__all__})

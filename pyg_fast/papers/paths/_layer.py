@@ -67,11 +67,10 @@ def path_operator(path: ExecutionPath, dtype: torch.dtype, mean: bool) -> Sparse
 class PathPrepared(AggregatesInput):
     """Mixin for a layer that takes an execution path."""
 
-    takes_edge_weight = False  # whether `forward` takes weights of edges after the edges
-    is_linear = True  # whether the layer is one linear map, which a model may compute in parts
+    _takes_edge_weight = False  # whether `forward` takes weights of edges after the edges
+    _maps_linearly = True  # whether the layer is one linear map, which a model may compute in parts
 
-    @property
-    def ends_linearly(self) -> bool:
+    def _ends_linearly(self) -> bool:
         """Whether nothing but a linear map makes the output."""
         return True
 

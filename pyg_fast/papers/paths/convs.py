@@ -63,7 +63,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
-    takes_edge_weight = True
+    _takes_edge_weight = True
 
     def forward(
         self,
@@ -78,9 +78,10 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
             return super().forward(x, edge_index, edge_weight)
         if isinstance(x, AggregatedInput):
             return self._of_aggregated_on(x, edge_index, path)
+        # Weights with a gradient are normalised at each call, unless the first call's are kept.
         learned = isinstance(edge_weight, Tensor) and edge_weight.requires_grad
         given = None
-        if not learned and self._fusible(x):
+        if self._fusible(x) and (not learned or self._cached_norm is not None):
             both = (False, False)
             given = self._describe_on(x, edge_index, edge_weight, path, both, x.size(0))
         if edge_index is None:
@@ -250,8 +251,10 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
             to: Neighbours | None = self._alone(x, path)
         else:
             to = self._neighbours(x, edge_index, size)
-        if to is None or not self._takes_path(to):
-            return super().forward(x, edge_index, size)  # type: ignore[misc]
+        if to is None:
+            return self._by_pyg(x, edge_index, size)
+        if not self._takes_path(to):
+            return self._of_neighbours(to)
         return self._run_on(self._place(to, path, (False, False)), path)
 
     def _takes_path(self, to: Neighbours) -> bool:
@@ -270,7 +273,7 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
         to = Neighbours(x, x, None, num_nodes, self.flow)
         why = type(self)._why_not_aggr(self)
         if why is not None:
-            self._note(why)
+            self._fused_note(why)
         self._check_alone(why is None and self._unaltered(x) and self._takes_path(to))
         return to
 
@@ -350,8 +353,7 @@ class PathPreparedSAGEConv(_PathPreparedReduce, FusedSAGEConv):
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
-    @property
-    def ends_linearly(self) -> bool:
+    def _ends_linearly(self) -> bool:
         return not self.normalize
 
     def _takes_path(self, to: Neighbours) -> bool:
@@ -424,10 +426,13 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
         IndexError: If :obj:`edge_index` holds a node that :obj:`x` does not have.
     """
 
-    is_linear = False
+    _maps_linearly = False
 
     def _takes_path(self, to: Neighbours) -> bool:
         return self._sums_of_nodes(to)
+
+    def _of_neighbours(self, to: Neighbours) -> Tensor:
+        return self.nn(self._combined(self._sent(to)))
 
     def _alone(self, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
         # Under autocast PyG's result has the wider dtype of `eps`.

@@ -128,7 +128,7 @@ class PathPreparedGNN(Module):
         self.checkpoint, self.tile = checkpoint, tile
         self.dropout = dropout
         self.act = activation_resolver(act) if act is not None else None
-        self.supports_edge_weight = CONVS[conv].takes_edge_weight
+        self.supports_edge_weight = CONVS[conv]._takes_edge_weight
         widths = self._widths
         self.convs = ModuleList(
             _conv(conv, widths[k], widths[k + 1], **kwargs)
@@ -211,7 +211,7 @@ class PathPreparedGNN(Module):
             failed = None
             try:
                 again = None
-                if call.recomputes and not self.convs[k].is_linear:
+                if call.recomputes and not self.convs[k]._maps_linearly:
                     again = self._again(k)
                 if again is not None:
                     h, rows = checkpointed(
@@ -369,7 +369,7 @@ class PathPreparedGNN(Module):
         if k == self.num_layers - 1 or len(self.norms) > 0 or not self._is_relu():
             return False
         conv: Any = self.convs[k]
-        return conv.ends_linearly
+        return conv._ends_linearly()
 
     def _layer(
         self,
@@ -383,62 +383,91 @@ class PathPreparedGNN(Module):
         """A layer's output, its rows, and whether it went through :obj:`how`."""
         conv: Any = self.convs[k]
         edge_index, every = call.edge_index, Rows(None, None)
-        args = (edge_index, call.edge_weight) if conv.takes_edge_weight else (edge_index,)
+        args = (edge_index, call.edge_weight) if conv._takes_edge_weight else (edge_index,)
         # Paths alone know no other rows, also in evaluation.
         trains = (conv.training and torch.is_grad_enabled()) or edge_index is None
         staged = isinstance(x, Tensor) and (
             x.device != call.device or (self.tile is not None and k == 0 and not x.requires_grad)
         )
-        if staged and not conv.is_linear and is_plain(conv) and (
-            x.device != call.device or self._sums_tiles(conv, x, call)
-        ):  # fmt: skip
-            x = conv.aggregate_input(x, edge_index, path=path if trains else None, tile=self.tile)
         if not is_plain(conv):  # Its hooks or patches must run.
             if staged and x.device != call.device:
                 raise ValueError(f"'x' must be on {call.device}: layer {k} has hooks or patches")
             return conv(expand(x, rows), *args, path=path), every, False
+        if staged and not conv._maps_linearly and self._sums_tiles(conv, x, call):
+            x = conv.aggregate_input(x, edge_index, path=path if trains else None, tile=self.tile)
         if isinstance(x, AggregatedInput):
-            runs = conv._choose_path(path, x, edge_index)
-            if runs is None:
-                return conv._of_aggregated(x, edge_index), every, False
-            out = conv._of_aggregated_on(x, edge_index, runs, runs.forward)
-            return out, runs.dst if runs.forward else every, False
+            return *self._aggregated(conv, x, edge_index, path), False
         runs = path if path is not None and path.forward and not path.is_whole and trains else None
-        recomputes = call.recomputes and conv.is_linear and (path is None or path.forward)
-        streams = staged or recomputes
+        streams = staged or (
+            call.recomputes and conv._maps_linearly and (path is None or path.forward)
+        )
         if runs is None and not streams:
             return conv(expand(x, rows), *args, path=path), every, False
         if staged and x.requires_grad:
             raise ValueError("'x' in host memory must not require a gradient")
         if path is not None and rows.nodes is None:
-            found = conv._choose_path(path, _stand_in(x, edge_index, path), edge_index)
-            runs = None if found is None else runs
+            used = conv._choose_path(path, _stand_in(x, edge_index, path), edge_index)
+            runs = None if used is None else runs
         elif path is not None and not torch.compiler.is_compiling():
             path.check_noted()
         if rows.nodes is not None and (runs is None or rows.nodes is not runs.src_nodes):
             x, rows = expand(x, rows), every
-        done, out = False, None
-        given = _stand_in(x, edge_index, path)
-        if may_fuse(conv) and conv._unaltered(given) and (conv.is_linear or runs is not None):
-            compact = (rows.nodes is not None, runs is not None)
-            described = conv._describe_on(
-                given, edge_index, call.edge_weight, runs, compact, call.num_nodes
-            )
-            if described is not None:
-                out, done = self._mapped(conv, x, described, runs, path, how, staged, streams)
-        if out is not None:
-            return out, runs.dst if runs is not None else every, done
-        if staged and x.device != call.device:
+        out, done = self._described(conv, x, rows, call, path, runs, how, staged, streams)
+        if out is None:
+            self._check_on_device(conv, x, call)
+            return conv(expand(x, rows), *args, path=path), every, False
+        return out, runs.dst if runs is not None else every, done
+
+    def _aggregated(
+        self, conv: Any, x: AggregatedInput, edge_index: Any, path: ExecutionPath | None
+    ) -> tuple[Tensor, Rows]:
+        """The output of a layer on an aggregated input, and its rows."""
+        every, runs = Rows(None, None), conv._choose_path(path, x, edge_index)
+        if runs is None:
+            return conv._of_aggregated(x, edge_index), every
+        out = conv._of_aggregated_on(x, edge_index, runs, runs.forward)
+        return out, runs.dst if runs.forward else every
+
+    def _described(
+        self,
+        conv: Any,
+        x: Tensor,
+        rows: Rows,
+        call: '_Call',
+        path: ExecutionPath | None,
+        runs: ExecutionPath | None,
+        how: Rectify | None,
+        staged: bool,
+        streams: bool,
+    ) -> tuple[Tensor | None, bool]:
+        """The output of a layer by its description, and whether it went through :obj:`how`; None
+        if the layer is none."""
+        given = _stand_in(x, call.edge_index, path)
+        describes = conv._maps_linearly or runs is not None
+        if not (may_fuse(conv) and conv._unaltered(given) and describes):
+            return None, False
+        compact = (rows.nodes is not None, runs is not None)
+        described = conv._describe_on(
+            given, call.edge_index, call.edge_weight, runs, compact, call.num_nodes
+        )
+        if described is None:
+            return None, False
+        return self._mapped(conv, x, described, runs, path, how, staged, streams)
+
+    @staticmethod
+    def _check_on_device(conv: Any, x: Tensor, call: '_Call') -> None:
+        """Raises for features in host memory that a layer does not sum by a kernel."""
+        if x.device != call.device:
             why = conv._last_run or 'its result has another dtype, or PyG takes other arguments'
             raise ValueError(
                 f"'x' must be on {call.device}, got {x.device}: features in host memory need a "
                 f'layer that sums them by a kernel, but {why}'
             )
-        return conv(expand(x, rows), *args, path=path), every, False
 
     def _sums_tiles(self, conv: Any, x: Tensor, call: '_Call') -> bool:
-        """Whether a GIN layer sums features on the device by a kernel."""
-        if call.edge_index is None:  # The layer then says why not.
+        """Whether a layer that is no linear map sums columns of its input by a kernel; if the input
+        is in host memory, or there are no edges, the layer itself says why not."""
+        if x.device != call.device or call.edge_index is None:
             return True
         if not (may_fuse(conv) and conv._unaltered(x)):
             return False
@@ -660,7 +689,7 @@ def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
 
 
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
-    if CONVS[kind].is_linear:
+    if CONVS[kind]._maps_linearly:
         return CONVS[kind](in_channels, out_channels, **kwargs)  # type: ignore[call-arg]
     mlp = Sequential(
         Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels)

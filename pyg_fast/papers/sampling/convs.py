@@ -216,7 +216,9 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         self._set_sampling(num_samples, strategy, sample, quantize)
         super().__init__(in_channels, out_channels, **kwargs)
 
-    _own: ClassVar[tuple[str, ...]] = (*PathPreparedGCNConv._own, *_OWN, '_cached_edges')
+    _fused_own: ClassVar[tuple[str, ...]] = (
+        *PathPreparedGCNConv._fused_own, *_OWN, '_cached_edges'
+    )  # fmt: skip
     _cached_edges: tuple[Any, OptTensor] | None = None  # of the first call, with `cached`
 
     def _scatters(self, *args: Any) -> bool:
@@ -413,7 +415,7 @@ class SampledSAGEConv(_Sampled, PathPreparedSAGEConv):
                 f"strategy='unbiased' supports only sums and means, got {kind.__name__}"
             )
 
-    _own: ClassVar[tuple[str, ...]] = (*PathPreparedSAGEConv._own, *_OWN)
+    _fused_own: ClassVar[tuple[str, ...]] = (*PathPreparedSAGEConv._fused_own, *_OWN)
 
     def _is_linear(self, to: Neighbours) -> bool:
         return not self._samples() and super()._is_linear(to)
