@@ -4,6 +4,7 @@ import pytest
 import torch
 from _captures import captured
 from _pairs import pairs
+from _raw_ops import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,7 +14,6 @@ from pyg_fast.graph import Graph, graph_of, prepare_edge_index, set_group_sizes
 from pyg_fast.graph.groups import groups_of
 from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops import spmm
-from pyg_fast.ops._library import reference
 from pyg_fast.ops.linear_product import Plan, linear_product
 from pyg_fast.ops.path import Rows
 from pyg_fast.ops.product import raw_product

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from _raw_ops import reference
 from torch import Tensor
 
 from pyg_fast import ops
@@ -13,7 +14,6 @@ from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
 from pyg_fast.graph.groups import groups_of
 from pyg_fast.ops._attention import keeps
-from pyg_fast.ops._library import reference
 
 from ._entries import ENTRIES, SEED, compare
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
 from _captures import captured
+from _raw_ops import raise_pending
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch.nn.modules.module import register_module_forward_hook
@@ -31,7 +32,6 @@ from torch_geometric.data import Data
 import pyg_fast
 from pyg_fast import nn
 from pyg_fast.nn._layer import Fused
-from pyg_fast.ops._edges import raise_pending
 from pyg_fast.transforms import ExecutionPaths, ToCSR
 
 IN, HIDDEN, OUT, EDGE_DIM = 6, 5, 4, 2

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from _captures import captured
+from _raw_ops import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.ops import CBSR, maxk
-from pyg_fast.ops._library import reference
 from tests.ops._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
 from tests.ops._samples import Given, sample
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from hypothesis import given
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from pyg_fast.ops import to_csr
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.papers.reorder.op import rabbit_order
 from tests.ops._graphs import GRAPHS, Edges, edge_lists
 
