@@ -17,8 +17,8 @@ from torch_geometric.datasets import Amazon, HeterophilousGraphDataset, Planetoi
 
 from pyg_fast.datasets import SIZES, PlantedSize, planted_structure
 from pyg_fast.graph import prepare_edge_index
-from pyg_fast.graph.graph import Graph as Structure
 from pyg_fast.graph.graph import graph_of
+from pyg_fast.sparse.graph import Graph as Structure
 from pyg_fast.transforms import ToCSR
 
 DATA = 'PYG_FAST_DATA'

@@ -36,10 +36,10 @@ from torch_geometric.utils import scatter
 
 import pyg_fast
 from pyg_fast import ops
-from pyg_fast.graph.graph import Graph as Structure
 from pyg_fast.graph.graph import cache_of
 from pyg_fast.loader import FastNeighborLoader, LoaderStats
 from pyg_fast.ops.neighbor_sample import sample_subgraph
+from pyg_fast.sparse.graph import Graph as Structure
 
 from . import _cusparse, _graphs, _harness, _minibatch, maxk
 from ._graphs import Graph

@@ -21,10 +21,10 @@ from torch_geometric.data import Data
 
 from pyg_fast.datasets import PlantedGraph
 from pyg_fast.graph import ExecutionPath, execution_paths
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.ops._library import ops
 from pyg_fast.ops.product import raw_product
+from pyg_fast.sparse.operator import SparseOperator
 from pyg_fast.transforms import ToCSR
 from pyg_fast.transforms.group_sizes import SIZES, choose_group_size
 
@@ -109,7 +109,7 @@ class Aggregation:
 
     def __init__(self, problem: Problem, width: int, above: int = 0) -> None:
         self.problem = problem
-        self.graph = problem.graph.structure
+        self.graph = problem.sparse.graph
         self.path = problem.paths(above + 1)[0]
         self.active = problem.active(above)
         self.scale = (self.graph.rowptr.diff() + 1).float().rsqrt()

@@ -4,7 +4,9 @@ __version__ = '0.2.0'
 
 import logging as _logging
 
-from . import datasets, graph, loader, nn, ops, transforms
+# First: its functions stand above `graph`, which stands on its modules.
+from . import ops  # isort: skip
+from . import datasets, graph, loader, nn, transforms
 from . import papers as papers
 from ._accelerate import accelerate, accelerate_report, restore
 from ._capture import CapturedStep, capture

@@ -11,9 +11,9 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from . import ops
 from .graph.graph import graph_of
-from .graph.operator import SparseOperator, inverse_degree
 from .ops._library import reference
 from .ops.spmm_var import reduce_var
+from .sparse.operator import SparseOperator, inverse_degree
 
 NUM_NODES, WIDTH, HEADS, SEED = 120, 24, 3, 7
 # bfloat16 also covers float16: both sum in float32 and round at the end.

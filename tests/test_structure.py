@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -9,26 +10,38 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # The parts that each part may import. A part without an entry may import every other one.
-# Graphs are sorted by ops, which read them: one floor.
-OPS = {'ops', 'graph', 'ops._library', '_lazy'}
-CORE = OPS | {'message', 'nn', 'transforms', 'loader'}
-BELOW = {
+RAW = {'ops._library', 'ops._edges', 'ops._numbers', '_lazy'}
+OPS = RAW | {'sparse', 'ops'}
+GRAPH = OPS | {'graph'}
+FUNCTIONS = GRAPH | {'functional'}
+CORE = FUNCTIONS | {'message', 'nn', 'transforms', 'loader'}
+BELOW: dict[str, set[str]] = {
     '_lazy': set(),
     'ops._library': set(),
+    'ops._numbers': set(),
+    'ops._edges': {'ops._library'},
+    'sparse': RAW,
     'ops': OPS,
-    'graph': OPS,
-    'message': OPS,
-    'nn': OPS | {'message'},
-    'datasets': OPS,
-    'transforms': OPS | {'nn'},
-    'loader': OPS | {'nn'},
+    'graph': GRAPH,
+    'functional': FUNCTIONS,
+    'message': GRAPH,
+    'nn': FUNCTIONS | {'message'},
+    'datasets': FUNCTIONS,
+    'transforms': FUNCTIONS | {'nn'},
+    'loader': FUNCTIONS | {'nn'},
     'papers': CORE,
+    # Paths in pickles of version 0.2, which nothing imports.
+    'graph.structure': {'sparse'},
+    'graph.groups': {'sparse'},
+    'graph.operator': {'sparse'},
 }
 
 
 def part_of(module: str) -> str:
     """The part of the package that a module belongs to, such as 'nn' for 'pyg_fast.nn.gcn'."""
     inner = module.removeprefix('pyg_fast').removeprefix('.')
+    if inner == 'ops':  # It gives users the functions, which stand above graphs.
+        return 'functional'
     return inner if inner in BELOW else inner.split('.')[0]
 
 
@@ -72,6 +85,20 @@ def upward_imports(sources: dict[str, tuple[str, bool]]) -> list[str]:
     return sorted(wrong)
 
 
+def import_circle(sources: dict[str, tuple[str, bool]]) -> list[str]:
+    """Modules that import each other, the first one twice; none if imports have an order."""
+    names = set(sources)
+    imports = {
+        module: imported_modules(text, module, is_package, names) - {module}
+        for module, (text, is_package) in sources.items()
+    }
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
 def torch_includes(text: str) -> list[str]:
     headers = r'(?:torch|ATen|c10|caffe2|bindings)/[^>"]*|(?:[^>"]*/)?stable\.h'
     include = rf'^\s*#\s*include\s*[<"]({headers})'
@@ -94,10 +121,18 @@ def test_imports_go_down() -> None:
     assert upward_imports(sources) == []
 
 
-def test_ops_hide_no_import_in_a_function() -> None:
+def test_lower_parts_have_no_circle() -> None:
+    sources = package_sources()
+    lower = {name: text for name, text in sources.items() if part_of(name) in FUNCTIONS}
+    assert {'pyg_fast.ops', 'pyg_fast.sparse.graph'} <= set(lower)
+    assert import_circle(lower) == []
+
+
+def test_lower_parts_hide_no_import_in_a_function() -> None:
     hidden = [
         path.name
-        for path in (ROOT / 'pyg_fast/ops').glob('*.py')
+        for part in ('sparse', 'ops', 'graph', 'functional')
+        for path in (ROOT / 'pyg_fast' / part).glob('*.py')
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, ast.FunctionDef)
         and any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(function))
@@ -112,6 +147,13 @@ def test_ops_hide_no_import_in_a_function() -> None:
         ('pyg_fast.graph.graph', 'from ..nn import gcn'),
         ('pyg_fast.ops.spmm', 'from pyg_fast import with_cuda'),
         ('pyg_fast.ops._library', 'from . import spmm'),
+        ('pyg_fast.sparse.graph', 'from ..ops.spmm import spmm'),
+        ('pyg_fast.sparse.graph', 'from ..graph import graph'),
+        ('pyg_fast.ops.spmm', 'from ..graph.graph import graph_of'),
+        ('pyg_fast.ops.spmm', 'from . import gat'),
+        ('pyg_fast.graph.graph', 'from ..functional.gat import gat'),
+        ('pyg_fast.graph.graph', 'from .structure import Graph'),
+        ('pyg_fast.nn.gcn', 'from ..graph.structure import Graph'),
         ('pyg_fast.graph.graph', 'def f():\n    import pyg_fast.nn.gcn'),
         ('pyg_fast.nn', 'from ..transforms import ToCSR'),
         ('pyg_fast.transforms', 'from pyg_fast.loader import match'),
@@ -121,9 +163,13 @@ def test_ops_hide_no_import_in_a_function() -> None:
     ],
 )
 def test_upward_import_is_found(module: str, text: str) -> None:
-    packages = ['', '.ops', '.graph', '.nn', '.transforms', '.loader', '.papers', '.papers.maxk']
+    packages = [
+        '', '.sparse', '.ops', '.graph', '.functional', '.nn', '.transforms', '.loader', '.papers',
+        '.papers.maxk',
+    ]  # fmt: skip
     modules = ['.ops.spmm', '.ops._library', '.graph.graph', '.nn.gcn', '.datasets']
-    names = [*packages, *modules, '.accelerate']
+    more = ['.sparse.graph', '.graph.structure', '.functional.gat', '.accelerate']
+    names = [*packages, *modules, *more]
     sources = {f'pyg_fast{name}': ('', name in packages) for name in names}
     sources[module] = (text, sources[module][1])
     assert len(upward_imports(sources)) == 1
@@ -138,12 +184,25 @@ def test_downward_import_is_fine() -> None:
         'pyg_fast.papers': ('from ..nn import gcn', True),
         'pyg_fast.papers.maxk': ('', True),
         'pyg_fast.nn.gcn': ('from pyg_fast import ops\nfrom .. import graph', False),
-        'pyg_fast.graph': ('from ..ops._library import lib', True),
-        'pyg_fast.ops.spmm': ('from ..graph import Graph', False),
-        'pyg_fast.ops': ('from . import _library', True),
+        'pyg_fast.graph': ('from ..ops._library import lib\nfrom ..ops import spmm', True),
+        'pyg_fast.functional.gat': ('from ..graph import Graph\nfrom ..ops import spmm', False),
+        'pyg_fast.ops': ('from ..functional.gat import gat\nfrom . import _library', True),
+        'pyg_fast.ops.spmm': ('from ..sparse.graph import Graph', False),
+        'pyg_fast.sparse.graph': ('from ..ops._library import lib', False),
         'pyg_fast.ops._library': ('import torch', False),
     }
     assert upward_imports(sources) == []
+
+
+def test_circle_is_found() -> None:
+    sources = {
+        'pyg_fast.ops': ('from . import a', True),
+        'pyg_fast.ops.a': ('from . import b', False),
+        'pyg_fast.ops.b': ('import torch', False),
+    }
+    assert import_circle(sources) == []
+    sources['pyg_fast.ops.b'] = ('def f():\n    from .a import g', False)
+    assert set(import_circle(sources)) == {'pyg_fast.ops.a', 'pyg_fast.ops.b'}
 
 
 def test_kernels_are_free_of_torch() -> None:

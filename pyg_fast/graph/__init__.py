@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from .._lazy import lazy
+from ..sparse.graph import Graph
 from .batch_edge_index import BatchEdgeIndex
 from .csr import prepare_edge_index
 from .graph import graph_of, set_group_sizes
 from .prepared_graph import PreparedGraph
-from .structure import Graph
 
 if TYPE_CHECKING:
     from ..papers.paths import ExecutionPath, execution_paths

@@ -5,9 +5,9 @@ It stores only the structure of an :class:`~torch_geometric.EdgeIndex` (a
 Weights, features, masks and seeds are read at every call.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,14 @@ from .prepared_graph import PreparedGraph
 _current_raw_stream: Any = getattr(torch._C, '_cuda_getCurrentRawStream', None)
 
 _CACHE = '_pyg_fast_cache'  # our only attribute on an EdgeIndex
+
+# The name of an entry: a named tuple of what its value depends on beside the edges. Its last field,
+# `kind`, differs for each type, because tuples of different types with the same fields are equal.
+Request: TypeAlias = tuple[Any, ...]
+
+RequestedSize: TypeAlias = tuple[int, int] | None
+Hops: TypeAlias = tuple[tuple[int, int], ...]  # the numbers of edges and of nodes of the first hops
+T = TypeVar('T')
 
 
 class Entry:
@@ -64,8 +72,11 @@ class Cache:
     def __init__(self, state: tuple, data: Tensor) -> None:
         self.state = state
         self.data = data  # kept alive, so that no other tensor gets its id
-        self.entries: dict[Any, Entry] = {}
-        self.facts: dict[str, Any] = {}  # numbers
+        self.entries: dict[Request, Entry] = {}
+        self.has_loops: bool | None = None  # None: nobody has looked for self-loops
+        self.signature: tuple[int, ...] | None = None
+        self.group_sizes: tuple[int | None, int | None, bool] | None = None  # as set by the user
+        self.hops: Hops | None = None  # of a mini-batch
         # Read by captured CUDA graphs, and so by their replays.
         self.captured: dict[int, Any] = {}
 
@@ -78,8 +89,14 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
 
     Edits of its data are not allowed; those that change the version are still noticed.
     """
-    data = _anchor(edge_index)
-    state = (id(data), _version(data), _version(edge_index), edge_index._sort_order)
+    # The tensor that holds the edges.
+    data = edge_index.graph.col if isinstance(edge_index, PreparedGraph) else edge_index._data
+    state = (
+        id(data),
+        None if data.is_inference() else data._version,  # Inference tensors have none.
+        None if edge_index.is_inference() else edge_index._version,
+        edge_index._sort_order,
+    )
     cache = edge_index.__dict__.get(_CACHE)
     if not isinstance(cache, Cache) or cache.state != state:
         fresh = Cache(state, data)
@@ -89,27 +106,49 @@ def cache_of(edge_index: EdgeIndex) -> Cache:
     return cache
 
 
-def cached(edge_index: EdgeIndex, key: tuple) -> Any:
-    """An entry that the current stream may read, or None."""
+def look_up(edge_index: EdgeIndex, request: Request) -> Any:
+    """A value that the current stream may read, or None."""
     if torch.compiler.is_compiling():
         if isinstance(edge_index, BatchEdgeIndex):
             return None  # Its sizes would become constants.
         # Methods of EdgeIndex cannot be traced, but attributes can.
         cache = getattr(edge_index, _CACHE, None)
-        entry = cache.entries.get(key) if isinstance(cache, Cache) else None
+        entry = cache.entries.get(request) if isinstance(cache, Cache) else None
         return None if entry is None or entry.event is not None else entry.value
     cache = cache_of(edge_index)
-    entry = cache.entries.get(key)
-    if entry is None or not entry.is_ready():
+    entry = cache.entries.get(request)
+    if entry is None:
         return None
-    if is_capturing(cache.data):
-        cache.captured[id(entry)] = entry
+    if entry.device is not None:  # Only what is on a GPU must wait, and is read by its replays.
+        if not entry.is_ready():
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            cache.captured[id(entry)] = entry
     return entry.value
 
 
-def key_size(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[int, int] | None:
-    """The size of a graph as a part of a key; None for that of a prepared graph, which has no
-    other: numbers in keys are constants of compiled code."""
+def derive(
+    edge_index: EdgeIndex,
+    request: Request,
+    make: Callable[[], T],
+    wait: bool | None = None,
+    suffices: Callable[[T], bool] | None = None,
+) -> T:
+    """A value that depends only on the structure of the graph, made once; again if the cached one
+    does not suffice. Compiled code, which caches nothing, makes it where no eager call has done so.
+    Other arguments are those of :func:`store`."""
+    value: T | None = look_up(edge_index, request)
+    if value is None or (suffices is not None and not suffices(value)):
+        with outside_inference_mode():
+            value = make()
+        if not torch.compiler.is_compiling():
+            store(edge_index, request, value, wait)
+    return value
+
+
+def requested_size(edge_index: Tensor, num_src: int, num_dst: int) -> RequestedSize:
+    """The size of a graph as a part of a request; None for that of a prepared graph, which has no
+    other: numbers in requests are constants of compiled code."""
     if isinstance(edge_index, PreparedGraph):
         graph = edge_index.graph
         if num_src == graph.num_src and num_dst == graph.num_dst:
@@ -117,46 +156,37 @@ def key_size(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[int, int] 
     return num_src, num_dst
 
 
-def kept() -> AbstractContextManager:
-    """For making what a later training step may use. Compiled code keeps nothing, and PyTorch's
+def outside_inference_mode() -> AbstractContextManager:
+    """For making what a later training step may use. Compiled code caches nothing, and PyTorch's
     cache on disk does not take code with this mode."""
     return nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
 
 
-def known_loops(edge_index: EdgeIndex) -> bool | None:
+def noted_loops(edge_index: EdgeIndex) -> bool | None:
     """Whether there are self-loops, for compiled code, which cannot look for them; None if no eager
     call has done so."""
     cache = getattr(edge_index, _CACHE, None)
-    return cache.facts.get('has_loops') if isinstance(cache, Cache) else None
+    return cache.has_loops if isinstance(cache, Cache) else None
 
 
-def store(edge_index: EdgeIndex, key: tuple, value: Any, wait: bool | None = None) -> None:
+def store(
+    edge_index: EdgeIndex, request: Request, value: Any, wait: bool | None = None
+) -> None:
     """Caches a value made on the current stream, unless a capture records the stream.
 
     Args:
         edge_index (EdgeIndex): The graph.
-        key (tuple): Its name.
+        request (Request): Its name.
         value (Any): Tensors, numbers, and tuples of them.
         wait (bool, optional): Waits for the device, so that any stream may read it, also captured
             ones and compiled code. (default: :obj:`None`, if all earlier entries were waited for)
     """
-    if is_capturing(_anchor(edge_index)):
+    cache = cache_of(edge_index)
+    if is_capturing(cache.data):
         return
-    entries = cache_of(edge_index).entries
     if wait is None:
-        wait = all(entry.event is None for entry in entries.values())
-    entries[key] = Entry(value, wait)
-
-
-def _anchor(edge_index: EdgeIndex) -> Tensor:
-    """The tensor that holds its edges."""
-    if isinstance(edge_index, PreparedGraph):
-        return edge_index.graph.col
-    return edge_index._data
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version  # Inference tensors have none.
+        wait = all(entry.event is None for entry in cache.entries.values())
+    cache.entries[request] = Entry(value, wait)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from ..ops.to_csr import to_csr, to_csr_unweighted, transpose_csr
+from ..sparse.graph import Graph
+from ..sparse.to_csr import to_csr, to_csr_unweighted, transpose_csr
 from ._cache import store
-from .structure import Graph
+from .graph import GraphRequest
 
 
 @torch.inference_mode(False)  # The graph may be used in training.
@@ -39,7 +40,7 @@ def prepare_edge_index(edge_index: Tensor, size: tuple[int, int]) -> tuple[EdgeI
     out._T_index = (data[0][out._T_perm], col.long())
     graph = Graph(colptr, row, None, rowptr, col, t_perm, num_src, num_dst)
     graph = graph.with_one_structure().scheduled()
-    store(out, ('graph', num_src, num_dst, False), graph, wait=True)
+    store(out, GraphRequest(num_src, num_dst, False), graph, wait=True)
     return out, perm
 
 

@@ -10,10 +10,10 @@ from ..ops._library import ops
 from ..ops._numbers import acc_dtype
 from ..ops.product import product
 from ..ops.sampling import sampled_graph
-from ._cache import cached, kept, key_size, store
+from ..sparse.graph import Graph
+from ..sparse.operator import Sampling, SparseOperator
+from ._cache import RequestedSize, derive, outside_inference_mode, requested_size
 from .graph import graph_of, has_loops
-from .operator import Sampling, SparseOperator
-from .structure import Graph
 
 
 class GCNNorm(NamedTuple):
@@ -33,6 +33,25 @@ class GCNNorm(NamedTuple):
         """Whether its entries require a gradient."""
         op = self.operator
         return any(t is not None and t.requires_grad for t in (op.value, op.diag))
+
+
+class NormRequest(NamedTuple):
+    """The normalisation of edges without weights, a :class:`GCNNorm`."""
+
+    size: RequestedSize
+    dtype: torch.dtype
+    fill_value: float
+    loops: str
+    flow: str
+    sampling: tuple[int, str] | None
+    kind: str = 'norm'
+
+
+class LastLoopRequest(NamedTuple):
+    """The position of each node's last self-loop."""
+
+    num_nodes: int
+    kind: str = 'last loop'
 
 
 def normalized(
@@ -77,41 +96,33 @@ def normalized(
     adapts = sampling is not None and sampling.strategy == 'adaptive'
     counted = None if adapts else sampling
 
-    def made_graph() -> Graph:
+    def make() -> GCNNorm:
         graph = graph_of(
             edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
-            drop_loops=loops in ('remaining', 'replace'),
-            values=edge_weight is not None or reverse,
+            drop_loops=loops in ('remaining', 'replace'), values=edge_weight is not None or reverse,
         )  # fmt: skip
-        return graph.t() if reverse else graph
+        graph = graph.t() if reverse else graph
+        if edge_weight is None:  # As in PyG, existing self-loops have weight one.
+            norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, counted)
+        else:
+            norm = _weighted(
+                edge_index, edge_weight, graph, dtype, fill_value, loops, counted, copy
+            )
+        return _adapted(norm, sampling, dtype) if adapts else norm
 
     if edge_weight is not None:
-        graph = made_graph()
-        weight = edge_weight.to(acc_dtype(dtype))
-        learned = edge_weight.requires_grad and torch.is_grad_enabled()
-        if learned:
-            made = _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, counted)
-            return _adapted(made, sampling, dtype) if adapts else made
-        if copy and weight is edge_weight:
-            weight = weight.clone()
-        made = _weighted(
-            edge_index, edge_weight, graph, weight.detach(), fill_value, loops, counted
-        )
-        return _adapted(made, sampling, dtype) if adapts else made
+        return make()
+    if not isinstance(edge_index, EdgeIndex):
+        with outside_inference_mode():
+            return make()
+    size = requested_size(edge_index, num_nodes, num_nodes)
     sampled = None if sampling is None else sampling[:2]
-    size = key_size(edge_index, num_nodes, num_nodes)
-    key = ('gcn_norm', size, dtype, fill_value, loops, flow, sampled)
-    norm = cached(edge_index, key) if isinstance(edge_index, EdgeIndex) else None
-    if norm is None or (transpose and norm.operator.graph.t_rowptr is None):
-        with kept():
-            graph = made_graph()
-            # As in PyG, existing self-loops have weight one.
-            norm = _unweighted(graph, dtype, None if loops == 'keep' else fill_value, counted)
-            if adapts:
-                norm = _adapted(norm, sampling, dtype)
-        if isinstance(edge_index, EdgeIndex) and not torch.compiler.is_compiling():
-            store(edge_index, key, norm)
-    return norm
+    request = NormRequest(size, dtype, fill_value, loops, flow, sampled)
+    return derive(edge_index, request, make, suffices=_has_transpose if transpose else None)
+
+
+def _has_transpose(norm: GCNNorm) -> bool:
+    return norm.operator.graph.t_rowptr is not None
 
 
 def _inverse_sqrt(degree: Tensor) -> Tensor:
@@ -161,11 +172,16 @@ def _weighted(
     edge_index: Tensor,
     edge_weight: Tensor,
     graph: Graph,
-    weight: Tensor,
+    dtype: torch.dtype,
     fill_value: float,
     loops: str,
     sampling: Sampling | None,
+    copy: bool,
 ) -> GCNNorm:
+    weight = edge_weight.to(acc_dtype(dtype))
+    if edge_weight.requires_grad and torch.is_grad_enabled():
+        return _of_learned(edge_index, edge_weight, graph, weight, fill_value, loops, sampling)
+    weight = weight.clone() if copy and weight is edge_weight else weight.detach()
     counted = graph if sampling is None else sampled_graph(graph, sampling)
     last = _last_loop(edge_index, graph.num_dst) if loops == 'remaining' else None
     scale, diag = ops.gcn_scale.default(
@@ -215,13 +231,10 @@ def _last_loop(edge_index: Tensor, num_nodes: int) -> Tensor | None:
         return _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
     if not has_loops(edge_index):
         return None
-    key = ('last_loop', num_nodes)
-    last = cached(edge_index, key)
-    if last is None:
-        with torch.inference_mode(False):
-            last = _find_last_loop(_data_of(edge_index, num_nodes), num_nodes)
-        store(edge_index, key, last)
-    return last
+    return derive(
+        edge_index, LastLoopRequest(num_nodes),
+        lambda: _find_last_loop(_data_of(edge_index, num_nodes), num_nodes),
+    )  # fmt: skip
 
 
 def _find_last_loop(data: Tensor, num_nodes: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +10,40 @@ from torch_geometric import EdgeIndex
 
 from ..ops._edges import check_edge_index, is_capturing, kernel_index, raise_pending
 from ..ops._library import ops
-from ..ops.to_csr import to_csr, to_csr_csc, to_csr_unweighted
-from ._cache import cache_of, cached, known_loops, store
+from ..sparse.graph import Graph, check_node_counts, ends_of, loop_counts
+from ..sparse.groups import check_size
+from ..sparse.to_csr import to_csr, to_csr_csc, to_csr_unweighted
+from ._cache import Hops, cache_of, derive, look_up, noted_loops, store
 from .batch_edge_index import BatchEdgeIndex
-from .groups import check_size
 from .prepared_graph import PreparedGraph
-from .structure import Graph, ends_of, loop_counts
 
 # Up to this number of edges one CUDA kernel sorts both ways, with positions.
 _SMALL = 1 << 15
+
+
+class GraphRequest(NamedTuple):
+    """The edges as a :class:`Graph`, as asked of :func:`graph_of`."""
+
+    num_src: int
+    num_dst: int
+    drop_loops: bool
+    kind: str = 'graph'
+
+
+class PreparedRequest(NamedTuple):
+    """The :class:`Graph` of a :class:`PreparedGraph` with something that it does not hold."""
+
+    part: Literal['transpose', 'positions', 'no loops', 'no loops, positions']
+    kind: str = 'prepared graph'
+
+
+class PartRequest(NamedTuple):
+    """The :class:`Graph` of a mini-batch's first edges."""
+
+    num_edges: int
+    num_src: int
+    num_dst: int
+    kind: str = 'part'
 
 
 def _is_small(edge_index: Tensor) -> bool:
@@ -69,22 +94,22 @@ def graph_of(
     if torch.compiler.is_compiling():
         return _traced(edge_index, num_src, num_dst, transpose, drop_loops)
     raise_pending()
-    key = ('graph', num_src, num_dst, drop_loops)
-    graph = cached(edge_index, key)
+    request = GraphRequest(num_src, num_dst, drop_loops)
+    graph = look_up(edge_index, request)
     if graph is None:
         block = _of_block(edge_index, num_src, num_dst, drop_loops)
         graph = block
         if graph is None:
             graph = _prepare(edge_index, num_src, num_dst, drop_loops)
-        sizes = cache_of(edge_index).facts.get('group_sizes')
+        sizes = cache_of(edge_index).group_sizes
         if sizes is not None and graph.groups is graph.t_groups is None:
             graph = graph.with_groups(*sizes)
         elif sizes is None and block is None:
             graph = graph.scheduled()
-        store(edge_index, key, graph, wait=block is None)
+        store(edge_index, request, graph, wait=block is None)
     if transpose and graph.t_rowptr is None:
         graph = _with_transpose(graph, edge_index, drop_loops)
-        store(edge_index, key, graph, wait=False)
+        store(edge_index, request, graph, wait=False)
         _share_transpose(edge_index, graph)
     return graph
 
@@ -110,35 +135,32 @@ def _of_prepared(
     else:
         raise_pending()
 
-    def made(part: str, make: Callable[[], Graph]) -> Graph:
-        key = ('graph', part)
-        found = cached(prepared, key)
-        if compiling:
-            found = make() if found is None else found
-            return found._replace(num_src=num_src, num_dst=num_dst)
-        if found is None:
-            with torch.inference_mode(False):  # A later training step may use it.
-                found = make()
-            sizes = cache_of(prepared).facts.get('group_sizes')
-            if sizes is not None:
-                found = found.with_groups(*sizes)
-            elif found.groups is None:
-                found = found.scheduled()
-            store(prepared, key, found, wait=True)
-        return found
+    def derived(request: PreparedRequest, make: Callable[[], Graph]) -> Graph:
+        if compiling:  # Groups wait for the device.
+            return derive(prepared, request, make)._replace(num_src=num_src, num_dst=num_dst)
+        return derive(prepared, request, lambda: _with_groups_of(prepared, make()), wait=True)
 
-    if drop_loops and (known_loops if compiling else has_loops)(prepared) is not False:
-        if not values and (not compiling or cached(prepared, ('graph', 'loop-free')) is not None):
-            return made('loop-free', lambda: graph.with_transpose().without_loops())
+    if drop_loops and (noted_loops if compiling else has_loops)(prepared) is not False:
+        loop_free = PreparedRequest('no loops')
+        if not values and (not compiling or look_up(prepared, loop_free) is not None):
+            return derived(loop_free, lambda: graph.with_transpose().without_loops())
         # The sizes of its tensors do not depend on the number of loops.
-        return made('loops dropped', lambda: _sorted(
+        return derived(PreparedRequest('no loops, positions'), lambda: _sorted(
             torch.stack(ends_of(graph)), num_src, num_dst, drop_loops=True
         ))  # fmt: skip
     if transpose and graph.t_rowptr is None:
-        graph = made('transposed', graph.with_transpose)
+        graph = derived(PreparedRequest('transpose'), graph.with_transpose)
     if values and graph.missing is not None:
-        graph = made('with positions', graph.with_positions)
+        graph = derived(PreparedRequest('positions'), graph.with_positions)
     return graph
+
+
+def _with_groups_of(prepared: PreparedGraph, graph: Graph) -> Graph:
+    """The graph with groups of the sizes that the user set, or of the usual ones."""
+    sizes = cache_of(prepared).group_sizes
+    if sizes is not None:
+        return graph.with_groups(*sizes)
+    return graph.scheduled() if graph.groups is None else graph
 
 
 def prepare_for_compiled(edge_index: EdgeIndex, loops: bool, values: bool) -> None:
@@ -183,15 +205,15 @@ def keep_block(
     """
     size = rowptr.size(0) - 1
     graph = Graph(rowptr, col, None, None, None, None, size, size, longest_row=longest_row)
-    facts = cache_of(edge_index).facts
-    store(edge_index, ('graph', size, size, False), graph, wait=False)
+    cache = cache_of(edge_index)
+    store(edge_index, GraphRequest(size, size, False), graph, wait=False)
     if loop_free:
-        facts['has_loops'] = False
-        store(edge_index, ('graph', size, size, True), graph, wait=False)
-    facts['hops'] = ()
+        cache.has_loops = False
+        store(edge_index, GraphRequest(size, size, True), graph, wait=False)
+    cache.hops = ()
     if hops is not None:
         nodes, edges = (list(accumulate(counts)) for counts in hops)
-        facts['hops'] = tuple(zip([0, *edges], nodes, strict=True))
+        cache.hops = tuple(zip([0, *edges], nodes, strict=True))
 
 
 def set_group_sizes(
@@ -209,42 +231,36 @@ def set_group_sizes(
         if each is not None:
             check_size(each)
     cache = cache_of(edge_index)
-    sizes = cache.facts['group_sizes'] = size, t_size, atomic
+    sizes = cache.group_sizes = size, t_size, atomic
     if isinstance(edge_index, PreparedGraph):
         edge_index.graph = edge_index.graph.with_groups(*sizes)
-    made: dict[int, Graph] = {}  # by old graph: keys that share a graph keep sharing it
-    for key in list(cache.entries):
-        value = cached(edge_index, key)
+    grouped: dict[int, Graph] = {}  # by old graph: requests that share a graph keep sharing it
+    for request in list(cache.entries):
+        value = look_up(edge_index, request)
         if not isinstance(value, Graph):  # derived from a graph with other groups
-            del cache.entries[key]
+            del cache.entries[request]
             continue
-        if id(value) not in made:
-            made[id(value)] = value.with_groups(*sizes)
-        store(edge_index, key, made[id(value)], wait=True)
+        if id(value) not in grouped:
+            grouped[id(value)] = value.with_groups(*sizes)
+        store(edge_index, request, grouped[id(value)], wait=True)
 
 
 def has_loops(edge_index: EdgeIndex) -> bool:
     """Whether there are self-loops, found once. A number would be a constant of compiled code."""
-    facts = cache_of(edge_index).facts
-    if 'has_loops' not in facts:
+    cache = cache_of(edge_index)
+    if cache.has_loops is None:
         if isinstance(edge_index, PreparedGraph):
-            facts['has_loops'] = bool(loop_counts(edge_index.graph).any())
+            cache.has_loops = bool(loop_counts(edge_index.graph).any())
         else:
-            facts['has_loops'] = bool((edge_index._data[0] == edge_index._data[1]).any())
-    return facts['has_loops']
+            cache.has_loops = bool((edge_index._data[0] == edge_index._data[1]).any())
+    return cache.has_loops
 
 
 @torch.inference_mode(False)  # A later training step may use it.
 def _prepare(edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool) -> Graph:
     data = edge_index.as_tensor().detach()
     check_edge_index(data)
-    size = tuple(edge_index.sparse_size())
-    for known, count, name in zip(size, (num_src, num_dst), ('source', 'destination'), strict=True):
-        if known is not None and known != count:
-            raise ValueError(
-                f"'edge_index' is of size {size} (sources, destinations), but there are {count} "
-                f'{name} nodes'
-            )
+    check_node_counts(edge_index._sparse_size, num_src, num_dst)
     if drop_loops:
         if not has_loops(edge_index):
             return graph_of(edge_index, num_src, num_dst)
@@ -289,27 +305,27 @@ def _of_block(
     edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
 ) -> Graph | None:
     """The graph of a mini-batch or of its first hops, if the edges are such."""
-    whole, facts = edge_index, cache_of(edge_index).facts
-    if 'hops' in facts:
-        graph = cached(edge_index, ('graph', num_src, num_dst, False))
+    cache = cache_of(edge_index)
+    if cache.hops is not None:
+        graph = look_up(edge_index, GraphRequest(num_src, num_dst, False))
     elif isinstance(edge_index._base, EdgeIndex):
         whole = edge_index._base
-        facts = cache_of(whole).facts
-        graph = _part_of_block(edge_index, whole, facts, num_src, num_dst)
+        cache = cache_of(whole)
+        graph = _part_of_block(edge_index, whole, cache.hops, num_src, num_dst)
     else:
         return None
-    if graph is None or not drop_loops or facts.get('has_loops') is False:
+    if graph is None or not drop_loops or cache.has_loops is False:
         return graph
     return _without_loops(graph, edge_index)
 
 
 def _part_of_block(
-    edge_index: EdgeIndex, whole: EdgeIndex, facts: dict, num_src: int, num_dst: int
+    edge_index: EdgeIndex, whole: EdgeIndex, hops: Hops | None, num_src: int, num_dst: int
 ) -> Graph | None:
     size, count = whole.sparse_size(0), edge_index.size(1)
     data, whole_data = edge_index._data, whole._data
     if (
-        'hops' not in facts
+        hops is None
         or edge_index._sort_order != whole._sort_order
         or tuple(edge_index.sparse_size()) != (num_src, num_dst)
         or (data.data_ptr(), data.stride()) != (whole_data.data_ptr(), whole_data.stride())
@@ -317,13 +333,13 @@ def _part_of_block(
         or count > whole_data.size(1)
     ):
         return None
-    num_nodes = next((nodes for edges, nodes in facts['hops'] if count <= edges), size)
+    num_nodes = next((nodes for edges, nodes in hops if count <= edges), size)
     if min(num_src, num_dst) < num_nodes or max(num_src, num_dst) > size:
         return None
-    key = ('part', count, num_src, num_dst)
-    part = cached(whole, key)
+    request = PartRequest(count, num_src, num_dst)
+    part = look_up(whole, request)
     if part is None:
-        graph = cached(whole, ('graph', size, size, False))
+        graph = look_up(whole, GraphRequest(size, size, False))
         if graph is None:
             return None
         rowptr = graph.rowptr[: num_dst + 1].clamp(max=count)
@@ -331,7 +347,7 @@ def _part_of_block(
             rowptr, graph.col[:count], None, None, None, None, num_src, num_dst,
             longest_row=graph.longest_row,
         )  # fmt: skip
-        store(whole, key, part, wait=False)
+        store(whole, request, part, wait=False)
     return part
 
 
@@ -359,9 +375,9 @@ def _share_transpose(edge_index: EdgeIndex, graph: Graph) -> None:
     """Adds it to all cached graphs of the same edges."""
     for each in (edge_index, edge_index._base):
         if isinstance(each, EdgeIndex):
-            for key, entry in list(cache_of(each).entries.items()):
+            for request, entry in list(cache_of(each).entries.items()):
                 if isinstance(entry.value, Graph) and entry.value.col is graph.col:
-                    store(each, key, graph, wait=False)
+                    store(each, request, graph, wait=False)
 
 
 @torch.inference_mode(False)
@@ -390,7 +406,7 @@ def _traced(
         if not drop_loops:
             return graph.with_transpose() if transpose else graph
         return graph_of(edge_index._data, num_src, num_dst, drop_loops=True)
-    graph = cached(edge_index, ('graph', num_src, num_dst, drop_loops))
+    graph = look_up(edge_index, GraphRequest(num_src, num_dst, drop_loops))
     if graph is None:
         return graph_of(edge_index._data, num_src, num_dst, drop_loops=drop_loops)
     if transpose and graph.t_rowptr is None:

@@ -10,8 +10,9 @@ from torch.utils import _pytree as pytree
 from torch_geometric import EdgeIndex
 from torch_geometric.edge_index import SortOrder
 
+from ..sparse.graph import Graph, check_graph, ends_of
+from ..sparse.groups import Groups
 from .batch_edge_index import cache_key, not_compiled
-from .structure import Graph, check_graph, ends_of
 
 _WRITES = '{} would write a PreparedGraph: change the list of to_edge_index()'
 
@@ -63,7 +64,7 @@ class PreparedGraph(EdgeIndex):
         for name in _PARTS:
             setattr(out, name, getattr(graph, name[1:]))
         out._sparse_size = graph.num_src, graph.num_dst
-        by_dst = graph.perm is None and graph.missing != 'perm'
+        by_dst = graph.perm is None and not graph.is_in_order_of_transpose
         out._sort_order = SortOrder.COL if by_dst else None
         return out
 
@@ -273,4 +274,8 @@ def _check_not_written(func: Any, args: Any, kwargs: Any) -> None:
         )
 
 
-torch.serialization.add_safe_globals([Graph, PreparedGraph])
+torch.serialization.add_safe_globals([
+    Graph, PreparedGraph,
+    # Their paths in files of version 0.2.
+    (Graph, 'pyg_fast.graph.structure.Graph'), (Groups, 'pyg_fast.graph.groups.Groups'),
+])  # fmt: skip

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from ..sparse.graph import CHUNK, edge_chunks
 from ._cache import cache_of
 from .prepared_graph import PreparedGraph, list_of
-from .structure import CHUNK, edge_chunks
 
 
 def hash_of(values: Tensor) -> Tensor:
@@ -24,10 +24,10 @@ def signature_of(edge_index: Tensor) -> tuple[int, ...]:
     """
     if not isinstance(edge_index, EdgeIndex):
         return _signature(edge_index)
-    facts = cache_of(edge_index).facts
-    if 'signature' not in facts:
-        facts['signature'] = _signature(edge_index)
-    return facts['signature']
+    cache = cache_of(edge_index)
+    if cache.signature is None:
+        cache.signature = _signature(edge_index)
+    return cache.signature
 
 
 def _signature(edge_index: Tensor) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ def _listed(edge_index: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor 
     these are others."""
     if isinstance(edge_index, PreparedGraph):
         graph = edge_index.graph
-        if graph.missing == 'perm':  # The transpose is in the order of the list.
+        if graph.is_in_order_of_transpose:
             yield from ((at, dst, src, None) for at, src, dst in edge_chunks(graph.t()))
             return
         for at, src, dst in edge_chunks(graph):

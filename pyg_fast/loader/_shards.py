@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..ops._checks import check_strided
 from ..ops._ids import is_readable
 from ..ops.gather_rows import gather_rows
 from ._processes import Group, gather_objects, is_distributed, raise_first, text_of
@@ -162,11 +163,8 @@ class ShardedFeatures:
         )
 
 
-def _describe_part(part: object, num_nodes: object) -> _Part:
-    if not isinstance(part, Tensor):
-        raise TypeError(f"'part' must be a tensor, got {type(part).__name__}")
-    if part.layout != torch.strided:
-        raise TypeError(f"'part' must be a strided tensor, got {part.layout}")
+def _describe_part(part: Tensor, num_nodes: int) -> _Part:
+    check_strided(part, 'part')
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int):
         raise TypeError(f"'num_nodes' must be an integer, got {type(num_nodes).__name__}")
     if part.dim() == 0:

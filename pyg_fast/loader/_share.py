@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
 from ..graph._cache import cache_of, store
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
 from ._processes import Group, gather_objects, is_distributed, raise_first, text_of
 
 T = TypeVar('T')
@@ -160,8 +160,8 @@ def _map(path: str) -> object:
     tensors = [_view(memory, *place) for place in layout]
     data, graphs = _Unpickler(io.BytesIO(skeleton), tensors).load()
     for edge_index, own in zip(_edge_indices(data), graphs, strict=True):
-        for key, graph in own.items():
-            store(edge_index, key, graph)
+        for request, graph in own.items():
+            store(edge_index, request, graph)
     return data
 
 
@@ -183,4 +183,4 @@ def _edge_indices(data: object) -> list[EdgeIndex]:
 
 def _graphs(edge_index: EdgeIndex) -> dict:
     entries = cache_of(edge_index).entries.items()
-    return {key: entry.value for key, entry in entries if isinstance(entry.value, Graph)}
+    return {request: entry.value for request, entry in entries if isinstance(entry.value, Graph)}

@@ -9,11 +9,11 @@ from torch_geometric.data import Data, FeatureStore, GraphStore
 from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.typing import SparseTensor
 
-from ..graph._cache import cached
-from ..graph.graph import has_loops
+from ..graph._cache import look_up
+from ..graph.graph import GraphRequest, has_loops
 from ..graph.prepared_graph import PreparedGraph
 from ..ops.neighbor_sample import sampling_weight
-from ..ops.to_csr import counts_in_int64, to_csr
+from ..sparse.to_csr import counts_in_int64, to_csr
 from ._pinned import pin
 
 
@@ -58,13 +58,13 @@ def structure_of_data(
         raise ValueError("'data' must have features or num_nodes, got neither")
     if 'edge_index' in data:
         edge_index = data.edge_index
-        if isinstance(edge_index, PreparedGraph) and edge_index.graph.missing != 'perm':
-            graph = edge_index.graph
+        graph = edge_index.graph if isinstance(edge_index, PreparedGraph) else None
+        if graph is not None and not graph.is_in_order_of_transpose:
             loop_free = not has_loops(edge_index)
             out = Structure(graph.rowptr, graph.col, graph.perm, loop_free=loop_free)
             return _with_weight(out, data, weight_attr, replace)
         if isinstance(edge_index, EdgeIndex):
-            graph = cached(edge_index, ('graph', num_nodes, num_nodes, False))
+            graph = look_up(edge_index, GraphRequest(num_nodes, num_nodes, False))
             if graph is not None:
                 out = Structure(graph.rowptr, graph.col, graph.perm)
                 out = out._replace(loop_free=_is_loop_free(edge_index._data))

@@ -1,9 +1,9 @@
-"""Messages over blocks of edges, for those that no kernel computes: they map values of an edge
-linearly. Torch's operators run on one block after another in the order of the destinations, and
-again in the backward pass; no value of all edges is stored.
+"""Runs messages over blocks of edges: those with linear maps of values computed for each edge,
+which no kernel has. Torch's operators run on one block after another, in the order of the
+destinations, and again in the backward pass; no value of all edges is stored.
 
-A program computes the values of one edge from inputs of that edge, its ends and parameters: the
-parser refuses everything else. Its values for a block are therefore those for all edges.
+A program computes the values of one edge from inputs of that edge, its ends and parameters, as the
+parser refuses everything else: so it may run on any block of edges.
 """
 
 import math
@@ -16,33 +16,31 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph
 from ..ops._library import ops
 from ..ops.product import raw_product
-from ..ops.to_csr import csr_rows
-from ._gradients import cotangents_of
-from ._ir import NODES, OF_DST, PARAM, Program, Value
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
+from ..sparse.to_csr import csr_rows
+from ._gradients import cotangents_of, differentiate
+from ._ir import DST_ROLES, NODES, PARAM, Inputs, Program, Value
 from ._plan import Plan
 from ._triton import Out
 
-# What the values of a block may take, with their gradients: bytes, or a share of a GPU's memory,
+# The memory for the values of a block and their gradients: bytes on a CPU, a share of a GPU's,
 # where each of about 90 launches needs much work to be worth it.
-MOST_BYTES = {'cpu': 2**26}
+MAX_BYTES = {'cpu': 2**26}
 GPU_SHARE = 1 / 8
-# Sums of more edges of a row add up such parts.
+# Edges of a part of a row: sums of longer rows add up parts.
 _PART = 256
 
-# Odd numbers modulo 2**64: of SplitMix64, and one for the number of a dropout.
+# Odd multipliers modulo 2**64: the increment of SplitMix64, and one for the number of a dropout.
 _GOLDEN, _ODD = -0x61C8864680B583EB, 0x2545F4914F6CDD1D
 
-Inputs = dict[tuple[str, int], Tensor]
 
-
-class _Rows(NamedTuple):
-    """How the rows of a block's values are added up: first those of each part of a row, then the
-    parts. `rows` are the numbers of the rows. On CUDA their count is not known: what follows the
-    last one is empty, and goes to a row after all others."""
+class _RowGroups(NamedTuple):
+    """How a block's values are reduced by row: first within parts of a row, then over parts. `rows`
+    are the rows of the block. On CUDA their number is not read: the list is padded by empty rows,
+    whose results go to a row after all others."""
 
     parts: Graph
     wholes: Graph
@@ -55,7 +53,7 @@ class _Rows(NamedTuple):
         return x
 
     def best(self, x: Tensor, minimum: bool) -> tuple[Tensor, Tensor]:
-        """The maxima or minima, and which values of the block these are."""
+        """The maxima or minima, and the positions of these in the block."""
         x, first = ops.spmm_max(*self.parts[:3], None, x, minimum)
         x, second = ops.spmm_max(*self.wholes[:3], None, x, minimum)
         return x, first.gather(0, second.clamp(min=0).long())
@@ -70,7 +68,7 @@ class _Block(NamedTuple):
     edge: Tensor  # numbers of the edges, in the order of their inputs
 
     def inputs(self, program: Program, ats: Sequence[int], inputs: Inputs) -> dict[int, Tensor]:
-        """The rows of inputs that values need and factors of dropouts, by their place in the
+        """The rows of inputs and factors of dropouts that values need, by position in the
         program."""
         out = {}
         for at in program.reachable(ats):
@@ -78,7 +76,7 @@ class _Block(NamedTuple):
                 role, k = program[at].attrs
                 out[at] = self.of(role, inputs[role, k])
             elif program[at].op == 'keep':
-                out[at] = kept(program[at], self.edge, inputs['seed', 0])
+                out[at] = dropout_factors(program[at], self.edge, inputs['seed', 0])
         return out
 
     def of(self, role: str, x: Tensor) -> Tensor:
@@ -89,9 +87,9 @@ class _Block(NamedTuple):
         return x.index_select(0, index)
 
 
-def kept(value: Value, edge: Tensor, seed: Tensor) -> Tensor:
-    """The factors of a dropout for edges, which another pass finds again: by a hash of the seed,
-    the edge and the place (SplitMix64, https://doi.org/10.1145/2714064.2660195)."""
+def dropout_factors(value: Value, edge: Tensor, seed: Tensor) -> Tensor:
+    """The factors of a dropout for edges, the same in each pass: a hash of the seed, the edge and
+    the channel (SplitMix64, https://doi.org/10.1145/2714064.2660195)."""
     number, p = value.attrs[0], float.fromhex(value.attrs[1])
     size = math.prod(value.shape)
     place = torch.arange(size, device=edge.device)
@@ -107,7 +105,7 @@ def kept(value: Value, edge: Tensor, seed: Tensor) -> Tensor:
     return factors.masked_fill_(dropped, 0).view(-1, *value.shape)
 
 
-def _blocks(graph: Graph, size: int) -> Iterator[_Block]:
+def _iterate_blocks(graph: Graph, size: int) -> Iterator[_Block]:
     dtype, device = graph.rowptr.dtype, graph.col.device
     for begin in range(0, graph.num_edges, size):
         end = min(begin + size, graph.num_edges)
@@ -118,34 +116,34 @@ def _blocks(graph: Graph, size: int) -> Iterator[_Block]:
         yield _Block(graph.col[begin:end], row.clamp(max=graph.num_dst - 1), row, edge)
 
 
-def _bytes_of_edge(program: Program, ats: Sequence[int]) -> int:
-    """What values of a program and their gradients take for an edge."""
+def _bytes_per_edge(program: Program, ats: Sequence[int]) -> int:
+    """The memory of the values of a program and their gradients for an edge."""
     size = 0
     for at in program.reachable(ats):
         op, _, _, shape, dtype = program[at]
-        if op != 'const' and program.level(at) != PARAM:
-            bits = 24 if op == 'keep' else 0  # Integers that make the factors.
+        if op != 'const' and program.dependence(at) != PARAM:
+            bits = 24 if op == 'keep' else 0  # int64 temporaries of the hash
             size += math.prod(shape) * (getattr(torch, dtype).itemsize + bits)
     return 2 * size
 
 
 def block_size(program: Program, ats: Sequence[int], device: torch.device) -> int:
-    """How many edges a block has to compute values of a program and their gradients."""
-    most = MOST_BYTES.get(device.type)
+    """The number of edges of a block, for values of a program and their gradients."""
+    most = MAX_BYTES.get(device.type)
     if most is None:
         most = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return max(1, most // _bytes_of_edge(program, ats))
+    return max(1, most // _bytes_per_edge(program, ats))
 
 
-def _rows_of(row: Tensor, num_rows: int, order: Tensor | None = None) -> _Rows:
-    """Those of values whose rows ascend, or do in an order of the values."""
+def _group_rows(row: Tensor, num_rows: int, order: Tensor | None = None) -> _RowGroups:
+    """Groups values by row; the rows ascend, or do in the `order` of the values."""
     count = row.size(0)
     place = torch.arange(count + 2, dtype=torch.int32, device=row.device)
     starts = pad(row[1:] != row[:-1], (1, 0), value=True)
-    # The numbers of the whole and of the part that each value belongs to, from 1.
+    # By value: the count of rows and of parts up to it.
     whole = starts.cumsum(0, dtype=torch.int32)
     part = starts.logical_or_(place[:count] % _PART == 0).cumsum(0, dtype=torch.int32)
-    if _waits(row):
+    if _may_sync(row):
         num_wholes, num_parts = int(whole[-1]), int(part[-1])
     else:
         num_wholes = min(count, num_rows + 1)
@@ -155,17 +153,17 @@ def _rows_of(row: Tensor, num_rows: int, order: Tensor | None = None) -> _Rows:
     part_of = torch.searchsorted(first_of_part, first, out_int32=True)
     rows = pad(row, (0, 1), value=num_rows).index_select(0, first[:-1])
     columns = place[:count] if order is None else order.int()
-    return _Rows(
-        _structure(first_of_part, columns), _structure(part_of, place[:num_parts]), rows.long()
+    return _RowGroups(
+        _csr(first_of_part, columns), _csr(part_of, place[:num_parts]), rows.long()
     )
 
 
-def _waits(row: Tensor) -> bool:
-    """Whether the numbers of wholes and parts may be read."""
+def _may_sync(row: Tensor) -> bool:
+    """Whether counts may be read without a device sync."""
     return not row.is_cuda
 
 
-def _structure(rowptr: Tensor, col: Tensor) -> Graph:
+def _csr(rowptr: Tensor, col: Tensor) -> Graph:
     return Graph(rowptr, col, None, None, None, None, col.size(0), rowptr.size(0) - 1)
 
 
@@ -177,7 +175,7 @@ class _Sums:
         size = num_rows + 1, math.prod(shape)  # The last row takes what a block fills up.
         self.sums = torch.zeros(size, dtype=acc, device=like.device)
 
-    def add(self, rows: _Rows, x: Tensor) -> None:
+    def add(self, rows: _RowGroups, x: Tensor) -> None:
         total = rows.total(x.reshape(x.size(0), -1).contiguous()).to(self.sums.dtype)
         total += self.sums.index_select(0, rows.rows)  # The rows differ: no atomic additions.
         self.sums.index_copy_(0, rows.rows, total)
@@ -188,7 +186,7 @@ class _Sums:
 
 
 class _Extremes:
-    """Maxima or minima by row, and the numbers of the edges that have them, or -1."""
+    """Maxima or minima by row, and the edges that have them, or -1."""
 
     def __init__(self, graph: Graph, shape: tuple[int, ...], dtype: torch.dtype, kind: str):
         self.shape, self.minimum = shape, kind == 'min'
@@ -196,7 +194,7 @@ class _Extremes:
         self.values = torch.zeros(size, dtype=dtype, device=graph.col.device)
         self.edges = torch.full_like(self.values, -1, dtype=graph.rowptr.dtype)
 
-    def add(self, block: _Block, rows: _Rows, x: Tensor) -> None:
+    def add(self, block: _Block, rows: _RowGroups, x: Tensor) -> None:
         x, which = rows.best(x.reshape(x.size(0), -1).contiguous(), self.minimum)
         edge = block.edge[which]
         old, old_edge = (t.index_select(0, rows.rows) for t in (self.values, self.edges))
@@ -210,7 +208,7 @@ class _Extremes:
 
 
 class _Variance:
-    """Variances by row, by differences from its first value: those of equal values are 0."""
+    """Variances by row, by moments about its first value: that of equal values is exactly 0."""
 
     def __init__(self, num_rows: int, shape: tuple[int, ...], acc: torch.dtype, like: Tensor):
         self.shape = shape
@@ -219,7 +217,7 @@ class _Variance:
         self.is_known = torch.zeros(num_rows + 1, 1, dtype=torch.bool, device=like.device)
         self.away, self.squares = (_Sums(num_rows, shape, acc, like) for _ in range(2))
 
-    def add(self, block: _Block, rows: _Rows, x: Tensor) -> None:
+    def add(self, block: _Block, rows: _RowGroups, x: Tensor) -> None:
         x = x.reshape(x.size(0), -1).to(self.first.dtype)
         starts = rows.parts.rowptr[rows.wholes.rowptr[:-1].long()].clamp(max=x.size(0) - 1)
         first, is_known = (t.index_select(0, rows.rows) for t in (self.first, self.is_known))
@@ -237,29 +235,29 @@ class _Variance:
         return var, self.first[:-1].view(away.shape) + away
 
 
-def reduced(
+def reduce_blocks(
     program: Program, outs: Sequence[Out], graph: Graph, inputs: Inputs, acc: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Values of a program reduced over the edges of each destination; the edges that maxima and
-    minima chose, and the means of variances."""
+    """Values of a program reduced over the edges of each destination, and the second results of
+    kinds that have two."""
     ats = [out.at for out in outs]
-    found: list[_Sums | _Extremes | _Variance] = []
+    reductions: list[_Sums | _Extremes | _Variance] = []
     for at, kind, _ in outs:
         _, _, _, shape, dtype = program[at]
         if kind in ('max', 'min'):
-            found.append(_Extremes(graph, shape, getattr(torch, dtype), kind))
+            reductions.append(_Extremes(graph, shape, getattr(torch, dtype), kind))
         else:
-            made = _Variance if kind == 'var' else _Sums
-            found.append(made(graph.num_dst, shape, acc, graph.col))
-    for block in _blocks(graph, block_size(program, ats, graph.col.device)):
-        rows = _rows_of(block.row, graph.num_dst)
+            cls = _Variance if kind == 'var' else _Sums
+            reductions.append(cls(graph.num_dst, shape, acc, graph.col))
+    for block in _iterate_blocks(graph, block_size(program, ats, graph.col.device)):
+        rows = _group_rows(block.row, graph.num_dst)
         values = program.evaluate(ats, block.inputs(program, ats, inputs))
-        for value, to in zip(values, found, strict=True):
+        for value, to in zip(values, reductions, strict=True):
             value = value.expand(block.row.size(0), *to.shape)
             to.add(rows, value) if isinstance(to, _Sums) else to.add(block, rows, value)
     results: list[Tensor] = []
     chosen: list[Tensor | None] = []
-    for out, to in zip(outs, found, strict=True):
+    for out, to in zip(outs, reductions, strict=True):
         own = acc if out.dtype == 'acc' else getattr(torch, out.dtype)
         degree = graph.rowptr.diff().clamp(min=1).view(-1, *(1,) * len(to.shape))
         second = None
@@ -274,70 +272,71 @@ def reduced(
     return results, chosen
 
 
-def gradients(
+def block_gradients(
     plan: Plan, graph: Graph, inputs: Inputs, needs: Sequence[bool], acc: torch.dtype
 ) -> list[Tensor | None]:
-    """The gradients of the inputs that need one. `inputs` also has, by role, the gradients that
-    :func:`cotangents_of` lists, what each softmax needs of all scores, and the seed."""
-    derivative, kernel = _Derivative(plan, graph, inputs), plan.kernel
+    """The gradients of the inputs that need one. `inputs` also has the cotangents that
+    :func:`cotangents_of` lists, the statistics of softmaxes, and the seed."""
+    derivative, message = _Derivative(plan, graph, inputs), plan.message
     lacking = [n for n in range(len(plan.softmaxes)) if ('dot', n) not in inputs]
     if lacking:
         inputs = inputs | derivative.dots(lacking, acc)
     dots = [inputs['dot', n] for n in range(len(plan.softmaxes))]
     loads = {}
-    for at in kernel.reachable(derivative.outputs):
-        value = kernel[at]
-        if value.op == 'load' and value.attrs[0] not in OF_DST and needs[value.attrs[1]]:
+    for at in message.reachable(derivative.outputs):
+        value = message[at]
+        if value.op == 'load' and value.attrs[0] not in DST_ROLES and needs[value.attrs[1]]:
             loads[value.attrs[1]] = at
-    sums: dict[int, _Sums | Tensor] = {}
-    for k in loads:
-        role, x = plan.inputs[k].role, inputs[plan.inputs[k].role, k]
-        if role in NODES:
-            sums[k] = _Sums(x.size(0), x.shape[1:], acc, x)
-        else:
-            sums[k] = torch.zeros_like(x, dtype=x.dtype if role == 'edge' else acc)
-    roles = {plan.inputs[k].role for k in loads}
-    for block in _blocks(graph, derivative.size):
+    roles = {k: plan.inputs[k].role for k in loads}
+    sums = {k: _gradient_sum(role, inputs[role, k], acc) for k, role in roles.items()}
+    for block in _iterate_blocks(graph, derivative.size):
         _, grads = derivative.of(block, [*loads.values()], dots)
         rows = {}
-        if 'dst' in roles:
-            rows['dst'] = _rows_of(block.row, graph.num_dst)
-        if 'src' in roles:
+        if 'dst' in roles.values():
+            rows['dst'] = _group_rows(block.row, graph.num_dst)
+        if 'src' in roles.values():
             src, order = block.src.sort(stable=True)
-            rows['src'] = _rows_of(src, graph.num_src, order)
+            rows['src'] = _group_rows(src, graph.num_src, order)
         for k, grad in zip(loads, grads, strict=True):
-            to, role = sums[k], plan.inputs[k].role
+            to = sums[k]
             if grad is None:
                 continue
             if isinstance(to, _Sums):
-                to.add(rows[role], grad)
-            elif role == 'param':
+                to.add(rows[roles[k]], grad)
+            elif roles[k] == 'param':
                 to += grad
             else:
                 to.index_copy_(0, block.edge.long(), grad)
     out: list[Tensor | None] = [None] * len(needs)
     for k, to in sums.items():
         grad = to.value if isinstance(to, _Sums) else to
-        out[k] = grad.to(inputs[plan.inputs[k].role, k].dtype)
+        out[k] = grad.to(inputs[roles[k], k].dtype)
     return out
 
 
-def _ats_of(plan: Plan) -> list[int]:
+def _gradient_sum(role: str, x: Tensor, acc: torch.dtype) -> _Sums | Tensor:
+    """What the gradient of an input is added up in."""
+    if role in NODES:
+        return _Sums(x.size(0), x.shape[1:], acc, x)
+    return torch.zeros_like(x, dtype=x.dtype if role == 'edge' else acc)
+
+
+def _value_positions(plan: Plan) -> list[int]:
     return [*(output.at for output in plan.outputs), *plan.softmaxes]
 
 
-def edges_of_block(plan: Plan, device: torch.device) -> int:
-    """The edges of a block in the backward pass of a plan."""
-    return block_size(plan.kernel, _ats_of(plan), device)
+def edges_per_block(plan: Plan, device: torch.device) -> int:
+    """The number of edges of a block in the backward pass of a plan."""
+    return block_size(plan.message, _value_positions(plan), device)
 
 
-def fits(plan: Plan, num_edges: int, device: torch.device) -> bool:
-    """Whether the tensors of all edges that PyG's code makes take at most half of the memory that
-    is free."""
-    return 2 * num_edges * _bytes_of_edge(plan.kernel, _ats_of(plan)) <= _free_bytes(device)
+def fits_memory(plan: Plan, num_edges: int, device: torch.device) -> bool:
+    """Whether PyG's tensors of all edges take at most half of the free memory."""
+    size = num_edges * _bytes_per_edge(plan.message, _value_positions(plan))
+    return 2 * size <= _free_bytes(device)
 
 
-# The limit and the use of memory of a container: of control groups of version 2, and of 1.
+# Files with the memory limit and usage of a container: cgroup v2, and v1.
 _GROUPS = (
     ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory.current'),
     ('/sys/fs/cgroup/memory/memory.limit_in_bytes', '/sys/fs/cgroup/memory/memory.usage_in_bytes'),
@@ -349,7 +348,7 @@ def _free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         reserved, used = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
         return free + reserved - used
-    free = 2**32  # if nothing tells
+    free = 2**32  # if the system does not tell
     with suppress(OSError, StopIteration), open('/proc/meminfo') as facts:
         free = next(int(line.split()[1]) << 10 for line in facts if 'MemAvailable' in line)
     for paths in _GROUPS:
@@ -364,18 +363,18 @@ class _Derivative:
 
     def __init__(self, plan: Plan, graph: Graph, inputs: Inputs) -> None:
         self.plan, self.graph, self.inputs = plan, graph, inputs
-        self.kernel, self.cotangents = plan.kernel, cotangents_of(plan)
+        self.message, self.cotangents = plan.message, cotangents_of(plan)
         self.outputs = list(dict.fromkeys(output.at for output in plan.outputs))
         self.ats = [*self.outputs, *plan.softmaxes]
-        self.size = edges_of_block(plan, graph.col.device)
+        self.size = edges_per_block(plan, graph.col.device)
 
     def dots(self, which: Sequence[int], acc: torch.dtype) -> Inputs:
         """The sums of the values of softmaxes times their gradients."""
         softmaxes = [self.plan.softmaxes[n] for n in which]
-        shapes = [self.kernel[at].shape for at in softmaxes]
+        shapes = [self.message[at].shape for at in softmaxes]
         found = [_Sums(self.graph.num_dst, shape, acc, self.graph.col) for shape in shapes]
-        for block in _blocks(self.graph, self.size):
-            rows = _rows_of(block.row, self.graph.num_dst)
+        for block in _iterate_blocks(self.graph, self.size):
+            rows = _group_rows(block.row, self.graph.num_dst)
             for to, value, grad in zip(found, *self.of(block, softmaxes), strict=True):
                 if grad is not None:
                     to.add(rows, value * grad)
@@ -386,32 +385,10 @@ class _Derivative:
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """Values, and the derivatives by them. `dots` are what the sum in each softmax adds to the
         gradients of scores."""
-        known = block.inputs(self.kernel, self.ats, self.inputs)
-        for at in wanted:
-            if at not in known:
-                (known[at],) = self.kernel.evaluate([at], known)
-            known[at] = known[at].detach().requires_grad_()
-        leaves = [known[at] for at in wanted]
+        values = block.inputs(self.message, self.ats, self.inputs)
         grads = [self.cotangent(block, at) for at in self.outputs]
         grads += [-block.of('dot', dot) for dot in dots]
-        ats = self.ats[: len(grads)]
-        # The forward pass has been cast already.
-        with torch.enable_grad(), torch.autocast(self.graph.col.device.type, enabled=False):
-            values = [
-                value.expand(grad.shape) for value, grad in
-                zip(self.kernel.evaluate(ats, known), grads, strict=True)
-            ]  # fmt: skip
-            pairs = [
-                (value, grad.to(value.dtype))
-                for value, grad in zip(values, grads, strict=True) if value.requires_grad
-            ]  # fmt: skip
-            if not pairs:
-                return leaves, [None] * len(leaves)
-            found = torch.autograd.grad(
-                [value for value, _ in pairs], leaves, [grad for _, grad in pairs],
-                allow_unused=True,
-            )  # fmt: skip
-        return leaves, list(found)
+        return differentiate(self.message, values, wanted, self.ats[: len(grads)], grads)
 
     def cotangent(self, block: _Block, at: int) -> Tensor:
         """The gradient of a value, of all its reductions."""

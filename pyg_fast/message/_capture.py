@@ -1,49 +1,36 @@
-"""Captures the message that a user wrote, with guards on everything that it reads."""
+"""Captures a user's message as a program: what Dynamo traced, traced again for one edge."""
 
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._ir import Program, Refused
-from ._markers import NAMESPACE
 from ._parse import EDGES, NODES, Parser
 from ._quiet import quiet
 from ._trace import Like, run_on_fakes, trace
 
-# Markers in a captured graph: they never run.
-_library = torch.library.Library(NAMESPACE, 'FRAGMENT')
-_library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
-_library.define('dropout(Tensor x, float p) -> Tensor')
-_library.define('end(Tensor x) -> Tensor')
-_library.define('end_of_sum(Tensor x) -> Tensor')
-_library.define('index(Tensor edges) -> Tensor')
-_library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
-# As PyG's gathered inputs they need a gradient, and are no leaves.
-torch.library.register_autograd(
-    'pyg_fast_message::lift', lambda ctx, grad: (grad.sum(0, True), None, None, None), lib=_library
-)
-_library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
-_library.impl('end', lambda x: torch.empty_like(x), 'Meta')
-_library.impl('end_of_sum', lambda x: torch.empty_like(x), 'Meta')
-_library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')
+if TYPE_CHECKING:
+    from ._passes import Passes
+
 _ops = torch.ops.pyg_fast_message
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A message as a program. Loads of nodes and edges count by the name of the input, those of
-    parameters by their place among the arguments of the captured function. Those of equal text are
+class CapturedMessage:
+    """A message as a program. Its loads name inputs of nodes and edges, and number parameters by
+    their place among the arguments of the captured function. Messages of equal :obj:`key` are
     equal."""
 
     program: Program = field(compare=False)
@@ -53,34 +40,35 @@ class Captured:
     key: str  # the canonical text
     on_cuda: bool
     numbers: tuple[int, ...] = field(default=(), compare=False)  # parameters that are Python floats
-    plans: dict[Any, Any] = field(default_factory=dict, compare=False)  # by aggregations
+    # By aggregations: what an entry prepared for the message.
+    passes: dict[tuple[str, ...], 'Passes'] = field(default_factory=dict, compare=False)
 
 
 @dataclass
-class Request:
-    """What the backend gets beside the graph of a message.
+class CaptureRequest:
+    """What an entry asks of the backend beside the graph of a message.
 
     Args:
-        check: May refuse the message, before Dynamo repeats its side effects. Takes also the code
-            objects that were traced, if Dynamo tells them.
-        num_writes: How many attributes the message sets, exactly; they become None.
+        check: Refuses messages, before Dynamo repeats their side effects. It takes also the traced
+            code objects, or None if Dynamo does not tell them.
+        num_writes: How many attributes the message must set; they become None.
     """
 
-    check: Callable[[Captured, Sequence[CodeType] | None], None]
+    check: Callable[[CapturedMessage, Sequence[CodeType] | None], None]
     num_writes: int = 0
 
 
 class _Requests(threading.local):
-    current: Request | None = None
+    current: CaptureRequest | None = None
 
 
 _requests = _Requests()
 
 
 @contextmanager
-def requested(request: Request) -> Iterator[None]:
-    """What this thread captures meanwhile is for a request. Dynamo keeps the backend with all that
-    it holds: there is one for all messages, which holds no layer."""
+def capture_for(request: CaptureRequest) -> Iterator[None]:
+    """Makes captures of this thread answer a request. Dynamo keeps the backend with all that it
+    holds, so one backend serves all messages and holds no layer."""
     before, _requests.current = _requests.current, request
     try:
         with quiet():
@@ -89,9 +77,9 @@ def requested(request: Request) -> Iterator[None]:
         _requests.current = before
 
 
-def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
-    """What Dynamo calls for a new message. The captured function returns the message and its
-    arguments: what ran inside of it would run under Dynamo, slowly."""
+def backend(graph: GraphModule, examples: list[object]) -> Callable[..., tuple[object, ...]]:
+    """The Dynamo backend of messages. The compiled function returns the captured message and its
+    arguments, and its caller runs it: inside, every call would go through Dynamo."""
     request = _requests.current
     if request is None:
         raise Refused('captured again by others')
@@ -102,59 +90,69 @@ def backend(graph: GraphModule, examples: list[Any]) -> Callable[..., Any]:
     (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
     place, count = outs.index(message), len(outs)
     output.args = ((message,),)
-    captured = _program(graph)
+    captured = _capture_graph(graph)
     request.check(captured, _traced_code())
 
-    def returned(*args: Any) -> tuple[Any, ...]:
+    def return_message(*args: Tensor) -> tuple[object, ...]:
         return tuple((captured, args) if k == place else None for k in range(count))
 
-    return returned
+    return return_message
 
 
 def _traced_code() -> Sequence[CodeType] | None:
-    found = getattr(torch._guards.TracingContext, 'get_traced_code', None)
-    return None if found is None else found()
+    get = getattr(torch._guards.TracingContext, 'get_traced_code', None)
+    return None if get is None else get()
 
 
-def _program(graph: GraphModule) -> Captured:
+def _capture_graph(graph: GraphModule) -> CapturedMessage:
     mark_dropouts(graph)
     for node in reversed(list(graph.graph.nodes)):
-        # Facts about symbolic sizes, which Dynamo states.
-        compares = node.target in _COMPARED and not node.users
+        # Dynamo asserts facts about symbolic sizes, which hold for sentinel sizes.
+        compares = node.target in _COMPARISONS and not node.users
         if compares or node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
-        elif node.target in _ROUNDS and node.users and _is_of_size(node):
+        elif node.target in _LOSSY and node.users and _is_of_size(node):
             raise Refused('the number of edges or nodes is used as a number')
     check_autograd(graph)
-    captured = [_read(graph, *counts) for counts in zip(EDGES, NODES, strict=True)]
-    if captured[0].key != captured[1].key:
+    return capture_twice(partial(_trace_program, graph))
+
+
+def capture_twice(capture: Callable[[int, int], CapturedMessage]) -> CapturedMessage:
+    """Captures for both sentinel numbers of edges and nodes.
+
+    Raises:
+        Refused: If a constant of the message depends on them.
+    """
+    first, second = (capture(*sizes) for sizes in zip(EDGES, NODES, strict=True))
+    if first.key != second.key:
         raise Refused('the number of edges or nodes is used as a number')
-    return captured[0]
+    return first
 
 
-_COMPARED = (operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne)
-# They may be the same for both numbers of edges or nodes with which a message is traced.
-_ROUNDS = (operator.mod, torch.sym_min, torch.sym_max)
+_COMPARISONS = (operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne)
+# Their results may be equal for both sentinel sizes, and hide that they depend on them.
+_LOSSY = (operator.mod, torch.sym_min, torch.sym_max)
 
 
-def _is_of_size(node: torch.fx.Node) -> bool:
+def _is_of_size(node: Node) -> bool:
     return isinstance(node.meta.get('example_value'), (torch.SymInt, torch.SymFloat))
 
 
 def check_autograd(graph: GraphModule) -> None:
-    """Refuses what changes gradients: the backward pass is derived from the values alone."""
+    """Refuses functions that change gradients, which are derived from the values alone."""
     for node in graph.graph.nodes:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
         detaches = 'detach' in (name, _method(node))
-        if detaches and all(_is_maximum(user, node) for user in node.users):
-            continue  # Of a softmax; the parser takes this maximum in nothing else.
-        if isinstance(target, HigherOrderOperator) or any(part in name for part in _AUTOGRAD):
+        if detaches and all(_is_softmax_maximum(user, node) for user in node.users):
+            continue  # The parser takes a maximum over edges in nothing but a softmax.
+        changes = any(part in name for part in _CHANGES_AUTOGRAD)
+        if changes or isinstance(target, HigherOrderOperator):
             raise Refused(f'{name} in message')
 
 
-def _is_maximum(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether a use of a tensor is a maximum of its values over edges, or reads its shape alone."""
+def _is_softmax_maximum(user: Node, node: Node) -> bool:
+    """Whether a user of a detached score takes its maximum over edges, or reads its shape."""
     method = _method(user)
     if method == 'scatter_reduce_':
         places = [k for k, arg in enumerate(user.args) if arg is node]
@@ -165,32 +163,34 @@ def _is_maximum(user: torch.fx.Node, node: torch.fx.Node) -> bool:
     return method in ('new_zeros', 'size', 'sym_size', 'dim')
 
 
-def _method(node: torch.fx.Node) -> str:
+def _method(node: Node) -> str:
     """The method that a node calls; an exported graph has operators of torch in their place."""
     if node.op == 'call_method':
         return str(node.target)
     return node.target.overloadpacket.__name__ if isinstance(node.target, OpOverload) else ''
 
 
-_AUTOGRAD = (
+_CHANGES_AUTOGRAD = (
     'detach', '_get_data_attr', 'grad_enabled', 'inference_mode', 'requires_grad', 'register_hook',
     'retain_grad', 'checkpoint', 'saved_tensors_hooks',
 )  # fmt: skip
 
 
 class _Writes(TorchDispatchMode):
-    """Refuses a message that writes into a parameter or an input of the edges: it is the user's
-    own tensor, while PyG has gathered the inputs of nodes."""
+    """Refuses writes into parameters and inputs of the edges, which are the user's own tensors; of
+    inputs of nodes PyG gathers copies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: dict[int, Tensor] = {}  # by storage; kept alive
 
-    def watch(self, *inputs: Any) -> None:
-        self.inputs |= {storage: x for x in inputs for storage in storages(x)}
+    def watch(self, *inputs: object) -> None:
+        self.inputs |= {storage: x for x in inputs for storage in storages_of(x)}  # type: ignore
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.inputs.keys().isdisjoint(written(func, args, kwargs or {})):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
+        if not self.inputs.keys().isdisjoint(storages_written(func, args, kwargs or {})):
             raise Refused('message writes into its input')
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.pyg_fast_message.lift.default and args[2] == 'edge':
@@ -198,35 +198,35 @@ class _Writes(TorchDispatchMode):
         return out
 
 
-def written(func: Any, args: Any, kwargs: dict[str, Any]) -> set[int]:
+def storages_written(func: OpOverload, args: Sequence[object], kwargs: dict) -> set[int]:
     """The storages that a call of an operator writes into."""
     arguments = func._schema.arguments
     given = dict(zip((each.name for each in arguments), args, strict=False)) | kwargs
     return set().union(*(
-        storages(given.get(each.name)) for each in arguments
+        storages_of(given.get(each.name)) for each in arguments
         if each.alias_info is not None and each.alias_info.is_write
     ))  # fmt: skip
 
 
-def storages(value: Any) -> set[int]:
+def storages_of(value: object) -> set[int]:
     """The storages of a tensor, or of several."""
     if isinstance(value, Tensor):
         return {value.untyped_storage()._cdata}
     if isinstance(value, (list, tuple)):
-        return set().union(*map(storages, value))
+        return set().union(*map(storages_of, value))
     return set()
 
 
-class Dropout(NamedTuple):
+class DropoutCall(NamedTuple):
     """A call of dropout."""
 
-    x: Any
-    p: Any
+    x: Node
+    p: float | Node
     is_on: bool
     inplace: bool
 
 
-def dropout_of(node: torch.fx.Node) -> Dropout | None:
+def dropout_of(node: Node) -> DropoutCall | None:
     """The dropout that a node calls, if it does."""
     functions = F.dropout, torch.dropout, torch.ops.aten.dropout.default
     if node.op != 'call_function' or node.target not in functions:
@@ -236,24 +236,25 @@ def dropout_of(node: torch.fx.Node) -> Dropout | None:
     given.update(zip(names, node.args, strict=False))
     given.update(node.kwargs)
     is_on = given[names[2]] and given['p'] != 0
-    return Dropout(given['input'], given['p'], is_on, given['inplace'])
+    return DropoutCall(given['input'], given['p'], is_on, given['inplace'])
 
 
 def mark_dropouts(graph: GraphModule) -> None:
+    """Replaces dropouts by markers, or by their input where they are off."""
     marker = torch.ops.pyg_fast_message.dropout.default
     for node in list(graph.graph.nodes):
-        found = dropout_of(node)
-        if found is None:
+        call = dropout_of(node)
+        if call is None:
             continue
-        if found.inplace:
+        if call.inplace:
             raise Refused('dropout in place')
-        if isinstance(found.p, torch.fx.Node):
+        if isinstance(call.p, Node):
             raise Refused('dropout by a number that changes')
-        if not found.is_on:
-            node.replace_all_uses_with(found.x)
+        if not call.is_on:
+            node.replace_all_uses_with(call.x)
         else:
             with graph.graph.inserting_before(node):
-                new = graph.graph.call_function(marker, (found.x, found.p))
+                new = graph.graph.call_function(marker, (call.x, call.p))
             new.meta = dict(node.meta)
             node.replace_all_uses_with(new)
         graph.graph.erase_node(node)
@@ -261,17 +262,17 @@ def mark_dropouts(graph: GraphModule) -> None:
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """Runs a graph in which some floats are arguments: tensors of one number. An operation on
-    tensors takes such a number in the type in which it computes, as PyTorch does.
+    """Runs a graph of which floats that change are arguments: tensors of one number, which
+    operations take in the dtype in which they compute, as PyTorch does with Python's floats.
 
-    The maximum of the index, from which a softmax takes the number of nodes if it is not given,
-    becomes the last node: nodes without edges after it change no message."""
+    `index.max()`, from which a softmax without `num_nodes` takes the number of nodes, becomes the
+    last node: nodes without edges after it change no message."""
 
     def __init__(self, graph: GraphModule, num_nodes: int) -> None:
         super().__init__(graph)
         self.num_nodes = num_nodes
 
-    def run_node(self, node: torch.fx.Node) -> Any:
+    def run_node(self, node: Node) -> object:
         if _is_last_node(node):
             _check_is_size(node)
             return self.num_nodes - 1
@@ -290,13 +291,13 @@ class _Interpreter(torch.fx.Interpreter):
                 raise Refused(f'{node.target} of a number that changes')
         return out
 
-    def fetch_args_kwargs_from_env(self, node: torch.fx.Node) -> tuple[tuple, dict[str, Any]]:
-        expected, known = node.meta.get('example_value'), self.env
+    def fetch_args_kwargs_from_env(self, node: Node) -> tuple[tuple, dict]:
+        expected, values = node.meta.get('example_value'), self.env
         if not isinstance(expected, Tensor) or not any(map(_is_number, node.all_input_nodes)):
             return super().fetch_args_kwargs_from_env(node)
         dtype = torch.float64 if expected.dtype == torch.float64 else torch.float32
         own = {
-            each: known[each].to(dtype) if _is_number(each) else known[each]
+            each: values[each].to(dtype) if _is_number(each) else values[each]
             for each in node.all_input_nodes
         }
         return (
@@ -305,21 +306,21 @@ class _Interpreter(torch.fx.Interpreter):
         )
 
 
-def _is_last_node(node: torch.fx.Node) -> bool:
+def _is_last_node(node: Node) -> bool:
     """Whether it is `index.max().item()`, as :func:`torch_geometric.utils.softmax` asks for."""
     most = node.args[0] if node.target == 'item' else None
-    return isinstance(most, torch.fx.Node) and _is_maximum_of_index(most)
+    return isinstance(most, Node) and _is_maximum_of_index(most)
 
 
-def _is_maximum_of_index(node: torch.fx.Node) -> bool:
+def _is_maximum_of_index(node: Node) -> bool:
     if node.target not in ('max', torch.max) or len(node.args) != 1 or node.kwargs:
         return False
     (index,) = node.args
-    return isinstance(index, torch.fx.Node) and index.target in (_ops.index, _ops.index.default)
+    return isinstance(index, Node) and index.target in (_ops.index, _ops.index.default)
 
 
-def _check_is_size(node: torch.fx.Node) -> None:
-    """Refuses a number of nodes of which not only a size is made."""
+def _check_is_size(node: Node) -> None:
+    """Refuses a number of nodes that is used as anything but a size."""
     for user in node.users:
         if user.target in (operator.add, torch.sym_sum):
             _check_is_size(user)
@@ -327,58 +328,53 @@ def _check_is_size(node: torch.fx.Node) -> None:
             raise Refused('the number of edges or nodes is used as a number')
 
 
-def _is_number(node: torch.fx.Node) -> bool:
+def _is_number(node: Node) -> bool:
     return isinstance(node.meta.get('example_value'), torch.SymFloat)
 
 
-def _read(graph: GraphModule, num_edges: int, num_nodes: int) -> Captured:
-    """The program, traced for numbers of edges and destinations of our own choice."""
+def _trace_program(graph: GraphModule, num_edges: int, num_nodes: int) -> CapturedMessage:
+    """The message of Dynamo's graph, traced with these numbers of edges and destinations."""
     placeholders = [node for node in graph.graph.nodes if node.op == 'placeholder']
     examples = [node.meta['example_value'] for node in placeholders]
-    # Symbolic are the size of `edges`, and the number of destinations. `entry` fixes all others.
+    # Only the sizes of `edges` and `nodes` are symbolic: the entry fixes all others.
     edges = {str(n) for x in examples if isinstance(x, Tensor) for n in x.shape}
 
-    def size(n: Any) -> Any:
+    def size(n: int | torch.SymInt) -> int:
         if not isinstance(n, torch.SymInt):
             return n
         return num_edges if str(n) in edges else num_nodes
 
-    inputs: list[Any] = []
-    for example in examples:
-        if isinstance(example, Tensor):
-            inputs.append(Like(tuple(map(size, example.shape)), example.dtype, example.device))
-        else:
-            inputs.append(size(example))
-
-    program, output, num_dropouts, autocast = read_message(
-        _Interpreter(graph, num_nodes), inputs, num_edges, num_nodes
-    )
+    inputs = [
+        Like(tuple(map(size, x.shape)), x.dtype, x.device) if isinstance(x, Tensor) else size(x)
+        for x in examples
+    ]
     numbers = tuple(
         k for k, node in enumerate(placeholders) if any(map(_is_number, node.users))
     )  # fmt: skip
-    text = program.text([output])
     on_cuda = any(isinstance(x, Like) and x.device.type == 'cuda' for x in inputs)
-    return Captured(program, output, num_dropouts, autocast, text, on_cuda, numbers)
+    interpreter = _Interpreter(graph, num_nodes)
+    return read_message(interpreter, inputs, num_edges, num_nodes, on_cuda, numbers)
 
 
 def read_message(
-    interpreter: torch.fx.Interpreter, inputs: Sequence[Any], num_edges: int, num_nodes: int
-) -> tuple[Program, int, int, bool]:
-    """The program of a graph, its output, the number of its dropouts, and whether autocast was on.
+    interpreter: torch.fx.Interpreter, inputs: Sequence[Like | int | float], num_edges: int,
+    num_nodes: int, on_cuda: bool, numbers: tuple[int, ...] = (),
+) -> CapturedMessage:  # fmt: skip
+    """The message of a graph.
 
     Raises:
         Refused: If the message of an edge depends on others, or writes into its inputs.
     """
     writes = _Writes()
 
-    def watched(*args: Any) -> None:
+    def watch_and_run(*args: object) -> None:
         writes.watch(*args)
         with writes:
             interpreter.run(*args)
 
-    run_on_fakes(watched, inputs)
+    run_on_fakes(watch_and_run, inputs)
 
-    def function(*args: Any) -> Any:
+    def function(*args: object) -> Sequence[Tensor]:
         with torch.fx.traceback.preserve_node_meta():
             out = torch.func.functionalize(interpreter.run)(*args)
         return out if isinstance(out, (tuple, list)) else (out,)
@@ -392,4 +388,6 @@ def read_message(
     if program.values[output].dtype == 'bool':
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
-    return program, output, parser.num_dropouts, autocast
+    return CapturedMessage(
+        program, output, parser.num_dropouts, autocast, program.text([output]), on_cuda, numbers
+    )

@@ -1,25 +1,26 @@
-"""The op of a message in compiled code, and that of its gradients.
+"""The ops of a message in compiled code, and of its gradients.
 
-`pyg_fast::message` runs the kernels of a plan, which it gets as text, and returns the results and
-then what `pyg_fast::message_backward` reads, see :class:`~pyg_fast.message._run.Kept`.
+`pyg_fast::message` gets a plan as text and runs its passes. It returns the results, and then what
+`pyg_fast::message_backward` reads, see :class:`~pyg_fast.message._run.Saved`.
 """
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph
 from ..ops.product import gradient_of_features, gradient_of_values
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
 from ._passes import Passes
-from ._run import Kept, gradients_of, kept_results, product_of, results_of
+from ._run import Saved, compute_gradients, compute_results, run_weighted_sum
 from ._text import loads
 
-_MOST_PLANS = 1024
+_MAX_PLANS = 1024
 
 _library = torch.library.Library('pyg_fast', 'FRAGMENT')
 _STRUCTURE = 'Tensor[] csr, Tensor? perm, Tensor? t_perm, SymInt num_src, SymInt num_dst'
@@ -32,111 +33,109 @@ _library.define(
 )
 
 
-@lru_cache(maxsize=_MOST_PLANS)
+@lru_cache(maxsize=_MAX_PLANS)
 def passes_of(text: str) -> Passes:
-    """The kernels of a plan, with its gradients. These are derived in a thread of their own: that
-    of an op leaves out autograd, which derives them."""
-    made: list[Any] = []
+    """The passes of a plan, with its gradients. Autograd derives these in a thread of their own: in
+    the thread of an op it is excluded from dispatch."""
 
-    def make() -> None:
-        try:
-            passes = Passes(loads(text))
-            if not passes.plan.in_blocks and passes.weighted_sum is None:
-                _ = passes.gradients
-            made.append(passes)
-        except Exception as error:
-            made.append(error)
+    def make() -> Passes:
+        passes = Passes(loads(text))
+        if not passes.plan.in_blocks and passes.weighted_sum is None:
+            _ = passes.gradients
+        return passes
 
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    (found,) = made
-    if isinstance(found, Exception):
-        raise found
-    return found
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(make).result()
 
 
-class _Layout(NamedTuple):
-    """Shapes of rows and dtypes of what `message` returns: None is the dtype of the structure."""
+# Shapes of rows and dtypes of tensors; None is the dtype of the structure.
+_Rows: TypeAlias = list[tuple[tuple[int, ...], torch.dtype | None]]
 
-    results: list[tuple[tuple[int, ...], torch.dtype]]
-    local: list[tuple[tuple[int, ...], torch.dtype]]
-    chosen: list[tuple[tuple[int, ...], None]]
-    stats: list[tuple[tuple[int, ...], torch.dtype]]
-    wide: list[tuple[tuple[int, ...], torch.dtype]]  # results before their rounding
-    # Results that the backward pass reads: as they are, and before their rounding.
+
+class _ResultLayout(NamedTuple):
+    """What `message` returns."""
+
+    results: _Rows
+    local: _Rows
+    chosen: _Rows
+    stats: _Rows
+    wide: _Rows  # results before rounding
+    # Which results the backward pass reads: as they are, and before rounding.
     same: list[int]
     rounded: list[int]
 
 
-@lru_cache(maxsize=_MOST_PLANS)
-def _layout(passes: Passes, needs: tuple[bool, ...]) -> _Layout:
+@lru_cache(maxsize=_MAX_PLANS)
+def _layout(passes: Passes, needs: tuple[bool, ...]) -> _ResultLayout:
     plan, acc = passes.plan, passes.acc
-    results = [(plan.kernel[o.at].shape, getattr(torch, o.dtype)) for o in plan.outputs]
+    results: _Rows = [(plan.message[o.at].shape, getattr(torch, o.dtype)) for o in plan.outputs]
     if passes.weighted_sum is not None or not any(needs):
-        return _Layout(results, [], [], [], [], [], [])
+        return _ResultLayout(results, [], [], [], [], [], [])
     derived = passes.gradients
-    local = [
+    local: _Rows = [
         (derived.local_program[derived.local[k]].shape, acc)  # type: ignore[index]
-        for k in passes.local(needs)
+        for k in passes.backward(needs).local
     ]  # fmt: skip
-    chosen = [
+    chosen: _Rows = [
         (shape, None) for (shape, _), output in zip(results, plan.outputs, strict=True)
         if output.reduce in ('max', 'min')
     ]  # fmt: skip
-    stats = [(plan.kernel[at].shape, acc) for at in plan.softmaxes for _ in range(2)]
-    same = [k for k in kept_results(passes) if results[k][1] == acc]
-    rounded = [k for k in kept_results(passes) if results[k][1] != acc]
-    wide = [(results[k][0], acc) for k in rounded]
-    return _Layout(results, local, chosen, stats, wide, same, rounded)
+    stats: _Rows = [(plan.message[at].shape, acc) for at in plan.softmaxes for _ in range(2)]
+    same = [k for k in passes.saved_results if results[k][1] == acc]
+    rounded = [k for k in passes.saved_results if results[k][1] != acc]
+    wide: _Rows = [(results[k][0], acc) for k in rounded]
+    return _ResultLayout(results, local, chosen, stats, wide, same, rounded)
 
 
-def _kept_of(passes: Passes, needs: tuple[bool, ...], found: Sequence[Tensor]) -> Kept:
-    """What the backward pass reads, from the results that it reads as they are and all that
-    `message` returned after its results."""
+def _saved_from(passes: Passes, needs: tuple[bool, ...], kept: Sequence[Tensor]) -> Saved:
+    """What the backward pass reads, from results that it reads as they are and what `message`
+    returned after its results."""
     layout = _layout(passes, needs)
-    rest = iter(found)
+    rest = iter(kept)
 
-    def some(of: Sequence[Any]) -> tuple[Tensor, ...]:
+    def some(of: Sequence[object]) -> tuple[Tensor, ...]:
         return tuple(next(rest) for _ in of)
 
     same, local, chosen = some(layout.same), some(layout.local), some(layout.chosen)
     stats, wide = some(layout.stats), some(layout.wide)
     edges = iter(chosen)
     results = dict(zip((*layout.same, *layout.rounded), (*same, *wide), strict=True))
-    return Kept(
+    return Saved(
         local,
         tuple(
             next(edges) if output.reduce in ('max', 'min') else None
             for output in passes.plan.outputs
         ),
         stats,
-        tuple(results[k] for k in kept_results(passes)),
+        tuple(results[k] for k in passes.saved_results),
     )
 
 
 def graph_from(
     csr: Sequence[Tensor], perm: Tensor | None, t_perm: Tensor | None, num_src: int, num_dst: int
 ) -> Graph:
-    """The graph of what the op gets: its structure, and perhaps that of its transpose."""
+    """The graph of the op's arguments, with or without its transpose."""
     rowptr, col, *transposed = csr
     t_rowptr, t_col = transposed or (None, None)
     return Graph(rowptr, col, perm, t_rowptr, t_col, t_perm, num_src, num_dst)
 
 
 def _message(
-    plan: str, needs: list[bool], inputs: list[Tensor], seed: Tensor | None, *structure: Any
-) -> list[Tensor]:
-    passes, graph, wanted = passes_of(plan), graph_from(*structure), tuple(needs)
+    plan: str, needs: list[bool], inputs: list[Tensor], seed: Tensor | None,
+    csr: list[Tensor], perm: Tensor | None, t_perm: Tensor | None, num_src: int, num_dst: int,
+) -> list[Tensor]:  # fmt: skip
+    passes, wanted = passes_of(plan), tuple(needs)
+    graph = graph_from(csr, perm, t_perm, num_src, num_dst)
     with torch.no_grad():
         if passes.weighted_sum is not None:
             dtype = passes.plan.outputs[0].dtype
-            return [product_of(passes.weighted_sum, graph, inputs, dtype).contiguous()]
-        results, kept = results_of(passes, graph, seed, wanted, inputs)
+            return [run_weighted_sum(passes.weighted_sum, graph, inputs, dtype).contiguous()]
+        results, kept = compute_results(passes, graph, seed, wanted, inputs)
         if not any(needs):
             return [x.contiguous() for x in results]
-        which = _layout(passes, wanted).rounded
-        wide = [x for k, x in zip(kept_results(passes), kept.results, strict=True) if k in which]
+        rounded = _layout(passes, wanted).rounded
+        pairs = zip(passes.saved_results, kept.results, strict=True)
+        wide = [x for k, x in pairs if k in rounded]
         chosen = [x for x in kept.chosen if x is not None]
         return [x.contiguous() for x in (*results, *kept.local, *chosen, *kept.stats, *wide)]
 
@@ -161,25 +160,25 @@ def _backward(
     graph = graph_from(csr, perm, t_perm, num_src, num_dst)
     with torch.no_grad():
         if passes.weighted_sum is not None:
-            found = _of_product(passes, graph, wanted, inputs, grads[0])
+            grads_of_inputs = _weighted_sum_gradients(passes, graph, wanted, inputs, grads[0])
         else:
-            found = gradients_of(
-                passes, graph, seed, wanted, inputs, _kept_of(passes, wanted, kept), tuple(grads)
+            grads_of_inputs = compute_gradients(
+                passes, graph, seed, wanted, inputs, _saved_from(passes, wanted, kept), tuple(grads)
             )
-        seen: list[Tensor] = []
-        for x, needed in zip(found, needs, strict=True):
+        out: list[Tensor] = []
+        for x, needed in zip(grads_of_inputs, needs, strict=True):
             if needed:
                 assert x is not None
                 x = x.contiguous()
                 # An op returns no tensor twice, and none of its arguments.
-                seen.append(x.clone() if any(x is y for y in (*seen, *grads)) else x)
-    return seen
+                out.append(x.clone() if any(x is y for y in (*out, *grads)) else x)
+    return out
 
 
-def _of_product(
+def _weighted_sum_gradients(
     passes: Passes, graph: Graph, needs: tuple[bool, ...], inputs: list[Tensor], grad: Tensor
 ) -> list[Tensor | None]:
-    """The gradients of a weighted sum of rows."""
+    """The gradients of a plan that spmm runs."""
     how = passes.weighted_sum
     assert how is not None
     x, weight = inputs[how.x], None if how.weight is None else inputs[how.weight]
@@ -196,7 +195,7 @@ def _of_product(
 
 
 def _backward_fake(
-    plan: str, needs: list[bool], grads: list[Tensor], inputs: list[Tensor], *rest: Any
+    plan: str, needs: list[bool], grads: list[Tensor], inputs: list[Tensor], *rest: object
 ) -> list[Tensor]:
     return [
         x.new_empty(x.shape) for x, needed in zip(inputs, needs, strict=True) if needed
@@ -211,7 +210,19 @@ for _name, _real, _fake in (
     _library.impl(_name, _fake, 'Meta')
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+class _Context(FunctionCtx):
+    """What the backward pass gets beside the saved tensors."""
+
+    plan: str
+    needs: list[bool]
+    sizes: tuple[int, int]  # of sources and destinations
+    num_results: int
+    counts: tuple[int, int, int]  # of inputs, of the structure, and of what is saved of the results
+    has: list[bool]  # whether there are a seed, perm and t_perm
+    saved_tensors: tuple[Tensor, ...]
+
+
+def _setup_context(ctx: _Context, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     plan, needs, given, seed, csr, perm, t_perm, num_src, num_dst = inputs
     ctx.plan, ctx.needs, ctx.sizes = plan, needs, (num_src, num_dst)
     passes, optional = passes_of(plan), (seed, perm, t_perm)
@@ -223,7 +234,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.save_for_backward(*given, *csr, *kept, *(x for x in optional if x is not None))
 
 
-def _of_message(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+def _message_backward(ctx: _Context, grads: list[Tensor]) -> tuple[object, ...]:
     if not ctx.needs:
         raise RuntimeError(
             'this program was exported without gradients: use pyg_fast.export(..., gradients=True)'
@@ -250,5 +261,5 @@ def _split(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor
 message = torch.ops.pyg_fast.message.default
 message_backward = torch.ops.pyg_fast.message_backward.default
 torch.library.register_autograd(
-    'pyg_fast::message', _of_message, setup_context=_setup, lib=_library
+    'pyg_fast::message', _message_backward, setup_context=_setup_context, lib=_library
 )

@@ -1,12 +1,15 @@
-"""What a layer needs before its first message is traced."""
+"""Fallbacks to PyG's code, and what else layers need before a message is traced."""
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING
 
-# What layers remember of their calls: `_call` are the arguments of the present one, in which they
-# may propagate several times, `_graphs` the graphs of that, `_watched` its inputs with their
-# versions, and `_writes` whether the first call wrote into them. `_in_memory` is a number of edges,
-# and why PyG's code runs for no more.
+if TYPE_CHECKING:
+    from ._entry import Entry
+
+# Attributes of layers about their calls, which no message reads: `_call` are the arguments of the
+# current one, in which a layer may propagate several times, `_graphs` its graphs, `_watched` its
+# inputs with their versions, and `_writes` whether the first call wrote into them. `_in_memory` is
+# a number of edges up to which PyG's code runs, and the reason.
 OWN = (
     '_fused_entry', '_fused_arguments', '_call', '_graphs', '_watched', '_writes', '_last_run',
     '_one_sum', '_maps_reason', '_width', '_in_memory', '_marks', '_direct',
@@ -14,39 +17,38 @@ OWN = (
 
 
 class Fallback(Exception):
-    """PyG's code must run; the text says why."""
+    """PyG's code must run. The text is the reason."""
 
 
 class BySize(Fallback):
-    """PyG's code must run on a graph of this size, and perhaps not on another."""
+    """PyG's code must run on a graph of this size, perhaps not of another."""
 
 
 class InMemory(BySize):
-    """PyG's code is faster for so many edges and for fewer: their tensors fit into memory."""
+    """PyG's code is faster up to this number of edges: its tensors fit into memory."""
 
 
-def tell(layer: Any, reason: Fallback) -> None:
-    """Logs why PyG's code runs, once for each class; a size that may change is no warning."""
+def tell(layer: object, reason: Fallback) -> None:
+    """Logs the reason of a fallback, once for each class; as info where the size decides."""
     level = logging.INFO if isinstance(reason, BySize) else logging.WARNING
     if not _log.isEnabledFor(level):
         return
     cls = getattr(type(layer), '_base', type(layer)).__name__
-    if (cls, str(reason)) not in _told and len(_told) < _MOST_TOLD:
+    if (cls, str(reason)) not in _told and len(_told) < _MAX_TOLD:
         _told.add((cls, str(reason)))
         _log.log(level, "%s runs PyG's code: %s", cls, reason)
 
 
 _log = logging.getLogger('pyg_fast')
 _told: set[tuple[str, str]] = set()
-_MOST_TOLD = 1000
+_MAX_TOLD = 1000
 
 
-def make_entry(num_writes: int = 0) -> Any:
-    """The guarded call of messages, an :class:`~pyg_fast.message._entry.Entry`. What traces
-    messages is imported when the first one runs.
+def make_entry(num_writes: int = 0) -> 'Entry':
+    """Makes the entry of a layer or function. Imports what traces messages only now.
 
     Args:
-        num_writes: How many attributes they set that no caller reads: these become None.
+        num_writes: How many attributes the messages set that no caller reads: these become None.
     """
     from ._entry import Entry
 

@@ -1,12 +1,12 @@
-"""Writes the values of one edge as Triton source."""
+"""Writes the values of a message as Triton source, for blocks of edges."""
 
 import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeAlias
 
-from ._ir import NODES, OF_DST, STATISTICS, Program, Refused, is_float, number
+from ._ir import DST_ROLES, NODES, SOFTMAX_ROLES, Load, Program, Refused, is_float, number
 from ._values import (
     CALLS,
     COMBINE,
@@ -18,29 +18,30 @@ from ._values import (
     Block,
     Index,
     Raw,
-    power,
-    total_of,
+    next_power_of_two,
+    sum_text,
 )
 
-# The inner dimension of a product of matrices, in an index.
-INNER = 'inner'
-_LEAST_INNER = 16  # of Triton's products
-# Tiles that make up a result wider than others in its pass.
-MOST_TILES = 16
-# A sum over at most this many numbers is written out.
-_UNROLLED = 32
-# A linear map of raw values of an edge: of at least and at most so many inputs its matrix stays in
-# registers; of more, it is a product of matrices.
-_LEAST_HELD, MOST_HELD = 4, 16
+# Where a value is read: for each of its dimensions, a sum of axes with factors.
+Place: TypeAlias = tuple[Index, ...]
+
+INNER = 'inner'  # the inner dimension of a matrix product, as an axis of an index
+_MIN_INNER = 16  # of Triton's matrix products
+MAX_TILES = 16  # tiles that a dimension may have that is wider than the axes of its pass
+_MAX_UNROLLED = 32  # numbers of a sum that is written out in place of a loop
+# A linear map of inputs of an edge with this many columns holds its matrix in registers; a wider
+# one is a matrix product.
+_MIN_HELD, MAX_HELD = 4, 16
+
 
 def step_of(role: str, pointer: str, size: int) -> str:
-    """From a row to the next: features of nodes may be columns of a wider matrix."""
+    """The stride of rows: features of nodes may be columns of a wider matrix."""
     return f'STEP_{pointer}' if role in NODES else str(size)
 
 
 class Generator:
-    """Writes one kernel: over the rows of a CSR structure, `src` or `dst`, the edges of each in
-    blocks."""
+    """Writes the values of one kernel, which walks the rows of a CSR structure (of `src` or `dst`),
+    and the edges of each row in blocks."""
 
     def __init__(
         self, program: Program, sizes: tuple[int, ...], row_role: str, acc: str, in_tiles: bool
@@ -48,16 +49,16 @@ class Generator:
         self.program = program
         self.row_role = row_role
         self.acc = acc
-        self.in_tiles = in_tiles  # A dimension may be several tiles of an axis.
+        self.in_tiles = in_tiles  # whether a dimension may be several tiles of an axis
         self.sizes = sizes
         self.rank = len(self.sizes)
         self.names = [f'a{k}' for k in range(self.rank)]
         self.blocks = [f'B{k}' for k in range(self.rank)]
         self.size_of = dict(zip(self.names, self.sizes, strict=True))
         self.reduced: set[str] = set()
-        # Lines of a program: before its rows, before the edges of a row, for each block of edges,
-        # after the edges, there also the stores of a row and those of a piece of a long one, and
-        # after some rows. Sums start after what is read before the edges.
+        # Lines of a program: `first` before its rows, `before` the edges of a row, then `starts` of
+        # accumulators, `lines` for each block of edges, `finals` after the edges; stores `of_rows`
+        # and `of_pieces` of long rows; `stores` of sums over all edges, after some rows.
         self.first: list[str] = []
         self.before: list[str] = []
         self.starts: list[str] = []
@@ -67,17 +68,17 @@ class Generator:
         self.of_pieces: list[str] = []
         self.stores: list[str] = []
         self.depth = 0
-        self.known: list[dict[Any, Block]] = [{}]
+        self.computed: list[dict[tuple, Block]] = [{}]  # by scope: the kernel, then its loops
         self.count = itertools.count()
-        self.loads: dict[tuple[str, int], tuple[str, str]] = {}
+        self.loads: dict[Load, tuple[str, str]] = {}  # name of the pointer, and dtype
         self.uses_edge = self.uses_seed = False
-        self.holds = False  # parameters in registers
-        self.summed: dict[str, tuple[Block, list[str]]] = {}  # what a value sums, and over what
+        self.holds = False  # whether parameters stay in registers
+        self.summed: dict[str, tuple[Block, list[str]]] = {}  # sums by name: operand and axes
         self.num_tiles = 1  # of the widest dimension
-        self.loops: dict[str, int] = {}
-        self.dots: set[int] = set()  # inputs of linear maps
-        # The exponentials of a softmax's scores, and their place.
-        self.powers: tuple[Block, tuple[Index, ...]] | None = None
+        self.loops: dict[str, int] = {}  # sizes of axes that are loops
+        self.dots: set[int] = set()  # inner sizes of matrix products
+        # exp(score - running maximum) of the softmax of this pass, and where.
+        self.powers: tuple[Block, Place] | None = None
 
     # Names and lines.
 
@@ -85,6 +86,7 @@ class Generator:
         return f'v{next(self.count)}'
 
     def emit(self, text: str, axes: frozenset[str], level: int) -> Block:
+        """Assigns an expression to a new name, at its loop level."""
         name = self.fresh()
         if level == EDGES or any(axis in self.loops for axis in axes):
             self.lines.append('    ' * self.depth + f'{name} = {text}')
@@ -92,16 +94,16 @@ class Generator:
             (self.first, self.before)[level].append(f'{name} = {text}')
         return Block(name, axes, level)
 
-    def find(self, key: Any) -> Block | None:
-        for known in reversed(self.known):
-            if key in known:
-                return known[key]
+    def find(self, key: tuple) -> Block | None:
+        for computed in reversed(self.computed):
+            if key in computed:
+                return computed[key]
         return None
 
     # Indices.
 
-    def divided(self, index: Index, size: int) -> tuple[Index, Index]:
-        """Quotient and remainder."""
+    def divmod_index(self, index: Index, size: int) -> tuple[Index, Index]:
+        """The quotient and remainder of an index by a size."""
         if size == 1:
             return index, Index()
         high = tuple((a, c // size) for a, c in index.terms if c % size == 0)
@@ -117,12 +119,9 @@ class Generator:
     def extent(self, axis: str) -> int:
         return self.size_of[axis] if axis in self.size_of else self.loops[axis]
 
-    def viewed(self, index: tuple[Index, ...], new: tuple[int, ...], old: tuple[int, ...]) -> tuple:
+    def view_index(self, index: Place, new: tuple[int, ...], old: tuple[int, ...]) -> Place:
         """The index in shape `old` of the number at `index` in shape `new`."""
-        flat, stride = Index(), 1
-        for part, size in zip(reversed(index), reversed(new), strict=True):
-            flat = flat.plus(part.times(stride))
-            stride *= size
+        flat = self.offset(index, new)
         # The first dimension takes what is left: a tile may reach beyond its end.
         first = next((dim for dim, size in enumerate(old) if size > 1), 0)
         out = [Index()] * len(old)
@@ -130,33 +129,33 @@ class Generator:
             if dim == first:
                 out[dim] = flat
             elif old[dim] > 1:
-                flat, out[dim] = self.divided(flat, old[dim])
+                flat, out[dim] = self.divmod_index(flat, old[dim])
         return tuple(out)
 
-    def out_index(self, shape: tuple[int, ...]) -> tuple[Index, ...]:
-        """The place in a result of the axes of the kernel."""
+    def out_index(self, shape: tuple[int, ...]) -> Place:
+        """The index in a result that the axes of the kernel have."""
         if math.prod(shape) == 1:
             return tuple(Index() for _ in shape)
         sizes = [n for n in shape if n != 1]
         if math.prod(shape) == math.prod(self.sizes):
             whole = tuple(Index(((name, 1),)) for name in self.names)
-            return self.viewed(whole, self.sizes, shape)
-        # Some of the axes, in order.
-        found, names = [], iter(self.names)
+            return self.view_index(whole, self.sizes, shape)
+        # The result has some of the axes, in order.
+        places, names = [], iter(self.names)
         for size in sizes:
             for name in names:
                 if self.size_of[name] == size:
-                    found.append(Index(((name, 1),)))
+                    places.append(Index(((name, 1),)))
                     break
             else:
                 raise Refused(f'results of shapes {self.sizes} and {shape} in one pass')
-        parts = iter(found)
+        parts = iter(places)
         return tuple(Index() if n == 1 else next(parts) for n in shape)
 
-    def known_place(self, at: int) -> tuple[Index, ...] | None:
-        """Where a program has computed all numbers of a value, each once."""
+    def computed_place(self, at: int) -> Place | None:
+        """The index at which the kernel has computed a whole value, if it has."""
         shape = self.program[at].shape
-        for place, index, guard in itertools.chain(*self.known):
+        for place, index, guard in itertools.chain(*self.computed):
             if place != at or guard:
                 continue
             axes = [part.terms[0][0] if part.terms else '' for part in index]
@@ -166,7 +165,7 @@ class Generator:
         return None
 
     def tiles(self, size: int, axis: str) -> Iterator[tuple[Index, str]]:
-        """The places of an axis in tiles of a dimension, and what guards the last one."""
+        """The indices of an axis in the tiles of a dimension, and the guard of the last one."""
         n = self.size_of[axis]
         count = -(-size // n)
         self.num_tiles = max(self.num_tiles, count)
@@ -174,16 +173,16 @@ class Generator:
             place = Index(((axis, 1),), k * n)
             yield place, '' if (k + 1) * n <= size else f'(({place.text()} ) < {size})'
 
-    def tiled(self, shape: tuple[int, ...]) -> list[tuple[tuple[Index, ...], str]]:
-        """The places in a result whose last dimension is another than that of the last axes; none
-        if that is not possible."""
+    def tile_places(self, shape: tuple[int, ...]) -> list[tuple[Place, str]]:
+        """The indices and guards of a result whose last dimension is tiles of the last axis; else
+        none."""
         dims = [dim for dim, n in enumerate(shape) if n != 1]
         names = self.names[self.rank - len(dims):]
         *lead, last = dims or [-1]
         fits = all(self.size_of[name] == shape[dim] for name, dim in zip(names, lead, strict=False))
         if len(dims) != len(names) or not dims or not fits or not self.in_tiles:
             return []
-        if shape[last] > MOST_TILES * self.size_of[names[-1]]:
+        if shape[last] > MAX_TILES * self.size_of[names[-1]]:
             return []
         index = [Index()] * len(shape)
         for name, dim in zip(names, lead, strict=False):
@@ -195,24 +194,28 @@ class Generator:
 
     # Values.
 
-    def value(self, at: int, index: tuple[Index, ...], guard: str = '') -> Block:
+    def value(self, at: int, index: Place, guard: str = '') -> Block:
+        """A value at an index, where the guard holds; computed once."""
         if guard and not self.guard_axes(guard) & {a for part in index for a, _ in part.terms}:
-            guard = ''  # The place is inside of the part that the guard stands for.
+            guard = ''  # No axis of this value is guarded.
         key = (at, index, guard)
-        found = self.find(key)
-        if found is None:
-            found = self.made(at, index, guard)
-            axes = found.axes
+        block = self.find(key)
+        if block is None:
+            block = self.compute(at, index, guard)
+            axes = block.axes
             scope = (
-                self.known[0]
-                if found.level < EDGES and not any(a in self.loops for a in axes)
-                else (self.known[-1])
+                self.computed[0]
+                if block.level < EDGES and not any(a in self.loops for a in axes)
+                else (self.computed[-1])
             )
-            scope[key] = found
-        return found
+            scope[key] = block
+        return block
 
-    def made(self, at: int, index: tuple[Index, ...], guard: str) -> Block:
+    def compute(self, at: int, index: Place, guard: str) -> Block:
         op, args, attrs, shape, dtype = self.program[at]
+        moved = self.move(at, index)
+        if moved is not None:
+            return self.value(*moved, guard)
         if op == 'const':
             return self.constant(number(self.program[at]), dtype)
         if op == 'load':
@@ -220,50 +223,40 @@ class Generator:
             return self.load(role, slot, index, shape, dtype, guard)
         if op == 'keep':
             return self.keep(attrs, index, shape)
-        if op == 'view':
-            return self.value(
-                args[0], self.viewed(index, shape, self.program[args[0]].shape), guard
-            )
-        if op == 'cast':
-            return self.value(args[0], index, guard)
-        if op == 'permute':
-            inner: list[Index] = [Index()] * len(shape)
-            for place, part in zip(attrs, index, strict=True):
-                inner[place] = part
-            return self.value(args[0], tuple(inner), guard)
         if op == 'slice':
             dim, start, _, step = attrs
             part = index[dim].times(step).plus(Index((), start))
             return self.value(args[0], (*index[:dim], part, *index[dim + 1 :]), guard)
         if op == 'cat':
-            return self.joined(at, index, guard)
+            return self.compute_cat(at, index, guard)
         if op in ('sum', 'amax', 'amin'):
             return self.reduction(at, index, guard)
-        if op == 'expand':
-            return self.value(args[0], self.narrowed(index, self.program[args[0]].shape), guard)
         if op not in CALLS:
             raise Refused(f'{op} has no kernel')
-        blocks = []
-        for arg in args:
-            blocks.append(self.value(arg, self.narrowed(index, self.program[arg].shape), guard))
+        return self.pointwise(at, index, guard)
+
+    def pointwise(self, at: int, index: Place, guard: str) -> Block:
+        op, args = self.program[at][:2]
+        blocks = [
+            self.value(arg, self.broadcast_index(index, self.program[arg].shape), guard)
+            for arg in args
+        ]
         if op == 'pow' and self.program[args[1]].op == 'const':
-            power = number(self.program[args[1]])
-            if power in POWERS:
-                blocks, op = blocks[:1], POWERS[power]
+            exponent = number(self.program[args[1]])
+            if exponent in POWERS:
+                blocks, op = blocks[:1], POWERS[exponent]
         axes = frozenset().union(*(b.axes for b in blocks))
+        level = max(b.level for b in blocks)
         parts = [self.summed[b.name] for b in blocks if b.name in self.summed]
         if op == 'add' and len(parts) == 2 and parts[0][1] == parts[1][1]:
-            # One sum between threads instead of two; the others are dead code.
+            # One sum between threads for the two; the compiler drops the others.
             (a, over), (b, _) = parts
-            level = max(a.level, b.level)
-            both = self.emit(f'{a.name} + {b.name}', a.axes | b.axes, level)
-            return self.across('sum', both, over)
-        return self.emit(
-            CALLS[op].format(*(b.name for b in blocks)), axes, max(b.level for b in blocks)
-        )
+            both = self.emit(f'{a.name} + {b.name}', a.axes | b.axes, max(a.level, b.level))
+            return self.reduce_across('sum', both, over)
+        return self.emit(CALLS[op].format(*(b.name for b in blocks)), axes, level)
 
     @staticmethod
-    def narrowed(index: tuple[Index, ...], shape: tuple[int, ...]) -> tuple[Index, ...]:
+    def broadcast_index(index: Place, shape: tuple[int, ...]) -> Place:
         return tuple(Index() if n == 1 else part for part, n in zip(index, shape, strict=True))
 
     def constant(self, value: float, dtype: str) -> Block:
@@ -278,7 +271,8 @@ class Generator:
             f'{"tl.int1" if dtype == "bool" else self.acc})', frozenset(), PROGRAM,
         )  # fmt: skip
 
-    def offset(self, index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
+    def offset(self, index: Place, shape: tuple[int, ...]) -> Index:
+        """The offset of an index in contiguous memory."""
         flat, stride = Index(), 1
         for part, size in zip(reversed(index), reversed(shape), strict=True):
             flat = flat.plus(part.times(stride))
@@ -289,7 +283,7 @@ class Generator:
         return [f'm_{axis}' for axis in sorted(axes) if axis in self.size_of]
 
     def load(
-        self, role: str, slot: int, index: tuple, shape: tuple, dtype: str, guard: str
+        self, role: str, slot: int, index: Place, shape: tuple[int, ...], dtype: str, guard: str
     ) -> Block:
         if role == 'picked':
             self.uses_edge = True
@@ -298,23 +292,25 @@ class Generator:
             return self.emit(f'tl.where({arg.name} == eid, {grad.name}, 0.0)', grad.axes, EDGES)
         if role == 'powers':
             return self.exponential(index)
-        flat = self.offset(index, shape)
+        return self.read(role, slot, self.offset(index, shape), math.prod(shape), dtype, guard)
+
+    def read(self, role: str, slot: int, flat: Index, size: int, dtype: str, guard: str) -> Block:
+        """Reads an input at an offset in its rows of `size` numbers."""
         axes = frozenset(axis for axis, _ in flat.terms)
-        own = 'dst' if role in OF_DST else role
+        own = 'dst' if role in DST_ROLES else role
         level = self.level_of(own)
-        # A destination's statistics are side by side where edges read them: in one sector.
-        packed = role in STATISTICS and level == EDGES
+        # Where edges read the statistics of a softmax these are side by side, in one memory sector.
+        packed = role in SOFTMAX_ROLES and level == EDGES
         pointer = f'stats{slot}' if packed else f'{role}{slot}'
         self.loads['stats' if packed else role, slot] = pointer, dtype
         self.holds |= level == PROGRAM and bool(axes)
-        size = math.prod(shape)
         base = ''
         if own != 'param':
             row = 'eid' if own == 'edge' else 'row' if own == self.row_role else 'other'
             self.uses_edge |= own == 'edge'
             base = f'tl.cast({row}, OFFSET) * {step_of(role, pointer, size)} + '
         masks = self.masks(axes)
-        if own == 'edge':  # `other` is a row also where there is no edge.
+        if own == 'edge':  # `other` is a valid row also where there is no edge.
             masks = ['m', *masks]
         if guard:
             masks.append(guard)
@@ -322,7 +318,7 @@ class Generator:
         mask = f', {" & ".join(masks)}, 0' if masks else ''
         place = f'{base}{self.blocked(flat)}'
         if packed:
-            place = f'({place}) * 3 + {STATISTICS.index(role)}'
+            place = f'({place}) * 3 + {SOFTMAX_ROLES.index(role)}'
         text = f'tl.load({pointer} + ({place}){mask})'
         if is_float(dtype):
             text += f'.to({self.acc})'
@@ -330,9 +326,8 @@ class Generator:
             text += ' != 0'
         return self.emit(text, axes, level)
 
-    def exponential(self, index: tuple[Index, ...]) -> Block:
-        """That of a score relative to the largest so far. A multiple of the softmax is rescaled
-        with that, so each of its numbers has one."""
+    def exponential(self, index: Place) -> Block:
+        """exp(score - running maximum); the weighted sum uses the same factor."""
         assert self.powers is not None
         block, place = self.powers
         if index != place:
@@ -343,13 +338,14 @@ class Generator:
         return PROGRAM if role == 'param' else ROW if role == self.row_role else EDGES
 
     def blocked(self, flat: Index) -> str:
-        """An offset as a block of all dimensions, or a number in one."""
+        """An offset as a block with all dimensions of the kernel."""
         return f'{flat.text()} + zero'
 
     def guard_axes(self, guard: str) -> set[str]:
+        """The axes that a guard compares."""
         return {name for name in (*self.names, *self.loops) if f'{name} ' in guard}
 
-    def joined(self, at: int, index: tuple[Index, ...], guard: str) -> Block:
+    def compute_cat(self, at: int, index: Place, guard: str) -> Block:
         _, args, (dim,), _, _ = self.program[at]
         place, start = index[dim], 0
         parts = []
@@ -362,7 +358,6 @@ class Generator:
                 if begin <= place.const < end:
                     inner = (*index[:dim], Index((), place.const - begin), *index[dim + 1 :])
                     return self.value(arg, inner, guard)
-        # An axis that runs within parts only decides nothing: the quotient by equal sizes does.
         out: Block | None = None
         for arg, begin, end in parts:
             test = f'(({place.text()} ) >= {begin}) & (({place.text()} ) < {end})'
@@ -372,60 +367,60 @@ class Generator:
                 out = block
             else:
                 axes = out.axes | block.axes | frozenset(a for a, _ in place.terms)
-                out = self.emit(
-                    f'tl.where({test}, {block.name}, {out.name})',
-                    axes,
-                    max(out.level, block.level),
-                )
+                text = f'tl.where({test}, {block.name}, {out.name})'
+                out = self.emit(text, axes, max(out.level, block.level))
         assert out is not None
         return out
 
-    def reduction(self, at: int, index: tuple[Index, ...], guard: str) -> Block:
+    def reduction(self, at: int, index: Place, guard: str) -> Block:
         op, (arg,), dims, _, _ = self.program[at]
         shape = self.program[arg].shape
         used = {axis for part in index for axis, _ in part.terms} | self.guard_axes(guard)
         free = [name for name in self.names if name not in used]
-        inner, across, each = list(index), [], []
+        inner, reduce_across, each = list(index), [], []
         for dim in dims:
             size = shape[dim]
-            names = self.run_of(size, free)
+            names = self.axes_spanning(size, free)
             if names and size > 1:
                 free = [name for name in free if name not in names]
-                across += names
-                inner[dim] = self.joint(names)
+                reduce_across += names
+                inner[dim] = self.joint_index(names)
             elif size > 1:
                 each.append(dim)
             else:
                 inner[dim] = Index()
-        if across and each:
+        if reduce_across and each:
             raise Refused('a sum over dimensions of several sizes')
-        if op == 'sum' and len(each) == 1 and not across and not guard:
+        if op == 'sum' and len(each) == 1 and not reduce_across and not guard:
             block = self.dot(arg, inner, each[0])
             if block is not None:
                 return block
         if op == 'sum' and len(each) == 1 and free and self.in_tiles:
             return self.sum_of_tiles(arg, inner, each[0], free[-1], guard)
-        if across:
-            self.reduced.update(across)
+        if reduce_across:
+            self.reduced.update(reduce_across)
             block = self.value(arg, tuple(inner), guard)
-            return self.across(op, block, across)
-        count = math.prod(shape[dim] for dim in each)
-        if count > _UNROLLED:
-            return self.looped(op, arg, inner, each, shape, guard)
+            return self.reduce_across(op, block, reduce_across)
+        if math.prod(shape[dim] for dim in each) > _MAX_UNROLLED:
+            return self.reduce_in_loop(op, arg, inner, each, shape, guard)
+        return self.unrolled(op, arg, inner, each, guard)
+
+    def unrolled(self, op: str, arg: int, index: list[Index], dims: list[int], guard: str) -> Block:
+        """A reduction that is written out, number by number."""
         out: Block | None = None
-        for numbers in itertools.product(*(range(shape[dim]) for dim in each)):
-            for dim, k in zip(each, numbers, strict=True):
-                inner[dim] = Index((), k)
-            block = self.value(arg, tuple(inner), guard)
-            if out is None:
-                out = block
-            else:
-                out = self.emit(
-                    COMBINE[op].format(out.name, block.name), out.axes | block.axes,
-                    max(out.level, block.level),
-                )  # fmt: skip
+        shape = self.program[arg].shape
+        for numbers in itertools.product(*(range(shape[dim]) for dim in dims)):
+            for dim, k in zip(dims, numbers, strict=True):
+                index[dim] = Index((), k)
+            out = self.combine(op, out, self.value(arg, tuple(index), guard))
         assert out is not None
         return out
+
+    def combine(self, op: str, a: Block | None, b: Block) -> Block:
+        if a is None:
+            return b
+        text = COMBINE[op].format(a.name, b.name)
+        return self.emit(text, a.axes | b.axes, max(a.level, b.level))
 
     def sum_of_tiles(
         self, arg: int, index: list[Index], dim: int, axis: str, guard: str
@@ -439,16 +434,12 @@ class Generator:
             if test:
                 text, axes = f'tl.where({test}, {part.name}, 0.0)', part.axes | {axis}
                 part = self.emit(text, axes, part.level)
-            if out is None:
-                out = part
-            else:
-                text, axes = f'{out.name} + {part.name}', out.axes | part.axes
-                out = self.emit(text, axes, max(out.level, part.level))
+            out = self.combine('sum', out, part)
         assert out is not None
-        return self.across('sum', out, [axis])
+        return self.reduce_across('sum', out, [axis])
 
-    def run_of(self, size: int, free: list[str]) -> list[str]:
-        """Axes, one after another, that have so many numbers together; none if there are none."""
+    def axes_spanning(self, size: int, free: list[str]) -> list[str]:
+        """Free axes, one after another, whose sizes multiply to `size`; none if there are none."""
         for start in range(self.rank):
             for end in range(start + 1, self.rank + 1):
                 names = self.names[start:end]
@@ -457,29 +448,29 @@ class Generator:
                     return names
         return []
 
-    def joint(self, names: list[str]) -> Index:
-        """The place in a dimension that several axes divide."""
+    def joint_index(self, names: list[str]) -> Index:
+        """The index in a dimension that several axes divide."""
         index = Index()
         for name in names:
             index = index.times(self.size_of[name]).plus(Index(((name, 1),)))
         return index
 
     def dot(self, at: int, index: list[Index], dim: int) -> Block | None:
-        """A linear map of an edge's raw values, if the sum is one: a product of matrices."""
+        """The sum as a matrix product, if it is a linear map of inputs of the edges."""
         size = self.program[at].shape[dim]
         if self.program[at].op != 'mul' or not self.is_map(size):
             return None
         index = list(index)
         index[dim] = Index(((INNER, 1),))
         with self.inner(size):
-            parts = [self.raw(arg, tuple(index)) for arg in self.program[at].args]
+            parts = [self.raw_input(arg, tuple(index)) for arg in self.program[at].args]
             for a, w in (parts, parts[::-1]):
                 if a is None or w is None or w.by_edge or not a.by_edge or a.axes or not w.axes:
                     continue
                 if not w.axes <= self.size_of.keys():  # It is in a loop.
                     continue
                 left, right = self.rows_of(a), self.matrix_of(w)
-                if size > MOST_HELD:
+                if size > MAX_HELD:
                     text = f'tl.dot({left}, {right}, input_precision="tf32x3")'
                 else:
                     left = f'tl.expand_dims({left}, {self.rank + 1})'
@@ -488,8 +479,8 @@ class Generator:
         return None
 
     def outer(self, at: int, shape: tuple[int, ...]) -> tuple[Block, Index, int] | None:
-        """The sum over a block's edges of `a[d] * g[f]`, the gradient of a linear map's weight, its
-        place, and the number of inputs."""
+        """The outer product of an input of the edges with a gradient, summed over a block of edges:
+        the gradient of a linear map's weight. Returns it, its offset, and the inner size."""
         for inner, size in enumerate(shape):
             columns = [n for k, n in enumerate(shape) if k != inner and n != 1]
             if not self.is_map(size) or columns not in ([*self.sizes], [math.prod(self.sizes)]):
@@ -497,24 +488,24 @@ class Generator:
             names = iter([[name] for name in self.names] if len(columns) > 1 else [self.names])
             index = tuple(
                 Index(((INNER, 1),)) if k == inner else Index() if n == 1 else
-                self.joint(next(names)) for k, n in enumerate(shape)
+                self.joint_index(next(names)) for k, n in enumerate(shape)
             )  # fmt: skip
-            block = self.outer_at(at, index, size)
+            block = self.outer_product(at, index, size)
             if block is not None:
                 return block, self.offset(index, shape), size
         return None
 
-    def outer_at(self, at: int, index: tuple[Index, ...], size: int) -> Block | None:
+    def outer_product(self, at: int, index: Place, size: int) -> Block | None:
         with self.inner(size):
-            at, place = self.moved(at, index)
+            at, place = self.strip_moves(at, index)
             if self.program[at].op != 'mul':
                 return None
             sides = [
-                self.moved(arg, self.narrowed(place, self.program[arg].shape))
+                self.strip_moves(arg, self.broadcast_index(place, self.program[arg].shape))
                 for arg in self.program[at].args
             ]
             for side, other in (sides, sides[::-1]):
-                a = self.raw(*side)
+                a = self.raw_input(*side)
                 loops = {name for part in other[1] for name, _ in part.terms}
                 if a is None or not a.by_edge or a.axes or INNER in loops:
                     continue
@@ -524,7 +515,7 @@ class Generator:
                 left = self.rows_of(a)
                 sizes = ', '.join(['BE', *self.blocks])
                 right = f'tl.where({masks}, {g.name} + tl.zeros([{sizes}], {self.acc}), 0.0)'
-                if size > MOST_HELD:
+                if size > MAX_HELD:
                     text = f'tl.dot(tl.trans({left}), {right}, input_precision="tf32x3")'
                 else:
                     left = f'tl.expand_dims({left}, {self.rank + 1})'
@@ -533,20 +524,21 @@ class Generator:
         return None
 
     def sum_of_products(self, value: str, axis: int, axes: frozenset[str]) -> str:
-        # With columns for all threads of a warp, each thread has whole sums: it may fuse products.
+        # With columns for all threads of a warp each thread has whole sums, and may fuse products
+        # into them; sums between threads may not, see ROUNDED_ADD.
         if len(axes) == self.rank and math.prod(self.sizes) >= WARP:
             return f'tl.sum({value}, axis={axis})'
-        return total_of(value, axis, False)
+        return sum_text(value, axis, False)
 
     def is_map(self, size: int) -> bool:
-        """Whether a sum over `size` raw values of an edge is done for all columns at once."""
-        if size <= MOST_HELD:
-            return size >= _LEAST_HELD
-        return self.rank == 1 and self.acc == 'tl.float32' and self.sizes[0] >= _LEAST_INNER
+        """Whether a sum over `size` inputs of an edge is done as a matrix product."""
+        if size <= MAX_HELD:
+            return size >= _MIN_HELD
+        return self.rank == 1 and self.acc == 'tl.float32' and self.sizes[0] >= _MIN_INNER
 
     @contextmanager
     def inner(self, size: int) -> Iterator[None]:
-        """Allows an index over the inner dimension of a product."""
+        """Allows an index over the inner dimension of a matrix product."""
         before = self.loops
         self.loops = {**before, INNER: size}
         try:
@@ -554,32 +546,35 @@ class Generator:
         finally:
             self.loops = before
 
-    def moved(self, at: int, index: tuple) -> tuple[int, tuple]:
-        """The value that is the same but for moves, and the place in it."""
-        while True:
-            op, args, attrs, shape, _ = self.program[at]
-            if op == 'view':
-                index = self.viewed(index, shape, self.program[args[0]].shape)
-            elif op == 'expand':
-                index = self.narrowed(index, self.program[args[0]].shape)
-            elif op == 'permute':
-                inner: list[Index] = [Index()] * len(shape)
-                for place, part in zip(attrs, index, strict=True):
-                    inner[place] = part
-                index = tuple(inner)
-            elif op != 'cast':
-                return at, index
-            at = args[0]
+    def move(self, at: int, index: Place) -> tuple[int, Place] | None:
+        """The argument of a view, expand, permute or cast, and the index in it; else None."""
+        op, args, attrs, shape, _ = self.program[at]
+        if op == 'view':
+            index = self.view_index(index, shape, self.program[args[0]].shape)
+        elif op == 'expand':
+            index = self.broadcast_index(index, self.program[args[0]].shape)
+        elif op == 'permute':
+            parts = dict(zip(attrs, index, strict=True))
+            index = tuple(parts[k] for k in range(len(shape)))
+        elif op != 'cast':
+            return None
+        return args[0], index
 
-    def raw(self, at: int, index: tuple) -> Raw | None:
-        """Where a value that is an input is read."""
-        index = self.narrowed(index, self.program[at].shape)
-        at, index = self.moved(at, index)
+    def strip_moves(self, at: int, index: Place) -> tuple[int, Place]:
+        """Strips view/expand/permute/cast; returns the base value and the mapped index."""
+        while (moved := self.move(at, index)) is not None:
+            at, index = moved
+        return at, index
+
+    def raw_input(self, at: int, index: Place) -> Raw | None:
+        """Where a value is read, if it is an input of the edges or a parameter."""
+        index = self.broadcast_index(index, self.program[at].shape)
+        at, index = self.strip_moves(at, index)
         op, _, attrs, shape, dtype = self.program[at]
         if op != 'load':
             return None
         role, slot = attrs
-        if role == 'picked' or role in OF_DST or not is_float(dtype):
+        if role == 'picked' or role in DST_ROLES or not is_float(dtype):
             return None
         flat = self.offset(index, shape)
         axes = frozenset(axis for axis, _ in flat.terms if axis != INNER)
@@ -592,27 +587,27 @@ class Generator:
         return Raw(role, pointer, flat, axes, level == EDGES, step)
 
     def rows_of(self, raw: Raw) -> str:
-        """A block of edges by inner numbers."""
+        """The rows of an input as a matrix of a block's edges by the inner dimension."""
         key = ('rows', raw, self.loops[INNER])
-        found = self.find(key)
-        if found is None:
+        block = self.find(key)
+        if block is None:
             self.uses_edge |= raw.role == 'edge'
             self.dots.add(self.loops[INNER])
             base = 'eid' if raw.role == 'edge' else 'other'
             size = self.loops[INNER]
             place = raw.flat.text().replace(INNER, f'i{size}')
-            found = self.known[-1][key] = self.emit(
+            block = self.computed[-1][key] = self.emit(
                 f'tl.load({raw.pointer} + (tl.cast({base}, OFFSET) * {raw.step} + {place}), '
                 f'm & (i{size} < {size}), 0).to({self.acc})',
                 frozenset(), EDGES,
             )  # fmt: skip
-        return found.name
+        return block.name
 
     def matrix_of(self, raw: Raw) -> str:
-        """A block of inner numbers by columns."""
+        """A parameter as a matrix of the inner dimension by columns, in registers."""
         key = ('matrix', raw, self.loops[INNER])
-        found = self.find(key)
-        if found is None:
+        block = self.find(key)
+        if block is None:
             size = self.loops[INNER]
             self.dots.add(size)
             place = raw.flat.text().replace(INNER, f'j{size}')
@@ -622,10 +617,11 @@ class Generator:
             self.first.append(
                 f'{name} = tl.load({raw.pointer} + ({place}), {masks}, 0).to({self.acc})'
             )
-            found = self.known[0][key] = Block(name, raw.axes, PROGRAM)
-        return found.name
+            block = self.computed[0][key] = Block(name, raw.axes, PROGRAM)
+        return block.name
 
-    def across(self, op: str, block: Block, axes: list[str]) -> Block:
+    def reduce_across(self, op: str, block: Block, axes: list[str]) -> Block:
+        """Reduces a block over axes of the kernel: between threads."""
         name, kept = block.name, block.axes
         lost = [axis for axis in axes if axis not in block.axes]
         out = block
@@ -642,7 +638,7 @@ class Generator:
             place = self.names.index(axis) + 1
             masked = f'tl.where(m_{axis}, {name}, {other})'
             if op == 'sum':
-                text = total_of(masked, place)
+                text = sum_text(masked, place)
             else:
                 text = f'tl.{op[1:]}({masked}, axis={place}, keep_dims=True)'
             out = self.emit(text, kept, block.level)
@@ -650,21 +646,22 @@ class Generator:
             self.summed[out.name] = block, axes
         return out
 
-    def looped(
-        self, op: str, arg: int, inner: list[Index], dims: list[int], shape: tuple, guard: str
-    ) -> Block:
+    def reduce_in_loop(
+        self, op: str, arg: int, inner: list[Index], dims: list[int], shape: tuple[int, ...],
+        guard: str,
+    ) -> Block:  # fmt: skip
         if len(dims) != 1:
             raise Refused('a sum over several wide dimensions')
         loop = f'l{next(self.count)}'
         self.loops[loop] = shape[dims[0]]
         inner[dims[0]] = Index(((loop, 1),))
-        # Values that the loop does not change come first: a dry run at the same depth finds them.
+        # Values that the loop does not change are emitted before it, outside of its scope.
         mark = len(self.lines)
-        self.known.append({})
+        self.computed.append({})
         self.depth += 1
         block = self.value(arg, tuple(inner), guard)
         self.depth -= 1
-        self.known.pop()
+        self.computed.pop()
         body = self.lines[mark:]
         del self.lines[mark:]
         axes = frozenset(a for a in block.axes if a in self.size_of)
@@ -683,7 +680,7 @@ class Generator:
         del self.loops[loop]
         return Block(total, axes, EDGES)
 
-    def keep(self, attrs: tuple, index: tuple[Index, ...], shape: tuple[int, ...]) -> Block:
+    def keep(self, attrs: tuple[int, str], index: Place, shape: tuple[int, ...]) -> Block:
         self.uses_edge = self.uses_seed = True
         which, p = attrs[0], float.fromhex(attrs[1])
         flat = self.offset(index, shape)
@@ -696,5 +693,5 @@ class Generator:
 
 
 def block_of(inner: int) -> int:
-    """The size of a block of inputs of a map."""
-    return power(inner) if inner <= MOST_HELD else max(_LEAST_INNER, power(inner))
+    """The block size of the inner dimension of a matrix product."""
+    return max(next_power_of_two(inner), 1 if inner <= MAX_HELD else _MIN_INNER)

@@ -1,18 +1,13 @@
-"""The derivative of a planned message."""
+"""The derivative of a planned message: torch's own formulas, traced into programs."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._ir import (
-    EDGE,
-    OF_DST,
-    POINTWISE,
-    Program,
-    is_float,
-)
+from ._ir import DST_ROLES, EDGE, POINTWISE, Program, Refused, is_float
 from ._parse import EDGES, Parser
 from ._plan import Plan
 from ._trace import Like, trace
@@ -21,11 +16,12 @@ from ._trace import Like, trace
 class Gradients(NamedTuple):
     """The derivative of a message.
 
-    :obj:`program` has the loads of the kernel's inputs, then those of the gradients of its
-    :obj:`outputs`, and for each softmax the sum of its values times their gradients. :obj:`of` has
-    a position for each input, or None. :obj:`local` are derivatives by inputs of the destination,
-    if these are products with the gradient of the only output. :obj:`dots` are, in
-    :obj:`dot_program`, the products that the sums of the softmaxes add up, if any is needed.
+    :obj:`program` loads the kernel's inputs, the gradients of its outputs, and for each softmax the
+    sum of its values times their gradients. :obj:`of` has the position of the gradient by each
+    input, or None. :obj:`local` are, in :obj:`local_program`, derivatives by inputs of the
+    destination, if the gradients are products of these with the gradient of the only output.
+    :obj:`dots` are, in :obj:`dot_program`, the products that the sums of the softmaxes add up, if
+    a pass computes these.
     """
 
     program: Program
@@ -36,102 +32,133 @@ class Gradients(NamedTuple):
     dots: tuple[int, ...]
 
 
-def gradients(p: Plan) -> Gradients:
-    """Derives the message by its inputs: torch's own formulas, traced."""
-    kernel, outputs = p.kernel, [output.at for output in p.outputs]
-    distinct = list(dict.fromkeys(outputs))
-    # The gradient of a value: of all its sums together, and of each maximum and minimum.
-    cotangents = cotangents_of(p)
-    needed = kernel.reachable(distinct)
-    loads = {
-        kernel[at].attrs[1]: at
-        for at in needed if kernel[at].op == 'load' and kernel[at].attrs[0] not in OF_DST
-    }  # fmt: skip
-    constants = [
-        at for at in needed
-        if kernel[at].op == 'keep' or (kernel[at].op == 'load' and kernel[at].attrs[0] in OF_DST)
-    ]  # fmt: skip
-    floats = [k for k, each in enumerate(p.inputs) if k in loads and is_float(each.dtype)]
+def derive_gradients(p: Plan) -> Gradients:
+    """Derives the message by its inputs.
 
-    def program_of(kind: str) -> tuple[Program, list[int]]:
-        """The gradients of inputs (`of`), those for gradients of one (`ones`), or the products of
-        each softmax with its gradient (`dots`)."""
-
-        def function(*args: Tensor) -> list[Tensor]:
-            known = dict(zip([*loads.values(), *constants], args, strict=False))
-            given = args[len(known) : len(known) + len(cotangents)]
-            dots = args[len(known) + len(given) :]
-            wanted = []
-            # The forward pass has been cast already.
-            with torch.enable_grad(), torch.autocast('cpu', enabled=False):
-                for at in [loads[k] for k in floats] if kind != 'dots' else p.softmaxes:
-                    if at not in known:
-                        (known[at],) = kernel.evaluate([at], known, torch.float32)
-                    known[at] = known[at].detach().requires_grad_()
-                    wanted.append(known[at])
-                values = kernel.evaluate([*distinct, *p.softmaxes], known, torch.float32)
-                by = []
-                for at, v in zip(distinct, values, strict=False):
-                    parts = [
-                        torch.ones_like(v) if kind == 'ones' else g
-                        for (_, _, which), g in zip(cotangents, given, strict=True) if which == at
-                    ]  # fmt: skip
-                    by.append(sum(parts[1:], parts[0]))
-                if kind == 'of':  # What the sum in a softmax adds to the gradients of scores.
-                    by += [-dot for dot in dots]
-                pairs = [(v, g) for v, g in zip(values, by, strict=False) if v.requires_grad]
-                outs, seeds = zip(*pairs, strict=True)
-                grads = torch.autograd.grad(outs, wanted, seeds, allow_unused=True)
-            found = [
-                torch.zeros_like(w) if f is None else f for f, w in zip(grads, wanted, strict=True)
-            ]
-            return [f * w for f, w in zip(found, wanted, strict=True)] if kind == 'dots' else found
-
-        back = Program()
-        inputs, positions = [], []
-        for at in [*loads.values(), *constants]:
-            value = kernel[at]
-            dtype = value.dtype if not is_float(value.dtype) else 'float32'
-            inputs.append(_like(value.shape, dtype))
-            positions.append(back.add(*value, level=EDGE))
-        of_dst = [*cotangents, *(('dot', n, at) for n, at in enumerate(p.softmaxes))]
-        for role, k, at in of_dst:
-            inputs.append(_like(kernel[at].shape, 'float32'))
-            positions.append(back.add('load', (), (role, k), kernel[at].shape, 'float32', EDGE))
-        graph = trace(function, inputs, derives=True)
-        return back, Parser(back, EDGES[0]).read(graph, positions)
-
-    def by_input(found: list[int]) -> tuple[int | None, ...]:
-        of: list[int | None] = [None] * len(p.inputs)
-        for k, at in zip(floats, found, strict=True):
-            of[k] = at
-        return tuple(of)
-
-    program, found = program_of('of')
-    # The results tell these sums where the message is a multiple of the softmax.
+    Raises:
+        Refused: If an operation of the derivative has no kernel.
+    """
+    derivation = _Derivation(p)
+    program, positions = derivation.trace('gradients')
+    # Where the message is a multiple of the softmax, the results tell the sums.
     by_results = all(is_multiple(p, n) for n in range(len(p.softmaxes)))
-    dot_program, dots = (Program(), []) if by_results else program_of('dots')
+    dot_program, dots = (Program(), []) if by_results else derivation.trace('dots')
     local_program = None
     local: list[int | None] = [None] * len(p.inputs)
-    if (
-        len(outputs) == 1
-        and p.outputs[0].reduce in ('sum', 'mean')
-        and _is_pointwise(kernel, outputs[0])
-    ):
-        local_program, ones = program_of('ones')
-        shape = kernel[outputs[0]].shape
+    output = p.outputs[0]
+    if len(p.outputs) == 1 and output.reduce in ('sum', 'mean') and _is_local(p.message, output.at):
+        local_program, ones = derivation.trace('ones')
+        size = math.prod(p.message[output.at].shape)
         local = [
-            at if each.role == 'dst' and math.prod(each.shape) == math.prod(shape) else None
-            for at, each in zip(by_input(ones), p.inputs, strict=True)
+            at if each.role == 'dst' and math.prod(each.shape) == size else None
+            for at, each in zip(derivation.by_input(ones), p.inputs, strict=True)
         ]
     return Gradients(
-        program, by_input(found), local_program, tuple(local), dot_program, tuple(dots)
-    )
+        program, derivation.by_input(positions), local_program, tuple(local), dot_program,
+        tuple(dots),
+    )  # fmt: skip
+
+
+class _Derivation:
+    """Traces derivatives of a plan's message."""
+
+    def __init__(self, p: Plan) -> None:
+        self.plan, self.message = p, p.message
+        self.outputs = list(dict.fromkeys(output.at for output in p.outputs))
+        self.cotangents = cotangents_of(p)
+        self.loads: dict[int, int] = {}  # positions of loads, by number of the input
+        self.constants: list[int] = []  # positions that get no gradient
+        for at in self.message.reachable(self.outputs):
+            op, _, attrs, _, _ = self.message[at]
+            if op == 'load' and attrs[0] not in DST_ROLES:
+                self.loads[attrs[1]] = at
+            elif op in ('load', 'keep'):
+                self.constants.append(at)
+        self.floats = [
+            k for k, each in enumerate(p.inputs) if k in self.loads and is_float(each.dtype)
+        ]
+
+    def by_input(self, positions: list[int]) -> tuple[int | None, ...]:
+        of = dict(zip(self.floats, positions, strict=True))
+        return tuple(of.get(k) for k in range(len(self.plan.inputs)))
+
+    def trace(self, kind: str) -> tuple[Program, list[int]]:
+        """The `gradients` of the inputs, those for result gradients of one (`ones`), or the
+        products of each softmax with its gradient (`dots`)."""
+        program = Program()
+        examples, positions = [], []
+        for at in [*self.loads.values(), *self.constants]:
+            value = self.message[at]
+            dtype = value.dtype if not is_float(value.dtype) else 'float32'
+            examples.append(_example(value.shape, dtype))
+            positions.append(program.add(*value, dependence=EDGE))
+        dots = [('dot', n, at) for n, at in enumerate(self.plan.softmaxes)]
+        for role, k, at in [*self.cotangents, *dots]:
+            shape = self.message[at].shape
+            examples.append(_example(shape, 'float32'))
+            positions.append(program.add('load', (), (role, k), shape, 'float32', EDGE))
+        graph = trace(lambda *args: self._derive(kind, args), examples, derives=True)
+        return program, Parser(program, EDGES[0]).read(graph, positions)
+
+    def _derive(self, kind: str, args: Sequence[Tensor]) -> list[Tensor]:
+        """The function that is traced."""
+        values = dict(zip([*self.loads.values(), *self.constants], args, strict=False))
+        given = args[len(values) : len(values) + len(self.cotangents)]
+        grads = []
+        for at in self.outputs:
+            parts = [
+                torch.ones_like(grad) if kind == 'ones' else grad
+                for (_, _, of), grad in zip(self.cotangents, given, strict=True) if of == at
+            ]  # fmt: skip
+            grads.append(sum(parts[1:], parts[0]))
+        outputs = list(self.outputs)
+        if kind == 'gradients':  # What the sum in a softmax adds to the gradients of scores.
+            outputs += self.plan.softmaxes
+            grads += [-dot for dot in args[len(values) + len(given) :]]
+        softmaxes = list(self.plan.softmaxes)
+        wanted = softmaxes if kind == 'dots' else [self.loads[k] for k in self.floats]
+        leaves, derivatives = differentiate(
+            self.message, values, wanted, outputs, grads, torch.float32
+        )
+        if all(grad is None for grad in derivatives):
+            raise Refused('a message whose derivative is zero')
+        full = [
+            torch.zeros_like(leaf) if grad is None else grad
+            for leaf, grad in zip(leaves, derivatives, strict=True)
+        ]
+        if kind == 'dots':
+            return [grad * leaf for grad, leaf in zip(full, leaves, strict=True)]
+        return full
+
+
+def differentiate(
+    program: Program, values: dict[int, Tensor], wanted: Sequence[int], outputs: Sequence[int],
+    grads: Sequence[Tensor], dtype: torch.dtype | None = None,
+) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
+    """The values at `wanted`, and the derivatives by them of `outputs` with the gradients `grads`.
+    `values` holds the loads, and gets the values at `wanted`."""
+    # The forward pass has been cast already.
+    with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
+        for at in wanted:
+            if at not in values:
+                (values[at],) = program.evaluate([at], values, dtype)
+            values[at] = values[at].detach().requires_grad_()
+        leaves = [values[at] for at in wanted]
+        pairs = [
+            (x if x.shape == grad.shape else x.expand(grad.shape), grad.to(x.dtype))
+            for x, grad in zip(program.evaluate(outputs, values, dtype), grads, strict=True)
+            if x.requires_grad
+        ]
+        if not pairs:
+            return leaves, [None] * len(leaves)
+        results, seeds = zip(*pairs, strict=True)
+        return leaves, list(torch.autograd.grad(results, leaves, seeds, allow_unused=True))
 
 
 def cotangents_of(p: Plan) -> list[tuple[str, int, int]]:
-    """The role, number and value of each gradient that a backward pass reads: `grad` is that of
-    all sums of a value, `picked` that of an output which chose one edge."""
+    """The role, output number and position of each gradient that a backward pass loads: `grad` is
+    the gradient of all sums of a value together, `picked` that of a maximum or minimum, which goes
+    to the edge that it chose."""
     out: list[tuple[str, int, int]] = []
     for k, output in enumerate(p.outputs):
         if output.reduce in ('max', 'min'):
@@ -141,9 +168,9 @@ def cotangents_of(p: Plan) -> list[tuple[str, int, int]]:
     return out
 
 
-def _is_pointwise(p: Program, output: int) -> bool:
-    """Whether each number of the result depends on at most one number of each input of the
-    destination that has as many."""
+def _is_local(p: Program, output: int) -> bool:
+    """Whether the derivative by an input of the destination, of the result's size, is a factor of
+    each edge: no number of the result mixes several numbers of that input."""
     return not any(p[at].op == 'softmax' for at in p.reachable([output])) and all(
         p[at].op in POINTWISE or p[at].op in ('load', 'const', 'keep', 'view', 'expand')
         or not _from_dst(p, at)
@@ -156,44 +183,43 @@ def _from_dst(p: Program, output: int) -> bool:
 
 
 def is_multiple(p: Plan, n: int) -> bool:
-    """Whether each number of the message is a multiple of one number of the softmax `n`, those of
-    one head after another. Then the sum over a destination's edges of the softmax times its
-    gradient is that of the results times theirs."""
+    """Whether the message is a multiple of the softmax `n`, head by head. Then the sum over a
+    destination's edges of the softmax times its gradient equals the results times theirs."""
     return all(
-        output.reduce in ('sum', 'mean') and _is_multiple(p.kernel, output.at, p.softmaxes[n])
+        output.reduce in ('sum', 'mean') and _is_multiple(p.message, output.at, p.softmaxes[n])
         for output in p.outputs
     )  # fmt: skip
 
 
-def _is_multiple(kernel: Program, output: int, softmax: int) -> bool:
-    # Of each number of a value, which number of the softmax it is a multiple of.
-    found: dict[int, Tensor] = {}
-    for at in kernel.reachable([output]):
-        value = kernel[at]
-        args = [arg for arg in value.args if arg in found]
+def _is_multiple(message: Program, output: int, softmax: int) -> bool:
+    # By position: for each number of a value, which number of the softmax it is a multiple of.
+    multiples: dict[int, Tensor] = {}
+    for at in message.reachable([output]):
+        value = message[at]
+        args = [arg for arg in value.args if arg in multiples]
         if at == softmax:
-            found[at] = torch.arange(math.prod(value.shape)).view(value.shape)
+            multiples[at] = torch.arange(math.prod(value.shape)).view(value.shape)
         elif not args:
             continue
         elif value.op == 'view':
-            found[at] = found[args[0]].reshape(value.shape)
+            multiples[at] = multiples[args[0]].reshape(value.shape)
         elif value.op == 'permute':
-            found[at] = found[args[0]].permute(value.attrs)
+            multiples[at] = multiples[args[0]].permute(value.attrs)
         elif value.op in ('expand', 'cast', 'neg', 'mul') or (
             value.op == 'div' and args[0] == value.args[0]
         ):
             if len(args) > 1:
                 return False
-            found[at] = found[args[0]].expand(value.shape)
+            multiples[at] = multiples[args[0]].expand(value.shape)
         else:
             return False
-    if output not in found:
+    if output not in multiples:
         return False
-    heads = found[output].flatten()
-    count = math.prod(kernel[softmax].shape)
+    heads = multiples[output].flatten()
+    count = math.prod(message[softmax].shape)
     each = heads.numel() // count
     return each > 0 and heads.equal(torch.arange(count).repeat_interleave(each))
 
 
-def _like(shape: tuple[int, ...], dtype: str) -> Like:
+def _example(shape: tuple[int, ...], dtype: str) -> Like:
     return Like((EDGES[0], *shape), getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""What kernels of messages take, and the graphs they run on."""
+"""Checks the inputs of messages, and replaces self-loops of their graphs."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,17 +8,17 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import add_self_loops
 
-from ..graph._cache import cached, store
+from ..graph._cache import derive, look_up
 from ..graph.graph import graph_of
-from ..graph.structure import Graph
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
-from ..ops.to_csr import MOST_NODES
+from ..sparse.graph import Graph
+from ..sparse.to_csr import MOST_NODES
 from ._fallback import BySize, Fallback
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why no kernel may run now, or None if one may."""
+    """The reason why no kernel may run now, or None if one may."""
     if device.type not in ('cpu', 'cuda'):
         return f'no kernel on {device.type}'
     if transforms_active():
@@ -31,7 +31,11 @@ def why_not(device: torch.device) -> str | None:
 def check_inputs(
     device: torch.device, inputs: Iterable[Tensor], num_edges: int, sizes: tuple[int, int]
 ) -> None:
-    """Raises :class:`Fallback` for inputs that no kernel takes."""
+    """Checks the inputs of a message.
+
+    Raises:
+        Fallback: If no kernel takes one.
+    """
     if num_edges < 2:
         raise BySize(f'{num_edges} edges')
     for value in inputs:
@@ -48,26 +52,36 @@ def check_inputs(
 
 
 class Looped(NamedTuple):
-    """Edges in the order of :func:`~torch_geometric.utils.add_self_loops`."""
+    """A graph with self-loops, its edges ordered as by
+    :func:`~torch_geometric.utils.add_self_loops`."""
 
     edge_index: Tensor  # without self-loops
-    kept: Tensor | None  # which edges these are; None for all
-    graph: Graph  # with one self-loop of each node
+    kept: Tensor | None  # the numbers of these edges; None for all
+    graph: Graph  # with one self-loop per node
+
+
+class LoopedRequest(NamedTuple):
+    """The edges as :class:`Looped`."""
+
+    num_src: int
+    num_dst: int
+    transpose: bool
+    kind: str = 'looped'
 
 
 def looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Looped:
-    """A graph whose self-loops are replaced. An EdgeIndex caches it."""
+    """A graph with its self-loops replaced by one per node. An EdgeIndex caches it."""
     if not isinstance(edge_index, EdgeIndex):
         return _looped(edge_index, num_src, num_dst, transpose)
-    key = 'looped', num_src, num_dst
-    known = cached(edge_index, (*key, True))
-    if known is None and not transpose:
-        known = cached(edge_index, (*key, False))
-    if known is None:
-        known = _looped(edge_index.as_tensor(), num_src, num_dst, transpose)
-        known = known._replace(graph=known.graph.scheduled())
-        store(edge_index, (*key, transpose), known, wait=True)
-    return known
+
+    def make() -> Looped:
+        loops = _looped(edge_index.as_tensor(), num_src, num_dst, transpose)
+        return loops._replace(graph=loops.graph.scheduled())
+
+    both = None if transpose else look_up(edge_index, LoopedRequest(num_src, num_dst, True))
+    if both is not None:
+        return both
+    return derive(edge_index, LoopedRequest(num_src, num_dst, transpose), make, wait=True)
 
 
 def _looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Looped:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Slot:
-    """Scratch memory of a value: `width` numbers, for each edge or (`uniform`) once."""
+    """Scratch memory of a value: `width` numbers, per edge or (`uniform`) once for all edges."""
 
     width: int
     uniform: bool
@@ -19,31 +19,36 @@ class Slot:
     last: int = -1  # the last instruction that uses it
 
 
+Space: TypeAlias = Slot | tuple[str, int] | str  # a slot, ('input', k), ('total', k) or 'numbers'
+
+
 class Ref(NamedTuple):
     """Where the numbers of a value are: a slot, an input or an output."""
 
-    space: Any  # Slot, ('input', k), ('total', k) or 'numbers'
+    space: Space
     offset: int
     strides: tuple[int, ...]  # of each dimension
-    edge: int | None  # the stride of edges; None: the input's rows by its index
-    column: bool = False
+    edge: int | None  # the stride along edges; None: rows of an input, found by its index
+    column: bool = False  # whether it moves on with the chunk of columns
 
     @property
     def uniform(self) -> bool:
+        """Whether all edges share the value."""
         return self.edge == 0
 
-
-    def in_order(self, order: Sequence[int]) -> 'Ref':
+    def permuted(self, order: Sequence[int]) -> 'Ref':
         """With dimensions in another order."""
         return self._replace(strides=tuple(self.strides[d] for d in order))
 
-    def without(self, dims: tuple[int, ...]) -> 'Ref':
-        """The place of a reduction, with strides 0 along reduced dimensions."""
+    def with_zero_strides(self, dims: tuple[int, ...]) -> 'Ref':
+        """As the destination of a reduction: with strides 0 along reduced dimensions."""
         strides = tuple(0 if d in dims else s for d, s in enumerate(self.strides))
         return self._replace(strides=strides)
 
 
 class Instruction(NamedTuple):
+    """A loop nest over `sizes`, of which `edge_dim` is that of edges (-1: none)."""
+
     op: str
     sizes: list[int]
     edge_dim: int
@@ -51,25 +56,26 @@ class Instruction(NamedTuple):
     extra: tuple[int, ...] = ()
 
 
-class Code(NamedTuple):
-    """A pass, encoded."""
+class CpuCode(NamedTuple):
+    """A pass as arguments of the op `message_pass`."""
 
     code: Tensor
     numbers: Tensor
     loads: tuple[tuple[str, int], ...]  # the inputs
-    counted: tuple[int, ...]  # what counts the rows of each
+    row_indices: tuple[int, ...]  # by what the row of each is found
     # Of each result: the kind, the shape and order of dimensions in memory, and the dtype.
     results: tuple[tuple[str, tuple[int, ...], tuple[int, ...] | None, torch.dtype], ...]
     kinds: tuple[int, ...]
-    widest: int
-    wide: bool
+    widest: int  # numbers of a row of a result
+    wide: bool  # whether it computes in float64
 
 
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
     return tuple(accumulate(shape[:0:-1], lambda a, b: a * b, initial=1))[::-1] if shape else ()
 
 
-def reshaped(
+def view_strides(
     strides: tuple[int, ...], old: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """The strides of a view of another shape, or None where it needs a copy."""
@@ -99,7 +105,7 @@ def reshaped(
     return tuple(reversed(out))
 
 
-def merged(
+def merge_dims(
     sizes: list[int], strides: list[list[int | None]], edge: bool
 ) -> tuple[list[int], list[list[int | None]]]:
     """Dimensions with the strides of each operand, those of size 1 dropped and neighbours joined.

@@ -1,24 +1,27 @@
-"""The traced message: a list of operations on the values of one edge."""
+"""The program of a message: a list of operations on the values of one edge."""
 
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..ops.head_map import head_map
 
-# What a value depends on; a value of several depends on the edge.
+# Bit flags: a value varies with source, destination or edge; combinations vary per edge.
 PARAM, SRC, DST, EDGE = 0, 1, 2, 4
-NODES = ('src', 'dst')  # roles of features of nodes
-ROWS = (SRC, DST, EDGE)  # of values with a row for each node or edge
+NODES = ('src', 'dst')  # roles of inputs of nodes
+ROWS = (SRC, DST, EDGE)  # flags of values with one row per node or edge
 ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'edge': EDGE}
+
+Load: TypeAlias = tuple[str, int]  # the role and number of an input of a pass
+Inputs: TypeAlias = dict[Load, Tensor]
 
 
 class Refused(Exception):
-    """No kernel for a message; the text says why."""
+    """A refusal: no kernel computes the message, on whatever graph. The text is the reason."""
 
 
 class Value(NamedTuple):
@@ -54,13 +57,14 @@ BINARY: dict[str, Callable[..., Tensor]] = {
 POINTWISE: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, 'where': torch.where}
 BOOLEAN = {'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'logical_and', 'logical_or', 'logical_not'}
 _NEUTRAL = {'add': 0, 'sub': 0, 'mul': 1, 'div': 1}
-# Their derivative is not finite everywhere: hoisted, they must not see a row without edges.
+# Their derivatives are not finite everywhere: a hoisted one must not see nodes without edges, whose
+# zero gradient would become NaN.
 RISKY = {'log', 'log2', 'log10', 'log1p', 'sqrt', 'rsqrt', 'reciprocal', 'pow', 'div'}
-# Loads of values of each destination that other passes compute: the gradients of results and the
-# edges of maxima; of each softmax the largest score, the reciprocal of the sum of its exponentials,
-# and the sum of its values times their gradients; the first message of a variance.
-STATISTICS = ('most', 'scale', 'dot')
-OF_DST = {'grad', 'arg', 'first', *STATISTICS}
+# Roles of loads with one row per destination that other passes compute. Of each softmax: the
+# largest score, the reciprocal of the sum of exponentials, and the sum of values times gradients.
+# Beside these: gradients of results, the edges that maxima chose, the first message of a variance.
+SOFTMAX_ROLES = ('most', 'scale', 'dot')
+DST_ROLES = {'grad', 'arg', 'first', *SOFTMAX_ROLES}
 # Pointwise functions of torch that take Python numbers.
 WITH_NUMBERS = {
     'add', 'sub', 'mul', 'div', 'pow', 'lt', 'le', 'gt', 'ge', 'eq', 'ne', 'where',
@@ -88,34 +92,29 @@ class Program:
 
     def __init__(self) -> None:
         self.values: list[Value] = []
-        self._known: dict[Value, int] = {}
-        self._levels: list[int] = []
+        self._positions: dict[Value, int] = {}
+        self._dependences: list[int] = []
 
     def add(
-        self,
-        op: str,
-        args: Sequence[int] = (),
-        attrs: tuple = (),
-        shape: tuple[int, ...] = (),
-        dtype: str = 'float32',
-        level: int | None = None,
-    ) -> int:
+        self, op: str, args: Sequence[int] = (), attrs: tuple = (), shape: tuple[int, ...] = (),
+        dtype: str = 'float32', dependence: int | None = None,
+    ) -> int:  # fmt: skip
         """Appends an operation, and returns its position."""
         value = Value(op, tuple(args), attrs, tuple(shape), dtype)
-        at = self._known.get(value)
+        at = self._positions.get(value)
         if at is None:
-            at = self._known[value] = len(self.values)
+            at = self._positions[value] = len(self.values)
             self.values.append(value)
-            if level is None:
-                level = 0
+            if dependence is None:
+                dependence = 0
                 for arg in args:
-                    level |= self._levels[arg]
-            self._levels.append(level)
+                    dependence |= self._dependences[arg]
+            self._dependences.append(dependence)
         return at
 
-    def level(self, at: int) -> int:
-        """What a value depends on: an `or` of roles."""
-        return self._levels[at]
+    def dependence(self, at: int) -> int:
+        """The bit flags of what a value varies with."""
+        return self._dependences[at]
 
     def __getitem__(self, at: int) -> Value:
         return self.values[at]
@@ -135,30 +134,33 @@ class Program:
         """The factors of a dropout: 0 with probability `p`, else `1 / (1 - p)`."""
         return self.add('keep', (), (number, float(p).hex()), shape, dtype, EDGE)
 
-    def of_dst(self, role: str, number: int, shape: tuple[int, ...]) -> int:
+    def load_statistic(self, role: str, number: int, shape: tuple[int, ...]) -> int:
         """A value of each destination that another pass computes."""
         return self.add('load', (), (role, number), shape, 'float32', DST)
 
-    def point(self, op: str, *args: int, dtype: str | None = None) -> int:
+    def pointwise(self, op: str, *args: int, dtype: str | None = None) -> int:
         """A pointwise operation."""
         shape = broadcast(*(self[arg].shape for arg in args))
         if dtype is None:
-            dtype = 'bool' if op in BOOLEAN else promoted(self[arg].dtype for arg in args[-2:])
+            both = (self[arg].dtype for arg in args[-2:])
+            dtype = 'bool' if op in BOOLEAN else promote_dtypes(both)
         if op in _NEUTRAL and len(args) == 2:
             for x, other in (args, args[::-1]) if op in ('add', 'mul') else (args,):
                 value = self[other]
                 if value.op == 'const' and self[x].shape == shape and number(value) == _NEUTRAL[op]:
                     return self.cast(x, dtype)
         if op == 'add' and self[args[0]].op == 'neg' and self[args[0]].dtype == dtype:
-            return self.point('sub', args[1], self[args[0]].args[0], dtype=dtype)
+            return self.pointwise('sub', args[1], self[args[0]].args[0], dtype=dtype)
         if op == 'where' and self[args[0]].op == 'const':
             chosen = args[1] if number(self[args[0]]) else args[2]
             return self.expand(self.cast(chosen, dtype), shape)
         if all(self[arg].op == 'const' for arg in args):
-            return self._folded(op, args, shape, dtype)
+            return self._fold_constants(op, args, shape, dtype)
         return self.add(op, args, (), shape, dtype)
 
-    def _folded(self, op: str, args: Sequence[int], shape: tuple[int, ...], dtype: str) -> int:
+    def _fold_constants(
+        self, op: str, args: Sequence[int], shape: tuple[int, ...], dtype: str
+    ) -> int:
         """The constant that an operation on constants gives."""
         numbers = [
             torch.tensor(number(self[arg]), dtype=getattr(torch, self[arg].dtype)) for arg in args
@@ -208,7 +210,7 @@ class Program:
         shapes = [self[x].shape for x in xs]
         size = sum(shape[dim] for shape in shapes)
         shape = (*shapes[0][:dim], size, *shapes[0][dim + 1 :])
-        return self.add('cat', xs, (dim,), shape, promoted(self[x].dtype for x in xs))
+        return self.add('cat', xs, (dim,), shape, promote_dtypes(self[x].dtype for x in xs))
 
     def reduce(self, op: str, x: int, dims: Iterable[int]) -> int:
         """`sum`, `amax` or `amin` over dimensions, which stay with size 1."""
@@ -221,14 +223,14 @@ class Program:
     def mm(self, x: int, weight: int) -> int:
         """A linear map of the last dimension by a parameter of shape (in, out)."""
         a, w = self[x], self[weight]
-        dtype = promoted((a.dtype, w.dtype))
+        dtype = promote_dtypes((a.dtype, w.dtype))
         return self.add('mm', (x, weight), (), (*a.shape[:-1], w.shape[-1]), dtype)
 
     def head_map(self, x: int, weight: int, heads: int) -> int:
         """The features (H * C) of heads, each mapped to (D) by its columns of a parameter
         (D, H * C), transposed."""
         a, w = self[x], self[weight]
-        dtype = promoted((a.dtype, w.dtype))
+        dtype = promote_dtypes((a.dtype, w.dtype))
         return self.add('head_map', (x, weight), (heads,), (heads * w.shape[0],), dtype)
 
     def cast(self, x: int, dtype: str) -> int:
@@ -239,9 +241,9 @@ class Program:
     def graft(
         self, other: 'Program', at: int, places: dict[int, int], joint: bool = False
     ) -> int:
-        """Copies a value of another program, for a kernel; `places` remembers its parts. A kernel
-        that sums the exponentials of a softmax, too, is `joint`: it has them, relative to the
-        largest score so far."""
+        """Copies a value of another program into that of a pass; `places` maps copied positions.
+        A `joint` pass computes the softmax, too: there its values are exponentials relative to the
+        running maximum, which the pass loads as `powers`."""
         for each in other.reachable([at]):
             if each not in places:
                 value = other[each]
@@ -252,21 +254,21 @@ class Program:
                     continue
                 if value.op == 'softmax':
                     score, most, scale = (places[arg] for arg in value.args)
-                    power = self.point('exp', self.point('sub', score, most))
-                    places[each] = self.point('mul', power, scale, dtype=value.dtype)
+                    power = self.pointwise('exp', self.pointwise('sub', score, most))
+                    places[each] = self.pointwise('mul', power, scale, dtype=value.dtype)
                     continue
                 places[each] = self.add(
                     value.op, [places[arg] for arg in value.args], value.attrs, value.shape,
-                    value.dtype, other.level(each),
+                    value.dtype, other.dependence(each),
                 )  # fmt: skip
         return places[at]
 
-    def reachable(self, outputs: Iterable[int], known: Container[int] = ()) -> list[int]:
-        """The values that outputs need beside known ones, in order."""
+    def reachable(self, outputs: Iterable[int], computed: Container[int] = ()) -> list[int]:
+        """The positions that outputs need beside computed ones, in order."""
         needed, stack = set(), list(outputs)
         while stack:
             at = stack.pop()
-            if at not in needed and at not in known:
+            if at not in needed and at not in computed:
                 needed.add(at)
                 stack.extend(self[at].args)
         return sorted(needed)
@@ -284,15 +286,15 @@ class Program:
         return '\n'.join(lines)
 
     def leaves(self, at: int) -> set[int]:
-        """The loads that get a value's gradient."""
-        found: dict[int, set[int]] = {}
+        """The loads through which a value is differentiable."""
+        leaves: dict[int, set[int]] = {}
         for each in self.reachable([at]):
             value = self[each]
-            found[each] = set()
+            leaves[each] = set()
             if is_float(value.dtype):
                 own = {each} if value.op == 'load' else set()
-                found[each] = own.union(*(found[arg] for arg in value.args))
-        return found[at]
+                leaves[each] = own.union(*(leaves[arg] for arg in value.args))
+        return leaves[at]
 
     def operation(self, at: int) -> Callable[..., Tensor]:
         """The function of torch that computes a value from its arguments, over all rows of nodes or
@@ -304,15 +306,15 @@ class Program:
         )
         if value.op in POINTWISE and (alike or value.op in BOOLEAN):
             return POINTWISE[value.op]
-        if value.op == 'mm' and alike and len(value.shape) == 1 and self.level(at) in ROWS:
+        if value.op == 'mm' and alike and len(value.shape) == 1 and self.dependence(at) in ROWS:
             return torch.mm
         if value.op == 'head_map' and alike:
             return partial(head_map, heads=value.attrs[0], transposed=True)
-        if value.op == 'permute' and value.attrs == (1, 0) and self.level(at) == PARAM:
+        if value.op == 'permute' and value.attrs == (1, 0) and self.dependence(at) == PARAM:
             return torch.t
-        if value.op == 'view' and self.level(at) == PARAM:
+        if value.op == 'view' and self.dependence(at) == PARAM:
             return lambda x: x.reshape(value.shape)
-        if value.op == 'view' and self.level(at) in ROWS:
+        if value.op == 'view' and self.dependence(at) in ROWS:
             return lambda x: x.reshape(x.size(0), *value.shape)
         own, shapes = getattr(torch, value.dtype), [each.shape for each in inner]
         return lambda *args: _evaluate(value, list(args), shapes, own)
@@ -324,16 +326,13 @@ class Program:
         return value.op in WITH_NUMBERS and broadcast(*shapes) == value.shape
 
     def evaluate(
-        self,
-        outputs: Sequence[int],
-        known: dict[int, Tensor],
-        dtype: torch.dtype | None = None,
+        self, outputs: Sequence[int], computed: dict[int, Tensor], dtype: torch.dtype | None = None
     ) -> list[Tensor]:
-        """Values in plain torch. `known` holds those of loads and, perhaps, of others; all that
-        are not of level PARAM have a leading dimension of nodes or edges. With `dtype` every float
-        is computed in it."""
-        results: dict[int, Any] = dict(known)
-        device = next(iter(known.values())).device
+        """Values in torch's operators. `computed` holds those of loads and, perhaps, of others; all
+        but parameters have a leading dimension of nodes or edges. With `dtype` every float is
+        computed in it."""
+        results: dict[int, Any] = dict(computed)
+        device = next(iter(computed.values())).device
         for at in self.reachable(outputs, results):
             value = self[at]
             own = getattr(torch, value.dtype)
@@ -355,7 +354,7 @@ class Program:
         return [results[at] for at in outputs]
 
 
-def promoted(dtypes: Iterable[str]) -> str:
+def promote_dtypes(dtypes: Iterable[str]) -> str:
     """The dtype of a result."""
     out: torch.dtype | None = None
     for dtype in dtypes:

@@ -1,7 +1,7 @@
-"""Marks what PyG's code gathers and aggregates in a graph that :func:`torch.compile` captures.
+"""Markers: operators that stand for inputs, gathers and aggregations in captured graphs.
 
-A pass over that graph replaces what stands between them by a kernel, see
-:mod:`~pyg_fast.message._region`. Marks that no pass replaces dissolve into PyG's operators.
+In a graph that :func:`torch.compile` captures, :mod:`~pyg_fast.message._region` replaces what lies
+between markers by a kernel. Markers that it leaves decompose into PyG's operators.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from ..ops._edges import kernel_index
-from ..ops.to_csr import counts_in_int64
+from ..sparse.to_csr import counts_in_int64
 
 NAMESPACE = 'pyg_fast_message'
 _library = torch.library.Library(NAMESPACE, 'DEF')
@@ -60,3 +60,19 @@ gather = torch.ops.pyg_fast_message.gather.default
 edge = torch.ops.pyg_fast_message.edge.default
 csr = torch.ops.pyg_fast_message.csr.default
 aggregate = torch.ops.pyg_fast_message.aggregate.default
+
+# In the graph of a captured message; they never run.
+_library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
+_library.define('dropout(Tensor x, float p) -> Tensor')
+_library.define('end(Tensor x) -> Tensor')
+_library.define('end_of_sum(Tensor x) -> Tensor')
+_library.define('index(Tensor edges) -> Tensor')
+_library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
+# As PyG's gathered inputs they need a gradient, and are no leaves.
+torch.library.register_autograd(
+    'pyg_fast_message::lift', lambda ctx, grad: (grad.sum(0, True), None, None, None), lib=_library
+)
+_library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
+_library.impl('end', lambda x: torch.empty_like(x), 'Meta')
+_library.impl('end_of_sum', lambda x: torch.empty_like(x), 'Meta')
+_library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')

@@ -1,4 +1,4 @@
-"""Torch's operators: what the parser knows of them, and what the others are made of."""
+"""Torch's operators: which ones the parser reads, and the decompositions of others."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch._ops import OpOverload
 
 from ._ir import BINARY, UNARY, Refused
 
@@ -13,9 +14,9 @@ aten = torch.ops.aten
 _prims = torch.ops.prims
 
 
-def _table(names: Iterable[str]) -> dict[Any, str]:
-    """Torch's operators by our names."""
-    table: dict[Any, str] = {}
+def _table(names: Iterable[str]) -> dict[object, str]:
+    """The overloads of torch's operators of these names."""
+    table: dict[object, str] = {}
     for name in names:
         for overload in ('default', 'Tensor', 'Scalar', 'Tensor_Tensor', 'Tensor_Scalar'):
             op = getattr(getattr(aten, name, None), overload, None)
@@ -26,8 +27,8 @@ def _table(names: Iterable[str]) -> dict[Any, str]:
     return table
 
 
-UNARY_OPS: dict[Any, str] = {**_table(UNARY), aten.bitwise_not.default: 'logical_not'}
-BINARY_OPS: dict[Any, str] = {
+UNARY_OPS: dict[object, str] = {**_table(UNARY), aten.bitwise_not.default: 'logical_not'}
+BINARY_OPS: dict[object, str] = {
     **_table(BINARY), aten.bitwise_and.Tensor: 'logical_and', aten.bitwise_or.Tensor: 'logical_or',
 }  # fmt: skip
 WHERE = {aten.where.self, _prims.where.default}
@@ -36,10 +37,10 @@ SAME = {
     aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default,
     aten.lift_fresh_copy.default,
 }  # fmt: skip
-# By the destination of each edge.
+# Reductions by the destination of each edge.
 SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
 VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
-KEPT = {
+NOT_DECOMPOSED = {
     *UNARY_OPS, *BINARY_OPS, *SAME, *VIEW, *SCATTERS, aten.index_select.default,
     aten.where.self, aten._to_copy.default, aten.mm.default, aten.addmm.default,
     aten.bmm.default, aten.cat.default, aten.expand.default,
@@ -50,22 +51,24 @@ KEPT = {
     aten.scalar_tensor.default, aten.full_like.default, aten.zeros_like.default,
     aten.ones_like.default, aten.slice_backward.default, aten.select_backward.default,
 }  # fmt: skip
-# Their tensors may have the edges in another dimension than the first.
+# Operators of tensors that may have the edges in another dimension than the first.
 ANYWHERE = {
     *UNARY_OPS, *BINARY_OPS, *WHERE, *CAST, *SAME, aten.permute.default, aten.t.default,
     aten.transpose.int,
 }  # fmt: skip
-DECOMPOSED: dict[Any, Callable[..., Any]] = {
-    op: fn for op, fn in decomposition_table.items() if op not in KEPT
+DECOMPOSED: dict[OpOverload, Callable[..., object]] = {
+    op: fn for op, fn in decomposition_table.items()  # type: ignore[misc]
+    if op not in NOT_DECOMPOSED
 }  # fmt: skip
 
 
-# Torch's decompositions give the right values. The derivatives of these are right, too: finite
-# where that of torch is, and the same at the ends of a range.
+# Torch's decompositions have the right values, but not always the right derivatives. Those below
+# have: finite where torch's is, and the same at the ends of a range.
 
 
 def _norm(
-    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    x: Tensor, ord: float = 2, dim: list[int] | None = None, keepdim: bool = False, *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     if ord not in (1, 2) or dtype is not None:
         raise Refused(f'a norm of order {ord}')
@@ -78,7 +81,8 @@ def _norm(
 
 
 def _var_mean(
-    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    x: Tensor, dim: int | Sequence[int] | None = None, *, correction: float | None = None,
+    keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
     dims = list(range(x.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     mean = x.mean(dims, True)
@@ -144,10 +148,11 @@ def _hardsigmoid(x: Tensor) -> Tensor:
     return torch.where(x <= -3, 0.0, torch.where(x >= 3, 1.0, x / 6 + 0.5))
 
 
-def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
-    for bound in (low, high):
-        if bound is not None and not isinstance(bound, (int, float)):
-            raise Refused('clamp by a tensor')
+def _clamp(
+    x: Tensor, low: float | Tensor | None = None, high: float | Tensor | None = None
+) -> Tensor:
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        raise Refused('clamp by a tensor')
     if low is not None:
         x = torch.where(x < low, low, x)
     return x if high is None else torch.where(x > high, high, x)
@@ -157,7 +162,7 @@ def _slice_scatter(
     x: Tensor, of: Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
     step: int = 1,
 ) -> Tensor:  # fmt: skip
-    """What `x[:, start:end] = of` makes of `x`."""
+    """The result of `x[:, start:end] = of`."""
     size = x.size(dim)
     first, last, _ = slice(start, end).indices(size)
     if step != 1:
@@ -173,15 +178,15 @@ def _select_scatter(x: Tensor, of: Tensor, dim: int, index: int) -> Tensor:
 
 
 def _copy(x: Tensor, of: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `x[...] = of` makes of `x`. A number is a tensor of the CPU, also beside a GPU's."""
+    """The result of `x[...] = of`. A number is a tensor of the CPU, also beside a GPU's."""
     of = of.to(x.dtype)
     return torch.where(torch.eq(x, x), of, of) if of.dim() == 0 else of.expand(x.shape)
 
 
 def _index_put(
-    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+    x: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """What `x[mask] = number` makes of `x`."""
+    """The result of `x[mask] = number`."""
     mask = indices[0]
     is_mask = len(indices) == 1 and mask.dtype == torch.bool and mask.shape == x.shape
     if not is_mask or values.dim() > 0 or accumulate:
@@ -189,8 +194,8 @@ def _index_put(
     return torch.where(mask, values.to(x.dtype), x)
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def raise_refused(*args: Any, **kwargs: Any) -> Any:
+def _refuse(name: str) -> Callable[..., object]:
+    def raise_refused(*args: object, **kwargs: object) -> object:
         raise Refused(f'{name} has no kernel')
 
     return raise_refused
@@ -211,7 +216,7 @@ DECOMPOSED |= {
     aten.copy.default: _copy,
     aten.mish.default: lambda x: x * _softplus(x).tanh(),
     **{
-        op: _refused(op.__name__)
+        op: _refuse(op.__name__)
         for op in (
             aten.sinc.default, aten.logit.default, aten.special_entr.default,
             aten.huber_loss.default, aten.smooth_l1_loss.default, aten.hardswish.default,
@@ -222,15 +227,15 @@ DECOMPOSED |= {
 }  # fmt: skip
 
 
-def _copies() -> dict[Any, Any]:
-    """Views by the operators that copy them: torch may trace either."""
+def _views_of_copies() -> dict[object, object]:
+    """The view of each operator that copies it, such as `view_copy`: torch may trace either."""
     copies = {}
-    for op in KEPT:
+    for op in NOT_DECOMPOSED:
         name, _, overload = str(op).removeprefix('aten.').partition('.')
         copy = getattr(getattr(aten, f'{name}_copy', None), overload, None)
-        if copy is not None and copy not in KEPT:
+        if copy is not None and copy not in NOT_DECOMPOSED:
             copies[copy] = op
     return copies
 
 
-COPIES = _copies()
+COPIES = _views_of_copies()

@@ -1,14 +1,15 @@
-"""From torch's operators to a :class:`~pyg_fast.message._ir.Program`."""
+"""Parses a traced graph of torch's operators into a :class:`~pyg_fast.message._ir.Program`."""
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from . import _markers  # noqa: F401 (its operators)
 from ._ir import BOOLEAN, DST, EDGE, Program, Refused, is_float, number
 from ._operators import (
     ANYWHERE,
@@ -23,28 +24,46 @@ from ._operators import (
     aten,
 )
 
-# Numbers of edges and of their destinations that no other size of a message equals; second ones
-# show which constants of a traced message depend on them.
+# Sentinel sizes for E and N: tracing twice reveals constants derived from them.
 EDGES = (1_000_003, 1_000_033)
 NODES = (999_983, 999_979)
-# A softmax adds less than this to its sums.
-_LITTLE = 1e-12
+_M = TypeVar('_M', bound=Callable[..., int | list[int | None]])
+_MAX_EPSILON = 1e-12  # that a softmax adds to its sums
+
+
+_Positions: TypeAlias = int | list[int | None]  # of the result of an operator, or of several
+_Reader: TypeAlias = Callable[['Parser', Node], _Positions]
+_readers: dict[object, _Reader] = {}  # by operator
+_ops = torch.ops.pyg_fast_message
+_COMPARISONS: dict[object, str] = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
+_REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 'amin'}
+_MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
+
+
+def _reads(*targets: object) -> Callable[[_M], _M]:
+    """Registers the method that reads calls of these operators."""
+
+    def register(method: _M) -> _M:
+        _readers.update(dict.fromkeys(targets, method))
+        return method
+
+    return register
 
 
 class Parser:
-    """Reads a traced graph whose edges are `num_edges`, and whose destinations `num_nodes`: numbers
-    that no other size equals."""
+    """Reads a graph that was traced with the sentinel sizes `num_edges` and `num_nodes`: by its
+    size a dimension is that of the edges, or of the destinations."""
 
     def __init__(self, program: Program, num_edges: int, num_nodes: int = NODES[0]) -> None:
         self.program = program
         self.num_edges, self.num_nodes = num_edges, num_nodes
-        self.at: dict[Node, Any] = {}  # a position, or several
+        self.at: dict[Node, _Positions] = {}  # positions of the results
         self.slot: dict[Node, int] = {}
         self.num_dropouts = 0
 
     def read(self, graph: GraphModule, inputs: Sequence[int] | None = None) -> list[int]:
-        """The positions of the graph's results. `inputs` are those of its placeholders; without
-        them these are parameters, and inputs of nodes and edges where they are lifted."""
+        """The positions of the graph's results. `inputs` are the positions of its placeholders;
+        without them placeholders are parameters, or inputs of nodes and edges that it lifts."""
         for node in graph.graph.nodes:
             node.target = COPIES.get(node.target, node.target)
         for slot, node in enumerate(n for n in graph.graph.nodes if n.op == 'placeholder'):
@@ -60,42 +79,39 @@ class Parser:
                         'param', self.slot[node], shape, _name(meta.dtype)
                     )
             elif node.target is aten.empty.memory_format and not node.users:
-                pass  # What a batch norm would need to be derived.
+                pass  # A buffer that only the derivative of a batch norm reads.
             elif node.op == 'output':
-                return [self._value(each) for each in node.args[0]]
+                return [self._value(each) for each in _args(node)[0]]
             elif node.op == 'get_attr':
                 tensor = getattr(graph, node.target)
                 if tensor.numel() != 1:
                     raise Refused('a constant tensor made in message')
-                self.at[node] = self._const(tensor.item(), tensor.dim(), _name(tensor.dtype))
+                self.at[node] = self.program.const(tensor.item(), tensor.dim(), _name(tensor.dtype))
             else:
                 try:
                     self.at[node] = self._call(node)
                 except Refused as error:
-                    raise Refused(f'{error}{_place(node)}') from None
+                    raise Refused(f'{error}{_source_line(node)}') from None
         raise AssertionError
 
-    def _value(self, node: Any) -> int:
-        at = self.at.get(node)
+    def _value(self, node: object) -> int:
+        at = self.at.get(node) if isinstance(node, Node) else None
         if not isinstance(at, int):
             raise Refused('a result that is no tensor of the edges')
         return at
 
-    def _const(self, value: Any, rank: int, dtype: str) -> int:
-        return self.program.const(value, rank, dtype)
-
     def _trailing(self, node: Node) -> tuple[int, ...]:
         """The shape of a value without the dimension of the edges."""
         meta = node.meta['val']
-        shape, on_edges = tuple(meta.shape), self._on_edges(node)
+        shape, on_edges = tuple(meta.shape), self._is_on_edges(node)
         if not on_edges:
             if self.num_edges in shape:
                 raise Refused('a parameter of the size of the edges')
             return shape
         if 0 in shape:
             raise Refused('an empty value')
-        lead = self._lead(node)
-        if self._of_nodes(node):
+        lead = self._edge_dim(node)
+        if self._is_on_nodes(node):
             return shape[1:]
         if lead:
             rest = (*shape[:lead], *shape[lead + 1 :])
@@ -112,39 +128,39 @@ class Parser:
         times = shape[0] // self.num_edges
         return shape[1:] if times == 1 else (times, *shape[1:])
 
-    def _on_edges(self, node: Node) -> bool:
+    def _is_on_edges(self, node: Node) -> bool:
         """Whether a value or one of its arguments has the dimension of the edges."""
-        return any(self._lead(each) is not None for each in (node, *node.all_input_nodes))
+        return any(self._edge_dim(each) is not None for each in (node, *node.all_input_nodes))
 
-    def _lead(self, node: Node) -> int | None:
-        """Which dimension of a value is that of the edges."""
+    def _edge_dim(self, node: Node) -> int | None:
+        """The dimension of a value that is that of the edges, if it has one."""
         meta = node.meta.get('val')
         if not isinstance(meta, Tensor):
             return None
-        if self._of_nodes(node):
+        if self._is_on_nodes(node):
             return 0
         sizes = enumerate(meta.shape)
         return next((k for k, n in sizes if n and n % self.num_edges == 0), None)
 
-    def _of_nodes(self, node: Node) -> bool:
-        """Whether a value has a row for each destination."""
+    def _is_on_nodes(self, node: Node) -> bool:
+        """Whether a value has one row per destination."""
         meta = node.meta.get('val')
         return isinstance(meta, Tensor) and meta.shape[:1] == (self.num_nodes,)
 
-    def _operand(self, arg: Any, node: Node) -> int:
-        """An argument of a pointwise operation, with as many dimensions as the result."""
+    def _operand(self, arg: object, node: Node) -> int:
+        """An argument of a pointwise operation, viewed with as many dimensions as the result."""
         program, meta = self.program, node.meta['val']
-        on_edges = self._on_edges(node)
+        on_edges = self._is_on_edges(node)
         rank = meta.dim() - on_edges
         if not isinstance(arg, Node):
             if not isinstance(arg, (int, float, bool)):
                 raise Refused(f'{node.target} of a {type(arg).__name__}')
             dtype = _name(meta.dtype)
-            return self._const(arg, rank, dtype if dtype != 'bool' else 'float64')
+            return self.program.const(arg, rank, dtype if dtype != 'bool' else 'float64')
         at = self._value(arg)
         shape = program[at].shape
         if on_edges:
-            own, lead = self._lead(arg), self._lead(node)
+            own, lead = self._edge_dim(arg), self._edge_dim(node)
             if lead is None:
                 raise Refused(f'{node.target} mixes edges')
             if own is None:
@@ -152,90 +168,96 @@ class Parser:
                 if shape[lead] != 1:
                     raise Refused(f'{node.target} mixes edges')
                 shape = (*shape[:lead], *shape[lead + 1 :])
-            # The dimensions after that of the edges fit together.
+            # Both must have as many dimensions after that of the edges.
             elif (dim := arg.meta['val'].dim()) - own != rank + 1 - lead or dim - 1 != len(shape):
                 raise Refused(f'{node.target} mixes edges')
         return program.view(at, (1,) * (rank - len(shape)) + shape)
 
     def _dim(self, dim: int, node: Node) -> int:
-        """A dimension among those of one edge."""
-        arg: Any = node.args[0]
+        """A dimension, counted without that of the edges."""
+        (arg,) = _args(node)[:1]
         while not isinstance(arg, Node):
             arg = arg[0]
         full = arg.meta['val'].dim()
         dim = dim % max(full, 1)
-        if self._on_edges(node):
+        if self._is_on_edges(node):
             if dim == 0:
                 raise Refused(f'{node.target} along the edges')
-            # One dimension more where that of the edges holds several rows of each.
+            # A view may have merged the edges with a dimension of theirs.
             dim += len(self.program[self._value(arg)].shape) - full
         return dim
 
-    def _call(self, node: Node) -> Any:
-        program, target = self.program, node.target
-        args: Any = node.args
-        meta: Any = node.meta.get('val')
-        if target not in ANYWHERE and any(map(self._lead, (node, *node.all_input_nodes))):
+    def _call(self, node: Node) -> _Positions:
+        target = node.target
+        if target not in ANYWHERE and any(map(self._edge_dim, (node, *node.all_input_nodes))):
             raise Refused(f'{target} of a tensor whose first dimension is not that of the edges')
-        if target is operator.getitem:
-            return self.at[args[0]][args[1]]
-        if target is torch.ops.pyg_fast_message.lift.default:
-            role, name = args[2:]
-            return program.load(role, name, tuple(meta.shape)[1:], _name(meta.dtype))
-        if target is torch.ops.pyg_fast_message.dropout.default:
-            return self._dropout(node)
-        if target is torch.ops.pyg_fast_message.end.default:
-            if not meta.shape or meta.shape[0] != self.num_edges:
-                raise Refused('a message whose first dimension is not that of the edges')
-            return self._value(args[0])
-        if target is torch.ops.pyg_fast_message.end_of_sum.default:
-            last = program[self._value(args[0])]
-            if last.op != 'rowsum':
-                raise Refused('an aggregation that is no sum')
-            return last.args[0]
-        if target in UNARY_OPS:
-            x = self._float(self._value(args[0]))
-            return self._checked(program.point(UNARY_OPS[target], x, dtype=_name(meta.dtype)), node)
-        if target in BINARY_OPS:
-            return self._binary(BINARY_OPS[target], node)
-        if target in WHERE:
-            parts = [self._operand(arg, node) for arg in args]
-            return self._checked(program.point('where', *parts, dtype=_name(meta.dtype)), node)
-        if target in SAME:
-            return self._value(args[0])
-        if target in CAST:
-            dtype = _name(meta.dtype)
-            x = self._value(args[0])
-            if not is_float(dtype) and dtype != program[x].dtype:
-                raise Refused(f'a conversion to {dtype}')
-            return program.cast(x, dtype)
-        if target in (aten.full.default, aten.scalar_tensor.default):
-            return self._filled(node, args[-1])
-        if target in (aten.full_like.default, aten.zeros_like.default, aten.ones_like.default):
-            return self._filled(
-                node, {aten.zeros_like.default: 0, aten.ones_like.default: 1}.get(target, args[-1])
-            )
-        if target in _MAPS:
-            return self._linear(node)
-        if target is torch.ops.pyg_fast_message.index.default:
-            return program.add('index', (), (), (), 'int64', EDGE)
-        if target in SCATTERS:
-            return self._summed_by_row(node)
-        if target is aten.index_select.default:
-            return self._of_own_row(node)
-        return self._shaped(node)
+        if target not in _readers:
+            raise Refused(f'{target} has no kernel')
+        return _readers[target](self, node)
 
-    def _summed_by_row(self, node: Node) -> int:
-        """A sum or maximum over the edges of each destination."""
-        program, target = self.program, node.target
-        args: Any = node.args
+    @_reads(operator.getitem)
+    def _getitem(self, node: Node) -> int:
+        several, k = _args(node)
+        return self.at[several][k]  # type: ignore[index]
+
+    @_reads(_ops.lift.default)
+    def _lift(self, node: Node) -> int:
+        role, name = _args(node)[2:]
+        meta = node.meta['val']
+        return self.program.load(role, name, tuple(meta.shape)[1:], _name(meta.dtype))
+
+    @_reads(_ops.end.default)
+    def _end(self, node: Node) -> int:
+        shape = node.meta['val'].shape
+        if not shape or shape[0] != self.num_edges:
+            raise Refused('a message whose first dimension is not that of the edges')
+        return self._same(node)
+
+    @_reads(_ops.end_of_sum.default)
+    def _end_of_sum(self, node: Node) -> int:
+        last = self.program[self._same(node)]
+        if last.op != 'rowsum':
+            raise Refused('an aggregation that is no sum')
+        return last.args[0]
+
+    @_reads(_ops.index.default)
+    def _index(self, node: Node) -> int:
+        return self.program.add('index', (), (), (), 'int64', EDGE)
+
+    @_reads(*SAME)
+    def _same(self, node: Node) -> int:
+        return self._value(node.args[0])
+
+    @_reads(*UNARY_OPS)
+    def _unary(self, node: Node) -> int:
+        x, dtype = self._require_float(self._same(node)), _name(node.meta['val'].dtype)
+        out = self.program.pointwise(UNARY_OPS[node.target], x, dtype=dtype)
+        return self._match_shape(out, node)
+
+    @_reads(*WHERE)
+    def _where(self, node: Node) -> int:
+        parts = [self._operand(arg, node) for arg in node.args]
+        out = self.program.pointwise('where', *parts, dtype=_name(node.meta['val'].dtype))
+        return self._match_shape(out, node)
+
+    @_reads(*CAST)
+    def _cast(self, node: Node) -> int:
+        x, dtype = self._same(node), _name(node.meta['val'].dtype)
+        if not is_float(dtype) and dtype != self.program[x].dtype:
+            raise Refused(f'a conversion to {dtype}')
+        return self.program.cast(x, dtype)
+
+    @_reads(*SCATTERS)
+    def _row_reduction(self, node: Node) -> int:
+        """A sum or maximum over the edges of each destination, in a softmax or an aggregation."""
+        program, target, args = self.program, node.target, _args(node)
         zeros, dim, index, x = args[:4]
         start, at = program[self._value(zeros)], self._value(index)
         while program[at].op in ('view', 'expand'):
             (at,) = program[at].args
         if (
-            dim != 0 or program[at].op != 'index' or not self._of_nodes(zeros)
-            or start.op != 'const' or number(start) != 0 or not self._on_edges(x)
+            dim != 0 or program[at].op != 'index' or not self._is_on_nodes(zeros)
+            or start.op != 'const' or number(start) != 0 or not self._is_on_edges(x)
             or index.meta['val'].shape != x.meta['val'].shape
             or zeros.meta['val'].shape[1:] != x.meta['val'].shape[1:]
         ):  # fmt: skip
@@ -248,99 +270,111 @@ class Parser:
         value = program[self._value(x)]
         return program.add(op, (self._value(x),), (), value.shape, value.dtype, DST)
 
-    def _of_own_row(self, node: Node) -> int:
-        """What the destination of each edge has."""
-        args: Any = node.args
+    @_reads(aten.index_select.default)
+    def _gather_from_row(self, node: Node) -> int:
+        """The value of the destination of each edge."""
+        args = _args(node)
         x, dim, index = args
         along = dim % x.meta['val'].dim() == 0
-        if not along or not self._of_nodes(x) or self.program[self._value(index)].op != 'index':
+        if not along or not self._is_on_nodes(x) or self.program[self._value(index)].op != 'index':
             raise Refused(f'{node.target} has no kernel')
         return self._value(x)
 
     def _softmax(self, a: int, b: int) -> int | None:
-        """The softmax over the edges of each destination that a quotient is, if it is one: as PyG
-        computes it."""
+        """The softmax over the edges of each destination, if the quotient `a / b` is that of
+        :func:`torch_geometric.utils.softmax`."""
         program = self.program
-        b = self._bare(b)
+        b = self._strip_casts(b)
         if program[b].op == 'add':
             b, little = program[b].args
-            if program[little].op != 'const' or not 0 <= number(program[little]) < _LITTLE:
+            if program[little].op != 'const' or not 0 <= number(program[little]) < _MAX_EPSILON:
                 return None
-            b = self._bare(b)
-        if program[b].op != 'rowsum' or self._bare(program[b].args[0]) != self._bare(a):
+            b = self._strip_casts(b)
+        numerator = self._strip_casts(a)
+        top = program[numerator]
+        if program[b].op != 'rowsum' or self._strip_casts(program[b].args[0]) != numerator:
             return None
-        top = program[self._bare(a)]
         if top.op != 'exp':
             return None
-        shifted = program[self._bare(top.args[0])]
+        shifted = program[self._strip_casts(top.args[0])]
         if shifted.op != 'sub':
             return None
-        score, most = shifted.args[0], self._bare(shifted.args[1])
+        score, most = shifted.args[0], self._strip_casts(shifted.args[1])
         if program[most].op != 'rowmax':
             return None
-        if self._bare(program[most].args[0]) != self._bare(score):
+        if self._strip_casts(program[most].args[0]) != self._strip_casts(score):
             return None
         return program.add('softmax', (score,), (), program[score].shape, top.dtype, EDGE)
 
-    def _bare(self, at: int) -> int:
+    def _strip_casts(self, at: int) -> int:
         while self.program[at].op == 'cast':
             (at,) = self.program[at].args
         return at
 
-    def _filled(self, node: Node, value: Any) -> int:
+    @_reads(
+        aten.full.default, aten.scalar_tensor.default, aten.full_like.default,
+        aten.zeros_like.default, aten.ones_like.default,
+    )  # fmt: skip
+    def _fill(self, node: Node) -> int:
         """A tensor of one number."""
+        (value,) = _args(node)[-1:]
+        if node.target in (aten.zeros_like.default, aten.ones_like.default):
+            value = int(node.target is aten.ones_like.default)
         if not isinstance(value, (int, float, bool)):
             raise Refused(f'{node.target} of a {type(value).__name__}')
         dtype = _name(node.meta['val'].dtype)
-        const = self.program[self._const(value, 0, dtype)]
+        const = self.program[self.program.const(value, 0, dtype)]
         return self.program.add('const', (), const.attrs, self._trailing(node), dtype)
 
+    @_reads(_ops.dropout.default)
     def _dropout(self, node: Node) -> int:
-        x, p = self._value(node.args[0]), float(node.args[1])  # type: ignore[arg-type]
+        x, p = self._same(node), float(_args(node)[1])
         value = self.program[x]
-        if self.program.level(x) == 0:
+        if self.program.dependence(x) == 0:
             raise Refused('dropout of a parameter')
         self.num_dropouts += 1
         keep = self.program.keep(self.num_dropouts - 1, p, self._trailing(node), value.dtype)
-        return self.program.point('mul', x, keep, dtype=value.dtype)
+        return self.program.pointwise('mul', x, keep, dtype=value.dtype)
 
-    def _float(self, x: int) -> int:
+    def _require_float(self, x: int) -> int:
         if not is_float(self.program[x].dtype) and self.program[x].dtype != 'bool':
             raise Refused(f'arithmetic of {self.program[x].dtype}')
         return x
 
-    def _checked(self, at: int, node: Node) -> int:
-        """The same, if its shape is that of the traced result."""
+    def _match_shape(self, at: int, node: Node) -> int:
+        """Expands a value to the shape of the traced result."""
         trailing = self._trailing(node)
         if self.program[at].shape != trailing:
             at = self.program.expand(at, trailing)
         return at
 
-    def _binary(self, op: str, node: Node) -> int:
-        program, meta = self.program, node.meta['val']
+    @_reads(*BINARY_OPS)
+    def _binary(self, node: Node) -> int:
+        program, meta, op = self.program, node.meta['val'], BINARY_OPS[node.target]
         if node.kwargs.get('rounding_mode') is not None:
             raise Refused('a division that rounds')
         a, b = (self._operand(arg, node) for arg in node.args[:2])
-        scale = node.kwargs.get('alpha', 1)
+        scale = _kwarg(node, 'alpha', 1)
         if scale != 1:
-            b = program.point('mul', b, self._const(scale, len(program[b].shape), program[b].dtype))
+            factor = program.const(scale, len(program[b].shape), program[b].dtype)
+            b = program.pointwise('mul', b, factor)
         dtype = _name(meta.dtype)
         if dtype != 'bool':
             for each in (a, b):
-                self._float(each)
+                self._require_float(each)
             if not is_float(dtype):
                 raise Refused(f'arithmetic of {dtype}')
         else:
             if op not in BOOLEAN:
                 raise Refused('arithmetic of bool')
-            a, b = self._exact(a, b), self._exact(b, a)
+            a, b = self._comparable(a, b), self._comparable(b, a)
         softmax = self._softmax(a, b) if op == 'div' else None
         if softmax is not None:
-            return self._checked(program.cast(softmax, dtype), node)
-        return self._checked(program.point(op, a, b, dtype=dtype), node)
+            return self._match_shape(program.cast(softmax, dtype), node)
+        return self._match_shape(program.pointwise(op, a, b, dtype=dtype), node)
 
-    def _exact(self, x: int, other: int) -> int:
-        """An integer, in a dtype in which it compares as an integer."""
+    def _comparable(self, x: int, other: int) -> int:
+        """An integer in a dtype in which comparisons are exact."""
         own, against = self.program[x], self.program[other]
         if is_float(own.dtype) or own.dtype == 'bool':
             return x
@@ -351,17 +385,16 @@ class Parser:
             raise Refused('a comparison of int64')
         return self.program.cast(x, 'float64')
 
+    @_reads(aten.mm.default, aten.addmm.default)
     def _linear(self, node: Node) -> int:
         program = self.program
-        args: Any = list(node.args)
-        if node.target is aten.bmm.default:
-            return self._bmm(node)
+        args = list(_args(node))
         bias = args.pop(0) if node.target is aten.addmm.default else None
         x, weight = (self._value(arg) for arg in args)
-        on_edges = self._on_edges(node)
-        if on_edges and (program.level(weight) != 0 or program.level(x) == 0):
+        on_edges = self._is_on_edges(node)
+        if on_edges and (program.dependence(weight) != 0 or program.dependence(x) == 0):
             raise Refused('a product with a matrix that varies by edge')
-        out = program.mm(self._float(x), self._float(weight))
+        out = program.mm(self._require_float(x), self._require_float(weight))
         if not on_edges:
             shape = program[out].shape
         else:
@@ -373,70 +406,54 @@ class Parser:
                 raise Refused('addmm with factors')
             at = self._value(bias)
             own = program[at].shape
-            if program.level(at) != 0 or len(own) > len(shape):
+            if program.dependence(at) != 0 or len(own) > len(shape):
                 raise Refused('addmm of a matrix')
             at = program.view(at, (1,) * (len(shape) - len(own)) + own)
-            out = program.point('add', out, at, dtype=_name(node.meta['val'].dtype))
+            out = program.pointwise('add', out, at, dtype=_name(node.meta['val'].dtype))
         return out
 
+    @_reads(aten.bmm.default)
     def _bmm(self, node: Node) -> int:
         program = self.program
         a, b = (self._value(arg) for arg in node.args)
         lead, (m, k), n = program[a].shape[:-2], program[a].shape[-2:], program[b].shape[-1]
-        if not self._on_edges(node) or program[b].shape[:-2] != lead or program.level(a) == 0:
+        of_params = not self._is_on_edges(node) or program.dependence(a) == 0
+        if of_params or program[b].shape[:-2] != lead:
             raise Refused('a batched product of parameters')
-        if program.level(b) == 0:  # A matrix repeated for every edge.
+        if program.dependence(b) == 0:  # A matrix repeated for every edge.
             if lead:
                 raise Refused('a batched product of parameters')
-            return program.mm(self._float(a), self._float(b))
+            return program.mm(self._require_float(a), self._require_float(b))
         a, b = program.view(a, (*lead, m, k, 1)), program.view(b, (*lead, 1, k, n))
-        both = program.point('mul', a, b)
+        both = program.pointwise('mul', a, b)
         return program.view(program.reduce('sum', both, (len(lead) + 1,)), (*lead, m, n))
 
-    def _shaped(self, node: Node) -> Any:
-        """Operations that move, repeat or sum numbers of an edge."""
-        program, target = self.program, node.target
-        args: Any = node.args
-        if target is aten.cat.default:
-            dim = self._dim(args[1] if len(args) > 1 else 0, node)
-            xs = [self._value(arg) for arg in args[0]]
-            on_edges = self._on_edges(node)
-            if on_edges and not all(self._on_edges(arg) for arg in args[0]):
-                raise Refused('cat of parameters with values of the edges')
-            return self._checked(program.cat(xs, dim), node)
-        if not isinstance(args[0] if args else None, Node):
-            raise Refused(f'{target} has no kernel')
-        x = self._value(args[0])
-        shape = program[x].shape
-        if target in VIEW or target in (
-            aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
-        ):  # fmt: skip
-            return program.view(x, self._trailing(node))
-        if target is aten.expand.default:
-            trailing, rank = self._trailing(node), node.meta['val'].dim()
-            if self._on_edges(node) and self._lead(args[0]) is None:
-                shape = ((1,) * (rank - len(shape)) + shape)[1:]
-            shape = (1,) * (len(trailing) - len(shape)) + shape
-            return program.expand(program.view(x, shape), trailing)
-        if target in (aten.permute.default, aten.t.default, aten.transpose.int):
-            return self._permuted(node, x)
-        if target in (aten.slice.Tensor, aten.select.int):
-            return self._sliced(node, x)
-        if target in (aten.slice_backward.default, aten.select_backward.default):
-            return self._padded(node, x)
-        if target in (aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int):
-            return self._split(node, x)
-        if target in (
-            aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default,
-        ):  # fmt: skip
-            return self._reduced(node, x)
-        if target in _CHOOSE:
-            return [self._chosen(node, x), None]
-        raise Refused(f'{target} has no kernel')
+    @_reads(aten.cat.default)
+    def _cat(self, node: Node) -> int:
+        args = _args(node)
+        dim = self._dim(args[1] if len(args) > 1 else 0, node)
+        xs = [self._value(arg) for arg in args[0]]
+        if self._is_on_edges(node) and not all(self._is_on_edges(arg) for arg in args[0]):
+            raise Refused('cat of parameters with values of the edges')
+        return self._match_shape(self.program.cat(xs, dim), node)
 
-    def _permuted(self, node: Node, x: int) -> int:
-        program = self.program
-        args: Any = node.args
+    @_reads(*VIEW, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
+    def _view(self, node: Node) -> int:
+        return self.program.view(self._same(node), self._trailing(node))
+
+    @_reads(aten.expand.default)
+    def _expand(self, node: Node) -> int:
+        program, x = self.program, self._same(node)
+        shape, trailing, rank = program[x].shape, self._trailing(node), node.meta['val'].dim()
+        if self._is_on_edges(node) and self._edge_dim(_args(node)[0]) is None:
+            shape = ((1,) * (rank - len(shape)) + shape)[1:]
+        shape = (1,) * (len(trailing) - len(shape)) + shape
+        return program.expand(program.view(x, shape), trailing)
+
+    @_reads(aten.permute.default, aten.t.default, aten.transpose.int)
+    def _permute(self, node: Node) -> int:
+        x = self._same(node)
+        program, args = self.program, _args(node)
         rank = args[0].meta['val'].dim()
         order = list(range(rank))
         if node.target is aten.permute.default:
@@ -444,41 +461,43 @@ class Parser:
         else:
             a, b = args[1:3] if node.target is aten.transpose.int else (0, rank - 1)
             order[a % rank], order[b % rank] = order[b % rank], order[a % rank]
-        if self._on_edges(node):
+        if self._is_on_edges(node):
             self._trailing(node)
-            lead = self._lead(args[0])
+            lead = self._edge_dim(args[0])
             if lead is None or rank - 1 != len(program[x].shape):
                 raise Refused(f'{node.target} mixes edges')
             order = [k - (k > lead) for k in order if k != lead]
         return program.permute(x, tuple(order))
 
-    def _sliced(self, node: Node, x: int) -> int:
-        program = self.program
-        args: Any = node.args
+    @_reads(aten.slice.Tensor, aten.select.int)
+    def _slice(self, node: Node) -> int:
+        x = self._same(node)
+        program, args = self.program, _args(node)
         if node.target is aten.select.int:
             dim = self._dim(args[1], node)
             index = args[2] % program[x].shape[dim]
             return program.view(program.slice(x, dim, index, 1), self._trailing(node))
-        if self._is_all(node):
+        if self._is_whole(node):
             return x
         dim = self._dim(args[1] if len(args) > 1 else 0, node)
         size = program[x].shape[dim]
         start, stop, step = slice(*args[2:5]).indices(size)
         return program.slice(x, dim, start, max(0, -((start - stop) // step)), step)
 
-    def _padded(self, node: Node, x: int) -> int:
-        """The gradient of a slice: zeros around it."""
-        program = self.program
-        args: Any = node.args
+    @_reads(aten.slice_backward.default, aten.select_backward.default)
+    def _pad_slice(self, node: Node) -> int:
+        """The gradient of a slice: padded by zeros."""
+        x = self._same(node)
+        program, args = self.program, _args(node)
         trailing, rank = self._trailing(node), node.meta['val'].dim()
-        dim = args[2] % rank - 1 if self._on_edges(node) else args[2] % rank
+        dim = args[2] % rank - 1 if self._is_on_edges(node) else args[2] % rank
         size = trailing[dim]
         if node.target is aten.select_backward.default:
             start, step = args[3] % size, 1
             x = program.view(x, (*trailing[:dim], 1, *trailing[dim + 1 :]))
         else:
             start, _, step = slice(*args[3:6]).indices(size)
-        if dim < 0 or step != 1 or rank != len(trailing) + self._on_edges(node):
+        if dim < 0 or step != 1 or rank != len(trailing) + self._is_on_edges(node):
             raise Refused('the gradient of a slice with steps')
         dtype, own = program[x].dtype, program[x].shape[dim]
         parts = []
@@ -486,20 +505,21 @@ class Parser:
             if part is not None:
                 parts.append(part)
             elif count:
-                zero = program[self._const(0, 0, dtype)]
+                zero = program[self.program.const(0, 0, dtype)]
                 shape = (*trailing[:dim], count, *trailing[dim + 1 :])
                 parts.append(program.add('const', (), zero.attrs, shape, dtype))
         return program.cat(parts, dim)
 
-    def _is_all(self, node: Node) -> bool:
+    def _is_whole(self, node: Node) -> bool:
         """Whether a slice takes a whole dimension, perhaps that of edges."""
-        args: Any = node.args
+        args = _args(node)
         same = node.meta['val'].shape == args[0].meta['val'].shape
         return same and (len(args) < 5 or args[4] == 1)
 
-    def _split(self, node: Node, x: int) -> list[int]:
-        program = self.program
-        args: Any = node.args
+    @_reads(aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int)
+    def _split(self, node: Node) -> list[int | None]:
+        x = self._same(node)
+        program, args = self.program, _args(node)
         unbind = node.target is aten.unbind.int
         place = 1 if unbind else 2
         dim = self._dim(args[place] if len(args) > place else 0, node)
@@ -511,7 +531,8 @@ class Parser:
             sizes = [min(each, size - k) for k in range(0, size, each)]
         else:
             sizes = list(args[1])
-        out, start = [], 0
+        out: list[int | None] = []
+        start = 0
         for each in sizes:
             part = program.slice(x, dim, start, each)
             if unbind:
@@ -521,63 +542,69 @@ class Parser:
             start += each
         return out
 
-    def _reduced(self, node: Node, x: int) -> int:
-        program = self.program
-        args: Any = node.args
-        target: Any = node.target
+    @_reads(aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default)
+    def _reduce(self, node: Node) -> int:
+        x = self._same(node)
+        program, args = self.program, _args(node)
+        target = node.target
         counts = program[x].dtype == 'bool' and target is aten.sum.dim_IntList
-        self._float(x)
+        self._require_float(x)
         rank = args[0].meta['val'].dim()
         dims = args[1] if len(args) > 1 and args[1] is not None else []
         if isinstance(dims, int):
             dims = [dims]
         if not dims:
             dims = list(range(rank))
-        if self._on_edges(node) and any(k % rank == 0 for k in dims):
+        if self._is_on_edges(node) and any(k % rank == 0 for k in dims):
             raise Refused('a reduction over edges')
         places = [self._dim(k, node) for k in dims]
-        kind = {aten.amax.default: 'amax', aten.amin.default: 'amin'}.get(target, 'sum')
-        out = program.reduce(kind, x, places)
+        out = program.reduce(_REDUCTIONS.get(target, 'sum'), x, places)
         if target is aten.mean.dim:
             count = math.prod(program[x].shape[k] for k in places)
-            divisor = self._const(count, len(program[out].shape), program[out].dtype)
-            out = program.point('div', out, divisor)
+            divisor = self.program.const(count, len(program[out].shape), program[out].dtype)
+            out = program.pointwise('div', out, divisor)
         # A number of flags is small: exact in every dtype.
         dtype = 'float32' if counts else _name(node.meta['val'].dtype)
         return program.cast(program.view(out, self._trailing(node)), dtype)
 
-    def _chosen(self, node: Node, x: int) -> int:
+    @_reads(*_COMPARISONS)
+    def _choose(self, node: Node) -> list[int | None]:
         """A maximum or minimum whose gradient goes to the first of equal values, not to all."""
-        program = self.program
-        args: Any = node.args
-        target: Any = node.target
+        x = self._same(node)
+        program, args = self.program, _args(node)
+        target = node.target
         dim = self._dim(args[1], node)
         size = program[x].shape[dim]
-        if size > _MOST_CHOICES:
+        if size > _MAX_CHOICES:
             raise Refused(f'{target} of {size} values')
-        out = program.slice(self._float(x), dim, 0, 1)
+        out = program.slice(self._require_float(x), dim, 0, 1)
         for k in range(1, size):
             each = program.slice(x, dim, k, 1)
-            better = program.point(_CHOOSE[target], each, out)
-            nan = program.point('ne', each, each)
-            out = program.point('where', program.point('logical_or', better, nan), each, out)
+            better = program.pointwise(_COMPARISONS[target], each, out)
+            nan = program.pointwise('ne', each, each)
+            better = program.pointwise('logical_or', better, nan)
+            out = program.pointwise('where', better, each, out)
         shape = program[out].shape
         keeps = len(args) > 2 and args[2]
-        return out if keeps else program.view(out, (*shape[:dim], *shape[dim + 1 :]))
+        out = out if keeps else program.view(out, (*shape[:dim], *shape[dim + 1 :]))
+        return [out, None]  # Nothing reads the place of the maximum.
 
 
-_CHOOSE = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
-# More comparisons than that are no longer a small kernel.
-_MOST_CHOICES = 16
-_MAPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+def _args(node: Node) -> tuple[Any, ...]:
+    """The arguments of a call; their types depend on the operator."""
+    return node.args
+
+
+def _kwarg(node: Node, name: str, default: float) -> Any:
+    return node.kwargs.get(name, default)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype)[len('torch.') :]
 
 
-def _place(node: Node) -> str:
-    """The line of the user's code that called it, if it is known."""
+def _source_line(node: Node) -> str:
+    """The line of the user's code that called an operator, if it is known."""
     lines = [line.strip() for line in (node.meta.get('stack_trace') or '').splitlines()]
     places = [k for k, line in enumerate(lines) if line.startswith('File "')]
     if not places:

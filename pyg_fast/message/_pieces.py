@@ -1,41 +1,41 @@
-"""Long rows in pieces, which programs of their own add up, and the kernel that combines them.
+"""Divides long rows into pieces, and writes the Triton kernel that combines partial results.
 
 Edges are divided into blocks of equal size. A row is long if it has more edges than a block, and
-than rows mostly have: it would still run when others have ended. Its pieces are its edges in each
-block. So a block has at most two pieces: of the row that begins before it, and of one that begins
-in it. One kernel takes rows, and leaves long ones to a second; or, where rows have many edges on
-average, one takes both, so that they run side by side. It has more work for each row.
+many more than the mean: it would still run when all others have ended. Its pieces are its edges in
+each block, so a block has at most two pieces: of the row that begins before it, and of one that
+begins in it. Either one kernel takes rows, and leaves long ones to a second; or, where rows have
+many edges on average, one takes both side by side, at a higher cost per row.
 
-A prepared graph has lists of its groups, see :class:`~pyg_fast.graph.groups.Groups`: if its rows
-are long, one kernel takes groups, of which those of a long row are its pieces.
+A prepared graph has groups, see :class:`~pyg_fast.sparse.groups.Groups`: if it has long rows, one
+kernel takes groups, and the groups of a long row are its pieces.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..graph.groups import Groups
-from ._values import ADDED, power
+from ..sparse.groups import Groups
+from ._values import ROUNDED_ADD, next_power_of_two
 
-_MOST_BLOCKS, _LEAST_SIZE = 2**14, 128
-# So many edges are not divided: one program adds them in less time than two launches take.
-_FEW = 2**13
-# Programs of a tile that add pieces, and those that combine them: each takes blocks at equal
-# distances.
-_MOST_PROGRAMS, _MOST_COMBINING = 2**12, 2**7
-_COMBINING_LANES = _MOST_BLOCKS // _MOST_COMBINING
-# Rows of so many times the mean are long, or with fewer edges if rows are so few, or of a prepared
-# graph.
+_MAX_BLOCKS, _MIN_SIZE = 2**14, 128
+_FEW = 2**13  # edges that are not divided: one program is faster than two launches
+# Limits of the programs of a tile that add pieces, and that combine them. Each takes every n-th
+# block.
+_MAX_PROGRAMS, _MAX_COMBINING = 2**12, 2**7
+_COMBINING_LANES = _MAX_BLOCKS // _MAX_COMBINING
+# A row is long from so many times the mean on; or from E / `_FEW_ROWS` edges on (in a graph with
+# groups E / `_FEW_OF_GROUPS`), if that is less.
 _TIMES_MEAN, _FEW_ROWS, _FEW_OF_GROUPS = 4, 2**10, 2**12
-_MANY_EDGES = 32  # of a row on average
-# Groups that a row may have, which few programs combine, and their edges, which one program adds.
-_MOST_GROUPS, _LARGEST_GROUP = 2**11, 2**10
-# Columns of a program that combines many pieces at once, or few.
+_MANY_EDGES = 32  # per row on average: one kernel takes rows and pieces
+# Limits for the use of groups: of groups in a row, which few programs combine, and of edges in a
+# group, which one program adds.
+_MAX_GROUPS, _LARGEST_GROUP = 2**11, 2**10
+# Columns of a program that combines many pieces, and of one that combines few.
 _COLUMNS, _WIDE = 8, 32
 
 
 class Pieces(NamedTuple):
-    """How long rows are divided. Each block has two partial results, one for each piece."""
+    """How long rows are divided. Each block has two slots for partial results, one per piece."""
 
     size: int  # edges of a block
     longest: int  # edges of a row that is not long; at least `size`
@@ -43,25 +43,24 @@ class Pieces(NamedTuple):
     together: bool = False  # whether one kernel takes rows and pieces
 
     def programs(self, most: int | None) -> tuple[int, int]:
-        """How many add pieces, if there may be as `most`, and the slots that each has in graphs of
-        any size, a power of two."""
-        most = min(most or _MOST_PROGRAMS, _MOST_PROGRAMS)
-        return min(self.num_blocks, most), 2 * power(-(-_MOST_BLOCKS // most))
+        """The number of programs that add pieces, up to `most`, and the slots that each looks at
+        in graphs of any size, a power of two."""
+        most = min(most or _MAX_PROGRAMS, _MAX_PROGRAMS)
+        return min(self.num_blocks, most), 2 * next_power_of_two(-(-_MAX_BLOCKS // most))
 
 
-def pieces_of(
-    num_edges: int, num_rows: int, groups: Groups | None, most: int, least: int = _LEAST_SIZE,
+def divide_rows(
+    num_edges: int, num_rows: int, groups: Groups | None, most: int, least: int = _MIN_SIZE,
     few: int = _FEW,
 ) -> Pieces | Groups:  # fmt: skip
-    """By the numbers of edges and rows, and of the `most` edges that a row may have, which the host
-    knows without waiting for the device: no more than a certain number of blocks have at least
-    `least` edges each. There are none if no row can be long. Of a graph with `groups` those, if a
-    row is long."""
+    """How the rows of a graph are divided, from what the host knows without a device sync: the
+    numbers of edges and rows, and the bound `most` of the edges of a row. A block has at least
+    `least` edges. Without a long row there are no blocks; with one, a graph's `groups` are used."""
     few_rows, divides = _FEW_ROWS, False
     if groups is not None:
-        divides = groups.most_groups <= _MOST_GROUPS and groups.size <= _LARGEST_GROUP
+        divides = groups.most_groups <= _MAX_GROUPS and groups.size <= _LARGEST_GROUP
         few_rows = _FEW_OF_GROUPS if divides else _FEW_ROWS
-    size = max(least, -(-num_edges // _MOST_BLOCKS))
+    size = max(least, -(-num_edges // _MAX_BLOCKS))
     longest = max(size, min(_TIMES_MEAN * num_edges // max(1, num_rows), num_edges // few_rows))
     if most <= longest or num_edges <= few:
         return Pieces(num_edges, num_edges, 0)
@@ -77,10 +76,9 @@ def last_of(rows, lane):
 
 
 '''
-# Slots are numbered 2b for the row that begins before block b, and 2b + 1 for the one that begins
-# in it. `owner` has their rows, from the kernel of rows or one of its own. Slots without a piece
-# are not cleared: who reads one checks that its row has a piece there, which is true of no other
-# number.
+# Slot 2b is for the row that begins before block b, slot 2b + 1 for the one that begins in it.
+# `owner` holds their rows, written by the kernel of rows or by one of its own. Slots without a
+# piece are not cleared: readers check that the row has a piece there, as no stale number has.
 _FEW_PIECES, ROWS_OF_OWNERS, WARPS_OF_OWNERS = 16, 128, 4
 WRITE_OWNERS = f'''{_LAST}@triton.jit(do_not_specialize=['num_rows', 'size', 'longest'])
 def message_owners(rowptr, owner, num_rows, size, longest):
@@ -117,7 +115,7 @@ def owner_of(owner, slot, rowptr, num_blocks, num_rows, size, longest):
 
 
 '''
-# What a program takes: rows, or the pieces in some blocks. `units` of them.
+# The units of a program: rows, or the pieces in some blocks; and the edges of one.
 ROWS = '''\
 units = tl.cdiv(num_rows - pid, num_programs)'''
 ROW = '''\
@@ -159,7 +157,7 @@ else:
     end = tl.load(rowptr + row + 1)
     is_short = end - begin <= longest
     end = tl.where(is_short, end, begin)'''
-# Those of a row that has one group are its results.
+# Groups: a row with one group has no partial results.
 GROUPS = '''\
 units = tl.cdiv(num_groups - pid, num_programs)'''
 GROUP = '''\
@@ -173,7 +171,7 @@ slot = group - tl.load(long_shift + which, is_long, 0)
 row = tl.where(is_long, tl.load(long_row + which, is_long, 0), row)
 is_short = is_long == 0'''
 
-# Where a partial result is, and how many edges it has.
+# The offset of a partial result, and its number of edges.
 _OF_BLOCKS = '''@triton.jit
 def place_of(first, piece, size, f):
     return (2 * (first + piece) + (piece == 0)) * size + f
@@ -197,8 +195,8 @@ def edges_of(first, piece, begin, end, group_size):
 
 
 '''
-# Each thread reads partial results of every `R`-th piece, so that it adds up at most 128 one after
-# another; those of threads are added as a tree.
+# Each thread reads every `R`-th piece, so that it adds at most 128 one after another; the sums of
+# threads are added as a tree.
 _FUNCTIONS = '''@triton.jit
 def sum_of(
     part, first, count, size, f, m, R: tl.constexpr, W: tl.constexpr, ACC: tl.constexpr
@@ -314,8 +312,8 @@ _ROWS_OF_GROUPS = """\
         count = tl.load(long_ptr + which + 1).to(tl.int64) - first
         end = tl.load(rowptr + row + 1).to(tl.int64)
         begin = tl.load(rowptr + row).to(tl.int64)"""
-# A result of a row of few pieces, which a program calculates alone, and of many, of which a program
-# has some columns. Names differ by result and number: Triton would join those of branches.
+# One program combines all columns of a row with few pieces; of a row with many, a program combines
+# some columns. Names differ by result and branch: Triton would merge variables of equal names.
 _RESULT_OF_FEW = """
 if (count <= {few}) & (each % tiles == tile):
     for column in range(0, size{k}, {wide}):
@@ -359,7 +357,7 @@ _KINDS = {
         f'part{{k}}, part{{k}}, parg{{k}}, {_OF_PIECES}, size{{k}}, f{{k}}, m{{k}}',
         (_STORE, 'b{k} = 1.0 / b{k}', _STORE_SECOND),
     ),
-    # Of the softmax that is result 0, of which `size{k} // size0` numbers have the same.
+    # The softmax is result 0: `size{k} // size0` numbers share one of its numbers.
     'weighted': _Kind(
         'c{k}, b{k}, a{k}', 'softmax_of',
         f'part{{k}}, part0, parg0, {_OF_PIECES}, size0, f{{k}} // (size{{k}} // size0), m{{k}}',
@@ -373,24 +371,24 @@ _KINDS = {
     'max': _BEST,
     'min': _BEST._replace(arguments=_BEST.arguments[:-1] + '-1'),
 }  # fmt: skip
-# Pieces that a program reads at once, of a row of more than _FEW_PIECES. Those of a softmax have
-# more numbers, which would take all registers.
+# Pieces that a program reads at once, of a row of more than _FEW_PIECES; fewer for a softmax, which
+# needs more registers.
 _MANY_PIECES, _MANY_OF_SOFTMAX = 256, 64
-# A row of so many groups is combined by programs of one warp, which read so many at once, and of
-# which so many are for a tile.
-_FEW_GROUPS, _GROUPS_AT_ONCE, _MOST_OF_FEW = 64, 8, 2**16
+# Rows of up to `_FEW_GROUPS` groups are combined by programs of one warp, up to `_MAX_OF_FEW` for a
+# tile, which read `_GROUPS_AT_ONCE`.
+_FEW_GROUPS, _GROUPS_AT_ONCE, _MAX_OF_FEW = 64, 8, 2**16
 
 
 class Form(NamedTuple):
-    """Of a kernel that combines blocks, or few or many groups: of a prepared graph the host knows
-    whether a row has many."""
+    """What a kernel combines: pieces of blocks, or few or many groups. Of a prepared graph the host
+    knows whether a row has many."""
 
     of_groups: bool
     of_many: bool
 
     @property
     def columns(self) -> int:
-        """Of a tile."""
+        """Columns of a tile."""
         return _COLUMNS if self.of_many else _WIDE
 
     @property
@@ -404,14 +402,14 @@ FORMS = FORM_OF_BLOCKS, FORM_OF_FEW_GROUPS, FORM_OF_MANY_GROUPS = (
 
 
 @lru_cache(maxsize=256)
-def combination(kinds: tuple[str, ...], form: Form) -> str:
+def combine_kernel(kinds: tuple[str, ...], form: Form) -> str:
     """The kernel `message_combine`, which writes the long rows of results of these kinds.
 
-    Its pointers are, for each result, the partial ones and the whole, for a softmax and an extreme
-    also the second ones; then the rows of slots, or the long rows and the first partial result of
-    each; and the row pointers. Its numbers are those of programs of a tile, of blocks and of rows,
-    the edges of a block and of the longest row that is not long, and the columns of each result;
-    for groups those of programs and of long rows, the edges of a group, and the columns.
+    Its pointers are, for each result, the partial results and the result, with the second ones of
+    kinds that have two; then the owners of slots, or the long rows and the first partial result of
+    each; then the row pointers. Its numbers are the programs of a tile, the blocks, the rows, the
+    edges of a block and of the longest row that is not long (for groups: the programs, the long
+    rows, the edges of a group), and the columns of each result.
     """
     pointers: list[str] = []
     lines: list[str] = []
@@ -451,10 +449,10 @@ def combination(kinds: tuple[str, ...], form: Form) -> str:
     body = '\n'.join(f'        {line}' for line in lines if line)
     functions = f'{_FUNCTIONS}{_VARIANCE}' if 'var' in kinds else _FUNCTIONS
     functions = f'{_OF_GROUPS if form.of_groups else OWNERS + _OF_BLOCKS}{functions}'
-    return f'{ADDED}{functions}{head}{body}\n'
+    return f'{ROUNDED_ADD}{functions}{head}{body}\n'
 
 
-class Combination(NamedTuple):
+class CombineLaunch(NamedTuple):
     """A launch of `message_combine`."""
 
     form: Form
@@ -462,16 +460,16 @@ class Combination(NamedTuple):
     tiles: int
 
 
-def combinations(pieces: Pieces | Groups, sizes: Sequence[int]) -> list[Combination]:
+def combine_launches(pieces: Pieces | Groups, sizes: Sequence[int]) -> list[CombineLaunch]:
     """The launches that combine pieces of results of these sizes."""
     if isinstance(pieces, Groups):
         count = pieces.long_row.size(0)
-        programs = {FORM_OF_FEW_GROUPS: min(count, _MOST_OF_FEW)}
+        programs = {FORM_OF_FEW_GROUPS: min(count, _MAX_OF_FEW)}
         if pieces.most_groups > _FEW_GROUPS:
-            programs[FORM_OF_MANY_GROUPS] = min(count, _MOST_COMBINING)
+            programs[FORM_OF_MANY_GROUPS] = min(count, _MAX_COMBINING)
     else:
-        programs = {FORM_OF_BLOCKS: min(pieces.num_blocks, _MOST_COMBINING)}
+        programs = {FORM_OF_BLOCKS: min(pieces.num_blocks, _MAX_COMBINING)}
     return [
-        Combination(form, count, sum(-(-size // form.columns) for size in sizes))
+        CombineLaunch(form, count, sum(-(-size // form.columns) for size in sizes))
         for form, count in programs.items()
     ]

@@ -1,27 +1,31 @@
-"""What runs on nodes and parameters before the kernel."""
+"""Runs the prologue of a plan: what is computed on nodes and parameters before the passes."""
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
 from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
 
+# A Python number, or the shape, number and dtype of a tensor filled with it.
+_Constant: TypeAlias = float | tuple[tuple[int, ...], float, torch.dtype]
 
-class _Step(NamedTuple):
-    """The call of a function of torch."""
+
+class _Call(NamedTuple):
+    """A call of a function of torch."""
 
     at: int
-    function: Any
+    function: Callable[..., Tensor]
     args: tuple[int, ...]
-    numbers: tuple[tuple[int, Any], ...]  # Python numbers, by position in the arguments
-    risky: tuple[tuple[int, Any], ...]  # position of an argument of nodes, and its end of the edge
+    constants: tuple[tuple[int, _Constant], ...]  # by position in the arguments
+    risky: tuple[tuple[int, int], ...]  # position of an argument of nodes, and its end of the edge
 
 
 class Prologue:
-    """Inputs of the kernel and its tail, computed on nodes and parameters.
+    """Computes the inputs of the passes, and the weights of the tail.
 
     No edge reads the row of a node without edges, so its gradient must be zero. Hoisted operations
     could make it NaN (zero times the derivative of a square root at zero): such rows are replaced.
@@ -30,26 +34,30 @@ class Prologue:
     def __init__(self, program: Program, wanted: list[int]) -> None:
         self.program, self.wanted = program, wanted
         self.order = program.reachable([at for at in wanted if program[at].op != 'load'])
-        self.end = {at: program.level(at) for at in self.order if program.level(at) != PARAM}
+        self.end = {
+            at: end for at in self.order if (end := program.dependence(at)) != PARAM
+        }
         self.ends = {end for end in self.end.values() if end in (SRC, DST)}
-        # Loads of nodes; the rows of nodes without edges are replaced.
-        self.hidden = [
+        # Loads of nodes, whose rows of nodes without edges are replaced.
+        self.masked = [
             (at, end) for at, end in self.end.items()
             if program[at].op == 'load' and end in self.ends
         ]  # fmt: skip
         self.constants = {at: number(program[at]) for at in wanted if program[at].op == 'const'}
-        self.steps = self._steps()
+        self.calls = self._make_calls()
 
-    def _steps(self) -> list[_Step]:
+    def _make_calls(self) -> list[_Call]:
         program = self.program
         users = [arg for at in self.order for arg in program[at].args] + self.wanted
-        affine = {at: found for at in self.order if (found := self._affine(at, users)) is not None}
+        affine = {
+            at: parts for at in self.order if (parts := self._find_affine(at, users)) is not None
+        }
         inside = {map_ for map_, _ in affine.values()}
-        turned = {
+        transposed = {
             at for at in self.order
             if program.operation(at) is torch.t and users.count(at) == 1
         }  # fmt: skip
-        steps: list[_Step] = []
+        calls: list[_Call] = []
         for at in self.order:
             value = program[at]
             if value.op in ('load', 'const') or at in inside:
@@ -58,21 +66,22 @@ class Prologue:
             map_, bias = affine.get(at, (at, None))
             if program.operation(map_) is torch.mm:
                 x, weight = program[map_].args
-                if weight in turned:
-                    steps = [step for step in steps if step.at != weight]
+                if weight in transposed:
+                    calls = [step for step in calls if step.at != weight]
                     function, args = linear, (x, *program[weight].args)
                     args += () if bias is None else (bias,)
                 elif bias is not None:
                     function, args = torch.addmm, (bias, x, weight)
-            numbers = [(k, self._number(at, arg)) for k, arg in enumerate(args)]
-            ends = [(k, self.end.get(arg)) for k, arg in enumerate(args)]
-            steps.append(_Step(
-                at, function, args, tuple(each for each in numbers if each[1] is not None),
-                tuple((k, end) for k, end in ends if end in self.ends and value.op in RISKY),
-            ))  # fmt: skip
-        return steps
+            constants = [
+                (k, self._constant(at, arg)) for k, arg in enumerate(args)
+                if program[arg].op == 'const'
+            ]  # fmt: skip
+            ends = [(k, self.end[arg]) for k, arg in enumerate(args) if arg in self.end]
+            risky = [(k, end) for k, end in ends if end in self.ends and value.op in RISKY]
+            calls.append(_Call(at, function, args, tuple(constants), tuple(risky)))
+        return calls
 
-    def _affine(self, at: int, users: list[int]) -> tuple[int, int] | None:
+    def _find_affine(self, at: int, users: list[int]) -> tuple[int, int] | None:
         """The linear map and the bias whose sum a value is, if no other value reads the map."""
         program = self.program
         value = program[at]
@@ -82,17 +91,15 @@ class Prologue:
             alike = {program[each].dtype for each in (at, one, bias, *program[one].args)}
             if (
                 program.operation(one) is torch.mm and users.count(one) == 1 and len(alike) == 1
-                and program.level(bias) == PARAM and program[bias].op != 'const'
+                and program.dependence(bias) == PARAM and program[bias].op != 'const'
                 and program[bias].shape == value.shape
             ):  # fmt: skip
                 return one, bias
         return None
 
-    def _number(self, user: int, at: int) -> Any:
-        """A constant: a number, or the shape, number and dtype of a tensor filled with it."""
+    def _constant(self, user: int, at: int) -> _Constant:
+        """A constant as an argument of `user`."""
         value = self.program[at]
-        if value.op != 'const':
-            return None
         if self.program.takes_numbers(user):
             return number(value)
         inner = [self.program[arg] for arg in self.program[user].args]
@@ -103,32 +110,33 @@ class Prologue:
 
     def __call__(self, read: dict[int, Tensor], graph: Graph | None) -> list[Tensor]:
         """Computes the values from the tensors read; differentiable if the graph is given."""
-        if not self.steps and not self.constants:
+        if not self.calls and not self.constants:
             return [read[at] for at in self.wanted]
-        known: dict[int, Any] = {**read, **self.constants}
-        used: dict[int, Tensor] = {}
+        values: dict[int, Tensor] = {**read, **self.constants}  # type: ignore[dict-item]
+        has_edges: dict[int, Tensor] = {}
         if graph is not None:
             for end in self.ends:
                 rowptr = graph.rowptr if end == DST else graph.t_rowptr
                 assert rowptr is not None
-                used[end] = rowptr[1:] != rowptr[:-1]
-            for at, end in self.hidden:
-                known[at] = _hidden(read[at], used[end], 0)
-        for at, function, args, numbers, risky in self.steps:
-            values: list[Any] = [known.get(arg) for arg in args]
-            for k, value in numbers:
-                if isinstance(value, tuple):
-                    shape, fill, dtype = value
+                has_edges[end] = rowptr[1:] != rowptr[:-1]
+            for at, end in self.masked:
+                values[at] = _replace_unread_rows(read[at], has_edges[end], 0)
+        for at, function, args, constants, risky in self.calls:
+            given: list = [values.get(arg) for arg in args]
+            for k, constant in constants:
+                if isinstance(constant, tuple):
+                    shape, fill, dtype = constant
                     device = next(iter(read.values())).device
-                    value = torch.full(shape, fill, dtype=dtype, device=device)
-                values[k] = value
-            if used:
+                    given[k] = torch.full(shape, fill, dtype=dtype, device=device)
+                else:
+                    given[k] = constant
+            if has_edges:
                 for k, end in risky:
-                    values[k] = _hidden(values[k], used[end], 1)
-            known[at] = function(*values)
-        return [read[at] if at in read else known[at] for at in self.wanted]
+                    given[k] = _replace_unread_rows(given[k], has_edges[end], 1)
+            values[at] = function(*given)
+        return [read[at] if at in read else values[at] for at in self.wanted]
 
 
-def _hidden(x: Tensor, used: Tensor, number: float) -> Tensor:
+def _replace_unread_rows(x: Tensor, used: Tensor, number: float) -> Tensor:
     """Replaces the rows of nodes without edges by a number."""
     return torch.where(used.view(-1, *(1,) * (x.dim() - 1)), x, number)

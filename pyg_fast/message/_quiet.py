@@ -1,4 +1,4 @@
-"""Keeps PyTorch's log silent about messages that it cannot trace: PyG's code runs these, and raises
+"""Silences PyTorch's log about messages that it cannot trace: PyG's code runs these, and raises
 the user's own error."""
 
 import logging
@@ -21,7 +21,7 @@ _state = _State()
 
 
 class _Filter(logging.Filter):
-    """Drops warnings and errors of a thread that traces. Who asks for more of the log gets all."""
+    """Drops warnings and errors of a thread that traces, unless a lower level of the log is on."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         asked = logging.getLogger(record.name).getEffectiveLevel() < logging.WARNING
@@ -33,7 +33,7 @@ _filter = _Filter()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """While this thread traces a message."""
+    """Silences the log of this thread while it traces a message."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_filter)  # Once: it is the same.
     _state.depth += 1

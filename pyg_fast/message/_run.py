@@ -1,133 +1,124 @@
-"""Runs a plan: the prologue on nodes, the kernels, and the linear map after them."""
+"""Runs a plan: the prologue on nodes, the passes over edges, and the linear map after them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch_geometric.utils import softmax
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph, ends_of
 from ..ops._saved import save, saved
 from ..ops._transforms import is_batched
 from ..ops.column_sums import column_sums
 from ..ops.head_map import head_map
 from ..ops.product import product
+from ..sparse.graph import Graph, ends_of
+from ..sparse.operator import SparseOperator
 from . import _blocks
 from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
 from ._gradients import cotangents_of
-from ._ir import NODES, OF_DST, SRC, is_float
+from ._ir import DST_ROLES, NODES, SRC, Inputs
 from ._passes import Pass, Passes
-from ._plan import Plan, WeightedSum, sums_of
+from ._plan import Plan, WeightedSum, kernel_reduces
+
+# The results of a pass, and for each the second one of kinds that have two (else None).
+Results: TypeAlias = tuple[list[Tensor], list[Tensor | None]]
 
 
 def run_pass(
-    one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
-    seed: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
-    """The results of a pass, and the chosen edges of a maximum or minimum."""
-    if one.in_blocks:
-        return _blocks.reduced(one.program, one.outs, graph, _seeded(inputs, seed), acc)
+    pass_: Pass, graph: Graph, inputs: Inputs, acc: torch.dtype, seed: Tensor | None
+) -> Results:
+    """Runs a pass on blocks, on a GPU or on a CPU."""
+    if pass_.in_blocks:
+        return _blocks.reduce_blocks(
+            pass_.program, pass_.outs, graph, _with_seed(inputs, seed), acc
+        )
     if not graph.col.is_cuda:
-        if one.outs[-1].kind == 'var':
-            return _variance_cpu(one, graph, inputs, acc, seed)
-        return run_pass_cpu(one, graph, inputs, acc, seed)
-    schedule = schedule_of(graph, one.row_role)
+        if pass_.outs[-1].kind == 'var':
+            return _variance_cpu(pass_, graph, inputs, acc, seed)
+        return run_pass_cpu(pass_, graph, inputs, acc, seed)
+    schedule = schedule_of(graph, pass_.row_role)
     with on_device(graph.col.device):
-        return run_pass_cuda(one, schedule, inputs, acc, seed)
+        return run_pass_cuda(pass_, schedule, inputs, acc, seed)
 
 
 def _variance_cpu(
-    one: Pass, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
-    seed: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor | None]]:  # fmt: skip
-    """The results of a pass whose last one is a variance, by differences from the first message of
-    each destination: those of equal messages are 0."""
+    pass_: Pass, graph: Graph, inputs: Inputs, acc: torch.dtype, seed: Tensor | None
+) -> Results:
+    """Runs a pass whose last result is a variance, by moments about the first message of each
+    destination: the variance of equal messages is exactly 0."""
     starts, given = graph, inputs
     if graph.num_edges > 0:
+        # A graph of the first edge of each destination; for one without edges, of any edge.
         start = graph.rowptr[:-1].clamp(max=graph.num_edges - 1)
         edges = start if graph.perm is None else graph.perm[start]
         rowptr = torch.arange(start.numel() + 1, dtype=start.dtype)
         starts = graph._replace(rowptr=rowptr, col=graph.col[start], perm=edges)
         missing = start.numel() - graph.num_edges  # The kernel takes a row for each of these edges.
         given = inputs | {
-            key: torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
-            for key, x in inputs.items() if key[0] == 'edge' and missing > 0
+            load: torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+            for load, x in inputs.items() if load[0] == 'edge' and missing > 0
         }  # fmt: skip
-    (first,), _ = run_pass_cpu(one.first(), starts, given, acc, seed)
-    outs, chosen = run_pass_cpu(one.from_first(), graph, inputs | {('first', 0): first}, acc, seed)
+    (first,), _ = run_pass_cpu(pass_.first_value_pass(), starts, given, acc, seed)
+    given = inputs | {('first', 0): first}
+    outs, chosen = run_pass_cpu(pass_.moments_pass(), graph, given, acc, seed)
     *others, away, squares = outs
     var = (squares - away * away).clamp_(min=0)
     has_edges = (graph.rowptr.diff() > 0).view(-1, *(1,) * (away.dim() - 1))
     mean = torch.where(has_edges, first + away, 0)
-    return [*others, var.to(getattr(torch, one.outs[-1].dtype))], [*chosen[:-2], mean]
+    return [*others, var.to(getattr(torch, pass_.outs[-1].dtype))], [*chosen[:-2], mean]
 
 
-def _seeded(
-    inputs: dict[tuple[str, int], Tensor], seed: Tensor | None
-) -> dict[tuple[str, int], Tensor]:
+def _with_seed(inputs: Inputs, seed: Tensor | None) -> Inputs:
     return inputs if seed is None else {**inputs, ('seed', 0): seed}
 
 
-def _with_dot(
-    plan: Plan, known: dict[tuple[str, int], Tensor], n: int, grads: Sequence[Tensor],
-    results: Sequence[Tensor], acc: torch.dtype,
-) -> None:  # fmt: skip
-    """Adds the sum of a softmax's values times their gradients, where results are multiples of it:
-    that is the sum of the results times theirs."""
-    most, scale = known['most', n], known['scale', n]
-    if plan.in_blocks or not most.is_cuda:
-        shape = (most.size(0), *plan.kernel[plan.softmaxes[n]].shape, -1)
-        first, *others = (
-            (grad * each).reshape(shape).sum(-1)
-            for grad, each in zip(grads, results, strict=True)
-        )
-        known['dot', n] = sum(others, first)
-        return
-    dot, stats = dot_of_results(most, scale, grads, results, acc)
-    known['dot', n], known['stats', n] = dot, stats
+class _Context(FunctionCtx):
+    """What the backward pass gets beside the saved tensors."""
+
+    passes: Passes
+    needs: tuple[bool, ...]
 
 
 class FusedMessage(torch.autograd.Function):
-    """The kernels of a plan. With `create_graph=True` its backward is that of torch operations."""
+    """The passes of a plan. Its double backward differentiates torch's own operators."""
 
     @staticmethod
     def forward(
-        ctx: Any, passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
-        only_read: bool, *inputs: Tensor,
-    ) -> Any:  # fmt: skip
-        found, kept = results_of(passes, graph, seed, needs, inputs)
+        ctx: _Context, passes: Passes, graph: Graph, seed: Tensor | None,
+        needs: tuple[bool, ...], only_read: bool, *inputs: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        results, kept = compute_results(passes, graph, seed, needs, inputs)
         ctx.passes, ctx.needs = passes, needs
-        rounded = tuple(map(_no_view, found))
+        rounded = tuple(map(_as_non_view, results))
         if not only_read:  # The caller may write into what it gets.
-            results = [x.clone() if any(x is y for y in rounded) else x for x in kept.results]
-            kept = kept._replace(results=tuple(results))
+            own = [x.clone() if any(x is y for y in rounded) else x for x in kept.results]
+            kept = kept._replace(results=tuple(own))
         save(ctx, graph, seed, inputs, *kept)
         return rounded
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         passes, needs = ctx.passes, ctx.needs
         graph, seed, inputs, *kept = saved(ctx)
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
-            chosen = Kept(*kept).chosen
-            found = _differentiable(
-                passes, graph, seed, inputs, chosen, needs, grads, passes.acc
-            )
+            chosen = Saved(*kept).chosen
+            of_inputs = _differentiate_in_torch(passes, graph, seed, inputs, chosen, needs, grads)
         else:
-            found = gradients_of(passes, graph, seed, needs, inputs, Kept(*kept), grads)
-        return None, None, None, None, None, *found
+            of_inputs = compute_gradients(passes, graph, seed, needs, inputs, Saved(*kept), grads)
+        return None, None, None, None, None, *of_inputs
 
 
-class Kept(NamedTuple):
+class Saved(NamedTuple):
     """What the backward pass of a plan reads of the forward pass, in the dtype of the arithmetic.
 
     :obj:`local` are the sums of derivatives by some inputs of destinations, :obj:`chosen` the edges
-    that maxima and minima chose, :obj:`stats` two tensors for each softmax, and :obj:`results` some
-    of the results, see :func:`kept_results`.
+    that maxima and minima chose, :obj:`stats` for each softmax the largest score of each
+    destination and the reciprocal of its sum of exponentials, and :obj:`results` those that
+    :obj:`Passes.saved_results` lists.
     """
 
     local: tuple[Tensor, ...]
@@ -136,130 +127,152 @@ class Kept(NamedTuple):
     results: tuple[Tensor, ...]
 
 
-def kept_results(passes: Passes) -> Sequence[int]:
-    """The results that the backward pass reads."""
-    count = len(passes.plan.outputs)
-    return range(count) if passes.multiple else [count - 2] if passes.has_variance else ()
-
-
-def results_of(
+def compute_results(
     passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
     inputs: Sequence[Tensor],
-) -> tuple[list[Tensor], Kept]:  # fmt: skip
+) -> tuple[list[Tensor], Saved]:  # fmt: skip
     """The results of a plan, and what the backward pass reads, perhaps the same tensors."""
-    acc, local = passes.acc, passes.local(needs)
-    known = passes.by_role(inputs)
-    # What the backward pass cannot compute is refused now.
-    passes.prepare(needs, local, acc, graph, known)
-    outs, chosen, of_softmax = _forward(passes, local, graph, known, acc, seed)
+    values = passes.by_load(inputs)
+    passes.prepare_backward(needs, graph, values)
+    local = passes.backward(needs).local
+    outs, chosen, stats = _run_forward(passes, local, graph, values, seed)
     outputs = passes.plan.outputs
     count = len(outputs)
     rounded = [
         out.to(getattr(torch, output.dtype)) for out, output in zip(outs, outputs, strict=False)
     ]
-    results = tuple([outs[k] for k in kept_results(passes)])
-    return rounded, Kept(
-        tuple(outs[count:]), tuple(chosen[:count]), tuple(of_softmax.values()), results
+    results = tuple([outs[k] for k in passes.saved_results])
+    return rounded, Saved(
+        tuple(outs[count:]), tuple(chosen[:count]), tuple(stats.values()), results
     )
 
 
-def gradients_of(
+def compute_gradients(
     passes: Passes, graph: Graph, seed: Tensor | None, needs: tuple[bool, ...],
-    inputs: Sequence[Tensor], kept: Kept, grads: tuple[Tensor, ...],
+    inputs: Sequence[Tensor], kept: Saved, grads: tuple[Tensor, ...],
 ) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of the inputs that need one, by kernels."""
-    plan, acc = passes.plan, passes.acc
-    if passes.has_variance:
-        *others, of_mean, of_var = grads
-        grads = *others, of_mean - 2 * kept.results[0] * of_var, of_var
-    grads = tuple([grad.contiguous() for grad in grads])
-    known = passes.by_role(inputs)
-    for n in range(len(plan.softmaxes)):
-        known['most', n], known['scale', n] = kept.stats[2 * n : 2 * n + 2]
-    total = _cotangents(plan, graph, grads, acc)
-    for role, k, at in cotangents_of(plan):
-        chosen = kept.chosen[k] if role == 'picked' else None
-        if chosen is not None:
-            known['grad', k], known['arg', k] = grads[k], chosen
-        else:
-            known['grad', k] = total[at]
-    for n in range(len(plan.softmaxes)):
-        if passes.is_multiple(n):
-            _with_dot(plan, known, n, grads, kept.results, acc)
-        elif not plan.in_blocks:
-            (known['dot', n],), _ = run_pass(passes.dot(n), graph, known, acc, seed)
+    """The gradients of the inputs that need one, by the passes of the plan."""
+    plan, acc, backward = passes.plan, passes.acc, passes.backward(needs)
+    values = passes.by_load(inputs)
+    cotangents = _load_cotangents(passes, graph, seed, values, kept, grads)
     out: list[Tensor | None] = [None] * len(inputs)
     if plan.in_blocks:
-        out = _blocks.gradients(plan, graph, _seeded(known, seed), needs, acc)
-    local = passes.local(needs)
-    for k, derivative in zip(local, kept.local, strict=True):
-        grad = total[plan.outputs[0].at]
+        out = _blocks.block_gradients(plan, graph, _with_seed(values, seed), needs, acc)
+    for k, derivative in zip(backward.local, kept.local, strict=True):
+        grad = cotangents[plan.outputs[0].at]
         out[k] = (grad.reshape(derivative.shape) * derivative).to(inputs[k].dtype)
-    for one, which, extra in [] if plan.in_blocks else passes.backward(needs, local):
-        found, _ = run_pass(one, graph, known, acc, seed)
-        known |= zip(extra, found[len(which) :], strict=True)
-        for ks, each in zip(which, found, strict=False):
+    for pass_, targets, shared in backward.passes:
+        results, _ = run_pass(pass_, graph, values, acc, seed)
+        values |= zip(shared, results[len(targets) :], strict=True)
+        for ks, grad in zip(targets, results, strict=False):
             if plan.inputs[ks[0]].role == 'param':
-                each = column_sums(each) if each.size(0) > 1 else each
-            for k in ks:  # Copies: gradients of different parameters must not share memory.
-                grad = each if k == ks[0] else each.clone()
-                out[k] = grad.to(inputs[k].dtype).reshape(inputs[k].shape)
+                grad = column_sums(grad) if grad.size(0) > 1 else grad
+            for k in ks:  # Gradients of different parameters must not share memory.
+                own = grad if k == ks[0] else grad.clone()
+                out[k] = own.to(inputs[k].dtype).reshape(inputs[k].shape)
     for k, needed in enumerate(needs):
         if needed and out[k] is None:
             out[k] = torch.zeros_like(inputs[k])
     return out
 
 
-def _no_view(x: Tensor) -> Tensor:
+def _load_cotangents(
+    passes: Passes, graph: Graph, seed: Tensor | None, values: Inputs, kept: Saved,
+    grads: tuple[Tensor, ...],
+) -> dict[int, Tensor]:  # fmt: skip
+    """Adds to `values` what passes of the backward pass load of each destination: the gradients
+    of the results, and the statistics of softmaxes. Returns the cotangents by value."""
+    plan, acc = passes.plan, passes.acc
+    if passes.has_variance:
+        *others, of_mean, of_var = grads
+        grads = *others, of_mean - 2 * kept.results[0] * of_var, of_var
+    grads = tuple([grad.contiguous() for grad in grads])
+    for n in range(len(plan.softmaxes)):
+        values['most', n], values['scale', n] = kept.stats[2 * n : 2 * n + 2]
+    cotangents = _edge_cotangents(plan, graph, grads, acc)
+    for role, k, at in cotangents_of(plan):
+        chosen = kept.chosen[k] if role == 'picked' else None
+        if chosen is not None:
+            values['grad', k], values['arg', k] = grads[k], chosen
+        else:
+            values['grad', k] = cotangents[at]
+    for n, is_multiple in enumerate(passes.multiples):
+        if is_multiple:
+            _load_dot_of_results(plan, values, n, grads, kept.results, acc)
+        elif not plan.in_blocks:
+            (values['dot', n],), _ = run_pass(passes.dot_pass(n), graph, values, acc, seed)
+    return cotangents
+
+
+def _load_dot_of_results(
+    plan: Plan, values: Inputs, n: int, grads: Sequence[Tensor], results: Sequence[Tensor],
+    acc: torch.dtype,
+) -> None:  # fmt: skip
+    """Adds the sum of a softmax's values times their gradients, for results that are multiples of
+    it: it equals the sum of the results times theirs."""
+    most, scale = values['most', n], values['scale', n]
+    if plan.in_blocks or not most.is_cuda:
+        shape = (most.size(0), *plan.message[plan.softmaxes[n]].shape, -1)
+        first, *others = (
+            (grad * each).reshape(shape).sum(-1)
+            for grad, each in zip(grads, results, strict=True)
+        )
+        values['dot', n] = sum(others, first)
+        return
+    values['dot', n], values['stats', n] = dot_of_results(most, scale, grads, results, acc)
+
+
+def _as_non_view(x: Tensor) -> Tensor:
     """A tensor that the caller may write into: autograd forbids it for views made in a function."""
     return torch.ops.aten._unsafe_view(x, x.shape) if x._is_view() else x
 
 
-def _forward(
-    passes: Passes, local: tuple[int, ...], graph: Graph, inputs: dict[tuple[str, int], Tensor],
-    acc: torch.dtype, seed: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor | None], dict[tuple[str, int], Tensor]]:  # fmt: skip
-    """The results, chosen edges, and what each softmax needs of all scores."""
-    joint = passes.joint(graph.col.is_cuda) if passes.plan.softmaxes else None
+def _run_forward(
+    passes: Passes, local: tuple[int, ...], graph: Graph, inputs: Inputs, seed: Tensor | None
+) -> tuple[list[Tensor], list[Tensor | None], Inputs]:
+    """The results and the derivatives by `local` inputs, the edges that maxima chose, and the
+    statistics of softmaxes."""
+    acc = passes.acc
+    joint = passes.joint_pass(graph.col.is_cuda) if passes.plan.softmaxes else None
     if joint is not None:
         (most, *outs), (scale, *chosen) = run_pass(joint, graph, inputs, acc, seed)
         assert scale is not None
         return outs, chosen, {('most', 0): most, ('scale', 0): scale}
-    found = _of_softmaxes(passes, graph, inputs, acc, seed)
-    outs, chosen = run_pass(passes.forward(local), graph, inputs | found, acc, seed)
+    stats = _softmax_statistics(passes, graph, inputs, seed)
+    outs, chosen = run_pass(passes.forward_pass(local), graph, inputs | stats, acc, seed)
     if passes.has_variance:
         mean = chosen.pop()
         assert mean is not None
         outs.insert(-1, mean)
         chosen += [None, None]
-    return outs, chosen, found
+    return outs, chosen, stats
 
 
-def _of_softmaxes(
-    passes: Passes, graph: Graph, inputs: dict[tuple[str, int], Tensor], acc: torch.dtype,
-    seed: Tensor | None,
-) -> dict[tuple[str, int], Tensor]:  # fmt: skip
+def _softmax_statistics(
+    passes: Passes, graph: Graph, inputs: Inputs, seed: Tensor | None
+) -> Inputs:
     """For each softmax, the largest score of each destination, and the reciprocal of the sum of
     exponentials."""
-    found: dict[tuple[str, int], Tensor] = {}
+    stats: Inputs = {}
     for n in range(len(passes.plan.softmaxes)):
         if passes.plan.in_blocks:
-            most, sums = passes.of_softmax_in_blocks(n)
-            (found['most', n],), _ = run_pass(most, graph, inputs, acc, seed)
-            (total,), _ = run_pass(sums, graph, inputs | found, acc, seed)
-            found['scale', n] = total.reciprocal_()
+            largest, sums = passes.softmax_passes_in_blocks(n)
+            (stats['most', n],), _ = run_pass(largest, graph, inputs, passes.acc, seed)
+            (total,), _ = run_pass(sums, graph, inputs | stats, passes.acc, seed)
+            stats['scale', n] = total.reciprocal_()
             continue
-        one = passes.of_softmax(n)
-        (found['most', n],), (scale,) = run_pass(one, graph, inputs, acc, seed)
+        pass_ = passes.softmax_pass(n)
+        (stats['most', n],), (scale,) = run_pass(pass_, graph, inputs, passes.acc, seed)
         assert scale is not None
-        found['scale', n] = scale
-    return found
+        stats['scale', n] = scale
+    return stats
 
 
-def _cotangents(
+def _edge_cotangents(
     plan: Plan, graph: Graph, grads: tuple[Tensor, ...], acc: torch.dtype
 ) -> dict[int, Tensor]:
-    """By value of the message: the gradient that each of its edges gets, at the destination."""
+    """By value of the message: the gradient that each edge of a destination gets, from all sums and
+    means of the value together."""
     degree: Tensor | None = None
     total: dict[int, Tensor] = {}
     for output, grad in zip(plan.outputs, grads, strict=True):
@@ -273,104 +286,92 @@ def _cotangents(
     return total
 
 
-def _differentiable(
+def _differentiate_in_torch(
     passes: Passes, graph: Graph, seed: Tensor | None, inputs: tuple[Tensor, ...],
     chosen: tuple[Tensor | None, ...], needs: tuple[bool, ...], grads: tuple[Tensor, ...],
-    acc: torch.dtype,
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients in torch operations, for another derivative, or several at once."""
-    plan, create_graph = passes.plan, torch.is_grad_enabled()
+    message, create_graph = passes.plan.message, torch.is_grad_enabled()
     keeps = {}
-    for at in plan.kernel.reachable([output.at for output in plan.outputs]):
-        if plan.kernel[at].op == 'keep' and plan.in_blocks:
+    for at in message.reachable([output.at for output in passes.plan.outputs]):
+        if message[at].op == 'keep' and passes.plan.in_blocks:
             assert seed is not None
             edges = torch.arange(graph.num_edges, device=graph.col.device)
-            keeps[at] = _blocks.kept(plan.kernel[at], edges, seed)
-        elif plan.kernel[at].op == 'keep':
-            (keeps[at],), _ = run_pass(passes.kept(at), graph, {}, acc, seed)
+            keeps[at] = _blocks.dropout_factors(message[at], edges, seed)
+        elif message[at].op == 'keep':
+            (keeps[at],), _ = run_pass(passes.dropout_pass(at), graph, {}, passes.acc, seed)
     # The forward pass has been cast already.
     with torch.enable_grad(), torch.autocast(graph.col.device.type, enabled=False):
         inputs = tuple(t.view_as(t) for t in inputs)  # One tensor may be several inputs.
-        outs = unfused(plan, graph, inputs, keeps, chosen)
+        outs = _run_in_torch(passes.plan, graph, inputs, keeps, chosen)
     wanted = [t for t, needed in zip(inputs, needs, strict=True) if needed]
-    found = iter(torch.autograd.grad(
+    grads_of = iter(torch.autograd.grad(
         outs, wanted, grads, create_graph=create_graph, allow_unused=True, materialize_grads=True,
     ))  # fmt: skip
-    return [next(found) if needed else None for needed in needs]
+    return [next(grads_of) if needed else None for needed in needs]
 
 
-def unfused(
-    plan: Plan,
-    graph: Graph,
-    inputs: tuple[Tensor, ...],
-    keeps: dict[int, Tensor] | None = None,
-    chosen: tuple[Tensor | None, ...] | None = None,
-    dtype: torch.dtype | None = None,
-) -> list[Tensor]:
+def _run_in_torch(
+    plan: Plan, graph: Graph, inputs: tuple[Tensor, ...], keeps: dict[int, Tensor],
+    chosen: tuple[Tensor | None, ...],
+) -> list[Tensor]:  # fmt: skip
     """The results of the kernels in torch operations, with tensors of the size of the edges.
-
-    Args:
-        plan (Plan): The plan.
-        graph (Graph): The graph.
-        inputs (tuple of Tensor): Inputs of the kernel.
-        keeps (dict, optional): Factors of dropouts, by their place in the program.
-            (default: :obj:`None`)
-        chosen (tuple, optional): The edges that maxima and minima chose. (default: :obj:`None`,
-            torch divides the gradient of a tie)
-        dtype (torch.dtype, optional): The dtype to compute in. (default: :obj:`None`, that of the
-            inputs)
-    """
-    kernel = plan.kernel
+    `keeps` are the factors of dropouts, `chosen` the edges that maxima and minima chose."""
+    message = plan.message
     col, row = ends_of(graph)
     ends = {'src': col, 'dst': row}
-    known: dict[int, Tensor] = dict(keeps or {})
-    for at in kernel.reachable([output.at for output in plan.outputs]):
-        if kernel[at].op == 'load' and kernel[at].attrs[0] not in OF_DST:
-            role, k = kernel[at].attrs
-            x = (
-                inputs[k]
-                if dtype is None or not is_float(kernel[at].dtype)
-                else inputs[k].to(dtype)
-            )
-            known[at] = x.index_select(0, ends[role]) if role in ends else x
+    values = dict(keeps)
+    for at in message.reachable([output.at for output in plan.outputs]):
+        if message[at].op == 'load' and message[at].attrs[0] not in DST_ROLES:
+            role, k = message[at].attrs
+            values[at] = inputs[k].index_select(0, ends[role]) if role in ends else inputs[k]
     for at in plan.softmaxes:
-        (score,) = kernel.evaluate(kernel[at].args[:1], known, dtype)
-        own = getattr(torch, kernel[at].dtype) if dtype is None else dtype
-        score = score.to(own).expand(col.size(0), *kernel[at].shape)
-        known[at] = softmax(score, row, num_nodes=graph.num_dst)
-    names = {'sum': 'sum', 'mean': 'mean', 'var': 'mean', 'max': 'amax', 'min': 'amin'}
+        (score,) = message.evaluate(message[at].args[:1], values)
+        score = score.to(getattr(torch, message[at].dtype))
+        score = score.expand(col.size(0), *message[at].shape)
+        values[at] = softmax(score, row, num_nodes=graph.num_dst)
     outs = []
-    for k, output in enumerate(plan.outputs):
+    for output, arg in zip(plan.outputs, chosen, strict=True):
+        # A variance reads the message itself, of which the mean before it is.
         at = plan.outputs[-2].at if output.reduce == 'var' else output.at
-        (m,) = kernel.evaluate([at], known, dtype)
-        m = m.expand(col.size(0), *kernel[output.at].shape)
-        arg = None if chosen is None else chosen[k]
+        (x,) = message.evaluate([at], values)
+        x = x.expand(col.size(0), *message[output.at].shape)
         if arg is not None:
-            picked = m.gather(0, arg.clamp(min=0).long())
-            outs.append(picked.masked_fill(arg < 0, 0))
-            continue
-        zero = m.new_zeros(graph.num_dst, *m.shape[1:])
-        index = row.view(-1, *(1,) * (m.dim() - 1)).expand_as(m)
-        if output.reduce == 'var':
-            if dtype is None:
-                m = m.to(getattr(torch, kernel[output.at].dtype))
-            zero = zero.to(m.dtype)
-            mean = zero.scatter_reduce(0, index, m, 'mean', include_self=False)
-            m = (m - mean.index_select(0, row)).square()
-        outs.append(zero.scatter_reduce(0, index, m, names[output.reduce], include_self=False))
-    if dtype is None:
-        pairs = zip(outs, plan.outputs, strict=True)
-        outs = [out.to(getattr(torch, output.dtype)) for out, output in pairs]
+            picked = x.gather(0, arg.clamp(min=0).long())
+            out = picked.masked_fill(arg < 0, 0)
+        else:
+            wide = getattr(torch, message[output.at].dtype)
+            out = _scatter(x, row, graph.num_dst, output.reduce, wide)
+        outs.append(out.to(getattr(torch, output.dtype)))
     return outs
 
 
+def _scatter(x: Tensor, row: Tensor, num_rows: int, reduce: str, wide: torch.dtype) -> Tensor:
+    """Reduces values of edges by row; a variance in the dtype `wide`."""
+    index = row.view(-1, *(1,) * (x.dim() - 1)).expand_as(x)
+    if reduce == 'var':
+        x = x.to(wide)
+        mean = _scatter(x, row, num_rows, 'mean', wide)
+        x, reduce = (x - mean.index_select(0, row)).square(), 'mean'
+    zero = x.new_zeros(num_rows, *x.shape[1:])
+    name = {'max': 'amax', 'min': 'amin'}.get(reduce, reduce)
+    return zero.scatter_reduce(0, index, x, name, include_self=False)
+
+
 def run(
-    passes: Passes, graph_of: Callable[[bool], Graph], args: tuple,
+    passes: Passes, graph_of: Callable[[bool], Graph], args: tuple[Tensor, ...],
     named: dict[tuple[str, str], Tensor], seed: Tensor | None, only_read: bool,
 ) -> list[Tensor]:  # fmt: skip
-    """The aggregated message, for the arguments of the captured function and its inputs of nodes
-    and edges. `graph_of` makes the graph, with its transpose on request. The caller must not write
-    into the result if that is `only_read`."""
+    """The aggregated message.
+
+    Args:
+        passes: The passes of its plan.
+        graph_of: Makes the graph, with its transpose on request.
+        args: The arguments of the captured function, parameters among them.
+        named: The inputs of nodes and edges by role and name.
+        seed: The seed of its dropouts.
+        only_read: Whether the caller promises not to write into the result.
+    """
     device = next(iter(named.values())).device.type
     if torch.is_autocast_enabled(device):  # The plan has its conversions.
         with torch.autocast(device, enabled=False):
@@ -387,22 +388,23 @@ def run(
             # Autograd saves no tensor of inference mode; PyG saves the rows gathered of it.
             read = {at: x.clone() if x.is_inference() else x for at, x in read.items()}
     hoists = passes.prologue.ends if needs is not None else ()
-    graph = graph_of(SRC in hoists or (needs is not None and passes.needs_transpose(needs)))
+    transpose = needs is not None and passes.backward(needs).needs_transpose
+    graph = graph_of(SRC in hoists or transpose)
     values = passes.prologue(read, graph if hoists else None)
     # Here, so that the backward pass has the inputs of the graph of autograd.
     pairs = zip(values, plan.inputs, strict=False)
     inputs = [x if _is_readable(x, each.role) else x.contiguous() for x, each in pairs]
     if passes.weighted_sum is not None:
-        outs = [product_of(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
+        outs = [run_weighted_sum(passes.weighted_sum, graph, inputs, plan.outputs[0].dtype)]
     elif needs is not None and True in needs:
         only_read = only_read or plan.tail is not None
         outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
     else:
-        outs, _, _ = _forward(passes, (), graph, passes.by_role(inputs), passes.acc, seed)
-    return finished(passes, outs, values, graph.rowptr)
+        outs, _, _ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
+    return finish_results(passes, outs, values, graph.rowptr)
 
 
-def finished(
+def finish_results(
     passes: Passes, outs: list[Tensor], values: Sequence[Tensor], rowptr: Tensor
 ) -> list[Tensor]:
     """The aggregated message, from the results of the kernels and the values of the prologue."""
@@ -423,19 +425,20 @@ def finished(
             out = out + bias * degree.to(out.dtype)
         outs = [out.view(-1, *plan.tail.shape)]
     if 'var' in plan.reduces:
-        sums = dict(zip(sums_of(plan.reduces), outs, strict=True))
+        sums = dict(zip(kernel_reduces(plan.reduces), outs, strict=True))
         outs = [sums[reduce] for reduce in plan.reduces]
     return [out.to(passes.dtype) for out in outs]
 
 
 def _is_readable(x: Tensor, role: str) -> bool:
-    """Whether kernels read a tensor as it is: on CUDA they take rows of nodes at any distance."""
+    """Whether kernels read a tensor without a copy: on CUDA rows of nodes may have any stride."""
     if x.is_contiguous():
         return True
     return x.is_cuda and role in NODES and x.detach()[0].is_contiguous()
 
 
-def product_of(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:
+def run_weighted_sum(how: WeightedSum, graph: Graph, inputs: list[Tensor], dtype: str) -> Tensor:
+    """The product of a sparse matrix with features, by the kernels of spmm."""
     x = inputs[how.x]
     weight = None if how.weight is None else inputs[how.weight].reshape(-1)
     op = SparseOperator(graph, weight, mean=how.mean)

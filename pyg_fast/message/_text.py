@@ -1,21 +1,24 @@
-"""A plan as text, and back. The op of a message takes the text: caches of compiled code, also those
-of other processes, are keyed by it."""
+"""A plan as canonical text, and back. The op of a message takes the text: caches of compiled code,
+also those of other processes, are keyed by it."""
 
 import json
-from typing import Any
 
 from ._ir import Program
 from ._plan import Input, Output, Plan, Tail
 
-# Changes whenever a text of before would mean another plan.
+# Changes whenever an earlier text would mean another plan.
 _VERSION = 1
+# The programs of a plan, by their names in the text.
+_PROGRAMS = {'before': 'prologue', 'kernel': 'message'}
 
 
 def dumps(plan: Plan) -> str:
     """The canonical text of a plan: equal texts, equal plans."""
-    fields: dict[str, Any] = plan._asdict()
-    for name in ('before', 'kernel'):
-        fields[name] = _rows(fields[name])
+    names = {field: name for name, field in _PROGRAMS.items()}
+    fields = {
+        names.get(field, field): _rows(value) if isinstance(value, Program) else value
+        for field, value in plan._asdict().items()
+    }
     return json.dumps([_VERSION, fields], separators=(',', ':'))
 
 
@@ -31,31 +34,28 @@ def loads(text: str) -> Plan:
             f"'plan' must be of version {_VERSION}, got {version}: compile or export the model "
             'again with the pyg_fast that runs it'
         )
-    for name in ('before', 'kernel'):
-        fields[name] = _program(fields[name])
-    fields['inputs'] = tuple(
-        Input(role, at, tuple(shape), dtype) for role, at, shape, dtype in fields['inputs']
-    )
+    for name, field in _PROGRAMS.items():
+        fields[field] = _program(fields.pop(name))
+    for name in ('inputs', 'outputs', 'tail', 'reduces', 'softmaxes'):
+        fields[name] = _tuples(fields[name])
+    fields['inputs'] = tuple(Input(*each) for each in fields['inputs'])
     fields['outputs'] = tuple(Output(*each) for each in fields['outputs'])
     if fields['tail'] is not None:
-        weight, bias, shape, heads = fields['tail']
-        fields['tail'] = Tail(weight, bias, tuple(shape), heads)
-    fields['reduces'], fields['softmaxes'] = (
-        tuple(fields[name]) for name in ('reduces', 'softmaxes')
-    )
+        fields['tail'] = Tail(*fields['tail'])
     return Plan(**fields)
 
 
-def _rows(program: Program) -> list[Any]:
-    return [[*value, program.level(at)] for at, value in enumerate(program.values)]
+def _rows(program: Program) -> list[list[object]]:
+    return [[*value, program.dependence(at)] for at, value in enumerate(program.values)]
 
 
-def _program(rows: list[Any]) -> Program:
+def _program(rows: list[list]) -> Program:
     program = Program()
-    for op, args, attrs, shape, dtype, level in rows:
-        program.add(op, tuple(args), _tuples(attrs), tuple(shape), dtype, level)
+    for op, args, attrs, shape, dtype, dependence in rows:
+        program.add(op, tuple(args), _tuples(attrs), tuple(shape), dtype, dependence)
     return program
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def _tuples(value: object) -> tuple:
+    """Lists of JSON as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value  # type: ignore

@@ -1,11 +1,12 @@
-"""From a function to the graph of the operators of torch that it calls."""
+"""Traces functions into graphs of torch's operators."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -14,25 +15,27 @@ from ._ir import Refused
 from ._operators import DECOMPOSED, aten
 from ._quiet import quiet
 
-# Held while this package traces: torch tells all threads that one of them does.
+# Held while this package traces: torch's flag that a thread traces is global.
 tracing = threading.RLock()
 
 
 class Like(NamedTuple):
-    """Stands for a tensor. Autocast depends on the device."""
+    """A description of a tensor. It has a device as autocast depends on it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device = torch.device('cpu')
 
 
-def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) -> GraphModule:
+def trace(
+    fn: Callable[..., object], inputs: Sequence[Like | float], derives: bool = False
+) -> GraphModule:
     """The graph of torch's operators that a function calls, for inputs that are :class:`Like` or
-    Python numbers. A function that derives, or that writes into its own values, is traced first,
-    then freed of its writes; those into inputs stay."""
+    Python numbers. A function that `derives`, or writes into its own values, is traced twice: its
+    first graph is functionalized. Writes into inputs stay."""
     with _on_fakes(inputs) as fakes:
 
-        def traced(fn: Callable[..., Any]) -> GraphModule:
+        def traced(fn: Callable[..., object]) -> GraphModule:
             return make_fx(fn, decomposition_table=DECOMPOSED, tracing_mode='real')(*fakes)
 
         graph = None if derives else traced(fn)
@@ -41,15 +44,15 @@ def trace(fn: Callable[..., Any], inputs: Sequence[Any], derives: bool = False) 
         return graph
 
 
-def run_on_fakes(fn: Callable[..., Any], inputs: Sequence[Any]) -> None:
+def run_on_fakes(fn: Callable[..., object], inputs: Sequence[Like | float]) -> None:
     """Calls a function without computing anything."""
     with _on_fakes(inputs) as fakes:
         fn(*fakes)
 
 
 @contextmanager
-def _on_fakes(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Fake tensors for the inputs; every error becomes a refusal."""
+def _on_fakes(inputs: Sequence[Like | float]) -> Iterator[list[Tensor | float]]:
+    """Yields fake tensors for the inputs; every error inside becomes a refusal."""
     try:
         # Not in the context of the capture, whose shapes are symbolic.
         with tracing, quiet(), torch._guards.tracing(None):

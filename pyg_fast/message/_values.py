@@ -32,9 +32,9 @@ COMBINE = {
 
 WARP = 32  # threads
 
-# The addition of sums over threads. Each thread adds the numbers of others to its own: were its own
-# a product, which compilers fuse into the addition, threads would have different sums.
-ADDED = '''@triton.jit
+# How sums between threads add. An fma would fuse a product into the addition in the thread that has
+# it, and not in others: threads would have different sums.
+ROUNDED_ADD = '''@triton.jit
 def added(a, b):
     return libdevice.add_rn(a, b)
 
@@ -42,13 +42,13 @@ def added(a, b):
 '''
 
 
-def total_of(value: str, axis: int, keep_dims: bool = True) -> str:
-    """The sum of a block over an axis."""
+def sum_text(value: str, axis: int, keep_dims: bool = True) -> str:
+    """The code of a sum of a block over an axis."""
     return f'tl.reduce({value}, {axis}, added, keep_dims={keep_dims})'
 
 
 class Index(NamedTuple):
-    """A sum of axes with factors, and a number."""
+    """An affine index: a sum of axes with factors, and a constant."""
 
     terms: tuple[tuple[str, int], ...] = ()
     const: int = 0
@@ -69,12 +69,12 @@ class Index(NamedTuple):
         return ' + '.join(parts)
 
 
-# How often a value is computed: once in a program, for each row, for each block of edges.
+# Loop levels at which a value is computed: once per program, row, or block of edges.
 PROGRAM, ROW, EDGES = range(3)
 
 
 class Block(NamedTuple):
-    """A value in the generated code."""
+    """A value in the generated code: its name, the axes along which it varies, its loop level."""
 
     name: str
     axes: frozenset[str]
@@ -82,16 +82,16 @@ class Block(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """An input, read at a place."""
+    """An input of the edges or a parameter, read at an index."""
 
     role: str
     pointer: str
     flat: Index
     axes: frozenset[str]
     by_edge: bool
-    step: str  # from a row to the next
+    step: str  # the stride of rows
 
 
-def power(n: int) -> int:
-    """The size of a block, a power of two."""
+def next_power_of_two(n: int) -> int:
+    """The size of the block that holds `n` numbers."""
     return 1 << (n - 1).bit_length()

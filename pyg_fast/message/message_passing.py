@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,13 +11,16 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from ..graph.graph import graph_of
-from ..graph.structure import Graph, check_graph, ends_of
+from ..sparse.graph import Graph, check_graph, ends_of
 from ._fallback import Fallback, make_entry
 from ._inputs import check_inputs, why_not
 
+if TYPE_CHECKING:
+    from ._entry import Entry
+
 REDUCES = ('sum', 'add', 'mean', 'max', 'min', 'var')
 # By code: a function that is defined again at every call is captured once.
-_entries: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_entries: WeakKeyDictionary[object, 'Entry'] = WeakKeyDictionary()
 
 
 def message_passing(
@@ -84,11 +87,11 @@ def message_passing(
     if reduce not in REDUCES:
         raise ValueError(f"'reduce' must be one of {REDUCES}, got {reduce!r}")
     reduce = 'sum' if reduce == 'add' else reduce
-    inputs = _named(src, dst, edge)
+    inputs = _collect_inputs(src, dst, edge)
     num_src, num_dst = _sizes(graph, inputs)
-    wanted = _of_softmax(fn, inputs)
+    wanted = _structure_names(fn, inputs)
     try:
-        return _fused(graph, fn, inputs, wanted, num_src, num_dst, reduce, strict)
+        return _run_entry(graph, fn, inputs, wanted, num_src, num_dst, reduce, strict)
     except Fallback as reason:
         if strict:
             raise NotImplementedError(f'message_passing(strict=True): {reason}') from reason
@@ -107,8 +110,8 @@ def message_passing(
     return total(message, reduce=reduce)
 
 
-def _fused(
-    graph: Graph | Tensor, fn: Any, inputs: dict[tuple[str, str], Tensor],
+def _run_entry(
+    graph: Graph | Tensor, fn: Callable[..., Tensor], inputs: dict[tuple[str, str], Tensor],
     wanted: tuple[str, ...], num_src: int, num_dst: int, reduce: str, strict: bool,
 ) -> Tensor:  # fmt: skip
     if torch.compiler.is_compiling():
@@ -135,8 +138,10 @@ def _fused(
     return out
 
 
-def _of_softmax(fn: Any, inputs: dict[tuple[str, str], Tensor]) -> tuple[str, ...]:
-    """What a function takes for its softmax."""
+def _structure_names(
+    fn: Callable[..., Tensor], inputs: dict[tuple[str, str], Tensor]
+) -> tuple[str, ...]:
+    """The parameters of a function that a softmax needs."""
     given = {name for _, name in inputs}
     try:
         parameters = inspect.signature(fn).parameters
@@ -145,7 +150,8 @@ def _of_softmax(fn: Any, inputs: dict[tuple[str, str], Tensor]) -> tuple[str, ..
     return tuple(name for name in ('index', 'size_i') if name in parameters and name not in given)
 
 
-def _named(*roles: Mapping[str, Any] | None) -> dict[tuple[str, str], Tensor]:
+def _collect_inputs(*roles: Mapping[str, object] | None) -> dict[tuple[str, str], Tensor]:
+    """The inputs by role and name, checked."""
     inputs: dict[tuple[str, str], Tensor] = {}
     for role, values in zip(('src', 'dst', 'edge'), roles, strict=True):
         for name, x in (values or {}).items():
@@ -162,7 +168,7 @@ def _named(*roles: Mapping[str, Any] | None) -> dict[tuple[str, str], Tensor]:
     return inputs
 
 
-def _sizes(graph: Any, inputs: dict[tuple[str, str], Tensor]) -> tuple[int, int]:
+def _sizes(graph: object, inputs: dict[tuple[str, str], Tensor]) -> tuple[int, int]:
     """The numbers of sources and destinations."""
     sizes: dict[str, int | None] = {'src': None, 'dst': None}
     if isinstance(graph, Graph):

@@ -1,7 +1,7 @@
 """Inputs that are aggregated once, because they take no gradient and are the same in every step."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -209,7 +209,7 @@ class AggregatesInput(Fused):
     def _check_aggregated(self, given: AggregatedInput, edge_index: Any) -> None:
         """Raises unless this layer made the aggregated input, on this graph, for all nodes."""
         if given.nodes is not None:
-            raise error_of_rows(given)
+            refuse_rows(given)
         self._check_options(given)
         check_graph(given, edge_index)
 
@@ -228,10 +228,10 @@ class AggregatesInput(Fused):
             )
 
 
-def error_of_rows(given: AggregatedInput) -> ValueError:
-    """The error for an aggregated input that lacks rows that a layer reads."""
+def refuse_rows(given: AggregatedInput) -> NoReturn:
+    """Raises for an aggregated input that lacks rows that a layer reads."""
     assert given.nodes is not None
-    return ValueError(
+    raise ValueError(
         f"'x' was aggregated for the {given.nodes.size(0)} rows of a path: it needs this "
         'path in training; give features in evaluation'
     )

@@ -35,7 +35,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from ..message._inputs import why_not as why_not_device
 from ..ops._checks import DTYPES
 from ..ops._transforms import transforms_active
-from ..ops.to_csr import MOST_NODES
+from ..sparse.to_csr import MOST_NODES
 from ._modules import has_pygs, hooks_of, is_plain, is_pygs
 
 # Aggregations of neighbours' features that have a kernel.

@@ -9,9 +9,9 @@ from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import OptTensor
 
-from ..graph.operator import SparseOperator
 from ..ops.product import raw_product
 from ..ops.row_blocks import RowBlock, column_tiles, row_blocks, tile_width
+from ..sparse.operator import SparseOperator
 from ._aggregated import AggregatedInput, AggregatesInput, stand_in
 from ._modules import is_plain, mixes_nodes
 

@@ -13,8 +13,8 @@ from torch_geometric.utils import degree
 
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import list_of
-from ..graph.structure import Graph
 from ..message import _markers
+from ..sparse.graph import Graph
 from ._reduce import combined
 
 _STRUCTURE = ('index', 'edge_index_i')  # of a softmax; the others are sizes

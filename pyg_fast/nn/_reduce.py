@@ -21,12 +21,10 @@ from torch_geometric.nn.aggr import (
 from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
 from torch_geometric.typing import Size
 
-from ..graph._cache import cached, kept, key_size, store
+from ..graph._cache import RequestedSize, derive, requested_size
 from ..graph.graph import graph_of
-from ..graph.operator import SparseOperator, inverse_degree
 from ..graph.prepared_graph import has_list
 from ..graph.small_graphs import has_few_edges, reason_of
-from ..graph.structure import Graph
 from ..ops._checks import check_device
 from ..ops._numbers import acc_dtype
 from ..ops.cbsr import CBSR
@@ -34,6 +32,8 @@ from ..ops.linear_product import LinearAggregation, Plan
 from ..ops.product import needs_transpose, product
 from ..ops.spmm_max import reduce_max
 from ..ops.spmm_var import reduce_var
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator, inverse_degree
 from . import _direct
 from ._aggregated import AggregatesInput, InputPlan
 from ._checks import may_fuse, why_not_reduction
@@ -57,6 +57,24 @@ def plus(out: Tensor, x: CBSR) -> Tensor:
     dense = x.to_dense()
     wide = torch.promote_types(dense.dtype, out.dtype) != dense.dtype
     return dense + out if wide else dense.add_(out)
+
+
+class MeanRequest(NamedTuple):
+    """The mean over neighbours, an operator."""
+
+    size: RequestedSize
+    dtype: torch.dtype  # of sums
+    flow: str
+    kind: str = 'mean'
+
+
+class InverseDegreeRequest(NamedTuple):
+    """The factors of a mean."""
+
+    size: RequestedSize
+    dtype: torch.dtype  # of sums
+    flow: str
+    kind: str = 'inverse degree'
 
 
 class Neighbours(NamedTuple):
@@ -105,35 +123,38 @@ class Neighbours(NamedTuple):
     def mean(self, transpose: bool, num_src: int | None = None) -> SparseOperator:
         """The mean of the neighbours' features; a prepared graph caches it. Arguments as in
         :meth:`graph`."""
-        dtype, op = self.source.dtype, None
-        caches = self.part is None and isinstance(self.edge_index, EdgeIndex)
-        key = self._key('mean', self.source.size(0) if num_src is None else num_src,
-                        self.num_dst, dtype)  # fmt: skip
-        if caches:
-            op = cached(self.edge_index, key)
-        if op is None or (transpose and op.graph.t_rowptr is None):
-            graph = self.graph(transpose, num_src=num_src)
-            op = SparseOperator(graph, row_scale=self.inverse_degree(graph, dtype))
-            if caches and not torch.compiler.is_compiling():
-                store(self.edge_index, key, op)
-        return op
+        dtype = self.source.dtype
 
-    def _key(self, name: str, num_src: int, num_dst: int, dtype: torch.dtype) -> tuple:
-        size = (num_src, num_dst) if self.flow == 'source_to_target' else (num_dst, num_src)
-        return name, key_size(self.edge_index, *size), acc_dtype(dtype), self.flow
+        def make() -> SparseOperator:
+            graph = self.graph(transpose, num_src=num_src)
+            return SparseOperator(graph, row_scale=self.inverse_degree(graph, dtype))
+
+        if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
+            return make()
+        size = self._size(self.source.size(0) if num_src is None else num_src, self.num_dst)
+        return derive(
+            self.edge_index, MeanRequest(size, acc_dtype(dtype), self.flow), make,
+            suffices=_has_transpose if transpose else None,
+        )  # fmt: skip
+
+    def _size(self, num_src: int, num_dst: int) -> RequestedSize:
+        if self.is_reverse:
+            num_src, num_dst = num_dst, num_src
+        return requested_size(self.edge_index, num_src, num_dst)
 
     def inverse_degree(self, graph: Graph, dtype: torch.dtype) -> Tensor:
         """The factors of a mean; a prepared graph caches them."""
         if self.part is not None or not isinstance(self.edge_index, EdgeIndex):
             return inverse_degree(graph.rowptr, dtype)
-        key = self._key('inverse_degree', graph.num_src, graph.num_dst, dtype)
-        inverse = cached(self.edge_index, key)
-        if inverse is None:
-            with kept():
-                inverse = inverse_degree(graph.rowptr, dtype)
-            if not torch.compiler.is_compiling():
-                store(self.edge_index, key, inverse)
-        return inverse
+        size = self._size(graph.num_src, graph.num_dst)
+        return derive(
+            self.edge_index, InverseDegreeRequest(size, acc_dtype(dtype), self.flow),
+            lambda: inverse_degree(graph.rowptr, dtype),
+        )  # fmt: skip
+
+
+def _has_transpose(op: SparseOperator) -> bool:
+    return op.graph.t_rowptr is not None
 
 
 def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | None:

@@ -17,7 +17,6 @@ from torch_geometric.utils.loop import compute_loop_attr
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import list_of
 from ..graph.small_graphs import has_few_edges, reason_of
-from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._fallback import tell
 from ..message._inputs import Looped, check_inputs, looped
@@ -29,6 +28,7 @@ from ..ops.edge_sums import Selected, edge_sums
 from ..ops.gat import ScoredGAT, attend
 from ..ops.gatv2 import attend_v2
 from ..ops.linear import linear, linears
+from ..sparse.graph import Graph
 from ._layer import Fused, entries, known_edges
 from ._modules import is_plain_linear, part_of, weight_and_bias
 

@@ -1,7 +1,7 @@
 """The GCN layer."""
 
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +13,9 @@ from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from .._lazy import lazy
-from ..graph._cache import kept
+from ..graph._cache import outside_inference_mode
 from ..graph.gcn_norm import GCNNorm, normalized
 from ..graph.graph import graph_of
-from ..graph.operator import Sampling, SparseOperator
 from ..graph.signature import signature_of
 from ..ops._edges import check_edge_index, is_capturing
 from ..ops._numbers import acc_dtype
@@ -25,6 +24,7 @@ from ..ops.cbsr import CBSR
 from ..ops.gcn_norm import gcn_scale
 from ..ops.linear_product import LinearAggregation, Plan, linear_product
 from ..ops.product import Quantized, product
+from ..sparse.operator import Sampling, SparseOperator
 from ._aggregated import AggregatedInput, AggregatesInput, InputPlan
 from ._checks import may_fuse
 from ._layer import Fused, autocast_dtype, entries, known_edges
@@ -242,87 +242,82 @@ class FusedGCNConv(AggregatesInput, GCNConv):
             norm = self._cached_norm[key]
             return norm if _suits(norm, x.dtype) else None
         num_nodes = x.size(0) if num_nodes is None else num_nodes
-        loops, fill_value = 'remaining', 2.0 if self.improved else 1.0
-        normalize, keep = self.normalize, self.cached and self.normalize
+        edges = self._edges(x, edge_index, edge_weight, num_nodes)
+        if edges is None:
+            return None
+        keep = self.cached and self.normalize
+        with outside_inference_mode() if keep else nullcontext():
+            norm = self._normalize(edges, num_nodes, x.dtype, transpose or keep, keep, sampling)
+        if keep:
+            # `signature_of` waits for the device, which compiled code and captures cannot do.
+            index = edges.edge_index
+            waits = not torch.compiler.is_compiling() and not is_capturing(index)
+            if self._cached_norm is None and isinstance(index, EdgeIndex) and waits:
+                self._cached_signature = signature_of(index)
+            self._cached_norm = {**(self._cached_norm or {}), key: norm}
+        return norm
+
+    def _edges(
+        self, x: Tensor | CBSR, edge_index: Adj, edge_weight: OptTensor, num_nodes: int
+    ) -> '_Edges | None':
+        """The edges to aggregate over, or None if PyG's code must accept or reject them."""
+        normalize, loops, fill_value = self.normalize, 'remaining', 2.0 if self.improved else 1.0
+        keep = self.cached and normalize
         if keep and self._cached_edge_index is not None:  # from a replaced PyG layer
             edge_index, edge_weight = self._cached_edge_index
             normalize = False
         elif keep and self._cached_adj_t is not None:
             edge_index, edge_weight, normalize = self._cached_adj_t, None, False
-
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             if not isinstance(edge_index, SparseTensor) and not is_torch_sparse_tensor(edge_index):
                 return None
             if torch.compiler.is_compiling() or self.flow != 'source_to_target':
                 return None
             loops = 'replace' if isinstance(edge_index, SparseTensor) else 'add'
-            found = entries(edge_index, num_nodes, num_nodes)
+            of_matrix = entries(edge_index, num_nodes, num_nodes)
             # PyG's code rejects or ignores an `edge_weight` beside a matrix.
-            if found is None or edge_weight is not None:
+            if of_matrix is None or edge_weight is not None:
                 return None
-            edge_index, edge_weight = found
+            edge_index, edge_weight = of_matrix
         elif edge_weight is None:
             fill_value = 1.0  # `improved` is for weighted graphs only, as in PyG.
         if self.add_self_loops and normalize:
             edge_index = known_edges(edge_index, num_nodes)
-
         if edge_index.device != x.device:
             raise ValueError(f"'edge_index' is on {edge_index.device}, but 'x' is on {x.device}")
         if edge_weight is not None:
             if edge_weight.dim() != 1 or not edge_weight.is_floating_point():
                 return None
-            if edge_weight.size(0) != edge_index.size(1):
-                raise ValueError(
-                    f"'edge_weight' must have shape [{edge_index.size(1)}], got "
-                    f'{list(edge_weight.shape)}'
-                )
-            if edge_weight.device != x.device:
-                raise ValueError(
-                    f"'edge_weight' is on {edge_weight.device}, but 'x' is on {x.device}"
-                )
+            _check_weight(edge_weight, edge_index, x)
             wide = torch.promote_types(edge_weight.dtype, x.dtype)
             if wide not in (x.dtype, acc_dtype(x.dtype)) or (keep and edge_weight.requires_grad):
                 return None
+        return _Edges(edge_index, edge_weight, normalize, loops, fill_value)
 
-        with kept() if keep else nullcontext():
-            norm = self._normalized(
-                edge_index, edge_weight, num_nodes, x.dtype, normalize, fill_value, loops,
-                transpose or keep, keep, sampling,
-            )  # fmt: skip
-        if keep:
-            # `signature_of` waits for the device, which compiled code and captures cannot do.
-            waits = not torch.compiler.is_compiling() and not is_capturing(edge_index)
-            if self._cached_norm is None and isinstance(edge_index, EdgeIndex) and waits:
-                self._cached_signature = signature_of(edge_index)
-            self._cached_norm = {**(self._cached_norm or {}), key: norm}
-        return norm
-
-    def _normalized(
+    def _normalize(
         self,
-        edge_index: Tensor,
-        edge_weight: OptTensor,
+        edges: '_Edges',
         num_nodes: int,
         dtype: torch.dtype,
-        normalize: bool,
-        fill_value: float,
-        loops: str,
         transpose: bool,
         keep: bool,
         sampling: Sampling | None,
     ) -> GCNNorm:
-        reverse = self.flow == 'target_to_source'
+        """The normalised graph; without normalisation the graph as it is."""
+        index, weight, normalize, loops, fill_value = edges
         if normalize:
             return normalized(
-                edge_index, edge_weight, num_nodes, dtype, fill_value=fill_value,
+                index, weight, num_nodes, dtype, fill_value=fill_value,
                 loops=loops if self.add_self_loops else 'keep', flow=self.flow,
                 transpose=transpose, sampling=sampling, copy=keep or torch.is_grad_enabled(),
             )  # fmt: skip
+        reverse = self.flow == 'target_to_source'
         graph = graph_of(
-            edge_index, num_nodes, num_nodes, transpose=transpose or reverse,
-            values=edge_weight is not None or reverse,
+            index, num_nodes, num_nodes, transpose=transpose or reverse,
+            values=weight is not None or reverse,
         )  # fmt: skip
-        weight_dtype = None if edge_weight is None else edge_weight.dtype
-        return GCNNorm(SparseOperator(graph.t() if reverse else graph, edge_weight), weight_dtype)
+        weight_dtype = None if weight is None else weight.dtype
+        return GCNNorm(SparseOperator(graph.t() if reverse else graph, weight), weight_dtype)
 
     def _degree_sampling(self) -> Sampling | None:
         """The sample over which degrees are counted, or None for all edges."""
@@ -381,6 +376,26 @@ class FusedGCNConv(AggregatesInput, GCNConv):
             out_dtype = torch.promote_types(bias.dtype, out_dtype)
             bias = bias.to(out_dtype)
         return bias, out_dtype != dtype
+
+
+class _Edges(NamedTuple):
+    """Checked edges, and how to normalise them: arguments of :func:`normalized`."""
+
+    edge_index: Tensor
+    edge_weight: Tensor | None
+    normalize: bool
+    loops: str
+    fill_value: float
+
+
+def _check_weight(edge_weight: Tensor, edge_index: Tensor, x: Tensor | CBSR) -> None:
+    """Raises unless there is a weight for each edge, on the device of the features."""
+    if edge_weight.size(0) != edge_index.size(1):
+        raise ValueError(
+            f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
+        )
+    if edge_weight.device != x.device:
+        raise ValueError(f"'edge_weight' is on {edge_weight.device}, but 'x' is on {x.device}")
 
 
 def _suits(norm: GCNNorm, dtype: torch.dtype) -> bool:

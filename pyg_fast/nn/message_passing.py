@@ -15,11 +15,11 @@ from torch_geometric.typing import Adj, Size
 from ..graph.graph import graph_of
 from ..graph.prepared_graph import PreparedGraph, has_list
 from ..graph.small_graphs import has_few_edges, reason_of, runs_pygs_code
-from ..graph.structure import Graph
 from ..message import Fallback, make_entry
 from ..message._fallback import OWN, BySize, InMemory, tell
 from ..message._inputs import check_inputs
 from ..ops._transforms import transforms_active, transforms_traced
+from ..sparse.graph import Graph
 from . import _direct
 from ._checks import (
     OF_SOFTMAX,

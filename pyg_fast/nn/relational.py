@@ -18,14 +18,15 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 from torch_geometric.utils import softmax
 
-from ..graph.graph import Graph, graph_of
-from ..graph.operator import SparseOperator
+from ..graph.graph import graph_of
 from ..message import Fallback, make_entry
 from ..message._inputs import check_inputs
 from ..ops._checks import DTYPES
 from ..ops._library import ops
 from ..ops.product import product
-from ..ops.to_csr import MOST_NODES, counts_in_int64, csr_rows
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
+from ..sparse.to_csr import MOST_NODES, counts_in_int64, csr_rows
 from ._modules import is_plain_linear
 from .message_passing import MIXINS, FusedPropagate, why_not
 

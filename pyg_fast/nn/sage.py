@@ -10,10 +10,10 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from .._lazy import lazy
-from ..graph.operator import SparseOperator
 from ..ops.cbsr import CBSR
 from ..ops.linear_cbsr import linear_cbsr
 from ..ops.linear_product import LinearAggregation, Plan, linear_product, reads_transpose
+from ..sparse.operator import SparseOperator
 from ._aggregated import AggregatedInput
 from ._layer import autocast_dtype
 from ._modules import is_plain_linear, part_of, weight_and_bias

@@ -3,24 +3,25 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..functional.aggregate import aggregate
+from ..functional.cbsr_spmm import cbsr_spmm
+from ..functional.gat import gat
+from ..functional.gatv2 import gatv2
+from ..functional.gcn_norm import gcn_norm
+from ..functional.sampled_spmm import sampled_spmm
+from ..functional.spmm import spmm
+from ..sparse.to_csr import to_csr
+
 # Imported only to register raw ops; they have no public function.
 from . import attention_scores as attention_scores
 from . import path as path
 from ._library import with_cuda
-from .aggregate import aggregate
 from .cbsr import CBSR
-from .cbsr_spmm import cbsr_spmm
-from .gat import gat
 from .gather_rows import gather_rows
-from .gatv2 import gatv2
-from .gcn_norm import gcn_norm
 from .match import match, match_degree
 from .neighbor_sample import SampledSubgraph, neighbor_sample, relabel
 from .node_map import NodeMap
 from .random_walk import pinsage_neighbors, random_walk
-from .sampled_spmm import sampled_spmm
-from .spmm import spmm
-from .to_csr import to_csr
 
 if TYPE_CHECKING:
     from ..papers.maxk import maxk

@@ -1,4 +1,4 @@
-"""Shared by GAT and GATv2: checks, dropout, and the softmax in torch ops."""
+"""Shared by GAT and GATv2: arguments, dropout, and the softmax in torch ops."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from ..graph.graph import graph_of
-from ..graph.structure import Graph, check_graph
-from ._checks import DTYPES, check_device
-from ._numbers import acc_dtype, check_flag
+from ..sparse.graph import Graph
+from ._numbers import acc_dtype
 from ._reference import edge_list
 
 _WORD = 0xFFFFFFFF
@@ -31,55 +29,6 @@ class AttentionArgs(NamedTuple):
     out_acc: bool
 
 
-def attention_args(
-    graph: Graph | Tensor,
-    x: Tensor,
-    num_dst: int,
-    negative_slope: float,
-    dropout: float,
-    add_self_loops: bool,
-    seed: Tensor | None,
-    transpose: bool,
-) -> AttentionArgs:
-    """Checks the arguments."""
-    for name, number in (('negative_slope', negative_slope), ('dropout', dropout)):
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise TypeError(f"'{name}' must be a number, got {type(number).__name__}")
-    check_flag('add_self_loops', add_self_loops)
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
-    if seed is not None:
-        if not isinstance(seed, Tensor) or seed.dtype != torch.int64:
-            raise TypeError("'seed' must be an int64 tensor, got "
-                            f'{seed.dtype if isinstance(seed, Tensor) else type(seed).__name__}')
-        if seed.layout != torch.strided:
-            raise TypeError(f"'seed' must be a strided tensor, got {seed.layout}")
-        if seed.shape != (1,):
-            raise ValueError(f"'seed' must have shape [1], got {list(seed.shape)}")
-        check_device(seed, x, 'seed')
-    if isinstance(graph, Graph):
-        check_graph(graph, values=True)
-        if add_self_loops:
-            raise ValueError("'add_self_loops' must be False for a Graph, got True")
-        check_device(graph.col, x, 'graph')
-        if (graph.num_src, graph.num_dst) != (x.size(0), num_dst):
-            raise ValueError(
-                f"'graph' has {graph.num_src} source and {graph.num_dst} destination nodes, but "
-                f'there are features of {x.size(0)} and {num_dst}'
-            )
-    elif isinstance(graph, Tensor):
-        check_device(graph, x, 'graph')
-        graph = graph_of(
-            graph, x.size(0), num_dst, transpose=transpose, drop_loops=add_self_loops
-        )
-    else:
-        raise TypeError(f"'graph' must be a tensor or Graph, got {type(graph).__name__}")
-    num_loops = min(x.size(0), num_dst) if add_self_loops else 0
-    return AttentionArgs(
-        graph, num_loops, float(negative_slope), float(dropout), drawn_seed(seed, dropout, x), False
-    )
-
-
 def drawn_seed(seed: Tensor | None, dropout: float, x: Tensor) -> Tensor | None:
     """The seed of dropout: a copy of :obj:`seed`, or drawn from torch's generator."""
     if dropout == 0:
@@ -87,25 +36,6 @@ def drawn_seed(seed: Tensor | None, dropout: float, x: Tensor) -> Tensor | None:
     if seed is None:
         return torch.randint(2**63 - 1, (1,), device=x.device)
     return seed.clone()  # The backward pass must use the same seed.
-
-
-def check_heads(x: Tensor, name: str, shape: tuple[int | None, ...] = (None, None, None)) -> None:
-    """Raises unless :obj:`x` is a strided floating-point tensor of that shape."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"'{name}' must be a tensor, got {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise TypeError(f"'{name}' must be a strided tensor, got {x.layout}")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"'{name}' must be one of {DTYPES}, got {x.dtype}")
-    fits = x.dim() == len(shape) and all(
-        want is None or want == got for want, got in zip(shape, x.shape, strict=True)
-    )
-    if not fits:
-        names = ('num_nodes', 'heads', 'channels')
-        wanted = ', '.join(
-            str(names[k] if want is None else want) for k, want in enumerate(shape)
-        )
-        raise ValueError(f"'{name}' must have shape [{wanted}], got {list(x.shape)}")
 
 
 def keeps(seed: Tensor, ids: Tensor, heads: int, dropout: float) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._checks import check_strided
 from .node_map import NodeMap
 
 _WITHOUT_MATHS = (torch.uint16, torch.uint32, torch.uint64)
@@ -12,10 +13,7 @@ _WITHOUT_MATHS = (torch.uint16, torch.uint32, torch.uint64)
 
 def check_ids(name: str, ids: Any, device: torch.device | None = None) -> None:
     """Raises unless :obj:`ids` are integers in one dimension, and on :obj:`device` if given."""
-    if not isinstance(ids, Tensor):
-        raise TypeError(f"'{name}' must be a tensor, got {type(ids).__name__}")
-    if ids.layout != torch.strided:
-        raise TypeError(f"'{name}' must be a strided tensor, got {ids.layout}")
+    check_strided(ids, name)
     if ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
         raise TypeError(f"'{name}' must hold integers, got {ids.dtype}")
     if ids.dim() != 1:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
 from ._saved import save, saved
 from ._transforms import transforms_active
 from .edge_sums import OfRows, edge_sums, rows_of, sum_operator

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.operator import SparseOperator
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
+from ..sparse.to_csr import MOST_NODES
 from ._library import ops
 from ._saved import save, saved
 from ._transforms import is_batched, transforms_active
 from .linear_product import takes_gradient
 from .product import raw_product
-from .to_csr import MOST_NODES
 
 
 def edge_sums(graph: Graph, x: Tensor, edge_index: Tensor, mean: bool) -> Tensor:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ._checks import check_strided
 from ._ids import check_ids, check_range, is_readable
 from ._library import fake, ops, reference
 from ._lifetime import keep_until_read
@@ -88,10 +89,7 @@ def gather_rows(
 
 
 def _check_features(x: Tensor, device: torch.device) -> Tensor:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"'x' must be a tensor, got {type(x).__name__}")
-    if x.layout != torch.strided:
-        raise TypeError(f"'x' must be a strided tensor, got {x.layout}")
+    check_strided(x, 'x')
     if x.dim() == 0:
         raise ValueError("'x' must have at least one dimension, got none")
     x = x.detach()

@@ -5,107 +5,28 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch_geometric import EdgeIndex
-from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
-from ._checks import DTYPES
-from ._edges import check_edge_index, check_invalid, is_capturing, kernel_index
+from ..sparse.to_csr import to_csr
+from ._edges import check_invalid, kernel_index
 from ._library import fake, ops, reference
-from ._numbers import acc_dtype, check_flag, check_number
+from ._numbers import acc_dtype
 from ._saved import save, saved
-from ._transforms import transforms_active
-from .to_csr import to_csr
 
-FLOWS = ('source_to_target', 'target_to_source')
 LOOP_CHUNK = 128  # edges per self-loop count of gcn_degree: csrc/params/gcn_norm.h
 LOOPS = ('remaining', 'replace', 'add', 'keep')
 
 
-def gcn_norm(
+def gcn_weight(
     edge_index: Tensor,
-    edge_weight: Tensor | None = None,
-    num_nodes: int | None = None,
-    improved: bool = False,
-    add_self_loops: bool = True,
-    flow: str = 'source_to_target',
-    dtype: torch.dtype | None = None,
+    edge_weight: Tensor | None,
+    num_nodes: int,
+    dtype: torch.dtype,
+    add_self_loops: bool,
+    fill_value: float,
+    reverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    r"""Normalises edge weights symmetrically by in-degrees, as the `"Semi-supervised Classification
-    with Graph Convolutional Networks" <https://arxiv.org/abs/1609.02907>`_ paper does. It reads the
-    edges once for the degrees and once for the weights.
-
-    .. math::
-        w'_e = \frac{w_e}{\sqrt{\hat{d}_i \hat{d}_j}}, \qquad
-        \hat{d}_i = \sum_{e = (j, i) \in \mathcal{E}} w_e
-
-    The results, and the order of edges, are those of
-    :func:`torch_geometric.nn.conv.gcn_conv.gcn_norm` for a plain :obj:`edge_index`: self-loops come
-    last, one per node, with the weight of the node's last self-loop (all self-loops of the node get
-    its gradient). Differentiable in :obj:`edge_weight`, any number of times. Degrees of float16 and
-    bfloat16 weights are summed in float32.
-
-    On CUDA the degrees of weighted edges are added atomically: their last bits vary from run to
-    run, unless :func:`torch.use_deterministic_algorithms` is on, which sorts the edges. All other
-    results are bitwise reproducible.
-
-    Args:
-        edge_index (Tensor): Sources and destinations :math:`(2, |\mathcal{E}|)`, of any integer
-            dtype.
-        edge_weight (Tensor, optional): Weights :math:`(|\mathcal{E}|)`, float32, float64,
-            float16 or bfloat16. (default: :obj:`None`, all one, also for added self-loops)
-        num_nodes (int, optional): Number of nodes :math:`N`. (default: :obj:`None`, the largest
-            index plus one; CUDA waits for it)
-        improved (bool): Whether self-loops added to weighted edges have weight two.
-            (default: :obj:`False`)
-        add_self_loops (bool): Whether nodes without self-loop get one. The shape of the result
-            depends on their number: CUDA waits for it at every call, and
-            :func:`torch.compile` needs :obj:`capture_dynamic_output_shape_ops`.
-            (default: :obj:`True`)
-        flow (str): Degrees are those of destinations (:obj:`"source_to_target"`) or of sources
-            (:obj:`"target_to_source"`). (default: :obj:`"source_to_target"`)
-        dtype (torch.dtype, optional): The dtype of weights if :obj:`edge_weight` is :obj:`None`.
-            (default: :obj:`None`, torch's default type)
-
-    Returns:
-        :obj:`(edge_index, edge_weight)` with :math:`|\mathcal{E}'|` edges; :obj:`edge_index` itself
-        if no self-loops are added.
-
-    Raises:
-        TypeError: If a dtype is not supported.
-        ValueError: If a shape or device does not fit, or :obj:`flow` is unknown.
-        IndexError: If an index is negative or too large; without :obj:`add_self_loops` as
-            :func:`~pyg_fast.ops.to_csr` does.
-        RuntimeError: If :obj:`add_self_loops` is set while a CUDA graph is captured: its replays
-            cannot return another shape.
-    """
-    if flow not in FLOWS:
-        raise ValueError(f"'flow' must be one of {FLOWS}, got {flow!r}")
-    check_flag('improved', improved)
-    check_flag('add_self_loops', add_self_loops)
-    check_edge_index(edge_index)
-    if edge_weight is not None:
-        _check_weight(edge_weight, edge_index)
-        dtype = edge_weight.dtype
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    if dtype not in DTYPES:
-        raise TypeError(f"'dtype' must be one of {DTYPES}, got {dtype}")
-    if isinstance(edge_index, EdgeIndex):
-        if num_nodes is None and None not in edge_index._sparse_size:
-            num_nodes = max(edge_index._sparse_size)
-        edge_index = edge_index._data
-    if num_nodes is None:
-        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() > 0 else 0
-    check_number('num_nodes', num_nodes)
-    if transforms_active():
-        return pyg_gcn_norm(
-            edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype
-        )
-    if add_self_loops and is_capturing(edge_index):
-        raise RuntimeError(
-            "'add_self_loops' must be False while a CUDA graph is captured: the shape of the "
-            'result depends on the number of self-loops. Normalise before the capture, or pass the '
-            'edges to the layer'
-        )
+    """The edges and normalised weights of :func:`~pyg_fast.ops.gcn_norm`, of a plain
+    :obj:`edge_index`; checks only its indices. :obj:`reverse` counts degrees at sources."""
     edges = kernel_index(edge_index)
     differentiable = (
         edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()
@@ -113,7 +34,6 @@ def gcn_norm(
     weight = edge_weight
     if weight is not None and differentiable:
         weight = weight.to(acc_dtype(dtype))  # The gradient is computed from the result.
-    reverse = flow == 'target_to_source'
     degree, last, chunk_loops, num_loops = _degree(
         edge_index, edges, weight, num_nodes, add_self_loops, reverse, wait=add_self_loops
     )
@@ -122,7 +42,6 @@ def gcn_norm(
         before = chunk_loops.cumsum(0)
         # Compiled code cannot wait for the count: it uses the size of a tensor.
         num_kept -= _is_loop(edges).nonzero().size(0) if num_loops is None else num_loops
-    fill_value = 2.0 if improved and edge_weight is not None else 1.0
     if differentiable:
         index, out = GCNWeight.apply(
             weight, edges, degree, last, before, num_kept, add_self_loops, fill_value, reverse
@@ -180,23 +99,6 @@ def gcn_scale(
         edges, weight, degree, last, None, 0, loops != 'keep', fill_value, acc
     )
     return scale, None if loops == 'keep' else diag
-
-
-def _check_weight(edge_weight: Any, edge_index: Tensor) -> None:
-    if not isinstance(edge_weight, Tensor):
-        raise TypeError(f"'edge_weight' must be a tensor, got {type(edge_weight).__name__}")
-    if edge_weight.layout != torch.strided:
-        raise TypeError(f"'edge_weight' must be a strided tensor, got {edge_weight.layout}")
-    if edge_weight.dtype not in DTYPES:
-        raise TypeError(f"'edge_weight' must be one of {DTYPES}, got {edge_weight.dtype}")
-    if edge_weight.dim() != 1 or edge_weight.size(0) != edge_index.size(1):
-        raise ValueError(
-            f"'edge_weight' must have shape [{edge_index.size(1)}], got {list(edge_weight.shape)}"
-        )
-    if edge_weight.device != edge_index.device:
-        raise ValueError(
-            f"'edge_weight' is on {edge_weight.device}, but 'edge_index' is on {edge_index.device}"
-        )
 
 
 def _degree(

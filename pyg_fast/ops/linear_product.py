@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..graph.operator import SparseOperator
+from ..sparse.operator import SparseOperator
 from ._library import ops
 from ._saved import save, saved
 from .column_sums import column_sums

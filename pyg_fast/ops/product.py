@@ -5,7 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..graph.operator import SparseOperator
+from ..sparse.operator import SparseOperator
+
+# Imported only to register the fake kernels and references of their raw ops.
+from . import cbsr_spmm as cbsr_spmm
+from . import sampled_spmm as sampled_spmm
+from . import spmm as spmm
 from ._library import ops, reference
 from ._numbers import acc_dtype
 from ._saved import save, saved

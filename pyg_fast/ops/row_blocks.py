@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..graph.graph import Graph
-from ..graph.operator import SparseOperator
+from ..sparse.graph import Graph
+from ..sparse.operator import SparseOperator
 from ._ids import is_readable
 from .gather_rows import gather_rows
 

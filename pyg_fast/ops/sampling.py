@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..graph.operator import Sampling, SparseOperator
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
+from ..sparse.operator import Sampling, SparseOperator
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._reference import mixed_bits

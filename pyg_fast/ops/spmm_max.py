@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.structure import Graph
+from ..sparse.graph import Graph
 from ._library import fake, ops, reference
 from ._reference import edge_list, messages
 from ._saved import save, saved

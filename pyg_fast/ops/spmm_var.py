@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.operator import SparseOperator
+from ..sparse.operator import SparseOperator
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._reference import edge_list

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..graph.operator import SparseOperator
+from ..sparse.operator import SparseOperator
 from ._saved import save, saved
 from .column_sums import column_sums
 from .linear_product import Plan

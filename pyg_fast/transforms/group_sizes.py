@@ -12,9 +12,9 @@ from torch_geometric.data.datapipes import functional_transform
 from torch_geometric.transforms import BaseTransform
 
 from ..graph import Graph, graph_of, set_group_sizes
-from ..graph.groups import check_size
-from ..graph.operator import SparseOperator
 from ..ops.product import raw_product
+from ..sparse.groups import check_size
+from ..sparse.operator import SparseOperator
 from ._degrees import Degrees
 from .to_csr import ToCSR
 

@@ -719,7 +719,7 @@ def test_sampled_notices_other_edges(harness, sampled_case) -> None:
     graph = sampled_case.graph
     samplings = {name: sampled.drawn(3, name, graph.col.device) for name in sampled.STRATEGIES}
     for name, sampling in samplings.items():
-        made = sampled.sampled_graph(sampled_case.graph.structure, sampling)
+        made = sampled.sampled_graph(sampled_case.sparse.graph, sampling)
         taken = sampled.Taken(graph, sampling, made)
         assert taken.edges.numel() == int(graph.degree.clamp(max=3).sum())
         for other in samplings.values():

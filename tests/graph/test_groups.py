@@ -13,9 +13,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index, set_group_sizes
-from pyg_fast.graph import structure as structure_module
 from pyg_fast.graph.gcn_norm import normalized
-from pyg_fast.graph.groups import Groups, groups_of
+from pyg_fast.sparse import graph as sparse_graph
+from pyg_fast.sparse.groups import Groups, groups_of
 
 CPU = torch.device('cpu')
 INDEX = [torch.int32, torch.int64]
@@ -209,9 +209,9 @@ def test_sizes_go_with_the_data(device: torch.device) -> None:
 def test_schedule_of_a_prepared_graph(
     num_edges: int, size: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structure_module, '_FEW', 20)
-    monkeypatch.setattr(structure_module, '_SOME', 30)
-    monkeypatch.setattr(structure_module, '_MANY', 50)
+    monkeypatch.setattr(sparse_graph, '_FEW', 20)
+    monkeypatch.setattr(sparse_graph, '_SOME', 30)
+    monkeypatch.setattr(sparse_graph, '_MANY', 50)
     data = torch.zeros(2, num_edges, dtype=torch.long, device=device)
     for graph in (
         graph_of(EdgeIndex(data, sparse_size=(3, 3)), 3, 3),
@@ -235,7 +235,7 @@ def test_bad_sizes(bad: tuple) -> None:
 @pytest.mark.parametrize('end', [0, 1])
 def test_groups_tell_whether_a_source_is_a_hub(device: torch.device, end: int) -> None:
     """By numbers of the host; without groups it may be one."""
-    edge_index = torch.randint(9, (2, structure_module.MANY_TERMS + 200), device=device)
+    edge_index = torch.randint(9, (2, sparse_graph.MANY_TERMS + 200), device=device)
     edge_index[end] = 3
     graph = Graph.from_edge_index(edge_index, 9)
     assert graph.transpose_of_hubs()[0] is graph.t_rowptr

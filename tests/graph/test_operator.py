@@ -7,9 +7,9 @@ from torch import Tensor
 import pyg_fast
 from pyg_fast import ops
 from pyg_fast.graph import Graph, execution_paths
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops import product as products
 from pyg_fast.ops.product import product
+from pyg_fast.sparse.operator import SparseOperator
 
 N = 12
 EDGES = torch.randint(N, (2, 40), generator=torch.Generator().manual_seed(2))

@@ -17,10 +17,10 @@ from torch_geometric.data import Data
 from pyg_fast import nn, ops
 from pyg_fast.graph import Graph, PreparedGraph, graph_of, set_group_sizes
 from pyg_fast.graph import graph as graph_module
-from pyg_fast.graph import structure as structure_module
 from pyg_fast.graph.csr import prepare_graph
 from pyg_fast.graph.graph import cache_of, has_loops
 from pyg_fast.graph.signature import signature_of
+from pyg_fast.sparse import graph as sparse_graph
 from tests._profile import sorts_of
 from tests.ops._graphs import GRAPHS, Edges, edge_lists
 
@@ -47,8 +47,8 @@ def entries(graph: Graph) -> tuple[list, list]:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Edges in one chunk, or in many."""
     if request.param is not None:
-        for name in ('structure', 'signature'):
-            monkeypatch.setattr(f'pyg_fast.graph.{name}.CHUNK', request.param)
+        for name in ('sparse.graph', 'graph.signature'):
+            monkeypatch.setattr(f'pyg_fast.{name}.CHUNK', request.param)
 
 
 # --- in place of an EdgeIndex --------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_group_sizes(device: torch.device) -> None:
 
 def test_wide_positions(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = lean(SQUARE, device)
-    monkeypatch.setattr(import_module('pyg_fast.ops.to_csr'), '_INT32_MAX', 100)
+    monkeypatch.setattr(import_module('pyg_fast.sparse.to_csr'), '_INT32_MAX', 100)
     wide = lean(SQUARE, device)
     assert {t.dtype for t in (wide.graph.rowptr, wide.graph.t_rowptr)} == {torch.int64}
     assert {t.dtype for t in (wide.graph.col, wide.graph.t_col)} == {torch.int32}
@@ -270,7 +270,7 @@ def test_copies(device: torch.device) -> None:
 
 
 def test_moves_its_schedule(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structure_module, '_FEW', 20)
+    monkeypatch.setattr(sparse_graph, '_FEW', 20)
     prepared = lean(SQUARE)
     assert prepared.graph.groups is None
     assert prepared.to(cuda).graph.groups is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pyg_fast.graph.graph import cache_of
+from pyg_fast.graph.graph import GraphRequest, cache_of
 from pyg_fast.loader import share_data
 from pyg_fast.transforms import ToCSR
 from tests.loader._graphs import equal, random_data
@@ -19,7 +19,7 @@ import os, sys, torch, torch.distributed as dist
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=2)
 from pyg_fast.loader import FastNeighborLoader, _share, share_data
-from pyg_fast.graph.graph import cache_of
+from pyg_fast.graph.graph import GraphRequest, cache_of
 from pyg_fast.transforms import ToCSR
 from tests.loader._graphs import random_data
 _share._MEMORY = folder + '/shared'
@@ -111,7 +111,7 @@ def test_writing_and_mapping() -> None:
     assert got.edge_index.is_sorted_by_col
     assert torch.equal(got.edge_index._indptr, data.edge_index._indptr)
     got.x.zero_()  # An edit of one is none of the others.
-    assert ('graph', 60, 60, False) in cache_of(got.edge_index).entries
+    assert GraphRequest(60, 60, False) in cache_of(got.edge_index).entries
 
 
 @pytest.mark.usefixtures('group_of_one')

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_fast.graph.groups import Groups, groups_of
 from pyg_fast.message import _cuda, _passes, _run
 from pyg_fast.message._pieces import Pieces
+from pyg_fast.sparse.groups import Groups, groups_of
 
 
 class Block(np.ndarray):
@@ -177,10 +177,10 @@ def by_numpy(
             schedule = schedule._replace(groups=groups_of(schedule.rowptr, group_size))
         return _cuda.run_pass_cuda(one, schedule, inputs, acc, seed)
 
-    joint = _passes.Passes.joint
+    joint = _passes.Passes.joint_pass
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_passes.Passes, 'joint', lambda passes, cuda: joint(passes, True))
+        patch.setattr(_passes.Passes, 'joint_pass', lambda passes, cuda: joint(passes, True))
         patch.setattr(_cuda, '_launch', launch)
         patch.setattr(_run, 'run_pass', run_pass)
-        patch.setattr(_cuda, 'pieces_of', pieces)
+        patch.setattr(_cuda, 'divide_rows', pieces)
         yield names

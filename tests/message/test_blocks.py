@@ -37,7 +37,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def set_bytes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     for device in ('cpu', 'cuda'):
-        monkeypatch.setitem(_blocks.MOST_BYTES, device, count)
+        monkeypatch.setitem(_blocks.MAX_BYTES, device, count)
 
 
 def mlp(num_in: int, num_out: int = 8, last: Module | None = None) -> Module:
@@ -70,7 +70,7 @@ def test_edge_conv(
 @pytest.mark.parametrize('aggr', ['max', 'mean'])
 def test_without_a_wait(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, where the number of rows in a block is not known."""
-    monkeypatch.setattr(_blocks, '_waits', lambda row: False)
+    monkeypatch.setattr(_blocks, '_may_sync', lambda row: False)
     check(EdgeConv(mlp(2 * F, 8, ReLU()), aggr), 'x edges', device)
     check(EdgeConv(mlp(2 * F, 8, ReLU()), aggr), 'pair bipartite', device)
 
@@ -221,8 +221,8 @@ def test_share_of_dropped(device: torch.device) -> None:
     edges = torch.arange(1000, device=device)
     seeds = [torch.tensor([seed], device=device) for seed in (0, 1, 2**62 - 1)]
     masks = torch.stack([
-        _blocks.kept(Value('keep', (), (number, (0.25).hex()), (64,), 'float32'), edges, seed)
-        for seed in seeds for number in (0, 9)
+        _blocks.dropout_factors(Value('keep', (), (k, (0.25).hex()), (64,), 'float32'), edges, seed)
+        for seed in seeds for k in (0, 9)
     ])  # fmt: skip
     assert set(masks.unique().tolist()) == {0.0, masks.max().item()}
     torch.testing.assert_close(masks.max().item(), 1 / 0.75)
@@ -473,7 +473,7 @@ def test_no_edges_and_one(device: torch.device) -> None:
 
 def test_pygs_code_where_it_fits(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """Blocks save memory, not time: they run where tensors of all edges would not fit."""
-    monkeypatch.setattr(_blocks, 'MOST_BYTES', {device.type: 4096})
+    monkeypatch.setattr(_blocks, 'MAX_BYTES', {device.type: 4096})
     nn = Sequential(Linear(8, 8), ReLU(), Linear(8, 4))
     conv = pyg_fast.accelerate(EdgeConv(nn, aggr='max').to(device))
     x, edges = torch.randn(9, 4, device=device), torch.randint(9, (2, 200), device=device)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_fast.graph.graph import Graph
 from pyg_fast.message import _cpu
 from pyg_fast.message._cpu import encode, run_pass_cpu
 from pyg_fast.message._ir import BINARY, UNARY, Program, is_float
 from pyg_fast.message._passes import Pass
 from pyg_fast.message._triton import Out
+from pyg_fast.sparse.graph import Graph
 
 pytestmark = pytest.mark.usefixtures('several_threads', 'few_edges_for_several_threads')
 ROLES = ('src', 'dst', 'edge', 'param')
@@ -21,7 +21,7 @@ ROLES = ('src', 'dst', 'edge', 'param')
 
 @pytest.fixture
 def few_edges_for_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ('_GRAIN', 1), ('_LEAST_EDGES', 1), ('_MOST_SHARES', 3):
+    for name, value in ('_GRAIN', 1), ('_MIN_EDGES', 1), ('_MAX_SHARES', 3):
         monkeypatch.setattr(_cpu, name, value)
 
 
@@ -191,19 +191,19 @@ def random_program(case: Case, seed: int, smooth: bool) -> list[int]:
         )
         if kind == 'unary' and real:
             op = rng.choice(['neg', 'abs', 'tanh', 'sigmoid', 'relu', 'sin', 'erf'])
-            pool.append(p.point(op, x))
+            pool.append(p.pointwise(op, x))
         elif kind == 'binary':
             y = rng.choice([k for k in pool if fits(k, x)])
             ops = ['add', 'sub', 'mul', 'maximum', 'minimum']
             if not smooth:
                 ops += ['lt', 'le', 'ge', 'gt']
             if real and is_float(p[y].dtype):
-                pool.append(p.point(rng.choice(ops), x, y))
+                pool.append(p.pointwise(rng.choice(ops), x, y))
         elif kind == 'where' and real:
             y = rng.choice([k for k in pool if fits(k, x)])
-            c = p.point('gt', x, p.const(0.0, len(shape), p[x].dtype))
+            c = p.pointwise('gt', x, p.const(0.0, len(shape), p[x].dtype))
             if is_float(p[y].dtype):
-                pool.append(p.point('where', c, x, p.point('mul', y, x)))
+                pool.append(p.pointwise('where', c, x, p.pointwise('mul', y, x)))
         elif kind == 'shape' and shape:
             which = rng.choice(['view', 'permute', 'slice', 'expand'])
             dim = rng.randrange(len(shape))
@@ -231,7 +231,7 @@ def random_program(case: Case, seed: int, smooth: bool) -> list[int]:
         elif kind == 'mm' and real and math.prod(shape) < 200:
             out = rng.choice([1, 5, 16, 35])
             pool.append(lowered(p, x, case.load('param', (shape[-1], out))))
-    edge = [k for k in pool if p.level(k) not in (0,) and is_float(p[k].dtype)]
+    edge = [k for k in pool if p.dependence(k) not in (0,) and is_float(p[k].dtype)]
     return rng.sample(edge, min(len(edge), rng.randint(1, 4))) + [edge[-1]]
 
 
@@ -240,7 +240,7 @@ def lowered(p: Program, x: int, weight: int) -> int:
     lead, size = p[x].shape[:-1], p[x].shape[-1]
     a = p.view(x, (*lead, size, 1))
     w = p.view(weight, (*(1,) * len(lead), *p[weight].shape))
-    total = p.reduce('sum', p.point('mul', a, w), (len(lead),))
+    total = p.reduce('sum', p.pointwise('mul', a, w), (len(lead),))
     return p.view(total, (*lead, p[weight].shape[-1]))
 
 
@@ -272,12 +272,12 @@ def test_pointwise(op: str, width: int, dtype: torch.dtype) -> None:
     p = case.program
     x, y = case.load('src', (width,)), case.load('dst', (width,))
     if op in POSITIVE or op == 'pow':
-        x = p.point('add', p.point('abs', x), p.const(0.1, 1, p[x].dtype))
+        x = p.pointwise('add', p.pointwise('abs', x), p.const(0.1, 1, p[x].dtype))
     if op == 'log1p':
-        x = p.point('abs', x)
+        x = p.pointwise('abs', x)
     if op == 'eq':
-        x, y = p.point('floor', x), p.point('floor', y)
-    at = p.point(op, x) if op in UNARY else p.point(op, x, y)
+        x, y = p.pointwise('floor', x), p.pointwise('floor', y)
+    at = p.pointwise(op, x) if op in UNARY else p.pointwise(op, x, y)
     case.check([at], ['edge'], 'dst', 1e-12 if dtype == torch.float64 else 1e-6)
 
 
@@ -293,7 +293,7 @@ def test_a_number_for_each_head(
     case = Case('square', dtype)
     p, shape = case.program, (heads, channels)
     row, number = case.load(roles[0], shape), case.load(roles[1], (heads, 1))
-    ats = [p.point('sub', row, number), p.point('mul', p.expand(number, shape), row)]
+    ats = [p.pointwise('sub', row, number), p.pointwise('mul', p.expand(number, shape), row)]
     case.check(ats, ['edge', 'sum'], 'dst')
 
 
@@ -303,7 +303,7 @@ def test_relative_error_in_float32(op: str) -> None:
     x = torch.cat([torch.linspace(-80, 80, 3001), torch.logspace(-12, 1, 999)])
     x = torch.cat([x, -x, torch.tensor([0.0, 1.0, math.inf, -math.inf, math.nan])])
     p = Program()
-    at = p.point(op, p.load('src', 0, (len(x),), 'float32'))
+    at = p.pointwise(op, p.load('src', 0, (len(x),), 'float32'))
     one = Pass(p, (Out(at, 'sum', 'float32'),), 'dst')
     (out,), _ = run_pass_cpu(one, graph, {('src', 0): x[None]}, torch.float32, None)
     expected = UNARY[op](x.double())
@@ -318,8 +318,8 @@ def test_gate(width: int, kind: str, row_role: str) -> None:
     p = case.program
     k, q, v = case.load('dst', (width,)), case.load('src', (width,)), case.load('src', (width,))
     w, one = case.load('param', (width,)), case.load('edge', (1,))
-    gate = p.point('sigmoid', p.point('add', k, q))
-    at = p.point('mul', p.point('mul', p.point('mul', gate, v), w), one)
+    gate = p.pointwise('sigmoid', p.pointwise('add', k, q))
+    at = p.pointwise('mul', p.pointwise('mul', p.pointwise('mul', gate, v), w), one)
     case.check([at, at, at, at, at], ['sum', 'mean', 'max', 'min', 'total'], row_role)
     case.check([at], ['edge'], row_role)
 
@@ -334,11 +334,11 @@ def test_linear_map_and_its_gradients(sizes: tuple[int, int], heads: int, row_ro
     lead = () if heads == 1 else (heads,)
     a, g = case.load('edge', (*lead, inner)), case.load('grad', (*lead, out))
     w = case.load('param', (inner, out))
-    y = p.point('relu', lowered(p, a, w))
+    y = p.pointwise('relu', lowered(p, a, w))
     wide_g, wide_a = p.view(g, (*lead, 1, out)), p.view(a, (*lead, inner, 1))
     full_w = p.view(w, (*(1,) * len(lead), inner, out))
-    back = p.reduce('sum', p.point('mul', wide_g, full_w), (len(lead) + 1,))
-    by_weight = p.point('mul', wide_g, wide_a)
+    back = p.reduce('sum', p.pointwise('mul', wide_g, full_w), (len(lead) + 1,))
+    by_weight = p.pointwise('mul', wide_g, wide_a)
     if lead:
         by_weight = p.reduce('sum', by_weight, (0,))
     turned = p.permute(p.view(by_weight, (inner, out)), (1, 0))
@@ -351,8 +351,8 @@ def test_linear_map_does_not_make_the_products() -> None:
     p = case.program
     a, g = case.load('edge', (16,)), case.load('grad', (64,))
     w = case.load('param', (16, 64))
-    outer = p.point('mul', p.view(g, (1, 64)), p.view(a, (16, 1)))
-    back = p.reduce('sum', p.point('mul', p.view(g, (1, 64)), w), (1,))
+    outer = p.pointwise('mul', p.view(g, (1, 64)), p.view(a, (16, 1)))
+    back = p.reduce('sum', p.pointwise('mul', p.view(g, (1, 64)), w), (1,))
     for at, kind in ((lowered(p, a, w), 'sum'), (outer, 'total'), (back, 'edge')):
         one = Pass(p, (Out(at, kind, 'float32'),), 'dst')
         code = encode(one, torch.float32, {k: t.dtype for k, t in case.inputs.items()})
@@ -371,9 +371,9 @@ def test_sums_of_products(width: int, dtype: torch.dtype) -> None:
         shared, heads = case.load(role, (1, width)), case.load('edge', (5, 1))
         for x in (k, shared, heads):
             case.inputs[p[x].attrs][:2].fill_(math.inf)
-        ats = [p.reduce('sum', p.point('mul', q, x), (1,)) for x in (k, shared, heads)]
-        whole = p.reduce('sum', p.point('mul', k, shared), (0, 1))
-        by_channel = p.reduce('sum', p.point('mul', q, k), (0,))
+        ats = [p.reduce('sum', p.pointwise('mul', q, x), (1,)) for x in (k, shared, heads)]
+        whole = p.reduce('sum', p.pointwise('mul', k, shared), (0, 1))
+        by_channel = p.reduce('sum', p.pointwise('mul', q, k), (0,))
         for row_role in ('dst', 'src'):
             case.check([*ats, whole], ['sum', 'max', 'sum', 'mean'], row_role)
             case.check([by_channel], ['edge'], row_role)
@@ -383,7 +383,7 @@ def test_sum_of_products_does_not_make_them() -> None:
     case = Case('square', torch.float32)
     p = case.program
     q, k = case.load('dst', (8, 16)), case.load('src', (8, 16))
-    at = p.reduce('sum', p.point('mul', q, k), (1,))
+    at = p.reduce('sum', p.pointwise('mul', q, k), (1,))
     one = Pass(p, (Out(at, 'sum', 'float32'),), 'dst')
     code = encode(one, torch.float32, {k: t.dtype for k, t in case.inputs.items()})
     edges, size = code.code[:2].tolist()
@@ -410,7 +410,7 @@ def test_picked(width: int, row_role: str) -> None:
     (_,), (arg,) = case.run([Out(case.load('edge', (width,)), 'max', 'float64')], 'dst')
     case.inputs['grad', 9], case.inputs['arg', 9] = grad, arg
     at = p.add('load', (), ('picked', 9), (width,), 'float64', 4)
-    at = p.point('mul', at, case.load('src', (width,)))
+    at = p.pointwise('mul', at, case.load('src', (width,)))
     case.check([at, at], ['sum', 'edge'], row_role)
 
 
@@ -422,7 +422,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     w = case.load('param', (21,))
     b = case.load('edge', (21,), torch.bool)
     i = case.load('edge', (1,), torch.int64)
-    at = p.point('where', b, p.point('mul', p.point('mul', x, w), i), y)
+    at = p.pointwise('where', b, p.pointwise('mul', p.pointwise('mul', x, w), i), y)
     p.values[at] = p.values[at]._replace(dtype=str(dtype)[6:])
     for row_role in ('dst', 'src'):
         case.check([at, at, at], ['sum', 'edge', 'total'][:2] + ['mean'], row_role)
@@ -436,7 +436,7 @@ def test_dropout(width: int) -> None:
     p = case.program
     v = case.load('edge', (width,))
     keep, other = p.keep(0, 0.25, (width,), 'float64'), p.keep(1, 0.25, (width,), 'float64')
-    at = p.point('mul', v, keep)
+    at = p.pointwise('mul', v, keep)
     outs = [Out(keep, 'edge', 'float64'), Out(other, 'edge', 'float64'), Out(at, 'sum', 'float64')]
     found = [
         case.run(outs, row_role, torch.tensor([seed]))[0]
@@ -461,7 +461,7 @@ def test_bad_code_is_refused() -> None:
     graph = case.graph
     call: Callable[[Tensor], None] = lambda words: torch.ops.pyg_fast.message_pass(  # noqa: E731
         graph.rowptr, graph.col, graph.perm, graph.num_src, words, code.numbers,
-        [case.inputs['src', 0]], code.counted, [torch.empty(37, 4).double()],
+        [case.inputs['src', 0]], code.row_indices, [torch.empty(37, 4).double()],
         [0], [], None, True, 3,
     )  # fmt: skip
     call(code.code)
@@ -495,14 +495,15 @@ def test_heads(heads: int, channels: int, dtype: torch.dtype) -> None:
         q, k = case.load('dst', (heads, channels)), case.load('src', (heads, channels))
         shared, factor = case.load('edge', (1, channels)), case.load('src', (heads, 1))
         pairs = ((q, k), (q, shared), (shared, k))
-        dots = [p.reduce('sum', p.point('mul', x, y), (1,)) for x, y in pairs]
+        dots = [p.reduce('sum', p.pointwise('mul', x, y), (1,)) for x, y in pairs]
         case.check(dots, ['edge', 'sum', 'mean'], row_role, tolerance)
-        computed = p.point('exp', p.point('mul', dots[0], p.const(0.1, 2, p[k].dtype)))
-        of_shared = p.point('mul', p.expand(shared, (heads, channels)), computed)
+        computed = p.pointwise('exp', p.pointwise('mul', dots[0], p.const(0.1, 2, p[k].dtype)))
+        of_shared = p.pointwise('mul', p.expand(shared, (heads, channels)), computed)
         sums = [
-            p.point('mul', k, computed), p.point('mul', factor, q),
-            p.view(of_shared, (heads * channels,)), p.point('mul', k, p.point('sigmoid', q)),
-            p.point('mul', k, p.const(2.0, 2, p[k].dtype)),
+            p.pointwise('mul', k, computed), p.pointwise('mul', factor, q),
+            p.view(of_shared, (heads * channels,)),
+            p.pointwise('mul', k, p.pointwise('sigmoid', q)),
+            p.pointwise('mul', k, p.const(2.0, 2, p[k].dtype)),
         ]  # fmt: skip
         case.check(sums, ['sum', 'mean', 'sum', 'sum', 'mean'], row_role, tolerance)
 
@@ -522,11 +523,11 @@ def test_joint_softmax(heads: int, channels: int, dtype: torch.dtype) -> None:
         row = case.load('dst', (heads, channels))
         case.inputs['edge', 0].mul_(spread)[::7] = -math.inf
         case.inputs['edge', 0][dst == dst[dst != 7][0]] = -math.inf
-        half = p.point('mul', score, p.const(0.5, 2, p[score].dtype))
+        half = p.pointwise('mul', score, p.const(0.5, 2, p[score].dtype))
         powers = p.add('load', (), ('powers', 0), (heads, 1), 'float32', 4)
-        other = p.point('neg', p.point('mul', powers, row))
+        other = p.pointwise('neg', p.pointwise('mul', powers, row))
         averages = [
-            p.point('mul', x, powers), p.expand(powers, (heads, channels)),
+            p.pointwise('mul', x, powers), p.expand(powers, (heads, channels)),
             p.view(other, (heads * channels,)),
         ]  # fmt: skip
         outs = [Out(half, 'softmax', 'acc'), *(Out(at, 'weighted', 'acc') for at in averages)]
@@ -574,7 +575,7 @@ def test_softmax_of_chunks() -> None:
     p = case.program
     score, x = case.load('edge', (150,)), case.load('src', (150,))
     powers = p.add('load', (), ('powers', 0), (150,), 'float32', 4)
-    outs = [Out(score, 'softmax', 'acc'), Out(p.point('mul', x, powers), 'weighted', 'acc')]
+    outs = [Out(score, 'softmax', 'acc'), Out(p.pointwise('mul', x, powers), 'weighted', 'acc')]
     (most, found), _ = case.run(outs, 'dst')
     src, dst = case.edge_index
     top, alpha, _ = softmax_of(case.inputs['edge', 0], dst, case.num_dst)
@@ -588,10 +589,10 @@ def test_shares_do_not_matter() -> None:
     case = Case('hubs', torch.float32)
     p = case.program
     q, k = case.load('dst', (3, 8)), case.load('src', (3, 8))
-    score = p.reduce('sum', p.point('mul', q, k), (1,))
+    score = p.reduce('sum', p.pointwise('mul', q, k), (1,))
     powers = p.add('load', (), ('powers', 0), (3, 1), 'float32', 4)
     outs = [
-        Out(score, 'softmax', 'acc'), Out(p.point('mul', k, powers), 'weighted', 'acc'),
+        Out(score, 'softmax', 'acc'), Out(p.pointwise('mul', k, powers), 'weighted', 'acc'),
         Out(q, 'total', 'acc'),
     ]  # fmt: skip
     several, _ = case.run(outs, 'dst')

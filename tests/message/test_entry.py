@@ -144,12 +144,13 @@ def test_refusals_are_shared() -> None:
     first, second = accelerate(Own()), accelerate(Own())
     check(first, ran=None)
     makes: list[Any] = []
-    make = vars(first)['_fused_entry']._make
-    type(vars(first)['_fused_entry'])._make = lambda *args: makes.append(args) or make(*args[1:])
+    make = vars(first)['_fused_entry']._capture_new
+    cls = type(vars(first)['_fused_entry'])
+    cls._capture_new = lambda *args: makes.append(args) or make(*args[1:])
     try:
         check(second, ran=first._last_run)
     finally:
-        type(vars(first)['_fused_entry'])._make = make.__func__
+        cls._capture_new = make.__func__
     assert not makes
     assert 'detach' in first._last_run
 

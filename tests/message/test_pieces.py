@@ -16,14 +16,14 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.graph.groups import Groups, groups_of
 from pyg_fast.message import _cuda, _passes, _pieces
 from pyg_fast.message._cuda import Schedule
 from pyg_fast.message._ir import EDGE, SRC, Program
 from pyg_fast.message._passes import Pass
-from pyg_fast.message._pieces import Pieces, pieces_of
+from pyg_fast.message._pieces import Pieces, divide_rows
 from pyg_fast.message._triton import Out
 from pyg_fast.ops import message_passing
+from pyg_fast.sparse.groups import Groups, groups_of
 
 from ._by_numpy import by_numpy
 
@@ -37,7 +37,7 @@ SIZES = st.integers(0, 2**40)
 @given(num_edges=SIZES, num_rows=SIZES)
 def test_sizes(num_edges: int, num_rows: int) -> None:
     """Memory of partial results is bounded, and rows are divided that are long beside others."""
-    pieces = pieces_of(num_edges, num_rows, None, num_edges)
+    pieces = divide_rows(num_edges, num_rows, None, num_edges)
     assert isinstance(pieces, Pieces)
     size, longest, num_blocks, _ = pieces
     if num_blocks == 0:
@@ -57,8 +57,8 @@ def test_sizes(num_edges: int, num_rows: int) -> None:
 @given(num_edges=SIZES, num_rows=SIZES, most=SIZES)
 def test_known_longest_row(num_edges: int, num_rows: int, most: int) -> None:
     """There are no pieces where no row is long."""
-    plain = pieces_of(num_edges, num_rows, None, num_edges)
-    pieces = pieces_of(num_edges, num_rows, None, min(most, num_edges))
+    plain = divide_rows(num_edges, num_rows, None, num_edges)
+    pieces = divide_rows(num_edges, num_rows, None, min(most, num_edges))
     assert isinstance(plain, Pieces)
     assert pieces == (plain if most > plain.longest else (num_edges, num_edges, 0, False))
 
@@ -67,8 +67,8 @@ def test_known_longest_row(num_edges: int, num_rows: int, most: int) -> None:
 def test_groups_of_long_rows(num_edges: int, num_rows: int, most: int, size: int) -> None:
     """Those of a prepared graph divide its rows if one is long, and has not too many."""
     groups = Groups(*[torch.empty(0)] * 5, 0, most, size)
-    plain = pieces_of(num_edges, num_rows, None, num_edges)
-    pieces = pieces_of(num_edges, num_rows, groups, min(groups.most_edges, num_edges))
+    plain = divide_rows(num_edges, num_rows, None, num_edges)
+    pieces = divide_rows(num_edges, num_rows, groups, min(groups.most_edges, num_edges))
     assert isinstance(plain, Pieces)
     divides = most <= 2**11 and size <= 2**10
     longest = plain.longest
@@ -81,7 +81,7 @@ def test_groups_of_long_rows(num_edges: int, num_rows: int, most: int, size: int
         assert pieces is groups if divides else pieces == plain
 
 
-every_row = partial(pieces_of, few=0)
+every_row = partial(divide_rows, few=0)
 
 
 def together(*numbers: Any, least: int) -> Any:
@@ -106,7 +106,7 @@ def cuda_pass(
     program = Program()
     at = program.add('load', (), ('edge', 0), x.shape[1:], 'float32', EDGE)
     source = program.add('load', (), ('src', 1), x.shape[1:], 'float32', SRC)
-    value = program.point('add', at, source)
+    value = program.pointwise('add', at, source)
     one = Pass(program, tuple(Out(value, kind, 'float32') for kind in outs), 'dst')
     starts = torch.tensor(rowptr, dtype=torch.int32)
     groups = groups_of(starts, least) if known else None
@@ -127,9 +127,9 @@ def cuda_pass(
         patch.setattr(Tensor, 'new_empty', any_rows)  # Nobody clears this memory.
         patch.setattr(_cuda, '_MANY_ROWS', 1 if few else 100)
         if few:
-            patch.setattr(_pieces, '_MOST_PROGRAMS', 40)
-            patch.setattr(_pieces, '_MOST_BLOCKS', 700)
-            patch.setattr(_pieces, '_MOST_OF_FEW', 2)
+            patch.setattr(_pieces, '_MAX_PROGRAMS', 40)
+            patch.setattr(_pieces, '_MAX_BLOCKS', 700)
+            patch.setattr(_pieces, '_MAX_OF_FEW', 2)
         return _cuda.run_pass_cuda(one, schedule, inputs, torch.float32, None)
 
 
@@ -359,7 +359,7 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = torch.zeros(len(x), dtype=torch.int32)
     schedule = Schedule(rowptr, columns, None, num_rows, None, len(x))
     monkeypatch.setattr(_passes, 'most_programs', lambda program, outs, source: 1)
-    monkeypatch.setattr(_passes, 'tile_shape', lambda source: _cuda.Tile(1, (1,), 1))
+    monkeypatch.setattr(_passes, 'choose_tile', lambda source: _cuda.Tile(1, (1,), 1))
     with by_numpy(partial(every_row, least=100_000)):
         (total,), _ = _cuda.run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)
     exact = x.double().sum()

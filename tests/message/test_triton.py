@@ -12,9 +12,9 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.utils import softmax
 
 import pyg_fast
-from pyg_fast.message._cuda import Recipe, _jitted
+from pyg_fast.message._cuda import Recipe, jit_function
 from pyg_fast.message._passes import Passes
-from pyg_fast.message._pieces import FORMS, Form, combination
+from pyg_fast.message._pieces import FORMS, Form, combine_kernel
 from pyg_fast.message._plan import Plan
 from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
 from pyg_fast.nn import FusedGATv2Conv
@@ -85,17 +85,17 @@ def recipes(name: str) -> Iterator[Recipe]:
     """The kernels of a training step."""
     passes = Passes(plan_of(name))
     needs = tuple(True for _ in passes.plan.inputs)
-    local = passes.local(needs)
-    joint = passes.joint(cuda=True)
+    backward = passes.backward(needs)
+    joint = passes.joint_pass(True)
     if joint is not None:
         yield joint.recipe(torch.float32)
     for n in range(len(passes.plan.softmaxes)):
-        yield passes.of_softmax(n).recipe(torch.float32)
-        if not passes.is_multiple(n):
-            yield passes.dot(n).recipe(torch.float32)
-    yield passes.forward(local).recipe(torch.float32)
-    for step in passes.backward(needs, local):
-        yield step.one.recipe(torch.float32)
+        yield passes.softmax_pass(n).recipe(torch.float32)
+        if not passes.multiples[n]:
+            yield passes.dot_pass(n).recipe(torch.float32)
+    yield passes.forward_pass(backward.local).recipe(torch.float32)
+    for each in backward.passes:
+        yield each.pass_.recipe(torch.float32)
 
 
 def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capability: int) -> str:
@@ -103,7 +103,7 @@ def compiled(text: str, name: str, constants: dict[str, Any], warps: int, capabi
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = _jitted(text, name)
+    function = jit_function(text, name)
     has_softmax = 'tl.exp(s0_0 - s0_0n)' in text or 'b0 = 1.0 / b0' in text
     kinds = {'seed_at': '*i64', 'size': 'i32', 'longest': 'i32'}
     of_graph = ['rowptr', 'col', 'perm', 'owner', 'long_row', 'long_shift', 'long_ptr']
@@ -187,7 +187,7 @@ def test_heads_are_in_tiles() -> None:
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize('form', FORMS, ids=['blocks', 'few groups', 'many groups'])
 def test_combinations_compile(kinds: tuple[str, ...], form: Form) -> None:
-    text, constants = combination(kinds, form), {'ACC': triton.language.float32}
+    text, constants = combine_kernel(kinds, form), {'ACC': triton.language.float32}
     ptx = compiled(text, 'message_combine', constants, form.warps, 80)
     assert ptx.count('st.global') >= len(kinds)
 

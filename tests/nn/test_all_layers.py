@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch_geometric.nn import conv as pyg
 
 import pyg_fast
-from pyg_fast.message._blocks import MOST_BYTES
+from pyg_fast.message._blocks import MAX_BYTES
 from pyg_fast.nn.message_passing import FusedPropagate
 from tests.nn import _layers
 from tests.nn._layers import (
@@ -46,7 +46,7 @@ def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPa
     if case.layer in ('MeshCNNConv', 'PANConv') and device.type == 'cuda':
         pytest.skip("PyG's code runs, which makes tensors on the CPU or needs a CUDA torch-sparse")
     _layers.use_pyg_lib(monkeypatch)
-    monkeypatch.setitem(MOST_BYTES, device.type, 2**14)  # Several blocks of these few edges.
+    monkeypatch.setitem(MAX_BYTES, device.type, 2**14)  # Several blocks of these few edges.
     torch.manual_seed(1)
     theirs = case.make().to(device, case.dtype)
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
@@ -65,7 +65,7 @@ def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPa
         got = run(ours, arguments(one, device, case.dtype))
         assert_alike(got, expected, tolerance)
         with monkeypatch.context() as patch:
-            patch.setitem(MOST_BYTES, device.type, 2**18)
+            patch.setitem(MAX_BYTES, device.type, 2**18)
             got = run(ours, arguments(one, device, case.dtype, with_hubs))
         assert_alike(got, expected_of_hubs, tolerance)
         ran = what_ran(ours)

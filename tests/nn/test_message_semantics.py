@@ -350,14 +350,14 @@ def test_changes_end_in_pyg(device: torch.device) -> None:
     theirs = Layer(lambda x_j: x_j).to(device)
     ours, graph = accelerate(copy.deepcopy(theirs)), edges(device)
     x = torch.ones(N, C, device=device)
-    most, _entry._MOST_CAPTURES = _entry._MOST_CAPTURES, 2
+    most, _entry._MAX_CAPTURES = _entry._MAX_CAPTURES, 2
     try:
         for name in ('relu', 'tanh', 'exp', 'sigmoid'):
             for conv in (theirs, ours):
                 conv.fn = lambda x_j, name=name: getattr(torch, name)(x_j)
             torch.testing.assert_close(ours(x, graph), theirs(x, graph))
     finally:
-        _entry._MOST_CAPTURES = most
+        _entry._MAX_CAPTURES = most
     assert 'changed' in why_pygs(ours)
 
 

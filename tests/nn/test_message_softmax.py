@@ -410,8 +410,10 @@ def test_values_that_passes_share(
     dropout: float, of_edges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass over sources reads those of edges from the pass over destinations."""
-    made, share = [], _passes.shared
-    monkeypatch.setattr(_passes, 'shared', lambda *args: made.append(share(*args)) or made[-1])
+    made, share = [], _passes.share_edge_values
+    monkeypatch.setattr(
+        _passes, 'share_edge_values', lambda *args: made.append(share(*args)) or made[-1]
+    )
     theirs = TransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
     edges = graph('cpu')
     x, attr = torch.randn(N, F).double(), torch.randn(E, 16).double()
@@ -420,7 +422,7 @@ def test_values_that_passes_share(
         conv = theirs
         if least is not None:
             monkeypatch.setattr(_passes, '_GATHERED', least)
-            _entry._planned.cache_clear()
+            _entry._passes_for.cache_clear()
             _entry._stores.clear()
             conv = FusedTransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
             conv.load_state_dict(theirs.state_dict())
@@ -430,12 +432,12 @@ def test_values_that_passes_share(
         leaves = [leaf, *[raw] * of_edges, *conv.parameters()]
         results.append(torch.autograd.grad((out * out.detach().cos()).sum(), leaves))
     _entry._stores.clear()
-    _entry._planned.cache_clear()  # Other tests plan with the usual number.
+    _entry._passes_for.cache_clear()  # Other tests plan with the usual number.
     alone, read = made
-    assert alone[0].kept == ()
-    loads = {value.attrs for at in read[1].one.program.reachable(
-        out.at for out in read[1].one.outs) if (value := read[1].one.program[at]).op == 'load'}
-    assert {load for load in loads if load[0] in ('edge', 'most', 'dot')} == {*read[0].kept}
+    assert alone[0].shared == ()
+    loads = {value.attrs for at in read[1].pass_.program.reachable(
+        out.at for out in read[1].pass_.outs) if (value := read[1].pass_.program[at]).op == 'load'}
+    assert {load for load in loads if load[0] in ('edge', 'most', 'dot')} == {*read[0].shared}
     torch.testing.assert_close(results[1], results[2], rtol=1e-13, atol=1e-13)
     if dropout == 0:
         torch.testing.assert_close(results[0], results[2])

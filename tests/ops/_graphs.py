@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.graph.operator import Sampling, SparseOperator
 from pyg_fast.ops.cbsr import CBSR, column_dtype
 from pyg_fast.ops.product import Quantized, product
+from pyg_fast.sparse.operator import Sampling, SparseOperator
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 REDUCE = ['sum', 'mean', 'max', 'min']

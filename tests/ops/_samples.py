@@ -65,7 +65,8 @@ def sample(op: str) -> Callable[[Make], Make]:
 
 
 def samples() -> dict[str, Make]:
-    """Those of all test files in this folder."""
-    for path in sorted(Path(__file__).parent.glob('test_*.py')):
-        import_module(f'{__package__}.{path.stem}')
+    """Those of all test files of ops."""
+    tests = Path(__file__).parents[1]
+    for path in sorted([*tests.glob('ops/test_*.py'), *tests.glob('papers/*/test_op.py')]):
+        import_module('.'.join(path.relative_to(tests).with_suffix('').parts))
     return _samples

@@ -6,9 +6,9 @@ from _raw_ops import ops, reference
 from torch import Tensor
 
 from pyg_fast.graph import Graph
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops.column_sums import column_sums
 from pyg_fast.ops.product import product
+from pyg_fast.sparse.operator import SparseOperator
 
 from ._graphs import DTYPES, assert_near, exact
 from ._samples import Given, sample

@@ -10,9 +10,9 @@ from _profile import ops_of
 from torch import Tensor
 
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.graph.structure import Graph
 from pyg_fast.ops import edge_scores as module
 from pyg_fast.ops.edge_scores import EdgeScores, edge_and_loop_scores, edge_scores
+from pyg_fast.sparse.graph import Graph
 
 N, E = 9, 60
 mean = pytest.mark.parametrize('mean', [False, True])

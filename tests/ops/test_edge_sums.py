@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.graph.structure import Graph
 from pyg_fast.ops.edge_sums import Selected, edge_sums
+from pyg_fast.sparse.graph import Graph
 
 N, E, F = 9, 60, 5
 

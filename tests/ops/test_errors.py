@@ -11,7 +11,7 @@ from torch import Tensor
 import pyg_fast
 from pyg_fast.ops import gat, spmm
 from pyg_fast.ops._library import _guarded, ops
-from pyg_fast.ops.to_csr import to_csr
+from pyg_fast.sparse.to_csr import to_csr
 
 # --- the record of an invalid edge ----------------------------------------------------------------
 

@@ -85,7 +85,7 @@ def test_int64_where_int32_cannot_count_edges(
     x = torch.randn(30, 5, device=device, requires_grad=True)
     results = []
     for limit in (2**31, 100):
-        monkeypatch.setattr(import_module('pyg_fast.ops.to_csr'), '_INT32_MAX', limit)
+        monkeypatch.setattr(import_module('pyg_fast.sparse.to_csr'), '_INT32_MAX', limit)
         for edge_index in (
             SQUARE.edge_index.to(device),
             sorted_edge_index(SQUARE, 'col', device),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from _raw_ops import ops, reference
 
-from pyg_fast.ops.group_edges import group_edges
+from pyg_fast.sparse.group_edges import group_edges
 
 from ._samples import Given, sample
 

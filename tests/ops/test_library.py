@@ -11,9 +11,9 @@ from torch._subclasses import FakeTensorMode
 
 import pyg_fast.message._compiled_op  # which registers its ops
 import pyg_fast.message._cpu  # noqa: F401 (the fake kernel of its op)
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops._library import fake, fakes
 from pyg_fast.ops.product import raw_product
+from pyg_fast.sparse.operator import SparseOperator
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact, random_columns
 from ._samples import Given, samples

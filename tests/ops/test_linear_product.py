@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pyg_fast.graph import Graph
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops.linear_product import Plan, linear_product
+from pyg_fast.sparse.operator import SparseOperator
 
 EDGES = torch.tensor([[0, 1, 2, 2, 5, 4, 4, 1], [0, 0, 1, 3, 3, 5, 5, 2]])
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from pyg_fast.graph import Graph
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops import row_blocks as module
 from pyg_fast.ops.product import raw_product
 from pyg_fast.ops.row_blocks import column_tiles, row_blocks, tile_width
+from pyg_fast.sparse.operator import SparseOperator
 
 N, E = 60, 500
 

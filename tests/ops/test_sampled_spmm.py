@@ -16,10 +16,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import pad
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
-from pyg_fast.graph.operator import STRATEGIES, Sampling
 from pyg_fast.ops import sampled_spmm, spmm
 from pyg_fast.ops.product import quantized
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
+from pyg_fast.sparse.operator import STRATEGIES, Sampling
 
 from ._graphs import DTYPES, GRAPHS, WIDTHS, Edges, assert_near, edge_lists, exact, multiplied
 from ._samples import Given, sample

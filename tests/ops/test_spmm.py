@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops import spmm
 from pyg_fast.ops.path import Rows
 from pyg_fast.ops.product import raw_product
 from pyg_fast.ops.spmm_max import _t_position
+from pyg_fast.sparse.operator import SparseOperator
 
 from ._graphs import (
     DTYPES,

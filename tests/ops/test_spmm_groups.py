@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index, set_group_sizes
-from pyg_fast.graph.groups import groups_of
-from pyg_fast.graph.operator import SparseOperator
 from pyg_fast.ops import spmm
 from pyg_fast.ops.linear_product import Plan, linear_product
 from pyg_fast.ops.path import Rows
 from pyg_fast.ops.product import raw_product
+from pyg_fast.sparse.groups import groups_of
+from pyg_fast.sparse.operator import SparseOperator
 
 from ._graphs import (
     DTYPES,

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch_geometric.nn.aggr import VarAggregation
 
 from pyg_fast.graph import Graph
-from pyg_fast.graph.operator import SparseOperator, inverse_degree
 from pyg_fast.ops.spmm_var import reduce_var
+from pyg_fast.sparse.operator import SparseOperator, inverse_degree
 
 from ._graphs import GRAPHS, hubs
 from ._samples import Given, sample

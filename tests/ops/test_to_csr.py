@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from pyg_fast.ops import to_csr
-from pyg_fast.ops.to_csr import (
+from pyg_fast.sparse.to_csr import (
     MOST_NODES,
     csr_rows,
     to_csr_csc,
@@ -28,7 +28,7 @@ from ._samples import Given, sample
 
 pytestmark = pytest.mark.usefixtures('several_threads')
 
-MODULE = import_module('pyg_fast.ops.to_csr')  # its name is the function's too
+MODULE = import_module('pyg_fast.sparse.to_csr')
 
 
 @sample('to_csr')

@@ -12,8 +12,8 @@ from torch import Tensor
 from pyg_fast import ops
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.graph.groups import groups_of
 from pyg_fast.ops._attention import keeps
+from pyg_fast.sparse.groups import groups_of
 
 from ._entries import ENTRIES, SEED, compare
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric import EdgeIndex
 
-from ...graph.operator import SparseOperator
 from ...graph.signature import signature_of
 from ...nn._aggregated import (
     AggregatedInput,
@@ -16,13 +15,14 @@ from ...nn._aggregated import (
     InputPlan,
     check_graph,
     check_same_graph,
-    error_of_rows,
+    refuse_rows,
     stand_in,
 )
 from ...nn._modules import mixes_nodes
 from ...ops._saved import save, saved
 from ...ops.linear_product import LinearAggregation, Plan, linear_product
 from ...ops.path import Rows, Watch, expand
+from ...sparse.operator import SparseOperator
 from .execution_path import ExecutionPath
 
 
@@ -236,7 +236,7 @@ def _check_rows(given: AggregatedInput, path: ExecutionPath) -> None:
         nodes.shape != given.nodes.shape
         or not (torch.compiler.is_compiling() or torch.equal(nodes, given.nodes))
     )):  # fmt: skip
-        raise error_of_rows(given)
+        refuse_rows(given)
 
 
 def linear_on_path(

@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 from ...graph.graph import graph_of, has_loops
 from ...graph.prepared_graph import PreparedGraph, list_of
 from ...graph.signature import signature_of
-from ...graph.structure import CHUNK, Graph, loop_counts, usual_group_size
 from ...ops._edges import check_edge_index
-from ...ops.to_csr import csr_rows, to_csr, transpose_csr
+from ...sparse.graph import CHUNK, Graph, loop_counts, usual_group_size
+from ...sparse.to_csr import csr_rows, to_csr, transpose_csr
 from .execution_path import ExecutionPath, check_mask, mask_signature_of
 
 # Groups of this size are the fastest up to this number of edges per row: on an H200 on all paths of

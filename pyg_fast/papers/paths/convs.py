@@ -8,7 +8,6 @@ from torch_geometric.nn.aggr import MeanAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from ...graph.gcn_norm import GCNNorm, by_degree
-from ...graph.operator import SparseOperator
 from ...graph.prepared_graph import list_of
 from ...nn._aggregated import AggregatedInput, InputPlan
 from ...nn._reduce import FusedReduce, Neighbours, neighbours
@@ -18,6 +17,7 @@ from ...nn.sage import FusedSAGEConv
 from ...ops._numbers import acc_dtype
 from ...ops.linear_product import LinearAggregation, Plan
 from ...ops.path import Rows, expand, take
+from ...sparse.operator import SparseOperator
 from ._layer import (
     PathPrepared,
     check_commutes,
@@ -43,13 +43,14 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
     computes only what the loss reads; with :obj:`forward=True` the forward pass of training does
     so too. Losses and gradients are equal up to summation order. A path has no effect in
     evaluation, with an :obj:`edge_weight` that requires a gradient, and when PyG's own code runs.
-    Without a path the layer is :class:`~pyg_fast.nn.FusedGCNConv`, which may add atomically on CUDA.
+    Without a path the layer is :class:`~pyg_fast.nn.FusedGCNConv`, which may add atomically on
+    CUDA.
 
     Args:
         in_channels (int): Size of each input sample, or :obj:`-1` to derive it from the first
             input.
         out_channels (int): Size of each output sample.
-        *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGCNConv`.
+        **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGCNConv`.
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedGCNConv`; with a path that stands alone no edges
@@ -335,7 +336,7 @@ class PathPreparedSAGEConv(_PathPreparedReduce, FusedSAGEConv):
         in_channels (int or tuple): Size of each input sample, or :obj:`-1` to derive it from the
             first input. A tuple stands for the sizes of sources and destinations.
         out_channels (int): Size of each output sample.
-        *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedSAGEConv`.
+        **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedSAGEConv`.
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedSAGEConv`; with a path that stands alone no edges
@@ -408,7 +409,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
     Args:
         nn (torch.nn.Module): The network :math:`h_{\mathbf{\Theta}}` that maps features of size
             :math:`F_{in}` to :math:`F_{out}`.
-        *args, **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGINConv`.
+        **kwargs (optional): Additional arguments of :class:`~pyg_fast.nn.FusedGINConv`.
 
     Shapes:
         - **input:** as :class:`~pyg_fast.nn.FusedGINConv`; with a path that stands alone no edges

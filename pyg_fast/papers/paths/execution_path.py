@@ -10,12 +10,12 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from ...graph._cache import Entry
-from ...graph.groups import check_size
-from ...graph.operator import SparseOperator
 from ...graph.signature import hash_of, signature_of
-from ...graph.structure import Graph
 from ...ops._edges import is_capturing
 from ...ops.path import Rows, Watch
+from ...sparse.graph import Graph
+from ...sparse.groups import check_size
+from ...sparse.operator import SparseOperator
 
 
 class ExecutionPath:

@@ -16,7 +16,6 @@ from torch_geometric.typing import Adj, OptTensor
 
 from ...graph.prepared_graph import PreparedGraph
 from ...graph.signature import signature_of
-from ...graph.structure import Graph
 from ...nn._aggregated import TILE, AggregatedInput, stand_in
 from ...nn._checks import may_fuse
 from ...nn._inference import inference
@@ -31,6 +30,7 @@ from ...ops.linear_product import (
 from ...ops.path import Rectify, Rows, expand, node_dropout, rectify, take
 from ...ops.row_blocks import RowBlock, row_blocks, tile_width
 from ...ops.streamed_linear import Parts, rows_of_block, streamed_linear
+from ...sparse.graph import Graph
 from ._layer import PathPrepared, check_commutes, fill_of
 from .build import execution_paths
 from .convs import PathPreparedGCNConv, PathPreparedGINConv, PathPreparedSAGEConv

@@ -15,7 +15,7 @@ from torch_geometric.transforms.rooted_subgraph import RootedSubgraphData
 from torch_geometric.typing import SparseTensor
 
 from ...ops._edges import check_edge_index
-from ...ops.to_csr import to_csr
+from ...sparse.to_csr import to_csr
 from ...transforms.to_csr import ToCSR, is_edge_attr, permute
 from .op import rabbit_order
 

@@ -15,7 +15,6 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from ...graph.gcn_norm import GCNNorm
 from ...graph.graph import graph_of
-from ...graph.operator import SCALED, Sampling, SparseOperator
 from ...graph.prepared_graph import list_of
 from ...nn._aggregated import AggregatedInput
 from ...nn._layer import autocast_dtype
@@ -28,6 +27,7 @@ from ...ops.linear_product import aggregates_first, takes_gradient
 from ...ops.product import Quantized, product, quantized
 from ...ops.sampled_spmm import MOST_SAMPLES, check_sampling
 from ...ops.sampling import sampled_graph, sampled_on_its_own
+from ...sparse.operator import SCALED, Sampling, SparseOperator
 from ..paths.convs import PathPreparedGCNConv, PathPreparedSAGEConv
 from ..paths.execution_path import ExecutionPath
 

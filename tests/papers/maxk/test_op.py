@@ -6,12 +6,12 @@ from _captures import captured
 from _raw_ops import reference
 from hypothesis import given
 from hypothesis import strategies as st
+from ops._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
+from ops._samples import Given, sample
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.ops import CBSR, maxk
-from tests.ops._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
-from tests.ops._samples import Given, sample
 
 NAN, INF = float('nan'), float('inf')
 

@@ -115,7 +115,7 @@ def test_lean_graphs_have_the_same_paths(
     lean = PreparedGraph(prepare_graph([edge_index], (mask.numel(),) * 2))
     options = dict(weighted=weighted and not alone, forward=alone, keep_graph=not alone)
     expected = execution_paths(lean.to_edge_index(), mask, num_layers, **options)
-    modules = ('graph.structure', 'graph.signature', 'papers.paths.build')
+    modules = ('sparse.graph', 'graph.signature', 'papers.paths.build')
     with contextlib.ExitStack() as stack:
         for name in modules:
             stack.enter_context(mock.patch(f'pyg_fast.{name}.CHUNK', chunk))

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import Planetoid
 
 from pyg_fast.graph import ExecutionPath, PreparedGraph
-from pyg_fast.graph.graph import cache_of
+from pyg_fast.graph.graph import PreparedRequest, cache_of
 from pyg_fast.nn import PathPreparedGNN
 from pyg_fast.transforms import ExecutionPaths, Prepare, ToCSR
 
@@ -119,7 +119,7 @@ def test_paths_alone_stay(device: torch.device, conv: str) -> None:
     net.eval().inference(Data(x=data.x.double(), edge_index=lean.edge_index))
     # Positions of edges, which no step reads, would take as much memory as the graph.
     assert lean.edge_index.graph.missing is not None
-    assert ('graph', 'with positions') not in cache_of(lean.edge_index).entries
+    assert PreparedRequest('positions') not in cache_of(lean.edge_index).entries
 
 
 def test_repr() -> None:

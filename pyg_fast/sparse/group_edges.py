@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._library import fake, ops, reference
+from ..ops._library import fake, ops, reference
 
 
 def group_edges(rowptr: Tensor, size: int) -> tuple[tuple[Tensor, ...], int, int, Tensor]:

@@ -5,9 +5,9 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.nn.functional import pad
 
-from ._edges import check_edge_index, check_invalid, kernel_index, raise_index_error
-from ._library import fake, ops, reference
-from ._numbers import check_flag, check_number
+from ..ops._edges import check_edge_index, check_invalid, kernel_index, raise_index_error
+from ..ops._library import fake, ops, reference
+from ..ops._numbers import check_flag, check_number
 
 _INT32_MAX = 2**31 - 1024  # Kernel counters run a little past the last edge.
 MOST_NODES = _INT32_MAX  # Node ids are always 32-bit.

@@ -1,0 +1,1 @@
+"""Sparse matrices as kernels read them, immutable values, and the sorts that make them."""
