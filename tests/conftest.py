@@ -91,7 +91,7 @@ def nothing_pending() -> Iterator[None]:
     """Clears the pending errors of raw ops, which the next test would raise otherwise."""
     yield
     if torch.cuda.is_initialized():
-        from pyg_fast.ops._edges import raise_pending
+        from _raw_ops import raise_pending
 
         torch.cuda.synchronize()
         with suppress(IndexError):
@@ -117,7 +117,7 @@ def raises(device: torch.device) -> Callable[..., AbstractContextManager]:
             with pytest.raises(error, match=match):
                 yield
             return
-        from pyg_fast.ops._edges import raise_pending
+        from _raw_ops import raise_pending
 
         # CUDA may report any of several invalid edges, and either end of one.
         match = 'edge_index' if 'edge_index' in match else match

@@ -22,6 +22,7 @@ from pyg_fast.message import _blocks, _entry
 from pyg_fast.message._ir import Value
 from pyg_fast.nn import FusedMessagePassing
 from pyg_fast.ops import message_passing
+from tests._report import why_pygs
 from tests.nn import _layers
 from tests.nn._layers import D, E, F, N, arguments, assert_alike, graph, run
 
@@ -481,13 +482,13 @@ def test_pygs_code_where_it_fits(monkeypatch: pytest.MonkeyPatch, device: torch.
         small_graphs._LIMITS, small_graphs._Limit(0, 0)))  # fmt: skip
     with pyg_fast.small_graphs('pyg'):
         out = conv(x, edges)
-        assert 'do not fit into memory' in conv._last_run
+        assert 'do not fit into memory' in why_pygs(conv)
         monkeypatch.setattr(_blocks, '_free_bytes', lambda device: 10_000)
         torch.testing.assert_close(conv(x, edges), out)
-        assert 'do not fit into memory' in conv._last_run  # As for so many edges before.
+        assert 'do not fit into memory' in why_pygs(conv)  # As for so many edges before.
         more = torch.cat([edges, edges], 1)
         torch.testing.assert_close(conv(x, more), out)
-        assert conv._last_run == ''
+        assert why_pygs(conv) == ''
         assert 'blocks' in conv.plan
 
 

@@ -24,6 +24,7 @@ from pyg_fast.message._pieces import Pieces, divide_rows
 from pyg_fast.message._triton import Out
 from pyg_fast.ops import message_passing
 from pyg_fast.sparse.groups import Groups, groups_of
+from tests._report import why_pygs
 
 from ._by_numpy import by_numpy
 
@@ -251,7 +252,7 @@ def test_training_by_numpy(kind: type, aggr: Any) -> None:
         wanted = training(conv, x, edges, w, weight)
         with by_numpy(partial(how, least=least), size) as names:
             found = training(fast, x.float(), edges, w.float(), weight.float())
-        assert not fast._last_run
+        assert not why_pygs(fast)
         assert ('message_owners' in names) == (how is together)
         assert names.count('message_combine') >= 2
         for a, b in zip(found, wanted, strict=True):
@@ -301,7 +302,7 @@ def test_hubs(kind: type, aggr: Any, device: torch.device) -> None:
         edges = hub(end, share, num_edges, count).to(device)
         weight = torch.randn_like(conv(x, edges, w))
         found = training(fast, x, edges, w, weight)
-        assert not fast._last_run
+        assert not why_pygs(fast)
         again = training(fast, x, edges, w, weight)
         exact = exact_training(conv, x, edges, w, weight)
         for a, b, (value, size) in zip(found, again, exact, strict=True):
@@ -341,7 +342,7 @@ def test_layers_by_numpy(name: str) -> None:
     wanted = step(conv, torch.float64)
     with by_numpy(partial(few_programs, least=4)) as names:
         found = step(fast, torch.float32)
-    assert not fast._last_run
+    assert not why_pygs(fast)
     assert names.count('message_combine') >= 2
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=2e-5)

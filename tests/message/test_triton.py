@@ -19,6 +19,7 @@ from pyg_fast.message._plan import Plan
 from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
 from pyg_fast.nn import FusedGATv2Conv
 from pyg_fast.nn.gat import _entries
+from tests._report import why_pygs
 
 triton = pytest.importorskip('triton')
 
@@ -65,7 +66,7 @@ def plan_of(name: str) -> Plan:
     if name.startswith('GATv2'):
         layer = FusedGATv2Conv(64, 8, heads=8, edge_dim=int(name.rsplit(' ', 1)[1]))
         layer(torch.rand(9, 64), torch.randint(9, (2, 30)), torch.rand(30, layer.edge_dim))
-        assert not layer._last_run
+        assert not why_pygs(layer)
         return _entries[layer].last
     conv = pyg_fast.accelerate(LAYERS[name]())
     x = torch.rand(9, 16 if 'narrow' in name else 64)
@@ -77,7 +78,7 @@ def plan_of(name: str) -> Plan:
         conv(x, edges, torch.randint(3, (30,)))
     else:
         conv(x, edges, *([torch.rand(30, widths[name])] if name in widths else []))
-    assert conv._last_run == ''
+    assert why_pygs(conv) == ''
     return conv._fused_entry.last
 
 

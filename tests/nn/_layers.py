@@ -153,12 +153,6 @@ def both(conv: Any, device: torch.device) -> tuple[Any, Any]:
     return conv, pyg_fast.accelerate(copy.deepcopy(conv))
 
 
-def how(conv: Any) -> str:
-    """What ran in the last call of a layer."""
-    (report,) = pyg_fast.accelerate_report(conv)
-    return str(report.ran)
-
-
 def assert_alike(
     got: list[Tensor | None], expected: list[Tensor | None], tolerance: float
 ) -> None:

@@ -12,6 +12,7 @@ from torch_geometric.nn import MLP, GINConv
 
 from pyg_fast.graph import prepare_edge_index
 from pyg_fast.nn import PathPreparedGINConv
+from tests._report import must_fuse
 
 SRC, DST, EDGES = 30, 20, 150
 
@@ -32,15 +33,6 @@ def layers(
     ours = PathPreparedGINConv(network, **kwargs).to(device, dtype)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
-
-
-def never(*args: Any, **kwargs: Any) -> None:
-    raise AssertionError("PyG's own path was taken")
-
-
-def must_fuse(conv: Any) -> Any:
-    conv._left = never
-    return conv
 
 
 def gradients(conv: Any, x: Any, edge_index: Any, **kwargs: Any) -> list[Tensor]:

@@ -17,7 +17,8 @@ from torch_geometric.nn.dense import HeteroLinear
 import pyg_fast
 from pyg_fast.graph import Graph, PreparedGraph
 from pyg_fast.nn import hgt
-from tests.nn._layers import assert_alike, both, how, run
+from tests._report import what_ran
+from tests.nn._layers import assert_alike, both, run
 
 TYPES = {'a': 9, 'b': 14, 'c': 5, 'd': 0}
 WIDTH, OUT = 6, 8
@@ -78,7 +79,7 @@ def test_like_pyg(seed: int, least: int, device: torch.device) -> None:
     metadata = (list(TYPES), relations(seed))
     theirs, ours = layers(device, metadata, heads=4 if seed % 2 else 8, out=16)
     check(theirs, ours, given(metadata, device))
-    assert how(ours) == 'FusedHGTConv'
+    assert what_ran(ours) == 'FusedHGTConv'
 
 
 def test_no_product_for_each_head(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,7 @@ def test_relations_in_another_order(device: torch.device) -> None:
     theirs, ours = layers(device)
     x, edges = given(PLAIN, device)
     check(theirs, ours, (x, dict(reversed(edges.items()))), 'another order')
-    assert how(ours) == 'FusedHGTConv'
+    assert what_ran(ours) == 'FusedHGTConv'
 
 
 def test_few_edges(device: torch.device) -> None:
@@ -121,7 +122,7 @@ def test_few_edges(device: torch.device) -> None:
     for count in (0, 1):
         few = {name: each[:, : count * (name == PLAIN[1][0])] for name, each in edges.items()}
         torch.testing.assert_close(ours(x, few), theirs(x, few))
-        assert f'{count} edges' in how(ours)
+        assert f'{count} edges' in what_ran(ours)
 
 
 def test_lazy(device: torch.device) -> None:
@@ -190,7 +191,7 @@ def test_second_derivative(device: torch.device) -> None:
     assert torch.autograd.gradgradcheck(
         total, tuple(x.values()), fast_mode=True, nondet_tol=nondet_tol
     )  # fmt: skip
-    assert how(ours) == 'FusedHGTConv'
+    assert what_ran(ours) == 'FusedHGTConv'
 
 
 @pytest.mark.parametrize('name', ['k_rel', 'v_rel'])
@@ -202,7 +203,7 @@ def test_observed_maps(name: str, device: torch.device) -> None:
         getattr(conv, name).register_forward_hook(lambda module, args, out: 2 * out)
     check(*convs, args, f'{name} is observed')
     assert len(seen) == 4
-    assert how(convs[1]) == 'FusedHGTConv'
+    assert what_ran(convs[1]) == 'FusedHGTConv'
 
 
 def test_replaced_maps(device: torch.device) -> None:
@@ -266,7 +267,7 @@ def test_hooks(device: torch.device) -> None:
     ours.register_propagate_forward_pre_hook(lambda conv, inputs: seen.append(inputs[-1]))
     torch.testing.assert_close(ours(*args), theirs(*args))
     assert seen[0]['edge_attr'].shape == (120, 4)
-    assert 'hooks' in how(ours)
+    assert 'hooks' in what_ran(ours)
 
 
 def test_sparse(device: torch.device) -> None:

@@ -13,6 +13,7 @@ from torch_geometric.nn.aggr import MaxAggregation
 
 from pyg_fast.nn import relational
 from tests._captures import check_training
+from tests._report import what_ran
 from tests.nn._layers import (
     NUM_SRC,
     E,
@@ -21,7 +22,6 @@ from tests.nn._layers import (
     assert_alike,
     both,
     graph,
-    how,
     prepared,
     run,
 )
@@ -99,7 +99,7 @@ def test_attention_reads_relations_at_each_call(device: torch.device) -> None:
     for _ in range(2):
         torch.testing.assert_close(ours(x, edges, relation), theirs(x, edges, relation))
         relation.copy_((relation.flip(0) % 2) * 29)  # Most of them have no edges.
-    assert how(ours) == 'FusedRGATConv'
+    assert what_ran(ours) == 'FusedRGATConv'
 
 
 def test_few_relations_have_edges(way: str, device: torch.device) -> None:
@@ -327,7 +327,7 @@ def test_attention(mode: str, mod: str | None, device: torch.device) -> None:
     assert_alike(
         run(ours, arguments(names, device)), run(theirs, arguments(names, device)), 1e-9
     )
-    assert how(ours) == 'FusedRGATConv'
+    assert what_ran(ours) == 'FusedRGATConv'
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_attention_by_pyg(options: dict[str, Any], reason: str, device: torch.de
     theirs, ours = both(RGATConv(WIDTH, 8, R, **options), device)
     args = arguments('x edges relation', device)
     torch.testing.assert_close(ours(*args), theirs(*args))
-    assert reason in how(ours)
+    assert reason in what_ran(ours)
 
 
 def test_returned_attention(device: torch.device) -> None:
@@ -353,7 +353,7 @@ def test_returned_attention(device: torch.device) -> None:
     expected = theirs(*args, return_attention_weights=True)
     got = ours(*args, return_attention_weights=True)
     torch.testing.assert_close(got[1][1], expected[1][1])
-    assert 'return_attention_weights' in how(ours)
+    assert 'return_attention_weights' in what_ran(ours)
 
 
 def test_dropout(device: torch.device) -> None:
@@ -363,7 +363,7 @@ def test_dropout(device: torch.device) -> None:
     with torch.no_grad():
         mean = torch.stack([ours(x, edges, relation) for _ in range(200)]).mean(0)
         exact = ours.eval()(x, edges, relation)
-    assert how(ours) == 'FusedRGATConv'
+    assert what_ran(ours) == 'FusedRGATConv'
     assert (mean - exact).abs().mean() < 0.2 * exact.abs().mean()
 
 
@@ -376,7 +376,7 @@ def test_one_parameter_trained(trained: str, device: torch.device) -> None:
         conv.requires_grad_(False)
         parameter = getattr(conv, trained).requires_grad_()
         grads += torch.autograd.grad(conv(x.detach(), edges, relation).sin().sum(), parameter)
-    assert how(ours) == 'FusedRGATConv'
+    assert what_ran(ours) == 'FusedRGATConv'
     torch.testing.assert_close(grads[1], grads[0])
 
 
@@ -388,7 +388,7 @@ def test_second_derivative(way: str, device: torch.device) -> None:
 def test_second_derivative_of_attention(device: torch.device) -> None:
     _, ours = both(RGATConv(2, 2, 2), device)
     check_second_derivative(ours, device)
-    assert how(ours) == 'FusedRGATConv'
+    assert what_ran(ours) == 'FusedRGATConv'
 
 
 def check_second_derivative(conv: Any, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from torch_geometric.nn.aggr import (
 
 from pyg_fast.graph import prepare_edge_index, set_group_sizes
 from pyg_fast.nn import PathPreparedSAGEConv
+from tests._report import may_leave, must_fuse
 
 SRC, DST, EDGES = 30, 20, 150
 # Given anew for every layer, since modules must not be shared.
@@ -78,15 +79,6 @@ def layers(
     ours = PathPreparedSAGEConv(in_channels, out_channels, **options(), **kwargs)
     ours.load_state_dict(theirs.state_dict())
     return theirs.to(device, dtype), ours.to(device, dtype)
-
-
-def never(*args: Any, **kwargs: Any) -> None:
-    raise AssertionError("PyG's own path was taken")
-
-
-def must_fuse(conv: Any) -> Any:
-    conv._left = never
-    return conv
 
 
 def gradients(conv: Any, x: Any, edge_index: Any, **kwargs: Any) -> list[Tensor]:
@@ -224,13 +216,7 @@ def test_target_to_source(name: str, project: bool, device: torch.device) -> Non
     for given in (edge_index, graph, by_row):
         assert_same(expected, gradients(ours if project else must_fuse(ours), x, given))
     pair = (x, torch.randn_like(x))
-    assert_same(gradients(theirs, pair, edge_index), gradients(ours_of(ours), pair, edge_index))
-
-
-def ours_of(conv: PathPreparedSAGEConv) -> PathPreparedSAGEConv:
-    """The layer, free to take PyG's path again."""
-    vars(conv).pop('_left', None)
-    return conv
+    assert_same(gradients(theirs, pair, edge_index), gradients(may_leave(ours), pair, edge_index))
 
 
 @pytest.mark.parametrize('aggr', ['mean', 'sum', 'max'])

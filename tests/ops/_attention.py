@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from _raw_ops import reference
 from torch import Tensor
 
 from pyg_fast.graph import Graph, graph_of
 from pyg_fast.ops import gat, gatv2
-from pyg_fast.ops._library import reference
 
 from ._graphs import Edges, exact
 

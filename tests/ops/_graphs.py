@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 import torch
+from _raw_ops import reference
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.ops._library import reference
 from pyg_fast.ops.cbsr import CBSR, column_dtype
 from pyg_fast.ops.product import Quantized, product
 from pyg_fast.sparse.operator import Sampling, SparseOperator

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from _captures import captured
+from _raw_ops import keeps
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
 from pyg_fast.ops import gat
-from pyg_fast.ops._attention import keeps
 
 from ._attention import OPS, check, gradients, inputs_of, reference_of, seed_of
 from ._graphs import DTYPES, GRAPHS, Edges, edge_lists, exact

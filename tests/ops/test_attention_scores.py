@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.attention_scores import attention_scores
 
 from ._attention import SHAPES, acc_of

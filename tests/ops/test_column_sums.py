@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from torch import Tensor
 
 from pyg_fast.graph import Graph
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.column_sums import column_sums
 from pyg_fast.ops.product import product
 from pyg_fast.sparse.operator import SparseOperator

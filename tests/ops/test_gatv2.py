@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from _raw_ops import edges_and_loops, ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,8 +15,6 @@ from torch._subclasses import FakeTensorMode
 
 from pyg_fast.graph import Graph, graph_of
 from pyg_fast.ops import gatv2
-from pyg_fast.ops._attention import edges_and_loops
-from pyg_fast.ops._library import ops, reference
 
 from ._attention import (
     SHAPES,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from _pairs import pairs
+from _raw_ops import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
 from pyg_fast.graph.gcn_norm import normalized
 from pyg_fast.ops import gcn_norm
-from pyg_fast.ops._library import reference
 from pyg_fast.ops.aggregate import scatter_sum
 
 from ._graphs import DTYPES, GRAPHS, Edges, assert_near, edge_lists

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from torch import Tensor
-
-from pyg_fast.ops._library import ops, reference
 
 from ._graphs import DTYPES
 from ._samples import Given, sample

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.sparse.group_edges import group_edges
 
 from ._samples import Given, sample

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from _profile import ops_of
+from _raw_ops import ops, reference
 from torch import Tensor
 
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.head_map import head_map
 
 from ._graphs import DTYPES, assert_near, exact
@@ -93,20 +94,23 @@ def test_derivatives(device: torch.device, transposed: bool, added: bool) -> Non
     assert torch.autograd.gradgradcheck(run, leaves, check_batched_grad=True)
 
 
-def test_where_torch_runs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_torch_runs(device: torch.device) -> None:
     x, weight = (torch.randn(size, 12, device=device) for size in (5, 4))
     expected = reference.head_map(x, weight, None, 3, True).float()
-    calls = []
-    monkeypatch.setattr(ops.head_map, 'default', lambda *_: calls.append(None))
-    torch.testing.assert_close(
-        torch.func.vmap(lambda row: head_map(row[None], weight, 3, True)[0])(x), expected
-    )
+
+    def mapped() -> None:
+        out = torch.func.vmap(lambda row: head_map(row[None], weight, 3, True)[0])(x)
+        torch.testing.assert_close(out, expected)
+
+    assert 'pyg_fast::head_map' not in ops_of(mapped)
+    assert 'pyg_fast::head_map' in ops_of(lambda: head_map(x, weight, 3, True))
     if device.type == 'cuda':  # A block that shared memory cannot hold.
         large = torch.randn(200, 3 * 100, device=device)
         x = torch.randn(5, 3 * 200, device=device)
         expected = reference.head_map(x, large, None, 3, False).float()
-        torch.testing.assert_close(head_map(x, large, 3), expected, rtol=1e-4, atol=1e-3)
-    assert not calls
+        called = ops_of(lambda: torch.testing.assert_close(
+            head_map(x, large, 3), expected, rtol=1e-4, atol=1e-3))
+        assert 'pyg_fast::head_map' not in called
 
 
 def test_refusals(device: torch.device) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from pyg_fast.ops import match, match_degree
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.node_map import NodeMap
 
 pytestmark = pytest.mark.usefixtures('several_threads')

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_fast.datasets import planted_structure
 from pyg_fast.ops import (
@@ -23,7 +25,6 @@ from pyg_fast.ops import (
     to_csr,
 )
 from pyg_fast.ops._ids import fitting_map
-from pyg_fast.ops._library import ops, reference
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
@@ -528,32 +529,28 @@ def test_a_node_map_in_a_capture(device: torch.device) -> None:
 # --- raw ops -------------------------------------------------------------------------------------
 
 
-class Recorder:
-    """Calls ops, and keeps with which arguments."""
+class Recorder(TorchDispatchMode):
+    """Keeps the ops of ours that run, and with which arguments."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple]] = []
+        super().__init__()
+        self.calls: list[tuple[Any, tuple]] = []
 
-    def __getattr__(self, name: str) -> Callable:
-        def call(*args: Any) -> Any:
-            self.calls.append(
-                (name, tuple(a.clone() if isinstance(a, Tensor) else a for a in args))
-            )
-            return getattr(ops, name)(*args)
-
-        return call
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == 'pyg_fast':
+            given = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+            self.calls.append((func, given))
+        return func(*args, **(kwargs or {}))
 
 
-def test_opcheck(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = Recorder()
-    monkeypatch.setattr(sys.modules['pyg_fast.ops.neighbor_sample'], 'ops', recorder)
+def test_opcheck(device: torch.device) -> None:
     rowptr, col, perm = csr_of(GRAPHS['square'])
-    for options in ({'perm': perm}, {'induced': True}):
-        sample(device, (rowptr, col), torch.arange(4), (2, 3), seed=1, **options)
-    relabel(col.to(device))
-    assert len({name for name, _ in recorder.calls}) == 8
-    for name, args in recorder.calls:
-        op = getattr(torch.ops.pyg_fast, name).default
+    with Recorder() as recorder:
+        for options in ({'perm': perm}, {'induced': True}):
+            sample(device, (rowptr, col), torch.arange(4), (2, 3), seed=1, **options)
+        relabel(col.to(device))
+    assert len({op for op, _ in recorder.calls}) == 8
+    for op, args in recorder.calls:
         torch.library.opcheck(op, args, test_utils=('test_schema', 'test_faketensor'))
 
 

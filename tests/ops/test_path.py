@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from torch import Tensor
 
 from pyg_fast.ops import path
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.path import Rows, expand, node_dropout, take
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast.ops import pinsage_neighbors, random_walk, to_csr
-from pyg_fast.ops._library import ops, reference
 
 from ._graphs import GRAPHS, Edges, edge_lists
 

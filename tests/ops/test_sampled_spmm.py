@@ -8,6 +8,7 @@ import pytest
 import torch
 from _captures import captured
 from _pairs import pairs
+from _raw_ops import ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +17,6 @@ from torch.nn.functional import pad
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
 from pyg_fast.ops import sampled_spmm, spmm
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.product import quantized
 from pyg_fast.ops.sampling import sampled_graph, sampled_positions
 from pyg_fast.sparse.operator import STRATEGIES, Sampling

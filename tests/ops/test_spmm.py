@@ -7,6 +7,7 @@ import pytest
 import torch
 from _captures import captured
 from _pairs import pairs
+from _raw_ops import ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
 from pyg_fast.ops import spmm
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.path import Rows
 from pyg_fast.ops.product import raw_product
 from pyg_fast.ops.spmm_max import _t_position

@@ -4,6 +4,7 @@ import pytest
 import torch
 from _captures import captured
 from _pairs import pairs
+from _raw_ops import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -11,7 +12,6 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index, set_group_sizes
 from pyg_fast.ops import spmm
-from pyg_fast.ops._library import reference
 from pyg_fast.ops.linear_product import Plan, linear_product
 from pyg_fast.ops.path import Rows
 from pyg_fast.ops.product import raw_product

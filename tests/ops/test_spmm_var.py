@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from torch import Tensor
 from torch_geometric.nn.aggr import VarAggregation
 
 from pyg_fast.graph import Graph
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.ops.spmm_var import reduce_var
 from pyg_fast.sparse.operator import SparseOperator, inverse_degree
 

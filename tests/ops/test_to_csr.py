@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from _captures import captured
+from _raw_ops import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from pyg_fast.ops import to_csr
-from pyg_fast.ops._library import reference
 from pyg_fast.sparse.to_csr import (
     MOST_NODES,
     csr_rows,

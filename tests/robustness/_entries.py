@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from _raw_ops import reference
 from torch import Tensor
 
 from pyg_fast import ops
-from pyg_fast.ops._library import reference
 
 NUM_NODES, NUM_EDGES, WIDTH, HEADS = 12, 50, 5, 2
 SEED = 2**40 + 3

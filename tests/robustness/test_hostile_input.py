@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from _raw_ops import raise_pending
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_fast import ops
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.ops._edges import raise_pending
 
 from ._entries import ENTRIES, WITHOUT_INPUT, compare, on
 from ._mutations import FLOATS, LAYOUTS, OTHERS, SHAPES, TYPES, mutations

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from _raw_ops import ops as kernels
+from _raw_ops import reference
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv
 
 import pyg_fast
 from pyg_fast import ops
 from pyg_fast.graph import Graph, prepare_edge_index
-from pyg_fast.ops._library import ops as kernels
-from pyg_fast.ops._library import reference
 from pyg_fast.ops.attention_scores import attention_scores
 from pyg_fast.ops.head_map import head_map_weight
 from tests.ops._graphs import hubs

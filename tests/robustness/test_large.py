@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from _raw_ops import keeps, reference
 from torch import Tensor
 
 from pyg_fast import ops
 from pyg_fast.graph import Graph
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.ops._attention import keeps
-from pyg_fast.ops._library import reference
 from pyg_fast.sparse.groups import groups_of
 
 from ._entries import ENTRIES, SEED, compare

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch_geometric.nn as pyg
 from _captures import captured
+from _raw_ops import raise_pending
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch.nn.modules.module import register_module_forward_hook
@@ -30,8 +31,6 @@ from torch_geometric.data import Data
 
 import pyg_fast
 from pyg_fast import nn
-from pyg_fast.nn._layer import Fused
-from pyg_fast.ops._edges import raise_pending
 from pyg_fast.transforms import ExecutionPaths, ToCSR
 
 IN, HIDDEN, OUT, EDGE_DIM = 6, 5, 4, 2
@@ -423,7 +422,7 @@ class Sequence:
 
     def is_ours(self) -> bool:
         """Whether it is a layer of ours, and not what `restore` or `accelerate` left PyG's."""
-        return not self.accelerated or isinstance(self.ours, Fused)
+        return not self.accelerated or type(self.ours).__module__.startswith('pyg_fast.')
 
     def call_both(self) -> tuple[Tensor, Tensor] | None:
         """Outputs of both, or None where PyG's cache was filled in inference mode, and cannot be

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from _captures import captured
+from _raw_ops import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from ops._graphs import DTYPES, MAXK_WIDTHS, entries_of, exact
@@ -11,7 +12,6 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from pyg_fast.ops import CBSR, maxk
-from pyg_fast.ops._library import reference
 
 NAN, INF = float('nan'), float('inf')
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from _raw_ops import ops, reference
 from hypothesis import given
 from ops._graphs import GRAPHS, Edges, edge_lists
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from pyg_fast.ops import to_csr
-from pyg_fast.ops._library import ops, reference
 from pyg_fast.papers.reorder.op import rabbit_order
 
 SQUARE = [name for name, edges in GRAPHS.items() if edges.num_src == edges.num_dst]

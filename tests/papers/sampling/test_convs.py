@@ -29,6 +29,7 @@ from pyg_fast.nn import (
 )
 from pyg_fast.ops import maxk
 from pyg_fast.ops.sampling import sampled_positions
+from tests._report import may_leave, must_fuse
 
 NODES, DST, EDGES = 40, 25, 300
 IN, OUT, S = 6, 20, 3
@@ -127,15 +128,6 @@ def features(
 
 def prepare(edge_index: Tensor, size: tuple[int, int] = (NODES, NODES)) -> tuple[Tensor, Tensor]:
     return prepare_edge_index(edge_index, size)
-
-
-def never(*args: Any, **kwargs: Any) -> None:
-    raise AssertionError("PyG's own path was taken")
-
-
-def must_fuse(conv: Any) -> Any:
-    conv._left = never
-    return conv
 
 
 def gradients(conv: Any, x: Any, *args: Any, **kwargs: Any) -> list[Tensor]:
@@ -334,7 +326,7 @@ def test_bipartite(
     must_fuse(ours)
     assert_same(expected, gradients(ours, (x_src, x_dst), edge_index, size=size))
     assert_same(expected, gradients(ours, (x_src, x_dst), graph))
-    vars(ours).pop('_left')
+    may_leave(ours)
     ours.register_message_forward_hook(lambda module, args, out: None)
     assert_same(expected, gradients(ours, (x_src, x_dst), edge_index, size=size))
     assert_same(expected, gradients(ours, (x_src, x_dst), graph))
@@ -356,7 +348,7 @@ def test_target_to_source(aggr: str, strategy: str, device: torch.device) -> Non
         assert_same(gradients(theirs, x, rows), gradients(must_fuse(ours), x, given))
     assert_same(expected, gradients(ours, x, edge_index))
     pair = x, features(NODES, IN, device=device)
-    vars(ours).pop('_left')
+    may_leave(ours)
     assert_same(gradients(theirs, pair, kept), gradients(ours, pair, edge_index))
 
 
@@ -500,7 +492,7 @@ def test_adaptive_sage(aggr: Any, device: torch.device) -> None:
         torch.testing.assert_close(ours(x, edge_index), ours.lin_l(sums) + ours.lin_r(x))
     else:
         assert_same(expected, gradients(must_fuse(ours), x, edge_index))
-        del ours._left
+        may_leave(ours)
     # PyG's own code cannot scale a sum: it reads all edges.
     given = edge_index if aggr == 'sum' else kept
     for conv in (theirs, ours):
@@ -978,7 +970,7 @@ def test_gcn_of_sparse_matrices(
     adj_t, kept = matrix(slice(None)), matrix(at)
     assert_same(gradients(theirs, x, kept), gradients(must_fuse(ours), x, adj_t))
     assert_same(gradients(theirs, x, adj_t), gradients(ours.train(), x, adj_t))
-    vars(ours).pop('_left')
+    may_leave(ours)
     ours.eval().register_message_forward_hook(lambda module, args, out: None)
     with pytest.raises(NotImplementedError, match='sparse matrix'):
         ours(x, adj_t)

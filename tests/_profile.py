@@ -1,0 +1,22 @@
+"""The ops that a call runs, as PyTorch's profiler sees them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.autograd.profiler import profile
+
+# Ops that sort edges, and `csr_rows`, which lists those of a sorted graph.
+SORTS = ('to_csr', 'to_csr_csc', 'to_csr_unweighted', 'transpose_csr', 'csr_rows')
+
+
+def ops_of(run: Callable[[], Any]) -> dict[str, int]:
+    """How often `run` calls each op."""
+    with profile() as seen:
+        run()
+    return {event.key: event.count for event in seen.key_averages()}
+
+
+def sorts_of(run: Callable[[], Any]) -> dict[str, int]:
+    """How often `run` sorts or lists edges, by op."""
+    calls = ops_of(run)
+    return {op: calls[f'pyg_fast::{op}'] for op in SORTS if f'pyg_fast::{op}' in calls}

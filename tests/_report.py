@@ -1,0 +1,39 @@
+"""What ran in the last eager call of a layer, as :func:`pyg_fast.accelerate_report` tells users."""
+
+from typing import Any
+
+from torch.nn import Module
+
+from pyg_fast import accelerate_report
+
+_PYGS = "PyG's code: "
+
+
+def what_ran(layer: Module) -> str:
+    """Our class, or "PyG's code: " with the reason."""
+    ran = accelerate_report(layer)[0].ran
+    assert ran is not None, f'{type(layer).__name__} had no call yet, or is not one of ours'
+    return ran
+
+
+def why_pygs(layer: Module) -> str:
+    """Why PyG's code ran; '' if ours did."""
+    ran = what_ran(layer)
+    return ran.removeprefix(_PYGS) if ran.startswith(_PYGS) else ''
+
+
+def must_fuse(layer: Any) -> Any:
+    """The layer, of which a call of PyG's code raises an error, also in compiled code."""
+    assert hasattr(layer, '_left'), f'{type(layer).__name__} asks nobody before PyG runs'
+    layer._left = _refuse
+    return layer
+
+
+def may_leave(layer: Any) -> Any:
+    """The layer, free to run PyG's code again."""
+    vars(layer).pop('_left', None)
+    return layer
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("PyG's own path was taken")
