@@ -213,7 +213,7 @@ class AggregatesInput(Fused):
         self._check_options(given)
         check_graph(given, edge_index)
 
-    def _check_options(self: Any, given: AggregatedInput) -> None:
+    def _check_options(self, given: AggregatedInput) -> None:
         """Raises unless a layer with these options made the aggregated input."""
         reason = why_not_layer(self, given.aggregated) if self.fuse else None
         if reason is not None:

@@ -81,7 +81,7 @@ FORWARDS: dict[Any, Any] = {}
 # Layers with kernels of their own -----------------------------------------------------------------
 
 
-def why_not_layer(conv: Any, x: Any) -> str | None:
+def why_not_layer(conv: MessagePassing, x: Any) -> str | None:
     """Why PyG's code must run for this call of a layer with a kernel of its own: something observes
     or changes its behaviour, or no kernel takes its features :obj:`x`."""
     own, cls = conv.__dict__, type(conv)
@@ -149,7 +149,7 @@ def why_not_layer(conv: Any, x: Any) -> str | None:
     return None
 
 
-def may_fuse(conv: Any) -> bool:
+def may_fuse(conv: MessagePassing) -> bool:
     """Whether the layer's option `fuse` allows kernels: PyG reads it for some aggregations only."""
     return conv.fuse or conv.aggr not in _FUSE_AGGRS
 
@@ -182,7 +182,11 @@ def _why_not_one(aggr: Any) -> str | None:
 
 
 def why_not_message(
-    conv: Any, edge_index: Any, aggr: Any, reads: str | None, replaced: Callable[..., Any]
+    conv: MessagePassing,
+    edge_index: object,
+    aggr: object,
+    reads: str | None,
+    replaced: Callable[..., object],
 ) -> str | None:
     """Why PyG's code must run for this call of `propagate`, whatever the message is. Arguments as
     of :func:`why_never_message`."""
@@ -222,7 +226,7 @@ def _is_graph_conv(cls: Any) -> bool:
 
 
 def why_never_message(
-    conv: Any, aggr: Any, reads: str | None, replaced: Callable[..., Any]
+    conv: MessagePassing, aggr: Any, reads: str | None, replaced: Callable[..., Any]
 ) -> str | None:
     """Why PyG's code must run for every input of a layer whose message is captured.
 
@@ -246,7 +250,7 @@ def why_never_message(
     return why_not_aggregation(aggr)
 
 
-def why_not_arguments(conv: Any) -> str | None:
+def why_not_arguments(conv: MessagePassing) -> str | None:
     """The reason if a method reads an argument that kernels do not provide, or None."""
     signature = conv.inspector.get_signature
     for name in signature('message').param_dict:
@@ -295,14 +299,14 @@ def parts_of(aggr: Any) -> list[Any]:
     return list(aggr.aggrs) if type(aggr) is MultiAggregation else [aggr]
 
 
-def place_of_attention(conv: Any) -> int | None:
+def place_of_attention(conv: MessagePassing) -> int | None:
     """The position of `return_attention_weights`, if `message` sets an attribute only for it."""
     cls = type(conv)
     forward, place = _WRITES.get(cls.message, (None, None))
     return place if FORWARDS.get(cls.forward, cls.forward) is forward else None
 
 
-def _wants_attention(conv: Any, place: int) -> bool:
+def _wants_attention(conv: MessagePassing, place: int) -> bool:
     call = conv.__dict__.get('_call')
     if call is None or conv._forward_pre_hooks:  # Other arguments may come.
         return True

@@ -14,6 +14,7 @@ from torch_geometric.nn.aggr import (
     MulAggregation,
     SumAggregation,
 )
+from torch_geometric.typing import Size
 from torch_geometric.utils import scatter
 
 from ._checks import OF_GRAPH
@@ -39,7 +40,7 @@ class Arguments(NamedTuple):
     others: tuple[str, ...]
 
 
-def _arguments_of(conv: Any) -> Arguments | None:
+def _arguments_of(conv: MessagePassing) -> Arguments | None:
     """None if PyG's `propagate` must run, whatever the graph is."""
     cls: Any = type(conv)
     replaced = next(  # by a class of ours
@@ -62,7 +63,9 @@ def _arguments_of(conv: Any) -> Arguments | None:
     return Arguments(tuple(of_nodes), tuple(of_graph), tuple(others))
 
 
-def propagate(conv: Any, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor | None:
+def propagate(
+    conv: MessagePassing, edge_index: Tensor, size: Size, kwargs: dict[str, Any]
+) -> Tensor | None:
     """The result of `propagate`; None if PyG's must run, which also says what is wrong with
     arguments. `message` has not been called then."""
     own = conv.__dict__

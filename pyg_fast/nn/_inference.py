@@ -24,7 +24,7 @@ _SORTED = 24  # and of each: keys and numbers, twice
 class _Layer(NamedTuple):
     """A layer, what follows it up to the next layer, and its sizes."""
 
-    conv: Any
+    conv: MessagePassing
     after: tuple[Callable[[Tensor], Tensor], ...]
     op: SparseOperator
     with_root: bool
@@ -148,7 +148,7 @@ def _stack(
     found: list[tuple[Any, list[Any]]] = []
     for k, layer in enumerate(layers):
         if isinstance(layer, AggregatesInput):
-            if not is_plain(layer):  # type: ignore[arg-type]
+            if not is_plain(layer):
                 raise ValueError(f"'layers[{k}]' must have no hooks or patches")
             found.append((layer, []))
             continue
@@ -193,7 +193,7 @@ def _stack(
 
 
 def _mapped(
-    conv: Any, aggregated: Tensor, root: OptTensor, weight_dtype: Any, edge_index: Tensor
+    conv: MessagePassing, aggregated: Tensor, root: OptTensor, weight_dtype: Any, edge_index: Tensor
 ) -> Tensor:
     """A layer on rows whose neighbours are already summed."""
     given = AggregatedInput(

@@ -1,6 +1,6 @@
 """The protocol of our layers: subclasses of PyG's that stay PyG layers."""
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,14 @@ _METHODS = ('message', 'aggregate', 'update', 'message_and_aggregate', 'edge_upd
 _MARK = '_accelerated'
 
 
-class FusedLayer:
+# Type checkers see a mixin as a layer, whose attributes it reads.
+if TYPE_CHECKING:
+    from torch_geometric.nn import MessagePassing as Mixin
+else:
+    Mixin = object
+
+
+class FusedLayer(Mixin):
     """Mixin for a subclass of a PyG layer: it runs a kernel where that gives PyG's result, and
     PyG's code elsewhere. Parameters, options and state_dict are those of :obj:`_base`.
 
@@ -34,13 +41,13 @@ class FusedLayer:
     _last_run: str | None = None  # why PyG's code ran in the last eager call; '' if it did not
 
     @classmethod
-    def _fused_why_never(cls, conv: Any) -> str | None:
+    def _fused_why_never(cls, conv: MessagePassing) -> str | None:
         """Why PyG's code would run for every input of a layer of this class or of :obj:`_base`;
         None if a kernel may run."""
         raise NotImplementedError
 
     @classmethod
-    def _fused_adopt(cls, conv: Any) -> None:
+    def _fused_adopt(cls, conv: MessagePassing) -> None:
         """Makes a layer of :obj:`_base` one of this class, in place."""
         conv.__class__ = cls
         setattr(conv, _MARK, True)
@@ -79,6 +86,7 @@ class Fused(FusedLayer):
     """Mixin for a layer with a kernel of its own, which replaces `forward`; the base class runs
     for everything else (hooks, explainers, overridden messages, unusual inputs)."""
 
+    fuse: bool
     _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
     _node_dim = -2  # node dimension of the base class
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
@@ -90,7 +98,7 @@ class Fused(FusedLayer):
             cls._pyg_methods = tuple(getattr(cls._base, name) for name in _METHODS)
 
     @classmethod
-    def _fused_why_never(cls, conv: Any) -> str | None:
+    def _fused_why_never(cls, conv: MessagePassing) -> str | None:
         if isinstance(conv, cls):  # Each call asks for the rest.
             return cls._why_no_options(conv)
         if 'forward' in vars(conv):
@@ -109,27 +117,27 @@ class Fused(FusedLayer):
         return cls._why_not_aggr(conv) or cls._why_no_options(conv)
 
     @classmethod
-    def _why_not_aggr(cls, conv: Any) -> str | None:
+    def _why_not_aggr(cls, conv: MessagePassing) -> str | None:
         """Why the aggregation of a layer has no kernel."""
         raise NotImplementedError
 
     @classmethod
-    def _why_no_options(cls, conv: Any) -> str | None:
+    def _why_no_options(cls, conv: MessagePassing) -> str | None:
         """Why no kernel takes the options of a layer."""
         return None
 
     @classmethod
-    def _fused_adopt(cls, conv: Any) -> None:
-        note_propagate(cls.propagate, cls.edge_updater)  # type: ignore[attr-defined]
+    def _fused_adopt(cls, conv: MessagePassing) -> None:
+        note_propagate(cls.propagate, cls.edge_updater)
         super()._fused_adopt(conv)
 
-    def _fusible(self: Any, x: Any) -> bool:
+    def _fusible(self, x: Any) -> bool:
         """Whether the kernel gives the result of PyG's own code, for features :obj:`x`."""
         if not self.fuse:
             self._fused_note('fuse=False')
         return self.fuse and self._unaltered(x)
 
-    def _unaltered(self: Any, x: Any) -> bool:
+    def _unaltered(self, x: Any) -> bool:
         reason = why_not_layer(self, x)
         self._fused_note(reason or '')
         return reason is None
@@ -160,11 +168,11 @@ class Fused(FusedLayer):
         """PyG's own layer, sharing the parameters."""
         return self._fused_to_base()
 
-    def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # One template per class serves all layers of the process: compile it with the fused
         # branch, even if this layer's aggregation does not support it.
         fuse, self.fuse = self.fuse, self.inspector.implements('message_and_aggregate')
-        super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
+        super()._set_jittable_templates(raise_on_error)
         self.fuse = fuse
         cls = type(self)
         note_propagate(cls.propagate, cls.edge_updater)

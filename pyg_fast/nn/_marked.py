@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import Size
 from torch_geometric.utils import degree
 
@@ -30,7 +31,9 @@ class Marks(NamedTuple):
     in_export: bool = False  # whether exported programs have the marks, too
 
 
-def propagate(conv: Any, marks: Marks, edge_index: Tensor, size: Size, kwargs: Any) -> Any:
+def propagate(
+    conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, Any]
+) -> Tensor | None:
     """The result of `propagate` with marks, or None where PyG's code must run."""
     aggr = conv.aggr_module
     if (

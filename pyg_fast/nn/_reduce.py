@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import (
     Aggregation,
     MaxAggregation,
@@ -201,7 +202,7 @@ class FusedReduce(AggregatesInput):
     _is_exact = True  # whether PyG's code computes the same
 
     @classmethod
-    def _why_not_aggr(cls, conv: Any) -> str | None:
+    def _why_not_aggr(cls, conv: MessagePassing) -> str | None:
         return why_not_reduction(conv.aggr_module) if may_fuse(conv) else 'fuse=False'
 
     def _operator(
@@ -233,7 +234,7 @@ class FusedReduce(AggregatesInput):
         plan = Plan(self._operator(to, False))
         return InputPlan(plan, getattr(self, 'root_weight', True), None)
 
-    def _neighbours(self: Any, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
+    def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
         why = type(self)._why_not_aggr(self)
@@ -244,7 +245,7 @@ class FusedReduce(AggregatesInput):
             return None
         return neighbours(x, edge_index, size, self.flow)
 
-    def _few_edges(self: Any, x: Any, edge_index: Any) -> Tensor | None:
+    def _few_edges(self, x: Any, edge_index: Any) -> Tensor | None:
         """The list of edges, if PyG's code is faster than a kernel, for which a plain list must be
         sorted."""
         if torch.compiler.is_compiling() or not self._is_exact:
@@ -270,7 +271,7 @@ class FusedReduce(AggregatesInput):
         self._fused_note(reason_of(edge_index.size(1)))
         return edge_index
 
-    def _propagate_few(self: Any, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
+    def _propagate_few(self, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
         """What PyG's `propagate` returns, and the features of destinations."""
         pair = (x, x) if isinstance(x, Tensor) else x
         out = _direct.propagate(self, edge_index, size, {'x': pair})

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, PairTensor, Size, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
@@ -41,12 +41,12 @@ class _FusedAttention(Fused):
     _node_dim = 0
 
     @classmethod
-    def _why_not_aggr(cls, conv: Any) -> str | None:
+    def _why_not_aggr(cls, conv: MessagePassing) -> str | None:
         sums = conv.aggr in ('add', 'sum') and type(conv.aggr_module) is SumAggregation
         return None if sums else f'aggr={conv.aggr!r}'
 
     @classmethod
-    def _why_no_options(cls, conv: Any) -> str | None:
+    def _why_no_options(cls, conv: MessagePassing) -> str | None:
         fill = conv.fill_value
         by_rule = conv.lin_edge is not None and isinstance(fill, str) and conv.add_self_loops
         if not by_rule or fill in LOOP_FILLS:
@@ -68,11 +68,11 @@ class _FusedAttention(Fused):
             raise ValueError(f"'heads' must be at least 1, got {heads}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"'dropout' must be from 0 to 1, got {dropout}")
-        super().__init__(  # type: ignore[call-arg]
+        super().__init__(
             in_channels, out_channels, heads, concat, negative_slope, dropout, *args, **kwargs
         )
 
-    def _ends(self: Any, x: Any) -> tuple[Tensor, Tensor] | None:
+    def _ends(self, x: Any) -> tuple[Tensor, Tensor] | None:
         """Features of sources and destinations, or None if PyG's code must run."""
         src, dst = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, x)
         if not self._unaltered(src):
@@ -88,7 +88,7 @@ class _FusedAttention(Fused):
         return (src, dst) if fits and self.flow == 'source_to_target' else None
 
     def _graph(
-        self: Any, edge_index: Any, src: Tensor, dst: Tensor, has_edges: bool = False
+        self, edge_index: Any, src: Tensor, dst: Tensor, has_edges: bool = False
     ) -> Graph | None:
         """The graph, with its transpose if a backward pass may follow, or None if PyG's code must
         run."""
@@ -115,7 +115,7 @@ class _FusedAttention(Fused):
         return graph.t() if reverse else graph
 
     def _attention_args(
-        self: Any, graph: Graph, x: Tensor, out_dtype: torch.dtype
+        self, graph: Graph, x: Tensor, out_dtype: torch.dtype
     ) -> AttentionArgs:
         num_loops = min(graph.num_src, graph.num_dst) if self.add_self_loops else 0
         dropout = self.dropout if self.training else 0.0
@@ -124,7 +124,7 @@ class _FusedAttention(Fused):
             out_dtype != x.dtype,
         )  # fmt: skip
 
-    def _check_edge_attr(self: Any, edge_index: Tensor, edge_attr: Tensor, x: Tensor) -> None:
+    def _check_edge_attr(self, edge_index: Tensor, edge_attr: Tensor, x: Tensor) -> None:
         wanted = [edge_index.size(1), self.edge_dim]
         got = [*edge_attr.shape, 1] if edge_attr.dim() == 1 else list(edge_attr.shape)
         if got != wanted:
@@ -132,14 +132,14 @@ class _FusedAttention(Fused):
         if edge_attr.device != x.device:
             raise ValueError(f"'edge_attr' is on {edge_attr.device}, but 'x' is on {x.device}")
 
-    def _fused_bias(self: Any, out_dtype: torch.dtype) -> OptTensor:
+    def _fused_bias(self, out_dtype: torch.dtype) -> OptTensor:
         """The bias, if the kernel can add it."""
         bias = part_of(self, 'bias')
         if bias is None or bias.dtype != out_dtype:
             return None
         return bias if self.concat or self.heads == 1 else None
 
-    def _finished(self: Any, out: Tensor, res: OptTensor, has_bias: bool) -> Tensor:
+    def _finished(self, out: Tensor, res: OptTensor, has_bias: bool) -> Tensor:
         """Joins the heads, adds the residual, and the bias if it is missing."""
         out = out.flatten(1) if self.concat or self.heads == 1 else out.mean(dim=1)
         if res is not None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
@@ -93,7 +93,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
     _cached_signature: tuple[int, ...] | None = None  # of its graph, if that was prepared
 
     @classmethod
-    def _why_not_aggr(cls, conv: Any) -> str | None:
+    def _why_not_aggr(cls, conv: MessagePassing) -> str | None:
         if not may_fuse(conv):
             return 'fuse=False'
         sums = conv.aggr in ('add', 'sum') and type(conv.aggr_module) is SumAggregation

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import ParameterDict
-from torch_geometric.nn import HGTConv
+from torch_geometric.nn import HGTConv, MessagePassing
 from torch_geometric.nn.dense import HeteroLinear
 
 from ..message import Fallback
@@ -36,28 +36,28 @@ class FusedHeterogeneousAttention(FusedPropagate):
     a node type, and a message without priors."""
 
     @property
-    def plan(self: Any) -> str | None:
+    def plan(self) -> str | None:
         """As :attr:`FusedMessagePassing.plan <pyg_fast.nn.FusedMessagePassing.plan>`; also why
         PyG's code multiplied by the matrices of relations, if it did."""
         text, reason = super().plan, self.__dict__.get('_maps_reason')
         return f"{text}\nrelations: PyG's code: {reason}" if text and reason else text
 
     def forward(
-        self: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Any]
+        self, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Any]
     ) -> dict[str, Tensor]:
         if torch.compiler.is_compiling():
-            return super().forward(x_dict, edge_index_dict)  # type: ignore[misc]
+            return super().forward(x_dict, edge_index_dict)
         try:
             ends = _checked(self, x_dict, edge_index_dict)
         except Fallback as reason:
             self.__dict__['_maps_reason'] = str(reason)
-            return super().forward(x_dict, edge_index_dict)  # type: ignore[misc]
+            return super().forward(x_dict, edge_index_dict)
         self.__dict__['_maps_reason'] = ''
         return _forward(self, x_dict, ends)
 
 
 def _checked(
-    conv: Any, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Any]
+    conv: MessagePassing, x_dict: dict[str, Tensor], edge_index_dict: dict[_Relation, Any]
 ) -> dict[_Relation, tuple[Tensor, Tensor]]:
     """Sources and destinations of each relation.
 
@@ -115,7 +115,7 @@ def _is_plain_map(module: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _forward(
-    conv: Any, x_dict: dict[str, Tensor], ends: dict[_Relation, tuple[Tensor, Tensor]]
+    conv: MessagePassing, x_dict: dict[str, Tensor], ends: dict[_Relation, tuple[Tensor, Tensor]]
 ) -> dict[str, Tensor]:
     """As PyG's, of keys and values that have a row for each node and relation."""
     heads, channels = conv.heads, conv.out_channels
@@ -174,7 +174,7 @@ def _edge_index(
     return torch.cat([*(rows[relation] for relation in ends), *targets]).view(2, -1)
 
 
-def _matrices(conv: Any, relations: list[_Relation]) -> tuple[Tensor, Tensor]:
+def _matrices(conv: MessagePassing, relations: list[_Relation]) -> tuple[Tensor, Tensor]:
     """The matrices for keys, times the priors of relations, and for values: one of each group of
     heads and relation, of shape (groups, in, relations, out)."""
     heads, num_relations, dim = conv.heads, len(conv.edge_types), conv.k_rel.weight.size(-1)

@@ -41,7 +41,7 @@ from ._reduce import combined
 _PYTHON_PROPAGATE = MessagePassing.propagate
 
 
-def _pairs_of(conv: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _pairs_of(conv: MessagePassing, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments for PyG's `propagate`. Compiled from a template, as for any layer of PyG, it
     takes the first of a pair for sources; its Python code with `target_to_source` the second."""
     if conv.flow == 'source_to_target' or not _runs_python(type(conv)):
@@ -62,7 +62,9 @@ def _in_memory(known: tuple[int, str], edge_index: Any) -> str | None:
     return reason if fits and runs_pygs_code() else None
 
 
-def _with_plain_list(conv: Any, x: Any, edge_index: EdgeIndex, *more: Any) -> tuple[Any, ...]:
+def _with_plain_list(
+    conv: MessagePassing, x: object, edge_index: EdgeIndex, *more: object
+) -> tuple[object, ...]:
     """The arguments of a layer. What PyG's own calculates from a sorted list before `propagate`
     takes longer than from a plain one, which it gets where so few edges run its code."""
     width, base = conv.__dict__.get('_width'), getattr(type(conv), '_base', None)
@@ -118,11 +120,11 @@ class FusedPropagate(FusedLayer):
             cls.__call__ = _with_own_code(cls.__call__)  # type: ignore[method-assign]
 
     @classmethod
-    def _fused_why_never(cls, conv: Any) -> str | None:
+    def _fused_why_never(cls, conv: MessagePassing) -> str | None:
         return why_never(conv)
 
     @classmethod
-    def _fused_adopt(cls, conv: Any) -> None:
+    def _fused_adopt(cls, conv: MessagePassing) -> None:
         super()._fused_adopt(conv)
         mark(conv)
 
@@ -137,14 +139,14 @@ class FusedPropagate(FusedLayer):
         if '_call' not in own or not own.get('_last_run'):
             own['_last_run'] = reason
 
-    def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
+    def propagate(self, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
         r"""As :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if torch.compiler.is_compiling():
             out = _marked(self, edge_index, size, kwargs)
             if out is not None:
                 return out
             kwargs = _pairs_of(self, kwargs)
-            return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+            return super().propagate(edge_index, size=size, **kwargs)
         own = self.__dict__
         is_first = '_width' not in own
         if is_first:  # The width of a layer hardly changes.
@@ -170,7 +172,7 @@ class FusedPropagate(FusedLayer):
                 return out
             if self.flow != 'source_to_target':
                 kwargs = _pairs_of(self, kwargs)
-            return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+            return super().propagate(edge_index, size=size, **kwargs)
         try:
             out = self._kernel(edge_index, size, kwargs)
             self._fused_note('')
@@ -191,9 +193,9 @@ class FusedPropagate(FusedLayer):
         elif isinstance(edge_index, PreparedGraph):
             edge_index = edge_index.to_edge_index()
         kwargs = _pairs_of(self, kwargs)
-        return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
+        return super().propagate(edge_index, size=size, **kwargs)
 
-    def _kernel(self: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+    def _kernel(self, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
         """The result of :meth:`propagate`, or :class:`Fallback`."""
         return _fused(self, edge_index, size, kwargs)
 
@@ -201,16 +203,16 @@ class FusedPropagate(FusedLayer):
         """Whether `forward` returns another tensor than :meth:`propagate`, and writes into none."""
         return False
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         own = self.__dict__
         if own.get('_call') is not None or torch.compiler.is_compiling():
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            return super().__call__(*args, **kwargs)
         if len(args) > 1 and has_list(args[1]):
             args = _with_plain_list(self, *args)
         own['_call'] = args, kwargs
         own.pop('_last_run', None)
         try:
-            out = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            out = super().__call__(*args, **kwargs)
             if '_watched' in own:
                 own['_writes'] = any(x._version != version for x, version in own['_watched'])
             return out
@@ -219,23 +221,23 @@ class FusedPropagate(FusedLayer):
             own.pop('_graphs', None)
             own.pop('_watched', None)
 
-    def __getstate__(self: Any) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         for name in OWN:
             state.pop(name, None)
         return state
 
-    def __setstate__(self: Any, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         mark(self)
 
-    def _fused_to_base(self: Any) -> MessagePassing:
+    def _fused_to_base(self) -> MessagePassing:
         # A layer of a user's own class has PyG's code by another `propagate`.
         cls: Any = type(self)
         return self._fused_recast(getattr(cls, '_base', None) or _scripted_class(cls))
 
     @property
-    def plan(self: Any) -> str | None:
+    def plan(self) -> str | None:
         """The plan of :meth:`message` in the last call: hoisted, fused and sunk parts; or why
         PyG's code ran. :obj:`None` before the first call."""
         reason = self._last_run
@@ -283,7 +285,7 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         """PyG would replace :meth:`propagate` by one compiled from its template."""
 
 
-def mark(conv: Any) -> None:
+def mark(conv: MessagePassing) -> None:
     """Finds out what :func:`torch.compile` cannot trace: the arguments of a layer's message."""
     conv.__dict__.pop('_marks', None)
     aggr, is_own = conv.aggr_module, type(conv)._kernel is FusedPropagate._kernel
@@ -306,7 +308,7 @@ def why_never(conv: MessagePassing) -> str | None:
     return why_never_message(conv, conv.aggr_module, reads, _replaced_propagate(type(conv)))
 
 
-def why_not(conv: Any, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
+def why_not(conv: MessagePassing, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
     """As :func:`~pyg_fast.nn._checks.why_not_message`."""
     return why_not_message(conv, edge_index, aggr, reads, _replaced_propagate(type(conv)))
 
@@ -316,7 +318,7 @@ def _is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
-def _marked(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Any:
+def _marked(conv: MessagePassing, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Any:
     """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
     kernels of them; None where PyG's code must run."""
     marks = conv._marks
@@ -344,7 +346,7 @@ class _Arguments(NamedTuple):
     update: tuple[tuple[str, Any], ...]
 
 
-def _arguments(conv: Any) -> _Arguments:
+def _arguments(conv: MessagePassing) -> _Arguments:
     """The arguments of a layer, stored on it until its signatures or its flow change."""
     signature = conv.inspector.get_signature
     message, update, flow = signature('message'), signature('update'), conv.flow
@@ -375,7 +377,7 @@ def _arguments(conv: Any) -> _Arguments:
     return found
 
 
-def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+def _fused(conv: MessagePassing, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
     """The result of `propagate`.
 
     Raises:
@@ -422,7 +424,7 @@ def _fused(conv: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Te
 
 
 def _collect(
-    conv: Any, edge_index: Tensor, size: Size, kwargs: dict[str, Any], names: _Arguments
+    conv: MessagePassing, edge_index: Tensor, size: Size, kwargs: dict[str, Any], names: _Arguments
 ) -> tuple[dict[tuple[str, str], Tensor], dict[str, Any], tuple[int, int]]:
     """The arguments of a message: tensors of nodes and edges by role and name, others by name; and
     the numbers of sources and destinations.
@@ -470,7 +472,7 @@ def _collect(
     return inputs, other, (num_src, num_dst)
 
 
-def _unwritten(conv: Any, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
+def _unwritten(conv: MessagePassing, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
     """Inputs that the backward pass may read again: copies of those of nodes where the layer's
     `update` or `forward` writes into them; PyG's messages gather copies, too. The first call with
     gradients finds out."""
@@ -485,7 +487,9 @@ def _unwritten(conv: Any, inputs: dict[Any, Tensor]) -> dict[Any, Tensor]:
     return inputs | {key: x.clone() for key, x in of_nodes.items()}
 
 
-def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> Graph:
+def _graph(
+    conv: MessagePassing, edge_index: Tensor, num_src: int, num_dst: int, transpose: bool
+) -> Graph:
     """The graph of an `edge_index`. A plain one is sorted once in a call of `forward`, even if that
     propagates several times."""
     own, known = conv.__dict__, None
@@ -504,7 +508,7 @@ def _graph(conv: Any, edge_index: Tensor, num_src: int, num_dst: int, transpose:
     return graph
 
 
-def _note_size(conv: Any, sizes: list[int | None], dim: int, value: Any) -> None:
+def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: Any) -> None:
     if isinstance(value, Tensor):
         if not -value.dim() <= conv.node_dim < value.dim():
             raise Fallback(f'node_dim={conv.node_dim} of {value.dim()} dimensions')
@@ -545,7 +549,7 @@ def _scripted_class(cls: Any) -> type:
     return type(f'Scripted{cls.__name__}', (cls,), body)
 
 
-def _reduce_ex(self: Any, protocol: Any) -> tuple:
+def _reduce_ex(self: FusedPropagate, protocol: object) -> tuple:
     """Pickles as a layer of the user's class, which becomes fused again."""
     return _remade, (self._base,), self.__getstate__()
 

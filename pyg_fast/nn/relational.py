@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import torch_geometric.typing
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import RGATConv, RGCNConv
+from torch_geometric.nn import MessagePassing, RGATConv, RGCNConv
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 from torch_geometric.utils import softmax
@@ -37,7 +37,7 @@ _REDUCES = {SumAggregation: 'sum', MeanAggregation: 'mean'}
 _METHODS = {cls: (cls.forward, cls.message, cls.update) for cls in (RGCNConv, RGATConv)}
 
 
-def _check(conv: Any, cls: Any, edge_index: Any, edge_type: Any) -> str:
+def _check(conv: MessagePassing, cls: Any, edge_index: Any, edge_type: Any) -> str:
     """How messages are reduced.
 
     Raises:
@@ -75,12 +75,12 @@ class FusedRelationalSums(FusedPropagate):
     """Mixin before :class:`~torch_geometric.nn.RGCNConv`: one sum for all relations."""
 
     @property
-    def plan(self: Any) -> str | None:
+    def plan(self) -> str | None:
         """As :attr:`FusedMessagePassing.plan <pyg_fast.nn.FusedMessagePassing.plan>`; the sum for
         all relations has no message."""
         return 'one sum for all relations' if self.__dict__.get('_one_sum') else super().plan
 
-    def forward(self: Any, x: Any, edge_index: Adj, edge_type: OptTensor = None) -> Tensor:
+    def forward(self, x: Any, edge_index: Adj, edge_type: OptTensor = None) -> Tensor:
         if not torch.compiler.is_compiling():
             self.__dict__['_one_sum'] = False
             try:
@@ -90,10 +90,10 @@ class FusedRelationalSums(FusedPropagate):
                 return out
             except Fallback:
                 pass  # PyG propagates for each relation, which says what ran.
-        return super().forward(x, edge_index, edge_type)  # type: ignore[misc]
+        return super().forward(x, edge_index, edge_type)
 
 
-def _sum(conv: Any, x: Any, edge_index: Any, edge_type: Any) -> Tensor:
+def _sum(conv: MessagePassing, x: Any, edge_index: Any, edge_type: Any) -> Tensor:
     """The result of RGCNConv."""
     reduce = _check(conv, RGCNConv, edge_index, edge_type)
     x_l, x_r = x if isinstance(x, tuple) else (x, x)
@@ -328,11 +328,11 @@ class FusedRelationalAttention(FusedPropagate):
     """Mixin before :class:`~torch_geometric.nn.RGATConv`: the maps of nodes, one for each relation,
     and a message without matrices."""
 
-    def _kernel(self: Any, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+    def _kernel(self, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
         return _attention(self, edge_index, size, **kwargs)
 
     def _message(
-        self: Any, value_j: Tensor, key_j: Tensor, query_i: Tensor, edge_type: Tensor,
+        self, value_j: Tensor, key_j: Tensor, query_i: Tensor, edge_type: Tensor,
         relations: Tensor, index: Tensor, size_i: int, edge_attr: OptTensor = None,
         edge_map: OptTensor = None, degree_i: OptTensor = None,
     ) -> Tensor:  # fmt: skip
@@ -361,7 +361,7 @@ class FusedRelationalAttention(FusedPropagate):
 
 
 def _attention(
-    conv: Any, edge_index: Any, size: Size, x: Any, edge_type: Any, edge_attr: Any
+    conv: MessagePassing, edge_index: Any, size: Size, x: Any, edge_type: Any, edge_attr: Any
 ) -> Tensor:
     """The result of RGATConv."""
     reduce = _check(conv, RGATConv, edge_index, edge_type)
@@ -424,7 +424,7 @@ def _attention(
     return conv.update(out)
 
 
-def _by_relation(conv: Any, x: Tensor) -> Tensor:
+def _by_relation(conv: MessagePassing, x: Tensor) -> Tensor:
     """Each node's features times the matrix of each relation, a row for each pair."""
     num_relations, num_out = conv.num_relations, conv.heads * conv.out_channels
     weight = conv.weight if conv.num_bases is None else (

@@ -18,13 +18,13 @@ class FusedTransformer(FusedPropagate):
     """Mixin before TransformerConv: the linear maps of the same features are one function."""
 
     def forward(
-        self: Any, x: Any, edge_index: Any, edge_attr: Any = None,
+        self, x: Any, edge_index: Any, edge_attr: Any = None,
         return_attention_weights: bool | None = None,
     ) -> Any:  # fmt: skip
         """"""
         maps = None if return_attention_weights is not None else self._maps(x)
         if maps is None:
-            return super().forward(  # type: ignore[misc]
+            return super().forward(
                 x, edge_index, edge_attr, return_attention_weights
             )
         query, key, value, *skip = maps
@@ -43,11 +43,11 @@ class FusedTransformer(FusedPropagate):
         share = beta(torch.cat([out, own, out - own], dim=-1)).sigmoid()
         return share * own + (1 - share) * out
 
-    def _only_reads(self: Any) -> bool:
+    def _only_reads(self) -> bool:
         known = type(self).forward in (FusedTransformer.forward, TransformerConv.forward)
         return known and (self.root_weight or not self.concat)
 
-    def _maps(self: Any, x: Any) -> tuple[Tensor, ...] | None:
+    def _maps(self, x: Any) -> tuple[Tensor, ...] | None:
         """Queries, keys, values, and the node's own part if there is one; None if PyG's code must
         map the features."""
         if (

@@ -11,6 +11,7 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.typing import Adj, OptTensor, Size
 
 from ...nn._aggregated import AggregatedInput
+from ...nn._layer import Mixin
 from ...nn._modules import allow_propagate
 from ...nn._reduce import Neighbours
 from ...ops._checks import DTYPES
@@ -82,7 +83,7 @@ def _kept(x: Tensor, k: int, balanced: bool) -> Tensor:
     return maxk(rows, k, balanced).to_dense().view(x.shape)
 
 
-class _MaxKMessages:
+class _MaxKMessages(Mixin):
     """Mixin for a fused layer that sends MaxK of its messages, also when PyG's code runs."""
 
     k: int | None
@@ -113,17 +114,17 @@ class _MaxKMessages:
             return x
         return _kept(x, self.k, self.balanced)
 
-    def _sends_more(self: Any) -> bool:
+    def _sends_more(self) -> bool:
         return self.k is not None
 
-    def _sent(self: Any, to: Neighbours) -> Neighbours:
-        to = super()._sent(to)  # type: ignore[misc]
+    def _sent(self, to: Neighbours) -> Neighbours:
+        to = super()._sent(to)
         source, root = self._maxk(to.source), to.root
         if self.maxk_root and root is not None:
             root = source if root is to.source else self._maxk(root)
         return to._replace(source=source, root=root)
 
-    def _unfused(self: Any, x: Any) -> Any:
+    def _unfused(self, x: Any) -> Any:
         if not self.maxk_root and isinstance(x, Tensor):
             return x
         source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
@@ -135,7 +136,7 @@ class _MaxKMessages:
             root = root.to_dense()
         return source, root
 
-    def propagate(self: Any, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
+    def propagate(self, edge_index: Adj, size: Size = None, **kwargs: Any) -> Tensor:
         """PyG's own, of the features that MaxK keeps."""
         x = kwargs['x']
         if isinstance(x, Tensor):
@@ -147,19 +148,19 @@ class _MaxKMessages:
             kwargs['x'] = pair if self.flow == 'source_to_target' else pair[::-1]
         return MessagePassing.propagate(self, edge_index, size, **kwargs)
 
-    def _set_jittable_templates(self: Any, raise_on_error: bool = False) -> None:
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # A template would replace `propagate`.
         cls = type(self)
         cls._orig_propagate = cls._jinja_propagate = cls.propagate
 
-    def to_base(self: Any) -> MessagePassing:
+    def to_base(self) -> MessagePassing:
         """PyG's own layer, sharing the parameters; exists only for :obj:`k=None`."""
         if self.k is not None:
             raise NotImplementedError(
                 f'{type(self).__name__} with k={self.k} has no equivalent in PyG, and TorchScript '
                 f'cannot compile it: use torch.compile'
             )
-        return super().to_base()  # type: ignore[misc]
+        return super().to_base()
 
     def __repr__(self) -> str:
         balanced = ', balanced=True' if self.balanced else ''

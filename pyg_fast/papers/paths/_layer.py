@@ -112,7 +112,7 @@ class PathPrepared(AggregatesInput):
         """The layer as described, on a path."""
         return self._finish(linear_product(*given), given, path, False)
 
-    def _choose_path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
+    def _choose_path(self, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
         """The path to run on, or None where a path saves nothing."""
         if path is None:
             if edge_index is None:
@@ -138,7 +138,7 @@ class PathPrepared(AggregatesInput):
         trains = self.training and torch.is_grad_enabled()
         return path if trains and not path.is_whole else None
 
-    def _check_alone(self: Any, takes_path: bool) -> None:
+    def _check_alone(self, takes_path: bool) -> None:
         """Raises unless the layer runs on a path without the graph."""
         if not takes_path:
             reason = self._last_run or 'its options or inputs have no kernel on a path'

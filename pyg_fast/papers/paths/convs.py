@@ -244,7 +244,7 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
         """"""
         path = self._choose_path(path, x, edge_index)
         if path is None:
-            return super().forward(x, edge_index, size)  # type: ignore[misc]
+            return super().forward(x, edge_index, size)
         if isinstance(x, AggregatedInput):
             return self._of_aggregated_on(x, edge_index, path)
         if edge_index is None:
@@ -267,7 +267,7 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
         """The layer on a path as a linear map around an aggregation."""
         raise NotImplementedError
 
-    def _alone(self: Any, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
+    def _alone(self, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
         """The input of a layer that runs on a path without the graph."""
         num_nodes = path.num_nodes if compact else x.size(0)
         to = Neighbours(x, x, None, num_nodes, self.flow)

@@ -10,7 +10,7 @@ from torch.nn import Linear, Module, ModuleList, Parameter, ReLU, RReLU, Sequent
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint as checkpointed
 from torch_geometric.data import Data
-from torch_geometric.nn import LayerNorm
+from torch_geometric.nn import LayerNorm, MessagePassing
 from torch_geometric.nn.resolver import activation_resolver, normalization_resolver
 from torch_geometric.typing import Adj, OptTensor
 
@@ -368,7 +368,7 @@ class PathPreparedGNN(Module):
         """Whether a ReLU, and dropout, directly follow the sum of a layer."""
         if k == self.num_layers - 1 or len(self.norms) > 0 or not self._is_relu():
             return False
-        conv: Any = self.convs[k]
+        conv: MessagePassing = self.convs[k]
         return conv._ends_linearly()
 
     def _layer(
@@ -381,7 +381,7 @@ class PathPreparedGNN(Module):
         how: Rectify | None,
     ) -> tuple[Tensor, Rows, bool]:
         """A layer's output, its rows, and whether it went through :obj:`how`."""
-        conv: Any = self.convs[k]
+        conv: MessagePassing = self.convs[k]
         edge_index, every = call.edge_index, Rows(None, None)
         args = (edge_index, call.edge_weight) if conv._takes_edge_weight else (edge_index,)
         # Paths alone know no other rows, also in evaluation.
@@ -419,7 +419,7 @@ class PathPreparedGNN(Module):
         return out, runs.dst if runs is not None else every, done
 
     def _aggregated(
-        self, conv: Any, x: AggregatedInput, edge_index: Any, path: ExecutionPath | None
+        self, conv: MessagePassing, x: AggregatedInput, edge_index: Any, path: ExecutionPath | None
     ) -> tuple[Tensor, Rows]:
         """The output of a layer on an aggregated input, and its rows."""
         every, runs = Rows(None, None), conv._choose_path(path, x, edge_index)
@@ -430,7 +430,7 @@ class PathPreparedGNN(Module):
 
     def _described(
         self,
-        conv: Any,
+        conv: MessagePassing,
         x: Tensor,
         rows: Rows,
         call: '_Call',
@@ -455,7 +455,7 @@ class PathPreparedGNN(Module):
         return self._mapped(conv, x, described, runs, path, how, staged, streams)
 
     @staticmethod
-    def _check_on_device(conv: Any, x: Tensor, call: '_Call') -> None:
+    def _check_on_device(conv: MessagePassing, x: Tensor, call: '_Call') -> None:
         """Raises for features in host memory that a layer does not sum by a kernel."""
         if x.device != call.device:
             why = conv._last_run or 'its result has another dtype, or PyG takes other arguments'
@@ -464,7 +464,7 @@ class PathPreparedGNN(Module):
                 f'layer that sums them by a kernel, but {why}'
             )
 
-    def _sums_tiles(self, conv: Any, x: Tensor, call: '_Call') -> bool:
+    def _sums_tiles(self, conv: MessagePassing, x: Tensor, call: '_Call') -> bool:
         """Whether a layer that is no linear map sums columns of its input by a kernel; if the input
         is in host memory, or there are no edges, the layer itself says why not."""
         if x.device != call.device or call.edge_index is None:
@@ -476,7 +476,7 @@ class PathPreparedGNN(Module):
 
     def _mapped(
         self,
-        conv: Any,
+        conv: MessagePassing,
         x: Tensor,
         given: LinearAggregation,
         runs: ExecutionPath | None,
@@ -542,7 +542,7 @@ class PathPreparedGNN(Module):
             tensor = None if tried is None else self._tensor_of(tried, k, x, path)
             num_nodes = x.size(0)
             num_dst = path.num_dst if path is not None and path.forward and trains else num_nodes
-            conv: Any = self.convs[k]
+            conv: MessagePassing = self.convs[k]
             part = (
                 f"layer {k} ({type(conv).__name__}, {num_dst} of {num_nodes} rows, "
                 f'{self._widths[k]} to {self._widths[k + 1]} columns)'
@@ -690,11 +690,11 @@ def _blocks(graph: Graph, path: ExecutionPath | None) -> tuple[RowBlock, ...]:
 
 def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
     if CONVS[kind]._maps_linearly:
-        return CONVS[kind](in_channels, out_channels, **kwargs)  # type: ignore[call-arg]
+        return CONVS[kind](in_channels, out_channels, **kwargs)
     mlp = Sequential(
         Linear(in_channels, out_channels), ReLU(), Linear(out_channels, out_channels)
     )
-    return CONVS[kind](mlp, **kwargs)  # type: ignore[call-arg]
+    return CONVS[kind](mlp, **kwargs)
 
 
 def _stand_in(x: Any, edge_index: Any, path: ExecutionPath | None) -> Any:

@@ -17,7 +17,7 @@ from ...graph.gcn_norm import GCNNorm
 from ...graph.graph import graph_of
 from ...graph.prepared_graph import list_of
 from ...nn._aggregated import AggregatedInput
-from ...nn._layer import autocast_dtype
+from ...nn._layer import Mixin, autocast_dtype
 from ...nn._modules import is_plain_linear
 from ...nn._reduce import Neighbours
 from ...nn.gcn import check_rows, listed_norm
@@ -35,7 +35,7 @@ SAMPLE = ('eval', 'always', 'never')
 _OWN = ('num_samples', 'strategy', 'sample', 'quantize')
 
 
-class _Sampled:
+class _Sampled(Mixin):
     """Mixin for a fused layer that aggregates a sample of the edges."""
 
     num_samples: int
@@ -61,7 +61,7 @@ class _Sampled:
     def check_strategy(self, strategy: str) -> None:
         """Raises unless the layer's aggregation supports it."""
 
-    def _samples(self: Any) -> bool:
+    def _samples(self) -> bool:
         """Whether this call aggregates a sample."""
         if self.num_samples > MOST_SAMPLES:
             return False
@@ -73,7 +73,7 @@ class _Sampled:
     def _sampling(self) -> Sampling:
         return Sampling(self.num_samples, self.strategy)
 
-    def _features(self: Any, x: Any, op: SparseOperator) -> Tensor | Quantized:
+    def _features(self, x: Any, op: SparseOperator) -> Tensor | Quantized:
         """Features, quantized to 8 bits while the layer samples and no gradient is required."""
         if not (self.quantize and self._samples() and isinstance(x, Tensor)):
             return x
@@ -82,21 +82,21 @@ class _Sampled:
         )
         return x if learns else quantized(x)
 
-    def _choose_path(self: Any, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
+    def _choose_path(self, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
         if path is not None and self.training and self._samples():
             raise ValueError("'path' is for full aggregation: give the layer sample='eval'")
-        return super()._choose_path(path, x, edge_index)  # type: ignore[misc]
+        return super()._choose_path(path, x, edge_index)
 
     def _takes_path(self, over: Any) -> bool:
-        return not self._samples() and super()._takes_path(over)  # type: ignore[misc]
+        return not self._samples() and super()._takes_path(over)
 
     def _check_options(self, given: AggregatedInput) -> None:
         if self._samples():
             raise ValueError("'x' must be features while the layer samples edges")
-        super()._check_options(given)  # type: ignore[misc]
+        super()._check_options(given)
 
     def _given_edges(
-        self: Any, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
+        self, x: Tensor, edge_index: Adj, num_src: int, num_dst: int, drop_loops: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Input for PyG's code: the sampled edges and their positions; or None if PyG's code reads
         all edges: for explainers, which number the edges, and for strategies that scale sums, which
@@ -129,7 +129,7 @@ class _Sampled:
                 f'{type(self).__name__} has no equivalent in PyG, and TorchScript cannot compile '
                 "it, unless sample='never': use torch.compile"
             )
-        return super().to_base()  # type: ignore[misc]
+        return super().to_base()
 
     def __repr__(self) -> str:
         return (
@@ -318,11 +318,11 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         if not self._samples():
             super()._cache_for_pyg()
 
-    def _cached_by_pyg(self: Any) -> tuple[Any, Any]:
+    def _cached_by_pyg(self) -> tuple[Any, Any]:
         return self._cached_edge_index, self._cached_adj_t
 
     @contextmanager
-    def _without_cache(self: Any) -> Iterator[None]:
+    def _without_cache(self) -> Iterator[None]:
         """Hides PyG's cache, which holds all edges, normalised, for training."""
         cached = self._cached_by_pyg()
         self._cached_edge_index = self._cached_adj_t = None
