@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.typing import Adj, OptTensor
 
 from ..graph._cache import Entry
 from ..graph.signature import signature_of
@@ -129,11 +130,11 @@ class AggregatesInput(Fused):
         """The options that an aggregated input depends on."""
         raise NotImplementedError
 
-    def _input_plan(self, x: Tensor, edge_index: Any, edge_weight: Any) -> InputPlan | None:
+    def _input_plan(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> InputPlan | None:
         """How to aggregate an input, or None if PyG's code would."""
         raise NotImplementedError
 
-    def _of_aggregated(self, x: AggregatedInput, edge_index: Any) -> Tensor:
+    def _of_aggregated(self, x: AggregatedInput, edge_index: Adj) -> Tensor:
         """The layer on an input that is already aggregated."""
         raise NotImplementedError
 
@@ -173,7 +174,7 @@ class AggregatesInput(Fused):
         on: Tensor,
         plan_for: Callable[[Tensor], InputPlan | None],
         tile: int | None,
-        edge_index: Any,
+        edge_index: Adj,
         signature: tuple[int, ...] | None,
     ) -> AggregatedInput:
         """Aggregates features :obj:`x` as :obj:`plan_for` says of its stand-in :obj:`on`, which is
@@ -206,7 +207,7 @@ class AggregatesInput(Fused):
             plan.dst.nodes, x.size(0),
         )  # fmt: skip
 
-    def _check_aggregated(self, given: AggregatedInput, edge_index: Any) -> None:
+    def _check_aggregated(self, given: AggregatedInput, edge_index: Adj) -> None:
         """Raises unless this layer made the aggregated input, on this graph, for all nodes."""
         if given.nodes is not None:
             refuse_rows(given)
@@ -237,7 +238,7 @@ def refuse_rows(given: AggregatedInput) -> NoReturn:
     )
 
 
-def check_graph(given: AggregatedInput, edge_index: Any) -> None:
+def check_graph(given: AggregatedInput, edge_index: Adj) -> None:
     """Raises unless an input was aggregated over this graph."""
     if not isinstance(edge_index, Tensor):
         raise TypeError(

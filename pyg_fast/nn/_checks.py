@@ -19,6 +19,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import FAConv, GraphConv, MessagePassing, RGATConv, TransformerConv
 from torch_geometric.nn.aggr import (
+    Aggregation,
     AttentionalAggregation,
     MaxAggregation,
     MeanAggregation,
@@ -154,7 +155,7 @@ def may_fuse(conv: MessagePassing) -> bool:
     return conv.fuse or conv.aggr not in _FUSE_AGGRS
 
 
-def why_not_reduction(aggr: Any) -> str | None:
+def why_not_reduction(aggr: Aggregation) -> str | None:
     """Why an aggregation of neighbours' features has no kernel."""
     if type(aggr) is not MultiAggregation:
         return _why_not_one(aggr)
@@ -168,7 +169,7 @@ def why_not_reduction(aggr: Any) -> str | None:
     return None
 
 
-def _why_not_one(aggr: Any) -> str | None:
+def _why_not_one(aggr: Aggregation) -> str | None:
     kind = type(aggr)
     if kind not in _REDUCED:
         return f'{kind.__name__} has no kernel'
@@ -226,7 +227,7 @@ def _is_graph_conv(cls: Any) -> bool:
 
 
 def why_never_message(
-    conv: MessagePassing, aggr: Any, reads: str | None, replaced: Callable[..., Any]
+    conv: MessagePassing, aggr: Aggregation, reads: str | None, replaced: Callable[..., Any]
 ) -> str | None:
     """Why PyG's code must run for every input of a layer whose message is captured.
 
@@ -275,7 +276,7 @@ def _read_names(code: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def why_not_aggregation(aggr: Any) -> str | None:
+def why_not_aggregation(aggr: Aggregation) -> str | None:
     """Why an aggregation of messages has no kernel."""
     if isinstance(aggr, torch.nn.Module):
         for module in aggr.modules() if aggr._modules else (aggr,):
@@ -293,7 +294,7 @@ def why_not_aggregation(aggr: Any) -> str | None:
     return None
 
 
-def parts_of(aggr: Any) -> list[Any]:
+def parts_of(aggr: Aggregation) -> list[Any]:
     if type(aggr) is DegreeScalerAggregation:
         aggr = aggr.aggr
     return list(aggr.aggrs) if type(aggr) is MultiAggregation else [aggr]

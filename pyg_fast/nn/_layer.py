@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import Adj, OptTensor, SparseTensor
@@ -142,7 +143,7 @@ class Fused(FusedLayer):
         self._fused_note(reason or '')
         return reason is None
 
-    def _left(self, edge_index: Any) -> Any:
+    def _left(self, edge_index: Adj) -> Any:
         """The edges for PyG's own code, which runs this call."""
         if not torch.compiler.is_compiling() and not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
@@ -183,7 +184,7 @@ class Fused(FusedLayer):
             cls._orig_edge_updater = MessagePassing.edge_updater
 
 
-def recast(module: Any, cls: Any) -> Any:
+def recast(module: Module, cls: Any) -> Any:
     """Changes the class of a module; shares parameters, buffers, submodules, hooks and options."""
     out = cls.__new__(cls)
     state = dict(module.__dict__)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
-from torch_geometric.typing import Size
+from torch_geometric.typing import Adj, Size
 from torch_geometric.utils import degree
 
 from ..graph.graph import graph_of
@@ -104,7 +104,7 @@ def _is_of_edges(value: Tensor, num_edges: int) -> bool:
     return value.dim() > 0 and guard_or_false(value.size(0) == num_edges)
 
 
-def _graph(edge_index: Any, sorts: bool, num_src: int, num_dst: int) -> Graph:
+def _graph(edge_index: Adj, sorts: bool, num_src: int, num_dst: int) -> Graph:
     """The graph of the message, with the destinations in rows."""
     if isinstance(edge_index, EdgeIndex):  # What it has prepared are inputs of the compiled graph.
         if sorts:

@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 from torch_geometric.nn.aggr.scaler import DegreeScalerAggregation
-from torch_geometric.typing import Size
+from torch_geometric.typing import Adj, OptTensor, Size
 
 from ..graph._cache import RequestedSize, derive, requested_size
 from ..graph.graph import graph_of
@@ -84,7 +84,7 @@ class Neighbours(NamedTuple):
 
     source: Tensor | CBSR
     root: Tensor | CBSR | None
-    edge_index: Any  # None on a path that stands alone
+    edge_index: Adj  # None on a path that stands alone
     num_dst: int
     flow: str
     part: Graph | None = None
@@ -158,7 +158,7 @@ def _has_transpose(op: SparseOperator) -> bool:
     return op.graph.t_rowptr is not None
 
 
-def neighbours(x: Any, edge_index: Any, size: Size, flow: str) -> Neighbours | None:
+def neighbours(x: Any, edge_index: Adj, size: Size, flow: str) -> Neighbours | None:
     """The input in one form, or None if PyG's code must accept or reject it."""
     source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x
     if not isinstance(source, (Tensor, CBSR)) or not isinstance(edge_index, Tensor):
@@ -211,7 +211,7 @@ class FusedReduce(AggregatesInput):
         """The sum or mean between all nodes. Arguments as of :meth:`Neighbours.graph`."""
         return SparseOperator(to.graph(transpose, num_src=num_src))
 
-    def _by_pyg(self, x: Any, edge_index: Any, size: Size) -> Tensor:
+    def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
         raise NotImplementedError
 
@@ -227,14 +227,14 @@ class FusedReduce(AggregatesInput):
         """Whether the layer sums or averages the nodes' own dense features."""
         raise NotImplementedError
 
-    def _input_plan(self, x: Tensor, edge_index: Any, edge_weight: Any) -> InputPlan | None:
+    def _input_plan(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> InputPlan | None:
         to = self._neighbours(x, edge_index, None)
         if to is None or not self._sums_of_nodes(to):
             return None
         plan = Plan(self._operator(to, False))
         return InputPlan(plan, getattr(self, 'root_weight', True), None)
 
-    def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
+    def _neighbours(self, x: Any, edge_index: Adj, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
         why = type(self)._why_not_aggr(self)
@@ -245,7 +245,7 @@ class FusedReduce(AggregatesInput):
             return None
         return neighbours(x, edge_index, size, self.flow)
 
-    def _few_edges(self, x: Any, edge_index: Any) -> Tensor | None:
+    def _few_edges(self, x: Any, edge_index: Adj) -> Tensor | None:
         """The list of edges, if PyG's code is faster than a kernel, for which a plain list must be
         sorted."""
         if torch.compiler.is_compiling() or not self._is_exact:
@@ -271,7 +271,7 @@ class FusedReduce(AggregatesInput):
         self._fused_note(reason_of(edge_index.size(1)))
         return edge_index
 
-    def _propagate_few(self, x: Any, edge_index: Any, size: Size) -> tuple[Tensor, Any] | None:
+    def _propagate_few(self, x: Any, edge_index: Adj, size: Size) -> tuple[Tensor, Any] | None:
         """What PyG's `propagate` returns, and the features of destinations."""
         pair = (x, x) if isinstance(x, Tensor) else x
         out = _direct.propagate(self, edge_index, size, {'x': pair})
@@ -372,7 +372,7 @@ def _power_mean(
 
 
 def combined(
-    aggr: Any, outs: Sequence[Tensor], node_dim: int, degree: Callable[[], Tensor]
+    aggr: Aggregation, outs: Sequence[Tensor], node_dim: int, degree: Callable[[], Tensor]
 ) -> Tensor:
     """The result of an aggregation module, of the reductions of its parts: sums, means, maxima,
     minima, and variances. The scalers of PNA read the degrees."""

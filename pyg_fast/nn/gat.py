@@ -88,7 +88,7 @@ class _FusedAttention(Fused):
         return (src, dst) if fits and self.flow == 'source_to_target' else None
 
     def _graph(
-        self, edge_index: Any, src: Tensor, dst: Tensor, has_edges: bool = False
+        self, edge_index: Adj, src: Tensor, dst: Tensor, has_edges: bool = False
     ) -> Graph | None:
         """The graph, with its transpose if a backward pass may follow, or None if PyG's code must
         run."""
@@ -231,7 +231,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         return out
 
     def _fused(
-        self, x: Any, edge_index: Any, edge_attr: OptTensor, size: Size
+        self, x: Any, edge_index: Adj, edge_attr: OptTensor, size: Size
     ) -> Tensor | None:
         ends = self._ends(x)
         if ends is None or (size is not None and tuple(size) != (ends[0].size(0), ends[1].size(0))):
@@ -283,7 +283,12 @@ class FusedGATConv(_FusedAttention, GATConv):
         return self._finished(out, res, bias is not None)
 
     def _edge_scores(
-        self, edge_index: Tensor, edge_attr: Any, graph: Graph, num_loops: int, dtype: torch.dtype
+        self,
+        edge_index: Tensor,
+        edge_attr: Tensor,
+        graph: Graph,
+        num_loops: int,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, OptTensor]:
         """Scores of edges and self-loops, without expanding the edge features to all channels."""
         edge_dim, fill = self.lin_edge.weight.size(1), self.fill_value
@@ -400,7 +405,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             )
         return out
 
-    def _fused(self, x: Any, edge_index: Any) -> Tensor | None:
+    def _fused(self, x: Any, edge_index: Adj) -> Tensor | None:
         ends = self._ends(x)
         if ends is None or (self.edge_dim is not None and not isinstance(edge_index, Tensor)):
             return None

@@ -167,7 +167,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         return self._aggregated_input(x, edge_index, edge_weight, tile)
 
     def _input_plan(
-        self, x: Tensor, edge_index: Any, edge_weight: OptTensor
+        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor
     ) -> InputPlan | None:
         norm = None
         if self._fusible(x) and self._sums() and self._commutes():
@@ -186,7 +186,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
         """Whether the linear map may follow the aggregation."""
         return self._is_plain()
 
-    def _of_aggregated(self, x: AggregatedInput, edge_index: Any) -> Tensor:
+    def _of_aggregated(self, x: AggregatedInput, edge_index: Adj) -> Tensor:
         self._check_aggregated(x, edge_index)
         weight, bias, out_dtype = self._map_of(x)
         out = F.linear(x.aggregated.to(weight.dtype), weight).to(out_dtype)
@@ -214,7 +214,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
             and not sorting_pays(edge_index.size(-1), self.out_channels, x.is_cuda)
         )
 
-    def _scattered(self, x: Tensor, edge_index: Any) -> Tensor:
+    def _scattered(self, x: Tensor, edge_index: Adj) -> Tensor:
         check_edge_index(edge_index)
         scale, diag = gcn_scale(
             edge_index, None, x.size(0), x.dtype,

@@ -92,7 +92,7 @@ class FusedGINConv(FusedReduce, GINConv):
             and torch.promote_types(x.dtype, self.eps.dtype) == x.dtype
         )
 
-    def _of_aggregated(self, x: AggregatedInput, edge_index: Any) -> Tensor:
+    def _of_aggregated(self, x: AggregatedInput, edge_index: Adj) -> Tensor:
         self._check_aggregated(x, edge_index)
         assert x.root is not None
         return self.nn(torch.addcmul(x.aggregated, x.root, 1 + self.eps))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.aggr import StdAggregation
+from torch_geometric.nn.aggr import Aggregation, StdAggregation
 from torch_geometric.typing import Adj, Size
 
 from ..graph.graph import graph_of
@@ -53,7 +53,7 @@ def _pairs_of(conv: MessagePassing, kwargs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _in_memory(known: tuple[int, str], edge_index: Any) -> str | None:
+def _in_memory(known: tuple[int, str], edge_index: Adj) -> str | None:
     """Why PyG's code runs for no more edges than it ran for in an earlier call."""
     if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
         return None
@@ -195,7 +195,7 @@ class FusedPropagate(FusedLayer):
         kwargs = _pairs_of(self, kwargs)
         return super().propagate(edge_index, size=size, **kwargs)
 
-    def _kernel(self, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+    def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Tensor:
         """The result of :meth:`propagate`, or :class:`Fallback`."""
         return _fused(self, edge_index, size, kwargs)
 
@@ -276,7 +276,7 @@ class FusedMessagePassing(FusedPropagate, MessagePassing):
         ...         return torch.sigmoid(x_i + x_j) * x_j
     """
 
-    def __init__(self, aggr: Any = 'sum', *, strict: bool = False, **kwargs: Any) -> None:
+    def __init__(self, aggr: Aggregation = 'sum', *, strict: bool = False, **kwargs: Any) -> None:
         super().__init__(aggr, **kwargs)
         self.strict = strict
         mark(self)
@@ -308,7 +308,9 @@ def why_never(conv: MessagePassing) -> str | None:
     return why_never_message(conv, conv.aggr_module, reads, _replaced_propagate(type(conv)))
 
 
-def why_not(conv: MessagePassing, edge_index: Any, aggr: Any, reads: str | None) -> str | None:
+def why_not(
+    conv: MessagePassing, edge_index: Adj, aggr: Aggregation, reads: str | None
+) -> str | None:
     """As :func:`~pyg_fast.nn._checks.why_not_message`."""
     return why_not_message(conv, edge_index, aggr, reads, _replaced_propagate(type(conv)))
 
@@ -318,7 +320,7 @@ def _is_exporting() -> bool:
     return bool(torch.compiler._is_exporting_flag)
 
 
-def _marked(conv: MessagePassing, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Any:
+def _marked(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Any:
     """The result of `propagate` with marks for :mod:`~pyg_fast.message._region`, which makes
     kernels of them; None where PyG's code must run."""
     marks = conv._marks
@@ -377,7 +379,7 @@ def _arguments(conv: MessagePassing) -> _Arguments:
     return found
 
 
-def _fused(conv: MessagePassing, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Tensor:
     """The result of `propagate`.
 
     Raises:

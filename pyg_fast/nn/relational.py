@@ -37,7 +37,7 @@ _REDUCES = {SumAggregation: 'sum', MeanAggregation: 'mean'}
 _METHODS = {cls: (cls.forward, cls.message, cls.update) for cls in (RGCNConv, RGATConv)}
 
 
-def _check(conv: MessagePassing, cls: Any, edge_index: Any, edge_type: Any) -> str:
+def _check(conv: MessagePassing, cls: Any, edge_index: Adj, edge_type: Any) -> str:
     """How messages are reduced.
 
     Raises:
@@ -93,7 +93,7 @@ class FusedRelationalSums(FusedPropagate):
         return super().forward(x, edge_index, edge_type)
 
 
-def _sum(conv: MessagePassing, x: Any, edge_index: Any, edge_type: Any) -> Tensor:
+def _sum(conv: MessagePassing, x: Any, edge_index: Adj, edge_type: Any) -> Tensor:
     """The result of RGCNConv."""
     reduce = _check(conv, RGCNConv, edge_index, edge_type)
     x_l, x_r = x if isinstance(x, tuple) else (x, x)
@@ -328,7 +328,7 @@ class FusedRelationalAttention(FusedPropagate):
     """Mixin before :class:`~torch_geometric.nn.RGATConv`: the maps of nodes, one for each relation,
     and a message without matrices."""
 
-    def _kernel(self, edge_index: Any, size: Size, kwargs: dict[str, Any]) -> Tensor:
+    def _kernel(self, edge_index: Adj, size: Size, kwargs: dict[str, Any]) -> Tensor:
         return _attention(self, edge_index, size, **kwargs)
 
     def _message(
@@ -361,7 +361,7 @@ class FusedRelationalAttention(FusedPropagate):
 
 
 def _attention(
-    conv: MessagePassing, edge_index: Any, size: Size, x: Any, edge_type: Any, edge_attr: Any
+    conv: MessagePassing, edge_index: Adj, size: Size, x: Any, edge_type: Any, edge_attr: OptTensor
 ) -> Tensor:
     """The result of RGATConv."""
     reduce = _check(conv, RGATConv, edge_index, edge_type)

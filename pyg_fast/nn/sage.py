@@ -131,7 +131,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             return to.mean(transpose, num_src)
         return SparseOperator(to.graph(transpose, num_src=num_src))
 
-    def _of_aggregated(self, x: AggregatedInput, edge_index: Any) -> Tensor:
+    def _of_aggregated(self, x: AggregatedInput, edge_index: Adj) -> Tensor:
         self._check_aggregated(x, edge_index)
         weight, bias, root_weight = self._maps_of(x)
         out = F.linear(x.aggregated.to(weight.dtype), weight)
@@ -181,7 +181,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             root_weight = None if root_weight is None else root_weight.to(dtype)
         return LinearAggregation(x, weight, bias, Plan(op), root_weight)
 
-    def _neighbours(self, x: Any, edge_index: Any, size: Size) -> Neighbours | None:
+    def _neighbours(self, x: Any, edge_index: Adj, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
             return None
         return super()._neighbours(x, edge_index, size)

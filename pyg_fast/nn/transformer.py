@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import TransformerConv
+from torch_geometric.typing import Adj, OptTensor
 
 from ..ops.linear import linears
 from ._checks import FORWARDS
@@ -18,7 +19,7 @@ class FusedTransformer(FusedPropagate):
     """Mixin before TransformerConv: the linear maps of the same features are one function."""
 
     def forward(
-        self, x: Any, edge_index: Any, edge_attr: Any = None,
+        self, x: Any, edge_index: Adj, edge_attr: OptTensor = None,
         return_attention_weights: bool | None = None,
     ) -> Any:  # fmt: skip
         """"""

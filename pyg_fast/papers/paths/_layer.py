@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric import EdgeIndex
+from torch_geometric.typing import Adj, OptTensor
 
 from ...graph.signature import signature_of
 from ...nn._aggregated import (
@@ -77,8 +78,8 @@ class PathPrepared(AggregatesInput):
     def _describe_on(
         self,
         x: Tensor,
-        edge_index: Any,
-        edge_weight: Any,
+        edge_index: Adj,
+        edge_weight: OptTensor,
         path: ExecutionPath | None,
         compact: tuple[bool, bool],
         num_nodes: int,
@@ -103,7 +104,7 @@ class PathPrepared(AggregatesInput):
         return out
 
     def _of_aggregated_on(
-        self, x: AggregatedInput, edge_index: Any, path: ExecutionPath, compact_out: bool = False
+        self, x: AggregatedInput, edge_index: Adj, path: ExecutionPath, compact_out: bool = False
     ) -> Tensor:
         """The layer on an input that is already aggregated."""
         raise NotImplementedError
@@ -112,7 +113,7 @@ class PathPrepared(AggregatesInput):
         """The layer as described, on a path."""
         return self._finish(linear_product(*given), given, path, False)
 
-    def _choose_path(self, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
+    def _choose_path(self, path: Any, x: Any, edge_index: Adj) -> ExecutionPath | None:
         """The path to run on, or None where a path saves nothing."""
         if path is None:
             if edge_index is None:
@@ -158,7 +159,7 @@ class PathPrepared(AggregatesInput):
         )  # fmt: skip
 
     def _input_plan_on(
-        self, x: Tensor, edge_index: Any, edge_weight: Any, path: ExecutionPath
+        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor, path: ExecutionPath
     ) -> InputPlan | None:
         """How to aggregate an input for the rows of a path with :obj:`forward`, or None."""
         raise NotImplementedError
@@ -192,8 +193,8 @@ class PathPrepared(AggregatesInput):
     def _aggregated_input_on(
         self,
         x: Any,
-        edge_index: Any,
-        edge_weight: Any,
+        edge_index: Adj,
+        edge_weight: OptTensor,
         path: ExecutionPath | None,
         tile: int | None,
     ) -> AggregatedInput:
@@ -212,7 +213,7 @@ class PathPrepared(AggregatesInput):
         )  # fmt: skip
 
     def _check_aggregated_on(
-        self, given: AggregatedInput, edge_index: Any, path: ExecutionPath
+        self, given: AggregatedInput, edge_index: Adj, path: ExecutionPath
     ) -> None:
         """Raises unless this layer made the aggregated input, on this graph, with the rows of this
         path."""

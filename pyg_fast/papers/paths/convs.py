@@ -119,7 +119,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         return self._aggregated_input_on(x, edge_index, edge_weight, path, tile)
 
     def _input_plan_on(
-        self, x: Tensor, edge_index: Any, edge_weight: OptTensor, path: ExecutionPath
+        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor, path: ExecutionPath
     ) -> InputPlan | None:
         if not (self._fusible(x) and self._sums() and self._commutes()):
             return None
@@ -133,7 +133,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
         return InputPlan(plan, False, norm.dtype)
 
     def _of_aggregated_on(
-        self, x: AggregatedInput, edge_index: Any, path: ExecutionPath, compact_out: bool = False
+        self, x: AggregatedInput, edge_index: Adj, path: ExecutionPath, compact_out: bool = False
     ) -> Tensor:
         self._check_aggregated_on(x, edge_index, path)
         weight, bias, out_dtype = self._map_of(x)
@@ -164,7 +164,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
     def _describe_on(
         self,
         x: Tensor,
-        edge_index: Any,
+        edge_index: Adj,
         edge_weight: OptTensor,
         path: ExecutionPath | None,
         compact: tuple[bool, bool],
@@ -217,7 +217,7 @@ class PathPreparedGCNConv(PathPrepared, FusedGCNConv):
 
 
 def _loop_entries(
-    edge_index: Any, op: SparseOperator, loops: Tensor, dtype: torch.dtype
+    edge_index: Adj, op: SparseOperator, loops: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """The sum of the loops of each node."""
     value, scale = op.value, op.row_scale
@@ -280,8 +280,8 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
     def _describe_on(
         self,
         x: Tensor,
-        edge_index: Any,
-        edge_weight: Any,
+        edge_index: Adj,
+        edge_weight: OptTensor,
         path: ExecutionPath | None,
         compact: tuple[bool, bool],
         num_nodes: int,
@@ -309,7 +309,7 @@ class _PathPreparedReduce(PathPrepared, FusedReduce):
         return whole, sum_on_path(path, whole, acc)
 
     def _input_plan_on(
-        self, x: Tensor, edge_index: Any, edge_weight: Any, path: ExecutionPath
+        self, x: Tensor, edge_index: Adj, edge_weight: OptTensor, path: ExecutionPath
     ) -> InputPlan | None:
         if edge_index is None:
             to: Neighbours | None = self._alone(x, path)
@@ -360,7 +360,7 @@ class PathPreparedSAGEConv(_PathPreparedReduce, FusedSAGEConv):
         return self._is_linear(to)
 
     def _of_aggregated_on(
-        self, x: AggregatedInput, edge_index: Any, path: ExecutionPath, compact_out: bool = False
+        self, x: AggregatedInput, edge_index: Adj, path: ExecutionPath, compact_out: bool = False
     ) -> Tensor:
         self._check_aggregated_on(x, edge_index, path)
         weight, bias, root_weight = self._maps_of(x)
@@ -441,7 +441,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
         return super()._alone(x, path, compact)
 
     def _of_aggregated_on(
-        self, x: AggregatedInput, edge_index: Any, path: ExecutionPath, compact_out: bool = False
+        self, x: AggregatedInput, edge_index: Adj, path: ExecutionPath, compact_out: bool = False
     ) -> Tensor:
         self._check_aggregated_on(x, edge_index, path)
         out, root = x.aggregated, x.root

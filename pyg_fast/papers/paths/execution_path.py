@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.typing import Adj
 
 from ...graph._cache import Entry
 from ...graph.signature import hash_of, signature_of
@@ -322,7 +323,7 @@ class ExecutionPath:
         self._is_noted = False
         self._watch(None).check()
 
-    def check_fits(self, device: torch.device, edge_index: Any, num_nodes: int) -> None:
+    def check_fits(self, device: torch.device, edge_index: Adj, num_nodes: int) -> None:
         """Raises unless the path is of this graph and on the device of the features."""
         if self.device != device:
             raise ValueError(f"'path' is on {self.device}, but 'x' is on {device}")

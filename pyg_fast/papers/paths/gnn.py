@@ -419,7 +419,7 @@ class PathPreparedGNN(Module):
         return out, runs.dst if runs is not None else every, done
 
     def _aggregated(
-        self, conv: MessagePassing, x: AggregatedInput, edge_index: Any, path: ExecutionPath | None
+        self, conv: MessagePassing, x: AggregatedInput, edge_index: Adj, path: ExecutionPath | None
     ) -> tuple[Tensor, Rows]:
         """The output of a layer on an aggregated input, and its rows."""
         every, runs = Rows(None, None), conv._choose_path(path, x, edge_index)
@@ -594,7 +594,7 @@ class PathPreparedGNN(Module):
         assert mask is not None
         return x[mask]
 
-    def _prepared(self, edge_index: Any, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
+    def _prepared(self, edge_index: Adj, mask: Tensor, weighted: bool) -> list[ExecutionPath]:
         """Paths for a mask: those of the last call if mask and graph are unchanged."""
         if not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided:
             raise ValueError("'mask' needs an edge_index as a tensor or EdgeIndex")
@@ -697,6 +697,6 @@ def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
     return CONVS[kind](mlp, **kwargs)
 
 
-def _stand_in(x: Any, edge_index: Any, path: ExecutionPath | None) -> Any:
+def _stand_in(x: Any, edge_index: Adj, path: ExecutionPath | None) -> Any:
     """Features to choose a kernel by: those in host memory stay there, beside a graph on a GPU."""
     return stand_in(x, path if edge_index is None else edge_index)

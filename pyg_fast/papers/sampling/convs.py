@@ -82,7 +82,7 @@ class _Sampled(Mixin):
         )
         return x if learns else quantized(x)
 
-    def _choose_path(self, path: Any, x: Any, edge_index: Any) -> ExecutionPath | None:
+    def _choose_path(self, path: Any, x: Any, edge_index: Adj) -> ExecutionPath | None:
         if path is not None and self.training and self._samples():
             raise ValueError("'path' is for full aggregation: give the layer sample='eval'")
         return super()._choose_path(path, x, edge_index)
