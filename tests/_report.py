@@ -24,14 +24,14 @@ def why_pygs(layer: Module) -> str:
 
 def must_fuse(layer: Any) -> Any:
     """The layer, of which a call of PyG's code raises an error, also in compiled code."""
-    assert hasattr(layer, '_left'), f'{type(layer).__name__} asks nobody before PyG runs'
-    layer._left = _refuse
+    assert hasattr(layer, '_edges_for_pyg'), f'{type(layer).__name__} asks nobody before PyG runs'
+    layer._edges_for_pyg = _refuse
     return layer
 
 
 def may_leave(layer: Any) -> Any:
     """The layer, free to run PyG's code again."""
-    vars(layer).pop('_left', None)
+    vars(layer).pop('_edges_for_pyg', None)
     return layer
 
 

@@ -97,7 +97,7 @@ def graph_of(
     request = GraphRequest(num_src, num_dst, drop_loops)
     graph = look_up(edge_index, request)
     if graph is None:
-        block = _of_block(edge_index, num_src, num_dst, drop_loops)
+        block = _of_mini_batch(edge_index, num_src, num_dst, drop_loops)
         graph = block
         if graph is None:
             graph = _prepare(edge_index, num_src, num_dst, drop_loops)
@@ -105,7 +105,7 @@ def graph_of(
         if sizes is not None and graph.groups is graph.t_groups is None:
             graph = graph.with_groups(*sizes)
         elif sizes is None and block is None:
-            graph = graph.scheduled()
+            graph = graph.with_default_groups()
         store(edge_index, request, graph, wait=block is None)
     if transpose and graph.t_rowptr is None:
         graph = _with_transpose(graph, edge_index, drop_loops)
@@ -160,7 +160,7 @@ def _with_groups_of(prepared: PreparedGraph, graph: Graph) -> Graph:
     sizes = cache_of(prepared).group_sizes
     if sizes is not None:
         return graph.with_groups(*sizes)
-    return graph.scheduled() if graph.groups is None else graph
+    return graph.with_default_groups() if graph.groups is None else graph
 
 
 def prepare_for_compiled(edge_index: EdgeIndex, loops: bool, values: bool) -> None:
@@ -301,7 +301,7 @@ def _sorted(
     return Graph(*to_csr(*args, **options), None, None, None, num_src, num_dst)
 
 
-def _of_block(
+def _of_mini_batch(
     edge_index: EdgeIndex, num_src: int, num_dst: int, drop_loops: bool
 ) -> Graph | None:
     """The graph of a mini-batch or of its first hops, if the edges are such."""
@@ -311,7 +311,7 @@ def _of_block(
     elif isinstance(edge_index._base, EdgeIndex):
         whole = edge_index._base
         cache = cache_of(whole)
-        graph = _part_of_block(edge_index, whole, cache.hops, num_src, num_dst)
+        graph = _part_of_mini_batch(edge_index, whole, cache.hops, num_src, num_dst)
     else:
         return None
     if graph is None or not drop_loops or cache.has_loops is False:
@@ -319,7 +319,7 @@ def _of_block(
     return _without_loops(graph, edge_index)
 
 
-def _part_of_block(
+def _part_of_mini_batch(
     edge_index: EdgeIndex, whole: EdgeIndex, hops: Hops | None, num_src: int, num_dst: int
 ) -> Graph | None:
     size, count = whole.sparse_size(0), edge_index.size(1)

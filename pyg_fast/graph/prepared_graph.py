@@ -132,7 +132,7 @@ class PreparedGraph(EdgeIndex):
         moves = device is not None and torch.empty(0, device=device).device != self.device
         if moves:
             out = self._mapped(lambda t: t.to(device, non_blocking=non_blocking))
-            return self._of(out.graph.scheduled())
+            return self._of(out.graph.with_default_groups())
         return self.clone() if kwargs.get('copy') else self
 
     def cpu(self, *args: Any, **kwargs: Any) -> 'PreparedGraph':

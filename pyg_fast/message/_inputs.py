@@ -76,7 +76,7 @@ def looped(edge_index: Tensor, num_src: int, num_dst: int, transpose: bool) -> L
 
     def make() -> Looped:
         loops = _looped(edge_index.as_tensor(), num_src, num_dst, transpose)
-        return loops._replace(graph=loops.graph.scheduled())
+        return loops._replace(graph=loops.graph.with_default_groups())
 
     both = None if transpose else look_up(edge_index, LoopedRequest(num_src, num_dst, True))
     if both is not None:

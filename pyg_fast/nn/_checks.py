@@ -1,11 +1,12 @@
-"""Where it is decided whether a kernel or PyG's own code runs.
+"""The reasons for which PyG's own code runs in place of a kernel.
 
 Each function returns the reason for PyG's code, which reports show, or None. What holds for every
 call is asked by :func:`accelerate` and reports (``_fused_why_never``), what may change by each
 call. The checks of a function run in the order in which they stand; the manual's troubleshooting
-page has the cure for each reason. Graphs too small for a kernel are found in
-:mod:`~pyg_fast.graph.small_graphs`, operations of a message without kernel in
-:mod:`~pyg_fast.message`.
+page has the cure for each reason. What is not here: graphs too small for a kernel
+(:mod:`~pyg_fast.graph.small_graphs`), operations of a message without kernel
+(:mod:`~pyg_fast.message`), and what only one layer takes: its edges, as in
+``FusedGCNConv._edges``.
 """
 
 import dis

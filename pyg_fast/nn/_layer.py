@@ -32,6 +32,10 @@ class FusedLayer(Mixin):
     """Mixin for a subclass of a PyG layer: it runs a kernel where that gives PyG's result, and
     PyG's code elsewhere. Parameters, options and state_dict are those of :obj:`_base`.
 
+    Two mixins are of this kind: :class:`Fused` for layers with a kernel of their own, which replace
+    `forward`, and :class:`~pyg_fast.nn.message_passing.FusedPropagate` for layers with a generated
+    kernel, whose `propagate` it replaces.
+
     A subclass says what :func:`~pyg_fast.accelerate` and reports ask: :meth:`_fused_why_never`, and
     by :meth:`_fused_note` what ran in each call. Names begin with ``_fused``: the mixin stands
     before the user's class, which must not meet them.
@@ -85,12 +89,19 @@ class FusedLayer(Mixin):
 
 class Fused(FusedLayer):
     """Mixin for a layer with a kernel of its own, which replaces `forward`; the base class runs
-    for everything else (hooks, explainers, overridden messages, unusual inputs)."""
+    for everything else (hooks, explainers, overridden messages, unusual inputs).
+
+    A layer sets :obj:`_base`, and defines :meth:`_why_not_aggr`, :meth:`_why_no_options` where an
+    option has no kernel, and `forward`. This asks :meth:`_fusible` (or :meth:`_unaltered` where the
+    option `fuse` has no meaning) before it runs the kernel, and otherwise calls PyG's `forward`
+    with :meth:`_edges_for_pyg`. `nn/__init__.py` exports the layer, `_accelerate.py` lists it.
+    """
 
     fuse: bool
     _pyg_methods: tuple[Any, ...]  # PyG's methods, before any patch
     _node_dim = -2  # node dimension of the base class
     _other_features: type | tuple[type, ...] = ()  # classes of tensors beside torch's own
+    # `cache_input` is of layers that 0.2 has pickled.
     _fused_own: ClassVar[tuple[str, ...]] = ('_last_run', 'cache_input')
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -133,7 +144,9 @@ class Fused(FusedLayer):
         super()._fused_adopt(conv)
 
     def _fusible(self, x: Any) -> bool:
-        """Whether the kernel gives the result of PyG's own code, for features :obj:`x`."""
+        """Whether the kernel may run for features :obj:`x`: nothing observes or changes PyG's own
+        code, and a kernel takes such features. What is asked of edges and aggregations is the
+        layer's."""
         if not self.fuse:
             self._fused_note('fuse=False')
         return self.fuse and self._unaltered(x)
@@ -143,8 +156,9 @@ class Fused(FusedLayer):
         self._fused_note(reason or '')
         return reason is None
 
-    def _left(self, edge_index: Adj) -> Any:
-        """The edges for PyG's own code, which runs this call."""
+    def _edges_for_pyg(self, edge_index: Adj) -> Any:
+        """The edges in a form that PyG's own code takes, which runs this call; notes a reason if
+        none is known."""
         if not torch.compiler.is_compiling() and not self._last_run:
             sparse = not isinstance(edge_index, Tensor) or is_torch_sparse_tensor(edge_index)
             self._fused_note('a sparse matrix' if sparse else 'arguments that no kernel takes')

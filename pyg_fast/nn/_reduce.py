@@ -277,15 +277,15 @@ class FusedReduce(AggregatesInput):
         out = _direct.propagate(self, edge_index, size, {'x': pair})
         return None if out is None else (out, pair[1])
 
-    def _sent(self, to: Neighbours) -> Neighbours:
+    def _messages_of(self, to: Neighbours) -> Neighbours:
         """The messages, in place of the neighbours' features."""
         return to
 
-    def _sends_more(self) -> bool:
+    def _changes_messages(self) -> bool:
         """Whether messages may differ from the neighbours' features."""
         return False
 
-    def _unfused(self, x: Any) -> Any:
+    def _features_for_pyg(self, x: Any) -> Any:
         """The input for PyG's code."""
         return x
 

@@ -226,7 +226,7 @@ class FusedGATConv(_FusedAttention, GATConv):
             if return_attention_weights:
                 self._fused_note('return_attention_weights')
             return super().forward(
-                x, self._left(edge_index), edge_attr, size, return_attention_weights
+                x, self._edges_for_pyg(edge_index), edge_attr, size, return_attention_weights
             )
         return out
 
@@ -401,7 +401,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             if return_attention_weights:
                 self._fused_note('return_attention_weights')
             return super().forward(
-                x, self._left(edge_index), edge_attr, return_attention_weights
+                x, self._edges_for_pyg(edge_index), edge_attr, return_attention_weights
             )
         return out
 

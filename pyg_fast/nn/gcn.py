@@ -125,7 +125,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
     def _by_pyg(self, x: Tensor, edge_index: Adj, edge_weight: OptTensor) -> Tensor:
         """PyG's own way."""
         self._cache_for_pyg()
-        return super().forward(x, self._left(edge_index), edge_weight)
+        return super().forward(x, self._edges_for_pyg(edge_index), edge_weight)
 
     def _cache_for_pyg(self) -> None:
         """Gives the graph of the first call to PyG's own code, as `cached` requires."""

@@ -72,11 +72,11 @@ class FusedGINConv(FusedReduce, GINConv):
         to = self._neighbours(x, edge_index, size)
         if to is None:
             return self._by_pyg(x, edge_index, size)
-        return self.nn(self._combined(self._sent(to)))
+        return self.nn(self._combined(self._messages_of(to)))
 
     def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
-        return super().forward(self._unfused(x), self._left(edge_index), size)
+        return super().forward(self._features_for_pyg(x), self._edges_for_pyg(edge_index), size)
 
     def _aggregation(self) -> tuple[Any, ...]:
         return 'GIN', self.flow, type(self.aggr_module).__name__
@@ -87,7 +87,7 @@ class FusedGINConv(FusedReduce, GINConv):
         return (
             isinstance(x, Tensor)
             and to.root is x
-            and not self._sends_more()
+            and not self._changes_messages()
             and type(self.aggr_module) is SumAggregation
             and torch.promote_types(x.dtype, self.eps.dtype) == x.dtype
         )

@@ -91,7 +91,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
         """The layer on checked input."""
         if self._is_linear(to):
             return self._normalized(linear_product(*self._describe(to)))
-        to = self._sent(to)
+        to = self._messages_of(to)
         out, root = self._aggregated(to), to.root
         if self.root_weight and root is not None:
             out = self._with_root(out, root)
@@ -99,7 +99,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
 
     def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
-        return super().forward(self._unfused(x), self._left(edge_index), size)
+        return super().forward(self._features_for_pyg(x), self._edges_for_pyg(edge_index), size)
 
     def _of_few_edges(self, x: Any, edge_index: Tensor, size: Size) -> Tensor:
         """PyG's own way for few edges, with less Python around the same operations."""
@@ -120,7 +120,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             isinstance(to.source, Tensor)
             and to.root is to.source
             and not self.project
-            and not self._sends_more()
+            and not self._changes_messages()
             and type(part_of(self, 'aggr_module')) in (SumAggregation, MeanAggregation)
         )
 
@@ -186,7 +186,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             return None
         return super()._neighbours(x, edge_index, size)
 
-    def _sent(self, to: Neighbours) -> Neighbours:
+    def _messages_of(self, to: Neighbours) -> Neighbours:
         return to._replace(source=self.lin(to.source).relu()) if self.project else to
 
     def _aggregated(self, to: Neighbours) -> Tensor:

@@ -152,7 +152,7 @@ class Graph(NamedTuple):
         t_groups = groups if alike else cut(self.t_rowptr, t_size)
         return self._replace(groups=groups, t_groups=t_groups)
 
-    def scheduled(self) -> 'Graph':
+    def with_default_groups(self) -> 'Graph':
         """The graph with groups of a size that suits most widths, on a GPU, unless it has some or
         few edges."""
         has_some = self.groups is not None or self.t_groups is not None

@@ -219,7 +219,7 @@ def test_schedule_of_a_prepared_graph(
     ):
         expected = size if device.type == 'cuda' else None
         assert size_of(graph.groups) == size_of(graph.t_groups) == expected
-        assert graph.scheduled() is graph
+        assert graph.with_default_groups() is graph
 
 
 @pytest.mark.parametrize('bad', [(TypeError, 'auto'), (ValueError, 0), (TypeError, 4.0)])

@@ -114,17 +114,17 @@ class _MaxKMessages(Mixin):
             return x
         return _kept(x, self.k, self.balanced)
 
-    def _sends_more(self) -> bool:
+    def _changes_messages(self) -> bool:
         return self.k is not None
 
-    def _sent(self, to: Neighbours) -> Neighbours:
-        to = super()._sent(to)
+    def _messages_of(self, to: Neighbours) -> Neighbours:
+        to = super()._messages_of(to)
         source, root = self._maxk(to.source), to.root
         if self.maxk_root and root is not None:
             root = source if root is to.source else self._maxk(root)
         return to._replace(source=source, root=root)
 
-    def _unfused(self, x: Any) -> Any:
+    def _features_for_pyg(self, x: Any) -> Any:
         if not self.maxk_root and isinstance(x, Tensor):
             return x
         source, root = (x, x) if isinstance(x, (Tensor, CBSR)) else x

@@ -432,7 +432,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
         return self._sums_of_nodes(to)
 
     def _of_neighbours(self, to: Neighbours) -> Tensor:
-        return self.nn(self._combined(self._sent(to)))
+        return self.nn(self._combined(self._messages_of(to)))
 
     def _alone(self, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
         # Under autocast PyG's result has the wider dtype of `eps`.

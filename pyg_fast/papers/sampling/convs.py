@@ -247,7 +247,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         num_nodes: int | None = None,
     ) -> GCNNorm | None:
         if not self._samples():
-            return self._of_first_edges(x, edge_index, edge_weight, transpose, num_nodes)
+            return self._operator_of_first_edges(x, edge_index, edge_weight, transpose, num_nodes)
         norm = self._normalized_once(x, edge_index, edge_weight, num_nodes)
         if norm is None:
             return None
@@ -261,9 +261,9 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         caches = any(each is not None for each in self._cached_by_pyg())
         with self._without_cache() if caches else nullcontext():
             # The backward pass of a sample reads no transpose.
-            return self._of_first_edges(x, edge_index, edge_weight, False, num_nodes)
+            return self._operator_of_first_edges(x, edge_index, edge_weight, False, num_nodes)
 
-    def _of_first_edges(
+    def _operator_of_first_edges(
         self,
         x: Any,
         edge_index: Adj,
