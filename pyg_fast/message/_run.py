@@ -5,10 +5,9 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch_geometric.utils import softmax
 
-from ..ops._saved import save, saved
+from ..ops._saved import Context, save, saved
 from ..ops._transforms import is_batched
 from ..ops.column_sums import column_sums
 from ..ops.head_map import head_map
@@ -75,7 +74,7 @@ def _with_seed(inputs: Inputs, seed: Tensor | None) -> Inputs:
     return inputs if seed is None else {**inputs, ('seed', 0): seed}
 
 
-class _Context(FunctionCtx):
+class _Context(Context):
     """What the backward pass gets beside the saved tensors."""
 
     passes: Passes

@@ -1,29 +1,46 @@
 """Saves everything that a backward pass reads as autograd's saved tensors."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ._transforms import check_no_forward_ad
 
 
-def save(ctx: Any, *values: Any) -> None:
+class Context(Protocol):
+    """The context of an autograd function. What else a function sets on it is no tensor."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+    def __getattr__(self, name: str) -> Any: ...
+
+    def __setattr__(self, name: str, value: Any) -> None: ...
+
+
+def save(ctx: Context, *values: object) -> None:
     """Saves values for :func:`saved`, their tensors by :meth:`save_for_backward`.
 
     A context attribute would keep a tensor alive as long as the result, and would not detect an
     in-place change before the backward pass.
 
     Args:
-        ctx (Any): The context of an autograd function.
-        *values (Any): Tensors, numbers, and (named) tuples of such.
+        ctx (Context): The context of an autograd function.
+        *values (object): Tensors, numbers, and (named) tuples of such.
     """
     tensors: list[Tensor] = []
     ctx.form = _split(values, tensors)
     ctx.save_for_backward(*tensors)
 
 
-def saved(ctx: Any) -> Any:
+def saved(ctx: Context) -> Any:
     """The values passed to :func:`save`.
 
     Raises:

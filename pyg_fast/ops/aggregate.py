@@ -9,7 +9,7 @@ from ..sparse.to_csr import counts_in_int64
 from ._edges import check_invalid, kernel_index
 from ._library import fake, ops, reference
 from ._reference import messages
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 
 # Above this number of columns on a CPU, and of additions on CUDA, sorting edges (for the transpose
@@ -83,7 +83,7 @@ class SpMMCOO(torch.autograd.Function):
     # One argument for all constants: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool
+        ctx: Context, x: Tensor, value: Tensor | None, constants: tuple[Any, ...], check: bool
     ) -> Tensor:
         needs_x, needs_value = ctx.needs_input_grad[:2]
         constants = kernel_index(constants[0]), *constants[1:]
@@ -92,7 +92,7 @@ class SpMMCOO(torch.autograd.Function):
         return _scatter(x, value, constants, check)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, value, constants, num_src = saved(ctx)
         edges, row_scale, col_scale, diag, _, reverse, drop_loops = constants
         grad_x = grad_value = None
@@ -110,7 +110,7 @@ class SDDMMCOO(torch.autograd.Function):
     """Row i of `a` times row j of `b` for every edge (j, i), or (i, j) if `reverse`."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, constants: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor, constants: tuple[Any, ...]) -> Tensor:
         edges, row_scale, col_scale, reverse, drop_loops = constants
         save(ctx, a, b, constants)
         if reverse:
@@ -118,7 +118,7 @@ class SDDMMCOO(torch.autograd.Function):
         return ops.sddmm_coo(edges, a, b, row_scale, col_scale, drop_loops)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b, (edges, row_scale, col_scale, reverse, drop_loops) = saved(ctx)
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:

@@ -1,13 +1,12 @@
 """Scores of nodes: products of each head's channels with attention vectors."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
-from ._saved import save, saved
+from ._saved import Context, save, saved
 
 
 def attention_scores(x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
@@ -34,12 +33,12 @@ class AttentionScores(torch.autograd.Function):
     """Its backward consists of products and sums that torch can differentiate."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, x: Tensor, *att: Tensor) -> tuple[Tensor, ...]:
         save(ctx, x, att)
         return ops.attention_scores.default(x, *vectors(x, att))[: len(att)]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, att = saved(ctx)
         if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
             acc, shape = acc_dtype(x.dtype), x.shape[1:]

@@ -9,7 +9,7 @@ from torch import Tensor
 from ._checks import DTYPES, check_device, check_features
 from ._library import fake, ops, reference
 from ._numbers import check_number
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 
 _MOST_COLUMNS = 2**31 - 1
@@ -289,12 +289,12 @@ class ToDense(torch.autograd.Function):
     """Writes the entries to a dense matrix."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, columns: Tensor, num_columns: int) -> Tensor:
+    def forward(ctx: Context, values: Tensor, columns: Tensor, num_columns: int) -> Tensor:
         save(ctx, columns)
         return ops.cbsr_to_dense(values, columns, num_columns)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (columns,) = saved(ctx)
         return Sample.apply(grad, columns), None, None
 
@@ -303,12 +303,12 @@ class Sample(torch.autograd.Function):
     """Reads the entries at given columns: the adjoint of :class:`ToDense`."""
 
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, columns: Tensor) -> Tensor:
+    def forward(ctx: Context, dense: Tensor, columns: Tensor) -> Tensor:
         save(ctx, columns, dense.size(1))
         return ops.cbsr_sample(dense, columns)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         columns, num_columns = saved(ctx)
         return ToDense.apply(grad, columns, num_columns), None
 

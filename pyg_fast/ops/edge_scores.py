@@ -1,6 +1,5 @@
 """Scores of edges and self-loops, as a linear map of the features of edges."""
 
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from ..sparse.graph import Graph
 from ..sparse.operator import SparseOperator
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 from .edge_sums import OfRows, edge_sums, rows_of, sum_operator
 from .head_map import head_map, head_map_weight
@@ -108,7 +107,7 @@ class EdgeScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         weight: Tensor,
         row: Tensor | None,
@@ -127,7 +126,7 @@ class EdgeScores(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *of_loops: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor, *of_loops: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, row, op, sums = saved(ctx)
         if row is not None:  # Scores were summed.
             grad = grad + OfRows.apply(of_loops[0], row, op)

@@ -1,6 +1,5 @@
 """Values of edges: their sums over the edges of each row, and some of their rows."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from ..sparse.graph import Graph
 from ..sparse.operator import SparseOperator
 from ..sparse.to_csr import MOST_NODES
 from ._library import ops
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import is_batched, transforms_active
 from .linear_product import takes_gradient
 from .product import raw_product
@@ -67,12 +66,12 @@ class EdgeSums(torch.autograd.Function):
     """Its backward is :class:`OfRows`, and the reverse."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, row: Tensor, op: SparseOperator) -> Tensor:
+    def forward(ctx: Context, x: Tensor, row: Tensor, op: SparseOperator) -> Tensor:
         save(ctx, row, op)
         return raw_product(op, x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return OfRows.apply(grad, *saved(ctx)), None, None
 
 
@@ -80,14 +79,14 @@ class OfRows(torch.autograd.Function):
     """For each edge the values of its row, divided by the number of edges for means."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, row: Tensor, op: SparseOperator) -> Tensor:
+    def forward(ctx: Context, x: Tensor, row: Tensor, op: SparseOperator) -> Tensor:
         save(ctx, row, op)
         if op.mean:
             x = x / op.graph.rowptr.diff().clamp(min=1).view(-1, 1).to(x.dtype)
         return rows_at(torch.cat([x, x.new_zeros(1, x.size(1))]), row)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         return EdgeSums.apply(grad, *saved(ctx)), None, None
 
 
@@ -103,12 +102,12 @@ class Selected(torch.autograd.Function):
     """Some rows of a matrix, each once."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, index: Tensor) -> Tensor:
         ctx.num_rows = x.size(0)
         save(ctx, index)
         return rows_at(x, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = saved(ctx)
         return grad.new_zeros(ctx.num_rows, *grad.shape[1:]).index_copy(0, index, grad), None

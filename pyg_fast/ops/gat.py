@@ -1,7 +1,6 @@
 """Graph attention in one pass over the edges, and its gradient in another."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from ._attention import (
 )
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 from .attention_scores import vectors
 from .column_sums import column_sums
@@ -48,7 +47,7 @@ class GAT(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         alpha_src: Tensor,
         alpha_dst: Tensor,
@@ -63,7 +62,7 @@ class GAT(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         args, inputs, for_backward = saved(ctx)
         needs = ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.
@@ -79,7 +78,7 @@ class ScoredGAT(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         att_src: Tensor,
         att_dst: Tensor,
@@ -97,7 +96,7 @@ class ScoredGAT(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         args, inputs, alphas, for_backward = saved(ctx)
         needs = ctx.needs_input_grad[:6]
         if torch.is_grad_enabled():

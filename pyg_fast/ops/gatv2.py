@@ -1,7 +1,6 @@
 """The attention of GATv2 in one pass over the edges, and its gradient in two."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from ._attention import (
 )
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 from .column_sums import column_sums
 
@@ -42,7 +41,7 @@ class GATv2(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x_src: Tensor,
         x_dst: Tensor,
         att: Tensor,
@@ -59,7 +58,7 @@ class GATv2(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         args, inputs, (y, softmax) = saved(ctx)
         needs = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True: use differentiable torch ops.

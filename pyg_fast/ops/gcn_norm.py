@@ -10,7 +10,7 @@ from ..sparse.to_csr import to_csr
 from ._edges import check_invalid, kernel_index
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
-from ._saved import save, saved
+from ._saved import Context, save, saved
 
 LOOP_CHUNK = 128  # edges per self-loop count of gcn_degree: csrc/params/gcn_norm.h
 LOOPS = ('remaining', 'replace', 'add', 'keep')
@@ -143,7 +143,7 @@ class GCNWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         weight: Tensor,
         edges: Tensor,
         degree: Tensor,
@@ -165,7 +165,7 @@ class GCNWeight(torch.autograd.Function):
         return index, out
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
             weight, edges, last, before, index, out, scale, num_kept, loops, fill_value, reverse,
         ) = saved(ctx)  # fmt: skip

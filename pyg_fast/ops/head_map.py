@@ -3,14 +3,13 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._checks import DTYPES
 from ._library import fake, ops, reference
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import is_batched, transforms_active
 
 # A GPU keeps the block of a head in shared memory: kSharedBytes of csrc/cuda/head_map.cu.
@@ -110,7 +109,7 @@ def _fits(weight: Tensor, heads: int) -> bool:
 class HeadMap(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, other: Tensor | None, heads: int, transposed: bool
+        ctx: Context, x: Tensor, weight: Tensor, other: Tensor | None, heads: int, transposed: bool
     ) -> Tensor:
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         save(ctx, x if needs_weight else None, weight if needs_x else None)
@@ -118,7 +117,7 @@ class HeadMap(torch.autograd.Function):
         return ops.head_map.default(x, weight, other, heads, transposed)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = saved(ctx)
         grad_x = grad_weight = None
         if weight is not None:
@@ -131,14 +130,14 @@ class HeadMap(torch.autograd.Function):
 
 class HeadMapWeight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, grad: Tensor, heads: int) -> Tensor:
+    def forward(ctx: Context, x: Tensor, grad: Tensor, heads: int) -> Tensor:
         needs_x, needs_grad = ctx.needs_input_grad[:2]
         save(ctx, x if needs_grad else None, grad if needs_x else None)
         ctx.heads = heads
         return ops.head_map_weight.default(x, grad, heads)
 
     @staticmethod
-    def backward(ctx: Any, of_weight: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, of_weight: Tensor) -> tuple[Tensor | None, ...]:
         x, grad = saved(ctx)
         return (
             None if grad is None else head_map(grad, of_weight, ctx.heads, True),

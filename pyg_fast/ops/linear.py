@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import is_batched, transforms_active
 from .column_sums import column_sums
 
@@ -55,7 +55,7 @@ class Linears(torch.autograd.Function):
     """Its backward consists of products and sums that torch can differentiate."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, x: Tensor, *params: Tensor) -> tuple[Tensor, ...]:
         count = len(params) // 2
         weights, needs = params[:count], ctx.needs_input_grad
         ctx.set_materialize_grads(False)
@@ -65,7 +65,7 @@ class Linears(torch.autograd.Function):
         return tuple(F.linear(x, *each) for each in zip(weights, params[count:], strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weights = saved(ctx)
         needs, count = ctx.needs_input_grad, len(grads)
         alone = torch.is_grad_enabled() or any(g is not None and is_batched(g) for g in grads)

@@ -1,12 +1,11 @@
 """A linear map of CBSR features."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._library import ops
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from .cbsr import CBSR, Sample, ToDense
 
 
@@ -28,7 +27,7 @@ def linear_cbsr(x: CBSR, weight: Tensor, out: Tensor) -> Tensor:
 class _LinearCBSR(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, weight: Tensor, out: Tensor, columns: Tensor, num_columns: int
+        ctx: Context, values: Tensor, weight: Tensor, out: Tensor, columns: Tensor, num_columns: int
     ) -> Tensor:
         needs_values, needs_weight = ctx.needs_input_grad[:2]
         save(
@@ -38,7 +37,7 @@ class _LinearCBSR(torch.autograd.Function):
         return torch.addmm(out, ops.cbsr_to_dense(values, columns, num_columns), weight.t())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, weight, columns, num_columns = saved(ctx)
         needs_values, needs_weight, needs_out = ctx.needs_input_grad[:3]
         grad_values = Sample.apply(grad @ weight, columns) if needs_values else None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..sparse.operator import SparseOperator
 from ._library import ops
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from .column_sums import column_sums
 from .path import ALL_ROWS, Rows, Watch, expanded, no_result_in_place
 from .product import placed_product, product, raw_product
@@ -118,7 +118,7 @@ class LinearProduct(torch.autograd.Function):
     # One argument for the plan: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -136,7 +136,7 @@ class LinearProduct(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root_weight, aggregated, op, *rows = saved(ctx)
         src, dst, watch = rows or (ALL_ROWS, ALL_ROWS, None)
         compact_in, compact_out = ctx.compact

@@ -1,7 +1,7 @@
 """The rows of an execution path: gather, scatter, and checks of gradients outside of it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from ._attention import dropout_factor
 from ._edges import is_capturing
 from ._library import fake, ops, reference
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 
 _MANY = 1 << 24  # numbers of a result that is mostly filled
@@ -117,13 +117,13 @@ class Expand(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, rows: Rows, fill: float, watch: Watch | None
+        ctx: Context, x: Tensor, rows: Rows, fill: float, watch: Watch | None
     ) -> Tensor:
         save(ctx, rows, watch)
         return _spread(x, rows, fill)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, watch = saved(ctx)
         if watch is not None:
             watch.look(grad)
@@ -139,12 +139,12 @@ class Take(torch.autograd.Function):
     """Its backward scatters them, without the additions of index_select's backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+    def forward(ctx: Context, x: Tensor, rows: Rows) -> Tensor:
         save(ctx, rows)
         return rows.of(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = saved(ctx)
         return expanded(grad, rows, torch.is_grad_enabled()), None
 
@@ -181,12 +181,12 @@ class NodeDropout(torch.autograd.Function):
     """Its backward is itself: the same entries are dropped."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, nodes: Tensor | None, seed: Tensor, p: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, nodes: Tensor | None, seed: Tensor, p: float) -> Tensor:
         save(ctx, nodes, seed, p)
         return ops.node_dropout.default(x, nodes, seed, p)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         nodes, seed, p = saved(ctx)
         return NodeDropout.apply(grad, nodes, seed, p), None, None, None
 
@@ -225,13 +225,13 @@ class RectifyRows(torch.autograd.Function):
     """The sign of the result tells which entries have a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: Rectify, nodes: Tensor | None) -> Tensor:
+    def forward(ctx: Context, x: Tensor, how: Rectify, nodes: Tensor | None) -> Tensor:
         out = x.relu() if how.seed is None else how.of(x, nodes)
         save(ctx, out, how)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, how = saved(ctx)
         return how.grad(grad, out), None, None
 

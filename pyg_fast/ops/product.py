@@ -13,7 +13,7 @@ from . import sampled_spmm as sampled_spmm
 from . import spmm as spmm
 from ._library import ops, reference
 from ._numbers import acc_dtype
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 from .cbsr import CBSR, to_dense
 from .column_sums import column_sums
@@ -203,7 +203,7 @@ class DenseProduct(torch.autograd.Function):
     # One argument for the operator: torch.compile rejects a tensor that is passed twice.
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         value: Tensor | None,
         bias: Tensor | None,
@@ -217,7 +217,7 @@ class DenseProduct(torch.autograd.Function):
         return _dense_product(op, value, x, bias, out_acc)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs_x, needs_value, needs_bias = ctx.needs_input_grad[:3]
         grad_x = grad_value = times = None
         if needs_x or needs_value:
@@ -252,7 +252,7 @@ class SDDMM(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a: Tensor, b: Tensor, op: SparseOperator, num_values: int
+        ctx: Context, a: Tensor, b: Tensor, op: SparseOperator, num_values: int
     ) -> Tensor:
         save(ctx, a, b, op)
         return ops.sddmm.default(
@@ -260,7 +260,7 @@ class SDDMM(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b, op = saved(ctx)
         op = op._replace(diag=None, self_row=None, t_diag=None, t_self_row=None)
         grad_a = grad_b = None
@@ -313,7 +313,7 @@ class CBSRProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
+        ctx: Context, values: Tensor, value: Tensor | None, bias: Tensor | None, constants: Any
     ) -> Tensor:
         op, columns, num_columns, out_acc = constants
         ctx.dtype = values.dtype
@@ -327,7 +327,7 @@ class CBSRProduct(torch.autograd.Function):
         )  # fmt: skip
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         values, value, constants = saved(ctx)
         grad_values = grad_value = None
         if ctx.needs_input_grad[0]:
@@ -343,7 +343,7 @@ class SSpMM(torch.autograd.Function):
     """The gradient of the values: a product with the transpose, only at their columns."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
+    def forward(ctx: Context, grad: Tensor, value: Tensor | None, constants: Any) -> Tensor:
         op, columns, num_columns, _ = constants
         save(ctx, grad if ctx.needs_input_grad[1] else None, value, constants)
         graph, ordered = op.graph, _is_ordered(grad)
@@ -372,7 +372,7 @@ class SSpMM(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, value, constants = saved(ctx)
         constants = *constants[:3], False
         grad_dense = grad_value = None
@@ -388,7 +388,7 @@ class CBSRSDDMM(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dense: Tensor, values: Tensor, constants: Any, num_values: int
+        ctx: Context, dense: Tensor, values: Tensor, constants: Any, num_values: int
     ) -> Tensor:
         op, columns = constants[:2]
         save(ctx, dense, values, constants)
@@ -397,7 +397,7 @@ class CBSRSDDMM(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         dense, values, (op, columns, num_columns, _) = saved(ctx)
         constants = op._replace(diag=None), columns, num_columns, False
         grad_dense = grad_values = None

@@ -1,6 +1,5 @@
 """Maximum and minimum over a graph; the gradient goes to the edge that attains them."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +7,7 @@ from torch import Tensor
 from ..sparse.graph import Graph
 from ._library import fake, ops, reference
 from ._reference import edge_list, messages
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from ._transforms import transforms_active
 
 
@@ -26,7 +25,7 @@ class SpMMMax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, value: Tensor | None, graph: Graph, minimum: bool
+        ctx: Context, x: Tensor, value: Tensor | None, graph: Graph, minimum: bool
     ) -> Tensor:
         out, arg = ops.spmm_max(*graph[:3], value, x, minimum, graph.most_edges)
         needs_value = value is not None and ctx.needs_input_grad[1]
@@ -35,7 +34,7 @@ class SpMMMax(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, value, arg, graph, num_src = saved(ctx)
         rowptr, col, perm, t_rowptr, t_col, t_perm = graph[:6]
         grad_x = grad_value = None

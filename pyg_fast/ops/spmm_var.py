@@ -1,6 +1,5 @@
 """The variance over a graph, of the differences from each row's first message."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from ..sparse.operator import SparseOperator
 from ._library import fake, ops, reference
 from ._numbers import acc_dtype
 from ._reference import edge_list
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from .product import product, raw_product
 
 
@@ -35,7 +34,7 @@ class SpMMVar(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, means: SparseOperator, semi_grad: bool, also: SparseOperator | None
+        ctx: Context, x: Tensor, means: SparseOperator, semi_grad: bool, also: SparseOperator | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         ctx.set_materialize_grads(False)
         var, mean = ops.spmm_var.default(*means.graph[:2], x)
@@ -45,7 +44,7 @@ class SpMMVar(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, grad: Tensor | None, grad_mean: Tensor | None, grad_also: Tensor | None
+        ctx: Context, grad: Tensor | None, grad_mean: Tensor | None, grad_also: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         x, mean, means, semi_grad, is_sum = saved(ctx)
         to_sources, out = means.t(), None

@@ -1,13 +1,13 @@
 """A linear map of aggregated features that are computed in parts and not kept."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..sparse.operator import SparseOperator
-from ._saved import save, saved
+from ._saved import Context, save, saved
 from .column_sums import column_sums
 from .linear_product import Plan
 from .path import ALL_ROWS, Rectify, Rows, expanded
@@ -78,7 +78,7 @@ class StreamedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -101,7 +101,7 @@ class StreamedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         # `once_differentiable` would leave gradients of gradients out of torch.autograd.grad.
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
             raise RuntimeError(
@@ -112,7 +112,7 @@ class StreamedLinear(torch.autograd.Function):
             return StreamedLinear._gradients(ctx, grad)
 
     @staticmethod
-    def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def _gradients(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, root_weight, out, plan, parts = saved(ctx)
         needs_x, needs_weight, needs_bias, needs_root = ctx.needs_input_grad[:4]
         op, how, grad_x = plan.part, parts.rectify, None

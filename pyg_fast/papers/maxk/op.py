@@ -1,6 +1,5 @@
 """The k largest entries of each row."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch.nn.functional import pad
 from ...ops._checks import check_features
 from ...ops._library import fake, ops, reference
 from ...ops._numbers import check_flag
-from ...ops._saved import save, saved
+from ...ops._saved import Context, save, saved
 from ...ops._transforms import transforms_active
 from ...ops.cbsr import CBSR, ToDense, check_k, column_dtype
 
@@ -52,7 +51,7 @@ def maxk(x: Tensor, k: int, balanced: bool = False) -> CBSR:
 
 class _MaxK(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context, x: Tensor, k: int, balanced: bool) -> tuple[Tensor, Tensor]:
         values, columns = ops.maxk(x, k, balanced)
         save(ctx, columns, x.size(1))
         ctx.mark_non_differentiable(columns)
@@ -61,7 +60,7 @@ class _MaxK(torch.autograd.Function):
         return values, columns
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None
         columns, num_columns = saved(ctx)

@@ -20,7 +20,7 @@ from ...nn._aggregated import (
     stand_in,
 )
 from ...nn._modules import mixes_nodes
-from ...ops._saved import save, saved
+from ...ops._saved import Context, save, saved
 from ...ops.linear_product import LinearAggregation, Plan, linear_product
 from ...ops.path import Rows, Watch, expand
 from ...sparse.operator import SparseOperator
@@ -277,13 +277,13 @@ class RowsLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, rows: Rows, watch: Watch | None
+        ctx: Context, x: Tensor, weight: Tensor, rows: Rows, watch: Watch | None
     ) -> Tensor:
         save(ctx, x, rows, watch)
         return F.linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, watch = saved(ctx)
         if watch is not None:
             watch.look(grad)
