@@ -103,7 +103,7 @@ def restore(model: ModelT) -> ModelT:
     return model
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     if not isinstance(model, Module):
         raise TypeError(f"'model' must be a torch.nn.Module, got {type(model).__name__}")
 

@@ -71,7 +71,7 @@ def compile(
 
 
 def _prepare_graphs(
-    module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, loops: bool, values: bool
+    module: Module, args: tuple[object, ...], kwargs: dict[str, Any], *, loops: bool, values: bool
 ) -> None:
     """Prepares the graphs among the arguments of a call, once each."""
     if torch.compiler.is_compiling():

@@ -1,6 +1,5 @@
 """Aggregation over a sample of each node's edges, drawn inside the kernel."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from ._arguments import check_seed, checked_graph
 from .spmm import REDUCE
 
 
-def _check_seed(seed: Any, step: Any, x: Tensor) -> None:
+def _check_seed(seed: object, step: object, x: Tensor) -> None:
     if isinstance(step, bool) or not isinstance(step, int):
         raise TypeError(f"'step' must be an integer, got {type(step).__name__}")
     for name, number in (('seed', seed), ('step', step)):

@@ -34,7 +34,7 @@ T = TypeVar('T')
 class Entry:
     """A value made of tensors, and the CUDA streams on which it may be read."""
 
-    def __init__(self, value: Any, wait: bool) -> None:
+    def __init__(self, value: object, wait: bool) -> None:
         self.value = value
         self.tensors = list(_tensors(value))
         self.event: Any = None
@@ -170,7 +170,7 @@ def noted_loops(edge_index: EdgeIndex) -> bool | None:
 
 
 def store(
-    edge_index: EdgeIndex, request: Request, value: Any, wait: bool | None = None
+    edge_index: EdgeIndex, request: Request, value: object, wait: bool | None = None
 ) -> None:
     """Caches a value made on the current stream, unless a capture records the stream.
 
@@ -189,7 +189,7 @@ def store(
     cache.entries[request] = Entry(value, wait)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple):

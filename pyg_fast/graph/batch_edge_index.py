@@ -37,7 +37,7 @@ class BatchEdgeIndex(EdgeIndex):
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any
+        inner: dict[str, Tensor], context: object, outer_size: object, outer_stride: object
     ) -> EdgeIndex:
         if set(inner) != {'_data', '_indptr'}:
             return EdgeIndex.__tensor_unflatten__(inner, context, outer_size, outer_stride)

@@ -186,7 +186,7 @@ class PreparedGraph(EdgeIndex):
             memo[id(self)] = self._mapped(lambda t: copy.deepcopy(t, memo))
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple:
+    def __reduce_ex__(self, protocol: object) -> tuple:
         return PreparedGraph, (self.graph,)
 
     def __repr__(self) -> str:
@@ -197,7 +197,7 @@ class PreparedGraph(EdgeIndex):
             f'num_edges={graph.num_edges}{device})'
         )
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         raise TypeError(_WRITES.format('__setitem__'))
 
     # For torch.compile, which would read the list of an EdgeIndex at every call ------------------
@@ -247,7 +247,7 @@ def list_of(edge_index: Tensor) -> Tensor:
     return edge_index._data if isinstance(edge_index, EdgeIndex) else edge_index
 
 
-def has_list(edge_index: Any) -> bool:
+def has_list(edge_index: object) -> bool:
     """Whether it is an :class:`~torch_geometric.EdgeIndex` that holds the list of its edges."""
     return isinstance(edge_index, EdgeIndex) and not isinstance(edge_index, PreparedGraph)
 

@@ -2,7 +2,7 @@
 
 import os
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ _LIMITS = {
 }
 
 
-def has_few_edges(edge_index: Any, width: int, kind: str = 'message') -> bool:
+def has_few_edges(edge_index: object, width: int, kind: str = 'message') -> bool:
     """Whether PyG's code is faster for a list of edges.
 
     Args:

@@ -104,7 +104,7 @@ def _entry(
 
 
 @lru_cache(maxsize=1024)
-def _placeholders(kinds: _InputKinds, needs: tuple[bool, ...] | None) -> tuple[Any, ...]:
+def _placeholders(kinds: _InputKinds, needs: tuple[bool, ...] | None) -> tuple[object, ...]:
     """Tensors that stand for the edges, their destinations and the inputs in a capture. `needs`
     says which inputs require gradients; None for all that can. The sizes of edges and destinations
     are unbacked: the message cannot compute with them, nor guards check them."""
@@ -247,7 +247,7 @@ class _GuardedCapture:
         self.read: dict[str, object] = {}  # numbers by source; `_DYNAMIC` are arguments
 
     def compile(
-        self, call: tuple[Any, ...], floats: dict[str, Any], request: CaptureRequest
+        self, call: tuple[object, ...], floats: dict[str, Any], request: CaptureRequest
     ) -> _Call:
         """Captures the message of a call. Those of `floats` that changed become arguments."""
         check_not_capturing()  # Dynamo reads the state of random numbers, which ends a capture.
@@ -439,7 +439,7 @@ class Entry:
         return self._capture(function, reduces, inputs, *rest)
 
     def _capture_or_refuse(
-        self, kind: _Kind, call: tuple[Any, ...], rest: tuple[object, ...], owner: object
+        self, kind: _Kind, call: tuple[object, ...], rest: tuple[object, ...], owner: object
     ) -> _Call:
         """Captures a message, unless the store refused it for an instance that is made alike."""
         store = self.store
@@ -457,7 +457,7 @@ class Entry:
             raise
 
     def _remember(
-        self, kind: _Kind, capture: _GuardedCapture, placeholders: tuple[Any, ...]
+        self, kind: _Kind, capture: _GuardedCapture, placeholders: tuple[object, ...]
     ) -> None:
         if len(self.recent) >= _MAX_STORED:
             self.recent.clear()

@@ -106,7 +106,7 @@ def _is_pure(node: Node) -> bool:
     return is_marker or node.target is operator.getitem
 
 
-def _fake_of(x: Any) -> Any:
+def _fake_of(x: object) -> Any:
     """The fake tensor or the symbolic number of a node."""
     return x.meta.get('example_value', x.meta.get('val')) if isinstance(x, Node) else x
 
@@ -370,7 +370,7 @@ class _Region:
         graph.output((graph.call_function(_ops.end.default, (copies[self.message],)),))
         return graph, inputs, kinds
 
-    def _number(self, value: Any, num_edges: Node, num_nodes: Node, fixed: set[str]) -> Any:
+    def _number(self, value: object, num_edges: Node, num_nodes: Node, fixed: set[str]) -> Any:
         """A number of the graph that is a node: a size, or a number that a guard fixes."""
         edges, nodes = (str(value) == each for each in self._sizes())
         if edges and nodes:
@@ -393,7 +393,7 @@ class _Region:
             return
         count, total = _fake_of(self.index).shape[0], _fake_of(self.num_dst)
 
-        def size(n: Any) -> Any:
+        def size(n: object) -> Any:
             if type(n) is not int:
                 return n
             if n == total and name.startswith(('new', 'zeros')):

@@ -83,7 +83,7 @@ FORWARDS: dict[Any, Any] = {}
 # Layers with kernels of their own -----------------------------------------------------------------
 
 
-def why_not_layer(conv: MessagePassing, x: Any) -> str | None:
+def why_not_layer(conv: MessagePassing, x: object) -> str | None:
     """Why PyG's code must run for this call of a layer with a kernel of its own: something observes
     or changes its behaviour, or no kernel takes its features :obj:`x`."""
     own, cls = conv.__dict__, type(conv)

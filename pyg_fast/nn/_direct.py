@@ -121,7 +121,7 @@ def propagate(
     return aggr(out, target, ptr=None, dim_size=num_dst, dim=dim)
 
 
-def _fits(sizes: list[int | None], part: int, value: Any, dim: int) -> bool:
+def _fits(sizes: list[int | None], part: int, value: object, dim: int) -> bool:
     """Whether a value has a row for each source or destination, as others have."""
     if value is None:
         return True

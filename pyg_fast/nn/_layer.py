@@ -143,7 +143,7 @@ class Fused(FusedLayer):
         note_propagate(cls.propagate, cls.edge_updater)
         super()._fused_adopt(conv)
 
-    def _fusible(self, x: Any) -> bool:
+    def _fusible(self, x: object) -> bool:
         """Whether the kernel may run for features :obj:`x`: nothing observes or changes PyG's own
         code, and a kernel takes such features. What is asked of edges and aggregations is the
         layer's."""
@@ -151,7 +151,7 @@ class Fused(FusedLayer):
             self._fused_note('fuse=False')
         return self.fuse and self._unaltered(x)
 
-    def _unaltered(self, x: Any) -> bool:
+    def _unaltered(self, x: object) -> bool:
         reason = why_not_layer(self, x)
         self._fused_note(reason or '')
         return reason is None

@@ -29,7 +29,7 @@ _COLLECT = {'propagate': 'collect', 'edge_updater': 'edge_collect'}  # defined b
 PYGS: dict[Any, bool] = {MessagePassing.propagate: True, MessagePassing.edge_updater: True}
 
 
-def allow_propagate(function: Any) -> None:
+def allow_propagate(function: object) -> None:
     """Treats a `propagate` of this package like PyG's."""
     PYGS[function] = True
 
@@ -45,7 +45,7 @@ def note_propagate(*functions: Any) -> None:
             )
 
 
-def is_pygs(function: Any) -> bool:
+def is_pygs(function: object) -> bool:
     """Whether a `propagate` or `edge_updater` is PyG's own."""
     note_propagate(function)
     return PYGS[function]

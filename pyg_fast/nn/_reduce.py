@@ -211,7 +211,7 @@ class FusedReduce(AggregatesInput):
         """The sum or mean between all nodes. Arguments as of :meth:`Neighbours.graph`."""
         return SparseOperator(to.graph(transpose, num_src=num_src))
 
-    def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
+    def _by_pyg(self, x: object, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
         raise NotImplementedError
 
@@ -234,7 +234,7 @@ class FusedReduce(AggregatesInput):
         plan = Plan(self._operator(to, False))
         return InputPlan(plan, getattr(self, 'root_weight', True), None)
 
-    def _neighbours(self, x: Any, edge_index: Adj, size: Size) -> Neighbours | None:
+    def _neighbours(self, x: object, edge_index: Adj, size: Size) -> Neighbours | None:
         """The input of the fused path, or None if PyG's code must run."""
         source = source_of(x)
         why = type(self)._why_not_aggr(self)
@@ -285,7 +285,7 @@ class FusedReduce(AggregatesInput):
         """Whether messages may differ from the neighbours' features."""
         return False
 
-    def _features_for_pyg(self, x: Any) -> Any:
+    def _features_for_pyg(self, x: object) -> Any:
         """The input for PyG's code."""
         return x
 

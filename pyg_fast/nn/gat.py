@@ -231,7 +231,7 @@ class FusedGATConv(_FusedAttention, GATConv):
         return out
 
     def _fused(
-        self, x: Any, edge_index: Adj, edge_attr: OptTensor, size: Size
+        self, x: object, edge_index: Adj, edge_attr: OptTensor, size: Size
     ) -> Tensor | None:
         ends = self._ends(x)
         if ends is None or (size is not None and tuple(size) != (ends[0].size(0), ends[1].size(0))):
@@ -405,7 +405,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
             )
         return out
 
-    def _fused(self, x: Any, edge_index: Adj) -> Tensor | None:
+    def _fused(self, x: object, edge_index: Adj) -> Tensor | None:
         ends = self._ends(x)
         if ends is None or (self.edge_dim is not None and not isinstance(edge_index, Tensor)):
             return None
@@ -427,7 +427,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         )  # fmt: skip
         return self._finished(out, res, bias is not None)
 
-    def _with_edges(self, x: Any, edge_index: Tensor, edge_attr: Tensor) -> Tensor | None:
+    def _with_edges(self, x: object, edge_index: Tensor, edge_attr: Tensor) -> Tensor | None:
         """The layer with edge features, whose scores and message are captured as one message."""
         ends = self._ends(x)
         if ends is None:

@@ -174,7 +174,7 @@ class FusedGCNConv(AggregatesInput, GCNConv):
             norm = self._operator(x, edge_index, edge_weight, False)
         return None if norm is None else InputPlan(Plan(norm.operator), False, norm.dtype)
 
-    def _aggregation(self) -> tuple[Any, ...]:
+    def _aggregation(self) -> tuple[object, ...]:
         return 'GCN', self.flow, self.normalize, self.add_self_loops, self.improved
 
     def _is_plain(self) -> bool:

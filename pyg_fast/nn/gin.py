@@ -1,6 +1,5 @@
 """The graph isomorphism layer."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,11 +73,11 @@ class FusedGINConv(FusedReduce, GINConv):
             return self._by_pyg(x, edge_index, size)
         return self.nn(self._combined(self._messages_of(to)))
 
-    def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
+    def _by_pyg(self, x: object, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
         return super().forward(self._features_for_pyg(x), self._edges_for_pyg(edge_index), size)
 
-    def _aggregation(self) -> tuple[Any, ...]:
+    def _aggregation(self) -> tuple[object, ...]:
         return 'GIN', self.flow, type(self.aggr_module).__name__
 
     def _sums_of_nodes(self, to: Neighbours) -> bool:

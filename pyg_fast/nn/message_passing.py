@@ -510,7 +510,7 @@ def _graph(
     return graph
 
 
-def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: Any) -> None:
+def _note_size(conv: MessagePassing, sizes: list[int | None], dim: int, value: object) -> None:
     if isinstance(value, Tensor):
         if not -value.dim() <= conv.node_dim < value.dim():
             raise Fallback(f'node_dim={conv.node_dim} of {value.dim()} dimensions')

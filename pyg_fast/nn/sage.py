@@ -1,6 +1,5 @@
 """The GraphSAGE layer."""
 
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -97,11 +96,11 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             out = self._with_root(out, root)
         return self._normalized(out)
 
-    def _by_pyg(self, x: Any, edge_index: Adj, size: Size) -> Tensor:
+    def _by_pyg(self, x: object, edge_index: Adj, size: Size) -> Tensor:
         """PyG's own way."""
         return super().forward(self._features_for_pyg(x), self._edges_for_pyg(edge_index), size)
 
-    def _of_few_edges(self, x: Any, edge_index: Tensor, size: Size) -> Tensor:
+    def _of_few_edges(self, x: object, edge_index: Tensor, size: Size) -> Tensor:
         """PyG's own way for few edges, with less Python around the same operations."""
         few = None if self.project else self._propagate_few(x, edge_index, size)
         if few is None:
@@ -111,7 +110,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             out = out + self.lin_r(root)
         return self._normalized(out)
 
-    def _aggregation(self) -> tuple[Any, ...]:
+    def _aggregation(self) -> tuple[object, ...]:
         return 'SAGE', self.flow, type(self.aggr_module).__name__, self.root_weight
 
     def _sums_of_nodes(self, to: Neighbours) -> bool:
@@ -181,7 +180,7 @@ class FusedSAGEConv(FusedReduce, SAGEConv):
             root_weight = None if root_weight is None else root_weight.to(dtype)
         return LinearAggregation(x, weight, bias, Plan(op), root_weight)
 
-    def _neighbours(self, x: Any, edge_index: Adj, size: Size) -> Neighbours | None:
+    def _neighbours(self, x: object, edge_index: Adj, size: Size) -> Neighbours | None:
         if self.project and (self.flow != 'source_to_target' or isinstance(source_of(x), CBSR)):
             return None
         return super()._neighbours(x, edge_index, size)

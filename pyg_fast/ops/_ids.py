@@ -37,7 +37,7 @@ def check_range(name: str, ids: Tensor, num_nodes: int) -> None:
         )
 
 
-def check_map(node_map: Any) -> None:
+def check_map(node_map: object) -> None:
     """Raises unless :obj:`node_map` is a map or None."""
     if node_map is not None and not isinstance(node_map, NodeMap):
         raise TypeError(f"'node_map' must be a NodeMap, got {type(node_map).__name__}")
@@ -93,7 +93,7 @@ def check_csr(rowptr: Any, col: Any, device: torch.device) -> tuple[Tensor, Tens
     return rowptr, col
 
 
-def seed_of(seed: Any) -> int:
+def seed_of(seed: object) -> int:
     """A seed that fits an int64: :obj:`seed`, or one from torch's generator."""
     if seed is None:
         return int(torch.randint(2**63 - 1, (1,)))

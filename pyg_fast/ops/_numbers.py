@@ -1,13 +1,12 @@
 """Checks of numbers and flags, and the dtype of sums."""
 
-from typing import Any
 
 import torch
 
 _BELOW = 2**63  # Kernels use int64.
 
 
-def check_number(name: str, number: Any, least: int = 0) -> None:
+def check_number(name: str, number: object, least: int = 0) -> None:
     """Raises unless :obj:`number` is a 64-bit integer and at least :obj:`least`."""
     if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)):
         raise TypeError(f"'{name}' must be an integer, got {type(number).__name__}")
@@ -18,7 +17,7 @@ def check_number(name: str, number: Any, least: int = 0) -> None:
         raise ValueError(f"'{name}' must fit 64 bits, got {number}")
 
 
-def check_flag(name: str, flag: Any) -> None:
+def check_flag(name: str, flag: object) -> None:
     """Raises unless :obj:`flag` is a bool; 0 and 1 are allowed."""
     if not isinstance(flag, int):
         raise TypeError(f"'{name}' must be True or False, got {type(flag).__name__}")

@@ -110,7 +110,7 @@ class SDDMMCOO(torch.autograd.Function):
     """Row i of `a` times row j of `b` for every edge (j, i), or (i, j) if `reverse`."""
 
     @staticmethod
-    def forward(ctx: Context, a: Tensor, b: Tensor, constants: tuple[Any, ...]) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor, constants: tuple[object, ...]) -> Tensor:
         edges, row_scale, col_scale, reverse, drop_loops = constants
         save(ctx, a, b, constants)
         if reverse:

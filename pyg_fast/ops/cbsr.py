@@ -234,7 +234,7 @@ class CBSR:
         )
 
 
-def check_k(k: Any, num_columns: int) -> None:
+def check_k(k: object, num_columns: int) -> None:
     """Raises unless a row of :obj:`num_columns` columns can store :obj:`k` entries."""
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"'k' must be an integer, got {type(k).__name__}")

@@ -1,6 +1,5 @@
 """Sums over a sample of each row of a sparse matrix, drawn inside the kernel: raw ops."""
 
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from .sampling import sampled_rows
 MOST_SAMPLES = 4096
 
 
-def check_sampling(num_samples: Any, strategy: Any) -> None:
+def check_sampling(num_samples: object, strategy: object) -> None:
     """Raises unless both are valid."""
     if isinstance(num_samples, bool) or not isinstance(num_samples, int):
         raise TypeError(f"'num_samples' must be an integer, got {type(num_samples).__name__}")

@@ -221,7 +221,7 @@ class Graph(NamedTuple):
         """The graph with a function applied to each tensor; shared ones stay shared."""
         made: dict[int, Tensor] = {}
 
-        def once(value: Any) -> Any:
+        def once(value: object) -> Any:
             if isinstance(value, Groups):
                 if id(value) not in groups:
                     groups[id(value)] = value._each(once)
@@ -280,7 +280,7 @@ def check_graph(graph: Graph, values: bool = False) -> None:
             _check_part(t_perm, 't_perm', rowptr, num_edges)
 
 
-def _check_part(t: Any, name: str, rowptr: Tensor, size: int | None) -> None:
+def _check_part(t: object, name: str, rowptr: Tensor, size: int | None) -> None:
     dtype = torch.int32 if name in ('col', 't_col') else rowptr.dtype
     if not isinstance(t, Tensor) or t.dtype != dtype or t.layout != torch.strided:
         got = f'{t.dtype}, {t.layout}' if isinstance(t, Tensor) else type(t).__name__

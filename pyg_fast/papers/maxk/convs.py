@@ -63,7 +63,7 @@ class MaxK(torch.nn.Module):
         return f'{self.k}{", balanced=True" if self.balanced else ""}'
 
 
-def check_k(k: Any, *channels: int) -> None:
+def check_k(k: object, *channels: int) -> None:
     """Raises unless :obj:`k` of :obj:`channels` features (-1: not known yet) can be kept."""
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"'k' must be an integer, got {type(k).__name__}")

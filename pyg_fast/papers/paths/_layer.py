@@ -113,7 +113,7 @@ class PathPrepared(AggregatesInput):
         """The layer as described, on a path."""
         return self._finish(linear_product(*given), given, path, False)
 
-    def _choose_path(self, path: Any, x: Any, edge_index: Adj) -> ExecutionPath | None:
+    def _choose_path(self, path: object, x: object, edge_index: Adj) -> ExecutionPath | None:
         """The path to run on, or None where a path saves nothing."""
         if path is None:
             if edge_index is None:

@@ -434,7 +434,7 @@ class PathPreparedGINConv(_PathPreparedReduce, FusedGINConv):
     def _of_neighbours(self, to: Neighbours) -> Tensor:
         return self.nn(self._combined(self._messages_of(to)))
 
-    def _alone(self, x: Any, path: ExecutionPath, compact: bool = False) -> Neighbours:
+    def _alone(self, x: object, path: ExecutionPath, compact: bool = False) -> Neighbours:
         # Under autocast PyG's result has the wider dtype of `eps`.
         if isinstance(x, Tensor) and x.is_floating_point():
             x = x.to(torch.promote_types(x.dtype, self.eps.dtype))

@@ -295,7 +295,7 @@ class PathPreparedGNN(Module):
     def _hidden(
         self,
         k: int,
-        x: Any,
+        x: object,
         rows: Rows,
         call: '_Call',
         path: ExecutionPath | None,
@@ -697,6 +697,6 @@ def _conv(kind: str, in_channels: int, out_channels: int, **kwargs: Any) -> Any:
     return CONVS[kind](mlp, **kwargs)
 
 
-def _stand_in(x: Any, edge_index: Adj, path: ExecutionPath | None) -> Any:
+def _stand_in(x: object, edge_index: Adj, path: ExecutionPath | None) -> Any:
     """Features to choose a kernel by: those in host memory stay there, beside a graph on a GPU."""
     return stand_in(x, path if edge_index is None else edge_index)

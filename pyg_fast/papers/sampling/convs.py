@@ -82,12 +82,12 @@ class _Sampled(Mixin):
         )
         return x if learns else quantized(x)
 
-    def _choose_path(self, path: Any, x: Any, edge_index: Adj) -> ExecutionPath | None:
+    def _choose_path(self, path: object, x: object, edge_index: Adj) -> ExecutionPath | None:
         if path is not None and self.training and self._samples():
             raise ValueError("'path' is for full aggregation: give the layer sample='eval'")
         return super()._choose_path(path, x, edge_index)
 
-    def _takes_path(self, over: Any) -> bool:
+    def _takes_path(self, over: object) -> bool:
         return not self._samples() and super()._takes_path(over)
 
     def _check_options(self, given: AggregatedInput) -> None:
@@ -255,7 +255,7 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
         return norm._replace(operator=norm.operator.sampled(*sampling))
 
     def _normalized_once(
-        self, x: Any, edge_index: Adj, edge_weight: OptTensor, num_nodes: int | None
+        self, x: object, edge_index: Adj, edge_weight: OptTensor, num_nodes: int | None
     ) -> GCNNorm | None:
         """The normalised graph to sample; with :obj:`cached` that of the first call."""
         caches = any(each is not None for each in self._cached_by_pyg())
