@@ -35,7 +35,7 @@ class Entry:
     """A value made of tensors, and the CUDA streams on which it may be read."""
 
     def __init__(self, value: object, wait: bool) -> None:
-        self.value = value
+        self.value: Any = value
         self.tensors = list(_tensors(value))
         self.event: Any = None
         self.device = next((t.device for t in self.tensors if t.is_cuda), None)
