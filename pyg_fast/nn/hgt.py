@@ -64,20 +64,8 @@ def _checked(
     Raises:
         Fallback: If PyG's `forward` must run.
     """
-    if conv.flow != 'source_to_target':
-        raise Fallback(f'flow={conv.flow!r}')
-    for (cls, name), method in _METHODS.items():
-        if getattr(cls, name) is not method:
-            raise Fallback(f'{cls.__name__}.{name} is patched')
-    if not conv.__dict__.keys().isdisjoint(_NAMES):
-        raise Fallback('its methods are patched')
-    heads, dim = conv.heads, conv.out_channels // conv.heads
-    for name in ('k_rel', 'v_rel'):
-        if not _is_plain_map(getattr(conv, name), (heads * len(conv.edge_types), dim, dim)):
-            raise Fallback(f'{name} is observed or replaced, or has a bias')
-    if not isinstance(conv.p_rel, ParameterDict):
-        raise Fallback('p_rel is replaced')
-    dtype, ends = conv.k_rel.weight.dtype, {}
+    _check_layer(conv)
+    heads, dtype, ends = conv.heads, conv.k_rel.weight.dtype, {}
     for relation, edge_index in edge_index_dict.items():
         reason = why_not(conv, edge_index, conv.aggr_module, None)
         if reason is not None:
@@ -102,6 +90,23 @@ def _checked(
     if numbers != sorted(numbers):  # PyG takes other matrices than those of the relations.
         raise Fallback('edge types in another order than in the metadata')
     return ends
+
+
+def _check_layer(conv: MessagePassing) -> None:
+    """Raises :class:`Fallback` if something changes or observes the layer."""
+    if conv.flow != 'source_to_target':
+        raise Fallback(f'flow={conv.flow!r}')
+    for (cls, name), method in _METHODS.items():
+        if getattr(cls, name) is not method:
+            raise Fallback(f'{cls.__name__}.{name} is patched')
+    if not conv.__dict__.keys().isdisjoint(_NAMES):
+        raise Fallback('its methods are patched')
+    heads, dim = conv.heads, conv.out_channels // conv.heads
+    for name in ('k_rel', 'v_rel'):
+        if not _is_plain_map(getattr(conv, name), (heads * len(conv.edge_types), dim, dim)):
+            raise Fallback(f'{name} is observed or replaced, or has a bias')
+    if not isinstance(conv.p_rel, ParameterDict):
+        raise Fallback('p_rel is replaced')
 
 
 def _is_plain_map(module: Any, shape: tuple[int, ...]) -> bool:

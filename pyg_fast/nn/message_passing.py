@@ -434,11 +434,9 @@ def _collect(
     Raises:
         Fallback: If PyG's code must run.
     """
-    i, j = (1, 0) if conv.flow == 'source_to_target' else (0, 1)
     sizes = list(conv._check_input(edge_index, size))
-    num_edges, node_dim = edge_index.size(1), conv.node_dim
+    num_edges, node_dim, other = edge_index.size(1), conv.node_dim, dict(names.other)
     inputs: dict[tuple[str, str], Tensor] = {}
-    other = dict(names.other)
     for key, base, dim, default in names.ends:
         value = kwargs.get(base, default)
         if isinstance(value, (tuple, list)):
@@ -466,10 +464,11 @@ def _collect(
             raise Fallback(f"'{name}' is missing")
         else:
             other[name] = value
-    num_dst = sizes[i] if sizes[i] is not None else sizes[j]
-    num_src = sizes[j] if sizes[j] is not None else sizes[i]
-    if num_dst is None or num_src is None:
+    order = sizes[::-1] if conv.flow == 'source_to_target' else sizes  # destinations first
+    given = [count for count in order if count is not None]
+    if not given:
         raise Fallback('no input of nodes')
+    num_dst, num_src = given[0], given[-1]
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
     return inputs, other, (num_src, num_dst)
 

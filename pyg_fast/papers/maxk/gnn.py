@@ -101,20 +101,16 @@ class MaxKGNN(Module):
         self.k = k
         self.balanced = balanced
         self.supports_edge_weight = conv == 'gcn'
-
-        def linear(in_channels: int, out_channels: int) -> Linear:
-            return Linear(in_channels, out_channels, weight_initializer='glorot')
-
         self.dropout = Dropout(dropout)
-        self.lin_in = linear(in_channels, hidden_channels)
+        self.lin_in = _glorot_linear(in_channels, hidden_channels)
         self.lins = ModuleList(
-            Identity() if conv == 'sage' else linear(hidden_channels, hidden_channels)
+            Identity() if conv == 'sage' else _glorot_linear(hidden_channels, hidden_channels)
             for _ in range(num_layers)
         )
         self.convs = ModuleList(_conv(conv, hidden_channels) for _ in range(num_layers))
         layer = _norm(norm, hidden_channels, norm_kwargs)
         self.norms = ModuleList(copy.deepcopy(layer) for _ in range(num_layers))
-        self.lin_out = linear(hidden_channels, out_channels)
+        self.lin_out = _glorot_linear(hidden_channels, out_channels)
 
     def reset_parameters(self) -> None:
         """Resets all learnable parameters of the module."""
@@ -170,6 +166,10 @@ def _conv(kind: str, channels: int) -> MessagePassing:
         lin.weight_initializer = 'glorot'
     conv.reset_parameters()
     return conv
+
+
+def _glorot_linear(in_channels: int, out_channels: int) -> Linear:
+    return Linear(in_channels, out_channels, weight_initializer='glorot')
 
 
 def _norm(norm: str | Module | None, channels: int, kwargs: dict[str, Any] | None) -> Module:
