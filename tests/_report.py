@@ -22,6 +22,11 @@ def why_pygs(layer: Module) -> str:
     return ran.removeprefix(_PYGS) if ran.startswith(_PYGS) else ''
 
 
+def runs_in_blocks(layer: Module) -> bool:
+    """Whether our code ran over blocks of edges."""
+    return accelerate_report(layer)[0].how == 'blocks'
+
+
 def must_fuse(layer: Any) -> Any:
     """The layer, of which a call of PyG's code raises an error, also in compiled code."""
     assert hasattr(layer, '_edges_for_pyg'), f'{type(layer).__name__} asks nobody before PyG runs'

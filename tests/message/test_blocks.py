@@ -22,11 +22,9 @@ from pyg_fast.message import _blocks, _entry
 from pyg_fast.message._ir import Value
 from pyg_fast.nn import FusedMessagePassing
 from pyg_fast.ops import message_passing
-from tests._report import why_pygs
+from tests._report import runs_in_blocks, why_pygs
 from tests.nn import _layers
 from tests.nn._layers import D, E, F, N, arguments, assert_alike, graph, run
-
-IN_BLOCKS = 'run: over blocks of edges'
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +54,7 @@ def check(theirs: Module, args: str, device: torch.device) -> None:
     expected = run(theirs, arguments(args, device))
     for given in (args, args.replace('edges', 'edges!').replace('bipartite', 'bipartite#')):
         assert_alike(run(ours, arguments(given, device)), expected, 1e-10)
-        assert IN_BLOCKS in ours.plan
+        assert runs_in_blocks(ours)
 
 
 @pytest.mark.parametrize('count', [1, 2**13])
@@ -181,7 +179,7 @@ def test_batch_norm(device: torch.device) -> None:
         theirs.train(training)
         ours.train(training)
         torch.testing.assert_close(ours(x, edges), theirs(x, edges))
-        assert (IN_BLOCKS in ours.plan) != training
+        assert (runs_in_blocks(ours)) != training
     norm = [conv.nn.norms[0].module for conv in (ours, theirs)]
     torch.testing.assert_close(norm[0].state_dict(), norm[1].state_dict())
 
@@ -201,7 +199,7 @@ def test_dropout(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatc
         return conv(x, edges)
 
     out = call(x, 2**13)
-    assert IN_BLOCKS in conv.plan
+    assert runs_in_blocks(conv)
     torch.testing.assert_close(call(x, 1), out)
     weight = torch.linspace(-1, 1, out.numel(), device=device, dtype=out.dtype).view_as(out)
     grads = torch.autograd.grad(out, wanted, weight, retain_graph=True)
@@ -214,7 +212,7 @@ def test_dropout(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatc
     assert not torch.equal(conv(x, edges), out)
     theirs = copy.deepcopy(pyg_fast.restore(copy.deepcopy(conv))).eval()
     torch.testing.assert_close(conv.eval()(x, edges), theirs(x, edges))
-    assert IN_BLOCKS in conv.plan
+    assert runs_in_blocks(conv)
 
 
 def test_share_of_dropped(device: torch.device) -> None:
@@ -255,7 +253,7 @@ def test_changes_between_calls(device: torch.device) -> None:
                 conv.nn[0].weight.requires_grad_(False)
         results = [run(conv, arguments('x edges', device)) for conv in (ours, theirs)]
         assert_alike(*results, 1e-10)
-        assert IN_BLOCKS in ours.plan
+        assert runs_in_blocks(ours)
 
 
 def test_changes_before_backward(device: torch.device) -> None:
@@ -295,7 +293,7 @@ def test_second_derivatives(aggr: str, device: torch.device) -> None:
             out, wanted, weights.view(2, *out.shape), is_grads_batched=True
         )
         found.append([*grads, *second, *several])
-    assert IN_BLOCKS in ours.plan
+    assert runs_in_blocks(ours)
     torch.testing.assert_close(*found)
 
 
@@ -314,7 +312,7 @@ def test_dtypes(dtype: torch.dtype, cast: bool, device: torch.device) -> None:
         given = x.detach().to(next(conv.parameters()).dtype).requires_grad_()
         with torch.autocast(device.type, dtype, dtype != torch.float32) if cast else nullcontext():
             got = run(conv, [given, edges])
-        assert not accelerated or IN_BLOCKS in conv.plan
+        assert not accelerated or runs_in_blocks(conv)
         pairs = zip(got, expected, strict=True)
         errors.append([(a.double() - b).norm() / b.norm() for a, b in pairs])
         kinds.append([t.dtype for t in got])
@@ -335,7 +333,7 @@ def test_values_of_two_dtypes(aggr: Any, device: torch.device) -> None:
     got, expected = run(ours, args), run(theirs, args)
     assert [t.dtype for t in got] == [t.dtype for t in expected]
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)  # Some come from float32.
-    assert IN_BLOCKS in ours.plan
+    assert runs_in_blocks(ours)
 
 
 def test_ties(device: torch.device) -> None:
@@ -344,7 +342,7 @@ def test_ties(device: torch.device) -> None:
     edges = torch.tensor([[1] * 200, [0] * 200], device=device)
     x = torch.randn(2, F, device=device, requires_grad=True)
     out = conv(x, edges)
-    assert IN_BLOCKS in conv.plan
+    assert runs_in_blocks(conv)
     one = conv.nn(torch.cat([x[:1], x[1:] - x[:1]], -1))
     torch.testing.assert_close(out[:1], one)
     torch.testing.assert_close(
@@ -386,7 +384,7 @@ def test_memory(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
     x = torch.randn(30, channels, device=device, requires_grad=True)
     edges = torch.randint(30, (2, num_edges), device=device)
     conv(x, edges).sum().backward()
-    assert IN_BLOCKS in conv.plan
+    assert runs_in_blocks(conv)
     largest = Largest()
 
     def watched(*args: Any) -> Any:
@@ -396,7 +394,7 @@ def test_memory(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
     run_message = _entry.run
     monkeypatch.setattr(_entry, 'run', watched)  # Nothing is captured in a mode of dispatch.
     out = conv(x, edges).sum()
-    assert IN_BLOCKS in conv.plan
+    assert runs_in_blocks(conv)
     with largest:
         out.backward()
     assert largest.size > 0
@@ -407,7 +405,7 @@ def test_same_bits(device: torch.device) -> None:
     conv = pyg_fast.accelerate(EdgeConv(mlp(2 * F, 8, ReLU()), 'mean').to(device))
     args = arguments('x edges', device, torch.float32)
     torch.testing.assert_close(run(conv, args), run(conv, args), atol=0, rtol=0)
-    assert IN_BLOCKS in conv.plan
+    assert runs_in_blocks(conv)
 
 
 def test_cuda_graph(device: torch.device) -> None:
@@ -427,7 +425,7 @@ def test_cuda_graph(device: torch.device) -> None:
     with torch.no_grad():
         x.copy_(torch.randn(N, F, device=device))
     replay()
-    assert IN_BLOCKS in conv.plan
+    assert runs_in_blocks(conv)
     torch.testing.assert_close(found, step())
 
 
@@ -449,9 +447,8 @@ def test_few_edges(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Non
     plain = pyg_fast.accelerate(EdgeConv(strict.nn).to(device))
     x, edges = arguments('x edges', device)
     torch.testing.assert_close(plain(x, edges), strict(x, edges))
-    assert 'over blocks of' in plain.plan
-    assert plain.plan.startswith("PyG's code: ")
-    assert IN_BLOCKS in strict.plan
+    assert 'over blocks of' in why_pygs(plain)
+    assert runs_in_blocks(strict)
     (report,) = pyg_fast.accelerate_report(plain)
     assert report.how is None
     set_bytes(monkeypatch, 2**13)
@@ -489,7 +486,7 @@ def test_pygs_code_where_it_fits(monkeypatch: pytest.MonkeyPatch, device: torch.
         more = torch.cat([edges, edges], 1)
         torch.testing.assert_close(conv(x, more), out)
         assert why_pygs(conv) == ''
-        assert 'blocks' in conv.plan
+        assert runs_in_blocks(conv)
 
 
 def test_memory_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
