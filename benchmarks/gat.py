@@ -64,7 +64,7 @@ class Case:
     def ours(self, *inputs: Tensor, dropout: float = 0.0) -> Tensor:
         """The result by our op."""
         return self.op(
-            self.sparse.graph, *inputs, negative_slope=SLOPE, dropout=dropout,
+            self.graph.structure, *inputs, negative_slope=SLOPE, dropout=dropout,
             seed=self.seed if dropout else None)
 
     def scores(self, src: Tensor, dst: Tensor, *inputs: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ class Case(spmm.Case):
 
 
 def forwards(case: Case, k: int) -> list[Contender]:
-    csr, width = case.sparse.graph[:3], case.width
+    csr, width = case.graph.structure[:3], case.width
 
     def entries(cbsr: CBSR, weight: Tensor | None) -> Tensor:
         return kernels.cbsr_spmm(
@@ -107,7 +107,7 @@ def forwards(case: Case, k: int) -> list[Contender]:
 
 
 def gradients(case: Case, k: int) -> list[Contender]:
-    weight, grad, graph = case.weight, case.grad, case.sparse.graph
+    weight, grad, graph = case.weight, case.grad, case.graph.structure
     csr, transpose = graph[:3], graph[3:6]
 
     def usual(columns: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ def all_columns(case: Case, mode: str, called: str = DENSE) -> list[Contender]:
     ``called``: the name of ours."""
     back = mode != FORWARD
     x = case.grad if back else case.x
-    graph = case.sparse.graph.t() if back else case.sparse.graph
+    graph = case.graph.structure.t() if back else case.graph.structure
     expected = case.grad_x if back else case.aggregated
 
     def torch_sparse(dtype: torch.dtype) -> Callable[[], Tensor]:

@@ -109,7 +109,7 @@ class Aggregation:
 
     def __init__(self, problem: Problem, width: int, above: int = 0) -> None:
         self.problem = problem
-        self.graph = problem.sparse.graph
+        self.graph = problem.graph.structure
         self.path = problem.paths(above + 1)[0]
         self.active = problem.active(above)
         self.scale = (self.graph.rowptr.diff() + 1).float().rsqrt()

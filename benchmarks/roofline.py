@@ -362,7 +362,7 @@ def sums(bench: Rooflines) -> None:
 
 
 def sums_of(case: maxk.Case, width: int) -> list[Kernel]:
-    graph, weight = case.sparse.graph, case.weight
+    graph, weight = case.graph.structure, case.weight
     num_nodes, row = case.graph.num_nodes, width * case.x.element_size()
 
     def of(mode: str, name: str = spmm.OURS) -> Contender:
@@ -413,7 +413,7 @@ def largest(bench: Rooflines) -> None:
         selection = maxk.Selection(
             num_nodes, width, _harness.DTYPES[dtype], bench.bench.device)
         case = maxk.Case(bench.graph, _harness.DTYPES[dtype], width)
-        graph, weight, cbsr = case.sparse.graph, case.weight, case.largest(k)
+        graph, weight, cbsr = case.graph.structure, case.weight, case.largest(k)
         item, column = case.x.element_size(), cbsr.columns.element_size()
         entries, dense = k * (item + column), num_nodes * width * item
         aggregated = over_edges((*graph[:3], weight), entries, num_nodes, dense)
@@ -559,7 +559,7 @@ def walk_error(graph: Graph, start: Tensor, out: Tensor) -> float:
 def attention(bench: Rooflines) -> None:
     width, num_nodes = HEADS * CHANNELS, bench.graph.num_nodes
     row, scores = 4 * width, 4 * HEADS  # bytes of a node
-    graph = bench.sparse.graph
+    graph = bench.graph.structure
 
     def over(row: int, once: int) -> Work:
         return over_edges(graph[:3], row, num_nodes, num_nodes * once)

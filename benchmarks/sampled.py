@@ -105,11 +105,11 @@ class Case(maxk.Case):
     ) -> Tensor:
         x, scale = given or self.given
         return kernels.sampled_spmm(
-            *self.sparse.graph[:3], weight, x, None, scale, None, None, False, False,
+            *self.graph.structure[:3], weight, x, None, scale, None, None, False, False,
             *sampling.args())
 
     def sample(self, sampling: Sampling) -> 'Sample':
-        return Sample(self, sampling, sampled_graph(self.sparse.graph, sampling))
+        return Sample(self, sampling, sampled_graph(self.graph.structure, sampling))
 
 
 class Sample(maxk.Case):
@@ -165,7 +165,7 @@ def sampling_contenders(case: Case, num_samples: int) -> list[Contender]:
              for contender in all_columns(sample(), FORWARD, FULL)]
 
     def make_sample() -> tuple[Structure, Tensor]:
-        graph = sampled_graph(case.sparse.graph, fastrand)
+        graph = sampled_graph(case.graph.structure, fastrand)
         assert graph.perm is not None
         return graph, case.weight[graph.perm]
 
@@ -290,7 +290,7 @@ class Model:
             graph, factor = self.graph, torch.ones(1, dtype=torch.double, device=self.x.device)
             if name != FULL:
                 sampling = Sampling(num_samples, strategy).drawn(self.x.device)
-                taken = Taken(self.graph, sampling, sampled_graph(self.sparse.graph, sampling))
+                taken = Taken(self.graph, sampling, sampled_graph(self.graph.structure, sampling))
                 graph, factor = taken.graph, taken.factor
             loop_factor = torch.ones_like(factor)
             if strategy == ADAPTIVE:

@@ -719,7 +719,7 @@ def test_sampled_notices_other_edges(harness, sampled_case) -> None:
     graph = sampled_case.graph
     samplings = {name: sampled.drawn(3, name, graph.col.device) for name in sampled.STRATEGIES}
     for name, sampling in samplings.items():
-        made = sampled.sampled_graph(sampled_case.sparse.graph, sampling)
+        made = sampled.sampled_graph(sampled_case.graph.structure, sampling)
         taken = sampled.Taken(graph, sampling, made)
         assert taken.edges.numel() == int(graph.degree.clamp(max=3).sum())
         for other in samplings.values():
@@ -792,7 +792,8 @@ def test_sampled_does_not_time_a_wrong_kernel(
 ) -> None:
     from benchmarks import sampled
     modules = [
-        importlib.import_module(f'pyg_fast.{name}') for name in ('nn.gcn', 'ops.sampled_spmm')]
+        importlib.import_module(f'pyg_fast.{name}')
+        for name in ('nn.gcn', 'papers.sampling.convs', 'functional.sampled_spmm')]
 
     class Broken:
         def __getattr__(self, name):

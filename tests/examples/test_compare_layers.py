@@ -156,12 +156,12 @@ def test_table(example: ModuleType) -> None:
     assert [line.split() for line in text.splitlines()[1:]] == [
         [],
         ['GCNConv', '80.0', '+-', '0.0', '400.00', '200.00', '2.00'],
-        ['PathPreparedGCNConv', '81.0', '+-', '0.0', '100.00', '4.00', 'x', '50.00', '4.00', 'x',
+        ['FusedGCNConv', '81.0', '+-', '0.0', '100.00', '4.00', 'x', '50.00', '4.00', 'x',
          '0.50', '4.00', 'x'],
         ['PathPreparedGCNConv,', 'path', 'out', 'of', 'memory'],
         [],
         ['SAGEConv', 'out', 'of', 'memory'],
-        ['PathPreparedSAGEConv', '70.0', '+-', '0.0', '200.00', '100.00', 'unknown'],
+        ['FusedSAGEConv', '70.0', '+-', '0.0', '200.00', '100.00', 'unknown'],
     ]
 
 

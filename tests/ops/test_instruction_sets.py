@@ -7,8 +7,11 @@ from pathlib import Path
 import _forks
 import pytest
 
-FOLDER = Path(__file__).parent
-FILES = ('spmm', 'aggregate', 'cbsr_spmm', 'maxk', 'gat', 'gatv2')
+FOLDER = Path(__file__).parents[1]
+FILES = (
+    'ops/test_spmm', 'ops/test_aggregate', 'ops/test_cbsr_spmm', 'papers/maxk/test_op',
+    'ops/test_gat', 'ops/test_gatv2',
+)  # fmt: skip
 # Every type and width; with weights, of which the kernels without them are a part, and one index.
 MESSAGES = ('test_heads', 'test_joint_softmax')
 CASES = ' or '.join(['cpu and (True or maxk or index0) and not (cbsr and sum)', *MESSAGES])
@@ -16,12 +19,12 @@ CASES = ' or '.join(['cpu and (True or maxk or index0) and not (cbsr and sum)', 
 
 @pytest.mark.parametrize('isa', ['baseline', 'avx2'])
 def test_instruction_sets(isa: str) -> None:
-    tests = [f'{FOLDER}/test_{name}.py::test_widths' for name in FILES]
-    tests += [f'{FOLDER.parent}/message/test_cpu.py::{name}' for name in MESSAGES]
+    tests = [f'{FOLDER}/{name}.py::test_widths' for name in FILES]
+    tests += [f'{FOLDER}/message/test_cpu.py::{name}' for name in MESSAGES]
     result = _forks.run(
         *('-m', 'pytest', '-q', '-p', 'no:cacheprovider', *tests, '-k', CASES),
         env={**os.environ, 'PYG_FAST_CPU_ISA': isa, 'OMP_NUM_THREADS': '1'},
-        cwd=FOLDER.parents[1],
+        cwd=FOLDER.parent,
     )
     assert result.returncode == 0, result.stdout[-3000:]
     assert '92 passed' in result.stdout
