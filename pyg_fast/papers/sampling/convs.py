@@ -226,13 +226,12 @@ class SampledGCNConv(_Sampled, PathPreparedGCNConv):
 
     def _aggregate(self, x: Tensor, norm: GCNNorm) -> Tensor:
         op = norm.operator
-        if op.sampling is None:
+        if op.sampling is None or norm.is_differentiable:
             return super()._aggregate(x, norm)
-        if norm.is_differentiable or not self._is_plain():
-            return self._aggregated(self.lin(x), norm)
         check_rows(x, op)
         x, weight, bias, plan, _ = self._describe(x, norm)
-        assert weight is not None
+        if weight is None:
+            return product(op, self._features(x, op), bias, plan.out_acc)
         # Under autocast the linear map runs in float16 or bfloat16.
         if plan.out_acc or not aggregates_first(weight, takes_gradient(x), takes_gradient(weight)):
             return product(op, self._features(F.linear(x, weight), op), bias, plan.out_acc)
