@@ -20,6 +20,7 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphConv,
+    MessagePassing,
     SAGEConv,
     to_hetero,
 )
@@ -418,3 +419,48 @@ def test_aggregation_runs_in_our_kernels(name: str, device: torch.device) -> Non
     model = getattr(torch_geometric.nn, name)(64, 64, 3).to(device)
     assert share_of_our_kernels(model, x, edge_index) == 0.0
     assert share_of_our_kernels(pyg_fast.accelerate(model), x, edge_index) >= 0.9
+
+
+def test_names_of_a_users_layer_stay_theirs() -> None:
+    class Named(MessagePassing):
+        _own, _how, _release, _is_adopted = 1, 2, 3, 4
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self._note(self.propagate(edge_index, x=x)) + self.to_base() + self._adopt
+
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_i * x_j
+
+        def _note(self, out: Tensor) -> Tensor:
+            return out + self._why_never
+
+        def to_base(self) -> int:
+            return self._own + self._how + self._release + self._is_adopted
+
+        _adopt, _why_never = 5, 6
+
+    x, edge_index = torch.randn(9, 3), torch.randint(9, (2, 40))
+    layer = Named()
+    expected = layer(x, edge_index)
+    with pyg_fast.small_graphs('kernel'):
+        out = pyg_fast.accelerate(layer)(x, edge_index)
+    torch.testing.assert_close(out, expected)
+    (report,) = pyg_fast.accelerate_report(layer)
+    assert (report.ran, report.how) == ('FusedNamed', 'kernel')
+    assert type(pyg_fast.restore(layer)) is Named
+
+
+def test_a_refused_layer_gets_no_class() -> None:
+    made = []
+
+    class Registered(MessagePassing):
+        def __init_subclass__(cls, **kwargs: Any) -> None:
+            made.append(cls)
+            super().__init_subclass__(**kwargs)
+
+        def aggregate(self, inputs: Tensor) -> Tensor:
+            return inputs
+
+    (report,) = pyg_fast.accelerate_report(pyg_fast.accelerate(Registered()))
+    assert report.reason == 'its aggregate is overridden'
+    assert made == []
