@@ -290,11 +290,11 @@ class _Live(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and leaf.device == self.device:
-                self._fused_note(leaf.untyped_storage())
+                self._note(leaf.untyped_storage())
         self._look(_scratch(func, args))
         return out
 
-    def _fused_note(self, storage: torch.UntypedStorage) -> None:
+    def _note(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self.known:
             return
         self.known.add(storage._cdata)

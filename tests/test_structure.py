@@ -31,9 +31,9 @@ BELOW: dict[str, set[str]] = {
     'loader': FUNCTIONS | {'nn'},
     'papers': CORE,
     # Paths in pickles of version 0.2, which nothing imports.
-    'graph.structure': {'sparse'},
-    'graph.groups': {'sparse'},
-    'graph.operator': {'sparse'},
+    'graph.structure': {'_lazy'},
+    'graph.groups': {'_lazy'},
+    'graph.operator': {'_lazy'},
 }
 
 

@@ -16,6 +16,7 @@ from ..sparse.operator import SparseOperator
 
 MODES = ('auto', 'reduce', 'scatter')
 
+
 def aggregate(
     graph: Graph | Tensor,
     x: Tensor,

@@ -11,6 +11,7 @@ from ._arguments import checked_graph
 
 REDUCE = ('sum', 'add', 'mean')
 
+
 def cbsr_spmm(
     graph: Graph | Tensor,
     cbsr: CBSR,

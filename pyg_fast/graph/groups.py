@@ -1,3 +1,5 @@
-"""The path of :class:`Groups` in pickles of version 0.2."""
+"""The place of pickles that 0.2 has written."""
 
-from ..sparse.groups import Groups as Groups
+from .._lazy import moved
+
+__getattr__ = moved('sparse.groups')

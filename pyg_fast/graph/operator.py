@@ -1,4 +1,5 @@
-"""The path of :class:`SparseOperator` in pickles of version 0.2."""
+"""The place of pickles that 0.2 has written."""
 
-from ..sparse.operator import Sampling as Sampling
-from ..sparse.operator import SparseOperator as SparseOperator
+from .._lazy import moved
+
+__getattr__ = moved('sparse.operator')

@@ -66,8 +66,8 @@ def inference(
     (:meth:`torch.Tensor.pin_memory`).
 
     Args:
-        layers (Sequence): :class:`PathPreparedGCNConv`, :class:`PathPreparedSAGEConv` (sums and
-            means) and :class:`PathPreparedGINConv` layers; modules or functions of each row between
+        layers (Sequence): :class:`FusedGCNConv`, :class:`FusedSAGEConv` (sums and means) and
+            :class:`FusedGINConv` layers, also on paths; modules or functions of each row between
             and after them.
         x (Tensor): Node features :math:`(|\mathcal{V}|, F_{in})`.
         edge_index (Tensor or EdgeIndex): The edges :math:`(2, |\mathcal{E}|)`.
@@ -154,8 +154,8 @@ def _stack(
             continue
         if isinstance(layer, MessagePassing):
             raise TypeError(
-                f"'layers[{k}]' must be a PathPrepared layer or compute each row separately, got "
-                f'{type(layer).__name__}'
+                f"'layers[{k}]' must be a GCN, SAGE or GIN layer of ours or compute each row "
+                f'separately, got {type(layer).__name__}'
             )
         part = mixes_nodes(layer) if isinstance(layer, Module) else None
         if part is not None:
@@ -165,7 +165,7 @@ def _stack(
             )
         (found[-1][1] if found else first).append(layer)
     if not found:
-        raise TypeError("'layers' must hold a PathPrepared layer, got none")
+        raise TypeError("'layers' must hold a GCN, SAGE or GIN layer of ours, got none")
     sample = x[:0]
     for function in first:
         sample = function(sample)

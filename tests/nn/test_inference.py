@@ -13,6 +13,9 @@ from torch_geometric.data import Data
 
 from pyg_fast.nn import (
     FusedGATConv,
+    FusedGCNConv,
+    FusedGINConv,
+    FusedSAGEConv,
     PathPreparedGCNConv,
     PathPreparedGINConv,
     PathPreparedGNN,
@@ -94,12 +97,16 @@ def test_half_precision(device: torch.device, dtype: torch.dtype) -> None:
         assert (out - expected).norm() <= 8 * torch.finfo(dtype).eps * expected.norm()
 
 
-def test_a_stack_of_layers(device: torch.device) -> None:
+@pytest.mark.parametrize('convs', [
+    (PathPreparedSAGEConv, PathPreparedGINConv, PathPreparedGCNConv),
+    (FusedSAGEConv, FusedGINConv, FusedGCNConv),
+], ids=['paths', 'exact'])  # fmt: skip
+def test_a_stack_of_layers(device: torch.device, convs: Any) -> None:
+    sage, gin, gcn = convs
     data = data_of(device, torch.double)
     layers: list[Any] = [
-        PathPreparedSAGEConv(12, 9), pyg.LayerNorm(9, mode='node'), ReLU(),
-        PathPreparedGINConv(torch.nn.Linear(9, 4)), torch.tanh, PathPreparedGCNConv(4, 5),
-        lambda x: x.log_softmax(1),
+        sage(12, 9), pyg.LayerNorm(9, mode='node'), ReLU(), gin(torch.nn.Linear(9, 4)), torch.tanh,
+        gcn(4, 5), lambda x: x.log_softmax(1),
     ]  # fmt: skip
     for layer in layers:
         if isinstance(layer, torch.nn.Module):
@@ -181,7 +188,7 @@ def test_refuses_what_does_not_fit(device: torch.device) -> None:
     with pytest.raises(TypeError, match="'max_bytes' must be an integer"):
         inference([conv], *args, max_bytes=1e9)  # type: ignore[arg-type]
     for none in ([], [ReLU()]):
-        with pytest.raises(TypeError, match="'layers' must hold a PathPrepared layer"):
+        with pytest.raises(TypeError, match="'layers' must hold a GCN, SAGE or GIN layer of ours"):
             inference(none, *args)
     with pytest.raises(TypeError, match='got FusedGATConv'):
         inference([conv, FusedGATConv(4, 4)], *args)
