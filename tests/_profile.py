@@ -17,6 +17,8 @@ def ops_of(run: Callable[[], Any]) -> dict[str, int]:
 
 
 def sorts_of(run: Callable[[], Any]) -> dict[str, int]:
-    """How often `run` sorts or lists edges, by op."""
+    """How often `run` sorts or lists edges, by op. It must run some op of ours: otherwise the
+    profiler could not have seen a sort."""
     calls = ops_of(run)
+    assert any(op.startswith('pyg_fast::') for op in calls), sorted(calls)
     return {op: calls[f'pyg_fast::{op}'] for op in SORTS if f'pyg_fast::{op}' in calls}
