@@ -257,7 +257,7 @@ def not_fused() -> Module:
 @pytest.mark.parametrize(
     ('made', 'reason'),
     [
-        (lambda: FastRGCNConv(8, 4, 3), 'its aggregate is overridden'),
+        (lambda: FastRGCNConv(8, 4, 3), "'message' reads 'edge_index_j'"),
         (lambda: SAGEConv(8, 4, aggr='lstm'), 'LSTMAggregation has no kernel'),
         (lambda: SAGEConv(8, 4, aggr=['mean', 'median']), 'MedianAggregation has no kernel'),
         (lambda: SAGEConv(8, 4, aggr=['mean', 'mean']), 'an aggregation is listed twice'),
@@ -306,7 +306,7 @@ def test_verbose(capsys: pytest.CaptureFixture) -> None:
         'layer   class         runs as',
         'first   SAGEConv      FusedSAGEConv',
         'second  SAGEConv      SAGEConv: MedianAggregation has no kernel',
-        'third   FastRGCNConv  FastRGCNConv: its aggregate is overridden',
+        "third   FastRGCNConv  FastRGCNConv: 'message' reads 'edge_index_j'",
     ]
 
 
@@ -458,9 +458,9 @@ def test_a_refused_layer_gets_no_class() -> None:
             made.append(cls)
             super().__init_subclass__(**kwargs)
 
-        def aggregate(self, inputs: Tensor) -> Tensor:
-            return inputs
+        def propagate(self, *args: Any, **kwargs: Any) -> Tensor:
+            return super().propagate(*args, **kwargs)
 
     (report,) = pyg_fast.accelerate_report(pyg_fast.accelerate(Registered()))
-    assert report.reason == 'its aggregate is overridden'
+    assert report.reason == 'its propagate is overridden'
     assert made == []

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._ir import Program, Refused
 from ._parse import EDGES, NODES, Parser
 from ._quiet import quiet
+from ._rows import ACROSS_EDGES, Reduced, RowPart, split_rows
 from ._trace import Like, run_on_fakes, trace
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class CapturedMessage:
     equal."""
 
     program: Program = field(compare=False)
-    output: int = field(compare=False)
+    reduced: tuple[Reduced, ...] = field(compare=False)  # of an `aggregate`; else the message
+    rows: RowPart | None = field(compare=False)  # of an `aggregate`
     num_dropouts: int = field(compare=False)
     autocast: bool = field(compare=False)
     key: str  # the canonical text
@@ -271,9 +273,12 @@ class _Interpreter(torch.fx.Interpreter):
     def __init__(self, graph: GraphModule, num_nodes: int) -> None:
         super().__init__(graph)
         self.num_nodes = num_nodes
+        self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
 
     def run_node(self, node: Node) -> object:
         if _is_last_node(node):
+            if self.has_rows:
+                raise Refused('an aggregation without dim_size')
             _check_is_size(node)
             return self.num_nodes - 1
         if _is_maximum_of_index(node) and all(map(_is_last_node, node.users)):
@@ -382,12 +387,18 @@ def read_message(
     program = Program()
     parser = Parser(program, num_edges, num_nodes)
     with torch.no_grad():
-        (output,) = parser.read(trace(function, inputs))
-    if any(program[at].op in ('index', 'rowsum', 'rowmax') for at in program.reachable([output])):
-        raise Refused('the message of an edge depends on other edges, and not by softmax')
-    if program.values[output].dtype == 'bool':
+        ends = parser.read(trace(function, inputs))
+    reduced: tuple[Reduced, ...] = (Reduced(ends[0]),)
+    rows, key = None, program.text(ends)
+    if parser.rows:
+        reduced, rows = split_rows(program, parser.rows, parser.container)
+        key = f'{program.text(parser.rows)}\n{parser.container}'
+    for at in program.reachable(each.at for each in reduced):
+        if program[at].op in ACROSS_EDGES:
+            raise Refused('the message of an edge depends on other edges, and not by softmax')
+    if any(program[each.at].dtype == 'bool' for each in reduced):
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
     return CapturedMessage(
-        program, output, parser.num_dropouts, autocast, program.text([output]), on_cuda, numbers
+        program, reduced, rows, parser.num_dropouts, autocast, key, on_cuda, numbers
     )

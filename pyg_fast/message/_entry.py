@@ -73,13 +73,16 @@ _InputKinds: TypeAlias = tuple[
     tuple[tuple[str, str], torch.Size, torch.dtype, torch.device], ...
 ]
 _Call: TypeAlias = tuple[CapturedMessage, tuple[Tensor, ...]]  # a message and its arguments
+# A layer's `aggregate`, and the names of the arguments of `message` and of `aggregate`.
+Aggregate: TypeAlias = tuple[Callable[..., object], tuple[str, ...], tuple[str, ...]]
 
 
 def _entry(
     function: Function, edges: Tensor, nodes: Tensor, inputs: NamedInputs,
-    other: dict[str, object], structure: tuple[str, ...], aggr: Function | None, node_dim: int,
+    other: dict[str, object], structure: tuple[str, ...], aggr: Aggregate | None, node_dim: int,
 ) -> Tensor:  # fmt: skip
-    """What Dynamo traces: the message, its inputs and its result between markers."""
+    """What Dynamo traces: the message, and perhaps its aggregation, its inputs and results between
+    markers."""
     torch._check(edges.size(0) > 1)  # Fewer are PyG's, see `check_inputs`.
     values = dict(other)
     for name in ('index', 'edge_index_i'):
@@ -89,18 +92,29 @@ def _entry(
         if name in structure:
             values[name] = nodes.size(0)
     for (role, name), value in inputs.items():
-        lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
+        if role == 'row':
+            lifted = torch.ops.pyg_fast_message.row(value, nodes.size(0), name)
+        else:
+            lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
         if role != 'edge' and node_dim not in (0, -lifted.dim()):
             lifted = lifted.movedim(0, node_dim)
         values[name] = lifted
-    out = function(**values)
-    if aggr is not None:
-        out = aggr(out, torch.ops.pyg_fast_message.index(edges), None, nodes.size(0), node_dim)
-    if -out.dim() < node_dim != 0:
-        out = out.movedim(node_dim, 0)
-    if aggr is not None:
-        return torch.ops.pyg_fast_message.end_of_sum(out)
-    return torch.ops.pyg_fast_message.end(out)
+    if aggr is None:
+        message = function(**values)
+        if -message.dim() < node_dim != 0:
+            message = message.movedim(node_dim, 0)
+        return torch.ops.pyg_fast_message.end(message)
+    aggregate, of_message, of_aggregate = aggr
+    out: Any = aggregate(
+        function(**{name: values[name] for name in of_message}),
+        **{name: values[name] for name in of_aggregate},
+    )
+    several = isinstance(out, (tuple, list))
+    outs = out if several else (out,)
+    return torch.ops.pyg_fast_message.end_of_rows(
+        [x.movedim(node_dim, 0) if -x.dim() < node_dim != 0 else x for x in outs],
+        ('tuple' if isinstance(out, tuple) else 'list') if several else '',
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -505,20 +519,22 @@ class Entry:
     def __call__(
         self, function: Function, graph: Callable[[bool], Graph], reduces: tuple[str, ...],
         inputs: NamedInputs, other: dict[str, object], structure: tuple[str, ...] = (),
-        aggr: Function | None = None, node_dim: int = 0, num_edges: int | None = None,
+        aggr: Aggregate | None = None, node_dim: int = 0, num_edges: int | None = None,
         only_read: bool = False,
-    ) -> list[Tensor]:  # fmt: skip
-        """The aggregated message.
+    ) -> tuple[list[Tensor], str]:  # fmt: skip
+        """The aggregated message, for each of `reduces`; or what `aggr` returns, and in which
+        container: `tuple`, `list` or none.
 
         Args:
             function: The message.
             graph: Makes the graph, with its transpose on request.
-            reduces: `sum`, `mean`, `max`, `min` or `var`.
-            inputs: Inputs by role (`src`, `dst`, `edge`) and name of the argument.
+            reduces: `sum`, `mean`, `max`, `min` or `var`; none with `aggr`.
+            inputs: Inputs by role (`src`, `dst`, `edge`; `row` for one of destinations that
+                `aggr` takes) and name of the argument.
             other: All other arguments.
             structure: Which of `index`, `edge_index_i`, `size_i` and `dim_size` the message takes,
-                for its softmax.
-            aggr: A module that aggregates in place of `reduces`, by a sum.
+                for its softmax, or `aggr`.
+            aggr: What aggregates in place of `reduces`.
             node_dim: The dimension of edges in the values of the message. Inputs and result of the
                 entry have nodes and edges first.
             num_edges: If given, a message that runs over blocks of edges, and of so many over only
@@ -546,7 +562,8 @@ class Entry:
             seed = None
             if passes.plan.num_dropouts:
                 seed = torch.randint(2**62, (1,), device=device)
-            return run(passes, graph, args, inputs, seed, only_read)
+            outs = run(passes, graph, args, inputs, seed, only_read)
+            return outs, '' if captured.rows is None else captured.rows.container
         except _Changes as error:
             self.refused[None] = reason = str(error)
             _warn_once(function, reason)

@@ -14,7 +14,8 @@ from ..ops.head_map import head_map
 PARAM, SRC, DST, EDGE = 0, 1, 2, 4
 NODES = ('src', 'dst')  # roles of inputs of nodes
 ROWS = (SRC, DST, EDGE)  # flags of values with one row per node or edge
-ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'edge': EDGE}
+# `row` is an input of destinations that an `aggregate` takes.
+ROLES = {'param': PARAM, 'src': SRC, 'dst': DST, 'row': DST, 'edge': EDGE}
 
 Load: TypeAlias = tuple[str, int]  # the role and number of an input of a pass
 Inputs: TypeAlias = dict[Load, Tensor]

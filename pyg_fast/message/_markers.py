@@ -17,6 +17,8 @@ _library = torch.library.Library(NAMESPACE, 'DEF')
 _library.define('gather(Tensor x, Tensor index, str role, str name) -> Tensor')
 # An input of the edges.
 _library.define('edge(Tensor(a) x, Tensor index, str name) -> Tensor(a)')
+# An input of destinations that an `aggregate` takes.
+_library.define('node(Tensor(a) x, Tensor index, str name) -> Tensor(a)')
 # The structure of a plain list of edges and of its transpose, and what tells invalid edges.
 _library.define(
     'csr(Tensor edge_index, SymInt num_src, SymInt num_dst) -> '
@@ -26,6 +28,11 @@ _library.define(
 _library.define(
     'aggregate(Tensor message, Tensor index, SymInt num_src, SymInt num_dst, str reduce, '
     'Tensor[] csr, Tensor? perm, Tensor? t_perm) -> Tensor'
+)
+# The results of a layer's own `aggregate`; arguments as before.
+_library.define(
+    'rows(Tensor[] xs, Tensor index, SymInt num_src, SymInt num_dst, str reduce, '
+    'Tensor[] csr, Tensor? perm, Tensor? t_perm) -> Tensor[]'
 )
 
 
@@ -52,27 +59,44 @@ def _aggregate(
     return scatter(message * message, index, 0, num_dst, 'mean') - mean * mean
 
 
-_IMPLS = {'gather': _gather, 'edge': _edge, 'csr': _csr, 'aggregate': _aggregate}
+def _rows(
+    xs: list[Tensor], index: Tensor, num_src: int, num_dst: int, reduce: str, csr: list[Tensor],
+    perm: Tensor | None, t_perm: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    return [x.clone() for x in xs]
+
+
+_IMPLS = {
+    'gather': _gather, 'edge': _edge, 'node': _edge, 'csr': _csr, 'aggregate': _aggregate,
+    'rows': _rows,
+}  # fmt: skip
 for _name, _function in _IMPLS.items():
     _library.impl(_name, _function, 'CompositeImplicitAutograd')
 
 gather = torch.ops.pyg_fast_message.gather.default
 edge = torch.ops.pyg_fast_message.edge.default
+node = torch.ops.pyg_fast_message.node.default
 csr = torch.ops.pyg_fast_message.csr.default
 aggregate = torch.ops.pyg_fast_message.aggregate.default
+rows = torch.ops.pyg_fast_message.rows.default
 
 # In the graph of a captured message; they never run.
 _library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
 _library.define('dropout(Tensor x, float p) -> Tensor')
 _library.define('end(Tensor x) -> Tensor')
-_library.define('end_of_sum(Tensor x) -> Tensor')
+_library.define('end_of_rows(Tensor[] xs, str container) -> Tensor')
+_library.define('row(Tensor x, SymInt num_nodes, str name) -> Tensor')
 _library.define('index(Tensor edges) -> Tensor')
 _library.impl('lift', lambda x, e, role, name: x.new_empty((e.size(0), *x.shape[1:])), 'Meta')
 # As PyG's gathered inputs they need a gradient, and are no leaves.
 torch.library.register_autograd(
     'pyg_fast_message::lift', lambda ctx, grad: (grad.sum(0, True), None, None, None), lib=_library
 )
+torch.library.register_autograd(
+    'pyg_fast_message::row', lambda ctx, grad: (grad.sum(0, True), None, None), lib=_library
+)
 _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
-_library.impl('end_of_sum', lambda x: torch.empty_like(x), 'Meta')
+_library.impl('end_of_rows', lambda xs, container: torch.empty_like(xs[0]), 'Meta')
+_library.impl('row', lambda x, num_nodes, name: x.new_empty((num_nodes, *x.shape[1:])), 'Meta')
 _library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')

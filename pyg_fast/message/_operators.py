@@ -38,10 +38,10 @@ SAME = {
     aten.lift_fresh_copy.default,
 }  # fmt: skip
 # Reductions by the destination of each edge.
-SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
+SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default)
 VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 NOT_DECOMPOSED = {
-    *UNARY_OPS, *BINARY_OPS, *SAME, *VIEW, *SCATTERS, aten.index_select.default,
+    *UNARY_OPS, *BINARY_OPS, *SAME, *VIEW, *SCATTERS, aten.index_select.default, aten.index.Tensor,
     aten.where.self, aten._to_copy.default, aten.mm.default, aten.addmm.default,
     aten.bmm.default, aten.cat.default, aten.expand.default,
     aten.permute.default, aten.t.default, aten.transpose.int, aten.slice.Tensor, aten.select.int,
@@ -186,8 +186,10 @@ def _copy(x: Tensor, of: Tensor, non_blocking: bool = False) -> Tensor:
 def _index_put(
     x: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """The result of `x[mask] = number`."""
+    """The result of `x[mask] = number`, or of `x[index] += values`."""
     mask = indices[0]
+    if accumulate and len(indices) == 1 and mask.dim() == 1 and mask.dtype != torch.bool:
+        return x.index_add(0, mask, values.expand(mask.size(0), *x.shape[1:]))
     is_mask = len(indices) == 1 and mask.dtype == torch.bool and mask.shape == x.shape
     if not is_mask or values.dim() > 0 or accumulate:
         raise Refused('aten.index_put.default has no kernel')

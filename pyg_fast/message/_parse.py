@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from . import _markers  # noqa: F401 (its operators)
-from ._ir import BOOLEAN, DST, EDGE, Program, Refused, is_float, number
+from ._ir import BOOLEAN, DST, EDGE, PARAM, Program, Refused, is_float, number
 from ._operators import (
     ANYWHERE,
     BINARY_OPS,
@@ -37,6 +37,8 @@ _readers: dict[object, _Reader] = {}  # by operator
 _ops = torch.ops.pyg_fast_message
 _COMPARISONS: dict[object, str] = {aten.max.dim: 'gt', aten.min.dim: 'lt'}
 _REDUCTIONS: dict[object, str] = {aten.amax.default: 'amax', aten.amin.default: 'amin'}
+# Reductions over the edges of each destination, by their names in torch.
+_ROW_REDUCTIONS = {'sum': 'rowsum', 'mean': 'rowmean', 'amax': 'rowmax', 'amin': 'rowmin'}
 _MAX_CHOICES = 16  # values of which a maximum is written out, as comparisons
 
 
@@ -60,6 +62,9 @@ class Parser:
         self.at: dict[Node, _Positions] = {}  # positions of the results
         self.slot: dict[Node, int] = {}
         self.num_dropouts = 0
+        # Results of an `aggregate`, and the container in which it returns them.
+        self.rows: list[int] = []
+        self.container = ''
 
     def read(self, graph: GraphModule, inputs: Sequence[int] | None = None) -> list[int]:
         """The positions of the graph's results. `inputs` are the positions of its placeholders;
@@ -213,12 +218,20 @@ class Parser:
             raise Refused('a message whose first dimension is not that of the edges')
         return self._same(node)
 
-    @_reads(_ops.end_of_sum.default)
-    def _end_of_sum(self, node: Node) -> int:
-        last = self.program[self._same(node)]
-        if last.op != 'rowsum':
-            raise Refused('an aggregation that is no sum')
-        return last.args[0]
+    @_reads(_ops.end_of_rows.default)
+    def _end_of_rows(self, node: Node) -> int:
+        """The results of an `aggregate`, values of destinations."""
+        results, self.container = _args(node)
+        for each in results:
+            if not self._is_on_nodes(each):
+                raise Refused('aggregate returns a tensor that has no row for each node')
+            self.rows.append(self._value(each))
+        return self.rows[0]
+
+    @_reads(_ops.row.default)
+    def _row(self, node: Node) -> int:
+        meta = node.meta['val']
+        return self.program.load('row', _args(node)[2], tuple(meta.shape)[1:], _name(meta.dtype))
 
     @_reads(_ops.index.default)
     def _index(self, node: Node) -> int:
@@ -249,34 +262,51 @@ class Parser:
 
     @_reads(*SCATTERS)
     def _row_reduction(self, node: Node) -> int:
-        """A sum or maximum over the edges of each destination, in a softmax or an aggregation."""
+        """A reduction over the edges of each destination, in a softmax or an aggregation."""
         program, target, args = self.program, node.target, _args(node)
         zeros, dim, index, x = args[:4]
-        start, at = program[self._value(zeros)], self._value(index)
-        while program[at].op in ('view', 'expand'):
-            (at,) = program[at].args
+        start, shapes = program[self._value(zeros)], [each.meta['val'].shape for each in args[2:4]]
+        if target is aten.index_add.default:
+            shapes[0] = (*shapes[0], *shapes[1][1:])
         if (
-            dim != 0 or program[at].op != 'index' or not self._is_on_nodes(zeros)
-            or start.op != 'const' or number(start) != 0 or not self._is_on_edges(x)
-            or index.meta['val'].shape != x.meta['val'].shape
-            or zeros.meta['val'].shape[1:] != x.meta['val'].shape[1:]
+            dim != 0 or not self._is_index(index) or not self._is_on_nodes(zeros)
+            or start.op != 'const' or number(start) != 0 or self._edge_dim(x) != 0
+            or self._is_on_nodes(x) or shapes[0] != shapes[1]
+            or zeros.meta['val'].shape[1:] != shapes[1][1:] or node.kwargs.get('alpha', 1) != 1
         ):  # fmt: skip
             raise Refused(f'{target} has no kernel')
         op = 'rowsum'
         if target is aten.scatter_reduce.two:
-            if args[4] != 'amax' or node.kwargs.get('include_self', True):
+            reduce = args[4]
+            if reduce not in _ROW_REDUCTIONS:
+                raise Refused(f"{target} of {reduce!r} has no kernel")
+            if reduce != 'sum' and node.kwargs.get('include_self', True):
                 raise Refused(f'{target} has no kernel')
-            op = 'rowmax'
-        value = program[self._value(x)]
-        return program.add(op, (self._value(x),), (), value.shape, value.dtype, DST)
+            op = _ROW_REDUCTIONS[reduce]
+        at = self._value(x)
+        value = program[at]
+        if op == 'rowsum' and program.dependence(at) == PARAM:
+            degree = program.view(
+                program.add('degree', (), (), (), value.dtype, DST), (1,) * len(value.shape)
+            )
+            return program.pointwise('mul', at, degree, dtype=value.dtype)
+        return program.add(op, (at,), (), value.shape, value.dtype, DST)
 
-    @_reads(aten.index_select.default)
+    def _is_index(self, node: Node) -> bool:
+        """Whether a value is the destination of each edge."""
+        at = self._value(node)
+        while self.program[at].op in ('view', 'expand'):
+            (at,) = self.program[at].args
+        return self.program[at].op == 'index'
+
+    @_reads(aten.index_select.default, aten.index.Tensor)
     def _gather_from_row(self, node: Node) -> int:
         """The value of the destination of each edge."""
         args = _args(node)
-        x, dim, index = args
-        along = dim % x.meta['val'].dim() == 0
-        if not along or not self._is_on_nodes(x) or self.program[self._value(index)].op != 'index':
+        x, dim, index = args if len(args) == 3 else (args[0], 0, args[1][0])
+        several = len(args) == 2 and len(args[1]) != 1
+        along = not several and dim % x.meta['val'].dim() == 0
+        if not along or not self._is_on_nodes(x) or not self._is_index(index):
             raise Refused(f'{node.target} has no kernel')
         return self._value(x)
 

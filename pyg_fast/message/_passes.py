@@ -18,7 +18,7 @@ from ._gradients import Gradients, cotangents_of, derive_gradients, is_multiple
 from ._instructions import CpuCode
 from ._ir import EDGE, Inputs, Load, Program, Refused, is_float
 from ._plan import Plan, weighted_sum
-from ._prologue import Prologue
+from ._prologue import AfterReductions, Prologue
 from ._triton import Out, generate
 
 _TRITON_DTYPES = {torch.float64: 'tl.float64', torch.float32: 'tl.float32'}
@@ -73,6 +73,15 @@ class Pass:
             [self.program[out.at].shape for out in self.outs],
             [acc if out.dtype == 'acc' else getattr(torch, out.dtype) for out in self.outs],
         )  # fmt: skip
+
+    def fitting(self) -> 'list[Pass]':
+        """The pass, or one for each result if their shapes do not fit together."""
+        if len(self.outs) > 1:
+            try:
+                self.recipe(torch.float32)
+            except Refused:
+                return [Pass(self.program, (out,), self.row_role) for out in self.outs]
+        return [self]
 
     @_memoize
     def first_value_pass(self) -> 'Pass':
@@ -145,6 +154,7 @@ class Passes:
             for at in prologue.reachable(self.wanted) if prologue[at].op == 'load'
         ]  # fmt: skip
         self.prologue = Prologue(prologue, self.wanted)
+        self.after = None if plan.rows is None else AfterReductions(plan.rows)
         self.acc: torch.dtype = getattr(torch, plan.acc)
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self.loads = [(each.role, k) for k, each in enumerate(plan.inputs)]
@@ -180,8 +190,15 @@ class Passes:
         return derive_gradients(self.plan)
 
     @_memoize
-    def forward_pass(self, local: tuple[int, ...]) -> Pass:
-        """The pass of the results, then of the derivatives by `local` inputs."""
+    def forward_passes(self, local: tuple[int, ...], cuda: bool) -> list[Pass]:
+        """The passes of the results, then of the derivatives by `local` inputs: one, or one for
+        each result if their shapes do not fit together."""
+        whole = self._forward_pass(local)
+        if not cuda or len(self.plan.outputs) < 2 or self.plan.in_blocks or self.has_variance:
+            return [whole]
+        return whole.fitting()
+
+    def _forward_pass(self, local: tuple[int, ...]) -> Pass:
         plan, program = self.plan, Program()
         outputs = list(plan.outputs)
         if self.has_variance:  # Its result has the mean, and it reads the message itself.
@@ -247,17 +264,10 @@ class Passes:
 
     def _split_pass(self, by_out: dict[Out, list[int]], role: str) -> list[GradientPass]:
         """One pass, or one for each result if their shapes do not fit together."""
-        program = self.gradients.program
-        pass_ = Pass(program, tuple(by_out), role)
-        if len(by_out) > 1:
-            try:
-                pass_.recipe(torch.float32)
-            except Refused:
-                return [
-                    GradientPass(Pass(program, (out,), role), (tuple(inputs),))
-                    for out, inputs in by_out.items()
-                ]
-        return [GradientPass(pass_, tuple(map(tuple, by_out.values())))]
+        passes = Pass(self.gradients.program, tuple(by_out), role).fitting()
+        return [
+            GradientPass(each, tuple([tuple(by_out[out]) for out in each.outs])) for each in passes
+        ]
 
     def prepare_backward(self, needs: tuple[bool, ...], graph: Graph, inputs: Inputs) -> None:
         """Generates the kernels of the backward pass: it cannot fall back any more."""

@@ -1,13 +1,13 @@
 """Plans a captured message: what runs on nodes before the passes, in them, and after them."""
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ._capture import CapturedMessage
 from ._fold import fold_message, fold_score, maps_edge_features
-from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, Value, is_float, promote_dtypes
+from ._ir import DST, EDGE, PARAM, POINTWISE, SRC, Program, Refused, is_float, promote_dtypes
+from ._rows import Reduced, RowPart
 
 # Kernels map features of an edge up to this many, and on CUDA with up to so many products; wider
 # maps are hoisted: BLAS makes a tensor of all edges.
@@ -51,13 +51,14 @@ class Plan(NamedTuple):
     :obj:`message` is the program of one edge, whose loads count the inputs, and :obj:`outputs` are
     what is aggregated of it. :obj:`softmaxes` are operations in it, of a score and of the largest
     score and the reciprocal sum of exponentials of its destination. With :obj:`in_blocks` torch's
-    operators run the message over blocks of edges in place of a kernel.
+    operators run the message over blocks of edges in place of a kernel. :obj:`rows` is what the
+    layer's `aggregate` computes of the outputs.
     """
 
     prologue: Program
     inputs: tuple[Input, ...]
     message: Program
-    reduces: tuple[str, ...]
+    reduces: tuple[str, ...]  # of the layer's aggregation
     acc: str  # dtype of the arithmetic
     outputs: tuple[Output, ...]
     tail: Tail | None
@@ -65,6 +66,7 @@ class Plan(NamedTuple):
     num_dropouts: int
     softmaxes: tuple[int, ...] = ()
     in_blocks: bool = False
+    rows: RowPart | None = None
 
     def __repr__(self) -> str:
         return describe(self)
@@ -76,28 +78,32 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
     Raises:
         Refused: If no kernel computes it.
     """
-    program, summed, tail, value = _simplify(captured, reduces)
-    acc = _check_dtypes(program, summed, captured.autocast)
-    in_blocks = _maps_computed_values(program, summed)
-    hoisted = _find_hoistable(program, summed)
+    requested = [
+        Reduced(each.at, reduce) for each in captured.reduced
+        for reduce in ([each.reduce] if each.reduce else kernel_reduces(reduces))
+    ]  # fmt: skip
+    program, summed, tail = _simplify(captured.program, requested)
+    values = [each.at for each in summed]
+    acc = _check_dtypes(program, values, captured.autocast)
+    in_blocks = _maps_computed_values(program, values)
+    hoisted = _find_hoistable(program, values)
     if not in_blocks:
         most = _MAX_PRODUCTS if captured.on_cuda else math.inf
-        hoisted |= _find_wide_edge_maps(program, summed, most)
+        hoisted |= _find_wide_edge_maps(program, values, most)
     split = _Split(program, hoisted, in_blocks)
-    bodies = [split.translate(at) for at in summed]
-    # The mean that the gradient of a variance reads is not rounded.
-    wide = promote_dtypes([value.dtype, 'float32'])
-    outputs = []
-    for body, reduce in itertools.product(bodies, kernel_reduces(reduces)):
+    dtypes = [captured.program[each.at].dtype for each in requested]
+    outputs: list[Output] = []
+    for at, reduce in summed:
+        body, dtype = split.translate(at), dtypes[min(len(outputs), len(dtypes) - 1)]
+        # The mean that the gradient of a variance reads is not rounded.
+        wide = promote_dtypes([dtype, 'float32'])
         if reduce == 'var':
-            square = split.message.pointwise('mul', body, body, dtype=wide)
-            outputs.append(Output(square, 'var', wide))
-        else:
-            exact = tail is not None or (reduce == 'mean' and 'var' in reduces)
-            outputs.append(Output(body, reduce, wide if exact else value.dtype))
+            body = split.message.pointwise('mul', body, body, dtype=wide)
+        exact = tail is not None or reduce == 'var' or (reduce == 'mean' and 'var' in reduces)
+        outputs.append(Output(body, reduce, wide if exact else dtype))
     return Plan(
         program, tuple(split.inputs), split.message, tuple(reduces), acc, tuple(outputs), tail,
-        value.dtype, captured.num_dropouts, tuple(split.softmaxes), in_blocks,
+        dtypes[0], captured.num_dropouts, tuple(split.softmaxes), in_blocks, captured.rows,
     )  # fmt: skip
 
 
@@ -153,29 +159,30 @@ class _Split:
 
 
 def _simplify(
-    captured: CapturedMessage, reduces: Sequence[str]
-) -> tuple[Program, list[int], Tail | None, Value]:
-    """The program with linear maps exchanged with other operations, the values to aggregate, the
-    map after that, and the message as the user wrote it."""
-    linear = set(reduces) <= {'sum', 'mean'} and len(reduces) == 1
+    captured: Program, requested: Sequence[Reduced]
+) -> tuple[Program, list[Reduced], Tail | None]:
+    """The program with linear maps exchanged with other operations, the values to aggregate, and
+    the map after that."""
+    linear = len(requested) == 1 and requested[0].reduce in ('sum', 'mean')
     for fold in (True, False) if linear else (False,):
-        program, output = _push_maps(captured.program, captured.output, fold)
-        value = program[output]
-        if not is_float(value.dtype):
-            raise Refused(f'a message of {value.dtype}')
-        if program.dependence(output) == PARAM:
-            raise Refused('the message does not depend on an edge')
-        summed: list[int] = [output]
-        tail = None
+        program, outputs = _push_maps(captured, [each.at for each in requested], fold)
+        for output in outputs:
+            if not is_float(program[output].dtype):
+                raise Refused(f'a message of {program[output].dtype}')
+            if program.dependence(output) == PARAM:
+                raise Refused('the message does not depend on an edge')
+        tail, shape = None, program[outputs[0]].shape
         if linear:
-            summed[0], tail = _sink_map(program, output)
-        folded = fold_message(program, output) if fold and tail is None else None
+            outputs[0], tail = _sink_map(program, outputs[0])
+        folded = fold_message(program, outputs[0]) if fold and tail is None else None
         if folded is not None:
-            summed = [folded.first, folded.second]
-            tail = Tail(folded.weight, None, value.shape, folded.heads)
-        if not (fold and maps_edge_features(program, summed)):  # Do not map them twice.
+            outputs = [folded.first, folded.second]
+            tail = Tail(folded.weight, None, shape, folded.heads)
+        if not (fold and maps_edge_features(program, outputs)):  # Do not map them twice.
             break
-    return program, summed, tail, value
+    reduces = [each.reduce for each in requested]
+    reduces += reduces[:1] * (len(outputs) - len(reduces))
+    return program, list(map(Reduced, outputs, reduces)), tail
 
 
 _WIDTHS = {'bfloat16': 1, 'float16': 1, 'float32': 2, 'float64': 3}
@@ -211,7 +218,9 @@ def kernel_reduces(reduces: Iterable[str]) -> list[str]:
     return [*(reduce for reduce in distinct if reduce not in ('mean', 'var')), 'mean', 'var']
 
 
-def _push_maps(old: Program, output: int, fold: bool) -> tuple[Program, int]:
+def _push_maps(
+    old: Program, outputs: Sequence[int], fold: bool
+) -> tuple[Program, list[int]]:
     """The program with linear maps pushed to the ends of the edge: to parts that vary with one end.
     With `fold`, scores do not map features of edges."""
     new = Program()
@@ -237,7 +246,7 @@ def _push_maps(old: Program, output: int, fold: bool) -> tuple[Program, int]:
         places[at] = out
         return out
 
-    return new, push(output)
+    return new, list(map(push, outputs))
 
 
 def _reorder_sum(p: Program, at: int) -> int:
@@ -525,6 +534,8 @@ def describe(p: Plan) -> str:
     gathered = ', '.join(f'{each.role} {list(each.shape)}' for each in p.inputs)
     lines.append(f'fused: {" ".join(fused) or "nothing"}; reads {gathered}')
     lines.append('reduced: ' + ', '.join(output.reduce for output in p.outputs))
+    if p.rows is not None and (after := p.rows.operations()):
+        lines.append(f'after that, on nodes: {after}')
     if p.in_blocks:
         lines.append('run: over blocks of edges, again in the backward pass')
     elif weighted_sum(p) is not None:

@@ -1,6 +1,7 @@
-"""Runs the prologue of a plan: what is computed on nodes and parameters before the passes."""
+"""Runs what a plan computes on nodes and parameters: its prologue before the passes, and what
+follows the reductions of an `aggregate`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.functional import linear
 
 from ..sparse.graph import Graph
 from ._ir import BOOLEAN, DST, PARAM, RISKY, SRC, Program, number
+from ._rows import RowPart
 
 # A Python number, or the shape, number and dtype of a tensor filled with it.
 _Constant: TypeAlias = float | tuple[tuple[int, ...], float, torch.dtype]
@@ -135,6 +137,32 @@ class Prologue:
                     given[k] = _replace_unread_rows(given[k], has_edges[end], 1)
             values[at] = function(*given)
         return [read[at] if at in read else values[at] for at in self.wanted]
+
+
+class AfterReductions:
+    """Computes what an `aggregate` returns from its reductions."""
+
+    def __init__(self, rows: RowPart) -> None:
+        self.container, program = rows.container, rows.program
+        self.function = Prologue(program, list(rows.outputs))
+        loads = [at for at in program.reachable(rows.outputs) if program[at].op == 'load']
+        kinds = {at: program[at].attrs for at in loads}
+        self.reduced = [(at, k) for at, (role, k) in kinds.items() if role == 'reduced']
+        self.degrees = [at for at, (role, _) in kinds.items() if role == 'degree']
+        # Of inputs of nodes and of parameters: position, role and name.
+        self.reads = [
+            (at, role, name) for at, (role, name) in kinds.items() if role in ('row', 'param')
+        ]
+        self.dtypes = {at: getattr(torch, program[at].dtype) for at in loads}
+
+    def __call__(
+        self, outs: Sequence[Tensor], read: Sequence[Tensor], rowptr: Tensor
+    ) -> list[Tensor]:
+        """The results, from the reductions and the tensors that :obj:`reads` lists."""
+        values = {at: x for (at, _, _), x in zip(self.reads, read, strict=True)}
+        values |= {at: outs[k].to(self.dtypes[at]) for at, k in self.reduced}
+        values |= {at: rowptr.diff().to(self.dtypes[at]) for at in self.degrees}
+        return self.function(values, None)
 
 
 def _replace_unread_rows(x: Tensor, used: Tensor, number: float) -> Tensor:

@@ -69,6 +69,8 @@ def replace_messages(module: GraphModule, gradients: bool | None = None) -> int:
             count += replace_messages(body, gradients)
     groups: dict[object, list[Node]] = {}
     for node in graph.nodes:
+        if _is(node, _markers.rows):
+            groups[node] = [node]
         if _is(node, _markers.aggregate):
             groups.setdefault((node.args[0], node.args[3]), []).append(node)
     if not groups:
@@ -210,19 +212,24 @@ class _Region:
         first = aggregates[0]
         self.end = self.place[first]
         args: Any = first.args
-        self.message, self.index, self.num_src, self.num_dst = args[:4]
+        ends, self.index, self.num_src, self.num_dst = args[:4]
         self.csr, self.perm, self.t_perm = args[5:]
-        self.reduces = tuple(dict.fromkeys(str(node.args[4]) for node in aggregates))
+        self.of_rows = _is(first, _markers.rows)  # whether it holds the layer's own `aggregate`
+        # What the kernel computes: the message, or results of an `aggregate`.
+        self.ends: list[Node] = list(ends) if self.of_rows else [ends]
+        self.reduces: tuple[str, ...] = ()
+        if not self.of_rows:
+            self.reduces = tuple(dict.fromkeys(str(node.args[4]) for node in aggregates))
         # The backward pass reads inputs again, of which PyG's messages hold copies.
         later = set().union(*(traffic.into[node] for node in order[self.end :]))
         self.written = {node for node in order if traffic.result[node] & later}
         order = order[: self.end]
         self.depends = self._edge_dependent(order)
-        if self.message not in self.depends:
+        if not self.depends.issuperset(self.ends):
             raise Refused('the message does not depend on an edge')
         self.own: set[Node] = set()
         self.outer: set[Node] = set()
-        self._walk([self.message])
+        self._walk(list(self.ends))
         while sum(map(self._add_write, order)) > 0:
             pass
         self._check_writes(order)
@@ -260,17 +267,25 @@ class _Region:
                 raise Refused(f'{node} is read elsewhere, of a message that writes or drops out')
 
     def _is_input(self, node: Node) -> bool:
-        """Whether values that vary per edge start here."""
-        return node is self.index or _is(node, _markers.gather) or _is(node, _markers.edge)
+        """Whether values that vary per edge or destination start here."""
+        inputs = _markers.gather, _markers.edge, _markers.node
+        return node is self.index or any(_is(node, each) for each in inputs)
 
     def _edge_dependent(self, order: Sequence[Node]) -> set[Node]:
-        """The values that vary per edge; those of an aggregation do not."""
+        """The values that vary per edge, or are written from such; those of an aggregation are
+        not."""
         out: set[Node] = set()
-        for node in order:
-            ends = _is(node, _markers.aggregate)
-            varies = not ends and not out.isdisjoint(node.all_input_nodes)
-            if self._is_input(node) or varies:
-                out.add(node)
+        written: set[int] = set()  # storages
+        count = -1
+        while len(written) > count:
+            count = len(written)
+            for node in order:
+                ends = _is(node, _markers.aggregate) or _is(node, _markers.rows)
+                varies = not ends and not out.isdisjoint(node.all_input_nodes)
+                is_written = not self.traffic.result[node].isdisjoint(written)
+                if self._is_input(node) or varies or (is_written and node.op != 'placeholder'):
+                    out.add(node)
+                    written |= self.traffic.into[node]
         return out
 
     def _walk(self, stack: list[Node]) -> None:
@@ -280,7 +295,8 @@ class _Region:
             if node in self.own or node in self.outer:
                 continue
             is_shape = node.op == 'call_function' and isinstance(_fake_of(node), (tuple, list))
-            if self._is_input(node) or not (node in self.depends or is_shape):
+            is_own = node in self.depends or is_shape or node.target in _FACTORIES
+            if self._is_input(node) or not is_own:
                 self.outer.add(node)
             else:
                 self.own.add(node)
@@ -291,7 +307,7 @@ class _Region:
         begins: dict[int, int] = {}  # by storage: the place where the message first reads it
         for node in (*self.own, *self.outer):
             read: Any = [] if node in self.outer else node.all_input_nodes
-            if _is(node, _markers.gather) or _is(node, _markers.edge):
+            if self._is_input(node) and node is not self.index:
                 read = [node.args[0]]
             for each in read:
                 for storage in self.traffic.result[each]:
@@ -348,14 +364,18 @@ class _Region:
             value = _fake_of(node)
             if node is self.index:
                 copies[node] = graph.call_function(_ops.index.default, (edges,))
-            elif _is(node, _markers.gather) or _is(node, _markers.edge):
+            elif self._is_input(node):
                 x, _, *given = node.args
-                role, name = given if len(given) == 2 else ('edge', *given)
+                own = 'row' if _is(node, _markers.node) else 'edge'
+                role, name = given if len(given) == 2 else (own, *given)
                 kind = role, f'{name} {len(inputs)}'
                 inputs.append(x)
                 kinds.append(kind)
                 place = graph.placeholder(f'input_{len(inputs)}')
-                copies[node] = graph.call_function(_ops.lift.default, (place, edges, *kind))
+                lifts: tuple[Any, ...] = _ops.lift.default, (place, edges, *kind)
+                if role == 'row':
+                    lifts = _ops.row.default, (place, num_nodes, kind[1])
+                copies[node] = graph.call_function(*lifts)
             elif isinstance(value, Tensor):
                 inputs.append(node)
                 kinds.append(('param', ''))
@@ -367,7 +387,12 @@ class _Region:
             if not isinstance(_fake_of(self.index).shape[0], torch.SymInt):
                 self._restore_sizes(new, num_edges, num_nodes)
             copies[node] = new
-        graph.output((graph.call_function(_ops.end.default, (copies[self.message],)),))
+        ends: list[Any] = [copies[end] for end in self.ends]
+        if self.of_rows:
+            end = graph.call_function(_ops.end_of_rows.default, (ends, 'list'))
+        else:
+            end = graph.call_function(_ops.end.default, (ends[0],))
+        graph.output((end,))
         return graph, inputs, kinds
 
     def _number(self, value: object, num_edges: Node, num_nodes: Node, fixed: set[str]) -> Any:
@@ -388,15 +413,16 @@ class _Region:
     def _restore_sizes(self, node: Node, num_edges: Node, num_nodes: Node) -> None:
         """In a graph of static sizes, makes numbers that equal E or N sizes again: the graph is
         valid for these anyway."""
-        name = getattr(node.target, '__name__', node.target)
-        if name not in _SIZE_FUNCTIONS or len(node.args) <= (place := int(name != 'zeros')):
+        name = str(getattr(node.target, '__name__', node.target))
+        makes, place = node.target in _FACTORIES, int(node.target not in _FACTORIES)
+        if not (makes or name in _SIZE_FUNCTIONS) or len(node.args) <= place:
             return
         count, total = _fake_of(self.index).shape[0], _fake_of(self.num_dst)
 
         def size(n: object) -> Any:
             if type(n) is not int:
                 return n
-            if n == total and name.startswith(('new', 'zeros')):
+            if n == total and (self.of_rows or makes or name.startswith('new')):
                 return num_nodes
             return num_edges if n == count else n
 
@@ -405,9 +431,10 @@ class _Region:
         node.args = (*node.args[:place], new, *node.args[place + 1 :])
 
 
+_FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty)
 # Functions that take a shape.
 _SIZE_FUNCTIONS = (
-    'new_zeros', 'new_ones', 'new_full', 'new_empty', 'view', 'reshape', 'expand', 'zeros',
+    'new_zeros', 'new_ones', 'new_full', 'new_empty', 'view', 'reshape', 'expand',
 )  # fmt: skip
 
 
@@ -436,7 +463,7 @@ def _replace(
     ]  # fmt: skip
     read = {at: _fake_of(inputs[places[role, name]]) for at, role, name in passes.reads}
     # The mode of gradients is that of the graph, not that in which it is compiled.
-    trains = any(_fake_of(node).requires_grad for node in aggregates)
+    trains = any(x.requires_grad for node in aggregates for x in _tensors_of(node))
     needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)
     copied = [node in region.written for node in inputs]
     asked = [] if gradients is False else needs
@@ -444,18 +471,29 @@ def _replace(
         passes, text, places, len(region.csr), arguments, copied, needs, asked
     )
     results = _insert_op(module, body, arguments, aggregates[0], number, autocast)
-    for node in aggregates:
-        result = results[region.reduces.index(str(node.args[4]))]
+    parts = list(aggregates[0].users) if region.of_rows else aggregates
+    for node in parts:
+        which: Any = node.args
+        k = which[1] if region.of_rows else region.reduces.index(which[4])
         # That of the trace is detached, and the next message asks whether it needs a gradient.
-        result.meta['example_value'] = _fake_of(node)
-        traffic.result[result] |= traffic.result[node]
-        node.replace_all_uses_with(result)
+        results[k].meta['example_value'] = _fake_of(node)
+        traffic.result[results[k]] |= traffic.result[node]
+        node.replace_all_uses_with(results[k])
         graph.erase_node(node)
+    if region.of_rows:
+        graph.erase_node(aggregates[0])
     own = {*region.nodes, *filter(_is_pure, region.frontier)}
     for node in reversed(order):  # Also writes into values that nobody reads.
         if node in own and not node.users and node.op != 'placeholder':
             graph.erase_node(node)
-    return f'{len(passes.plan.inputs)} inputs, {", ".join(region.reduces)}'
+    reduces = ', '.join(output.reduce for output in passes.plan.outputs)
+    return f'{len(passes.plan.inputs)} inputs, {reduces}'
+
+
+def _tensors_of(node: Node) -> list[Tensor]:
+    """The fake tensors of a node."""
+    fake = _fake_of(node)
+    return list(fake) if isinstance(fake, (list, tuple)) else [fake]
 
 
 def _needs_gradient(
@@ -536,7 +574,9 @@ def _trace_replacement(
         outs = message(
             text, asked, kernel_inputs, seed, list(csr), perm, t_perm, num_src, num_dst
         )
-        return finish_results(passes, outs[: len(plan.outputs)], values, csr[0])
+        reads = () if passes.after is None else passes.after.reads
+        after = [inputs[places[role, name]] for _, role, name in reads]
+        return finish_results(passes, outs[: len(plan.outputs)], values, after, csr[0])
 
     fakes = [_fake_of(each) for each in arguments]
     mode = next(x.fake_mode for x in fakes if isinstance(x, FakeTensor))

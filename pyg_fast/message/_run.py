@@ -238,7 +238,11 @@ def _run_forward(
         assert scale is not None
         return outs, chosen, {('most', 0): most, ('scale', 0): scale}
     stats = _softmax_statistics(passes, graph, inputs, seed)
-    outs, chosen = run_pass(passes.forward_pass(local), graph, inputs | stats, acc, seed)
+    outs, chosen = [], []
+    for pass_ in passes.forward_passes(local, graph.col.is_cuda):
+        results, seconds = run_pass(pass_, graph, inputs | stats, acc, seed)
+        outs += results
+        chosen += seconds
     if passes.has_variance:
         mean = chosen.pop()
         assert mean is not None
@@ -400,13 +404,23 @@ def run(
         outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
     else:
         outs, _, _ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
-    return finish_results(passes, outs, values, graph.rowptr)
+    return finish_results(passes, outs, values, read_after(passes, args, named), graph.rowptr)
+
+
+def read_after(
+    passes: Passes, args: tuple[Tensor, ...], named: dict[tuple[str, str], Tensor]
+) -> list[Tensor]:
+    """What the part of a plan after its reductions reads."""
+    reads = () if passes.after is None else passes.after.reads
+    return [args[name] if role == 'param' else named[role, name] for _, role, name in reads]
 
 
 def finish_results(
-    passes: Passes, outs: list[Tensor], values: Sequence[Tensor], rowptr: Tensor
-) -> list[Tensor]:
-    """The aggregated message, from the results of the kernels and the values of the prologue."""
+    passes: Passes, outs: list[Tensor], values: Sequence[Tensor], after: Sequence[Tensor],
+    rowptr: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    """The aggregated message, from the results of the kernels, the values of the prologue, and what
+    the part `after` the reductions reads."""
     plan = passes.plan
     if plan.tail is not None:
         *others, out = outs
@@ -426,6 +440,8 @@ def finish_results(
     if 'var' in plan.reduces:
         sums = dict(zip(kernel_reduces(plan.reduces), outs, strict=True))
         outs = [sums[reduce] for reduce in plan.reduces]
+    if passes.after is not None:
+        return passes.after(outs, after, rowptr)
     return [out.to(passes.dtype) for out in outs]
 
 

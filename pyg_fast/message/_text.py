@@ -5,6 +5,7 @@ import json
 
 from ._ir import Program
 from ._plan import Input, Output, Plan, Tail
+from ._rows import RowPart
 
 # Changes whenever an earlier text would mean another plan.
 _VERSION = 1
@@ -19,6 +20,8 @@ def dumps(plan: Plan) -> str:
         names.get(field, field): _rows(value) if isinstance(value, Program) else value
         for field, value in plan._asdict().items()
     }
+    if plan.rows is not None:
+        fields['rows'] = [_rows(plan.rows.program), *plan.rows[1:]]
     return json.dumps([_VERSION, fields], separators=(',', ':'))
 
 
@@ -42,6 +45,9 @@ def loads(text: str) -> Plan:
     fields['outputs'] = tuple(Output(*each) for each in fields['outputs'])
     if fields['tail'] is not None:
         fields['tail'] = Tail(*fields['tail'])
+    if fields.get('rows') is not None:
+        program, outputs, container = fields['rows']
+        fields['rows'] = RowPart(_program(program), tuple(outputs), container)
     return Plan(**fields)
 
 

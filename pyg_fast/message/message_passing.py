@@ -134,7 +134,7 @@ def _run_entry(
         return graph_of(graph, num_src, num_dst, transpose=transpose)
 
     count = None if strict else num_edges
-    (out,) = _entries[code](fn, structure, (reduce,), inputs, {}, wanted, num_edges=count)
+    (out,), _ = _entries[code](fn, structure, (reduce,), inputs, {}, wanted, num_edges=count)
     return out
 
 

@@ -243,21 +243,31 @@ def why_never_message(
         return f'its {next(name for name in METHODS if name in own)} is patched'
     if not is_pygs(replaced):
         return 'its propagate is overridden'
-    if cls.aggregate is not MessagePassing.aggregate:
-        return 'its aggregate is overridden'
     if reads is not None:
         return reads
     if conv._decomposed_layers != 1:
         return f'decomposed_layers={conv._decomposed_layers}'
-    return why_not_aggregation(aggr)
+    return why_not_aggregation(aggr) if cls.aggregate is MessagePassing.aggregate else None
+
+
+def captures_aggregate(conv: MessagePassing) -> bool:
+    """Whether the `aggregate` of a layer is captured with its message: the layer's own, or a sum
+    weighted by a softmax."""
+    own = type(conv).aggregate is not MessagePassing.aggregate
+    return own or type(conv.aggr_module) in TRACED
 
 
 def why_not_arguments(conv: MessagePassing) -> str | None:
     """The reason if a method reads an argument that kernels do not provide, or None."""
     signature = conv.inspector.get_signature
-    for name in signature('message').param_dict:
-        if name in STRUCTURE and name in _read_names(getattr(conv.message, '__code__', None)):
-            return f"'message' reads '{name}'"
+    methods = ['message']
+    if type(conv).aggregate is not MessagePassing.aggregate:
+        methods.append('aggregate')
+    for method in methods:
+        read = _read_names(getattr(getattr(conv, method), '__code__', None))
+        for name in signature(method).param_dict:
+            if name in STRUCTURE and name in read:
+                return f"'{method}' reads '{name}'"
     for name in signature('update').param_dict:
         if name in STRUCTURE or name in OF_SOFTMAX or name[-2:] in ('_i', '_j'):
             return f"'update' reads '{name}'"

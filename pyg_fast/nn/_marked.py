@@ -28,13 +28,14 @@ class Marks(NamedTuple):
     arguments: Any  # of its `message` and `update`
     aggr: type
     reduces: tuple[str, ...]  # of each part of the aggregation
+    captures: bool = False  # whether the layer's own `aggregate` is captured, too
     in_export: bool = False  # whether exported programs have the marks, too
 
 
 def propagate(
     conv: MessagePassing, marks: Marks, edge_index: Tensor, size: Size, kwargs: dict[str, Any]
-) -> Tensor | None:
-    """The result of `propagate` with marks, or None where PyG's code must run."""
+) -> Any:
+    """What `aggregate` returns with marks, or None where PyG's code must run."""
     aggr = conv.aggr_module
     if (
         not isinstance(edge_index, Tensor) or edge_index.layout != torch.strided
@@ -84,13 +85,31 @@ def propagate(
     for name in arguments.structure:
         given[name] = index[i] if name in _STRUCTURE else num_dst
     graph = _graph(edge_index, i == 1, num_src, num_dst)
+    csr = [graph.rowptr, graph.col]
+    if graph.t_rowptr is not None and graph.t_col is not None:
+        csr += [graph.t_rowptr, graph.t_col]
+    if marks.captures:
+        for name, default in arguments.rows:
+            value = kwargs.get(name, default)
+            if value is inspect.Parameter.empty:
+                return None
+            if isinstance(value, Tensor) and _is_of_edges(value, num_edges):
+                value = _markers.edge(value, index[i], name)
+            elif isinstance(value, Tensor) and _is_of_edges(value, num_dst):
+                value = _markers.node(value, index[i], name)
+            given[name] = value
+        message = conv.message(**{name: given[name] for name in arguments.of_message})
+        out = conv.aggregate(message, **{name: given[name] for name in arguments.of_aggregate})
+        several = isinstance(out, (tuple, list))
+        results = _markers.rows(
+            list(out) if several else [out], index[i], num_src, num_dst, '', csr, graph.perm,
+            graph.t_perm,
+        )  # fmt: skip
+        return type(out)(results) if several else results[0]
     message = conv.message(**given)
     if conv.node_dim not in (0, -message.dim()):
         return None
     outs = []
-    csr = [graph.rowptr, graph.col]
-    if graph.t_rowptr is not None and graph.t_col is not None:
-        csr += [graph.t_rowptr, graph.t_col]
     for reduce in marks.reduces:
         outs.append(_markers.aggregate(
             message, index[i], num_src, num_dst, reduce, csr, graph.perm, graph.t_perm

@@ -462,7 +462,7 @@ class FusedGATv2Conv(_FusedAttention, GATv2Conv):
         if self not in _entries:
             _entries[self] = make_entry()
         try:
-            (out,) = _entries[self](
+            (out,), _ = _entries[self](
                 self._attended, graph, ('sum',), inputs, {}, ('index', 'size_i'),
                 only_read=self.bias is not None or self.res is not None,
             )

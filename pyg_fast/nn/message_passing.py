@@ -25,7 +25,7 @@ from ._checks import (
     OF_SOFTMAX,
     REDUCES,
     STRUCTURE,
-    TRACED,
+    captures_aggregate,
     parts_of,
     place_of_attention,
     why_never_message,
@@ -289,10 +289,11 @@ def mark(conv: MessagePassing) -> None:
     """Finds out what :func:`torch.compile` cannot trace: the arguments of a layer's message."""
     conv.__dict__.pop('_marks', None)
     aggr, is_own = conv.aggr_module, type(conv)._kernel is FusedPropagate._kernel
-    if not is_own or type(aggr) in TRACED or type(conv)._fused_why_never(conv) is not None:
+    if not is_own or type(conv)._fused_why_never(conv) is not None:
         return
-    reduces = tuple(REDUCES[type(part)] for part in parts_of(aggr))
-    conv.__dict__['_marks'] = Marks(conv.flow, _arguments(conv), type(aggr), reduces)
+    captures = captures_aggregate(conv)
+    reduces = () if captures else tuple(REDUCES[type(part)] for part in parts_of(aggr))
+    conv.__dict__['_marks'] = Marks(conv.flow, _arguments(conv), type(aggr), reduces, captures)
 
 
 def _replaced_propagate(cls: Any) -> Any:
@@ -337,30 +338,40 @@ def _marked(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str,
 
 
 class _Arguments(NamedTuple):
-    """The arguments of the `message` and `update` of a layer."""
+    """The arguments of the `message`, `aggregate` and `update` of a layer."""
 
-    signatures: tuple[Any, Any, str]  # of `message` and `update`, and the flow
+    signatures: tuple[Any, ...]  # of the three, and the flow
     refused: str | None
-    other: dict[str, Any]  # placeholders, which the message does not read
-    structure: tuple[str, ...]  # for a softmax
+    other: dict[str, Any]  # placeholders, which neither reads
+    structure: tuple[str, ...]  # for a softmax, or an aggregation
     ends: tuple[tuple[tuple[str, str], str, int, Any], ...]  # key, name, dimension, default
     rest: tuple[tuple[str, Any], ...]
     update: tuple[tuple[str, Any], ...]
+    # Of a captured `aggregate`: the arguments that may have a row for each destination, and the
+    # names of those of `message` and of `aggregate`.
+    rows: tuple[tuple[str, Any], ...] = ()
+    of_message: tuple[str, ...] = ()
+    of_aggregate: tuple[str, ...] = ()
 
 
 def _arguments(conv: MessagePassing) -> _Arguments:
     """The arguments of a layer, stored on it until its signatures or its flow change."""
-    signature = conv.inspector.get_signature
-    message, update, flow = signature('message'), signature('update'), conv.flow
+    signature, flow = conv.inspector.get_signature, conv.flow
+    message, update = signature('message'), signature('update')
+    captured = signature('aggregate') if captures_aggregate(conv) else None
     known = conv.__dict__.get('_fused_arguments')
     if known is not None:
-        one, other, last = known.signatures
-        if one is message and other is update and last == flow:
+        one, two, three, last = known.signatures
+        if one is message and two is captured and three is update and last == flow:
             return known
     i, j = (1, 0) if flow == 'source_to_target' else (0, 1)
     fixed: dict[str, Any] = {}
-    structure, ends, rest = [], [], []
-    for name, param in message.param_dict.items():
+    structure, ends = [], []
+    rest: list[tuple[str, Any]] = []
+    rows: list[tuple[str, Any]] = []
+    of_message = message.param_dict
+    of_aggregate = {} if captured is None else captured.param_dict
+    for name, param in {**of_aggregate, **of_message}.items():
         if name == 'ptr' or name in STRUCTURE:  # The softmax takes the index.
             fixed[name] = None
         elif name in OF_SOFTMAX:
@@ -369,11 +380,12 @@ def _arguments(conv: MessagePassing) -> _Arguments:
             dim = j if name[-2:] == '_j' else i
             ends.append((('src' if dim == j else 'dst', name), name[:-2], dim, param.default))
         else:
-            rest.append((name, param.default))
+            (rest if name in of_message else rows).append((name, param.default))
     found = _Arguments(
-        (message, update, flow), why_not_arguments(conv), fixed, tuple(structure),
+        (message, captured, update, flow), why_not_arguments(conv), fixed, tuple(structure),
         tuple(ends), tuple(rest),
-        tuple((name, param.default) for name, param in update.param_dict.items()),
+        tuple((name, param.default) for name, param in update.param_dict.items()), tuple(rows),
+        tuple(of_message), tuple(of_aggregate),
     )  # fmt: skip
     conv.__dict__['_fused_arguments'] = found
     return found
@@ -402,26 +414,31 @@ def _fused(conv: MessagePassing, edge_index: Adj, size: Size, kwargs: dict[str, 
             return _graph(conv, edge_index, num_src, num_dst, transpose)
         return _graph(conv, edge_index, num_dst, num_src, True).t()
 
-    traced = aggr if type(aggr) in TRACED else None
-    parts = [] if traced is not None else parts_of(aggr)
-    reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts)) or ('sum',)
+    captures = captures_aggregate(conv)
+    parts = [] if captures else parts_of(aggr)
+    reduces = tuple(dict.fromkeys(REDUCES[type(part)] for part in parts))
+    aggregate = (conv.aggregate, names.of_message, names.of_aggregate) if captures else None
     node_dim = conv.node_dim
-    outs = entry(
-        conv.message, graph, reduces, inputs, other, names.structure, traced, node_dim,
+    outs, container = entry(
+        conv.message, graph, reduces, inputs, other, names.structure, aggregate, node_dim,
         None if conv.strict else edge_index.size(1),
         conv._only_reads() and type(conv).update is MessagePassing.update,
     )  # fmt: skip
-    rank = outs[0].dim()
-    if rank < -node_dim:  # PyG raises an error.
-        raise Fallback(f'a message of {rank} dimensions')
-    if node_dim not in (0, -rank):
-        outs = [out.movedim(0, node_dim).contiguous() for out in outs]  # As `view` needs it.
-    out = outs[0]
-    if len(parts) > 1 or type(aggr) not in REDUCES or type(aggr) is StdAggregation:
+    for rank in {out.dim() for out in outs}:
+        if rank < -node_dim and not captures:  # PyG raises an error.
+            raise Fallback(f'a message of {rank} dimensions')
+        if node_dim not in (0, -rank) and rank > -node_dim:  # As `view` needs it.
+            outs = [
+                out.movedim(0, node_dim).contiguous() if out.dim() == rank else out for out in outs
+            ]
+    out: Any = outs[0]
+    if captures:
+        if container:
+            out = tuple(outs) if container == 'tuple' else outs
+    elif len(parts) > 1 or type(aggr) not in REDUCES or type(aggr) is StdAggregation:
         sums = dict(zip(reduces, outs, strict=True))
-        if traced is None:
-            of_parts = [sums[REDUCES[type(part)]] for part in parts]
-            out = combined(aggr, of_parts, node_dim, lambda: graph(False).rowptr.diff())
+        of_parts = [sums[REDUCES[type(part)]] for part in parts]
+        out = combined(aggr, of_parts, node_dim, lambda: graph(False).rowptr.diff())
     return conv.update(out, **{name: kwargs.get(name, default) for name, default in names.update})
 
 
@@ -469,6 +486,21 @@ def _collect(
     if not given:
         raise Fallback('no input of nodes')
     num_dst, num_src = given[0], given[-1]
+    for name, default in names.rows:
+        value = kwargs.get(name, default)
+        if value is inspect.Parameter.empty:
+            raise Fallback(f"'{name}' is missing")
+        if isinstance(value, Tensor) and value.dim() > 0:
+            at = node_dim if -value.dim() <= node_dim < value.dim() else 0
+            if value.size(0) == num_edges:
+                inputs['edge', name] = value
+                continue
+            if value.size(at) == num_dst:
+                inputs['row', name] = value if node_dim in (0, -value.dim()) else (
+                    value.movedim(node_dim, 0)
+                )
+                continue
+        other[name] = value
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))
     return inputs, other, (num_src, num_dst)
 

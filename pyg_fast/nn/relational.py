@@ -418,7 +418,7 @@ def _attention(
     entry = conv.__dict__.get('_fused_entry')
     if entry is None:
         entry = conv.__dict__['_fused_entry'] = make_entry()
-    (out,) = entry(conv._message, graph, (reduce,), inputs, other, ('index', 'size_i'))
+    (out,), _ = entry(conv._message, graph, (reduce,), inputs, other, ('index', 'size_i'))
     # `forward` wants it set, and forgets it.
     conv._alpha = out.detach()
     return conv.update(out)

@@ -94,7 +94,7 @@ def recipes(name: str) -> Iterator[Recipe]:
         yield passes.softmax_pass(n).recipe(torch.float32)
         if not passes.multiples[n]:
             yield passes.dot_pass(n).recipe(torch.float32)
-    yield passes.forward_pass(backward.local).recipe(torch.float32)
+    yield passes.forward_passes(backward.local, False)[0].recipe(torch.float32)
     for each in backward.passes:
         yield each.pass_.recipe(torch.float32)
 

@@ -1,0 +1,257 @@
+"""Layers with an `aggregate` of their own: captured with the message, also in compiled code."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import degree, scatter, softmax
+
+import pyg_fast
+from tests._compiled import assert_like_pyg, graph_data
+from tests._report import what_ran, why_pygs
+from tests.message._expressions import Expression
+
+N, E, C = 12, 70, 6
+
+
+class Layer(MessagePassing):
+    """Gates of both ends and the edge; what is aggregated differs by subclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value, self.edge = nn.Linear(C, C), nn.Linear(C, C), nn.Linear(C, C)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        out = self.propagate(
+            edge_index, x=self.query(x), v=self.value(x), e=self.edge(edge_attr), h=x
+        )
+        return out if isinstance(out, Tensor) else torch.cat(list(out), -1)
+
+    def message(self, x_i: Tensor, x_j: Tensor, v_j: Tensor, e: Tensor) -> Any:
+        gate = torch.sigmoid(x_i + x_j + e)
+        return gate * v_j, gate
+
+
+class GatedGCN(Layer):
+    def aggregate(self, inputs: Any, index: Tensor, dim_size: int) -> Any:
+        values, gates = (scatter(part, index, 0, dim_size, 'sum') for part in inputs)
+        return values / (gates + 1e-6)
+
+
+class Several(Layer):
+    """A dict, each part with another width and reduction; `index_add_` into an own tensor."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, v_j: Tensor, e: Tensor) -> Any:
+        return {'v': torch.relu(x_i - x_j), 'w': (v_j * e).sum(-1, keepdim=True)}
+
+    def aggregate(self, inputs: Any, index: Tensor, ptr: Any = None, dim_size: Any = None) -> Any:
+        value = inputs['v']
+        total = torch.zeros(dim_size, C, dtype=value.dtype, device=value.device)
+        total.index_add_(0, index, value)
+        width = scatter(inputs['w'], index, dim=0, dim_size=dim_size, reduce='mean')
+        return total, width, scatter(value, index, dim=0, dim_size=dim_size, reduce='max')
+
+
+class Scalers(Layer):
+    """Statistics, scaled by the degree, normalized and mapped; the rows of nodes are added."""
+
+    def message(self, x_j: Tensor, e: Tensor) -> Any:
+        return x_j * e
+
+    def aggregate(self, inputs: Any, index: Tensor, h: Tensor, dim_size: int) -> Any:
+        mean = scatter(inputs, index, 0, dim_size, 'mean')
+        square = scatter(inputs * inputs, index, 0, dim_size, 'mean')
+        least = scatter(inputs, index, 0, dim_size, 'min')
+        spread = torch.sqrt(torch.relu(square - mean**2) + 1e-5)
+        many = torch.log(degree(index, dim_size, inputs.dtype) + 1).view(-1, 1)
+        return self.edge(layer_norm(mean * many + least, (C,))) * spread + h
+
+
+class Weighted(Layer):
+    """A softmax, with the module of the layer."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, v_j: Tensor, e: Tensor) -> Any:
+        return v_j, (x_i * x_j).sum(-1, keepdim=True) + e[:, :2]
+
+    def aggregate(self, inputs: Any, index: Tensor, ptr: Any, dim_size: int) -> Any:
+        value, score = inputs
+        alpha = softmax(score, index, num_nodes=dim_size)
+        heads = (value.view(-1, 2, C // 2) * alpha.unsqueeze(-1)).flatten(1)
+        return super().aggregate(heads, index, ptr, dim_size)
+
+
+LAYERS = [GatedGCN, Several, Scalers, Weighted]
+
+
+class Refused(Layer):
+    def message(self, x_j: Tensor, e: Tensor) -> Any:
+        return x_j * e
+
+
+class WithoutSize(Refused):
+    reason = 'an aggregation without dim_size'
+
+    def aggregate(self, inputs: Any, index: Tensor) -> Any:
+        return scatter(inputs, index, 0)
+
+
+class TwoRounds(Refused):
+    reason = 'the message of an edge depends on other edges'
+
+    def aggregate(self, inputs: Any, index: Tensor, dim_size: int) -> Any:
+        mean = scatter(inputs, index, 0, dim_size, 'mean')
+        return scatter((inputs - mean[index]) ** 2, index, 0, dim_size)
+
+
+class DropsRows(Refused):
+    reason = 'drops out after a reduction'
+
+    def aggregate(self, inputs: Any, index: Tensor, dim_size: int) -> Any:
+        return torch.dropout(scatter(inputs, index, 0, dim_size), 0.5, self.training) * 0
+
+
+class NoRows(Refused):
+    reason = 'a reduction over edges'
+
+    def aggregate(self, inputs: Any, index: Tensor, dim_size: int) -> Any:
+        return scatter(inputs, index, 0, dim_size).sum(0, keepdim=True)
+
+
+def graph(device: torch.device, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Nodes, edges (the last nodes have none, one has many), and features of edges."""
+    edge_index = torch.randint(N - 2, (2, E))
+    edge_index[1, : E // 3] = 1
+    features = (torch.randn(n, C, dtype=dtype) for n in (N, E))
+    x, edge_attr = (each.to(device).requires_grad_() for each in features)
+    return x, edge_index.to(device), edge_attr
+
+
+def assert_same_as_pyg(layer: Any, fast: Any, inputs: tuple[Tensor, ...], **tolerance: Any) -> None:
+    results = []
+    for each in (layer, fast):
+        out = each(*inputs)
+        weight = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype)
+        leaves = [inputs[0], inputs[2], *each.parameters()]
+        grads = torch.autograd.grad(out, leaves, weight.view_as(out), materialize_grads=True)
+        results.append([out, *grads])
+    torch.testing.assert_close(results[1], results[0], **tolerance)
+
+
+@pytest.mark.parametrize('cls', LAYERS)
+def test_like_pyg(cls: type[Layer], device: torch.device) -> None:
+    layer = cls().to(device, torch.float64)
+    fast = pyg_fast.accelerate(copy.deepcopy(layer))
+    inputs = graph(device)
+    assert_same_as_pyg(layer, fast, inputs)
+    assert why_pygs(fast) == ''
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype, device: torch.device) -> None:
+    layer = Several().to(device, dtype)
+    fast = pyg_fast.accelerate(copy.deepcopy(layer))
+    inputs = graph(device, dtype)
+    out = fast(*inputs)
+    assert why_pygs(fast) == ''
+    assert out.dtype == dtype
+    exact = copy.deepcopy(layer).double()(inputs[0].double(), inputs[1], inputs[2].double())
+    small = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-1}[dtype]
+    torch.testing.assert_close(out.double(), exact, rtol=small, atol=small)
+
+
+@pytest.mark.parametrize('cls', [WithoutSize, TwoRounds, DropsRows, NoRows])
+def test_refused(cls: Any, device: torch.device) -> None:
+    layer = cls().to(device, torch.float64).train()
+    fast = pyg_fast.accelerate(copy.deepcopy(layer))
+    inputs = graph(device)
+    inputs[1][1, -1] = N - 1  # As `scatter` without a size expects.
+    assert_same_as_pyg(layer, fast, inputs)
+    assert cls.reason in why_pygs(fast)
+
+
+def test_other_graphs_and_ends(device: torch.device) -> None:
+    """Bipartite, prepared, by the other flow, and again with other sizes."""
+    layer = GatedGCN().to(device, torch.float64)
+    fast = pyg_fast.accelerate(copy.deepcopy(layer))
+    for flow in ('source_to_target', 'target_to_source'):
+        layer.flow = fast.flow = flow
+        for _ in range(2):
+            inputs = graph(device)
+            assert_same_as_pyg(layer, fast, inputs)
+            assert why_pygs(fast) == ''
+    data = pyg_fast.transforms.ToCSR()(
+        Data(edge_index=inputs[1], edge_attr=inputs[2].detach(), num_nodes=N)
+    )
+    layer.flow = fast.flow = 'source_to_target'
+    out = fast(inputs[0], data.edge_index, data.edge_attr)
+    torch.testing.assert_close(out, layer(*inputs))
+    assert why_pygs(fast) == ''
+
+
+@pytest.mark.parametrize('cls', LAYERS)
+def test_compiled(cls: type[Layer], device: torch.device) -> None:
+    calls = [[*graph_data(*sizes, device, channels=C)] for sizes in ((20, 50), (33, 71))]
+    assert_like_pyg(cls().to(torch.float64), calls, kernels=1, frames=1)
+
+
+class Random(MessagePassing):
+    """Random parts, reductions of them, and arithmetic of the results."""
+
+    REDUCES = ('sum', 'mean', 'max', 'min')
+
+    def __init__(self, seed: int, reduces: list[str], uses_softmax: bool) -> None:
+        super().__init__()
+        self.parts = [
+            Expression(seed + k, ['x_j', 'v_i', 'e'], depth=3) for k in range(len(reduces))
+        ]
+        names = [f'r{k}' for k in range(len(reduces))]
+        self.after = Expression(seed - 1, [*names, 'h'], depth=3)
+        self.reduces, self.uses_softmax = reduces, uses_softmax
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, v=x, e=edge_attr, h=x)
+
+    def message(self, x_j: Tensor, v_i: Tensor, e: Tensor) -> Any:
+        values = {'x_j': x_j, 'v_i': v_i, 'e': e}
+        return [part(values) + 0 * x_j for part in self.parts]
+
+    def aggregate(self, inputs: Any, index: Tensor, h: Tensor, dim_size: int) -> Any:
+        if self.uses_softmax:
+            score = softmax(inputs[-1], index, num_nodes=dim_size)
+            inputs = [*inputs[:-1], score * inputs[0]]
+        values = {
+            f'r{k}': scatter(part, index, 0, dim_size, reduce)
+            for k, (part, reduce) in enumerate(zip(inputs, self.reduces, strict=True))
+        }
+        return self.after({**values, 'h': h})
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), reduces=st.lists(st.sampled_from(Random.REDUCES), min_size=1,
+    max_size=3), uses_softmax=st.booleans(),
+)  # fmt: skip
+def test_random(seed: int, reduces: list[str], uses_softmax: bool) -> None:
+    torch.manual_seed(seed)
+    layer = Random(seed, reduces, uses_softmax)
+    fast = pyg_fast.accelerate(copy.deepcopy(layer))
+    inputs = graph(torch.device('cpu'))
+    expected, out = layer(*inputs), fast(*inputs)
+    torch.testing.assert_close(out, expected, equal_nan=True)
+    if not expected.requires_grad:
+        return
+    weight = torch.randn_like(expected)
+    leaves = [inputs[0], inputs[2]]
+    grads = [
+        torch.autograd.grad(each, leaves, weight, materialize_grads=True)
+        for each in (expected, out)
+    ]
+    torch.testing.assert_close(grads[1], grads[0], equal_nan=True)
+    assert what_ran(fast)
