@@ -235,16 +235,29 @@ class _Variance:
         return var, self.first[:-1].view(away.shape) + away
 
 
+class _Values:
+    """Values of edges, which are not reduced."""
+
+    def __init__(self, graph: Graph, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.shape = shape
+        self.values = torch.empty(graph.num_edges, *shape, dtype=dtype, device=graph.col.device)
+
+    def add(self, block: _Block, rows: _RowGroups, x: Tensor) -> None:
+        self.values.index_copy_(0, block.edge.long(), x.to(self.values.dtype))
+
+
 def reduce_blocks(
     program: Program, outs: Sequence[Out], graph: Graph, inputs: Inputs, acc: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """Values of a program reduced over the edges of each destination, and the second results of
     kinds that have two."""
     ats = [out.at for out in outs]
-    reductions: list[_Sums | _Extremes | _Variance] = []
+    reductions: list[_Sums | _Extremes | _Variance | _Values] = []
     for at, kind, _ in outs:
         _, _, _, shape, dtype = program[at]
-        if kind in ('max', 'min'):
+        if kind == 'edge':
+            reductions.append(_Values(graph, shape, getattr(torch, dtype)))
+        elif kind in ('max', 'min'):
             reductions.append(_Extremes(graph, shape, getattr(torch, dtype), kind))
         else:
             cls = _Variance if kind == 'var' else _Sums
@@ -265,6 +278,8 @@ def reduce_blocks(
             value, second = to.results()
         elif isinstance(to, _Variance):
             value, second = to.results(degree)
+        elif isinstance(to, _Values):
+            value = to.values
         else:
             value = to.value / degree if out.kind == 'mean' else to.value
         results.append(value.to(own))
@@ -395,7 +410,8 @@ class _Derivative:
         parts = []
         for role, k, which in self.cotangents:
             if which == at:
-                grad = block.of('grad', self.inputs['grad', k])
+                own = 'edge' if role == 'edge' else 'grad'
+                grad = block.of(own, self.inputs[own, k])
                 if role == 'picked':
                     edge = block.edge.view(-1, *(1,) * (grad.dim() - 1))
                     grad = torch.where(block.of('arg', self.inputs['arg', k]) == edge, grad, 0)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import TensorVariable
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,6 +39,7 @@ class CapturedMessage:
     program: Program = field(compare=False)
     reduced: tuple[Reduced, ...] = field(compare=False)  # of an `aggregate`; else the message
     rows: RowPart | None = field(compare=False)  # of an `aggregate`
+    writes: tuple[int, ...] = field(compare=False)  # values of edges that attributes hold after it
     num_dropouts: int = field(compare=False)
     autocast: bool = field(compare=False)
     key: str  # the canonical text
@@ -53,10 +56,12 @@ class CaptureRequest:
     Args:
         check: Refuses messages, before Dynamo repeats their side effects. It takes also the traced
             code objects, or None if Dynamo does not tell them.
-        num_writes: How many attributes the message must set; they become None.
+        owner: The layer, whose attributes the message may set; they become :class:`Written`.
+        num_writes: How many attributes the message sets that no caller reads; they become None.
     """
 
     check: Callable[[CapturedMessage, Sequence[CodeType] | None], None]
+    owner: object
     num_writes: int = 0
 
 
@@ -87,18 +92,54 @@ def backend(graph: GraphModule, examples: list[object]) -> Callable[..., tuple[o
         raise Refused('captured again by others')
     (output,) = (node for node in graph.graph.nodes if node.op == 'output')
     outs: Any = output.args[0]
-    if len(outs) != 1 + request.num_writes:
-        raise Refused('message sets an attribute or a global')
     (message,) = (node for node in outs if 'pyg_fast_message.end' in str(node.target))
-    place, count = outs.index(message), len(outs)
-    output.args = ((message,),)
+    place, writes = outs.index(message), [node for node in outs if node is not message]
+    if len(writes) != request.num_writes:
+        _check_attributes(writes, request.owner)
+    kept = [] if request.num_writes else writes
+    with graph.graph.inserting_before(output):
+        ends = [graph.graph.call_function(_ops.write.default, (node,)) for node in kept]
+    output.args = ((message, *ends),)
     captured = _capture_graph(graph)
     request.check(captured, _traced_code())
+    given = [Written(outs.index(node)) if node in kept else None for node in outs]
 
     def return_message(*args: Tensor) -> tuple[object, ...]:
-        return tuple((captured, args) if k == place else None for k in range(count))
+        return (*given[:place], (captured, args), *given[place + 1 :])
 
     return return_message
+
+
+class Written(NamedTuple):
+    """What an attribute holds until it gets its tensor."""
+
+    place: int  # among the results of the traced graph
+
+
+def _check_attributes(writes: Sequence[Node], owner: object) -> None:
+    """Refuses a message that changes other objects than attributes of its layer.
+
+    Raises:
+        Refused: If it does, or Dynamo does not tell what it changes.
+    """
+    reason = 'message sets an attribute or a global'
+    try:
+        effects = InstructionTranslator.current_tx().output.side_effects
+        changed = [each for each in effects.id_to_variable.values() if effects.is_modified(each)]
+        mutations = {
+            getattr(each, 'value', None): effects.store_attr_mutations.get(each, {})
+            for each in changed if not isinstance(each, TensorVariable)
+        }
+    except Exception as error:  # Dynamo's own, of what it cannot tell.
+        raise Refused(reason) from error
+    if any(each is not owner for each in mutations) or not isinstance(owner, torch.nn.Module):
+        raise Refused(reason)
+    own = [value for value in mutations[owner].values() if isinstance(value, TensorVariable)]
+    if {value.as_proxy().node for value in own} != set(writes):
+        raise Refused(reason)
+    registered = owner._parameters.keys() | owner._buffers.keys() | owner._modules.keys()
+    if not registered.isdisjoint(mutations[owner]):
+        raise Refused(reason)
 
 
 def _traced_code() -> Sequence[CodeType] | None:
@@ -110,10 +151,10 @@ def _capture_graph(graph: GraphModule) -> CapturedMessage:
     mark_dropouts(graph)
     for node in reversed(list(graph.graph.nodes)):
         # Dynamo asserts facts about symbolic sizes, which hold for sentinel sizes.
-        compares = node.target in _COMPARISONS and not node.users
+        compares = isinstance(node.meta.get('example_value'), torch.SymBool) and not node.users
         if compares or node.target is torch.ops.aten._assert_scalar.default:
             graph.graph.erase_node(node)
-        elif node.target in _LOSSY and node.users and _is_of_size(node):
+        elif node.users and _is_lossy(node):
             raise Refused('the number of edges or nodes is used as a number')
     check_autograd(graph)
     return capture_twice(partial(_trace_program, graph))
@@ -131,13 +172,18 @@ def capture_twice(capture: Callable[[int, int], CapturedMessage]) -> CapturedMes
     return first
 
 
-_COMPARISONS = (operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne)
-# Their results may be equal for both sentinel sizes, and hide that they depend on them.
-_LOSSY = (operator.mod, torch.sym_min, torch.sym_max)
+# Other functions of a size may have equal results for both sentinel sizes.
+_OF_SIZES = (
+    operator.add, operator.sub, operator.mul, operator.neg, operator.truediv, operator.floordiv,
+    operator.pow, operator.getitem, torch.sym_sum, torch.sym_float, torch.ops.aten.sym_size.int, 'size', 'item',
+)  # fmt: skip
 
 
-def _is_of_size(node: Node) -> bool:
-    return isinstance(node.meta.get('example_value'), (torch.SymInt, torch.SymFloat))
+def _is_lossy(node: Node) -> bool:
+    """Whether a number may hide that it depends on a size."""
+    value = node.meta.get('example_value')
+    is_number = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return is_number and node.op != 'placeholder' and node.target not in _OF_SIZES
 
 
 def check_autograd(graph: GraphModule) -> None:
@@ -145,24 +191,15 @@ def check_autograd(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         target = node.target
         name = target if isinstance(target, str) else getattr(target, '__name__', str(target))
-        detaches = 'detach' in (name, _method(node))
-        if detaches and all(_is_softmax_maximum(user, node) for user in node.users):
-            continue  # The parser takes a maximum over edges in nothing but a softmax.
+        if name == 'detach' or _method(node) == 'detach' or target in _MODES:
+            continue  # The program has these.
         changes = any(part in name for part in _CHANGES_AUTOGRAD)
         if changes or isinstance(target, HigherOrderOperator):
             raise Refused(f'{name} in message')
 
 
-def _is_softmax_maximum(user: Node, node: Node) -> bool:
-    """Whether a user of a detached score takes its maximum over edges, or reads its shape."""
-    method = _method(user)
-    if method == 'scatter_reduce_':
-        places = [k for k, arg in enumerate(user.args) if arg is node]
-        reduce = user.kwargs.get('reduce', user.args[-1])
-        return reduce == 'amax' and places == [3]
-    if method == 'expand_as':
-        return user.args[0] is not node
-    return method in ('new_zeros', 'size', 'sym_size', 'dim')
+# Sets whether gradients are on.
+_MODES = (torch._C._set_grad_enabled,)
 
 
 def _method(node: Node) -> str:
@@ -194,10 +231,18 @@ class _Writes(TorchDispatchMode):
     ) -> object:
         if not self.inputs.keys().isdisjoint(storages_written(func, args, kwargs or {})):
             raise Refused('message writes into its input')
+        if func is _ops.end_of_rows.default:
+            self._check_results(args[0])
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.pyg_fast_message.lift.default and args[2] == 'edge':
+        if func is _ops.row.default or (func is _ops.lift.default and args[2] == 'edge'):
             self.watch(out)
         return out
+
+    def _check_results(self, results: Sequence[Tensor]) -> None:
+        """Refuses results of an `aggregate` that share memory: a caller may write into one."""
+        storages = [each for x in results for each in storages_of(x)]
+        if len({*storages}) < len(storages) or not self.inputs.keys().isdisjoint(storages):
+            raise Refused('aggregate returns its input, or one tensor twice')
 
 
 def storages_written(func: OpOverload, args: Sequence[object], kwargs: dict) -> set[int]:
@@ -272,10 +317,22 @@ class _Interpreter(torch.fx.Interpreter):
 
     def __init__(self, graph: GraphModule, num_nodes: int) -> None:
         super().__init__(graph)
-        self.num_nodes = num_nodes
+        self.num_nodes, self.records = num_nodes, True  # whether gradients are on
         self.has_rows = any('end_of_rows' in str(node.target) for node in graph.graph.nodes)
 
     def run_node(self, node: Node) -> object:
+        if node.target in _MODES:
+            self.records = bool(node.args[0])
+            return None
+        out = self._run(node)
+        if self.records or node.op not in ('call_function', 'call_method', 'call_module'):
+            return out
+        name = str(getattr(node.target, '__name__', node.target))
+        if name.endswith('_') or name in _IN_PLACE or node.kwargs.get('inplace'):
+            raise Refused('a write under torch.no_grad')
+        return torch.utils._pytree.tree_map_only(Tensor, torch.detach, out)
+
+    def _run(self, node: Node) -> object:
         if _is_last_node(node):
             if self.has_rows:
                 raise Refused('an aggregation without dim_size')
@@ -309,6 +366,12 @@ class _Interpreter(torch.fx.Interpreter):
             torch.fx.node.map_arg(node.args, own.__getitem__),
             torch.fx.node.map_arg(node.kwargs, own.__getitem__),
         )
+
+
+_IN_PLACE = (
+    'iadd', 'isub', 'imul', 'itruediv', 'ifloordiv', 'ipow', 'imod', 'iand', 'ior', 'ixor',
+    'setitem',
+)  # fmt: skip
 
 
 def _is_last_node(node: Node) -> bool:
@@ -387,18 +450,18 @@ def read_message(
     program = Program()
     parser = Parser(program, num_edges, num_nodes)
     with torch.no_grad():
-        ends = parser.read(trace(function, inputs))
-    reduced: tuple[Reduced, ...] = (Reduced(ends[0]),)
-    rows, key = None, program.text(ends)
+        end, *written = parser.read(trace(function, inputs))
+    reduced: tuple[Reduced, ...] = (Reduced(end),)
+    rows, key = None, program.text([end, *written])
     if parser.rows:
         reduced, rows = split_rows(program, parser.rows, parser.container)
-        key = f'{program.text(parser.rows)}\n{parser.container}'
-    for at in program.reachable(each.at for each in reduced):
+        key = f'{program.text([*parser.rows, *written])}\n{parser.container}'
+    for at in program.reachable([*(each.at for each in reduced), *written]):
         if program[at].op in ACROSS_EDGES:
             raise Refused('the message of an edge depends on other edges, and not by softmax')
     if any(program[each.at].dtype == 'bool' for each in reduced):
         raise Refused('a message of bool')
     autocast = any(map(torch.is_autocast_enabled, ('cpu', 'cuda')))
     return CapturedMessage(
-        program, reduced, rows, parser.num_dropouts, autocast, key, on_cuda, numbers
+        program, reduced, rows, tuple(written), parser.num_dropouts, autocast, key, on_cuda, numbers
     )

@@ -51,7 +51,7 @@ def _chunk_program(
         op, args, attrs, shape, dtype = program[at]
         inner = [places[arg] for arg in args]
         own = (1,) if math.prod(shape) == 1 else (width,)
-        if op in ('view', 'cast'):
+        if op in ('view', 'cast', 'detach'):
             places[at] = inner[0]
         elif op == 'expand':
             places[at] = new.expand(inner[0], own)
@@ -62,6 +62,9 @@ def _chunk_program(
     return new, [places[at] for at in outs]
 
 
+_BY_COLUMN = ('const', 'load', 'keep', 'view', 'expand', 'cast', 'detach')
+
+
 def _chunkable_width(program: Program, outs: list[int]) -> int:
     """The columns of a program that computes each of them by itself; 0 if it does not."""
     order = program.reachable(outs)
@@ -70,7 +73,7 @@ def _chunkable_width(program: Program, outs: list[int]) -> int:
         op, _, _, shape, _ = program[at]
         if math.prod(shape) not in (1, whole):
             return 0
-        if op not in POINTWISE and op not in ('const', 'load', 'keep', 'view', 'expand', 'cast'):
+        if op not in POINTWISE and op not in _BY_COLUMN:
             return 0
     return whole
 

@@ -117,7 +117,7 @@ class Encoder:
             return self.build_load(attrs, shape)
         if op == 'keep':
             return self.build_keep(attrs, shape)
-        if op in ('cast', 'expand', 'view', 'permute', 'slice'):
+        if op in ('cast', 'detach', 'expand', 'view', 'permute', 'slice'):
             return self.build_view(at)
         if op == 'cat':
             return self.build_cat(at)
@@ -440,7 +440,7 @@ class Encoder:
         for at in order:
             for arg in program[at].args:
                 users.setdefault(arg, set()).add(program[at].op)
-        lazy = {'const', 'load', 'view', 'expand', 'permute', 'slice', 'cast'}
+        lazy = {'const', 'load', 'view', 'expand', 'permute', 'slice', 'cast', 'detach'}
         for at in order:
             op = program[at].op
             used = users.get(at, set())

@@ -45,7 +45,7 @@ from torch.fx import _symbolic_trace
 from ..graph.small_graphs import runs_pygs_code
 from ..sparse.graph import Graph
 from ._blocks import edges_per_block, fits_memory
-from ._capture import CapturedMessage, CaptureRequest, backend, capture_for
+from ._capture import CapturedMessage, CaptureRequest, Written, backend, capture_for
 from ._cuda import check_not_capturing
 from ._fallback import OWN, Fallback, InMemory
 from ._ir import Refused
@@ -96,7 +96,7 @@ def _entry(
             lifted = torch.ops.pyg_fast_message.row(value, nodes.size(0), name)
         else:
             lifted = torch.ops.pyg_fast_message.lift(value, edges, role, name)
-        if role != 'edge' and node_dim not in (0, -lifted.dim()):
+        if role != 'edge' and -lifted.dim() < node_dim != 0:
             lifted = lifted.movedim(0, node_dim)
         values[name] = lifted
     if aggr is None:
@@ -109,11 +109,10 @@ def _entry(
         function(**{name: values[name] for name in of_message}),
         **{name: values[name] for name in of_aggregate},
     )
-    several = isinstance(out, (tuple, list))
-    outs = out if several else (out,)
+    container = 'tuple' if type(out) is tuple else 'list' if type(out) is list else ''
+    outs = out if container else (out,)
     return torch.ops.pyg_fast_message.end_of_rows(
-        [x.movedim(node_dim, 0) if -x.dim() < node_dim != 0 else x for x in outs],
-        ('tuple' if isinstance(out, tuple) else 'list') if several else '',
+        [x.movedim(node_dim, 0) if -x.dim() < node_dim != 0 else x for x in outs], container
     )
 
 
@@ -481,7 +480,8 @@ class Entry:
         if torch._dynamo.config.disable:
             raise Fallback(_DISABLED)
         store, start, capture = self.store, time.perf_counter(), _GuardedCapture()
-        request = CaptureRequest(partial(self._check, capture, kind[-1], owner), self.num_writes)
+        check = partial(self._check, capture, kind[-1], owner)
+        request = CaptureRequest(check, owner, self.num_writes)
         with store.lock:
             floats = dict(store.floats)
         try:
@@ -563,6 +563,8 @@ class Entry:
             if passes.plan.num_dropouts:
                 seed = torch.randint(2**62, (1,), device=device)
             outs = run(passes, graph, args, inputs, seed, only_read)
+            if captured.writes:
+                outs = _set_attributes(function, outs, len(captured.writes))
             return outs, '' if captured.rows is None else captured.rows.container
         except _Changes as error:
             self.refused[None] = reason = str(error)
@@ -625,6 +627,18 @@ def _warn_once(function: Function, reason: str) -> None:
 
 
 _warned: set[tuple[str, str]] = set()
+
+
+def _set_attributes(function: Function, outs: list[Tensor], count: int) -> list[Tensor]:
+    """Gives the attributes that a message set their values of edges, the last `count` of the
+    results; returns the other ones."""
+    own: dict[str, object] = getattr(function, '__self__').__dict__  # noqa: B009
+    names = {name: value for name, value in own.items() if isinstance(value, Written)}
+    order = sorted({value.place for value in names.values()})
+    written = dict(zip(order, outs[-count:], strict=True))
+    for name, value in names.items():
+        own[name] = written[value.place]
+    return outs[:-count]
 
 
 def _check_several_blocks(plan: Plan, num_edges: int, device: torch.device) -> None:

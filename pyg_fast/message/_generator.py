@@ -556,7 +556,7 @@ class Generator:
         elif op == 'permute':
             parts = dict(zip(attrs, index, strict=True))
             index = tuple(parts[k] for k in range(len(shape)))
-        elif op != 'cast':
+        elif op not in ('cast', 'detach'):
             return None
         return args[0], index
 

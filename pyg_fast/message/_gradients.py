@@ -32,16 +32,18 @@ class Gradients(NamedTuple):
     dots: tuple[int, ...]
 
 
-def derive_gradients(p: Plan) -> Gradients:
+def derive_gradients(p: Plan, by_results: bool) -> Gradients:
     """Derives the message by its inputs.
+
+    Args:
+        p: The plan.
+        by_results: Whether the results tell the sums of softmaxes, as they are multiples of these.
 
     Raises:
         Refused: If an operation of the derivative has no kernel.
     """
     derivation = _Derivation(p)
     program, positions = derivation.trace('gradients')
-    # Where the message is a multiple of the softmax, the results tell the sums.
-    by_results = all(is_multiple(p, n) for n in range(len(p.softmaxes)))
     dot_program, dots = (Program(), []) if by_results else derivation.trace('dots')
     local_program = None
     local: list[int | None] = [None] * len(p.inputs)
@@ -158,10 +160,13 @@ def differentiate(
 def cotangents_of(p: Plan) -> list[tuple[str, int, int]]:
     """The role, output number and position of each gradient that a backward pass loads: `grad` is
     the gradient of all sums of a value together, `picked` that of a maximum or minimum, which goes
-    to the edge that it chose."""
+    to the edge that it chose. The gradient of a value that is not reduced is an input of edges,
+    numbered after all others."""
     out: list[tuple[str, int, int]] = []
     for k, output in enumerate(p.outputs):
-        if output.reduce in ('max', 'min'):
+        if output.reduce == 'edge':
+            out.append(('edge', len(p.inputs) + k, output.at))
+        elif output.reduce in ('max', 'min'):
             out.append(('picked', k, output.at))
         elif ('grad', output.at) not in [(role, at) for role, _, at in out]:
             out.append(('grad', k, output.at))

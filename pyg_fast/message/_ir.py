@@ -239,6 +239,13 @@ class Program:
         value = self[x]
         return x if value.dtype == dtype else self.add('cast', (x,), (), value.shape, dtype)
 
+    def detach(self, x: int) -> int:
+        """The same number, through which no gradient flows."""
+        value = self[x]
+        if value.op in ('const', 'detach') or not is_float(value.dtype):
+            return x
+        return self.add('detach', (x,), (), value.shape, value.dtype)
+
     def graft(
         self, other: 'Program', at: int, places: dict[int, int], joint: bool = False
     ) -> int:
@@ -292,7 +299,7 @@ class Program:
         for each in self.reachable([at]):
             value = self[each]
             leaves[each] = set()
-            if is_float(value.dtype):
+            if is_float(value.dtype) and value.op != 'detach':
                 own = {each} if value.op == 'load' else set()
                 leaves[each] = own.union(*(leaves[arg] for arg in value.args))
         return leaves[at]
@@ -408,4 +415,6 @@ def _evaluate(
         return (x.to(own) - args[1]).exp() * args[2]
     if op == 'cast':
         return x.to(own)
+    if op == 'detach':
+        return x.detach()
     raise Refused(f'no reference for {op}')

@@ -29,10 +29,10 @@ _library.define(
     'aggregate(Tensor message, Tensor index, SymInt num_src, SymInt num_dst, str reduce, '
     'Tensor[] csr, Tensor? perm, Tensor? t_perm) -> Tensor'
 )
-# The results of a layer's own `aggregate`; arguments as before.
+# A result of a layer's own `aggregate`: its number in place of `reduce`, and all results.
 _library.define(
-    'rows(Tensor[] xs, Tensor index, SymInt num_src, SymInt num_dst, str reduce, '
-    'Tensor[] csr, Tensor? perm, Tensor? t_perm) -> Tensor[]'
+    'rows(Tensor(a) x, Tensor index, SymInt num_src, SymInt num_dst, str number, '
+    'Tensor[] csr, Tensor? perm, Tensor? t_perm, Tensor[] xs) -> Tensor(a)'
 )
 
 
@@ -59,11 +59,8 @@ def _aggregate(
     return scatter(message * message, index, 0, num_dst, 'mean') - mean * mean
 
 
-def _rows(
-    xs: list[Tensor], index: Tensor, num_src: int, num_dst: int, reduce: str, csr: list[Tensor],
-    perm: Tensor | None, t_perm: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
-    return [x.clone() for x in xs]
+def _rows(x: Tensor, *rest: object) -> Tensor:
+    return x.view_as(x)
 
 
 _IMPLS = {
@@ -84,6 +81,7 @@ rows = torch.ops.pyg_fast_message.rows.default
 _library.define('lift(Tensor x, Tensor edges, str role, str name) -> Tensor')
 _library.define('dropout(Tensor x, float p) -> Tensor')
 _library.define('end(Tensor x) -> Tensor')
+_library.define('write(Tensor x) -> Tensor')
 _library.define('end_of_rows(Tensor[] xs, str container) -> Tensor')
 _library.define('row(Tensor x, SymInt num_nodes, str name) -> Tensor')
 _library.define('index(Tensor edges) -> Tensor')
@@ -97,6 +95,7 @@ torch.library.register_autograd(
 )
 _library.impl('dropout', lambda x, p: torch.empty_like(x), 'Meta')
 _library.impl('end', lambda x: torch.empty_like(x), 'Meta')
+_library.impl('write', lambda x: torch.empty_like(x), 'Meta')
 _library.impl('end_of_rows', lambda xs, container: torch.empty_like(xs[0]), 'Meta')
 _library.impl('row', lambda x, num_nodes, name: x.new_empty((num_nodes, *x.shape[1:])), 'Meta')
 _library.impl('index', lambda e: e.new_empty(e.size(0), dtype=torch.int64), 'Meta')

@@ -34,14 +34,15 @@ BINARY_OPS: dict[object, str] = {
 WHERE = {aten.where.self, _prims.where.default}
 CAST = {aten._to_copy.default, _prims.convert_element_type.default}
 SAME = {
-    aten.clone.default, aten.detach.default, aten.alias.default, aten.contiguous.default,
+    aten.clone.default, aten.alias.default, aten.contiguous.default,
     aten.lift_fresh_copy.default,
 }  # fmt: skip
 # Reductions by the destination of each edge.
 SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default)
 VIEW = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 NOT_DECOMPOSED = {
-    *UNARY_OPS, *BINARY_OPS, *SAME, *VIEW, *SCATTERS, aten.index_select.default, aten.index.Tensor,
+    *UNARY_OPS, *BINARY_OPS, *SAME, *VIEW, *SCATTERS, aten.detach.default,
+    aten.index_select.default, aten.index.Tensor,
     aten.where.self, aten._to_copy.default, aten.mm.default, aten.addmm.default,
     aten.bmm.default, aten.cat.default, aten.expand.default,
     aten.permute.default, aten.t.default, aten.transpose.int, aten.slice.Tensor, aten.select.int,
@@ -53,8 +54,8 @@ NOT_DECOMPOSED = {
 }  # fmt: skip
 # Operators of tensors that may have the edges in another dimension than the first.
 ANYWHERE = {
-    *UNARY_OPS, *BINARY_OPS, *WHERE, *CAST, *SAME, aten.permute.default, aten.t.default,
-    aten.transpose.int,
+    *UNARY_OPS, *BINARY_OPS, *WHERE, *CAST, *SAME, aten.detach.default,
+    aten.permute.default, aten.t.default, aten.transpose.int,
 }  # fmt: skip
 DECOMPOSED: dict[OpOverload, Callable[..., object]] = {
     op: fn for op, fn in decomposition_table.items()  # type: ignore[misc]

@@ -25,8 +25,8 @@ from ._operators import (
 )
 
 # Sentinel sizes for E and N: tracing twice reveals constants derived from them.
-EDGES = (1_000_003, 1_000_033)
-NODES = (999_983, 999_979)
+EDGES = (1_000_003, 3_000_017)
+NODES = (999_983, 99_991)
 _M = TypeVar('_M', bound=Callable[..., int | list[int | None]])
 _MAX_EPSILON = 1e-12  # that a softmax adds to its sums
 
@@ -62,6 +62,7 @@ class Parser:
         self.at: dict[Node, _Positions] = {}  # positions of the results
         self.slot: dict[Node, int] = {}
         self.num_dropouts = 0
+        self.is_derivative = False  # whether the graph is that of a derivative
         # Results of an `aggregate`, and the container in which it returns them.
         self.rows: list[int] = []
         self.container = ''
@@ -69,6 +70,7 @@ class Parser:
     def read(self, graph: GraphModule, inputs: Sequence[int] | None = None) -> list[int]:
         """The positions of the graph's results. `inputs` are the positions of its placeholders;
         without them placeholders are parameters, or inputs of nodes and edges that it lifts."""
+        self.is_derivative = inputs is not None
         for node in graph.graph.nodes:
             node.target = COPIES.get(node.target, node.target)
         for slot, node in enumerate(n for n in graph.graph.nodes if n.op == 'placeholder'):
@@ -218,14 +220,25 @@ class Parser:
             raise Refused('a message whose first dimension is not that of the edges')
         return self._same(node)
 
+    @_reads(_ops.write.default)
+    def _write(self, node: Node) -> int:
+        shape, at = node.meta['val'].shape, self._same(node)
+        if not shape or shape[0] != self.num_edges or self.program.dependence(at) == PARAM:
+            raise Refused('message sets an attribute to what has no row for each edge')
+        if not is_float(self.program[at].dtype):
+            raise Refused(f'message sets an attribute of {self.program[at].dtype}')
+        return at
+
     @_reads(_ops.end_of_rows.default)
     def _end_of_rows(self, node: Node) -> int:
         """The results of an `aggregate`, values of destinations."""
         results, self.container = _args(node)
         for each in results:
-            if not self._is_on_nodes(each):
+            at = self._value(each)
+            of_nodes = self._is_on_nodes(each) and self.program.dependence(at) != PARAM
+            if not of_nodes or self.program[at].dtype != _name(each.meta['val'].dtype):
                 raise Refused('aggregate returns a tensor that has no row for each node')
-            self.rows.append(self._value(each))
+            self.rows.append(at)
         return self.rows[0]
 
     @_reads(_ops.row.default)
@@ -240,6 +253,11 @@ class Parser:
     @_reads(*SAME)
     def _same(self, node: Node) -> int:
         return self._value(node.args[0])
+
+    @_reads(aten.detach.default)
+    def _detach(self, node: Node) -> int:
+        x = self._same(node)
+        return x if self.is_derivative else self.program.detach(x)
 
     @_reads(*UNARY_OPS)
     def _unary(self, node: Node) -> int:
@@ -329,15 +347,16 @@ class Parser:
         shifted = program[self._strip_casts(top.args[0])]
         if shifted.op != 'sub':
             return None
-        score, most = shifted.args[0], self._strip_casts(shifted.args[1])
+        # A softmax has the same gradient with a maximum that is detached.
+        score, most = shifted.args[0], self._strip_casts(shifted.args[1], 'detach')
         if program[most].op != 'rowmax':
             return None
-        if self._strip_casts(program[most].args[0]) != self._strip_casts(score):
+        if self._strip_casts(program[most].args[0], 'detach') != self._strip_casts(score):
             return None
         return program.add('softmax', (score,), (), program[score].shape, top.dtype, EDGE)
 
-    def _strip_casts(self, at: int) -> int:
-        while self.program[at].op == 'cast':
+    def _strip_casts(self, at: int, *others: str) -> int:
+        while self.program[at].op in ('cast', *others):
             (at,) = self.program[at].args
         return at
 

@@ -142,7 +142,8 @@ class Backward(NamedTuple):
 class Passes:
     """The passes of a plan, generated when they are first needed."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, of: 'Passes | None' = None) -> None:
+        """:obj:`of` are the passes of the forward pass, if this plan is one of gradients alone."""
         self.plan = plan
         self._cache: dict[Hashable, object] = {}
         prologue, tail = plan.prologue, plan.tail
@@ -160,6 +161,9 @@ class Passes:
         self.loads = [(each.role, k) for k, each in enumerate(plan.inputs)]
         # For each softmax, whether the message is a multiple of it.
         self.multiples = [is_multiple(plan, n) for n in range(len(plan.softmaxes))]
+        self.sums_locally = of is None  # whether the forward pass sums derivatives
+        if of is not None:
+            self.multiples = of.multiples
         self.has_variance = plan.outputs[-1].reduce == 'var'
         # The results that the backward pass reads: all multiples of a softmax, or the mean that
         # belongs to a variance.
@@ -176,6 +180,24 @@ class Passes:
             for each, load in zip(plan.inputs, self.loads, strict=True)
         ]
         self.weighted_sum = weighted_sum(plan)
+        # The inputs through which a value that an attribute holds gets a gradient.
+        self.written = [
+            {message[at].attrs for at in message.leaves(each.at)}
+            for each in plan.outputs[: plan.num_written]
+        ]
+
+    def is_written_differentiable(self, k: int, needs: tuple[bool, ...] | None) -> bool:
+        """Whether a gradient flows through a value that an attribute holds."""
+        pairs = zip(self.loads, needs or (), strict=False)
+        return any(needed and load in self.written[k] for load, needed in pairs)
+
+    @_memoize
+    def without(self, unused: tuple[int, ...]) -> 'Passes':
+        """The passes of the gradients where these outputs get none."""
+        outputs = [each for k, each in enumerate(self.plan.outputs) if k not in unused]
+        passes = Passes(self.plan._replace(outputs=tuple(outputs)), self)
+        passes.weighted_sum = None
+        return passes
 
     def by_load(self, inputs: Sequence[Tensor]) -> Inputs:
         """The inputs of the kernel by role and number."""
@@ -187,7 +209,7 @@ class Passes:
 
     @_memoize
     def _derive(self) -> Gradients:
-        return derive_gradients(self.plan)
+        return derive_gradients(self.plan, all(self.multiples))
 
     @_memoize
     def forward_passes(self, local: tuple[int, ...], cuda: bool) -> list[Pass]:
@@ -228,11 +250,14 @@ class Passes:
         if self.plan.in_blocks or not any(needs):
             return Backward((), (), False)
         derived = enumerate(self.gradients.local)
-        local = tuple([k for k, at in derived if at is not None and needs[k]])
+        local: tuple[int, ...] = ()
+        if self.sums_locally:
+            local = tuple([k for k, at in derived if at is not None and needs[k]])
         passes = self._gradient_passes(needs, local)
         roles = [each.pass_.row_role for each in passes]
         if roles == ['dst', 'src']:
-            passes = share_edge_values(passes[0], passes[1], len(self.plan.inputs))
+            used = len(self.plan.inputs) + self.plan.num_written
+            passes = share_edge_values(passes[0], passes[1], used)
         return Backward(local, tuple(passes), 'src' in roles)
 
     def _gradient_passes(
@@ -279,6 +304,10 @@ class Passes:
         dtypes = {load: x.dtype for load, x in inputs.items()}
         dtypes |= dict.fromkeys(itertools.product(('most', 'scale', 'dot'), range(count)), acc)
         for role, k, _ in cotangents_of(self.plan):
+            if role == 'edge':
+                output = self.plan.outputs[k - len(self.plan.inputs)]
+                dtypes['edge', k] = getattr(torch, output.dtype)
+                continue
             dtypes['grad', k] = acc
             if role == 'picked':
                 dtypes['arg', k] = graph.rowptr.dtype

@@ -18,8 +18,9 @@ _ROLE = {PARAM: 'param', SRC: 'src', DST: 'dst'}
 
 
 class Output(NamedTuple):
-    """A value of the message, reduced over the edges of each destination. For a variance the value
-    is the square of the message, and the output before it its mean."""
+    """A value of the message, reduced over the edges of each destination; `edge` is not reduced,
+    and stands before all others. For a variance the value is the square of the message, and the
+    output before it its mean."""
 
     at: int
     reduce: str
@@ -68,6 +69,11 @@ class Plan(NamedTuple):
     in_blocks: bool = False
     rows: RowPart | None = None
 
+    @property
+    def num_written(self) -> int:
+        """The number of outputs that have a row for each edge."""
+        return sum(output.reduce == 'edge' for output in self.outputs)
+
     def __repr__(self) -> str:
         return describe(self)
 
@@ -78,7 +84,8 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
     Raises:
         Refused: If no kernel computes it.
     """
-    requested = [
+    requested = [Reduced(at, 'edge') for at in captured.writes]
+    requested += [
         Reduced(each.at, reduce) for each in captured.reduced
         for reduce in ([each.reduce] if each.reduce else kernel_reduces(reduces))
     ]  # fmt: skip
@@ -103,7 +110,8 @@ def make_plan(captured: CapturedMessage, reduces: Sequence[str]) -> Plan:
         outputs.append(Output(body, reduce, wide if exact else dtype))
     return Plan(
         program, tuple(split.inputs), split.message, tuple(reduces), acc, tuple(outputs), tail,
-        dtypes[0], captured.num_dropouts, tuple(split.softmaxes), in_blocks, captured.rows,
+        captured.program[captured.reduced[0].at].dtype, captured.num_dropouts,
+        tuple(split.softmaxes), in_blocks, captured.rows,
     )  # fmt: skip
 
 
@@ -338,6 +346,10 @@ def _push_map(p: Program, x: int, weight: int) -> int:
         return p.pointwise(value.op, *parts)
     if value.op == 'neg':
         return p.pointwise('neg', _push_map(p, args[0], weight))
+    if value.op == 'detach' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
+        inner = p[args[0]]
+        parts = [p.detach(arg) for arg in inner.args]
+        return _push_map(p, p.add(inner.op, parts, inner.attrs, inner.shape, value.dtype), weight)
     if value.op == 'cast' and p[args[0]].op in ('cat', 'add', 'sub', 'neg'):
         inner = p[args[0]]
         parts = [p.cast(arg, value.dtype) for arg in inner.args]
@@ -415,7 +427,7 @@ def _map_in_place(p: Program, x: int, weight: int) -> int:
     """A linear map that stays on the edge. Of values computed for each edge it is marked: no kernel
     has it, blocks of edges do."""
     inner = x
-    while p[inner].op in ('cast', 'view', 'slice'):
+    while p[inner].op in ('cast', 'view', 'slice', 'detach'):
         inner = p[inner].args[0]
     if p[inner].op != 'load':
         shape = *p[x].shape[:-1], p[weight].shape[-1]
@@ -533,7 +545,11 @@ def describe(p: Plan) -> str:
     ]  # fmt: skip
     gathered = ', '.join(f'{each.role} {list(each.shape)}' for each in p.inputs)
     lines.append(f'fused: {" ".join(fused) or "nothing"}; reads {gathered}')
-    lines.append('reduced: ' + ', '.join(output.reduce for output in p.outputs))
+    written = p.outputs[: p.num_written]
+    lines.append('reduced: ' + ', '.join(each.reduce for each in p.outputs[len(written) :]))
+    if written:
+        widths = ', '.join(str(list(p.message[each.at].shape)) for each in written)
+        lines.append(f'written: values of edges that attributes hold, {widths}')
     if p.rows is not None and (after := p.rows.operations()):
         lines.append(f'after that, on nodes: {after}')
     if p.in_blocks:

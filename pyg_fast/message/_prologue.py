@@ -154,15 +154,34 @@ class AfterReductions:
             (at, role, name) for at, (role, name) in kinds.items() if role in ('row', 'param')
         ]
         self.dtypes = {at: getattr(torch, program[at].dtype) for at in loads}
+        # A node without edges gives no gradient, also where that of an operation is not finite.
+        self.masks = any(
+            program[at].op in RISKY and not _divides_by_degree(program, at)
+            for at in program.reachable(rows.outputs)
+        )
 
     def __call__(
         self, outs: Sequence[Tensor], read: Sequence[Tensor], rowptr: Tensor
     ) -> list[Tensor]:
         """The results, from the reductions and the tensors that :obj:`reads` lists."""
+        if self.masks and torch.is_grad_enabled():
+            has_edges = rowptr[1:] != rowptr[:-1]
+            outs = [_replace_unread_rows(x, has_edges, 0) if x.requires_grad else x for x in outs]
         values = {at: x for (at, _, _), x in zip(self.reads, read, strict=True)}
         values |= {at: outs[k].to(self.dtypes[at]) for at, k in self.reduced}
         values |= {at: rowptr.diff().to(self.dtypes[at]) for at in self.degrees}
-        return self.function(values, None)
+        results = self.function(values, None)
+        # A caller may write into one of two that are equal.
+        return [x.clone() if any(x is y for y in results[:k]) else x for k, x in enumerate(results)]
+
+
+def _divides_by_degree(program: Program, at: int) -> bool:
+    """Whether a value is a quotient by what depends on degrees alone."""
+    loads = [
+        program[each].attrs for each in program.reachable(program[at].args[1:2])
+        if program[each].op == 'load'
+    ]  # fmt: skip
+    return program[at].op == 'div' and all(role == 'degree' for role, _ in loads)
 
 
 def _replace_unread_rows(x: Tensor, used: Tensor, number: float) -> Tensor:

@@ -70,7 +70,7 @@ def replace_messages(module: GraphModule, gradients: bool | None = None) -> int:
     groups: dict[object, list[Node]] = {}
     for node in graph.nodes:
         if _is(node, _markers.rows):
-            groups[node] = [node]
+            groups.setdefault((tuple(node.args[8]), node.args[3]), []).append(node)
         if _is(node, _markers.aggregate):
             groups.setdefault((node.args[0], node.args[3]), []).append(node)
     if not groups:
@@ -212,11 +212,11 @@ class _Region:
         first = aggregates[0]
         self.end = self.place[first]
         args: Any = first.args
-        ends, self.index, self.num_src, self.num_dst = args[:4]
-        self.csr, self.perm, self.t_perm = args[5:]
+        end, self.index, self.num_src, self.num_dst = args[:4]
+        self.csr, self.perm, self.t_perm = args[5:8]
         self.of_rows = _is(first, _markers.rows)  # whether it holds the layer's own `aggregate`
         # What the kernel computes: the message, or results of an `aggregate`.
-        self.ends: list[Node] = list(ends) if self.of_rows else [ends]
+        self.ends: list[Node] = list(args[8]) if self.of_rows else [end]
         self.reduces: tuple[str, ...] = ()
         if not self.of_rows:
             self.reduces = tuple(dict.fromkeys(str(node.args[4]) for node in aggregates))
@@ -255,12 +255,13 @@ class _Region:
         return True
 
     def _check_escapes(self, aggregates: Sequence[Node]) -> None:
-        """Refuses a message of which values are read elsewhere, if it writes or drops out."""
-        writes = any(self.traffic.into[node] for node in self.nodes)
+        """Refuses a message of which values are read elsewhere that it writes into, or any if it
+        drops out."""
+        written = set().union(*(self.traffic.into[node] for node in self.nodes))
         drops = any(call.is_on for node in self.nodes if (call := dropout_of(node)))
-        if not writes and not drops:
-            return
         for node in (*self.nodes, *self.frontier):
+            if not drops and self.traffic.result[node].isdisjoint(written):
+                continue
             is_own = node in self.own or _is(node, _markers.gather)
             elsewhere = any(u not in self.own and u not in aggregates for u in node.users)
             if node in self.depends and is_own and elsewhere:
@@ -427,7 +428,10 @@ class _Region:
             return num_edges if n == count else n
 
         shape = node.args[place]
-        new = (size(shape[0]), *shape[1:]) if isinstance(shape, (tuple, list)) else size(shape)
+        if isinstance(shape, (tuple, list)):
+            new: Any = (*map(size, shape[:1]), *shape[1:])
+        else:
+            new = size(shape)
         node.args = (*node.args[:place], new, *node.args[place + 1 :])
 
 
@@ -463,7 +467,7 @@ def _replace(
     ]  # fmt: skip
     read = {at: _fake_of(inputs[places[role, name]]) for at, role, name in passes.reads}
     # The mode of gradients is that of the graph, not that in which it is compiled.
-    trains = any(x.requires_grad for node in aggregates for x in _tensors_of(node))
+    trains = any(_fake_of(node).requires_grad for node in aggregates)
     needs = _needs_gradient(passes, read, trains if gradients is None else gradients, gradients)
     copied = [node in region.written for node in inputs]
     asked = [] if gradients is False else needs
@@ -471,29 +475,20 @@ def _replace(
         passes, text, places, len(region.csr), arguments, copied, needs, asked
     )
     results = _insert_op(module, body, arguments, aggregates[0], number, autocast)
-    parts = list(aggregates[0].users) if region.of_rows else aggregates
-    for node in parts:
-        which: Any = node.args
-        k = which[1] if region.of_rows else region.reduces.index(which[4])
+    for node in aggregates:
+        which = str(node.args[4])
+        k = int(which) if region.of_rows else region.reduces.index(which)
         # That of the trace is detached, and the next message asks whether it needs a gradient.
         results[k].meta['example_value'] = _fake_of(node)
         traffic.result[results[k]] |= traffic.result[node]
         node.replace_all_uses_with(results[k])
         graph.erase_node(node)
-    if region.of_rows:
-        graph.erase_node(aggregates[0])
     own = {*region.nodes, *filter(_is_pure, region.frontier)}
     for node in reversed(order):  # Also writes into values that nobody reads.
         if node in own and not node.users and node.op != 'placeholder':
             graph.erase_node(node)
     reduces = ', '.join(output.reduce for output in passes.plan.outputs)
     return f'{len(passes.plan.inputs)} inputs, {reduces}'
-
-
-def _tensors_of(node: Node) -> list[Tensor]:
-    """The fake tensors of a node."""
-    fake = _fake_of(node)
-    return list(fake) if isinstance(fake, (list, tuple)) else [fake]
 
 
 def _needs_gradient(

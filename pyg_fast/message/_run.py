@@ -1,6 +1,7 @@
 """Runs a plan: the prologue on nodes, the passes over edges, and the linear map after them."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -18,9 +19,9 @@ from . import _blocks
 from ._cpu import run_pass_cpu
 from ._cuda import dot_of_results, on_device, run_pass_cuda, schedule_of
 from ._gradients import cotangents_of
-from ._ir import DST_ROLES, NODES, SRC, Inputs
+from ._ir import DST_ROLES, NODES, SRC, Inputs, Refused
 from ._passes import Pass, Passes
-from ._plan import Plan, WeightedSum, kernel_reduces
+from ._plan import Output, Plan, WeightedSum, kernel_reduces
 
 # The results of a pass, and for each the second one of kinds that have two (else None).
 Results: TypeAlias = tuple[list[Tensor], list[Tensor | None]]
@@ -91,6 +92,7 @@ class FusedMessage(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         results, kept = compute_results(passes, graph, seed, needs, inputs)
         ctx.passes, ctx.needs = passes, needs
+        ctx.set_materialize_grads(False)
         rounded = tuple(map(_as_non_view, results))
         if not only_read:  # The caller may write into what it gets.
             own = [x.clone() if any(x is y for y in rounded) else x for x in kept.results]
@@ -99,16 +101,46 @@ class FusedMessage(torch.autograd.Function):
         return rounded
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        passes, needs = ctx.passes, ctx.needs
-        graph, seed, inputs, *kept = saved(ctx)
+    def backward(ctx: _Context, *given: Tensor | None) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs
+        graph, seed, inputs, *rest = saved(ctx)
+        passes, kept, grads = _used(ctx.passes, graph, needs, inputs, Saved(*rest), given)
         # create_graph=True, or several gradients at once.
         if torch.is_grad_enabled() or any(map(is_batched, grads)):
-            chosen = Saved(*kept).chosen
+            chosen = kept.chosen
             of_inputs = _differentiate_in_torch(passes, graph, seed, inputs, chosen, needs, grads)
         else:
-            of_inputs = compute_gradients(passes, graph, seed, needs, inputs, Saved(*kept), grads)
+            of_inputs = compute_gradients(passes, graph, seed, needs, inputs, kept, grads)
         return None, None, None, None, None, *of_inputs
+
+
+def _used(
+    passes: Passes, graph: Graph, needs: tuple[bool, ...], inputs: Sequence[Tensor], kept: 'Saved',
+    grads: Sequence[Tensor | None],
+) -> tuple[Passes, 'Saved', tuple[Tensor, ...]]:  # fmt: skip
+    """The passes, what they read, and the gradients, without values of edges that get none: zeros
+    of all edges would cost as much."""
+    unused = tuple([k for k in range(passes.plan.num_written) if grads[k] is None])
+    if unused:
+        with suppress(Refused):
+            others = passes.without(unused)
+            others.prepare_backward(needs, graph, others.by_load(inputs))
+            used = [k for k in range(len(grads)) if k not in unused]
+            chosen = kept.chosen and tuple([kept.chosen[k] for k in used])
+            passes, kept = others, kept._replace(chosen=chosen)
+            grads = [grads[k] for k in used]
+    return passes, kept, tuple([
+        grad if grad is not None else _zeros(passes, graph, output)
+        for grad, output in zip(grads, passes.plan.outputs, strict=True)
+    ])  # fmt: skip
+
+
+def _zeros(passes: Passes, graph: Graph, output: Output) -> Tensor:
+    rows = graph.num_edges if output.reduce == 'edge' else graph.num_dst
+    shape = passes.plan.message[output.at].shape
+    return torch.zeros(
+        rows, *shape, dtype=getattr(torch, output.dtype), device=graph.col.device
+    )
 
 
 class Saved(NamedTuple):
@@ -191,7 +223,9 @@ def _load_cotangents(
     cotangents = _edge_cotangents(plan, graph, grads, acc)
     for role, k, at in cotangents_of(plan):
         chosen = kept.chosen[k] if role == 'picked' else None
-        if chosen is not None:
+        if role == 'edge':
+            values['edge', k] = grads[k - len(plan.inputs)]
+        elif chosen is not None:
             values['grad', k], values['arg', k] = grads[k], chosen
         else:
             values['grad', k] = cotangents[at]
@@ -279,7 +313,7 @@ def _edge_cotangents(
     degree: Tensor | None = None
     total: dict[int, Tensor] = {}
     for output, grad in zip(plan.outputs, grads, strict=True):
-        if output.reduce in ('max', 'min'):
+        if output.reduce in ('max', 'min', 'edge'):
             continue
         if output.reduce in ('mean', 'var'):
             if degree is None:
@@ -342,6 +376,8 @@ def _run_in_torch(
         if arg is not None:
             picked = x.gather(0, arg.clamp(min=0).long())
             out = picked.masked_fill(arg < 0, 0)
+        elif output.reduce == 'edge':
+            out = x
         else:
             wide = getattr(torch, message[output.at].dtype)
             out = _scatter(x, row, graph.num_dst, output.reduce, wide)
@@ -402,6 +438,9 @@ def run(
     elif needs is not None and True in needs:
         only_read = only_read or plan.tail is not None
         outs = list(FusedMessage.apply(passes, graph, seed, needs, only_read, *inputs))
+        for k in range(plan.num_written):
+            if not passes.is_written_differentiable(k, needs):
+                outs[k] = outs[k].detach()
     else:
         outs, _, _ = _run_forward(passes, (), graph, passes.by_load(inputs), seed)
     return finish_results(passes, outs, values, read_after(passes, args, named), graph.rowptr)
@@ -420,8 +459,9 @@ def finish_results(
     rowptr: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     """The aggregated message, from the results of the kernels, the values of the prologue, and what
-    the part `after` the reductions reads."""
+    the part `after` the reductions reads; then the values of edges that attributes hold."""
     plan = passes.plan
+    written, outs = outs[: plan.num_written], outs[plan.num_written :]
     if plan.tail is not None:
         *others, out = outs
         out, weight = out.flatten(1), values[len(plan.inputs)].to(out.dtype)
@@ -441,8 +481,8 @@ def finish_results(
         sums = dict(zip(kernel_reduces(plan.reduces), outs, strict=True))
         outs = [sums[reduce] for reduce in plan.reduces]
     if passes.after is not None:
-        return passes.after(outs, after, rowptr)
-    return [out.to(passes.dtype) for out in outs]
+        return [*passes.after(outs, after, rowptr), *written]
+    return [*(out.to(passes.dtype) for out in outs), *written]
 
 
 def _is_readable(x: Tensor, role: str) -> bool:

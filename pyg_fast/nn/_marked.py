@@ -100,11 +100,16 @@ def propagate(
             given[name] = value
         message = conv.message(**{name: given[name] for name in arguments.of_message})
         out = conv.aggregate(message, **{name: given[name] for name in arguments.of_aggregate})
-        several = isinstance(out, (tuple, list))
-        results = _markers.rows(
-            list(out) if several else [out], index[i], num_src, num_dst, '', csr, graph.perm,
-            graph.t_perm,
-        )  # fmt: skip
+        several = type(out) in (tuple, list)
+        if not all(isinstance(x, Tensor) for x in (out if several else [out])):
+            return out
+        parts = list(out) if several else [out]
+        results = [
+            _markers.rows(
+                x, index[i], num_src, num_dst, str(k), csr, graph.perm, graph.t_perm, parts
+            )
+            for k, x in enumerate(parts)
+        ]  # fmt: skip
         return type(out)(results) if several else results[0]
     message = conv.message(**given)
     if conv.node_dim not in (0, -message.dim()):

@@ -491,14 +491,12 @@ def _collect(
         if value is inspect.Parameter.empty:
             raise Fallback(f"'{name}' is missing")
         if isinstance(value, Tensor) and value.dim() > 0:
-            at = node_dim if -value.dim() <= node_dim < value.dim() else 0
             if value.size(0) == num_edges:
                 inputs['edge', name] = value
                 continue
-            if value.size(at) == num_dst:
-                inputs['row', name] = value if node_dim in (0, -value.dim()) else (
-                    value.movedim(node_dim, 0)
-                )
+            rows = value.movedim(node_dim, 0) if -value.dim() < node_dim != 0 else value
+            if rows.size(0) == num_dst:
+                inputs['row', name] = rows
                 continue
         other[name] = value
     check_inputs(edge_index.device, inputs.values(), num_edges, (num_src, num_dst))

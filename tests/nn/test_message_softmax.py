@@ -138,8 +138,12 @@ def shifted(s: Tensor, index: Tensor, size: int) -> Tensor:
     return s - scatter(s.detach(), index, 0, size, 'max').index_select(0, index)
 
 
+def sums(s: Tensor, index: Tensor, size: int) -> Tensor:
+    return scatter(s, index, 0, size, 'sum').index_select(0, index) + 1e-16
+
+
 def shares(s: Tensor, index: Tensor, size: int) -> Tensor:
-    return s / (scatter(s, index, 0, size, 'sum').index_select(0, index) + 1e-16)
+    return s / sums(s, index, size)
 
 
 REFUSED = {
@@ -154,9 +158,12 @@ REFUSED = {
     'rows': (lambda s, i, n: s * i.unsqueeze(-1), ''),
     'no exponential': (
         lambda s, i, n: s * shares(shifted(s, i, n), i, n), 'depends on other edges'),
-    'constant factor': (lambda s, i, n: s[:, :1].detach().expand_as(s) * s, 'detach'),
+    'detached numerator': (
+        lambda s, i, n: s * shifted(s, i, n).exp().detach() / sums(shifted(s, i, n).exp(), i, n),
+        'depends on other edges'),
     'detached maximum': (
-        lambda s, i, n: s * shares((s - shifted(s.detach(), i, n)).exp(), i, n), 'detach'),
+        lambda s, i, n: s * shares((s - shifted(s.detach(), i, n)).exp(), i, n),
+        'depends on other edges'),
 }  # fmt: skip
 
 
