@@ -16,6 +16,11 @@ def ops_of(run: Callable[[], Any]) -> dict[str, int]:
     return {event.key: event.count for event in seen.key_averages()}
 
 
+def multiplies(run: Callable[[], Any]) -> bool:
+    """Whether `run` multiplies by a sparse matrix of ours."""
+    return any(op.startswith('pyg_fast::spmm') for op in ops_of(run))
+
+
 def sorts_of(run: Callable[[], Any]) -> dict[str, int]:
     """How often `run` sorts or lists edges, by op. It must run some op of ours: otherwise the
     profiler could not have seen a sort."""

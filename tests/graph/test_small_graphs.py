@@ -1,10 +1,11 @@
 """What runs layers on graphs of few edges."""
 
 import copy
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.graph import PreparedGraph
-from pyg_fast.graph import small_graphs as module
 from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv, gat
 from pyg_fast.nn.message_passing import FusedMessagePassing
 from pyg_fast.transforms import ToCSR
@@ -26,10 +26,9 @@ NODES, EDGES, WIDTH = 20, 90, 6
 
 
 @pytest.fixture(autouse=True)
-def by_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for device in (False, True):  # Figures of a GPU change.
-        for kind in ('message', 'sum'):
-            monkeypatch.setitem(module._LIMITS, (kind, device), module._Limit(200_000, 8))
+def by_default(limits: Callable[..., None]) -> Iterator[None]:
+    kinds = itertools.product(('message', 'sum'), (False, True))
+    limits(few_edges=dict.fromkeys(kinds, (200_000, 8)))  # Figures of a GPU change.
     with pyg_fast.small_graphs('pyg'):
         yield
 

@@ -4,6 +4,7 @@ weights."""
 import copy
 import pickle
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from torch_geometric.nn.dense import HeteroLinear
 
 import pyg_fast
 from pyg_fast.graph import Graph, PreparedGraph
-from pyg_fast.nn import hgt
 from tests._report import what_ran
 from tests.nn._layers import assert_alike, both, run
 
@@ -69,8 +69,8 @@ def check(theirs: Any, ours: Any, args: Any, reason: str | None = None) -> None:
 
 
 @pytest.fixture(params=[1, 4, 64], ids=['each_head', 'pairs_of_heads', 'all_heads'])
-def least(request: pytest.FixtureRequest, device: torch.device, monkeypatch: Any) -> int:
-    monkeypatch.setitem(hgt._LEAST_WIDTH, device.type, request.param)
+def least(request: pytest.FixtureRequest, limits: Callable[..., None]) -> int:
+    limits(width_of_maps=request.param)
     return request.param
 
 
@@ -82,9 +82,9 @@ def test_like_pyg(seed: int, least: int, device: torch.device) -> None:
     assert what_ran(ours) == 'FusedHGTConv'
 
 
-def test_no_product_for_each_head(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_product_for_each_head(device: torch.device, forbid: Callable[..., None]) -> None:
     _, ours = layers(device)
-    monkeypatch.setattr(type(ours.k_rel), 'forward_naive', None)
+    forbid(type(ours.k_rel), 'forward_naive')
     ours(*given(PLAIN, device))
     assert 'edge [' not in ours.plan  # Priors are no features of edges.
 

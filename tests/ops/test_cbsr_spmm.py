@@ -79,22 +79,17 @@ def _(given: Given) -> dict[str, object]:
     )  # fmt: skip
 
 
-def set_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """The share of stored columns from which on features are read as dense rows."""
-    monkeypatch.setattr(_module, '_DENSE_SHARE', dict.fromkeys(('cuda', 'cpu'), (share, share)))
-
-
 @pytest.fixture
-def sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+def sparse(limits: Callable[..., None]) -> None:
     """Reads features as entries, whatever their number."""
-    set_share(monkeypatch, 2)
+    limits(dense_share=(2, 2))
 
 
 @pytest.fixture(params=['sparse', 'dense'])
-def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def share(request: pytest.FixtureRequest, limits: Callable[..., None]) -> str:
     """Reads features as entries and as dense rows."""
     share = 2 if request.param == 'sparse' else 0
-    set_share(monkeypatch, share)
+    limits(dense_share=(share, share))
     return request.param
 
 
@@ -257,7 +252,7 @@ def test_all_entries_give_the_dense_aggregation(
             torch.testing.assert_close(result, results[-1])
 
 
-def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_of_reading_agree(device: torch.device, limits: Callable[..., None]) -> None:
     edges = GRAPHS['in_hubs']
     graph = edges.graph(device=device)
     for dtype in DTYPES:
@@ -265,7 +260,7 @@ def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.Mo
             cbsr = entries(edges, 64, k, dtype, device)
             w = weights(edges, dtype, device)
             for share in (0, 3 / 8, 2):
-                set_share(monkeypatch, share)
+                limits(dense_share=(share, share))
                 check(graph, cbsr, w, 'mean')
 
 
@@ -284,7 +279,7 @@ def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.Mo
     ],
 )
 def test_reads_dense_rows_that_stay_in_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Callable[..., None],
     dtype: torch.dtype,
     k: int,
     degree: int,
@@ -292,8 +287,7 @@ def test_reads_dense_rows_that_stay_in_the_cache(
     wide: bool,
     dense: bool,
 ) -> None:
-    monkeypatch.setattr(_module, '_CACHE_BYTES', cache)
-    monkeypatch.setattr(_module, '_WIDE_VECTORS', wide)
+    limits(cache_bytes=cache, wide_vectors=wide)
     calls = set()
 
     class Record(TorchDispatchMode):
@@ -593,9 +587,9 @@ def test_what_is_prepared_for_a_million_edges(device: torch.device, dtype: torch
 
 @pytest.mark.parametrize('dense_share', [0, 2])
 def test_higher_derivatives_of_everything(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, dense_share: int
+    device: torch.device, limits: Callable[..., None], dense_share: int
 ) -> None:
-    set_share(monkeypatch, dense_share)
+    limits(dense_share=(dense_share, dense_share))
     edges = Edges(torch.tensor([[0, 1, 2, 3, 3, 0, 2, 2], [0, 0, 0, 2, 2, 3, 3, 2]]), 4, 4)
     graph = edges.graph(device=device)
     scale = torch.rand(3, 4, dtype=torch.float64, device=device) + 0.5

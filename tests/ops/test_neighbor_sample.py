@@ -263,11 +263,11 @@ def test_stamps_run_out(device: torch.device) -> None:
 
 
 def test_sizes_that_are_waited_for(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, limits: Callable[..., None]
 ) -> None:
     csr, seeds = planted_structure('tiny'), torch.arange(100)
     first = sample(device, csr, seeds, (4, 3, 2), seed=1)
-    monkeypatch.setattr(sys.modules['pyg_fast.ops.neighbor_sample'], '_MOST_GUESSED', 500)
+    limits(edges_guessed=500)
     again = sample(device, csr, seeds, (4, 3, 2), seed=1)
     assert all(map(torch.equal, first[:5], again[:5]))
     assert first[5:] == again[5:]
