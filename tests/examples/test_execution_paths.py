@@ -83,26 +83,21 @@ def test_bad_options(
 
 @pytest.mark.parametrize('model', ['gcn', 'sage', 'gin'])
 def test_all_ways_train_the_same_network(
-    example: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, model: str
+    example: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str
 ) -> None:
-    trained = []
+    def trainer(_: None, self: Any, way: Any, data: Data, num_layers: int, *rest: Any) -> tuple:
+        assert isinstance(data.edge_index, EdgeIndex)
+        assert data.edge_index.device.type == device.type
+        if way.paths:
+            assert [path.num_layers for path in self.paths] == [num_layers] * num_layers
+            assert all(path.forward == way.forward for path in self.paths)
+            assert self.paths[-1].num_dst == self.nodes.numel()
+        else:
+            assert self.paths is None
+        assert isinstance(self.x, AggregatedInput) == way.aggregate_input
+        return way, num_layers, torch.cat([p.detach().view(-1) for p in self.model.parameters()])
 
-    class Spied(example.Trainer):
-        def __init__(self, way: Any, data: Data, num_layers: int, *rest: Any) -> None:
-            super().__init__(way, data, num_layers, *rest)
-            assert isinstance(data.edge_index, EdgeIndex)
-            assert data.edge_index.device.type == device.type
-            start = torch.cat([p.detach().view(-1) for p in self.model.parameters()])
-            trained.append((way, num_layers, start))
-            if way.paths:
-                assert [path.num_layers for path in self.paths] == [num_layers] * num_layers
-                assert all(path.forward == way.forward for path in self.paths)
-                assert self.paths[-1].num_dst == self.nodes.numel()
-            else:
-                assert self.paths is None
-            assert isinstance(self.x, AggregatedInput) == way.aggregate_input
-
-    monkeypatch.setattr(example, 'Trainer', Spied)
+    trained = record_calls(example.Trainer, '__init__', trainer)
     line = f'--graphs tiny --model {model} --shares 1,0.02,0.001 --layers 3,1 --steps 4'
     result = example.sweep('tiny', options(example, line, device.type))
 
@@ -164,24 +159,16 @@ def test_no_number_is_no_agreement(
 
 
 def test_preparation_is_that_of_an_unknown_graph(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+    example: ModuleType, record_calls: Callable[..., list]
 ) -> None:
-    prepared = []
-
-    class Spied(example.Prepare):
-        def forward(self, data: Data) -> Data:
-            plain = data.edge_index
-            assert type(plain) is torch.Tensor
-            out = super().forward(data)
-            prepared.append((plain, len(out.execution_paths)))
-            return out
-
-    monkeypatch.setattr(example, 'Prepare', Spied)
+    given = record_calls(Data, 'clone', lambda data, *_: data.edge_index)
+    prepared = record_calls(example.Prepare, 'forward', lambda data, *_: len(data.execution_paths))
     plain = PlantedGraph('tiny')[0]
     assert example.preparation_seconds(plain, 3) > 0
-    tensors = {edge_index.data_ptr() for edge_index, _ in prepared} | {plain.edge_index.data_ptr()}
+    assert {type(edge_index) for edge_index in given} == {torch.Tensor}
+    tensors = {edge_index.data_ptr() for edge_index in [*given, plain.edge_index]}
     assert len(tensors) == example.PREPARATIONS + 1
-    assert {layers for _, layers in prepared} == {3}
+    assert prepared == [3] * example.PREPARATIONS
     assert 'execution_paths' not in plain
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -58,17 +57,12 @@ def of_few(device: torch.device, num_edges: int = EDGES) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize('num_edges', [EDGES, 40_000])
 @pytest.mark.parametrize('num_src', [NODES, NODES + 3])
 def test_forward_of_pyg_gets_a_plain_list(
-    num_edges: int, num_src: int, monkeypatch: pytest.MonkeyPatch
+    num_edges: int, num_src: int, record_calls: Callable[..., list]
 ) -> None:
     """What it calculates from one takes less time, where its code runs and no size is lost."""
-    seen: list[type] = []
-    forward = pyg.GraphConv.forward
-
-    def recording(conv: Any, x: Any, edge_index: Tensor, *args: Any) -> Tensor:
-        seen.append(type(edge_index))
-        return forward(conv, x, edge_index, *args)
-
-    monkeypatch.setattr(pyg.GraphConv, 'forward', recording)
+    seen = record_calls(
+        pyg.GraphConv, 'forward', lambda _, conv, x, edge_index, *rest: type(edge_index)
+    )
     conv = pyg.GraphConv(WIDTH, 4, aggr='mean')
     fast = pyg_fast.accelerate(copy.deepcopy(conv))
     x, edges = of_few(torch.device('cpu'), num_edges)
@@ -98,17 +92,14 @@ def test_own_forward_gets_what_it_is_given() -> None:
 
 @pytest.mark.parametrize('num_edges', [EDGES, 40_000])
 def test_nobody_lists_the_edges_of_a_prepared_graph(
-    num_edges: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    num_edges: int, device: torch.device, forbid: Callable[..., None]
 ) -> None:
     x, edges = of_few(device, num_edges)
     data = Data(edge_index=edges, num_nodes=NODES)
     graph = ToCSR(keep_edge_index=False)(data).edge_index
     conv = pyg_fast.accelerate(pyg.GraphConv(WIDTH, 4)).to(device)
 
-    def listed(of: PreparedGraph) -> Tensor:
-        raise AssertionError('a list of the edges')
-
-    monkeypatch.setattr(PreparedGraph, '_data', property(listed))
+    forbid(PreparedGraph, '_data')
     for _ in range(2):
         conv(x, graph)
         assert why_pygs(conv) == ''
@@ -221,9 +212,9 @@ def test_bad_settings() -> None:
     assert "PYG_FAST_SMALL_GRAPHS must be 'pyg' or 'kernel', got '1'" in done.stderr
 
 
-def test_compiled_code_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_has_no_limit(forbid: Callable[..., None]) -> None:
     """It would be compiled again on either side of it."""
-    monkeypatch.setattr(gat, 'has_few_edges', None)  # A call fails.
+    forbid(gat, 'has_few_edges')
     conv = pyg_fast.accelerate(pyg.GATv2Conv(WIDTH, 4, edge_dim=3))
     x, edges = of_few(torch.device('cpu'))
     compiled = torch.compile(conv, backend='eager', fullgraph=True)

@@ -1,6 +1,7 @@
 """RGCNConv and RGATConv: relations as pairs with nodes, beside PyG on the same weights."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -68,10 +69,10 @@ def test_sums(options: dict[str, Any], way: str, device: torch.device) -> None:
 
 
 def test_one_sum_for_all_relations(
-    way: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    way: str, device: torch.device, forbid: Callable[..., None]
 ) -> None:
     _, ours = both(RGCNConv(WIDTH, 8, R), device)
-    monkeypatch.setattr(type(ours), 'propagate', None)
+    forbid(type(ours), 'propagate')
     assert ours(*arguments('x edges relation', device)).shape == (N, 8)
 
 
@@ -185,7 +186,7 @@ def test_tiles_take_little_more_than_rows_and_matrices(
     assert num_tiles * (tile * width + size) <= 2.25 * needed
 
 
-def test_which_way(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_way(device: torch.device, limits: Callable[..., None]) -> None:
     """Few pairs, by numbers or beside the edges, have rows that suit the device."""
     few = relational._sums_of_all if device.type == 'cuda' else relational._sums_of_relations
     edges, relation = arguments('edges relation', device)
@@ -195,15 +196,17 @@ def test_which_way(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert way(R) is few
     assert way(10**8) is relational._sums_of_tiles
-    monkeypatch.setattr(relational, '_MOST_NUMBERS', 0)
+    limits(pairs_by_number=0)
     assert way(E // N - 1) is few
     assert way(E // N) is relational._sums_of_tiles
 
 
-def test_many_pairs_take_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relational, '_MOST_NUMBERS', 0)
+def test_many_pairs_take_tiles(
+    device: torch.device, limits: Callable[..., None], forbid: Callable[..., None]
+) -> None:
+    limits(pairs_by_number=0)
     for name in ('_sums_of_all', '_sums_of_relations'):
-        monkeypatch.setattr(relational, name, None)
+        forbid(relational, name)
     theirs, ours = both(RGCNConv(WIDTH, 8, E // N), device)
     args = arguments('x edges relation', device)
     assert_alike(run(ours, args), run(theirs, args), 1e-9)
