@@ -374,9 +374,8 @@ def test_paths(tmp_path: Path) -> None:
             assert all(result['error'] <= 1 for result in cell['results'].values())
 
 
-def test_aggregate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks import aggregate
-    monkeypatch.setattr(aggregate, 'SIZES', ((300, 1_000), (500, 2_000)))
+def test_aggregate(tmp_path: Path, limits: Callable[..., None]) -> None:
+    limits(random_graphs=((300, 1_000), (500, 2_000)))
     report, markdown, _ = run('aggregate', tmp_path)
     check_report(report, markdown)
     (section,) = report['sections']
@@ -762,15 +761,8 @@ def test_sampled_compares_models(harness, what: str) -> None:
                 assert not contender.check(changed) <= 1, (contender.name, place)
 
 
-@pytest.fixture
-def ours_is_right(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes our kernel in float64 the reference, as where PyG's messages do not fit into memory."""
-    from benchmarks import gat
-    return lambda: monkeypatch.setitem(gat.REFERENCE_BYTES, 'cpu', 0)
-
-
 @pytest.mark.parametrize('model', ['gat', 'gatv2'])
-def test_gat_compares_kernels(harness, ours_is_right: Callable[[], None], model: str) -> None:
+def test_gat_compares_kernels(harness, limits: Callable[..., None], model: str) -> None:
     from benchmarks import _graphs, gat
     graph = _graphs.load('tiny', torch.device('cpu'))
     case = gat.CASES[model](graph, torch.float32, 2, 5)
@@ -788,7 +780,7 @@ def test_gat_compares_kernels(harness, ours_is_right: Callable[[], None], model:
                 assert not case.check(changed, gat.STEP, dropout) <= 1, (place, slip)
         for mode, part in ((gat.FORWARD, outputs[:1]), (gat.BACKWARD, outputs[1:])):
             assert all(map(torch.equal, case.work(case.ours, mode, dropout)(), part))
-    ours_is_right()
+    limits(bytes_of_pygs_messages=0)  # Our kernel in float64 is the reference then.
     for dropout, expected in zip(dropouts, by_pyg, strict=True):
         del case._truth[dropout]
         assert case.error(case.truth(dropout), expected) < 1e-6
@@ -796,7 +788,7 @@ def test_gat_compares_kernels(harness, ours_is_right: Callable[[], None], model:
 
 @pytest.mark.parametrize('name', ['GCN', 'SAGE mean', 'SAGE max', 'GIN', 'GAT 8 heads',
                                   'GATv2 1 head'])
-def test_layers_are_compared(harness, ours_is_right: Callable[[], None], name: str) -> None:
+def test_layers_are_compared(harness, limits: Callable[..., None], name: str) -> None:
     from benchmarks import _graphs, layers
     graph = _graphs.load('tiny', torch.device('cpu')).without_loops()
     kind = layers.KINDS[name]
@@ -812,7 +804,7 @@ def test_layers_are_compared(harness, ours_is_right: Callable[[], None], name: s
                 wrong = t.clone()
                 wrong.view(-1)[-1] += slip
                 assert not case.check([*outputs[:place], wrong, *outputs[place + 1:]]) <= 1
-    ours_is_right()
+    limits(bytes_of_pygs_messages=0)
     ours = layers.Case(kind, graph, 8, 7)
     assert not ours.by_pyg
     ours.state = case.state

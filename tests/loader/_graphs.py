@@ -103,8 +103,9 @@ class Apart:
 
     def __init__(self, monkeypatch: Any, device: torch.device) -> None:
         if device.type == 'cpu':
-            monkeypatch.setattr(_columns, 'is_apart', lambda memory, device: True)
-            monkeypatch.setattr(_columns, 'pin', lambda tensor: tensor.clone())
+            changes = {'is_apart': lambda memory, device: True, 'pin': torch.clone}
+            for name, function in changes.items():
+                monkeypatch.setattr(_columns, name, function)
 
     def __call__(self, data: Data, *args: Any, **kwargs: Any) -> FastNeighborLoader:
         return FastNeighborLoader(data, *args, features='host', **kwargs)

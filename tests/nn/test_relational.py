@@ -42,9 +42,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sums = getattr(relational, f"_sums_of_{way.removesuffix('_on_gpu')}")
-    monkeypatch.setattr(relational, '_way', lambda *_: sums)
+    changes: dict[str, Any] = {'_way': lambda *_: sums}
     if way == 'tiles_on_gpu':
-        monkeypatch.setattr(relational, '_most_pairs', most_pairs)
+        changes['_most_pairs'] = most_pairs
+    for name, function in changes.items():
+        monkeypatch.setattr(relational, name, function)
 
 
 def most_pairs(edges: Any, pairptr: Tensor) -> int:
