@@ -7,7 +7,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_fast.loader import FastNeighborLoader, _columns
+from pyg_fast.loader import FastNeighborLoader
+
+from ._parts import _columns
 
 
 def random_data(num_nodes: int = 60, num_edges: int = 300, seed: int = 0) -> Data:

@@ -17,11 +17,10 @@ from torch_geometric.nn import MLP, DynamicEdgeConv, EdgeConv, MessagePassing, P
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
-from pyg_fast.message import _blocks, _entry
-from pyg_fast.message._ir import Value
 from pyg_fast.nn import FusedMessagePassing
 from pyg_fast.ops import message_passing
 from tests._report import runs_in_blocks, why_pygs
+from tests.message._parts import Value, _blocks, _entry
 from tests.nn import _layers
 from tests.nn._layers import D, E, F, N, arguments, assert_alike, graph, run
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_fast.message._cpu import encode, run_pass_cpu
-from pyg_fast.message._ir import BINARY, UNARY, Program, is_float
-from pyg_fast.message._passes import Pass
-from pyg_fast.message._triton import Out
 from pyg_fast.sparse.graph import Graph
+
+from ._parts import BINARY, UNARY, Out, Pass, Program, encode, is_float, run_pass_cpu
 
 pytestmark = pytest.mark.usefixtures('several_threads', 'few_edges_for_several_threads')
 ROLES = ('src', 'dst', 'edge', 'param')

@@ -16,17 +16,24 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.message import _cuda, _passes, _pieces
-from pyg_fast.message._cuda import Schedule
-from pyg_fast.message._ir import EDGE, SRC, Program
-from pyg_fast.message._passes import Pass
-from pyg_fast.message._pieces import Pieces, divide_rows
-from pyg_fast.message._triton import Out
 from pyg_fast.ops import message_passing
 from pyg_fast.sparse.groups import Groups, groups_of
 from tests._report import why_pygs
 
 from ._by_numpy import by_numpy
+from ._parts import (
+    EDGE,
+    SRC,
+    Out,
+    Pass,
+    Pieces,
+    Program,
+    Schedule,
+    _cuda,
+    _passes,
+    _pieces,
+    divide_rows,
+)
 
 pytest.importorskip('triton')
 N = 12

@@ -36,9 +36,8 @@ from torch_geometric.utils import remove_self_loops, softmax, trim_to_layer
 import pyg_fast
 from pyg_fast.graph import BatchEdgeIndex, Graph, PreparedGraph
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.message import _region
 from pyg_fast.transforms import ToCSR
-from tests._compiled import Backend, assert_like_pyg, graph_data
+from tests._compiled import Backend, _region, assert_like_pyg, graph_data
 from tests._profile import sorts_of
 from tests.nn import _layers
 

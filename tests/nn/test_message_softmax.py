@@ -12,9 +12,9 @@ from torch_geometric.nn.aggr import AttentionalAggregation, SoftmaxAggregation
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
-from pyg_fast.message import _entry, _passes
 from pyg_fast.nn import FusedGATv2Conv, FusedMessagePassing, FusedTransformerConv
 from tests._report import why_pygs
+from tests.message._parts import _entry, _passes
 from tests.nn._layers import E, F, N, graph, prepared
 
 KINDS = {

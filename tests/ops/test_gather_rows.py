@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from _raw_ops import ops, reference
+from _raw_ops import _lifetime, ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.ops import _lifetime, gather_rows
+from pyg_fast.ops import gather_rows
 
 pytestmark = pytest.mark.usefixtures('several_threads')
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from _profile import Before
-from _raw_ops import ops, reference
+from _raw_ops import fitting_map, ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,7 +24,6 @@ from pyg_fast.ops import (
     relabel,
     to_csr,
 )
-from pyg_fast.ops._ids import fitting_map
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
