@@ -158,14 +158,14 @@ def test_other_losses_are_an_error(
 def test_preparation_is_that_of_an_unknown_graph(
     example: ModuleType, record_calls: Callable[..., list]
 ) -> None:
-    given = record_calls(Data, 'clone', lambda data, *_: data.edge_index)
-    prepared = record_calls(example.Prepare, 'forward', lambda data, *_: len(data.execution_paths))
+    prepared = record_calls(example.Prepare, '__call__', lambda out, transform, data: (
+        data.edge_index, len(out.execution_paths)))
     plain = PlantedGraph('tiny')[0]
     assert example.preparation_seconds(plain, 3) > 0
-    assert {type(edge_index) for edge_index in given} == {torch.Tensor}
-    tensors = {edge_index.data_ptr() for edge_index in [*given, plain.edge_index]}
+    assert {type(edge_index) for edge_index, _ in prepared} == {torch.Tensor}
+    tensors = {edge_index.data_ptr() for edge_index, _ in prepared} | {plain.edge_index.data_ptr()}
     assert len(tensors) == example.PREPARATIONS + 1
-    assert prepared == [3] * example.PREPARATIONS
+    assert {layers for _, layers in prepared} == {3}
     assert 'execution_paths' not in plain
 
 
