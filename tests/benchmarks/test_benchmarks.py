@@ -271,7 +271,7 @@ def test_goals_of_hubs(harness) -> None:
 
 
 @pytest.mark.parametrize('name', ['sum, weights', 'mean', 'GAT', 'GATv2'])
-def test_errors_of_sums(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_errors_of_sums(harness, name: str) -> None:
     from benchmarks import hubs
     for place in hubs.PLACES:
         terms = hubs.Terms(hubs.SUMS[name], place, 800, torch.device('cpu'))

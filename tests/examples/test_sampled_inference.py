@@ -154,9 +154,7 @@ def test_test_scores_are_of_their_own_samples(example: ModuleType) -> None:
     assert len({tuple(cell.scores) for cell in result.cells}) > 2
 
 
-def test_goes_back_to_the_best_weights(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goes_back_to_the_best_weights(example: ModuleType) -> None:
     class Trainer:
         def __init__(self) -> None:
             self.model = torch.nn.Linear(1, 1)

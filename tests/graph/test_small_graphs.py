@@ -3,10 +3,9 @@
 import copy
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
+import _forks
 import pytest
 import torch
 from torch import Tensor
@@ -206,9 +205,8 @@ def test_other_results(conv: torch.nn.Module) -> None:
 def test_bad_settings() -> None:
     with pytest.raises(ValueError, match="'how' must be 'pyg' or 'kernel', got 'fast'"):
         pyg_fast.small_graphs('fast')
-    command = [sys.executable, '-c', 'import pyg_fast']
     env = os.environ | {'PYG_FAST_SMALL_GRAPHS': '1'}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = _forks.run('-m', 'pyg_fast.graph.small_graphs', env=env)  # read as it is imported
     assert "PYG_FAST_SMALL_GRAPHS must be 'pyg' or 'kernel', got '1'" in done.stderr
 
 
