@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.autograd.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Ops that sort edges, and `csr_rows`, which lists those of a sorted graph.
 SORTS = ('to_csr', 'to_csr_csc', 'to_csr_unweighted', 'transpose_csr', 'csr_rows')
@@ -14,6 +15,24 @@ def ops_of(run: Callable[[], Any]) -> dict[str, int]:
     with profile() as seen:
         run()
     return {event.key: event.count for event in seen.key_averages()}
+
+
+class Before(TorchDispatchMode):
+    """Calls `look` with the arguments of each call of an op of ours, before it runs."""
+
+    def __init__(self, op: str, look: Callable[..., None]) -> None:
+        super().__init__()
+        self.op, self.look = f'pyg_fast::{op}', look
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() == self.op:
+            self.look(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def multiplies(run: Callable[[], Any]) -> bool:
+    """Whether `run` multiplies by a sparse matrix of ours."""
+    return any(op.startswith('pyg_fast::spmm') for op in ops_of(run))
 
 
 def sorts_of(run: Callable[[], Any]) -> dict[str, int]:

@@ -1,19 +1,30 @@
-"""The compiled ops, and what they must compute."""
+"""The compiled ops, what they must compute, and the private parts of `pyg_fast.ops` that tests
+call: they know these by this module alone."""
 
 import torch
 
-# What ops must compute, in plain torch and float64; the edges that dropout of attention keeps; the
-# error of an edge out of range, which CUDA reports later.
-from pyg_fast.ops._attention import edges_and_loops, keeps
-from pyg_fast.ops._edges import raise_pending
-from pyg_fast.ops._library import reference
+from pyg_fast.ops import _attention, _edges, _ids, _library, _lifetime
 
 __all__ = [
-    'OF_PYTHON', 'edges_and_loops', 'keeps', 'op_names', 'ops', 'raise_pending', 'reference',
+    'OF_PYTHON', 'AttentionArgs', '_lifetime', 'edges_and_loops', 'fake', 'fakes', 'fitting_map',
+    'guarded', 'guarded_ops', 'keep_until_read', 'keeps', 'op_names', 'ops', 'raise_pending',
+    'reference',
 ]  # fmt: skip
 
 ops = torch.ops.pyg_fast
 OF_PYTHON = {'message', 'message_backward'}  # Not compiled; `import pyg_fast` does not define them.
+
+# What ops must compute, in plain torch and float64; the edges that dropout of attention keeps; the
+# error of an edge out of range, which CUDA reports later.
+reference = _library.reference
+AttentionArgs, edges_and_loops = _attention.AttentionArgs, _attention.edges_and_loops
+keeps, raise_pending = _attention.keeps, _edges.raise_pending
+
+# Fake kernels; ops whose errors name arguments; the map of node ids that suits a call; inputs that
+# live until a kernel has read them.
+fake, fakes = _library.fake, _library.fakes
+guarded, guarded_ops = _library._guarded, _library.ops
+fitting_map, keep_until_read = _ids.fitting_map, _lifetime.keep_until_read
 
 
 def op_names() -> set[str]:

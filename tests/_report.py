@@ -27,6 +27,19 @@ def runs_in_blocks(layer: Module) -> bool:
     return accelerate_report(layer)[0].how == 'blocks'
 
 
+def plan_of(layer: Any) -> str:
+    """What users read of a layer's message: which parts run once for each node, and which for each
+    edge. Nothing else tells these apart where results are the same."""
+    text = layer.plan
+    assert text is not None, f'{type(layer).__name__} had no call yet'
+    return text
+
+
+def why_pygs_maps(layer: Any) -> str:
+    """Why PyG's code multiplied by the matrices of relations in HGTConv; '' if ours did."""
+    return plan_of(layer).partition(f'relations: {_PYGS}')[2]
+
+
 def must_fuse(layer: Any) -> Any:
     """The layer, of which a call of PyG's code raises an error, also in compiled code."""
     assert hasattr(layer, '_edges_for_pyg'), f'{type(layer).__name__} asks nobody before PyG runs'

@@ -12,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from _patches import forbid, limits, record_calls  # noqa: F401
 from _skipped import *  # noqa: F403
 
 hypothesis.settings.register_profile('default', deadline=None, max_examples=25)

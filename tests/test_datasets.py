@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -323,10 +324,9 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_directed_graph_is_written_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directed_graph_is_written_in_blocks(limits: Callable[..., None]) -> None:
     """Only the tensors of the graph, and a permutation of its nodes, are larger than a block."""
-    monkeypatch.setattr(datasets, '_EDGE_BLOCK', 1000)
-    monkeypatch.setattr(datasets, '_NODE_BLOCK', 100)
+    limits(block_of_planted_edges=1000, block_of_planted_nodes=100)
     size = DirectedSize(10_000, 100_000, 10)
     with Largest() as largest:
         data = PlantedGraph(size, dtype=torch.bfloat16)[0]

@@ -1,6 +1,7 @@
 """The report of `python -m pyg_fast`, and its self-test, which finds a wrong op."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from _raw_ops import OF_PYTHON, op_names
 from torch import Tensor
 
-from pyg_fast import __main__ as report
-from pyg_fast import __version__, _self_test, ops
+import pyg_fast
+import pyg_fast.__main__ as report
+from pyg_fast import _self_test, ops
 
 CONTAINERS = {'Graph', 'NodeMap', 'SampledSubgraph'}
 
@@ -34,10 +36,18 @@ class SpoiledCBSR(ops.CBSR):
         return torch.cat([out[:, 1:], torch.zeros_like(out[:, :1])], 1)
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
-    right = getattr(ops, op)
-    wrong = SpoiledCBSR if op == 'CBSR' else lambda *args, **kwargs: spoiled(right(*args, **kwargs))
-    monkeypatch.setattr(ops, op, wrong)
+@pytest.fixture
+def replace(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces an op; by one with wrong results, unless another one is given."""
+
+    def by(op: str, wrong: Any = None) -> None:
+        right = getattr(ops, op)
+        if wrong is None:
+            wrong = SpoiledCBSR if op == 'CBSR' else lambda *args, **kwargs: spoiled(
+                right(*args, **kwargs))  # fmt: skip
+        monkeypatch.setattr(ops, op, wrong)
+
+    return by
 
 
 def test_every_op_is_checked() -> None:
@@ -52,21 +62,21 @@ def test_all_ops_pass(device: torch.device) -> None:
 
 @pytest.mark.parametrize('op', _self_test.CHECKS)
 def test_wrong_result_is_found(
-    op: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    op: str, device: torch.device, replace: Callable[..., None]
 ) -> None:
-    spoil(monkeypatch, op)
+    replace(op)
     with pytest.raises(AssertionError):
         _self_test.CHECKS[op](device)
 
 
-def test_wrong_gradient_is_found(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gradient_is_found(device: torch.device, replace: Callable[..., None]) -> None:
     right = ops.spmm
 
     def wrong(graph: Any, x: Tensor, *args: Any) -> Tensor:
         out = right(graph, x, *args)
         return out + (x - x.detach()).sum()
 
-    monkeypatch.setattr(ops, 'spmm', wrong)
+    replace('spmm', wrong)
     with pytest.raises(AssertionError, match='gradient of x, sum'):
         _self_test.CHECKS['spmm'](device)
 
@@ -81,14 +91,14 @@ def test_nan_and_wrong_shape_are_found() -> None:
 
 
 def test_failure_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    replace: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil(monkeypatch, 'to_csr')
+    replace('to_csr')
 
     def crash(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError('no kernel\nfor this')
 
-    monkeypatch.setattr(ops, 'maxk', crash)
+    replace('maxk', crash)
     assert report.main([]) == 1
     lines = capsys.readouterr().out.splitlines()
     wrong = next(line for line in lines if line.startswith('  to_csr'))
@@ -105,7 +115,7 @@ def test_command() -> None:
     run = _forks.run('-m', 'pyg_fast', env=env)
     assert run.returncode == 0, run.stdout + run.stderr
     facts = {line[:15].strip(): line[15:].strip() for line in run.stdout.splitlines()}
-    assert facts['pyg_fast'].startswith(__version__)
+    assert facts['pyg_fast'].startswith(pyg_fast.__version__)
     assert facts['torch'] == torch.__version__
     assert facts['CPU kernels'] == 'baseline (PYG_FAST_CPU_ISA=baseline)'
     assert 'All is well.' in run.stdout

@@ -1,6 +1,7 @@
 """Estimates of a training step's memory, against what it takes."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torch_geometric.data import Data
 
 from pyg_fast import MemoryEstimate, memory_estimate
 from pyg_fast.nn import PathPreparedGNN
-from pyg_fast.ops import streamed_linear
 from pyg_fast.transforms import Prepare
 
 N, C = 6000, 5
@@ -65,10 +65,10 @@ def assert_near(estimate: int, taken: int) -> None:
      ('sage', {'tile': 8}), ('gin', {}), ('gin', {'checkpoint': True})],
 )  # fmt: skip
 def test_is_what_a_step_takes(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str, options: dict[str, Any],
+    device: torch.device, limits: Callable[..., None], conv: str, options: dict[str, Any],
     active_only: bool, edges: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(streamed_linear, '_FEWEST_ROWS', 100)
+    limits(fewest_rows_of_streams=100)
     data = data_of(device, edges)
     for hidden in (32, 48):
         net = PathPreparedGNN(conv, 32, hidden, C, 3, dropout=0.5, **options).to(device)

@@ -6,16 +6,18 @@ import io
 import json
 import math
 import re
-import runpy
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import _forks
 import pytest
 import torch
+from _in_process import run_script
+from torch_geometric.data import Data
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,14 +50,12 @@ def check_report(report: dict, markdown: str) -> None:
                 assert result['count'] >= 2
 
 
-def test_one_command_names_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = importlib.import_module('benchmarks.__main__')
-    known = command.benchmarks()
+def test_one_command_names_all() -> None:
+    known = importlib.import_module('benchmarks.__main__').benchmarks()
     assert {'spmm', 'layers', 'before_after', 'hubs', 'report', 'papers'} <= known.keys()
     assert all(known.values())
-    monkeypatch.setattr('sys.argv', ['benchmarks', 'no such'])
     with pytest.raises(SystemExit, match='layers  '):
-        command.main()
+        run_script([str(ROOT / 'benchmarks/__main__.py'), 'no such'])
 
 
 @pytest.fixture
@@ -150,8 +150,13 @@ def test_messages_of_types(harness, name: str) -> None:
 
 
 @pytest.mark.parametrize('name', ['gated message', 'PNA', 'GEN sum'])
-def test_messages_are_compared(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_messages_are_compared(harness, name: str) -> None:
     from benchmarks import _graphs, message
+
+    class Alone(message.Case):
+        def fits(self, size: int) -> bool:
+            return False
+
     graph = _graphs.load('tiny', torch.device('cpu')).without_loops()
     case = message.Case(message.KINDS[name], graph, 8)
     outputs = case.step(message.PREPARED, message.STEP)()
@@ -169,8 +174,7 @@ def test_messages_are_compared(harness, monkeypatch: pytest.MonkeyPatch, name: s
     assert case.check(loose) <= 1
     case.by_pyg = tuple(t * (1 + 0.9e-3) for t in outputs)
     assert case.check(loose) > 1
-    monkeypatch.setattr(message.Case, 'fits', lambda *_: False)
-    alone = message.Case(message.KINDS[name], graph, 8)
+    alone = Alone(message.KINDS[name], graph, 8)
     alone.layer = case.layer
     alone.by_pyg = ()
     assert case.check(alone.expected) <= 1e-3
@@ -186,16 +190,11 @@ def test_before_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             return real(command, **options)
         assert options['cwd'] == Path(command[3])
         trees.append(command[3])
-        monkeypatch.setattr('sys.argv', command[1:])
-        out, path = io.StringIO(), sys.path.copy()
         try:
-            with contextlib.redirect_stdout(out):
-                runpy.run_path(command[1], run_name='__main__')
+            out = run_script(command[1:])
         except AssertionError as error:
             return subprocess.CompletedProcess(command, 1, '', str(error))
-        finally:
-            sys.path[:] = path
-        return subprocess.CompletedProcess(command, 0, out.getvalue(), '')
+        return subprocess.CompletedProcess(command, 0, out, '')
 
     monkeypatch.setattr(before_after.subprocess, 'run', here)
     report, markdown, _ = run(
@@ -272,7 +271,7 @@ def test_goals_of_hubs(harness) -> None:
 
 
 @pytest.mark.parametrize('name', ['sum, weights', 'mean', 'GAT', 'GATv2'])
-def test_errors_of_sums(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_errors_of_sums(harness, name: str) -> None:
     from benchmarks import hubs
     for place in hubs.PLACES:
         terms = hubs.Terms(hubs.SUMS[name], place, 800, torch.device('cpu'))
@@ -329,8 +328,13 @@ def test_a_tree_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert f'{tmp_path} has no pyg_fast' in ended.stderr
 
 
-def test_facts_of_a_tree(harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_facts_of_a_tree(harness, tmp_path: Path) -> None:
     from benchmarks import _turns
+
+    class Measured(_turns.Before):
+        def cell(self, *key: object) -> dict:
+            return lines[0]
+
     answers = io.StringIO()
     turns = _turns.Turns(io.StringIO('\n\n'), answers)
     with contextlib.suppress(SystemExit):
@@ -341,11 +345,10 @@ def test_facts_of_a_tree(harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert lines[0] == {'key': ['title', 'a', 8], 'results': {}, 'facts': {'ours': 1.0}}
     assert len(lines) == 2
     bench = harness.Bench('hubs', '', ['--device', 'cpu', '--out', str(tmp_path)])
-    bench.before = before = object.__new__(_turns.Before)
-    monkeypatch.setattr(_turns.Before, 'cell', lambda *key: lines[0])
+    bench.before = object.__new__(Measured)
     bench.add('title', 'a', 8, {}, facts={'ours': 2.0, 'PyG': 3.0})
     assert bench.report.sections[0].cells[0].facts == {'ours': 2.0, 'before, ours': 1.0, 'PyG': 3.0}
-    monkeypatch.undo()
+    before = object.__new__(_turns.Before)
     before.tree, before.process = tmp_path, subprocess.Popen(
         [sys.executable, '-c', 'print(input() + \'{"key": ["title", "b", 8]}\')'], text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -371,9 +374,8 @@ def test_paths(tmp_path: Path) -> None:
             assert all(result['error'] <= 1 for result in cell['results'].values())
 
 
-def test_aggregate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks import aggregate
-    monkeypatch.setattr(aggregate, 'SIZES', ((300, 1_000), (500, 2_000)))
+def test_aggregate(tmp_path: Path, limits: Callable[..., None]) -> None:
+    limits(random_graphs=((300, 1_000), (500, 2_000)))
     report, markdown, _ = run('aggregate', tmp_path)
     check_report(report, markdown)
     (section,) = report['sections']
@@ -406,27 +408,22 @@ def test_reorder(tmp_path: Path) -> None:
     assert max(gap, key=gap.get) == ' as is'
 
 
-def test_reorder_does_not_time_another_graph(
-    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:
+def test_reorder_notices_another_graph(harness) -> None:
     from benchmarks import _graphs, reorder
-
-    class Broken(reorder.Reorder):
-        def forward(self, data):
-            out = super().forward(data)
-            out.inverse_index = out.inverse_index.roll(1)
-            out.perm_index = out.perm_index.roll(1)
-            return out
-
-    monkeypatch.setattr(reorder, 'Reorder', Broken)
+    from benchmarks.spmm import Case
     graph = _graphs.load('tiny', torch.device('cpu'))
-    settings = harness.Settings(torch.device('cpu'), repeats=1, limit=10, budget=1)
-    with pytest.raises(harness.Incorrect, match='rabbit'):
-        harness.measure(reorder.costs(graph, ['rabbit']), settings)
-    with pytest.raises(harness.Incorrect, match='rabbit'):
-        reorder.main([
-            '--device', 'cpu', '--graphs', 'tiny', '--widths', '4', '--repeats', '1', '--out',
-            str(tmp_path), '--parts', 'sums'])
+    contender, _ = reorder.costs(graph, ['rabbit'])
+    out = contender.make()()
+    assert contender.check(out) <= 1
+    out.perm_index = out.perm_index.roll(1)
+    assert not contender.check(out) <= 1
+    case = Case(graph, torch.float32, 4)
+    data = Data(x=case.x, edge_index=graph.prepared, edge_weight=case.weight)
+    out = reorder.Reorder('rabbit')(data)
+    for shift in (0, 1):
+        out.inverse_index = out.inverse_index.roll(shift)
+        (contender,) = reorder.contenders(case, {'rabbit': out}, 4)
+        assert (contender.check(contender.make()()) <= 1) == (shift == 0)
 
 
 @pytest.mark.optional
@@ -686,28 +683,6 @@ def test_maxk_compares_training(harness, model: str) -> None:
             assert not training.error([*outputs[:3], wrong, *outputs[4:]], *which) <= 1
 
 
-@pytest.mark.parametrize(('kernel', 'section'), [
-    ('cbsr_spmm', 'kernels'), ('cbsr_spmm_backward', 'kernels'),
-    ('cbsr_spmm_backward_ordered', 'kernels'), ('maxk', 'select')])
-def test_maxk_does_not_time_a_wrong_kernel(
-    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, section: str,
-) -> None:
-    from benchmarks import maxk
-
-    class Broken:
-        def __getattr__(self, name):
-            right = getattr(torch.ops.pyg_fast, name)
-            if name != kernel:
-                return right
-            return lambda *args: torch.utils._pytree.tree_map(lambda t: t * 2, right(*args))
-
-    monkeypatch.setattr(maxk, 'kernels', Broken())
-    with pytest.raises(harness.Incorrect, match='ours'):
-        maxk.main([
-            '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--select-widths', '8', '--k',
-            '2', '--repeats', '1', '--out', str(tmp_path), '--parts', section])
-
-
 @pytest.fixture
 def sampled_case(harness):
     from benchmarks import _graphs, sampled
@@ -786,39 +761,14 @@ def test_sampled_compares_models(harness, what: str) -> None:
                 assert not contender.check(changed) <= 1, (contender.name, place)
 
 
-@pytest.mark.parametrize('section', ['kernels', 'training', 'inference'])
-def test_sampled_does_not_time_a_wrong_kernel(
-    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str,
-) -> None:
-    from benchmarks import sampled
-    modules = [
-        importlib.import_module(f'pyg_fast.{name}')
-        for name in ('nn.gcn', 'papers.sampling.convs', 'functional.sampled_spmm')]
-
-    class Broken:
-        def __getattr__(self, name):
-            right = getattr(torch.ops.pyg_fast, name)
-            return (lambda *args: 1.001 * right(*args)) if name == 'sampled_spmm' else right
-
-    right = modules[0].product
-    monkeypatch.setattr(sampled, 'kernels', Broken())
-    for module in modules:
-        monkeypatch.setattr(
-            module, 'product', lambda *args, **kwargs: 1.001 * right(*args, **kwargs))
-    with pytest.raises(harness.Incorrect, match='fastrand'):
-        sampled.main([
-            '--device', 'cpu', '--graphs', 'tiny', '--widths', '8', '--samples', '2',
-            '--channels', '6', '--hidden', '5', '--repeats', '1', '--out', str(tmp_path),
-            '--parts', section])
-
-
 @pytest.mark.parametrize('model', ['gat', 'gatv2'])
-def test_gat_compares_kernels(harness, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+def test_gat_compares_kernels(harness, limits: Callable[..., None], model: str) -> None:
     from benchmarks import _graphs, gat
     graph = _graphs.load('tiny', torch.device('cpu'))
     case = gat.CASES[model](graph, torch.float32, 2, 5)
-    for dropout in (0.0, gat.DROPOUT):
-        by_pyg = case.truth(dropout)
+    dropouts = 0.0, gat.DROPOUT
+    by_pyg = [case.truth(dropout) for dropout in dropouts]
+    for dropout in dropouts:
         outputs = case.work(case.ours, gat.STEP, dropout)()
         assert case.check(outputs, gat.STEP, dropout) <= 1
         assert case.check(outputs, gat.STEP, gat.DROPOUT - dropout) > 1
@@ -828,18 +778,18 @@ def test_gat_compares_kernels(harness, monkeypatch: pytest.MonkeyPatch, model: s
                 wrong.view(-1)[3] += slip
                 changed = [*outputs[:place], wrong, *outputs[place + 1:]]
                 assert not case.check(changed, gat.STEP, dropout) <= 1, (place, slip)
-        monkeypatch.setitem(gat.REFERENCE_BYTES, 'cpu', 0)  # our kernel in float64 then
-        del case._truth[dropout]
-        assert case.error(case.truth(dropout), by_pyg) < 1e-6
         for mode, part in ((gat.FORWARD, outputs[:1]), (gat.BACKWARD, outputs[1:])):
             assert all(map(torch.equal, case.work(case.ours, mode, dropout)(), part))
-        monkeypatch.undo()
+    limits(bytes_of_pygs_messages=0)  # Our kernel in float64 is the reference then.
+    for dropout, expected in zip(dropouts, by_pyg, strict=True):
+        del case._truth[dropout]
+        assert case.error(case.truth(dropout), expected) < 1e-6
 
 
 @pytest.mark.parametrize('name', ['GCN', 'SAGE mean', 'SAGE max', 'GIN', 'GAT 8 heads',
                                   'GATv2 1 head'])
-def test_layers_are_compared(harness, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    from benchmarks import _graphs, gat, layers
+def test_layers_are_compared(harness, limits: Callable[..., None], name: str) -> None:
+    from benchmarks import _graphs, layers
     graph = _graphs.load('tiny', torch.device('cpu')).without_loops()
     kind = layers.KINDS[name]
     case = layers.Case(kind, graph, 8, 7)
@@ -854,7 +804,7 @@ def test_layers_are_compared(harness, monkeypatch: pytest.MonkeyPatch, name: str
                 wrong = t.clone()
                 wrong.view(-1)[-1] += slip
                 assert not case.check([*outputs[:place], wrong, *outputs[place + 1:]]) <= 1
-    monkeypatch.setitem(gat.REFERENCE_BYTES, 'cpu', 0)
+    limits(bytes_of_pygs_messages=0)
     ours = layers.Case(kind, graph, 8, 7)
     assert not ours.by_pyg
     ours.state = case.state
@@ -892,25 +842,6 @@ def test_models_train_the_same_way(harness, monkeypatch: pytest.MonkeyPatch, nam
     assert task.error(layers.PREPARED) > 1
 
 
-@pytest.mark.parametrize('gradient', [False, True])
-@pytest.mark.parametrize('model', ['gat', 'gatv2'])
-def test_gat_does_not_time_a_wrong_kernel(
-    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, gradient: bool,
-) -> None:
-    from benchmarks import gat
-
-    def broken(*args, **options):
-        out = right(*args, **options)
-        return out + 0.001 * (out - out.detach()) if gradient else 1.001 * out
-
-    right = gat.CASES[model].op
-    monkeypatch.setattr(gat.CASES[model], 'op', staticmethod(broken))
-    with pytest.raises(harness.Incorrect, match='ours'):
-        gat.main([
-            '--device', 'cpu', '--graphs', 'tiny', '--configs', '1x3', '--repeats', '1', '--out',
-            str(tmp_path), '--models', model])
-
-
 def test_launches_are_shown(
     harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:
@@ -924,7 +855,6 @@ def test_launches_are_shown(
         return count
 
     monkeypatch.setattr(layers, 'launches', launches)
-    monkeypatch.setattr(torch.cuda, 'empty_cache', lambda: None)
     bench = harness.Bench(
         'layers', '', ['--device', 'cpu', '--out', str(tmp_path)],
         widths=harness.Option((8,)), model_graphs=harness.Option(()))
@@ -1024,11 +954,11 @@ def measured_graphs(harness, path: Path) -> list[dict]:
 
 
 def test_group_sizes_are_fitted(
-    harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture,
+    harness, limits: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture,
 ) -> None:
     from benchmarks import group_sizes as bench
     from pyg_fast.transforms import group_sizes
-    monkeypatch.setattr(group_sizes, '_FITTED', group_sizes._FITTED)  # restored afterwards
+    limits(fitted_group_sizes=())  # restored afterwards
     file = tmp_path / 'measured.json'
     measured_graphs(harness, file)
     bench.main(['--fit', str(file)])

@@ -1,7 +1,7 @@
 """The benchmark of large graphs runs, and its references are right."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ def test_paths_equal_the_whole_graph(bench: Any, tmp_path: Path, device: torch.d
         assert cell['facts']['largest relative error of a parameter'] < 1e-5
 
 
-def test_neighbourhood(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, '_EDGES', 2)
+def test_neighbourhood(bench: Any, limits: Callable[..., None]) -> None:
+    limits(edges_looked_at=2)
     edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]], dtype=torch.int32)
     seeds = torch.arange(6) == 4
     edges = bench.neighbourhood(edge_index, seeds, 3)

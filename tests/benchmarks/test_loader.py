@@ -2,7 +2,6 @@
 import json
 import math
 import multiprocessing
-import runpy
 import socket
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from _in_process import run_script
 
 ROOT = Path(__file__).parents[2]
 LINE = ['--quick', '--device', 'cpu', '--threads', '1', '--repeats', '2', '--graphs', 'tiny',
@@ -146,8 +146,7 @@ def test_numbers_of_processes(
             return bench.subprocess.CompletedProcess(
                 command, 1, '', 'x\nRuntimeError: out of luck\n')
         assert command[4] == '--nproc-per-node=1'
-        monkeypatch.setattr('sys.argv', command[5:])
-        runpy.run_path(command[5], run_name='__main__')
+        run_script(command[5:])
         return bench.subprocess.CompletedProcess(command, 0, '', '')
 
     real = bench.subprocess.run
@@ -258,20 +257,6 @@ def test_aggregations_of_blocks_are_compared(bench: Any) -> None:
         assert block.check((out * 1.001,)) > 1
         assert block.check(block.scatter(True)) <= 1
         assert block.check(block.product('sorted', bench.TORCH_SPARSE, True)) <= 1
-
-
-def test_a_wrong_sampler_stops_the_benchmark(
-    bench: Any, report: Callable[..., tuple[dict, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = bench.sample_subgraph
-
-    def wrong(*args: Any) -> Any:
-        sub = right(*args)
-        return sub._replace(e_id=sub.e_id.roll(1))
-
-    monkeypatch.setattr(bench, 'sample_subgraph', wrong)
-    with pytest.raises(bench._harness.Incorrect, match='ours'):
-        report('--parts', 'sample')
 
 
 @pytest.mark.parametrize('args', [

@@ -69,7 +69,7 @@ def test_sizes_and_intervals(published: Any) -> None:
     assert (median, low, high) == pytest.approx((0.9, 0.9, 0.9))
 
 
-def test_rounds_alternate(published: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_alternate(published: Any) -> None:
     from benchmarks import _harness
     bench = published.Bench('published', '', ['--device', 'cpu'], rounds=_harness.Option(4),
                             least=_harness.Option(2), seconds=_harness.Option(100))

@@ -30,8 +30,9 @@ def test_other(): pass
 
 @pytest.fixture
 def tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv('PYTEST_DISABLE_PLUGIN_AUTOLOAD', '1')  # their imports take seconds
-    monkeypatch.setenv('PYTEST_PLUGINS', '_hypothesis_pytestplugin')
+    few = {'PYTEST_DISABLE_PLUGIN_AUTOLOAD': '1', 'PYTEST_PLUGINS': '_hypothesis_pytestplugin'}
+    for name, value in few.items():  # The imports of other plugins take seconds.
+        monkeypatch.setenv(name, value)
     (tmp_path / 'conftest.py').write_text(
         'import hypothesis\nhypothesis.settings.register_profile("few")\n')
     (tmp_path / 'test_it.py').write_text(TESTS)

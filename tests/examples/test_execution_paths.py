@@ -83,26 +83,21 @@ def test_bad_options(
 
 @pytest.mark.parametrize('model', ['gcn', 'sage', 'gin'])
 def test_all_ways_train_the_same_network(
-    example: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, model: str
+    example: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str
 ) -> None:
-    trained = []
+    def trainer(_: None, self: Any, way: Any, data: Data, num_layers: int, *rest: Any) -> tuple:
+        assert isinstance(data.edge_index, EdgeIndex)
+        assert data.edge_index.device.type == device.type
+        if way.paths:
+            assert [path.num_layers for path in self.paths] == [num_layers] * num_layers
+            assert all(path.forward == way.forward for path in self.paths)
+            assert self.paths[-1].num_dst == self.nodes.numel()
+        else:
+            assert self.paths is None
+        assert isinstance(self.x, AggregatedInput) == way.aggregate_input
+        return way, num_layers, torch.cat([p.detach().view(-1) for p in self.model.parameters()])
 
-    class Spied(example.Trainer):
-        def __init__(self, way: Any, data: Data, num_layers: int, *rest: Any) -> None:
-            super().__init__(way, data, num_layers, *rest)
-            assert isinstance(data.edge_index, EdgeIndex)
-            assert data.edge_index.device.type == device.type
-            start = torch.cat([p.detach().view(-1) for p in self.model.parameters()])
-            trained.append((way, num_layers, start))
-            if way.paths:
-                assert [path.num_layers for path in self.paths] == [num_layers] * num_layers
-                assert all(path.forward == way.forward for path in self.paths)
-                assert self.paths[-1].num_dst == self.nodes.numel()
-            else:
-                assert self.paths is None
-            assert isinstance(self.x, AggregatedInput) == way.aggregate_input
-
-    monkeypatch.setattr(example, 'Trainer', Spied)
+    trained = record_calls(example.Trainer, '__init__', trainer)
     line = f'--graphs tiny --model {model} --shares 1,0.02,0.001 --layers 3,1 --steps 4'
     result = example.sweep('tiny', options(example, line, device.type))
 
@@ -135,50 +130,39 @@ def test_all_ways_train_the_same_network(
     assert 0 < few.paths[-1]['share'] < 0.2
 
 
-def test_lost_gradients_are_an_error(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize('difference', ['a gradient', 'nan'])
+def test_other_losses_are_an_error(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, difference: str
 ) -> None:
     class Wrong(example.Trainer):
-        """Paths of all training nodes but one, without the checks that would refuse them."""
+        """Paths of all training nodes but one, without the checks that would refuse them; or
+        losses that are no numbers."""
 
         def __init__(self, way: Any, data: Data, num_layers: int, *rest: Any) -> None:
             super().__init__(way, data, num_layers, *rest)
-            if way.paths and not way.forward:
+            if difference == 'a gradient' and way.paths and not way.forward:
                 fewer = data.clone()
                 fewer.train_mask[self.nodes[0]] = False
                 transform = ExecutionPaths(num_layers, checks=False)
                 self.paths, self.mask = transform(fewer).execution_paths, None
 
+        def step(self) -> torch.Tensor:
+            return super().step() * (math.nan if difference == 'nan' else 1)
+
     monkeypatch.setattr(example, 'Trainer', Wrong)
-    with pytest.raises(RuntimeError, match='losses with 10 %, 2 layers differ by'):
+    size = 'nan' if difference == 'nan' else r'[\d.]+e'
+    with pytest.raises(RuntimeError, match=f'losses with 10 %, 2 layers differ by {size}'):
         example.sweep('tiny', options(example, '--shares 0.1 --layers 2 --steps 1'))
 
 
-def test_no_number_is_no_agreement(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        example.F, 'cross_entropy', lambda out, y: (out / 0.0).sum() * 0.0)
-    with pytest.raises(RuntimeError, match='differ by nan'):
-        example.sweep('tiny', options(example, '--shares 0.1 --layers 1 --steps 1'))
-
-
 def test_preparation_is_that_of_an_unknown_graph(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+    example: ModuleType, record_calls: Callable[..., list]
 ) -> None:
-    prepared = []
-
-    class Spied(example.Prepare):
-        def forward(self, data: Data) -> Data:
-            plain = data.edge_index
-            assert type(plain) is torch.Tensor
-            out = super().forward(data)
-            prepared.append((plain, len(out.execution_paths)))
-            return out
-
-    monkeypatch.setattr(example, 'Prepare', Spied)
+    prepared = record_calls(example.Prepare, '__call__', lambda out, transform, data: (
+        data.edge_index, len(out.execution_paths)))
     plain = PlantedGraph('tiny')[0]
     assert example.preparation_seconds(plain, 3) > 0
+    assert {type(edge_index) for edge_index, _ in prepared} == {torch.Tensor}
     tensors = {edge_index.data_ptr() for edge_index, _ in prepared} | {plain.edge_index.data_ptr()}
     assert len(tensors) == example.PREPARATIONS + 1
     assert {layers for _, layers in prepared} == {3}

@@ -67,18 +67,10 @@ def test_bad_options(
 
 @pytest.mark.parametrize('model', ['gat', 'gatv2'])
 def test_both_sides_train_the_same_network(
-    example: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, model: str
+    example: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str
 ) -> None:
-    trained = []
-
-    def spied(model: torch.nn.Module, data: Data, *rest: Any) -> Iterator[Any]:
-        trained.append((
-            *(type(conv).__name__ for conv in (model.conv1, model.conv2)),
-            type(data.edge_index)))
-        return train(model, data, *rest)
-
-    train = example.train
-    monkeypatch.setattr(example, 'train', spied)
+    trained = record_calls(example, 'train', lambda _, model, data, *rest: (
+        *(type(conv).__name__ for conv in (model.conv1, model.conv2)), type(data.edge_index)))
     args = options(
         example, f'--size tiny --epochs 6 --runs 2 --model {model} --out-heads 3 --dropout 0',
         device.type)

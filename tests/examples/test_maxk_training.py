@@ -120,20 +120,16 @@ def test_other_scores(example: ModuleType) -> None:
 @pytest.mark.parametrize('model', ['gcn', 'sage', 'gin'])
 @pytest.mark.parametrize('dataset', ['planted', 'planted-labels'])
 def test_all_variants_train_the_same_network(
-    example: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, model: str,
+    example: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str,
     dataset: str,
 ) -> None:
-    trained = []
+    def trainer(_: None, self: Any, model: Any, data: Any, *rest: Any) -> tuple:
+        assert isinstance(data.edge_index, EdgeIndex)
+        assert data.edge_index.device.type == device.type
+        start = torch.cat([p.detach().view(-1) for p in model.parameters()])
+        return model.k, model.balanced, start
 
-    class Spied(example.Trainer):
-        def __init__(self, model: torch.nn.Module, data: Any, *rest: Any) -> None:
-            super().__init__(model, data, *rest)
-            assert isinstance(data.edge_index, EdgeIndex)
-            assert data.edge_index.device.type == device.type
-            start = torch.cat([p.detach().view(-1) for p in model.parameters()])
-            trained.append((model.k, model.balanced, start))
-
-    monkeypatch.setattr(example, 'Trainer', Spied)
+    trained = record_calls(example.Trainer, '__init__', trainer)
     args = options(
         example, f'--dataset {dataset} --size tiny --model {model} --layers 2 --hidden 16 --k 4 '
         '--balanced --epochs 8 --runs 2 --dropout 0', device.type)

@@ -83,16 +83,10 @@ def test_data_that_is_nowhere(
 
 @pytest.mark.parametrize('model', ['gcn', 'gcn --cached', 'sage', 'gin'])
 def test_both_sides_train_the_same_network(
-    demo: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, model: str
+    demo: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str
 ) -> None:
-    trained = []
-
-    def spied(model: torch.nn.Module, data: Data, *rest: Any) -> Iterator[Any]:
-        trained.append((type(model.convs[0]).__module__.split('.')[0], type(data.edge_index)))
-        return train(model, data, *rest)
-
-    train = demo.train
-    monkeypatch.setattr(demo, 'train', spied)
+    trained = record_calls(demo, 'train', lambda _, model, data, *rest: (
+        type(model.convs[0]).__module__.split('.')[0], type(data.edge_index)))
     args = options(demo, f'--size tiny --epochs 6 --runs 2 --model {model}', device.type)
     pyg, ours = (demo.train_side(side, args) for side in demo.SIDES)
 

@@ -79,21 +79,17 @@ def test_bad_options(
 
 @pytest.mark.parametrize('model', ['gcn', 'sage'])
 def test_trains_in_full_and_samples_at_inference(
-    example: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, model: str
+    example: ModuleType, device: torch.device, record_calls: Callable[..., list], model: str
 ) -> None:
-    calls = []
+    def call(_: Tensor, net: Any, x: Tensor, edge_index: Tensor) -> tuple:
+        assert isinstance(edge_index, EdgeIndex)
+        assert edge_index.device.type == device.type
+        conv, other = net.convs
+        how = (conv.sample, conv.num_samples, conv.strategy)
+        assert how == (other.sample, other.num_samples, other.strategy)
+        return net, net.training, how
 
-    class Spied(example.Net):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            assert isinstance(edge_index, EdgeIndex)
-            assert edge_index.device.type == device.type
-            conv, other = self.convs
-            how = (conv.sample, conv.num_samples, conv.strategy)
-            assert how == (other.sample, other.num_samples, other.strategy)
-            calls.append((self, self.training, how))
-            return super().forward(x, edge_index)
-
-    monkeypatch.setattr(example, 'Net', Spied)
+    calls = record_calls(example.Net, 'forward', call)
     args = options(
         example, f'--size tiny --model {model} --epochs 12 --runs 2 --repeats 3 --samples 128,1,4 '
         '--strategies bucket,unbiased', device.type)
@@ -158,9 +154,7 @@ def test_test_scores_are_of_their_own_samples(example: ModuleType) -> None:
     assert len({tuple(cell.scores) for cell in result.cells}) > 2
 
 
-def test_goes_back_to_the_best_weights(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goes_back_to_the_best_weights(example: ModuleType) -> None:
     class Trainer:
         def __init__(self) -> None:
             self.model = torch.nn.Linear(1, 1)

@@ -4,6 +4,7 @@ import copy
 import io
 import itertools
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -207,11 +208,9 @@ def test_sizes_go_with_the_data(device: torch.device) -> None:
     ('num_edges', 'size'), [(19, None), (20, 64), (29, 64), (30, 128), (50, 256)]
 )
 def test_schedule_of_a_prepared_graph(
-    num_edges: int, size: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    num_edges: int, size: int | None, device: torch.device, limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(sparse_graph, '_FEW', 20)
-    monkeypatch.setattr(sparse_graph, '_SOME', 30)
-    monkeypatch.setattr(sparse_graph, '_MANY', 50)
+    limits(edges_in_groups=20, edges_in_larger_groups=30, edges_in_largest_groups=50)
     data = torch.zeros(2, num_edges, dtype=torch.long, device=device)
     for graph in (
         graph_of(EdgeIndex(data, sparse_size=(3, 3)), 3, 3),

@@ -1,5 +1,7 @@
 """The sparse operator as a value: its transpose, its parts, and invalid combinations."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,6 @@ from torch import Tensor
 import pyg_fast
 from pyg_fast import ops
 from pyg_fast.graph import Graph, execution_paths
-from pyg_fast.ops import product as products
 from pyg_fast.ops.product import product
 from pyg_fast.sparse.operator import SparseOperator
 
@@ -29,10 +30,10 @@ def numbers(device: torch.device, count: int = N) -> Tensor:
 
 @pytest.mark.parametrize('scaled_first', [False, True])
 def test_parts_and_transpose(
-    device: torch.device, scaled_first: bool, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, scaled_first: bool, limits: Callable[..., None]
 ) -> None:
     if scaled_first:  # As on large graphs.
-        monkeypatch.setattr(products, '_SCALED_FIRST', 0)
+        limits(numbers_scaled_first=0)
     row, col, diag = (numbers(device) for _ in range(3))
     value = numbers(device, 40)
     op = operator(device, value=value, row_scale=row, col_scale=col, diag=diag)

@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from pyg_fast.graph import graph as graph_module
 from pyg_fast.graph.csr import prepare_graph
 from pyg_fast.graph.graph import cache_of, has_loops
 from pyg_fast.graph.signature import signature_of
-from pyg_fast.sparse import graph as sparse_graph
 from tests._profile import sorts_of
 from tests.ops._graphs import GRAPHS, Edges, edge_lists
 
@@ -44,11 +42,10 @@ def entries(graph: Graph) -> tuple[list, list]:
 
 
 @pytest.fixture(params=[None, 7])
-def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def chunk(request: pytest.FixtureRequest, limits: Callable[..., None]) -> None:
     """Edges in one chunk, or in many."""
     if request.param is not None:
-        for name in ('sparse.graph', 'graph.signature'):
-            monkeypatch.setattr(f'pyg_fast.{name}.CHUNK', request.param)
+        limits(chunk_of_edges=request.param)
 
 
 # --- in place of an EdgeIndex --------------------------------------------------------------------
@@ -195,9 +192,9 @@ def test_group_sizes(device: torch.device) -> None:
     assert prepared.clone().graph.groups.size == 3
 
 
-def test_wide_positions(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_positions(device: torch.device, limits: Callable[..., None]) -> None:
     narrow = lean(SQUARE, device)
-    monkeypatch.setattr(import_module('pyg_fast.sparse.to_csr'), '_INT32_MAX', 100)
+    limits(edges_of_int32=100)
     wide = lean(SQUARE, device)
     assert {t.dtype for t in (wide.graph.rowptr, wide.graph.t_rowptr)} == {torch.int64}
     assert {t.dtype for t in (wide.graph.col, wide.graph.t_col)} == {torch.int32}
@@ -269,8 +266,8 @@ def test_copies(device: torch.device) -> None:
         prepared.record_stream(torch.cuda.current_stream())
 
 
-def test_moves_its_schedule(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse_graph, '_FEW', 20)
+def test_moves_its_schedule(cuda: torch.device, limits: Callable[..., None]) -> None:
+    limits(edges_in_groups=20)
     prepared = lean(SQUARE)
     assert prepared.graph.groups is None
     assert prepared.to(cuda).graph.groups is not None

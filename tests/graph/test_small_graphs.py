@@ -1,12 +1,11 @@
 """What runs layers on graphs of few edges."""
 
 import copy
+import itertools
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
+import _forks
 import pytest
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch_geometric.nn import conv as pyg
 
 import pyg_fast
 from pyg_fast.graph import PreparedGraph
-from pyg_fast.graph import small_graphs as module
 from pyg_fast.nn import MaxKSAGEConv, SampledSAGEConv, gat
 from pyg_fast.nn.message_passing import FusedMessagePassing
 from pyg_fast.transforms import ToCSR
@@ -26,10 +24,9 @@ NODES, EDGES, WIDTH = 20, 90, 6
 
 
 @pytest.fixture(autouse=True)
-def by_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for device in (False, True):  # Figures of a GPU change.
-        for kind in ('message', 'sum'):
-            monkeypatch.setitem(module._LIMITS, (kind, device), module._Limit(200_000, 8))
+def by_default(limits: Callable[..., None]) -> Iterator[None]:
+    kinds = itertools.product(('message', 'sum'), (False, True))
+    limits(few_edges=dict.fromkeys(kinds, (200_000, 8)))  # Figures of a GPU change.
     with pyg_fast.small_graphs('pyg'):
         yield
 
@@ -59,17 +56,12 @@ def of_few(device: torch.device, num_edges: int = EDGES) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize('num_edges', [EDGES, 40_000])
 @pytest.mark.parametrize('num_src', [NODES, NODES + 3])
 def test_forward_of_pyg_gets_a_plain_list(
-    num_edges: int, num_src: int, monkeypatch: pytest.MonkeyPatch
+    num_edges: int, num_src: int, record_calls: Callable[..., list]
 ) -> None:
     """What it calculates from one takes less time, where its code runs and no size is lost."""
-    seen: list[type] = []
-    forward = pyg.GraphConv.forward
-
-    def recording(conv: Any, x: Any, edge_index: Tensor, *args: Any) -> Tensor:
-        seen.append(type(edge_index))
-        return forward(conv, x, edge_index, *args)
-
-    monkeypatch.setattr(pyg.GraphConv, 'forward', recording)
+    seen = record_calls(
+        pyg.GraphConv, 'forward', lambda _, conv, x, edge_index, *rest: type(edge_index)
+    )
     conv = pyg.GraphConv(WIDTH, 4, aggr='mean')
     fast = pyg_fast.accelerate(copy.deepcopy(conv))
     x, edges = of_few(torch.device('cpu'), num_edges)
@@ -99,17 +91,14 @@ def test_own_forward_gets_what_it_is_given() -> None:
 
 @pytest.mark.parametrize('num_edges', [EDGES, 40_000])
 def test_nobody_lists_the_edges_of_a_prepared_graph(
-    num_edges: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    num_edges: int, device: torch.device, forbid: Callable[..., None]
 ) -> None:
     x, edges = of_few(device, num_edges)
     data = Data(edge_index=edges, num_nodes=NODES)
     graph = ToCSR(keep_edge_index=False)(data).edge_index
     conv = pyg_fast.accelerate(pyg.GraphConv(WIDTH, 4)).to(device)
 
-    def listed(of: PreparedGraph) -> Tensor:
-        raise AssertionError('a list of the edges')
-
-    monkeypatch.setattr(PreparedGraph, '_data', property(listed))
+    forbid(PreparedGraph, '_data')
     for _ in range(2):
         conv(x, graph)
         assert why_pygs(conv) == ''
@@ -216,15 +205,14 @@ def test_other_results(conv: torch.nn.Module) -> None:
 def test_bad_settings() -> None:
     with pytest.raises(ValueError, match="'how' must be 'pyg' or 'kernel', got 'fast'"):
         pyg_fast.small_graphs('fast')
-    command = [sys.executable, '-c', 'import pyg_fast']
     env = os.environ | {'PYG_FAST_SMALL_GRAPHS': '1'}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = _forks.run('-m', 'pyg_fast.graph.small_graphs', env=env)  # read as it is imported
     assert "PYG_FAST_SMALL_GRAPHS must be 'pyg' or 'kernel', got '1'" in done.stderr
 
 
-def test_compiled_code_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_has_no_limit(forbid: Callable[..., None]) -> None:
     """It would be compiled again on either side of it."""
-    monkeypatch.setattr(gat, 'has_few_edges', None)  # A call fails.
+    forbid(gat, 'has_few_edges')
     conv = pyg_fast.accelerate(pyg.GATv2Conv(WIDTH, 4, edge_dim=3))
     x, edges = of_few(torch.device('cpu'))
     compiled = torch.compile(conv, backend='eager', fullgraph=True)

@@ -7,7 +7,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_fast.loader import FastNeighborLoader, _columns
+from pyg_fast.loader import FastNeighborLoader
+
+from ._parts import _columns
 
 
 def random_data(num_nodes: int = 60, num_edges: int = 300, seed: int = 0) -> Data:
@@ -103,8 +105,9 @@ class Apart:
 
     def __init__(self, monkeypatch: Any, device: torch.device) -> None:
         if device.type == 'cpu':
-            monkeypatch.setattr(_columns, 'is_apart', lambda memory, device: True)
-            monkeypatch.setattr(_columns, 'pin', lambda tensor: tensor.clone())
+            changes = {'is_apart': lambda memory, device: True, 'pin': torch.clone}
+            for name, function in changes.items():
+                monkeypatch.setattr(_columns, name, function)
 
     def __call__(self, data: Data, *args: Any, **kwargs: Any) -> FastNeighborLoader:
         return FastNeighborLoader(data, *args, features='host', **kwargs)

@@ -1,6 +1,7 @@
 """Layers on batches: PyG's and ours, trimmed or not, without any sort."""
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -33,17 +34,11 @@ def batch_of(device: torch.device, loops: bool = True, **kwargs: object) -> Data
 
 
 @pytest.fixture
-def sorts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def sorts(record_calls: Callable[..., list[str]]) -> list[str]:
     """Records sorts and synchronisations."""
     seen: list[str] = []
     for name in ('_prepare', 'to_csr', 'to_csr_csc', 'has_loops', 'check_edge_index'):
-        inner = getattr(graphs, name)
-
-        def spy(*args: object, inner: object = inner, name: str = name, **kwargs: object) -> object:
-            seen.append(name)
-            return inner(*args, **kwargs)  # type: ignore[operator]
-
-        monkeypatch.setattr(graphs, name, spy)
+        record_calls(graphs, name, lambda *_, name=name, **__: name, seen)
     return seen
 
 

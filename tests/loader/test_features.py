@@ -4,13 +4,13 @@ import gc
 
 import pytest
 import torch
+from _raw_ops import keep_until_read
 from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._columns import Budget
-from pyg_fast.ops._lifetime import keep_until_read
 from tests.loader._graphs import Apart, equal, random_data
+from tests.loader._parts import Budget
 
 ARGS = {'batch_size': 11, 'shuffle': True, 'seed': 2}
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from pyg_fast.loader._order import greedy_order
+from tests.loader._parts import greedy_order
 
 
 def test_greedy() -> None:

@@ -14,9 +14,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._pipeline import PendingBatch, ThreadedIterator
-from pyg_fast.loader._stats import Meter
 from tests.loader._graphs import random_data
+from tests.loader._parts import Meter, PendingBatch, ThreadedIterator
 
 
 def threads() -> int:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._seeds import mix_seeds
 from tests.loader._graphs import equal, random_data
+from tests.loader._parts import mix_seeds
 
 GRAPH = random_data(300, 0)
 

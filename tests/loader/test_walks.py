@@ -8,9 +8,9 @@ from torch_geometric.data import Data
 import pyg_fast.nn as fnn
 from pyg_fast.graph import graph as graphs
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.loader._seeds import mix_seeds
 from pyg_fast.ops import pinsage_neighbors, to_csr
 from tests.loader._graphs import Apart, equal, random_data
+from tests.loader._parts import mix_seeds
 
 ARGS = {'sampler': 'random_walk', 'batch_size': 11, 'seed': 2, 'num_walks': 6, 'restart': 0.2}
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_fast.message import _cuda, _passes, _run
-from pyg_fast.message._pieces import Pieces
 from pyg_fast.sparse.groups import Groups, groups_of
+
+from ._parts import Pieces, _cuda, _passes, _run
 
 
 class Block(np.ndarray):

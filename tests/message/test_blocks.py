@@ -17,26 +17,18 @@ from torch_geometric.nn import MLP, DynamicEdgeConv, EdgeConv, MessagePassing, P
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
-from pyg_fast.graph import small_graphs
-from pyg_fast.message import _blocks, _entry
-from pyg_fast.message._ir import Value
 from pyg_fast.nn import FusedMessagePassing
 from pyg_fast.ops import message_passing
-from tests._report import runs_in_blocks, why_pygs
+from tests._report import plan_of, runs_in_blocks, why_pygs
+from tests.message._parts import Value, _blocks, _entry
 from tests.nn import _layers
 from tests.nn._layers import D, E, F, N, arguments, assert_alike, graph, run
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(limits: Callable[..., None]) -> None:
     """Of a few edges: the hub of the graph has more."""
-    monkeypatch.setattr(_blocks, '_PART', 5)
-    set_bytes(monkeypatch, 2**13)
-
-
-def set_bytes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    for device in ('cpu', 'cuda'):
-        monkeypatch.setitem(_blocks.MAX_BYTES, device, count)
+    limits(edges_of_block_parts=5, bytes_of_message_blocks=2**13)
 
 
 def mlp(num_in: int, num_out: int = 8, last: Module | None = None) -> Module:
@@ -60,9 +52,9 @@ def check(theirs: Module, args: str, device: torch.device) -> None:
 @pytest.mark.parametrize('count', [1, 2**13])
 @pytest.mark.parametrize('aggr', ['max', 'min', 'mean', 'sum', ['max', 'std', 'mean', 'sum']])
 def test_edge_conv(
-    aggr: Any, count: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    aggr: Any, count: int, device: torch.device, limits: Callable[..., None]
 ) -> None:
-    set_bytes(monkeypatch, count)
+    limits(bytes_of_message_blocks=count)
     check(EdgeConv(mlp(2 * F, 8, ReLU()), aggr), 'x edges', device)
 
 
@@ -135,8 +127,8 @@ def test_many_edge_features(
     args[2].requires_grad_()
     assert_alike(run(ours, args), run(theirs, args), 1e-10)
     at_once = device.type == 'cuda' if at_once is None else at_once
-    assert ('computed once per edge' in ours.plan) == at_once
-    assert ours.plan.count('param') == (0 if at_once else 1 + bias)
+    assert ('computed once per edge' in plan_of(ours)) == at_once
+    assert plan_of(ours).count('param') == (0 if at_once else 1 + bias)
 
 
 @pytest.mark.parametrize('aggr', ['sum', 'mean'])
@@ -146,7 +138,7 @@ def test_map_of_edge_features_at_the_end(aggr: str, device: torch.device) -> Non
     theirs, ours = pair(conv, device)
     args = arguments('x edges attr', device)
     assert_alike(run(ours, args), run(theirs, args), 1e-10)
-    assert 'sunk' in ours.plan
+    assert 'sunk' in plan_of(ours)
 
 
 @pytest.mark.parametrize('multiple', [True, False])
@@ -185,7 +177,7 @@ def test_batch_norm(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize('aggr', ['max', 'mean'])
-def test_dropout(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout(aggr: str, device: torch.device, limits: Callable[..., None]) -> None:
     """The backward pass, and that of torch operations, drop what the forward pass dropped, in
     blocks of any size."""
     layers = Linear(2 * F, 32), Tanh(), Dropout(0.25), Linear(32, 8), Tanh(), Dropout(0.5)
@@ -194,7 +186,7 @@ def test_dropout(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatc
     wanted = [x, *conv.parameters()]
 
     def call(x: Tensor, count: int) -> Tensor:
-        set_bytes(monkeypatch, count)
+        limits(bytes_of_message_blocks=count)
         torch.manual_seed(0)
         return conv(x, edges)
 
@@ -376,10 +368,12 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize('aggr', ['max', 'sum'])
-def test_memory(aggr: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory(
+    aggr: str, device: torch.device, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No tensor has a row of channels for each edge."""
     num_edges, channels, count = 4000, 64, 2**16
-    set_bytes(monkeypatch, count)
+    limits(bytes_of_message_blocks=count)
     conv = pyg_fast.accelerate(EdgeConv(mlp(2 * channels, channels, ReLU()), aggr).to(device))
     x = torch.randn(30, channels, device=device, requires_grad=True)
     edges = torch.randint(30, (2, num_edges), device=device)
@@ -429,7 +423,7 @@ def test_cuda_graph(device: torch.device) -> None:
     torch.testing.assert_close(found, step())
 
 
-def test_few_edges(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_edges(device: torch.device, limits: Callable[..., None]) -> None:
     """All in one block: PyG's code, unless the layer is strict."""
 
     class Strict(FusedMessagePassing):
@@ -442,7 +436,7 @@ def test_few_edges(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Non
 
         message = EdgeConv.message
 
-    set_bytes(monkeypatch, 2**20)
+    limits(bytes_of_message_blocks=2**20)
     strict = Strict().to(device, torch.float64)
     plain = pyg_fast.accelerate(EdgeConv(strict.nn).to(device))
     x, edges = arguments('x edges', device)
@@ -451,7 +445,7 @@ def test_few_edges(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Non
     assert runs_in_blocks(strict)
     (report,) = pyg_fast.accelerate_report(plain)
     assert report.how is None
-    set_bytes(monkeypatch, 2**13)
+    limits(bytes_of_message_blocks=2**13)
     plain(x, edges)
     for layer, name in ((plain, 'FusedEdgeConv'), (strict, 'Strict')):
         (report,) = pyg_fast.accelerate_report(layer)
@@ -469,14 +463,14 @@ def test_no_edges_and_one(device: torch.device) -> None:
         torch.testing.assert_close(ours(x, edges), theirs(x, edges))
 
 
-def test_pygs_code_where_it_fits(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+def test_pygs_code_where_it_fits(
+    monkeypatch: pytest.MonkeyPatch, limits: Callable[..., None], device: torch.device
+) -> None:
     """Blocks save memory, not time: they run where tensors of all edges would not fit."""
-    monkeypatch.setattr(_blocks, 'MAX_BYTES', {device.type: 4096})
+    limits(bytes_of_message_blocks=4096, few_edges=(0, 0))
     nn = Sequential(Linear(8, 8), ReLU(), Linear(8, 4))
     conv = pyg_fast.accelerate(EdgeConv(nn, aggr='max').to(device))
     x, edges = torch.randn(9, 4, device=device), torch.randint(9, (2, 200), device=device)
-    monkeypatch.setattr(small_graphs, '_LIMITS', dict.fromkeys(
-        small_graphs._LIMITS, small_graphs._Limit(0, 0)))  # fmt: skip
     with pyg_fast.small_graphs('pyg'):
         out = conv(x, edges)
         assert 'do not fit into memory' in why_pygs(conv)

@@ -8,21 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_fast.message import _cpu
-from pyg_fast.message._cpu import encode, run_pass_cpu
-from pyg_fast.message._ir import BINARY, UNARY, Program, is_float
-from pyg_fast.message._passes import Pass
-from pyg_fast.message._triton import Out
 from pyg_fast.sparse.graph import Graph
+
+from ._parts import BINARY, UNARY, Out, Pass, Program, encode, is_float, run_pass_cpu
 
 pytestmark = pytest.mark.usefixtures('several_threads', 'few_edges_for_several_threads')
 ROLES = ('src', 'dst', 'edge', 'param')
 
 
 @pytest.fixture
-def few_edges_for_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ('_GRAIN', 1), ('_MIN_EDGES', 1), ('_MAX_SHARES', 3):
-        monkeypatch.setattr(_cpu, name, value)
+def few_edges_for_several_threads(limits: Callable[..., None]) -> None:
+    limits(grain_of_messages=1, edges_of_a_share=1, shares_of_messages=3)
 
 
 def edges_of(kind: str) -> tuple[Tensor, int, int]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from pyg_fast import accelerate
-from pyg_fast.message import _entry
 from tests._report import why_pygs
+from tests.message._parts import _entry
 
 N, E, C = 30, 200, 8
 

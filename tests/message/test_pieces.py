@@ -16,17 +16,24 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
 from pyg_fast.graph.graph import graph_of
-from pyg_fast.message import _cuda, _passes, _pieces
-from pyg_fast.message._cuda import Schedule
-from pyg_fast.message._ir import EDGE, SRC, Program
-from pyg_fast.message._passes import Pass
-from pyg_fast.message._pieces import Pieces, divide_rows
-from pyg_fast.message._triton import Out
 from pyg_fast.ops import message_passing
 from pyg_fast.sparse.groups import Groups, groups_of
 from tests._report import why_pygs
 
 from ._by_numpy import by_numpy
+from ._parts import (
+    EDGE,
+    SRC,
+    Out,
+    Pass,
+    Pieces,
+    Program,
+    Schedule,
+    _cuda,
+    _passes,
+    _pieces,
+    divide_rows,
+)
 
 pytest.importorskip('triton')
 N = 12
@@ -359,8 +366,9 @@ def test_long_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     rowptr = torch.arange(0, len(x) + 1, degree, dtype=torch.int32)
     columns = torch.zeros(len(x), dtype=torch.int32)
     schedule = Schedule(rowptr, columns, None, num_rows, None, len(x))
-    monkeypatch.setattr(_passes, 'most_programs', lambda program, outs, source: 1)
-    monkeypatch.setattr(_passes, 'choose_tile', lambda source: _cuda.Tile(1, (1,), 1))
+    one_program = {'most_programs': lambda *_: 1, 'choose_tile': lambda _: _cuda.Tile(1, (1,), 1)}
+    for name, choice in one_program.items():
+        monkeypatch.setattr(_passes, name, choice)
     with by_numpy(partial(every_row, least=100_000)):
         (total,), _ = _cuda.run_pass_cuda(one, schedule, {('edge', 0): x}, torch.float32, None)
     exact = x.double().sum()

@@ -12,14 +12,20 @@ from torch_geometric.nn import conv as pyg
 from torch_geometric.utils import softmax
 
 import pyg_fast
-from pyg_fast.message._cuda import Recipe, jit_function
-from pyg_fast.message._passes import Passes
-from pyg_fast.message._pieces import FORMS, Form, combine_kernel
-from pyg_fast.message._plan import Plan
-from pyg_fast.message._statistics import statistics_blocks, statistics_kernel
-from pyg_fast.nn import FusedGATv2Conv
-from pyg_fast.nn.gat import _entries
+from pyg_fast.nn import FusedGATv2Conv, gat
 from tests._report import why_pygs
+
+from ._parts import (
+    FORMS,
+    Form,
+    Passes,
+    Plan,
+    Recipe,
+    combine_kernel,
+    jit_function,
+    statistics_blocks,
+    statistics_kernel,
+)
 
 triton = pytest.importorskip('triton')
 
@@ -67,7 +73,7 @@ def plan_of(name: str) -> Plan:
         layer = FusedGATv2Conv(64, 8, heads=8, edge_dim=int(name.rsplit(' ', 1)[1]))
         layer(torch.rand(9, 64), torch.randint(9, (2, 30)), torch.rand(30, layer.edge_dim))
         assert not why_pygs(layer)
-        return _entries[layer].last
+        return gat._entries[layer].last
     conv = pyg_fast.accelerate(LAYERS[name]())
     x = torch.rand(9, 16 if 'narrow' in name else 64)
     edges = torch.randint(9, (2, 30))
@@ -84,13 +90,14 @@ def plan_of(name: str) -> Plan:
 
 def recipes(name: str) -> Iterator[Recipe]:
     """The kernels of a training step."""
-    passes = Passes(plan_of(name))
-    needs = tuple(True for _ in passes.plan.inputs)
+    plan = plan_of(name)
+    passes = Passes(plan)
+    needs = tuple(True for _ in plan.inputs)
     backward = passes.backward(needs)
     joint = passes.joint_pass(True)
     if joint is not None:
         yield joint.recipe(torch.float32)
-    for n in range(len(passes.plan.softmaxes)):
+    for n in range(len(plan.softmaxes)):
         yield passes.softmax_pass(n).recipe(torch.float32)
         if not passes.multiples[n]:
             yield passes.dot_pass(n).recipe(torch.float32)

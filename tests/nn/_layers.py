@@ -194,12 +194,16 @@ def _spline_weighting(x: Tensor, weight: Tensor, basis: Tensor, index: Tensor) -
 
 def use_pyg_lib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives the layers what they need of pyg-lib where it is not installed."""
-    if not torch_geometric.typing.WITH_KNN:
-        monkeypatch.setattr(torch_geometric.typing, 'WITH_KNN', True)
-        monkeypatch.setattr(torch.ops.pyg, 'knn', _knn, raising=False)
-    if not torch_geometric.typing.WITH_SPLINE:
-        monkeypatch.setattr(spline_conv, 'spline_basis', _spline_basis)
-        monkeypatch.setattr(spline_conv, 'spline_weighting', _spline_weighting)
+    typing = torch_geometric.typing
+    changes = [
+        *[(typing, 'WITH_KNN', True), (torch.ops.pyg, 'knn', _knn)] * (not typing.WITH_KNN),
+        *[
+            (spline_conv, 'spline_basis', _spline_basis),
+            (spline_conv, 'spline_weighting', _spline_weighting),
+        ] * (not typing.WITH_SPLINE),
+    ]  # fmt: skip
+    for owner, name, value in changes:
+        monkeypatch.setattr(owner, name, value, raising=False)
 
 
 # The layers ---------------------------------------------------------------------------------------

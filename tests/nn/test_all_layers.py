@@ -1,6 +1,7 @@
 """PyG's 59 convolution classes beside their accelerated copies, and the record of what ran."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch.nn import Module
 from torch_geometric.nn import conv as pyg
 
 import pyg_fast
-from pyg_fast.message._blocks import MAX_BYTES
 from pyg_fast.nn.message_passing import FusedPropagate
 from tests.nn import _layers
 from tests.nn._layers import (
@@ -40,13 +40,15 @@ def what_ran(layer: Module) -> list[str]:
 
 
 @pytest.mark.parametrize('case', CASES, ids=lambda case: case.name)
-def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_like_pyg(
+    case: Case, device: torch.device, monkeypatch: pytest.MonkeyPatch, limits: Callable[..., None]
+) -> None:
     if case.layer == 'PANConv' and not torch_geometric.typing.WITH_TORCH_SPARSE:
         pytest.skip('needs torch-sparse')
     if case.layer in ('MeshCNNConv', 'PANConv') and device.type == 'cuda':
         pytest.skip("PyG's code runs, which makes tensors on the CPU or needs a CUDA torch-sparse")
     _layers.use_pyg_lib(monkeypatch)
-    monkeypatch.setitem(MAX_BYTES, device.type, 2**14)  # Several blocks of these few edges.
+    few, more = 2**14, 2**18  # bytes: several blocks of these few edges, and of hubs
     torch.manual_seed(1)
     theirs = case.make().to(device, case.dtype)
     ours = pyg_fast.accelerate(copy.deepcopy(theirs))
@@ -62,11 +64,11 @@ def test_like_pyg(case: Case, device: torch.device, monkeypatch: pytest.MonkeyPa
     with_hubs = hub_graph(device)
     expected_of_hubs = run(theirs, arguments(case.args, device, case.dtype, with_hubs))
     for one in given:
+        limits(bytes_of_message_blocks=few)
         got = run(ours, arguments(one, device, case.dtype))
         assert_alike(got, expected, tolerance)
-        with monkeypatch.context() as patch:
-            patch.setitem(MAX_BYTES, device.type, 2**18)
-            got = run(ours, arguments(one, device, case.dtype, with_hubs))
+        limits(bytes_of_message_blocks=more)
+        got = run(ours, arguments(one, device, case.dtype, with_hubs))
         assert_alike(got, expected_of_hubs, tolerance)
         ran = what_ran(ours)
         assert ran

@@ -36,9 +36,8 @@ from torch_geometric.utils import remove_self_loops, softmax, trim_to_layer
 import pyg_fast
 from pyg_fast.graph import BatchEdgeIndex, Graph, PreparedGraph
 from pyg_fast.loader import FastNeighborLoader
-from pyg_fast.message import _region
 from pyg_fast.transforms import ToCSR
-from tests._compiled import Backend, assert_like_pyg, graph_data
+from tests._compiled import Backend, _region, assert_like_pyg, graph_data
 from tests._profile import sorts_of
 from tests.nn import _layers
 
@@ -537,15 +536,11 @@ def test_backend_by_name(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_one_run_on_fakes(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_on_fakes(device: torch.device, record_calls: Callable[..., list]) -> None:
     """Not one for each message: the time of a deep model would grow with the square."""
-    count = []
-    run = _region._record_traffic
-    monkeypatch.setattr(
-        _region, '_record_traffic', lambda module: count.append(1) or run(module)
-    )
+    runs = record_calls(_region, '_record_traffic', lambda *_: 1)
     assert_like_pyg(Net(twice), on(device, (20, 50)), kernels=2, frames=1)
-    assert len(count) == 1
+    assert len(runs) == 1
 
 
 def test_copies(device: torch.device) -> None:
@@ -578,14 +573,20 @@ def test_layers(name: str, device: torch.device) -> None:
     assert backend.frames == theirs.frames
 
 
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """Takes the place of that of :func:`pyg_fast.compile`."""
+    monkeypatch.setattr(pyg_fast._compile, 'backend', counting := Backend())
+    return counting
+
+
 @pytest.mark.parametrize('moved', [False, True], ids=['', 'moved'])
 @pytest.mark.parametrize('listed', [True, False], ids=['EdgeIndex', 'PreparedGraph'])
 @pytest.mark.parametrize('name', LAYERS)
 def test_prepared_before(
-    name: str, listed: bool, moved: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    name: str, listed: bool, moved: bool, device: torch.device, backend: Backend
 ) -> None:
     """A prepared graph is not sorted again at each call, also if no eager call came before."""
-    monkeypatch.setattr(pyg_fast._compile, 'backend', backend := Backend())
     conv = LAYERS[name]().double().to(device)
     compiled = pyg_fast.compile(copy.deepcopy(conv), dynamic=True)
     for x, edges, edge in on(device):
@@ -603,10 +604,9 @@ def test_prepared_before(
 @pytest.mark.parametrize('eager', [False, True], ids=['', 'eager before'])
 @pytest.mark.parametrize('name', LAYERS)
 def test_graphs_of_any_size(
-    name: str, eager: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    name: str, eager: bool, device: torch.device, backend: Backend
 ) -> None:
     """Neither sizes nor numbers of self-loops are constants of compiled code."""
-    monkeypatch.setattr(pyg_fast._compile, 'backend', backend := Backend())
     conv = pyg_fast.accelerate(LAYERS[name]().double().to(device))
     compiled = pyg_fast.compile(conv, dynamic=True)
     for k, size in enumerate([(20, 50), (33, 71), (47, 90)]):
@@ -623,16 +623,13 @@ def test_graphs_of_any_size(
     assert backend.frames == frames > 0
 
 
-def test_no_list_for_guards(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_list_for_guards(device: torch.device, forbid: Callable[..., None]) -> None:
     """Compiled code makes no list of the edges of a prepared graph."""
-    def read(graph: PreparedGraph) -> Tensor:
-        raise AssertionError('the list was made')
-
     x, edges, edge = graph_data(20, 50, device)
     graph = PreparedGraph(Graph.from_edge_index(edges, 20, 20))
     backend = Backend()
     compiled = torch.compile(pyg_fast.accelerate(Own(gated).to(device)), backend=backend)
-    monkeypatch.setattr(PreparedGraph, '_data', property(read))
+    forbid(PreparedGraph, '_data')
     for _ in range(2):
         compiled(x, graph, edge)
     assert backend.kernels > 0

@@ -25,18 +25,9 @@ def by_default() -> Iterator[None]:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def ran(record_calls: Callable[..., list[bool]]) -> list[bool]:
     """Whether each `propagate` was direct."""
-    found: list[bool] = []
-    propagate = _direct.propagate
-
-    def recording(*args: Any) -> Tensor | None:
-        out = propagate(*args)
-        found.append(out is not None)
-        return out
-
-    monkeypatch.setattr(_direct, 'propagate', recording)
-    return found
+    return record_calls(_direct, 'propagate', lambda out, *_: out is not None)
 
 
 @pytest.mark.parametrize('case', [

@@ -2,6 +2,7 @@
 import copy
 import itertools
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -473,9 +474,9 @@ def test_same_bits(device):
 
 
 def test_more_nodes_than_32_bits_number_run_pygs_code(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr('pyg_fast.nn._checks.MOST_NODES', 9)
+    limits(nodes_of_layers=9)
     conv = PathPreparedGCNConv(3, 2).to(device)
     edge_index = torch.randint(10, (2, 30), device=device)
     x = torch.randn(10, 3, device=device)

@@ -1,5 +1,6 @@
 """Evaluation of all nodes in blocks, against the model in evaluation."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ from pyg_fast.nn import (
     PathPreparedGINConv,
     PathPreparedGNN,
     PathPreparedSAGEConv,
-    _inference,
     inference,
 )
 from pyg_fast.transforms import ToCSR
@@ -40,9 +40,8 @@ def data_of(
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_inference, '_FEWEST_ROWS', 8)
-    monkeypatch.setattr(_inference, '_ROWS', 64)
+def small_blocks(limits: Callable[..., None]) -> None:
+    limits(fewest_rows_of_inference=8, rows_of_inference=64)
 
 
 def least_of(call: Any) -> int:
@@ -125,7 +124,7 @@ def test_a_stack_of_layers(device: torch.device, convs: Any) -> None:
 
 @pytest.mark.parametrize('conv', ['gcn', 'sage', 'gin'])
 def test_stays_within_its_memory(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str
+    device: torch.device, limits: Callable[..., None], conv: str
 ) -> None:
     data = data_of(device, torch.float)
     net = PathPreparedGNN(conv, 12, 16, 6, 3).to(device)
@@ -142,7 +141,7 @@ def test_stays_within_its_memory(
         assert live_bytes(partial(call, max_bytes), device)[1] <= max_bytes + result
     if device.type == 'cuda':  # On a CPU features between layers count too.
         # Many times what the allocator adds to small tensors, less than the features of a layer.
-        monkeypatch.setattr(_inference, '_FEWEST_ROWS', 1024)
+        limits(fewest_rows_of_inference=1024)
         data = data_of(device, torch.float, size=40 * N)
         most = least_of(partial(net.inference, data))
         net.inference(data, most)

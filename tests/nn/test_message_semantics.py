@@ -347,21 +347,16 @@ def test_sources_that_no_message_reads(device: torch.device) -> None:
     torch.testing.assert_close(accelerate(Own())(x, graph), Own()(x, graph))
 
 
-def test_changes_end_in_pyg(device: torch.device) -> None:
+def test_changes_end_in_pyg(device: torch.device, limits: Callable[..., None]) -> None:
     """Each of them is another kernel: after many of them PyG's code runs."""
-    from pyg_fast.message import _entry
-
     theirs = Layer(lambda x_j: x_j).to(device)
     ours, graph = accelerate(copy.deepcopy(theirs)), edges(device)
     x = torch.ones(N, C, device=device)
-    most, _entry._MAX_CAPTURES = _entry._MAX_CAPTURES, 2
-    try:
-        for name in ('relu', 'tanh', 'exp', 'sigmoid'):
-            for conv in (theirs, ours):
-                conv.fn = lambda x_j, name=name: getattr(torch, name)(x_j)
-            torch.testing.assert_close(ours(x, graph), theirs(x, graph))
-    finally:
-        _entry._MAX_CAPTURES = most
+    limits(captures=2)
+    for name in ('relu', 'tanh', 'exp', 'sigmoid'):
+        for conv in (theirs, ours):
+            conv.fn = lambda x_j, name=name: getattr(torch, name)(x_j)
+        torch.testing.assert_close(ours(x, graph), theirs(x, graph))
     assert 'changed' in why_pygs(ours)
 
 

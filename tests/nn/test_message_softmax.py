@@ -1,6 +1,7 @@
 """Messages with a softmax over the edges of each destination, beside PyG."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from torch_geometric.nn.aggr import AttentionalAggregation, SoftmaxAggregation
 from torch_geometric.utils import scatter, softmax
 
 import pyg_fast
-from pyg_fast.message import _entry, _passes
 from pyg_fast.nn import FusedGATv2Conv, FusedMessagePassing, FusedTransformerConv
-from tests._report import why_pygs
+from tests._report import runs_in_blocks, why_pygs
+from tests.message._parts import _entry, _passes
 from tests.nn._layers import E, F, N, graph, prepared
 
 KINDS = {
@@ -69,7 +70,7 @@ def test_kinds(kind: str, aggr: str, device: torch.device) -> None:
         conv.kind = kind
     x = torch.randn(N, F, dtype=torch.float64, device=device)
     compared(convs, x, graph(device))
-    assert 'softmax' in convs[0].plan
+    assert not runs_in_blocks(convs[0])
 
 
 @pytest.mark.parametrize('flow', ['source_to_target', 'target_to_source'])
@@ -414,13 +415,10 @@ def test_maps_of_transformer(kwargs: dict[str, Any], device: torch.device) -> No
 @pytest.mark.parametrize('dropout', [0.0, 0.4])
 @pytest.mark.parametrize('of_edges', [False, True])
 def test_values_that_passes_share(
-    dropout: float, of_edges: bool, monkeypatch: pytest.MonkeyPatch
+    dropout: float, of_edges: bool, limits: Callable[..., None], record_calls: Callable[..., list]
 ) -> None:
     """The pass over sources reads those of edges from the pass over destinations."""
-    made, share = [], _passes.share_edge_values
-    monkeypatch.setattr(
-        _passes, 'share_edge_values', lambda *args: made.append(share(*args)) or made[-1]
-    )
+    made = record_calls(_passes, 'share_edge_values', lambda shared, *_: shared)
     theirs = TransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()
     edges = graph('cpu')
     x, attr = torch.randn(N, F).double(), torch.randn(E, 16).double()
@@ -428,7 +426,7 @@ def test_values_that_passes_share(
     for least in (None, 1 << 30, 0):
         conv = theirs
         if least is not None:
-            monkeypatch.setattr(_passes, '_GATHERED', least)
+            limits(values_gathered=least)
             _entry._passes_for.cache_clear()
             _entry._stores.clear()
             conv = FusedTransformerConv(F, 8, 4, edge_dim=16, dropout=dropout).double()

@@ -1,6 +1,7 @@
 """RGCNConv and RGATConv: relations as pairs with nodes, beside PyG on the same weights."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -11,9 +12,10 @@ from torch import Tensor
 from torch_geometric.nn import RGATConv, RGCNConv
 from torch_geometric.nn.aggr import MaxAggregation
 
+import pyg_fast
 from pyg_fast.nn import relational
 from tests._captures import check_training
-from tests._report import what_ran
+from tests._report import plan_of, what_ran
 from tests.nn._layers import (
     NUM_SRC,
     E,
@@ -41,9 +43,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def use(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sums = getattr(relational, f"_sums_of_{way.removesuffix('_on_gpu')}")
-    monkeypatch.setattr(relational, '_way', lambda *_: sums)
+    changes: dict[str, Any] = {'_way': lambda *_: sums}
     if way == 'tiles_on_gpu':
-        monkeypatch.setattr(relational, '_most_pairs', most_pairs)
+        changes['_most_pairs'] = most_pairs
+    for name, function in changes.items():
+        monkeypatch.setattr(relational, name, function)
 
 
 def most_pairs(edges: Any, pairptr: Tensor) -> int:
@@ -67,22 +71,24 @@ def test_sums(options: dict[str, Any], way: str, device: torch.device) -> None:
     )
 
 
-def test_one_sum_for_all_relations(
-    way: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, ours = both(RGCNConv(WIDTH, 8, R), device)
-    monkeypatch.setattr(type(ours), 'propagate', None)
-    assert ours(*arguments('x edges relation', device)).shape == (N, 8)
+@pytest.fixture
+def propagated(record_calls: Callable[..., list[None]]) -> list[None]:
+    """Calls of `propagate`: PyG's code makes one for each relation, and one sum for all none."""
+    ours = pyg_fast.accelerate(RGCNConv(1, 1, 1))
+    return record_calls(type(ours), 'propagate', lambda *_, **__: None)
 
 
-def test_plan(device: torch.device) -> None:
+def test_plan(device: torch.device, propagated: list[None]) -> None:
     _, ours = both(RGCNConv(WIDTH, 8, R), device)
-    assert ours.plan is None
+    with pytest.raises(AssertionError, match='no call yet'):
+        plan_of(ours)
     ours(*arguments('x edges relation', device))
-    assert ours.plan == 'one sum for all relations'
+    assert plan_of(ours) == 'one sum for all relations'
+    assert len(propagated) == 0
     ours.aggr_module = MaxAggregation()
     ours(*arguments('x edges relation', device))
-    assert ours.plan != 'one sum for all relations'
+    assert plan_of(ours) != 'one sum for all relations'
+    assert len(propagated) == R
 
 
 def test_relations_are_read_at_each_call(way: str, device: torch.device) -> None:
@@ -116,8 +122,9 @@ def test_few_relations_have_edges(way: str, device: torch.device) -> None:
     ids=str,
 )
 def test_many_relations(
-    options: dict[str, Any], kinds: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    options: dict[str, Any], kinds: str, device: torch.device, monkeypatch: pytest.MonkeyPatch,
+    propagated: list[None],
+) -> None:  # fmt: skip
     """More relations than nodes: some have no edges, each has one, or one has all."""
     num_nodes, num_relations, num_edges = 5, 9, 30
     options = {'in_channels': WIDTH, 'out_channels': 8, 'num_relations': num_relations} | options
@@ -135,7 +142,7 @@ def test_many_relations(
     for way in WAYS:
         use(way, monkeypatch)
         assert_alike(run(ours, args), expected, 1e-9)
-        assert ours.plan == 'one sum for all relations'
+        assert propagated == []
 
 
 @hypothesis.given(data=st.data())
@@ -185,7 +192,7 @@ def test_tiles_take_little_more_than_rows_and_matrices(
     assert num_tiles * (tile * width + size) <= 2.25 * needed
 
 
-def test_which_way(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_way(device: torch.device, limits: Callable[..., None]) -> None:
     """Few pairs, by numbers or beside the edges, have rows that suit the device."""
     few = relational._sums_of_all if device.type == 'cuda' else relational._sums_of_relations
     edges, relation = arguments('edges relation', device)
@@ -195,23 +202,28 @@ def test_which_way(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert way(R) is few
     assert way(10**8) is relational._sums_of_tiles
-    monkeypatch.setattr(relational, '_MOST_NUMBERS', 0)
+    limits(pairs_by_number=0)
     assert way(E // N - 1) is few
     assert way(E // N) is relational._sums_of_tiles
 
 
-def test_many_pairs_take_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relational, '_MOST_NUMBERS', 0)
+def test_many_pairs_take_tiles(
+    device: torch.device, limits: Callable[..., None], forbid: Callable[..., None],
+    propagated: list[None],
+) -> None:  # fmt: skip
+    limits(pairs_by_number=0)
     for name in ('_sums_of_all', '_sums_of_relations'):
-        monkeypatch.setattr(relational, name, None)
+        forbid(relational, name)
     theirs, ours = both(RGCNConv(WIDTH, 8, E // N), device)
     args = arguments('x edges relation', device)
     assert_alike(run(ours, args), run(theirs, args), 1e-9)
-    assert ours.plan == 'one sum for all relations'
+    assert propagated == []
 
 
 @pytest.mark.parametrize('names', ['x edges!', 'x edges#', 'pair bipartite!', 'pair bipartite#'])
-def test_prepared(names: str, way: str, device: torch.device) -> None:
+def test_prepared(
+    names: str, way: str, device: torch.device, propagated: list[None]
+) -> None:
     theirs, ours = both(RGCNConv((WIDTH, WIDTH), 8, 9, num_blocks=2), device)
     relation = (arguments('relation', device)[0] * 5) % 7
     args = [*arguments(names, device), relation]
@@ -220,7 +232,7 @@ def test_prepared(names: str, way: str, device: torch.device) -> None:
         args[0], plain[0] = (args[0],) * 2, (plain[0],) * 2
     for _ in range(2):  # The second call finds the structure.
         assert_alike(run(ours, args)[:1], run(theirs, plain)[:1], 1e-9)
-    assert ours.plan == 'one sum for all relations'
+    assert propagated == []
 
 
 @pytest.mark.parametrize('num_edges', [0, 1])

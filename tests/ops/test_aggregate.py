@@ -299,7 +299,7 @@ def test_prologue_and_epilogue(
 # --- the choice of the kernel --------------------------------------------------------------------
 
 
-def test_choice_of_mode(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_of_mode(device: torch.device, limits: Callable[..., None]) -> None:
     edge_index = GRAPHS['square'].edge_index.to(device)
     prepared, _ = prepare_edge_index(edge_index, (30, 30))
     x = torch.randn(30, 4, device=device)
@@ -317,10 +317,9 @@ def test_choice_of_mode(device: torch.device, monkeypatch: pytest.MonkeyPatch) -
     assert not scatters(GRAPHS['square'].graph(device=device))
     many = torch.cat([x, torch.randn(30, 1000, device=device)], 1)
     assert scatters(edge_index, many) == (device.type == 'cuda')
-    monkeypatch.setattr(MODULE, '_CUDA_ADDITIONS', 200)
+    limits(additions_on_cuda=200)
     assert not scatters(edge_index, many)
     assert scatters(edge_index) == (device.type == 'cpu')
-    monkeypatch.undo()
     torch.use_deterministic_algorithms(True)
     try:
         assert aggregate(edge_index, x).equal(aggregate(edge_index, x))

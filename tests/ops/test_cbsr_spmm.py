@@ -8,7 +8,7 @@ import pytest
 import torch
 from _captures import captured
 from _pairs import pairs
-from _profile import sorts_of
+from _profile import ops_of, sorts_of
 from _raw_ops import ops, reference
 from functorch.compile import make_boxed_func
 from hypothesis import given
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_fast.graph import Graph, graph_of, prepare_edge_index
 from pyg_fast.ops import CBSR, cbsr_spmm, maxk, spmm
@@ -79,22 +78,17 @@ def _(given: Given) -> dict[str, object]:
     )  # fmt: skip
 
 
-def set_share(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """The share of stored columns from which on features are read as dense rows."""
-    monkeypatch.setattr(_module, '_DENSE_SHARE', dict.fromkeys(('cuda', 'cpu'), (share, share)))
-
-
 @pytest.fixture
-def sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+def sparse(limits: Callable[..., None]) -> None:
     """Reads features as entries, whatever their number."""
-    set_share(monkeypatch, 2)
+    limits(dense_share=(2, 2))
 
 
 @pytest.fixture(params=['sparse', 'dense'])
-def share(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def share(request: pytest.FixtureRequest, limits: Callable[..., None]) -> str:
     """Reads features as entries and as dense rows."""
     share = 2 if request.param == 'sparse' else 0
-    set_share(monkeypatch, share)
+    limits(dense_share=(share, share))
     return request.param
 
 
@@ -257,7 +251,7 @@ def test_all_entries_give_the_dense_aggregation(
             torch.testing.assert_close(result, results[-1])
 
 
-def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_of_reading_agree(device: torch.device, limits: Callable[..., None]) -> None:
     edges = GRAPHS['in_hubs']
     graph = edges.graph(device=device)
     for dtype in DTYPES:
@@ -265,7 +259,7 @@ def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.Mo
             cbsr = entries(edges, 64, k, dtype, device)
             w = weights(edges, dtype, device)
             for share in (0, 3 / 8, 2):
-                set_share(monkeypatch, share)
+                limits(dense_share=(share, share))
                 check(graph, cbsr, w, 'mean')
 
 
@@ -284,7 +278,7 @@ def test_both_ways_of_reading_agree(device: torch.device, monkeypatch: pytest.Mo
     ],
 )
 def test_reads_dense_rows_that_stay_in_the_cache(
-    monkeypatch: pytest.MonkeyPatch,
+    limits: Callable[..., None],
     dtype: torch.dtype,
     k: int,
     degree: int,
@@ -292,21 +286,10 @@ def test_reads_dense_rows_that_stay_in_the_cache(
     wide: bool,
     dense: bool,
 ) -> None:
-    monkeypatch.setattr(_module, '_CACHE_BYTES', cache)
-    monkeypatch.setattr(_module, '_WIDE_VECTORS', wide)
-    calls = set()
-
-    class Record(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-        ) -> Any:
-            calls.add(func.name())
-            return func(*args, **kwargs or {})
-
+    limits(cache_bytes=cache, wide_vectors=wide)
     edges = Edges(torch.randint(40, (2, 40 * degree)), 40, 40)
     graph, cbsr = edges.graph(), entries(edges, 64, k, dtype, torch.device('cpu'))
-    with Record():
-        cbsr_spmm(graph, cbsr)
+    calls = ops_of(lambda: cbsr_spmm(graph, cbsr))
     assert ('pyg_fast::cbsr_to_dense' in calls) == dense
     assert ('pyg_fast::cbsr_spmm' in calls) != dense
 
@@ -593,9 +576,9 @@ def test_what_is_prepared_for_a_million_edges(device: torch.device, dtype: torch
 
 @pytest.mark.parametrize('dense_share', [0, 2])
 def test_higher_derivatives_of_everything(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, dense_share: int
+    device: torch.device, limits: Callable[..., None], dense_share: int
 ) -> None:
-    set_share(monkeypatch, dense_share)
+    limits(dense_share=(dense_share, dense_share))
     edges = Edges(torch.tensor([[0, 1, 2, 3, 3, 0, 2, 2], [0, 0, 0, 2, 2, 3, 3, 2]]), 4, 4)
     graph = edges.graph(device=device)
     scale = torch.rand(3, 4, dtype=torch.float64, device=device) + 0.5

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from _profile import ops_of
+from _profile import multiplies, ops_of
 from torch import Tensor
 
 from pyg_fast.graph.graph import graph_of
@@ -78,13 +78,12 @@ def test_scores_and_gradients(
 
 @features
 def test_what_is_summed(
-    edges: Tensor, size: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    edges: Tensor, size: int, device: torch.device, limits: Callable[..., None],
+    record_calls: Callable[..., list],
 ) -> None:
-    graph, widths, product = graph_without_loops(edges), [], module.raw_product
-    monkeypatch.setattr(
-        module, 'raw_product', lambda op, x: (widths.append(x.size(1)), product(op, x))[1]
-    )
-    monkeypatch.setattr(module, '_MOVES', 4)
+    graph = graph_without_loops(edges)
+    widths = record_calls(module, 'raw_product', lambda out, op, x: x.size(1))
+    limits(moves_of_scores=4)
     x, weight = numbers(E, size, device=device), numbers(2, size, device=device)
     edge_and_loop_scores(x.detach(), weight, graph, edges, False)
     edge_and_loop_scores(x, weight, graph, edges, False)
@@ -111,6 +110,9 @@ def test_several_gradients_at_once(edges: Tensor, mean: bool, device: torch.devi
 
 def test_where_the_gradient_of_the_weight_is_a_product_of_our_own(device: torch.device) -> None:
     x = torch.zeros(1, 8, device=device).expand(1 << 17, 8)
+    weight = torch.zeros(2, 8, device=device, requires_grad=True)
+    is_ours = type(edge_scores(x, weight).grad_fn).__name__ == 'EdgeScoresBackward'
+    assert is_ours == (device.type == 'cuda')
     assert module._is_tall(x, 16) == (device.type == 'cuda')
     assert not module._is_tall(x, 1 << 10)
     assert not module._is_tall(x[:1000], 16)
@@ -127,34 +129,35 @@ def test_where_scores_are_a_product_of_our_own(device: torch.device) -> None:
     assert products == (device.type == 'cuda')
 
 
-def test_edges_alone(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edges_alone(device: torch.device) -> None:
     x, weight = numbers(E, 4, device=device), numbers(2, 4, device=device)
     assert torch.equal(edge_scores(x, weight), F.linear(x, weight))
-    monkeypatch.setattr(module, '_is_tall', lambda *_: True)
-    out = edge_scores(x, weight)
-    assert type(out.grad_fn).__name__ == 'EdgeScoresBackward'
-    assert torch.equal(out, F.linear(x, weight))
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
         return EdgeScores.apply(x, weight, None, None, False)[0]
 
+    assert torch.equal(run(x, weight), F.linear(x, weight))
     assert torch.autograd.gradcheck(run, (x, weight), check_batched_grad=True)
     assert torch.autograd.gradgradcheck(run, (x, weight))
 
 
 @mean
 def test_more_edges_than_int32(
-    edges: Tensor, mean: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    edges: Tensor, mean: bool, device: torch.device, limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr('pyg_fast.ops.edge_sums.MOST_NODES', 10)
-    monkeypatch.setattr(module, 'raw_product', None)
     x, weight = numbers(E, 4, device=device), numbers(2, 4, device=device)
-    results = (edge_and_loop_scores(x, weight, graph_without_loops(edges), edges, mean),
-               expected(x, weight, edges, mean))  # fmt: skip
-    torch.testing.assert_close(*results)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(a.sin().sum() + b.sin().sum(), (x, weight)) for a, b in results)
-    )
+
+    def check() -> None:
+        results = (edge_and_loop_scores(x, weight, graph_without_loops(edges), edges, mean),
+                   expected(x, weight, edges, mean))  # fmt: skip
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(a.sin().sum() + b.sin().sum(), (x, weight)) for a, b in results)
+        )
+
+    assert multiplies(check)
+    limits(nodes_of_edge_sums=10)
+    assert not multiplies(check)
 
 
 def test_vmap(edges: Tensor, device: torch.device) -> None:

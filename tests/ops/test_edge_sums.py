@@ -1,7 +1,10 @@
 """Sums of values of edges over rows, beside torch."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from _profile import multiplies
 from torch import Tensor
 
 from pyg_fast.graph.graph import graph_of
@@ -67,15 +70,20 @@ def test_half(dtype: torch.dtype, edges: Tensor, device: torch.device) -> None:
 
 
 def test_more_edges_than_int32(
-    edges: Tensor, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    edges: Tensor, device: torch.device, limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr('pyg_fast.ops.edge_sums.MOST_NODES', 10)
-    monkeypatch.setattr('pyg_fast.ops.edge_sums.raw_product', None)
     x = torch.randn(edges.size(1), F, dtype=torch.double, device=device, requires_grad=True)
-    for mean in (False, True):
+
+    def check(mean: bool) -> None:
         found = edge_sums(loop_free(edges), x, edges, mean), expected(x, edges, mean)
         torch.testing.assert_close(*found)
         torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), x) for y in found))
+
+    for mean in (False, True):
+        assert multiplies(lambda: check(mean))  # noqa: B023
+    limits(nodes_of_edge_sums=10)
+    for mean in (False, True):
+        assert not multiplies(lambda: check(mean))  # noqa: B023
 
 
 def test_vmap(edges: Tensor, device: torch.device) -> None:

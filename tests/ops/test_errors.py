@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from _captures import captured
+from _raw_ops import guarded
+from _raw_ops import guarded_ops as ops
 from torch import Tensor
 
 import pyg_fast
 from pyg_fast.ops import gat, spmm
-from pyg_fast.ops._library import _guarded, ops
 from pyg_fast.sparse.to_csr import to_csr
 
 # --- the record of an invalid edge ----------------------------------------------------------------
@@ -133,7 +134,7 @@ def out_of_memory(*args: object) -> Tensor:
 
 
 def test_error_of_an_op_has_its_type() -> None:
-    run = _guarded('spmm', out_of_memory)
+    run = guarded('spmm', out_of_memory)
     text = r'pyg_fast.spmm .*5368709120 .*5.00 GiB.*cuda:0'
     with pytest.raises(torch.OutOfMemoryError, match=text) as caught:
         run(1, 2)
@@ -151,7 +152,7 @@ def test_other_errors_stay_as_they_are(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)) as caught:
-        _guarded('spmm', raises)()
+        guarded('spmm', raises)()
     assert caught.value is error
 
 

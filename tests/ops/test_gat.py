@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from _raw_ops import ops, reference
+from _raw_ops import AttentionArgs, ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch._subclasses import FakeTensorMode
 
 from pyg_fast.graph import Graph, graph_of
 from pyg_fast.ops import gat
-from pyg_fast.ops._attention import AttentionArgs
 from pyg_fast.ops.attention_scores import attention_scores
 from pyg_fast.ops.gat import ScoredGAT, attend
 

@@ -1,18 +1,18 @@
 """Rows of features from the device or the host: every type and width, bad input."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from _raw_ops import ops, reference
+from _raw_ops import _lifetime, ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from pyg_fast.ops import _lifetime, gather_rows
+from pyg_fast.ops import gather_rows
 
 pytestmark = pytest.mark.usefixtures('several_threads')
 
@@ -324,9 +324,13 @@ class FakeEvent:
 
 
 @pytest.fixture
-def alive(monkeypatch: pytest.MonkeyPatch) -> dict:
-    monkeypatch.setattr(_lifetime, '_alive', {})
-    return _lifetime._alive
+def alive() -> Iterator[dict]:
+    """What is kept, of this test alone."""
+    before = _lifetime._alive.copy()
+    _lifetime._alive.clear()
+    yield _lifetime._alive
+    _lifetime._alive.clear()
+    _lifetime._alive.update(before)
 
 
 def test_what_is_read_is_kept_until_it_is_done(alive: dict) -> None:

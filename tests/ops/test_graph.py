@@ -4,7 +4,6 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
-from importlib import import_module
 
 import pytest
 import torch
@@ -80,12 +79,12 @@ def test_sorted_edges_need_no_permutation(device: torch.device, order: str) -> N
 
 
 def test_int64_where_int32_cannot_count_edges(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, limits: Callable[..., None]
 ) -> None:
     x = torch.randn(30, 5, device=device, requires_grad=True)
     results = []
     for limit in (2**31, 100):
-        monkeypatch.setattr(import_module('pyg_fast.sparse.to_csr'), '_INT32_MAX', limit)
+        limits(edges_of_int32=limit)
         for edge_index in (
             SQUARE.edge_index.to(device),
             sorted_edge_index(SQUARE, 'col', device),

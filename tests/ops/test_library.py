@@ -5,13 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from _raw_ops import OF_PYTHON, op_names, ops, reference
+from _raw_ops import OF_PYTHON, fake, fakes, op_names, ops, reference
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import pyg_fast.message._compiled_op  # which registers its ops
 import pyg_fast.message._cpu  # noqa: F401 (the fake kernel of its op)
-from pyg_fast.ops._library import fake, fakes
 from pyg_fast.ops.product import raw_product
 from pyg_fast.sparse.operator import SparseOperator
 

@@ -1,13 +1,13 @@
 import copy
 import pickle
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from _raw_ops import ops, reference
+from _profile import Before
+from _raw_ops import fitting_map, ops, reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -24,7 +24,6 @@ from pyg_fast.ops import (
     relabel,
     to_csr,
 )
-from pyg_fast.ops._ids import fitting_map
 
 from ._graphs import GRAPHS, Edges, edge_lists
 
@@ -263,11 +262,11 @@ def test_stamps_run_out(device: torch.device) -> None:
 
 
 def test_sizes_that_are_waited_for(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, limits: Callable[..., None]
 ) -> None:
     csr, seeds = planted_structure('tiny'), torch.arange(100)
     first = sample(device, csr, seeds, (4, 3, 2), seed=1)
-    monkeypatch.setattr(sys.modules['pyg_fast.ops.neighbor_sample'], '_MOST_GUESSED', 500)
+    limits(edges_guessed=500)
     again = sample(device, csr, seeds, (4, 3, 2), seed=1)
     assert all(map(torch.equal, first[:5], again[:5]))
     assert first[5:] == again[5:]
@@ -338,21 +337,19 @@ def test_graph_in_host_memory_outlives_the_call(device: torch.device, kind: str)
 
 @pytest.mark.parametrize('fanouts', [(-1, -1, -1), (2, -1)])
 def test_counts_are_written_before_they_are_read(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, fanouts: tuple
+    device: torch.device, limits: Callable[..., None], fanouts: tuple
 ) -> None:
-    module = sys.modules['pyg_fast.ops.neighbor_sample']
-    monkeypatch.setattr(module, '_MOST_GUESSED', 0)  # As for large graphs: each hop is waited for.
+    limits(edges_guessed=0)  # As for large graphs: each hop is waited for.
     seen = []
-    grow = module._MiniBatch.grow
 
-    def spy(self: Any, hop: int, *args: Any) -> Any:
-        seen.append(self.counts[:, : hop + 2].clone())
-        return grow(self, hop, *args)
+    def look(*args: Any) -> None:
+        counts, hop = args[3], args[5]
+        seen.append(counts[:, : hop + 2].clone())
 
-    monkeypatch.setattr(module._MiniBatch, 'grow', spy)
     torch.use_deterministic_algorithms(True)  # Fills memory that is not written.
     try:
-        sample(device, planted_structure('tiny'), torch.arange(10), fanouts)
+        with Before('sample_counts', look):
+            sample(device, planted_structure('tiny'), torch.arange(10), fanouts)
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(seen) == len(fanouts)

@@ -1,11 +1,12 @@
 """Rows of execution paths: counted outside, put back, taken, dropped out by node."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from _raw_ops import ops, reference
 from torch import Tensor
 
-from pyg_fast.ops import path
 from pyg_fast.ops.path import Rows, expand, node_dropout, take
 
 from ._graphs import DTYPES, GRAPHS, assert_near, exact
@@ -85,9 +86,9 @@ def test_expand(device: torch.device, dtype: torch.dtype, fill: float) -> None:
     assert expand(x, Rows(None, None)) is x
 
 
-def test_expand_few_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expand_few_rows(device: torch.device, limits: Callable[..., None]) -> None:
     """Of large results; a GPU fills these, and deterministic algorithms do not."""
-    monkeypatch.setattr(path, '_MANY', 0)
+    limits(numbers_filled_first=0)
     rows, x = rows_of(70, 8, device), exact(8, 5, dtype=torch.double, device=device)
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)

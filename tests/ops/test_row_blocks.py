@@ -1,11 +1,12 @@
 """Blocks of rows and tiles of columns, against the whole."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from pyg_fast.graph import Graph
-from pyg_fast.ops import row_blocks as module
 from pyg_fast.ops.product import raw_product
 from pyg_fast.ops.row_blocks import column_tiles, row_blocks, tile_width
 from pyg_fast.sparse.operator import SparseOperator
@@ -88,10 +89,10 @@ def test_tiles_on_the_device(device: torch.device, picks: bool) -> None:
 @pytest.mark.parametrize('picks', [True, False])
 @pytest.mark.parametrize('dtype', [torch.float, torch.bfloat16])
 def test_tiles_from_host_memory(
-    cuda: torch.device, monkeypatch: pytest.MonkeyPatch, picks: bool, dtype: torch.dtype
+    cuda: torch.device, limits: Callable[..., None], picks: bool, dtype: torch.dtype
 ) -> None:
     cuda = torch.empty(0, device=cuda).device
-    monkeypatch.setattr(module, '_STAGED_AT_ONCE', 16)
+    limits(rows_staged_at_once=16)
     x = torch.randn(N, 12).to(dtype).pin_memory()
     nodes = torch.tensor([3, 5, 50], device=cuda) if picks else None
     for width in (1, 3, 4, 12):

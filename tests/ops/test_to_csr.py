@@ -153,12 +153,12 @@ def test_layouts(device: torch.device) -> None:
 
 
 def test_int64_where_int32_cannot_count_edges(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, limits: Callable[..., None]
 ) -> None:
     edge_index = GRAPHS['square'].edge_index.to(device)
     narrow = to_csr(edge_index, 30, 30)
     assert {t.dtype for t in narrow} == {torch.int32}
-    monkeypatch.setattr(MODULE, '_INT32_MAX', 200)  # edges
+    limits(edges_of_int32=200)
     wide = to_csr(edge_index, 30, 30)
     assert [t.dtype for t in wide] == [torch.int64, torch.int32, torch.int64]
     assert all(torch.equal(w, n.to(w.dtype)) for w, n in zip(wide, narrow, strict=True))

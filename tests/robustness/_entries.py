@@ -1,6 +1,7 @@
 """Every public op: valid input, and a reference for its result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +61,28 @@ def compare(actual: Tensor, expected: Tensor, what: str) -> None:
 def edges() -> Tensor:
     """Random ones, with loops, some twice there; the last node has none."""
     return torch.randint(NUM_NODES - 1, (2, NUM_EDGES))
+
+
+@contextmanager
+def on_edges(edge_index: Tensor, num_nodes: int, width: int = WIDTH) -> Iterator[list[Tensor]]:
+    """Makes input of these edges in place of random ones. Yields a list that gets an entry each
+    time an op takes them."""
+    taken: list[Tensor] = []
+
+    def edges() -> Tensor:
+        taken.append(edge_index)
+        return edge_index
+
+    own = globals()
+    changes = {
+        'NUM_NODES': num_nodes, 'NUM_EDGES': edge_index.size(1), 'WIDTH': width, 'edges': edges,
+    }  # fmt: skip
+    before = {name: own[name] for name in changes}
+    own.update(changes)
+    try:
+        yield taken
+    finally:
+        own.update(before)
 
 
 def numbers(*size: int) -> Tensor:

@@ -18,8 +18,7 @@ from pyg_fast.ops.attention_scores import attention_scores
 from pyg_fast.ops.head_map import head_map_weight
 from tests.ops._graphs import hubs
 
-from . import _entries
-from ._entries import ENTRIES, on
+from ._entries import ENTRIES, on, on_edges
 from .test_hostile_input import check, check_gradients
 
 NUM_NODES = 40
@@ -38,19 +37,14 @@ def test_most_ops_have_edges() -> None:
 
 @pytest.mark.parametrize('name', WITH_EDGES)
 @pytest.mark.parametrize('row', [0.1, 0.5, 1.0])
-def test_op(
-    device: torch.device, name: str, row: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Tensor] = []
+def test_op(device: torch.device, name: str, row: float) -> None:
     for column, aligned in ((0.1, True), (0.5, False), (1.0, True)):
         edges = hubs(NUM_NODES - 1, NUM_NODES - 1, 1900, row, column, aligned).edge_index
-        monkeypatch.setattr(_entries, 'NUM_NODES', NUM_NODES)
-        monkeypatch.setattr(_entries, 'NUM_EDGES', edges.size(1))
-        monkeypatch.setattr(_entries, 'edges', lambda edges=edges: drawn.append(edges) or edges)
-        args = {key: on(device, value) for key, value in ENTRIES[name].make().items()}
+        with on_edges(edges, NUM_NODES) as taken:
+            args = {key: on(device, value) for key, value in ENTRIES[name].make().items()}
+        assert len(taken) == 1
         assert check(name, args, set())
         check_gradients(name, args)
-    assert len(drawn) == 3
 
 
 SUMS = ('sum, weights', 'mean', 'own sum', 'own softmax', 'GAT', 'GATv2')

@@ -11,8 +11,7 @@ import pyg_fast.nn as nn
 from pyg_fast import ops
 from tests.ops._graphs import hubs
 
-from . import _entries
-from ._entries import ENTRIES, on
+from ._entries import ENTRIES, on, on_edges
 from ._layers import LAYERS, graph, prepared, train
 
 # Ops that add atomically on CUDA, and the entries in which they do.
@@ -38,12 +37,10 @@ def says_atomic(thing: Any) -> bool:
 
 
 @pytest.fixture
-def large(monkeypatch: pytest.MonkeyPatch) -> None:
+def large() -> Iterator[None]:
     """Input that threads and blocks share, as they do a row and a column of many edges."""
-    monkeypatch.setattr(_entries, 'NUM_NODES', 700)
-    monkeypatch.setattr(_entries, 'NUM_EDGES', 9000)
-    monkeypatch.setattr(_entries, 'WIDTH', 40)
-    monkeypatch.setattr(_entries, 'edges', lambda: hubs(699, 699, 9000, 0.3, 0.3).edge_index)
+    with on_edges(hubs(699, 699, 9000, 0.3, 0.3).edge_index, 700, 40):
+        yield
 
 
 @pytest.fixture

@@ -57,8 +57,8 @@ def test_formula_of_the_paper(degrees: Degrees, size: int) -> None:
     assert regression_size(degrees, 64, 'paper') == regression_size(degrees, 16, 'paper') == size
 
 
-def test_fitted_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_sizes, '_FITTED', (0.5, 0.1, 0.3, 0.2, -0.1, 0.25))
+def test_fitted_formula(limits: Callable[..., None]) -> None:
+    limits(fitted_group_sizes=(0.5, 0.1, 0.3, 0.2, -0.1, 0.25))
     degrees = Degrees(1023, 1023 * 15, 255, 1023 * 15 * 63)
     # log2: 0.5 + 0.1 * 10 + 0.3 * 4 + 0.2 * 8 - 0.1 * 6 + 0.25 * log2(width)
     assert regression_size(degrees, 64) == round(2**5.2)
@@ -100,8 +100,8 @@ def test_choices_beside_the_times_recorded() -> None:
 
 
 def test_measured(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_sizes, '_remembered', {})
-    graph = graph_of(homogeneous(device).edge_index, N, N)
+    # Degrees of no other test, as sizes are remembered by degrees.
+    graph = graph_of(homogeneous(device).edge_index[:, 1:], N, N)
     if device.type == 'cpu':
         assert choose_group_size(graph.rowptr, N, 64, 'measured', col=graph.col) is None
         return

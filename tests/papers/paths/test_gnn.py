@@ -1,6 +1,7 @@
 """Training of a model on paths with less memory: parts that are computed again, tiles of columns,
 inputs aggregated for a path."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from torch_geometric.data import Data
 
 from pyg_fast.graph import PreparedGraph, execution_paths, graph_of, prepare_edge_index
 from pyg_fast.nn import PathPreparedGNN
-from pyg_fast.ops import streamed_linear
 
 from .test_convs import assert_equal, model_step, random_graph
 
@@ -20,8 +20,8 @@ EDGES = [450, 4000]
 
 
 @pytest.fixture(autouse=True)
-def many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streamed_linear, '_FEWEST_ROWS', 7)
+def many_blocks(limits: Callable[..., None]) -> None:
+    limits(fewest_rows_of_streams=7)
 
 
 def problem(device: torch.device, edges: int, dtype: torch.dtype = torch.double) -> tuple:
@@ -306,10 +306,9 @@ def test_gradients_of_gradients_need_all_kept(device: torch.device) -> None:
     ('conv', 'lean'), [('gcn', {'checkpoint': True}), ('sage', {'tile': 3}), ('gin', {'tile': 3})]
 )
 def test_compile(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, conv: str, lean: dict[str, Any]
+    device: torch.device, limits: Callable[..., None], conv: str, lean: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(streamed_linear, '_FEWEST_ROWS', 40)
-    monkeypatch.setattr(streamed_linear, '_MOST_BLOCKS', 3)
+    limits(fewest_rows_of_streams=40, blocks_of_streams=3)
     x, edge_index, mask, paths = problem(device, 450, torch.float)
     net = nets(conv, device, torch.float, dropout=0.5, **lean)[1]
 
